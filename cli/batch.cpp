@@ -4,12 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
-#include <fstream>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
@@ -83,33 +78,12 @@ class Progress {
   Clock::time_point next_ = start_ + std::chrono::seconds(1);
 };
 
-// A scenario written out with all its nodes takes megabytes; a device or a binary file may have no line's end at all.
-constexpr std::size_t kMostLineBytes = std::size_t{16} << 20;
-
-// As std::getline, but of a line that is longer than `kMostLineBytes` it reads little more than these.
-bool get_line(std::istream& lines, std::string& line) {
-  std::array<char, 1 << 14> part;
-  line.clear();
-  while (line.size() <= kMostLineBytes) {
-    lines.getline(part.data(), part.size());
-    const auto taken = static_cast<std::size_t>(lines.gcount());
-    // What getline() counts has the line's end, which it does not store; what fills `part` fails without one.
-    const bool filled = lines.fail() && !lines.eof() && taken + 1 == part.size();
-    const bool ended = !lines.fail() && !lines.eof();
-    line.append(part.data(), taken - (ended ? 1 : 0));
-    if (!filled) return taken > 0 || !lines.fail();
-    lines.clear();
+std::size_t count_lines(LineReader& lines) {
+  std::string line;
+  while (lines.next(line)) {
   }
-  return true;
-}
-
-std::size_t count_lines(std::ifstream& file) {
-  std::size_t lines = 0;
-  for (std::string line; get_line(file, line); ++lines)
-    if (line.size() > kMostLineBytes) break;  // which ends the batch
-  file.clear();
-  file.seekg(0);
-  return file.fail() ? 0 : lines;
+  const auto count = static_cast<std::size_t>(lines.number());
+  return lines.rewind() ? count : 0;
 }
 
 constexpr std::string_view kScenario = "scenario";  // as a field: the line's place, or its label's
@@ -319,39 +293,25 @@ std::vector<std::string> read_fields(const std::string& text) {
 }
 
 void run_batch(const BatchOptions& options, UserCalibration user) {
-  const bool standard_input = options.input == "-";
-  const std::string name = standard_input ? "<stdin>" : options.input;
-  std::ifstream file;
-  remember_input(standard_input ? "/dev/stdin" : options.input);
-  if (!standard_input) {
-    file.open(options.input);
-    if (!file || file.peek() == std::ifstream::traits_type::eof()) {
-      const char* reason = file ? "the file is empty" : std::strerror(errno);
-      if (!file || file.bad())
-        throw InputError({name, ""}, fmt::format("nothing ({})", reason), "a readable file of JSON lines");
-      file.clear();
-    }
-  }
+  LineReader lines(options.input, "a readable file of JSON lines, a scenario each");
+  const std::string& name = lines.name();
   // What no line can be read with is not each line's error.
   for (const std::string& set : options.sets) {
     nlohmann::json nothing;
     apply_set(nothing, set, "");
   }
-  Progress progress(!standard_input && ::isatty(STDERR_FILENO) != 0 ? count_lines(file) : 0);
-  std::istream& lines = standard_input ? std::cin : file;
+  const bool can_begin_anew = options.input != "-" && ::isatty(STDERR_FILENO) != 0 && lines.rewind();
+  Progress progress(can_begin_anew ? count_lines(lines) : 0);
   BatchResults results(options);
   SimulationOptions simulation = options.simulation;
   simulation.timeline = false;
   simulation.ops = results.need_ops();
   Simulator simulator(std::move(user));
-  std::size_t number = 0, scenarios = 0, failed = 0, verified = 0, wrong_programs = 0;
+  std::size_t scenarios = 0, failed = 0, verified = 0, wrong_programs = 0;
   std::string first_error;
   ScenarioSource source{"", options.sets};
-  for (std::string line; get_line(lines, line);) {
-    ++number;
-    if (line.size() > kMostLineBytes)
-      throw InputError({fmt::format("{}:{}", name, number), ""},
-                       fmt::format("a line of more than {} MiB", kMostLineBytes >> 20), "a scenario a line");
+  for (std::string line; lines.next(line);) {
+    const std::int64_t number = lines.number();
     if (is_blank(line)) continue;
     ++scenarios;
     source.file = fmt::format("{}:{}", name, number);
@@ -393,7 +353,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
       error = {{"error", {{"message", stalled.what()}, {"file", source.file}, {"stalled", true}}}};
     } catch (const std::exception& internal) {  // one line's fault is not the others'
       error = {{"error",
-                {{"message", fmt::format("{}: internal: {}", source.file, internal.what())},
+                {{"message", fmt::format("{}: {}", source.file, error_text(internal))},
                  {"file", source.file},
                  {"internal", true}}}};
     }

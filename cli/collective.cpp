@@ -19,6 +19,7 @@
 #include "sim/answers/inputs.h"
 #include "sim/base/argument.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/hardware/preset_catalog.h"
@@ -326,7 +327,7 @@ void compare_with_measured(const CollectiveArguments& arguments) {
     measured = predict_measured(options);
   }
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] { return measured_json(measured, options.engines).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.json, [&] { return json_text(measured_json(measured, options.engines), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return measured_csv(measured, options.engines); });
   outputs.add_wanted(arguments.markdown, [&] { return measured_markdown(measured, options.engines); });
   if (!outputs.on_standard_output()) outputs.add("-", measured_table(measured, options.engines));
@@ -342,7 +343,7 @@ void collective(const CollectiveArguments& arguments) {
     throw InputError({"--markdown", ""}, "no --measured beside it", "--measured, or --json or --csv");
   const Prediction prediction = predict(arguments);
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] { return json_of(prediction).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.json, [&] { return json_text(json_of(prediction), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return csv_of(prediction); });
   if (!outputs.on_standard_output()) outputs.add("-", table_of(prediction));
   outputs.commit();

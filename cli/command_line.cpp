@@ -42,7 +42,7 @@ int run_command_line(const char* program, const std::function<void()>& parse) {
   } catch (const DeviceError& error) {
     return fail(program, 1, error.what());
   } catch (const std::exception& error) {
-    return fail(program, 1, fmt::format("internal: {}", error.what()));
+    return fail(program, 1, error_text(error));
   }
   return 0;
 }

@@ -19,6 +19,7 @@
 #include "sim/answers/inputs.h"
 #include "sim/base/argument.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/base/one_line.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
@@ -145,7 +146,7 @@ void compare(const CompareArguments& arguments) {
   const ComparedSide b = side(arguments.b.empty() ? arguments.a : arguments.b, {"--set-b", arguments.sets_b});
   const Report &report_a = a.report, &report_b = b.report;
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] { return compared_json(a, b).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.json, [&] { return json_text(compared_json(a, b), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return comparison_csv(report_a, report_b) + inputs_csv(a, b); });
   if (!outputs.on_standard_output())
     outputs.add("-", comparison_table(report_a, report_b,

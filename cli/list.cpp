@@ -7,6 +7,7 @@
 #include "cli/output.h"
 #include "sim/answers/listing.h"
 #include "sim/base/error.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 
 namespace orrery {
@@ -51,7 +52,7 @@ void add_list(Command app) {
     for (const Listing& listing : listings())
       if (arguments->kind == listing.name)
         print(arguments->names  ? names_text(listing)
-              : arguments->json ? listing_json(listing).dump(2) + "\n"
+              : arguments->json ? json_text(listing_json(listing), 2) + "\n"
                                 : text_of(listing.rows()));
   });
 }

@@ -15,6 +15,7 @@
 #include "cli/output.h"
 #include "sim/answers/scenario_argument.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/prediction/prediction.h"
 #include "sim/report/format.h"
 #include "strategies/read_scenario.h"
@@ -175,7 +176,7 @@ nlohmann::ordered_json values_of(const Packed& packed, const PackRow& row) {
 std::string json_of(const Packed& packed) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const PackRow& row : packed.rows) rows.push_back(values_of(packed, row));
-  return rows.dump(2) + "\n";
+  return json_text(rows, 2) + "\n";
 }
 
 std::string csv_of(const Packed& packed) {
@@ -186,7 +187,7 @@ std::string csv_of(const Packed& packed) {
     for (const auto& [name, value] : values.items()) {
       names += (names.empty() ? "" : ",") + name;
       line += line.empty() ? "" : ",";
-      line += value.is_null() ? "" : value.is_string() ? csv_text(value.get<std::string>()) : value.dump();
+      line += value.is_null() ? "" : value.is_string() ? csv_text(value.get<std::string>()) : json_text(value);
     }
     text += (text.empty() ? names + "\n" : "") + line + "\n";
   }

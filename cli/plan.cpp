@@ -11,6 +11,7 @@
 #include "cli/output.h"
 #include "cli/title.h"
 #include "sim/answers/plan_answer.h"
+#include "sim/base/json_writer.h"
 #include "sim/capacity/published_runs.h"
 #include "sim/capacity/tables.h"
 #include "sim/report/format.h"
@@ -47,7 +48,7 @@ void published(const PlanArguments& arguments) {
   Simulator simulator(read_user_calibration(arguments.request.calibrations));
   const std::vector<ReportedFigure> figures = predict_published_runs(simulator);
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] { return published_runs_json(figures).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.json, [&] { return json_text(published_runs_json(figures), 2) + "\n"; });
   if (!outputs.on_standard_output()) outputs.add("-", published_runs_table(figures));
   outputs.commit();
 }
@@ -80,7 +81,8 @@ void plan(PlanArguments& arguments) {
   const CapacityAnswer& result = answered.result;
 
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] { return plan_answer_json(answered, arguments.request).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.json,
+                     [&] { return json_text(plan_answer_json(answered, arguments.request), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return answer_csv(result); });
   if (!arguments.svg.empty()) {
     if (!result.tornado)

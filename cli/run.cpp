@@ -19,6 +19,7 @@
 #include "realrun/mpi/launch.h"
 #include "sim/answers/inputs.h"
 #include "sim/base/error.h"
+#include "sim/base/json_writer.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/memory/memory.h"
 #include "sim/prediction/planning_notes.h"
@@ -428,7 +429,7 @@ void run(const RunArguments& arguments) {
     outcome.predicted = predict_here(last_scenario(arguments, job.described), user, !job.on_gpus);
 
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] { return outcome_json(arguments, job, outcome).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.json, [&] { return json_text(outcome_json(arguments, job, outcome), 2) + "\n"; });
   if (outcome.measured) {
     outputs.add_wanted(arguments.csv, [&] {
       const std::vector<std::string> inputs =

@@ -12,6 +12,7 @@
 #include "cli/output.h"
 #include "cli/title.h"
 #include "sim/answers/search_answer.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
@@ -45,7 +46,7 @@ Exit codes: 0 done; 1 no plan fits (the answer says why, and what would fit); 2 
 std::string text_of(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
-  return value.dump();
+  return json_text(value);
 }
 
 // Axes of which these plans have several values.
@@ -161,7 +162,7 @@ Json fastest_json(const SearchAnswer& a) {
   Json with = written_out(a.document, a.source);
   for (const Space::Axis& axis : a.space.axes()) {
     const std::string part = axis.field == "global_batch_size" ? "workload" : "plan";
-    apply_set(with, fmt::format("{}.{}={}", part, axis.field, chosen_value(axis, a.best.front().scenario).dump()),
+    apply_set(with, fmt::format("{}.{}={}", part, axis.field, json_text(chosen_value(axis, a.best.front().scenario))),
               a.source.file);
   }
   return with;
@@ -181,7 +182,7 @@ std::string answer_csv(const SearchAnswer& a) {
       for (const Space::Axis& axis : a.space.axes()) {
         if (axis.field == "data_parallel") continue;
         const OrderedJson value = chosen_value(axis, plan.scenario);
-        text += ',' + csv_text(value.is_string() ? value.get<std::string>() : value.dump());
+        text += ',' + csv_text(value.is_string() ? value.get<std::string>() : json_text(value));
       }
       const Report& r = plan.report;
       text += fmt::format(
@@ -231,10 +232,10 @@ void search_command(const SearchArguments& arguments) {
   }();
 
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] { return search_json(a, request, arguments.label).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.json, [&] { return json_text(search_json(a, request, arguments.label), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return answer_csv(a); });
   if (!arguments.best.empty() && !a.best.empty())
-    outputs.add(arguments.best, fastest_json(a).dump(2) + "\n");
+    outputs.add(arguments.best, json_text(fastest_json(a), 2) + "\n");
   if (!outputs.on_standard_output()) {
     Scenario without_plan = a.base;  // which may be none that can be laid out
     without_plan.plan = {};

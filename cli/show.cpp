@@ -11,6 +11,7 @@
 #include "cli/show_links.h"
 #include "sim/answers/shown.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/hardware/cluster.h"
 #include "sim/report/format.h"
 
@@ -33,7 +34,7 @@ OrderedJson scenario_of(const OrderedJson& found) {
 
 std::string value_text(const OrderedJson& value) {
   if (value.is_string()) return value.get<std::string>();
-  return value.is_number_float() ? fmt::format("{:.6g}", value.get<double>()) : value.dump();
+  return value.is_number_float() ? fmt::format("{:.6g}", value.get<double>()) : json_text(value);
 }
 
 void append_fields(std::string& text, const OrderedJson& object, std::size_t indent) {
@@ -98,8 +99,8 @@ void add_show(Command app) {
     if (!arguments->of.empty())
       throw InputError({}, describe(arguments->of), "one name to show (only links are those of something)");
     const OrderedJson found = shown_json(arguments->name);
-    if (arguments->scenario) return print(scenario_of(found).dump(2) + "\n");
-    if (arguments->json) return print(found.dump(2) + "\n");
+    if (arguments->scenario) return print(json_text(scenario_of(found), 2) + "\n");
+    if (arguments->json) return print(json_text(found, 2) + "\n");
     std::string text;
     for (const auto& [kind, fields] : found.items()) {
       text += (text.empty() ? "" : "\n") + kind + "\n";

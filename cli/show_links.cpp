@@ -10,6 +10,7 @@
 #include "cli/cluster_argument.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 
 namespace orrery {
@@ -51,7 +52,7 @@ std::string kinds_text(const Topology& topology, bool json) {
                        {"least_bytes_per_second", kind.least_rate},
                        {"greatest_bytes_per_second", kind.greatest_rate},
                        {"example", kind.example}});
-    return array.dump(2) + "\n";
+    return json_text(array, 2) + "\n";
   }
   constexpr std::array<Column, 4> kColumns{{{"kind", false}, {"links"}, {"rate of each"}, {"for example", false}}};
   std::vector<std::vector<std::string>> rows;
@@ -74,7 +75,7 @@ std::string matching_text(const Topology& topology, const std::string& pattern, 
       array.push_back({{"name", topology.name(link)},
                        {"kind", name_of(topology.kind(link))},
                        {"bytes_per_second", topology.bytes_per_second(link)}});
-    return array.dump(2) + "\n";
+    return json_text(array, 2) + "\n";
   }
   constexpr std::array<Column, 3> kColumns{{{"link", false}, {"kind", false}, {"rate"}}};
   std::vector<std::vector<std::string>> rows;

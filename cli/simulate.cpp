@@ -20,6 +20,7 @@
 #include "sim/answers/inputs.h"
 #include "sim/answers/results.h"
 #include "sim/answers/scenario_argument.h"
+#include "sim/base/json_writer.h"
 #include "sim/program/check.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
@@ -139,7 +140,7 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] {
     const Asked asked{document, source, arguments.calibrations, arguments.label, arguments.ops};
-    return (analytical ? both_json(asked, *analytical, report) : simulation_json(asked, report)).dump(2) + "\n";
+    return json_text((analytical ? both_json(asked, *analytical, report) : simulation_json(asked, report)), 2) + "\n";
   });
   outputs.add_wanted(arguments.csv, [&] {
     const std::string of = row_name(source, arguments);
@@ -205,7 +206,8 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] {
-    return jobs_json({document, source, arguments.calibrations, arguments.label, arguments.ops}, jobs).dump(2) + "\n";
+    return json_text(jobs_json({document, source, arguments.calibrations, arguments.label, arguments.ops}, jobs), 2) +
+           "\n";
   });
   outputs.add_wanted(arguments.csv, [&] {
     const std::vector<std::string> inputs = row_inputs(document, source, arguments);

@@ -8,6 +8,7 @@
 #include "cli/output.h"
 #include "cli/title.h"
 #include "sim/answers/inputs.h"
+#include "sim/base/json_writer.h"
 #include "sim/training/training_report.h"
 
 namespace orrery {
@@ -32,7 +33,7 @@ void simulate_training(const Asked& asked, TrainingRequest request, const Traini
   const Training& training = answer.training;
   const std::vector<std::string> title = title_of(answer.scenario);
   Outputs outputs;
-  outputs.add_wanted(wanted.json, [&] { return training_answer_json(asked, training).dump(2) + "\n"; });
+  outputs.add_wanted(wanted.json, [&] { return json_text(training_answer_json(asked, training), 2) + "\n"; });
   outputs.add_wanted(wanted.csv, [&] {
     const std::uint64_t digest = scenario_digest(written_out(asked.document, asked.source));
     return training_csv(training, wanted.row_name, kInputColumns, InputsOfMany(asked.calibrations).columns(digest));

@@ -13,6 +13,7 @@
 #include "sim/answers/points.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/validation/baseline.h"
 #include "sim/validation/figures.h"
 #include "sim/validation/fit.h"
@@ -90,10 +91,10 @@ void validate(const ValidateArguments& arguments) {
   const auto predicted = [&](Seen seen) { return points_asked_for(arguments.filter, simulator, seen); };
   const std::vector<PredictedPoint> points = predicted(chosen<Seen>(arguments.seen, kSeenNames));
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] { return validation_json(points).dump(1) + "\n"; });
+  outputs.add_wanted(arguments.json, [&] { return json_text(validation_json(points), 1) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return points_csv(points); });
   outputs.add_wanted(arguments.plot, [&] { return accuracy_plot(points); });
-  outputs.add_wanted(arguments.write_baseline, [&] { return baseline_json(points).dump(1) + "\n"; });
+  outputs.add_wanted(arguments.write_baseline, [&] { return json_text(baseline_json(points), 1) + "\n"; });
   outputs.add_wanted(arguments.markdown, [&] {
     return accuracy_page(
         {.others = predicted(Seen::others), .all = predicted(Seen::all), .none = predicted(Seen::none)},

@@ -17,6 +17,7 @@
 #include "sim/base/digest.h"
 #include "sim/base/json_members.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/one_line.h"
 #include "sim/base/preset.h"
 #include "sim/hardware/read_cluster.h"
 #include "strategies/framework/framework.h"
@@ -243,6 +244,7 @@ InputError ScenarioSource::named_at(const std::string& pointer, const InputError
 void apply_set(Json& document, const std::string& argument, const std::string& file) {
   const Assignment assignment(argument);
   const InputError::Where where{"--set " + argument, ""};
+  if (!is_utf8(argument)) throw InputError(where, "bytes that are no UTF-8", "KEY=VALUE in UTF-8");
   Json* at = &document;
   std::string pointer;
   for (std::size_t i = 0; i < assignment.keys.size(); ++i) {

@@ -128,7 +128,8 @@ class RoutingReader {
         fail(fmt::format("{}={}", name, one_line(text, kMostShown)), "numbers and ranges: 0-99,200");
       if (static_cast<std::uint64_t>(*last - *first) >= kMostNumbers - numbers.size())
         fail(fmt::format("{}={}", name, one_line(text, kMostShown)), fmt::format("at most {} numbers", kMostNumbers));
-      for (std::int64_t n = *first; n <= *last; ++n) numbers.push_back(n);
+      for (std::int64_t n = *first; n < *last; ++n) numbers.push_back(n);
+      numbers.push_back(*last);  // behind the loop: behind the largest number there is none to end at
     }
     return numbers;
   }

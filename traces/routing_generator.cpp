@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <numbers>
 #include <numeric>
 #include <span>
 #include <string>
@@ -27,7 +29,11 @@ void normalise(std::vector<double>& shares) {
 class Popularity {
  public:
   Popularity(const RoutingGenerator& generator, std::int64_t layer)
-      : g_(generator), layer_(layer), order_(static_cast<std::size_t>(g_.experts)), noise_(order_.size()) {
+      : g_(generator),
+        layer_(layer),
+        memory_(memory(generator)),
+        order_(static_cast<std::size_t>(g_.experts)),
+        noise_(order_.size()) {
     std::iota(order_.begin(), order_.end(), 0);
     RandomBits random(g_.seed, Draw::order, {layer});
     for (std::size_t i = order_.size() - 1; i > 0; --i)
@@ -38,6 +44,7 @@ class Popularity {
 
   // Of the next step.
   std::vector<double> next() {
+    skip_to(step_);
     draw_noise();
     std::vector<double> p(order_.size());
     const std::int64_t moved = g_.pattern == RoutingPattern::rotating ? step_ / g_.period : 0;
@@ -62,17 +69,30 @@ class Popularity {
     return p;
   }
 
-  // As if next() had been called until `step` is the next.
+  // As if next() had been called until `step` is the next. A chain of noise begins `memory_` to twice as many steps
+  // before the step that it is asked for, in multiples of `memory_`: which chain a step has is its own matter, and not
+  // that of the steps asked for before it.
   void skip_to(std::int64_t step) {
+    const std::int64_t begin = std::max<std::int64_t>(step / memory_ - 1, 0) * memory_;
+    if (begin != begin_) step_ = begin_ = begin;
     if (g_.noise > 0)
       for (; step_ < step; ++step_) draw_noise();
     step_ = step;
   }
 
  private:
+  // Steps after which noise has forgotten its own, to a double's rounding; less where that would take long.
+  static std::int64_t memory(const RoutingGenerator& g) {
+    constexpr std::int64_t kMostDraws = std::int64_t{1} << 22;  // of a layer: a fraction of a second
+    const double forgotten =
+        g.autocorrelation > 0 ? -std::numeric_limits<double>::digits * std::numbers::ln2 / std::log(g.autocorrelation)
+                              : 0;
+    return 1 + static_cast<std::int64_t>(std::min(forgotten, static_cast<double>(kMostDraws / g.experts)));
+  }
+
   void draw_noise() {
     RandomBits random(g_.seed, Draw::noise, {layer_, step_});
-    const double kept = step_ == 0 ? 0 : g_.autocorrelation, fresh = g_.noise * std::sqrt(1 - kept * kept);
+    const double kept = step_ == begin_ ? 0 : g_.autocorrelation, fresh = g_.noise * std::sqrt(1 - kept * kept);
     for (double& n : noise_) n = kept * n + fresh * random.normal();
   }
 
@@ -97,9 +117,9 @@ class Popularity {
   }
 
   const RoutingGenerator& g_;
-  std::int64_t layer_;
-  std::int64_t step_ = 0;
-  std::vector<std::int64_t> order_;  // of each expert the place in the order of popularity
+  std::int64_t layer_, memory_;
+  std::int64_t step_ = 0, begin_ = 0;  // the next one; that of the chain of noise
+  std::vector<std::int64_t> order_;    // of each expert the place in the order of popularity
   std::vector<double> noise_;
 };
 

@@ -24,7 +24,8 @@ enum class RoutingPattern : std::uint8_t {
 };
 
 // The popularity of experts is p = softmax(u), u_e = -zipf_exponent ln(rank_e) + noise_e, with an order of ranks drawn
-// for each layer and noise that follows AR(1) from step to step. A token's experts are top_k draws from p on condition
+// for each layer and noise that follows AR(1) from step to step (with an autocorrelation so near 1 that millions of
+// draws do not forget it, begun anew once in so many steps). A token's experts are top_k draws from p on condition
 // that they differ; the counts of a row are exactly those of so many independent tokens. With micro_batch_noise each
 // micro-batch has a popularity of its own: p_e exp(noise of the micro-batch)_e, over their sum.
 struct RoutingGenerator {
@@ -69,7 +70,7 @@ class RoutingSteps {
   RoutingSteps& operator=(RoutingSteps&&) noexcept;
 
   // By layer; the caller's until the next call. Steps that ascend take the least time: with noise a step follows from
-  // all before it. Without what micro-batches have on top.
+  // those before it, as far as they are not forgotten. Without what micro-batches have on top.
   const std::vector<RoutingMatrix>& at(std::int64_t step);
   // By micro-batch and layer, the same way.
   const std::vector<std::vector<RoutingMatrix>>& by_micro_batch(std::int64_t step);

@@ -21,6 +21,16 @@ inline std::vector<std::string_view> split(std::string_view text, char separator
   }
 }
 
+// Takes the first line off `text`, without its end; nothing where there is none. The last one may have no end.
+inline std::optional<std::string_view> next_line(std::string_view& text) {
+  if (text.empty()) return {};
+  const std::size_t end = text.find('\n');
+  std::string_view line = text.substr(0, end);
+  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
+}
+
 // All of the text, decimal; nothing where it is no such number or does not fit.
 inline std::optional<std::int64_t> number_of(std::string_view text) {
   std::int64_t number = 0;

@@ -27,6 +27,7 @@
 #include "sim/answers/shown.h"
 #include "sim/answers/sweep_answer.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/read_json.h"
 #include "sim/sweep/comparison.h"
 #include "sim/validation/tables.h"
@@ -83,12 +84,12 @@ std::string simulate(const std::string& scenario, bool document, const Texts& se
     if (engine != kEngineNames[static_cast<std::size_t>(Engine::des)])
       throw InputError({source.file, "/jobs"}, "jobs that share a cluster",
                        "the engine des: the analytical engine knows one job at a time");
-    return jobs_json(asked, simulator.evaluate_jobs(given, source, options)).dump();
+    return json_text(jobs_json(asked, simulator.evaluate_jobs(given, source, options)));
   }
   std::optional<Report> analytical;
   if (choice.both()) analytical = simulator.evaluate(given, source, {.engine = Engine::analytical, .ops = true}).report;
   const Report report = simulator.evaluate(given, source, options).report;
-  return (analytical ? both_json(asked, *analytical, report) : simulation_json(asked, report)).dump();
+  return json_text((analytical ? both_json(asked, *analytical, report) : simulation_json(asked, report)));
 }
 
 std::string compare(const std::string& a, bool document_a, const std::string& b, bool document_b, const Texts& sets,
@@ -101,7 +102,7 @@ std::string compare(const std::string& a, bool document_a, const std::string& b,
       compared_side(argument_of(a, document_a), sets, {"--set-a", sets_a}, options, calibrations, user);
   const ComparedSide side_b =
       compared_side(argument_of(b, document_b), sets, {"--set-b", sets_b}, options, calibrations, user);
-  return compared_json(side_a, side_b).dump();
+  return json_text(compared_json(side_a, side_b));
 }
 
 // Throws KeyboardInterrupt where one is waiting. Only the interpreter's main thread is told.
@@ -109,6 +110,21 @@ void check_interrupt() {
   const py::gil_scoped_acquire lock;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
+
+// The same for what is called more often than is worth a look.
+class InterruptCheck {
+ public:
+  void operator()() {
+    if (Clock::now() < next_) return;
+    check_interrupt();
+    next_ = Clock::now() + kBetweenChecks;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kBetweenChecks = std::chrono::milliseconds(50);
+  Clock::time_point next_ = Clock::now() + kBetweenChecks;
+};
 
 std::string plan(const std::string& document, bool is_document, const Texts& sets, bool worst, bool search,
                  const Texts& fixed, const std::string& of, double swing, const std::string& against,
@@ -129,7 +145,8 @@ std::string plan(const std::string& document, bool is_document, const Texts& set
   request.options.history_count = histories;
   request.calibrations = calibrations;
   request.searching = [](const Scenario&) { check_interrupt(); };
-  return plan_answer_json(answer_plan(argument_of(document, is_document), request), request).dump();
+  request.options.histories.between = InterruptCheck();
+  return json_text(plan_answer_json(answer_plan(argument_of(document, is_document), request), request));
 }
 
 std::string sweep(const std::string& document, bool is_document, const std::string& database, const std::string& shard,
@@ -159,7 +176,7 @@ std::string sweep(const std::string& document, bool is_document, const std::stri
     throw std::runtime_error(
         fmt::format("{} points could not be computed, the first: {}", outcome.failed, outcome.first_failure));
   require_a_result(read, outcome);
-  std::string text = sweep_json(request, read, outcome).dump();
+  std::string text = json_text(sweep_json(request, read, outcome));
   if (!rows) return text;
   text.pop_back();
   return text + ",\"rows\":" + rows_json(results, outcome.sweep, fields) + "}";
@@ -204,15 +221,8 @@ std::string search_plans(const std::string& scenario, bool document, const Texts
   const SimulationOptions options = one_engine(choice_of(engine, fidelity, routing, limit, exact));
   if (options.engine == Engine::des) request.engine_of_listed = options;
   request.calibrations = calibrations;
-  using Clock = std::chrono::steady_clock;
-  constexpr auto kBetweenChecks = std::chrono::milliseconds(50);
-  Clock::time_point next = Clock::now() + kBetweenChecks;
-  request.progress = [&](const SearchProgress&) {
-    if (Clock::now() < next) return;
-    check_interrupt();
-    next = Clock::now() + kBetweenChecks;
-  };
-  return search_json(answer_search(argument_of(scenario, document), request), request, label).dump();
+  request.progress = [check = InterruptCheck()](const SearchProgress&) mutable { check(); };
+  return json_text(search_json(answer_search(argument_of(scenario, document), request), request, label));
 }
 
 std::string validate(const std::string& source, const std::string& gpu, const std::string& strategy,
@@ -224,7 +234,7 @@ std::string validate(const std::string& source, const std::string& gpu, const st
   Simulator simulator;
   const std::vector<PredictedPoint> points = points_asked_for({.source = source, .gpu = gpu, .strategy = strategy},
                                                               simulator, static_cast<Seen>(at - kSeenNames.begin()));
-  return validation_json(points).at("points").dump();
+  return json_text(validation_json(points).at("points"));
 }
 
 std::string program(const std::string& scenario, bool document, const Texts& sets, const Texts& calibrations) {
@@ -234,7 +244,7 @@ std::string program(const std::string& scenario, bool document, const Texts& set
   Scenario read = read_scenario(given, source);
   try {
     Calibrator calibrator(read_user_calibration(calibrations));
-    return program_json(*calibrator.prepare(std::move(read)).program).dump();
+    return json_text(program_json(*calibrator.prepare(std::move(read)).program));
   } catch (const InputError& error) {
     throw source.blame(error);
   }
@@ -243,14 +253,14 @@ std::string program(const std::string& scenario, bool document, const Texts& set
 std::string list(const std::string& kind) {
   Texts kinds;
   for (const Listing& listing : listings()) {
-    if (listing.name == kind) return listing_json(listing).dump();
+    if (listing.name == kind) return json_text(listing_json(listing));
     kinds.emplace_back(listing.name);
   }
   throw InputError({"--kind", ""}, describe(kind), fmt::format("one of {}", fmt::join(kinds, ", ")),
                    nearest_name(kind, kinds));
 }
 
-std::string show(const std::string& name) { return shown_json(name).dump(); }
+std::string show(const std::string& name) { return json_text(shown_json(name)); }
 
 // An option of the command line as the argument of a function: "--max-memory" is max_memory.
 InputError with_arguments_name(const InputError& error) {
@@ -261,11 +271,18 @@ InputError with_arguments_name(const InputError& error) {
   return {std::move(where), error.found(), error.expected(), error.nearest()};
 }
 
+// What is said may quote bytes of a file.
+py::object text_of(const std::string& text) {
+  PyObject* const decoded = PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace");
+  if (decoded == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(decoded);
+}
+
 // An exception of orrery/_errors.py.
-template <class... Arguments>
-void raise(const char* name, const Arguments&... arguments) {
+template <class... Texts>
+void raise(const char* name, const Texts&... texts) {
   const py::object type = py::module_::import("orrery._errors").attr(name);
-  PyErr_SetObject(type.ptr(), type(arguments...).ptr());
+  PyErr_SetObject(type.ptr(), type(text_of(texts)...).ptr());
 }
 
 void translate(std::exception_ptr thrown) {
@@ -279,7 +296,7 @@ void translate(std::exception_ptr thrown) {
     raise("StalledError", error.what());
   } catch (const std::runtime_error& error) {
     // An interrupt ends simulations, too, which run in processes of their own.
-    if (PyErr_CheckSignals() == 0) PyErr_SetString(PyExc_RuntimeError, error.what());
+    if (PyErr_CheckSignals() == 0) PyErr_SetObject(PyExc_RuntimeError, text_of(error.what()).ptr());
   }
 }
 

@@ -9,6 +9,7 @@
 #include "realrun/bench/statistics.h"
 #include "realrun/bench/text.h"
 #include "sim/base/error.h"
+#include "sim/base/json_writer.h"
 #include "sim/base/statistics.h"
 #include "sim/database/database.h"
 
@@ -101,7 +102,7 @@ bool History::add(const BenchmarkRun& run) {
         .bind(fact_or_nothing(run, "git_commit"))
         .bind(fact_or_nothing(run, "orrery_version"))
         .bind(fact_or_nothing(run, "device") + (run.has_cold_caches() ? ", cold caches" : ""))  // another series
-        .bind(context.dump())
+        .bind(json_text(context))
         .run();
     const std::int64_t id = database_->last_row();
     Statement series_row(*database_, "INSERT INTO series (run, name, by_real_time, bytes, flops) VALUES (?, ?, ?, ?, ?)");

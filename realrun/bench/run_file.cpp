@@ -11,6 +11,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 
 namespace orrery::bench {
@@ -55,10 +56,10 @@ class Reader {
     if (!context.is_object()) fail("/context", context, "an object");
     if (!benchmarks.is_array()) fail("/benchmarks", benchmarks, "an array");
     run_.file = file_;
-    run_.digest = fnv1a(document_.dump());
+    run_.digest = fnv1a(json_text(document_));
     for (const auto& [key, value] : context.items()) {
       if (value.is_structured()) continue;  // caches, load averages
-      run_.context.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
+      run_.context.emplace_back(key, value.is_string() ? value.get<std::string>() : json_text(value));
     }
     if (const std::string* date = run_.fact("date")) {
       if (!is_iso_8601(*date))

@@ -26,6 +26,7 @@
 #include "realrun/bench/yardstick.h"
 #include "realrun/executor.h"
 #include "sim/base/error.h"
+#include "sim/base/json_writer.h"
 #include "sim/base/statistics.h"
 #include "sim/hardware/presets.h"
 #include "sim/program/work.h"
@@ -398,7 +399,7 @@ std::string run_suite(const SuiteOptions& options) {
   int rounds = 1;
   for (const auto begin = std::chrono::steady_clock::now(); seconds_since(begin) < options.patience_seconds; ++rounds) {
     const Lacking lacking =
-        lacking_repetitions(parse_run(document.dump(), ""), static_cast<std::size_t>(options.repetitions));
+        lacking_repetitions(parse_run(json_text(document), ""), static_cast<std::size_t>(options.repetitions));
     if (lacking.names.empty()) break;
     runner.expect(lacking.names.size() * lacking.repetitions);
     // Two at the least: of one alone the library writes another name.
@@ -417,7 +418,7 @@ std::string run_suite(const SuiteOptions& options) {
     return a.value("family_index", 0) < b.value("family_index", 0);
   });
   for (const auto& [key, value] : facts) document["context"][key] = value;
-  return document.dump(2) + "\n";
+  return json_text(document, 2) + "\n";
 }
 
 std::string run_text(const BenchmarkRun& run) {

@@ -12,6 +12,7 @@
 #include "sim/base/error.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 
 namespace orrery {
 namespace {
@@ -21,19 +22,17 @@ using Json = nlohmann::json;
 constexpr const char* kFormat = "orrery calibration journal 1";
 
 std::string line_of(const JournalHeader& h) {
-  return nlohmann::ordered_json{
-             {"format", kFormat}, {"kind", h.kind}, {"device", h.device}, {"software", h.software}, {"date", h.date}}
-             .dump() +
+  return json_text(nlohmann::ordered_json{
+             {"format", kFormat}, {"kind", h.kind}, {"device", h.device}, {"software", h.software}, {"date", h.date}}) +
          "\n";
 }
 
 std::string line_of(const std::string& id, const Measurement& m) {
-  return nlohmann::ordered_json{{"id", id},
-                                {"seconds", m.seconds},
-                                {"spread", m.spread},
-                                {"issue_seconds", m.issue_seconds},
-                                {"repetitions", m.repetitions}}
-             .dump() +
+  return json_text(nlohmann::ordered_json{{"id", id},
+                                          {"seconds", m.seconds},
+                                          {"spread", m.spread},
+                                          {"issue_seconds", m.issue_seconds},
+                                          {"repetitions", m.repetitions}}) +
          "\n";
 }
 

@@ -10,12 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
+#include "traces/words.h"
 
 namespace orrery {
 namespace {
@@ -52,10 +53,14 @@ const Kind* kind_in(std::string_view text) {
   return found;
 }
 
-std::vector<std::string> words_of(const std::string& line) {
-  std::istringstream stream(line);
+std::vector<std::string> words_of(std::string_view line) {
+  constexpr std::string_view kBlanks = " \t\v\f\r\n";
   std::vector<std::string> words;
-  for (std::string word; stream >> word;) words.push_back(word);
+  for (std::size_t at = 0; (at = line.find_first_not_of(kBlanks, at)) != std::string_view::npos;) {
+    const std::size_t end = std::min(line.find_first_of(kBlanks, at), line.size());
+    words.emplace_back(line.substr(at, end - at));
+    at = end;
+  }
   return words;
 }
 
@@ -119,10 +124,11 @@ CollectiveCurve parse_table(const std::string& text, const std::string& file, co
   CollectiveCurve curve;
   Header header;
   std::vector<std::string> columns;
-  std::istringstream lines(text);
+  std::string_view rest = text;
   std::size_t line_number = 0;
   bool ended = false;
-  for (std::string line; std::getline(lines, line);) {
+  while (const std::optional<std::string_view> next = next_line(rest)) {
+    const std::string_view line = *next;
     const InputError::Where where{fmt::format("{}:{}", file, ++line_number), ""};
     const std::vector<std::string> words = words_of(line);
     if (words.empty()) continue;

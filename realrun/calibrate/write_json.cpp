@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "sim/base/json_writer.h"
+
 namespace orrery {
 namespace {
 
@@ -17,7 +19,7 @@ void write(const OrderedJson& json, std::size_t indent, std::string& text) {
                                  return value.is_object();
                                });
   if (!nested && !list_of_objects) {
-    text += json.dump();
+    text += json_text(json);
     return;
   }
   const std::string pad(indent + 2, ' ');
@@ -27,7 +29,7 @@ void write(const OrderedJson& json, std::size_t indent, std::string& text) {
     if (!first) text += ",\n";
     first = false;
     text += pad;
-    if (nested) text += OrderedJson(key).dump() + ": ";
+    if (nested) text += json_text(OrderedJson(key)) + ": ";
     write(value, indent + 2, text);
   }
   text += "\n" + std::string(indent, ' ') + (nested ? "}" : "]");

@@ -13,6 +13,7 @@
 #include "realrun/mpi/mpi_communicator.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/cost/exchange_skew.h"
 
 namespace orrery {
@@ -292,7 +293,7 @@ void run_collective_sweep(const CollectiveSweep& sweep) {
                            {"ranks", ranks},
                            {"groups", sweep.groups},
                            {"points", points}};
-    fmt::print("{}\n", json.dump());
+    fmt::print("{}\n", json_text(json));
   } catch (...) {
     runs.communicator().fail(std::current_exception());
   }

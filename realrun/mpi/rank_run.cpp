@@ -10,6 +10,7 @@
 #include "realrun/measured_report.h"
 #include "realrun/mpi/launch.h"
 #include "sim/base/error.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/json.h"
 #include "strategies/lower.h"
 #include "strategies/strategy.h"
@@ -173,7 +174,7 @@ void report_results(const PreparedRun& prepared, const BackendFacts& facts, cons
     json = measured_json(last.scenario, last.program,
                          prepared.run.alone ? std::vector<RankResult>{results.front()} : results, facts);
   }
-  fmt::print("{}\n", json.dump());
+  fmt::print("{}\n", json_text(json));
 }
 
 }  // namespace orrery

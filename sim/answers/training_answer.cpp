@@ -10,6 +10,7 @@
 #include "sim/answers/inputs.h"
 #include "sim/base/digest.h"
 #include "sim/base/input_file.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/json.h"
 #include "sim/sweep/run.h"
 #include "sim/training/training_report.h"
@@ -50,7 +51,7 @@ TrainingAnswer training_answer(const Asked& asked, const TrainingRequest& reques
   };
   answer.training = train(simulator, answer.scenario, options);
   if (results)
-    results->add({asked.label.empty() ? asked.source.file : asked.label, whole.dump(), version_and_commit(),
+    results->add({asked.label.empty() ? asked.source.file : asked.label, json_text(whole), version_and_commit(),
                   calibrations, options.digest},
                  answer.training);
   return answer;

@@ -1,7 +1,9 @@
 #include "sim/base/input_file.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -68,6 +70,65 @@ std::string read_file(const std::string& path, std::string_view expected, const 
     throw InputError(where, fmt::format("\"{}\" ({})", clipped(path, kMostMessageBytes / 2), reason),
                      std::string(expected));
   return text;
+}
+
+LineReader::LineReader(const std::string& path, std::string_view expected)
+    : name_(path == "-" ? "<stdin>" : path), expected_(expected), is_own_(path != "-") {
+  descriptor_ = is_own_ ? ::open(path.c_str(), O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+  if (descriptor_ < 0) throw InputError({name_, ""}, fmt::format("nothing ({})", std::strerror(errno)), expected_);
+  struct stat status {};
+  if (::fstat(descriptor_, &status) == 0) remember(status);
+}
+
+LineReader::LineReader(int descriptor, std::string name, std::string_view expected)
+    : name_(std::move(name)), expected_(expected), descriptor_(descriptor) {}
+
+LineReader::~LineReader() {
+  if (is_own_) ::close(descriptor_);
+}
+
+// More of the file in buffer_. False: there is no more.
+bool LineReader::fill() {
+  constexpr std::size_t kBytesAtOnce = std::size_t{1} << 16;
+  buffer_.resize(kBytesAtOnce);
+  ssize_t got = 0;
+  do {
+    got = ::read(descriptor_, buffer_.data(), buffer_.size());
+  } while (got < 0 && errno == EINTR);
+  const int reason = errno;
+  buffer_.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  at_ = 0;
+  if (got >= 0) return got > 0;
+  // A line that is cut is none, and a file that is cut must not pass for a whole one.
+  const std::string found =
+      number_ == 0 ? fmt::format("nothing ({})", std::strerror(reason))
+                   : fmt::format("{} lines, and then an error of reading ({})", number_, std::strerror(reason));
+  throw InputError({name_, ""}, found, expected_);
+}
+
+bool LineReader::next(std::string& line) {
+  line.clear();
+  if (at_ == buffer_.size() && !fill()) return false;
+  for (;;) {
+    const std::size_t end = buffer_.find('\n', at_);
+    line.append(buffer_, at_, end == std::string::npos ? end : end - at_);
+    at_ = end == std::string::npos ? buffer_.size() : end + 1;
+    if (line.size() > kMostLineBytes)
+      throw InputError({fmt::format("{}:{}", name_, number_ + 1), ""},
+                       fmt::format("a line of more than {} MiB", kMostLineBytes >> 20), expected_);
+    if (end != std::string::npos || !fill()) break;
+  }
+  ++number_;
+  if (line.ends_with('\r')) line.pop_back();
+  return true;
+}
+
+bool LineReader::rewind() {
+  if (::lseek(descriptor_, 0, SEEK_SET) != 0) return false;
+  buffer_.clear();
+  at_ = 0;
+  number_ = 0;
+  return true;
 }
 
 void remember_input(const std::string& path) {

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "sim/base/input_file.h"
+#include "sim/base/json_writer.h"
 #include "sim/base/one_line.h"
 #include "sim/base/preset.h"
 
@@ -329,7 +330,7 @@ std::string pointer_to(const std::string& pointer, std::string_view key) {
 std::string describe(const Json& value) {
   if (value.is_object()) return value.empty() ? "an empty object" : "an object";
   if (value.is_array()) return value.empty() ? "an empty array" : fmt::format("an array of {}", value.size());
-  if (!value.is_string()) return value.dump();
+  if (!value.is_string()) return json_text(value);
   constexpr std::size_t kLongest = 60;
   return Json(clipped(value.get_ref<const std::string&>(), kLongest))
       .dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -7,7 +7,20 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "sim/base/one_line.h"
+
 namespace orrery {
+namespace {
+
+template <class Json>
+std::string dumped(const Json& value, int indent) {
+  return written_out(value.dump(indent, ' ', false, Json::error_handler_t::replace), "\n", true);
+}
+
+}  // namespace
+
+std::string json_text(const nlohmann::json& value, int indent) { return dumped(value, indent); }
+std::string json_text(const nlohmann::ordered_json& value, int indent) { return dumped(value, indent); }
 
 void JsonWriter::value(double number) {
   separate();
@@ -34,7 +47,7 @@ void JsonWriter::value(std::string_view text) {
     out_ += text;
     out_ += '"';
   } else {
-    out_ += nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    out_ += json_text(nlohmann::json(text));
   }
 }
 

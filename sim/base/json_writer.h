@@ -3,10 +3,16 @@
 
 #include <concepts>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
 namespace orrery {
+
+// A value as text, compact or with an indent. What is no UTF-8 in it becomes U+FFFD: a path or an argument may be any
+// bytes, and dump() throws there. Control characters beyond ASCII's, which JSON may hold as they are, are written out.
+std::string json_text(const nlohmann::json& value, int indent = -1);
+std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
 
 // Compact, keys in the order of the calls, which must nest; nothing checks that they do. Numbers read back as the same
 // ones, doubles as doubles (2.0); those that JSON lacks are null. What is no UTF-8 in a text becomes U+FFFD.

@@ -4,21 +4,49 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 
 namespace orrery {
 namespace {
 
-// The control character that `text` begins with, and its bytes; 0 bytes: none.
-struct Control {
+struct Character {
   unsigned code = 0;
-  std::size_t bytes = 0;
+  std::size_t bytes = 1;
+  bool is_utf8 = true;  // else a byte by itself
 };
-Control control_at(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  if (byte(0) < 0x20 || byte(0) == 0x7f) return {byte(0), 1};
-  // C1: two bytes of UTF-8.
-  if (byte(0) == 0xc2 && text.size() > 1 && byte(1) >= 0x80 && byte(1) < 0xa0) return {byte(1), 2};
-  return {};
+
+// The character that `text` begins with. What is no UTF-8: Unicode 15, table 3-7.
+Character first_of(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return {lead};
+  const std::size_t bytes = lead < 0xc2 || lead > 0xf4 ? 0 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+  const unsigned least = lead == 0xe0   ? 0xa0
+                         : lead == 0xf0 ? 0x90
+                                        : 0x80,
+                 most = lead == 0xed   ? 0x9f
+                        : lead == 0xf4 ? 0x8f
+                                       : 0xbf;
+  if (bytes == 0 || byte(1) < least || byte(1) > most) return {lead, 1, false};
+  unsigned code = lead & (0xffU >> (bytes + 1));
+  for (std::size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0U) != 0x80) return {lead, 1, false};
+    code = (code << 6) + (byte(i) & 0x3fU);
+  }
+  return {code, bytes};
+}
+
+// Whether it acts on a terminal: C0, delete and C1; what sets the direction of a text (Unicode's Bidi_Control) or ends
+// its line. A byte that is no UTF-8 may be C1 by itself.
+bool acts(const Character& c) {
+  const unsigned code = c.code;
+  return !c.is_utf8 || code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x061c || code == 0x200e ||
+         code == 0x200f || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+}
+
+// Texts are read by the million: of most one look at each byte tells.
+bool is_plain_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
 }
 
 }  // namespace
@@ -30,34 +58,44 @@ std::string clipped(std::string_view text, std::size_t most_bytes) {
 }
 
 bool has_control_characters(std::string_view text) {
-  // Texts are read by the million: of most one look at each byte tells.
-  const auto may_begin_one = [](char c) {
-    const auto byte = static_cast<unsigned char>(c);
-    return byte < 0x20 || byte == 0x7f || byte == 0xc2;
-  };
-  for (auto at = std::find_if(text.begin(), text.end(), may_begin_one); at != text.end();
-       at = std::find_if(at + 1, text.end(), may_begin_one))
-    if (control_at(text.substr(static_cast<std::size_t>(at - text.begin()))).bytes > 0) return true;
+  if (is_plain_ascii(text)) return false;
+  for (Character c; !text.empty(); text.remove_prefix(c.bytes))
+    if (acts(c = first_of(text))) return true;
   return false;
 }
 
-std::string one_line(std::string_view text, std::size_t most_bytes) {
-  const std::string shown = clipped(text, most_bytes);
-  std::string line;
-  for (std::size_t i = 0; i < shown.size();) {
-    const Control control = control_at(std::string_view(shown).substr(i));
-    if (control.bytes == 0) {
-      line += shown[i++];
-      continue;
-    }
-    if (control.code == '\n') {
-      line += ' ';
+bool is_utf8(std::string_view text) {
+  for (Character c; !text.empty(); text.remove_prefix(c.bytes))
+    if (!(c = first_of(text)).is_utf8) return false;
+  return true;
+}
+
+std::string written_out(std::string_view text, std::string_view kept, bool as_json) {
+  if (is_plain_ascii(text)) return std::string(text);
+  std::string out;
+  for (Character c; !text.empty(); text.remove_prefix(c.bytes)) {
+    c = first_of(text);
+    if (!acts(c) || kept.find(text.front()) != std::string_view::npos) {
+      out += text.substr(0, c.bytes);
+    } else if (c.code < 0x100 && !as_json) {
+      fmt::format_to(std::back_inserter(out), "\\x{:02x}", c.code);
     } else {
-      fmt::format_to(std::back_inserter(line), "\\x{:02x}", control.code);
+      fmt::format_to(std::back_inserter(out), "\\u{:04x}", c.code);
     }
-    i += control.bytes;
   }
+  return out;
+}
+
+std::string one_line(std::string_view text, std::size_t most_bytes) {
+  std::string line = written_out(clipped(text, most_bytes), "\n");
+  std::replace(line.begin(), line.end(), '\n', ' ');
   return line;
+}
+
+std::string error_text(const std::exception& internal) {
+  if (dynamic_cast<const std::bad_alloc*>(&internal) != nullptr)
+    return "out of memory: this needs more than the machine has, or than a limit allows (ulimit -v)";
+  return fmt::format("internal: {}", internal.what());
 }
 
 }  // namespace orrery

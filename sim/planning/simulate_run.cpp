@@ -156,7 +156,10 @@ std::vector<RunOutcome> simulate_runs(const TrainingRun& run, std::int64_t count
   outcomes.reserve(static_cast<std::size_t>(count));
   RunOptions each = options;
   each.keep_events = false;
-  for (std::int64_t i = 0; i < count; ++i, ++each.seed) outcomes.push_back(History(run, each).run().outcome);
+  for (std::int64_t i = 0; i < count; ++i, ++each.seed) {
+    if (options.between) options.between();
+    outcomes.push_back(History(run, each).run().outcome);
+  }
   return outcomes;
 }
 

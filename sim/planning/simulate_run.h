@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct RunOptions {
   // Below 1 failures come in clusters: 0.7 to 0.8 in HPC systems (Schroeder and Gibson 2006, DSN). > 0.
   double shape = 1;
   bool keep_events = false;
+  // Called before each of several histories; what it throws ends them.
+  std::function<void()> between = {};
 };
 
 // The interval between checkpoints is TrainingRun::interval_seconds() in whole steps. The clock of failures stands

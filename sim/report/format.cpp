@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 
+#include "sim/base/one_line.h"
+
 namespace orrery {
 namespace {
 
@@ -114,7 +116,7 @@ std::string markdown_grid(std::span<const Column> columns, const std::vector<std
 
 std::string xml_text(std::string_view text) {
   std::string out;
-  for (const char c : text) {
+  for (const char c : written_out(text, "\t\n")) {
     switch (c) {
       case '&':
         out += "&amp;";
@@ -128,10 +130,8 @@ std::string xml_text(std::string_view text) {
       case '"':
         out += "&quot;";
         break;
-      default: {
-        const bool is_control = static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t';
-        out += is_control ? '?' : c;
-      }
+      default:
+        out += c;
     }
   }
   return out;
@@ -142,9 +142,10 @@ std::string csv_text(std::string_view text) {
   constexpr std::string_view kFormulaStarts = "=+-@\t\r";
   if (!text.empty() && kFormulaStarts.find(text.front()) != std::string_view::npos)
     return csv_text("'" + std::string(text));
-  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  const std::string shown = written_out(text, "\t\r\n");
+  if (shown.find_first_of(",\"\r\n") == std::string::npos) return shown;
   std::string out = "\"";
-  for (const char c : text) {
+  for (const char c : shown) {
     if (c == '"') out += '"';
     out += c;
   }

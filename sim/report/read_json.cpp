@@ -6,6 +6,7 @@
 #include <string>
 
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/base/one_line.h"
 #include "sim/report/memory_verdict.h"
 #include "sim/report/terms.h"
@@ -30,22 +31,22 @@ class Member {
   }
   bool has(const std::string& key) const { return json_.is_object() && json_.contains(key); }
   std::size_t size() const {
-    if (!json_.is_array()) throw InputError(where_, json_.dump().substr(0, 40), "a list");
+    if (!json_.is_array()) throw InputError(where_, json_text(json_).substr(0, 40), "a list");
     return json_.size();
   }
   double number() const {
-    if (!json_.is_number()) throw InputError(where_, json_.dump().substr(0, 40), "a number");
+    if (!json_.is_number()) throw InputError(where_, json_text(json_).substr(0, 40), "a number");
     return json_.get<double>();
   }
   std::int64_t integer() const {
     constexpr double kMost = 1e15;  // every integer up to it is a double
     const double value = number();
     if (value != std::trunc(value) || std::fabs(value) > kMost)
-      throw InputError(where_, json_.dump().substr(0, 40), "an integer");
+      throw InputError(where_, json_text(json_).substr(0, 40), "an integer");
     return static_cast<std::int64_t>(value);
   }
   std::string text() const {
-    if (!json_.is_string()) throw InputError(where_, json_.dump().substr(0, 40), "a text");
+    if (!json_.is_string()) throw InputError(where_, json_text(json_).substr(0, 40), "a text");
     if (has_control_characters(json_.get_ref<const std::string&>()))
       throw InputError(where_, describe(json_), "a text without control characters");
     return json_.get<std::string>();

@@ -57,19 +57,21 @@ std::vector<Json> read_range(const Json& range, const ValuePlace& place) {
   const double steps = adds ? (as_double(to) - as_double(from)) / as_double(by)
                             : std::log(as_double(to) / as_double(from)) / std::log(as_double(by));
   if (!(steps < kMostValues)) throw InputError(place.where(), "a range of too many values", "at most a million");
-  // 0.1, 0.2, ... ends at 0.3 although three times 0.1 is more.
-  constexpr double kRounding = 1e-9;
   std::vector<Json> values;
   if (whole) {
-    const auto last = to.get<double>() * (1 + kRounding);
-    for (std::int64_t value = from.get<std::int64_t>(); static_cast<double>(value) <= last;) {
+    // Limits are compared in doubles, which tell whole numbers apart as far as this.
+    constexpr double kExact = 0x1p53;
+    for (const char* const key : {"from", "to", by_key})
+      if (!(std::abs(as_double(number(key))) <= kExact)) reader.fail(key, "a number of at most 2^53");
+    const auto first = from.get<std::int64_t>(), step = by.get<std::int64_t>(),
+               last = static_cast<std::int64_t>(std::floor(as_double(to)));
+    for (std::int64_t value = first; value <= last; value = adds ? value + step : value * step) {
       values.emplace_back(value);
-      const double next =
-          adds ? static_cast<double>(value) + as_double(by) : static_cast<double>(value) * as_double(by);
-      if (next > last || next > 0x1p62) break;
-      value = adds ? value + by.get<std::int64_t>() : value * by.get<std::int64_t>();
+      if (!adds && value > last / step) break;  // whose product need not fit 64 bits
     }
   } else {
+    // 0.1, 0.2, ... ends at 0.3 although three times 0.1 is more.
+    constexpr double kRounding = 1e-9;
     const auto count = static_cast<std::int64_t>(std::floor(steps * (1 + kRounding) + kRounding));
     for (std::int64_t i = 0; i <= count; ++i) {
       const auto times = static_cast<double>(i);

@@ -225,8 +225,9 @@ class BalanceController final : public RunController {
 
   // Each micro-batch broadcasts popular experts and reduces their gradients; their tokens stay where they are.
   void shadow(const RoutingMatrix& tokens, const Placement& placement, std::vector<double>& rows) {
-    std::vector<std::int64_t> of_micro_batch = tokens.by_expert();
-    for (std::int64_t& t : of_micro_batch) t /= micro_batches_;
+    std::vector<double> of_micro_batch;
+    for (const std::int64_t t : tokens.by_expert())
+      of_micro_batch.push_back(static_cast<double>(t) / static_cast<double>(micro_batches_));
     const std::vector<std::int64_t> shadowed = shadowed_experts(of_micro_batch, shadowing_);
     for (const std::int64_t e : shadowed) {
       const std::int64_t home = placement.ranks_of(e).front();

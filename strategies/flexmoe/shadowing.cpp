@@ -36,16 +36,16 @@ bool shadowing_pays(double most_tokens, double most_tokens_left, std::int64_t sh
   return spared > excess * profile.flops_per_second * profile.element_bytes / profile.bytes_per_second;
 }
 
-std::vector<std::int64_t> shadowed_experts(std::span<const std::int64_t> tokens_of_experts,
+std::vector<std::int64_t> shadowed_experts(std::span<const double> tokens_of_experts,
                                            const ShadowingProfile& profile) {
   std::vector<std::int64_t> order(tokens_of_experts.size());
   std::iota(order.begin(), order.end(), 0);
   const auto tokens = [&](std::int64_t e) { return tokens_of_experts[static_cast<std::size_t>(e)]; };
   std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return tokens(a) > tokens(b); });
   std::size_t shadowed = 0;
-  double seconds = order.empty() ? 0 : imbalanced_seconds(static_cast<double>(tokens(order.front())), profile);
+  double seconds = order.empty() ? 0 : imbalanced_seconds(tokens(order.front()), profile);
   for (; shadowed + 1 < order.size(); ++shadowed) {
-    const double now = imbalanced_seconds(static_cast<double>(tokens(order[shadowed + 1])), profile) +
+    const double now = imbalanced_seconds(tokens(order[shadowed + 1]), profile) +
                        static_cast<double>(shadowed + 1) * expert_seconds(profile);
     if (now >= seconds) break;
     seconds = now;

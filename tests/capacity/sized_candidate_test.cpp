@@ -121,6 +121,21 @@ TEST(Sizes, OfAMeasuredStepComeToWhatAHandWorksOut) {
   EXPECT_DOUBLE_EQ(f.cost.high, 2 * (2304 + 480));
 }
 
+TEST(Sizes, OfAMeasuredStepKeepTheSparesThatAreGiven) {
+  nlohmann::json document = nlohmann::json::parse(R"({
+    "steps": 86400, "candidates": [{
+      "name": "mine", "step_seconds": 2, "devices": 16, "checkpoint_bytes": 0,
+      "failures": {"failures_per_node_day": 0}, "restarts": {"restart_seconds": 0},
+      "storage": {"write_bytes_per_second": 1e9},
+      "price": {"per_device_hour": 3, "currency": "EUR", "date": "2026"}, "electricity_per_kwh": 0.5,
+      "power": {"busy_watts": 1000}, "site": {"pue": 1.25}, "grid": {"grams_per_kwh": 400}}]})");
+  Simulator simulator;
+  for (const std::int64_t spares : {0, 3}) {  // none pay where nothing fails
+    if (spares > 0) document["candidates"][0]["spare_nodes"] = spares;
+    EXPECT_EQ(size_up(read_plan(document), simulator).front().candidate.run.spare_nodes, spares);
+  }
+}
+
 TEST(Sizes, AreAskedOfWhoeverLaysThemOut) {
   Simulator simulator;
   const CapacityPlan plan = read_plan(example_plan());

@@ -411,9 +411,10 @@ TEST(Simulate, ErrorsOfAPartsFileSayWhoNamesIt) {
 // A name is a title, a cell of a table, a line of a terminal.
 TEST(Simulate, RefusesControlCharactersInNames) {
   const Workplace place;
-  for (const std::string set : {"'model.name=\"a\\nb\"'", "'cluster.name=\"a\\u001b[31m\"'",
-                                "'cluster.device.name=\"a\\u0000b\"'", "'cluster.node.name=\"a\\u007f\"'",
-                                "'cluster.fabric.name=\"a\\u009b1m\"'", "\"model.name=$(printf 'a\\033b')\""}) {
+  for (const std::string set :
+       {"'model.name=\"a\\nb\"'", "'cluster.name=\"a\\u001b[31m\"'", "'cluster.device.name=\"a\\u0000b\"'",
+        "'cluster.node.name=\"a\\u007f\"'", "'cluster.fabric.name=\"a\\u009b1m\"'", "'model.name=\"a\\u202eb\"'",
+        "\"model.name=$(printf 'a\\033b')\""}) {
     const auto result = place.orrery("simulate llama-3-70b-512-h100 --set " + set);
     EXPECT_EQ(result.code, 2) << set;
     EXPECT_THAT(result.err,
@@ -424,6 +425,29 @@ TEST(Simulate, RefusesControlCharactersInNames) {
   EXPECT_THAT(job.err, HasSubstr("/jobs/0/name: found \"a\\rb\", expected a text without control characters"));
   EXPECT_EQ(place.orrery("simulate llama-3-70b-512-h100 --set 'cluster.device.source=\"two\\nlines\"'").code, 0)
       << "prose";
+}
+
+// What people type is bytes, and JSON, CSV and SVG are texts.
+TEST(Simulate, TakesArgumentsThatAreNoUtf8) {
+  const Workplace place;
+  place.write("scenario.json", example_scenario());
+  const CommandResult run = place.shell(R"sh(
+label=$(printf 'a\377\342\200\256')
+$ORRERY simulate small-gpt --label "$label" --json one.json --csv one.csv &&
+$ORRERY search small-gpt --label "$label" --top 1 --json search.json &&
+cp scenario.json "$label.json" && $ORRERY simulate "$label.json" --json named.json --svg named.svg &&
+$ORRERY simulate "$label.json"
+)sh");
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, Not(HasSubstr("\xe2\x80\xae")));
+  EXPECT_THAT(place.read("named.svg"), AllOf(Not(HasSubstr("\xff")), Not(HasSubstr("\xe2\x80\xae"))));
+  EXPECT_EQ(json::parse(place.read("one.json"))["label"], "a\xef\xbf\xbd\xe2\x80\xae");
+  EXPECT_EQ(json::parse(place.read("search.json"))["label"], "a\xef\xbf\xbd\xe2\x80\xae");
+  EXPECT_THAT(place.read("one.csv"), HasSubstr("\na\\xff\\u202e,"));
+  const CommandResult set = place.shell("$ORRERY simulate small-gpt --set \"plan.framework=$(printf '\\377')\"");
+  EXPECT_EQ(set.code, 2);
+  EXPECT_THAT(set.err,
+              HasSubstr("--set plan.framework=\\xff: found bytes that are no UTF-8, expected KEY=VALUE in UTF-8"));
 }
 
 TEST(Compare, KeepsControlCharactersOfAReportOffTheTerminal) {
@@ -917,7 +941,8 @@ TEST(Batch, ALineHasAnEnd) {
   const Workplace place;
   const auto endless = place.shell("(ulimit -v 1000000; timeout 60 $ORRERY simulate --batch - </dev/zero)");
   EXPECT_EQ(endless.code, 2) << endless.err;
-  EXPECT_THAT(endless.err, HasSubstr("<stdin>:1: found a line of more than 16 MiB, expected a scenario a line"));
+  EXPECT_THAT(endless.err,
+              HasSubstr("<stdin>:1: found a line of more than 16 MiB, expected a readable file of JSON lines"));
   EXPECT_THAT(place.orrery("simulate --batch /dev/zero").err, HasSubstr("/dev/zero:1: found a line of more than"));
   // Long lines, and a last one without its end, are read whole.
   json scenario = json::parse(example_scenario());

@@ -99,5 +99,42 @@ TEST(Pack, RefusesInASentenceAndWritesNothing) {
   EXPECT_EQ(place.orrery("pack good.jsonl --context 8 --out good.jsonl").code, 2);
 }
 
+// Files that end are whole. Where reading ends with an error, nobody knows how much is missing.
+TEST(Pack, AnErrorOfReadingIsNoEndOfTheInput) {
+  const Workplace place;
+  place.write("fail.py", R"py(
+import os, socket, subprocess, sys
+mine, its = socket.socketpair()
+mine.sendall(sys.argv[1].encode() + b"\n")
+its.send(b"x")  # which is never read: that resets the connection
+mine.close()
+sys.exit(subprocess.run([os.environ["ORRERY"], *sys.argv[2:]], stdin=its).returncode)
+)py");
+  for (const char* arguments :
+       {R"('{"tokens": 5}' pack - --context 8)", R"('"small-gpt"' simulate --batch - --json -)"}) {
+    const CommandResult result = place.shell(std::string("python3 fail.py ") + arguments);
+    EXPECT_EQ(result.code, 2) << result.out;
+    EXPECT_THAT(result.err, HasSubstr("<stdin>: found 1 lines, and then an error of reading (Connection reset"));
+  }
+}
+
+TEST(Pack, HasAnEnd) {
+  const Workplace place;
+  place.write("one.jsonl", "{\"tokens\": 1073741824}\n");
+  const CommandResult many = place.shell("(ulimit -v 1000000; $ORRERY pack one.jsonl --context 1)");
+  EXPECT_EQ(many.code, 2);
+  EXPECT_THAT(many.err, HasSubstr("found 1, for 1073741824 tokens: 1073741825 pieces, which need about 40.0 GiB"));
+  const CommandResult endless = place.orrery("pack /dev/zero --context 8");
+  EXPECT_EQ(endless.code, 2);
+  EXPECT_THAT(endless.err, HasSubstr("/dev/zero:1: found a line of more than 16 MiB"));
+}
+
+TEST(Pack, NamesDoNotActOnATerminal) {
+  const Workplace place;
+  place.write("d.jsonl", "{\"tokens\": 5, \"id\": \"a\xe2\x80\xae\xc2\x9b\x7f\xc3\xa9\"}\n");
+  EXPECT_THAT(place.orrery("pack d.jsonl --context 8 --out -").out,
+              HasSubstr("\"id\":\"a\\u202e\\u009b\\u007f\xc3\xa9\""));
+}
+
 }  // namespace
 }  // namespace orrery

@@ -6,7 +6,6 @@
 
 #include <cstdio>
 #include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,10 +15,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-Documents parsed(const std::string& text) {
-  std::istringstream lines(text);
-  return parse_documents(lines, "d.jsonl");
-}
+Documents parsed(const std::string& text) { return parse_documents(text, "d.jsonl"); }
 std::string refusal(const std::string& text) {
   try {
     parsed(text);
@@ -102,6 +98,32 @@ TEST(DocumentsFile, EmbeddingsAreNumPys) {
   EXPECT_THAT(refusal_of_embeddings(npy(with("(2, 2)", "(4,)"), numbers)), HasSubstr("shape (4)"));
   EXPECT_THAT(refusal_of_embeddings(npy(with("(2, 2)", "(1, 4)"), numbers)), HasSubstr("2 documents"));
   EXPECT_THAT(refusal_of_embeddings(npy(with("'shape'", "'form'"), numbers)), HasSubstr("'shape'"));
+  EXPECT_EQ(refusal_of_embeddings(npy("{'shape':(2,2),'fortran_order':False,'descr':\n'<f4'}", numbers)), "accepted");
+  // What is no dictionary of these three keys is none, though the words be there.
+  for (const auto& [what, other] : {std::pair("(2, 2)", "(2;2)"),
+                                    {"(2, 2)", "(2 2)"},
+                                    {"(2, 2)", "(-2, 2)"},
+                                    {"(2, 2)", "(2, 2, x)"},
+                                    {"(2, 2)", "(2, 2"},
+                                    {"(2, 2)", "2, 2"},
+                                    {"(2, 2)", "(2, 2) 3"},
+                                    {"False", "False True"},
+                                    {"False", "Falsehood"},
+                                    {"False,", "False, spam,"},
+                                    {"False,", "False, 'descr': '<f4',"},
+                                    {"False,", "False, 'more': 1,"},
+                                    {"False,", "False"},
+                                    {"{", ""},
+                                    {"{", "x{"},
+                                    {"}", ""},
+                                    {"}", "} y"},
+                                    {"'descr':", "'descr'"}})
+    EXPECT_NE(refusal_of_embeddings(npy(with(what, other), numbers)), "accepted") << other;
+  for (const auto& [major, minor] : {std::pair('\x09', '\x09'), {'\x00', '\x00'}, {'\x01', '\x01'}, {'\x04', '\x00'}}) {
+    std::string bytes = npy(header, numbers);
+    bytes[6] = major, bytes[7] = minor;
+    EXPECT_THAT(refusal_of_embeddings(bytes), HasSubstr("of the format, expected 1.0, 2.0 or 3.0"));
+  }
 }
 
 }  // namespace

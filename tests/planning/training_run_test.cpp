@@ -108,6 +108,11 @@ TEST(ExpectedRun, WithoutFailuresOnlyCheckpointsTakeTime) {
   RunOutcome out = expected_run(run);
   EXPECT_EQ(out.wall_seconds, 50 * 86400 + 2400 * 90.0);
   EXPECT_EQ(out.failures, 0);
+  run.steps += 1;  // which has a checkpoint of its own
+  out = simulate_run(run).outcome;
+  EXPECT_EQ(out.checkpoint_seconds, 2401 * 90.0);
+  EXPECT_NEAR(out.lost_seconds, 0, 1e-6);
+  run.steps -= 1;
   run.checkpoint_interval_seconds = 0;  // one, at the end
   out = expected_run(run);
   EXPECT_EQ(out.wall_seconds, 50 * 86400 + 90.0);

@@ -272,6 +272,19 @@ class WhatIsWrong(unittest.TestCase):
         for call in (orrery.search, orrery.program, orrery.compare):
             self.assertEqual(str(self.refused(call, scenario)), str(error))
 
+    def test_bytes_that_are_no_text(self):
+        with tempfile.TemporaryDirectory() as folder:
+            config = pathlib.Path(folder) / "config.json"
+            config.write_bytes(b"true\x80")
+            error = self.refused(orrery.simulate, SCENARIO, {"model": str(config)})
+            self.assertEqual(error.file.split(" ")[0], str(config))
+            error = self.refused(orrery.simulate, SCENARIO, [b"plan.framework=\xff"])
+            self.assertIn("UTF-8", error.found)
+            self.assertEqual(orrery.simulate(SCENARIO, label=b"a\xff")["label"], "a\ufffd")
+            self.assertEqual(orrery.search("small-gpt", label=b"\xff", top=1)["label"], "\ufffd")
+            axis = {**SWEEP, "axes": {"plan.zero_stage": [1, 3]}}
+            self.assertEqual(orrery.sweep(axis, os.fsencode(folder) + b"/\xff.db")["computed"], 2)
+
     def test_arguments_are_called_as_in_python(self):
         for argument, value, found in (("max_memory", "many", '"many"'), ("global_batch", "9..3", '"9..3"'),
                                        ("top", 0, "0"), ("front", 0.5, "0.5"), ("engine", "dse", '"dse"'),
@@ -357,10 +370,15 @@ class Threads(unittest.TestCase):
         self.assertGreater(ticks, 3)
 
     def test_an_interrupt_ends_a_search(self):
-        script = ("import orrery\n"
-                  "print('searching', flush=True)\n"
-                  f"orrery.search({SCENARIO!r}, {{'cluster.nodes': 512, 'workload.global_batch_size': 4096}},\n"
-                  "              all=True, exhaustive=True, threads=1)\n")
+        self.interrupt(f"search({SCENARIO!r}, {{'cluster.nodes': 512, 'workload.global_batch_size': 4096}}, all=True, "
+                       "exhaustive=True, threads=1)")
+
+    def test_an_interrupt_ends_the_histories_of_a_plan(self):
+        # Some minutes of them: more than the child is waited for.
+        self.interrupt("plan('llama-3-70b-60-days', {'tokens': 15e13}, histories=100000)")
+
+    def interrupt(self, call):
+        script = f"import orrery\nprint('begins', flush=True)\norrery.{call}\n"
         child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True)
         child.stdout.readline()
@@ -369,7 +387,6 @@ class Threads(unittest.TestCase):
         _, said = child.communicate(timeout=60)
         self.assertIn("KeyboardInterrupt", said)
         self.assertEqual(child.returncode, -signal.SIGINT)
-
 
     def test_an_interrupted_sweep_goes_on(self):
         sweep = {**SWEEP, "axes": {"workload.sequence_length": {"from": 32, "to": 1 << 19, "step": 32},

@@ -2305,6 +2305,22 @@ TEST(OneRank, MeasuredRecomputationIsAccountedApart) {
   EXPECT_NEAR(rank.time.recompute, repeated, 1e-9);
 }
 
+TEST(OneRank, AMeasuredUpdateIsTheOptimizers) {
+  const Scenario scenario = tiny("{}");
+  Program program;
+  lower(scenario, program);
+  ExecutionOptions options = seeded(1);
+  options.measure = true;
+  const RankResult rank =
+      execute_ranks(scenario, program, options, [](std::size_t) { return make_cpu_backend(); }).front();
+  double updates = 0;
+  for (const MeasuredOp& op : rank.ops)
+    if ((program.pieces[op.piece].*kBlocks[op.block]).ops[op.op].phase == Phase::update)
+      updates += op.seconds.front() * op.times_per_step;
+  EXPECT_GT(updates, 0);
+  EXPECT_GT(rank.time.optimizer, 0.5 * updates);
+}
+
 TEST(Layouts, DecayWeightsAsOneRankDoes) {
   for (const char* rule : {"adamw", "adam", "sgd_momentum"}) {
     ExecutionOptions options = seeded(1);

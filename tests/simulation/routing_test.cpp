@@ -562,6 +562,17 @@ TEST_F(RoutingFile, ErrorsNameTheFieldOrTheLine) {
   EXPECT_NE(refusal({{"routing", "zipff"}}).find("zipf"), std::string::npos);
 }
 
+// What is dropped is of all micro-batches, in whichever of them.
+TEST(UnequalRouting, SlotsThatOneMicroBatchLacksAreDroppedInTheMean) {
+  for (const auto& [first, second] : {std::pair{4, 1}, {1, 4}}) {
+    Scenario s = mixtral();
+    s.workload.global_batch_size *= 2;
+    s.plan.expert.capacity_factor = 2;
+    s.workload.recorded_routing = recorded_in_parts({{hot(first)}, {hot(second)}});
+    EXPECT_DOUBLE_EQ(simulate(s).routing->dropped_share, 0.25 / 2) << first;
+  }
+}
+
 // Balanced rows find no slot, too, where there are fewer slots than rows; slots are executed whether they are filled.
 TEST(UnequalRouting, SlotsAreCountedWhereRoutingIsBalanced) {
   Scenario s = mixtral();

@@ -64,6 +64,20 @@ TEST(ExpertParallel, SlotsAreThoseOfTheCapacityFactorRoundedUp) {
 
 // Of its experts a rank has the rows of all ranks that share them; those that share an expert's matrices, the rows of
 // each other.
+// Slots are executed, filled or not: those of the layer that predicts one more token, too.
+TEST(ExpertParallel, SlotsOfEveryLayerWithExpertsAreExecuted) {
+  for (const std::int64_t predicting : {0, 1}) {
+    Scenario s = deepseek_moe();
+    s.model.mtp_num_layers = predicting;
+    const auto executed = [&](double factor) {
+      s.plan.expert.capacity_factor = factor;
+      return lowered(s).model.executed_flops_per_step;
+    };
+    const double of_token = 2 * 3 * 3 * 2048.0 * 1408 * 6, layers = static_cast<double>(27 + predicting);
+    EXPECT_NEAR((executed(1.5) - executed(1)) / (0.5 * of_token * 64 * 2048 * layers), 1, 1e-9) << predicting;
+  }
+}
+
 TEST(ExpertParallel, ARankHasTheRowsThatComeFromAll) {
   for (const auto& [experts, tensor] : {std::pair{1, 1}, {4, 1}, {8, 1}, {4, 2}, {1, 2}}) {
     const Program program = lowered(deepseek_moe(experts, tensor));

@@ -69,6 +69,35 @@ TEST(Zeppelin, EveryPositionLiesOnOneRankWhereverItIs) {
     }
 }
 
+// Rings that go to the next size have their place in it, too.
+TEST(Zeppelin, RingsOfManySizesBecomeAFew) {
+  const std::vector<std::int64_t> lengths{64500, 32200, 16100, 8100, 4050, 2020, 1010, 20};  // a size of rings each
+  const zeppelin::Ranks ranks = zeppelin::ranks_of(128, 8);
+  const Partition p = partition({.partition = PartitionRule::hybrid}, ends_of(lengths), ranks, {});
+  EXPECT_EQ(p.zones.size(), zeppelin::kMostZones);
+  std::vector<RunsOfParts> zones;
+  std::vector<std::int64_t> rings;
+  for (const zeppelin::Zone& zone : p.zones) {
+    zones.push_back(zone.of_rank);
+    rings.push_back(zone.ring);
+    for (const zeppelin::PlacedDocument& d : zone.documents) {
+      EXPECT_EQ(d.first_rank % zone.ring, 0) << zone.ring;
+      EXPECT_LE(d.first_rank + zone.ring, 128) << zone.ring;
+    }
+  }
+  EXPECT_THAT(rings, testing::ElementsAre(128, 64, 32, 16, 8, 1));
+  expect_each_position_once(zones, 128000);
+  expect_each_position_once({p.at_home}, 128000);
+}
+
+// Two of three equal documents fit whole into a node each. The third goes over nodes, and not over one of them.
+TEST(Zeppelin, ADocumentOverNodesIsOnMoreThanOne) {
+  const Partition p = partition({.capacity = 1.25}, ends_of({2600, 2600, 2600, 200}), zeppelin::ranks_of(8, 4), {});
+  std::vector<std::pair<std::int64_t, std::size_t>> zones;
+  for (const zeppelin::Zone& zone : p.zones) zones.emplace_back(zone.ring, zone.documents.size());
+  EXPECT_THAT(zones, testing::ElementsAre(std::pair(8, 1), std::pair(4, 2), std::pair(1, 1)));
+}
+
 // The hard limit is that of a rank; chunks are equal but for a token each.
 TEST(Zeppelin, NoRankAttendsWithMoreThanItsRoom) {
   for (std::int64_t seed = 1; seed <= 20; ++seed)

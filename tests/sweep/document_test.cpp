@@ -60,6 +60,19 @@ TEST(SweepDocument, ListsRangesAndFactorsAreTheirProduct) {
       4U);
 }
 
+TEST(SweepDocument, WholeNumbersOfARangeAreThoseUpToItsEnd) {
+  const auto seeds = [](const json& from, const json& to, const char* by, int much) {
+    const json range = {{"from", from}, {"to", to}, {by, much}};
+    return points_of(with({{"axes", {{"cluster.nodes", {2}}, {"workload.routing_seed", range}}}}));
+  };
+  const std::int64_t large = std::int64_t{1} << 32;
+  EXPECT_EQ(seeds(large - 2, large, "step", 1).size(), 3U);
+  EXPECT_EQ(seeds(large, large, "factor", 1 << 30).size(), 1U);
+  EXPECT_EQ(seeds(2000000000, 2000000000.5, "step", 1).size(), 1U);
+  for (const json& from : {json(std::uint64_t{1} << 63), json(INT64_MAX), json(INT64_MIN)})
+    EXPECT_THROW(seeds(from, 0x1p63, "step", 1), InputError) << from;
+}
+
 TEST(SweepDocument, ZippedFieldsChangeTogetherAndConditionalOnesWhereTheyApply) {
   EXPECT_THAT(
       points_of(with({{"zip", json::array({{{"cluster.nodes", {2, 4}}, {"workload.global_batch_size", {32, 64}}}})}})),

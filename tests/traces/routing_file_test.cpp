@@ -113,8 +113,7 @@ TEST(RoutingFile, ThatIsNoRoutingIsRefusedWithItsLine) {
             "trace: line 2: found top_k 4, expected 1 to the 3 experts");
   EXPECT_THAT(refusal(replaced(kPerRank, " top_k=2", "")), HasSubstr("expected top_k=.."));
   EXPECT_THAT(refusal(replaced(kPerRank, "steps=500,501", "steps=9-0")), HasSubstr("found steps=9-0"));
-  EXPECT_THAT(refusal(replaced(kPerRank, "steps=500,501", "steps=0-9999999999")),
-              HasSubstr("at most 4194304 numbers"));
+  EXPECT_THAT(refusal(replaced(kPerRank, "steps=500,501", "steps=0-9999999999")), HasSubstr("at most 4194304 numbers"));
   EXPECT_THAT(refusal(replaced(kPerRank, "source_ranks", "ranks")), HasSubstr("line 1: found \"ranks=2\""));
   EXPECT_THAT(refusal("step,layer\n"), HasSubstr("expected \"# routing steps="));
 
@@ -130,6 +129,18 @@ TEST(RoutingFile, ThatIsNoRoutingIsRefusedWithItsLine) {
             "trace: line 3: found step 0, layer 3, expected step 0, layer 4");
   EXPECT_THAT(refusal(replaced(kPerLayer, "\"experts\":4,", "")), HasSubstr("line 1: found no \"experts\""));
   EXPECT_THAT(refusal(replaced(kPerLayer, "\"step\":0,", "\"step\":0")), HasSubstr("line 2"));
+}
+
+// Behind the largest number there is none that a loop could end at.
+TEST(RoutingFile, TheLargestNumberEndsARange) {
+  const std::string largest = "9223372036854775807";
+  for (const std::string& steps : {"500," + largest, "500," + largest + "-" + largest}) {
+    std::string text = replaced(kPerRank, "steps=500,501", "steps=" + steps);
+    for (int row = 0; row < 2; ++row) text = replaced(text, "\n501,", "\n" + largest + ",");
+    EXPECT_THAT(parse_routing(text, "trace").shape().steps, ElementsAre(500, INT64_MAX));
+  }
+  EXPECT_THAT(refusal(replaced(kPerRank, "layers=1", "layers=" + largest)), HasSubstr("expected step 500, layer 9223"));
+  EXPECT_THAT(refusal(replaced(kPerRank, "layers=1", "layers=0-" + largest)), HasSubstr("at most 4194304 numbers"));
 }
 
 TEST(RoutingFile, ThatIsMissingIsRefused) { EXPECT_THROW(read_routing("/nowhere/trace.csv"), InputError); }

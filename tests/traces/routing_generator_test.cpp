@@ -173,6 +173,38 @@ TEST(RoutingGenerator, DriftsAsItsAutocorrelationSays) {
   }
 }
 
+// Noise is a chain through all steps, but what a late step has must not cost those before it.
+TEST(RoutingGenerator, ALateStepIsWhatItIsWithoutThoseBefore) {
+  RoutingGenerator g;
+  g.experts = 2;
+  g.tokens = 1 << 20;
+  g.noise = 0.5;
+  for (const double rho : {0.0, 0.9, 0.999}) {
+    g.autocorrelation = rho;
+    const bool is_short = rho < 0.99;
+    const std::int64_t late = is_short ? 2000 : std::int64_t{1} << 40;
+    RoutingSteps ascending(g), alone(g);
+    for (std::int64_t step = late - (is_short ? 2000 : 3); step < late; ++step) ascending.at(step);
+    EXPECT_EQ(alone.at(late).front().tokens, ascending.at(late).front().tokens) << rho;
+    EXPECT_EQ(alone.at(late - 1).front().tokens, ascending.at(late - 1).front().tokens) << "backwards, " << rho;
+  }
+  // The chain that a step has begins somewhere else every few hundred steps, and nobody can tell.
+  g.experts = 1024;
+  g.autocorrelation = 0.9;
+  g.steps = 1060;
+  const std::vector<std::vector<double>> shares = routing_popularity(g, 0);
+  for (std::size_t step = 1040; step < 1060; ++step) {
+    double product = 0, square = 0;
+    for (std::size_t e = 0; e < shares[step].size(); ++e) {
+      const double mean = std::log(1.0 / 1024), now = std::log(shares[step][e]) - mean,
+                   before = std::log(shares[step - 1][e]) - mean;
+      product += now * before;
+      square += before * before;
+    }
+    EXPECT_NEAR(product / square, 0.9, 0.05) << step;
+  }
+}
+
 TEST(RoutingGenerator, HeatsAnExpertOrARanksExperts) {
   RoutingGenerator g = generator_of(RoutingPattern::hot_expert);
   g.top_k = 1;

@@ -5,20 +5,21 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <initializer_list>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/base/one_line.h"
+#include "traces/words.h"
 
 namespace orrery {
 namespace {
@@ -29,7 +30,7 @@ class DocumentLines {
  public:
   explicit DocumentLines(const std::string& file) : file_(file) {}
 
-  void read(const std::string& line) {
+  void read(std::string_view line) {
     ++line_;
     const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
     if (object.is_discarded() || !object.is_object())
@@ -48,7 +49,7 @@ class DocumentLines {
     if (id != nullptr) {
       if (!id->is_string() && !id->is_number_integer())
         fail(fmt::format("{} in \"id\"", describe(*id)), "a string or a whole number");
-      documents_.name_last(id->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+      documents_.name_last(json_text(*id));
     }
     if (embedding != nullptr) append_embedding(*embedding);
   }
@@ -90,76 +91,137 @@ class DocumentLines {
   Documents documents_;
 };
 
-// The header of a .npy file (numpy.lib.format): a dictionary of Python with three keys.
+// The header of a .npy file (numpy.lib.format): a dictionary of Python with three keys, and blanks.
 struct NpyHeader {
-  std::string text, file;
-  std::size_t begin = 0;  // of the data, in the file
-
-  [[noreturn]] void fail(std::string found, std::string expected) const {
-    throw InputError({file, ""}, std::move(found), std::move(expected));
-  }
-  // What follows a key, up to where it ends.
-  std::string value(const char* key, std::string_view ends) const {
-    const std::size_t at = text.find(fmt::format("'{}':", key));
-    if (at == std::string::npos) fail(fmt::format("a header without '{}'", key), "an array as numpy.save writes it");
-    const std::size_t first = text.find_first_not_of(' ', text.find(':', at) + 1);
-    if (first == std::string::npos) fail("a header that is cut", "an array as numpy.save writes it");
-    return text.substr(first, text.find_first_of(ends, first) - first);
-  }
-  std::vector<std::int64_t> shape() const {
-    const std::string words = value("shape", ")");
-    std::vector<std::int64_t> sizes;
-    for (const char *at = words.data(), *const end = at + words.size(); at < end;) {
-      std::int64_t size = 0;
-      const auto [next, error] = std::from_chars(at, end, size);
-      if (error == std::errc()) sizes.push_back(size);
-      at = error == std::errc() ? next : at + 1;
-    }
-    return sizes;
-  }
+  std::string descr, fortran_order, shape;  // as they are written
+  std::size_t begin = 0;                    // of the data, in the file
 };
 
-NpyHeader read_header(std::FILE* file, const std::string& path) {
-  NpyHeader header{.text = {}, .file = path};
-  unsigned char start[12] = {};
-  const std::size_t got = std::fread(start, 1, 10, file);
-  if (got < 10 || std::memcmp(start, "\x93NUMPY", 6) != 0)
-    header.fail("no .npy file", "an array as numpy.save writes it, which begins with \\x93NUMPY");
-  std::size_t length = start[8] + std::size_t{256} * start[9];
-  header.begin = 10;
-  if (start[6] > 1) {  // versions 2 and 3 have four bytes
-    if (std::fread(start + 10, 1, 2, file) < 2) header.fail("a header that is cut", "a whole .npy file");
-    length += (std::size_t{start[10]} << 16) + (std::size_t{start[11]} << 24);
-    header.begin = 12;
+class NpyHeaderReader {
+ public:
+  NpyHeaderReader(std::FILE* file, const std::string& path) : file_(file), path_(path) {}
+
+  [[noreturn]] void fail(std::string found, std::string expected) const {
+    throw InputError({path_, ""}, std::move(found), std::move(expected));
   }
-  constexpr std::size_t kMostHeader = std::size_t{1} << 16;
-  if (length > kMostHeader) header.fail(fmt::format("a header of {} bytes", length), "at most 65536");
-  header.text.resize(length);
-  if (std::fread(header.text.data(), 1, length, file) < length)
-    header.fail("a header that is cut", "a whole .npy file");
-  header.begin += length;
-  return header;
-}
+
+  NpyHeader read() {
+    NpyHeader header;
+    header.begin = read_text();
+    expect('{');
+    while (!at('}')) {
+      const std::string key = value();
+      std::string* const field = key == "'descr'"           ? &header.descr
+                                 : key == "'fortran_order'" ? &header.fortran_order
+                                 : key == "'shape'"         ? &header.shape
+                                                            : nullptr;
+      if (field == nullptr || !field->empty())
+        fail(fmt::format("the key {}{}", one_line(key, kMostLineShown), field == nullptr ? "" : " a second time"),
+             "'descr', 'fortran_order' and 'shape', as numpy.save writes them");
+      expect(':');
+      *field = value();
+      if (!at('}')) expect(',');
+    }
+    expect('}');
+    if (rest_.find_first_not_of(kBlanks) != std::string_view::npos) fail_to_read();
+    for (const auto& [name, field] :
+         {std::pair("descr", &header.descr), {"fortran_order", &header.fortran_order}, {"shape", &header.shape}})
+      if (field->empty()) fail(fmt::format("a header without '{}'", name), "an array as numpy.save writes it");
+    return header;
+  }
+
+  // "(2, 3)", "(4,)", "()".
+  std::vector<std::int64_t> sizes(const std::string& shape) {
+    rest_ = shape;
+    std::vector<std::int64_t> sizes;
+    expect('(');
+    while (!at(')')) {
+      const std::string text = value();
+      const std::optional<std::int64_t> size = number_of(text);
+      if (!size || *size < 0) fail_to_read();
+      sizes.push_back(*size);
+      if (!at(')')) expect(',');
+    }
+    expect(')');
+    if (!rest_.empty()) fail_to_read();
+    return sizes;
+  }
+
+ private:
+  static constexpr std::string_view kBlanks = " \n";
+
+  // Into text_. Returns where it ends in the file.
+  std::size_t read_text() {
+    unsigned char start[12] = {};
+    const std::size_t got = std::fread(start, 1, 10, file_);
+    if (std::ferror(file_) != 0) fail(fmt::format("nothing ({})", std::strerror(errno)), "a readable .npy file");
+    if (got < 10 || std::memcmp(start, "\x93NUMPY", 6) != 0)
+      fail("no .npy file", "an array as numpy.save writes it, which begins with \\x93NUMPY");
+    if (start[6] < 1 || start[6] > 3 || start[7] != 0)
+      fail(fmt::format("version {}.{} of the format", start[6], start[7]), "1.0, 2.0 or 3.0");
+    std::size_t length = start[8] + std::size_t{256} * start[9], begin = 10;
+    if (start[6] > 1) {  // versions 2 and 3 have four bytes
+      if (std::fread(start + 10, 1, 2, file_) < 2) fail("a header that is cut", "a whole .npy file");
+      length += (std::size_t{start[10]} << 16) + (std::size_t{start[11]} << 24);
+      begin = 12;
+    }
+    constexpr std::size_t kMostHeader = std::size_t{1} << 16;
+    if (length > kMostHeader) fail(fmt::format("a header of {} bytes", length), "at most 65536");
+    text_.resize(length);
+    if (std::fread(text_.data(), 1, length, file_) < length) fail("a header that is cut", "a whole .npy file");
+    rest_ = text_;
+    return begin + length;
+  }
+
+  [[noreturn]] void fail_to_read() const {
+    fail(fmt::format("\"{}\" in the header", one_line(rest_, kMostLineShown)),
+         "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, as numpy.save writes it");
+  }
+  bool at(char c) {
+    rest_.remove_prefix(std::min(rest_.find_first_not_of(kBlanks), rest_.size()));
+    return rest_.starts_with(c);
+  }
+  void expect(char c) {
+    if (!at(c)) fail_to_read();
+    rest_.remove_prefix(1);
+  }
+  // A text in quotes, a word or number, or what stands in brackets: with these, and not empty.
+  std::string value() {
+    std::size_t end = 0;
+    if (at('\'') || at('"')) {
+      end = rest_.find(rest_.front(), 1);
+    } else if (at('(')) {
+      end = rest_.find(')');
+    } else if (at('[')) {  // the fields of a record, which may have shapes of their own
+      end = rest_.rfind(']');
+    } else {
+      end = std::min(rest_.find_first_of(" \n,:;(){}[]'\""), rest_.size()) - 1;  // of nothing it is npos
+    }
+    if (end == std::string_view::npos) fail_to_read();
+    const std::string text(rest_.substr(0, end + 1));
+    rest_.remove_prefix(end + 1);
+    return text;
+  }
+
+  std::FILE* file_;
+  const std::string& path_;
+  std::string text_;
+  std::string_view rest_;
+};
 
 }  // namespace
 
-Documents parse_documents(std::istream& lines, const std::string& file) {
+Documents parse_documents(std::string_view text, const std::string& file) {
   DocumentLines reader(file);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.ends_with('\r')) line.pop_back();
-    reader.read(line);
-  }
+  for (std::optional<std::string_view> line; (line = next_line(text));) reader.read(*line);
   return reader.finish();
 }
 
 Documents read_documents(const std::string& path) {
-  if (path == "-") return parse_documents(std::cin, "<stdin>");
-  std::ifstream lines(path);
-  if (lines) lines.peek();  // of a folder there is nothing to read
-  if (!lines && !lines.eof())
-    throw InputError({path, ""}, fmt::format("nothing ({})", std::strerror(errno)), "a readable file of documents");
-  remember_input(path);
-  return parse_documents(lines, path);
+  LineReader lines(path, "a readable file of documents, a line each");
+  DocumentLines reader(lines.name());
+  for (std::string line; lines.next(line);) reader.read(line);
+  return reader.finish();
 }
 
 void read_embeddings(const std::string& path, Documents& documents) {
@@ -168,26 +230,27 @@ void read_embeddings(const std::string& path, Documents& documents) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) throw InputError({path, ""}, fmt::format("nothing ({})", std::strerror(errno)), "a readable .npy file");
   remember_input(path);
-  const NpyHeader header = read_header(file.get(), path);
-  if (const std::string type = header.value("descr", ","); type != "'<f4'")
-    header.fail(fmt::format("an array of {}", one_line(type, kMostLineShown)),
+  NpyHeaderReader reader(file.get(), path);
+  const NpyHeader header = reader.read();
+  if (header.descr != "'<f4'")
+    reader.fail(fmt::format("an array of {}", one_line(header.descr, kMostLineShown)),
                 "'<f4', floats of 32 bits: array.astype('<f4')");
-  if (header.value("fortran_order", ",}") != "False")
-    header.fail("columns one after the other", "rows one after the other: numpy.ascontiguousarray(array)");
-  const std::vector<std::int64_t> shape = header.shape();
+  if (header.fortran_order != "False")
+    reader.fail("columns one after the other", "rows one after the other: numpy.ascontiguousarray(array)");
+  const std::vector<std::int64_t> shape = reader.sizes(header.shape);
   if (shape.size() != 2 || shape[0] != documents.count() || shape[1] < 1 || shape[1] > Documents::kMostDimension)
-    header.fail(fmt::format("an array of shape ({})", fmt::join(shape, ", ")),
+    reader.fail(fmt::format("an array of shape ({})", fmt::join(shape, ", ")),
                 fmt::format("a row for each of {} documents, of 1 to {} numbers", documents.count(),
                             Documents::kMostDimension));
   std::fseek(file.get(), 0, SEEK_END);
   const auto bytes = static_cast<std::int64_t>(std::ftell(file.get())) - static_cast<std::int64_t>(header.begin);
   const std::int64_t expected = shape[0] * shape[1] * static_cast<std::int64_t>(sizeof(float));
   if (bytes != expected)
-    header.fail(fmt::format("{} bytes of numbers", bytes), fmt::format("{}, which the header says", expected));
+    reader.fail(fmt::format("{} bytes of numbers", bytes), fmt::format("{}, which the header says", expected));
   std::fseek(file.get(), static_cast<long>(header.begin), SEEK_SET);
   const std::span<float> numbers = documents.make_embeddings(shape[0], shape[1]);
   if (std::fread(numbers.data(), sizeof(float), numbers.size(), file.get()) < numbers.size())
-    header.fail("an array that cannot be read to its end", "a whole .npy file");
+    reader.fail("an array that cannot be read to its end", "a whole .npy file");
   for (std::int64_t row = 0; row < documents.count(); ++row)
     documents.normalise(row, {path, fmt::format("row {}", row)});
 }

@@ -1,8 +1,8 @@
 // Documents as lines of JSON, and their embeddings as NumPy keeps arrays (docs/pack.md has the formats).
 #pragma once
 
-#include <istream>
 #include <string>
+#include <string_view>
 
 #include "traces/packing/documents.h"
 
@@ -10,7 +10,7 @@ namespace orrery {
 
 // {"id": "a", "tokens": 812, "embedding": [0.1, -0.3]}: `id` and `embedding` of all or of none. Throws InputError with
 // file and line.
-Documents parse_documents(std::istream& lines, const std::string& file);
+Documents parse_documents(std::string_view text, const std::string& file);
 // "-" is standard input.
 Documents read_documents(const std::string& path);
 

@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
-#include <sstream>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -36,7 +35,7 @@ std::string_view trimmed(std::string_view text) {
 }
 
 // A line that `orrery pack --out` writes.
-std::vector<std::int64_t> parse_sequence(const std::string& line, const InputError::Where& where) {
+std::vector<std::int64_t> parse_sequence(std::string_view line, const InputError::Where& where) {
   const auto fail = [&](std::string found, std::string expected) {
     throw InputError(where, std::move(found), std::move(expected));
   };
@@ -74,19 +73,18 @@ std::vector<std::int64_t> parse_sequence(const std::string& line, const InputErr
 RecordedDocuments read_recorded_documents(const std::string& path) {
   RecordedDocuments recorded;
   recorded.file = path;
-  std::istringstream lines(read_file(path, "a readable file of documents"));
-  std::string line;
-  std::getline(lines, line);
-  const nlohmann::json first = nlohmann::json::parse(line, nullptr, false);
-  lines.clear();
-  lines.seekg(0);
+  const std::string text = read_file(path, "a readable file of documents");
+  std::string_view rest = text;
+  const nlohmann::json first = nlohmann::json::parse(next_line(rest).value_or(""), nullptr, false);
   if (!first.is_object() || !first.contains("documents")) {
-    recorded.documents = parse_documents(lines, path);
+    recorded.documents = parse_documents(text, path);
     return recorded;
   }
-  for (std::int64_t number = 1; std::getline(lines, line); ++number) {
+  rest = text;
+  std::optional<std::string_view> line;
+  for (std::int64_t number = 1; (line = next_line(rest)); ++number) {
     std::vector<std::int64_t>& tokens =
-        recorded.sequences.emplace_back(parse_sequence(line, {path, fmt::format("line {}", number)}));
+        recorded.sequences.emplace_back(parse_sequence(*line, {path, fmt::format("line {}", number)}));
     const std::int64_t all = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
     if (all > recorded.longest) recorded.longest = all, recorded.longest_line = number;
   }
@@ -116,7 +114,12 @@ using Sequences = std::vector<std::vector<std::int64_t>>;
 }
 
 Sequences pieces_of(const Documents& documents, const Workload& workload, std::int64_t length) {
-  const Packing packing = pack(documents, {.context = length, .policy = workload.packing});
+  Packing packing;
+  try {
+    packing = pack(documents, {.context = length, .policy = workload.packing});
+  } catch (const InputError& error) {
+    refuse("sequence_length", error.found(), error.expected());
+  }
   Sequences sequences;
   for (std::int64_t s = 0; s < packing.sequences(); ++s) {
     std::vector<std::int64_t>& tokens = sequences.emplace_back();

@@ -1,10 +1,12 @@
 #include "traces/packing/packing.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -145,6 +147,24 @@ void pack_first_fit(std::vector<PackedPiece> pieces, Packing& packing) {
   append_bins(pieces, of_pieces, count, packing);
 }
 
+// Pieces in the order of documents and in that of sequences, the sequence of each, and the list that it stands in.
+constexpr double kBytesOfPiece = 2 * sizeof(PackedPiece) + 2 * sizeof(Bin) + sizeof(std::size_t);
+
+[[noreturn]] void refuse_memory(std::int64_t pieces, const Documents& documents, const PackingOptions& options) {
+  constexpr double kGiB = 1 << 30;
+  throw InputError({"", "/context"},
+                   fmt::format("{}, for {} tokens: {} pieces, which need about {:.1f} GiB", options.context,
+                               documents.all_tokens(), pieces, static_cast<double>(pieces) * kBytesOfPiece / kGiB),
+                   "a longer context, or more memory");
+}
+
+// At most.
+std::int64_t most_pieces(const Documents& documents, const PackingOptions& options) {
+  const bool cuts = options.policy == PackingPolicy::concat || options.policy == PackingPolicy::best_fit ||
+                    options.policy == PackingPolicy::datasculpt;
+  return documents.count() + (cuts ? documents.all_tokens() / options.context : 0);
+}
+
 void check(const Documents& documents, const PackingOptions& options) {
   const std::int64_t context = options.context;
   if (context < 1 || context > PackingOptions::kMostContext)
@@ -154,9 +174,44 @@ void check(const Documents& documents, const PackingOptions& options) {
   if (documents.all_tokens() / context + documents.count() > kMostSequences)
     throw InputError({"", "/context"}, fmt::format("{}, for {} tokens", context, documents.all_tokens()),
                      fmt::format("a context of which at most {} pieces are made", kMostSequences));
+  // Where the system promises more than it has, it ends somebody's process later instead of refusing now.
+  const std::int64_t pieces = most_pieces(documents, options);
+  const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
+  if (static_cast<double>(pieces) * kBytesOfPiece > memory) refuse_memory(pieces, documents, options);
   if (options.policy == PackingPolicy::datasculpt && documents.embeddings() != documents.count())
     throw InputError({"", "/policy"}, "datasculpt for documents without embeddings",
                      "an embedding of each document, or another policy");
+}
+
+Packing packed(const Documents& documents, const PackingOptions& options) {
+  Packing packing{.context = options.context, .pieces = {}, .ends = {}};
+  switch (options.policy) {
+    case PackingPolicy::pad:
+      packing.pieces = beginnings(documents, options.context);
+      packing.ends.resize(packing.pieces.size());
+      std::iota(packing.ends.begin(), packing.ends.end(), std::size_t{1});
+      break;
+    case PackingPolicy::concat:
+      concatenate(documents, packing);
+      break;
+    case PackingPolicy::first_fit_decreasing:
+      pack_first_fit(beginnings(documents, options.context), packing);
+      break;
+    case PackingPolicy::best_fit_decreasing:
+      append_best_fit(beginnings(documents, options.context), packing);
+      break;
+    case PackingPolicy::best_fit: {
+      std::vector<PackedPiece> pieces;
+      pieces.reserve(static_cast<std::size_t>(documents.count()));
+      for (std::int64_t d = 0; d < documents.count(); ++d) append_pieces(documents, d, options.context, pieces);
+      append_best_fit(std::move(pieces), packing);
+      break;
+    }
+    case PackingPolicy::datasculpt:
+      pack_datasculpt(documents, options, packing);
+      break;
+  }
+  return packing;
 }
 
 }  // namespace
@@ -194,34 +249,11 @@ void append_best_fit(std::vector<PackedPiece> pieces, Packing& packing) {
 
 Packing pack(const Documents& documents, const PackingOptions& options) {
   check(documents, options);
-  Packing packing{.context = options.context, .pieces = {}, .ends = {}};
-  switch (options.policy) {
-    case PackingPolicy::pad:
-      packing.pieces = beginnings(documents, options.context);
-      packing.ends.resize(packing.pieces.size());
-      std::iota(packing.ends.begin(), packing.ends.end(), std::size_t{1});
-      break;
-    case PackingPolicy::concat:
-      concatenate(documents, packing);
-      break;
-    case PackingPolicy::first_fit_decreasing:
-      pack_first_fit(beginnings(documents, options.context), packing);
-      break;
-    case PackingPolicy::best_fit_decreasing:
-      append_best_fit(beginnings(documents, options.context), packing);
-      break;
-    case PackingPolicy::best_fit: {
-      std::vector<PackedPiece> pieces;
-      pieces.reserve(static_cast<std::size_t>(documents.count()));
-      for (std::int64_t d = 0; d < documents.count(); ++d) append_pieces(documents, d, options.context, pieces);
-      append_best_fit(std::move(pieces), packing);
-      break;
-    }
-    case PackingPolicy::datasculpt:
-      pack_datasculpt(documents, options, packing);
-      break;
+  try {
+    return packed(documents, options);
+  } catch (const std::bad_alloc&) {
+    refuse_memory(most_pieces(documents, options), documents, options);
   }
-  return packing;
 }
 
 }  // namespace orrery

@@ -67,7 +67,7 @@ struct PackingOptions {
 };
 
 // The same for the same documents and options. Throws InputError: no documents, a context outside 1 to kMostContext,
-// datasculpt without an embedding for each document, more sequences than 2^31.
+// datasculpt without an embedding for each document, more sequences than 2^31, more pieces than memory holds.
 Packing pack(const Documents& documents, const PackingOptions& options);
 
 // Packs pieces, none longer than the context, best-fit decreasing, behind the sequences that there are.
