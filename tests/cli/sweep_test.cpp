@@ -329,10 +329,10 @@ TEST(Sweep, GoesOnWithTheThreadsThatTheMachineStarts) {
   if (place.shell("chmod 777 . && " + as_other + "9 true && " + as_other + "9 test -x $ORRERY").code != 0)
     GTEST_SKIP() << "no other user to be";
   place.write("many.json", sweep_over({{"workload.sequence_length", {{"from", 1}, {"to", 9000}, {"step", 1}}}}));
-  const auto many = place.shell(as_other + "3 timeout 60 $ORRERY sweep many.json --db many.db --threads 8");
+  const auto many = place.shell("timeout 60 " + as_other + "3 $ORRERY sweep many.json --db many.db --threads 8");
   EXPECT_EQ(many.code, 0) << many.err;
   EXPECT_EQ(computed(many), 9000);
-  const auto none = place.shell(as_other + "1 timeout 60 $ORRERY sweep many.json --db none.db --threads 8");
+  const auto none = place.shell("timeout 60 " + as_other + "1 $ORRERY sweep many.json --db none.db --threads 8");
   EXPECT_EQ(none.code, 2);
   EXPECT_THAT(none.err, HasSubstr("--threads: found a thread that the machine does not start"));
 }
