@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <string>
 #include <string_view>
 
@@ -41,6 +42,9 @@ int run_command_line(const char* program, const std::function<void()>& parse) {
     return fail(program, 1, error.what());
   } catch (const DeviceError& error) {
     return fail(program, 1, error.what());
+  } catch (const std::bad_alloc&) {
+    return fail(program, 1,
+                "memory has ended: this takes more than the process may have (ulimit -v); fewer --threads take less");
   } catch (const std::exception& error) {
     return fail(program, 1, error_text(error));
   }

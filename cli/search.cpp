@@ -16,6 +16,8 @@
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
+#include "sim/search/plan_field.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -77,13 +79,14 @@ std::string plans_table(const Space& space, const std::vector<ShownPlan>& plans,
     row.push_back(std::to_string(data_parallel_degree(plan.scenario)));
     row.push_back(std::to_string(micro_batches(plan.scenario)));
     row.push_back(seconds_text(r.step_seconds));
-    if (des) row.push_back(plan.des_seconds ? seconds_text(*plan.des_seconds) : "-");
-    row.push_back(rate_text(r.tokens_per_second_per_device));
-    row.push_back(percent_text(r.mfu));
+    const Report& asked = plan.asked();
+    if (des) row.push_back(seconds_text(asked.step_seconds));
+    row.push_back(rate_text(asked.tokens_per_second_per_device));
+    row.push_back(percent_text(asked.mfu));
     row.push_back(bytes_text(r.memory_peak_bytes));
     row.push_back(bytes_text(kPeakHigh * r.memory_peak_bytes));
     row.emplace_back(name_of(memory_verdict(r)));
-    row.push_back(loses_by(r));
+    row.push_back(loses_by(asked));
     rows.push_back(std::move(row));
   }
   std::string text = grid(columns, rows);
@@ -112,6 +115,12 @@ std::string counts_text(const SearchAnswer& a) {
   return text;
 }
 
+std::string head_text(const SearchAnswer& a) {
+  Scenario without_plan = a.base;  // which may be none that can be laid out
+  without_plan.plan = {};
+  return title_of(without_plan).front() + "\n" + counts_text(a) + "\n";
+}
+
 std::string plan_text(const Space& space, const Scenario& scenario) {
   std::string text;
   for (const Space::Axis& axis : space.axes()) {
@@ -134,8 +143,22 @@ std::string nothing_text(const SearchAnswer& a) {
     constexpr std::size_t kMostReasons = 5;
     if (reasons.size() > kMostReasons) reasons.resize(kMostReasons);
     for (const auto& [why, times] : reasons) text += fmt::format("  {} ({} plans)\n", why, times);
-    if (reasons.empty()) text += "  no degrees that divide the devices and the batch\n";
+    if (reasons.empty()) {
+      const Workload& workload = a.base.workload;
+      text += fmt::format("  no degrees that divide the {} devices and the batch{}", a.base.cluster.devices(),
+                          workload.gives_batch ? fmt::format(" of {}", workload.global_batch_size)
+                                               : ", which is not given (workload.global_batch_size)");
+      if (a.larger_batch > 0)
+        text += fmt::format("; the nearest that some divide: {}{}",
+                            a.smaller_batch > 0 ? fmt::format("{} or ", a.smaller_batch) : "", a.larger_batch);
+      text += '\n';
+    }
   }
+  return text;
+}
+
+std::string remedies_text(const SearchAnswer& a) {
+  std::string text;
   if (!a.remedies.empty()) text += fmt::format("What fits (searched in {}):\n", seconds_text(a.remedy_seconds));
   for (const Remedy& remedy : a.remedies)
     text += fmt::format("  with {}: {} a step, {}\n", remedy.what, seconds_text(remedy.plan.step_seconds),
@@ -165,6 +188,14 @@ Json fastest_json(const SearchAnswer& a) {
     apply_set(with, fmt::format("{}.{}={}", part, axis.field, json_text(chosen_value(axis, a.best.front().scenario))),
               a.source.file);
   }
+  // What the plan leaves open and its stack must be told.
+  const Scenario& fastest = a.best.front().scenario;
+  Plan plan = fastest.plan;
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.write_out != nullptr) strategy.write_out(fastest, plan);
+  for (const std::string& field : plan_field_names())
+    if (const OrderedJson value = field_of(plan, field); value != field_of(fastest.plan, field))
+      apply_set(with, fmt::format("plan.{}={}", field, value.dump()), a.source.file);
   return with;
 }
 
@@ -184,11 +215,11 @@ std::string answer_csv(const SearchAnswer& a) {
         const OrderedJson value = chosen_value(axis, plan.scenario);
         text += ',' + csv_text(value.is_string() ? value.get<std::string>() : json_text(value));
       }
-      const Report& r = plan.report;
+      const Report &r = plan.report, &asked = plan.asked();
       text += fmt::format(
           ",{},{},{},{},{},{},{},{},{},{}\n", data_parallel_degree(plan.scenario), micro_batches(plan.scenario),
-          r.step_seconds, plan.des_seconds ? fmt::format("{}", *plan.des_seconds) : "", r.tokens_per_second_per_device,
-          r.mfu, r.memory_peak_bytes, kPeakHigh * r.memory_peak_bytes, r.memory_fits, csv_text(loses_by(r)));
+          r.step_seconds, plan.des ? fmt::format("{}", asked.step_seconds) : "", asked.tokens_per_second_per_device,
+          asked.mfu, r.memory_peak_bytes, kPeakHigh * r.memory_peak_bytes, r.memory_fits, csv_text(loses_by(asked)));
     }
   };
   add("fastest", a.best);
@@ -208,6 +239,7 @@ class ShowProgress {
                            rate_text(static_cast<double>(progress.considered) / elapsed),
                            seconds_text(elapsed / part - elapsed)));
   }
+  void clear() { line_.clear(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -226,8 +258,15 @@ void search_command(const SearchArguments& arguments) {
   const SearchAnswer a = [&] {
     ShowProgress progress;
     request.progress = [&progress](const SearchProgress& p) { progress(p); };
+    // "No" at once, and what would fit when that is found.
+    request.nothing_fits = [&](const SearchAnswer& answer) {
+      if (arguments.json == "-" || arguments.csv == "-") return;
+      progress.clear();
+      print(head_text(answer) + nothing_text(answer));
+    };
     SearchAnswer found = answer_search(arguments.scenario, request);
     request.progress = nullptr;
+    request.nothing_fits = nullptr;
     return found;
   }();
 
@@ -237,22 +276,25 @@ void search_command(const SearchArguments& arguments) {
   if (!arguments.best.empty() && !a.best.empty())
     outputs.add(arguments.best, json_text(fastest_json(a), 2) + "\n");
   if (!outputs.on_standard_output()) {
-    Scenario without_plan = a.base;  // which may be none that can be laid out
-    without_plan.plan = {};
-    std::string text = title_of(without_plan).front() + "\n" + counts_text(a) + "\n";
-    if (a.best.empty()) {
-      text += nothing_text(a);
+    std::string text;
+    if (a.best.empty()) {  // the rest is said already
+      text = remedies_text(a);
     } else {
+      text = head_text(a);
       const bool des = engine.engine == Engine::des;
       if (memory_verdict(a.best.front().report) == MemoryVerdict::tight)
         text += "The first is tight: it may not fit after all; --safe asks for plans that surely do\n\n";
-      text += fmt::format("{}\n", des ? "The fastest in closed form, in the order of discrete events" : "The fastest");
+      const std::string_view undisturbed = a.base.perturbations.empty() ? "" : " without the scenario's perturbations";
+      text += des ? fmt::format("The fastest in closed form{}, in the order of discrete events, of which all figures "
+                                "behind \"by events\" but memory are\n", undisturbed)
+                  : "The fastest\n";
       text += plans_table(a.space, a.best, des);
       if (a.front.size() > 1)
-        text += fmt::format("\nLess memory for more time, up to {} times the fastest\n{}", request.front,
+        text += fmt::format("\nLess memory for more time, up to {} times the fastest{}\n{}", request.front,
+                            des ? fmt::format(", in closed form{}", undisturbed) : "",
                             plans_table(a.space, a.front, false));
       if (a.network) text += network_text(*a.network);
-      const std::vector<std::string>& notes = a.best.front().report.notes;
+      const std::vector<std::string>& notes = a.best.front().asked().notes;
       if (!notes.empty()) text += "\nNotes on the first\n";
       for (const std::string& note : notes) text += fmt::format("  - {}\n", note);
     }

@@ -99,6 +99,10 @@ class ShowSweepProgress {
   Clock::time_point start_ = Clock::now(), next_ = start_ + std::chrono::milliseconds(500);
 };
 
+void say(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) fmt::print(stderr, "orrery: {}\n", note);
+}
+
 bool as_json_lines(const std::string& file) { return file.ends_with(".jsonl") || file.ends_with(".json"); }
 
 // `names`: that rows may have.
@@ -213,7 +217,7 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
     throw Exit{kBySignal + stopped_by};
   }
   write_export(results, outcome.sweep, arguments.exported);
-  for (const std::string& note : notes_on(sweep)) fmt::print(stderr, "orrery: {}\n", note);
+  say(notes_on(sweep, results));
   std::string text = fmt::format("{} points in {}: {} computed, {} there before", done, request.database,
                                  outcome.computed, outcome.known);
   if (outcome.errors > 0)
@@ -265,6 +269,7 @@ void add_merge(Command sweep) {
     SweepResults into(arguments->into, Database::Mode::write);
     std::int64_t added = 0;
     for (const std::string& from : arguments->from) added += into.merge(from);
+    say(into.doubts());
     print(fmt::format("{}: {} points, {} of them new\n", arguments->into, into.count(0), added));
   });
 }
@@ -285,6 +290,7 @@ void add_export(Command sweep) {
     const SweepResults results(arguments->database, Database::Mode::read);
     check_export(arguments->exported, results.names(0));
     write_export(results, 0, arguments->exported);
+    say(results.doubts());
   });
 }
 

@@ -127,17 +127,20 @@ bool names(const std::string& key, const Json& entry, const std::string& wanted)
 }
 
 [[noreturn]] void fail_unknown(const std::string& name, const InputError::Where& where) {
-  std::vector<std::string> valid;
-  for (const EmbeddedFile& file : embedded_files(kPresetFolder)) {
-    const Json presets = parse_json(file.text, std::string(file.path));
-    for (const char* section : {"models", "not_modelled"}) {
-      if (!presets.contains(section)) continue;
-      for (const auto& [key, entry] : presets.at(section).items()) {
-        valid.push_back(key);
-        for (const Json& alias : entry.value("aliases", Json::array())) valid.push_back(alias.get<std::string>());
+  static const std::vector<std::string> valid = [] {  // parsing all families takes milliseconds
+    std::vector<std::string> all;
+    for (const EmbeddedFile& file : embedded_files(kPresetFolder)) {
+      const Json presets = parse_json(file.text, std::string(file.path));
+      for (const char* section : {"models", "not_modelled"}) {
+        if (!presets.contains(section)) continue;
+        for (const auto& [key, entry] : presets.at(section).items()) {
+          all.push_back(key);
+          for (const Json& alias : entry.value("aliases", Json::array())) all.push_back(alias.get<std::string>());
+        }
       }
     }
-  }
+    return all;
+  }();
   throw InputError(where, describe(name), "the name of a model, a config.json, or a written-out model",
                    nearest_name(lower_case(name), valid));
 }

@@ -1,9 +1,12 @@
 #include "realrun/executor.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <deque>
 #include <memory>
+#include <system_error>
 #include <thread>
 
 #include "realrun/in_process.h"
@@ -224,16 +227,23 @@ std::vector<RankResult> execute_ranks(std::span<const RunPart> run, const Execut
   std::vector<std::unique_ptr<Backend>> backends(ranks);  // outlive what other ranks still read
   {
     std::vector<std::jthread> threads;
-    for (std::size_t r = 0; r < ranks; ++r)
-      threads.emplace_back([&, r] {
-        try {
-          backends[r] = factory(r);
-          const std::unique_ptr<Communicator> communicator = shared.communicator(r, *backends[r]);
-          results[r] = run_rank(parts, *backends[r], *communicator);
-        } catch (...) {
-          shared.fail(std::current_exception());
-        }
-      });
+    const auto work = [&](std::size_t r) {
+      try {
+        backends[r] = factory(r);
+        const std::unique_ptr<Communicator> communicator = shared.communicator(r, *backends[r]);
+        results[r] = run_rank(parts, *backends[r], *communicator);
+      } catch (...) {
+        shared.fail(std::current_exception());
+      }
+    };
+    try {
+      for (std::size_t r = 0; r < ranks; ++r) threads.emplace_back(work, r);
+    } catch (const std::system_error& why) {  // those that wait for it are to end
+      shared.fail(std::make_exception_ptr(ExecutionError(
+          fmt::format("a thread for each of {} ranks: the machine does not start one ({}); a plan of fewer ranks needs "
+                      "fewer, a higher limit of processes and memory allows more (ulimit -u, ulimit -v)",
+                      ranks, why.what()))));
+    }
   }
   shared.rethrow();
   return results;

@@ -547,6 +547,7 @@ Workload take_workload(JsonReader& reader, const ScenarioSource& source) {
   return reading_part(source, reader.at("workload"), [&](const InputError::Where& where) {
     const Part part = open_part(workload, "workload", where, /*keep_names=*/false);
     auto read = read_fields<Workload>(part);
+    read.gives_batch = part.json.contains("global_batch_size");
     const auto find = [&](const char* field, std::string& file) {
       if (file.empty()) return false;
       const std::string path = path_beside(file, part.where.file);
@@ -736,19 +737,22 @@ Scenario read_scenario(const Json& document, const ScenarioSource& source) {
 }
 
 std::vector<BundledScenario> bundled_scenarios() {
-  constexpr std::string_view kLead = "example";
-  std::vector<BundledScenario> scenarios;
-  for (const EmbeddedFile& file : embedded_files("strategies/")) {
-    const std::filesystem::path path(file.path);
-    std::string name = path.stem().string();
-    if (!name.starts_with(kLead)) continue;  // a strategy's own data
-    name.erase(0, kLead.size());
-    if (name.starts_with('-')) name.erase(0, 1);
-    if (name.empty()) name = path.parent_path().filename().string();  // strategies/tensor_parallel/example.json
-    scenarios.push_back({std::move(name), file.path, file.text});
-  }
-  std::sort(scenarios.begin(), scenarios.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-  return scenarios;
+  static const std::vector<BundledScenario> all = [] {
+    constexpr std::string_view kLead = "example";
+    std::vector<BundledScenario> scenarios;
+    for (const EmbeddedFile& file : embedded_files("strategies/")) {
+      const std::filesystem::path path(file.path);
+      std::string name = path.stem().string();
+      if (!name.starts_with(kLead)) continue;  // a strategy's own data
+      name.erase(0, kLead.size());
+      if (name.starts_with('-')) name.erase(0, 1);
+      if (name.empty()) name = path.parent_path().filename().string();  // strategies/tensor_parallel/example.json
+      scenarios.push_back({std::move(name), file.path, file.text});
+    }
+    std::sort(scenarios.begin(), scenarios.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+    return scenarios;
+  }();
+  return all;
 }
 
 Json written_out(const Json& document, const ScenarioSource& source) {

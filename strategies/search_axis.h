@@ -27,10 +27,14 @@ struct SearchAxis {
   // Values as whole numbers: counts as they are, flags as 0 and 1, names by their places.
   void (*set)(Plan& plan, std::int64_t value);
   // Appends the values worth trying, each once: of fields before it as they are chosen, of those behind it as they
-  // stand in the scenario. There may be some that check() refuses; where nothing else goes none.
+  // stand in the scenario. There may be some that check() refuses; where nothing else goes none. Null: it is searched
+  // over values that somebody names, and not otherwise.
   void (*values)(const Scenario& chosen, std::vector<std::int64_t>& values);
   // Models that have what it turns; null: all.
   bool (*turns_of)(const Model& model) = nullptr;
+  // Whether another value is another plan, with the fields before it as they are chosen; null: always. Where it is not,
+  // the field is no axis: `values` has one value then, or the scenario's stands, whatever values somebody has named.
+  bool (*acts)(const Scenario& chosen) = nullptr;
 };
 
 void append_divisors(std::int64_t number, std::vector<std::int64_t>& values);

@@ -176,7 +176,7 @@ std::string sweep(const std::string& document, bool is_document, const std::stri
     throw std::runtime_error(
         fmt::format("{} points could not be computed, the first: {}", outcome.failed, outcome.first_failure));
   require_a_result(read, outcome);
-  std::string text = json_text(sweep_json(request, read, outcome));
+  std::string text = json_text(sweep_json(request, read, results, outcome));
   if (!rows) return text;
   text.pop_back();
   return text + ",\"rows\":" + rows_json(results, outcome.sweep, fields) + "}";

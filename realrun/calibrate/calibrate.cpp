@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <map>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -29,15 +30,18 @@ constexpr std::int64_t kMostCollectiveRanks = 4;
 class Companions {
  public:
   Companions(const MakeBackend& make_backend, const SweepPoint& point, double footprint_bytes, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i)
-      threads_.emplace_back([this, &make_backend, &point, footprint_bytes] {
-        try {
-          const std::unique_ptr<Backend> backend = make_backend();
-          Meter meter(*backend, footprint_bytes);
-          while (!stop_) meter.measure(point, kLeastPointSeconds);
-        } catch (const DeviceError&) {  // short of memory: one fewer
-        }
-      });
+    const auto work = [this, &make_backend, &point, footprint_bytes] {
+      try {
+        const std::unique_ptr<Backend> backend = make_backend();
+        Meter meter(*backend, footprint_bytes);
+        while (!stop_) meter.measure(point, kLeastPointSeconds);
+      } catch (const DeviceError&) {  // short of memory: one fewer
+      }
+    };
+    try {
+      for (std::int64_t i = 0; i < count; ++i) threads_.emplace_back(work);
+    } catch (const std::system_error&) {  // short of threads: fewer
+    }
   }
   ~Companions() {
     stop_ = true;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -62,30 +63,34 @@ double time_rank_collective(const RankCollective& collective,
   std::iota(members.begin(), members.end(), std::size_t{0});
   std::vector<double> seconds;
   std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < ranks; ++rank)
-    threads.emplace_back([&, rank] {
-      try {
-        const std::unique_ptr<Backend> backend = make_backend();
-        const std::unique_ptr<Communicator> communicator = shared.communicator(rank, *backend);
-        const auto elements = static_cast<std::int64_t>(collective.bytes) / bytes_of(Dtype::fp32, 1);
-        std::array<void*, 2> buffers{};
-        for (void*& buffer : buffers) {
-          buffer = backend->allocate(elements, Dtype::fp32, Place::device, Stream::compute);
-          backend->fill(Stream::compute, {.base = buffer, .dtype = Dtype::fp32, .offset = 0, .elements = elements}, 0);
-        }
-        for (int i = 0; i < kRepetitions; ++i) {
-          communicator->gather_values(members, "start", {});
-          const double begin = wall_seconds();
-          run(collective, *communicator, members, buffers[0], buffers[1]);
-          backend->synchronize();
-          if (rank == 0) seconds.push_back(wall_seconds() - begin);
-        }
-        communicator->finish();
-        for (void* buffer : buffers) backend->release(buffer);
-      } catch (...) {
-        shared.fail(std::current_exception());
+  const auto work = [&](std::size_t rank) {
+    try {
+      const std::unique_ptr<Backend> backend = make_backend();
+      const std::unique_ptr<Communicator> communicator = shared.communicator(rank, *backend);
+      const auto elements = static_cast<std::int64_t>(collective.bytes) / bytes_of(Dtype::fp32, 1);
+      std::array<void*, 2> buffers{};
+      for (void*& buffer : buffers) {
+        buffer = backend->allocate(elements, Dtype::fp32, Place::device, Stream::compute);
+        backend->fill(Stream::compute, {.base = buffer, .dtype = Dtype::fp32, .offset = 0, .elements = elements}, 0);
       }
-    });
+      for (int i = 0; i < kRepetitions; ++i) {
+        communicator->gather_values(members, "start", {});
+        const double begin = wall_seconds();
+        run(collective, *communicator, members, buffers[0], buffers[1]);
+        backend->synchronize();
+        if (rank == 0) seconds.push_back(wall_seconds() - begin);
+      }
+      communicator->finish();
+      for (void* buffer : buffers) backend->release(buffer);
+    } catch (...) {
+      shared.fail(std::current_exception());
+    }
+  };
+  try {
+    for (std::size_t rank = 0; rank < ranks; ++rank) threads.emplace_back(work, rank);
+  } catch (const std::system_error&) {  // those that wait for it are to end
+    shared.fail(std::current_exception());
+  }
   for (std::thread& thread : threads) thread.join();
   shared.rethrow();
   std::sort(seconds.begin(), seconds.end());

@@ -125,20 +125,10 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
     r.walk_pipeline(program);
     r.finish_stages(program);
   }
+  report = {};  // also of what callers add: nothing of the plan before stays
   report.engine = "analytical";
   report.routing = routing_of(program.loads);
   report.documents = documents_of(program);
-  report.ops.clear();
-  report.unmeasured.clear();
-  report.unmeasured_share = 0;
-  report.notes.clear();
-  report.timeline.intervals.clear();
-  report.timeline.op_slices.clear();
-  report.timeline.ops.clear();
-  report.timeline.op_stages.clear();
-  report.timeline.slots_with_ops = 0;
-  report.timeline.arrows.clear();
-  report.timeline.memory.clear();
   r.fill_time(program, mfu_dtype, report);
   r.fill_memory(program, report);
   if (options.ops) r.fill_ops(program, report);
@@ -153,7 +143,7 @@ void AnalyticalEngine::evaluate_memory(const Program& program, Report& report) {
   r.find_classes(program);
   r.prepare_pieces(program);
   r.hold_memory(program);
-  report.notes.clear();
+  report = {};
   report.stages.resize(r.classes.size());
   r.fill_memory(program, report);
 }

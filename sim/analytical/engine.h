@@ -50,13 +50,13 @@ class AnalyticalEngine {
 
   // REQUIRES: program.mesh.ranks() <= cluster.devices(). Throws InputError when the program needs a rate that the
   // cluster lacks (copies without PCIe, host kernels without a host memory rate), or when a timeline would have too many
-  // slots, before any work.
+  // slots, before any work. `report` may be that of an earlier program: nothing of it stays.
   void evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options, Report& report);
 
   // Of the last program: which Report::stages each pipeline stage belongs to.
   std::span<const std::int32_t> stage_classes() const;
 
-  // For searches, which want all of few plans: memory alone (the report's other figures stay as they are), and behind
+  // For searches, which want all of few plans: memory alone (the report has no other figures then), and behind
   // it, of the same program, the least that its pipeline takes: without contention, and without what the streams of a
   // stage have left when it ends.
   void evaluate_memory(const Program& program, Report& report);

@@ -39,9 +39,12 @@ nlohmann::json scenario_argument(const ScenarioArgument& given, const std::vecto
     try {
       return load_scenario_document(argument, sets, source);
     } catch (const InputError& error) {
-      std::vector<std::string> ids;
-      for (const PublishedSource& s : published_sources())
-        for (const PublishedPoint& p : s.points) ids.push_back(p.id);
+      static const std::vector<std::string> ids = [] {
+        std::vector<std::string> all;
+        for (const PublishedSource& s : published_sources())
+          for (const PublishedPoint& p : s.points) all.push_back(p.id);
+        return all;
+      }();
       const std::string nearest = may_be_id(argument) && error.nearest().empty() ? nearest_name(argument, ids) : "";
       if (nearest.empty()) throw;
       throw InputError(error.where(), error.found(), error.expected() + " or the id of a published measurement",

@@ -90,6 +90,21 @@ Space space_of(const Scenario& base, const SpaceOptions& fields) {
   }
 }
 
+void find_nearest_batches(SearchAnswer& a) {
+  const auto axes = a.space.axes();
+  const auto mesh = static_cast<std::size_t>(
+      std::count_if(axes.begin(), axes.end(), [](const Space::Axis& axis) { return axis.turns == Turns::mesh; }));
+  Scenario scenario = a.space.base();
+  std::vector<std::int64_t> values;
+  a.space.for_each(scenario, values, mesh, [&](const Scenario& chosen, const std::vector<std::int64_t>&) {
+    const std::int64_t replicas = data_parallel_degree(chosen), batch = chosen.workload.global_batch_size;
+    if (replicas == 0 || batch % replicas == 0) return;
+    const std::int64_t below = batch / replicas * replicas;
+    a.smaller_batch = std::max(a.smaller_batch, below);
+    if (a.larger_batch == 0 || below + replicas < a.larger_batch) a.larger_batch = below + replicas;
+  });
+}
+
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -115,22 +130,23 @@ void fill(SearchAnswer& a, const SpaceOptions& fields, const SearchRequest& requ
     Report& report = simulation.report;
     report.memory_capacity_bytes = a.most_memory_bytes;
     report.memory_fits = fits_everywhere(report);
-    return ShownPlan{plan, std::move(simulation.scenario), std::move(simulation.report), {}};
+    return ShownPlan{plan, std::move(simulation.scenario), std::move(simulation.report)};
   };
   for (const FoundPlan& plan : a.result.best) a.best.push_back(shown(plan));
   for (const FoundPlan& plan : a.result.front) a.front.push_back(shown(plan));
   if (a.result.leanest) a.leanest = shown(*a.result.leanest);
   if (a.best.empty()) {
+    if (a.result.considered == 0) find_nearest_batches(a);
+    if (request.nothing_fits) request.nothing_fits(a);
     a.remedies = remedies(a.base, fields, options, user);
     a.remedy_seconds = seconds_since(start) - a.seconds;
     return;
   }
   if (request.engine_of_listed) {
-    for (ShownPlan& plan : a.best)
-      plan.des_seconds = simulator.evaluate(plan.scenario, *request.engine_of_listed).report.step_seconds;
+    for (ShownPlan& plan : a.best) plan.des = simulator.evaluate(plan.scenario, *request.engine_of_listed).report;
     std::stable_sort(a.best.begin(), a.best.end(), [](const ShownPlan& x, const ShownPlan& y) {
-      return *x.des_seconds / static_cast<double>(x.scenario.workload.global_batch_size) <
-             *y.des_seconds / static_cast<double>(y.scenario.workload.global_batch_size);
+      return x.des->step_seconds / static_cast<double>(x.scenario.workload.global_batch_size) <
+             y.des->step_seconds / static_cast<double>(y.scenario.workload.global_batch_size);
     });
   }
   if (request.network_within_percent)
@@ -147,16 +163,17 @@ OrderedJson plan_json(const SearchAnswer& a, const ShownPlan& shown) {
                    {"global_batch_size", shown.scenario.workload.global_batch_size},
                    {"micro_batches", micro_batches(shown.scenario)},
                    {"step_seconds", r.step_seconds}};
-  if (shown.des_seconds) json["des_step_seconds"] = *shown.des_seconds;
-  json["tokens_per_second_per_device"] = r.tokens_per_second_per_device;
-  json["mfu"] = r.mfu;
+  const Report& asked = shown.asked();
+  if (shown.des) json["des_step_seconds"] = asked.step_seconds;
+  json["tokens_per_second_per_device"] = asked.tokens_per_second_per_device;
+  json["mfu"] = asked.mfu;
   json["memory"] = {{"peak_bytes", r.memory_peak_bytes},
                     {"upper_bytes", kPeakHigh * r.memory_peak_bytes},
                     {"capacity_bytes", r.memory_capacity_bytes},
                     {"fits", r.memory_fits},
                     {"verdict", std::string(name_of(memory_verdict(r)))}};
-  json["loses_most_by"] = loses_by(r);
-  if (!r.notes.empty()) json["notes"] = r.notes;
+  json["loses_most_by"] = loses_by(asked);
+  if (!asked.notes.empty()) json["notes"] = asked.notes;
   return json;
 }
 

@@ -32,14 +32,19 @@ struct SearchRequest {
   std::optional<SimulationOptions> engine_of_listed;  // of the discrete-event engine: simulates the listed plans, too
   std::vector<std::string> calibrations;              // the user's files
   std::function<void(const SearchProgress&)> progress{};
+  // Where no plan fits: called once that is known, before what would fit is searched, which takes longer.
+  std::function<void(const struct SearchAnswer&)> nothing_fits{};
 };
 
 // A plan of the answer, evaluated with all that a report has.
 struct ShownPlan {
   FoundPlan found;
   Scenario scenario;
-  Report report;
-  std::optional<double> des_seconds;
+  Report report;              // in closed form
+  std::optional<Report> des{};  // by events, where it is asked for
+
+  // Of the engine that is asked for.
+  const Report& asked() const { return des ? *des : report; }
 };
 
 struct SearchAnswer {
@@ -55,6 +60,8 @@ struct SearchAnswer {
   std::optional<ShownPlan> leanest{};
   double seconds = 0;         // of the search alone
   double remedy_seconds = 0;  // of those for the remedies
+  // Where no degrees divide devices and batch: the nearest batches that some do; 0: none.
+  std::int64_t smaller_batch = 0, larger_batch = 0;
 };
 
 // Throws InputError, its file filled in, and StalledError.

@@ -118,19 +118,22 @@ std::string rows_json(const SweepResults& results, std::int64_t sweep, const std
   return text + "]";
 }
 
-nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepDocument& sweep,
+nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepDocument& sweep, const SweepResults& results,
                                   const SweepOutcome& outcome) {
   nlohmann::ordered_json json{{"database", request.database},     {"points", outcome.points},
                               {"computed", outcome.computed},     {"there_before", outcome.known},
                               {"without_result", outcome.errors}, {"first_error", nullptr}};
   if (outcome.errors > 0) json["first_error"] = outcome.first_error;
-  json["notes"] = notes_on(sweep);
+  json["notes"] = notes_on(sweep, results);
   return json;
 }
 
-std::vector<std::string> notes_on(const SweepDocument& sweep) {
-  if (!sweep.leaves_out_perturbations()) return {};
-  return {"the scenario's perturbations are left out: they act in the discrete-event engine (\"engine\": \"des\")"};
+std::vector<std::string> notes_on(const SweepDocument& sweep, const SweepResults& results) {
+  std::vector<std::string> notes = results.doubts();
+  if (sweep.leaves_out_perturbations())
+    notes.emplace_back(
+        "the scenario's perturbations are left out: they act in the discrete-event engine (\"engine\": \"des\")");
+  return notes;
 }
 
 }  // namespace orrery

@@ -42,8 +42,9 @@ void append_row_json(const std::vector<SweepCell>& cells, std::string& text);
 // ones.
 std::string rows_json(const SweepResults& results, std::int64_t sweep, const std::vector<std::string>& fields);
 // {"database", "points", "computed", "there_before", "without_result", "first_error", "notes"}
-nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepDocument& sweep, const SweepOutcome& outcome);
-// What its figures leave out, a sentence each.
-std::vector<std::string> notes_on(const SweepDocument& sweep);
+nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepDocument& sweep, const SweepResults& results,
+                                  const SweepOutcome& outcome);
+// What its figures leave out, and what is known to be wrong in the file, a sentence each.
+std::vector<std::string> notes_on(const SweepDocument& sweep, const SweepResults& results);
 
 }  // namespace orrery

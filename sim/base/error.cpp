@@ -61,6 +61,8 @@ std::string nearest_of(std::string_view name, const Names& valid) {
   std::string best;
   std::size_t best_distance = (wanted.size() + 2) / 3 + 1;  // up to a third of the letters wrong is plausible
   for (const auto& candidate : valid) {
+    const auto [fewer, more] = std::minmax({wanted.size(), candidate.size()});
+    if (more - fewer >= best_distance) continue;  // each missing letter is an edit
     const std::size_t distance = edit_distance(wanted, folded(candidate));
     if (distance < best_distance && distance < candidate.size()) {
       best_distance = distance;
@@ -70,7 +72,9 @@ std::string nearest_of(std::string_view name, const Names& valid) {
   if (!best.empty()) return best;
 
   for (const auto& candidate : valid)
-    if (wanted.size() >= 2 && initials(folded(candidate)) == wanted) return std::string(candidate);
+    if (wanted.size() >= 2 && folded(candidate.substr(0, 1)) == wanted.substr(0, 1) &&
+        initials(folded(candidate)) == wanted)
+      return std::string(candidate);
   for (const auto& candidate : valid) {
     const bool contains = wanted.size() >= 3 && folded(candidate).find(wanted) != std::string::npos;
     if (contains && (best.empty() || candidate.size() < best.size())) best = candidate;

@@ -11,6 +11,7 @@
 #include "sim/report/format.h"
 #include "strategies/activation_recompute/options.h"
 #include "strategies/layer_plans.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -118,6 +119,9 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
         "{} all-gather{} a layer with no other kernels to hide {}: where that takes longer than the bubble it "
         "spares, pipeline_schedule 1f1b is faster (strategies/pipeline_parallel/README.md)",
         gathers, gathers == 1 ? "" : "s", gathers == 1 ? "it" : "them"));
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.notes != nullptr)
+      for (std::string& note : strategy.notes(scenario)) notes.push_back(std::move(note));
   const Mesh& mesh = program.mesh;
   const std::int64_t devices = scenario.cluster.node.devices;
   const auto crossing = [&](MeshAxis axis) {

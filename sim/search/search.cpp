@@ -1,9 +1,5 @@
 #include "sim/search/search.h"
 
-#include <tbb/global_control.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
-
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -13,6 +9,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/threads.h"
 #include "sim/prediction/prediction.h"
 #include "sim/search/bounds.h"
 #include "strategies/pipeline_parallel/schedules.h"
@@ -117,9 +114,11 @@ class Evaluator {
 
   // Throws InputError where the plan cannot be laid out.
   const Report& evaluate_memory() {
-    // A calibration is looked up once for each stack and kind of kernel.
+    // A calibration is looked up once for each stack, kind of kernel and number of ranks: all that it goes by.
     const std::string stack = stack_of(scenario);
-    if (engine_ == nullptr || stack != stack_ || scenario.plan.framework.attention_kernel != attention_) {
+    const std::int64_t ranks = orrery::ranks(scenario);
+    if (engine_ == nullptr || stack != stack_ || ranks != ranks_ ||
+        scenario.plan.framework.attention_kernel != attention_) {
       check(scenario);
       engine_.reset();
       cluster_ = scenario.cluster;
@@ -127,6 +126,7 @@ class Evaluator {
       const CollectiveCalibration& collectives = calibrator_.collectives(cluster_, {&stack, 1});
       engine_ = std::make_unique<AnalyticalEngine>(cluster_, kernels, collectives);
       stack_ = stack;
+      ranks_ = ranks;
       attention_ = scenario.plan.framework.attention_kernel;
     }
     calibrator_.lower(scenario, program_);
@@ -147,6 +147,7 @@ class Evaluator {
   Calibrator calibrator_;
   Cluster cluster_;
   std::string stack_;
+  std::int64_t ranks_ = 0;
   framework::AttentionKernel attention_{};
   std::unique_ptr<AnalyticalEngine> engine_;
   Program program_;
@@ -179,14 +180,9 @@ class Search {
   }
 
   SearchResult run() {
-    const tbb::global_control most(tbb::global_control::max_allowed_parallelism,
-                                   static_cast<std::size_t>(options_.threads));
-    tbb::task_arena arena(options_.threads);
-    arena.execute([&] {
-      find_groups();
-      bound_groups();
-      evaluate_groups();
-    });
+    find_groups();
+    bound_groups();
+    evaluate_groups();
     answers_.finish(result_);
     return std::move(result_);
   }
@@ -251,7 +247,7 @@ class Search {
   // are evaluated.
   void bound_groups() {
     if (options_.exhaustive) return;
-    tbb::parallel_for(std::size_t{0}, groups_.size(), [&](std::size_t g) {
+    for_each_index(groups_.size(), options_.threads, [&](std::size_t g) {
       Group& group = groups_[g];
       std::unique_ptr<Evaluator> evaluator = take_evaluator();
       choose(group, evaluator->scenario);
@@ -281,8 +277,8 @@ class Search {
       const std::size_t count = std::min(in_round, groups_.size() - first);
       std::vector<Found> found(count, Found(options_));
       const Limits limits{options_.exhaustive ? kNever : answers_.limit(), answers_.least_memory()};
-      tbb::parallel_for(std::size_t{0}, count,
-                        [&](std::size_t i) { evaluate(groups_[first + i], first + i, limits, found[i]); });
+      for_each_index(count, options_.threads,
+                     [&](std::size_t i) { evaluate(groups_[first + i], first + i, limits, found[i]); });
       for (const Found& f : found) add(f);
       if (options_.progress)
         options_.progress({.considered = result_.considered, .groups = first + count, .all_groups = groups_.size()});
@@ -414,6 +410,7 @@ class Search {
 SearchResult search(const Space& space, const SearchOptions& options, const UserCalibration& user) {
   SearchResult result;
   SearchOptions of_attempt = options;
+  of_attempt.threads = 1 + startable_threads(options.threads - 1);
   // The micro-batches of plans with other replicas have other documents: none bounds another.
   const bool exhaustive = options.exhaustive || space.base().workload.has_documents();
   for (const double slack : kSlacks) {

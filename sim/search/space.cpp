@@ -4,6 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -28,22 +31,37 @@ Space::Axis axis_of(const SearchAxis& axis) {
           [set = axis.set](Scenario& scenario, std::int64_t value) { set(scenario.plan, value); }, axis.values};
 }
 
-// Of the values that the plan's stack has.
-Space::Axis axis_of_stack(const SearchAxis& axis, const Plan& plan) {
-  Space::Axis all = axis_of(axis);
-  for (const framework::SearchedValues& of_field : framework::searched_values(plan)) {
-    if (of_field.field != axis.field) continue;
-    std::vector<std::int64_t> numbers;
-    for (const std::string& value : of_field.values) {
-      Plan with = plan;
-      set_field(with, axis.field, nlohmann::json::parse(value));
-      if (const auto number = number_of(with, axis.field)) numbers.push_back(*number);
+// Of the values that a plan's stack has, for each stack; none: all.
+using ValuesOfStacks = std::array<std::optional<std::vector<std::int64_t>>, framework::kStackNames.size()>;
+
+ValuesOfStacks values_of_stacks(const SearchAxis& axis) {
+  ValuesOfStacks of_stacks;
+  for (std::size_t stack = 0; stack < of_stacks.size(); ++stack) {
+    Plan plan;
+    plan.framework.stack = static_cast<framework::Stack>(stack);
+    for (const framework::SearchedValues& of_field : framework::searched_values(plan)) {
+      if (of_field.field != axis.field) continue;
+      of_stacks[stack].emplace();
+      for (const std::string& value : of_field.values) {
+        Plan with;
+        set_field(with, axis.field, nlohmann::json::parse(value));
+        if (const auto number = number_of(with, axis.field)) of_stacks[stack]->push_back(*number);
+      }
     }
-    all.values = [numbers, values = all.values](const Scenario& chosen, std::vector<std::int64_t>& into) {
-      values(chosen, into);
-      std::erase_if(into, [&](std::int64_t v) { return std::find(numbers.begin(), numbers.end(), v) == numbers.end(); });
-    };
   }
+  return of_stacks;
+}
+
+// Of the values that the stack has of the plan chosen so far.
+Space::Axis axis_of_stack(const SearchAxis& axis) {
+  Space::Axis all = axis_of(axis);
+  all.values = [of_stacks = values_of_stacks(axis), values = axis.values](const Scenario& chosen,
+                                                                          std::vector<std::int64_t>& into) {
+    values(chosen, into);
+    const auto& numbers = of_stacks[static_cast<std::size_t>(chosen.plan.framework.stack)];
+    if (!numbers) return;
+    std::erase_if(into, [&](std::int64_t v) { return std::find(numbers->begin(), numbers->end(), v) == numbers->end(); });
+  };
   return all;
 }
 
@@ -63,22 +81,33 @@ Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
   };
   if (twice(request.values))
     throw InputError({"", "/plan/" + request.field}, "a value a second time", "each value once");
-  if (by_strategy != nullptr && numbers.size() == request.values.size()) {
-    Space::Axis axis = axis_of(*by_strategy);
-    axis.values = [numbers](const Scenario&, std::vector<std::int64_t>& values) {
-      values.insert(values.end(), numbers.begin(), numbers.end());
+  if (by_strategy == nullptr)  // chosen first, since it is not known what follows from it
+    return {request.field, request.field, Turns::mesh,
+            [request](Scenario& scenario, std::int64_t value) {
+              set_field(scenario.plan, request.field, request.values[static_cast<std::size_t>(value)]);
+            },
+            [count = request.values.size()](const Scenario&, std::vector<std::int64_t>& values) {
+              for (std::size_t i = 0; i < count; ++i) values.push_back(static_cast<std::int64_t>(i));
+            }};
+  Space::Axis axis = axis_of(*by_strategy);
+  const bool counted = numbers.size() == request.values.size();
+  if (!counted) {  // places among the values, and below zero those that the strategy counts
+    numbers.resize(request.values.size());
+    std::iota(numbers.begin(), numbers.end(), 0);
+    axis.set = [request, set = by_strategy->set](Scenario& scenario, std::int64_t value) {
+      if (value < 0) return set(scenario.plan, -1 - value);
+      set_field(scenario.plan, request.field, request.values[static_cast<std::size_t>(value)]);
     };
-    return axis;
   }
-  // What no strategy declares: chosen first, since it is not known what follows from it.
-  return {request.field, by_strategy == nullptr ? request.field : std::string(by_strategy->label),
-          by_strategy == nullptr ? Turns::mesh : by_strategy->turns,
-          [request](Scenario& scenario, std::int64_t value) {
-            set_field(scenario.plan, request.field, request.values[static_cast<std::size_t>(value)]);
-          },
-          [count = request.values.size()](const Scenario&, std::vector<std::int64_t>& values) {
-            for (std::size_t i = 0; i < count; ++i) values.push_back(static_cast<std::int64_t>(i));
-          }};
+  axis.values = [numbers, counted, acts = by_strategy->acts, usual = by_strategy->values,
+                 given = number_of(base, request.field)](const Scenario& chosen, std::vector<std::int64_t>& values) {
+    if (acts == nullptr || acts(chosen)) return void(values = numbers);
+    if (usual == nullptr) return values.push_back(given.value());
+    usual(chosen, values);
+    if (values.size() > 1) values.resize(1);
+    if (!counted && !values.empty()) values.front() = -1 - values.front();
+  };
+  return axis;
 }
 
 }  // namespace
@@ -100,19 +129,22 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
     if (is_fixed(request->field)) throw InputError({"", at}, "a field both fixed and searched", "one of the two");
     if (request_of(request->field) != request)
       throw InputError({"", at}, "a field searched twice", "its values at once");
-    if (declared(request->field) != nullptr) continue;
-    if (request->values.empty())
+    const SearchAxis* by_strategy = declared(request->field);
+    if (request->values.empty() && (by_strategy == nullptr || by_strategy->values == nullptr))
       throw InputError({"", at}, "no values", "those to try: no strategy says which of this field are worth it");
+    if (by_strategy != nullptr) continue;
     undeclared.push_back(axis_of(*request, base.plan));
   }
   if (!options.global_batch_sizes.empty())
     axes_.push_back({"global_batch_size", "batch", Turns::mesh,
-                     [](Scenario& scenario, std::int64_t value) { scenario.workload.global_batch_size = value; },
+                     [](Scenario& scenario, std::int64_t value) {
+                       scenario.workload.global_batch_size = value;
+                       scenario.workload.gives_batch = true;
+                     },
                      [sizes = options.global_batch_sizes](const Scenario&, std::vector<std::int64_t>& values) {
                        values.insert(values.end(), sizes.begin(), sizes.end());
                      }});
   std::move(undeclared.begin(), undeclared.end(), std::back_inserter(axes_));
-  const bool several_stacks = request_of("framework") != options.over.end();
   for (const Strategy& strategy : all_strategies()) {
     if (strategy.search_axes == nullptr) continue;
     for (const SearchAxis& axis : strategy.search_axes()) {
@@ -120,8 +152,8 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
       const auto request = request_of(axis.field);
       if (request != options.over.end() && !request->values.empty()) {
         axes_.push_back(axis_of(*request, base.plan));
-      } else if (request != options.over.end() || axis.usual || options.all) {
-        axes_.push_back(several_stacks ? axis_of(axis) : axis_of_stack(axis, base.plan));
+      } else if (axis.values != nullptr && (request != options.over.end() || axis.usual || options.all)) {
+        axes_.push_back(axis_of_stack(axis));
       }
     }
   }

@@ -61,7 +61,8 @@ class File {
   }
 
   ComparedSweeps what() const {
-    return {database_.path(), texts_of(database_, "SELECT DISTINCT version FROM sweeps ORDER BY id")};
+    return {database_.path(), texts_of(database_, "SELECT DISTINCT version FROM sweeps ORDER BY id"),
+            doubts_about(database_)};
   }
   std::vector<KeptPoint> points;
 
@@ -258,6 +259,8 @@ std::string sweep_comparison_text(const SweepComparison& c, std::size_t most) {
   for (const auto& [letter, side] : {std::pair("A", &c.a), std::pair("B", &c.b)})
     text += fmt::format("{}: {} (orrery {})\n", letter, side->file,
                         one_line(fmt::format("{}", fmt::join(side->versions, ", "))));
+  for (const ComparedSweeps* side : {&c.a, &c.b})
+    for (const std::string& doubt : side->doubts) text += doubt + "\n";
   text += fmt::format("{} in both, {} only in A, {} only in B\n", points_text(static_cast<std::size_t>(c.in_both)),
                       c.only_in_a.size(), c.only_in_b.size());
   if (!c.only_in_a.empty()) text += fmt::format("Gone from A, the first: {}\n", fields_text(c.only_in_a.front()));
@@ -290,7 +293,7 @@ std::string sweep_comparison_text(const SweepComparison& c, std::size_t most) {
 OrderedJson sweep_comparison_json(const SweepComparison& c) {
   OrderedJson json;
   for (const auto& [letter, side] : {std::pair("a", &c.a), std::pair("b", &c.b)})
-    json[letter] = {{"file", side->file}, {"versions", side->versions}};
+    json[letter] = {{"file", side->file}, {"versions", side->versions}, {"notes", side->doubts}};
   json["threshold"] = c.threshold;
   json["alike"] = c.alike();
   json["points_in_both"] = c.in_both;

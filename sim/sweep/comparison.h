@@ -34,6 +34,7 @@ struct FigureChanges {
 struct ComparedSweeps {
   std::string file;
   std::vector<std::string> versions;  // of the programs that its results are of
+  std::vector<std::string> doubts;    // doubts_about() it
 };
 
 struct SweepComparison {

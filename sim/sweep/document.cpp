@@ -177,11 +177,12 @@ class AxesReader {
  private:
   // Paths in a document start from its folder; apply_set takes them from the working directory.
   Json beside_document(const std::string& field, Json value) const {
-    const bool names_file = field == "model" || field == "cluster" || field == "workload" || field == "plan" ||
-                            field == "cluster.topology_file";
+    const bool is_file = field.ends_with("_file");  // cluster.topology_file, workload.routing_file, ...
+    const bool names_file =
+        is_file || field == "model" || field == "cluster" || field == "workload" || field == "plan";
     if (!names_file || !value.is_string()) return value;
     const auto& path = value.get_ref<const std::string&>();
-    if (field != "cluster.topology_file" && !path.ends_with(".json") && path.find('/') == std::string::npos)
+    if (!is_file && !path.ends_with(".json") && path.find('/') == std::string::npos)
       return value;
     return (std::filesystem::path(file_).parent_path() / path).string();
   }

@@ -104,6 +104,7 @@ class Evaluator {
           plan["plan." + axis.field] = field_of(best.scenario.plan, axis.field);
         }
       }
+      if (plan.contains("plan.data_parallel")) plan["plan.data_parallel"] = data_parallel_degree(best.scenario);
       row.plan = plan.dump();
       row.values = sweep_values(best.report);
     } catch (const InputError& error) {

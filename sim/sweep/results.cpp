@@ -11,6 +11,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/json_writer.h"
+#include "sim/base/one_line.h"
 #include "sim/report/format.h"
 
 namespace orrery {
@@ -114,7 +115,47 @@ OrderedJson object_in(const std::string& text) {
   return json.is_object() ? json : OrderedJson::object();
 }
 
+// Before version 0.1.1 a thread that evaluated one point after another kept the interval of the last point that had one,
+// and gave it to points of stacks without any.
+constexpr std::string_view kFirstWithOwnIntervals = "0.1.1";
+constexpr const char* kInterval = "expected_step_seconds_low";
+
+// Of "0.1.0 187faaf82940", number by number; what is no version is not earlier.
+bool is_earlier(std::string_view version, std::string_view than) {
+  const auto numbers = [](std::string_view text) {
+    std::vector<int> all;
+    for (const char *at = text.data(), *end = at + text.size(); at != end; ++at) {
+      int number = 0;
+      const auto [behind, error] = std::from_chars(at, end, number);
+      if (error != std::errc()) return std::vector<int>{};
+      all.push_back(number);
+      if (behind == end || *behind != '.') break;
+      at = behind;
+    }
+    return all;
+  };
+  const std::vector<int> of = numbers(version);
+  return !of.empty() && of < numbers(than);
+}
+
 }  // namespace
+
+std::vector<std::string> doubts_about(const Database& database) {
+  Statement column(database, fmt::format("SELECT 1 FROM pragma_table_info('results') WHERE name = '{}'", kInterval));
+  if (!column.step()) return {};
+  Statement versions(database, fmt::format("SELECT DISTINCT version FROM sweeps s WHERE EXISTS (SELECT 1 FROM points p "
+                                           "JOIN results r ON r.key = p.key WHERE p.sweep = s.id AND r.{} IS NOT NULL) "
+                                           "ORDER BY version",
+                                           kInterval));
+  std::vector<std::string> earlier;
+  while (versions.step())
+    if (std::string version = versions.text(0); is_earlier(version, kFirstWithOwnIntervals))
+      earlier.push_back(one_line(version));
+  if (earlier.empty()) return {};
+  return {fmt::format("{}: results of orrery {}: where plan.framework has no published steps, expected_step_seconds_low "
+                      "and _high may be those of another point; sweep again for right ones",
+                      database.path(), fmt::join(earlier, ", "))};
+}
 
 const std::vector<const ReportColumn*>& sweep_columns() {
   static const std::vector<const ReportColumn*> columns = [] {

@@ -59,6 +59,9 @@ struct SweepCell {
 // The files that hold them.
 const DatabaseKind& sweep_database();
 
+// What is known to be wrong with results of earlier versions of orrery that the file holds, a sentence each.
+std::vector<std::string> doubts_about(const Database& database);
+
 class SweepResults {
  public:
   // As Database. Throws InputError, too, where another version of orrery has made the file with other columns.
@@ -70,6 +73,7 @@ class SweepResults {
   void add_new_keys(std::unordered_set<std::uint64_t>& keys);
   // The key of each point of the sweep that there is.
   std::unordered_map<std::int64_t, std::uint64_t> points_of(std::int64_t sweep) const;
+  std::vector<std::string> doubts() const { return doubts_about(database_); }
   // In one transaction. Of a key that is there the result stays.
   void add(std::int64_t sweep, std::span<const SweepRow> rows);
   // All that another file has and this one lacks, in one transaction. Returns how many points were added.

@@ -12,12 +12,14 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "sim/base/digest.h"
 #include "sim/base/input_file.h"
 #include "sim/base/preset.h"
+#include "sim/base/threads.h"
 #include "sim/sweep/evaluate.h"
 
 namespace orrery {
@@ -192,7 +194,8 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
   outcome.points = mine;
   SweepHelpers* const helpers = options.helpers;
   const std::int64_t helping = helpers != nullptr ? helpers->threads() : 0;
-  const int workers = evaluating_threads(mine, options.threads, options.threads + helping);
+  const int wanted = evaluating_threads(mine, options.threads, options.threads + helping);
+  const int workers = wanted <= 1 ? wanted : std::max(1, startable_threads(wanted));
   const SweepEvaluation evaluation{program, options.user, std::max(1, options.threads / std::max(workers, 1))};
   Shared shared(results.points_of(outcome.sweep), sweep, all, options, workers + helping,
                 workers + (helpers != nullptr ? 1 : 0));
@@ -209,9 +212,16 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
         shared.rows.finish();
       });
     };
-    for (int i = 0; i < workers; ++i) start([&] { evaluate_points(sweep, evaluation, shared); });
-    if (helpers != nullptr) start([&] { helpers->share(shared, mine, workers); });
     try {
+      if (helpers != nullptr) start([&] { helpers->share(shared, mine, workers); });
+      for (int i = 0; i < workers; ++i) {
+        try {
+          start([&] { evaluate_points(sweep, evaluation, shared); });
+        } catch (const std::system_error& why) {  // the others do its part
+          if (threads.empty()) throw no_thread("--threads", why);
+          shared.rows.finish();
+        }
+      }
       std::vector<SweepRow> rows;
       std::int64_t known = 0;  // by other points' results
       std::int64_t first_error = all;  // its point

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include "sim/base/json_reader.h"
@@ -285,7 +286,14 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   };
   {
     std::vector<std::jthread> threads;
-    for (std::size_t t = 0; t < failures.size(); ++t) threads.emplace_back(work, t);
+    for (std::size_t t = 1; t < failures.size(); ++t) {
+      try {
+        threads.emplace_back(work, t);
+      } catch (const std::system_error&) {  // the others do its part
+        break;
+      }
+    }
+    work(0);
   }
   for (const std::exception_ptr& failure : failures)
     if (failure) std::rethrow_exception(failure);

@@ -796,6 +796,10 @@ std::span<const SearchAxis> search_axes() {
              const std::vector<std::int64_t> chunks =
                  pipeline_parallel::split_layers(chosen.model.total_layers(), chosen.plan.pipeline);
              for (std::int64_t n = 1; n < *std::max_element(chunks.begin(), chunks.end()); ++n) values.push_back(n);
+           },
+       .acts =
+           [](const Scenario& chosen) {
+             return chosen.plan.recompute.mode == Mode::full && chosen.plan.recompute.every <= 1;
            }}};
   return kAxes;
 }

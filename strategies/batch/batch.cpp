@@ -1,19 +1,54 @@
 #include "strategies/batch/batch.h"
 
+#include <algorithm>
 #include <string>
 
 #include "sim/base/error.h"
 
 namespace orrery::batch {
 
+namespace {
+
+// "96 or 120"; one of them may be none, 0.
+std::string either(std::int64_t below, std::int64_t above) {
+  if (below == 0 || above == 0) return std::to_string(std::max(below, above));
+  return std::to_string(below) + " or " + std::to_string(above);
+}
+
+// Numbers of devices, whole nodes of them or parts of a single one, that divide the batch with the same degrees: the nearest.
+std::string nearest_devices(const Scenario& scenario) {
+  const std::int64_t size = scenario.plan.batch.micro_batch_size, batch = scenario.workload.global_batch_size;
+  if (scenario.plan.data.degree > 0 || batch % size != 0) return "";
+  const std::int64_t inner = model_parallel_ranks(scenario.plan), here = scenario.cluster.devices();
+  const std::int64_t of_node = scenario.cluster.node.devices, sequences = batch / size;
+  std::int64_t below = 0, above = 0;
+  const auto consider = [&](std::int64_t replicas) {
+    const std::int64_t devices = inner * replicas;
+    if (devices % of_node != 0 && (devices > of_node || scenario.cluster.nodes > 1)) return;
+    if (devices < here) below = std::max(below, devices);
+    if (devices > here && (above == 0 || devices < above)) above = devices;
+  };
+  for (std::int64_t replicas = 1; replicas <= sequences / replicas; ++replicas) {
+    if (sequences % replicas != 0) continue;
+    consider(replicas);
+    consider(sequences / replicas);
+  }
+  return below == 0 && above == 0 ? "" : "; or " + either(below, above) + " devices";
+}
+
+}  // namespace
+
 void check(const Scenario& scenario) {
-  const std::int64_t per_step = data_parallel_degree(scenario) * scenario.plan.batch.micro_batch_size;
-  const std::int64_t batch = scenario.workload.global_batch_size;
-  if (batch % per_step != 0)
-    throw InputError({"", "/workload/global_batch_size"}, std::to_string(batch),
-                     "a multiple of " + std::to_string(per_step) + ", the data-parallel degree " +
-                         std::to_string(data_parallel_degree(scenario)) + " times micro_batch_size " +
-                         std::to_string(scenario.plan.batch.micro_batch_size));
+  const std::int64_t replicas = data_parallel_degree(scenario), size = scenario.plan.batch.micro_batch_size;
+  const std::int64_t per_step = replicas * size, batch = scenario.workload.global_batch_size;
+  if (batch % per_step == 0) return;
+  const std::string multiple = "a multiple of " + std::to_string(per_step) + ", the data-parallel degree " +
+                               std::to_string(replicas) + " times micro_batch_size " + std::to_string(size);
+  if (!scenario.workload.gives_batch)
+    throw InputError({"", "/workload/global_batch_size"}, "nothing", "sequences a step, " + multiple);
+  const std::int64_t below = batch / per_step * per_step;
+  throw InputError({"", "/workload/global_batch_size"}, std::to_string(batch),
+                   multiple + ": " + either(below, below + per_step) + nearest_devices(scenario));
 }
 
 void rewrite(const Scenario&, Program& program) {

@@ -456,7 +456,8 @@ std::span<const SearchAxis> search_axes() {
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              const std::size_t types = chosen.plan.context.degree > 1 ? type_names().size() : 1;
              for (std::size_t type = 0; type < types; ++type) values.push_back(static_cast<std::int64_t>(type));
-           }}};
+           },
+       .acts = [](const Scenario& chosen) { return chosen.plan.context.degree > 1; }}};
   return kAxes;
 }
 

@@ -787,6 +787,11 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+// Some rank has another that computes gradients of the same weights.
+static bool shares_gradients(const Scenario& scenario) {
+  return orrery::ranks(scenario) > scenario.plan.pipeline.degree;
+}
+
 std::span<const SearchAxis> search_axes() {
   static constexpr SearchAxis kAxes[]{
       {.field = "data_parallel",
@@ -814,7 +819,8 @@ std::span<const SearchAxis> search_axes() {
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              values.push_back(1);
              if (chosen.plan.data.zero_stage == 3) values.push_back(0);
-           }},
+           },
+       .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage == 3; }},
       {.field = "zero_shard_degree",
        .label = "shard",
        .turns = Turns::replicas,
@@ -827,7 +833,22 @@ std::span<const SearchAxis> search_axes() {
              append_divisors(data_parallel_degree(chosen), values);
              values.pop_back();  // all replicas: what 0 stands for
              std::erase(values, 1);
-           }}};
+           },
+       .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0; }},
+      {.field = "overlap_grad_reduce",
+       .label = "overlap grads",
+       .turns = Turns::replicas,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_gradients = value != 0; },
+       .values = nullptr,
+       .acts = [](const Scenario& chosen) { return shares_gradients(chosen); }},
+      {.field = "overlap_param_gather",
+       .label = "overlap params",
+       .turns = Turns::replicas,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_parameters = value != 0; },
+       .values = nullptr,
+       .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0 && shares_gradients(chosen); }}};
   return kAxes;
 }
 

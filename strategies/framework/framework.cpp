@@ -26,6 +26,7 @@ struct StackPreset {
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
   bool gathers_quantised_weights = false;
   bool weighs_activations = false;
+  bool deals_uneven_chunks = false;
   std::vector<SearchedValues> searched;
 };
 
@@ -66,6 +67,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.gathers_quantised_weights = j.at("quantised_weights") == "gathered";
     s.runtime.launches_each_expert = j.at("expert_kernels") == "each";
     s.weighs_activations = j.at("expert_weights") == "activation";
+    s.deals_uneven_chunks = j.at("uneven_chunks") == "dealt";
     for (const auto& [field, values] : j.at("searched").items()) {
       SearchedValues& of_field = s.searched.emplace_back();
       of_field.field = field;
@@ -122,6 +124,8 @@ std::string_view attention_kernel(const Plan& plan) {
 GradientScaling gradient_scaling(const Plan& plan) { return preset(plan).gradient_scaling; }
 
 bool accumulates_separately(const Plan& plan) { return preset(plan).accumulates_separately; }
+
+bool deals_uneven_chunks(const Plan& plan) { return preset(plan).deals_uneven_chunks; }
 
 bool scatters_transfers(const Plan& plan) { return preset(plan).scatters_transfers; }
 
@@ -230,6 +234,10 @@ std::span<const SearchAxis> search_axes() {
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              append_flags(chosen.plan.pipeline.degree > 1 && data_parallel_degree(chosen) > 1, values);
+           },
+       .acts =
+           [](const Scenario& chosen) {
+             return chosen.plan.pipeline.degree > 1 && data_parallel_degree(chosen) > 1;
            }}};
   return kAxes;
 }

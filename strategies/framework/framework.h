@@ -43,6 +43,9 @@ enum class GradientScaling : std::uint8_t {
 GradientScaling gradient_scaling(const Plan& plan);
 // Kernels of their own add a micro-batch's gradients to those of earlier ones.
 bool accumulates_separately(const Plan& plan);
+// Layers that do not divide into the pipeline's chunks are dealt; otherwise the stack refuses them, or has to be told
+// each chunk's.
+bool deals_uneven_chunks(const Plan& plan);
 // What tensor-parallel ranks hold alike crosses pipeline stages in parts.
 bool scatters_transfers(const Plan& plan);
 // Axes from neighbouring ranks outwards, as the plan's mesh_order says; "dp" are both of data parallelism. Throws

@@ -365,7 +365,8 @@ std::span<const SearchAxis> search_axes() {
        .turns = Turns::kernels,
        .usual = false,
        .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.forward_degree = value; },
-       .values = degrees},
+       .values = degrees,
+       .acts = [](const Scenario& chosen) { return chosen.plan.fsmoe.schedule != MoeSchedule::sequential; }},
       {.field = "moe_pipeline_degree_backward",
        .label = "chunks back",
        .turns = Turns::kernels,
@@ -376,6 +377,11 @@ std::span<const SearchAxis> search_axes() {
              if (chosen.plan.fsmoe.schedule == MoeSchedule::tutel)
                return values.push_back(chosen.plan.fsmoe.forward_degree);
              degrees(chosen, values);
+           },
+       .acts =
+           [](const Scenario& chosen) {
+             const MoeSchedule schedule = chosen.plan.fsmoe.schedule;
+             return schedule != MoeSchedule::sequential && schedule != MoeSchedule::tutel;
            }}};
   return kAxes;
 }

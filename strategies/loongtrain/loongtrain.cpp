@@ -43,7 +43,8 @@ std::span<const SearchAxis> search_axes() {
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              append_divisors(chosen.plan.context.degree, values);
              std::erase_if(values, [&](std::int64_t w) { return w > 1 && w == chosen.plan.context.degree; });
-           }}};
+           },
+       .acts = [](const Scenario& chosen) { return chosen.plan.context.degree > 1; }}};
   return kAxes;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -148,34 +149,64 @@ class TokenWise {
   std::int64_t least_ = 0, swapped_ = 0;  // of the tensor with the fewest tokens
 };
 
-void check_layers(const Scenario& scenario, const Plan& plan, const std::string& at) {
+// Why layers of this plan cannot be swapped: the field at fault, what it holds, what it must hold.
+struct Refusal {
+  const char* field;
+  std::string (*found)(const Plan& plan);
+  const char* expected;
+};
+
+template <class Name>
+std::string in_quotes(const Name& name) {
+  return '"' + std::string(name) + '"';
+}
+
+std::optional<Refusal> refusal(const Scenario& scenario, const Plan& plan) {
   const Model& model = scenario.model;
-  const auto fail = [&](const std::string& expected) { throw InputError({"", at + "memo"}, "true", expected); };
-  const auto fail_at = [&](const char* field, const std::string& found, const std::string& expected) {
-    throw InputError({"", at + field}, found, expected + " with memo");
-  };
+  constexpr auto yes = [](const Plan&) -> std::string { return "true"; };
+  const auto of_model = [&](const char* expected) { return Refusal{"memo", yes, expected}; };
   if (model.kind != ModelKind::decoder && model.kind != ModelKind::encoder)
-    fail("false but for decoders and encoders of one sequence");
-  if (model.experts > 0) fail("false for a mixture of experts, whose rows do not run along the sequence");
-  if (model.attention == AttentionKind::latent) fail("false for latent attention");
-  if (model.positions == Positions::relative) fail("false for relative positions");
+    return of_model("false but for decoders and encoders of one sequence");
+  if (model.experts > 0) return of_model("false for a mixture of experts, whose rows do not run along the sequence");
+  if (model.attention == AttentionKind::latent) return of_model("false for latent attention");
+  if (model.positions == Positions::relative) return of_model("false for relative positions");
   if (!plan.framework.flash_attention)
-    fail_at("flash_attention", "false", "true: scores that are stored belong to pairs of tokens");
+    return Refusal{"flash_attention", [](const Plan&) -> std::string { return "false"; },
+                   "true: scores that are stored belong to pairs of tokens with memo"};
   if (plan.recompute.mode != activation_recompute::Mode::none)
-    fail_at("recompute",
-            '"' + std::string(activation_recompute::kModeNames[static_cast<std::size_t>(plan.recompute.mode)]) + '"',
-            "\"none\": what is not swapped is recomputed,");
-  if (plan.activation_offload.offload) fail_at("activation_offload", "true", "false: activations are swapped already");
-  if (plan.tensor.overlap) fail_at("tensor_parallel_overlap", "true", "false: its products are cut along the sequence");
+    return Refusal{"recompute",
+                   [](const Plan& p) {
+                     return in_quotes(activation_recompute::kModeNames[static_cast<std::size_t>(p.recompute.mode)]);
+                   },
+                   "\"none\": what is not swapped is recomputed, with memo"};
+  if (plan.activation_offload.offload)
+    return Refusal{"activation_offload", yes, "false: activations are swapped already with memo"};
+  if (plan.tensor.overlap)
+    return Refusal{"tensor_parallel_overlap", yes, "false: its products are cut along the sequence with memo"};
   using precision::Mix;
-  const Mix mix = plan.precision.mix;
-  if (mix == Mix::fp8 || mix == Mix::nvfp4)
-    fail_at("precision", '"' + std::string(precision::kMixNames[static_cast<std::size_t>(mix)]) + '"',
-            "bf16, fp16 or fp32: scales are of all tokens,");
+  if (plan.precision.mix == Mix::fp8 || plan.precision.mix == Mix::nvfp4)
+    return Refusal{"precision",
+                   [](const Plan& p) {
+                     return in_quotes(precision::kMixNames[static_cast<std::size_t>(p.precision.mix)]);
+                   },
+                   "bf16, fp16 or fp32: scales are of all tokens, with memo"};
   if (scenario.plan.context.degree > 1 && !context_parallel::is_of_type(scenario, plan, context_parallel::kTypes))
-    fail_at("context_parallel_type",
-            '"' + std::string(context_parallel::type_names()[static_cast<std::size_t>(plan.context.type)]) + '"',
-            "\"ring\": its activations stay where their tokens are,");
+    return Refusal{"context_parallel_type",
+                   [](const Plan& p) {
+                     return in_quotes(context_parallel::type_names()[static_cast<std::size_t>(p.context.type)]);
+                   },
+                   "\"ring\": its activations stay where their tokens are, with memo"};
+  return std::nullopt;
+}
+
+void check_layers(const Scenario& scenario, const Plan& plan, const std::string& at) {
+  if (const auto why = refusal(scenario, plan)) throw InputError({"", at + why->field}, why->found(plan), why->expected);
+}
+
+bool goes_with(const pipeline_parallel::Options& pipeline) {
+  using pipeline_parallel::ScheduleKind;
+  return pipeline.degree == 1 || pipeline.schedule == ScheduleKind::gpipe ||
+         pipeline.schedule == ScheduleKind::one_f_one_b || pipeline.schedule == ScheduleKind::interleaved;
 }
 
 bool swaps(const Plan& plan) { return plan.memo.swap; }
@@ -194,12 +225,9 @@ void check(const Scenario& scenario) {
     throw InputError({"", "/plan/memo_alpha"}, std::to_string(scenario.plan.memo.alpha),
                      "1, the default, unless memo is true");
   if (!any) return;
-  using pipeline_parallel::ScheduleKind;
-  const ScheduleKind schedule = scenario.plan.pipeline.schedule;
-  if (scenario.plan.pipeline.degree > 1 && schedule != ScheduleKind::gpipe && schedule != ScheduleKind::one_f_one_b &&
-      schedule != ScheduleKind::interleaved)
+  if (const pipeline_parallel::Options& pipeline = scenario.plan.pipeline; !goes_with(pipeline))
     throw InputError({"", "/plan/pipeline_schedule"},
-                     '"' + std::string(pipeline_parallel::kScheduleNames[static_cast<std::size_t>(schedule)]) + '"',
+                     in_quotes(pipeline_parallel::kScheduleNames[static_cast<std::size_t>(pipeline.schedule)]),
                      "\"1f1b\", \"gpipe\" or \"interleaved\" with memo: two buffers do not wait for weight gradients");
 }
 
@@ -236,7 +264,9 @@ std::span<const SearchAxis> search_axes() {
        .set = [](Plan& plan, std::int64_t value) { plan.memo.swap = value != 0; },
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_flags(chosen.cluster.device.pcie_bytes_per_second > 0, values);
+             append_flags(chosen.cluster.device.pcie_bytes_per_second > 0 && !refusal(chosen, chosen.plan) &&
+                              goes_with(chosen.plan.pipeline),
+                          values);
            }},
       {.field = "memo_alpha",
        .label = "alpha",
@@ -248,7 +278,8 @@ std::span<const SearchAxis> search_axes() {
              if (chosen.plan.memo.swap)
                for (std::int64_t part = 0; part < kParts; ++part) values.push_back(part);
              values.push_back(kParts);
-           }}};
+           },
+       .acts = [](const Scenario& chosen) { return any_plan(chosen, swaps); }}};
   return kAxes;
 }
 

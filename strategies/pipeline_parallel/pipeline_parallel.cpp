@@ -1,8 +1,11 @@
 #include "strategies/pipeline_parallel/pipeline_parallel.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sim/base/error.h"
@@ -291,6 +294,36 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+// Whether the stack lays out these chunks without being told their layers.
+static bool is_laid_out(const Scenario& scenario, const Options& options) {
+  return framework::deals_uneven_chunks(scenario.plan) || is_even(scenario.model.total_layers(), options);
+}
+
+std::vector<std::string> notes(const Scenario& scenario) {
+  const Options& options = scenario.plan.pipeline;
+  const std::int64_t layers = scenario.model.total_layers();
+  if (is_even(layers, options)) return {};
+  std::string dealt;
+  const std::vector<std::int64_t> split = split_layers(layers, options);
+  for (std::size_t q = 0; q < split.size();) {
+    const std::size_t first = q;
+    while (q < split.size() && split[q] == split[first]) ++q;
+    dealt += fmt::format("{}{}", dealt.empty() ? "" : ", ", split[first]);
+    if (q - first > 1) dealt += fmt::format(" x {}", q - first);
+  }
+  std::string note = fmt::format("{} layers do not divide into {} model chunks: they are dealt as {}", layers,
+                                 split.size(), dealt);
+  if (!is_laid_out(scenario, options))
+    note += fmt::format("; {} does so only where it is told each chunk's layers (plan.pipeline_stage_layers)",
+                        framework::stack_name(scenario.plan));
+  return {std::move(note)};
+}
+
+void write_out(const Scenario& scenario, Plan& plan) {
+  if (!is_laid_out(scenario, plan.pipeline))
+    plan.pipeline.stage_layers = split_layers(scenario.model.total_layers(), plan.pipeline);
+}
+
 std::span<const SearchAxis> search_axes() {
   static constexpr SearchAxis kAxes[]{
       {.field = "pipeline_parallel",
@@ -304,7 +337,11 @@ std::span<const SearchAxis> search_axes() {
              // Layers that are dealt by hand are dealt to so many stages.
              if (!plan.pipeline.stage_layers.empty()) return values.push_back(plan.pipeline.degree);
              append_divisors(chosen.cluster.devices() / (model_parallel_ranks(plan) / plan.pipeline.degree), values);
-             std::erase_if(values, [&](std::int64_t p) { return p > chosen.model.total_layers(); });
+             const std::int64_t counted = counted_layers(chosen.model.total_layers(), plan.pipeline);
+             const bool even = !framework::deals_uneven_chunks(plan);
+             std::erase_if(values, [&](std::int64_t p) {
+               return p > chosen.model.total_layers() || (even && counted % p != 0);
+             });
            }},
       {.field = "pipeline_schedule",
        .label = "schedule",
@@ -317,13 +354,18 @@ std::span<const SearchAxis> search_axes() {
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              if (chosen.plan.pipeline.degree == 1)
                return values.push_back(static_cast<std::int64_t>(ScheduleKind::one_f_one_b));
+             Options options = chosen.plan.pipeline;
              for (std::size_t i = 0; i < kScheduleNames.size(); ++i) {
                const auto kind = static_cast<ScheduleKind>(i);
                if (kind == ScheduleKind::gpipe) continue;
                if (kind == ScheduleKind::interleaved && chosen.model.kind == ModelKind::encoder_decoder) continue;
+               options.schedule = kind;
+               options.virtual_stages = 1;
+               if (is_v(kind) && !is_laid_out(chosen, options)) continue;
                values.push_back(static_cast<std::int64_t>(i));
              }
-           }},
+           },
+       .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
       {.field = "virtual_pipeline",
        .label = "vpp",
        .turns = Turns::schedule,
@@ -335,15 +377,33 @@ std::span<const SearchAxis> search_axes() {
              options.virtual_stages = 1;
              if (options.schedule != ScheduleKind::interleaved) return values.push_back(1);
              const std::int64_t layers = chosen.model.total_layers(), n = micro_batches(chosen);
-             const std::int64_t with_ends =
-                 layers + (options.embedding_counts_as_layer ? 1 : 0) + (options.head_counts_as_layer ? 1 : 0);
              for (std::int64_t v = 2; v * options.degree <= layers; ++v) {
                options.virtual_stages = v;
                // As even as they come: chunks that are not wait for the longest.
-               const bool even = layers % v == 0 || with_ends % (v * options.degree) == 0;
-               if (even && !options_limit(options, layers) && !schedule_limit(options.schedule, options.degree, v, n))
+               const bool even = layers % v == 0 || is_even(layers, options);
+               if (even && is_laid_out(chosen, options) && !options_limit(options, layers) &&
+                   !schedule_limit(options.schedule, options.degree, v, n))
                  values.push_back(v);
              }
+           },
+       .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
+      {.field = "overlap_p2p_communication",
+       .label = "overlap p2p",
+       .turns = Turns::kernels,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.overlap_transfers = value != 0; },
+       .values = nullptr,
+       .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
+      {.field = "scatter_gather_tensors_in_pipeline",
+       .label = "scatter p2p",
+       .turns = Turns::kernels,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.scatter_gather = static_cast<ScatterGather>(value); },
+       .values = nullptr,
+       .acts =
+           [](const Scenario& chosen) {
+             const Plan& plan = chosen.plan;
+             return plan.pipeline.degree > 1 && plan.tensor.degree > 1 && !plan.tensor.sequence_parallel;
            }}};
   return kAxes;
 }

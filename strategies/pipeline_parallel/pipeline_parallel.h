@@ -13,6 +13,8 @@ void rewrite(const Scenario& scenario, Program& program);
 void disable(Plan& plan);
 std::int64_t ranks(const Plan& plan);
 std::span<const PlanWord> words();
+std::vector<std::string> notes(const Scenario& scenario);
+void write_out(const Scenario& scenario, Plan& plan);
 std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::pipeline_parallel

@@ -292,6 +292,15 @@ std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std:
   return std::nullopt;
 }
 
+std::int64_t counted_layers(std::int64_t layers, const Options& options) {
+  return layers + (options.embedding_counts_as_layer ? 1 : 0) + (options.head_counts_as_layer ? 1 : 0);
+}
+
+bool is_even(std::int64_t layers, const Options& options) {
+  return !options.stage_layers.empty() ||
+         counted_layers(layers, options) % (options.degree * chunks_per_stage(options)) == 0;
+}
+
 std::optional<Limit> options_limit(const Options& options, std::int64_t layers) {
   const ScheduleKind kind = effective_schedule(options);
   const std::string_view name = kScheduleNames[static_cast<std::size_t>(kind)];
@@ -317,7 +326,7 @@ std::optional<Limit> options_limit(const Options& options, std::int64_t layers) 
                    fmt::format("the model's {} layers", layers)};
     return std::nullopt;
   }
-  const std::int64_t counted = layers + options.embedding_counts_as_layer + options.head_counts_as_layer;
+  const std::int64_t counted = counted_layers(layers, options);
   if (counted < chunks)
     return Limit{kind == ScheduleKind::interleaved ? "virtual_pipeline" : "pipeline_parallel",
                  fmt::format("{} model chunks", chunks), fmt::format("at most one for each of the {} layers", counted)};
@@ -371,7 +380,7 @@ void build_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
 std::vector<std::int64_t> split_layers(std::int64_t layers, const Options& options) {
   if (!options.stage_layers.empty()) return options.stage_layers;
   const std::int64_t p = options.degree, n = p * chunks_per_stage(options);
-  const std::int64_t counted = layers + options.embedding_counts_as_layer + options.head_counts_as_layer;
+  const std::int64_t counted = counted_layers(layers, options);
   const std::int64_t rest = counted % n;
   std::vector<std::int64_t> split(static_cast<std::size_t>(n), counted / n);
   if (is_v(effective_schedule(options))) {

@@ -33,6 +33,11 @@ std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std:
 // Nothing when the options fit together and split_layers accepts them.
 std::optional<Limit> options_limit(const Options& options, std::int64_t layers);
 
+// Layers in the split: the model's, and the ends that count as one each.
+std::int64_t counted_layers(std::int64_t layers, const Options& options);
+// Chunks of as many layers each, or as the user says.
+bool is_even(std::int64_t layers, const Options& options);
+
 // Fills `out`, keeping its storage: a search that rebuilds does not allocate. Size and time grow with the stages (and
 // the chunks of the interleaved schedule), not with the micro-batches.
 // REQUIRES: no schedule_limit(). Leaves out.blocking_transfers false; the plan sets it.

@@ -575,7 +575,8 @@ std::span<const SearchAxis> search_axes() {
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              append_flags(chosen.plan.tensor.degree > 1 && !chosen.model.vision(), values);
-           }},
+           },
+       .acts = [](const Scenario& chosen) { return chosen.plan.tensor.degree > 1; }},
       {.field = "tensor_parallel_overlap",
        .label = "overlap",
        .turns = Turns::kernels,
@@ -584,6 +585,10 @@ std::span<const SearchAxis> search_axes() {
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              append_flags(chosen.plan.tensor.degree > 1 && chosen.plan.tensor.sequence_parallel, values);
+           },
+       .acts =
+           [](const Scenario& chosen) {
+             return chosen.plan.tensor.degree > 1 && chosen.plan.tensor.sequence_parallel;
            }}};
   return kAxes;
 }

@@ -61,6 +61,10 @@ std::span<const SearchAxis> search_axes() {
              const std::int64_t size = chosen.cluster.node.devices / inner;
              if (data.zero_stage == 3 && data.reshard_after_forward && size > 1 && shards > size && shards % size == 0)
                values.push_back(size);
+           },
+       .acts =
+           [](const Scenario& chosen) {
+             return chosen.plan.data.zero_stage == 3 && chosen.plan.data.reshard_after_forward;
            }}};
   return kAxes;
 }

@@ -36,7 +36,7 @@ void BM_SearchLlama70BOn1024(benchmark::State& state) {
   run(state, read_scenario(document, {"bench", {}}), {}, {});
 }
 
-// As docs/search.md has it: a trillion parameters on 4,096 A100s, eight and a half million plans.
+// As docs/search.md has it: a trillion parameters on 4,096 A100s, four and a half million plans.
 void BM_SearchTrillionOn4096(benchmark::State& state) {
   const Json document{{"model", "megatron-1t"},
                       {"cluster", {{"node", "dgx-a100"}, {"nodes", 512}}},

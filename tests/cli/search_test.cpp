@@ -144,6 +144,63 @@ TEST(SearchCommand, EventsOrderTheFastestAnew) {
   EXPECT_DOUBLE_EQ(answer["network"]["allowed"].get<double>(), 0.05);
 }
 
+TEST(SearchCommand, FiguresByEventsHaveThePerturbations) {
+  const Workplace place;
+  const CommandResult found = place.orrery("search straggler --fix zero_stage --fix recompute --top 1 --engine des --json -");
+  ASSERT_EQ(found.code, 0) << found.err;
+  const json plan = json::parse(found.out)["plans"][0];
+  EXPECT_GT(plan["des_step_seconds"].get<double>(), 1.1 * plan["step_seconds"].get<double>());
+  const CommandResult slow = place.orrery("simulate straggler --engine des --json -");
+  const json report = json::parse(slow.out);
+  EXPECT_NEAR(plan["tokens_per_second_per_device"].get<double>() * plan["des_step_seconds"].get<double>(),
+              report["tokens_per_second_per_device"].get<double>() * report["step_seconds"].get<double>(), 1e-6);
+  EXPECT_THAT(plan.value("notes", json::array()).dump(), testing::Not(HasSubstr("left out")));
+}
+
+TEST(SearchCommand, WritesTheLayoutThatTheStackMustBeTold) {
+  Workplace place;
+  const CommandResult found = place.orrery(
+      "search llama-3-70b-512-h100 --set model=llama-3-8b --set cluster.nodes=3 --set workload.global_batch_size=32 "
+      "--over pipeline_parallel=3 --fix virtual_pipeline=1 --fix context_parallel --fix micro_batch_size --top 1 "
+      "--best best.json --json -");
+  ASSERT_EQ(found.code, 0) << found.err;
+  const json plan = json::parse(found.out)["plans"][0];
+  EXPECT_THAT(plan["notes"].dump(), HasSubstr("32 layers do not divide into 3 model chunks"));
+  EXPECT_EQ(json::parse(place.read("best.json"))["plan"]["pipeline_stage_layers"], (json{11, 11, 10}));
+  const json report = json::parse(place.orrery("simulate best.json --json -").out);
+  EXPECT_EQ(report["step_seconds"], plan["step_seconds"]);
+  EXPECT_THAT(report["notes"].dump(), testing::Not(HasSubstr("do not divide")));
+}
+
+TEST(SearchCommand, WhereNoDegreesDivideTheBatchTheNearestAreNamed) {
+  const Workplace place;
+  const std::string search =
+      "search llama-3-70b-512-h100 --set model=llama-3-8b --set cluster.nodes=1 --fix tensor_parallel=1 --fix "
+      "pipeline_parallel=1 --fix context_parallel=1 ";
+  EXPECT_THAT(place.orrery(search + "--set workload.global_batch_size=13").out,
+              HasSubstr("the 8 devices and the batch of 13; the nearest that some divide: 8 or 16"));
+  place.write("none.json", R"({"model": "llama-3-8b", "cluster": "dgx-h100", "workload": {"sequence_length": 2048}})");
+  EXPECT_THAT(place.orrery("search none.json --fix tensor_parallel --fix pipeline_parallel --fix context_parallel").out,
+              HasSubstr("the batch, which is not given (workload.global_batch_size)"));
+}
+
+TEST(SearchCommand, GoesOnWithTheThreadsThatTheMachineStarts) {
+  const Workplace place;
+  const auto plans = [&](const CommandResult& found) {
+    EXPECT_EQ(found.code, 0) << found.err;
+    return found.code == 0 ? json::parse(found.out)["plans"].dump() : "";
+  };
+  EXPECT_EQ(plans(place.shell("(ulimit -v 2000000; $ORRERY " + std::string(kSmall) + "--threads 512 --json -)")),
+            plans(place.orrery(std::string(kSmall) + "--threads 1 --json -")));
+  // Where memory ends all the same, a sentence says so.
+  const CommandResult little =
+      place.shell("(ulimit -v 150000; $ORRERY " + std::string(kSmall) + "--threads 512 --json -)");
+  if (little.code != 0) {
+    EXPECT_EQ(little.code, 1);
+    EXPECT_THAT(little.err, HasSubstr("memory has ended"));
+  }
+}
+
 TEST(SearchCommand, BatchesAreComparedByTheirTimeASequence) {
   Workplace place;
   const CommandResult found =

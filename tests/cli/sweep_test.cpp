@@ -305,6 +305,41 @@ chmod 755 archive)sh");
   EXPECT_EQ(read.out, "13\n12 points in both, 0 only in A, 0 only in B\n") << read.err;
 }
 
+TEST(Sweep, SaysWhatIsWrongInDatabasesOfEarlierVersions) {
+  const Workplace place;
+  place.write("sweep.json", sweep_over({{"plan.framework", {"megatron-core", "orrery"}}}));
+  EXPECT_EQ(place.orrery("sweep sweep.json --db results.db").err, "");
+  ASSERT_EQ(place.python("-c \"import sqlite3; c = sqlite3.connect('results.db'); "
+                         "c.execute('UPDATE sweeps SET version = \\'0.1.0\\''); c.commit()\""),
+            0);
+  const auto says = HasSubstr("results.db: results of orrery 0.1.0: where plan.framework has no published steps");
+  EXPECT_THAT(place.orrery("sweep sweep.json --db results.db").err, says);  // goes on
+  EXPECT_THAT(place.orrery("sweep export results.db").err, says);
+  EXPECT_THAT(place.orrery("sweep merge all.db results.db").err, HasSubstr("all.db: results of orrery 0.1.0"));
+  EXPECT_THAT(place.orrery("compare results.db results.db").out, says);
+}
+
+TEST(Sweep, GoesOnWithTheThreadsThatTheMachineStarts) {
+  const Workplace place;
+  place.write("sweep.json", small_sweep());
+  const CommandResult alone = place.orrery("sweep sweep.json --db alone.db --threads 1");
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  const auto little = place.shell("(ulimit -v 1500000; timeout 60 $ORRERY sweep sweep.json --db little.db --threads 512)");
+  ASSERT_EQ(little.code, 0) << little.err;
+  EXPECT_EQ(table_of(place, "little.db"), table_of(place, "alone.db"));
+  // Beyond what waits to be written; as a user whose processes are counted.
+  const std::string as_other = "setpriv --reuid=65534 --clear-groups prlimit --nproc=";
+  if (place.shell("chmod 777 . && " + as_other + "9 true && " + as_other + "9 test -x $ORRERY").code != 0)
+    GTEST_SKIP() << "no other user to be";
+  place.write("many.json", sweep_over({{"workload.sequence_length", {{"from", 1}, {"to", 9000}, {"step", 1}}}}));
+  const auto many = place.shell("timeout 60 " + as_other + "3 $ORRERY sweep many.json --db many.db --threads 8");
+  EXPECT_EQ(many.code, 0) << many.err;
+  EXPECT_EQ(computed(many), 9000);
+  const auto none = place.shell("timeout 60 " + as_other + "1 $ORRERY sweep many.json --db none.db --threads 8");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("--threads: found a thread that the machine does not start"));
+}
+
 TEST(Sweep, FieldsAreCheckedBeforeAnythingRuns) {
   const Workplace place;
   place.write("sweep.json", small_sweep());
@@ -339,6 +374,8 @@ TEST(Sweep, RefusesWhatCannotBeUsed) {
            {"sweep sweep.json --db sweep.json", "sweep.json: found a file that this command reads"},
            {"sweep sweep.json --db results.db --shard 4/3", "1/3, 2/3 or 3/3"},
            {"sweep sweep.json --db results.db --shard 2", "1/3, 2/3 or 3/3"},
+           {"sweep sweep.json --db results.db --shard 0/3", "1/3, 2/3 or 3/3"},
+           {"compare other.db other.db --calibration sweep.json", "scenarios: what a sweep has found stays"},
            {"sweep sweep.json --db results.db --export results.txt", ".csv or .jsonl"},
            {"sweep sweep.json --db results.db --fields mfu", "--export FILE"},
            {"sweep sweep.json --db results.db --export - --fields step_second", R"(did you mean "step_seconds"?)"},

@@ -5,14 +5,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "sim/base/error.h"
 #include "sim/prediction/prediction.h"
 #include "sim/search/network.h"
 #include "sim/search/plan_field.h"
 #include "sim/search/remedies.h"
+#include "strategies/framework/options.h"
+#include "strategies/pipeline_parallel/schedules.h"
 #include "strategies/read_scenario.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -102,6 +107,9 @@ std::vector<Case> cases() {
   SpaceOptions batches = few;
   batches.global_batch_sizes = {16, 48};
   batches.over = {{"tensor_parallel", {2, 4}}, {"framework", {"megatron-core", "fsdp-compiled"}}};
+  SpaceOptions kernels = few;
+  kernels.over = {{"attention_kernel", {"flash_attention_2", "flash_attention_3", "cudnn"}}};
+  kernels.fixed.insert(kernels.fixed.end(), {"pipeline_parallel", "recompute", "sequence_parallel"});
   SpaceOptions split_backwards = few;
   split_backwards.over = {{"pipeline_schedule", {"1f1b", "zb-h1"}}, {"pipeline_parallel", {4, 8}}};
   SpaceOptions pipelines = few;
@@ -115,6 +123,7 @@ std::vector<Case> cases() {
       {"offloading", scenario_of("gpt3-1.3b", 1, 2048, 16, {{"framework", "deepspeed"}}, "dgx-a100"), offloading, 6e9},
       {"long sequences", scenario_of("llama-3-8b", 2, 65536, 4), long_sequences},
       {"several batches and stacks", scenario_of("llama-2-7b", 1, 4096, 16), batches},
+      {"several kernels of attention", scenario_of("llama-2-7b", 1, 4096, 16), kernels},
       {"uneven stages and nodes cut by stages", scenario_of("llama-3-8b", 3, 4096, 24, {{"framework", "nanotron"}}),
        few, 60e9},
       {"layers with plans of their own",
@@ -130,7 +139,7 @@ TEST(Search, FindsWhatAllPlansEvaluatedOneByOneHave) {
     const Space space(c.scenario, c.fields);
     const double most = c.most_memory > 0 ? c.most_memory : c.scenario.cluster.device.memory_bytes;
     const std::vector<Evaluated> plans = all_plans(space);
-    ASSERT_GT(plans.size(), 100U);
+    ASSERT_GT(plans.size(), 90U);
     const SearchResult found = search(space, {.top = 7, .front = 1.5, .most_memory_bytes = most});
     EXPECT_TRUE(found.bounds_held);
     EXPECT_EQ(found.bound_slack, 0);
@@ -235,6 +244,17 @@ TEST(Search, IsTheSameOnAnyNumberOfThreads) {
     EXPECT_EQ(one.best[i].step_seconds, four.best[i].step_seconds);
   }
   EXPECT_EQ(pairs(one.front), pairs(four.front));
+}
+
+TEST(Search, ReasonsAreOfAllThatIsRefused) {
+  SpaceOptions options;
+  options.over = {{"tensor_parallel", {1, 3, 5}}, {"zero_shard_degree", {3, 5}}};
+  options.fixed = {"context_parallel", "micro_batch_size"};
+  const SearchResult found = search(Space(scenario_of("llama-3.2-1b", 1, 2048, 8), options), {.exhaustive = true});
+  std::uint64_t sum = 0;
+  for (const auto& [why, times] : found.refusals) sum += times;
+  EXPECT_GT(found.refusals.size(), 1U);
+  EXPECT_EQ(sum, found.refused);
 }
 
 TEST(Search, WhereNothingFitsTheLeanestIsThatOfAllPlans) {
@@ -347,6 +367,100 @@ TEST(SearchSpace, SaysWhatIsWrongWithWhatIsAsked) {
   EXPECT_THAT(error_of(fields), testing::HasSubstr("no values"));
   fields.over = {{"recompute", {"full", "full"}}};
   EXPECT_THAT(error_of(fields), testing::HasSubstr("a second time"));
+}
+
+// The values of all axes from `first` on, of every plan.
+std::vector<std::vector<std::int64_t>> values_of(const Space& space, std::size_t first = 0) {
+  std::vector<std::vector<std::int64_t>> all;
+  Scenario scenario = space.base();
+  std::vector<std::int64_t> values;
+  space.for_each(scenario, values, space.axes().size(), [&](const Scenario&, const std::vector<std::int64_t>& chosen) {
+    all.emplace_back(chosen.begin() + static_cast<std::ptrdiff_t>(first), chosen.end());
+  });
+  return all;
+}
+
+TEST(SearchSpace, AStackHasItsPlansWhetherItIsNamedOrNot) {
+  std::vector<std::vector<std::vector<std::int64_t>>> of_stack;
+  Json names = Json::array();
+  std::size_t sum = 0;
+  for (const std::string_view name : framework::kStackNames) {
+    names.push_back(name);
+    const Scenario base = scenario_of("llama-3-8b", 2, 8192, 16, {{"framework", name}});
+    SpaceOptions named;
+    named.over = {{"framework", {name}}};
+    of_stack.push_back(values_of(Space(base, {})));
+    EXPECT_EQ(values_of(Space(base, named), 1), of_stack.back()) << name;
+    sum += of_stack.back().size();
+  }
+  EXPECT_LT(of_stack[1].size(), of_stack[0].size());  // Megatron of 2021 has less than Megatron-Core
+  SpaceOptions all;
+  all.over = {{"framework", names}};
+  EXPECT_EQ(values_of(Space(scenario_of("llama-3-8b", 2, 8192, 16), all)).size(), sum);
+}
+
+TEST(SearchSpace, PlansThatOnlyDifferInWhatIsSwitchedOffAreOne) {
+  SpaceOptions options;
+  options.all = true;
+  options.over = {{"overlap_p2p_communication", {true, false}},
+                  {"scatter_gather_tensors_in_pipeline", {"on", "off"}},
+                  {"overlap_grad_reduce", {true, false}},
+                  {"overlap_param_gather", {true, false}},
+                  {"memo_alpha", {0.25, 0.5}},
+                  {"sequence_parallel", {true, false}},
+                  {"reshard_after_forward", {true, false}},
+                  {"virtual_pipeline", {1, 2}}};
+  options.fixed = {"micro_batch_size", "recompute_layers", "pipeline_schedule", "zero_hpz_partition_size"};
+  const Space space(scenario_of("llama-3.2-1b", 1, 2048, 8, {{"pipeline_schedule", "1f1b"}}), options);
+  std::map<std::string_view, bool (*)(const Scenario&)> acts;
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.search_axes != nullptr)
+      for (const SearchAxis& axis : strategy.search_axes()) acts[axis.field] = axis.acts;
+  std::set<std::vector<std::int64_t>> unlike;
+  std::size_t plans = 0, off = 0;
+  Scenario scenario = space.base();
+  std::vector<std::int64_t> values;
+  space.for_each(scenario, values, space.axes().size(), [&](const Scenario& plan, std::vector<std::int64_t> chosen) {
+    ++plans;
+    for (std::size_t i = 0; i < chosen.size(); ++i)
+      if (const auto of = acts[space.axes()[i].field]; of != nullptr && !of(plan)) chosen[i] = 0, ++off;
+    unlike.insert(chosen);
+  });
+  EXPECT_GT(off, plans);
+  EXPECT_EQ(unlike.size(), plans);
+}
+
+TEST(SearchSpace, NothingIsSwappedWhereItCannotBe) {
+  SpaceOptions options;
+  options.over = {{"memo", {}}, {"memo_alpha", {}}};
+  const auto plans = [&](const Json& plan) {
+    return values_of(Space(scenario_of("llama-3.2-1b", 1, 2048, 8, plan), options)).size();
+  };
+  const std::size_t without = values_of(Space(scenario_of("llama-3.2-1b", 1, 2048, 8), {})).size();
+  EXPECT_GT(plans(Json::object()), without);
+  EXPECT_EQ(plans({{"precision", "fp8"}}), without);
+}
+
+TEST(SearchSpace, LayersDivideIntoChunksWhereTheStackAsksForIt) {
+  const auto uneven = [](const char* stack, const SpaceOptions& options, int nodes) {
+    const Space space(scenario_of("llama-3-70b", nodes, 8192, 8 * nodes, {{"framework", stack}}), options);
+    std::size_t count = 0;
+    for (const auto& values : values_of(space)) {
+      const Scenario plan = space.scenario(values);
+      const std::vector<std::int64_t> split =
+          pipeline_parallel::split_layers(plan.model.total_layers(), plan.plan.pipeline);
+      count += std::all_of(split.begin(), split.end(), [&](std::int64_t n) { return n == split.front(); }) ? 0 : 1;
+    }
+    return count;
+  };
+  SpaceOptions few;
+  few.fixed = {"micro_batch_size", "recompute", "context_parallel", "zero_stage", "reshard_after_forward"};
+  for (const int nodes : {3, 4}) {
+    EXPECT_EQ(uneven("megatron-core", few, nodes), 0U);
+    EXPECT_GT(uneven("fsdp", few, nodes), 0U);
+  }
+  few.over = {{"virtual_pipeline", {7}}};
+  EXPECT_GT(uneven("megatron-core", few, 4), 0U) << "what is named is tried";
 }
 
 TEST(SearchSpace, AnEncoderAndADecoderAreNotInterleaved) {

@@ -49,6 +49,17 @@ TEST(Documents, ASequenceOfOneTakesWhatItTakesWithoutThem) {
     }
 }
 
+TEST(Documents, OfOtherSeedsAreOthers) {
+  std::vector<double> steps;
+  for (const std::int64_t seed : {1, 2, 3}) {
+    Scenario s = packed_llama(32);
+    s.workload.documents = "wikipedia";
+    s.workload.documents_seed = seed;
+    steps.push_back(simulate(s).step_seconds);
+    EXPECT_EQ(std::count(steps.begin(), steps.end(), steps.back()), 1) << seed;
+  }
+}
+
 // Pairs fall as the documents' lengths do, but the time of attention by less: tiles of 128 queries are not full, and
 // each query's beginning and end count as much as ever.
 TEST(Documents, ShortOnesTakeLessTimeThanWholeSequencesAndMoreThanTheirPairs) {

@@ -23,6 +23,8 @@
 namespace orrery {
 namespace {
 
+using testing::HasSubstr;
+
 using fsmoe::MoeSchedule;
 
 Scenario bundled(const std::string& name) {

@@ -20,13 +20,13 @@ using testing::IsEmpty;
 
 constexpr std::size_t kPoints = 3;
 
-struct Kept {
+struct KeptFigures {
   double step_seconds = 0;
   bool fits = true;
   std::string error{}, plan{};
 };
 
-std::vector<SweepValue> figures_of(const Kept& kept) {
+std::vector<SweepValue> figures_of(const KeptFigures& kept) {
   Report report;
   report.step_seconds = kept.step_seconds;
   report.memory_peak_bytes = 64;
@@ -39,7 +39,7 @@ class ComparedSweepsTest : public testing::Test {
   ~ComparedSweepsTest() override { std::filesystem::remove_all(folder_); }
 
   // `scenarios`: digests, where they are not 1, 2, 3.
-  std::string database(const std::string& name, const std::vector<Kept>& points,
+  std::string database(const std::string& name, const std::vector<KeptFigures>& points,
                        std::vector<std::uint64_t> scenarios = {}, const std::string& document = "{}") {
     std::filesystem::create_directories(folder_);
     const std::string path = folder_ / name;
@@ -68,7 +68,7 @@ class ComparedSweepsTest : public testing::Test {
 };
 
 TEST_F(ComparedSweepsTest, TheSameIsAlike) {
-  const std::vector<Kept> points{{1}, {2}, {0, false, "does not divide"}};
+  const std::vector<KeptFigures> points{{1}, {2}, {0, false, "does not divide"}};
   const SweepComparison same = compare_sweeps(database("a.db", points), database("b.db", points), {});
   EXPECT_TRUE(same.alike());
   EXPECT_EQ(same.in_both, 3);

@@ -90,8 +90,10 @@ std::string what_is_unusual(const Plan& plan) {
 // than its planner was given. Prints the rows of docs/search.md.
 TEST(SearchedPlans, TieOrBeatThoseOfOtherPlanners) {
   SpaceOptions all;
-  all.over = {
-      {"pipeline_schedule", {"1f1b", "interleaved"}}, {"recompute_layers", {}}, {"account_for_loss", {false, true}}};
+  all.over = {{"pipeline_schedule", {"1f1b", "interleaved"}},
+              {"recompute_layers", {}},
+              {"account_for_loss", {false, true}},
+              {"pipeline_parallel", {1, 2, 4, 8, 16}}};  // by name, so that stages may be uneven, as Mist's are
   // What these planners had themselves: no sequence or context parallelism, one chunk a stage, layers recomputed whole.
   SpaceOptions theirs = all;
   theirs.fixed = {"sequence_parallel", "context_parallel", "virtual_pipeline"};

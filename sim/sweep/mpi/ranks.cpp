@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <exception>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/threads.h"
 #include "sim/sweep/evaluate.h"
 #include "sim/sweep/mpi/message.h"
 
@@ -335,16 +337,24 @@ void SweepRanks::help(const std::string& version) {
   std::string broken;
   {
     std::vector<std::jthread> all;
-    for (int thread = 0; thread < threads; ++thread)
-      all.emplace_back([&, thread] {
-        try {
-          RemoteWork work(*this, thread);
-          evaluate_points(*task.sweep, task.evaluation, work);
-        } catch (const std::exception& error) {
-          const std::lock_guard lock(mutex);
-          broken = fmt::format("{}: {}", name_of_rank(rank_), error.what());
-        }
-      });
+    const auto evaluate = [&](int thread) {
+      try {
+        RemoteWork work(*this, thread);
+        evaluate_points(*task.sweep, task.evaluation, work);
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        broken = fmt::format("{}: {}", name_of_rank(rank_), error.what());
+      }
+    };
+    for (int thread = 0; thread < threads; ++thread) {
+      try {
+        all.emplace_back(evaluate, thread);
+      } catch (const std::system_error& why) {  // the others do its part
+        if (!all.empty()) continue;
+        const std::lock_guard lock(mutex);
+        broken = fmt::format("{}: {}", name_of_rank(rank_), no_thread("--threads", why).what());
+      }
+    }
   }
   MessageWriter end;
   if (broken.empty()) {
