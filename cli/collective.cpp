@@ -190,6 +190,11 @@ Prediction predict(const CollectiveArguments& arguments) {
                                    arguments.engine.engine, works, p.ranks, sizes.size(), sizes.size() == 1 ? "" : "s"),
                        fmt::format("at most {:.2g}: --engine analytical, fewer sizes (-b, -e, -f), or a higher --limit",
                                    p.des.most_works));
+    constexpr double kLong = 2, kGiga = 1e-9;  // seconds that are worth a word
+    if (const double seconds = works * kFlowSeconds; seconds > kLong)
+      fmt::print(stderr, "orrery: about {:.2g} flows of {} ranks to lay over links, at {} size{}: some {:.0f} s, {:.1f} GB\n",
+                 works, p.ranks, sizes.size(), sizes.size() == 1 ? "" : "s", seconds,
+                 works / static_cast<double>(sizes.size()) * kFlowBytes * kGiga);
   }
   for (const double bytes : sizes) {
     SizeRow& row =

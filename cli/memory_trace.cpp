@@ -96,13 +96,35 @@ std::string memory_plan_text(const Simulation& simulation) {
                        "nothing\n");
 }
 
+namespace {
+
+// The file has some 100 bytes for each event, the trace of three steps in memory twice that.
+constexpr double kMostEvents = 1e6;
+
+void check_size(const Simulation& simulation) {
+  const auto stage = static_cast<std::size_t>(fullest_stage(simulation).stage);
+  const double events = allocation_events(*simulation.program, stage);
+  if (events <= kMostEvents) return;
+  const std::int64_t micro_batches = simulation.program->schedule.micro_batches;
+  throw InputError({"", ""},
+                   fmt::format("about {:.2g} allocations and frees in a step of {} micro-batch{} on stage {}", events,
+                               micro_batches, micro_batches == 1 ? "" : "es", stage),
+                   fmt::format("at most {:.2g} for --memory-trace: a smaller workload.global_batch_size or a larger "
+                               "plan.micro_batch_size",
+                               kMostEvents));
+}
+
+}  // namespace
+
 std::string memory_trace(const Simulation& simulation, bool expandable_segments) {
+  check_size(simulation);
   const AllocationTrace trace = allocations(simulation);
   const CachingAllocator::Options options = allocator_options(simulation, expandable_segments);
   return memory_snapshot(*simulation.program, trace, replay(trace, options, kAllocatorSteps), options);
 }
 
 std::string planned_memory_trace(const Simulation& simulation) {
+  check_size(simulation);
   const AllocationTrace trace = allocations(simulation);
   const Replay planned = replay(trace, plan_of(simulation, trace), CachingAllocator::kLeastBlock);
   return memory_snapshot(*simulation.program, trace, planned, {});

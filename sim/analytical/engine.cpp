@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "sim/analytical/engine_rep.h"
@@ -120,7 +121,6 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
     r.find_hops(program);
     r.hold_memory(program);
     r.clock_slots(program);
-    r.find_pair_saves(program);
     r.account_pairs(program);
     r.walk_pipeline(program);
     r.finish_stages(program);
@@ -151,6 +151,7 @@ void AnalyticalEngine::evaluate_memory(const Program& program, Report& report) {
 double AnalyticalEngine::least_pipeline_seconds(const Program& program) {
   Rep& r = *rep_;
   r.find_hops(program);
+  r.behind_last.clear();
   r.clock_lines(program);
   r.gather_while_waiting(program);
   for (std::size_t at = 0; at < r.lines.size(); ++at)
@@ -475,7 +476,7 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
     if (part == UpdatePart::stages) {
       for (const LineItem& item : line)
         for (const ClockNode& node : item.code->nodes)
-          c.sums.push_back({item.code->ops[node.op].stages - 1u, node.seconds, item.code->ops[node.op].name});
+          c.sums.push_back({item.code->ops[node.op].stages - 1u, node.seconds, item.code, node.op});
     } else {
       // Nobody waits for the host behind the reductions: it goes on issuing, as far ahead as it is.
       LineStart start;
@@ -500,6 +501,7 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
   const std::int64_t n = schedule.micro_batches;
   c.tail = {};
   bool usual = !program.micro_batch_class.empty();  // that matter
+  bool began = false;  // none before the last micro-batch matters until one of its slots has such work
   std::array<std::size_t, kStreams> used{};         // streams with such work
   std::size_t streams = 0;
   for (std::size_t s = 0; s < kStreams; ++s) {
@@ -507,6 +509,7 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
     for (std::size_t chunk = begin; chunk < behind; ++chunk)
       for (const SlotLines& l : lines[chunk]) {
         usual |= l.usual.stream_end[s] > 0;
+        began |= l.first.stream_end[s] > 0;
         any |= l.first.stream_end[s] > 0 || l.usual.stream_end[s] > 0 || l.last.stream_end[s] > 0;
       }
     if (any) used[streams++] = s;
@@ -521,12 +524,17 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
     if (usual || slot.micro_batch == 0 || slot.micro_batch + 1 == n)
       for (std::size_t i = 0; i < streams; ++i)
         if (const std::size_t s = used[i]; l.stream_end[s] > 0) {
+          began = true;
           if (l.carried[s] > 0)
             end[s] = time + l.seconds + left_behind(l, of_slot.first, s, std::max(0.0, end[s] - time));
           else
             end[s] = std::max(time + l.stream_end[s], end[s] + l.stream_work[s]);
         }
     time += l.seconds;
+    if (behind_last.empty() || slot.kind != SlotKind::backward || slot.micro_batch + 1 != n) return;
+    const std::size_t stages = program.stages.size();
+    const auto* longer = &behind_last[(stage_class_of * static_cast<std::size_t>(schedule.chunks) + slot.chunk) * stages];
+    time = std::accumulate(longer, longer + stages, time);
   };
   const StageOrder order = schedule.order(static_cast<std::size_t>(c.first_stage));
   if (usual) {
@@ -539,6 +547,11 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
     // Only the first and last micro-batches matter: stretches without them pass as a whole.
     const auto stretch = [&](std::span<const Segment> segments, std::uint32_t shift) {
       for (const Segment& segment : segments) {
+        const auto has_last = [&](const Slot& slot) {
+          const std::int64_t first = slot.micro_batch + shift;
+          return first < n && n <= first + segment.repeats;
+        };
+        if (!began && std::ranges::none_of(segment.pattern(), has_last)) continue;
         for (std::uint32_t r = 0; r < segment.repeats; ++r) {
           bool ends_meet = r == 0 || r + 1 == segment.repeats;
           for (const Slot& slot : segment.pattern()) {
@@ -581,10 +594,13 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   const std::int64_t n = program.schedule.micro_batches;
   clock_lines(program);
   gather_while_waiting(program);
+  find_pair_saves(program);
   find_waits(program);
+  for (std::size_t i = 0; i < classes.size(); ++i) carry_backlogs(program, i);
+  slow_behind_last(program);
+  slow_hops(program);
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
-    carry_backlogs(program, i);
     for (std::size_t k = at(program, i, 0); k < at(program, i + 1, 0); ++k) {
       auto& l = lines[k];
       const std::size_t of_class = row(program, k).of_class;
@@ -606,7 +622,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   }
 }
 
-// What slots that pair save.
+// What slots that pair save, by themselves: what those before them have left slows a pair as it slows the two.
 void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
   pair_saves.clear();
   if (!program.schedule.pairs) return;
@@ -633,6 +649,7 @@ void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
     pair.origin = -1;
     clock.run(line, kUsual, kernels.overlap_slowdown, false, pair, true, {});
     pair_saves[at] = of(BlockKind::forward).seconds + of(BlockKind::backward).seconds - pair.seconds;
+    for (const BlockKind kind : {BlockKind::forward, BlockKind::backward}) add(pair.accounts, of(kind).accounts, -1);
   }
 }
 
@@ -657,8 +674,6 @@ void AnalyticalEngine::Rep::account_pairs(const Program& program) {
       const std::size_t at = first + k;
       if (pair_saves[at] == 0) continue;
       add(classes[i].slots, pair_lines[at].accounts, paired[k]);
-      for (const BlockKind kind : {BlockKind::forward, BlockKind::backward})
-        add(classes[i].slots, lines[at][index(kind)].usual.accounts, -paired[k]);
     }
   }
 }

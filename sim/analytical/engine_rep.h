@@ -41,6 +41,8 @@ struct PieceData {
   const BlockCode& block(BlockKind kind, std::size_t layout = 0) const { return blocks[layout][index(kind)]; }
 };
 
+class TimelineOps;
+
 // One kind of slot of a chunk, in the first, a usual, and the last micro-batch; of a class of micro-batches.
 struct SlotLines {
   LineResult first, usual, last;
@@ -74,7 +76,8 @@ struct ChunkMemory {
 struct StageSum {
   std::size_t group = 0;
   double seconds = 0;
-  const char* name = "";  // of the op
+  const BlockCode* code = nullptr;
+  std::uint16_t op = 0;
 };
 
 // Stages with equal chunks that lie alike on their nodes.
@@ -84,6 +87,7 @@ struct StageClass {
   LineResult gradients, norm, update;   // parts of the end of the step
   std::vector<StageSum> sums;           // and the part between the first two of them
   bool synchronises = false;            // the gradient norm is one of all stages
+  bool carries = false;                 // its slots are clocked behind what the slots before have left
   bool followed = false;                // slot by slot: what `left` has is behind the last one
   std::array<double, kStreams> left{};  // seconds until the fabric's asynchronous streams have ended
   std::array<double, kStreams> tail{};  // work left on asynchronous streams when the last slot ends
@@ -120,6 +124,7 @@ struct AnalyticalEngine::Rep {
   bool share_nics(const Program& program, int round);
   void prepare_pieces(const Program& program);
   void find_hops(const Program& program);
+  void count_turns(const Program& program);
   void gather_while_waiting(const Program& program);
   void find_waits(const Program& program);
   void carry_backlogs(const Program& program, std::size_t stage_class);
@@ -127,6 +132,8 @@ struct AnalyticalEngine::Rep {
   void follow_backlogs(const Program& program, std::size_t stage_class);
   void settle_backlogs(const Program& program, std::size_t stage_class, std::size_t of_class);
   void hold_memory(const Program& program);
+  void slow_behind_last(const Program& program);
+  void slow_hops(const Program& program);
   void clock_lines(const Program& program);
   void clock_slots(const Program& program);
   void find_pair_saves(const Program& program);
@@ -139,7 +146,7 @@ struct AnalyticalEngine::Rep {
   // On request.
   void fill_ops(const Program& program, Report& report) const;
   void fill_timeline(const Program& program, Report& report);
-  void fill_op_slices(const Program& program, const PipelineTimeline& slots, Report& report);
+  void fill_op_slices(const Program& program, const PipelineTimeline& slots, TimelineOps& op_of, Report& report);
   // The ops of a line, clocked anew as it was.
   LineResult trace_line(const Program& program, const LineOrigin& origin, std::vector<LineOp>& ops);
   // Of a class the stage that waits the least for its neighbours: it speaks for it.
@@ -171,11 +178,17 @@ struct AnalyticalEngine::Rep {
   PipelineCosts pipeline_costs(const Program& program) const {
     PipelineCosts paired = unpaired_costs(program);
     paired.pair_saves = pair_saves;
+    paired.behind_last = behind_last;
+    paired.slots_behind = program.stages.size();
     return paired;
   }
   // Where the two halves of a pair take their times one after the other.
   PipelineCosts unpaired_costs(const Program& program) const {
-    return {stage_class, seconds, hops, {}, program.micro_batch_class, program.micro_batch_classes()};
+    return {.stage_class = stage_class,
+            .seconds = seconds,
+            .hop_seconds = hops,
+            .micro_batch_class = program.micro_batch_class,
+            .micro_batch_classes = program.micro_batch_classes()};
   }
 
   auto code_of(BlockKind kind, std::size_t layout) const {
@@ -232,11 +245,18 @@ struct AnalyticalEngine::Rep {
   std::vector<std::vector<NetworkUse>> network_use;  // [stage], in order
   std::vector<std::int32_t> stage_class;
   std::vector<std::uint32_t> at_position;  // [stage]
+  std::vector<std::int64_t> turns;         // [stage * chunks + chunk]
+  struct FirstEnds {
+    double first = 0, last = 0;  // of the first micro-batch, of the last before the stage's next chunk
+  };
+  std::vector<FirstEnds> first_ends;       // [position]: of forwards
+  std::vector<double> first_waits;         // [at()]: with which a first forward was clocked; 0: with none
   std::vector<StageClass> classes;
   std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [at()][SlotKind]
   std::vector<ChunkSeconds> seconds;                     // the same, for the walk
   std::vector<double> pair_saves;                        // PipelineCosts::pair_saves
-  std::vector<LineResult> pair_lines;                    // [at()]: a pair
+  std::vector<LineResult> pair_lines;                    // [at()]: a pair; its accounts are what it takes more
+  std::vector<double> behind_last;                       // PipelineCosts::behind_last
   std::vector<std::int32_t> slot_before;                 // [chunk * kSlotKinds + SlotKind]
   std::vector<FabricBacklog> backlogs;                   // the same
   std::vector<double> waits;                             // [class][slot in order]: before it; none: not looked for

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "sim/analytical/engine_rep.h"
+#include "sim/analytical/timeline_ops.h"
 #include "sim/program/liveness.h"
 #include "sim/program/work.h"
 
@@ -33,43 +34,10 @@ std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
 // Bounds a trace's size: some 250 bytes each.
 constexpr std::size_t kMostOpSlices = 24'000;
 
-// The ops that slices name, each once.
-class TimelineOps {
- public:
-  TimelineOps(const Program& program, Timeline& timeline) : program_(program), ops_(timeline.ops) {}
-
-  std::uint32_t operator()(BlockKind kind, const LineOp& op) {
-    const int account = op.code == nullptr ? op.account : 0;
-    const auto [at, added] =
-        known_.try_emplace({op.code, op.op, op.instances, account}, static_cast<std::uint32_t>(ops_.size()));
-    if (added) ops_.push_back(op.code == nullptr ? wait_for(op.account) : describe(kind, op));
-    return at->second;
-  }
-
- private:
-  static TimelineOp wait_for(Account account) {
-    const char* what = account < kExposed ? "host issue" : row_of(static_cast<Stream>(account - kExposed)).label;
-    return {.name = fmt::format("wait: {}", what), .kind = "wait", .bound = ""};
-  }
-  TimelineOp describe(BlockKind kind, const LineOp& of) const {
-    const Op& op = of.code->ops[of.op];
-    const Piece& piece = *of.code->piece;
-    const auto p = static_cast<std::size_t>(&piece - program_.pieces.data());
-    const bool once =
-        op.every == kAllInstances || std::any_of(of.code->nodes.begin(), of.code->nodes.end(),
-                                                 [&](const ClockNode& node) { return node.op == of.op && node.once; });
-    return {.name = fmt::format("{}.{}.{}", once ? std::string(piece.name) : piece_title(program_, p), name_of(kind),
-                                op.name),
-            .kind = name_of(op.kind),
-            .bound = of.code->model->bound(op, piece.tensors, of.instances),
-            .flops = of.code->model->cost(op, piece.tensors, of.instances).flops,
-            .bytes = bytes(op, piece.tensors) * static_cast<double>(of.instances)};
-  }
-
-  const Program& program_;
-  std::vector<TimelineOp>& ops_;
-  std::map<std::tuple<const BlockCode*, std::uint16_t, std::int64_t, int>, std::uint32_t> known_;
-};
+TimelineOp wait_for(Account account) {
+  const char* what = account < kExposed ? "host issue" : row_of(static_cast<Stream>(account - kExposed)).label;
+  return {.name = fmt::format("wait: {}", what), .kind = "wait", .bound = ""};
+}
 
 // How often a node is reached in an item of a line.
 struct Executions {
@@ -95,6 +63,30 @@ void for_executions(const Op& op, const LineItem& item, Visit&& visit) {
 }
 
 }  // namespace
+
+std::uint32_t TimelineOps::operator()(BlockKind kind, const LineOp& op) {
+  const int account = op.code == nullptr ? op.account : 0;
+  const auto [at, added] =
+      known_.try_emplace({op.code, op.op, op.instances, account}, static_cast<std::uint32_t>(ops_.size()));
+  if (added) ops_.push_back(op.code == nullptr ? wait_for(op.account) : describe(kind, op));
+  return at->second;
+}
+
+TimelineOp TimelineOps::describe(BlockKind kind, const LineOp& of) const {
+  const Op& op = of.code->ops[of.op];
+  const Piece& piece = *of.code->piece;
+  const auto own = std::ranges::find_if(program_.pieces, [&](const Piece& p) { return &p == &piece; });
+  const bool once =
+      own == program_.pieces.end() || op.every == kAllInstances ||
+      std::any_of(of.code->nodes.begin(), of.code->nodes.end(),
+                  [&](const ClockNode& node) { return node.op == of.op && node.once; });
+  const auto title = [&] { return piece_title(program_, static_cast<std::size_t>(own - program_.pieces.begin())); };
+  return {.name = fmt::format("{}.{}.{}", once ? std::string(piece.name) : title(), name_of(kind), op.name),
+          .kind = name_of(op.kind),
+          .bound = of.code->model->bound(op, piece.tensors, of.instances),
+          .flops = of.code->model->cost(op, piece.tensors, of.instances).flops,
+          .bytes = bytes(op, piece.tensors) * static_cast<double>(of.instances)};
+}
 
 void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) const {
   const StageClass& c = classes[static_cast<std::size_t>(report.bounding_stage)];
@@ -193,6 +185,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
 
 void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report) {
   Timeline& timeline = report.timeline;
+  TimelineOps op_of(program, timeline);
   PipelineTimeline slots;
   walk_timeline(program.schedule, pipeline_costs(program), pipeline, slots);
   for (const TransferRecord& t : slots.transfers)
@@ -210,7 +203,7 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
       const SlotRecord& record = slots.slots[next];
       timeline.intervals.push_back({s, Stream::compute, static_cast<std::uint8_t>(record.slot.kind), record.slot.chunk,
                                     record.slot.micro_batch, record.begin_seconds, record.end_seconds,
-                                    name_of(record.slot.kind)});
+                                    name_of(record.slot.kind), kNoOp});
       const ChunkMemory& m = memory[at(program, c, record.slot)];
       const PlacedBytes& transient = m.transient[static_cast<std::size_t>(record.slot.kind)];
       if (record.slot.kind == SlotKind::forward) change(m.saved, 1);
@@ -223,18 +216,21 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
       sample(record.end_seconds, held);
     }
     const StageEnd& end = ends[stage];
-    const auto interval = [&](Stream stream, double begin, double finish, const char* name) {
-      if (finish > begin) timeline.intervals.push_back({s, stream, kUpdateInterval, 0, 0, begin, finish, name});
+    const auto interval = [&](Stream stream, double begin, double finish, const char* name,
+                              std::uint32_t op = kNoOp) {
+      if (finish > begin) timeline.intervals.push_back({s, stream, kUpdateInterval, 0, 0, begin, finish, name, op});
     };
     const double slots_end = pipeline.stages[stage].finish;
+    if (s == 0) timeline.ops.push_back({.name = "drain", .kind = "drain", .bound = ""});
     for (int stream = 1; stream < kStreams; ++stream) {
       const double tail = classes[c].tail[static_cast<std::size_t>(stream)];
-      interval(static_cast<Stream>(stream), slots_end, slots_end + tail, "drain");
+      interval(static_cast<Stream>(stream), slots_end, slots_end + tail, "drain", 0);
     }
     interval(Stream::compute, end.drained, end.drained + classes[c].gradients.seconds, "gradients");
     double sum_end = end.reduced;
     for (auto sum = classes[c].sums.rbegin(); sum != classes[c].sums.rend(); ++sum) {
-      interval(Stream::pipeline_communication, sum_end - sum->seconds, sum_end, sum->name);
+      interval(Stream::pipeline_communication, sum_end - sum->seconds, sum_end, sum->code->ops[sum->op].name,
+               op_of(BlockKind::stages, {.code = sum->code, .op = sum->op, .stream = Stream::pipeline_communication}));
       sum_end -= sum->seconds;
     }
     interval(Stream::compute, end.reduced, end.reduced + classes[c].norm.seconds, "gradient_norm");
@@ -242,7 +238,7 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
     sample(end.drained, sum(held, classes[c].update_transient));
     sample(end.end, held);
   }
-  fill_op_slices(program, slots, report);
+  fill_op_slices(program, slots, op_of, report);
 }
 
 LineResult AnalyticalEngine::Rep::trace_line(const Program& program, const LineOrigin& origin,
@@ -258,7 +254,8 @@ LineResult AnalyticalEngine::Rep::trace_line(const Program& program, const LineO
 
 // Which slots have their ops shown: of the stage that speaks for its class, the bounding one first, the end of the
 // step, then all slots of the micro-batch in the middle, of the first, and of the last, as far as kMostOpSlices allows.
-void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const PipelineTimeline& slots, Report& report) {
+void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const PipelineTimeline& slots, TimelineOps& op_of,
+                                           Report& report) {
   struct Traced {
     LineResult result;
     std::vector<LineOp> ops;
@@ -306,7 +303,6 @@ void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const Pipelin
   }
 
   Timeline& timeline = report.timeline;
-  TimelineOps op_of(program, timeline);
   for (std::size_t c = 0; c < classes.size(); ++c) {
     const auto stage = static_cast<std::int32_t>(speakers[c]);
     timeline.op_stages.push_back(stage);

@@ -11,6 +11,7 @@ constexpr double kSame = 1e-6;  // relative: of a slot's seconds from round to r
 constexpr std::int64_t kRounds = 4;
 constexpr std::int64_t kFollowed = 64;     // micro-batches
 constexpr std::size_t kMostWalked = 4096;  // slots of all stages
+constexpr double kFelt = 0.05;             // of what a slot gathers: a wait that is worth clocking it anew
 
 void add(LineResult& to, const LineResult& from, double times) {
   to.seconds += times * from.seconds;
@@ -46,9 +47,34 @@ bool same(const FabricBacklog& a, const FabricBacklog& b) {
 
 }  // namespace
 
-// The first forward's gathering of parameters needs no input if it is issued ahead: a stage gathers while the pipeline
-// fills. With many micro-batches only what the first one adds matters: what outlasts the wait for the first input stays
-// in the slot. So does all that is not issued ahead: the host waits for the input first.
+// How many forwards a stage runs from a chunk's first to the next chunk's first.
+void AnalyticalEngine::Rep::count_turns(const Program& program) {
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
+  turns.assign(program.stages.size() * chunks, 1);
+  if (chunks == 1) return;
+  for (std::size_t stage = 0; stage < program.stages.size(); ++stage) {
+    const StageOrder order = program.schedule.order(stage);
+    std::size_t found = 0, before = stage * chunks;
+    std::int64_t slots = 0;
+    for (const std::span<const Segment> section : {order.prologue, order.body, order.epilogue})
+      for (const Segment& segment : section) {
+        if (found == chunks) break;
+        for (std::uint32_t i = 0; i < segment.size; ++i) {
+          const Slot& slot = segment.slots[i];
+          if (slot.kind != SlotKind::forward || slot.micro_batch != 0) continue;
+          if (found++ > 0) turns[before] = slots + i;
+          before = stage * chunks + slot.chunk;
+          slots = -static_cast<std::int64_t>(i);
+        }
+        slots += static_cast<std::int64_t>(segment.size) * segment.repeats;
+      }
+  }
+}
+
+// The first forward's gathering of parameters needs no input if it is issued ahead: a stage gathers while it waits for
+// that input. It begins when the slot's turn has come: at the start of the step in its first slot, in that of a later
+// chunk behind the forwards of other micro-batches. With many micro-batches only what the first one adds matters: what
+// outlasts the wait stays in the slot. So does all that is not issued ahead: the host waits for the input first.
 void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const std::size_t positions = program.schedule.position.size(), of_first = program.class_of(0);
@@ -88,23 +114,54 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   at_position.resize(positions);
   for (std::size_t i = 0; i < positions; ++i)
     at_position[static_cast<std::size_t>(program.schedule.position[i])] = static_cast<std::uint32_t>(i);
-  double wait = 0;  // until the first input can have come through the positions before
+  count_turns(program);
+  first_ends.assign(positions, {});
+  first_waits.assign(lines.size(), 0);
+  double slowest = 0;  // usual forward up to here
   for (std::size_t q = 0; q < positions; ++q) {
     const std::size_t place = at_position[q], stage = place / chunks, c = static_cast<std::size_t>(stage_class[stage]);
     SlotLines& l = lines[at(program, c, of_first, place % chunks)][kForward];
     const bool receives = q > 0 && at_position[q - 1] / chunks != stage;
+    const double hop = receives ? hops[q - 1] : 0, arrives = q > 0 ? first_ends[q - 1].first + hop : 0;
+    const std::size_t chunk_before = place % chunks > 0 ? place - 1 : place;
+    const double free = chunk_before == place
+                            ? 0
+                            : first_ends[static_cast<std::size_t>(program.schedule.position[chunk_before])].last;
+    const double wait = std::max(0.0, arrives - free);
     if (receives && classes[c].first_stage == static_cast<std::int32_t>(stage)) {
       const Chunk& chunk = program.stages_of(of_first)[stage][place % chunks];
       const Added adds = added(chunk);
-      if (issues_ahead(chunk) || (adds.ahead && adds.behind_input)) {
-        clock_line(program, chunk, classes[c].layout, BlockKind::forward, only ? kOnly : kFirst, l.first,
-                   {.waits_seconds = wait});
+      double gathered = 0;  // seconds, by the stream with most of them
+      for (std::size_t s = 0; s < kStreams; ++s)
+        if (kStreamRows[s].occupies == Occupies::fabric)
+          gathered = std::max(gathered, l.first.stream_work[s] - l.usual.stream_work[s]);
+      const double more = std::max(l.first.seconds - l.usual.seconds, gathered);
+      if (issues_ahead(chunk) || (adds.ahead && (adds.behind_input || (wait > kFelt * more && wait < more)))) {
+        // Most chunks of a stage are alike, and wait as long.
+        const LineResult* like = nullptr;
+        for (std::size_t k = at(program, c, of_first); like == nullptr && k < at(program, c, of_first, place % chunks); ++k)
+          if (first_waits[k] > 0 && std::abs(first_waits[k] - wait) <= kFelt * more && row(program, k).chunk == chunk)
+            like = &lines[k][kForward].first;
+        if (like != nullptr)
+          l.first = *like;
+        else
+          clock_line(program, chunk, classes[c].layout, BlockKind::forward, only ? kOnly : kFirst, l.first,
+                     {.waits_seconds = wait});
+        first_waits[at(program, c, of_first, place % chunks)] = wait;
         if (only) l.usual = l.last = l.first;
-      } else if (!adds.behind_input && wait >= l.first.seconds - l.usual.seconds) {
+      } else if (!adds.behind_input && wait >= more) {
         l.first = l.usual;
       }
     }
-    wait += l.first.seconds;
+    // The last of the stage's forwards before its next chunk is bound by the stage, or by a slower one before it.
+    const double usual = l.usual.seconds, behind = static_cast<double>(turns[place] - 1);
+    slowest = std::max(slowest, usual);
+    FirstEnds& ends_here = first_ends[q];
+    ends_here.first = std::max(free, arrives) + l.first.seconds;
+    ends_here.last = ends_here.first + behind * usual;
+    if (q > 0 && turns[place] > 1)
+      ends_here.last = std::max(ends_here.last, first_ends[q - 1].last + hop + usual +
+                                                    (behind - static_cast<double>(turns[at_position[q - 1]] - 1)) * slowest);
   }
 }
 
@@ -135,7 +192,7 @@ void AnalyticalEngine::Rep::find_waits(const Program& program) {
   }
 }
 
-// Whether what the class's slots leave meets other streams of the next ones.
+// Whether what the class's slots leave slows the next ones: their kernels, or other streams that it meets.
 bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t stage_class_of) const {
   if (program.schedule.micro_batches == 1 || !clock.shares_levels()) return false;
   StreamsByLevel on_level{};
@@ -147,7 +204,7 @@ bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t sta
         for (std::size_t l = 0; l < kFabricLevels; ++l)
           on_level[l] |= pieces[run.piece].blocks[classes[stage_class_of].layout][kind].on_level[0][l];
     }
-  return leaves && any_meet(on_level);
+  return leaves && (kernels.overlap_slowdown > 0 || any_meet(on_level));
 }
 
 // Few micro-batches are clocked one by one, each behind what those before have left; what recurs is clocked once.
@@ -207,8 +264,83 @@ void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t 
 // first have nothing before them. Where micro-batches differ, each class is taken as if all were of it.
 void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t stage_class_of) {
   if (!slows_itself(program, stage_class_of)) return;
+  classes[stage_class_of].carries = true;
   if (!waits.empty() && program.schedule.micro_batches <= kFollowed) return follow_backlogs(program, stage_class_of);
   for (std::size_t k = 0; k < program.micro_batch_classes(); ++k) settle_backlogs(program, stage_class_of, k);
+}
+
+// What crosses nodes between stages shares their NICs with what is reduced in every micro-batch, while that is under way:
+// the part of the time that it works.
+void AnalyticalEngine::Rep::slow_hops(const Program& program) {
+  if (hops.size() < 2 || program.schedule.micro_batches == 1 || !clock.shares_levels()) return;
+  constexpr auto kNetwork = static_cast<std::size_t>(FabricLevel::network);
+  std::vector<double> busy(classes.size(), 0);
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    const Row of = row(program, i);
+    double work = 0, all = 0;
+    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
+      const LineResult& usual = lines[i][kind].usual;
+      all += usual.seconds;
+      std::uint32_t on_network = 0;
+      for (const Run& run : of.chunk.runs)
+        on_network |= pieces[run.piece].block(static_cast<BlockKind>(kind), classes[of.stage_class].layout)
+                          .on_level[0][kNetwork];
+      for (std::size_t s = 0; s < kStreams; ++s)
+        if (kStreamRows[s].occupies == Occupies::fabric && kStreamRows[s].asynchronous && (on_network >> s & 1) != 0)
+          work += usual.stream_work[s];
+    }
+    if (work > 0) busy[of.stage_class] = std::max(busy[of.stage_class], std::min(1.0, work / all));
+  }
+  for (std::size_t q = 0; q + 1 < hops.size(); ++q) {
+    if (borders.stage_at(q) == borders.stage_at(q + 1)) continue;
+    if (!leaves_node[static_cast<std::size_t>(borders.behind_stage(q))]) continue;
+    const auto busy_of = [&](std::size_t at) {
+      return busy[static_cast<std::size_t>(stage_class[static_cast<std::size_t>(borders.stage_at(at))])];
+    };
+    hops[q] *= 1 + std::max(busy_of(q), busy_of(q + 1));
+  }
+}
+
+// What the last micro-batch of a chunk leaves on the fabric's asynchronous streams (the reduction of its gradients) slows
+// the kernels of the slots behind it, in orders that come to the chunk below then: the backwards of its last
+// micro-batches, one for each stage.
+void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
+  behind_last.clear();
+  const Schedule& schedule = program.schedule;
+  const std::size_t chunks = static_cast<std::size_t>(schedule.chunks), stages = program.stages.size(),
+                    of_last = program.class_of(schedule.micro_batches - 1);
+  if (chunks == 1 || stages == 1 || schedule.micro_batches == 1 || schedule.split_backward || schedule.pairs) return;
+  const double slowdown = kernels.overlap_slowdown;
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    if (classes[i].carries) continue;
+    double left = 0;  // of the stream when the chunk's last backward ends
+    for (std::size_t chunk = chunks; --chunk > 0;) {
+      const auto of_chunk = [&](std::size_t of) -> const SlotLines& {
+        return lines[at(program, i, of_last, of)][index(SlotKind::backward)];
+      };
+      const LineResult &last = of_chunk(chunk).last, &usual = of_chunk(chunk - 1).usual;
+      double behind = 0;
+      for (std::size_t s = 0; s < kStreams; ++s)
+        if (kStreamRows[s].occupies == Occupies::fabric && last.stream_end[s] > 0)
+          behind = std::max({behind, last.stream_end[s] - last.seconds, left + last.stream_work[s] - last.seconds});
+      left = behind;
+      double kernel = 0;
+      for (std::size_t a = 0; a < kHostIssue; ++a) kernel += usual.accounts[a];
+      if (left <= 0 || kernel <= 0) continue;
+      if (behind_last.empty()) behind_last.assign(classes.size() * chunks * stages, 0);
+      const double slowed = usual.seconds + slowdown * kernel;
+      double sum = 0;
+      for (std::size_t k = 0; k < stages; ++k) {
+        double& longer = behind_last[((i * chunks) + chunk) * stages + k];
+        longer = slowdown * kernel * std::min(1.0, left / slowed);
+        // The chunk's own last is slowed once by what it reduces itself.
+        if (k + 1 == stages) longer = std::max(0.0, std::min(longer, slowed - of_chunk(chunk - 1).last.seconds));
+        else left = std::max(0.0, left - usual.seconds - longer);
+        sum += longer;
+      }
+      for (std::size_t a = 0; a < kHostIssue; ++a) classes[i].slots[a] += sum * usual.accounts[a] / kernel;
+    }
+  }
 }
 
 void AnalyticalEngine::Rep::settle_backlogs(const Program& program, std::size_t stage_class_of, std::size_t of_class) {

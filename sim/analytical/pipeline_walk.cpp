@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <stdexcept>
 
 #include "sim/analytical/pipeline_rows.h"
+#include "sim/analytical/rows.h"
 
 namespace orrery {
 
@@ -35,6 +38,13 @@ class Cursor {
     settle();
   }
   std::size_t count() const { return count_; }
+  // Repeats of the body that have begun; one more behind them.
+  std::uint32_t rounds_begun() const { return in_epilogue_ ? round_ + 1 : round_; }
+  // Leaves out repeats of the body that have not begun.
+  void skip_rounds(std::uint32_t rounds) {
+    order_.repeats -= rounds;
+    epilogue_shift_ -= rounds * order_.advance;
+  }
   // The slot behind is of the same pattern.
   bool goes_on() const { return index_ + 1 < segment_->size; }
 
@@ -54,13 +64,14 @@ class Cursor {
       enter(order_.body, shift);
     } else {
       in_epilogue_ = true;
-      enter(order_.epilogue, 0);
+      enter(order_.epilogue, epilogue_shift_);
     }
   }
 
   StageOrder order_;
   const Segment *segment_ = nullptr, *end_ = nullptr;
   std::uint32_t index_ = 0, repeat_ = 0, shift_ = 0, round_ = 0;
+  std::uint32_t epilogue_shift_ = 0;  // downwards
   bool in_epilogue_ = false;
   std::size_t count_ = 0;
 };
@@ -115,8 +126,10 @@ struct Recorder {
 
 class PlainWalk {
  public:
+  // `skips`: repeats of the orders' bodies that would take what those before took are left out.
   template <class Record>
-  void run(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out, Record& record) {
+  void run(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out, Record& record,
+           bool skips = false) {
     const std::size_t p = schedule.stages.size();
     micro_batches_ = static_cast<std::size_t>(schedule.micro_batches);
     chunks_ = static_cast<std::size_t>(schedule.chunks);
@@ -124,32 +137,118 @@ class PlainWalk {
     blocking_ = schedule.blocking_transfers;
     build_sites(schedule, costs);
     pair_saves_ = costs.pair_saves;
+    stage_class_ = costs.stage_class;
+    behind_last_ = costs.behind_last;
+    slots_behind_ = costs.slots_behind;
+    behind_.assign(behind_last_.empty() ? 0 : p, {});
     micro_batch_class_ = costs.micro_batch_class;
     first_chunk_.clear();
     for (std::size_t stage = 0; stage < p; ++stage) first_chunk_.push_back(costs.row(stage) * chunks_);
+    last_kind_ = split_ ? SlotKind::weight_gradient : SlotKind::backward;
     out.stages.assign(p, {});
     cursors_.clear();
     for (std::size_t s = 0; s < p; ++s) cursors_.emplace_back(schedule.order(s));
     now_.assign(p, 0.0);
     waiting_.assign(p, 0);
     ready_.clear();
-    for (std::size_t s = p; s-- > 0;) ready_.push_back(static_cast<std::int32_t>(s));
+    const Skipped skipped = skips ? skip_rounds(schedule, out, record) : Skipped{};
+    last_round_ = std::numeric_limits<std::uint32_t>::max();
+    advance_all(out, record);
+    for (std::size_t s = 0; s < p; ++s) {
+      if (!cursors_[s].done())
+        throw std::logic_error("the schedule deadlocks: " + describe(s, cursors_[s].count(), cursors_[s].slot()) +
+                               " waits for a slot that never runs");
+      StageClock& clock = out.stages[s];
+      clock.finish = now_[s] + skipped.seconds;
+      clock.last_backward_end += skipped.seconds;
+      if (skipped.times == 0) continue;
+      clock.busy_seconds += skipped.times * skipped.of_stages[s].busy_seconds;
+      clock.transfer_seconds += skipped.times * skipped.of_stages[s].transfer_seconds;
+    }
+  }
 
+  std::size_t slots_walked() const {
+    std::size_t slots = 0;
+    for (const Cursor& cursor : cursors_) slots += cursor.count();
+    return slots;
+  }
+
+ private:
+  template <class Record>
+  void advance_all(PipelineClock& out, Record& record) {
+    for (std::size_t s = cursors_.size(); s-- > 0;) ready_.push_back(static_cast<std::int32_t>(s));
     while (!ready_.empty()) {
       const std::size_t stage = static_cast<std::size_t>(ready_.back());
       ready_.pop_back();
       waiting_[stage] = 0;
       advance(stage, out.stages[stage], record);
     }
-    for (std::size_t s = 0; s < p; ++s) {
-      if (!cursors_[s].done())
-        throw std::logic_error("the schedule deadlocks: " + describe(s, cursors_[s].count(), cursors_[s].slot()) +
-                               " waits for a slot that never runs");
-      out.stages[s].finish = now_[s];
-    }
   }
 
- private:
+  struct Skipped {
+    double seconds = 0, times = 0;
+    std::vector<StageClock> of_stages;  // what `times` add of busy and transfer seconds
+  };
+  // Walks round by round until the state of all stages is an earlier one but for a constant (PeriodFinder), and takes
+  // as many rounds from the orders as are sure to go on so. The state: when stages are free, and the ends of what is in
+  // flight.
+  template <class Record>
+  Skipped skip_rounds(const Schedule& schedule, PipelineClock& out, Record& record) {
+    const std::size_t p = cursors_.size();
+    std::uint32_t rounds = schedule.stages.front().repeats;
+    const std::uint32_t advance_by = schedule.stages.front().advance;
+    for (const Schedule::StageSegments& stage : schedule.stages) {
+      rounds = std::min(rounds, stage.repeats);
+      if (stage.advance != advance_by) return {};
+    }
+    constexpr std::uint32_t kInFlight = 6;  // rounds, most: looked at in the state; fewer are left before the end
+    if (rounds < 2 * kInFlight) return {};
+    std::optional<rows::PeriodFinder> finder;
+    std::vector<std::vector<StageClock>> after;  // rounds since the finder began
+    std::vector<double> in_flight;
+    std::vector<char> known, known_before;
+    const std::size_t sites = ends_.size() / micro_batches_;
+    for (last_round_ = 0; last_round_ + 1 < rounds; ++last_round_) {
+      advance_all(out, record);
+      if (last_round_ < kInFlight / 2) continue;
+      const std::size_t begin = (last_round_ - kInFlight / 2) * advance_by, end = begin + kInFlight * advance_by;
+      if (end > micro_batches_) return {};
+      in_flight.clear();
+      known.clear();
+      for (std::size_t site = 0; site < sites; ++site) {
+        const double* ends = ends_.data() + site * micro_batches_;
+        for (std::size_t i = begin; i < end; ++i) {
+          known.push_back(ends[i] != kNotYet);
+          if (ends[i] != kNotYet) in_flight.push_back(ends[i]);
+        }
+      }
+      std::size_t done = 0;
+      for (const Cursor& cursor : cursors_) done += cursor.count();
+      if (done != sites * begin + in_flight.size()) return {};  // more is in flight
+      if (!finder || known != known_before) {
+        finder.emplace(snapshot_, far_snapshot_, static_cast<rows::Index>(p));
+        after.clear();
+        known_before = known;
+      }
+      after.push_back(out.stages);
+      if (!finder->look(now_.data(), static_cast<rows::Index>(p), in_flight.data(),
+                        static_cast<rows::Index>(in_flight.size())))
+        continue;
+      const auto looks = static_cast<std::uint32_t>(finder->looks());
+      const std::uint32_t times = (rounds - 1 - last_round_) / looks;
+      for (Cursor& cursor : cursors_) cursor.skip_rounds(times * looks);
+      micro_batches_ -= std::size_t{times} * looks * advance_by;
+      Skipped skipped{times * finder->lambda(), static_cast<double>(times), out.stages};
+      const std::vector<StageClock>& before = after[after.size() - 1 - looks];
+      for (std::size_t s = 0; s < p; ++s) {
+        skipped.of_stages[s].busy_seconds -= before[s].busy_seconds;
+        skipped.of_stages[s].transfer_seconds -= before[s].transfer_seconds;
+      }
+      return skipped;
+    }
+    return {};
+  }
+
   // One kind of slot of one chunk: what it needs from elsewhere and whom it feeds; -1: none.
   struct Site {
     double* end = nullptr;           // [micro-batch]: end of the slot, or kNotYet
@@ -217,7 +316,7 @@ class PlainWalk {
   void advance(std::size_t stage, StageClock& clock, Record& record) {
     Cursor& cursor = cursors_[stage];
     double now = now_[stage];
-    while (!cursor.done()) {
+    while (!cursor.done() && cursor.rounds_begun() <= last_round_) {
       const Slot slot = cursor.slot();
       if (const char* why = fault(stage, slot))
         throw std::logic_error("schedule: " + describe(stage, cursor.count(), slot) + why);
@@ -247,7 +346,7 @@ class PlainWalk {
         }
         if (at.from >= 0) record.transfer(at.from, stage, input, begin);
       }
-      const double seconds = seconds_at(at, slot);
+      const double seconds = seconds_at(at, slot) + longer_behind_last(stage, slot);
       const double end = begin + seconds;
       record.slot(stage, slot, begin, end);
       if (cursor.count() == 0) clock.first_forward_begin = begin;  // nothing can precede a forward
@@ -280,6 +379,22 @@ class PlainWalk {
                         static_cast<std::int64_t>(micro_batches_));
     }
     return slot.micro_batch == 0 ? at.first : slot.micro_batch + 1 == micro_batches_ ? at.last : at.usual;
+  }
+
+  // What the slot takes longer behind the last one of a chunk.
+  double longer_behind_last(std::size_t stage, const Slot& slot) {
+    if (behind_.empty()) return 0;
+    std::span<const double>& left = behind_[stage];
+    double longer = 0;
+    if (!left.empty()) {
+      longer = left.front();
+      left = left.subspan(1);
+    }
+    if (slot.kind == last_kind_ && slot.micro_batch + 1 == micro_batches_) {
+      const std::size_t of_chunk = static_cast<std::size_t>(stage_class_[stage]) * chunks_ + slot.chunk;
+      left = behind_last_.subspan(of_chunk * slots_behind_, slots_behind_);
+    }
+    return longer;
   }
 
   // False: an input has not come yet.
@@ -332,10 +447,17 @@ class PlainWalk {
   Geometry geometry_;
   std::span<const double> pair_saves_;
   std::span<const std::uint8_t> micro_batch_class_;
+  std::span<const std::int32_t> stage_class_;
+  std::span<const double> behind_last_;
+  std::size_t slots_behind_ = 0;
+  SlotKind last_kind_ = SlotKind::backward;
+  std::vector<std::span<const double>> behind_;  // [stage]: of the slots to come
   std::vector<std::size_t> first_chunk_;  // [stage]: in pair_saves_
   std::vector<Site> sites_;               // [(stage * chunks + chunk) * kSlotKinds + kind]
   std::vector<double> ends_;              // [(kind * positions + position) * micro_batches + micro_batch]
   std::vector<Cursor> cursors_;
+  std::uint32_t last_round_ = 0;  // no stage goes beyond it
+  std::vector<double> snapshot_, far_snapshot_;
   std::vector<double> now_;
   std::vector<char> waiting_;
   std::vector<std::int32_t> ready_;
@@ -361,7 +483,9 @@ PipelineWalker& PipelineWalker::operator=(PipelineWalker&&) noexcept = default;
 void PipelineWalker::walk(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out) {
   const bool rows = costs.pair_saves.empty() && costs.micro_batch_class.empty();
   if (!rows || !walk_rows(schedule, costs, rep_->rows, out)) {
-    walk_plain(schedule, costs, out);
+    NoRecord none;
+    rep_->plain.run(schedule, costs, out, none, rows);
+    finish(out);
     return;
   }
   const int kinds = schedule.split_backward ? 3 : 2;
@@ -370,10 +494,17 @@ void PipelineWalker::walk(const Schedule& schedule, const PipelineCosts& costs, 
     double busy = 0;
     for (std::int64_t c = 0; c < schedule.chunks; ++c)
       for (int kind = 0; kind < kinds; ++kind) busy += total_seconds(seconds[c][kind], schedule.micro_batches);
+    if (!costs.behind_last.empty())
+      // All chunks but the model's first: behind whose last backward a stage has no slot left.
+      for (std::size_t i = 0; i < static_cast<std::size_t>(schedule.chunks - 1) * costs.slots_behind; ++i)
+        busy += costs.behind_last[(static_cast<std::size_t>(costs.stage_class[s] * schedule.chunks) + 1) *
+                                      costs.slots_behind + i];
     out.stages[s].busy_seconds = busy;
   }
   finish(out);
 }
+
+std::size_t PipelineWalker::slots_walked() const { return rep_->plain.slots_walked(); }
 
 void PipelineWalker::walk_plain(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out) {
   NoRecord none;

@@ -41,6 +41,11 @@ struct PipelineCosts {
   // [(class of stages * micro_batch_classes + class of micro-batches) * chunks + chunk]. Empty: they are alike.
   std::span<const std::uint8_t> micro_batch_class = {};
   std::size_t micro_batch_classes = 1;
+  // [(class * chunks + chunk) * slots_behind + i]: what the i-th slot behind the chunk's last backward (its last weight
+  // gradient, where backwards are split) takes longer, on its stage, until another chunk's last one has come. Empty:
+  // nothing. Not of Schedule::pairs.
+  std::span<const double> behind_last = {};
+  std::size_t slots_behind = 0;
 
   std::size_t row(std::size_t stage, std::size_t of_micro_batches = 0) const {
     return static_cast<std::size_t>(stage_class[stage]) * micro_batch_classes + of_micro_batches;
@@ -71,7 +76,7 @@ struct PipelineClock {
 // interleaved schedule form rows of slots that do not depend on each other; a row is a vector operation, and rows that
 // repeat are skipped. 1F1B with p=64, m=512: 11 us, 25 us where nothing repeats; p=8, m=64: 1 us. GPipe is solved in
 // closed form. Other orders (zb-v), blocking transfers in any but 1F1B's, and micro-batches that differ: slot by slot,
-// 15 ns each.
+// 15 ns each; of orders with a body (the interleaved one's) until its rounds repeat.
 // Keeps its storage from call to call. Not thread-safe.
 class PipelineWalker {
  public:
@@ -84,6 +89,9 @@ class PipelineWalker {
 
   // The same, slot by slot: the reference for walk().
   void walk_plain(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out);
+
+  // Slots that the last walk went through one by one: for tests of what is left out.
+  std::size_t slots_walked() const;
 
  private:
   struct Rep;

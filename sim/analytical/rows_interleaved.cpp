@@ -16,7 +16,9 @@ struct RingRows {
   double *below_now = nullptr, *above_now = nullptr;       // likewise
   // What the first and the last micro-batch take more than the usual one, [chunk * p + u].
   double *first_forward = nullptr, *last_forward = nullptr, *first_backward = nullptr, *last_backward = nullptr;
-  double* forward_tokens = nullptr;     // [k]
+  const double* behind_last = nullptr;  // PipelineCosts, of p slots
+  const std::int32_t* stage_class = nullptr;
+  double* forward_tokens = nullptr;  // [k]
   double* backward_tokens = nullptr;    // [last - k]
   double* first_forward_end = nullptr;  // [u], filled
 };
@@ -106,6 +108,14 @@ inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_be
       add(first_b, r.backward_tokens[r.last - k], r.first_backward[b_row + first_b]);
     if (const Index k = b0 - last_b; k >= n - period && k < n)
       add(last_b, r.backward_tokens[r.last - k], r.last_backward[last_b_row + last_b]);
+    if (r.behind_last == nullptr) continue;
+    // Of the last p micro-batches, behind the last one of the chunk above.
+    for (Index u = std::max<Index>(0, b0 - n + 1); u < p && b0 - u >= n - period + p; ++u) {
+      const Index chunk_above = v - (u <= b.place ? b.run : b.run_before(v));
+      const Index slot = b.place - u + (u <= b.place ? 0 : p);
+      add(u, r.backward_tokens[r.last - (b0 - u)],
+          r.behind_last[(r.stage_class[p - 1 - u] * v + chunk_above) * p + slot]);
+    }
   }
 }
 
@@ -165,6 +175,8 @@ class Interleaved {
     rows_.v = v_;
     rows_.n = m_ * v_;
     rows_.last = rows_.n - 1;
+    rows_.behind_last = costs_.behind_last.empty() ? nullptr : costs_.behind_last.data();
+    rows_.stage_class = costs_.stage_class.data();
     rows_.offset = 2 * (p_ - 1) + (v_ - 1) * p_;
     // Forward n-1 of stage s is in row n-1+s, its backward 0 in row offset-s.
     if (forwards_first) rows_.offset = std::max(rows_.offset, rows_.n - 1 + 2 * (p_ - 1));

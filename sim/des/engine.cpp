@@ -86,7 +86,7 @@ double collective_works(const Cluster& cluster, const CollectiveCalibration& col
   const FlowOptions flows{.chunks = exact ? chunks_of(cluster, request.bytes, options) : 1,
                           .by_node = !exact && sends_by_node(request.kind, span.ranks)};
   const auto groups = static_cast<double>(request.mesh.ranks() / std::max<std::int64_t>(1, span.ranks));
-  return groups * estimated_flows(request.kind, cost.algorithm, span.ranks, span.nodes, flows, exact);
+  return groups * estimated_flows(request.kind, cost.algorithm, span.ranks, span.nodes, flows, false);
 }
 
 CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration& collectives,
@@ -123,6 +123,13 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
       plan.add_exchange(plan.traffic.groups(job, request.group), request.kind, request.bytes, cost, {}, false, rows);
   plan.add_perturbations(perturbations);
   plan.fold();
+  double messages = 0;
+  for (const FlowClass& c : plan.traffic.flow_classes()) messages += c.messages;
+  if (messages > options.most_works)
+    throw InputError({"--engine", ""},
+                     fmt::format("des, and {:.2g} messages of {} classes of flows to simulate", messages,
+                                 plan.traffic.flow_classes().size()),
+                     fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
   const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_exchange(plan, exchange).pack(); }));
   if (!outcome.stalled.empty()) throw StalledError("the collective does not end: " + outcome.stalled);
 

@@ -106,10 +106,13 @@ struct CollectiveRequest {
   // where all parts are equal. Empty: equal.
   std::vector<double> rows = {};
 };
-// About how many flows (step-exact: messages) that is to simulate, without making any.
+// About how many flows that is to lay over the links, without making any. Most fold afterwards.
 double collective_works(const Cluster& cluster, const CollectiveCalibration& collectives,
                         const CollectiveRequest& request, const DiscreteEventOptions& options);
-// Throws InputError as run_discrete_event does, and where collective_works are more than `most_works`.
+// What laying and folding a flow takes on a core of 2024, about.
+inline constexpr double kFlowSeconds = 1e-6, kFlowBytes = 220;
+// Throws InputError as run_discrete_event does, and where collective_works, or the messages of the classes that are left
+// when flows are folded, are more than `most_works`.
 CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration& collectives,
                              const CollectiveRequest& request, std::span<const Perturbation> perturbations,
                              const DiscreteEventOptions& options);

@@ -303,7 +303,13 @@ void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
   job.first_op[&code] = static_cast<std::uint32_t>(job.ops.size());
   for (const ClockNode& node : code.nodes) {
     OpName name{
-        .piece = piece.name, .block = name_of(kind), .op = code.ops[node.op].name, .last = code.ops[node.op].name};
+        .piece = piece.name,
+        .block = name_of(kind),
+        .op = code.ops[node.op].name,
+        .last = code.ops[node.op].name,
+        .code = &code,
+        .kind = kind,
+        .at = node.op};
     if (node.stream == Stream::compute && node.counted) {
       // Kernels behind it that begin no node of their own belong to it.
       const auto begins_node = [&](std::size_t op) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "sim/analytical/timeline_ops.h"
 #include "sim/report/summary.h"
 
 namespace orrery {
@@ -382,6 +383,10 @@ void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, R
     speaker[s] = plan_.traffic.rank_class(static_cast<std::int32_t>(job),
                                           rank + (static_cast<std::int64_t>(s) - own_stage) * stride);
   Timeline timeline;
+  TimelineOps op_of(*plan.program, timeline);
+  const auto line_op = [](const OpName& name, std::int64_t instances) {
+    return LineOp{.code = name.code, .op = name.at, .instances = instances};
+  };
   for (const std::uint32_t c : speaker) timeline.stages.push_back(who(c));
   std::vector<std::uint32_t> others = named_ranks(job, named, speaker);
   if (others.size() > kMostRankTracks) {
@@ -407,14 +412,16 @@ void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, R
     switch (e.kind) {
       case EventRecord::slot:
         intervals.push_back({s, Stream::compute, e.slot_kind, e.chunk, e.name, e.begin, e.end,
-                                      name_of(static_cast<SlotKind>(e.slot_kind))});
+                             name_of(static_cast<SlotKind>(e.slot_kind)), kNoOp});
         if (!speaks) break;
         moments[stage].push_back(e.begin);
         moments[stage].push_back(e.end);
         break;
       case EventRecord::op:
         if (stream != Stream::compute || e.begin >= outcome_.classes[e.rank_class].slots_end)
-          intervals.push_back({s, stream, kOtherInterval, 0, 0, e.begin, e.end, plan.ops[e.name].op});
+          intervals.push_back(
+              {s, stream, kOtherInterval, 0, 0, e.begin, e.end, plan.ops[e.name].op,
+               stream == Stream::compute ? kNoOp : op_of(plan.ops[e.name].kind, line_op(plan.ops[e.name], e.chunk))});
         break;
       case EventRecord::transfer:
         if (speaks) timeline.arrows.push_back({s, static_cast<std::int32_t>(classes[e.name].stage), e.begin, e.end});

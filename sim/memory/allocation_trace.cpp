@@ -225,6 +225,25 @@ class Tracer {
 
 }  // namespace
 
+double allocation_events(const Program& program, std::size_t stage) {
+  double events = 0;
+  for (std::size_t c = 0; c < program.micro_batch_classes(); ++c) {
+    double of_micro_batch = 0;
+    for (const Chunk& chunk : program.stages_of(c)[stage])
+      for (const Run& run : chunk.runs) {
+        const Piece& piece = program.pieces[run.piece];
+        Liveness lives;
+        lives.find(piece);
+        std::int64_t passing = 0;  // asked for and freed once, or in each block that it does not outlive
+        for (const TensorId id : lives.storages())
+          if (piece.tensors[id].place == Place::device && lives.of(id).keeper == Keeper::blocks) ++passing;
+        of_micro_batch += 2 * static_cast<double>(run.count * passing);
+      }
+    events += static_cast<double>(program.micro_batches_of(c)) * of_micro_batch;
+  }
+  return events;
+}
+
 AllocationTrace allocation_trace(const Program& program, std::size_t stage) { return Tracer(program, stage).run(); }
 
 std::int64_t peak_bytes(const AllocationTrace& trace, std::int64_t granule) {

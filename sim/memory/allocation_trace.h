@@ -43,6 +43,9 @@ struct AllocationTrace {
 // On the device alone. REQUIRES: stage < program.stages.size(). Cost: linear in instances, micro-batches and ops.
 AllocationTrace allocation_trace(const Program& program, std::size_t stage);
 
+// About how many events that has, without making any.
+double allocation_events(const Program& program, std::size_t stage);
+
 // The most that is alive at once, each allocation rounded up to a multiple of `granule` (0: not at all).
 std::int64_t peak_bytes(const AllocationTrace& trace, std::int64_t granule);
 

@@ -70,6 +70,7 @@ struct OpReport {
   std::string bound;  // "compute", "memory", "launch", "NVLink ring Simple", ...
 };
 
+inline constexpr std::uint32_t kNoOp = 0xffffffff;
 // One interval of a stream, for traces.
 struct Interval {
   std::int32_t stage = 0;
@@ -79,6 +80,7 @@ struct Interval {
   std::uint32_t micro_batch = 0;
   double begin_seconds = 0, end_seconds = 0;
   const char* name = "";
+  std::uint32_t op = kNoOp;  // what it runs, of Timeline::ops; kNoOp: a slot, or part of the step's end
 };
 // A message from one stage's slot to another's.
 struct Arrow {

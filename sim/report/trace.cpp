@@ -62,10 +62,20 @@ struct Slice {
   Nanoseconds begin = 0, end = 0;
 };
 
-std::string slice_event(const Interval& interval, Slice slice, std::int32_t process) {
+// Kind, work and bound, for "args".
+std::string work_text(const TimelineOp& op) {
+  std::string text = fmt::format(R"("kind":{})", json_text(op.kind));
+  if (op.flops > 0) text += fmt::format(R"(,"flops":{:.6g})", op.flops);
+  if (op.bytes > 0) text += fmt::format(R"(,"bytes":{:.6g})", op.bytes);
+  if (!op.bound.empty()) text += fmt::format(R"(,"bound":{})", json_text(op.bound));
+  return text;
+}
+
+std::string slice_event(const Interval& interval, std::span<const TimelineOp> ops, Slice slice, std::int32_t process) {
   const bool compute = interval.stream == Stream::compute;
-  std::string args = fmt::format(R"("kind":"{}","seconds":{})", kKindNames[kind_of(interval)],
-                                 interval.end_seconds - interval.begin_seconds);
+  std::string args = interval.op != kNoOp ? work_text(ops[interval.op])
+                                          : fmt::format(R"("kind":"{}")", kKindNames[kind_of(interval)]);
+  args += fmt::format(R"(,"seconds":{})", interval.end_seconds - interval.begin_seconds);
   if (kind_of(interval) != kUpdate)
     args += fmt::format(R"(,"micro_batch":{},"chunk":{})", interval.micro_batch, interval.chunk);
   return fmt::format(
@@ -82,11 +92,7 @@ OpText op_text(const TimelineOp& op, Stream stream) {
   OpText text;
   const char* category = op.kind == "wait" ? "wait" : stream == Stream::compute ? "kernel" : name_of(stream);
   text.head = fmt::format(R"({{"ph":"X","name":{},"cat":"{}")", json_text(op.name), category);
-  text.args = fmt::format(R"("args":{{"kind":{})", json_text(op.kind));
-  if (op.flops > 0) text.args += fmt::format(R"(,"flops":{:.6g})", op.flops);
-  if (op.bytes > 0) text.args += fmt::format(R"(,"bytes":{:.6g})", op.bytes);
-  if (!op.bound.empty()) text.args += fmt::format(R"(,"bound":{})", json_text(op.bound));
-  text.args += "}}";
+  text.args = fmt::format(R"("args":{{{}}}}})", work_text(op));
   return text;
 }
 
@@ -166,7 +172,7 @@ void add_ranks(const Timeline& timeline, const Processes& processes, std::vector
       const Slice slice{nanoseconds(interval.begin_seconds), nanoseconds(interval.end_seconds)};
       if (slice.end <= slice.begin) continue;
       streams.insert(interval.stream);
-      events.push_back({slice.begin, slice_event(interval, slice, processes.rank(k))});
+      events.push_back({slice.begin, slice_event(interval, timeline.ops, slice, processes.rank(k))});
     }
     add_tracks(processes.rank(k), processes.name(timeline.ranks[k].who), streams, metadata);
   }
@@ -231,7 +237,7 @@ void add_job(const Report& report, const Processes& processes, std::size_t& flow
     if (slice.end <= slice.begin || !is_written(interval.stage)) continue;  // nothing to see
     tracks[interval.stage].insert(interval.stream);
     if (interval.stream == Stream::compute) compute[interval.stage].push_back(slice);
-    events.push_back({slice.begin, slice_event(interval, slice, processes.stage(interval.stage))});
+    events.push_back({slice.begin, slice_event(interval, timeline.ops, slice, processes.stage(interval.stage))});
   }
   for (const MemorySample& sample : timeline.memory) {
     if (!is_written(sample.stage)) continue;

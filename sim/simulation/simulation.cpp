@@ -84,6 +84,9 @@ namespace {
 constexpr const char* kOffloadIsFree =
     "kept activations go to host memory and back: in closed form most of their copies hide behind kernels, even where "
     "the link cannot carry them all in time; --engine des shows what waits for them";
+constexpr const char* kCopiesMeetNothing =
+    "copies of the optimizer's states between devices and their host are taken to have PCIe to themselves; where devices "
+    "share a switch, or NICs stand behind it, --engine des shows what waits";
 constexpr const char* kPerturbationsIgnored =
     "the scenario's perturbations are left out: they act in the discrete-event engine (--engine des)";
 
@@ -169,6 +172,8 @@ void complete(const Scenario& scenario, const Program& program, const Calibratio
   add_planning_notes(scenario, program, report);
   if (!scenario.perturbations.empty()) report.notes.emplace_back(kPerturbationsIgnored);
   if (scenario.plan.activation_offload.offload) report.notes.emplace_back(kOffloadIsFree);
+  if (scenario.plan.offload.optimizer && scenario.cluster.node.devices > 1)
+    report.notes.emplace_back(kCopiesMeetNothing);
   // What was published ran undisturbed, and was predicted in closed form.
   const std::string stack = stack_of(scenario);
   if (steps.stacks.contains(stack))

@@ -1,7 +1,10 @@
 #include "strategies/data_parallel/data_parallel.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -186,8 +189,7 @@ class Shard {
         // One collective per piece: FSDP's wrapped unit. What does not stay whole does not wait for a bucket to fill.
       } else if (bytes >= bucket_bytes_) {
         // DeepSpeed reduces what exceeds a bucket by itself.
-        if (!in_turn() || !in_every_micro_batch)
-          op.count = static_cast<std::uint16_t>(std::clamp(bytes / bucket_bytes_ + 0.5, 1.0, 60000.0));
+        if (!in_turn() || !in_every_micro_batch) op.count = buckets_of(bytes);
       } else {
         op.every = static_cast<std::uint16_t>(std::clamp(bucket_bytes_ / std::max(bytes, 1.0), 1.0, 60000.0));
       }
@@ -201,6 +203,16 @@ class Shard {
       op.every = kAllInstances;
       piece_.update.ops.insert(piece_.update.ops.begin() + reductions_before_update_++, op);
     }
+  }
+
+  // Each is a collective, of all layers, that an evaluation holds at once.
+  std::uint16_t buckets_of(double bytes) const {
+    constexpr double kMost = 4096;
+    if (bytes > kMost * bucket_bytes_)
+      throw InputError({"", "/plan/bucket_bytes"}, fmt::format("{:.0f}", bucket_bytes_),
+                       fmt::format("at least {:.0f}: a piece's {:.0f} bytes of gradients in up to {} buckets",
+                                   std::ceil(bytes / kMost), bytes, kMost));
+    return static_cast<std::uint16_t>(std::max(bytes / bucket_bytes_ + 0.5, 1.0));
   }
 
   // Where the block has experts' exchanges on a stream of their own, of which the first half leaves. What the instance

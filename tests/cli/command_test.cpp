@@ -1353,6 +1353,20 @@ TEST(Simulate, RefusesATimelineOfTooManySlotsBeforeItStarts) {
   EXPECT_THAT(events.err, HasSubstr("found a timeline of up to 4.3e+06 kernels and transfers, expected at most 2e+06"));
 }
 
+TEST(Simulate, RefusesAMemoryTraceOfTooManyAllocationsBeforeItStarts) {
+  const Workplace place;
+  const std::string many = "simulate llama-3-70b-512-h100 --set workload.global_batch_size=";
+  const auto refused = place.orrery(many + "1048576 --memory-trace t");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err,
+              AllOf(HasSubstr("allocations and frees in a step of 65536 micro-batches on stage 0, expected at most 1e+06 "
+                              "for --memory-trace"),
+                    HasSubstr("a smaller workload.global_batch_size")));
+  EXPECT_THAT(place.files(), testing::IsEmpty());
+  EXPECT_EQ(place.orrery(many + "1024 --memory-trace t").code, 0);
+  EXPECT_LT(place.read("t").size(), 130'000'000u);
+}
+
 TEST(List, SaysInWhichTypeADevicesRateIs) {
   const Workplace place;
   const std::string listed = place.orrery("list devices").out;

@@ -82,7 +82,6 @@ TEST(DiscreteEvent, WorkOfACollectiveIsBounded) {
   const Workplace place;
   for (const char* endless :
        {"all_to_all --node dgx-h100 --nodes 1024",
-        "all_reduce --node dgx-h100 --nodes 256 --fidelity step-exact --algorithm ring",
         "all_to_all --node dgx-h100 --nodes 8192 -b 1M -e 1M --engine des"}) {
     SCOPED_TRACE(endless);
     const auto refused = place.orrery(std::string("collective ") + endless);

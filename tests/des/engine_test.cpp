@@ -6,6 +6,9 @@
 
 #include <cmath>
 #include <functional>
+#include <set>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "sim/report/json.h"
@@ -453,6 +456,19 @@ TEST(Agreement, ParametersAreGatheredWhileThePipelineFills) {
     // Three gathers of 2 s from the beginning, a kernel of 1 s behind each and behind the input; the backwards.
     const double forward = fill == 10 ? 10 + kLayers : 2 * kLayers + 1;
     EXPECT_NEAR(r.step_seconds, forward + kLayers + 1, 1e-8) << fill;
+  }
+}
+
+// A later chunk's parameters are gathered when its turn has come, behind the forwards of other micro-batches; and what
+// a chunk reduces slows the backwards behind it. Both take long in a large cluster.
+TEST(Agreement, InterleavedChunksOfALargeCluster) {
+  for (const std::int64_t nodes : {64, 1024}) {
+    Scenario s = bundled("llama-3-70b-512-h100");
+    s.cluster.nodes = nodes;
+    s.plan.data.degree = 0;
+    s.workload.global_batch_size = 2 * nodes;
+    const Report analytical = simulate(s), des = simulate_des(s);
+    EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, 0.01) << nodes;
   }
 }
 
@@ -1013,6 +1029,46 @@ TEST(Determinism, TheSameInputGivesTheSameReport) {
   ASSERT_EQ(first.timeline.intervals.size(), second.timeline.intervals.size());
   for (std::size_t i = 0; i < first.timeline.intervals.size(); ++i)
     EXPECT_EQ(first.timeline.intervals[i].end_seconds, second.timeline.intervals[i].end_seconds);
+}
+
+// Streams but for the kernels': what runs on them, by kind, way and bytes, is the same in both engines' timelines.
+TEST(Timelines, SayOfCollectivesTheSame) {
+  for (const char* name : {"llama-3-70b-512-h100", "mixtral-8x7b-64-h100"}) {
+    using Said = std::tuple<std::string, std::string, std::string, double>;
+    std::set<Said> analytical, des;
+    const auto say = [](const Timeline& timeline, Stream stream, std::uint32_t op, std::set<Said>& said) {
+      if (stream == Stream::compute || op == kNoOp) return;
+      const TimelineOp& of = timeline.ops[op];
+      constexpr double kLeast = 1024;  // beside them scalars of the norm, which one says for all layers at once
+      if (of.kind != "drain" && of.bytes > kLeast) said.insert({name_of(stream), of.kind, of.bound, std::round(of.bytes)});
+    };
+    const Scenario s = bundled(name);
+    const Timeline slices = predict(PreparedAlone(s), {.timeline = true}).timeline,
+                   events = simulate_des(s, {.timeline = true}).timeline;
+    for (const OpSlice& slice : slices.op_slices) say(slices, slice.stream, slice.op, analytical);
+    for (const Interval& i : slices.intervals) {
+      say(slices, i.stream, i.op, analytical);
+      EXPECT_EQ(i.op == kNoOp, i.stream == Stream::compute) << name;
+    }
+    for (const Interval& i : events.intervals) {
+      say(events, i.stream, i.op, des);
+      EXPECT_EQ(i.op == kNoOp, i.stream == Stream::compute) << name;
+    }
+    EXPECT_GE(des.size(), 3u) << name;
+    EXPECT_EQ(analytical, des) << name;
+  }
+}
+
+// What folds is counted folded: a ring of 4,096 ranks has some 2.7e8 messages, of few kinds.
+TEST(CollectiveWorks, AreOfWhatIsLeftWhenFlowsAreFolded) {
+  const auto run_ring = [](const Cluster& c, double most_works) {
+    return run_collective(c, ideal_collectives(), over_all(c, OpKind::all_reduce, CollectiveAlgorithm::ring), {},
+                          {.fidelity = Fidelity::step_exact, .most_works = most_works})
+        .seconds;
+  };
+  EXPECT_GT(run_ring(ideal_cluster(512, 8, 8), kMostWorks), 0);
+  EXPECT_GT(run_ring(ideal_cluster(4096), 10'000), 0) << "4,096 flows, of which one stays with 8,190 messages";
+  EXPECT_THROW(run_ring(ideal_cluster(4096), 6'000), InputError);
 }
 
 TEST(CollectiveWorks, AreThoseOfAllGroups) {

@@ -39,15 +39,22 @@ struct Costs {
   std::vector<std::int32_t> classes;
   std::vector<ChunkSeconds> seconds;
   std::vector<double> hops;
+  std::vector<double> behind_last;
 
-  PipelineCosts view() const { return {classes, seconds, hops}; }
+  PipelineCosts view() const {
+    return {.stage_class = classes,
+            .seconds = seconds,
+            .hop_seconds = hops,
+            .behind_last = behind_last,
+            .slots_behind = classes.size()};
+  }
 };
 
 // The same durations for all stages, chunks and micro-batches.
 inline Costs uniform_costs(const Schedule& schedule, double f, double b, double w = 0, double hop = 0) {
   const std::size_t p = schedule.stages.size(), v = static_cast<std::size_t>(schedule.chunks);
   const ChunkSeconds seconds{SlotSeconds{f, f, f}, SlotSeconds{b, b, b}, SlotSeconds{w, w, w}};
-  return {std::vector<std::int32_t>(p, 0), std::vector<ChunkSeconds>(v, seconds), std::vector<double>(p * v, hop)};
+  return {std::vector<std::int32_t>(p, 0), std::vector<ChunkSeconds>(v, seconds), std::vector<double>(p * v, hop), {}};
 }
 
 inline PipelineClock clock_of(const Schedule& schedule, const Costs& costs) {

@@ -34,6 +34,8 @@ Costs random_costs(Random& random, std::int64_t p, std::int64_t v) {
   const int hops = static_cast<int>(pick(random, 3));  // none, all the same, all different
   const double hop = draw() / 4;
   for (std::int64_t q = 0; q < p * v; ++q) costs.hops.push_back(hops == 0 ? 0 : hops == 1 ? hop : draw() / 2);
+  if (pick(random, 2))
+    for (std::size_t i = 0; i < classes * v * p; ++i) costs.behind_last.push_back(draw());
   return costs;
 }
 
@@ -91,6 +93,30 @@ TEST(Walk, IsExactOverThousandsOfMicroBatches) {
         walker.walk_plain(schedule, costs.view(), plain);
         expect_equal(fast, plain);
       }
+}
+
+// Rounds of blocking transfers are left out, too: a long step takes no longer to walk than one of a few rounds.
+TEST(Walk, BlockingRoundsThatRepeatAreLeftOut) {
+  PipelineWalker walker;
+  Random random(3);
+  for (const std::int64_t p : {2, 4, 8})
+    for (const double slower : {1.0, 1.001, 1.5}) {
+      Schedule schedule = schedule_of(ScheduleKind::interleaved, p, 200 * p, 3);
+      schedule.blocking_transfers = true;
+      Costs costs = random_costs(random, p, 3);
+      if (slower < 1.5) costs = uniform_costs(schedule, 1, 2 * slower, 0, 0.1);
+      PipelineClock fast, plain;
+      walker.walk(schedule, costs.view(), fast);
+      walker.walk_plain(schedule, costs.view(), plain);
+      expect_equal(fast, plain);
+      EXPECT_NEAR(fast.makespan / plain.makespan, 1, 1e-12) << p << " " << slower;
+    }
+  Schedule schedule = schedule_of(ScheduleKind::interleaved, 4, 400'000, 3);
+  schedule.blocking_transfers = true;
+  const Costs costs = uniform_costs(schedule, 1, 2, 0, 0.1);
+  PipelineClock clock;
+  walker.walk(schedule, costs.view(), clock);
+  EXPECT_LT(walker.slots_walked(), 10'000);
 }
 
 // Otherwise the two tests above would compare the plain walk with itself.

@@ -350,6 +350,21 @@ TEST(Metamorphic, ReplicasDoNotChangeCompute) {
   EXPECT_LT(many.step_seconds, few.step_seconds * 1.1);
 }
 
+// As much work on each device: replicas have more to reduce and to gather, and further.
+TEST(Metamorphic, MoreReplicasNeverShortenAStep) {
+  double last = 0;
+  for (std::int64_t nodes = 16; nodes <= 16384; nodes *= 2) {
+    ScenarioSource source;
+    Scenario s = read_scenario(load_scenario_document("llama-3-70b-512-h100", {}, source), source);
+    s.cluster.nodes = nodes;
+    s.plan.data.degree = 0;
+    s.workload.global_batch_size = 2 * nodes;
+    const double now = simulate(s).step_seconds;
+    EXPECT_GE(now, last) << nodes;
+    last = now;
+  }
+}
+
 TEST(Metamorphic, ReportedRatesFollowFromTheStep) {
   const Scenario s = gpt3_175b();
   const Report r = simulate(s);

@@ -546,6 +546,8 @@ TEST(DataParallel, BucketsHoldSeveralSmallLayersOrPartsOfALargeOne) {
     if (op.name == std::string_view("gradients.all_reduce")) {
       EXPECT_EQ(op.count, 72);  // 1.812e9 parameters x 4 bytes
     }
+  s.plan.data.bucket_bytes = 3;
+  EXPECT_THROW(lower(s, p), InputError) << "billions of collectives";
 }
 
 // As many equal buckets as come nearest to the wanted size; as many whole layers as fit into one.

@@ -119,6 +119,7 @@ void Simulation::LineIssue::lay_out(std::span<const LineItem> items, Work* next)
 void Simulation::LineIssue::prepare(Work& w, std::int64_t covered) const {
   const ClockNode& node = *w.node;
   w.seconds = node.seconds;
+  w.covered = static_cast<std::uint16_t>(covered);
   if (node.every > 1 && covered != node.every)
     w.seconds = w.code->model->cost(w.code->ops[node.op], w.code->piece->tensors, covered).seconds;
   if (const OpName& name = c_.plan->ops[w.name]; name.seconds_by_rows > 0)
@@ -546,7 +547,7 @@ Task<> Simulation::sum_over_stages(ClassRun& c, std::span<const LineItem> items)
                              .cause = cause,
                              .rank_class = c.id,
                              .name = name,
-                             .chunk = 0,
+                             .chunk = 1,
                              .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
                              .kind = EventRecord::op});
     }

@@ -215,7 +215,7 @@ Task<> Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line&
                     .cause = cause_event,
                     .rank_class = c.id,
                     .name = name,
-                    .chunk = 0,
+                    .chunk = w.covered,
                     .stream = static_cast<std::uint8_t>(stream),
                     .kind = EventRecord::op,
                     .slot_kind = 0,

@@ -1,0 +1,30 @@
+// The ops that a timeline's slices and intervals name, each once. Internal to the engines.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "sim/analytical/block_clock.h"
+#include "sim/program/program.h"
+#include "sim/report/report.h"
+
+namespace orrery {
+
+class TimelineOps {
+ public:
+  // Adds to `timeline.ops`. Keeps references.
+  TimelineOps(const Program& program, Timeline& timeline) : program_(program), ops_(timeline.ops) {}
+
+  std::uint32_t operator()(BlockKind kind, const LineOp& op);
+
+ private:
+  TimelineOp describe(BlockKind kind, const LineOp& op) const;
+
+  const Program& program_;
+  std::vector<TimelineOp>& ops_;
+  std::map<std::tuple<const BlockCode*, std::uint16_t, std::int64_t, int>, std::uint32_t> known_;
+};
+
+}  // namespace orrery
