@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/cluster_argument.h"
@@ -21,6 +23,7 @@ struct CalibrateImportArguments {
   std::vector<std::string> logs;
   std::string cluster, output = "collectives.json", curves;
   LogOptions log;
+  bool force = false;
 };
 
 constexpr const char* kCalibrateImportExamples = R"(Examples:
@@ -31,15 +34,42 @@ constexpr const char* kCalibrateImportExamples = R"(Examples:
 
 Logs are what nccl-tests prints, or writes with -J. The cluster is the hardware that they ran on.)";
 
+// The points that a fit misses, as one line of text.
+std::string missed_text(const CurveError& curve) {
+  constexpr std::size_t kShown = 3;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(curve.missed.size(), kShown); ++i) {
+    const auto& [point, predicted] = curve.missed[i];
+    text +=
+        fmt::format("{}{:.0f} bytes{}: measured {:.4g} us, fitted {:.4g} us", text.empty() ? "" : "; ", point.bytes,
+                    point.line > 0 ? fmt::format(" (line {})", point.line) : "", 1e6 * point.seconds, 1e6 * predicted);
+  }
+  if (curve.missed.size() > kShown) text += fmt::format("; and {} more", curve.missed.size() - kShown);
+  return fmt::format("{} of {} points missed by more than {} times: {}", curve.missed.size(), curve.points,
+                     kMissedFactor, text);
+}
+
 void import(const CalibrateImportArguments& arguments) {
   const Cluster cluster = read_cluster_argument(arguments.cluster);
   std::vector<CollectiveCurve> curves;
-  for (const std::string& log : arguments.logs) curves.push_back(read_nccl_log(log, arguments.log));
+  for (const std::string& file : arguments.logs) {
+    CollectiveLog log = read_nccl_log(file, arguments.log);
+    for (CollectiveCurve& curve : log.curves) {
+      place_on(cluster, curve);
+      curves.push_back(std::move(curve));
+    }
+    for (const std::string& test : log.left_out) fmt::print(stderr, "orrery: left out of {}: {}\n", file, test);
+  }
   const std::string method =
       fmt::format("nccl-tests, {} columns", arguments.log.in_place ? "in-place" : "out-of-place");
   std::string sources;
   for (const CollectiveCurve& curve : curves) sources += (sources.empty() ? "" : ", ") + curve.source;
   const CollectiveFit fit = fit_collectives(cluster, curves, sources);
+  for (std::size_t i = 0; i < curves.size(); ++i)
+    if (fit.errors[i].is_missed() && !arguments.force)
+      throw InputError(
+          {curves[i].source, ""}, fmt::format("{}: {}", curves[i].id, missed_text(fit.errors[i])),
+          "a measurement of these ranks on this cluster, which a fit can follow; --force writes it all the same");
 
   std::string fitted;
   for (const std::string& name : fit.fitted) fitted += (fitted.empty() ? "" : ", ") + name;
@@ -54,6 +84,8 @@ void import(const CalibrateImportArguments& arguments) {
         fmt::format("{:48} {:>6} {:>16} {:>16}\n", "curve", "points", "bundled: median", "fitted: median");
     for (const CurveError& e : fit.errors)
       text += fmt::format("{:48} {:>6} {:>15.1f}% {:>15.1f}%\n", e.id, e.points, 100 * e.before, 100 * e.after);
+    for (const CurveError& e : fit.errors)
+      if (!e.missed.empty()) text += fmt::format("\n{}: {}\n", e.id, missed_text(e));
     outputs.add("-", text + fmt::format("\nwritten: {}\n", arguments.output));
   }
   outputs.commit();
@@ -73,9 +105,12 @@ void add_calibrate_import(Command calibrate) {
                      .add_option("--cluster", arguments->cluster,
                                  "Where they ran: a cluster, node or scenario, or the JSON file of one")
                      .required());
-  command.add_option("--collective", arguments->log.collective, "Where a log does not say: all_reduce, all_gather, ...")
+  command
+      .add_option("--collective", arguments->log.collective,
+                  "Of a log's tests those of this one; of a log that does not say, what it is")
       .offers_words(collectives_of_logs());
   command.add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
+  command.add_flag("--force", arguments->force, "Write a calibration that misses the measurements, too");
   command.add_option("--output", arguments->output, "The calibration; - for standard output")
       .type_name("FILE")
       .capture_default();

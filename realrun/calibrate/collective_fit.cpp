@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
 #include "sim/base/statistics.h"
+#include "sim/hardware/presets.h"
 
 namespace orrery {
 namespace {
@@ -21,7 +23,8 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr double kLarge = 1 << 20;  // sizes that bandwidth decides, not latency
 constexpr double kSmallWeight = 0.5;
-constexpr double kPull = 0.01;  // towards the start, of a parameter's logarithm
+constexpr double kLeastRate = 1e-3;  // of the rate that the bundled calibration gives
+constexpr double kPull = 0.01;       // towards the start, of a parameter's logarithm
 
 struct Free {
   std::string name;
@@ -29,13 +32,14 @@ struct Free {
   double least, most;
 };
 
-// Bounds as fit_collectives.py has them: shares stay shares, latencies per step stay near the published constants.
+// Bounds as fit_collectives.py has them: shares stay shares, latencies per step stay near the published constants. But
+// a user's links may be much slower than those of the bundled calibration.
 Free free_parameter(const std::string& name, double& value) {
   double least = value / 20, most = 20 * value;
   if (name == "ring_share") {
-    least = 0.05, most = 1;
+    least = kLeastRate * value, most = 1;
   } else if (name.find("share") != std::string::npos) {
-    least = value / 2, most = std::min(1.0, 2 * value);
+    least = kLeastRate * value, most = std::min(1.0, 2 * value);
   } else if (name.find("step_seconds") != std::string::npos || name.find("fill") != std::string::npos) {
     least = value / 4, most = 4 * value;
   }
@@ -63,11 +67,13 @@ class CollectiveFitter {
   CollectiveFitter(const Cluster& cluster, const std::vector<CollectiveCurve>& curves)
       : cluster_(cluster), curves_(curves), calibration(find_collective_calibration(cluster)) {}
 
-  std::vector<double> log_errors(const std::vector<const CollectiveCurve*>& curves, bool weighted) const {
+  std::vector<double> log_errors(const std::vector<const CollectiveCurve*>& curves, bool weighted,
+                                 double least_bytes = 0) const {
     const CollectiveModel model(cluster_, calibration);
     std::vector<double> errors;
     for (const CollectiveCurve* curve : curves)
       for (const CollectivePoint& p : curve->points) {
+        if (p.bytes < least_bytes) continue;
         const double weight = weighted && p.bytes < kLarge ? kSmallWeight : 1;
         errors.push_back(weight * std::log(seconds_of(model, *curve, p.bytes) / p.seconds));
       }
@@ -80,6 +86,16 @@ class CollectiveFitter {
     for (const CollectivePoint& p : curve.points)
       if (p.bytes >= least_bytes) errors.push_back(std::fabs(seconds_of(model, curve, p.bytes) / p.seconds - 1));
     return errors.empty() ? 0 : median(std::move(errors));
+  }
+
+  std::vector<MissedPoint> missed(const CollectiveCurve& curve) const {
+    const CollectiveModel model(cluster_, calibration);
+    std::vector<MissedPoint> points;
+    for (const CollectivePoint& p : curve.points) {
+      const double predicted = seconds_of(model, curve, p.bytes);
+      if (std::fabs(std::log(predicted / p.seconds)) > std::log(kMissedFactor)) points.push_back({p, predicted});
+    }
+    return points;
   }
 
   CollectiveResidual residual(const std::vector<const CollectiveCurve*>& curves) const {
@@ -106,11 +122,34 @@ class CollectiveFitter {
     return chosen;
   }
 
+  // Which algorithm a log ran is not known, and where one becomes slower another takes over in the prediction. So all
+  // shares of a link begin at the common rate that meets the large sizes best; only the way down is looked for, as
+  // single shares can be raised.
+  void slow_links(const std::vector<const CollectiveCurve*>& curves, const std::vector<Free>& free) {
+    std::vector<double> bundled;
+    for (const Free& f : free) bundled.push_back(*f.value);
+    const auto put = [&](double rate) {
+      for (std::size_t i = 0; i < free.size(); ++i)
+        if (free[i].name.find("share") != std::string::npos) *free[i].value = bundled[i] * rate;
+    };
+    constexpr int kSteps = 60;
+    double best = 1, least = std::numeric_limits<double>::infinity();
+    for (int k = 0; k <= kSteps; ++k) {
+      const double rate = std::pow(kLeastRate, static_cast<double>(k) / kSteps);
+      put(rate);
+      double loss = 0;
+      for (const double error : log_errors(curves, true, kLarge)) loss += std::fabs(error);
+      if (loss < least) least = loss, best = rate;
+    }
+    put(best);
+  }
+
   void fit(const std::vector<const CollectiveCurve*>& curves, std::vector<Free> free) {
     std::vector<FitParameter> parameters;
     std::vector<double> start;
+    for (const Free& f : free) start.push_back(*f.value);
+    slow_links(curves, free);
     for (const Free& f : free) {
-      start.push_back(*f.value);
       parameters.push_back({f.name, std::clamp(*f.value, f.least, f.most), f.least, f.most});
     }
     const auto put = [&](const std::vector<double>& values) {
@@ -203,6 +242,18 @@ std::vector<Free> free_of_network(const std::vector<const CollectiveCurve*>& cur
   return free;
 }
 
+// Rings load the links of a node or network evenly: what they were measured to get, no other algorithm exceeds. (An
+// all-to-all may be slow for other reasons.)
+void bound_by_rings(const std::vector<Free>& free, double ring_share, double bundled_ring_share,
+                    std::initializer_list<std::pair<const char*, double*>> shares) {
+  const auto is_free = [&](const char* name) {
+    return std::any_of(free.begin(), free.end(), [&](const Free& f) { return f.name == name; });
+  };
+  if (!is_free("ring_share") || ring_share >= bundled_ring_share) return;
+  for (const auto& [name, share] : shares)
+    if (!is_free(name)) *share = std::stod(fmt::format("{:.4g}", *share * ring_share / bundled_ring_share));
+}
+
 OrderedJson json_of(const ByProtocol& values, bool all = true) {
   OrderedJson json{{"simple", values[0]}};
   if (all) json["ll128"] = values[1];
@@ -261,7 +312,60 @@ OrderedJson json_of(const InterCalibration& c) {
           {"included_latency_seconds", c.included_latency_seconds}};
 }
 
+// What tells a device's model from another's: "A100" of "NVIDIA A100-SXM4-80GB", "3090" of "GeForce RTX 3090"; "" if
+// nothing does ("NVIDIA Graphics Device").
+std::string model_word(const std::string& device) {
+  std::string word;
+  for (std::size_t i = 0; i <= device.size(); ++i) {
+    const auto c = static_cast<unsigned char>(i < device.size() ? device[i] : ' ');
+    if (std::isalnum(c)) {
+      word += static_cast<char>(std::toupper(c));
+      continue;
+    }
+    if (std::any_of(word.begin(), word.end(), [](unsigned char w) { return std::isdigit(w); })) {
+      if (word.ends_with("TI") && std::isdigit(static_cast<unsigned char>(word.front()))) word.resize(word.size() - 2);
+      return word;
+    }
+    word.clear();
+  }
+  return {};
+}
+
+bool is_known_model(const std::string& word) {
+  if (word.empty()) return false;
+  const std::vector<std::string> names = device_names();
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return model_word(name) == word; });
+}
+
+void refuse_other_device(const Cluster& cluster, const CollectiveCurve& curve) {
+  const std::string measured = model_word(curve.device), given = model_word(cluster.device.name);
+  if (measured == given || !is_known_model(measured) || !is_known_model(given)) return;
+  throw InputError(
+      {curve.source, ""}, "a log of " + curve.device,
+      fmt::format("one of the cluster's device, {}, or --cluster with the device of the log", cluster.device.name));
+}
+
 }  // namespace
+
+void place_on(const Cluster& cluster, CollectiveCurve& curve) {
+  const Node& node = cluster.node;
+  refuse_other_device(cluster, curve);
+  curve.nodes = curve.hosts;
+  if (node.devices_per_host > 0) {
+    const std::int64_t hosts = std::max<std::int64_t>(1, node.devices / node.devices_per_host);
+    curve.nodes = (curve.hosts + hosts - 1) / hosts;
+    if (curve.hosts % curve.nodes != 0)
+      throw InputError({curve.source, ""},
+                       fmt::format("{} hosts, in nodes of {} hosts and {} devices", curve.hosts, hosts, node.devices),
+                       "as many hosts in every node");
+  }
+  if (curve.nodes <= cluster.nodes && curve.ranks / curve.nodes <= node.devices) return;
+  std::string expected = fmt::format("at most the {} node{} of {} devices of the cluster that was given", cluster.nodes,
+                                     cluster.nodes == 1 ? "" : "s", node.devices);
+  if (curve.hosts > 1 && curve.ranks <= cluster.devices() && node.devices_per_host == 0)
+    expected += "; where a node has several hosts, its devices_per_host says so";
+  throw InputError({curve.source, ""}, fmt::format("{} ranks on {} hosts", curve.ranks, curve.hosts), expected);
+}
 
 CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<CollectiveCurve>& curves,
                               const std::string& source) {
@@ -273,11 +377,17 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
   CollectiveFitter fitter(cluster, curves);
   CollectiveFit result;
   for (const CollectiveCurve& curve : curves)
-    result.errors.push_back({curve.id, static_cast<std::int64_t>(curve.points.size()), fitter.median_error(curve), 0});
+    result.errors.push_back(
+        {curve.id, static_cast<std::int64_t>(curve.points.size()), fitter.median_error(curve), 0, {}});
 
   if (const auto within = fitter.curves_of(false); !within.empty()) {
     const std::vector<Free> free = free_of_node(cluster, within, fitter.calibration.intra);
+    const double bundled = fitter.calibration.intra.ring_share;
     fitter.fit(within, free);
+    IntraCalibration& c = fitter.calibration.intra;
+    bound_by_rings(
+        free, c.ring_share, bundled,
+        {{"all_to_all_share", &c.all_to_all_share}, {"send_share", &c.send_share}, {"nvls_share", &c.nvls_share}});
     for (const Free& f : free) result.fitted.push_back("node: " + f.name);
     result.classes.node_classes.push_back(
         {.name = fmt::format("{} measured", cluster.device.architecture),
@@ -290,17 +400,24 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
   }
   if (const auto across = fitter.curves_of(true); !across.empty()) {
     const std::vector<Free> free = free_of_network(across, fitter.calibration.inter);
+    const double bundled = fitter.calibration.inter.ring_share;
     fitter.fit(across, free);
+    InterCalibration& c = fitter.calibration.inter;
+    bound_by_rings(free, c.ring_share, bundled,
+                   {{"tree_share", &c.tree_share}, {"all_to_all_share", &c.all_to_all_share}});
     for (const Free& f : free) result.fitted.push_back("network: " + f.name);
     std::string word = cluster.fabric.name;
-    std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
+    std::transform(word.begin(), word.end(), word.begin(), [](unsigned char w) { return std::tolower(w); });
     result.classes.network_classes.push_back({.name = fmt::format("{} measured", cluster.fabric.name),
                                               .source = source,
                                               .words = {word},
                                               .parameters = fitter.calibration.inter,
                                               .residual = fitter.residual(across)});
   }
-  for (std::size_t i = 0; i < curves.size(); ++i) result.errors[i].after = fitter.median_error(curves[i]);
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    result.errors[i].after = fitter.median_error(curves[i]);
+    result.errors[i].missed = fitter.missed(curves[i]);
+  }
   return result;
 }
 

@@ -12,10 +12,22 @@
 
 namespace orrery {
 
+// A point counts as missed where prediction and measurement differ by more than this factor, and a curve as missed
+// where more than this part of its points is. The bundled calibration misses its own curves by some percent.
+inline constexpr double kMissedFactor = 2;
+inline constexpr double kMissedPart = 1.0 / 3;
+
+struct MissedPoint {
+  CollectivePoint point;
+  double predicted_seconds = 0;
+};
+
 struct CurveError {
   std::string id;
   std::int64_t points = 0;
   double before = 0, after = 0;  // median of |predicted / measured - 1|, with the calibration started from, and fitted
+  std::vector<MissedPoint> missed;  // by the fitted one
+  bool is_missed() const { return static_cast<double>(missed.size()) > kMissedPart * static_cast<double>(points); }
 };
 
 struct CollectiveFit {
@@ -24,9 +36,13 @@ struct CollectiveFit {
   std::vector<std::string> fitted;  // parameters, "node: ring_share"
 };
 
+// Says how many nodes of `cluster` the hosts of a curve are: one each, but where a node is a rack of several hosts as
+// few as hold them. Throws InputError where they do not fit, or where the log names another device than the cluster's.
+void place_on(const Cluster& cluster, CollectiveCurve& curve);
+
 // On `cluster`, whose rates parameters are shares of. Starts from the bundled calibration that the cluster would get,
-// with a small pull towards it: what the curves do not determine stays. Throws InputError for curves of more ranks than
-// the cluster has.
+// with a small pull towards it: what the curves do not determine stays, except that no algorithm keeps more of a link
+// than rings were measured to get. Throws InputError for curves of more ranks than the cluster has.
 CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<CollectiveCurve>& curves,
                               const std::string& source);
 

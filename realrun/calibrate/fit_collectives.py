@@ -114,7 +114,8 @@ def candidates(kind, size, n, nodes, system, node, net, in_switch):
             yield "tree", p, latency + max(intra, inter)
     if kind == "all_reduce" and in_switch and r >= node["nvls_least_ranks"]:
         seconds = (r + 1) / r * size / (system["intra_bytes_per_second"] * node["nvls_share"])
-        latency = node["nvls_seconds"] + r * node["nvls_rank_seconds"] + node["nvls_fill_seconds"] * size / (size + node["nvls_fill_bytes"])
+        latency = node["nvls_seconds"] + node["nvls_fill_seconds"] * size / (size + node["nvls_fill_bytes"])
+        latency += r * node["nvls_rank_seconds"] * size / (size + r * node["nvls_fill_bytes"])
         if nodes > 1:
             busiest = {2: 1.0, 3: 1.5}.get(nodes, 2.0)
             channel = {2: 1.0, 3: 2.0}.get(nodes, 3.0) / node["nvls_channels"]

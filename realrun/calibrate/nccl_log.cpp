@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -42,14 +44,21 @@ std::string names_of_kinds() {
   return names;
 }
 
+// Letters only, so that "all_reduce", "all-reduce" and "AllReduce" are alike.
+std::string letters_of(std::string_view text) {
+  std::string letters;
+  for (const char c : text)
+    if (c != '_' && c != '-') letters += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return letters;
+}
+
 // The collective that a text names; longer names first, as "reduce" is part of others.
 const Kind* kind_in(std::string_view text) {
+  const std::string letters = letters_of(text);
   const Kind* found = nullptr;
   for (const Kind& k : kKinds)
-    for (const std::string_view name : {std::string_view(k.program), std::string_view(k.name)})
-      if (text.find(name) != std::string_view::npos &&
-          (found == nullptr || name.size() > std::string_view(found->name).size()))
-        found = &k;
+    if (letters.find(letters_of(k.name)) != std::string::npos || letters.find(k.program) != std::string::npos)
+      if (found == nullptr || std::string_view(k.name).size() > std::string_view(found->name).size()) found = &k;
   return found;
 }
 
@@ -64,148 +73,438 @@ std::vector<std::string> words_of(std::string_view line) {
   return words;
 }
 
-std::optional<double> number(const std::string& word) {
+std::optional<double> number(std::string_view word) {
   double value = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
   if (error != std::errc() || end != word.data() + word.size() || !std::isfinite(value)) return std::nullopt;
   return value;
 }
 
-// What a log says before its table.
-struct Header {
-  const Kind* kind = nullptr;
-  std::int64_t ranks = 0;
-  std::set<std::string> hosts;
-  std::string device;
+std::optional<std::int64_t> integer(std::string_view word) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+  if (error != std::errc() || end != word.data() + word.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+// A rank of a log's list: "#  Rank  0 Group  0 Pid  10563 on host-1 device  0 [0x07] NVIDIA A100-SXM4-40GB".
+struct LoggedRank {
+  std::int64_t number = 0, group = 0;
+  std::string host;
+  std::size_t line = 0;
 };
 
-void settle(CollectiveCurve& curve, const Header& header, const std::string& file, const LogOptions& options) {
-  const std::string stem = std::filesystem::path(file).filename().string();
-  const Kind* kind = header.kind;
-  if (!options.collective.empty()) {
-    kind = nullptr;
-    for (const Kind& k : kKinds)
-      if (options.collective == k.name) kind = &k;
-    if (kind == nullptr)
-      throw InputError({"--collective", ""}, describe(options.collective), "one of " + names_of_kinds());
+// One run of a test.
+struct Run {
+  const Kind* kind = nullptr;  // as the log says
+  std::size_t first_line = 1, last_line = 1;
+  std::vector<LoggedRank> ranks;
+  std::string device, dtype;
+  std::vector<std::string> columns;
+  std::vector<CollectivePoint> points;
+  double seconds_per_unit = 1e-6;  // of the column "time"; 0: the header does not say
+  double fastest = 0;              // algorithm bandwidth, GB/s
+  double seconds_per_unit_of_fastest = 0;
+  bool reduces = false, only_moves = false;  // by the column redop of its rows
+  bool rows = false, unmeasured = false;     // rows; one without a time ("N/A")
+  bool ended = false;
+  std::optional<InputError> error;  // the first of its rows
+
+  bool empty() const { return ranks.empty() && columns.empty() && !rows; }
+};
+
+// What the ranks of a log are: members of one communicator, or of several alike, each within a host.
+void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where& where, CollectiveCurve& curve) {
+  const std::string alone =
+      ": processes that do not know each other measure nothing together (nccl-tests has to be built with MPI=1)";
+  std::map<std::int64_t, const LoggedRank*> by_number;
+  for (const LoggedRank& rank : ranks)
+    if (const auto [at, fresh] = by_number.emplace(rank.number, &rank); !fresh)
+      throw InputError(where,
+                       fmt::format("rank {} twice, in lines {} and {}", rank.number, at->second->line, rank.line),
+                       "each rank once" + alone);
+  std::map<std::int64_t, std::map<std::string, std::int64_t>> groups;  // ranks on each host
+  std::set<std::string> hosts;
+  std::int64_t expected = 0;
+  for (const auto& [number, rank] : by_number) {
+    if (number != expected++)
+      throw InputError(where, fmt::format("rank {} without rank {}", number, expected - 1),
+                       "a log that lists all ranks");
+    ++groups[rank->group][rank->host];
+    hosts.insert(rank->host);
   }
-  if (kind == nullptr) kind = kind_in(stem);
+  const auto count = static_cast<std::int64_t>(by_number.size());
+  const auto parts = static_cast<std::int64_t>(groups.size());
+  if (count < 2)
+    throw InputError(where, count == 0 ? "no list of ranks" : "one rank by itself", "2 ranks or more" + alone);
+  curve.ranks = count;
+  curve.hosts = static_cast<std::int64_t>(hosts.size());
+  if (parts > 1) {
+    if (parts == count)
+      throw InputError(where, fmt::format("{} groups of one rank", parts), "2 ranks or more in a group");
+    // Groups that share no network are as one group by itself.
+    for (const auto& [group, on] : groups)
+      if (on.size() > 1 || on.begin()->second * parts != count)
+        throw InputError(
+            where, fmt::format("{} groups that run at once over {} hosts (NCCL_TESTS_SPLIT)", parts, hosts.size()),
+            "one group of all ranks, or groups of as many ranks within a host each");
+    curve.ranks = count / parts;
+    curve.hosts = 1;
+  }
+  const auto& on = groups.begin()->second;
+  for (const auto& [host, ranks_there] : on)
+    if (ranks_there != on.begin()->second)
+      throw InputError(where,
+                       fmt::format("{} ranks on {} hosts, {} on one and {} on another", curve.ranks, curve.hosts,
+                                   on.begin()->second, ranks_there),
+                       "as many ranks on every host");
+  curve.nodes = curve.hosts;
+}
+
+const Kind* wanted_kind(const LogOptions& options) {
+  if (options.collective.empty()) return nullptr;
+  for (const Kind& k : kKinds)
+    if (options.collective == k.name) return &k;
+  throw InputError({"--collective", ""}, describe(options.collective), "one of " + names_of_kinds());
+}
+
+// The collective of a test that says none; its file's name only counts where the rows can be of it.
+template <class CanBe>
+const Kind& kind_of(const std::string& file, const LogOptions& options, CanBe can_be) {
+  const Kind* kind = wanted_kind(options);
+  if (kind == nullptr) {
+    kind = kind_in(std::filesystem::path(file).filename().string());
+    if (kind != nullptr && !can_be(*kind)) kind = nullptr;
+  }
   if (kind == nullptr)
     throw InputError({file, ""}, "a log that does not name its collective", "--collective: " + names_of_kinds());
-  curve.collective = kind->name;
-  curve.kind = kind->kind;
-  curve.ranks = header.ranks;
-  curve.nodes = static_cast<std::int64_t>(std::max<std::size_t>(header.hosts.size(), 1));
-  curve.device = header.device;
+  return *kind;
+}
+
+void name_curve(const Kind& kind, const std::string& file, CollectiveCurve& curve) {
+  const std::string stem = std::filesystem::path(file).filename().string();
+  curve.collective = kind.name;
+  curve.kind = kind.kind;
   curve.source = stem;
   curve.id = fmt::format("{}-{}-{}", std::filesystem::path(stem).stem().string(), curve.collective, curve.ranks);
-  if (curve.ranks < 2)
-    throw InputError({file, ""}, fmt::format("{} ranks", curve.ranks), "a log that lists 2 ranks or more");
-  if (curve.ranks % curve.nodes != 0)
-    throw InputError({file, ""}, fmt::format("{} ranks on {} hosts", curve.ranks, curve.nodes),
-                     "as many ranks on every host");
-  if (curve.points.empty())
-    throw InputError({file, ""}, "no results", "a table of nccl-tests with a row for each size");
 }
 
-// "#  Rank  0 Group  0 Pid  10563 on host-1 device  0 [0x07] NVIDIA A100-SXM4-40GB"
-void read_rank(const std::vector<std::string>& words, Header& header) {
-  const auto on = std::find(words.begin(), words.end(), "on");
-  if (on == words.end() || on + 1 == words.end()) return;
-  ++header.ranks;
-  header.hosts.insert(*(on + 1));
-  const auto bus = std::find_if(on, words.end(), [](const std::string& w) { return w.ends_with(']'); });
-  header.device.clear();
-  for (auto word = bus; word != words.end() && ++word != words.end();)
-    header.device += (header.device.empty() ? "" : " ") + *word;
-}
-
-CollectiveCurve parse_table(const std::string& text, const std::string& file, const LogOptions& options) {
-  CollectiveCurve curve;
-  Header header;
-  std::vector<std::string> columns;
-  std::string_view rest = text;
-  std::size_t line_number = 0;
-  bool ended = false;
-  while (const std::optional<std::string_view> next = next_line(rest)) {
-    const std::string_view line = *next;
-    const InputError::Where where{fmt::format("{}:{}", file, ++line_number), ""};
-    const std::vector<std::string> words = words_of(line);
-    if (words.empty()) continue;
-    if (words[0] == "#") {
-      if (line.find("Collective test starting") != std::string::npos) header.kind = kind_in(words.back());
-      if (words.size() > 2 && words[1] == "Rank") read_rank(words, header);
-      if (words.size() > 2 && words[1] == "size") columns.assign(words.begin() + 1, words.end());
-      if (line.find("Out of bounds values") != std::string::npos || line.find("Avg bus bandwidth") != std::string::npos)
-        ended = true;
-      continue;
+// A line without colours and without the carriage return of other systems.
+std::string plain(std::string_view line) {
+  std::string text;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '\x1b' && i + 1 < line.size() && line[i + 1] == '[') {
+      i += 2;
+      while (i < line.size() && (line[i] < '@' || line[i] > '~')) ++i;
+    } else if (line[i] != '\r') {
+      text += line[i];
     }
-    const std::optional<double> size = number(words[0]);
-    if (!size) {  // of mpirun, of NCCL_DEBUG, or the command line
-      if (header.kind == nullptr && line.find("_perf") != std::string::npos) header.kind = kind_in(line);
-      continue;
-    }
-    if (columns.empty())
-      throw InputError(where, "a row of results", "the header of the table (size, count, type, ...) before it");
-    // A column's place; the second of two with the same name is the in-place one.
-    const auto at = [&](const char* name) {
-      std::size_t found = columns.size();
-      for (std::size_t i = 0; i < columns.size(); ++i)
-        if (columns[i] == name && (found == columns.size() || options.in_place)) found = i;
-      return found;
-    };
-    std::size_t time = at("time");
-    if (time == columns.size()) time = at("cputime");
-    const std::size_t wrong = at("#wrong"), type = at("type");
-    // The root column is empty in the rows of older versions.
-    const bool timestamped = !columns.empty() && columns.back() == "timestamp";
-    if (time == columns.size()) throw InputError(where, "a table without a column \"time\"", "the table of nccl-tests");
-    if (words.size() < columns.size() && !timestamped)
-      throw InputError(where, fmt::format("{} columns", words.size()),
-                       fmt::format("the {} that the header names: the log may be cut off here", columns.size()));
-    const std::optional<double> micros = number(words[time]);
-    if (!micros || *micros <= 0 || *size < 0)
-      throw InputError(where, describe(words[time]), fmt::format("a time in microseconds in column {}", time + 1));
-    if (wrong < words.size())
-      if (const std::optional<double> errors = number(words[wrong]); errors && *errors != 0)
-        throw InputError(where, fmt::format("{} wrong values", words[wrong]), "results that nccl-tests found right");
-    if (type < words.size()) curve.dtype = words[type];
-    if (*size > 0) curve.points.push_back({*size, 1e-6 * *micros, line_number});
   }
-  if (header.ranks == 0 && columns.empty())
-    throw InputError({file, ""}, "no log of nccl-tests", "what all_reduce_perf and its like print, or write with -J");
-  if (!ended && !curve.points.empty())
-    throw InputError({fmt::format("{}:{}", file, line_number), ""}, "the end of the log",
-                     "the line \"Avg bus bandwidth\" that ends a whole one");
-  settle(curve, header, file, options);
+  return text;
+}
+
+// NCCL's and RCCL's data types, as the tests of all versions spell them.
+bool names_a_type(std::string_view word) {
+  for (const std::string_view type : {"int", "uint", "char", "half", "float", "double", "bf", "fp", "f8", "f16"})
+    if (word.starts_with(type)) return true;
+  return false;
+}
+
+// Launchers put their tags before a line ("[1,0]<stdout>:", "0: ", "host: ", a time), with or without a space. So what
+// a line says is looked for anywhere in it.
+class TableParser {
+ public:
+  TableParser(std::string file, bool in_place) : file_(std::move(file)), in_place_(in_place) {}
+
+  std::vector<Run> parse(const std::string& text) {
+    std::string_view rest = text;
+    while (const std::optional<std::string_view> line = next_line(rest)) {
+      ++line_;
+      read_line(plain(*line));
+    }
+    finish_run();
+    return std::move(runs_);
+  }
+
+ private:
+  InputError::Where where() const { return {fmt::format("{}:{}", file_, line_), ""}; }
+
+  void finish_run() {
+    settle_unit();
+    if (!run_.empty()) runs_.push_back(std::move(run_));
+    run_ = Run{};
+    run_.first_line = line_;
+  }
+
+  void read_line(const std::string& line) {
+    const std::vector<std::string> words = words_of(line);
+    if (words.empty()) return;
+    const auto says = [&](const char* text) { return line.find(text) != std::string::npos; };
+    const bool starting = says("Collective test starting");
+    if (starting || says("nThread ") || says("Using devices") || says("nccl-tests version")) {
+      if (!run_.columns.empty()) finish_run();
+      if (starting) run_.kind = kind_in(words.back());
+      return;
+    }
+    if (read_rank(words) || read_header(words)) return;
+    if (says("(us)")) run_.seconds_per_unit = 1e-6;
+    if (says("Out of bounds values")) return read_bounds(words);
+    if (says("Avg bus bandwidth")) {
+      if (run_.ended) mix();
+      run_.ended = true;
+      run_.last_line = line_;
+      return;
+    }
+    if (const std::size_t row = row_in(words); row < words.size()) {
+      run_.last_line = line_;
+      if (run_.ended) mix();
+      run_.rows = true;
+      try {
+        read_row({words.begin() + static_cast<std::ptrdiff_t>(row), words.end()});
+      } catch (const InputError& error) {
+        if (!run_.error) run_.error = error;
+      }
+      return;
+    }
+    if (says("_perf") && (run_.ended || run_.kind == nullptr)) {  // the command line
+      if (run_.ended) finish_run();
+      run_.kind = kind_in(line);
+    }
+  }
+
+  void mix() {
+    if (!run_.error)
+      run_.error = InputError(where(), "more results after the end of a table",
+                              "one run after the other: here the lines of several are mixed");
+  }
+
+  bool read_rank(const std::vector<std::string>& words) {
+    const auto rank = std::find(words.begin(), words.end(), "Rank");
+    const auto on = std::find(rank, words.end(), "on");
+    if (words.end() - rank < 2 || words.end() - on < 2) return false;
+    const std::optional<std::int64_t> number = integer(*(rank + 1));
+    if (!number) return false;
+    if (!run_.columns.empty()) finish_run();
+    LoggedRank read{.number = *number, .group = 0, .host = *(on + 1), .line = line_};
+    const auto group = std::find(rank, on, "Group");
+    if (on - group > 1) read.group = integer(*(group + 1)).value_or(0);
+    run_.ranks.push_back(std::move(read));
+    const auto bus = std::find_if(on, words.end(), [](const std::string& w) { return w.ends_with(']'); });
+    run_.device.clear();
+    for (auto word = bus; word != words.end() && ++word != words.end();)
+      run_.device += (run_.device.empty() ? "" : " ") + *word;
+    return true;
+  }
+
+  // The names of the columns, of which the first was "bytes" in the oldest versions.
+  bool read_header(const std::vector<std::string>& words) {
+    for (std::size_t i = 0; i + 2 < words.size(); ++i) {
+      const bool oldest = words[i].ends_with("bytes") && words[i + 1] == "N";
+      if (!oldest && !(words[i].ends_with("size") && words[i + 1] == "count")) continue;
+      if (run_.rows || run_.ended) finish_run();
+      run_.columns.assign(words.begin() + static_cast<std::ptrdiff_t>(i), words.end());
+      for (std::string& column : run_.columns)
+        if (column.starts_with('#')) column.erase(0, 1);
+      timestamped_ = run_.columns.back() == "timestamp";
+      if (timestamped_) run_.columns.pop_back();
+      run_.seconds_per_unit = oldest ? 0 : 1e-6;
+      return true;
+    }
+    return false;
+  }
+
+  // "# Out of bounds values : 0 OK"
+  void read_bounds(const std::vector<std::string>& words) {
+    const auto colon = std::find(words.begin(), words.end(), ":");
+    if (words.end() - colon < 2) return;
+    if (const auto values = number(*(colon + 1)); values && *values > 0 && !run_.error)
+      run_.error = InputError(where(), *(colon + 1) + " values out of bounds", "results that nccl-tests found right");
+  }
+
+  // Where a row begins: a size, a count and a data type.
+  static std::size_t row_in(const std::vector<std::string>& words) {
+    for (std::size_t i = 0; i + 2 < words.size(); ++i)
+      if (integer(size_in(words[i])) && integer(words[i + 1]) && names_a_type(words[i + 2])) return i;
+    return words.size();
+  }
+  static std::string_view size_in(std::string_view word) {
+    const std::size_t tag = word.find_last_of(">:]|");
+    return tag == std::string_view::npos ? word : word.substr(tag + 1);
+  }
+
+  void read_row(std::vector<std::string> words) {
+    const std::vector<std::string>& columns = run_.columns;
+    if (columns.empty())
+      throw InputError(where(), "a row of results", "the header of the table (size, count, type, ...) before it");
+    const auto is_time = [](const std::string& column) { return column == "time" || column == "cputime"; };
+    const auto first = std::find_if(columns.begin(), columns.end(), is_time);
+    if (first == columns.end())
+      throw InputError(where(), "a table without a column \"time\"", "the table of nccl-tests");
+    if (timestamped_ && words.back().find(':') != std::string::npos) {
+      words.pop_back();
+      if (words.back().find('-', 1) != std::string::npos && !number(words.back())) words.pop_back();
+    }
+    // Of what stands before the times, redop and root are empty where a test has none.
+    const auto values = static_cast<std::size_t>(columns.end() - first);
+    constexpr std::size_t kLeast = 3;  // size, count, type
+    if (words.size() < kLeast + values)
+      throw InputError(
+          where(), fmt::format("{} columns", words.size()),
+          fmt::format("the {} that the header names, redop and root perhaps empty: the log may be cut off here",
+                      columns.size()));
+    if (words.size() > columns.size())
+      throw InputError(where(), fmt::format("{} columns", words.size()),
+                       fmt::format("the {} that the header names", columns.size()));
+    const std::size_t before = words.size() - values;
+    const bool reduction = before > kLeast && !number(words[kLeast]) && words[kLeast] != "none";
+    (reduction ? run_.reduces : run_.only_moves) = true;
+    run_.dtype = words[2];
+
+    auto half = first;  // the second of two columns with the same name is the in-place one
+    if (in_place_) half = std::find_if(first + 1, columns.end(), is_time);
+    if (half == columns.end()) throw InputError(where(), "a table without in-place columns", "the table of nccl-tests");
+    const auto half_end = std::find_if(half + 1, columns.end(), is_time);
+    const auto value_of = [&](const char* column) {
+      const auto at = std::find(half, half_end, column);
+      return at == half_end ? std::nullopt : number(words[before + static_cast<std::size_t>(at - first)]);
+    };
+    const std::size_t time = before + static_cast<std::size_t>(half - first);
+    const auto size = static_cast<double>(*integer(size_in(words[0])));
+    if (words[time] == "N/A") {
+      run_.unmeasured = true;
+      return;
+    }
+    const std::optional<double> taken = number(words[time]);
+    if (!taken || *taken <= 0)
+      throw InputError(where(), describe(words[time]), fmt::format("a time in microseconds in column {}", time + 1));
+    if (const auto wrong = value_of("wrong"); wrong && *wrong != 0)
+      throw InputError(where(), fmt::format("{} wrong values", *wrong), "results that nccl-tests found right");
+    const double algorithm = value_of("algbw").value_or(0);
+    if (algorithm >= kShown && value_of("busbw") == 0)
+      throw InputError(
+          where(), fmt::format("a bus bandwidth of 0 beside {} GB/s of the algorithm", algorithm),
+          "a communicator of several ranks: this is one rank by itself (nccl-tests is built with MPI=1 to run on "
+          "several hosts)");
+    if (algorithm > run_.fastest) {
+      run_.fastest = algorithm;
+      run_.seconds_per_unit_of_fastest = size / (1e9 * algorithm) / *taken;
+    }
+    if (size > 0) run_.points.push_back({size, *taken, line_});
+  }
+
+  // The oldest versions count in milliseconds and do not say so; the bandwidth beside the time does.
+  void settle_unit() {
+    if (run_.seconds_per_unit == 0 && run_.fastest > 0)
+      run_.seconds_per_unit = run_.seconds_per_unit_of_fastest > 3e-5 ? 1e-3 : 1e-6;
+    if (run_.seconds_per_unit == 0 && !run_.points.empty() && !run_.error)
+      run_.error = InputError({fmt::format("{}:{}", file_, run_.last_line), ""}, "times of no unit",
+                              "a row that is large enough to show its bandwidth, or the unit (us) in the header");
+    for (CollectivePoint& point : run_.points) point.seconds *= run_.seconds_per_unit;
+  }
+
+  // Bandwidths are printed with two decimals; below this one a 0 beside them says nothing.
+  static constexpr double kShown = 0.1;
+
+  std::string file_;
+  bool in_place_;
+  std::size_t line_ = 0;
+  bool timestamped_ = false;
+  Run run_;
+  std::vector<Run> runs_;
+};
+
+// What the rows of a run say about its collective: whether anything was reduced.
+bool can_be(const Run& run, const Kind& kind) {
+  const bool reduces =
+      kind.kind == OpKind::all_reduce || kind.kind == OpKind::reduce_scatter || kind.kind == OpKind::reduce;
+  return reduces ? run.reduces || !run.only_moves : !run.reduces;
+}
+
+// The curve of a run that is of the wanted collective.
+CollectiveCurve curve_of(const Run& run, const std::string& file, const LogOptions& options) {
+  const auto at = [&](std::size_t line) { return InputError::Where{fmt::format("{}:{}", file, line), ""}; };
+  const InputError::Where where{file, ""};
+  CollectiveCurve curve;
+  if (run.ranks.empty() && run.error) throw *run.error;
+  settle_ranks(run.ranks, where, curve);
+  if (run.error) throw *run.error;
+  if (!run.points.empty() && !run.ended)
+    throw InputError(at(run.last_line), "the end of the log", "the line \"Avg bus bandwidth\" that ends a whole one");
+  if (run.points.empty())
+    throw InputError(where, run.unmeasured ? "no times but N/A" : "no results",
+                     run.unmeasured
+                         ? fmt::format("times in the {} columns", options.in_place ? "in-place" : "out-of-place")
+                         : "a table of nccl-tests with a row for each size");
+  curve.device = run.device;
+  curve.dtype = run.dtype;
+  curve.points = run.points;
+  name_curve(
+      run.kind != nullptr ? *run.kind : kind_of(file, options, [&](const Kind& kind) { return can_be(run, kind); }),
+      file, curve);
   return curve;
 }
 
+// The same test may run twice in a log.
+void tell_apart(std::vector<CollectiveCurve>& curves) {
+  std::map<std::string, int> seen;
+  for (CollectiveCurve& curve : curves)
+    if (const int times = ++seen[curve.id]; times > 1) curve.id += fmt::format("-{}", times);
+}
+
+CollectiveLog parse_tables(const std::string& text, const std::string& file, const LogOptions& options) {
+  const Kind* wanted = wanted_kind(options);
+  const std::vector<Run> runs = TableParser(file, options.in_place).parse(text);
+  if (runs.empty())
+    throw InputError({file, ""}, "no log of nccl-tests", "what all_reduce_perf and its like print, or write with -J");
+  CollectiveLog log;
+  std::string there;
+  for (const Run& run : runs) {
+    const bool other = wanted != nullptr && (run.kind != nullptr ? run.kind != wanted : !can_be(run, *wanted));
+    if (!other) {
+      log.curves.push_back(curve_of(run, file, options));
+      continue;
+    }
+    log.left_out.push_back(fmt::format("{}, line {}",
+                                       run.kind != nullptr ? run.kind->name
+                                       : run.reduces       ? "of a reduction"
+                                                           : "without a reduction",
+                                       run.first_line));
+    there += (there.empty() ? "" : "; ") + log.left_out.back();
+  }
+  if (log.curves.empty())
+    throw InputError({file, ""}, (runs.size() == 1 ? "a test: " : "tests: ") + there, "one of " + options.collective);
+  tell_apart(log.curves);
+  return log;
+}
+
 // What -J writes: src/util.cu of nccl-tests, version 1.
-CollectiveCurve parse_json_log(const std::string& text, const std::string& file, const LogOptions& options) {
+CollectiveLog parse_json_log(const std::string& text, const std::string& file, const LogOptions& options) {
   const Json json = parse_json(text, file);
   const auto need = [&](const Json& object, const char* key, const std::string& pointer) -> const Json& {
     if (!object.is_object() || !object.contains(key))
       throw InputError({file, pointer + "/" + key}, "nothing", "what nccl-tests writes there with -J");
     return object[key];
   };
-  Header header;
+  const Kind* kind = nullptr;
   if (json.is_object() && json.contains("args") && json["args"].is_array() && !json["args"].empty() &&
       json["args"][0].is_string())
-    header.kind = kind_in(std::filesystem::path(json["args"][0].get<std::string>()).filename().string());
+    kind = kind_in(std::filesystem::path(json["args"][0].get<std::string>()).filename().string());
   const Json& config = need(json, "config", "");
   const Json& devices = need(config, "devices", "/config");
   if (!devices.is_array()) throw InputError({file, "/config/devices"}, describe(devices), "an array");
-  // One entry a process, whatever its ranks.
-  header.ranks = static_cast<std::int64_t>(devices.size());
+  // One entry a process, whatever its ranks: the next process's first rank is as many further.
+  std::int64_t each = 1;
   for (const char* of : {"nthreads", "ngpus"}) {
     constexpr std::int64_t kMost = 1 << 20;  // a process, by far
     const Json& count = need(config, of, "/config");
     if (!count.is_number_integer() || count < 1 || count > kMost)
       throw InputError({file, std::string("/config/") + of}, describe(count),
                        fmt::format("an integer from 1 to {}", kMost));
-    header.ranks *= count.get<std::int64_t>();
+    each = std::min(each * count.get<std::int64_t>(), kMost);
   }
+  CollectiveCurve curve;
+  std::set<std::string> hosts;
+  std::map<std::int64_t, std::size_t> firsts;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     const auto text_of = [&](const char* key) {
       const std::string pointer = fmt::format("/config/devices/{}", i);
@@ -214,10 +513,21 @@ CollectiveCurve parse_json_log(const std::string& text, const std::string& file,
       if (!value.is_string()) throw InputError({file, pointer + "/" + key}, describe(value), "a text");
       return value.get<std::string>();
     };
-    header.hosts.insert(text_of("hostname"));
-    header.device = text_of("device_info");
+    hosts.insert(text_of("hostname"));
+    curve.device = text_of("device_info");
+    const Json rank = devices[i].value("rank", Json(nullptr));
+    if (!rank.is_number_integer()) continue;
+    if (const auto [at, fresh] = firsts.emplace(rank.get<std::int64_t>(), i); !fresh)
+      throw InputError({file, fmt::format("/config/devices/{}/rank", i)}, fmt::format("rank {} twice", rank.dump()),
+                       "each rank once: processes that do not know each other measure nothing together");
   }
-  CollectiveCurve curve;
+  curve.ranks = static_cast<std::int64_t>(devices.size()) * each;
+  curve.hosts = curve.nodes = static_cast<std::int64_t>(std::max<std::size_t>(hosts.size(), 1));
+  if (curve.ranks < 2)
+    throw InputError({file, ""}, fmt::format("{} ranks", curve.ranks), "a log that lists 2 ranks or more");
+  if (curve.ranks % curve.hosts != 0)
+    throw InputError({file, ""}, fmt::format("{} ranks on {} hosts", curve.ranks, curve.hosts),
+                     "as many ranks on every host");
   const Json& results = need(json, "results", "");
   if (!results.is_array()) throw InputError({file, "/results"}, describe(results), "an array");
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -232,11 +542,20 @@ CollectiveCurve parse_json_log(const std::string& text, const std::string& file,
     if (const auto wrong = of.find("nwrong"); wrong != of.end() && wrong->is_number() && *wrong != 0)
       throw InputError({file, pointer + "/" + column + "/nwrong"}, describe(*wrong),
                        "results that nccl-tests found right");
+    const Json bus = of.value("bus_bw", Json(nullptr)), algorithm = of.value("alg_bw", Json(nullptr));
+    if (bus.is_number() && algorithm.is_number() && bus == 0 && algorithm.get<double>() > 0)
+      throw InputError({file, pointer + "/" + column + "/bus_bw"}, "0 beside an algorithm bandwidth",
+                       "a communicator of several ranks: this is one rank by itself");
     if (results[i].contains("type") && results[i]["type"].is_string()) curve.dtype = results[i]["type"];
     if (size.get<double>() > 0) curve.points.push_back({size.get<double>(), 1e-6 * time.get<double>(), 0});
   }
-  settle(curve, header, file, options);
-  return curve;
+  if (curve.points.empty())
+    throw InputError({file, ""}, "no results", "a table of nccl-tests with a row for each size");
+  const Kind* wanted = wanted_kind(options);
+  if (kind != nullptr && wanted != nullptr && kind != wanted)
+    throw InputError({file, "/args/0"}, std::string("a test: ") + kind->name, "one of " + options.collective);
+  name_curve(kind != nullptr ? *kind : kind_of(file, options, [](const Kind&) { return true; }), file, curve);
+  return {.curves = {std::move(curve)}, .left_out = {}};
 }
 
 }  // namespace
@@ -247,13 +566,13 @@ std::vector<std::string> collectives_of_logs() {
   return names;
 }
 
-CollectiveCurve parse_nccl_log(const std::string& text, const std::string& file, const LogOptions& options) {
+CollectiveLog parse_nccl_log(const std::string& text, const std::string& file, const LogOptions& options) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first != std::string::npos && text[first] == '{') return parse_json_log(text, file, options);
-  return parse_table(text, file, options);
+  return parse_tables(text, file, options);
 }
 
-CollectiveCurve read_nccl_log(const std::string& file, const LogOptions& options) {
+CollectiveLog read_nccl_log(const std::string& file, const LogOptions& options) {
   return parse_nccl_log(read_file(file, "a log of nccl-tests"), file, options);
 }
 

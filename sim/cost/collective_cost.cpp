@@ -273,6 +273,13 @@ struct CollectiveModel::Formulas {
   static double crossed(double one_way, Protocol p) { return p == Protocol::simple ? 2 * one_way : one_way; }
   double wire_of(Protocol p) const { return crossed(wire, p); }
   double filled(double seconds, double half_bytes) const { return seconds * bytes / (bytes + half_bytes); }
+  // A round of NVLS takes a chunk of each rank: what fills its pipeline grows with the ranks, as does the size from
+  // which chunks are full. The latency of the smallest sizes does not (tuning.cc).
+  double nvls_latency() const {
+    const IntraCalibration& c = m.intra_;
+    return c.nvls_seconds + filled(c.nvls_fill_seconds, c.nvls_fill_bytes) +
+           filled(r * c.nvls_rank_seconds, r * c.nvls_fill_bytes);
+  }
   double ring_step(Protocol p) const { return ring_step(p, wire); }
   double ring_step(Protocol p, double one_way) const {
     const InterCalibration& c = m.inter_;
@@ -443,7 +450,7 @@ struct CollectiveModel::Formulas {
   Candidate nvls() const {
     const IntraCalibration& c = m.intra_;
     Candidate x{.algorithm = Algorithm::nvls, .protocol = Protocol::simple, .in_switch = true};
-    x.latency_seconds = c.nvls_seconds + r * c.nvls_rank_seconds + filled(c.nvls_fill_seconds, c.nvls_fill_bytes);
+    x.latency_seconds = nvls_latency();
     x.intra_bytes = (r + 1) / r * bytes;
     x.intra_seconds = x.intra_bytes / (m.node_.intra_bytes_per_second * c.nvls_share);
     if (across) {
@@ -468,8 +475,7 @@ struct CollectiveModel::Formulas {
     if (all_reduce && m.node_.in_switch_reduction && g.r >= c.nvls_least_ranks) {
       x = nvls();
       x.algorithm = Algorithm::collnet;
-      x.latency_seconds = c.nvls_seconds + r * c.nvls_rank_seconds + filled(c.nvls_fill_seconds, c.nvls_fill_bytes) +
-                          red.nvls_network_seconds;
+      x.latency_seconds = nvls_latency() + red.nvls_network_seconds;
     } else {
       const double rounds = all_reduce ? 2 : 1;
       x.latency_seconds = rounds * (g.r > 1 ? red.step_seconds + (r - 1) * red.rank_seconds : 0) + red.network_seconds;

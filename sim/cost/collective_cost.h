@@ -42,8 +42,9 @@ struct IntraCalibration {
   double nvls_share = 0;                              // of the link rate
   double nvls_network_share = 0;                      // of that when the same channels also drive the NICs
   std::int64_t nvls_least_ranks = 0;                  // per node, below which NCCL does not use it
-  double nvls_seconds = 0, nvls_rank_seconds = 0;     // once per collective, and per rank of a node
+  double nvls_seconds = 0;                            // once per collective
   double nvls_fill_seconds = 0, nvls_fill_bytes = 0;  // further seconds at large sizes, and the size of half of them
+  double nvls_rank_seconds = 0;                       // likewise per rank of a node, with nvls_fill_bytes per rank
   std::int64_t nvls_channels = 0;                     // that carry a NVLSTree
   double network_base_seconds = 0;                    // once per collective across nodes: the stack's own
 };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sim/cost/collective_calibration.h"
+#include "sim/hardware/presets.h"
 #include "tests/cost/dgx.h"
 
 namespace orrery {
@@ -397,6 +398,20 @@ TEST(CollectiveRates, InSwitchReductionBeatsTheRing) {
   // NCCL keeps the ring for few ranks, and where nothing is reduced.
   EXPECT_EQ(m.cost(OpKind::all_reduce, 8.6e9, in_node(4)).algorithm, Algorithm::ring);
   EXPECT_EQ(m.cost(OpKind::all_gather, 8.6e9, in_node(8)).algorithm, Algorithm::ring);
+}
+
+TEST(CollectiveCost, SmallReductionsInASwitchTakeAsLongWithManyRanks) {
+  Cluster rack = dgx_h100(1);
+  rack.device = find_device("GB200");
+  rack.node = find_node("gb200-nvl72");
+  const CollectiveModel model = model_of(rack);
+  const auto seconds = [&](std::int64_t ranks, double bytes) {
+    return model.cost(OpKind::all_reduce, bytes, in_node(ranks), Algorithm::nvls).seconds;
+  };
+  // tuning.cc: the latency of NVLS has no term of the ranks, that of a ring has 2 (ranks - 1) steps.
+  EXPECT_NEAR(seconds(72, 1 << 16), seconds(8, 1 << 16), 0.1 * seconds(8, 1 << 16));
+  EXPECT_LT(seconds(72, 1 << 16), model.cost(OpKind::all_reduce, 1 << 16, in_node(72), Algorithm::ring).seconds);
+  EXPECT_EQ(model.cost(OpKind::all_reduce, 32 << 20, in_node(72)).algorithm, Algorithm::nvls);
 }
 
 TEST(CollectiveRates, ADirectMeshGivesASubgroupOnlyItsOwnLinks) {

@@ -1,6 +1,7 @@
 // Does a calibration find what it measures, keep what it measured, and refuse what it cannot use?
 #include "realrun/calibrate/calibrate.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,6 +30,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::Le;
@@ -485,8 +487,20 @@ host-a:6899 [0] NCCL INFO NET/Plugin: none
 # Avg bus bandwidth    : 90.2
 )";
 
+std::string replaced(std::string text, const std::string& what, const std::string& with) {
+  const std::size_t at = text.find(what);
+  if (at == std::string::npos) throw std::logic_error(what);
+  return text.replace(at, what.size(), with);
+}
+
+CollectiveCurve only_curve(const std::string& text, const LogOptions& options = {}) {
+  CollectiveLog log = parse_nccl_log(text, "my.log", options);
+  if (log.curves.size() != 1) throw std::logic_error("not one curve");
+  return log.curves.front();
+}
+
 TEST(NcclLog, ReadsBothColumnsAndTheHeader) {
-  const CollectiveCurve curve = parse_nccl_log(kLog, "my.log", {});
+  const CollectiveCurve curve = only_curve(kLog);
   EXPECT_EQ(curve.collective, "all_reduce");
   EXPECT_EQ(curve.ranks, 4);
   EXPECT_EQ(curve.nodes, 1);
@@ -495,8 +509,10 @@ TEST(NcclLog, ReadsBothColumnsAndTheHeader) {
   ASSERT_EQ(curve.points.size(), 3u);
   EXPECT_EQ(curve.points[1].bytes, 262144);
   EXPECT_NEAR(curve.points[1].seconds, 25e-6, 1e-12);
-  EXPECT_NEAR(parse_nccl_log(kLog, "my.log", {.in_place = true, .collective = {}}).points[2].seconds, 390e-6, 1e-12);
-  EXPECT_EQ(parse_nccl_log(kLog, "my.log", {.in_place = false, .collective = "reduce_scatter"}).kind,
+  EXPECT_NEAR(only_curve(kLog, {.in_place = true, .collective = {}}).points[2].seconds, 390e-6, 1e-12);
+  EXPECT_EQ(only_curve(replaced(kLog, "Collective test starting: all_reduce_perf", ""),
+                       {.in_place = false, .collective = "reduce_scatter"})
+                .kind,
             OpKind::reduce_scatter);
 }
 
@@ -507,18 +523,12 @@ TEST(NcclLog, ReadsWhatMinusJWrites) {
     "results":[{"size":1024,"count":128,"type":"float","redop":"none","root":"    -1",
       "out_of_place":{"time":30.5,"alg_bw":0.03,"bus_bw":0.02,"nwrong":0.0},
       "in_place":{"time":31.5,"alg_bw":0.03,"bus_bw":0.02,"nwrong":null}}]})";
-  const CollectiveCurve curve = parse_nccl_log(json, "log.json", {});
+  const CollectiveCurve curve = only_curve(json);
   EXPECT_EQ(curve.collective, "all_to_all");
   EXPECT_EQ(curve.ranks, 4);
   EXPECT_EQ(curve.nodes, 2);
   ASSERT_EQ(curve.points.size(), 1u);
   EXPECT_NEAR(curve.points[0].seconds, 30.5e-6, 1e-12);
-}
-
-std::string replaced(std::string text, const std::string& what, const std::string& with) {
-  const std::size_t at = text.find(what);
-  if (at == std::string::npos) throw std::logic_error(what);
-  return text.replace(at, what.size(), with);
 }
 
 void expect_refused(const std::string& log, const std::string& file_and_line, const char* says) {
@@ -546,6 +556,225 @@ TEST(NcclLog, MalformedLogsAreRefusedAtTheirLine) {
   expect_refused("{\"version\": 1}", "my.log", "-J");
 }
 
+// kLog as `before` makes each of its lines.
+template <class Before>
+std::string with_lines(Before before) {
+  std::istringstream lines(kLog);
+  std::string text;
+  for (std::string line; std::getline(lines, line);) text += before(line) + "\n";
+  return text;
+}
+
+TEST(NcclLog, WhatLaunchersPutBeforeALineIsOverlooked) {
+  const CollectiveCurve plain = only_curve(kLog);
+  for (const char* tag : {"[1,0]<stdout>:", "[1,0]<stdout> ", "[prterun-a-1@1,0]<stdout>: ", "0: ", " 00: ", "[0] ",
+                          "[mpi-job-launcher-xyz] ", "[pod/nccl-worker-0/nccl] ", "node-17: ", "worker-1  | ",
+                          "2025-01-02T03:04:05Z ", "2025-01-02T03:04:05.1234567Z ", "2025-01-02 03:04:05,123 INFO ",
+                          "[2025-01-02 03:04:05] [1,0]<stdout>:", "\x1b[0m", "\x1b[36mhost-a\x1b[0m | "}) {
+    const CollectiveCurve curve =
+        only_curve(with_lines([&](const std::string& line) { return tag + line + "\x1b[0m\r"; }));
+    EXPECT_EQ(curve.collective, plain.collective) << tag;
+    EXPECT_EQ(curve.ranks, plain.ranks) << tag;
+    EXPECT_EQ(curve.hosts, plain.hosts) << tag;
+    ASSERT_EQ(curve.points.size(), plain.points.size()) << tag;
+    for (std::size_t i = 0; i < plain.points.size(); ++i) {
+      EXPECT_EQ(curve.points[i].bytes, plain.points[i].bytes) << tag;
+      EXPECT_EQ(curve.points[i].seconds, plain.points[i].seconds) << tag;
+    }
+  }
+  // A report that was pasted loses "#".
+  const CollectiveCurve lost =
+      only_curve(with_lines([](const std::string& line) { return line.starts_with('#') ? line.substr(1) : line; }));
+  EXPECT_EQ(lost.ranks, plain.ranks);
+  EXPECT_EQ(lost.points.size(), plain.points.size());
+}
+
+TEST(NcclLog, ProcessesThatRanByThemselvesAreNoCommunicator) {
+  const std::string ranks =
+      "#  Rank  0 Group  0 Pid   6899 on     host-a device  0 [0000:04:00] NVIDIA H100 80GB HBM3\n";
+  expect_refused(replaced(kLog, ranks, ranks + ranks), "my.log", "rank 0 twice, in lines 6 and 7");
+  // Two copies one after the other are two measurements; with their lines mixed they are none.
+  EXPECT_EQ(parse_nccl_log(std::string(kLog) + kLog, "my.log", {}).curves.size(), 2u);
+  const std::string rows = std::string(kLog).substr(std::string(kLog).find("        1024 "));
+  expect_refused(kLog + rows, "my.log:20", "mixed");
+  expect_refused(replaced(kLog, "167.77  251.66", "167.77    0.00"), "my.log:17", "a bus bandwidth of 0");
+  std::string groups = kLog;
+  for (const char* i : {"1", "2", "3"})
+    groups = replaced(groups, fmt::format("Rank  {} Group  0", i), fmt::format("Rank  {} Group  {}", i, i));
+  expect_refused(groups, "my.log", "4 groups of one rank");
+  expect_refused(replaced(kLog, "Rank  3", "Rank  5"), "my.log", "rank 5 without rank 3");
+  expect_refused(replaced(kLog, "values : 0 OK", "values : 3 FAILED"), "my.log:18", "3 values out of bounds");
+}
+
+TEST(NcclLog, GroupsWithinAHostAreOneOfThem) {
+  std::string groups =
+      replaced(replaced(kLog, "Rank  2 Group  0", "Rank  2 Group  1"), "Rank  3 Group  0", "Rank  3 Group  1");
+  EXPECT_EQ(only_curve(groups).ranks, 2);
+  for (const char* rank : {"Rank  1", "Rank  3"}) {
+    const std::size_t host = groups.find("host-a", groups.find(rank));
+    groups.replace(host, 6, "host-b");
+  }
+  expect_refused(groups, "my.log", "2 groups that run at once over 2 hosts");
+}
+
+TEST(NcclLog, SeveralTestsInOneLogAreTold) {
+  const std::string two = kLog + replaced(replaced(kLog, "all_reduce_perf", "all_gather_perf"), "400.00", "300.00");
+  const CollectiveLog both = parse_nccl_log(two, "my.log", {});
+  ASSERT_EQ(both.curves.size(), 2u);
+  EXPECT_EQ(both.curves[0].collective, "all_reduce");
+  EXPECT_EQ(both.curves[1].collective, "all_gather");
+  EXPECT_NEAR(both.curves[1].points[2].seconds, 300e-6, 1e-12);
+  const CollectiveLog one = parse_nccl_log(two, "my.log", {.in_place = false, .collective = "all_gather"});
+  ASSERT_EQ(one.curves.size(), 1u);
+  EXPECT_EQ(one.curves[0].collective, "all_gather");
+  EXPECT_THAT(one.left_out, ElementsAre(HasSubstr("all_reduce")));
+  try {
+    parse_nccl_log(two, "my.log", {.in_place = false, .collective = "broadcast"});
+    FAIL() << "was accepted";
+  } catch (const InputError& error) {
+    EXPECT_THAT(std::string(error.what()), AllOf(HasSubstr("all_reduce, line"), HasSubstr("all_gather, line")));
+  }
+  std::string fewer = kLog;
+  for (const char* rank : {"#  Rank  2", "#  Rank  3"}) fewer = replaced(fewer, rank, "#  X");
+  const CollectiveLog sizes = parse_nccl_log(kLog + fewer, "my.log", {});
+  ASSERT_EQ(sizes.curves.size(), 2u);
+  EXPECT_EQ(sizes.curves[1].ranks, 2);
+}
+
+// A log of four ranks with this table.
+std::string log_with(const std::string& table) {
+  const std::string log = kLog;
+  const std::string header =
+      replaced(log.substr(0, log.find("#       size")), "# Collective test starting: all_reduce_perf", "#");
+  return header + table + "# Avg bus bandwidth : 1\n";
+}
+
+TEST(NcclLog, LayoutsOfAllVersionsAreRead) {
+  const auto points = [](const std::string& table, const char* collective, bool in_place = false) {
+    return only_curve(log_with(table), {.in_place = in_place, .collective = collective}).points;
+  };
+  // The header has redop, the rows of what does not reduce leave it empty.
+  const std::string empty =
+      "#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error\n"
+      "#        (B)    (elements)                       (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)\n"
+      "   268435456       1048576     float           520935    0.52    0.51  0e+00   519562    0.52    0.51  1e+00\n";
+  EXPECT_NEAR(points(empty, "all_to_all").at(0).seconds, 0.520935, 1e-9);
+  EXPECT_NEAR(points(empty, "all_to_all", true).at(0).seconds, 0.519562, 1e-9);
+  const std::string without =
+      "#       size         count      type     time   algbw   busbw  error     time   algbw   busbw  error\n"
+      "   268435456       1048576     float   520935    0.52    0.51  0e+00      N/A     N/A     N/A    N/A\n";
+  EXPECT_NEAR(points(without, "all_gather").at(0).seconds, 0.520935, 1e-9);
+  try {
+    points(without, "all_gather", true);
+    FAIL() << "N/A was taken for a time";
+  } catch (const InputError& error) {
+    EXPECT_THAT(std::string(error.what()), HasSubstr("in-place"));
+  }
+  const std::string rooted =
+      "#       size         count      type    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
+      "   268435456      67108864     float       0   1500.0  178.96  178.96      0   1500.0  178.96  178.96    N/A\n";
+  EXPECT_NEAR(points(rooted, "broadcast").at(0).seconds, 1500e-6, 1e-12);
+  // The oldest count in milliseconds, and do not say so.
+  const std::string oldest =
+      "#      bytes             N    type      op     time  algbw  busbw      res     time  algbw  busbw      res\n"
+      "    10000000       2500000   float     sum    0.628  15.93  23.90    0e+00    0.629  15.90  23.85    0e+00\n";
+  EXPECT_NEAR(points(oldest, "all_reduce").at(0).seconds, 628e-6, 1e-12);
+  // What was reduced is no all-gather.
+  EXPECT_THROW(points(oldest, "all_gather"), InputError);
+  EXPECT_THROW(points(empty, "all_reduce"), InputError);
+}
+
+TEST(NcclLog, RcclTestsAreReadAlike) {
+  std::string log = replaced(kLog, "# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807",
+                             "rccl-tests: Version develop:3a2dd5a");
+  for (int i = 0; i < 4; ++i) log = replaced(log, "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X");
+  const CollectiveCurve curve = only_curve(log);
+  EXPECT_EQ(curve.device, "AMD Instinct MI300X");
+  EXPECT_EQ(curve.ranks, 4);
+  EXPECT_EQ(curve.points.size(), 3u);
+}
+
+CollectiveCurve curve_on(OpKind kind, std::int64_t ranks, std::int64_t hosts, std::vector<CollectivePoint> points) {
+  return {.id = "mine",
+          .source = "mine.log",
+          .collective = "all_reduce",
+          .kind = kind,
+          .ranks = ranks,
+          .hosts = hosts,
+          .nodes = hosts,
+          .device = {},
+          .dtype = "float",
+          .points = std::move(points)};
+}
+
+TEST(PlaceOn, HostsOfARackAreOneNode) {
+  const Cluster rack = read_cluster({{"node", "gb200-nvl72"}, {"nodes", 2}}, {});
+  const auto nodes_of = [&](std::int64_t ranks, std::int64_t hosts) {
+    CollectiveCurve curve = curve_on(OpKind::all_reduce, ranks, hosts, {});
+    place_on(rack, curve);
+    return curve.nodes;
+  };
+  EXPECT_EQ(nodes_of(72, 18), 1);
+  EXPECT_EQ(nodes_of(16, 4), 1);
+  EXPECT_EQ(nodes_of(144, 36), 2);
+  EXPECT_THROW(nodes_of(76, 19), InputError);
+  EXPECT_THROW(nodes_of(288, 72), InputError);
+  const Cluster two = read_cluster({{"node", "dgx-h100"}, {"nodes", 2}}, {});
+  CollectiveCurve halves = curve_on(OpKind::all_reduce, 8, 2, {});
+  place_on(two, halves);
+  EXPECT_EQ(halves.nodes, 2);
+}
+
+TEST(PlaceOn, ALogOfAnotherDeviceIsRefused) {
+  const Cluster cluster = read_cluster(nlohmann::json("dgx-h100"), {});
+  CollectiveCurve curve = curve_on(OpKind::all_reduce, 8, 1, {});
+  for (const char* same : {"NVIDIA H100 80GB HBM3", "NVIDIA Graphics Device", "", "NVIDIA H100-SXM5-80GB"}) {
+    curve.device = same;
+    EXPECT_NO_THROW(place_on(cluster, curve)) << same;
+  }
+  for (const char* other :
+       {"NVIDIA A100-SXM4-80GB", "Tesla V100-SXM2-32GB", "AMD Instinct MI300X", "NVIDIA GeForce RTX 3090"}) {
+    curve.device = other;
+    EXPECT_THROW(place_on(cluster, curve), InputError) << other;
+  }
+}
+
+TEST(CollectiveFit, LeavesNoAlgorithmFasterThanWhatWasMeasured) {
+  const Cluster cluster =
+      read_cluster({{"device", "V100-SXM2-32GB"}, {"nodes", 8}, {"inter_node_bytes_per_second", 12.5e9}}, {});
+  const CollectiveCurve reduced =
+      curve_on(OpKind::all_reduce, 64, 8, {{268435456, 0.122131, 6}, {536870912, 0.244833, 7}});
+  CollectiveCurve gathered = reduced;
+  gathered.kind = OpKind::all_gather;
+  for (CollectivePoint& p : gathered.points) p.seconds /= 2;
+  GroupSpan span;
+  span.ranks = 64, span.nodes = span.ranks_per_node = 8;
+  for (const CollectiveCurve& curve : {reduced, gathered}) {
+    const CollectiveFit fit = fit_collectives(cluster, {curve}, "a test");
+    const CollectiveModel model(cluster, find_collective_calibration(cluster, fit.classes));
+    for (const CollectivePoint& p : curve.points)
+      EXPECT_NEAR(model.cost(curve.kind, p.bytes, span).seconds, p.seconds, 0.02 * p.seconds);
+    EXPECT_FALSE(fit.errors.front().is_missed());
+    // Links that are slow for a ring are slow for trees and exchanges.
+    const double bytes = 536870912, reduction = model.cost(OpKind::all_reduce, bytes, span).seconds;
+    EXPECT_GT(reduction, 0.9 * 0.244833);
+    EXPECT_GT(model.cost(OpKind::all_to_all, bytes, span).seconds,
+              1.5 * CollectiveModel(cluster, find_collective_calibration(cluster))
+                        .cost(OpKind::all_to_all, bytes, span)
+                        .seconds);
+  }
+}
+
+TEST(CollectiveFit, SaysWhichPointsNoFitMeets) {
+  const Cluster cluster = read_cluster(nlohmann::json("dgx-h100"), {});
+  const CollectiveFit fit = fit_collectives(
+      cluster, {curve_on(OpKind::all_gather, 8, 1, {{1e9, 3e-3, 1}, {1e9, 3e-3, 2}, {1e9, 60e-3, 3}, {1e9, 60e-6, 4}})},
+      "a test");
+  EXPECT_TRUE(fit.errors.front().is_missed());
+  ASSERT_EQ(fit.errors.front().missed.size(), 2u);
+  EXPECT_EQ(fit.errors.front().missed[0].point.line, 3u);
+}
+
 TEST(CollectiveFit, MeetsCurvesOfTheModelItselfWithOtherParameters) {
   const Cluster cluster = read_cluster(nlohmann::json("dgx-h100"), {});
   CollectiveCalibration other = find_collective_calibration(cluster);
@@ -557,6 +786,7 @@ TEST(CollectiveFit, MeetsCurvesOfTheModelItselfWithOtherParameters) {
                         .collective = "all_gather",
                         .kind = OpKind::all_gather,
                         .ranks = 8,
+                        .hosts = 1,
                         .nodes = 1,
                         .device = {},
                         .dtype = "float",

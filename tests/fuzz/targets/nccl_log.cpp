@@ -4,9 +4,13 @@
 
 void orrery::fuzz::nccl_log(std::string_view input) {
   for (const bool in_place : {false, true}) {
-    const CollectiveCurve curve =
+    const CollectiveLog log =
         parse_nccl_log(std::string(input), "all_reduce.log", {.in_place = in_place, .collective = {}});
-    require(curve.ranks > 0 && curve.nodes > 0 && !curve.points.empty(), "a log is of ranks, and has points");
-    for (const CollectivePoint& point : curve.points) require(point.seconds > 0, "a collective takes time");
+    require(!log.curves.empty(), "a log has a test");
+    for (const CollectiveCurve& curve : log.curves) {
+      require(curve.ranks > 1 && curve.hosts > 0 && !curve.points.empty(), "a test is of ranks, and has points");
+      require(curve.ranks % curve.hosts == 0, "a test has as many ranks on every host");
+      for (const CollectivePoint& point : curve.points) require(point.seconds > 0, "a collective takes time");
+    }
   }
 }
