@@ -270,7 +270,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   program.runtime.copies_gradients_for_update = stack.copies_gradients_for_update;
   program.runtime.update_copy_elements = zero_stage == 3 ? stack.sub_group_elements : 0;
   program.runtime.releases_gradients =
-      zero_stage == 2 && !data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario));
+      zero_stage >= 2 && !data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario));
   const auto chosen = scenario.plan.pipeline.sent_outputs;
   program.runtime.sent_outputs =
       chosen == pipeline_parallel::SentOutputs::automatic
