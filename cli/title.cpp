@@ -7,6 +7,7 @@
 
 #include "models/layers.h"
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/framework/framework.h"
 
 namespace orrery {
 namespace {
@@ -66,6 +67,12 @@ std::string when_reduced(const Scenario& scenario) {
              : "reduce_gradients once (the stack's own)";
 }
 
+std::string narrow_gradients(const Plan& plan) {
+  const Dtype dtype = framework::gradient_dtype(plan);
+  if (plan.precision.gradients != precision::GradientDtype::automatic || dtype == Dtype::fp32) return "";
+  return fmt::format("gradient_dtype {} (the stack's own)", name_of(dtype));
+}
+
 }  // namespace
 
 std::vector<std::string> title_of(const Scenario& scenario) {
@@ -93,7 +100,8 @@ std::vector<std::string> title_of(const Scenario& scenario) {
     if (line.size() + chosen[i].text.size() > kWidth) lines.push_back(std::exchange(line, {}));
     line += (line.empty() ? "" : ", ") + chosen[i].text;
   }
-  if (const std::string reduced = when_reduced(scenario); !reduced.empty()) line += ", " + reduced;
+  for (const std::string& own : {narrow_gradients(scenario.plan), when_reduced(scenario)})
+    if (!own.empty()) line += (line.empty() ? "" : ", ") + own;
   if (!line.empty()) lines.push_back(line);
   for (const LayerRange& range : scenario.plan.layers) {
     const auto own = texts_of(range.plan);

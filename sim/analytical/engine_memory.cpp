@@ -5,6 +5,7 @@
 #include <string>
 
 #include "sim/analytical/engine_rep.h"
+#include "sim/memory/stage_buffers.h"
 #include "sim/program/work.h"
 
 namespace orrery {
@@ -29,10 +30,33 @@ double total(const CategoryBytes& bytes) {
 
 }  // namespace
 
+// Lent gradients (PieceMemory::lent_gradients): the run that lends them, and the last one that shares them.
+AnalyticalEngine::Rep::LentGradients AnalyticalEngine::Rep::lent_gradients(const Chunk& chunk) const {
+  LentGradients lent{chunk.runs.size(), 0};
+  for (std::size_t r = 0; r < chunk.runs.size(); ++r) {
+    const PieceMemory& p = pieces[chunk.runs[r].piece].memory;
+    if (lent.lender == chunk.runs.size() && p.lends_gradients) lent.lender = r;
+    if (p.shares_gradients) lent.begins = r;
+  }
+  return lent;
+}
+
+// visit(transient) of the backward of an instance of run `r`.
+template <class Visit>
+void AnalyticalEngine::Rep::visit_backward(const Chunk& chunk, LentGradients of, std::size_t r,
+                                           const Visit& visit) const {
+  const PieceMemory& p = pieces[chunk.runs[r].piece].memory;
+  if (r <= of.lender || r > of.begins) return visit(p.backward_transient);
+  const PlacedBytes& lent = pieces[chunk.runs[of.lender].piece].memory.lent_gradients;
+  if (r == of.begins) visit(p.backward_before_shared);
+  visit(sum(r == of.begins ? p.backward_from_shared : p.backward_transient, lent));
+}
+
 // The transient of a slot on top of all that its micro-batch saves in the chunk: a forward has saved the instances up
 // to the one that runs; a backward and a weight gradient have freed those behind it. Along a run what is held changes
-// by the same amounts from instance to instance, so its ends are the candidates.
-ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
+// by the same amounts from instance to instance, so its ends are the candidates. `sent`: what the chunk has handed on
+// and keeps until its backward.
+ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk, double sent) const {
   ChunkMemory m;
   Fullest fullest_side;
   for (const Run& run : chunk.runs) {
@@ -42,18 +66,12 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
     m.kept = sum(m.kept, p.saved_weight_gradient, n);
     fullest_side.consider(p.saved_side_input);
   }
-  const PlacedBytes& side = fullest_side.bytes();
-  m.saved += side;
-  // Lent gradients (PieceMemory::lent_gradients): the run that lends them, and the last one that shares them.
-  std::size_t lender = chunk.runs.size(), begins = 0;
-  for (std::size_t r = 0; r < chunk.runs.size(); ++r) {
-    const PieceMemory& p = pieces[chunk.runs[r].piece].memory;
-    if (lender == chunk.runs.size() && p.lends_gradients) lender = r;
-    if (p.shares_gradients) begins = r;
-  }
+  m.side = fullest_side.bytes();
+  m.saved += m.side;
   PlacedBytes kept_behind = m.kept;
-  PlacedBytes saved = side, kept{};  // of the runs before
+  PlacedBytes saved = m.side, kept{};  // of the runs before
   Fullest forward, backward, weight_gradient;
+  const LentGradients lent = lent_gradients(chunk);
   for (std::size_t r = 0; r < chunk.runs.size(); ++r) {
     const Run& run = chunk.runs[r];
     const PieceMemory& p = pieces[run.piece].memory;
@@ -62,17 +80,10 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
     forward.consider(sum(through, p.forward_transient));
     // Backwards, the run's last instance comes first.
     const PlacedBytes behind = sum(kept_behind, p.saved_weight_gradient, -n);
-    const auto consider = [&](const PlacedBytes& transient) {
+    visit_backward(chunk, lent, r, [&](const PlacedBytes& transient) {
       backward.consider(sum(sum(through, behind), transient));
       backward.consider(sum(sum(sum(saved, p.saved), sum(behind, p.saved_weight_gradient, n - 1)), transient));
-    };
-    if (r <= lender || r > begins) {
-      consider(p.backward_transient);
-    } else {
-      const PlacedBytes& lent = pieces[chunk.runs[lender].piece].memory.lent_gradients;
-      if (r == begins) consider(p.backward_before_shared);
-      consider(sum(r == begins ? p.backward_from_shared : p.backward_transient, lent));
-    }
+    });
     weight_gradient.consider(sum(kept_through, p.weight_gradient_transient));
     saved = through;
     kept = kept_through;
@@ -82,30 +93,92 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
   m.transient[index(SlotKind::forward)] = sum(forward.bytes(), m.saved, -1);
   m.transient[index(SlotKind::backward)] = sum(backward.bytes(), m.saved, -1);
   m.transient[index(SlotKind::weight_gradient)] = sum(weight_gradient.bytes(), m.kept, -1);
+  // It is written by the forward's last op: all but that one have it to come.
+  m.saved.of(Place::device, Category::activation) += sent;
+  m.transient[index(SlotKind::forward)].of(Place::device, Category::activation) -= sent;
   return m;
+}
+
+// A pair goes through its chunks layer by layer: while the forward saves its k-th instance, the backward is at its k-th
+// from the end and has freed those behind it. What both hold at their fullest, beyond all that both have saved.
+PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::size_t forward_row,
+                                                  std::size_t backward_row) const {
+  const Chunk &forward = row(program, forward_row).chunk, &backward = row(program, backward_row).chunk;
+  const ChunkMemory &f = memory[forward_row], &b = memory[backward_row];
+  const LentGradients lent = lent_gradients(backward);
+  // What the forward has saved before its instance, and what is left of the other behind its.
+  PlacedBytes saved = f.side, left = b.saved;
+  Fullest fullest;
+  std::size_t i = 0, j = backward.runs.size();  // runs; the backward's is j - 1
+  std::int64_t done_i = 0, done_j = 0;          // of their instances
+  while (i < forward.runs.size() || j > 0) {
+    const bool has_forward = i < forward.runs.size(), has_backward = j > 0;
+    const PieceMemory* const p = has_forward ? &pieces[forward.runs[i].piece].memory : nullptr;
+    const PieceMemory* const q = has_backward ? &pieces[backward.runs[j - 1].piece].memory : nullptr;
+    const std::int64_t of_forward = has_forward ? forward.runs[i].count - done_i : 0;
+    const std::int64_t of_backward = has_backward ? backward.runs[j - 1].count - done_j : 0;
+    const std::int64_t n = !has_forward    ? of_backward
+                           : !has_backward ? of_forward
+                                           : std::min(of_forward, of_backward);
+    // Over these instances what is held changes by the same bytes each time: the first or the last is the fullest.
+    for (const std::int64_t k : {std::int64_t{0}, n - 1}) {
+      PlacedBytes held = sum(saved, left);
+      if (p != nullptr) held = sum(sum(held, p->saved, static_cast<double>(k + 1)), p->forward_transient);
+      if (q == nullptr) {
+        fullest.consider(held);
+        continue;
+      }
+      held = sum(sum(held, q->saved, -static_cast<double>(k)), q->saved_weight_gradient, static_cast<double>(k));
+      visit_backward(backward, lent, j - 1, [&](const PlacedBytes& transient) { fullest.consider(sum(held, transient)); });
+    }
+    if (p != nullptr) {
+      saved = sum(saved, p->saved, static_cast<double>(n));
+      if ((done_i += n) == forward.runs[i].count) ++i, done_i = 0;
+    }
+    if (q != nullptr) {
+      left = sum(sum(left, q->saved, -static_cast<double>(n)), q->saved_weight_gradient, static_cast<double>(n));
+      if ((done_j += n) == backward.runs[j - 1].count) --j, done_j = 0;
+    }
+  }
+  PlacedBytes transient = sum(sum(fullest.bytes(), f.saved, -1), b.saved, -1);
+  transient.of(Place::device, Category::communication_buffer) += b.backward_buffers;
+  return transient;
 }
 
 // What the chunks of each class of stages hold.
 void AnalyticalEngine::Rep::hold_memory(const Program& program) {
   memory.resize(rows(program));
+  gradients.assign(program.runtime.releases_gradients ? memory.size() : 0, 0);
+  pair_memory.clear();
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
-    const auto& stage = program.stages[static_cast<std::size_t>(c.first_stage)];
+    const auto first_stage = static_cast<std::size_t>(c.first_stage);
+    const StageBuffers buffers = stage_buffers(program, program.stages[first_stage]);
     Fullest update;
     for (std::size_t k = at(program, i, 0); k < at(program, i + 1, 0); ++k) {
       const Row of_row = row(program, k);
       const auto n = static_cast<double>(program.micro_batches_of(of_row.of_class));
-      memory[k] = chunk_memory(of_row.chunk);
+      const std::size_t chunk = k % static_cast<std::size_t>(program.schedule.chunks);
+      memory[k] = chunk_memory(of_row.chunk, sent_output_bytes(program, of_row.chunk,
+                                                               program.schedule.position_of(first_stage, chunk)));
+      memory[k].backward_buffers = buffers.backward;
+      for (const SlotKind kind : {SlotKind::backward, SlotKind::weight_gradient})
+        memory[k].transient[index(kind)].of(Place::device, Category::communication_buffer) += buffers.backward;
       for (const Run& run : of_row.chunk.runs) {
         const PieceData& data = pieces[run.piece];
         c.recompute_flops += n * static_cast<double>(run.count) * data.recompute_flops;
+        if (!gradients.empty())
+          gradients[k] += static_cast<double>(run.count) * released_gradient_bytes(program, program.pieces[run.piece]);
         if (of_row.of_class > 0) continue;  // parameters are the same
         c.resident += data.memory.resident * static_cast<double>(run.count);
         update.consider(data.memory.update_transient);
       }
+      if (of_row.of_class == 0 && !gradients.empty())
+        c.resident.of(Place::device, Category::gradient) -= gradients[k];
     }
-    c.resident.of(Place::device, Category::workspace) += placeholder_bytes(program, stage);
+    c.resident += buffers.resident;
     c.update_transient = update.bytes();
+    c.update_transient.of(Place::device, Category::workspace) += buffers.update;
   }
 }
 
@@ -124,11 +197,26 @@ bool AnalyticalEngine::Rep::find_peaks(const Program& program, Place place) {
       any = any || b.transient[kind] != 0;
     }
   }
-  if (any && program.micro_batch_class.empty()) peak_bytes(program.schedule, stage_class, chunk_bytes, peaks);
-  if (any && !program.micro_batch_class.empty())
+  PeakOptions options;
+  if (program.schedule.pairs)
+    options.pair = [&](std::size_t forward, std::size_t backward) {
+      return pair_of(program, forward, backward).in(place);
+    };
+  if (place == Place::device) options.gradients = gradients;
+  any = any || std::ranges::any_of(options.gradients, [](double bytes) { return bytes > 0; });
+  if (!any) return false;
+  if (program.micro_batch_class.empty())
+    peak_bytes(program.schedule, stage_class, chunk_bytes, peaks, options);
+  else
     peak_bytes(program.schedule, stage_class, chunk_bytes, program.micro_batch_class, program.micro_batch_classes(),
-               peaks);
-  return any;
+               peaks, options);
+  return true;
+}
+
+const PlacedBytes& AnalyticalEngine::Rep::pair_of(const Program& program, std::size_t forward, std::size_t backward) {
+  const auto [at, is_new] = pair_memory.try_emplace({forward, backward});
+  if (is_new) at->second = pair_transient(program, forward, backward);
+  return at->second;
 }
 
 CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::size_t stage, Place place) {
@@ -146,7 +234,11 @@ CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::
     bytes = added(bytes, m.saved.at(place), static_cast<double>(held_micro_batches[k].in_flight));
     bytes = added(bytes, m.kept.at(place), static_cast<double>(held_micro_batches[k].awaiting_weight_gradient));
   }
-  return added(bytes, memory[at(program, c, peak.micro_batch_class, peak.chunk)].transient[index(peak.slot)].at(place));
+  if (place == Place::device) bytes[static_cast<std::size_t>(Category::gradient)] += peak.gradient_bytes;
+  const std::size_t peak_row = at(program, c, peak.micro_batch_class, peak.chunk);
+  if (peak.beside >= 0)
+    return added(bytes, pair_of(program, first + static_cast<std::size_t>(peak.beside), peak_row).at(place));
+  return added(bytes, memory[peak_row].transient[index(peak.slot)].at(place));
 }
 
 // Context of the driver, and buffers of each communicator that the program's ops use.
@@ -166,28 +258,6 @@ double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
   if (!stages.empty()) use(stages);
   const std::size_t count = communicators.size() + program.stage_groups.size();
   return program.runtime.context_bytes + static_cast<double>(count) * program.runtime.buffer_bytes_per_communicator;
-}
-
-// Runtime::placeholder_gradients of a stage: as wide as what layers hand on.
-double AnalyticalEngine::Rep::placeholder_bytes(const Program& program, std::span<const Chunk> stage) {
-  if (!program.runtime.placeholder_gradients) return 0;
-  double total = 0;
-  placeholders.clear();
-  for (const Chunk& chunk : stage)
-    for (const Run& run : chunk.runs) {
-      const Piece& piece = program.pieces[run.piece];
-      if (piece.input == kNoTensor) continue;
-      for (const Block* block : {&piece.backward, &piece.weight_gradient})
-        for (const Op& op : block->ops) {
-          if (op.kind != OpKind::linear_weight_gradient) continue;
-          const GemmShape shape = gemm_shape(op, piece.tensors);
-          const std::pair matrix{shape.m, shape.n};
-          if (std::find(placeholders.begin(), placeholders.end(), matrix) != placeholders.end()) continue;
-          placeholders.push_back(matrix);
-          total += static_cast<double>(bytes_of(piece.tensors[piece.input].dtype, shape.m * shape.n));
-        }
-    }
-  return total;
 }
 
 void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) {
@@ -250,8 +320,9 @@ void AnalyticalEngine::Rep::fill_shared(const Program& program, Place place, Sha
     shared.peak_bytes = std::max(shared.peak_bytes, total(bytes));
   }
   if (shared.peak_bytes <= 0) return;
-  shared.node_bytes =
-      shared.peak_bytes * static_cast<double>(std::min<std::int64_t>(cluster.node.devices, program.mesh.ranks()));
+  const auto ranks = static_cast<double>(std::min<std::int64_t>(cluster.node.devices, program.mesh.ranks()));
+  if (place == Place::host) shared.process_bytes = ranks * program.runtime.host_bytes_per_rank;
+  shared.node_bytes = ranks * shared.peak_bytes + shared.process_bytes;
   const std::string words = place == Place::host ? "host memory" : "storage";
   const std::string field = place == Place::host ? "/cluster/node/host_memory_bytes" : "/cluster/node/nvme_bytes";
   if (shared.capacity_bytes <= 0) {

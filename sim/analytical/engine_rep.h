@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <utility>
@@ -69,6 +70,8 @@ struct LineOrigin {
 // Bytes of a chunk: a micro-batch's, and the transient of a slot on top of what is in flight.
 struct ChunkMemory {
   PlacedBytes saved{}, kept{};
+  PlacedBytes side{};           // of `saved`: inputs of side streams
+  double backward_buffers = 0;  // of the backward's transient: StageBuffers::backward
   std::array<PlacedBytes, kSlotKinds> transient{};
 };
 
@@ -209,12 +212,20 @@ struct AnalyticalEngine::Rep {
   double wait(std::size_t stage_class_of, std::size_t slot) const {
     return waits.empty() ? 0 : waits[stage_class_of * (waits.size() / classes.size()) + slot];
   }
-  ChunkMemory chunk_memory(const Chunk& chunk) const;
+  struct LentGradients {
+    std::size_t lender = 0, begins = 0;  // runs
+  };
+  LentGradients lent_gradients(const Chunk& chunk) const;
+  template <class Visit>
+  void visit_backward(const Chunk& chunk, LentGradients of, std::size_t run, const Visit& visit) const;
+  ChunkMemory chunk_memory(const Chunk& chunk, double sent) const;
+  // Of rows of `memory`.
+  PlacedBytes pair_transient(const Program& program, std::size_t forward, std::size_t backward) const;
+  const PlacedBytes& pair_of(const Program& program, std::size_t forward, std::size_t backward);
   bool find_peaks(const Program& program, Place place);
   CategoryBytes bytes_at_peak(const Program& program, std::size_t stage, Place place);
   void fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report);
   double framework_bytes(const Program& program);
-  double placeholder_bytes(const Program& program, std::span<const Chunk> stage);
 
   const Cluster& cluster;
   const Calibration& kernels;
@@ -264,6 +275,8 @@ struct AnalyticalEngine::Rep {
   PipelineTimeline walked;                               // where waits were looked for
   std::vector<ChunkMemory> memory;                       // [at()]
   std::vector<ChunkBytes> chunk_bytes;
+  std::vector<double> gradients;  // as `memory`: that last from a chunk's first backward to its last; none: no such
+  std::map<std::pair<std::size_t, std::size_t>, PlacedBytes> pair_memory;
   Borders borders;
   std::vector<std::uint8_t> leaves_node;  // [stage]: the next one's ranks are in another node
   std::vector<double> hops;               // [position]
@@ -272,7 +285,6 @@ struct AnalyticalEngine::Rep {
   std::vector<HeldMicroBatches> held_micro_batches;  // as a row of `memory`: at the peak of the stage asked for last
   std::vector<StageEnd> ends;
   std::vector<MeshGroup> communicators;
-  std::vector<std::pair<std::int64_t, std::int64_t>> placeholders;  // rows and columns
   double step_seconds = 0;
   std::int32_t bounding_stage = 0;
 };

@@ -9,8 +9,10 @@ namespace {
 
 class StagePeakSearch {
  public:
-  StagePeakSearch(const Schedule& schedule, const ChunkBytes* bytes, StagePeak& peak)
-      : split_(schedule.split_backward), bytes_(bytes), peak_(peak) {}
+  // `first`: the stage's place in `bytes`.
+  StagePeakSearch(const Schedule& schedule, std::span<const ChunkBytes> bytes, std::size_t first,
+                  const PeakOptions& options, StagePeak& peak)
+      : split_(schedule.split_backward), bytes_(&bytes[first]), first_(first), options_(options), peak_(peak) {}
 
   void run(const StageOrder& order) {
     section(order.prologue);
@@ -35,13 +37,19 @@ class StagePeakSearch {
       if (segment.repeats == 0) continue;
       double change = 0, fullest = -std::numeric_limits<double>::infinity();  // beyond what is held at its start
       std::uint32_t where = 0;
+      std::int64_t beside = -1;
       for (std::uint32_t i = 0; i < segment.size; ++i) {
         const Slot& slot = segment.slots[i];
         const ChunkBytes& b = bytes_[slot.chunk];
         const bool forward = slot.kind == SlotKind::forward;
         if (forward) change += b.saved;
-        const double bytes = change + b.transient[static_cast<std::size_t>(slot.kind)];
-        if (bytes > fullest) fullest = bytes, where = i;
+        if (!begins_pair(segment, i)) {
+          const bool pair = i > 0 && begins_pair(segment, i - 1);
+          const std::int64_t other = pair ? segment.slots[i - 1].chunk : -1;
+          const double transient = pair ? options_.pair(first_ + segment.slots[i - 1].chunk, first_ + slot.chunk)
+                                        : b.transient[static_cast<std::size_t>(slot.kind)];
+          if (change + transient > fullest) fullest = change + transient, where = i, beside = other;
+        }
         if (!forward) change += left_behind(slot.kind, b);
       }
       // The same argument, one level down: in the last repeat if each leaves more behind, else in the first.
@@ -51,10 +59,15 @@ class StagePeakSearch {
         peak_ = {.bytes = bytes,
                  .slot = segment.slots[where].kind,
                  .chunk = segment.slots[where].chunk,
-                 .at = at_ + std::size_t{before} * segment.size + where};
+                 .at = at_ + std::size_t{before} * segment.size + where,
+                 .beside = beside};
       held_ += segment.repeats * change;
       at_ += std::size_t{segment.repeats} * segment.size;
     }
+  }
+
+  bool begins_pair(const Segment& segment, std::uint32_t i) const {
+    return options_.pair && i + 1 < segment.size && StageOrder::is_pair(segment.slots[i], segment.slots[i + 1]);
   }
 
   // By a backward or a weight gradient.
@@ -65,42 +78,111 @@ class StagePeakSearch {
 
   bool split_;
   const ChunkBytes* bytes_;
+  std::size_t first_;
+  const PeakOptions& options_;
   StagePeak& peak_;
   double held_ = 0;
   std::size_t at_ = 0;  // slots before
 };
 
+// PeakOptions::gradients of a stage, slot by slot.
+class HeldGradients {
+ public:
+  // `of_chunks`: none where there are none.
+  HeldGradients(const StageOrder& order, std::span<const double> of_chunks) : of_chunks_(of_chunks) {
+    if (of_chunks_.empty()) return;
+    left_.resize(of_chunks_.size());
+    order.for_each([&](const Slot& slot) { left_[slot.chunk] += slot.kind == SlotKind::forward ? 0 : 1; });
+    met_.resize(of_chunks_.size());
+  }
+  void begin(const Slot& slot) {
+    if (left_.empty() || slot.kind == SlotKind::forward || met_[slot.chunk]) return;
+    met_[slot.chunk] = true;
+    bytes_ += of_chunks_[slot.chunk];
+  }
+  void end(const Slot& slot) {
+    if (left_.empty() || slot.kind == SlotKind::forward) return;
+    if (--left_[slot.chunk] == 0) bytes_ -= of_chunks_[slot.chunk];
+  }
+  double bytes() const { return bytes_; }
+
+ private:
+  std::span<const double> of_chunks_;
+  std::vector<std::int64_t> left_;  // slots that are to come
+  std::vector<bool> met_;
+  double bytes_ = 0;
+};
+
+// Slot by slot; `micro_batch_class` may be empty.
+void peak_bytes_plain(const Schedule& schedule, std::span<const std::int32_t> stage_class,
+                      std::span<const ChunkBytes> bytes, std::span<const std::uint8_t> micro_batch_class,
+                      std::size_t micro_batch_classes, std::vector<StagePeak>& out, const PeakOptions& options) {
+  const std::size_t chunks = static_cast<std::size_t>(schedule.chunks);
+  out.assign(schedule.stages.size(), {});
+  for (std::size_t s = 0; s < out.size(); ++s) {
+    const std::size_t first = static_cast<std::size_t>(stage_class[s]) * micro_batch_classes * chunks;
+    const StageOrder order = schedule.order(s);
+    HeldGradients gradients(order, options.gradients.empty() ? options.gradients
+                                                             : options.gradients.subspan(first, chunks));
+    double held = 0;
+    std::size_t at = 0;
+    const auto class_of = [&](const Slot& slot) -> std::uint8_t {
+      return micro_batch_class.empty() ? 0 : micro_batch_class[slot.micro_batch];
+    };
+    const auto row = [&](const Slot& slot) { return first + class_of(slot) * chunks + slot.chunk; };
+    const auto begin = [&](const Slot& slot) {
+      if (slot.kind == SlotKind::forward) held += bytes[row(slot)].saved;
+      gradients.begin(slot);
+    };
+    const auto consider = [&](const Slot& slot, double transient, std::int64_t beside) {
+      const double fullest = held + gradients.bytes() + transient;
+      if (fullest <= out[s].bytes) return;
+      out[s] = {.bytes = fullest, .slot = slot.kind, .chunk = slot.chunk, .micro_batch_class = class_of(slot), .at = at,
+                .beside = beside, .gradient_bytes = gradients.bytes()};
+    };
+    const auto end = [&](const Slot& slot) {
+      const ChunkBytes& b = bytes[row(slot)];
+      if (slot.kind == SlotKind::backward) held += schedule.split_backward ? b.kept - b.saved : -b.saved;
+      if (slot.kind == SlotKind::weight_gradient) held -= b.kept;
+      gradients.end(slot);
+      ++at;
+    };
+    order.for_each_turn(
+        static_cast<bool>(options.pair),
+        [&](const Slot& slot) {
+          begin(slot);
+          consider(slot, bytes[row(slot)].transient[static_cast<std::size_t>(slot.kind)], -1);
+          end(slot);
+        },
+        [&](const Slot& forward, const Slot& backward) {
+          begin(forward);
+          begin(backward);
+          ++at;
+          consider(backward, options.pair(row(forward), row(backward)),
+                   static_cast<std::int64_t>(row(forward) - first));
+          --at;
+          end(forward);
+          end(backward);
+        });
+  }
+}
+
 }  // namespace
 
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
-                std::vector<StagePeak>& out) {
+                std::vector<StagePeak>& out, const PeakOptions& options) {
+  if (!options.gradients.empty()) return peak_bytes_plain(schedule, stage_class, bytes, {}, 1, out, options);
   const std::size_t p = schedule.stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
   out.assign(p, {});
   for (std::size_t s = 0; s < p; ++s)
-    StagePeakSearch(schedule, &bytes[static_cast<std::size_t>(stage_class[s]) * chunks], out[s]).run(schedule.order(s));
+    StagePeakSearch(schedule, bytes, static_cast<std::size_t>(stage_class[s]) * chunks, options, out[s])
+        .run(schedule.order(s));
 }
 
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
                 std::span<const std::uint8_t> micro_batch_class, std::size_t micro_batch_classes,
-                std::vector<StagePeak>& out) {
-  const std::size_t chunks = static_cast<std::size_t>(schedule.chunks);
-  out.assign(schedule.stages.size(), {});
-  for (std::size_t s = 0; s < out.size(); ++s) {
-    const ChunkBytes* const of_stage = &bytes[static_cast<std::size_t>(stage_class[s]) * micro_batch_classes * chunks];
-    double held = 0;
-    std::size_t at = 0;
-    schedule.order(s).for_each([&](const Slot& slot) {
-      const std::uint8_t of_class = micro_batch_class[slot.micro_batch];
-      const ChunkBytes& b = of_stage[of_class * chunks + slot.chunk];
-      if (slot.kind == SlotKind::forward) held += b.saved;
-      const double fullest = held + b.transient[static_cast<std::size_t>(slot.kind)];
-      if (fullest > out[s].bytes)
-        out[s] = {.bytes = fullest, .slot = slot.kind, .chunk = slot.chunk, .micro_batch_class = of_class, .at = at};
-      if (slot.kind == SlotKind::backward) held += schedule.split_backward ? b.kept - b.saved : -b.saved;
-      if (slot.kind == SlotKind::weight_gradient) held -= b.kept;
-      ++at;
-    });
-  }
+                std::vector<StagePeak>& out, const PeakOptions& options) {
+  peak_bytes_plain(schedule, stage_class, bytes, micro_batch_class, micro_batch_classes, out, options);
 }
 
 void count_held(const Schedule& schedule, std::size_t stage, std::size_t at,

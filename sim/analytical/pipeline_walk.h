@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -127,18 +128,29 @@ struct StagePeak {
   SlotKind slot = SlotKind::forward;  // that runs at the peak, and its chunk
   std::uint16_t chunk = 0;
   std::uint8_t micro_batch_class = 0;
-  std::size_t at = 0;  // which of the stage's slots it is, in their order
+  std::size_t at = 0;          // which of the stage's slots it is, in their order
+  std::int64_t beside = -1;    // of a pair's backward the forward's [class of micro-batches * chunks + chunk]; -1: no pair
+  double gradient_bytes = 0;   // of `bytes`: PeakOptions::gradients
+};
+
+struct PeakOptions {
+  // Of Schedule::pairs: what a forward and the backward beside it hold at their fullest beyond what both have saved, by
+  // their places in `bytes`. Null: the backward follows the forward.
+  std::function<double(std::size_t forward, std::size_t backward)> pair;
+  // As `bytes`: what is held from a chunk's first backward to its last (of a split one: its last weight gradient).
+  // Where there is any, each slot is looked at. Of classes of micro-batches the first counts.
+  std::span<const double> gradients = {};
 };
 
 // The fullest instant of each stage. `bytes`: [class * chunks + chunk]. Does not depend on durations, as what a stage
 // holds changes with its own slots only. Cost: linear in segments, not in micro-batches.
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
-                std::vector<StagePeak>& out);
+                std::vector<StagePeak>& out, const PeakOptions& options = {});
 // The same where micro-batches differ; `bytes`: [(class * micro_batch_classes + class of micro-batches) * chunks +
 // chunk]. Each slot with what is in flight then, micro-batch by micro-batch: linear in slots.
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
                 std::span<const std::uint8_t> micro_batch_class, std::size_t micro_batch_classes,
-                std::vector<StagePeak>& out);
+                std::vector<StagePeak>& out, const PeakOptions& options = {});
 
 // Micro-batches of a chunk.
 struct HeldMicroBatches {

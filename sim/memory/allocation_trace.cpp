@@ -5,7 +5,9 @@
 #include <map>
 #include <utility>
 
+#include "sim/memory/stage_buffers.h"
 #include "sim/program/issue.h"
+#include "sim/program/rewrite.h"
 
 namespace orrery {
 namespace {
@@ -54,10 +56,12 @@ class Tracer {
 
   AllocationTrace run() {
     const std::vector<Chunk>& chunks = program_.stages[stage_];
+    const StageBuffers buffers = stage_buffers(program_, chunks);
+    allocate_buffer(device_bytes(buffers.resident), "stack's buffers");
     for (const Chunk& chunk : chunks)
       for (const Run& run : chunk.runs)
         for (std::int64_t i = 0; i < run.count; ++i)
-          for (const TensorId id : lives_[run.piece].resident) allocate(run.piece, id, 0);
+          for (const TensorId id : lives_[run.piece].resident) allocate_resident(run.piece, id);
     for (std::size_t c = 0; c < program_.micro_batch_classes(); ++c) {
       std::int64_t instances = 0;
       first_instance_.emplace_back();
@@ -67,17 +71,36 @@ class Tracer {
       }
     }
     trace_.step_begin = trace_.events.size();
-    const Schedule& schedule = program_.schedule;
-    schedule.order(stage_).for_each([&](const Slot& slot) {
-      const std::size_t block = slot.kind == SlotKind::forward    ? kForwardBlock
-                                : slot.kind == SlotKind::backward ? kBackwardBlock
-                                                                  : kWeightGradientBlock;
-      const std::size_t of_class = program_.class_of(slot.micro_batch);
-      run_line(program_.stages_of(of_class)[stage_][slot.chunk].runs, first_instance_[of_class][slot.chunk], block,
-               slot.micro_batch, conditions_of(slot.micro_batch, schedule.micro_batches));
-    });
-    for (std::size_t c = 0; c < chunks.size(); ++c)
-      run_line(chunks[c].runs, first_instance_.front()[c], kUpdateBlock, kUpdate, kOnly);
+    const StageOrder order = program_.schedule.order(stage_);
+    whole_gradients_.resize(chunks.size());
+    order.for_each([&](const Slot& slot) { whole_gradients_[slot.chunk].slots += is_backward(slot) ? 1 : 0; });
+    order.for_each_turn(
+        program_.schedule.pairs,
+        [&](const Slot& slot) {
+          const std::uint32_t buffer = begin_backward(slot, buffers);
+          Line line = line_of(slot);
+          for (std::size_t i = 0; i < line.instances.size(); ++i) step(line, i);
+          end(line);
+          end_backward(slot, buffer);
+        },
+        [&](const Slot& forward, const Slot& backward) {
+          const std::uint32_t buffer = begin_backward(backward, buffers);
+          Line first = line_of(forward), second = line_of(backward);
+          for (std::size_t i = 0; i < std::max(first.instances.size(), second.instances.size()); ++i) {
+            if (i < first.instances.size()) step(first, i);
+            if (i < second.instances.size()) step(second, i);
+          }
+          end(first);
+          end(second);
+          end_backward(backward, buffer);
+        });
+    const std::uint32_t copies = allocate_buffer(buffers.update, "gradients of the update in fp32");
+    for (std::size_t c = 0; c < chunks.size(); ++c) {
+      Line line = line_of(chunks[c].runs, first_instance_.front()[c], kUpdateBlock, kUpdate, kOnly);
+      for (std::size_t i = 0; i < line.instances.size(); ++i) step(line, i);
+      end(line);
+    }
+    release(copies);
     return std::move(trace_);
   }
 
@@ -93,7 +116,7 @@ class Tracer {
 
   std::uint32_t allocate(std::uint16_t piece, TensorId storage, int stream) {
     const auto number = static_cast<std::uint32_t>(trace_.allocations.size());
-    trace_.allocations.push_back({program_.pieces[piece].tensors[storage].bytes(), stream, piece, storage});
+    trace_.allocations.push_back({program_.pieces[piece].tensors[storage].bytes(), stream, piece, storage, ""});
     owners_.push_back(1);
     trace_.events.push_back({number, false});
     return number;
@@ -109,42 +132,136 @@ class Tracer {
     return held;
   }
 
-  void run_line(std::span<const Run> runs, std::int64_t first, std::size_t block, std::uint32_t micro_batch,
-                WhenSet conditions) {
+  static bool is_backward(const Slot& slot) { return slot.kind != SlotKind::forward; }
+
+  // 0 bytes: nothing.
+  std::uint32_t allocate_buffer(double bytes, const char* name) {
+    if (!(bytes > 0)) return kNothing;
+    const auto number = static_cast<std::uint32_t>(trace_.allocations.size());
+    trace_.allocations.push_back({static_cast<std::int64_t>(bytes), 0, 0, kNoTensor, name});
+    owners_.push_back(1);
+    trace_.events.push_back({number, false});
+    return number;
+  }
+
+  // Of whole gradients that come and go the rank's part stays.
+  void allocate_resident(std::uint16_t piece, TensorId id) {
+    const std::uint32_t allocation = allocate(piece, id, 0);
+    const Piece& of = program_.pieces[piece];
+    if (program_.runtime.releases_gradients && of.tensors[id].category == Category::gradient)
+      for (const ParameterSet& set : of.sets)
+        if (!set.frozen() && set.own_gradients != set.gradients && storage_of(of, set.gradients) == id)
+          trace_.allocations[allocation].bytes = of.tensors[set.own_gradients].bytes();
+  }
+
+  // What a backward, or its weight gradients, finds there: the buffer to give back behind it.
+  std::uint32_t begin_backward(const Slot& slot, const StageBuffers& buffers) {
+    if (!is_backward(slot)) return kNothing;
+    WholeGradients& whole = whole_gradients_[slot.chunk];
+    if (whole.met++ == 0)
+      for (const Run& run : program_.stages[stage_][slot.chunk].runs)
+        for (std::int64_t i = 0; i < run.count; ++i)
+          whole.allocations.push_back(
+              allocate_buffer(released_gradient_bytes(program_, program_.pieces[run.piece]), "whole gradients"));
+    return allocate_buffer(buffers.backward, "reduction buffers");
+  }
+  void end_backward(const Slot& slot, std::uint32_t buffer) {
+    release(buffer);
+    if (!is_backward(slot)) return;
+    if (slot.kind == SlotKind::backward) {
+      const auto sent = sent_.find({slot.chunk, slot.micro_batch});
+      if (sent != sent_.end()) {
+        release(sent->second);
+        sent_.erase(sent);
+      }
+    }
+    WholeGradients& whole = whole_gradients_[slot.chunk];
+    if (whole.met < whole.slots) return;
+    for (const std::uint32_t allocation : whole.allocations) release(allocation);
+    whole.allocations.clear();
+  }
+
+  // A line that is run instance by instance.
+  struct Line {
+    std::vector<Instance> instances;
+    std::size_t block = 0;
+    std::uint32_t micro_batch = 0;
+    WhenSet conditions = kOnly;
+    IssueAhead ahead{0, 0};
+    std::uint32_t carried = kNothing;  // what an instance hands on to the next one
+    std::map<std::size_t, std::vector<std::uint32_t>> postponed;  // by op
+    double kept_output = 0;                                       // bytes, beyond the line
+    std::uint16_t chunk = 0;
+  };
+
+  Line line_of(const Slot& slot) {
+    const std::size_t block = slot.kind == SlotKind::forward    ? kForwardBlock
+                              : slot.kind == SlotKind::backward ? kBackwardBlock
+                                                                : kWeightGradientBlock;
+    const std::size_t of_class = program_.class_of(slot.micro_batch);
+    const Chunk& chunk = program_.stages_of(of_class)[stage_][slot.chunk];
+    Line line = line_of(chunk.runs, first_instance_[of_class][slot.chunk], block, slot.micro_batch,
+                        conditions_of(slot.micro_batch, program_.schedule.micro_batches));
+    line.chunk = slot.chunk;
+    if (block == kForwardBlock)
+      line.kept_output =
+          sent_output_bytes(program_, chunk, program_.schedule.position_of(stage_, slot.chunk));
+    return line;
+  }
+
+  Line line_of(std::span<const Run> runs, std::int64_t first, std::size_t block, std::uint32_t micro_batch,
+               WhenSet conditions) {
     const bool reversed = block == kBackwardBlock || block == kWeightGradientBlock;
-    std::vector<Instance> line;
+    Line line;
+    line.block = block;
+    line.micro_batch = micro_batch;
+    line.conditions = conditions;
     std::int64_t all = 0;
     for (const Run& run : runs) all += run.count;
     for_each_in_line(program_.pieces, runs, reversed, [&](const Run& run, PlaceInStretch place) {
       for (std::int64_t i = 0; i < run.count; ++i, ++place.before) {
-        const auto at = static_cast<std::int64_t>(line.size());
-        line.push_back({run.piece, first + (reversed ? all - 1 - at : at), place});
+        const auto at = static_cast<std::int64_t>(line.instances.size());
+        line.instances.push_back({run.piece, first + (reversed ? all - 1 - at : at), place});
       }
     });
-    IssueAhead ahead{static_cast<std::int64_t>(line.size()), 0};
+    line.ahead = {static_cast<std::int64_t>(line.instances.size()), 0};
     for (const Run& run : runs)
       if (lives_[run.piece].has_ahead[block])
         for (const Op& op : (program_.pieces[run.piece].*kBlocks[block]).ops)
-          ahead.longest = std::max<std::int64_t>(ahead.longest, op.prefetch);
-    const auto issue = [&](std::int64_t i, int least, int most) {
-      const Instance& instance = line[static_cast<std::size_t>(i)];
-      const PieceLives& lives = lives_[instance.piece];
-      if (!lives.has_ahead[block]) return;
-      const std::span<const Op> ops = (program_.pieces[instance.piece].*kBlocks[block]).ops;
-      for (std::size_t p = 0; p < ops.size(); ++p)
-        if (lives.ahead[block][p] != 0 && ops[p].prefetch >= least && ops[p].prefetch <= most &&
-            (bit(ops[p].when) & conditions) != 0)
-          begin(instance, held_of(instance, micro_batch), block, p);
-    };
-    if (ahead.longest > 0) ahead.at_beginning(issue);
-    postponed_.clear();
-    std::uint32_t carried = kNothing;  // what an instance hands on to the next one
-    for (std::size_t i = 0; i < line.size(); ++i)
-      carried = run_instance(line[i], block, micro_batch, conditions, carried, [&] {
-        if (ahead.longest > 0) ahead.when_starts(static_cast<std::int64_t>(i), issue);
-      });
-    release(carried);
-    for (auto& [op, waiting] : postponed_)
+          line.ahead.longest = std::max<std::int64_t>(line.ahead.longest, op.prefetch);
+    if (line.ahead.longest > 0)
+      line.ahead.at_beginning([&](std::int64_t i, int least, int most) { issue(line, i, least, most); });
+    return line;
+  }
+
+  void issue(const Line& line, std::int64_t i, int least, int most) {
+    const Instance& instance = line.instances[static_cast<std::size_t>(i)];
+    const PieceLives& lives = lives_[instance.piece];
+    if (!lives.has_ahead[line.block]) return;
+    const std::span<const Op> ops = (program_.pieces[instance.piece].*kBlocks[line.block]).ops;
+    for (std::size_t p = 0; p < ops.size(); ++p)
+      if (lives.ahead[line.block][p] != 0 && ops[p].prefetch >= least && ops[p].prefetch <= most &&
+          (bit(ops[p].when) & line.conditions) != 0)
+        begin(instance, held_of(instance, line.micro_batch), line.block, p);
+  }
+
+  void step(Line& line, std::size_t i) {
+    run_instance(line, line.instances[i], [&] {
+      if (line.ahead.longest > 0)
+        line.ahead.when_starts(static_cast<std::int64_t>(i),
+                               [&](std::int64_t other, int least, int most) { issue(line, other, least, most); });
+    });
+  }
+
+  void end(Line& line) {
+    if (line.kept_output > 0) {
+      const bool whole = line.carried != kNothing &&
+                         static_cast<double>(trace_.allocations[line.carried].bytes) == line.kept_output;
+      sent_[{line.chunk, line.micro_batch}] =
+          whole ? std::exchange(line.carried, kNothing) : allocate_buffer(line.kept_output, "sent output");
+    }
+    release(line.carried);
+    for (auto& [op, waiting] : line.postponed)
       for (const std::uint32_t allocation : waiting) release(allocation);
   }
 
@@ -157,8 +274,12 @@ class Tracer {
   }
 
   template <class StartsKernels>
-  std::uint32_t run_instance(const Instance& instance, std::size_t block, std::uint32_t micro_batch, WhenSet conditions,
-                             std::uint32_t carried, const StartsKernels& starts_kernels) {
+  void run_instance(Line& line, const Instance& instance, const StartsKernels& starts_kernels) {
+    const std::size_t block = line.block;
+    const std::uint32_t micro_batch = line.micro_batch;
+    const WhenSet conditions = line.conditions;
+    std::uint32_t carried = std::exchange(line.carried, kNothing);
+    auto& postponed = line.postponed;
     const Piece& piece = program_.pieces[instance.piece];
     const PieceLives& lives = lives_[instance.piece];
     const std::span<const Op> ops = (piece.*kBlocks[block]).ops;
@@ -180,14 +301,14 @@ class Tracer {
       for (const TensorId id : lives.ends[block][p]) {
         const std::uint32_t allocation = std::exchange(held[id], kNothing);
         if (is_meant && !runs && op.every > 1 && allocation != kNothing)
-          postponed_[p].push_back(allocation);  // until its bucket is full
+          postponed[p].push_back(allocation);  // until its bucket is full
         else
           release(allocation);
       }
       if (!runs) continue;
-      if (const auto waiting = postponed_.find(p); waiting != postponed_.end()) {
+      if (const auto waiting = postponed.find(p); waiting != postponed.end()) {
         for (const std::uint32_t allocation : waiting->second) release(allocation);
-        postponed_.erase(waiting);
+        postponed.erase(waiting);
       }
     }
     release(carried);  // its own storage is another's
@@ -210,8 +331,13 @@ class Tracer {
       held_.erase({instance.number, micro_batch});
     }
     trace_.blocks.push_back({first_event, trace_.events.size(), instance.piece, static_cast<std::uint8_t>(block)});
-    return carried;
+    line.carried = carried;
   }
+
+  struct WholeGradients {
+    std::int64_t slots = 0, met = 0;  // that add to them
+    std::vector<std::uint32_t> allocations;
+  };
 
   const Program& program_;
   const std::size_t stage_;
@@ -220,7 +346,8 @@ class Tracer {
   std::vector<std::uint8_t> owners_;                             // by allocation: who has it
   std::vector<std::vector<std::int64_t>> first_instance_;        // by class of micro-batches and chunk
   std::map<std::pair<std::int64_t, std::uint32_t>, Held> held_;  // by instance and micro-batch
-  std::map<std::size_t, std::vector<std::uint32_t>> postponed_;  // by op
+  std::vector<WholeGradients> whole_gradients_;                  // by chunk
+  std::map<std::pair<std::uint16_t, std::uint32_t>, std::uint32_t> sent_;  // by chunk and micro-batch
 };
 
 }  // namespace

@@ -3,7 +3,8 @@
 // as reference counts do in PyTorch. It says when what lives; where that lies is an allocator's (caching_allocator.h).
 //
 // A block takes over what the instance before hands on, without a copy; what comes from another stage is asked for as
-// the slot begins, and what goes there is freed as it ends. Of pairs (Schedule::pairs) the forward comes first.
+// the slot begins, and what goes there is freed as it ends, or with its backward (Runtime::sent_outputs). Pairs
+// (Schedule::pairs) go through both chunks layer by layer, the forward's first.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ struct Allocation {
   // (FSDP's unshard stream), whose Stream it is.
   int stream = 0;
   std::uint16_t piece = 0;
-  TensorId tensor = kNoTensor;  // the storage, in the piece's table
+  TensorId tensor = kNoTensor;  // the storage, in the piece's table; none: a buffer of the stack (stage_buffers.h)
+  const char* buffer = "";      // which one
 };
 
 struct AllocationTrace {

@@ -174,6 +174,12 @@ class Snapshot {
     pickle_.list([&] {
       if (!has_tensor) return;
       const Allocation& a = trace_.allocations[allocation];
+      if (a.tensor == kNoTensor)
+        return pickle_.dictionary([&] {
+          pickle_.entry("name", a.buffer);
+          pickle_.entry("filename", "stack");
+          pickle_.entry("line", 0);
+        });
       const Piece& piece = program_.pieces[a.piece];
       const Tensor& t = piece.tensors[a.tensor];
       pickle_.dictionary([&] {

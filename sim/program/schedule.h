@@ -70,6 +70,28 @@ struct StageOrder {
     run(body, repeats);
     run(epilogue, 1);
   }
+  // visit(slot), or visit_pair(forward, backward) of a pair where `pairs`; in order.
+  template <class Visit, class VisitPair>
+  void for_each_turn(bool pairs, Visit&& visit, VisitPair&& visit_pair) const {
+    const auto run = [&](std::span<const Segment> segments, std::uint32_t shift) {
+      for (const Segment& segment : segments)
+        for (std::uint32_t r = 0; r < segment.repeats; ++r)
+          for (std::uint32_t i = 0; i < segment.size; ++i) {
+            Slot slot = segment.slots[i];
+            slot.micro_batch += r + shift;
+            if (!pairs || i + 1 == segment.size || !is_pair(slot, segment.slots[i + 1])) {
+              visit(slot);
+              continue;
+            }
+            Slot backward = segment.slots[++i];
+            backward.micro_batch += r + shift;
+            visit_pair(slot, backward);
+          }
+    };
+    run(prologue, 0);
+    for (std::uint32_t r = 0; r < repeats; ++r) run(body, r * advance);
+    run(epilogue, 0);
+  }
   // visit(forward, backward), pair by pair.
   template <class Visit>
   void for_each_pair_of_slots(Visit&& visit) const {

@@ -25,12 +25,15 @@ void write_parts(const MemoryBreakdown& memory, JsonWriter& w) {
   }
 }
 
-void write_shared(const char* key, const SharedMemory& shared, JsonWriter& w) {
+// `high`: times what is kept, what may be needed; 0: not said.
+void write_shared(const char* key, const SharedMemory& shared, double high, JsonWriter& w) {
   if (!(shared.peak_bytes > 0)) return;
   w.key(key);
   w.begin_object();
   w.field("peak_bytes", shared.peak_bytes);
   w.field("node_bytes", shared.node_bytes);
+  if (shared.process_bytes > 0) w.field("process_bytes", shared.process_bytes);
+  if (high > 0) w.field("node_high_bytes", high * shared.node_bytes);
   w.field("node_capacity_bytes", shared.capacity_bytes);
   w.field("fits", shared.fits());
   w.end_object();
@@ -58,8 +61,8 @@ void write_memory(const Report& r, JsonWriter& w) {
     w.field("high_bytes", interval->high_bytes);
     w.end_object();
   }
-  write_shared("host", r.host_memory, w);
-  write_shared("storage", r.storage, w);
+  write_shared("host", r.host_memory, r.engine == "measured" ? 0 : kHostHigh, w);
+  write_shared("storage", r.storage, 0, w);
   if (!r.stages.empty()) {
     const StageReport& fullest = r.stages[static_cast<std::size_t>(r.memory_stage)];
     w.field("stage", fullest.stage);

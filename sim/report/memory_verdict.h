@@ -25,18 +25,34 @@ inline std::optional<PeakInterval> peak_interval(const Report& report) {
   return PeakInterval{kPeakLow * report.memory_peak_bytes, kPeakHigh * report.memory_peak_bytes};
 }
 
+// A node's memory may need so many times what tensors and processes come to: PyTorch rounds pinned buffers up to powers
+// of two (CachingHostAllocator.h; github.com/pytorch/pytorch/issues/95823), what is loaded or copied is there twice for a
+// while, files are cached. The factor is DeepSpeed's own, additional_buffer_factor of the memory estimators that it tells
+// its users to plan by (deepspeed.readthedocs.io/en/latest/memory.html).
+inline constexpr double kHostHigh = 1.5;
+
 // In a device's memory, and in what a node's devices share.
 inline bool fits_everywhere(const Report& report) {
   return report.memory_peak_bytes <= report.memory_capacity_bytes && report.host_memory.fits() && report.storage.fits();
 }
 
-// Tight: the interval reaches beyond the capacity. A measured report's step has run: only a predicted one is tight.
+// Each fits, but for kPeakHigh and kHostHigh. A measured report's step has run: only a predicted one is tight.
+inline bool device_is_tight(const Report& report) {
+  return report.engine != "measured" && report.memory_peak_bytes <= report.memory_capacity_bytes &&
+         kPeakHigh * report.memory_peak_bytes > report.memory_capacity_bytes;
+}
+inline bool host_is_tight(const Report& report) {
+  const SharedMemory& host = report.host_memory;
+  return report.engine != "measured" && host.capacity_bytes > 0 && host.fits() &&
+         kHostHigh * host.node_bytes > host.capacity_bytes;
+}
+
+// Tight: what may be needed reaches beyond the capacity, the device's or the host's.
 inline MemoryVerdict memory_verdict(const Report& report) {
   if (!report.memory_fits)
     return report.memory_peak_bytes > report.memory_capacity_bytes ? MemoryVerdict::does_not_fit
                                                                    : MemoryVerdict::does_not_fit_node;
-  const bool tight = kPeakHigh * report.memory_peak_bytes > report.memory_capacity_bytes;
-  return tight && report.engine != "measured" ? MemoryVerdict::tight : MemoryVerdict::fits;
+  return device_is_tight(report) || host_is_tight(report) ? MemoryVerdict::tight : MemoryVerdict::fits;
 }
 
 // "fits", "tight", "does not fit", "does not fit the node".

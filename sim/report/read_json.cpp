@@ -133,7 +133,8 @@ Report read_report(const Json& document, const InputError::Where& where) {
   const auto shared = [&memory](const char* place) -> SharedMemory {
     if (!memory.has(place)) return {};
     const Member of = memory[place];
-    return {of["peak_bytes"].number(), of["node_bytes"].number(), of["node_capacity_bytes"].number()};
+    return {of["peak_bytes"].number(), of["node_bytes"].number(), of["node_capacity_bytes"].number(),
+            of.has("process_bytes") ? of["process_bytes"].number() : 0};
   };
   r.host_memory = shared("host");
   r.storage = shared("storage");

@@ -36,8 +36,9 @@ struct MemoryBreakdown {
 // Memory that the devices of a node share.
 struct SharedMemory {
   double peak_bytes = 0;      // a device's part, on the stage that puts most there
-  double node_bytes = 0;      // of all devices of a node of that stage
+  double node_bytes = 0;      // of all devices of a node of that stage, processes included
   double capacity_bytes = 0;  // of a node; 0: not known, and not checked
+  double process_bytes = 0;   // of node_bytes: what its ranks' processes take beside tensors
   bool fits() const { return capacity_bytes <= 0 || node_bytes <= capacity_bytes; }
 };
 

@@ -87,10 +87,13 @@ void headline(std::string& out, const Report& r, TableStyle style) {
   };
   const double spare = r.memory_capacity_bytes - r.memory_peak_bytes;
   too_much("memory", -spare, "on the fullest device");
-  if (memory_verdict(r) == MemoryVerdict::tight)
+  if (device_is_tight(r))
     line(out, "memory", paint("tight", Paint::bold, style), bytes_text(spare) + " to spare on the fullest device");
   if (!r.host_memory.fits())
     too_much("host memory", r.host_memory.node_bytes - r.host_memory.capacity_bytes, "on the fullest node");
+  if (host_is_tight(r))
+    line(out, "host memory", paint("tight", Paint::bold, style),
+         bytes_text(r.host_memory.capacity_bytes - r.host_memory.node_bytes) + " to spare on the fullest node");
   if (!r.storage.fits()) too_much("storage", r.storage.node_bytes - r.storage.capacity_bytes, "on the fullest node");
   line(out, "tokens/s", rate_text(r.tokens_per_second));
   line(out, "tokens/s per device", rate_text(r.tokens_per_second_per_device));
@@ -160,13 +163,13 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
   };
   line(out, "peak", bytes_text(r.memory_peak_bytes),
        fmt::format("of {}: {}", bytes_text(r.memory_capacity_bytes),
-                   verdict(r.memory_capacity_bytes - r.memory_peak_bytes, memory_verdict(r) == MemoryVerdict::tight)));
+                   verdict(r.memory_capacity_bytes - r.memory_peak_bytes, device_is_tight(r))));
   if (const auto interval = peak_interval(r))
     line(out, "", "",
          paint(fmt::format("80 %: {} to {} (published peaks)", bytes_text(interval->low_bytes),
                            bytes_text(interval->high_bytes)),
                Paint::dim, style));
-  if (memory_verdict(r) == MemoryVerdict::tight)
+  if (device_is_tight(r))
     line(out, "", "",
          fmt::format("one published peak in ten was more than {:.2f} times the predicted one", kPeakHigh));
   const auto shared = [&](const SharedMemory& tier, Place place, std::string_view label) {
@@ -176,11 +179,18 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
       if (term.bytes > 0)
         parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", term.label, bytes_text(term.bytes));
     line(out, label, bytes_text(stage.memory.bytes.in(place)), parts);
-    const std::string node = fmt::format("{} of a node", bytes_text(tier.node_bytes));
+    std::string node = fmt::format("{} of a node", bytes_text(tier.node_bytes));
+    if (tier.process_bytes > 0) node += fmt::format(" ({} of them its processes')", bytes_text(tier.process_bytes));
+    const bool tight = place == Place::host && host_is_tight(r);
     line(out, "", "",
          tier.capacity_bytes > 0 ? fmt::format("{}, of {}: {}", node, bytes_text(tier.capacity_bytes),
-                                               verdict(tier.capacity_bytes - tier.node_bytes))
+                                               verdict(tier.capacity_bytes - tier.node_bytes, tight))
                                  : fmt::format("{}, whose capacity is not known", node));
+    if (place == Place::host && r.engine != "measured")
+      line(out, "", "",
+           paint(fmt::format("up to {}: {:.1f} times, as DeepSpeed has its users plan (pinned buffers, copies)",
+                             bytes_text(kHostHigh * tier.node_bytes), kHostHigh),
+                 Paint::dim, style));
   };
   shared(r.host_memory, Place::host, "in host memory");
   shared(r.storage, Place::storage, "in storage");

@@ -11,6 +11,7 @@
 #include "sim/base/error.h"
 #include "sim/base/threads.h"
 #include "sim/prediction/prediction.h"
+#include "sim/report/memory_verdict.h"
 #include "sim/search/bounds.h"
 #include "strategies/pipeline_parallel/schedules.h"
 #include "strategies/precision/precision.h"
@@ -345,7 +346,8 @@ class Search {
         const Report& report = evaluator->evaluate_memory();
         ++counts.evaluated;
         FoundPlan plan{.values = chosen, .memory_peak_bytes = report.memory_peak_bytes, .place = place};
-        const bool in_shared = report.host_memory.fits() && report.storage.fits();
+        const bool surely = options_.memory_margin <= 1 || !host_is_tight(report);
+        const bool in_shared = report.host_memory.fits() && report.storage.fits() && surely;
         plan.fits = in_shared && plan.memory_peak_bytes * options_.memory_margin <= most_memory_;
         if (known_bytes != nullptr) {
           if (*known_bytes == 0) *known_bytes = evaluator->resting_bytes() * surely_;

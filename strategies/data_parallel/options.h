@@ -34,8 +34,8 @@ struct Options {
     v.field("zero_shard_degree", shard_degree, orrery::degree(0),
             "ranks in a shard group, replicated over the others (HSDP); 0: all data-parallel ranks");
     v.field("reduce_gradients", reduce_gradients, kReductionNames,
-            "when gradients are reduced: in every micro-batch, or once a step, whole until then; automatic: as the "
-            "stack does");
+            "when gradients are reduced: in every micro-batch, or once a step, whole until then (of zero_stage 2 and 3 "
+            "from a chunk's first backward on); automatic: as the stack does");
     v.field("overlap_grad_reduce", overlap_gradients, "reduce gradients bucket by bucket while the backward still runs",
             Scope::buckets);
     v.field("overlap_param_gather", overlap_parameters,

@@ -19,6 +19,7 @@
 #include "strategies/flexmoe/scheduler.h"
 #include "strategies/flexmoe/shadowing.h"
 #include "strategies/flexmoe/swipe.h"
+#include "strategies/framework/framework.h"
 #include "strategies/optimizer/optimizer.h"
 
 namespace orrery::flexmoe {
@@ -117,7 +118,7 @@ class BalanceController final : public RunController {
     const auto parameters = static_cast<double>(routed_expert_parameters(model));
     layers_of_each_ = static_cast<double>(model.expert_layers()) /
                       (stages * static_cast<double>(std::max<std::size_t>(placements_.size(), 1)));
-    gradient_bytes_ = parameters * width_of(scenario.plan.precision.gradient());
+    gradient_bytes_ = parameters * width_of(framework::gradient_dtype(scenario.plan));
     // SYMI's states lie apart from the weights, on all ranks alike, and stay there.
     copy_bytes_ =
         parameters * (options_.balancer == Balancer::symi ? width_of(scenario.plan.precision.storage())

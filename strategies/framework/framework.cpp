@@ -8,10 +8,13 @@
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "strategies/data_parallel/data_parallel.h"
 #include "strategies/precision/precision.h"
 
 namespace orrery::framework {
 namespace {
+
+constexpr std::int64_t kNoStage = 4;
 
 struct StackPreset {
   Kernels kernels = Kernels::fused;
@@ -27,6 +30,11 @@ struct StackPreset {
   bool gathers_quantised_weights = false;
   bool weighs_activations = false;
   bool deals_uneven_chunks = false;
+  // Of 16-bit parameters: the least zero_stage whose gradients have their dtype; beyond the last: none.
+  std::int64_t fp16_gradients_from_zero = kNoStage, bf16_gradients_from_zero = kNoStage;
+  bool flat_reduction_buffers = false, copies_gradients_for_update = false;
+  double sub_group_elements = 0;
+  SentOutputs sent_outputs = SentOutputs::freed;
   std::vector<SearchedValues> searched;
 };
 
@@ -51,6 +59,18 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.gathers.live = j.at("stage3_max_live_parameters");
     s.gathers.reuse = j.at("stage3_max_reuse_distance");
     s.gathers.prefetch = j.at("stage3_prefetch_bucket_size");
+    const auto from_stage = [&](const char* dtype) -> std::int64_t {
+      const nlohmann::json& stage = j.at("gradients_as_parameters_from_zero_stage").at(dtype);
+      return stage.is_null() ? kNoStage : stage.get<std::int64_t>();
+    };
+    s.fp16_gradients_from_zero = from_stage("fp16");
+    s.bf16_gradients_from_zero = from_stage("bf16");
+    s.flat_reduction_buffers = j.at("reduction_buffers") == "flat";
+    s.copies_gradients_for_update = j.at("update_gradients") == "copied";
+    s.sub_group_elements = j.at("stage3_sub_group_size");
+    const std::string sent = j.at("sent_outputs");
+    s.sent_outputs = sent == "kept" ? SentOutputs::kept : sent == "part" ? SentOutputs::part : SentOutputs::freed;
+    s.runtime.host_bytes_per_rank = j.at("host_bytes_per_rank");
     const std::string scaling = j.at("gradient_scaling");
     s.gradient_scaling = scaling == "fused"      ? GradientScaling::fused
                          : scaling == "one_pass" ? GradientScaling::one_pass
@@ -109,7 +129,7 @@ KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
                                            : static_cast<LossKernels>(static_cast<std::uint8_t>(loss) - 1);
   k.weighs_activations = preset(plan).weighs_activations;
   k.activation = k.parameter = plan.precision.storage();
-  k.gradient = plan.precision.gradient();
+  k.gradient = gradient_dtype(plan);
   // Megatron-LM's make-vocab-size-divisible-by; elsewhere the tensor-parallel ranks need equal parts.
   k.vocab_multiple = (is_megatron(plan.framework.stack) ? 128 : 1) * plan.tensor.degree;
   return k;
@@ -122,6 +142,25 @@ std::string_view attention_kernel(const Plan& plan) {
 }
 
 GradientScaling gradient_scaling(const Plan& plan) { return preset(plan).gradient_scaling; }
+
+Dtype gradient_dtype(const Plan& plan) {
+  using precision::GradientDtype;
+  const Dtype parameters = plan.precision.storage();
+  if (parameters == Dtype::fp32) return Dtype::fp32;
+  switch (plan.precision.gradients) {
+    case GradientDtype::fp32:
+      return Dtype::fp32;
+    case GradientDtype::bf16:
+      return Dtype::bf16;
+    case GradientDtype::fp16:
+      return Dtype::fp16;
+    case GradientDtype::automatic:
+      break;
+  }
+  const StackPreset& s = preset(plan);
+  const std::int64_t least = parameters == Dtype::fp16 ? s.fp16_gradients_from_zero : s.bf16_gradients_from_zero;
+  return plan.data.zero_stage >= least ? parameters : Dtype::fp32;
+}
 
 bool accumulates_separately(const Plan& plan) { return preset(plan).accumulates_separately; }
 
@@ -155,7 +194,7 @@ double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
   const StackPreset& s = preset(plan);
   const double elements =
       std::max(s.bucket_elements, s.bucket_elements_per_data_rank * static_cast<double>(data_ranks));
-  return elements * static_cast<double>(bytes_of(plan.precision.gradient(), 1));
+  return elements * static_cast<double>(bytes_of(gradient_dtype(plan), 1));
 }
 
 std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
@@ -208,8 +247,39 @@ std::string_view stack_known_as(std::string_view name) {
   return {};
 }
 
+namespace {
+
+// What DeepSpeed's ZeRO copies gradients into while it reduces them: of the bucket's size, however little is in it.
+void add_reduction_buffers(const Scenario& scenario, Runtime& runtime) {
+  const Plan& plan = scenario.plan;
+  const std::int64_t stage = plan.data.zero_stage;
+  const StackPreset& s = preset(plan);
+  const std::int64_t ranks = data_parallel_degree(scenario) * plan.context.degree;
+  if (!s.flat_reduction_buffers || ranks == 1 || stage == 0 || (stage == 1 && scenario.model.experts == 0)) return;
+  const double bytes = plan.data.bucket_bytes > 0
+                           ? static_cast<double>(plan.data.bucket_bytes)
+                           : s.bucket_elements * static_cast<double>(bytes_of(plan.precision.storage(), 1));
+  runtime.keeps_reduction_buffers = stage == 3;
+  // One fills while the other is reduced.
+  runtime.reduction_buffer_bytes = stage == 2 && plan.data.overlap_gradients ? 2 * bytes : bytes;
+}
+
+}  // namespace
+
 void rewrite(const Scenario& scenario, Program& program) {
-  program.runtime = preset(scenario.plan).runtime;
+  const StackPreset& stack = preset(scenario.plan);
+  program.runtime = stack.runtime;
+  add_reduction_buffers(scenario, program.runtime);
+  const std::int64_t zero_stage = scenario.plan.data.zero_stage;
+  program.runtime.copies_gradients_for_update = stack.copies_gradients_for_update;
+  program.runtime.update_copy_elements = zero_stage == 3 ? stack.sub_group_elements : 0;
+  program.runtime.releases_gradients =
+      zero_stage >= 2 && !data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario));
+  const auto chosen = scenario.plan.pipeline.sent_outputs;
+  program.runtime.sent_outputs =
+      chosen == pipeline_parallel::SentOutputs::automatic
+          ? stack.sent_outputs
+          : chosen == pipeline_parallel::SentOutputs::freed ? SentOutputs::freed : SentOutputs::kept;
   // Where parameters are sharded, products do not add to a buffer of the stack's own (Megatron FSDP).
   if (scenario.plan.data.zero_stage == 3) program.runtime.placeholder_gradients = false;
   program.runtime.cuda_graphs = scenario.plan.framework.cuda_graphs;

@@ -41,6 +41,8 @@ enum class GradientScaling : std::uint8_t {
   fused,     // the optimizer's kernel does
 };
 GradientScaling gradient_scaling(const Plan& plan);
+// In which gradients are accumulated and reduced: the plan's, or the stack's.
+Dtype gradient_dtype(const Plan& plan);
 // Kernels of their own add a micro-batch's gradients to those of earlier ones.
 bool accumulates_separately(const Plan& plan);
 // Layers that do not divide into the pipeline's chunks are dealt; otherwise the stack refuses them, or has to be told

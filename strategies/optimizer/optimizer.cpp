@@ -270,7 +270,7 @@ void check(const Scenario& scenario) {
 
 void rewrite(const Scenario& scenario, Program& program) {
   const precision::Options& precision = scenario.plan.precision;
-  const Gradients gradients{precision.gradient(), precision.gradient_factor(),
+  const Gradients gradients{framework::gradient_dtype(scenario.plan), precision.gradient_factor(),
                             framework::gradient_scaling(scenario.plan)};
   const LayerPlans plans = layer_plans(scenario);
   for (Piece& piece : program.pieces) {

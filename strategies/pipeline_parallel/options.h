@@ -16,6 +16,10 @@ inline constexpr std::array<std::string_view, 6> kScheduleNames{"gpipe", "1f1b",
 enum class ScatterGather : std::uint8_t { automatic, on, off };
 inline constexpr std::array<std::string_view, 3> kScatterGatherNames{"automatic", "on", "off"};
 
+// Of what a stage has sent on: freed at once (Megatron-LM's deallocate_pipeline_outputs), or kept until its backward.
+enum class SentOutputs : std::uint8_t { automatic, freed, kept };
+inline constexpr std::array<std::string_view, 3> kSentOutputsNames{"automatic", "freed", "kept"};
+
 struct Options {
   std::int64_t degree = 1;
   std::int64_t virtual_stages = 1;
@@ -25,6 +29,7 @@ struct Options {
   bool head_counts_as_layer = false;
   bool overlap_transfers = true;
   ScatterGather scatter_gather = ScatterGather::automatic;
+  SentOutputs sent_outputs = SentOutputs::automatic;
 
   void visit_fields(FieldVisitor& v) {
     v.field("pipeline_parallel", degree, orrery::degree(), "stages");
@@ -39,6 +44,9 @@ struct Options {
     v.field("scatter_gather_tensors_in_pipeline", scatter_gather, kScatterGatherNames,
             "without sequence parallelism: each tensor-parallel rank sends its part of what all hold, and it is gathered "
             "behind the border (Megatron-LM until 2023, DeepSpeed); automatic: as the stack does");
+    v.field("pipeline_outputs", sent_outputs, kSentOutputsNames,
+            "what a stage has sent on is freed at once (Megatron-LM's deallocate_pipeline_outputs; Llama 3) or kept "
+            "until its backward; automatic: as the stack does");
   }
 };
 

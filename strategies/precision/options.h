@@ -9,19 +9,19 @@ namespace orrery::precision {
 
 enum class Mix : std::uint8_t { bf16, fp16, fp32, fp8, nvfp4 };
 inline constexpr std::array<std::string_view, 5> kMixNames{"bf16", "fp16", "fp32", "fp8", "nvfp4"};
-enum class GradientDtype : std::uint8_t { fp32, bf16, fp16 };
-inline constexpr std::array<std::string_view, 3> kGradientDtypeNames{"fp32", "bf16", "fp16"};
+// automatic: as the stack does (framework::gradient_dtype).
+enum class GradientDtype : std::uint8_t { automatic, fp32, bf16, fp16 };
+inline constexpr std::array<std::string_view, 4> kGradientDtypeNames{"automatic", "fp32", "bf16", "fp16"};
 
 struct Options {
   Mix mix = Mix::bf16;
-  GradientDtype gradients = GradientDtype::fp32;
+  GradientDtype gradients = GradientDtype::automatic;
   double loss_scale = 65536;
 
   // Of parameters and activations.
   Dtype storage() const;
   // Of the layers' matrix products: what MFU is measured against.
   Dtype compute() const;
-  Dtype gradient() const;
   // What gradients are larger by than the loss says, up to the update.
   double gradient_factor() const { return mix == Mix::fp16 ? loss_scale : 1; }
 
@@ -29,7 +29,8 @@ struct Options {
     v.field("precision", mix, kMixNames,
             "of matrix products and activations; fp8, nvfp4: the layers' products in that, the rest in bf16",
             Scope::layer);
-    v.field("gradient_dtype", gradients, kGradientDtypeNames, "in which gradients are accumulated and reduced");
+    v.field("gradient_dtype", gradients, kGradientDtypeNames,
+            "in which gradients are accumulated and reduced; automatic: as the stack does, fp32 where it says nothing");
     v.field("loss_scale", loss_scale, positive(), "of fp16: by which the loss is multiplied and gradients are divided");
   }
 };

@@ -189,18 +189,6 @@ Dtype Options::compute() const {
   }
 }
 
-Dtype Options::gradient() const {
-  if (mix == Mix::fp32) return Dtype::fp32;
-  switch (gradients) {
-    case GradientDtype::bf16:
-      return Dtype::bf16;
-    case GradientDtype::fp16:
-      return Dtype::fp16;
-    default:
-      return Dtype::fp32;
-  }
-}
-
 void check(const Scenario& scenario) {
   const Device& device = scenario.cluster.device;
   const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };

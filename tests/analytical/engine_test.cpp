@@ -544,6 +544,11 @@ TEST(HandmadeStep, TheHostIsFullAtAnInstantOfItsOwn) {
   EXPECT_DOUBLE_EQ(unknown.stages[0].memory.bytes.of(Place::host, Category::optimizer_state), 3000);
   world.cluster.node.host_memory_bytes = 6600;
   EXPECT_TRUE(evaluate(world, p).memory_fits);
+  p.runtime.host_bytes_per_rank = 50;
+  EXPECT_DOUBLE_EQ(evaluate(world, p).host_memory.node_bytes, 6700) << "with the two ranks' processes";
+  EXPECT_DOUBLE_EQ(evaluate(world, p).host_memory.process_bytes, 100);
+  EXPECT_FALSE(evaluate(world, p).memory_fits);
+  p.runtime.host_bytes_per_rank = 0;
   world.cluster.node.host_memory_bytes = 6599;
   const Report r = evaluate(world, p);
   EXPECT_FALSE(r.memory_fits);

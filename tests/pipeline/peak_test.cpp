@@ -113,5 +113,49 @@ TEST(Peak, OfSegmentsIsThatOfEverySlot) {
   }
 }
 
+// A pair at its fullest, which is not the forward's and then the backward's.
+TEST(Peak, OfPairsIsWhatTheyHoldTogether) {
+  for (const auto& [p, v, m] : {std::array{1, 1, 5}, std::array{4, 2, 8}}) {
+    Schedule schedule;
+    build_schedule(v == 1 ? ScheduleKind::one_f_one_b : ScheduleKind::interleaved, p, v, m, schedule, true);
+    const std::vector<std::int32_t> one_class(static_cast<std::size_t>(p), 0);
+    const std::vector<ChunkBytes> bytes(static_cast<std::size_t>(v), {.saved = 10, .transient = {1, 2, 0}});
+    PeakOptions options;
+    options.pair = [](std::size_t, std::size_t) { return -7; };
+    std::vector<StagePeak> apart, together;
+    peak_bytes(schedule, one_class, bytes, apart);
+    peak_bytes(schedule, one_class, bytes, together, options);
+    for (std::size_t s = 0; s < together.size(); ++s) {
+      EXPECT_EQ(together[s].bytes, apart[s].bytes - 2 - 7) << p << " " << s;
+      EXPECT_EQ(together[s].slot, SlotKind::backward);
+      EXPECT_GE(together[s].beside, 0);
+    }
+    const std::vector<std::uint8_t> alike(static_cast<std::size_t>(m), 0);
+    std::vector<StagePeak> by_slot;
+    peak_bytes(schedule, one_class, bytes, alike, 1, by_slot, options);
+    for (std::size_t s = 0; s < by_slot.size(); ++s) {
+      EXPECT_EQ(by_slot[s].bytes, together[s].bytes);
+      EXPECT_EQ(by_slot[s].beside, together[s].beside);
+    }
+  }
+}
+
+// As many micro-batches as stages: each chunk has all its backwards in one stretch. Twice as many: it comes back.
+TEST(Peak, HoldsAChunksGradientsFromItsFirstBackwardToItsLast) {
+  const auto gradients_at_peak = [](std::int64_t m) {
+    const Schedule schedule = schedule_of(ScheduleKind::interleaved, 4, m, 3);
+    const std::vector<std::int32_t> one_class(4, 0);
+    const std::vector<ChunkBytes> bytes(3, {.saved = 1e-3, .transient = {0, 0, 0}});
+    const std::vector<double> gradients(3, 10);
+    PeakOptions options;
+    options.gradients = gradients;
+    std::vector<StagePeak> peaks;
+    peak_bytes(schedule, one_class, bytes, peaks, options);
+    return peaks.back().gradient_bytes;
+  };
+  EXPECT_EQ(gradients_at_peak(4), 10);
+  EXPECT_EQ(gradients_at_peak(8), 30);
+}
+
 }  // namespace
 }  // namespace orrery::pipeline_parallel

@@ -380,6 +380,27 @@ TEST(Table, SaysWhatLiesOnTheHost) {
   EXPECT_THAT(report_table(report, {}, {}), Not(HasSubstr("in host memory")));
 }
 
+TEST(Table, SaysThatHostMemoryIsTight) {
+  Report report = example_report();
+  const double kept = report.host_memory.node_bytes;
+  report.host_memory.capacity_bytes = 1.001 * kHostHigh * kept;
+  EXPECT_EQ(memory_verdict(report), MemoryVerdict::fits);
+  report.host_memory.capacity_bytes = 0.999 * kHostHigh * kept;
+  report.host_memory.process_bytes = 1 << 30;
+  EXPECT_EQ(memory_verdict(report), MemoryVerdict::tight);
+  EXPECT_THAT(report_table(report, {}, {}),
+              AllOf(HasSubstr("tight, 26.00 GiB to spare"), HasSubstr("1.00 GiB of them its processes'"),
+                    HasSubstr("fits, 18.63 GiB to spare"), HasSubstr("to spare on the fullest node"),
+                    Not(HasSubstr("on the fullest device"))));
+  const json written = json::parse(report_json(report).dump());
+  EXPECT_EQ(written["memory"]["verdict"], "tight");
+  EXPECT_EQ(written["memory"]["host"]["node_high_bytes"], kHostHigh * kept);
+  EXPECT_EQ(memory_verdict(read_report(written, {})), MemoryVerdict::tight);
+  EXPECT_EQ(read_report(written, {}).host_memory.process_bytes, 1 << 30);
+  report.host_memory.capacity_bytes = 0;  // not known
+  EXPECT_EQ(memory_verdict(report), MemoryVerdict::fits);
+}
+
 TEST(ReportJson, HoldsWhatLiesOnTheHostAndReadsItBack) {
   const Report report = example_report();
   const auto parsed = json::parse(report_json(report).dump());

@@ -125,5 +125,89 @@ TEST(AllocationTrace, EndsWhereTheDeviceIsFull) {
   EXPECT_LE(r.statistics.peak_reserved, peak - (std::int64_t{64} << 20));
 }
 
+// What stacks hold beside tensors, what lasts for a part of the step alone, and pairs, which go layer by layer.
+TEST(AllocationTrace, HasThePeakOfWhatStacksHoldForAWhile) {
+  const auto peak = [](nlohmann::json plan, const char* model = "gpt3-1.3B", std::int64_t nodes = 1,
+                       std::int64_t batch = 64) {
+    const nlohmann::json document{{"model", model},
+                                  {"cluster", {{"node", "dgx-h100"}, {"nodes", nodes}}},
+                                  {"workload", {{"sequence_length", 2048}, {"global_batch_size", batch}}},
+                                  {"plan", std::move(plan)}};
+    Simulator simulator;
+    const Simulation s = simulator.evaluate(read_scenario(document, {}), {});
+    double most = 0;
+    for (const StageReport& stage : s.report.stages) {
+      std::int64_t traced = 0;
+      for (std::int64_t i = stage.stage; i < stage.stage + stage.stages; ++i)
+        traced = std::max(traced, peak_bytes(allocation_trace(*s.program, static_cast<std::size_t>(i)), 512));
+      EXPECT_NEAR(static_cast<double>(traced) / device_bytes(stage.memory.bytes), 1, 0.03) << document.at("plan");
+      most = std::max(most, device_bytes(stage.memory.bytes));
+    }
+    return most;
+  };
+  // DeepSpeed: a bucket of 1 GB, twice in stage 2, whose gradients are divided: 8 ranks save 7/8 of 2 bytes.
+  const nlohmann::json deepspeed{{"framework", "deepspeed"}, {"zero_stage", 1}, {"micro_batch_size", 4}};
+  auto stage_2 = deepspeed, stage_3 = deepspeed, one_buffer = deepspeed, small = deepspeed;
+  stage_2["zero_stage"] = one_buffer["zero_stage"] = small["zero_stage"] = 2;
+  stage_3["zero_stage"] = 3;
+  one_buffer["overlap_grad_reduce"] = false;
+  small["bucket_bytes"] = 1 << 20;
+  EXPECT_GT(peak(stage_2), peak(one_buffer));
+  EXPECT_NEAR(peak(stage_2) - peak(small), 2e9, 5e7);
+  EXPECT_GT(peak(stage_3), 1e9);
+  // A stage's output, 16 MiB of each micro-batch in flight; of as many micro-batches as stages.
+  const nlohmann::json pipeline{{"pipeline_parallel", 4},      {"micro_batch_size", 1},     {"framework", "fsdp"},
+                                {"pipeline_outputs", "freed"}, {"recompute", "selective_op"}, {"data_parallel", 2}};
+  auto kept = pipeline;
+  kept["pipeline_outputs"] = "kept";
+  EXPECT_NEAR(peak(kept) - peak(pipeline), 4 * 2048 * 2048 * 2, 3e6);
+  // Whole gradients of the chunk that is in its backward alone.
+  nlohmann::json whole{{"pipeline_parallel", 4}, {"virtual_pipeline", 3}, {"micro_batch_size", 1}, {"zero_stage", 1},
+                       {"reduce_gradients", "once"}, {"recompute", "full"}};
+  auto released = whole;
+  released["zero_stage"] = 2;
+  const double layer = 12 * 2048.0 * 2048 * 4;  // of 6 on a stage, 2 in a chunk; 8 replicas
+  EXPECT_NEAR(peak(whole, "gpt3-1.3B", 4, 32) - peak(released, "gpt3-1.3B", 4, 32), 4 * layer * 7 / 8, layer / 4);
+  whole["framework"] = "fsdp";
+  whole["zero_stage"] = 1;
+  released = whole;
+  released["zero_stage"] = 3;
+  EXPECT_LT(peak(released, "gpt3-1.3B", 4, 32), peak(whole, "gpt3-1.3B", 4, 32) - 3 * layer);
+  // A pair holds little more than one micro-batch.
+  nlohmann::json apart{{"expert_parallel", 8}, {"micro_batch_size", 1}, {"zero_stage", 1}, {"gradient_dtype", "bf16"}};
+  auto paired = apart;
+  paired["overlap_moe_expert_parallel_comm"] = true;
+  EXPECT_NEAR(peak(paired, "qwen3-30b-a3b") / peak(apart, "qwen3-30b-a3b"), 1, 0.05);
+}
+
+// Llama 3 (arXiv 2407.21783, table 4, section 3.3.2): 8,192 tokens without recomputation on 80 GB. Chunks of one layer;
+// optimizer states and gradients are sharded, gradients are fp32, stages' outputs are freed.
+TEST(AllocationTrace, HoldsLlama3InItsPublishedLayout) {
+  nlohmann::json document{{"model", "llama-3.1-405b"},
+                          {"cluster", {{"node", "dgx-h100"}, {"nodes", 2048}}},
+                          {"workload", {{"sequence_length", 8192}, {"global_batch_size", 2048}}},
+                          {"plan",
+                           {{"tensor_parallel", 8},
+                            {"sequence_parallel", true},
+                            {"pipeline_parallel", 16},
+                            {"virtual_pipeline", 8},
+                            {"micro_batch_size", 1},
+                            {"account_for_embedding", true},
+                            {"account_for_loss", true},
+                            {"zero_stage", 2},
+                            {"reduce_gradients", "once"}}}};
+  const auto spare = [&] {
+    Simulator simulator;
+    const Report report = simulator.evaluate(read_scenario(document, {}), {}).report;
+    return (report.memory_capacity_bytes - report.memory_peak_bytes) / (1 << 30);
+  };
+  const double freed = spare();
+  EXPECT_GT(freed, 4);
+  document["plan"]["pipeline_outputs"] = "kept";
+  EXPECT_NEAR(freed - spare(), 3.5, 0.1) << "7 chunks of 16 micro-batches, 32 MiB each";
+  document["plan"]["zero_stage"] = 1;
+  EXPECT_LT(spare(), 0);
+}
+
 }  // namespace
 }  // namespace orrery

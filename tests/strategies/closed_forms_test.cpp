@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "sim/program/rewrite.h"
+#include "sim/memory/stage_buffers.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -759,6 +760,59 @@ TEST(ModelFlops, OfExpertsAreThoseOfTheirTokensWhateverTheSlots) {
   EXPECT_EQ(rows(padded), 2 * rows(dropless));
   EXPECT_EQ(padded.model.flops_per_step, dropless.model.flops_per_step);
   EXPECT_EQ(padded.model.flops_per_step_full_attention, dropless.model.flops_per_step_full_attention);
+}
+
+// DeepSpeed's flat buffers are of the bucket's size, in the parameters' dtype; its update reads an fp32 copy of a flat one.
+TEST(StackBuffers, AreThoseOfZero) {
+  Scenario s = zero3_of_deepspeed(1);
+  s.plan.precision.gradients = precision::GradientDtype::automatic;
+  Program p;
+  const auto buffers = [&] {
+    lower(s, p);
+    return stage_buffers(p, p.stages.front());
+  };
+  const auto kept = [](const StageBuffers& b) { return b.resident.of(Place::device, Category::communication_buffer); };
+  double elements = 0;  // of a rank
+  StageBuffers b = buffers();
+  for (const auto& run : p.stages[0][0].runs)
+    for (const ParameterSet& set : p.pieces[run.piece].sets)
+      elements += static_cast<double>(run.count * p.pieces[run.piece].tensors[set.own_gradients].elements());
+  EXPECT_NEAR(elements, 1.56e9 / 8, 1e7);
+  EXPECT_EQ(kept(b), 1e9);
+  EXPECT_EQ(b.backward, 0);
+  EXPECT_EQ(b.update, 6 * elements);
+  EXPECT_EQ(b.resident.of(Place::host, Category::gradient), 0);
+  s.plan.data.degree = 1;
+  s.cluster.node.devices = s.cluster.nodes = 1;
+  EXPECT_EQ(kept(buffers()), 0) << "nothing is reduced";
+  EXPECT_EQ(buffers().update, 6e9) << "by groups of 1e9 elements";
+  s = zero3_of_deepspeed(1);
+  s.plan.offload.optimizer = true;
+  b = buffers();
+  EXPECT_EQ(b.update, 0);
+  EXPECT_EQ(b.resident.of(Place::host, Category::gradient), 4 * elements);
+  s.plan.precision.gradients = precision::GradientDtype::fp32;
+  EXPECT_EQ(buffers().resident.of(Place::host, Category::gradient), 0) << "no cast";
+
+  s = zero3_of_deepspeed(1);
+  s.plan.data.zero_stage = 2;
+  b = buffers();
+  EXPECT_EQ(b.backward, 2e9);
+  EXPECT_EQ(kept(b), 0);
+  s.plan.data.overlap_gradients = false;
+  EXPECT_EQ(buffers().backward, 1e9);
+  s.plan.data.bucket_bytes = 1 << 20;
+  EXPECT_EQ(buffers().backward, 1 << 20);
+  s.plan.data.zero_stage = 1;
+  EXPECT_EQ(buffers().backward, 0);
+  s = scenario_of("mixtral-8x7b", "dgx-h100", 1);
+  s.workload = {1024, 0, 64};
+  s.plan.framework.stack = framework::Stack::deepspeed;
+  s.plan.data.zero_stage = 1;
+  EXPECT_EQ(buffers().backward, 1e9) << "with experts";
+  s.plan.framework.stack = framework::Stack::megatron_2021;
+  EXPECT_EQ(buffers().backward, 0);
+  EXPECT_EQ(buffers().update, 0);
 }
 
 }  // namespace

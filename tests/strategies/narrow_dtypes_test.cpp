@@ -6,6 +6,7 @@
 #include "realrun/executor.h"
 #include "sim/base/error.h"
 #include "sim/program/check.h"
+#include "strategies/framework/framework.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -523,6 +524,35 @@ TEST(ParamGather, ComposesWithEveryLayout) {
                   ++lowered;
                 }
   EXPECT_GT(lowered, 200u);
+}
+
+// DeepSpeed runtime/engine.py, get_data_types; BLOOM's bf16 optimizer adds up in fp32.
+TEST(GradientDtypes, AreTheStacksUnlessThePlanSaysSo) {
+  using framework::Stack;
+  using precision::GradientDtype;
+  using precision::Mix;
+  const auto dtype = [](Stack stack, Mix mix, std::int64_t zero_stage, GradientDtype given = GradientDtype::automatic) {
+    Plan plan;
+    plan.framework.stack = stack;
+    plan.precision.mix = mix;
+    plan.precision.gradients = given;
+    plan.data.zero_stage = zero_stage;
+    return framework::gradient_dtype(plan);
+  };
+  for (const std::int64_t stage : {1, 2, 3}) {
+    EXPECT_EQ(dtype(Stack::deepspeed, Mix::bf16, stage), Dtype::bf16) << stage;
+    EXPECT_EQ(dtype(Stack::deepspeed, Mix::fp8, stage), Dtype::bf16) << stage;
+    EXPECT_EQ(dtype(Stack::deepspeed, Mix::fp16, stage), Dtype::fp16) << stage;
+    EXPECT_EQ(dtype(Stack::deepspeed, Mix::fp32, stage), Dtype::fp32) << stage;
+    EXPECT_EQ(dtype(Stack::deepspeed, Mix::bf16, stage, GradientDtype::fp32), Dtype::fp32) << stage;
+    EXPECT_EQ(dtype(Stack::megatron_core, Mix::bf16, stage), Dtype::fp32) << stage;
+    EXPECT_EQ(dtype(Stack::fsdp, Mix::bf16, stage), Dtype::fp32) << stage;
+  }
+  EXPECT_EQ(dtype(Stack::deepspeed, Mix::bf16, 0), Dtype::fp32);
+  EXPECT_EQ(dtype(Stack::deepspeed, Mix::fp16, 0), Dtype::fp16);
+  EXPECT_EQ(dtype(Stack::megatron_deepspeed, Mix::bf16, 1), Dtype::fp32);
+  EXPECT_EQ(dtype(Stack::megatron_deepspeed, Mix::bf16, 3), Dtype::bf16);
+  EXPECT_EQ(dtype(Stack::megatron_core, Mix::bf16, 1, GradientDtype::bf16), Dtype::bf16);
 }
 
 }  // namespace
