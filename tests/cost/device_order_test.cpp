@@ -50,6 +50,7 @@ TEST(DeviceOrder, IsThatOfDataSheets) {
   for (const auto& [device, other] : std::vector<std::pair<const char*, const char*>>{
            {"H100-SXM5-80GB", "H200-SXM5-141GB"},
            {"H100-SXM5-80GB", "A100-SXM4-80GB"},  // another architecture
+           {"A100-SXM4-80GB", "A30"},             // more multiprocessors, each slower
            {"H20-SXM-96GB", "H100-SXM5-80GB"},
            {"B200-SXM-180GB-limited", "B200-SXM-180GB"}})
     EXPECT_FALSE(found.contains({device, other})) << device << " " << other;
