@@ -19,6 +19,7 @@
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/cost/scale_cost.h"
+#include "sim/cost/step_calibration.h"
 #include "sim/memory/memory.h"
 #include "sim/program/liveness.h"
 #include "sim/program/redistribute.h"
@@ -585,12 +586,37 @@ std::string explain_zones(const Simulation& simulation) {
          grid(kDocuments, documents) + "\n" + grid(kRanks, rows);
 }
 
+std::string explain_interval(const Simulation& simulation) {
+  const Scenario& scenario = simulation.scenario;
+  const Device& device = scenario.cluster.device;
+  const Report& report = simulation.report;
+  const bool seen = step_calibration().device_slowdown.contains(device.name);
+  const std::optional<StepInterval> found =
+      step_interval(stack_of(scenario),
+                    curve_origin(device, *simulation.kernels, precision::peak_dtype(scenario)), report.devices, seen);
+  if (!report.expected || !found) return "interval: none is stated, no step of this training stack was published\n";
+  std::string text = fmt::format(
+      "interval = step time x exp(-w) to step time x exp(w) = {} to {}, w = {:.3f}\n"
+      "  four of five published steps lay inside, each predicted without its own source\n"
+      "  class: {}\n  learned from: {} steps of {} sources, on up to {} devices\n"
+      "  w = {:.3f} of the stack",
+      seconds_text(report.expected->low_seconds), seconds_text(report.expected->high_seconds), std::log(found->high),
+      found->comparable, found->points, found->sources, found->most_devices, found->stack_half_width);
+  if (found->origin_factor > 1) text += fmt::format(" x {:.3f} for borrowed curves", found->origin_factor);
+  if (!seen) text += fmt::format(" x {:.3f}, no step of {} was measured", found->unseen_device_factor, device.name);
+  if (found->beyond_half_width > 0)
+    text += fmt::format(" + {:.3f} for {} devices, {:.3f} a doubling beyond {}", found->beyond_half_width,
+                        report.devices, interval_per_doubling(), found->most_devices);
+  if (scenario.cluster.production) text += "\n  and what one in ten jobs on a production cluster loses less or more";
+  return text + "\n  source: results/calibration/steps.json, /intervals\n";
+}
+
 // Lines of the report's head, by their labels and by their names in JSON and CSV.
 struct HeadLine {
   std::array<std::string_view, 6> names;
   std::string (*explain)(const Simulation&);
 };
-constexpr std::array<HeadLine, 9> kHeadLines{{
+constexpr std::array<HeadLine, 10> kHeadLines{{
     {{"step", "step time", "step_seconds", "bound by", "bound_by", "total"},
      [](const Simulation& s) { return explain_step(s.report); }},
     {{"tokens/s", "tokens/s per device", "sequences/s", "tokens_per_second", "tokens_per_second_per_device",
@@ -606,6 +632,7 @@ constexpr std::array<HeadLine, 9> kHeadLines{{
     {{"documents", "documents of a sequence", "attention within them", "attention, busiest replica"},
      explain_documents},
     {{"zones"}, explain_zones},
+    {{"interval", "80 %", "expected_step_seconds"}, explain_interval},
     {{"memory", "peak", "memory_peak_bytes", "peak_bytes"},
      [](const Simulation& s) { return explain_memory(s.report) + "\n" + allocator_text(s); }},
 }};

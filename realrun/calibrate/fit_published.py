@@ -68,7 +68,7 @@ BACKWARD_RATIO_FROM = {
     ("H100-SXM5-80GB", "flash_attention_3"): ("H100-SXM5-80GB", "flash_attention_2"),
 }
 # The FlashAttention charts keep 16k tokens and 2048 hidden, so how many multiprocessors idle at the end is taken from
-# points of the same device type that vary batch and heads. FlashAttention-2 on A100 SXM has such points of its own.
+# points of the same device type that vary batch and heads. FlashAttention-2 on A100s has such points of its own.
 LAST_WAVE_FROM = {
     ("A100-SXM4-80GB", "flash_attention_1"): ("A100-PCIe-80GB", "flash_attention_2"),
     ("H100-SXM5-80GB", "flash_attention_1"): ("H100-SXM5-80GB", "tensorrt_llm"),
@@ -76,25 +76,30 @@ LAST_WAVE_FROM = {
     ("H100-SXM5-80GB", "flash_attention_3"): ("H100-SXM5-80GB", "tensorrt_llm"),
     ("H100-SXM5-80GB", "cudnn"): ("H100-SXM5-80GB", "tensorrt_llm"),
 }
-# And the other way: points of one sequence length and head_dim take the dependence on them from the charts. That part
-# of the chart's fit hardly depends on the two proportions above, so it is fitted first, with these.
-HALVES_FROM = {("A100-PCIe-80GB", "flash_attention_2"): ("A100-SXM4-80GB", "flash_attention_2")}
-CHARTS = "s2"  # the source of those charts
-PROVISIONAL_RATIO, PROVISIONAL_LAST_WAVE = 0.85, (1.0, 0.35)
+# Kernels that were measured on one board of a die alone: on the other as much slower as the kernel named is there.
+ATTENTION_LENT = {("A100-PCIe-80GB", "flash_attention_1"): ("A100-SXM4-80GB", "flash_attention_2")}
 NOT_FOR_TRAINING = ("tensorrt_llm",)  # prefill kernels, fitted for the table above only
-ATTENTION_CURVES = [  # in the order in which the tables above need them
-    ("A100-PCIe-80GB", "flash_attention_2"),
-    ("A100-SXM4-80GB", "flash_attention_2"),
-    ("A100-SXM4-80GB", "flash_attention_1"),
-    ("H100-SXM5-80GB", "tensorrt_llm"),
-    ("H100-SXM5-80GB", "flash_attention_2"),
-    ("H100-SXM5-80GB", "flash_attention_1"),
-    ("H100-SXM5-80GB", "cudnn"),
-    ("H100-SXM5-80GB", "flash_attention_3"),
-    ("B200-SXM-180GB", "cudnn"),
+ATTENTION_CURVES = [  # in the order in which the tables above need them; of several boards fitted at once, as DIES
+    (["A100-PCIe-80GB", "A100-SXM4-80GB"], "flash_attention_2"),
+    (["A100-SXM4-80GB"], "flash_attention_1"),
+    (["H100-SXM5-80GB"], "tensorrt_llm"),
+    (["H100-SXM5-80GB"], "flash_attention_2"),
+    (["H100-SXM5-80GB"], "flash_attention_1"),
+    (["H100-SXM5-80GB"], "cudnn"),
+    (["H100-SXM5-80GB"], "flash_attention_3"),
+    (["B200-SXM-180GB"], "cudnn"),
 ]
-# All points of the device are large: what shows only in small shapes comes from the same chip on another board.
-SMALL_SHAPES_FROM = {"A100-PCIe-80GB": "A100-SXM4-80GB", "B200-SXM-180GB-limited": "B200-SXM-180GB"}
+# Boards of one die, the slower first: by the presets a later one is no slower in any rate, nor has it less power
+# (tests/cost/device_order_test.cpp). What the die does is fitted to the points of all its boards at once, each board's
+# counting alike, so that what tells two sweeps apart does not make the better board the slower one. A board's own are
+# the rates of a multiprocessor, where its peak or its power is another's, and they are no lower than the board's before.
+DIES = [
+    ["A100-PCIe-80GB", "A100-SXM4-80GB"],
+    ["H100-SXM5-80GB", "H200-SXM5-141GB"],
+    ["B200-SXM-180GB-limited", "B200-SXM-180GB", "GB200"],
+    ["L40S"],
+]
+SAME_RATES = {("H100-SXM5-80GB", "H200-SXM5-141GB")}  # in all but memory
 # Grouped products: where a device type's own were measured, and on which boards of the same chip. `issue_seconds`, the
 # host's time to launch a group's kernel, is what the smallest groups took there.
 GROUPED_FROM = {
@@ -168,8 +173,9 @@ def attention_seconds(curve, device, shape, dtype, causal, phase):
 
 
 def nelder_mead(function, start, steps, iterations):
-    """Minimises; the usual coefficients (Nelder & Mead 1965), restarted once from its result."""
-    for _ in range(2):
+    """Minimises; the usual coefficients (Nelder & Mead 1965), restarted from its result until that gains nothing."""
+    least = math.inf
+    for _ in range(6):
         n = len(start)
         simplex = [list(start)] + [[v + (steps[i] if i == j else 0) for i, v in enumerate(start)] for j in range(n)]
         values = [function(p) for p in simplex]
@@ -200,7 +206,10 @@ def nelder_mead(function, start, steps, iterations):
                         values[i] = function(simplex[i])
                     continue
             simplex[-1], values[-1] = reflected, value
-        start = min(zip(values, simplex))[1]
+        value, start = min(zip(values, simplex))
+        if value > least * (1 - 1e-4):
+            break
+        least = value
     return start
 
 
@@ -210,8 +219,8 @@ def loss(logs):
     return sum(e * e if abs(e) < width else width * (2 * abs(e) - width) for e in logs) / len(logs)
 
 
-def fit(parameters, predict, points, fixed, iterations=400):
-    """parameters: {name: (start, least, most)}; the search runs over logarithms."""
+def fit(parameters, predict, points_of, fixed, iterations=400):
+    """parameters: {name: (start, least, most)}; the search runs over logarithms. points_of: lists that count alike."""
     names = list(parameters)
 
     def curve_at(vector):
@@ -224,7 +233,8 @@ def fit(parameters, predict, points, fixed, iterations=400):
     def objective(vector):
         curve = curve_at(vector)
         penalty = sum(max(0, abs(x - math.log(parameters[n][0])) - 4) for n, x in zip(names, vector))
-        return loss([math.log(predict(curve, p) / p["seconds"]) for p in points]) + 1e-3 * penalty
+        losses = [loss([math.log(predict(curve, p) / p["seconds"]) for p in points]) for points in points_of]
+        return sum(losses) / len(losses) + 1e-3 * penalty
 
     start = [math.log(parameters[n][0]) for n in names]
     best = nelder_mead(objective, start, [0.3] * len(names), iterations)
@@ -249,11 +259,34 @@ def point_seconds(curve, device, p):
                           {"fp32": 4, "bf16": 2}.get(p.get("out"))) + quantise_seconds(curve, device, p["shape"])
 
 
-def fit_matmul(device_name, dtype, points, bf16, donor):
-    device = RELATIVE_TO[device_name]
+def rate_of_multiprocessor(board, dtype):
+    return RELATIVE_TO[board][dtype] / RELATIVE_TO[board]["multiprocessors"]
 
+
+def gains(boards, names):
+    """Parameters: by how much the boards' rates, by `names`, exceed those of the board before."""
+    return {"%s gain of %s" % (name, board): (1.02, 1.0, 4.0) for before, board in zip(boards, boards[1:])
+            if (before, board) not in SAME_RATES for name in names}
+
+
+def board_curve(curve, boards, board, dtype, names):
+    """The die's curve as the board has it; the die's own efficiencies, by `names`, are the first board's."""
+    own = {key: value for key, value in curve.items() if " gain of " not in key}
+    for name in names:
+        rate = curve[name] * rate_of_multiprocessor(boards[0], dtype)
+        for before in boards[1:boards.index(board) + 1]:
+            rate *= curve.get("%s gain of %s" % (name, before), 1)
+        own[name] = min(1.0, rate / rate_of_multiprocessor(board, dtype))
+    return own
+
+
+MATMUL_RATES = ("efficiency", "sustained_efficiency")
+
+
+def fit_matmul(boards, dtype, points_of, bf16):
+    """Of the boards of one die: {board: its curve}, {board: residual of its large products}."""
     def predict(curve, p):
-        return point_seconds(curve, device, p)
+        return point_seconds(board_curve(curve, boards, p["device"], dtype, MATMUL_RATES), RELATIVE_TO[p["device"]], p)
 
     parameters = {
         "efficiency": (0.85, 0.05, 1.0),
@@ -266,23 +299,44 @@ def fit_matmul(device_name, dtype, points, bf16, donor):
         "overlap_loss": (0.1, 1e-3, 1.0),
         "fixed_seconds": (4e-6, 1e-7, 5e-5),
     }
+    parameters.update(gains(boards, MATMUL_RATES))
     fixed = {"tiles": TILES}
-    if device_name in SMALL_SHAPES_FROM:
-        for name in ("memory_efficiency", "overlap_loss", "split_k", "fixed_seconds"):
-            del parameters[name]
-            fixed[name] = donor[name]
     if dtype in ("fp8", "nvfp4"):
         # One product's fixed time does not depend on the type; what is left over is the quantising kernels'.
         del parameters["fixed_seconds"]
         fixed["fixed_seconds"] = bf16["fixed_seconds"]
         parameters["point_quantise_seconds"] = (8e-6, 1e-7, 5e-5)
         parameters["point_quantise_bytes"] = (3.0, 0.1, 12.0)
-    curve = fit(parameters, predict, points, fixed, iterations=1500)
-    if curve["sustained_efficiency"] >= curve["efficiency"]:
-        curve["sustained_efficiency"] = curve["sustained_seconds"] = 0  # no slow-down seen
-    curve["residual"] = residual_of(predict, curve, points)
-    large = [p for p in points if 2.0 * math.prod(p["shape"]) >= 2e10]
-    return curve, residual_of(predict, curve, large)
+    die = fit(parameters, predict, [points_of[board] for board in boards], fixed, iterations=2500)
+    curves, large = {}, {}
+    for board in boards:
+        curve = curves[board] = board_curve(die, boards, board, dtype, MATMUL_RATES)
+        for name in MATMUL_RATES:
+            curve[name] = float("%.4g" % curve[name])
+        if curve["sustained_efficiency"] >= curve["efficiency"]:
+            curve["sustained_efficiency"] = curve["sustained_seconds"] = 0  # no slow-down seen
+
+        def of_board(curve, p):
+            return point_seconds(curve, RELATIVE_TO[p["device"]], p)
+
+        curve["residual"] = residual_of(of_board, curve, points_of[board])
+        large[board] = residual_of(of_board, curve,
+                                   [p for p in points_of[board] if 2.0 * math.prod(p["shape"]) >= 2e10])
+    return curves, large
+
+
+def lend_matmul(lender, lender_bf16, bf16, name):
+    """A type's curve for a board of the die that it was not measured on: limited in power as bf16 products are."""
+    curve = {key: value for key, value in lender.items() if key != "residual" and not key.startswith("point_")}
+
+    def sustained(of):
+        return of["sustained_efficiency"] or of["efficiency"]
+
+    for rate, share in (("efficiency", bf16["efficiency"] / lender_bf16["efficiency"]),
+                        ("sustained_efficiency", sustained(bf16) / sustained(lender_bf16))):
+        curve[rate] = float("%.4g" % ((curve[rate] or curve["efficiency"]) * min(1.0, share)))
+    curve["sustained_seconds"] = curve["sustained_seconds"] or bf16["sustained_seconds"]
+    return dict(curve, borrowed_from=name)
 
 
 def grouped_shape(p):
@@ -314,23 +368,27 @@ def fit_grouped(product, device, points, each_launched):
     parameters = {"relative": (0.9, 0.2, 1.0), "group_seconds": (2e-6, 1e-9, 5e-5)}
     if each_launched:
         parameters["issue_seconds"] = (8e-6, 1e-7, 5e-5)
-    curve = fit(parameters, predict, points, {}, iterations=1500)
+    curve = fit(parameters, predict, [points], {}, iterations=1500)
     curve["residual"] = residual_of(predict, curve, points)
     return curve
 
 
-def fit_attention(device_name, points, ratio, last_wave, halves=None):
-    device = RELATIVE_TO[device_name]
+ATTENTION_RATES = ("forward_efficiency", "backward_efficiency")
 
-    def complete(curve):
+
+def fit_attention(boards, points_of, ratio, last_wave):
+    """{board: its curve}. `ratio` of backward to forward efficiency, `last_wave`: those of another curve, or None."""
+    def complete(curve, board):
         if "backward_ratio" in curve:
             curve = dict(curve, backward_efficiency=curve["forward_efficiency"] * curve["backward_ratio"])
         # The last backward tile does 2.5 times the forward tile's work: it cannot take less time.
         least = curve["forward_last_wave"] * curve["backward_efficiency"] / curve["forward_efficiency"] / 2.5
-        return dict(curve, backward_last_wave=max(curve["backward_last_wave"], least))
+        curve = dict(curve, backward_last_wave=max(curve["backward_last_wave"], least))
+        return board_curve(curve, boards, board, "bf16", ATTENTION_RATES)
 
     def predict(curve, p):
-        return attention_seconds(complete(curve), device, p["shape"], "bf16", p["causal"], p["phase"])
+        return attention_seconds(complete(curve, p["device"]), RELATIVE_TO[p["device"]], p["shape"], "bf16",
+                                 p["causal"], p["phase"])
 
     parameters = {
         "forward_efficiency": (0.6, 0.05, 1.0),
@@ -339,11 +397,8 @@ def fit_attention(device_name, points, ratio, last_wave, halves=None):
         "forward_last_wave": (0.5, 1e-3, 2.5),
         "fixed_seconds": (4e-6, 1e-7, 1e-5),
     }
+    parameters.update(gains(boards, ATTENTION_RATES))
     fixed = {}
-    if halves is not None:
-        for name in ("half_sequence", "half_head_dim"):
-            del parameters[name]
-            fixed[name] = halves[name]
     if last_wave is not None:
         del parameters["forward_last_wave"]
         fixed["forward_last_wave"], fixed["backward_last_wave"] = last_wave
@@ -353,28 +408,34 @@ def fit_attention(device_name, points, ratio, last_wave, halves=None):
         parameters["backward_efficiency"] = (0.5, 0.05, 1.0)
     else:
         fixed["backward_ratio"] = ratio
-    curve = complete(fit(parameters, predict, points, fixed, iterations=1500))
-    curve.pop("backward_ratio", None)
-    for name in ("backward_efficiency", "backward_last_wave"):
-        curve[name] = float("%.4g" % curve[name])
-    curve["residual"] = residual_of(predict, curve, points)
-    return curve
+    die = fit(parameters, predict, [points_of[board] for board in boards], fixed, iterations=1500)
+    curves = {}
+    for board in boards:
+        curve = curves[board] = complete(die, board)
+        curve.pop("backward_ratio", None)
+        for name in ATTENTION_RATES + ("backward_last_wave",):
+            curve[name] = float("%.4g" % curve[name])
+
+        def of_board(curve, p):
+            return attention_seconds(curve, RELATIVE_TO[p["device"]], p["shape"], "bf16", p["causal"], p["phase"])
+
+        curve["residual"] = residual_of(of_board, curve, points_of[board])
+    return curves
 
 
-def fit_memory(device_name, points):
-    """Streaming weights through a matrix-vector product: seconds = fixed + bytes / (rate * efficiency)."""
-    device = RELATIVE_TO[device_name]
-
+def fit_memory(boards, points_of):
+    """Of all boards of a die, {board: its curve}: streaming weights through a matrix-vector product,
+    seconds = fixed + bytes / (rate * efficiency)."""
     def moved(p):
         _, m, n, k = p["shape"]
         return 2.0 * (m * k + n * k + m * n)
 
     def predict(curve, p):
-        return curve["fixed_seconds"] + moved(p) / (device["memory"] * curve["efficiency"])
+        return curve["fixed_seconds"] + moved(p) / (RELATIVE_TO[p["device"]]["memory"] * curve["efficiency"])
 
-    curve = fit({"efficiency": (0.85, 0.1, 1.0), "fixed_seconds": (4e-6, 1e-7, 5e-5)}, predict, points, {})
-    curve["residual"] = residual_of(predict, curve, points)
-    return curve
+    curve = fit({"efficiency": (0.85, 0.1, 1.0), "fixed_seconds": (4e-6, 1e-7, 5e-5)}, predict,
+                [points_of[board] for board in boards], {})
+    return {board: dict(curve, residual=residual_of(predict, curve, points_of[board])) for board in boards}
 
 
 def main():
@@ -388,33 +449,38 @@ def main():
     points, sources = document["points"], document["sources"]
 
     rows = []
-    attention, ratios, waves, fitted = {}, {}, {}, {}
-    for device_name, kernel in ATTENTION_CURVES:
-        key = (device_name, kernel)
-        chosen = [p for p in points if p["device"] == device_name and p.get("kernel") == kernel]
+    attention, ratios, waves = {}, {}, {}
+    for boards, kernel in ATTENTION_CURVES:
+        key = (boards[0], kernel)
+        chosen = {board: [p for p in points if p["device"] == board and p.get("kernel") == kernel] for board in boards}
         ratio_from, wave_from = BACKWARD_RATIO_FROM.get(key), LAST_WAVE_FROM.get(key)
-        halves_from, halves = HALVES_FROM.get(key), None
-        if halves_from:
-            chart = [p for p in points if (p["device"], p.get("kernel")) == halves_from and p["source"] == CHARTS]
-            halves = fit_attention(halves_from[0], chart, PROVISIONAL_RATIO, PROVISIONAL_LAST_WAVE)
         if kernel in NOT_FOR_TRAINING:
-            curve = fit_attention(device_name, chosen, 1.0, None)
+            curves = fit_attention(boards, chosen, 1.0, None)
             # Forward only: backward keeps the proportion seen where both were measured.
             forward, backward = waves["A100-PCIe-80GB", "flash_attention_2"]
-            curve["backward_last_wave"] = curve["forward_last_wave"] * backward / forward
+            for curve in curves.values():
+                curve["backward_last_wave"] = curve["forward_last_wave"] * backward / forward
         else:
-            curve = fit_attention(device_name, chosen, ratios[ratio_from] if ratio_from else None,
-                                  waves[wave_from] if wave_from else None, halves)
-            attention.setdefault(device_name, {})[kernel] = curve
-        ratios[key] = curve["backward_efficiency"] / curve["forward_efficiency"]
-        waves[key] = (curve["forward_last_wave"], float("%.4g" % curve["backward_last_wave"]))
-        curve["source"] = "; ".join(sorted({sources[p["source"]] for p in chosen}))
-        borrowed = ["%s of %s, %s" % (what, from_key[0], from_key[1]) for what, from_key in
-                    (("backward / forward efficiency", ratio_from), ("last_wave", wave_from),
-                     ("half_sequence, half_head_dim", halves_from)) if from_key]
-        if borrowed:
-            curve["note"] = "; ".join(borrowed)
-        rows.append((device_name, "attention " + kernel, curve["residual"]))
+            curves = fit_attention(boards, chosen, ratios[ratio_from] if ratio_from else None,
+                                   waves[wave_from] if wave_from else None)
+            for board, curve in curves.items():
+                attention.setdefault(board, {})[kernel] = curve
+        for board, curve in curves.items():
+            ratios[board, kernel] = curve["backward_efficiency"] / curve["forward_efficiency"]
+            waves[board, kernel] = (curve["forward_last_wave"], float("%.4g" % curve["backward_last_wave"]))
+            curve["source"] = "; ".join(sorted({sources[p["source"]] for p in chosen[board]}))
+            borrowed = ["%s of %s, %s" % (what, from_key[0], from_key[1]) for what, from_key in
+                        (("backward / forward efficiency", ratio_from), ("last_wave", wave_from)) if from_key]
+            if borrowed:
+                curve["note"] = "; ".join(borrowed)
+            rows.append((board, "attention " + kernel, curve["residual"]))
+
+    for (board, kernel), (lender, known) in ATTENTION_LENT.items():
+        curve = {key: value for key, value in attention[lender][kernel].items() if key not in ("residual", "note")}
+        for rate in ATTENTION_RATES:
+            curve[rate] = float("%.4g" % (curve[rate] * attention[board][known][rate] / attention[lender][known][rate]))
+        curve["note"] = "of %s, slower by what %s is slower by" % (lender, known)
+        attention[board][kernel] = curve
 
     grouped, issue, group_shapes = {}, None, {}
 
@@ -433,29 +499,50 @@ def main():
             group_shapes.setdefault(device_name, {})[dtype] = sorted({tuple(grouped_shape(p)[1:]) for p in chosen})
             rows.append((device_name, "grouped " + dtype, curve["residual"]))
 
+    def measured(board, dtype):
+        return [p for p in points if p["device"] == board and p["op"] == "matmul" and p["dtype"] == dtype and usable(p)]
+
+    def vectors(board):
+        return [p for p in points if p["device"] == board and p["dtype"] == "bf16" and p["op"] in ("matmul", "gemv") and
+                p["shape"][1] == 1 and usable(p)]
+
+    matmuls, memories, larges = {}, {}, {}
+    for die in DIES:
+        for dtype in ("bf16", "fp8", "nvfp4"):
+            chosen = {board: measured(board, dtype) for board in die}
+            boards = [board for board in die if len(chosen[board]) >= 30]
+            if not boards:
+                continue
+            curves, larges[die[0], dtype] = fit_matmul(boards, dtype, chosen, matmuls.get(die[0], {}).get("bf16"))
+            for board in die:
+                of_board = matmuls.setdefault(board, {})
+                of_board[dtype] = curves.get(board) or lend_matmul(
+                    curves[boards[0]], matmuls[boards[0]]["bf16"], of_board["bf16"], boards[0])
+                print(board, dtype, {k: v for k, v in of_board[dtype].items() if k != "tiles"}, file=sys.stderr)
+        memories.update(fit_memory([board for board in die if len(vectors(board)) >= 5],
+                                   {board: vectors(board) for board in die}))
+
     results = []
     for device_name in RELATIVE_TO:
         own = [p for p in points if p["device"] == device_name]
-        matmul, shapes = {}, {}
-        for dtype in ("bf16", "fp8", "nvfp4"):
-            chosen = [p for p in own if p["op"] == "matmul" and p["dtype"] == dtype and usable(p)]
-            if len(chosen) < 30:
+        die = next(die for die in DIES if device_name in die)
+        matmul, shapes = matmuls[device_name], {}
+        for dtype, curve in matmul.items():
+            if "residual" not in curve:
                 continue
-            matmul[dtype], large = fit_matmul(device_name, dtype, chosen, matmul.get("bf16"),
-                                              fitted.get(SMALL_SHAPES_FROM.get(device_name)))
-            fitted.setdefault(device_name, matmul[dtype])
-            shapes[dtype] = sorted({tuple(p["shape"][1:]) for p in chosen})
-            rows.append((device_name, "matmul " + dtype, matmul[dtype]["residual"]))
-            rows.append((device_name, "matmul %s, from 20 GFLOP" % dtype, large))
-            print(device_name, dtype, {k: v for k, v in matmul[dtype].items() if k != "tiles"}, file=sys.stderr)
-        vectors = [p for p in own if p["dtype"] == "bf16" and p["op"] in ("matmul", "gemv") and p["shape"][1] == 1
-                   and usable(p)]
+            shapes[dtype] = sorted({tuple(p["shape"][1:]) for p in measured(device_name, dtype)})
+            rows.append((device_name, "matmul " + dtype, curve["residual"]))
+            rows.append((device_name, "matmul %s, from 20 GFLOP" % dtype, larges[die[0], dtype][device_name]))
+        others = [board for board in die if board != device_name]
+        method = "Huber fit in log space, realrun/calibrate/fit_published.py results/published/kernels.json"
+        if others:
+            method += ", together with the points of the same die's " + ", ".join(others)
         result = {
             "name": device_name,
             "date": arguments.date,
             "source": "; ".join(sorted({sources[p["source"]] for p in own if p["op"] in ("matmul", "gemv")
                                         and not p.get("best_of_search")})),
-            "method": "Huber fit in log space, realrun/calibrate/fit_published.py results/published/kernels.json",
+            "method": method,
             "relative_to": RELATIVE_TO[device_name],
             "matmul": matmul,
         }
@@ -463,11 +550,11 @@ def main():
         result["grouped"] = {dtype: {"borrowed_from": lender}
                              for dtype, lender in GROUPED_BORROWED.get(device_name, {}).items()}
         result["grouped"].update(grouped.get(device_name, {}))
-        if len(vectors) >= 5:
-            result["memory"] = fit_memory(device_name, vectors)
+        if device_name in memories:
+            result["memory"] = memories[device_name]
             rows.append((device_name, "memory-bound", result["memory"]["residual"]))
         else:
-            result["memory"] = {"borrowed_from": SMALL_SHAPES_FROM[device_name]}
+            result["memory"] = {"borrowed_from": next(board for board in die if board in memories)}
         if device_name in attention:
             result["attention"] = {"default": DEFAULT_ATTENTION[device_name], "kernels": attention[device_name]}
         else:

@@ -28,9 +28,20 @@ namespace {
     throw InputError({"--source", ""}, describe(filter.source), "part of a source's name, title or citation",
                      nearest_name(filter.source, names));
   }
-  if (!filter.gpu.empty() && predict_published({.source = "", .gpu = filter.gpu, .strategy = ""}, simulator).empty())
-    throw InputError({"--gpu", ""}, describe(filter.gpu), "part of a device's name (orrery list devices)",
-                     nearest_name(filter.gpu, device_names()));
+  if (!filter.gpu.empty() && predict_published({.source = "", .gpu = filter.gpu, .strategy = ""}, simulator).empty()) {
+    std::vector<std::string> measured;
+    for (const PredictedPoint& p : predict_published({}, simulator))
+      if (!p.device.empty()) measured.push_back(p.device);
+    std::sort(measured.begin(), measured.end());
+    measured.erase(std::unique(measured.begin(), measured.end()), measured.end());
+    const std::string expected = fmt::format("part of the name of a device with published measurements: {}",
+                                             fmt::join(measured, ", "));
+    for (const std::string& device : device_names())
+      if (is_part_of(device, filter.gpu))
+        throw InputError({"--gpu", ""}, fmt::format("\"{}\", and {} has no published measurement", filter.gpu, device),
+                         expected);
+    throw InputError({"--gpu", ""}, describe(filter.gpu), expected, nearest_name(filter.gpu, measured));
+  }
   throw InputError({}, "no predicted point of that source, GPU and strategy together", "one filter less");
 }
 

@@ -106,6 +106,9 @@ MatmulCurve read_matmul(const Json& json, const Where& where) {
     curve.tiles.push_back({row[0], row[1]});
   if (curve.tiles.empty() || curve.tiles.size() > 8) reader.fail("tiles", "an array of 1 to 8 tiles");
   curve.residual = read_residual(reader);
+  std::string from;
+  reader.field("borrowed_from", from, "");
+  curve.measured = from.empty();
   reader.finish();
   return curve;
 }

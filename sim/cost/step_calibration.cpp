@@ -1,11 +1,15 @@
 #include "sim/cost/step_calibration.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
 #include "sim/cost/scale_cost.h"
+#include "sim/hardware/device_order.h"
+#include "sim/hardware/presets.h"
 
 namespace orrery {
 namespace {
@@ -26,13 +30,36 @@ const Json& object_of(JsonReader& reader, const char* key) {
   return *found;
 }
 
+const std::map<std::string, Device>& preset_devices() {
+  static const std::map<std::string, Device> all = [] {
+    std::map<std::string, Device> read;
+    for (const std::string& name : device_names()) read.emplace(name, find_device(name));
+    return read;
+  }();
+  return all;
+}
+
 }  // namespace
+
+double StepCalibration::slowdown_of(const std::string& device) const {
+  if (const auto own = device_slowdown.find(device); own != device_slowdown.end()) return own->second;
+  double slowdown = other_devices_slowdown;
+  const auto preset = preset_devices().find(device);
+  if (preset == preset_devices().end()) return slowdown;
+  double least = 1, most = slowdown;
+  for (const auto& [name, measured] : device_slowdown) {
+    const auto other = preset_devices().find(name);
+    if (other == preset_devices().end()) continue;
+    if (is_no_slower(preset->second, other->second)) most = std::min(most, measured);
+    if (is_no_slower(other->second, preset->second)) least = std::max(least, measured);
+  }
+  return std::max(least, most);
+}
 
 void StepCalibration::apply(const std::string& stack, const Device& device, Calibration& kernels) const {
   const auto found = stacks.find(stack);
   if (found == stacks.end()) return;
-  const auto own = device_slowdown.find(device.name);
-  kernels.step_slowdown = own == device_slowdown.end() ? other_devices_slowdown : own->second;
+  kernels.step_slowdown = slowdown_of(device.name);
   kernels.memory_bound_slowdown = found->second.memory_bound_slowdown;
   kernels.group_issue_seconds =
       std::max(kernels.group_issue_seconds, expert_host_ops * found->second.host_seconds_per_op);
@@ -105,6 +132,11 @@ const StepCalibration& step_calibration_without(const std::string& source) {
   return found == left_out.end() ? step_calibration() : found->second;
 }
 
+std::string left_out_name(const std::string& device) { return "device " + device; }
+const StepCalibration& step_calibration_without_device(const std::string& device) {
+  return step_calibration_without(left_out_name(device));
+}
+
 CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype products) {
   if (kernels.measured) return kernels.lends_to(products) ? CurveOrigin::same_vendor : CurveOrigin::own;
   return kernels.borrowed_from_vendor == device.vendor ? CurveOrigin::same_vendor : CurveOrigin::other_vendor;
@@ -116,10 +148,12 @@ std::string_view name_of(CurveOrigin origin) {
 }
 
 std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
-                                          std::int64_t devices) {
+                                          std::int64_t devices, bool device_seen) {
   if (intervals.stacks.empty()) return std::nullopt;
-  constexpr std::array<const char*, kCurveOrigins> kWhere{" on measured devices", " on devices with borrowed curves",
-                                                          " on devices with curves of another vendor's"};
+  constexpr std::array<std::array<const char*, 2>, kCurveOrigins> kWhere{
+      {{" on measured devices", " on a device of which no step was measured"},
+       {" on devices with borrowed curves", " on a device with borrowed curves, of which no step was measured"},
+       {" on devices with curves of another vendor's", " on a device with curves of another vendor's, of which no step was measured"}}};
   auto found = intervals.stacks.find(stack);
   StepInterval interval;
   interval.comparable = stack;
@@ -128,11 +162,18 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
                              [](const auto& a, const auto& b) { return a.second.half_width < b.second.half_width; });
     interval.comparable = "the widest of all stacks, " + found->first + ", for want of published steps";
   }
-  interval.comparable += kWhere[static_cast<std::size_t>(origin)];
+  interval.comparable += kWhere[static_cast<std::size_t>(origin)][device_seen ? 0 : 1];
   const StepIntervals::Stack& of_stack = found->second;
-  const double beyond = std::log2(static_cast<double>(devices) / static_cast<double>(of_stack.most_devices));
-  const double half_width = of_stack.half_width * intervals.origin_factor[static_cast<std::size_t>(origin)] +
-                            interval_per_doubling() * std::max(0.0, beyond);
+  const double times = static_cast<double>(devices) / static_cast<double>(of_stack.most_devices);
+  if (times > 1)
+    interval.comparable += fmt::format(", {:.3g} times the largest", times);
+  interval.stack_half_width = of_stack.half_width;
+  interval.origin_factor = intervals.origin_factor[static_cast<std::size_t>(origin)];
+  interval.unseen_device_factor = device_seen ? 1 : intervals.unseen_device_factor;
+  interval.beyond_half_width = interval_per_doubling() * std::max(0.0, std::log2(times));
+  interval.most_devices = of_stack.most_devices;
+  const double half_width =
+      interval.stack_half_width * interval.origin_factor * interval.unseen_device_factor + interval.beyond_half_width;
   interval.low = std::exp(-half_width);
   interval.high = std::exp(half_width);
   interval.points = of_stack.points;
@@ -140,7 +181,8 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
   return interval;
 }
 
-std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices) {
+std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices,
+                                          bool device_seen) {
   static const StepIntervals intervals = [] {
     StepIntervals read;
     const Json& json = file().at("intervals");
@@ -151,10 +193,11 @@ std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin 
                            .most_devices = value.at("most_devices")};
     for (std::size_t i = 0; i < kCurveOrigins; ++i)
       read.origin_factor[i] = json.at("origin_factor").at(name_of(static_cast<CurveOrigin>(i)));
+    read.unseen_device_factor = json.at("unseen_device_factor");
     return read;
   }();
   if (!step_calibration().stacks.contains(stack)) return std::nullopt;
-  return step_interval(intervals, stack, origin, devices);
+  return step_interval(intervals, stack, origin, devices, device_seen);
 }
 
 }  // namespace orrery

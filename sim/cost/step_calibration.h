@@ -35,6 +35,11 @@ struct StepCalibration {
   double collective_host_ops = 1, update_host_ops = 1, expert_host_ops = 1;
   std::map<std::string, StackCalibration> stacks;  // stacks without an entry are taken as they are
 
+  // Of products and attention, relative to the curves of a device. One that no step was measured on has
+  // other_devices_slowdown, but none above that of a device that cannot be faster (sim/hardware/device_order.h), nor one
+  // below that of a device that cannot be slower.
+  double slowdown_of(const std::string& device) const;
+
   // Changes nothing for a stack without an entry.
   void apply(const std::string& stack, const Device& device, Calibration& kernels) const;
   void apply(const std::string& stack, CollectiveCalibration& collectives) const;
@@ -50,6 +55,9 @@ nlohmann::ordered_json to_json(const StepCalibration& calibration);
 // never has been.
 const StepCalibration& step_calibration();
 const StepCalibration& step_calibration_without(const std::string& source);
+// Likewise, on all steps but those of a device with curves of its own.
+const StepCalibration& step_calibration_without_device(const std::string& device);
+std::string left_out_name(const std::string& device);  // of that fit in steps_left_out.json
 
 // Whose kernels a device's curves were measured on. Products of less than 16 bits on the curve of another type count as
 // borrowed, too.
@@ -67,6 +75,7 @@ struct StepIntervals {
   };
   std::map<std::string, Stack> stacks;  // those that enough steps have been published of
   std::array<double, kCurveOrigins> origin_factor{1, 1, 1};
+  double unseen_device_factor = 1;  // of devices whose kernels were measured, and none of whose steps
 };
 
 // In times of the prediction.
@@ -74,12 +83,18 @@ struct StepInterval {
   double low = 1, high = 1;
   std::string comparable;  // whose errors these are, in words
   std::int64_t points = 0, sources = 0;
+  // What it is made of, in logarithms: the stack's half width, times the factors, and what is added beyond the most
+  // devices of its steps.
+  double stack_half_width = 0, origin_factor = 1, unseen_device_factor = 1, beyond_half_width = 0;
+  std::int64_t most_devices = 0;
 };
 // Of steps.json. Beyond the devices that the stack's steps were published of it widens with each doubling
 // (results/calibration/scale.json). A stack of too few published steps has the widest one's; {}: none were published.
-std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices);
+// `device_seen`: whether steps of the device were published. Where less is known no interval is narrower.
+std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices,
+                                          bool device_seen = true);
 // Likewise, of others than steps.json's.
 std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
-                                          std::int64_t devices);
+                                          std::int64_t devices, bool device_seen = true);
 
 }  // namespace orrery

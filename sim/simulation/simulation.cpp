@@ -93,7 +93,8 @@ constexpr const char* kPerturbationsIgnored =
 std::optional<ExpectedStep> expected_step(const std::string& stack, const Device& device, const Calibration& kernels,
                                           Dtype products, const Report& report) {
   const std::optional<StepInterval> found =
-      step_interval(stack, curve_origin(device, kernels, products), report.devices);
+      step_interval(stack, curve_origin(device, kernels, products), report.devices,
+                    step_calibration().device_slowdown.contains(device.name));
   if (!found) return std::nullopt;
   return ExpectedStep{.low_seconds = found->low * report.step_seconds,
                       .high_seconds = found->high * report.step_seconds,

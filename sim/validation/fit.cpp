@@ -15,6 +15,9 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/cost/calibration.h"
+#include "sim/hardware/device_order.h"
+#include "sim/hardware/presets.h"
 #include "sim/validation/intervals.h"
 #include "strategies/framework/framework.h"
 
@@ -41,6 +44,7 @@ enum SharedParameter : Eigen::Index {
 };
 constexpr double kDifference = 1e-3;  // of a parameter's logarithm
 constexpr int kSteps = 12;            // at most
+constexpr int kChordSteps = 40;       // likewise, with slopes that are not found anew
 constexpr double kLongestStep = 0.7;
 
 // Parameters are logarithms: of the mean slowdown of devices; of the mean factor by which hosts are slower than
@@ -97,6 +101,7 @@ class Fit {
     parameters_.stacks.assign(stacks.begin(), stacks.end());
     for (const std::string& stack : parameters_.stacks)
       parameters_.known_host.push_back(framework::literature_host_seconds_per_op(stack));
+    constrain();
   }
 
   const Parameters& parameters() const { return parameters_; }
@@ -106,14 +111,28 @@ class Fit {
     return names;
   }
 
-  Vector run(Vector x, int steps, const std::string& without) {
+  // Devices with curves of their own.
+  std::vector<std::string> measured_devices() const {
+    std::vector<std::string> names = calibrated_devices();
+    std::erase_if(names, [&](const std::string& name) {
+      return !std::binary_search(parameters_.devices.begin(), parameters_.devices.end(), name);
+    });
+    return names;
+  }
+
+  // `without`: a source; `without_device`: a device. Their points have no part. `slopes`: of all points, in place of those
+  // at each step (the chord method).
+  Vector run(Vector x, const std::string& without = "", const std::string& without_device = "",
+             const Matrix* slopes = nullptr) {
     std::vector<const PredictedPoint*> used;
     for (const PredictedPoint& p : points_)
-      if (p.source->name != without) used.push_back(&p);
+      if (p.source->name != without && p.device != without_device) used.push_back(&p);
+    const int steps = slopes == nullptr ? kSteps : kChordSteps;
     for (int step = 0; step < steps; ++step) {
       Matrix normal = Matrix::Zero(x.size(), x.size());
       Vector gradient = Vector::Zero(x.size());
-      add_points(used, x, normal, gradient);
+      const std::vector<double> at_x = log_errors(used, parameters_.calibration(x));
+      add_points(used, at_x, slopes == nullptr ? slopes_of(used, at_x, x) : *slopes, normal, gradient);
       add_known(x, normal, gradient);
       Vector change = change_within_bounds(x, normal, gradient);
       const double longest = change.cwiseAbs().maxCoeff();
@@ -124,50 +143,76 @@ class Fit {
     return x;
   }
 
-  // Appends the points of a source as the calibration predicts them.
-  void predict(const StepCalibration& calibration, const std::string& source, std::vector<PredictedPoint>& predicted) {
-    std::vector<const PredictedPoint*> of_source;
+  // Of all points, a row each.
+  Matrix slopes_at(const Vector& x) {
+    std::vector<const PredictedPoint*> all;
+    for (const PredictedPoint& p : points_) all.push_back(&p);
+    return slopes_of(all, log_errors(all, parameters_.calibration(x)), x);
+  }
+
+  // Appends the points of a source, or of a device, as the calibration predicts them.
+  void predict(const StepCalibration& calibration, const std::string& source, const std::string& device,
+               std::vector<PredictedPoint>& predicted) {
+    std::vector<const PredictedPoint*> chosen;
     for (const PredictedPoint& p : points_)
-      if (p.source->name == source) of_source.push_back(&p);
-    const std::vector<double> errors = log_errors(of_source, calibration);
-    for (std::size_t i = 0; i < of_source.size(); ++i) {
-      predicted.push_back(*of_source[i]);
-      predicted.back().predicted = of_source[i]->point->value * std::exp(errors[i]);
+      if (p.source->name == source || p.device == device) chosen.push_back(&p);
+    const std::vector<double> errors = log_errors(chosen, calibration);
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      predicted.push_back(*chosen[i]);
+      predicted.back().predicted = chosen[i]->point->value * std::exp(errors[i]);
     }
   }
 
  private:
+  // x[above] - x[below] is no less than 0; of below < 0: x[above].
+  struct Constraint {
+    Eigen::Index above = 0, below = -1;
+  };
+
   // Nothing is faster in a step than alone: slowdowns are at least 1, hosts at least as slow as literature has them.
-  // What would leave is held where it begins and the others are solved for again, until all held pull outwards. Means
-  // of stacks may lie anywhere.
-  static Vector change_within_bounds(const Vector& x, const Matrix& normal, const Vector& gradient) {
-    std::vector<bool> held(static_cast<std::size_t>(x.size()), false);
-    for (Eigen::Index tried = 0;; ++tried) {
-      Matrix left = normal;
-      Vector slope = gradient;
-      for (Eigen::Index i = 0; i < x.size(); ++i) {
-        if (!held[static_cast<std::size_t>(i)]) continue;
-        slope -= x[i] * left.col(i);
-        left.row(i).setZero();
-        left.col(i).setZero();
-        left(i, i) = 1;
-        slope[i] = x[i];
+  // Means of stacks may lie anywhere. A device that is at least as good as another in every rate is not slowed by more.
+  void constrain() {
+    for (Eigen::Index i = 0; i < parameters_.size(); ++i)
+      if (i >= kShared || i == kDeviceMean || i == kCollectives) constraints_.push_back({i});
+    std::map<std::string, Device> presets;
+    for (const std::string& name : device_names())
+      if (std::binary_search(parameters_.devices.begin(), parameters_.devices.end(), name))
+        presets.emplace(name, find_device(name));
+    const auto at = [&](const std::string& name) {
+      const auto found = std::lower_bound(parameters_.devices.begin(), parameters_.devices.end(), name);
+      return parameters_.at(Parameters::kDevice, static_cast<std::size_t>(found - parameters_.devices.begin()));
+    };
+    for (const auto& [name, device] : presets)
+      for (const auto& [other_name, other] : presets)
+        if (name != other_name && is_no_slower(device, other)) constraints_.push_back({at(other_name), at(name)});
+  }
+
+  // The step to the least of the quadratic within the constraints: Hildreth's method (1957), which climbs the dual one
+  // multiplier after another.
+  Vector change_within_bounds(const Vector& x, const Matrix& normal, const Vector& gradient) const {
+    constexpr int kTurns = 20000;
+    constexpr double kExact = 1e-13;
+    const Matrix inverse = normal.ldlt().solve(Matrix::Identity(x.size(), x.size()));
+    Vector change = -inverse * gradient;
+    std::vector<double> multipliers(constraints_.size(), 0);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      double most = 0;
+      for (std::size_t k = 0; k < constraints_.size(); ++k) {
+        const auto [above, below] = constraints_[k];
+        Vector direction = inverse.col(above);
+        if (below >= 0) direction -= inverse.col(below);
+        const auto along = [&, a = above, b = below](const Vector& v) { return v[a] - (b < 0 ? 0 : v[b]); };
+        const double before = multipliers[k];
+        multipliers[k] = std::max(0.0, before - (along(x) + along(change)) / along(direction));
+        const Vector moved = (multipliers[k] - before) * direction;
+        change += moved;
+        most = std::max(most, moved.cwiseAbs().maxCoeff());
       }
-      const Vector change = left.ldlt().solve(-slope);
-      bool leaves = false;
-      for (Eigen::Index i = 0; i < x.size(); ++i) {
-        const bool bounded = i >= kShared || i == kDeviceMean || i == kCollectives;
-        if (!bounded || held[static_cast<std::size_t>(i)] || x[i] + change[i] >= 0) continue;
-        held[static_cast<std::size_t>(i)] = leaves = true;
-      }
-      if (leaves) continue;
-      const Vector pull = normal * change + gradient;
-      Eigen::Index freed = -1;
-      for (Eigen::Index i = 0; i < x.size(); ++i)
-        if (held[static_cast<std::size_t>(i)] && pull[i] < (freed < 0 ? 0 : pull[freed])) freed = i;
-      if (freed < 0 || tried > x.size()) return change;
-      held[static_cast<std::size_t>(freed)] = false;
+      if (most < kExact) break;
     }
+    for (std::size_t k = 0; k < constraints_.size(); ++k)
+      if (multipliers[k] > 0 && constraints_[k].below < 0) change[constraints_[k].above] = -x[constraints_[k].above];
+    return change;
   }
 
   std::vector<double> log_errors(const std::vector<const PredictedPoint*>& points, const StepCalibration& calibration) {
@@ -182,27 +227,34 @@ class Fit {
     return errors;
   }
 
-  // Beside what is shared a point feels its own device's and its own stack's parameters alone.
-  void add_points(const std::vector<const PredictedPoint*>& points, const Vector& x, Matrix& normal, Vector& gradient) {
-    const std::vector<double> at_x = log_errors(points, parameters_.calibration(x));
-    Matrix slopes = Matrix::Zero(static_cast<Eigen::Index>(points.size()), x.size());
+  Eigen::Index row_of(const PredictedPoint& p) const { return static_cast<Eigen::Index>(&p - points_.data()); }
+
+  // A row for each of all points, 0 for those that are not asked for. Beside what is shared a point feels its own
+  // device's and its own stack's parameters alone.
+  Matrix slopes_of(const std::vector<const PredictedPoint*>& points, const std::vector<double>& at_x, const Vector& x) {
+    Matrix slopes = Matrix::Zero(static_cast<Eigen::Index>(points_.size()), x.size());
     const auto differentiate = [&](Eigen::Index begin, Eigen::Index end, const auto& index) {
       Vector moved = x;
       moved.segment(begin, end - begin).array() += kDifference;
       const std::vector<double> there = log_errors(points, parameters_.calibration(moved));
       for (std::size_t p = 0; p < points.size(); ++p)
-        slopes(static_cast<Eigen::Index>(p), index(*points[p])) = (there[p] - at_x[p]) / kDifference;
+        slopes(row_of(*points[p]), index(*points[p])) = (there[p] - at_x[p]) / kDifference;
     };
     for (const auto kind : {Parameters::kDevice, Parameters::kMemory, Parameters::kHost})
       differentiate(parameters_.begin(kind), parameters_.begin(kind + 1),
                     [&](const PredictedPoint& p) { return parameters_.of(kind, p); });
     for (const Eigen::Index shared : {kCollectives, kCollectiveHost, kUpdateHost, kExpertHost})
       differentiate(shared, shared + 1, [&](const PredictedPoint&) { return shared; });
+    return slopes;
+  }
+
+  void add_points(const std::vector<const PredictedPoint*>& points, const std::vector<double>& at_x,
+                  const Matrix& slopes, Matrix& normal, Vector& gradient) const {
     for (std::size_t p = 0; p < points.size(); ++p) {
       const double weight = weights_.at(points[p]->source->name);
       const double size = std::abs(at_x[p]) / kSpread;
       const double w = weight * (size <= kHuberWidth ? 1 : kHuberWidth / size) / (kSpread * kSpread);
-      const Vector slope = slopes.row(static_cast<Eigen::Index>(p)).transpose();
+      const Vector slope = slopes.row(row_of(*points[p])).transpose();
       normal += w * slope * slope.transpose();
       gradient += w * at_x[p] * slope;
     }
@@ -240,6 +292,7 @@ class Fit {
   std::vector<std::string> lines_;         // their scenarios
   std::map<std::string, double> weights_;  // of a source's points
   Parameters parameters_;
+  std::vector<Constraint> constraints_;
 };
 
 double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
@@ -259,14 +312,19 @@ StepCalibration rounded(StepCalibration c) {
 }  // namespace
 
 StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress) {
-  const std::vector<std::string> sources = Fit().sources();
-  // Of all sources; then of all but each, with what becomes of its points. None depends on another: each thread has a
-  // Fit of its own.
-  std::vector<StepCalibration> calibrations(1 + sources.size());
+  Fit whole;
+  const std::vector<std::string> sources = whole.sources(), measured = whole.measured_devices();
+  // Of all sources; of all but each, and of all devices but each of those measured, with what becomes of their points.
+  // None depends on another: each thread has a Fit of its own.
+  std::vector<StepCalibration> calibrations(1 + sources.size() + measured.size());
   std::vector<std::vector<PredictedPoint>> unseen_of(calibrations.size());
-  std::atomic<std::size_t> next = 0;
+  const Vector minimum = whole.run(whole.parameters().start());
+  const Matrix slopes = whole.slopes_at(minimum);
+  calibrations.front() = rounded(whole.parameters().calibration(minimum));
+  std::atomic<std::size_t> next = 1;
   std::mutex shown;
-  std::size_t done = 0;
+  std::size_t done = 1;
+  progress(done, calibrations.size());
   std::vector<std::exception_ptr> failures(std::max(1U, std::thread::hardware_concurrency()));
   const auto work = [&](std::size_t thread) {
     try {
@@ -274,9 +332,12 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
       const Parameters& parameters = fit.parameters();
       for (std::size_t i = next++; i < calibrations.size(); i = next++) {
         // From the start: from where all sources lead to, what is left of the source would flatter its own prediction.
-        const std::string without = i == 0 ? "" : sources[i - 1];
-        calibrations[i] = rounded(parameters.calibration(fit.run(parameters.start(), kSteps, without)));
-        if (i > 0) fit.predict(calibrations[i], without, unseen_of[i]);
+        // How steps respond to a parameter is the engine's, whatever was measured, and little else near the minimum.
+        const std::string without = i > sources.size() ? "" : sources[i - 1];
+        const std::string device = i > sources.size() ? measured[i - 1 - sources.size()] : "";
+        calibrations[i] = rounded(parameters.calibration(fit.run(parameters.start(), without, device, &slopes)));
+        calibrations[i].device_slowdown.erase(device);
+        fit.predict(calibrations[i], without, device, unseen_of[i]);
         const std::lock_guard lock(shown);
         progress(++done, calibrations.size());
       }
@@ -304,6 +365,12 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
     left_out[sources[i]] = to_json(calibrations[i + 1]);
     unseen.insert(unseen.end(), unseen_of[i + 1].begin(), unseen_of[i + 1].end());
   }
+  std::vector<PredictedPoint> of_unseen_devices;
+  for (std::size_t i = 0; i < measured.size(); ++i) {
+    const std::size_t at = 1 + sources.size() + i;
+    left_out[left_out_name(measured[i])] = to_json(calibrations[at]);
+    of_unseen_devices.insert(of_unseen_devices.end(), unseen_of[at].begin(), unseen_of[at].end());
+  }
   const StepIntervals found = step_intervals(unseen);
   nlohmann::ordered_json& intervals = fitted["intervals"] = nlohmann::ordered_json::object();
   for (const auto& [name, stack] : found.stacks)
@@ -313,12 +380,13 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
                                  {"most_devices", stack.most_devices}};
   for (std::size_t i = 0; i < kCurveOrigins; ++i)
     intervals["origin_factor"][std::string(name_of(static_cast<CurveOrigin>(i)))] = rounded(found.origin_factor[i]);
+  intervals["unseen_device_factor"] = rounded(unseen_device_factor(of_unseen_devices, found));
   return {fitted.dump(1) + "\n", left_out.dump(1) + "\n"};
 }
 
 StepCalibration fit_steps_of(const ValidationFilter& filter) {
   Fit fit(filter);
-  return fit.parameters().calibration(fit.run(fit.parameters().start(), kSteps, ""));
+  return fit.parameters().calibration(fit.run(fit.parameters().start()));
 }
 
 }  // namespace orrery

@@ -145,8 +145,20 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
     return entry.second.points < kLeastPoints || entry.second.sources < kLeastSources;
   });
   for (std::size_t origin = 0; origin < kCurveOrigins; ++origin)
-    intervals.origin_factor[origin] = widths.origins[origin] * wider.origins[origin];
+    intervals.origin_factor[origin] = std::max(widths.origins[origin] * wider.origins[origin],
+                                               origin > 1 ? intervals.origin_factor[origin - 1] : 0);
   return intervals;
+}
+
+double unseen_device_factor(std::span<const PredictedPoint> points, const StepIntervals& intervals) {
+  double widest = 0;
+  for (const auto& [name, stack] : intervals.stacks) widest = std::max(widest, stack.half_width);
+  const double factor = weighted_quantile(errors_of(points, {}), kIntervalShare, [&](const Error& e) {
+    const auto stack = intervals.stacks.find(e.stack);
+    const double width = (stack == intervals.stacks.end() ? widest : stack->second.half_width);
+    return width > 0 ? e.size / (width * intervals.origin_factor[e.origin]) : 0;
+  });
+  return std::max(1.0, factor);
 }
 
 std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
@@ -183,7 +195,8 @@ std::map<std::string, PlainCoverage> plain_coverage(std::span<const PredictedPoi
   std::map<std::string, PlainCoverage> all;
   for (const PredictedPoint& p : points) {
     if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds) continue;
-    const std::optional<StepInterval> interval = step_interval(p.framework, p.curves, p.devices);
+    const std::optional<StepInterval> interval =
+        step_interval(p.framework, p.curves, p.devices, step_calibration().device_slowdown.contains(p.device));
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted;
     for (const std::string& group : groups_of(p.framework, p.curves)) {

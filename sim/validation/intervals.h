@@ -27,6 +27,10 @@ inline constexpr std::int64_t kLeastPoints = 10, kLeastSources = 2;
 // calibrations that have not seen them (Seen::others); those that are not fitted are no part. `of`: the sources that they are found from; all where empty.
 StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of = {});
 
+// StepIntervals::unseen_device_factor: what holds kIntervalShare of the points' weight, each of them predicted by a
+// calibration that has seen no step of its device, and no less than 1.
+double unseen_device_factor(std::span<const PredictedPoint> points, const StepIntervals& intervals);
+
 // Weighted share of fitted points inside their intervals: over all, by stack ("megatron-core") and by origin
 // ("curves: own"). `of`: the sources whose points are tried; all where empty.
 std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,

@@ -20,10 +20,6 @@ std::string lower_case(std::string text) {
   return text;
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  return lower_case(text).find(lower_case(part)) != std::string::npos;
-}
-
 // The piece of the model's layers: of the first of them.
 std::size_t first_layer(const Program& program) {
   for (std::size_t p = 0; p < program.pieces.size(); ++p)
@@ -88,6 +84,10 @@ void predict(PredictedPoint& result, Simulator& simulator) {
 
 }  // namespace
 
+bool is_part_of(const std::string& text, const std::string& part) {
+  return lower_case(text).find(lower_case(part)) != std::string::npos;
+}
+
 double predicted_value(Quantity quantity, const Simulation& simulation) {
   const Report& report = simulation.report;
   switch (quantity) {
@@ -127,8 +127,8 @@ std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Si
                                               const std::function<void(std::size_t, std::size_t)>& progress) {
   std::vector<PredictedPoint> points;
   for (const PublishedSource& source : published_sources()) {
-    if (!contains(source.name, filter.source) && !contains(source.title, filter.source) &&
-        !contains(source.source, filter.source))
+    if (!is_part_of(source.name, filter.source) && !is_part_of(source.title, filter.source) &&
+        !is_part_of(source.source, filter.source))
       continue;
     for (const PublishedPoint& point : source.points) {
       PredictedPoint& result = points.emplace_back();
@@ -148,7 +148,7 @@ std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Si
   }
   simulator.use(step_calibration());
   std::erase_if(points, [&](const PredictedPoint& p) {
-    const bool other_gpu = !filter.gpu.empty() && !contains(p.device, filter.gpu);
+    const bool other_gpu = !filter.gpu.empty() && !is_part_of(p.device, filter.gpu);
     const bool other_strategy = !filter.strategy.empty() && std::find(p.strategies.begin(), p.strategies.end(),
                                                                       filter.strategy) == p.strategies.end();
     return other_gpu || other_strategy;

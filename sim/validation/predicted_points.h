@@ -35,6 +35,9 @@ struct PredictedPoint {
 // In the quantity's unit. Of layers the simulation must have their ops.
 double predicted_value(Quantity quantity, const Simulation& simulation);
 
+// In any letter case.
+bool is_part_of(const std::string& text, const std::string& part);
+
 struct ValidationFilter {
   std::string source;    // part of a source's name, title or citation, in any letter case
   std::string gpu;       // part of a device's name

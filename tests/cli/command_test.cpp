@@ -484,10 +484,21 @@ TEST(Simulate, FindsPathsOfSetFromTheWorkingDirectory) {
   }
 }
 
+// Whose errors it is made of, and what widens it: no step of the device, more devices than any.
+TEST(Simulate, ExplainsTheInterval) {
+  Workplace place;
+  const std::string command = "simulate llama-3-70b-512-h100 --explain interval";
+  EXPECT_THAT(place.orrery(command).out, AllOf(HasSubstr("megatron-core on measured devices"), HasSubstr("sources")));
+  EXPECT_THAT(place.orrery(command + " --set cluster.node=pcie-8 --set cluster.device=L40S").out,
+              HasSubstr("no step of L40S was measured"));
+  EXPECT_THAT(place.orrery(command + " --set cluster.nodes=16384 --set workload.global_batch_size=131072").out,
+              HasSubstr("a doubling beyond 11616"));
+}
+
 TEST(Simulate, ExplainsOpsAndTerms) {
   Workplace place;
   for (const char* name : {"step", "mfu", "memory", "matmul", "bubble", "exposed_tensor_communication", "attention",
-                           "matrix products", "exposed tensor-parallel communication"}) {
+                           "matrix products", "exposed tensor-parallel communication", "interval", "80 %"}) {
     const auto result = place.orrery(std::string("simulate llama-3-70b-512-h100 --explain '") + name + "'");
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
     EXPECT_THAT(result.out, Not(IsEmpty())) << name;

@@ -158,6 +158,10 @@ TEST_P(EveryCalibration, StatesTheAttentionResidualsThatItHas) {
     return;
   }
   for (const AttentionCurve& curve : calibration.attention_kernels) {
+    if (curve.residual.points == 0) {  // of the same die's other board
+      EXPECT_NE(curve.name, calibration.attention.name);
+      continue;
+    }
     Calibration chosen = calibration;
     ASSERT_TRUE(use_attention_kernel(chosen, curve.name));
     const KernelModel attending(device, chosen);

@@ -276,11 +276,15 @@ TEST(Matmul, Nvfp4WithoutACurveHasThatOfFp8) {
   EXPECT_EQ(curve_origin(device, lent, Dtype::nvfp4), CurveOrigin::own);
   EXPECT_EQ(curve_origin(limited, own, Dtype::bf16), CurveOrigin::own);
   EXPECT_EQ(curve_origin(limited, own, Dtype::nvfp4), CurveOrigin::same_vendor);
-  const KernelModel model(limited, own);
+  EXPECT_FALSE(KernelModel(limited, own).near_measured(GemmShape{1, 4096, 4096, 4096}, Dtype::nvfp4));
+  Device without = find_device("L40S");
+  const Calibration of_fp8 = find_calibration(without);
+  without.peak_flops_per_second[static_cast<std::size_t>(Dtype::nvfp4)] = 2 * without.peak(Dtype::fp8);
+  EXPECT_TRUE(of_fp8.lends_to(Dtype::nvfp4));
+  const KernelModel model(without, of_fp8);
   const GemmShape shape{1, 16384, 16384, 16384};
   const double ratio = model.matmul_seconds(shape, Dtype::fp8, 0) / model.matmul_seconds(shape, Dtype::nvfp4, 0);
-  EXPECT_NEAR(ratio, limited.peak(Dtype::nvfp4) / limited.peak(Dtype::fp8), 0.1);
-  EXPECT_FALSE(model.near_measured(GemmShape{1, 4096, 4096, 4096}, Dtype::nvfp4));
+  EXPECT_NEAR(ratio, 2, 0.2);
 }
 
 TEST(Matmul, Fp8WithoutUnitsForItRunsAsBf16) {

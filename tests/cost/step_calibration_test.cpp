@@ -32,6 +32,20 @@ TEST(StepSlowdown, OfProductsIsTheDevices) {
   EXPECT_EQ(kernels_of("none", "known").step_slowdown, 1);
 }
 
+// A device without steps is slowed no more than one that it cannot be slower than, and no less than one that cannot be
+// slower than it.
+TEST(StepSlowdown, OfADeviceWithoutStepsKeepsTheOrder) {
+  StepCalibration c = known_stack();
+  EXPECT_DOUBLE_EQ(c.slowdown_of("H200-NVL-141GB"), 1.25);
+  c.device_slowdown["H100-SXM5-80GB"] = 1.1;
+  EXPECT_DOUBLE_EQ(c.slowdown_of("H200-SXM5-141GB"), 1.1);
+  EXPECT_DOUBLE_EQ(c.slowdown_of("GH200-141GB"), 1.1);
+  EXPECT_DOUBLE_EQ(c.slowdown_of("H100-PCIe-80GB"), 1.25);
+  c.device_slowdown["GH200-141GB"] = 1.3;
+  EXPECT_DOUBLE_EQ(c.slowdown_of("H100-PCIe-80GB"), 1.3);
+  EXPECT_DOUBLE_EQ(c.slowdown_of("A100-SXM4-80GB"), 1.25);  // of another architecture
+}
+
 TEST(StepSlowdown, OfMemoryBoundKernelsIsTheStacks) {
   EXPECT_EQ(kernels_of("stack", "known").memory_bound_slowdown, 1.3);
   EXPECT_EQ(kernels_of("stack", "other").memory_bound_slowdown, 1.3);

@@ -6,9 +6,14 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
 #include <utility>
 
+#include "sim/base/error.h"
 #include "sim/cost/scale_cost.h"
+#include "sim/hardware/device_order.h"
+#include "sim/hardware/presets.h"
 #include "sim/prediction/planning_notes.h"
 #include "sim/simulation/simulation.h"
 #include "strategies/framework/framework.h"
@@ -108,6 +113,57 @@ TEST(FittedOrder, AFasterDeviceLinkOrMemoryIsNeverSlower) {
       EXPECT_LE(after([](Cluster& c) { c.node.intra_bytes_per_second *= kFaster; }), before * kRounding) << stack << s;
       EXPECT_LE(after([](Cluster& c) { c.node.nic_bytes_per_second *= kFaster; }), before * kRounding) << stack << s;
     }
+}
+
+// Random plans in one and the same host, of every pair of presets of which one is at least as good in every rate.
+TEST(FittedOrder, ADeviceThatIsAtLeastAsGoodInEveryRateIsNeverSlower) {
+  std::vector<Device> devices;
+  for (const std::string& name : device_names()) devices.push_back(find_device(name));
+  std::vector<std::pair<std::size_t, std::size_t>> pairs;  // no slower, other
+  for (std::size_t a = 0; a < devices.size(); ++a)
+    for (std::size_t b = 0; b < devices.size(); ++b)
+      if (a != b && is_no_slower(devices[a], devices[b])) pairs.emplace_back(a, b);
+  ASSERT_GT(pairs.size(), 50u);
+  std::mt19937 random(7);
+  const auto one_of = [&](const Json& choices) { return choices[random() % choices.size()]; };
+  Simulator simulator;
+  int plans = 0;
+  while (plans < 16) {
+    const Json json{{"model", one_of({"gpt2-124m", "gpt3-1.3B", "llama-3-8b", "mixtral-8x7b", "gpt3-175b"})},
+                    {"cluster", {{"node", "dgx-h100"}, {"nodes", one_of({1, 2, 4})}}},
+                    {"workload",
+                     {{"sequence_length", one_of({512, 1024, 2048})}, {"global_batch_size", one_of({32, 64, 256})}}},
+                    {"plan",
+                     {{"framework", one_of({"megatron-core", "megatron-2021", "deepspeed", "fsdp", "fsdp-compiled"})},
+                      {"tensor_parallel", one_of({1, 1, 2, 4, 8})},
+                      {"pipeline_parallel", one_of({1, 1, 2, 4})},
+                      {"zero_stage", one_of({0, 1, 2, 3})},
+                      {"micro_batch_size", one_of({1, 2, 4})},
+                      {"recompute", one_of({"none", "full"})},
+                      {"precision", one_of({"bf16", "bf16", "fp8"})}}}};
+    std::optional<Scenario> scenario;
+    try {
+      scenario = read_scenario(json, {});
+    } catch (const InputError&) {
+      continue;
+    }
+    ++plans;
+    scenario->cluster.node.pcie_bytes_per_second = 63e9;  // the host's, as its other links
+    std::vector<double> seconds(devices.size());
+    for (std::size_t d = 0; d < devices.size(); ++d) {
+      Scenario on = *scenario;
+      on.cluster.device = devices[d];
+      if (on.cluster.device.peak_flops_per_second[static_cast<std::size_t>(Dtype::bf16)] == 0)
+        on.plan.precision.mix = precision::Mix::fp16;
+      else if (on.cluster.device.peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] == 0)
+        on.plan.precision.mix = precision::Mix::bf16;
+      seconds[d] = simulator.evaluate(std::move(on), {}).report.step_seconds;
+    }
+    // As above: what starts sooner may meet other traffic.
+    constexpr double kRounding = 1.013;
+    for (const auto& [a, b] : pairs)
+      EXPECT_LE(seconds[a], seconds[b] * kRounding) << devices[a].name << " against " << devices[b].name << json;
+  }
 }
 
 // A step in fp8 gains no more than the product that gains most.
@@ -229,6 +285,10 @@ TEST(FittedOrder, NumbersOfTheFileAreThoseOfTheirKind) {
     EXPECT_GE(s.memory_bound_slowdown, 1) << stack;
     EXPECT_GE(s.host_seconds_per_op, framework::literature_host_seconds_per_op(stack)) << stack;
   }
+  for (const auto& [device, slowdown] : c.device_slowdown)
+    for (const auto& [other, of_other] : c.device_slowdown)
+      EXPECT_TRUE(slowdown <= of_other || !is_no_slower(find_device(device), find_device(other)))
+          << device << " against " << other;
   EXPECT_LE(c.stacks.at("fsdp-compiled").memory_bound_slowdown, c.stacks.at("fsdp").memory_bound_slowdown);
   EXPECT_LE(c.stacks.at("fsdp-compiled").host_seconds_per_op, c.stacks.at("fsdp").host_seconds_per_op);
 }

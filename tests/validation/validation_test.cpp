@@ -16,6 +16,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/cost/calibration.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/report/memory_verdict.h"
 #include "sim/validation/baseline.h"
@@ -424,29 +425,42 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
     }()));
     struct Parameter {
       std::string name;
-      double* value;
+      std::vector<double*> values;  // that move together
       double least;
     };
-    std::vector<Parameter> parameters{{"other devices", &fitted.other_devices_slowdown, 1},
-                                      {"collectives", &fitted.collective_slowdown, 1},
-                                      {"collectives' host", &fitted.collective_host_ops, 0},
-                                      {"updates' host", &fitted.update_host_ops, 0},
-                                      {"experts' host", &fitted.expert_host_ops, 0}};
-    for (auto& [name, slowdown] : fitted.device_slowdown) parameters.push_back({name, &slowdown, 1});
-    for (auto& [name, stack] : fitted.stacks) {
-      parameters.push_back({name + "'s memory-bound kernels", &stack.memory_bound_slowdown, 1});
-      parameters.push_back(
-          {name + "'s host", &stack.host_seconds_per_op, framework::literature_host_seconds_per_op(name)});
+    std::vector<Parameter> parameters{{"other devices", {&fitted.other_devices_slowdown}, 1},
+                                      {"collectives", {&fitted.collective_slowdown}, 1},
+                                      {"collectives' host", {&fitted.collective_host_ops}, 0},
+                                      {"updates' host", {&fitted.update_host_ops}, 0},
+                                      {"experts' host", {&fitted.expert_host_ops}, 0}};
+    // A device that would be slowed by more than one that it is no slower than is slowed alike.
+    std::vector<Parameter> devices;
+    for (auto& [name, slowdown] : fitted.device_slowdown) {
+      const auto alike = std::find_if(devices.begin(), devices.end(), [&, value = slowdown](const Parameter& p) {
+        return std::abs(*p.values.front() / value - 1) < 1e-9;
+      });
+      if (alike == devices.end()) {
+        devices.push_back({name, {&slowdown}, 1});
+      } else {
+        alike->values.push_back(&slowdown);
+      }
     }
-    for (const auto& [name, value, bound] : parameters) {
-      ASSERT_GE(*value, bound) << name;
+    parameters.insert(parameters.end(), devices.begin(), devices.end());
+    for (auto& [name, stack] : fitted.stacks) {
+      parameters.push_back({name + "'s memory-bound kernels", {&stack.memory_bound_slowdown}, 1});
+      parameters.push_back(
+          {name + "'s host", {&stack.host_seconds_per_op}, framework::literature_host_seconds_per_op(name)});
+    }
+    for (const auto& [name, values, bound] : parameters) {
+      const double kept = *values.front();
+      ASSERT_GE(kept, bound) << name;
       constexpr double kStep = 2e-3;
-      const double kept = *value;
-      *value = kept * std::exp(kStep);
-      const double above = misfit.at(fitted);
-      *value = kept * std::exp(-kStep);
-      const double below = misfit.at(fitted);
-      *value = kept;
+      const auto at = [&, &moved = values](double step) {
+        for (double* value : moved) *value = kept * std::exp(step);
+        return misfit.at(fitted);
+      };
+      const double above = at(kStep), below = at(-kStep);
+      at(0);
       // How far the parabola through the three lies off its lowest point.
       const double slope = (above - below) / (2 * kStep), curvature = (above - 2 * least + below) / (kStep * kStep);
       if (kept == bound) {
@@ -503,6 +517,25 @@ TEST(Intervals, AreThoseOfTheCalibrationFile) {
       EXPECT_NEAR(kept->high / expected->high, 1, kRounding) << name;
       EXPECT_EQ(kept->points, stack.points) << name;
     }
+  // Of devices that a calibration has seen no step of.
+  std::vector<PredictedPoint> unseen;
+  for (const std::string& device : calibrated_devices()) {
+    if (!step_calibration().device_slowdown.contains(device)) continue;
+    const StepCalibration& without = step_calibration_without_device(device);
+    EXPECT_FALSE(without.device_slowdown.contains(device)) << device;
+    Simulator simulator;
+    simulator.use(without);
+    for (PredictedPoint p : predicted(Seen::others)) {
+      if (p.device != device || !is_fitted(p)) continue;
+      p.predicted = simulator.evaluate_line(p.point->scenario->dump(), {p.point->id, {}}, false).step_seconds;
+      unseen.push_back(p);
+    }
+  }
+  EXPECT_GT(unseen.size(), 300u);
+  const auto factor = [](bool seen) {
+    return std::log(step_interval("fsdp", CurveOrigin::own, 1, seen)->high);
+  };
+  EXPECT_NEAR(factor(false) / factor(true), unseen_device_factor(unseen, found), 1e-3);
   EXPECT_FALSE(step_interval("orrery", CurveOrigin::own, 1).has_value());
 }
 
@@ -518,34 +551,12 @@ TEST(Intervals, WidenWithTheDistanceFromWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(width("megatron-core", CurveOrigin::own, 1024), own);  // published steps reach further
   EXPECT_NEAR(width("megatron-core", CurveOrigin::own, 1 << 20) - width("megatron-core", CurveOrigin::own, 1 << 19),
               2 * interval_per_doubling(), 1e-12);
+  const std::optional<StepInterval> far = step_interval("megatron-core", CurveOrigin::own, 1 << 20);
+  EXPECT_THAT(far->comparable, HasSubstr("times the largest"));
+  EXPECT_GT(far->beyond_half_width, 6 * interval_per_doubling());
   // Too few of its steps were published to speak for themselves: as wide as any.
   for (const char* stack : {"megatron-core", "megatron-2021", "fsdp", "fsdp-compiled", "jax"})
     EXPECT_GE(width("deepspeed", CurveOrigin::own, 8), width(stack, CurveOrigin::own, 8)) << stack;
-}
-
-TEST(Intervals, AreAsWideAsTheOtherSourcesNeed) {
-  std::vector<PublishedSource> sources(3);
-  std::vector<PublishedPoint> points(30);
-  std::vector<PredictedPoint> predictions(30);
-  for (std::size_t i = 0; i < 30; ++i) {
-    sources[i / 10].name = std::string(1, static_cast<char>('a' + i / 10));
-    points[i].value = std::exp(0.01 * static_cast<double>(i % 10 + 1));
-    predictions[i].source = &sources[i / 10];
-    predictions[i].point = &points[i];
-    predictions[i].predicted = 1;
-    predictions[i].devices = 8;
-    predictions[i].framework = "fsdp";
-  }
-  // Each source holds the same ten errors, of which eight lie within 0.08: no source needs more than the others give.
-  const StepIntervals alike = step_intervals(predictions);
-  EXPECT_NEAR(alike.stacks.at("fsdp").half_width, 0.08, 1e-12);
-  EXPECT_EQ(alike.stacks.at("fsdp").sources, 3);
-  EXPECT_EQ(alike.stacks.at("fsdp").points, 30);
-  EXPECT_NEAR(interval_coverage(predictions, alike).at(kAllSteps), 0.8, 1e-12);
-  EXPECT_NEAR(interval_coverage(predictions, alike, {"a"}).at("fsdp"), 0.8, 1e-12);
-  // One source ten times as far off: of its points the others' width holds none.
-  for (std::size_t i = 20; i < 30; ++i) points[i].value = std::exp(0.1 * static_cast<double>(i % 10 + 1));
-  EXPECT_GT(step_intervals(predictions).stacks.at("fsdp").half_width, 0.5);
 }
 
 // Points of sources "0", "1", ...: error(i) is |log(measured / predicted)| of the i-th of each.
@@ -575,6 +586,87 @@ class MadePoints {
   std::deque<PublishedPoint> values_;
   std::vector<PredictedPoint> points_;
 };
+
+// Whichever of these is not known: the device's steps, its kernels, its vendor's kernels, clusters of the size, steps of
+// the stack.
+TEST(Intervals, AreNeverNarrowerWhereLessIsKnown) {
+  for (const char* stack : {"megatron-core", "megatron-2021", "megatron-deepspeed", "fsdp", "fsdp-compiled", "jax",
+                            "deepspeed", "nanotron"}) {
+    const auto width = [&](CurveOrigin origin, std::int64_t devices, bool seen) {
+      const std::optional<StepInterval> interval = step_interval(stack, origin, devices, seen);
+      EXPECT_NEAR(interval->low * interval->high, 1, 1e-12);
+      return interval->high;
+    };
+    for (std::int64_t devices = 1; devices <= 1 << 20; devices *= 2) {
+      double before = 0;
+      for (const CurveOrigin origin : {CurveOrigin::own, CurveOrigin::same_vendor, CurveOrigin::other_vendor}) {
+        EXPECT_GE(width(origin, devices, true), before) << stack << devices;
+        EXPECT_GE(width(origin, devices, false), width(origin, devices, true)) << stack << devices;
+        for (const bool seen : {true, false})
+          EXPECT_GE(width(origin, 2 * devices, seen), width(origin, devices, seen)) << stack << devices;
+        before = width(origin, devices, true);
+      }
+    }
+    EXPECT_GT(width(CurveOrigin::own, 1 << 20, true), width(CurveOrigin::own, 1 << 15, true)) << stack;
+  }
+}
+
+// L40S: its products were measured, its attention is another's, and no step of it was published.
+TEST(Intervals, ADeviceWithoutStepsHasAClassOfItsOwn) {
+  Simulator simulator;
+  const auto expected = [&](const char* node, const char* device) {
+    const nlohmann::json scenario{{"model", "llama-3-8b"},
+                                  {"cluster", {{"node", node}, {"nodes", 1}, {"device", device}}},
+                                  {"workload", {{"sequence_length", 2048}, {"global_batch_size", 16}}},
+                                  {"plan", {{"framework", "fsdp"}, {"zero_stage", 3}}}};
+    const Report report = simulator.evaluate(scenario, {"test", {}}, {}).report;
+    return std::pair(report.expected->high_seconds / report.step_seconds, report.expected->comparable);
+  };
+  const auto measured = expected("dgx-h100", "H100-SXM5-80GB"), unseen = expected("pcie-8", "L40S");
+  EXPECT_EQ(measured.second, "fsdp on measured devices");
+  EXPECT_EQ(unseen.second, "fsdp on a device of which no step was measured");
+  EXPECT_GE(unseen.first, measured.first);
+}
+
+// Errors of devices left out that are twice as large need twice the width; never less than devices that are seen.
+TEST(Intervals, OfDevicesWithoutStepsAreLearnedByLeavingDevicesOut) {
+  MadePoints made;
+  made.add("fsdp", CurveOrigin::own, 3, 10, 8, [](std::size_t i) { return 0.01 * static_cast<double>(i % 10 + 1); });
+  StepIntervals intervals = step_intervals(made.points());
+  ASSERT_NEAR(intervals.stacks.at("fsdp").half_width, 0.08, 1e-12);
+  EXPECT_EQ(unseen_device_factor(made.points(), intervals), 1);
+  MadePoints farther;
+  farther.add("fsdp", CurveOrigin::own, 3, 10, 8, [](std::size_t i) { return 0.02 * static_cast<double>(i % 10 + 1); });
+  intervals.unseen_device_factor = unseen_device_factor(farther.points(), intervals);
+  EXPECT_NEAR(intervals.unseen_device_factor, 2, 1e-9);
+  EXPECT_NEAR(std::log(step_interval(intervals, "fsdp", CurveOrigin::own, 8, false)->high), 0.16, 1e-9);
+  EXPECT_NEAR(std::log(step_interval(intervals, "fsdp", CurveOrigin::own, 8, true)->high), 0.08, 1e-9);
+}
+
+TEST(Intervals, AreAsWideAsTheOtherSourcesNeed) {
+  std::vector<PublishedSource> sources(3);
+  std::vector<PublishedPoint> points(30);
+  std::vector<PredictedPoint> predictions(30);
+  for (std::size_t i = 0; i < 30; ++i) {
+    sources[i / 10].name = std::string(1, static_cast<char>('a' + i / 10));
+    points[i].value = std::exp(0.01 * static_cast<double>(i % 10 + 1));
+    predictions[i].source = &sources[i / 10];
+    predictions[i].point = &points[i];
+    predictions[i].predicted = 1;
+    predictions[i].devices = 8;
+    predictions[i].framework = "fsdp";
+  }
+  // Each source holds the same ten errors, of which eight lie within 0.08: no source needs more than the others give.
+  const StepIntervals alike = step_intervals(predictions);
+  EXPECT_NEAR(alike.stacks.at("fsdp").half_width, 0.08, 1e-12);
+  EXPECT_EQ(alike.stacks.at("fsdp").sources, 3);
+  EXPECT_EQ(alike.stacks.at("fsdp").points, 30);
+  EXPECT_NEAR(interval_coverage(predictions, alike).at(kAllSteps), 0.8, 1e-12);
+  EXPECT_NEAR(interval_coverage(predictions, alike, {"a"}).at("fsdp"), 0.8, 1e-12);
+  // One source ten times as far off: of its points the others' width holds none.
+  for (std::size_t i = 20; i < 30; ++i) points[i].value = std::exp(0.1 * static_cast<double>(i % 10 + 1));
+  EXPECT_GT(step_intervals(predictions).stacks.at("fsdp").half_width, 0.5);
+}
 
 TEST(Intervals, OfASourceNoMoreThanSoManyPointsCount) {
   MadePoints made;
