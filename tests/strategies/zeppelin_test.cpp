@@ -90,12 +90,14 @@ TEST(Zeppelin, RingsOfManySizesBecomeAFew) {
   expect_each_position_once({p.at_home}, 128000);
 }
 
-// Two of three equal documents fit whole into a node each. The third goes over nodes, and not over one of them.
+// Two of three such documents fit whole into a node each. The longest goes over nodes, and not over one of them.
 TEST(Zeppelin, ADocumentOverNodesIsOnMoreThanOne) {
-  const Partition p = partition({.capacity = 1.25}, ends_of({2600, 2600, 2600, 200}), zeppelin::ranks_of(8, 4), {});
+  const Partition p = partition({.capacity = 1.25}, ends_of({2700, 2600, 2550, 150}), zeppelin::ranks_of(8, 4), {});
   std::vector<std::pair<std::int64_t, std::size_t>> zones;
   for (const zeppelin::Zone& zone : p.zones) zones.emplace_back(zone.ring, zone.documents.size());
-  EXPECT_THAT(zones, testing::ElementsAre(std::pair(8, 1), std::pair(4, 2), std::pair(1, 1)));
+  ASSERT_THAT(zones, testing::ElementsAre(std::pair(8, 1), std::pair(4, 2), std::pair(1, 1)));
+  const zeppelin::PlacedDocument& over = p.zones[0].documents[0];
+  EXPECT_EQ(over.end - over.begin, 2700);
 }
 
 // The hard limit is that of a rank; chunks are equal but for a token each.
