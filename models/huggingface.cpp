@@ -32,6 +32,7 @@ class Config {
     return value == object_.end() || value->is_null() ? nullptr : &*value;
   }
   bool has(const char* key) const { return find(key) != nullptr; }
+  auto items() const { return object_.items(); }
 
   std::int64_t integer(const char* key) const {
     const Json* value = find(key);
@@ -753,6 +754,150 @@ bool of_class(std::string_view name, std::string_view prefix) {
   return name.starts_with("For") || name.starts_with("LMHead") || name.starts_with("Model");
 }
 
+// ---- keys that say of a config what its family's reader would not look for
+
+// A key, or the beginning of keys where it ends in '_', and what it is of: nothing that a family below models.
+struct ForeignKey {
+  std::string_view key, what;
+};
+constexpr std::array kForeignKeys{
+    ForeignKey{"altup_", "alternating updates"},
+    ForeignKey{"attn_layer_indices", "state-space layers"},
+    ForeignKey{"attn_layer_offset", "state-space layers"},
+    ForeignKey{"attn_layer_period", "state-space layers"},
+    ForeignKey{"attn_output_gate", "gates behind attention"},
+    ForeignKey{"attn_type_list", "linear attention"},
+    ForeignKey{"audio_config", "sound beside text"},
+    ForeignKey{"block_configs", "layers of different sizes"},
+    ForeignKey{"compress_ratios", "compressed attention"},
+    ForeignKey{"conv_L_cache", "convolutions beside attention"},
+    ForeignKey{"cross_attention_layers", "cross attention"},
+    ForeignKey{"full_attention_interval", "linear attention"},
+    ForeignKey{"hc_mult", "hyper-connections"},
+    ForeignKey{"hidden_size_per_layer_input", "embeddings of each layer"},
+    ForeignKey{"hybrid_override_pattern", "state-space layers"},
+    ForeignKey{"index_head_dim", "sparse attention"},
+    ForeignKey{"index_n_heads", "sparse attention"},
+    ForeignKey{"index_topk", "sparse attention"},
+    ForeignKey{"linear_attn_config", "linear attention"},
+    ForeignKey{"linear_conv_", "linear attention"},
+    ForeignKey{"linear_key_", "linear attention"},
+    ForeignKey{"linear_num_", "linear attention"},
+    ForeignKey{"linear_value_", "linear attention"},
+    ForeignKey{"lru_width", "recurrent layers"},
+    ForeignKey{"mamba_", "state-space layers"},
+    ForeignKey{"num_kv_shared_layers", "keys and values that layers share"},
+    ForeignKey{"sparse_attention_config", "sparse attention"},
+    ForeignKey{"ssm_", "state-space layers"},
+    ForeignKey{"vision_config", "images beside text"},
+};
+
+// Words of layer_types that say what a layer is instead of attention.
+constexpr std::array kForeignLayers{std::pair{"mamba", "state-space layers"},
+                                    std::pair{"ssm", "state-space layers"},
+                                    std::pair{"linear", "linear attention"},
+                                    std::pair{"delta", "linear attention"},
+                                    std::pair{"lightning", "linear attention"},
+                                    std::pair{"recurrent", "recurrent layers"},
+                                    std::pair{"conv", "convolutions"},
+                                    std::pair{"sparse", "sparse attention"},
+                                    std::pair{"compressed", "compressed attention"}};
+
+constexpr std::array kLayerTypeKeys{"layer_types", "layers_block_type", "block_types"};
+
+std::string not_modelled(std::string_view what) {
+  return fmt::format("a model without {}: that is not modelled", what);
+}
+
+void refuse_foreign_layers(const Config& config) {
+  for (const char* key : kLayerTypeKeys) {
+    const Json* types = config.find(key);
+    if (types == nullptr || !types->is_array()) continue;
+    for (const Json& type : *types) {
+      if (!type.is_string()) continue;
+      const auto& name = type.get_ref<const std::string&>();
+      for (const auto& [word, what] : kForeignLayers)
+        if (name.find(word) != std::string::npos) throw InputError(config.at(key), describe(type), not_modelled(what));
+    }
+  }
+}
+
+void refuse_foreign_keys(const Config& config) {
+  refuse_foreign_layers(config);
+  const auto says_nothing = [](const Json& value) {
+    return value.is_null() || value == false || value == 0 || (value.is_structured() && value.empty()) || value == "";
+  };
+  for (const ForeignKey& foreign : kForeignKeys)
+    for (const auto& [key, value] : config.items()) {
+      const bool is = foreign.key.ends_with('_') ? key.starts_with(foreign.key) : key == foreign.key;
+      if (!is || says_nothing(value)) continue;
+      throw InputError(config.at(key.c_str()), describe(value), not_modelled(foreign.what));
+    }
+}
+
+// Which layers attend to all positions, by layer_types and by the model as it was read.
+void refuse_other_layers(const Config& config, std::string_view model_type, const Model& m) {
+  const Json* types = config.find("layer_types");
+  if (types == nullptr || !types->is_array()) return;
+  const bool window_is_all =
+      config.has("sliding_window") && m.sliding_window == 0 && config.integer("sliding_window") >= m.max_positions;
+  for (std::size_t i = 0; i < types->size(); ++i) {
+    const Json& type = (*types)[i];
+    const bool full = type == "full_attention" || type == "attention";
+    const bool windowed = type == "sliding_attention" || type == "chunked_attention";
+    if (!full && !windowed)
+      throw InputError(config.at("layer_types"), describe(type), R"("full_attention" or "sliding_attention")");
+    const bool read_full = m.sliding_window == 0 || (m.full_attention_period > 0 &&
+                                                     (static_cast<std::int64_t>(i) + 1) % m.full_attention_period == 0);
+    if (full != read_full && !window_is_all)
+      throw InputError(config.at("layer_types"), fmt::format("{} in layer {}", describe(type), i),
+                       fmt::format("{}, as the family {} is read with this sliding_window",
+                                   read_full ? "full_attention" : "sliding_attention", model_type));
+  }
+}
+
+// What the config says and the model, read as one of `model_type`, does not have.
+void refuse_contradictions(const Config& config, std::string_view model_type, const Model& m) {
+  const auto as_read = [&](const std::string& what) {
+    return fmt::format("{}, as the family {} is read", what, model_type);
+  };
+  if (m.vision()) return;
+  refuse_other_layers(config, model_type, m);
+  const auto differs = [&](const char* key, std::int64_t read) {
+    const Json* value = config.find(key);
+    if (value != nullptr && value->is_number_integer() && *value != read)
+      config.fail(key, as_read(fmt::to_string(read)));
+  };
+  const auto differs_truth = [&](const char* key, bool read) {
+    const Json* value = config.find(key);
+    if (value != nullptr && value->is_boolean() && *value != read) config.fail(key, as_read(read ? "true" : "false"));
+  };
+  const bool latent = m.attention == AttentionKind::latent;
+  if (!latent) {
+    differs("kv_lora_rank", 0);
+    differs("q_lora_rank", 0);
+    differs("num_key_value_heads", m.kv_heads > 0 ? m.kv_heads : m.heads);
+    differs("head_dim", m.head_dim > 0 ? m.head_dim : m.heads > 0 ? m.hidden / m.heads : 0);
+  }
+  differs_truth("is_encoder_decoder", m.kind == ModelKind::encoder_decoder);
+  differs_truth("attention_bias", m.qkv_bias);
+  for (const char* key : {"attention_out_bias", "attention_output_bias"}) differs_truth(key, m.output_bias);
+  if (model_type != "llama4_text")  // whose norms have no weights
+    for (const char* key : {"use_qk_norm", "qk_norm", "qk_layernorm"}) differs_truth(key, m.qk_norm);
+  // Qwen's window counts only where use_sliding_window says so.
+  const bool window_used = config.boolean_or("use_sliding_window", !config.has("max_window_layers"));
+  if (m.sliding_window == 0 && window_used && config.has("sliding_window") && !config.has("layer_types") &&
+      config.integer("sliding_window") > 0 && config.integer("sliding_window") < m.max_positions)
+    config.fail("sliding_window", as_read("no window"));
+  if (!m.has_experts()) return;
+  differs("moe_intermediate_size", m.expert_ffn);
+  if (m.dense_layers == 0 && m.expert_period == 1) differs("first_k_dense_replace", 0);
+  if (m.shared_expert_ffn == 0)
+    for (const char* key :
+         {"n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size", "shared_intermediate_size"})
+      differs(key, 0);
+}
+
 const Family& find_family(const Config& config) {
   std::vector<std::string> valid;
   for (const Family& family : kFamilies) valid.emplace_back(family.model_type);
@@ -765,6 +910,7 @@ const Family& find_family(const Config& config) {
     for (const Family& family : kFamilies) {
       if (family.model_type == type) return family;
     }
+    refuse_foreign_keys(config);
     config.fail("model_type", expected, nearest_name(type, valid));
   }
   const Json* classes = config.find("architectures");
@@ -775,12 +921,14 @@ const Family& find_family(const Config& config) {
   for (const Family& family : kFamilies) {
     if (of_class(name, family.class_prefix)) return family;
   }
+  refuse_foreign_keys(config);
   throw InputError(config.at("architectures"), describe(classes->front()), expected);
 }
 
 // Any family may have a variant with experts; none is read as a dense model.
 void refuse_experts(const Config& config, const Family& family) {
-  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"})
+  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts",
+                          "num_routed_experts"})
     if (config.has(key) && config.integer(key) > 1)
       config.fail(key, fmt::format("no experts in the family {}, which is read as a dense model", family.model_type));
 }
@@ -791,12 +939,14 @@ Model import_huggingface(const Json& json, const InputError::Where& where) {
   if (!json.is_object()) throw InputError(where, describe(json), "an object");
   const Config config(json, where);
   const Family& family = find_family(config);
+  refuse_foreign_keys(config);
   if (!family.experts) refuse_experts(config, family);
   Model model;
   model.name = config.text_or("_name_or_path", "");
   if (model.name.empty()) model.name = std::string(family.model_type);
   model.source = "Hugging Face config.json";
   family.read(config, model);
+  refuse_contradictions(config, family.model_type, model);
   if (!model.vision() && model.max_positions < 1)
     throw InputError(where, fmt::format("a longest sequence of {} positions", model.max_positions), "at least 1");
   return model;

@@ -270,6 +270,14 @@ std::vector<std::string> model_names() {
   return result;
 }
 
+bool is_model_name(const std::string& name) {
+  try {
+    return look_up(name, {}) || look_up(lower_case(name), {});
+  } catch (const InputError&) {  // not modelled, but a name
+    return true;
+  }
+}
+
 nlohmann::json to_json(const Model& model) {
   Model copy = model;  // visitors may change what they visit; this one does not
   JsonWriter writer;

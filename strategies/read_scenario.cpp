@@ -35,6 +35,12 @@ constexpr std::array<std::string_view, kParts> kPartNames{"model", "cluster", "w
 
 bool is_path(std::string_view text) { return text.ends_with(".json") || text.find('/') != std::string_view::npos; }
 
+// A model's name on the Hugging Face Hub has a "/" too ("meta-llama/Meta-Llama-3-8B"). What is a file at `path` is one.
+bool is_name_of_model(std::string_view key, const std::string& text, const std::string& path) {
+  std::error_code error;
+  return key == "model" && !std::filesystem::exists(path, error) && is_model_name(text);
+}
+
 // Paths inside a document are relative to its file; those of standard input to the working directory.
 std::string path_beside(const std::string& path, const std::string& file) {
   return (std::filesystem::path(file).parent_path() / path).string();
@@ -97,10 +103,10 @@ struct Part {
 Part open_part(const Json& value, const char* key, const InputError::Where& where, bool keep_names) {
   if (!value.is_string()) return {value, where};
   const auto& text = value.get_ref<const std::string&>();
-  if (is_path(text)) {
+  if (is_path(text) && !is_name_of_model(key, text, path_beside(text, where.file))) {
     const std::string path = path_beside(text, where.file);
     try {
-      Part part{parse_json_file(path), {path, ""}};
+      Part part{std::string_view(key) == "model" ? parse_python_json_file(path) : parse_json_file(path), {path, ""}};
       // Under its kind, as `orrery show --json` writes it, or in a whole scenario.
       if (part.json.is_object() && part.json.contains(key))
         part = {Json(part.json.at(key)), {path, std::string("/") + key}};
@@ -108,8 +114,17 @@ Part open_part(const Json& value, const char* key, const InputError::Where& wher
     } catch (const InputError&) {
       std::error_code error;  // links in a circle, a name too long
       if (std::filesystem::exists(path, error)) throw;
-      throw InputError(where, describe(value),
-                       fmt::format("the path of a file ({})", error ? error.message() : "there is no " + path));
+      const std::string there = fmt::format("the path of a file ({})", error ? error.message() : "there is no " + path);
+      if (std::string_view(key) != "model") throw InputError(where, describe(value), there);
+      std::string nearest;
+      try {  // --set has made it a path from the working directory
+        const std::filesystem::path named = text;
+        read_model(named.is_absolute() ? named.lexically_relative(std::filesystem::current_path(error)).string() : text,
+                   where);
+      } catch (const InputError& unknown) {
+        nearest = unknown.nearest();
+      }
+      throw InputError(where, describe(value), there + ", or the name of a model", nearest);
     }
   }
   if (keep_names) return {value, where};
@@ -167,7 +182,9 @@ void find_from_working_directory(Json& value, const std::string& at, const std::
   const std::string pointer = within_job(at);
   const bool is_part = pointer == "/model" || pointer == "/cluster" || pointer == "/workload" || pointer == "/plan" ||
                        pointer == "/perturbations";
-  if (is_part && value.is_string() && is_path(value.get_ref<const std::string&>())) make_absolute(value);
+  if (is_part && value.is_string() && is_path(value.get_ref<const std::string&>()) &&
+      !is_name_of_model(pointer.substr(1), value.get_ref<const std::string&>(), value.get_ref<const std::string&>()))
+    make_absolute(value);
   for (const auto& [part, field] : {std::pair{"/cluster", "topology_file"}, std::pair{"/workload", "routing_file"},
                                     std::pair{"/workload", "documents_file"}}) {
     if (pointer == std::string(part) + "/" + field) make_absolute(value);

@@ -347,6 +347,13 @@ void refuse_other_device(const Cluster& cluster, const CollectiveCurve& curve) {
 
 }  // namespace
 
+bool CurveError::is_missed() const {
+  const bool by_far = std::any_of(missed.begin(), missed.end(), [](const MissedPoint& m) {
+    return std::fabs(std::log(m.predicted_seconds / m.point.seconds)) > std::log(kMissedByFar);
+  });
+  return by_far || static_cast<double>(missed.size()) > kMissedPart * static_cast<double>(points);
+}
+
 void place_on(const Cluster& cluster, CollectiveCurve& curve) {
   const Node& node = cluster.node;
   refuse_other_device(cluster, curve);

@@ -12,10 +12,10 @@
 
 namespace orrery {
 
-// A point counts as missed where prediction and measurement differ by more than this factor, and a curve as missed
-// where more than this part of its points is. The bundled calibration misses its own curves by some percent.
-inline constexpr double kMissedFactor = 2;
-inline constexpr double kMissedPart = 1.0 / 3;
+// A point counts as missed where prediction and measurement differ by more than kMissedFactor; a curve where more than
+// kMissedPart of its points are, or one by kMissedByFar. The bundled calibration misses its own curves by some percent.
+inline constexpr double kMissedFactor = 2, kMissedByFar = 10;
+inline constexpr double kMissedPart = 0.25;
 
 struct MissedPoint {
   CollectivePoint point;
@@ -27,7 +27,7 @@ struct CurveError {
   std::int64_t points = 0;
   double before = 0, after = 0;  // median of |predicted / measured - 1|, with the calibration started from, and fitted
   std::vector<MissedPoint> missed;  // by the fitted one
-  bool is_missed() const { return static_cast<double>(missed.size()) > kMissedPart * static_cast<double>(points); }
+  bool is_missed() const;
 };
 
 struct CollectiveFit {

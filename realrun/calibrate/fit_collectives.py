@@ -2,6 +2,7 @@
 """Fits results/calibration/collectives.json on the measured collectives of results/published/collectives.json.
 
     realrun/calibrate/fit_collectives.py            # fit, write, print every curve's residual
+    realrun/calibrate/fit_collectives.py --only "Hopper NVLink4"    # that class alone; all others stay as they stand
     realrun/calibrate/fit_collectives.py --check    # residuals of the calibration as it stands; writes nothing
 
 One set of parameters per node class (accelerator generation and scale-up fabric) and per network class, never one per
@@ -253,7 +254,7 @@ PULL = 5e-4
 SCAN = 12
 
 
-def fit_all(data, calibration):
+def fit_all(data, calibration, only):
     def seconds_of(curve, size):
         system = data["systems"][curve["system"]]
         return predict(curve, size, system, node_class(calibration["node_classes"], system)["parameters"],
@@ -266,7 +267,7 @@ def fit_all(data, calibration):
         for cls in classes:
             curves = [c for c in fitted if (c["nodes"] > 1) == multi_node and
                       find(classes, data["systems"][c["system"]]) is cls]
-            if not curves or not cls["fit"]:
+            if not curves or not cls["fit"] or only and cls["name"] not in only:
                 continue
             free = []
             for entry in cls["fit"]:  # "parameter", or "class: parameter" for one of another class
@@ -331,14 +332,19 @@ def write(calibration):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="print residuals, fit and write nothing")
+    parser.add_argument("--only", action="append", metavar="CLASS", help="fit this class alone, and others named so")
     arguments = parser.parse_args()
     data = json.loads(CURVES.read_text())
     calibration = json.loads(CALIBRATION.read_text())
     if not arguments.check:
         for classes in (calibration["node_classes"], calibration["network_classes"]):
             for cls in classes:
-                cls["parameters"] = json.loads(json.dumps(cls["prior"]))
-        fit_all(data, calibration)
+                if not arguments.only:
+                    cls["parameters"] = json.loads(json.dumps(cls["prior"]))
+                elif cls["name"] in arguments.only:  # what another class frees of it stays
+                    for path in (tuple(name.split(".")) for name in cls["fit"] if ": " not in name):
+                        put(cls["parameters"], path, get(cls["prior"], path))
+        fit_all(data, calibration, arguments.only)
         state_residuals(data, calibration)
         write(calibration)
     print_table(data, calibration)

@@ -50,7 +50,7 @@ std::vector<std::string> all_names() {
 
 OrderedJson shown_json(const std::string& name) {
   if (name.ends_with(".json")) {
-    const nlohmann::json document = parse_json_file(name);
+    const nlohmann::json document = parse_python_json_file(name);
     refuse_report(document, name, "a model's file; orrery compare reads reports");
     if (document.is_object() && document.contains("cluster") && document.contains("workload"))
       throw InputError({name, ""}, "a scenario", "a model's file; orrery simulate reads scenarios");

@@ -110,6 +110,27 @@ Json parse_json_file(const std::string& path) {
   return parse_json(read_file(path, "a readable JSON file"), path == "-" ? "<stdin>" : path);
 }
 
+Json parse_python_json_file(const std::string& path) {
+  const std::string text = read_file(path, "a readable JSON file");
+  std::string strict;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size();) {
+    const std::string_view rest = std::string_view(text).substr(i);
+    std::size_t taken = 1;
+    if (in_string) {
+      if (text[i] == '\\' && rest.size() > 1) taken = 2;
+      in_string = text[i] != '"';
+    } else {
+      in_string = text[i] == '"';
+      for (const std::string_view word : {"-Infinity", "Infinity", "NaN"})
+        if (rest.starts_with(word)) taken = word.size();
+    }
+    strict += taken > 2 ? std::string_view("null") : rest.substr(0, taken);
+    i += taken;
+  }
+  return parse_json(strict, path == "-" ? "<stdin>" : path);
+}
+
 JsonReader::JsonReader(const Json& object, InputError::Where where) : object_(object), where_(std::move(where)) {
   if (!object.is_object()) throw InputError(where_, describe(object), "an object");
 }

@@ -20,6 +20,9 @@ nlohmann::json parse_json(std::string_view text, const std::string& file);
 nlohmann::json parse_embedded(const char* path);
 // Reads and parses a file; "-" is standard input. InputError when it cannot be read.
 nlohmann::json parse_json_file(const std::string& path);
+// The same of a file that Python's json module may have written: its Infinity, -Infinity and NaN, which JSON does not
+// have, are read as null.
+nlohmann::json parse_python_json_file(const std::string& path);
 
 // Reads one object: first the fields of its structs (visit_fields(reader)) and its nested values (take), then finish().
 // Fields that are absent keep their value. Keeps a reference to `object`.

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "models/read_model.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
@@ -184,7 +185,10 @@ class AxesReader {
     const auto& path = value.get_ref<const std::string&>();
     if (!is_file && !path.ends_with(".json") && path.find('/') == std::string::npos)
       return value;
-    return (std::filesystem::path(file_).parent_path() / path).string();
+    const std::filesystem::path beside = std::filesystem::path(file_).parent_path() / path;
+    std::error_code error;
+    if (field == "model" && !std::filesystem::exists(beside, error) && is_model_name(path)) return value;
+    return beside.string();
   }
 
   SweepAxis::Condition read_condition(const std::string& field, const Json& values, const ValuePlace& place,

@@ -495,6 +495,44 @@ TEST(Simulate, ExplainsTheInterval) {
               HasSubstr("a doubling beyond 11616"));
 }
 
+TEST(Simulate, TakesModelsByTheirNameOnTheHub) {
+  Workplace place;
+  const auto model_of = [&](const std::string& command) {
+    const auto result = place.orrery(command + " --set plan={}");
+    EXPECT_EQ(result.code, 0) << command << ": " << result.err;
+    return result.out.substr(0, result.out.find(" on "));
+  };
+  place.write("scenarios/plain.json", example_scenario());
+  json named = json::parse(example_scenario());
+  named["model"] = "meta-llama/Meta-Llama-3-8B";
+  place.write("scenarios/named.json", named.dump());
+  EXPECT_EQ(model_of("simulate scenarios/named.json"), "llama-3-8b");
+  EXPECT_EQ(model_of("simulate scenarios/plain.json --set model=meta-llama/Meta-Llama-3-8B"), "llama-3-8b");
+  EXPECT_EQ(model_of("simulate scenarios/plain.json --set model=meta-llama/Meta-Llama-3-8B --set model.layers=16"),
+            "llama-3-8b, changed");
+  place.write("sweep.json", R"({"scenario": "scenarios/plain.json",
+                                "zip": [{"model": ["meta-llama/Meta-Llama-3-8B", "llama-3-70b"]}]})");
+  const auto sweep = place.orrery("sweep sweep.json --db sweep.db");
+  EXPECT_EQ(sweep.code, 0) << sweep.err;
+  // A file of that path is meant first.
+  place.write("scenarios/meta-llama/Meta-Llama-3-8B", R"({"preset": "llama-3-8b", "layers": 8, "name": "mine"})");
+  EXPECT_EQ(model_of("simulate scenarios/named.json"), "mine");
+  const auto unknown = place.orrery("simulate scenarios/plain.json --set model=meta-llama/Meta-Llama-3-9B");
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("the path of a file (there is no "));
+  EXPECT_THAT(unknown.err, HasSubstr("or the name of a model"));
+  EXPECT_THAT(unknown.err, HasSubstr("did you mean \"meta-llama/meta-llama-3-8b\"?"));
+}
+
+TEST(Show, ReadsWhatPythonWritesForInfinity) {
+  Workplace place;
+  place.write("config.json", R"({"model_type": "nemotron_h", "ssm_state_size": 256, "time_step_limit": [0.0, Infinity],
+                                 "x": [-Infinity, NaN], "name": "Infinity"})");
+  const auto result = place.orrery("show ./config.json");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("state-space layers"));
+}
+
 TEST(Simulate, ExplainsOpsAndTerms) {
   Workplace place;
   for (const char* name : {"step", "mfu", "memory", "matmul", "bubble", "exposed_tensor_communication", "attention",

@@ -773,6 +773,10 @@ TEST(CollectiveFit, SaysWhichPointsNoFitMeets) {
   EXPECT_TRUE(fit.errors.front().is_missed());
   ASSERT_EQ(fit.errors.front().missed.size(), 2u);
   EXPECT_EQ(fit.errors.front().missed[0].point.line, 3u);
+  CurveError error{.id = "mine", .points = 20, .before = 0, .after = 0, .missed = {{{1e9, 3e-3, 1}, 9e-3}}};
+  EXPECT_FALSE(error.is_missed());
+  error.missed.push_back({{1e9, 3e-3, 2}, 90e-3});
+  EXPECT_TRUE(error.is_missed());
 }
 
 TEST(CollectiveFit, MeetsCurvesOfTheModelItselfWithOtherParameters) {
