@@ -21,7 +21,8 @@ inline std::vector<std::string_view> split(std::string_view text, char separator
   }
 }
 
-// Takes the first line off `text`, without its end; nothing where there is none. The last one may have no end.
+// Removes the first line from `text` and returns it without its end ("\n" or "\r\n"). Returns nothing where no text is
+// left. The last line may have no end.
 inline std::optional<std::string_view> next_line(std::string_view& text) {
   if (text.empty()) return {};
   const std::size_t end = text.find('\n');

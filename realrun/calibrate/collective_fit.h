@@ -12,8 +12,9 @@
 
 namespace orrery {
 
-// A point counts as missed where prediction and measurement differ by more than kMissedFactor; a curve where more than
-// kMissedPart of its points are, or one by kMissedByFar. The bundled calibration misses its own curves by some percent.
+// A fit misses a point where the larger of prediction and measurement is more than kMissedFactor times the smaller. It
+// misses a curve where it misses more than kMissedPart of the points, or one point by more than kMissedByFar times. The
+// bundled calibration is within some percent of its own curves.
 inline constexpr double kMissedFactor = 2, kMissedByFar = 10;
 inline constexpr double kMissedPart = 0.25;
 
@@ -25,8 +26,9 @@ struct MissedPoint {
 struct CurveError {
   std::string id;
   std::int64_t points = 0;
-  double before = 0, after = 0;  // median of |predicted / measured - 1|, with the calibration started from, and fitted
-  std::vector<MissedPoint> missed;  // by the fitted one
+  // Median of |predicted / measured - 1| with the calibration that the fit starts from, and with the fitted one.
+  double before = 0, after = 0;
+  std::vector<MissedPoint> missed;  // with the fitted calibration
   bool is_missed() const;
 };
 
@@ -36,13 +38,16 @@ struct CollectiveFit {
   std::vector<std::string> fitted;  // parameters, "node: ring_share"
 };
 
-// Says how many nodes of `cluster` the hosts of a curve are: one each, but where a node is a rack of several hosts as
-// few as hold them. Throws InputError where they do not fit, or where the log names another device than the cluster's.
+// Sets curve.nodes, the number of nodes of `cluster` that the curve's hosts are. A host is one node, unless a node is a
+// rack of several hosts (devices_per_host): then it takes the fewest nodes that hold all hosts. Throws InputError where
+// hosts or ranks do not fit into the cluster, where the hosts do not divide evenly into these nodes, and where the log
+// names another device than the cluster's.
 void place_on(const Cluster& cluster, CollectiveCurve& curve);
 
-// On `cluster`, whose rates parameters are shares of. Starts from the bundled calibration that the cluster would get,
-// with a small pull towards it: what the curves do not determine stays, except that no algorithm keeps more of a link
-// than rings were measured to get. Throws InputError for curves of more ranks than the cluster has.
+// Fits the parameters of the collective model to the curves; its shares are of the rates of `cluster`. The fit starts
+// from the bundled calibration that the cluster would get, with a small pull towards it: parameters that the curves do
+// not determine keep their values, except that no algorithm keeps a larger share of a link than rings were measured to
+// get. `source` is kept in the fitted classes. Throws InputError for curves of more ranks than the cluster has.
 CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<CollectiveCurve>& curves,
                               const std::string& source);
 

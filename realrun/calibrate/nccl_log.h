@@ -1,4 +1,5 @@
-// Measured collectives from what nccl-tests and rccl-tests print, of any version, or write with -J FILE.json.
+// Reads measured collectives from the logs of nccl-tests and rccl-tests, of any version: what they print, or the file
+// that they write with -J FILE.json.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace orrery {
 struct CollectivePoint {
   double bytes = 0;  // nccl-tests' size: the full buffer
   double seconds = 0;
-  std::size_t line = 0;  // of the log; 0: JSON
+  std::size_t line = 0;  // its line in the log, from 1; 0: read from JSON
 };
 
 struct CollectiveCurve {
@@ -20,31 +21,33 @@ struct CollectiveCurve {
   std::string collective;  // "all_reduce", as in results/published/collectives.json
   OpKind kind = OpKind::all_reduce;
   std::int64_t ranks = 1;  // of one communicator
-  std::int64_t hosts = 1;  // that they ran on, as the log names them
-  std::int64_t nodes = 1;  // the hosts, until place_on (collective_fit.h) says how many nodes of a cluster they are
+  std::int64_t hosts = 1;  // different host names in the log, on which those ranks ran
+  std::int64_t nodes = 1;  // as `hosts`, until place_on (collective_fit.h) says how many nodes of a cluster they are
   std::string device;      // as the driver names it
   std::string dtype;
   std::vector<CollectivePoint> points;
 };
 
 struct LogOptions {
-  bool in_place = false;  // which of the two columns
-  std::string
-      collective;  // which of the log's tests; what the tests are where the log, or its file's name, does not say
+  bool in_place = false;  // reads the in-place times, not the out-of-place ones
+  // Reads only the tests of this collective; empty: all tests. A test counts as one of it where neither the log nor the
+  // file's name says the collective.
+  std::string collective;
 };
 
 // The values of LogOptions::collective.
 std::vector<std::string> collectives_of_logs();
 
 struct CollectiveLog {
-  std::vector<CollectiveCurve> curves;  // one a test, in the log's order; at least one
-  std::vector<std::string> left_out;    // tests that are not of the wanted collective: "all_gather, line 40"
+  std::vector<CollectiveCurve> curves;  // one for each test, in the log's order; at least one
+  std::vector<std::string> left_out;    // the tests of other collectives than the wanted one: "all_gather, line 40"
 };
 
-// `file`: a path. Several tests may follow each other in one log. Whatever a launcher puts before a line (its tag, a
-// rank, a host, a time), colours and a lost "#" are overlooked. Throws InputError, with the line, for what is no such
-// log, for a test that was cut off, for results that nccl-tests found wrong, and for what measures no communicator of
-// several ranks: processes that each ran by themselves, or lines of several runs that are mixed.
+// `file`: the path of the log. A log may hold several tests, one after the other. The reader ignores what a launcher
+// puts before a line (its tag, a rank, a host, a time) and colours, and accepts headers that have lost their "#".
+// Throws InputError, with the line, for a text that is no such log, for a test that was cut off, for results that
+// nccl-tests found wrong, for processes that each ran a test alone, and for mixed lines of several runs: the last two
+// do not measure one communicator of several ranks.
 CollectiveLog read_nccl_log(const std::string& file, const LogOptions& options);
 CollectiveLog parse_nccl_log(const std::string& text, const std::string& file, const LogOptions& options);
 

@@ -42,11 +42,12 @@ struct PipelineCosts {
   // [(class of stages * micro_batch_classes + class of micro-batches) * chunks + chunk]. Empty: they are alike.
   std::span<const std::uint8_t> micro_batch_class = {};
   std::size_t micro_batch_classes = 1;
-  // [(class * chunks + chunk) * slots_behind + i]: what the i-th slot behind the chunk's last backward (its last weight
-  // gradient, where backwards are split) takes longer, on its stage, until another chunk's last one has come. Empty:
-  // nothing. Not of Schedule::pairs.
+  // [(class * chunks + chunk) * slots_behind + i]: seconds that the stage's i-th slot after the chunk's last backward
+  // takes longer, because of work that the chunk has left on other streams. Where backwards are split, it is the i-th
+  // after the chunk's last weight gradient. After another chunk's last backward that chunk's row counts instead. Empty:
+  // no slot takes longer. Must be empty with Schedule::pairs.
   std::span<const double> behind_last = {};
-  std::size_t slots_behind = 0;
+  std::size_t slots_behind = 0;  // entries in each row of behind_last
 
   std::size_t row(std::size_t stage, std::size_t of_micro_batches = 0) const {
     return static_cast<std::size_t>(stage_class[stage]) * micro_batch_classes + of_micro_batches;
@@ -125,20 +126,24 @@ struct ChunkBytes {
 
 struct StagePeak {
   double bytes = 0;
-  SlotKind slot = SlotKind::forward;  // that runs at the peak, and its chunk
+  SlotKind slot = SlotKind::forward;  // the slot that runs at the peak, its chunk, and its class of micro-batches
   std::uint16_t chunk = 0;
   std::uint8_t micro_batch_class = 0;
-  std::size_t at = 0;          // which of the stage's slots it is, in their order
-  std::int64_t beside = -1;    // of a pair's backward the forward's [class of micro-batches * chunks + chunk]; -1: no pair
-  double gradient_bytes = 0;   // of `bytes`: PeakOptions::gradients
+  std::size_t at = 0;  // the number of that slot in the stage's order, from 0
+  // Where that slot is the backward of a pair: [class of micro-batches * chunks + chunk] of the forward beside it. -1:
+  // it is in no pair.
+  std::int64_t beside = -1;
+  double gradient_bytes = 0;  // the part of `bytes` that PeakOptions::gradients adds
 };
 
 struct PeakOptions {
-  // Of Schedule::pairs: what a forward and the backward beside it hold at their fullest beyond what both have saved, by
-  // their places in `bytes`. Null: the backward follows the forward.
+  // For Schedule::pairs: the most bytes that a forward and the backward beside it hold beyond all that both
+  // micro-batches save. Arguments: their places in `bytes`. Null: the backward of a pair begins when its forward has
+  // ended.
   std::function<double(std::size_t forward, std::size_t backward)> pair;
-  // As `bytes`: what is held from a chunk's first backward to its last (of a split one: its last weight gradient).
-  // Where there is any, each slot is looked at. Of classes of micro-batches the first counts.
+  // Bytes that are held from a chunk's first backward to its last one (to its last weight gradient, where backwards are
+  // split), in the order of `bytes`. Where micro-batches differ, only the rows of the first class count. Unless it is
+  // empty, the cost is linear in slots.
   std::span<const double> gradients = {};
 };
 

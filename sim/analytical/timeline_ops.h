@@ -1,4 +1,5 @@
-// The ops that a timeline's slices and intervals name, each once. Internal to the engines.
+// Collects the ops that a timeline's slices and intervals refer to, and lists each of them once. Internal to the
+// engines.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,10 @@ namespace orrery {
 
 class TimelineOps {
  public:
-  // Adds to `timeline.ops`. Keeps references.
+  // Appends to `timeline.ops`. Keeps references to both arguments.
   TimelineOps(const Program& program, Timeline& timeline) : program_(program), ops_(timeline.ops) {}
 
+  // Returns the place of the op in `timeline.ops`, and appends it there the first time.
   std::uint32_t operator()(BlockKind kind, const LineOp& op);
 
  private:

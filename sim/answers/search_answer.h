@@ -32,7 +32,7 @@ struct SearchRequest {
   std::optional<SimulationOptions> engine_of_listed;  // of the discrete-event engine: simulates the listed plans, too
   std::vector<std::string> calibrations;              // the user's files
   std::function<void(const SearchProgress&)> progress{};
-  // Where no plan fits: called once that is known, before what would fit is searched, which takes longer.
+  // Called where no plan fits, before the search for what would fit, which takes longer.
   std::function<void(const struct SearchAnswer&)> nothing_fits{};
 };
 
@@ -40,10 +40,10 @@ struct SearchRequest {
 struct ShownPlan {
   FoundPlan found;
   Scenario scenario;
-  Report report;              // in closed form
-  std::optional<Report> des{};  // by events, where it is asked for
+  Report report;                // the analytical engine's
+  std::optional<Report> des{};  // the discrete-event engine's, where it was asked for
 
-  // Of the engine that is asked for.
+  // The report of the engine that was asked for.
   const Report& asked() const { return des ? *des : report; }
 };
 
@@ -60,7 +60,8 @@ struct SearchAnswer {
   std::optional<ShownPlan> leanest{};
   double seconds = 0;         // of the search alone
   double remedy_seconds = 0;  // of those for the remedies
-  // Where no degrees divide devices and batch: the nearest batches that some do; 0: none.
+  // Where the batch is the reason why there is no plan: the nearest smaller and larger batch that the replicas of some
+  // plan divide. 0: there is none.
   std::int64_t smaller_batch = 0, larger_batch = 0;
 };
 

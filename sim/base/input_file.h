@@ -10,34 +10,35 @@
 
 namespace orrery {
 
-// All of a file, at most 256 MiB; "-" is standard input. `expected` completes the InputError when it cannot be read:
-// "a readable JSON file".
+// Returns the whole file; "-" is standard input. Throws InputError where it cannot be read or is larger than 256 MiB.
+// `expected` says in the error what was wanted: "a readable JSON file".
 std::string read_file(const std::string& path, std::string_view expected);
-// Of a file that a document names at `where`.
+// The same for a file that a document names: the error points at `where` in that document.
 std::string read_file(const std::string& path, std::string_view expected, const InputError::Where& where);
 
-// The lines of a file that may be larger than memory, one after the other, without their ends ("\n" or "\r\n"). Waits
-// for no more than the next line of a pipe.
+// Reads a file line by line, so that it may be larger than memory. Lines come without their ends ("\n" or "\r\n"). A
+// line from a pipe is returned as soon as it has arrived.
 class LineReader {
  public:
-  // A scenario written out with all its nodes takes megabytes; a device or a binary file may have no line's end at all.
+  // The longest line that is read. A scenario that lists all its nodes takes megabytes; a device or a binary file may
+  // have no end of a line at all, and would fill the memory.
   static constexpr std::size_t kMostLineBytes = std::size_t{16} << 20;
 
-  // "-" is standard input. Throws InputError where the file cannot be opened; `expected` as in read_file().
+  // "-" is standard input. Throws InputError where the file cannot be opened. `expected` is that of read_file().
   LineReader(const std::string& path, std::string_view expected);
-  // Of an open file, which stays the caller's. `name` is its own in messages.
+  // Reads a file that is open already. The caller closes `descriptor`. Errors call the file `name`.
   LineReader(int descriptor, std::string name, std::string_view expected);
   ~LineReader();
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  // False: the file has ended. Throws InputError where it cannot be read on, and for a line of more than
+  // Returns false at the end of the file. Throws InputError where reading fails, and for a line of more than
   // kMostLineBytes.
   bool next(std::string& line);
-  // Of the line that was read last: from 1.
+  // The number of the line that was read last, counted from 1; 0 before the first.
   std::int64_t number() const { return number_; }
   const std::string& name() const { return name_; }
-  // To the file's begin, where it has one.
+  // Goes back to the first line. Returns false where the file cannot be read twice: a pipe.
   bool rewind();
 
  private:
@@ -48,12 +49,12 @@ class LineReader {
   bool is_own_ = false;
   std::int64_t number_ = 0;
   std::string buffer_;
-  std::size_t at_ = 0;  // in buffer_
+  std::size_t at_ = 0;  // where the next line begins in buffer_
 };
 
-// For files that are read bit by bit, or by a library. One that is missing is none.
+// Remembers a file that is read piece by piece, or by a library. A file that does not exist is ignored.
 void remember_input(const std::string& path);
-// Whether this process has read the file that `path` leads to, by whatever name.
+// Returns whether this process has read the file that `path` leads to, by this name or another one.
 bool is_input(const std::string& path);
 
 }  // namespace orrery

@@ -13,20 +13,20 @@ inline constexpr std::size_t kMostMessageBytes = 4000;  // what was found may be
 // Its first `most_bytes` and "..." where it is longer; never cut inside a character of UTF-8.
 std::string clipped(std::string_view text, std::size_t most_bytes);
 
-// Characters that act on a terminal, or end a C string: of Unicode's C0 and C1, delete, those that set the direction of
-// what follows or end its line, and bytes that are no UTF-8.
+// Returns whether a text has characters that act on a terminal or end a C string: Unicode's C0 and C1, delete, those
+// that set the direction of text or end a line, and bytes that are not UTF-8.
 bool has_control_characters(std::string_view text);
 
 bool is_utf8(std::string_view text);
 
-// With its control characters written out: \x1b, \u202e; but those of one byte that are `kept`. `as_json`: as in texts
-// of JSON, \u001b.
+// Returns the text with its control characters as escapes: \x1b, \u202e. Characters of one byte that are in `kept`
+// stay. `as_json`: all escapes are those of JSON, \u001b.
 std::string written_out(std::string_view text, std::string_view kept = {}, bool as_json = false);
 
-// On one line, clipped: control characters written out, line breaks as spaces.
+// Returns the text on one line: it is clipped, line breaks become spaces, other control characters become escapes.
 std::string one_line(std::string_view text, std::size_t most_bytes = kMostMessageBytes);
 
-// What is said of an error that no input and no rank is to blame for: "internal: ...", or that memory is short.
+// The message for an exception that neither the input nor a rank has caused: "internal: ...", or that memory is short.
 std::string error_text(const std::exception& internal);
 
 }  // namespace orrery

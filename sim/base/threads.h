@@ -1,4 +1,5 @@
-// Threads where the machine may refuse them: limits of processes (ulimit -u, a container's pids) and of address space.
+// Threads on a machine that may refuse to start them, because processes (ulimit -u, a container's pids) or address
+// space (ulimit -v) are limited.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +10,18 @@
 
 namespace orrery {
 
-// How many of `most` threads can be at work at once: `most`, or where a limit stops them short a part of what it allows,
-// which leaves them room to work in. 0: none. Tries it, so another process may take their place afterwards.
+// Returns how many of `most` threads should be started, and finds out by starting them: `most` if all of them start.
+// Where a limit stops some, it returns a quarter of those that started, because threads need memory for their work,
+// too. 0: not one started. This is no promise: another process may use up the limit before the caller starts its
+// threads.
 int startable_threads(int most);
 
-// Calls work(i) for each i below `count` on so many threads, this one among them; on fewer where the machine starts
-// fewer. Throws what the call with the lowest i has thrown, when all that were under way have ended.
+// Calls work(i) for each i below `count` on `threads` threads, of which the caller's is one; on fewer where the machine
+// starts fewer. After a call has thrown, no new one begins. When those that run have ended, it throws the exception of
+// the lowest i.
 void for_each_index(std::size_t count, int threads, const std::function<void(std::size_t)>& work);
 
-// That a thread cannot be started. `option`: with which the user says how many, "--threads".
+// The error to throw where a thread cannot be started. `option`: the option that sets their number, "--threads".
 InputError no_thread(const char* option, const std::system_error& why);
 
 }  // namespace orrery

@@ -35,9 +35,9 @@ struct StepCalibration {
   double collective_host_ops = 1, update_host_ops = 1, expert_host_ops = 1;
   std::map<std::string, StackCalibration> stacks;  // stacks without an entry are taken as they are
 
-  // Of products and attention, relative to the curves of a device. One that no step was measured on has
-  // other_devices_slowdown, but none above that of a device that cannot be faster (sim/hardware/device_order.h), nor one
-  // below that of a device that cannot be slower.
+  // How many times longer than on its curves a device takes for matrix products and attention. A device on which no
+  // step was measured gets other_devices_slowdown, but at most the slowdown of any measured device that is no faster
+  // than it (sim/hardware/device_order.h), and at least that of any that is no slower.
   double slowdown_of(const std::string& device) const;
 
   // Changes nothing for a stack without an entry.
@@ -55,9 +55,9 @@ nlohmann::ordered_json to_json(const StepCalibration& calibration);
 // never has been.
 const StepCalibration& step_calibration();
 const StepCalibration& step_calibration_without(const std::string& source);
-// Likewise, on all steps but those of a device with curves of its own.
+// The same without the steps of a device that has curves of its own, in place of a source.
 const StepCalibration& step_calibration_without_device(const std::string& device);
-std::string left_out_name(const std::string& device);  // of that fit in steps_left_out.json
+std::string left_out_name(const std::string& device);  // the name of that fit in steps_left_out.json
 
 // Whose kernels a device's curves were measured on. Products of less than 16 bits on the curve of another type count as
 // borrowed, too.
@@ -75,7 +75,7 @@ struct StepIntervals {
   };
   std::map<std::string, Stack> stacks;  // those that enough steps have been published of
   std::array<double, kCurveOrigins> origin_factor{1, 1, 1};
-  double unseen_device_factor = 1;  // of devices whose kernels were measured, and none of whose steps
+  double unseen_device_factor = 1;  // for devices whose kernels were measured, but no step
 };
 
 // In times of the prediction.
@@ -83,17 +83,18 @@ struct StepInterval {
   double low = 1, high = 1;
   std::string comparable;  // whose errors these are, in words
   std::int64_t points = 0, sources = 0;
-  // What it is made of, in logarithms: the stack's half width, times the factors, and what is added beyond the most
-  // devices of its steps.
+  // Its half width in logarithms is stack_half_width * origin_factor * unseen_device_factor + beyond_half_width. The
+  // last is 0 up to most_devices, the largest number of devices in a published step of the stack.
   double stack_half_width = 0, origin_factor = 1, unseen_device_factor = 1, beyond_half_width = 0;
   std::int64_t most_devices = 0;
 };
-// Of steps.json. Beyond the devices that the stack's steps were published of it widens with each doubling
-// (results/calibration/scale.json). A stack of too few published steps has the widest one's; {}: none were published.
-// `device_seen`: whether steps of the device were published. Where less is known no interval is narrower.
+// Returns the interval that steps.json gives for a stack. It widens with each doubling beyond the most devices in the
+// stack's published steps (results/calibration/scale.json). A stack with too few published steps gets the widest
+// interval of all stacks; one with none gets {}. `device_seen`: steps of the device were published. An interval is
+// never narrower where less is known.
 std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices,
                                           bool device_seen = true);
-// Likewise, of others than steps.json's.
+// The same from other intervals than those of steps.json.
 std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
                                           std::int64_t devices, bool device_seen = true);
 

@@ -1,14 +1,15 @@
-// Which of two devices can be no slower than the other, whatever was measured of either.
+// An order of devices by their data sheets: it says which of two cannot be the slower one, whatever was measured.
 #pragma once
 
 #include "sim/hardware/cluster.h"
 
 namespace orrery {
 
-// Whether `device` is of `other`'s architecture or a revision of it ("Blackwell Ultra" of "Blackwell"), and at least as
-// good in all that the time of a kernel depends on: matrix rates of every type, of the device and of a multiprocessor;
-// vector rate; memory bandwidth; L2; multiprocessors; power. Memory's size is no rate, and links are the node's.
-// Devices of one die that differ in those alone are no slower than each other.
+// Returns whether `device` has the architecture of `other` or a revision of it ("Blackwell Ultra" of "Blackwell"), and
+// is at least as good in all that the time of a kernel depends on: the matrix rate of every type, for the device and
+// for a multiprocessor; vector rate; memory bandwidth; L2; number of multiprocessors; power. Rates may differ by 0.1 %,
+// as data sheets round. The size of memory does not count, nor do links, which belong to the node: two devices that
+// differ in these alone are each no slower than the other.
 bool is_no_slower(const Device& device, const Device& other);
 
 }  // namespace orrery

@@ -1,4 +1,4 @@
-// Lists of nodes as schedulers, launchers and people write them: "node[001-004,010],gpu07", "worker-1 slots=8".
+// Reads lists of nodes as schedulers, launchers and people write them: "node[001-004,010],gpu07", "worker-1 slots=8".
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 namespace orrery {
 
 struct NodeListRules {
-  std::int64_t most = 0;              // numbers lie below, and no list is longer
-  std::optional<std::int64_t> first;  // number of the fabric's first node, where the user says it
-  std::int64_t devices_per_node = 0;  // what slots of a hostfile must be; 0: not looked at
+  std::int64_t most = 0;              // node numbers must be below it, and a list may not be longer
+  std::optional<std::int64_t> first;  // the number of the fabric's first node; empty: the user has not said it
+  std::int64_t devices_per_node = 0;  // the slots of each node must equal it; 0: they are not checked
 };
 
-// The numbers of the nodes, in the order in which their names come first; a name that repeats counts once, a bare
-// number twice. Reads
+// Returns the number of each node, in the order in which the names appear first. A name that repeats counts once; a
+// bare number that repeats counts each time. It reads
 //   Slurm          node[001-004,010],c[1-2]n[1-4]     also names with a domain or an ending, steps ([0-8:2], [0-8/2])
 //   hostfiles      worker-1 slots=8                   DeepSpeed, Open MPI; a node a line, # begins a comment
 //   machine files  node1:8                            MPICH, Intel MPI, mpirun --host
@@ -25,11 +25,11 @@ struct NodeListRules {
 //   LSF            node1 8 node2 8   8*node1 8*node2  and each name once for each slot
 //   Grid Engine    node1 8 all.q@node1 UNDEFINED      a node a line
 //   people         node1 node2, 3-6 12
-// A node's number is the last number of its name. Where these repeat, and all names are alike, the numbers that differ
-// count like digits, each from `first` to its greatest ("rack2-node3"). `slots=8`, `:8` and `:ngpus=8` are the devices
-// that the job has of a node.
-// Throws InputError: what is no such list, addresses, a range without brackets, numbers from `most` on, several nodes
-// of one number, slots that are not the devices of a node.
+// A node's number is the last number in its name. Where these repeat and all names have one form ("rack2-node3"), those
+// numbers of a name that differ between nodes count like the digits of one number; each digit runs from `first` to its
+// greatest value in the list. `slots=8`, `:8` and `:ngpus=8` say how many devices of a node the job has.
+// Throws InputError for a text that is no such list, for addresses, for a range without brackets, for a number that is
+// not below `most`, for several names with one number, and for slots that differ from `devices_per_node`.
 std::vector<std::int64_t> read_node_list(std::string_view text, const NodeListRules& rules,
                                          const InputError::Where& where);
 

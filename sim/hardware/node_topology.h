@@ -1,4 +1,5 @@
-// Reads how the GPUs and NICs of one node are joined: `nvidia-smi topo -m`, `rocm-smi --showtopo`, `amd-smi topology`.
+// Reads how the GPUs and NICs of one node are joined, from the output of `nvidia-smi topo -m`, `rocm-smi --showtopo` or
+// `amd-smi topology`.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +12,11 @@
 
 namespace orrery {
 
-// How two devices of a node meet, nearest first; nvidia-smi's words.
+// How two devices of a node are connected, from the nearest to the farthest. The words are nvidia-smi's.
 enum class TopologyLink : std::uint8_t {
   self,  // X
   nv,    // NV#: bonded NVLinks
-  xgmi,  // of AMD, directly or past other GPUs
+  xgmi,  // AMD's links, directly or through other GPUs
   pix,   // at most one PCIe bridge
   pxb,   // several PCIe bridges, not the host bridge
   phb,   // a PCIe host bridge
@@ -26,33 +27,41 @@ enum class TopologyLink : std::uint8_t {
 struct NodeTopology {
   struct Path {
     TopologyLink link = TopologyLink::self;
-    std::int64_t nvlinks = 0;
+    std::int64_t nvlinks = 0;  // 0 unless `link` is nv
   };
-  std::string tool;     // which wrote it, for errors
-  bool of_amd = false;  // AMD's tools show neither NICs, PCIe switches nor how many links a pair has
+  std::string tool;     // the program that printed it, named in errors
+  bool of_amd = false;  // AMD's tools show no NICs, no PCIe switches, and not how many links join a pair
   std::int64_t gpus = 0;
-  std::vector<std::string> nics;           // by column name: NIC0, mlx5_0
+  std::vector<std::string> nics;           // the names of their columns: NIC0, mlx5_0
   std::vector<std::vector<Path>> gpu_gpu;  // [gpu][gpu]
   std::vector<std::vector<Path>> gpu_nic;  // [gpu][nic]
   std::vector<std::string> cpu_affinity;   // [gpu]; empty where not given
 };
 
-// `file` names the text in errors. Throw InputError, with the line, when it is not such an output.
+// `file` names the text in errors. Both throw InputError, with the line where one is at fault, when the text is not an
+// output of these tools.
 NodeTopology parse_nvidia_topology(std::string_view text, const std::string& file);
 NodeTopology parse_amd_topology(std::string_view text, const std::string& file);
-// That of the tool that wrote the file. Throws InputError at `where` when the file cannot be read.
+// Calls the parser of the tool that printed the file. Throws InputError at `where` when the file cannot be read.
 NodeTopology read_topology_file(const std::string& path, const InputError::Where& where);
 
+// True for the output of rocm-smi and of amd-smi.
 bool is_amd_topology(std::string_view text);
-// What spaces divide, without the escape sequences that underline headers on a terminal.
+// The words between the spaces of a line. Escape sequences are left out: nvidia-smi underlines headers on a terminal.
 std::vector<std::string> topology_words(std::string_view line);
 
-// Sets what the topology shows of a node: its devices, how they are joined and at which rate (links x the rate of one
-// of the device's; xGMI: the node's stays, or the device's links divided by its peers), the devices behind one PCIe
-// switch (PIX, of others PXB) and under one root (PHB), and the NICs (those on a device's own PCIe switch; when none
-// is, all, but no more than devices, as others serve storage). A NIC's rate is not shown: the node's stays. Of AMD NICs
-// stay too, and the node's PCIe switches where none would join devices of different NUMA nodes. Throws InputError at
-// `where` when the device cannot have the links, or some devices are joined otherwise than others.
+// Writes into `node` what the topology shows:
+// - how many devices it has;
+// - the fabric that joins them, and its rate. The rate of NVLinks is their number times the device's rate per link. The
+//   number of xGMI links is not shown: a node that is a direct mesh already keeps its rates, and any other node gets
+//   the device's rate, divided by the number of peers for a pair;
+// - how many devices share a PCIe switch (PIX, or PXB where no two meet by PIX) and a PCIe root (PHB);
+// - how many NICs it has: those on a PCIe switch with some device. Where there are none it counts all NICs, but no more
+//   than devices, because the rest serve storage.
+// No tool shows a NIC's rate, so the node keeps its own. AMD's tools show no NICs, either: the node keeps their number,
+// and its devices_per_pcie_switch, unless such a switch would join devices of different NUMA nodes.
+// Throws InputError at `where` when the output is that of another vendor's tool, when the device cannot have the links,
+// or when some devices are joined in another way than the others.
 void apply(const NodeTopology& topology, const Device& device, const InputError::Where& where, Node& node);
 
 }  // namespace orrery

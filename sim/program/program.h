@@ -49,8 +49,9 @@ struct ModelWork {
   double active_parameters = 0;  // of them those that one token meets: fewer with experts
 };
 
-// What a stage has sent on, until its backward: nothing, all of it, or what tensor-parallel ranks divide it into where it
-// is sent so (Schedule::scattered_transfers).
+// How much of an output that it has sent to the next stage a rank keeps until the backward. `part`: where
+// tensor-parallel ranks each send a part of it (Schedule::scattered_transfers), the rank keeps that part; elsewhere it
+// keeps all.
 enum class SentOutputs : std::uint8_t { freed, kept, part };
 
 // What a rank's framework holds beside the Program's tensors, and how it issues work. From the plan's `framework`
@@ -69,19 +70,19 @@ struct Runtime {
   // Autograd is handed gradients of matrices that hold nothing, while the kernels add to the real ones: one for all
   // matrices of a shape, as long as the run (Transformer Engine).
   bool placeholder_gradients = false;
-  // Buffers that gradients are copied into to be reduced, beside the tensors of pieces: in every backward, or kept as
-  // long as the run.
+  // Buffers beside the tensors of pieces, into which gradients are copied to be reduced. They are allocated for each
+  // backward, or (keeps_reduction_buffers) once for the whole run.
   double reduction_buffer_bytes = 0;
   bool keeps_reduction_buffers = false;
-  // What an optimizer is to read of 16-bit gradients is flattened, then cast to fp32: of so many elements at a time (0:
-  // of all). On the host the cast ones stay.
+  // 16-bit gradients that an optimizer reads are copied into a flat buffer first, and then cast to fp32. It does so for
+  // update_copy_elements at a time (0: for all at once). On the host the fp32 copies stay for the whole run.
   bool copies_gradients_for_update = false;
   double update_copy_elements = 0;
-  // Gradients that are whole until the last micro-batch are so from a chunk's first backward to its last: before and
-  // after, a rank has its part of them alone. False: all step long.
+  // For gradients that are not reduced before the last micro-batch: a rank holds them whole only from a chunk's first
+  // backward to its last one, and otherwise its own part. False: it holds them whole for the whole step.
   bool releases_gradients = false;
   SentOutputs sent_outputs = SentOutputs::freed;
-  double host_bytes_per_rank = 0;  // of a process in its node's memory, beside tensors
+  double host_bytes_per_rank = 0;  // what a rank's process takes of its node's memory, beside tensors
   // Forced on every collective that has them (NCCL_ALGO, NCCL_PROTO); others choose as NCCL does.
   CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol collective_protocol = CollectiveProtocol::automatic;

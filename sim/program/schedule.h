@@ -70,7 +70,8 @@ struct StageOrder {
     run(body, repeats);
     run(epilogue, 1);
   }
-  // visit(slot), or visit_pair(forward, backward) of a pair where `pairs`; in order.
+  // Calls visit(slot) for each slot in order. Where `pairs`, it calls visit_pair(forward, backward) for the two slots
+  // of a pair instead.
   template <class Visit, class VisitPair>
   void for_each_turn(bool pairs, Visit&& visit, VisitPair&& visit_pair) const {
     const auto run = [&](std::span<const Segment> segments, std::uint32_t shift) {

@@ -25,10 +25,11 @@ inline std::optional<PeakInterval> peak_interval(const Report& report) {
   return PeakInterval{kPeakLow * report.memory_peak_bytes, kPeakHigh * report.memory_peak_bytes};
 }
 
-// A node's memory may need so many times what tensors and processes come to: PyTorch rounds pinned buffers up to powers
-// of two (CachingHostAllocator.h; github.com/pytorch/pytorch/issues/95823), what is loaded or copied is there twice for a
-// while, files are cached. The factor is DeepSpeed's own, additional_buffer_factor of the memory estimators that it tells
-// its users to plan by (deepspeed.readthedocs.io/en/latest/memory.html).
+// A node's host memory may have to hold this many times the predicted bytes of tensors and processes: PyTorch rounds
+// pinned buffers up to powers of two (CachingHostAllocator.h; github.com/pytorch/pytorch/issues/95823), data that is
+// loaded or copied is there twice for a while, and the system caches files. The factor is DeepSpeed's: it is
+// additional_buffer_factor in the memory estimators by which DeepSpeed tells its users to plan
+// (deepspeed.readthedocs.io/en/latest/memory.html).
 inline constexpr double kHostHigh = 1.5;
 
 // In a device's memory, and in what a node's devices share.
@@ -36,7 +37,8 @@ inline bool fits_everywhere(const Report& report) {
   return report.memory_peak_bytes <= report.memory_capacity_bytes && report.host_memory.fits() && report.storage.fits();
 }
 
-// Each fits, but for kPeakHigh and kHostHigh. A measured report's step has run: only a predicted one is tight.
+// True where the predicted bytes fit, but kPeakHigh (the device) or kHostHigh (the host) times these do not. A measured
+// step has run, so it is never tight.
 inline bool device_is_tight(const Report& report) {
   return report.engine != "measured" && report.memory_peak_bytes <= report.memory_capacity_bytes &&
          kPeakHigh * report.memory_peak_bytes > report.memory_capacity_bytes;
@@ -47,7 +49,7 @@ inline bool host_is_tight(const Report& report) {
          kHostHigh * host.node_bytes > host.capacity_bytes;
 }
 
-// Tight: what may be needed reaches beyond the capacity, the device's or the host's.
+// The verdict is tight where the device or the host is.
 inline MemoryVerdict memory_verdict(const Report& report) {
   if (!report.memory_fits)
     return report.memory_peak_bytes > report.memory_capacity_bytes ? MemoryVerdict::does_not_fit

@@ -16,7 +16,8 @@ inline constexpr std::array<std::string_view, 6> kScheduleNames{"gpipe", "1f1b",
 enum class ScatterGather : std::uint8_t { automatic, on, off };
 inline constexpr std::array<std::string_view, 3> kScatterGatherNames{"automatic", "on", "off"};
 
-// Of what a stage has sent on: freed at once (Megatron-LM's deallocate_pipeline_outputs), or kept until its backward.
+// What a stage does with an output that it has sent on: it frees it at once (Megatron-LM's
+// deallocate_pipeline_outputs), or keeps it until the backward. automatic: as the stack does.
 enum class SentOutputs : std::uint8_t { automatic, freed, kept };
 inline constexpr std::array<std::string_view, 3> kSentOutputsNames{"automatic", "freed", "kept"};
 
