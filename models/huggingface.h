@@ -11,10 +11,11 @@ namespace orrery {
 // The architecture that `config` describes, chosen by its "model_type" (or the class in "architectures"). Keys that do
 // not concern the architecture are ignored; absent keys take the default of the family's configuration class where it
 // has one that every size shares, else they are missing: InputError with the pointer. Unknown families, and experts in
-// one that is read as dense, are InputErrors that name the family; keys of an architecture that is not modelled
-// (state-space layers, linear and sparse attention, ...), or that contradict the family, are so too. Where hidden and attention dropout differ, the hidden
-// one is taken. Left out: layers of multi-token prediction (DeepSeek-V3), attention sinks (gpt-oss), query and key norms
-// without weights (Llama 4). Not complete yet: read_model completes.
+// one that is read as dense, are InputErrors that name the family. So are keys that contradict the family, and keys of
+// an architecture that is not modelled: state-space layers, linear and sparse attention, and the like. Where hidden and
+// attention dropout differ, it takes the hidden one. It leaves out layers of multi-token prediction (DeepSeek-V3),
+// attention sinks (gpt-oss), and query and key norms without weights (Llama 4). The result is not complete yet:
+// read_model completes it.
 Model import_huggingface(const nlohmann::json& config, const InputError::Where& where);
 
 }  // namespace orrery

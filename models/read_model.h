@@ -37,7 +37,8 @@ Model read_model(const nlohmann::json& json, const InputError::Where& where);
 // The names that read_model accepts, without aliases, sorted.
 std::vector<std::string> model_names();
 
-// Whether a preset, modelled or not, has that name or alias: what read_model takes for one.
+// Returns whether a preset has that name or alias, so that read_model takes it for one. The preset may be of a model
+// that is not modelled.
 bool is_model_name(const std::string& name);
 
 // Every field that is set; read_model gives the same model back.

@@ -27,13 +27,14 @@ struct SearchAxis {
   // Values as whole numbers: counts as they are, flags as 0 and 1, names by their places.
   void (*set)(Plan& plan, std::int64_t value);
   // Appends the values worth trying, each once: of fields before it as they are chosen, of those behind it as they
-  // stand in the scenario. There may be some that check() refuses; where nothing else goes none. Null: it is searched
-  // over values that somebody names, and not otherwise.
+  // stand in the scenario. There may be some that check() refuses; where nothing else goes none. Null: the field is
+  // searched only over values that the user names.
   void (*values)(const Scenario& chosen, std::vector<std::int64_t>& values);
   // Models that have what it turns; null: all.
   bool (*turns_of)(const Model& model) = nullptr;
-  // Whether another value is another plan, with the fields before it as they are chosen; null: always. Where it is not,
-  // the field is no axis: `values` has one value then, or the scenario's stands, whatever values somebody has named.
+  // Returns whether another value of the field gives another plan, with the fields before it as they are chosen. Null:
+  // it always does. Where it does not, the field is not searched: it keeps the scenario's value, or the only one of
+  // `values`, even where the user has named others.
   bool (*acts)(const Scenario& chosen) = nullptr;
 };
 

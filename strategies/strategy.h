@@ -75,9 +75,10 @@ struct Strategy {
   bool (*begins_anew)(const Scenario& scenario) = nullptr;
   // Throws InputError where its Program can be timed but not yet executed (realrun/).
   void (*check_runnable)(const Scenario& scenario) = nullptr;
-  // What a report says of how the plan is laid out, a sentence each.
+  // Returns what a report says about the layout of the plan, a sentence each. Null: nothing.
   std::vector<std::string> (*notes)(const Scenario& scenario) = nullptr;
-  // Says in fields of `plan`, which is the scenario's, what it leaves open and its stack must be told.
+  // Sets those fields of `plan`, a copy of the scenario's, that are left to the strategy but that the plan's stack must
+  // be told. Null: there are none.
   void (*write_out)(const Scenario& scenario, Plan& plan) = nullptr;
   // What `orrery search` turns of its fields.
   std::span<const SearchAxis> (*search_axes)() = nullptr;

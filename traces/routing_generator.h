@@ -24,10 +24,10 @@ enum class RoutingPattern : std::uint8_t {
 };
 
 // The popularity of experts is p = softmax(u), u_e = -zipf_exponent ln(rank_e) + noise_e, with an order of ranks drawn
-// for each layer and noise that follows AR(1) from step to step (with an autocorrelation so near 1 that millions of
-// draws do not forget it, begun anew once in so many steps). A token's experts are top_k draws from p on condition
-// that they differ; the counts of a row are exactly those of so many independent tokens. With micro_batch_noise each
-// micro-batch has a popularity of its own: p_e exp(noise of the micro-batch)_e, over their sum.
+// for each layer and noise that follows AR(1) from step to step. Where the autocorrelation is so near 1 that millions
+// of draws do not forget the start, the noise begins anew once in so many steps. A token's experts are top_k draws from
+// p on condition that they differ; the counts of a row are exactly those of so many independent tokens. With
+// micro_batch_noise each micro-batch has a popularity of its own: p_e exp(noise of the micro-batch)_e, over their sum.
 struct RoutingGenerator {
   static constexpr std::int64_t kMostTopK = 64;
 

@@ -48,7 +48,7 @@ struct Workload {
   PackingPolicy packing = PackingPolicy::concat;
   std::int64_t documents_seed = 1;
   std::int64_t step = 0;
-  bool gives_batch = true;  // false: nobody has said how large the batch is
+  bool gives_batch = true;  // false: the scenario does not say how large the batch is
 
   static constexpr std::int64_t kMostSteps = std::int64_t{1} << 24;
 

@@ -56,9 +56,9 @@ class AnalyticalEngine {
   // Of the last program: which Report::stages each pipeline stage belongs to.
   std::span<const std::int32_t> stage_classes() const;
 
-  // For searches, which want all of few plans: memory alone (the report has no other figures then), and behind
-  // it, of the same program, the least that its pipeline takes: without contention, and without what the streams of a
-  // stage have left when it ends.
+  // For searches, which want all figures of few plans only. evaluate_memory() fills the report's memory and empties the
+  // rest of it. After it, least_pipeline_seconds() returns, for the same program, the least that the pipeline takes:
+  // without contention, and without what the streams of a stage have left when it ends.
   void evaluate_memory(const Program& program, Report& report);
   double least_pipeline_seconds(const Program& program);
 

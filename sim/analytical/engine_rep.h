@@ -70,8 +70,8 @@ struct LineOrigin {
 // Bytes of a chunk: a micro-batch's, and the transient of a slot on top of what is in flight.
 struct ChunkMemory {
   PlacedBytes saved{}, kept{};
-  PlacedBytes side{};           // of `saved`: inputs of side streams
-  double backward_buffers = 0;  // of the backward's transient: StageBuffers::backward
+  PlacedBytes side{};           // the part of `saved` that is inputs of side streams
+  double backward_buffers = 0;  // the part of the backward's transient that is StageBuffers::backward
   std::array<PlacedBytes, kSlotKinds> transient{};
 };
 
@@ -79,7 +79,7 @@ struct ChunkMemory {
 struct StageSum {
   std::size_t group = 0;
   double seconds = 0;
-  const BlockCode* code = nullptr;
+  const BlockCode* code = nullptr;  // the block that has the op, and the op's place in it
   std::uint16_t op = 0;
 };
 
@@ -212,14 +212,16 @@ struct AnalyticalEngine::Rep {
   double wait(std::size_t stage_class_of, std::size_t slot) const {
     return waits.empty() ? 0 : waits[stage_class_of * (waits.size() / classes.size()) + slot];
   }
+  // PieceMemory::lent_gradients of a chunk: the run that lends them, and the last one that shares them, with which the
+  // backward begins to.
   struct LentGradients {
-    std::size_t lender = 0, begins = 0;  // runs
+    std::size_t lender = 0, begins = 0;
   };
   LentGradients lent_gradients(const Chunk& chunk) const;
   template <class Visit>
   void visit_backward(const Chunk& chunk, LentGradients of, std::size_t run, const Visit& visit) const;
   ChunkMemory chunk_memory(const Chunk& chunk, double sent) const;
-  // Of rows of `memory`.
+  // `forward` and `backward` are rows of `memory`.
   PlacedBytes pair_transient(const Program& program, std::size_t forward, std::size_t backward) const;
   const PlacedBytes& pair_of(const Program& program, std::size_t forward, std::size_t backward);
   bool find_peaks(const Program& program, Place place);
@@ -256,17 +258,18 @@ struct AnalyticalEngine::Rep {
   std::vector<std::vector<NetworkUse>> network_use;  // [stage], in order
   std::vector<std::int32_t> stage_class;
   std::vector<std::uint32_t> at_position;  // [stage]
-  std::vector<std::int64_t> turns;         // [stage * chunks + chunk]
+  std::vector<std::int64_t> turns;         // [stage * chunks + chunk]: count_turns()
+  // When two forwards end: that of the first micro-batch, and the last before the first one of the stage's next chunk.
   struct FirstEnds {
-    double first = 0, last = 0;  // of the first micro-batch, of the last before the stage's next chunk
+    double first = 0, last = 0;
   };
-  std::vector<FirstEnds> first_ends;       // [position]: of forwards
-  std::vector<double> first_waits;         // [at()]: with which a first forward was clocked; 0: with none
+  std::vector<FirstEnds> first_ends;       // [position]
+  std::vector<double> first_waits;         // [at()]: the wait with which a first forward was clocked; 0: none
   std::vector<StageClass> classes;
   std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [at()][SlotKind]
   std::vector<ChunkSeconds> seconds;                     // the same, for the walk
   std::vector<double> pair_saves;                        // PipelineCosts::pair_saves
-  std::vector<LineResult> pair_lines;                    // [at()]: a pair; its accounts are what it takes more
+  std::vector<LineResult> pair_lines;                    // [at()]: a pair; its accounts: what it takes more
   std::vector<double> behind_last;                       // PipelineCosts::behind_last
   std::vector<std::int32_t> slot_before;                 // [chunk * kSlotKinds + SlotKind]
   std::vector<FabricBacklog> backlogs;                   // the same
@@ -275,7 +278,8 @@ struct AnalyticalEngine::Rep {
   PipelineTimeline walked;                               // where waits were looked for
   std::vector<ChunkMemory> memory;                       // [at()]
   std::vector<ChunkBytes> chunk_bytes;
-  std::vector<double> gradients;  // as `memory`: that last from a chunk's first backward to its last; none: no such
+  // [at()]: bytes of gradients that last from a chunk's first backward to its last. Empty: none do.
+  std::vector<double> gradients;
   std::map<std::pair<std::size_t, std::size_t>, PlacedBytes> pair_memory;
   Borders borders;
   std::vector<std::uint8_t> leaves_node;  // [stage]: the next one's ranks are in another node

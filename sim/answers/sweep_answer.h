@@ -44,7 +44,7 @@ std::string rows_json(const SweepResults& results, std::int64_t sweep, const std
 // {"database", "points", "computed", "there_before", "without_result", "first_error", "notes"}
 nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepDocument& sweep, const SweepResults& results,
                                   const SweepOutcome& outcome);
-// What its figures leave out, and what is known to be wrong in the file, a sentence each.
+// Notes on a sweep, a sentence each: what its figures leave out, and which of the file's results are known to be wrong.
 std::vector<std::string> notes_on(const SweepDocument& sweep, const SweepResults& results);
 
 }  // namespace orrery

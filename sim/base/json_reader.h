@@ -20,8 +20,8 @@ nlohmann::json parse_json(std::string_view text, const std::string& file);
 nlohmann::json parse_embedded(const char* path);
 // Reads and parses a file; "-" is standard input. InputError when it cannot be read.
 nlohmann::json parse_json_file(const std::string& path);
-// The same of a file that Python's json module may have written: its Infinity, -Infinity and NaN, which JSON does not
-// have, are read as null.
+// The same for a file that Python's json module may have written. It reads as null the Infinity, -Infinity and NaN that
+// this module writes and JSON does not have.
 nlohmann::json parse_python_json_file(const std::string& path);
 
 // Reads one object: first the fields of its structs (visit_fields(reader)) and its nested values (take), then finish().

@@ -9,8 +9,9 @@
 
 namespace orrery {
 
-// A value as text, compact or with an indent. What is no UTF-8 in it becomes U+FFFD: a path or an argument may be any
-// bytes, and dump() throws there. Control characters beyond ASCII's, which JSON may hold as they are, are written out.
+// Returns a value as text, compact or with an indent. Bytes that are not UTF-8 become U+FFFD, where dump() would throw:
+// a path or an argument may be any bytes. Control characters beyond ASCII's become escapes, although JSON may hold
+// them.
 std::string json_text(const nlohmann::json& value, int indent = -1);
 std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
 

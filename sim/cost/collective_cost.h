@@ -44,7 +44,7 @@ struct IntraCalibration {
   std::int64_t nvls_least_ranks = 0;                  // per node, below which NCCL does not use it
   double nvls_seconds = 0;                            // once per collective
   double nvls_fill_seconds = 0, nvls_fill_bytes = 0;  // further seconds at large sizes, and the size of half of them
-  double nvls_rank_seconds = 0;                       // likewise per rank of a node, with nvls_fill_bytes per rank
+  double nvls_rank_seconds = 0;                       // as nvls_fill_seconds, for each rank of a node
   std::int64_t nvls_channels = 0;                     // that carry a NVLSTree
   double network_base_seconds = 0;                    // once per collective across nodes: the stack's own
 };
@@ -171,7 +171,7 @@ class CollectiveModel {
   Group group_of(const GroupSpan& span) const;
 
   // Within the node, before any share: bytes per second of each rank, for rings over `ranks` devices `stride` apart.
-  // Over PCIe: whether they leave their switch (or NVLink pair), and whether their root, over a host bridge.
+  // `leaves_switch`: over PCIe they leave their switch (or NVLink pair); `leaves_root`: they cross a host bridge, too.
   struct Link {
     double bytes_per_second = 0;
     bool leaves_switch = false, leaves_root = false;

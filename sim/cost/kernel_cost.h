@@ -57,7 +57,7 @@ struct MatmulCurve {
   double point_quantise_seconds = 0, point_quantise_bytes = 0;
   std::vector<MatmulTile> tiles;
   Residual residual;
-  bool measured = true;  // false: taken over from another dtype, or from another board of the die
+  bool measured = true;  // false: taken over from another dtype, or from another board with the same die
 };
 
 // A product for each expert, against one batched product of the same shapes: compute / relative, and group_seconds on

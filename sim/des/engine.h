@@ -106,13 +106,13 @@ struct CollectiveRequest {
   // where all parts are equal. Empty: equal.
   std::vector<double> rows = {};
 };
-// About how many flows that is to lay over the links, without making any. Most fold afterwards.
+// Estimates how many flows a collective lays over the links, without making any. Most flows fold afterwards.
 double collective_works(const Cluster& cluster, const CollectiveCalibration& collectives,
                         const CollectiveRequest& request, const DiscreteEventOptions& options);
-// What laying and folding a flow takes on a core of 2024, about.
+// About what laying and folding a flow takes: seconds of a core of 2024, and bytes of memory.
 inline constexpr double kFlowSeconds = 1e-6, kFlowBytes = 220;
-// Throws InputError as run_discrete_event does, and where collective_works, or the messages of the classes that are left
-// when flows are folded, are more than `most_works`.
+// Throws InputError as run_discrete_event does, and for a collective too large to simulate: where its
+// collective_works(), or the messages of the classes that are left when flows are folded, are more than `most_works`.
 CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration& collectives,
                              const CollectiveRequest& request, std::span<const Perturbation> perturbations,
                              const DiscreteEventOptions& options);

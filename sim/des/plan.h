@@ -35,9 +35,9 @@ struct OpName {
   const char* block = "";
   const char* op = "";
   const char* last = "";             // of the kernels that a node merges; op itself if it is alone
-  const BlockCode* code = nullptr;   // whose op it is
+  const BlockCode* code = nullptr;   // the block that has the op
   BlockKind kind = BlockKind::forward;
-  std::uint16_t at = 0;  // in the block
+  std::uint16_t at = 0;  // the op's place in the block
   std::vector<double> kernels = {};  // seconds of each
   // Of them those over rows of unequal number, which take other ranks less: their share of what the busiest takes is
   // JobPlan::rows_of_ranks[load].

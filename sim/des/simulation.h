@@ -36,7 +36,7 @@ struct EventRecord {
   std::uint32_t cause = kNoCause;  // the event that let this one begin
   std::uint32_t rank_class = 0;
   std::uint32_t name = 0;  // op: into JobPlan::ops; slot: micro-batch; transfer: the class that receives
-  std::uint16_t chunk = 0;  // op: instances that it covers
+  std::uint16_t chunk = 0;  // op: how many instances it stands for
   std::uint8_t stream = 0, kind = op, slot_kind = 0;
   bool waited_for_host = false;  // between the cause's end and the begin
 };

@@ -69,7 +69,8 @@ struct Node {
   bool in_switch_reduction = false;  // NVLink SHARP
   double pcie_bytes_per_second = 0;  // host link, per device (PCIe, NVLink-C2C); 0: the device's
   std::int64_t devices_per_pcie_switch = 2;
-  // That reach each other below one PCIe root (host bridge), past one switch or several; 0: those of a switch.
+  // How many devices share a PCIe root (host bridge), below which one switch or several join them; 0: only those of one
+  // switch do.
   std::int64_t devices_per_pcie_root = 0;
   // Of a PCIe switch to its host, shared by the devices behind it; 0: not known, and as wide as all of them together
   // (of a PCIe tree as one of them).

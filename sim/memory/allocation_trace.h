@@ -3,8 +3,8 @@
 // as reference counts do in PyTorch. It says when what lives; where that lies is an allocator's (caching_allocator.h).
 //
 // A block takes over what the instance before hands on, without a copy; what comes from another stage is asked for as
-// the slot begins, and what goes there is freed as it ends, or with its backward (Runtime::sent_outputs). Pairs
-// (Schedule::pairs) go through both chunks layer by layer, the forward's first.
+// the slot begins, and what goes there is freed as it ends, or with its backward (Runtime::sent_outputs). A pair
+// (Schedule::pairs) alternates between its two chunks layer by layer; the forward's layer comes first.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct Allocation {
   // (FSDP's unshard stream), whose Stream it is.
   int stream = 0;
   std::uint16_t piece = 0;
-  TensorId tensor = kNoTensor;  // the storage, in the piece's table; none: a buffer of the stack (stage_buffers.h)
-  const char* buffer = "";      // which one
+  TensorId tensor = kNoTensor;  // the storage, in the piece's table; kNoTensor: a buffer of the stack (stage_buffers.h)
+  const char* buffer = "";      // the name of that buffer
 };
 
 struct AllocationTrace {
@@ -45,7 +45,7 @@ struct AllocationTrace {
 // On the device alone. REQUIRES: stage < program.stages.size(). Cost: linear in instances, micro-batches and ops.
 AllocationTrace allocation_trace(const Program& program, std::size_t stage);
 
-// About how many events that has, without making any.
+// Estimates how many events allocation_trace() would return, without making any.
 double allocation_events(const Program& program, std::size_t stage);
 
 // The most that is alive at once, each allocation rounded up to a multiple of `granule` (0: not at all).

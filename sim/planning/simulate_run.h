@@ -33,7 +33,7 @@ struct RunOptions {
   // Below 1 failures come in clusters: 0.7 to 0.8 in HPC systems (Schroeder and Gibson 2006, DSN). > 0.
   double shape = 1;
   bool keep_events = false;
-  // Called before each of several histories; what it throws ends them.
+  // Called before each history where there are several; an exception from it ends the simulation.
   std::function<void()> between = {};
 };
 

@@ -31,7 +31,7 @@ std::string grid(std::span<const Column> columns, const std::vector<std::vector<
 // The same rows as a table of GitHub's Markdown.
 std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 
-// Both with control characters written out (sim/base/one_line.h), but for tabs and line breaks.
+// Both write control characters as escapes (sim/base/one_line.h), except tabs and line breaks.
 std::string xml_text(std::string_view text);  // escaped for XML text and attributes
 std::string csv_text(std::string_view text);  // quoted by RFC 4180; ' before what a spreadsheet takes for a formula
 

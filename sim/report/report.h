@@ -36,9 +36,9 @@ struct MemoryBreakdown {
 // Memory that the devices of a node share.
 struct SharedMemory {
   double peak_bytes = 0;      // a device's part, on the stage that puts most there
-  double node_bytes = 0;      // of all devices of a node of that stage, processes included
+  double node_bytes = 0;      // what all devices of a node of that stage put there, and their ranks' processes
   double capacity_bytes = 0;  // of a node; 0: not known, and not checked
-  double process_bytes = 0;   // of node_bytes: what its ranks' processes take beside tensors
+  double process_bytes = 0;   // the part of node_bytes that these processes take beside tensors
   bool fits() const { return capacity_bytes <= 0 || node_bytes <= capacity_bytes; }
 };
 
@@ -81,7 +81,7 @@ struct Interval {
   std::uint32_t micro_batch = 0;
   double begin_seconds = 0, end_seconds = 0;
   const char* name = "";
-  std::uint32_t op = kNoOp;  // what it runs, of Timeline::ops; kNoOp: a slot, or part of the step's end
+  std::uint32_t op = kNoOp;  // the op that it runs, a place in Timeline::ops; kNoOp: a slot, or part of the step's end
 };
 // A message from one stage's slot to another's.
 struct Arrow {

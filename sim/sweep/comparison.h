@@ -34,7 +34,7 @@ struct FigureChanges {
 struct ComparedSweeps {
   std::string file;
   std::vector<std::string> versions;  // of the programs that its results are of
-  std::vector<std::string> doubts;    // doubts_about() it
+  std::vector<std::string> doubts;    // what doubts_about() says of the file
 };
 
 struct SweepComparison {

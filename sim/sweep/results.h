@@ -59,7 +59,8 @@ struct SweepCell {
 // The files that hold them.
 const DatabaseKind& sweep_database();
 
-// What is known to be wrong with results of earlier versions of orrery that the file holds, a sentence each.
+// Says, a sentence each, which results in the file are known to be wrong because an earlier version of orrery made
+// them.
 std::vector<std::string> doubts_about(const Database& database);
 
 class SweepResults {

@@ -27,8 +27,9 @@ inline constexpr std::int64_t kLeastPoints = 10, kLeastSources = 2;
 // calibrations that have not seen them (Seen::others); those that are not fitted are no part. `of`: the sources that they are found from; all where empty.
 StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of = {});
 
-// StepIntervals::unseen_device_factor: what holds kIntervalShare of the points' weight, each of them predicted by a
-// calibration that has seen no step of its device, and no less than 1.
+// Returns StepIntervals::unseen_device_factor: the least factor, but at least 1, on the widths of `intervals` with
+// which they hold kIntervalShare of the points' weight. `points`: each predicted by a calibration that has seen no step
+// of its device.
 double unseen_device_factor(std::span<const PredictedPoint> points, const StepIntervals& intervals);
 
 // Weighted share of fitted points inside their intervals: over all, by stack ("megatron-core") and by origin

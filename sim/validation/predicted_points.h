@@ -35,7 +35,7 @@ struct PredictedPoint {
 // In the quantity's unit. Of layers the simulation must have their ops.
 double predicted_value(Quantity quantity, const Simulation& simulation);
 
-// In any letter case.
+// Returns whether `text` contains `part`, in any letter case.
 bool is_part_of(const std::string& text, const std::string& part);
 
 struct ValidationFilter {

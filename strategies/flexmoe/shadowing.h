@@ -27,7 +27,8 @@ bool shadowing_pays(double most_tokens, double most_tokens_left, std::int64_t sh
 
 // The policy of its code (fmoe/fastermoe/shadow_policy.py): experts in descending order of tokens, as long as
 // broadcasting one more makes the layer faster, where the next expert's tokens are then the most; the least popular is
-// never shadowed. Tokens of a micro-batch, in the mean where it is one of many. Expert numbers, the most popular first.
+// never shadowed. `tokens_of_experts`: those of a micro-batch, the mean where there are several. Returns the numbers of
+// the experts, the most popular first.
 std::vector<std::int64_t> shadowed_experts(std::span<const double> tokens_of_experts,
                                            const ShadowingProfile& profile);
 

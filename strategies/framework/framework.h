@@ -41,12 +41,13 @@ enum class GradientScaling : std::uint8_t {
   fused,     // the optimizer's kernel does
 };
 GradientScaling gradient_scaling(const Plan& plan);
-// In which gradients are accumulated and reduced: the plan's, or the stack's.
+// Returns the dtype in which gradients are accumulated and reduced: the plan's, or, where that is automatic, the
+// stack's.
 Dtype gradient_dtype(const Plan& plan);
 // Kernels of their own add a micro-batch's gradients to those of earlier ones.
 bool accumulates_separately(const Plan& plan);
-// Layers that do not divide into the pipeline's chunks are dealt; otherwise the stack refuses them, or has to be told
-// each chunk's.
+// Returns whether the stack itself deals layers that do not divide evenly into the pipeline's chunks. Other stacks
+// refuse such layers unless they are told each chunk's.
 bool deals_uneven_chunks(const Plan& plan);
 // What tensor-parallel ranks hold alike crosses pipeline stages in parts.
 bool scatters_transfers(const Plan& plan);

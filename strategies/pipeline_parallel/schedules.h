@@ -33,9 +33,9 @@ std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std:
 // Nothing when the options fit together and split_layers accepts them.
 std::optional<Limit> options_limit(const Options& options, std::int64_t layers);
 
-// Layers in the split: the model's, and the ends that count as one each.
+// Returns how many layers the split counts: the model's, and one for each end (embedding, head) that counts as a layer.
 std::int64_t counted_layers(std::int64_t layers, const Options& options);
-// Chunks of as many layers each, or as the user says.
+// Returns whether all chunks get the same number of layers, or the user has said each one's number.
 bool is_even(std::int64_t layers, const Options& options);
 
 // Fills `out`, keeping its storage: a search that rebuilds does not allocate. Size and time grow with the stages (and

@@ -9,7 +9,7 @@ namespace orrery::precision {
 
 enum class Mix : std::uint8_t { bf16, fp16, fp32, fp8, nvfp4 };
 inline constexpr std::array<std::string_view, 5> kMixNames{"bf16", "fp16", "fp32", "fp8", "nvfp4"};
-// automatic: as the stack does (framework::gradient_dtype).
+// automatic: the stack's dtype (framework::gradient_dtype).
 enum class GradientDtype : std::uint8_t { automatic, fp32, bf16, fp16 };
 inline constexpr std::array<std::string_view, 4> kGradientDtypeNames{"automatic", "fp32", "bf16", "fp16"};
 

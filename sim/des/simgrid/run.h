@@ -38,7 +38,7 @@ struct Work {
   std::uint32_t cause = EventRecord::kNoCause;  // once started: the event that let it
   std::uint16_t waiters = 0;                    // streams' bits
   std::uint16_t parts_done = 0;
-  std::uint16_t covered = 1;  // instances
+  std::uint16_t covered = 1;  // instances that it stands for
   bool started = false, done = false;
 };
 
