@@ -34,7 +34,7 @@ constexpr const char* kCalibrateImportExamples = R"(Examples:
 
 Logs are what nccl-tests prints, or writes with -J. The cluster is the hardware that they ran on.)";
 
-// The points that a fit misses, as one line of text.
+// Writes the points that a fit misses as one line of text.
 std::string missed_text(const CurveError& curve) {
   constexpr std::size_t kShown = 3;
   std::string text;

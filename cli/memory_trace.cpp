@@ -98,7 +98,7 @@ std::string memory_plan_text(const Simulation& simulation) {
 
 namespace {
 
-// The file has some 100 bytes for each event, the trace of three steps in memory twice that.
+// An event takes some 100 bytes of the file. In memory, where the trace has three steps, it takes twice that.
 constexpr double kMostEvents = 1e6;
 
 void check_size(const Simulation& simulation) {

@@ -116,7 +116,7 @@ std::string counts_text(const SearchAnswer& a) {
 }
 
 std::string head_text(const SearchAnswer& a) {
-  Scenario without_plan = a.base;  // which may be none that can be laid out
+  Scenario without_plan = a.base;  // its plan need not be one that can be laid out
   without_plan.plan = {};
   return title_of(without_plan).front() + "\n" + counts_text(a) + "\n";
 }
@@ -188,7 +188,7 @@ Json fastest_json(const SearchAnswer& a) {
     apply_set(with, fmt::format("{}.{}={}", part, axis.field, json_text(chosen_value(axis, a.best.front().scenario))),
               a.source.file);
   }
-  // What the plan leaves open and its stack must be told.
+  // Writes out what the plan leaves open but its stack must be told.
   const Scenario& fastest = a.best.front().scenario;
   Plan plan = fastest.plan;
   for (const Strategy& strategy : all_strategies())
@@ -258,7 +258,7 @@ void search_command(const SearchArguments& arguments) {
   const SearchAnswer a = [&] {
     ShowProgress progress;
     request.progress = [&progress](const SearchProgress& p) { progress(p); };
-    // "No" at once, and what would fit when that is found.
+    // Says at once that nothing fits, and what would fit when that is found.
     request.nothing_fits = [&](const SearchAnswer& answer) {
       if (arguments.json == "-" || arguments.csv == "-") return;
       progress.clear();

@@ -754,9 +754,10 @@ bool of_class(std::string_view name, std::string_view prefix) {
   return name.starts_with("For") || name.starts_with("LMHead") || name.starts_with("Model");
 }
 
-// ---- keys that say of a config what its family's reader would not look for
+// ---- keys that tell what the reader of a config's family does not look for
 
-// A key, or the beginning of keys where it ends in '_', and what it is of: nothing that a family below models.
+// A key, or the beginning of keys where it ends in '_', and the architecture that it belongs to. No family below models
+// any of these.
 struct ForeignKey {
   std::string_view key, what;
 };
@@ -792,7 +793,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"vision_config", "images beside text"},
 };
 
-// Words of layer_types that say what a layer is instead of attention.
+// Words of layer_types for layers that are not attention.
 constexpr std::array kForeignLayers{std::pair{"mamba", "state-space layers"},
                                     std::pair{"ssm", "state-space layers"},
                                     std::pair{"linear", "linear attention"},
@@ -835,7 +836,7 @@ void refuse_foreign_keys(const Config& config) {
     }
 }
 
-// Which layers attend to all positions, by layer_types and by the model as it was read.
+// Returns which layers attend to all positions: by layer_types, and by the model as it was read.
 void refuse_other_layers(const Config& config, std::string_view model_type, const Model& m) {
   const Json* types = config.find("layer_types");
   if (types == nullptr || !types->is_array()) return;
@@ -856,7 +857,7 @@ void refuse_other_layers(const Config& config, std::string_view model_type, cons
   }
 }
 
-// What the config says and the model, read as one of `model_type`, does not have.
+// Throws where the config says something that the model, read as one of `model_type`, does not have.
 void refuse_contradictions(const Config& config, std::string_view model_type, const Model& m) {
   const auto as_read = [&](const std::string& what) {
     return fmt::format("{}, as the family {} is read", what, model_type);

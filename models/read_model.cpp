@@ -273,7 +273,7 @@ std::vector<std::string> model_names() {
 bool is_model_name(const std::string& name) {
   try {
     return look_up(name, {}) || look_up(lower_case(name), {});
-  } catch (const InputError&) {  // not modelled, but a name
+  } catch (const InputError&) {  // the preset is not modelled, but it has the name
     return true;
   }
 }

@@ -238,7 +238,7 @@ std::vector<RankResult> execute_ranks(std::span<const RunPart> run, const Execut
     };
     try {
       for (std::size_t r = 0; r < ranks; ++r) threads.emplace_back(work, r);
-    } catch (const std::system_error& why) {  // those that wait for it are to end
+    } catch (const std::system_error& why) {  // ends the ranks that wait for the missing one
       shared.fail(std::make_exception_ptr(ExecutionError(
           fmt::format("a thread for each of {} ranks: the machine does not start one ({}); a plan of fewer ranks needs "
                       "fewer, a higher limit of processes and memory allows more (ulimit -u, ulimit -v)",

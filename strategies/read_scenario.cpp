@@ -35,7 +35,8 @@ constexpr std::array<std::string_view, kParts> kPartNames{"model", "cluster", "w
 
 bool is_path(std::string_view text) { return text.ends_with(".json") || text.find('/') != std::string_view::npos; }
 
-// A model's name on the Hugging Face Hub has a "/" too ("meta-llama/Meta-Llama-3-8B"). What is a file at `path` is one.
+// Tells a path from a model's name on the Hugging Face Hub, which has a "/", too ("meta-llama/Meta-Llama-3-8B"). Where
+// `path` leads to a file, it is a path.
 bool is_name_of_model(std::string_view key, const std::string& text, const std::string& path) {
   std::error_code error;
   return key == "model" && !std::filesystem::exists(path, error) && is_model_name(text);

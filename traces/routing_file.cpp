@@ -129,7 +129,7 @@ class RoutingReader {
       if (static_cast<std::uint64_t>(*last - *first) >= kMostNumbers - numbers.size())
         fail(fmt::format("{}={}", name, one_line(text, kMostShown)), fmt::format("at most {} numbers", kMostNumbers));
       for (std::int64_t n = *first; n < *last; ++n) numbers.push_back(n);
-      numbers.push_back(*last);  // behind the loop: behind the largest number there is none to end at
+      numbers.push_back(*last);  // outside of the loop: `n <= *last` holds for ever if it is the largest
     }
     return numbers;
   }

@@ -69,9 +69,9 @@ class Popularity {
     return p;
   }
 
-  // As if next() had been called until `step` is the next. A chain of noise begins `memory_` to twice as many steps
-  // before the step that it is asked for, in multiples of `memory_`: which chain a step has is its own matter, and not
-  // that of the steps asked for before it.
+  // Goes to the state in which next() gives `step`. A chain of noise begins at a multiple of `memory_`, between
+  // `memory_` and twice as many steps before `step`. So the chain depends on the step alone, not on the steps that were
+  // asked for before it.
   void skip_to(std::int64_t step) {
     const std::int64_t begin = std::max<std::int64_t>(step / memory_ - 1, 0) * memory_;
     if (begin != begin_) step_ = begin_ = begin;
@@ -81,7 +81,8 @@ class Popularity {
   }
 
  private:
-  // Steps after which noise has forgotten its own, to a double's rounding; less where that would take long.
+  // The number of steps after which noise has forgotten where it began, to a double's rounding; less where that many
+  // steps would take long.
   static std::int64_t memory(const RoutingGenerator& g) {
     constexpr std::int64_t kMostDraws = std::int64_t{1} << 22;  // of a layer: a fraction of a second
     const double forgotten =
@@ -118,8 +119,8 @@ class Popularity {
 
   const RoutingGenerator& g_;
   std::int64_t layer_, memory_;
-  std::int64_t step_ = 0, begin_ = 0;  // the next one; that of the chain of noise
-  std::vector<std::int64_t> order_;    // of each expert the place in the order of popularity
+  std::int64_t step_ = 0, begin_ = 0;  // the next step; the step with which the chain of noise begins
+  std::vector<std::int64_t> order_;    // for each expert its place in the order of popularity
   std::vector<double> noise_;
 };
 

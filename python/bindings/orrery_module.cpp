@@ -111,7 +111,7 @@ void check_interrupt() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// The same for what is called more often than is worth a look.
+// The same for functions that are called so often that not every call should look.
 class InterruptCheck {
  public:
   void operator()() {
@@ -271,7 +271,7 @@ InputError with_arguments_name(const InputError& error) {
   return {std::move(where), error.found(), error.expected(), error.nearest()};
 }
 
-// What is said may quote bytes of a file.
+// A message may quote any bytes of a file.
 py::object text_of(const std::string& text) {
   PyObject* const decoded = PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace");
   if (decoded == nullptr) throw py::error_already_set();

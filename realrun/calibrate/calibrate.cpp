@@ -35,12 +35,12 @@ class Companions {
         const std::unique_ptr<Backend> backend = make_backend();
         Meter meter(*backend, footprint_bytes);
         while (!stop_) meter.measure(point, kLeastPointSeconds);
-      } catch (const DeviceError&) {  // short of memory: one fewer
+      } catch (const DeviceError&) {  // memory is short: one thread fewer
       }
     };
     try {
       for (std::int64_t i = 0; i < count; ++i) threads_.emplace_back(work);
-    } catch (const std::system_error&) {  // short of threads: fewer
+    } catch (const std::system_error&) {  // threads are short: fewer of them
     }
   }
   ~Companions() {

@@ -23,8 +23,8 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr double kLarge = 1 << 20;  // sizes that bandwidth decides, not latency
 constexpr double kSmallWeight = 0.5;
-constexpr double kLeastRate = 1e-3;  // of the rate that the bundled calibration gives
-constexpr double kPull = 0.01;       // towards the start, of a parameter's logarithm
+constexpr double kLeastRate = 1e-3;  // the least rate, as a part of the one that the bundled calibration gives
+constexpr double kPull = 0.01;       // weight of the pull on a parameter's logarithm, towards where it starts
 
 struct Free {
   std::string name;
@@ -32,8 +32,8 @@ struct Free {
   double least, most;
 };
 
-// Bounds as fit_collectives.py has them: shares stay shares, latencies per step stay near the published constants. But
-// a user's links may be much slower than those of the bundled calibration.
+// The bounds are those of fit_collectives.py: shares stay shares, and latencies per step stay near the published
+// constants. But a user's links may be much slower than those of the bundled calibration.
 Free free_parameter(const std::string& name, double& value) {
   double least = value / 20, most = 20 * value;
   if (name == "ring_share") {
@@ -122,9 +122,9 @@ class CollectiveFitter {
     return chosen;
   }
 
-  // Which algorithm a log ran is not known, and where one becomes slower another takes over in the prediction. So all
-  // shares of a link begin at the common rate that meets the large sizes best; only the way down is looked for, as
-  // single shares can be raised.
+  // A log does not say which algorithm ran, and where one algorithm becomes slower, the prediction takes another. So
+  // all shares of a link begin at the common rate that meets the large sizes best. The search for it only goes down:
+  // the fit can raise single shares later.
   void slow_links(const std::vector<const CollectiveCurve*>& curves, const std::vector<Free>& free) {
     std::vector<double> bundled;
     for (const Free& f : free) bundled.push_back(*f.value);
@@ -242,8 +242,8 @@ std::vector<Free> free_of_network(const std::vector<const CollectiveCurve*>& cur
   return free;
 }
 
-// Rings load the links of a node or network evenly: what they were measured to get, no other algorithm exceeds. (An
-// all-to-all may be slow for other reasons.)
+// Rings load the links of a node or network evenly, so no other algorithm gets more than rings were measured to get.
+// (An all-to-all may be slow for other reasons.)
 void bound_by_rings(const std::vector<Free>& free, double ring_share, double bundled_ring_share,
                     std::initializer_list<std::pair<const char*, double*>> shares) {
   const auto is_free = [&](const char* name) {
@@ -312,8 +312,8 @@ OrderedJson json_of(const InterCalibration& c) {
           {"included_latency_seconds", c.included_latency_seconds}};
 }
 
-// What tells a device's model from another's: "A100" of "NVIDIA A100-SXM4-80GB", "3090" of "GeForce RTX 3090"; "" if
-// nothing does ("NVIDIA Graphics Device").
+// Returns the word that tells a device's model from others: "A100" in "NVIDIA A100-SXM4-80GB", "3090" in "GeForce RTX
+// 3090"; "" where there is none ("NVIDIA Graphics Device").
 std::string model_word(const std::string& device) {
   std::string word;
   for (std::size_t i = 0; i <= device.size(); ++i) {

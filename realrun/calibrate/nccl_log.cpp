@@ -87,7 +87,7 @@ std::optional<std::int64_t> integer(std::string_view word) {
   return value;
 }
 
-// A rank of a log's list: "#  Rank  0 Group  0 Pid  10563 on host-1 device  0 [0x07] NVIDIA A100-SXM4-40GB".
+// An entry in a log's list of ranks: "#  Rank  0 Group  0 Pid  10563 on host-1 device  0 [0x07] NVIDIA A100-SXM4-40GB".
 struct LoggedRank {
   std::int64_t number = 0, group = 0;
   std::string host;
@@ -96,24 +96,24 @@ struct LoggedRank {
 
 // One run of a test.
 struct Run {
-  const Kind* kind = nullptr;  // as the log says
+  const Kind* kind = nullptr;  // null: the log does not say it
   std::size_t first_line = 1, last_line = 1;
   std::vector<LoggedRank> ranks;
   std::string device, dtype;
   std::vector<std::string> columns;
   std::vector<CollectivePoint> points;
-  double seconds_per_unit = 1e-6;  // of the column "time"; 0: the header does not say
+  double seconds_per_unit = 1e-6;  // the unit of the column "time"; 0: the header does not say it
   double fastest = 0;              // algorithm bandwidth, GB/s
   double seconds_per_unit_of_fastest = 0;
-  bool reduces = false, only_moves = false;  // by the column redop of its rows
-  bool rows = false, unmeasured = false;     // rows; one without a time ("N/A")
+  bool reduces = false, only_moves = false;  // the column redop of some row says so
+  bool rows = false, unmeasured = false;     // it has rows; a row has no time ("N/A")
   bool ended = false;
-  std::optional<InputError> error;  // the first of its rows
+  std::optional<InputError> error;  // of the first row that has one
 
   bool empty() const { return ranks.empty() && columns.empty() && !rows; }
 };
 
-// What the ranks of a log are: members of one communicator, or of several alike, each within a host.
+// Finds out what the ranks of a log are: the members of one communicator, or of several alike, each within a host.
 void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where& where, CollectiveCurve& curve) {
   const std::string alone =
       ": processes that do not know each other measure nothing together (nccl-tests has to be built with MPI=1)";
@@ -168,7 +168,8 @@ const Kind* wanted_kind(const LogOptions& options) {
   throw InputError({"--collective", ""}, describe(options.collective), "one of " + names_of_kinds());
 }
 
-// The collective of a test that says none; its file's name only counts where the rows can be of it.
+// Returns the collective of a test for which the log says none. The file's name counts only where the rows can be of
+// the collective that it names.
 template <class CanBe>
 const Kind& kind_of(const std::string& file, const LogOptions& options, CanBe can_be) {
   const Kind* kind = wanted_kind(options);
@@ -189,7 +190,7 @@ void name_curve(const Kind& kind, const std::string& file, CollectiveCurve& curv
   curve.id = fmt::format("{}-{}-{}", std::filesystem::path(stem).stem().string(), curve.collective, curve.ranks);
 }
 
-// A line without colours and without the carriage return of other systems.
+// Returns a line without colours, and without the carriage return with which other systems end it.
 std::string plain(std::string_view line) {
   std::string text;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -203,7 +204,7 @@ std::string plain(std::string_view line) {
   return text;
 }
 
-// NCCL's and RCCL's data types, as the tests of all versions spell them.
+// Returns whether a word is a data type of NCCL or RCCL, as the tests of some version spell it.
 bool names_a_type(std::string_view word) {
   for (const std::string_view type : {"int", "uint", "char", "half", "float", "double", "bf", "fp", "f8", "f16"})
     if (word.starts_with(type)) return true;
@@ -296,7 +297,7 @@ class TableParser {
     return true;
   }
 
-  // The names of the columns, of which the first was "bytes" in the oldest versions.
+  // Reads the names of the columns. The oldest versions call the first one "bytes".
   bool read_header(const std::vector<std::string>& words) {
     for (std::size_t i = 0; i + 2 < words.size(); ++i) {
       const bool oldest = words[i].ends_with("bytes") && words[i + 1] == "N";
@@ -321,7 +322,7 @@ class TableParser {
       run_.error = InputError(where(), *(colon + 1) + " values out of bounds", "results that nccl-tests found right");
   }
 
-  // Where a row begins: a size, a count and a data type.
+  // Returns where a row begins: with a size, a count and a data type.
   static std::size_t row_in(const std::vector<std::string>& words) {
     for (std::size_t i = 0; i + 2 < words.size(); ++i)
       if (integer(size_in(words[i])) && integer(words[i + 1]) && names_a_type(words[i + 2])) return i;
@@ -344,7 +345,7 @@ class TableParser {
       words.pop_back();
       if (words.back().find('-', 1) != std::string::npos && !number(words.back())) words.pop_back();
     }
-    // Of what stands before the times, redop and root are empty where a test has none.
+    // Before the times stand some columns that may be empty: a test need not have a redop or a root.
     const auto values = static_cast<std::size_t>(columns.end() - first);
     constexpr std::size_t kLeast = 3;  // size, count, type
     if (words.size() < kLeast + values)
@@ -413,14 +414,14 @@ class TableParser {
   std::vector<Run> runs_;
 };
 
-// What the rows of a run say about its collective: whether anything was reduced.
+// Returns whether a run can be of this collective: the column redop of its rows says whether anything was reduced.
 bool can_be(const Run& run, const Kind& kind) {
   const bool reduces =
       kind.kind == OpKind::all_reduce || kind.kind == OpKind::reduce_scatter || kind.kind == OpKind::reduce;
   return reduces ? run.reduces || !run.only_moves : !run.reduces;
 }
 
-// The curve of a run that is of the wanted collective.
+// Returns the curve of a run, which is of the wanted collective.
 CollectiveCurve curve_of(const Run& run, const std::string& file, const LogOptions& options) {
   const auto at = [&](std::size_t line) { return InputError::Where{fmt::format("{}:{}", file, line), ""}; };
   const InputError::Where where{file, ""};
@@ -444,7 +445,7 @@ CollectiveCurve curve_of(const Run& run, const std::string& file, const LogOptio
   return curve;
 }
 
-// The same test may run twice in a log.
+// Gives different names to curves of the same test, which may run twice in a log.
 void tell_apart(std::vector<CollectiveCurve>& curves) {
   std::map<std::string, int> seen;
   for (CollectiveCurve& curve : curves)
@@ -492,7 +493,8 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
   const Json& config = need(json, "config", "");
   const Json& devices = need(config, "devices", "/config");
   if (!devices.is_array()) throw InputError({file, "/config/devices"}, describe(devices), "an array");
-  // One entry a process, whatever its ranks: the next process's first rank is as many further.
+  // JSON has one entry for each process, however many ranks it has. The first ranks of two neighbouring processes are
+  // nthreads x ngpus apart.
   std::int64_t each = 1;
   for (const char* of : {"nthreads", "ngpus"}) {
     constexpr std::int64_t kMost = 1 << 20;  // a process, by far

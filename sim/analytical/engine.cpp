@@ -622,7 +622,8 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   }
 }
 
-// What slots that pair save, by themselves: what those before them have left slows a pair as it slows the two.
+// Finds what two slots save as a pair. Both are clocked without a backlog: what earlier slots have left slows a pair by
+// as much as it slows the two one after the other.
 void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
   pair_saves.clear();
   if (!program.schedule.pairs) return;

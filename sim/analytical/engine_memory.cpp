@@ -30,7 +30,7 @@ double total(const CategoryBytes& bytes) {
 
 }  // namespace
 
-// Lent gradients (PieceMemory::lent_gradients): the run that lends them, and the last one that shares them.
+// Finds the run that lends gradients (PieceMemory::lent_gradients), and the last one that shares them.
 AnalyticalEngine::Rep::LentGradients AnalyticalEngine::Rep::lent_gradients(const Chunk& chunk) const {
   LentGradients lent{chunk.runs.size(), 0};
   for (std::size_t r = 0; r < chunk.runs.size(); ++r) {
@@ -41,7 +41,7 @@ AnalyticalEngine::Rep::LentGradients AnalyticalEngine::Rep::lent_gradients(const
   return lent;
 }
 
-// visit(transient) of the backward of an instance of run `r`.
+// Calls visit(transient) for each stretch of the backward of an instance of run `r`.
 template <class Visit>
 void AnalyticalEngine::Rep::visit_backward(const Chunk& chunk, LentGradients of, std::size_t r,
                                            const Visit& visit) const {
@@ -54,8 +54,8 @@ void AnalyticalEngine::Rep::visit_backward(const Chunk& chunk, LentGradients of,
 
 // The transient of a slot on top of all that its micro-batch saves in the chunk: a forward has saved the instances up
 // to the one that runs; a backward and a weight gradient have freed those behind it. Along a run what is held changes
-// by the same amounts from instance to instance, so its ends are the candidates. `sent`: what the chunk has handed on
-// and keeps until its backward.
+// by the same amounts from instance to instance, so its ends are the candidates. `sent`: bytes of the output that the
+// chunk has sent on and keeps until its backward.
 ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk, double sent) const {
   ChunkMemory m;
   Fullest fullest_side;
@@ -93,20 +93,20 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk, double sent)
   m.transient[index(SlotKind::forward)] = sum(forward.bytes(), m.saved, -1);
   m.transient[index(SlotKind::backward)] = sum(backward.bytes(), m.saved, -1);
   m.transient[index(SlotKind::weight_gradient)] = sum(weight_gradient.bytes(), m.kept, -1);
-  // It is written by the forward's last op: all but that one have it to come.
+  // The forward's last op writes the output that is sent. In the ops before, its bytes are not there yet.
   m.saved.of(Place::device, Category::activation) += sent;
   m.transient[index(SlotKind::forward)].of(Place::device, Category::activation) -= sent;
   return m;
 }
 
 // A pair goes through its chunks layer by layer: while the forward saves its k-th instance, the backward is at its k-th
-// from the end and has freed those behind it. What both hold at their fullest, beyond all that both have saved.
+// from the end and has freed those behind it. Returns the most that both hold, beyond all that both save.
 PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::size_t forward_row,
                                                   std::size_t backward_row) const {
   const Chunk &forward = row(program, forward_row).chunk, &backward = row(program, backward_row).chunk;
   const ChunkMemory &f = memory[forward_row], &b = memory[backward_row];
   const LentGradients lent = lent_gradients(backward);
-  // What the forward has saved before its instance, and what is left of the other behind its.
+  // What the forward has saved before its current instance, and what the backward has not freed yet.
   PlacedBytes saved = f.side, left = b.saved;
   Fullest fullest;
   std::size_t i = 0, j = backward.runs.size();  // runs; the backward's is j - 1
@@ -120,7 +120,7 @@ PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::s
     const std::int64_t n = !has_forward    ? of_backward
                            : !has_backward ? of_forward
                                            : std::min(of_forward, of_backward);
-    // Over these instances what is held changes by the same bytes each time: the first or the last is the fullest.
+    // What is held changes by the same bytes with each of these instances, so the first or the last is the fullest.
     for (const std::int64_t k : {std::int64_t{0}, n - 1}) {
       PlacedBytes held = sum(saved, left);
       if (p != nullptr) held = sum(sum(held, p->saved, static_cast<double>(k + 1)), p->forward_transient);

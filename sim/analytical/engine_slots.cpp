@@ -11,7 +11,7 @@ constexpr double kSame = 1e-6;  // relative: of a slot's seconds from round to r
 constexpr std::int64_t kRounds = 4;
 constexpr std::int64_t kFollowed = 64;     // micro-batches
 constexpr std::size_t kMostWalked = 4096;  // slots of all stages
-constexpr double kFelt = 0.05;             // of what a slot gathers: a wait that is worth clocking it anew
+constexpr double kFelt = 0.05;  // waits longer than this part of what a slot gathers are worth clocking it anew
 
 void add(LineResult& to, const LineResult& from, double times) {
   to.seconds += times * from.seconds;
@@ -47,7 +47,7 @@ bool same(const FabricBacklog& a, const FabricBacklog& b) {
 
 }  // namespace
 
-// How many forwards a stage runs from a chunk's first to the next chunk's first.
+// Counts the forwards that a stage runs from the first one of a chunk to the first one of its next chunk.
 void AnalyticalEngine::Rep::count_turns(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   turns.assign(program.stages.size() * chunks, 1);
@@ -72,9 +72,10 @@ void AnalyticalEngine::Rep::count_turns(const Program& program) {
 }
 
 // The first forward's gathering of parameters needs no input if it is issued ahead: a stage gathers while it waits for
-// that input. It begins when the slot's turn has come: at the start of the step in its first slot, in that of a later
-// chunk behind the forwards of other micro-batches. With many micro-batches only what the first one adds matters: what
-// outlasts the wait stays in the slot. So does all that is not issued ahead: the host waits for the input first.
+// that input. Gathering begins when the slot's turn has come: for a stage's first slot at the start of the step, for
+// the first slot of a later chunk behind the forwards of other micro-batches. With many micro-batches only what the
+// first one adds matters. What outlasts the wait stays in the slot. So does all that is not issued ahead, because the
+// host waits for the input first.
 void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const std::size_t positions = program.schedule.position.size(), of_first = program.class_of(0);
@@ -153,7 +154,7 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
         l.first = l.usual;
       }
     }
-    // The last of the stage's forwards before its next chunk is bound by the stage, or by a slower one before it.
+    // The stage's last forward before its next chunk ends when the stage itself, or a slower stage before it, lets it.
     const double usual = l.usual.seconds, behind = static_cast<double>(turns[place] - 1);
     slowest = std::max(slowest, usual);
     FirstEnds& ends_here = first_ends[q];
@@ -192,7 +193,8 @@ void AnalyticalEngine::Rep::find_waits(const Program& program) {
   }
 }
 
-// Whether what the class's slots leave slows the next ones: their kernels, or other streams that it meets.
+// Returns whether the work that the class's slots leave slows the slots behind them: their kernels, or other streams on
+// the same level of the fabric.
 bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t stage_class_of) const {
   if (program.schedule.micro_batches == 1 || !clock.shares_levels()) return false;
   StreamsByLevel on_level{};
@@ -269,8 +271,8 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
   for (std::size_t k = 0; k < program.micro_batch_classes(); ++k) settle_backlogs(program, stage_class_of, k);
 }
 
-// What crosses nodes between stages shares their NICs with what is reduced in every micro-batch, while that is under way:
-// the part of the time that it works.
+// Transfers between stages on different nodes share the NICs with reductions that run in every micro-batch. A hop is
+// slowed for the part of the time in which such a reduction works.
 void AnalyticalEngine::Rep::slow_hops(const Program& program) {
   if (hops.size() < 2 || program.schedule.micro_batches == 1 || !clock.shares_levels()) return;
   constexpr auto kNetwork = static_cast<std::size_t>(FabricLevel::network);
@@ -301,9 +303,9 @@ void AnalyticalEngine::Rep::slow_hops(const Program& program) {
   }
 }
 
-// What the last micro-batch of a chunk leaves on the fabric's asynchronous streams (the reduction of its gradients) slows
-// the kernels of the slots behind it, in orders that come to the chunk below then: the backwards of its last
-// micro-batches, one for each stage.
+// The last micro-batch of a chunk leaves the reduction of the chunk's gradients on the fabric's asynchronous streams.
+// It slows the kernels of the slots that follow. In orders that go on with the chunk below, these are the backwards of
+// that chunk's last micro-batches, one for each stage.
 void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
   behind_last.clear();
   const Schedule& schedule = program.schedule;
@@ -313,7 +315,7 @@ void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
   const double slowdown = kernels.overlap_slowdown;
   for (std::size_t i = 0; i < classes.size(); ++i) {
     if (classes[i].carries) continue;
-    double left = 0;  // of the stream when the chunk's last backward ends
+    double left = 0;  // seconds of work on the stream when the chunk's last backward ends
     for (std::size_t chunk = chunks; --chunk > 0;) {
       const auto of_chunk = [&](std::size_t of) -> const SlotLines& {
         return lines[at(program, i, of_last, of)][index(SlotKind::backward)];
@@ -333,7 +335,7 @@ void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
       for (std::size_t k = 0; k < stages; ++k) {
         double& longer = behind_last[((i * chunks) + chunk) * stages + k];
         longer = slowdown * kernel * std::min(1.0, left / slowed);
-        // The chunk's own last is slowed once by what it reduces itself.
+        // The chunk's own last backward reduces, too; its line is slowed by that already, and not twice.
         if (k + 1 == stages) longer = std::max(0.0, std::min(longer, slowed - of_chunk(chunk - 1).last.seconds));
         else left = std::max(0.0, left - usual.seconds - longer);
         sum += longer;

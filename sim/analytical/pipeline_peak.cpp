@@ -85,10 +85,10 @@ class StagePeakSearch {
   std::size_t at_ = 0;  // slots before
 };
 
-// PeakOptions::gradients of a stage, slot by slot.
+// Follows, slot by slot, how many bytes of PeakOptions::gradients a stage holds.
 class HeldGradients {
  public:
-  // `of_chunks`: none where there are none.
+  // `of_chunks`: bytes of each chunk; empty where there are none.
   HeldGradients(const StageOrder& order, std::span<const double> of_chunks) : of_chunks_(of_chunks) {
     if (of_chunks_.empty()) return;
     left_.resize(of_chunks_.size());
@@ -113,7 +113,7 @@ class HeldGradients {
   double bytes_ = 0;
 };
 
-// Slot by slot; `micro_batch_class` may be empty.
+// Looks at every slot. `micro_batch_class` may be empty.
 void peak_bytes_plain(const Schedule& schedule, std::span<const std::int32_t> stage_class,
                       std::span<const ChunkBytes> bytes, std::span<const std::uint8_t> micro_batch_class,
                       std::size_t micro_batch_classes, std::vector<StagePeak>& out, const PeakOptions& options) {

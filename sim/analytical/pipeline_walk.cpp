@@ -126,7 +126,7 @@ struct Recorder {
 
 class PlainWalk {
  public:
-  // `skips`: repeats of the orders' bodies that would take what those before took are left out.
+  // `skips`: leaves out repeats of the orders' bodies that would take as long as those before.
   template <class Record>
   void run(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out, Record& record,
            bool skips = false) {
@@ -187,7 +187,7 @@ class PlainWalk {
 
   struct Skipped {
     double seconds = 0, times = 0;
-    std::vector<StageClock> of_stages;  // what `times` add of busy and transfer seconds
+    std::vector<StageClock> of_stages;  // the busy and transfer seconds that `times` add
   };
   // Walks round by round until the state of all stages is an earlier one but for a constant (PeriodFinder), and takes
   // as many rounds from the orders as are sure to go on so. The state: when stages are free, and the ends of what is in
@@ -381,7 +381,7 @@ class PlainWalk {
     return slot.micro_batch == 0 ? at.first : slot.micro_batch + 1 == micro_batches_ ? at.last : at.usual;
   }
 
-  // What the slot takes longer behind the last one of a chunk.
+  // Returns what the slot takes longer because a chunk's last slot is behind it (PipelineCosts::behind_last).
   double longer_behind_last(std::size_t stage, const Slot& slot) {
     if (behind_.empty()) return 0;
     std::span<const double>& left = behind_[stage];
@@ -495,7 +495,7 @@ void PipelineWalker::walk(const Schedule& schedule, const PipelineCosts& costs, 
     for (std::int64_t c = 0; c < schedule.chunks; ++c)
       for (int kind = 0; kind < kinds; ++kind) busy += total_seconds(seconds[c][kind], schedule.micro_batches);
     if (!costs.behind_last.empty())
-      // All chunks but the model's first: behind whose last backward a stage has no slot left.
+      // Rows of all chunks but the model's first one: after its last backward a stage has no slots.
       for (std::size_t i = 0; i < static_cast<std::size_t>(schedule.chunks - 1) * costs.slots_behind; ++i)
         busy += costs.behind_last[(static_cast<std::size_t>(costs.stage_class[s] * schedule.chunks) + 1) *
                                       costs.slots_behind + i];

@@ -16,7 +16,7 @@ struct RingRows {
   double *below_now = nullptr, *above_now = nullptr;       // likewise
   // What the first and the last micro-batch take more than the usual one, [chunk * p + u].
   double *first_forward = nullptr, *last_forward = nullptr, *first_backward = nullptr, *last_backward = nullptr;
-  const double* behind_last = nullptr;  // PipelineCosts, of p slots
+  const double* behind_last = nullptr;  // PipelineCosts::behind_last for p slots
   const std::int32_t* stage_class = nullptr;
   double* forward_tokens = nullptr;  // [k]
   double* backward_tokens = nullptr;    // [last - k]
@@ -109,7 +109,7 @@ inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_be
     if (const Index k = b0 - last_b; k >= n - period && k < n)
       add(last_b, r.backward_tokens[r.last - k], r.last_backward[last_b_row + last_b]);
     if (r.behind_last == nullptr) continue;
-    // Of the last p micro-batches, behind the last one of the chunk above.
+    // The last p micro-batches run behind the last backward of the chunk above, which slows them.
     for (Index u = std::max<Index>(0, b0 - n + 1); u < p && b0 - u >= n - period + p; ++u) {
       const Index chunk_above = v - (u <= b.place ? b.run : b.run_before(v));
       const Index slot = b.place - u + (u <= b.place ? 0 : p);

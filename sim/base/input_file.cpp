@@ -87,7 +87,7 @@ LineReader::~LineReader() {
   if (is_own_) ::close(descriptor_);
 }
 
-// More of the file in buffer_. False: there is no more.
+// Reads more of the file into buffer_. Returns false where the file has ended.
 bool LineReader::fill() {
   constexpr std::size_t kBytesAtOnce = std::size_t{1} << 16;
   buffer_.resize(kBytesAtOnce);
@@ -99,7 +99,7 @@ bool LineReader::fill() {
   buffer_.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
   at_ = 0;
   if (got >= 0) return got > 0;
-  // A line that is cut is none, and a file that is cut must not pass for a whole one.
+  // After an error the rest is missing: neither half a line nor half a file may pass for a whole one.
   const std::string found =
       number_ == 0 ? fmt::format("nothing ({})", std::strerror(reason))
                    : fmt::format("{} lines, and then an error of reading ({})", number_, std::strerror(reason));

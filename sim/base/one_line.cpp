@@ -12,10 +12,10 @@ namespace {
 struct Character {
   unsigned code = 0;
   std::size_t bytes = 1;
-  bool is_utf8 = true;  // else a byte by itself
+  bool is_utf8 = true;  // false: `code` is a single byte that is not UTF-8
 };
 
-// The character that `text` begins with. What is no UTF-8: Unicode 15, table 3-7.
+// Returns the character with which `text` begins. Unicode 15, table 3-7 says which bytes are UTF-8.
 Character first_of(std::string_view text) {
   const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const unsigned lead = byte(0);
@@ -36,15 +36,15 @@ Character first_of(std::string_view text) {
   return {code, bytes};
 }
 
-// Whether it acts on a terminal: C0, delete and C1; what sets the direction of a text (Unicode's Bidi_Control) or ends
-// its line. A byte that is no UTF-8 may be C1 by itself.
+// Returns whether a character acts on a terminal: C0, delete, C1, or one that sets the direction of a text (Unicode's
+// Bidi_Control) or ends its line. A byte that is not UTF-8 may be C1 for a terminal.
 bool acts(const Character& c) {
   const unsigned code = c.code;
   return !c.is_utf8 || code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x061c || code == 0x200e ||
          code == 0x200f || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
 }
 
-// Texts are read by the million: of most one look at each byte tells.
+// Texts come by the million, and most are plain ASCII: one look at each byte settles these.
 bool is_plain_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
 }

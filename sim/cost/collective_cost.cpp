@@ -243,7 +243,7 @@ double CollectiveModel::all_to_all_intra_seconds(double bytes, const Group& g) c
   const double to_peers = (as_double(g.r - 1) + intra_.local_steps) / as_double(g.n) * bytes;
   const Link link = link_of(g.r, g.stride);
   if (!link.leaves_switch) return to_peers / (link.bytes_per_second * intra_.all_to_all_share);
-  // All devices of a switch send at once what goes to other switches, and to other roots.
+  // All devices of a switch send to other switches at once, and all devices of a root to other roots.
   const std::int64_t per_switch = node_.intra == IntraFabric::pcie ? node_.devices_per_pcie_switch : 1;
   const auto peers_of = [&](std::int64_t devices) { return std::clamp<std::int64_t>(devices / g.stride, 1, g.r); };
   const std::int64_t here = peers_of(per_switch), below_root = std::max(here, peers_of(node_.devices_per_pcie_root));
@@ -273,8 +273,8 @@ struct CollectiveModel::Formulas {
   static double crossed(double one_way, Protocol p) { return p == Protocol::simple ? 2 * one_way : one_way; }
   double wire_of(Protocol p) const { return crossed(wire, p); }
   double filled(double seconds, double half_bytes) const { return seconds * bytes / (bytes + half_bytes); }
-  // A round of NVLS takes a chunk of each rank: what fills its pipeline grows with the ranks, as does the size from
-  // which chunks are full. The latency of the smallest sizes does not (tuning.cc).
+  // A round of NVLS takes a chunk from each rank. So the time to fill its pipeline grows with the ranks, and so does
+  // the size from which chunks are full. The latency of the smallest sizes does not grow (tuning.cc).
   double nvls_latency() const {
     const IntraCalibration& c = m.intra_;
     return c.nvls_seconds + filled(c.nvls_fill_seconds, c.nvls_fill_bytes) +

@@ -44,7 +44,7 @@ struct IntraCalibration {
   std::int64_t nvls_least_ranks = 0;                  // per node, below which NCCL does not use it
   double nvls_seconds = 0;                            // once per collective
   double nvls_fill_seconds = 0, nvls_fill_bytes = 0;  // further seconds at large sizes, and the size of half of them
-  double nvls_rank_seconds = 0;                       // as nvls_fill_seconds, for each rank of a node
+  double nvls_rank_seconds = 0;  // as nvls_fill_seconds, times the ranks of a node; so is nvls_fill_bytes for these
   std::int64_t nvls_channels = 0;                     // that carry a NVLSTree
   double network_base_seconds = 0;                    // once per collective across nodes: the stack's own
 };

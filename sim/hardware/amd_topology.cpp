@@ -11,7 +11,7 @@
 namespace orrery {
 namespace {
 
-// How rocm-smi and amd-smi head their tables.
+// The titles that rocm-smi and amd-smi print above their tables.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kHopsTitles{
     {{"rocm-smi", "Hops between two GPUs"}, {"amd-smi", "HOPS TABLE"}}};
 constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kTypeTitles{
@@ -23,7 +23,7 @@ std::string without_trailing_space(std::string_view line) {
   return std::string(line.substr(0, end == std::string_view::npos ? 0 : end + 1));
 }
 
-// The tables of hops and of link types; a column for each GPU, named GPU0 or by its bus (0000:0c:00.0).
+// Reads the tables of hops and of link types. They have a column for each GPU, named GPU0 or by its bus (0000:0c:00.0).
 class AmdParser {
  public:
   explicit AmdParser(std::string file) : file_(std::move(file)) {}
@@ -121,7 +121,7 @@ class AmdParser {
     if (type != "PCIE")
       fail(fmt::format("\"{}\" between {} and {}", type, types_.columns[a], types_.columns[b]), "XGMI or PCIE");
     if (hops_.rows.empty()) return TopologyLink::node;
-    // To the processor and from it are two hops; a third one leads to another NUMA node.
+    // The way to the processor and back takes two hops; a third one leads to another NUMA node.
     const std::string& text = hops_.rows[a][b];
     std::int64_t hops = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), hops);
@@ -134,7 +134,7 @@ class AmdParser {
   std::string file_;
   NodeTopology topology_;
   Table hops_, types_;
-  Table* table_ = nullptr;  // that is being read
+  Table* table_ = nullptr;  // the table whose lines come now
   std::int64_t line_ = 0;
 };
 

@@ -6,7 +6,7 @@
 namespace orrery {
 namespace {
 
-// Presets state rates of equal parts in different roundings.
+// Data sheets round the rates of equal parts differently.
 constexpr double kRounding = 1e-3;
 bool reaches(double rate, double other) { return rate >= other * (1 - kRounding); }
 

@@ -44,7 +44,7 @@ bool is_address(std::string_view word) {
   return true;
 }
 
-// The text of a name, with kNumber for each number.
+// Returns the text of a name with kNumber in place of each number.
 std::string shape_of(std::string_view name) {
   std::string shape;
   for (std::size_t i = 0; i < name.size();) {
@@ -66,7 +66,7 @@ class NodeList {
 
   std::vector<std::int64_t> read(std::string_view text) {
     const std::string_view whole = text;
-    // SLURM_JOB_NODELIST=..., exec_host=..., LSB_HOSTS=...: what it was the value of.
+    // A variable may stand in front: SLURM_JOB_NODELIST=..., exec_host=..., LSB_HOSTS=...
     const std::size_t equals = std::min(text.find('='), text.size());
     std::string key(text.substr(0, equals));
     std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -100,7 +100,7 @@ class NodeList {
     std::string text;
     bool after_comma = false;
   };
-  // As it is written: node1 and node01 are two.
+  // A number as it is written: node1 and node01 are two nodes.
   struct Number {
     std::int64_t value = 0;
     std::size_t width = 0;
@@ -110,12 +110,12 @@ class NodeList {
   // A name that may stand for several nodes.
   struct Name {
     std::string shape;
-    std::vector<std::vector<Number>> places;  // for each number what it may be
+    std::vector<std::vector<Number>> places;  // the values that each of its numbers takes
     std::int64_t nodes = 1;
   };
   struct Range {
     std::int64_t first = 0, last = 0, step = 1;
-    std::size_t width = 0;  // of the first, as it is written
+    std::size_t width = 0;  // digits of the first number, as it is written
     std::int64_t size() const { return (last - first) / step + 1; }
   };
 
@@ -126,7 +126,7 @@ class NodeList {
         "\"worker-1 slots=8\"");
   }
 
-  // At spaces, commas, semicolons and plus signs, but for those in brackets; '#' begins a comment.
+  // Splits a line at spaces, commas, semicolons and plus signs outside of brackets; '#' begins a comment.
   std::vector<Word> words_of_line(std::string_view line) {
     std::vector<Word> words;
     std::string word;
@@ -148,7 +148,7 @@ class NodeList {
         end_word();
         if (after_comma_ || (words.empty() && nodes_.empty())) refuse(line);  // nothing in front of it
         after_comma_ = true;
-      } else if (c == '(' && word.empty() && !in_parentheses) {  // of PBS: (node1:ncpus=8+node1b:ncpus=8)
+      } else if (c == '(' && word.empty() && !in_parentheses) {  // PBS: (node1:ncpus=8+node1b:ncpus=8)
         in_parentheses = true;
       } else if (c == ')' && in_parentheses) {
         in_parentheses = false;
@@ -190,7 +190,7 @@ class NodeList {
     if (counts > 0 && counts != names) refuse(line);
   }
 
-  // Of Torque and PBS: node1/0, and what follows behind a comma.
+  // Torque and PBS write cores behind a slash, node1/0; more cores may follow behind a comma.
   static bool has_cores(std::string_view word) {
     const std::size_t slash = word.find('/');
     return slash != std::string_view::npos && slash > word.find_last_of(']') + 1;
@@ -214,7 +214,7 @@ class NodeList {
     throw InputError(where_, fmt::format("node {}", node), fmt::format("nodes below {}", rules_.most));
   }
 
-  // A name with what stands at it: 8*node1, node1:8, node1/0*8, node1:ncpus=8:ngpus=4.
+  // Reads a name with its slots or cores: 8*node1, node1:8, node1/0*8, node1:ncpus=8:ngpus=4.
   void read_item(std::string_view word) {
     if (is_address(word) || (word.starts_with('[') && is_address(word.substr(1))))
       throw InputError(where_, fmt::format("\"{}\", an address", word),
@@ -235,7 +235,7 @@ class NodeList {
     name = name.substr(0, end);
     if (!rest.empty() && (name.empty() || digit(name.front()))) refuse(word);
     const bool of_pbs = rest.find('=') != std::string_view::npos;
-    // A virtual node of PBS, node1[0]: a part of its host.
+    // PBS writes a virtual node, a part of a host, as node1[0].
     if (of_pbs && name.ends_with(']')) {
       const std::size_t open = name.find_last_of('[');
       if (open != std::string_view::npos && all_digits(name.substr(open + 1, name.size() - open - 2)))
@@ -301,7 +301,7 @@ class NodeList {
       }
     }
     if (read.places.empty()) throw InputError(where_, fmt::format("\"{}\", a name without a number", word), kNumbered);
-    if (domain != std::string_view::npos) {  // where a node is, its own name says
+    if (domain != std::string_view::npos) {  // the domain does not say which node it is
       std::string_view rest = name.substr(domain);
       for (std::size_t i = 0; i < rest.size(); ++i)
         if (rest[i] == '.' ? i + 1 < rest.size() && rest[i + 1] == '.' : !of_a_name(rest[i])) refuse(word);
@@ -336,7 +336,7 @@ class NodeList {
     return read;
   }
 
-  // Another number of a name, or, `further`, more digits of the last one.
+  // Adds another number to a name, or (`further`) more digits to its last one.
   void add_place(const std::vector<Range>& ranges, bool further, Name& name) const {
     std::int64_t size = 0;
     for (const Range& range : ranges) size += range.size();
@@ -365,7 +365,7 @@ class NodeList {
     name.places.back() = std::move(whole);
   }
 
-  // The nodes of a name, the last number first to change.
+  // Adds the nodes of a name; the last number changes first.
   void add_nodes(const Name& name) {
     const auto [at, is_new] = shape_numbers_.emplace(name.shape, shapes_.size());
     if (is_new) {
@@ -383,10 +383,11 @@ class NodeList {
     }
   }
 
-  // Is it a range that somebody wrote without brackets? cn001-cn004; node1-4, unless others show that it is a name.
+  // Looks for a range without brackets. cn001-cn004 is one. node1-4 may be one: check_ranges() sees whether other names
+  // show that it is a name.
   void remember_range_like(std::string_view name) {
     for (std::size_t dash = name.find('-'); dash != std::string_view::npos; dash = name.find('-', dash + 1)) {
-      // Both with their domain, or one for both behind the second.
+      // Both ends have their domain, or one domain for both stands behind the second.
       const std::string_view left = name.substr(0, dash), right = name.substr(dash + 1);
       const std::string shape = shape_of(left);
       if (shape.find(kNumber) != std::string::npos && shape.front() != kNumber &&
@@ -417,7 +418,7 @@ class NodeList {
 
   void check_ranges() {
     if (range_like_.empty()) return;
-    // Ranges would run forward, and none into another.
+    // They are ranges only if each runs forward and none overlaps another.
     std::stable_sort(range_like_.begin(), range_like_.end(),
                      [](const RangeLike& a, const RangeLike& b) { return a.first < b.first; });
     for (std::size_t i = 0; i < range_like_.size(); ++i)
@@ -505,7 +506,7 @@ class NodeList {
                      "names of one form, or another last number in each (an array of numbers says where nodes are)");
   }
 
-  // Names of one text whose last numbers repeat: those numbers that differ are digits of one.
+  // For names of one form whose last numbers repeat: the numbers that differ count like the digits of one.
   std::vector<std::int64_t> by_digits(std::vector<std::int64_t> list) const {
     const std::size_t places = places_of(nodes_.front());
     std::vector<std::size_t> digits;
@@ -556,7 +557,7 @@ class NodeList {
 
   struct RangeLike {
     std::string name;
-    std::size_t begin = 0, dash = 0;  // of the first number, and behind it
+    std::size_t begin = 0, dash = 0;  // where the first number begins, and the dash behind it
     std::int64_t first = 0, last = 0;
   };
 
@@ -568,7 +569,7 @@ class NodeList {
   std::vector<std::size_t> places_;  // numbers in a name of each shape
   std::unordered_map<std::string, std::size_t> shape_numbers_;
   std::vector<RangeLike> range_like_;
-  std::size_t last_item_ = 0;  // its first node
+  std::size_t last_item_ = 0;  // the first node of the last name read
   bool after_comma_ = false;
 };
 

@@ -19,12 +19,12 @@ bool over_pcie_within(Path path, TopologyLink farthest) {
   return path.link >= TopologyLink::pix && path.link <= farthest;
 }
 
-// NVLinks of each GPU to its peers.
+// How the GPUs of a node use their NVLinks.
 struct NvlinkUse {
-  std::int64_t most_links = 0;                     // of one GPU to all peers
-  std::int64_t most_peers = 0;                     // joined to one GPU
-  std::int64_t fewest_links = 0, most_of_one = 0;  // of a joined pair
-  bool all_joined = true;                          // every pair
+  std::int64_t most_links = 0;                     // the most that one GPU has to all its peers together
+  std::int64_t most_peers = 0;                     // the most that are joined to one GPU
+  std::int64_t fewest_links = 0, most_of_one = 0;  // between the two GPUs of a joined pair
+  bool all_joined = true;                          // every pair is joined
 };
 
 NvlinkUse nvlinks_of(const NodeTopology& topology) {
@@ -47,7 +47,8 @@ NvlinkUse nvlinks_of(const NodeTopology& topology) {
   return use;
 }
 
-// The GPUs in groups: two are in one where `together` says so, or others lead from one to the other.
+// Divides the GPUs into groups. Two GPUs are in one group where `together` says so, or where a chain of GPUs that are
+// together leads from one to the other.
 std::vector<std::vector<std::size_t>> groups_of_gpus(const NodeTopology& topology,
                                                      const std::function<bool(std::size_t, std::size_t)>& together) {
   const std::size_t gpus = topology.gpu_gpu.size();
@@ -71,7 +72,7 @@ std::vector<std::vector<std::size_t>> groups_of_gpus(const NodeTopology& topolog
 
 std::string names_of(const std::vector<std::size_t>& gpus) { return fmt::format("GPU{}", fmt::join(gpus, ", GPU")); }
 
-// A node's devices are all alike: joined with all others, with one other, or with none.
+// Throws unless the node's devices are alike: each is joined with all others, with one other, or with none.
 void check_alike(const NodeTopology& topology, const Device& device, const InputError::Where& where) {
   const auto groups =
       groups_of_gpus(topology, [&](std::size_t a, std::size_t b) { return joined(topology.gpu_gpu[a][b]); });
@@ -130,7 +131,7 @@ void join_by_nvlink(const NvlinkUse& use, const NodeTopology& topology, const De
   node.pair_bytes_per_second = static_cast<double>(use.fewest_links) * link;
 }
 
-// How many links join a pair is not shown.
+// AMD's tools do not show how many links join a pair, so rates come from the node or the device.
 void join_by_xgmi(const NvlinkUse& use, const NodeTopology& topology, const Device& device, Node& node) {
   node.in_switch_reduction = false;
   if (use.most_peers == 1 && topology.gpus > 2) {
@@ -144,8 +145,9 @@ void join_by_xgmi(const NvlinkUse& use, const NodeTopology& topology, const Devi
   }
 }
 
-// The most neighbouring GPUs k of which each block (0 to k - 1, k to 2 k - 1, ...) meets without going farther: by the
-// way that the topology shows, or, where a link hides it, by a NIC near to both (of AMD: perhaps).
+// Returns the largest k for which the GPUs of each block (0 to k - 1, k to 2 k - 1, ...) meet over PCIe no farther than
+// `farthest`. Where NVLink hides how two GPUs meet over PCIe, a NIC that is near to both shows it. AMD's tools show no
+// NICs: GPUs that xGMI joins count as near.
 std::int64_t gpus_within(const NodeTopology& topology, TopologyLink farthest) {
   const auto groups = groups_of_gpus(topology, [&](std::size_t a, std::size_t b) {
     if (!joined(topology.gpu_gpu[a][b])) return over_pcie_within(topology.gpu_gpu[a][b], farthest);

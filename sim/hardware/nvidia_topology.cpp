@@ -38,7 +38,7 @@ std::optional<std::int64_t> number_of(std::string_view text) {
 
 bool is_gpu(const std::string& word) { return word.starts_with("GPU") && number_of(word.substr(3)).has_value(); }
 
-// PSB and SOC: of drivers before 2018.
+// Drivers before 2018 print PSB and SOC.
 constexpr std::array<std::pair<std::string_view, TopologyLink>, 8> kLinkWords{{{"X", TopologyLink::self},
                                                                                {"PSB", TopologyLink::pix},
                                                                                {"PIX", TopologyLink::pix},
@@ -63,7 +63,7 @@ std::size_t digits_at(std::string_view text, std::size_t begin) {
   return end - begin;
 }
 
-// How long the name of a device is with which `text` begins: GPU7, NIC11, mlx5_0; 0: none that is known.
+// Returns the length of the device's name with which `text` begins: GPU7, NIC11, mlx5_0. 0: it begins with none.
 std::size_t device_name_at(std::string_view text) {
   if (text.starts_with("GPU") || text.starts_with("NIC")) {
     const std::size_t digits = digits_at(text, 3);
@@ -81,7 +81,7 @@ std::size_t link_at(std::string_view text) {
   return text.starts_with("NV") && digits_at(text, 2) > 0 ? 2 + digits_at(text, 2) : 0;
 }
 
-// Words that have lost the space between them: NIC11NIC12, NV18NV18; others stay whole.
+// Divides words that have lost the space between them: NIC11NIC12, NV18NV18. Other words stay whole.
 template <class LengthAt>
 Words parted(const Words& words, LengthAt length_at) {
   Words all;
@@ -92,7 +92,7 @@ Words parted(const Words& words, LengthAt length_at) {
       parts.emplace_back(rest.substr(0, length));
       rest.remove_prefix(length);
     }
-    // What stands behind the links: "CPU Affinity" and its numbers.
+    // Behind the links stands the column "CPU Affinity" with its numbers.
     if (!parts.empty() && !rest.empty() &&
         (rest.starts_with("CPU") || std::isdigit(static_cast<unsigned char>(rest.front())) != 0))
       parts.emplace_back(std::exchange(rest, {}));

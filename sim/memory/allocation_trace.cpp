@@ -134,7 +134,7 @@ class Tracer {
 
   static bool is_backward(const Slot& slot) { return slot.kind != SlotKind::forward; }
 
-  // 0 bytes: nothing.
+  // Returns kNothing for 0 bytes.
   std::uint32_t allocate_buffer(double bytes, const char* name) {
     if (!(bytes > 0)) return kNothing;
     const auto number = static_cast<std::uint32_t>(trace_.allocations.size());
@@ -144,7 +144,7 @@ class Tracer {
     return number;
   }
 
-  // Of whole gradients that come and go the rank's part stays.
+  // Where whole gradients come and go (Runtime::releases_gradients), only the rank's part of them is resident.
   void allocate_resident(std::uint16_t piece, TensorId id) {
     const std::uint32_t allocation = allocate(piece, id, 0);
     const Piece& of = program_.pieces[piece];
@@ -154,7 +154,8 @@ class Tracer {
           trace_.allocations[allocation].bytes = of.tensors[set.own_gradients].bytes();
   }
 
-  // What a backward, or its weight gradients, finds there: the buffer to give back behind it.
+  // Allocates what a backward (or the weight gradients of a split one) needs beside tensors. Returns the buffer that
+  // end_backward() releases.
   std::uint32_t begin_backward(const Slot& slot, const StageBuffers& buffers) {
     if (!is_backward(slot)) return kNothing;
     WholeGradients& whole = whole_gradients_[slot.chunk];
@@ -181,7 +182,7 @@ class Tracer {
     whole.allocations.clear();
   }
 
-  // A line that is run instance by instance.
+  // The state of a line that runs instance by instance.
   struct Line {
     std::vector<Instance> instances;
     std::size_t block = 0;

@@ -31,7 +31,7 @@ Space::Axis axis_of(const SearchAxis& axis) {
           [set = axis.set](Scenario& scenario, std::int64_t value) { set(scenario.plan, value); }, axis.values};
 }
 
-// Of the values that a plan's stack has, for each stack; none: all.
+// For each stack, those values of a field that it has; nullopt: it has all values.
 using ValuesOfStacks = std::array<std::optional<std::vector<std::int64_t>>, framework::kStackNames.size()>;
 
 ValuesOfStacks values_of_stacks(const SearchAxis& axis) {
@@ -52,7 +52,7 @@ ValuesOfStacks values_of_stacks(const SearchAxis& axis) {
   return of_stacks;
 }
 
-// Of the values that the stack has of the plan chosen so far.
+// An axis over the values that the stack has: the stack of the plan that is chosen so far.
 Space::Axis axis_of_stack(const SearchAxis& axis) {
   Space::Axis all = axis_of(axis);
   all.values = [of_stacks = values_of_stacks(axis), values = axis.values](const Scenario& chosen,
@@ -65,7 +65,7 @@ Space::Axis axis_of_stack(const SearchAxis& axis) {
   return all;
 }
 
-// Of values that the user names.
+// An axis over values that the user names.
 Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
   const SearchAxis* by_strategy = declared(request.field);
   std::vector<std::int64_t> numbers;
@@ -91,7 +91,7 @@ Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
             }};
   Space::Axis axis = axis_of(*by_strategy);
   const bool counted = numbers.size() == request.values.size();
-  if (!counted) {  // places among the values, and below zero those that the strategy counts
+  if (!counted) {  // a number is then a place among the values; number k of the strategy's own is -1 - k
     numbers.resize(request.values.size());
     std::iota(numbers.begin(), numbers.end(), 0);
     axis.set = [request, set = by_strategy->set](Scenario& scenario, std::int64_t value) {

@@ -115,12 +115,12 @@ OrderedJson object_in(const std::string& text) {
   return json.is_object() ? json : OrderedJson::object();
 }
 
-// Before version 0.1.1 a thread that evaluated one point after another kept the interval of the last point that had one,
-// and gave it to points of stacks without any.
+// Before version 0.1.1, a thread that evaluated several points gave points of stacks without an interval that of the
+// last point that had one.
 constexpr std::string_view kFirstWithOwnIntervals = "0.1.1";
 constexpr const char* kInterval = "expected_step_seconds_low";
 
-// Of "0.1.0 187faaf82940", number by number; what is no version is not earlier.
+// Compares versions such as "0.1.0 187faaf82940" number by number. A text that is no version is not earlier.
 bool is_earlier(std::string_view version, std::string_view than) {
   const auto numbers = [](std::string_view text) {
     std::vector<int> all;

@@ -217,7 +217,7 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
       for (int i = 0; i < workers; ++i) {
         try {
           start([&] { evaluate_points(sweep, evaluation, shared); });
-        } catch (const std::system_error& why) {  // the others do its part
+        } catch (const std::system_error& why) {  // the threads that have started do its part
           if (threads.empty()) throw no_thread("--threads", why);
           shared.rows.finish();
         }

@@ -44,7 +44,7 @@ enum SharedParameter : Eigen::Index {
 };
 constexpr double kDifference = 1e-3;  // of a parameter's logarithm
 constexpr int kSteps = 12;            // at most
-constexpr int kChordSteps = 40;       // likewise, with slopes that are not found anew
+constexpr int kChordSteps = 40;       // the same for the chord method, which does not find slopes anew
 constexpr double kLongestStep = 0.7;
 
 // Parameters are logarithms: of the mean slowdown of devices; of the mean factor by which hosts are slower than
@@ -120,8 +120,8 @@ class Fit {
     return names;
   }
 
-  // `without`: a source; `without_device`: a device. Their points have no part. `slopes`: of all points, in place of those
-  // at each step (the chord method).
+  // Leaves out the points of the source `without` and of the device `without_device`. `slopes`: those of all points,
+  // used at every step (the chord method). Null: each step finds its own.
   Vector run(Vector x, const std::string& without = "", const std::string& without_device = "",
              const Matrix* slopes = nullptr) {
     std::vector<const PredictedPoint*> used;
@@ -143,7 +143,7 @@ class Fit {
     return x;
   }
 
-  // Of all points, a row each.
+  // Returns the slopes of all points, a row for each.
   Matrix slopes_at(const Vector& x) {
     std::vector<const PredictedPoint*> all;
     for (const PredictedPoint& p : points_) all.push_back(&p);
@@ -164,7 +164,7 @@ class Fit {
   }
 
  private:
-  // x[above] - x[below] is no less than 0; of below < 0: x[above].
+  // x[above] - x[below] must be at least 0. Where below < 0, it is x[above] that must be.
   struct Constraint {
     Eigen::Index above = 0, below = -1;
   };
@@ -229,8 +229,8 @@ class Fit {
 
   Eigen::Index row_of(const PredictedPoint& p) const { return static_cast<Eigen::Index>(&p - points_.data()); }
 
-  // A row for each of all points, 0 for those that are not asked for. Beside what is shared a point feels its own
-  // device's and its own stack's parameters alone.
+  // Returns a row for each of all points; rows of points that are not asked for are 0. A point depends on the shared
+  // parameters and on those of its own device and stack alone, so devices and stacks are moved together.
   Matrix slopes_of(const std::vector<const PredictedPoint*>& points, const std::vector<double>& at_x, const Vector& x) {
     Matrix slopes = Matrix::Zero(static_cast<Eigen::Index>(points_.size()), x.size());
     const auto differentiate = [&](Eigen::Index begin, Eigen::Index end, const auto& index) {
@@ -314,8 +314,8 @@ StepCalibration rounded(StepCalibration c) {
 StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress) {
   Fit whole;
   const std::vector<std::string> sources = whole.sources(), measured = whole.measured_devices();
-  // Of all sources; of all but each, and of all devices but each of those measured, with what becomes of their points.
-  // None depends on another: each thread has a Fit of its own.
+  // The first calibration is fitted on all sources. Then come those without one source, and those without one measured
+  // device; each predicts the points that it has not seen. None depends on another, so each thread has its own Fit.
   std::vector<StepCalibration> calibrations(1 + sources.size() + measured.size());
   std::vector<std::vector<PredictedPoint>> unseen_of(calibrations.size());
   const Vector minimum = whole.run(whole.parameters().start());
@@ -331,8 +331,9 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
       Fit fit;
       const Parameters& parameters = fit.parameters();
       for (std::size_t i = next++; i < calibrations.size(); i = next++) {
-        // From the start: from where all sources lead to, what is left of the source would flatter its own prediction.
-        // How steps respond to a parameter is the engine's, whatever was measured, and little else near the minimum.
+        // Each fit begins at the start. From the minimum of all sources, what is left of a source would flatter its own
+        // prediction. The slopes may be those of that minimum: they are the engine's, and hardly depend on what was
+        // measured.
         const std::string without = i > sources.size() ? "" : sources[i - 1];
         const std::string device = i > sources.size() ? measured[i - 1 - sources.size()] : "";
         calibrations[i] = rounded(parameters.calibration(fit.run(parameters.start(), without, device, &slopes)));
@@ -350,7 +351,7 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
     for (std::size_t t = 1; t < failures.size(); ++t) {
       try {
         threads.emplace_back(work, t);
-      } catch (const std::system_error&) {  // the others do its part
+      } catch (const std::system_error&) {  // the threads that have started do its part
         break;
       }
     }

@@ -9,13 +9,14 @@ namespace orrery::batch {
 
 namespace {
 
-// "96 or 120"; one of them may be none, 0.
+// Writes "96 or 120". One of the two may be 0: there is none.
 std::string either(std::int64_t below, std::int64_t above) {
   if (below == 0 || above == 0) return std::to_string(std::max(below, above));
   return std::to_string(below) + " or " + std::to_string(above);
 }
 
-// Numbers of devices, whole nodes of them or parts of a single one, that divide the batch with the same degrees: the nearest.
+// Finds the nearest numbers of devices, whole nodes or parts of a single one, that divide the batch with the same
+// degrees.
 std::string nearest_devices(const Scenario& scenario) {
   const std::int64_t size = scenario.plan.batch.micro_batch_size, batch = scenario.workload.global_batch_size;
   if (scenario.plan.data.degree > 0 || batch % size != 0) return "";

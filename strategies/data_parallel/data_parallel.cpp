@@ -205,7 +205,7 @@ class Shard {
     }
   }
 
-  // Each is a collective, of all layers, that an evaluation holds at once.
+  // Each bucket is a collective, and an evaluation holds those of all layers at once.
   std::uint16_t buckets_of(double bytes) const {
     constexpr double kMost = 4096;
     if (bytes > kMost * bucket_bytes_)
@@ -799,7 +799,7 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
-// Some rank has another that computes gradients of the same weights.
+// Returns whether another rank computes gradients of the same weights.
 static bool shares_gradients(const Scenario& scenario) {
   return orrery::ranks(scenario) > scenario.plan.pipeline.degree;
 }

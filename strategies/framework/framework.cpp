@@ -30,7 +30,7 @@ struct StackPreset {
   bool gathers_quantised_weights = false;
   bool weighs_activations = false;
   bool deals_uneven_chunks = false;
-  // Of 16-bit parameters: the least zero_stage whose gradients have their dtype; beyond the last: none.
+  // For 16-bit parameters: the least zero_stage at which gradients have the parameters' dtype; kNoStage: at none.
   std::int64_t fp16_gradients_from_zero = kNoStage, bf16_gradients_from_zero = kNoStage;
   bool flat_reduction_buffers = false, copies_gradients_for_update = false;
   double sub_group_elements = 0;
@@ -249,7 +249,8 @@ std::string_view stack_known_as(std::string_view name) {
 
 namespace {
 
-// What DeepSpeed's ZeRO copies gradients into while it reduces them: of the bucket's size, however little is in it.
+// Adds the buffers into which DeepSpeed's ZeRO copies gradients to reduce them. They have the bucket's size, however
+// little is in it.
 void add_reduction_buffers(const Scenario& scenario, Runtime& runtime) {
   const Plan& plan = scenario.plan;
   const std::int64_t stage = plan.data.zero_stage;
@@ -260,7 +261,7 @@ void add_reduction_buffers(const Scenario& scenario, Runtime& runtime) {
                            ? static_cast<double>(plan.data.bucket_bytes)
                            : s.bucket_elements * static_cast<double>(bytes_of(plan.precision.storage(), 1));
   runtime.keeps_reduction_buffers = stage == 3;
-  // One fills while the other is reduced.
+  // With overlap there are two: one fills while the other is reduced.
   runtime.reduction_buffer_bytes = stage == 2 && plan.data.overlap_gradients ? 2 * bytes : bytes;
 }
 

@@ -149,7 +149,7 @@ class TokenWise {
   std::int64_t least_ = 0, swapped_ = 0;  // of the tensor with the fewest tokens
 };
 
-// Why layers of this plan cannot be swapped: the field at fault, what it holds, what it must hold.
+// Says why layers of this plan cannot be swapped: the field at fault, what it holds, what it must hold.
 struct Refusal {
   const char* field;
   std::string (*found)(const Plan& plan);

@@ -294,7 +294,7 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
-// Whether the stack lays out these chunks without being told their layers.
+// Returns whether the stack lays out these chunks without being told their layers.
 static bool is_laid_out(const Scenario& scenario, const Options& options) {
   return framework::deals_uneven_chunks(scenario.plan) || is_even(scenario.model.total_layers(), options);
 }

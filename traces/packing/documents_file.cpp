@@ -91,7 +91,7 @@ class DocumentLines {
   Documents documents_;
 };
 
-// The header of a .npy file (numpy.lib.format): a dictionary of Python with three keys, and blanks.
+// Reads the header of a .npy file (numpy.lib.format): a dictionary of Python with three keys, then blanks.
 struct NpyHeader {
   std::string descr, fortran_order, shape;  // as they are written
   std::size_t begin = 0;                    // of the data, in the file
@@ -150,7 +150,7 @@ class NpyHeaderReader {
  private:
   static constexpr std::string_view kBlanks = " \n";
 
-  // Into text_. Returns where it ends in the file.
+  // Reads the header into text_. Returns where it ends in the file.
   std::size_t read_text() {
     unsigned char start[12] = {};
     const std::size_t got = std::fread(start, 1, 10, file_);
@@ -185,7 +185,8 @@ class NpyHeaderReader {
     if (!at(c)) fail_to_read();
     rest_.remove_prefix(1);
   }
-  // A text in quotes, a word or number, or what stands in brackets: with these, and not empty.
+  // Takes a value as it is written: a text with its quotes, a word, a number, or a list with its brackets. It is not
+  // empty.
   std::string value() {
     std::size_t end = 0;
     if (at('\'') || at('"')) {

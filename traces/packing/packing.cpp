@@ -147,7 +147,8 @@ void pack_first_fit(std::vector<PackedPiece> pieces, Packing& packing) {
   append_bins(pieces, of_pieces, count, packing);
 }
 
-// Pieces in the order of documents and in that of sequences, the sequence of each, and the list that it stands in.
+// The memory that packing takes for a piece. The piece is held twice, in the order of documents and in that of
+// sequences; beside it are the number of its sequence and its place in a list.
 constexpr double kBytesOfPiece = 2 * sizeof(PackedPiece) + 2 * sizeof(Bin) + sizeof(std::size_t);
 
 [[noreturn]] void refuse_memory(std::int64_t pieces, const Documents& documents, const PackingOptions& options) {
@@ -158,7 +159,7 @@ constexpr double kBytesOfPiece = 2 * sizeof(PackedPiece) + 2 * sizeof(Bin) + siz
                    "a longer context, or more memory");
 }
 
-// At most.
+// Returns a number that packing does not exceed.
 std::int64_t most_pieces(const Documents& documents, const PackingOptions& options) {
   const bool cuts = options.policy == PackingPolicy::concat || options.policy == PackingPolicy::best_fit ||
                     options.policy == PackingPolicy::datasculpt;
@@ -174,7 +175,7 @@ void check(const Documents& documents, const PackingOptions& options) {
   if (documents.all_tokens() / context + documents.count() > kMostSequences)
     throw InputError({"", "/context"}, fmt::format("{}, for {} tokens", context, documents.all_tokens()),
                      fmt::format("a context of which at most {} pieces are made", kMostSequences));
-  // Where the system promises more than it has, it ends somebody's process later instead of refusing now.
+  // A system that promises more memory than it has does not refuse now: it kills some process later.
   const std::int64_t pieces = most_pieces(documents, options);
   const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
   if (static_cast<double>(pieces) * kBytesOfPiece > memory) refuse_memory(pieces, documents, options);

@@ -349,7 +349,7 @@ void SweepRanks::help(const std::string& version) {
     for (int thread = 0; thread < threads; ++thread) {
       try {
         all.emplace_back(evaluate, thread);
-      } catch (const std::system_error& why) {  // the others do its part
+      } catch (const std::system_error& why) {  // the threads that have started do its part
         if (!all.empty()) continue;
         const std::lock_guard lock(mutex);
         broken = fmt::format("{}: {}", name_of_rank(rank_), no_thread("--threads", why).what());
