@@ -107,7 +107,7 @@ void add_calibrate_import(Command calibrate) {
                      .required());
   command
       .add_option("--collective", arguments->log.collective,
-                  "Of a log's tests those of this one; of a log that does not say, what it is")
+                  "Read a log's tests of this collective alone; it is also that of tests that do not name theirs")
       .offers_words(collectives_of_logs());
   command.add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
   command.add_flag("--force", arguments->force, "Write a calibration that misses the measurements, too");

@@ -607,7 +607,8 @@ std::string explain_interval(const Simulation& simulation) {
   if (found->beyond_half_width > 0)
     text += fmt::format(" + {:.3f} for {} devices, {:.3f} a doubling beyond {}", found->beyond_half_width,
                         report.devices, interval_per_doubling(), found->most_devices);
-  if (scenario.cluster.production) text += "\n  and what one in ten jobs on a production cluster loses less or more";
+  if (scenario.cluster.production)
+    text += "\n  wider by how much jobs on a production cluster differ: one in ten loses less, one in ten more";
   return text + "\n  source: results/calibration/steps.json, /intervals\n";
 }
 

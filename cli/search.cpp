@@ -285,8 +285,8 @@ void search_command(const SearchArguments& arguments) {
       if (memory_verdict(a.best.front().report) == MemoryVerdict::tight)
         text += "The first is tight: it may not fit after all; --safe asks for plans that surely do\n\n";
       const std::string_view undisturbed = a.base.perturbations.empty() ? "" : " without the scenario's perturbations";
-      text += des ? fmt::format("The fastest in closed form{}, in the order of discrete events, of which all figures "
-                                "behind \"by events\" but memory are\n", undisturbed)
+      text += des ? fmt::format("The fastest in closed form{}, ordered by their times in discrete events; figures "
+                                "behind \"by events\" are those of events, but for memory\n", undisturbed)
                   : "The fastest\n";
       text += plans_table(a.space, a.best, des);
       if (a.front.size() > 1)

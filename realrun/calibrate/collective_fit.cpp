@@ -364,7 +364,7 @@ void place_on(const Cluster& cluster, CollectiveCurve& curve) {
     if (curve.hosts % curve.nodes != 0)
       throw InputError({curve.source, ""},
                        fmt::format("{} hosts, in nodes of {} hosts and {} devices", curve.hosts, hosts, node.devices),
-                       "as many hosts in every node");
+                       "the same number of hosts in every node");
   }
   if (curve.nodes <= cluster.nodes && curve.ranks / curve.nodes <= node.devices) return;
   std::string expected = fmt::format("at most the {} node{} of {} devices of the cluster that was given", cluster.nodes,

@@ -157,7 +157,7 @@ void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where&
       throw InputError(where,
                        fmt::format("{} ranks on {} hosts, {} on one and {} on another", curve.ranks, curve.hosts,
                                    on.begin()->second, ranks_there),
-                       "as many ranks on every host");
+                       "the same number of ranks on every host");
   curve.nodes = curve.hosts;
 }
 

@@ -211,7 +211,7 @@ class NodeList {
   }
 
   [[noreturn]] void too_large(std::string_view node) const {
-    throw InputError(where_, fmt::format("node {}", node), fmt::format("nodes below {}", rules_.most));
+    throw InputError(where_, fmt::format("node {}", node), fmt::format("node numbers below {}", rules_.most));
   }
 
   // Reads a name with its slots or cores: 8*node1, node1:8, node1/0*8, node1:ncpus=8:ngpus=4.

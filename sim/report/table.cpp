@@ -188,7 +188,7 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
                                  : fmt::format("{}, whose capacity is not known", node));
     if (place == Place::host && r.engine != "measured")
       line(out, "", "",
-           paint(fmt::format("up to {}: {:.1f} times, as DeepSpeed has its users plan (pinned buffers, copies)",
+           paint(fmt::format("up to {}: {:.1f} times, as DeepSpeed tells users to plan (pinned buffers, copies)",
                              bytes_text(kHostHigh * tier.node_bytes), kHostHigh),
                  Paint::dim, style));
   };

@@ -172,30 +172,30 @@ std::optional<Refusal> refusal(const Scenario& scenario, const Plan& plan) {
   if (model.positions == Positions::relative) return of_model("false for relative positions");
   if (!plan.framework.flash_attention)
     return Refusal{"flash_attention", [](const Plan&) -> std::string { return "false"; },
-                   "true: scores that are stored belong to pairs of tokens with memo"};
+                   "true: memo swaps what belongs to single tokens, and stored scores belong to pairs"};
   if (plan.recompute.mode != activation_recompute::Mode::none)
     return Refusal{"recompute",
                    [](const Plan& p) {
                      return in_quotes(activation_recompute::kModeNames[static_cast<std::size_t>(p.recompute.mode)]);
                    },
-                   "\"none\": what is not swapped is recomputed, with memo"};
+                   "\"none\": memo recomputes what it does not swap"};
   if (plan.activation_offload.offload)
-    return Refusal{"activation_offload", yes, "false: activations are swapped already with memo"};
+    return Refusal{"activation_offload", yes, "false: memo swaps the activations already"};
   if (plan.tensor.overlap)
-    return Refusal{"tensor_parallel_overlap", yes, "false: its products are cut along the sequence with memo"};
+    return Refusal{"tensor_parallel_overlap", yes, "false: memo does not swap where it cuts products along the sequence"};
   using precision::Mix;
   if (plan.precision.mix == Mix::fp8 || plan.precision.mix == Mix::nvfp4)
     return Refusal{"precision",
                    [](const Plan& p) {
                      return in_quotes(precision::kMixNames[static_cast<std::size_t>(p.precision.mix)]);
                    },
-                   "bf16, fp16 or fp32: scales are of all tokens, with memo"};
+                   "bf16, fp16 or fp32: memo swaps a part of the tokens, and a scale is of all"};
   if (scenario.plan.context.degree > 1 && !context_parallel::is_of_type(scenario, plan, context_parallel::kTypes))
     return Refusal{"context_parallel_type",
                    [](const Plan& p) {
                      return in_quotes(context_parallel::type_names()[static_cast<std::size_t>(p.context.type)]);
                    },
-                   "\"ring\": its activations stay where their tokens are, with memo"};
+                   "\"ring\": memo needs activations that stay where their tokens are"};
   return std::nullopt;
 }
 
