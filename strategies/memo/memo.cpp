@@ -182,7 +182,8 @@ std::optional<Refusal> refusal(const Scenario& scenario, const Plan& plan) {
   if (plan.activation_offload.offload)
     return Refusal{"activation_offload", yes, "false: memo swaps the activations already"};
   if (plan.tensor.overlap)
-    return Refusal{"tensor_parallel_overlap", yes, "false: memo does not swap where it cuts products along the sequence"};
+    return Refusal{"tensor_parallel_overlap", yes,
+                   "false: memo does not swap where it cuts products along the sequence"};
   using precision::Mix;
   if (plan.precision.mix == Mix::fp8 || plan.precision.mix == Mix::nvfp4)
     return Refusal{"precision",
