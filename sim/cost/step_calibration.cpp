@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
+#include "sim/cost/calibration.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/hardware/device_order.h"
 #include "sim/hardware/presets.h"
@@ -41,6 +43,33 @@ const std::map<std::string, Device>& preset_devices() {
 
 }  // namespace
 
+double allowed_slowdown(const Device& device, const Device& other) {
+  const Calibration own = find_calibration(device), others = find_calibration(other);
+  double least = std::numeric_limits<double>::infinity();
+  // By the rates of a multiprocessor, which the last wave of tiles has to itself.
+  const auto compare = [&](Dtype dtype, double share, double others_share) {
+    const double rate = device.peak(dtype) / static_cast<double>(device.multiprocessors);
+    const double others_rate = other.peak(dtype) / static_cast<double>(other.multiprocessors);
+    least = std::min(least, rate * share / (others_rate * others_share));
+  };
+  const auto sustained = [](const MatmulCurve& curve) {
+    return curve.sustained_efficiency > 0 ? curve.sustained_efficiency : curve.efficiency;
+  };
+  for (const Dtype dtype : {Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8, Dtype::nvfp4}) {
+    const MatmulCurve &curve = own.matmul[static_cast<std::size_t>(dtype)],
+                      &others_curve = others.matmul[static_cast<std::size_t>(dtype)];
+    compare(dtype, curve.efficiency, others_curve.efficiency);
+    compare(dtype, sustained(curve), sustained(others_curve));
+  }
+  for (const AttentionCurve& curve : own.attention_kernels)
+    for (const AttentionCurve& others_curve : others.attention_kernels) {
+      if (curve.name != others_curve.name) continue;
+      compare(Dtype::bf16, curve.forward_efficiency, others_curve.forward_efficiency);
+      compare(Dtype::bf16, curve.backward_efficiency, others_curve.backward_efficiency);
+    }
+  return std::max(1.0, least);
+}
+
 double StepCalibration::slowdown_of(const std::string& device) const {
   if (const auto own = device_slowdown.find(device); own != device_slowdown.end()) return own->second;
   double slowdown = other_devices_slowdown;
@@ -50,8 +79,10 @@ double StepCalibration::slowdown_of(const std::string& device) const {
   for (const auto& [name, measured] : device_slowdown) {
     const auto other = preset_devices().find(name);
     if (other == preset_devices().end()) continue;
-    if (is_no_slower(preset->second, other->second)) most = std::min(most, measured);
-    if (is_no_slower(other->second, preset->second)) least = std::max(least, measured);
+    if (is_no_slower(preset->second, other->second))
+      most = std::min(most, measured * allowed_slowdown(preset->second, other->second));
+    if (is_no_slower(other->second, preset->second))
+      least = std::max(least, measured / allowed_slowdown(other->second, preset->second));
   }
   return std::max(least, most);
 }
@@ -132,13 +163,12 @@ const StepCalibration& step_calibration_without(const std::string& source) {
   return found == left_out.end() ? step_calibration() : found->second;
 }
 
-std::string left_out_name(const std::string& device) { return "device " + device; }
-const StepCalibration& step_calibration_without_device(const std::string& device) {
-  return step_calibration_without(left_out_name(device));
-}
-
 CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype products) {
-  if (kernels.measured) return kernels.lends_to(products) ? CurveOrigin::same_vendor : CurveOrigin::own;
+  if (kernels.measured) {
+    const auto attention = preset_devices().find(kernels.attention_borrowed_from);
+    const bool foreign = attention != preset_devices().end() && attention->second.architecture != device.architecture;
+    return kernels.lends_to(products) || foreign ? CurveOrigin::same_vendor : CurveOrigin::own;
+  }
   return kernels.borrowed_from_vendor == device.vendor ? CurveOrigin::same_vendor : CurveOrigin::other_vendor;
 }
 

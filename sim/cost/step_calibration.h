@@ -25,6 +25,10 @@ struct StackCalibration {
   double memory_bound_slowdown = 1;  // time of memory-bound kernels but the optimizer's, relative to their curves
 };
 
+// How many times as much as `other` the device may be slowed in a step and yet multiply and attend no more slowly: by how
+// much it is faster by kernels alone, at the least. REQUIRES: is_no_slower(device, other) (sim/hardware/device_order.h).
+double allowed_slowdown(const Device& device, const Device& other);
+
 struct StepCalibration {
   std::map<std::string, double> device_slowdown;   // of products and attention, relative to their curves
   double other_devices_slowdown = 1;               // of a device that no step was measured on
@@ -55,12 +59,9 @@ nlohmann::ordered_json to_json(const StepCalibration& calibration);
 // never has been.
 const StepCalibration& step_calibration();
 const StepCalibration& step_calibration_without(const std::string& source);
-// The same without the steps of a device that has curves of its own, in place of a source.
-const StepCalibration& step_calibration_without_device(const std::string& device);
-std::string left_out_name(const std::string& device);  // the name of that fit in steps_left_out.json
 
 // Whose kernels a device's curves were measured on. Products of less than 16 bits on the curve of another type count as
-// borrowed, too.
+// borrowed, too, and attention on that of another architecture.
 enum class CurveOrigin : std::uint8_t { own, same_vendor, other_vendor };
 inline constexpr std::size_t kCurveOrigins = 3;
 CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype products);

@@ -111,13 +111,13 @@ class Fit {
     return names;
   }
 
-  // Devices with curves of their own.
-  std::vector<std::string> measured_devices() const {
-    std::vector<std::string> names = calibrated_devices();
-    std::erase_if(names, [&](const std::string& name) {
-      return !std::binary_search(parameters_.devices.begin(), parameters_.devices.end(), name);
-    });
-    return names;
+  // Devices with curves of their own, with each source that has steps of them.
+  std::vector<std::pair<std::string, std::string>> measured_devices() const {
+    const std::vector<std::string> measured = calibrated_devices();
+    std::set<std::pair<std::string, std::string>> found;
+    for (const PredictedPoint& p : points_)
+      if (std::find(measured.begin(), measured.end(), p.device) != measured.end()) found.emplace(p.device, p.source->name);
+    return {found.begin(), found.end()};
   }
 
   // Leaves out the points of the source `without` and of the device `without_device`. `slopes`: those of all points,
@@ -150,12 +150,12 @@ class Fit {
     return slopes_of(all, log_errors(all, parameters_.calibration(x)), x);
   }
 
-  // Appends the points of a source, or of a device, as the calibration predicts them.
+  // Appends the points of a source, of the device alone where one is named, as the calibration predicts them.
   void predict(const StepCalibration& calibration, const std::string& source, const std::string& device,
                std::vector<PredictedPoint>& predicted) {
     std::vector<const PredictedPoint*> chosen;
     for (const PredictedPoint& p : points_)
-      if (p.source->name == source || p.device == device) chosen.push_back(&p);
+      if (p.source->name == source && (device.empty() || p.device == device)) chosen.push_back(&p);
     const std::vector<double> errors = log_errors(chosen, calibration);
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       predicted.push_back(*chosen[i]);
@@ -164,16 +164,17 @@ class Fit {
   }
 
  private:
-  // x[above] - x[below] must be at least 0. Where below < 0, it is x[above] that must be.
+  // x[above] - x[below] + slack must be at least 0. Where below < 0, x[above] + slack must be.
   struct Constraint {
     Eigen::Index above = 0, below = -1;
+    double slack = 0;
   };
 
   // Nothing is faster in a step than alone: slowdowns are at least 1, hosts at least as slow as literature has them.
-  // Means of stacks may lie anywhere. A device that is at least as good as another in every rate is not slowed by more.
+  // Means of stacks may lie anywhere. A device that is at least as good as another in every rate is never the slower one.
   void constrain() {
     for (Eigen::Index i = 0; i < parameters_.size(); ++i)
-      if (i >= kShared || i == kDeviceMean || i == kCollectives) constraints_.push_back({i});
+      if (i >= kShared || i == kDeviceMean || i == kCollectives) constraints_.push_back({.above = i});
     std::map<std::string, Device> presets;
     for (const std::string& name : device_names())
       if (std::binary_search(parameters_.devices.begin(), parameters_.devices.end(), name))
@@ -184,7 +185,8 @@ class Fit {
     };
     for (const auto& [name, device] : presets)
       for (const auto& [other_name, other] : presets)
-        if (name != other_name && is_no_slower(device, other)) constraints_.push_back({at(other_name), at(name)});
+        if (name != other_name && is_no_slower(device, other))
+          constraints_.push_back({at(other_name), at(name), std::log(allowed_slowdown(device, other))});
   }
 
   // The step to the least of the quadratic within the constraints: Hildreth's method (1957), which climbs the dual one
@@ -198,12 +200,12 @@ class Fit {
     for (int turn = 0; turn < kTurns; ++turn) {
       double most = 0;
       for (std::size_t k = 0; k < constraints_.size(); ++k) {
-        const auto [above, below] = constraints_[k];
+        const auto [above, below, slack] = constraints_[k];
         Vector direction = inverse.col(above);
         if (below >= 0) direction -= inverse.col(below);
         const auto along = [&, a = above, b = below](const Vector& v) { return v[a] - (b < 0 ? 0 : v[b]); };
         const double before = multipliers[k];
-        multipliers[k] = std::max(0.0, before - (along(x) + along(change)) / along(direction));
+        multipliers[k] = std::max(0.0, before - (along(x) + along(change) + slack) / along(direction));
         const Vector moved = (multipliers[k] - before) * direction;
         change += moved;
         most = std::max(most, moved.cwiseAbs().maxCoeff());
@@ -313,9 +315,11 @@ StepCalibration rounded(StepCalibration c) {
 
 StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress) {
   Fit whole;
-  const std::vector<std::string> sources = whole.sources(), measured = whole.measured_devices();
-  // The first calibration is fitted on all sources. Then come those without one source, and those without one measured
-  // device; each predicts the points that it has not seen. None depends on another, so each thread has its own Fit.
+  const std::vector<std::string> sources = whole.sources();
+  const std::vector<std::pair<std::string, std::string>> measured = whole.measured_devices();
+  // The first calibration is fitted on all sources. Then come those without one source, and those without a source and
+  // a device that it has steps of; each predicts the points that it has not seen. None depends on another, so each
+  // thread has its own Fit.
   std::vector<StepCalibration> calibrations(1 + sources.size() + measured.size());
   std::vector<std::vector<PredictedPoint>> unseen_of(calibrations.size());
   const Vector minimum = whole.run(whole.parameters().start());
@@ -332,11 +336,12 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
       const Parameters& parameters = fit.parameters();
       for (std::size_t i = next++; i < calibrations.size(); i = next++) {
         // Each fit begins at the start. From the minimum of all sources, what is left of a source would flatter its own
-        // prediction. The slopes may be those of that minimum: they are the engine's, and hardly depend on what was
-        // measured.
-        const std::string without = i > sources.size() ? "" : sources[i - 1];
-        const std::string device = i > sources.size() ? measured[i - 1 - sources.size()] : "";
-        calibrations[i] = rounded(parameters.calibration(fit.run(parameters.start(), without, device, &slopes)));
+        // prediction. Fits without a device only make an interval, so the slopes at that minimum are close enough.
+        const bool of_device = i > sources.size();
+        const std::string device = of_device ? measured[i - 1 - sources.size()].first : "";
+        const std::string without = of_device ? measured[i - 1 - sources.size()].second : sources[i - 1];
+        calibrations[i] =
+            rounded(parameters.calibration(fit.run(parameters.start(), without, device, of_device ? &slopes : nullptr)));
         calibrations[i].device_slowdown.erase(device);
         fit.predict(calibrations[i], without, device, unseen_of[i]);
         const std::lock_guard lock(shown);
@@ -367,11 +372,8 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
     unseen.insert(unseen.end(), unseen_of[i + 1].begin(), unseen_of[i + 1].end());
   }
   std::vector<PredictedPoint> of_unseen_devices;
-  for (std::size_t i = 0; i < measured.size(); ++i) {
-    const std::size_t at = 1 + sources.size() + i;
-    left_out[left_out_name(measured[i])] = to_json(calibrations[at]);
-    of_unseen_devices.insert(of_unseen_devices.end(), unseen_of[at].begin(), unseen_of[at].end());
-  }
+  for (std::size_t i = 1 + sources.size(); i < unseen_of.size(); ++i)
+    of_unseen_devices.insert(of_unseen_devices.end(), unseen_of[i].begin(), unseen_of[i].end());
   const StepIntervals found = step_intervals(unseen);
   nlohmann::ordered_json& intervals = fitted["intervals"] = nlohmann::ordered_json::object();
   for (const auto& [name, stack] : found.stacks)

