@@ -247,9 +247,12 @@ struct AnalyticalEngine::Rep {
   std::vector<std::uint32_t> at_position;  // [stage]
   std::vector<std::int64_t> turns;         // [stage * chunks + chunk]
   struct FirstEnds {
-    double first = 0, last = 0;  // of the first micro-batch, of the last before the stage's next chunk
+    double issued = 0, gathered = 0;  // what the first micro-batch gathers ahead
+    double first = 0, last = 0;       // of the first micro-batch, of the last before the stage's next chunk
   };
   std::vector<FirstEnds> first_ends;       // [position]: of forwards
+  std::vector<char> gathers_alone;         // [at()]: what is gathered ahead is, in the first micro-batch alone
+  std::vector<double> gather_seconds;      // [at()]: of a first forward
   std::vector<double> first_waits;         // [at()]: with which a first forward was clocked; 0: with none
   std::vector<StageClass> classes;
   std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [at()][SlotKind]
