@@ -165,6 +165,9 @@ double LineClock::overlap_seconds(double start, double seconds) {
     const SharedFabric::Stretch busy = fabric_.busy(start, start + seconds * (1 + slowdown_));
     from = std::min(from, busy.from);
     until = std::max(until, busy.until);
+    // What the line found on the streams ends some time, beyond what this kernel sees of it.
+    if (Record && found_work_)
+      for (const std::size_t s : kStreamsOfFabric) slacks_.push_back(std::abs(fabric_.end(s) - start));
   } else {
     for (const std::size_t s : kStreamsOfFabric) {
       if (s_.free[s] <= start) continue;
@@ -520,8 +523,10 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   ahead_end_.assign(static_cast<std::size_t>((order_.longest + 1) * ahead_nodes_), 0.0);
   shared_ = (shares_levels_ && any_meet(on_level)) || start.backlog != nullptr;
   result.carried = {};
+  found_work_ = false;
   if (shared_) {
     if (start.backlog != nullptr) {
+      found_work_ = std::ranges::any_of(*start.backlog, [](const auto& works) { return !works.empty(); });
       fabric_.begin_with(*start.backlog);
       for (std::size_t s = 0; s < kStreams; ++s)
         for (const FabricWork& work : (*start.backlog)[s]) result.carried[s] += work.alone();

@@ -169,6 +169,20 @@ void append_line(const std::vector<Piece>& pieces, std::span<const Run> runs, bo
   });
 }
 
+// Whether all that a line issues ahead is done in the first micro-batch alone: a stage of several chunks gathers so for the
+// next chunk while the one before runs its first forwards.
+inline bool gathers_a_chunk_ahead(std::span<const LineItem> line) {
+  constexpr WhenSet kAdded = bit(When::first_micro_batch);
+  bool any = false;
+  for (const LineItem& item : line)
+    for (const ClockNode& node : item.code->nodes) {
+      if (node.prefetch == 0) continue;
+      if (node.when != kAdded) return false;
+      any = true;
+    }
+  return any;
+}
+
 struct LineResult {
   double seconds = 0;
   Accounts accounts{};                         // add up to `seconds`
@@ -282,6 +296,7 @@ class LineClock {
   bool shares_levels_ = true;
   bool all_ahead_ = false;  // what is issued ahead was, at the line's start
   bool shared_ = false;     // streams of the line meet on a level of the fabric
+  bool found_work_ = false;  // LineStart::backlog has any
   SharedFabric fabric_;
   // Of the last period and the one before: how far each operand of each maximum lay below it.
   std::vector<double> slacks_, last_slacks_;

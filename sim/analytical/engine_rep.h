@@ -261,9 +261,12 @@ struct AnalyticalEngine::Rep {
   std::vector<std::int64_t> turns;         // [stage * chunks + chunk]: count_turns()
   // When two forwards end: that of the first micro-batch, and the last before the first one of the stage's next chunk.
   struct FirstEnds {
-    double first = 0, last = 0;
+    double issued = 0, gathered = 0;  // the gathers that the first micro-batch issues ahead: their issue, their end
+    double first = 0, last = 0;       // the first micro-batch's forward; the last before the stage's next chunk
   };
-  std::vector<FirstEnds> first_ends;       // [position]
+  std::vector<FirstEnds> first_ends;       // [position]: when forwards end
+  std::vector<char> gathers_alone;         // [at()]: whether the first micro-batch alone gathers ahead
+  std::vector<double> gather_seconds;      // [at()]: what a first forward gathers
   std::vector<double> first_waits;         // [at()]: the wait with which a first forward was clocked; 0: none
   std::vector<StageClass> classes;
   std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [at()][SlotKind]

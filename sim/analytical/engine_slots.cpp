@@ -30,6 +30,15 @@ bool leaves_behind(const LineResult& l) {
   return false;
 }
 
+// Seconds of what the first micro-batch's forward does more, on the fabric's stream with most of it.
+double gathered_in(const SlotLines& l) {
+  double most = 0;
+  for (std::size_t s = 0; s < kStreams; ++s)
+    if (kStreamRows[s].occupies == Occupies::fabric)
+      most = std::max(most, l.first.stream_work[s] - l.usual.stream_work[s]);
+  return most;
+}
+
 bool is_empty(const FabricBacklog& backlog) {
   return std::all_of(backlog.begin(), backlog.end(), [](const auto& works) { return works.empty(); });
 }
@@ -72,10 +81,10 @@ void AnalyticalEngine::Rep::count_turns(const Program& program) {
 }
 
 // The first forward's gathering of parameters needs no input if it is issued ahead: a stage gathers while it waits for
-// that input. Gathering begins when the slot's turn has come: for a stage's first slot at the start of the step, for
-// the first slot of a later chunk behind the forwards of other micro-batches. With many micro-batches only what the
-// first one adds matters. What outlasts the wait stays in the slot. So does all that is not issued ahead, because the
-// host waits for the input first.
+// that input. Its own first chunk begins when the slot's turn has come. A later chunk begins with the first forward of
+// the chunk before it, beside the forwards of other micro-batches (gathers_a_chunk_ahead). With many micro-batches only
+// what the first one adds matters. What outlasts the wait stays in the slot. So does all that is not issued ahead, because
+// the host waits for the input first.
 void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const std::size_t positions = program.schedule.position.size(), of_first = program.class_of(0);
@@ -118,29 +127,39 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   count_turns(program);
   first_ends.assign(positions, {});
   first_waits.assign(lines.size(), 0);
+  gathers_alone.assign(lines.size(), 0);
+  gather_seconds.assign(lines.size(), 0);
+  const double slowdown = kernels.overlap_slowdown;
   double slowest = 0;  // usual forward up to here
   for (std::size_t q = 0; q < positions; ++q) {
     const std::size_t place = at_position[q], stage = place / chunks, c = static_cast<std::size_t>(stage_class[stage]);
-    SlotLines& l = lines[at(program, c, of_first, place % chunks)][kForward];
+    const std::size_t own = at(program, c, of_first, place % chunks);
+    SlotLines& l = lines[own][kForward];
     const bool receives = q > 0 && at_position[q - 1] / chunks != stage;
     const double hop = receives ? hops[q - 1] : 0, arrives = q > 0 ? first_ends[q - 1].first + hop : 0;
-    const std::size_t chunk_before = place % chunks > 0 ? place - 1 : place;
-    const double free = chunk_before == place
-                            ? 0
-                            : first_ends[static_cast<std::size_t>(program.schedule.position[chunk_before])].last;
-    const double wait = std::max(0.0, arrives - free);
-    if (receives && classes[c].first_stage == static_cast<std::int32_t>(stage)) {
-      const Chunk& chunk = program.stages_of(of_first)[stage][place % chunks];
-      const Added adds = added(chunk);
-      double gathered = 0;  // seconds, by the stream with most of them
-      for (std::size_t s = 0; s < kStreams; ++s)
-        if (kStreamRows[s].occupies == Occupies::fabric)
-          gathered = std::max(gathered, l.first.stream_work[s] - l.usual.stream_work[s]);
+    const FirstEnds* const before =
+        place % chunks > 0 ? &first_ends[static_cast<std::size_t>(program.schedule.position[place - 1])] : nullptr;
+    FirstEnds& here = first_ends[q];
+    const double free = before != nullptr ? before->last : 0, turn = std::max(free, arrives);
+    const bool speaks = classes[c].first_stage == static_cast<std::int32_t>(stage);
+    const Chunk& chunk = program.stages_of(of_first)[stage][place % chunks];
+    const Added adds = speaks ? added(chunk) : Added{};
+    const bool always = speaks && issues_ahead(chunk);
+    if (speaks) gathers_alone[own] = adds.ahead && !always && !program.schedule.pairs;
+    // What a chunk gathers in its first forward alone is issued with the first forward of the chunk before.
+    const bool with_before = before != nullptr && gathers_alone[own] != 0;
+    here.issued = receives ? free : turn;
+    const double begin = with_before ? std::max(before->issued, before->gathered) : here.issued;
+    const double wait = turn - begin;
+    if (speaks) gather_seconds[own] = gathered_in(l);
+    const double gathered = gather_seconds[own];
+    here.gathered = receives || with_before ? begin + gathered : 0;
+    if ((receives || with_before) && speaks) {
       const double more = std::max(l.first.seconds - l.usual.seconds, gathered);
-      if (issues_ahead(chunk) || (adds.ahead && (adds.behind_input || (wait > kFelt * more && wait < more)))) {
+      if (always || (adds.ahead && (adds.behind_input || (wait > kFelt * more && wait < more)))) {
         // Most chunks of a stage are alike, and wait as long.
         const LineResult* like = nullptr;
-        for (std::size_t k = at(program, c, of_first); like == nullptr && k < at(program, c, of_first, place % chunks); ++k)
+        for (std::size_t k = at(program, c, of_first); like == nullptr && k < own; ++k)
           if (first_waits[k] > 0 && std::abs(first_waits[k] - wait) <= kFelt * more && row(program, k).chunk == chunk)
             like = &lines[k][kForward].first;
         if (like != nullptr)
@@ -148,21 +167,34 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
         else
           clock_line(program, chunk, classes[c].layout, BlockKind::forward, only ? kOnly : kFirst, l.first,
                      {.waits_seconds = wait});
-        first_waits[at(program, c, of_first, place % chunks)] = wait;
+        first_waits[own] = wait;
         if (only) l.usual = l.last = l.first;
       } else if (!adds.behind_input && wait >= more) {
         l.first = l.usual;
       }
     }
+    here.first = turn + l.first.seconds;
+    if (!receives && !with_before) here.gathered = here.first;
+    // What the next chunk gathers meanwhile slows the kernels.
+    if (speaks && !only && place % chunks + 1 < chunks && gathers_alone[own] != 0) {
+      const double from = std::max(here.issued, here.gathered), next = gathered_in(lines[own + 1][kForward]);
+      const double beside = std::min(from + next, here.first) - std::max(from, turn);
+      double kernel = 0;
+      for (std::size_t a = 0; a < kHostIssue; ++a) kernel += l.usual.accounts[a];
+      if (beside > 0 && kernel > 0) {
+        const double longer = slowdown * kernel * std::min(1.0, beside / (l.usual.seconds + slowdown * kernel));
+        l.first.seconds += longer;
+        for (std::size_t a = 0; a < kHostIssue; ++a) l.first.accounts[a] += longer * l.usual.accounts[a] / kernel;
+        here.first += longer;
+      }
+    }
     // The stage's last forward before its next chunk ends when the stage itself, or a slower stage before it, lets it.
     const double usual = l.usual.seconds, behind = static_cast<double>(turns[place] - 1);
     slowest = std::max(slowest, usual);
-    FirstEnds& ends_here = first_ends[q];
-    ends_here.first = std::max(free, arrives) + l.first.seconds;
-    ends_here.last = ends_here.first + behind * usual;
+    here.last = here.first + behind * usual;
     if (q > 0 && turns[place] > 1)
-      ends_here.last = std::max(ends_here.last, first_ends[q - 1].last + hop + usual +
-                                                    (behind - static_cast<double>(turns[at_position[q - 1]] - 1)) * slowest);
+      here.last = std::max(here.last, first_ends[q - 1].last + hop + usual +
+                                          (behind - static_cast<double>(turns[at_position[q - 1]] - 1)) * slowest);
   }
 }
 
@@ -377,9 +409,27 @@ void AnalyticalEngine::Rep::settle_backlogs(const Program& program, std::size_t 
     before = static_cast<std::int32_t>(k);
   });
   backlogs.assign(slots, {});
-  LineResult first;
+  // Behind what each was clocked last; what recurs is not clocked again.
+  struct Clocked {
+    bool known = false;
+    FabricBacklog before, behind;
+  };
+  std::vector<Clocked> clocked(slots);
+  const auto clock_usual = [&](std::size_t k, FabricBacklog& backlog, LineResult& result) {
+    Clocked& last = clocked[k];
+    if (!last.known || !same(last.before, backlog)) {
+      last.before = backlog;
+      if (is_empty(backlog) && !leaves_behind(result))
+        backlog = {};
+      else
+        clock_behind(backlog, k, kUsual, result);
+      last.behind = backlog;
+      last.known = true;
+    }
+    backlog = last.behind;
+  };
   for (std::size_t k = 0; k < slots; ++k)
-    if (slot_before[k] != kNone && leaves_behind(lines_of(k).usual)) clock_behind(backlogs[k], k, kUsual, first);
+    if (slot_before[k] != kNone && leaves_behind(lines_of(k).usual)) clock_usual(k, backlogs[k], lines_of(k).usual);
   // As many rounds as there are usual micro-batches, each behind the one before; the last of few stands for the rest.
   const std::int64_t usual_ones = std::max<std::int64_t>(n - 2, 1);
   std::vector<LineResult> sums(slots);
@@ -391,7 +441,7 @@ void AnalyticalEngine::Rep::settle_backlogs(const Program& program, std::size_t 
       const double was = usual.seconds;
       backlogs[k] = backlogs[static_cast<std::size_t>(slot_before[k])];
       if (wait_before[k] > 0) fabric.work_off(wait_before[k], backlogs[k]);
-      clock_behind(backlogs[k], k, kUsual, usual);
+      clock_usual(k, backlogs[k], usual);
       settled &= same(usual.seconds, was);
     }
     const bool last = round + 1 == rounds || (settled && round > 0);

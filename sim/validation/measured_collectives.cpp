@@ -20,6 +20,8 @@ using Json = nlohmann::json;
 
 constexpr const char* kFile = "results/published/collectives.json";
 constexpr const char* kNvlink = "NVLink";
+// Messages are simulated one by one: a ring of n ranks has some 2 n^2 of them for each channel.
+constexpr std::int64_t kMostRanksExactly = 512;
 
 const Json& published() {
   static const Json json = parse_embedded(kFile);
@@ -76,6 +78,11 @@ CollectiveAlgorithm algorithm_named(const std::string& name) {
 void predict(const MeasuredOptions& options, const Cluster& cluster, MeasuredCurve& curve) {
   if (curve.ranks % curve.nodes != 0)
     throw InputError({}, fmt::format("{} ranks on {} nodes", curve.ranks, curve.nodes), "equally many on each node");
+  if (options.engines[static_cast<std::size_t>(Engine::des)] && options.des.fidelity == Fidelity::step_exact &&
+      curve.ranks > kMostRanksExactly)
+    throw InputError({}, fmt::format("{} ranks", curve.ranks),
+                     fmt::format("at most {} for --fidelity {}", kMostRanksExactly,
+                                 kFidelityNames[static_cast<std::size_t>(Fidelity::step_exact)]));
   const auto kind = std::find_if(kCollectiveKinds.begin(), kCollectiveKinds.end(),
                                  [&](const CollectiveKind& k) { return k.name == curve.kind; });
   if (kind == kCollectiveKinds.end()) throw InputError({}, describe(curve.kind), "a collective that Orrery has");

@@ -207,7 +207,7 @@ class Shard {
 
   // Each bucket is a collective, and an evaluation holds those of all layers at once.
   std::uint16_t buckets_of(double bytes) const {
-    constexpr double kMost = 4096;
+    constexpr double kMost = 10'000;
     if (bytes > kMost * bucket_bytes_)
       throw InputError({"", "/plan/bucket_bytes"}, fmt::format("{:.0f}", bucket_bytes_),
                        fmt::format("at least {:.0f}: a piece's {:.0f} bytes of gradients in up to {} buckets",

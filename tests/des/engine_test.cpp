@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <set>
@@ -459,8 +460,8 @@ TEST(Agreement, ParametersAreGatheredWhileThePipelineFills) {
   }
 }
 
-// A later chunk's parameters are gathered when its turn has come, behind the forwards of other micro-batches; and what
-// a chunk reduces slows the backwards behind it. Both take long in a large cluster.
+// A later chunk's parameters are gathered beside the first forwards of the chunk before; and what a chunk reduces slows
+// the backwards behind it. Both take long in a large cluster.
 TEST(Agreement, InterleavedChunksOfALargeCluster) {
   for (const std::int64_t nodes : {64, 1024}) {
     Scenario s = bundled("llama-3-70b-512-h100");
@@ -1031,16 +1032,22 @@ TEST(Determinism, TheSameInputGivesTheSameReport) {
     EXPECT_EQ(first.timeline.intervals[i].end_seconds, second.timeline.intervals[i].end_seconds);
 }
 
-// Streams but for the kernels': what runs on them, by kind, way and bytes, is the same in both engines' timelines.
+// Streams but for the kernels': what runs on them, by kind, way and bytes, is the same in both engines' timelines. In
+// closed form gathers that the filling of the pipeline hides are not shown.
 TEST(Timelines, SayOfCollectivesTheSame) {
   for (const char* name : {"llama-3-70b-512-h100", "mixtral-8x7b-64-h100"}) {
-    using Said = std::tuple<std::string, std::string, std::string, double>;
-    std::set<Said> analytical, des;
-    const auto say = [](const Timeline& timeline, Stream stream, std::uint32_t op, std::set<Said>& said) {
+    struct Said {
+      std::set<std::pair<std::string, std::string>> kinds;  // by stream
+      std::set<std::tuple<std::string, std::string, std::string, double>> all;
+    };
+    Said analytical, des;
+    const auto say = [](const Timeline& timeline, Stream stream, std::uint32_t op, Said& said) {
       if (stream == Stream::compute || op == kNoOp) return;
       const TimelineOp& of = timeline.ops[op];
       constexpr double kLeast = 1024;  // beside them scalars of the norm, which one says for all layers at once
-      if (of.kind != "drain" && of.bytes > kLeast) said.insert({name_of(stream), of.kind, of.bound, std::round(of.bytes)});
+      if (of.kind == "drain" || of.bytes <= kLeast) return;
+      said.kinds.insert({name_of(stream), of.kind});
+      said.all.insert({name_of(stream), of.kind, of.bound, std::round(of.bytes)});
     };
     const Scenario s = bundled(name);
     const Timeline slices = predict(PreparedAlone(s), {.timeline = true}).timeline,
@@ -1054,8 +1061,9 @@ TEST(Timelines, SayOfCollectivesTheSame) {
       say(events, i.stream, i.op, des);
       EXPECT_EQ(i.op == kNoOp, i.stream == Stream::compute) << name;
     }
-    EXPECT_GE(des.size(), 3u) << name;
-    EXPECT_EQ(analytical, des) << name;
+    EXPECT_GE(des.kinds.size(), 3u) << name;
+    EXPECT_EQ(analytical.kinds, des.kinds) << name;
+    EXPECT_TRUE(std::ranges::includes(des.all, analytical.all)) << name;
   }
 }
 

@@ -47,6 +47,8 @@ struct Line {
   std::uint32_t cause = EventRecord::kNoCause;  // the event that let it begin
   std::vector<Work> works;
   std::int64_t left = 0;  // on streams other than compute
+  bool ahead = false;     // it has not begun, but for what is issued ahead
+  bool held = false;      // by who runs it
 };
 
 // How a line is run.
@@ -55,6 +57,8 @@ struct LineRun {
   double host_ahead = 0;   // by so much earlier the host begins
   // Until its input is there. What is issued ahead is issued before, all else behind it. None: it is there.
   const std::function<Task<>()>* wait_for_input = nullptr;
+  // Once all is issued that is issued before the input, or without one all: begins the line of the chunk behind.
+  const std::function<void()>* issue_next = nullptr;
 };
 
 struct ClassRun;
@@ -62,6 +66,7 @@ struct ClassRun;
 struct StreamRun : Self {
   std::deque<std::pair<Work*, Line*>> queue;
   std::int64_t pending = 0;
+  std::int64_t ahead = 0;  // of them, of the line that has not begun
   bool drain_awaited = false;
   bool has_process = false;
   std::uint32_t last_event = EventRecord::kNoCause;
@@ -176,7 +181,11 @@ class Simulation {
   Task<> meet_at_norm(ClassRun& c);
   struct Host;
   class LineIssue;
-  Task<> run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, LineRun run);
+  struct IssuedLine;
+  std::unique_ptr<IssuedLine> new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when);
+  // What the chunk gathers in its first forward alone, now.
+  std::unique_ptr<IssuedLine> issue_chunk_ahead(ClassRun& c, std::uint16_t chunk);
+  Task<> run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run);
   Task<> perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host);
   Task<> await_output(ClassRun& c, Work* w);
   // `next`: the slot behind them, if any.

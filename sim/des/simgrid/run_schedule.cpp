@@ -268,29 +268,67 @@ double Simulation::LineIssue::kernel_seconds() const {
 
 Line& Simulation::free_line(ClassRun& c) {
   for (const auto& line : c.lines)
-    if (line->left == 0) return *line;
+    if (line->left == 0 && !line->held) return *line;
   return *c.lines.emplace_back(std::make_unique<Line>());
 }
 
-Task<> Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, LineRun run) {
+// A line and how far it is issued.
+struct Simulation::IssuedLine {
+  IssuedLine(Simulation& simulation, ClassRun& c, Line& line_, std::vector<LineItem> items_, WhenSet when)
+      : line(line_), items(std::move(items_)), issue(simulation, c, line, line.works.data(), items, when, host) {}
+
+  Line& line;
+  std::vector<LineItem> items;
+  Host host;
+  LineIssue issue;
+};
+
+std::unique_ptr<Simulation::IssuedLine> Simulation::new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when) {
   Line& line = free_line(c);
+  line.held = true;
+  line.begin = now();
+  line.cause = c.gate_event;
+  line.works.assign(LineIssue::works_of(items), {});
+  auto issued = std::make_unique<IssuedLine>(*this, c, line, std::move(items), when);
+  issued->host.begin = now();
+  return issued;
+}
+
+std::unique_ptr<Simulation::IssuedLine> Simulation::issue_chunk_ahead(ClassRun& c, std::uint16_t chunk) {
+  const Program& program = *c.plan->program;
+  std::vector<LineItem> items;
+  append_items(c, program.stages_of(program.class_of(0))[c.stage][chunk], BlockKind::forward, items);
+  if (!gathers_a_chunk_ahead(items)) return nullptr;
+  auto issued = new_line(c, std::move(items), conditions_of(0, program.schedule.micro_batches));
+  issued->line.ahead = true;
+  issued->issue.issue_all_ahead();
+  return issued;
+}
+
+Task<> Simulation::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run) {
+  Line& line = own->line;
+  LineIssue& issue = own->issue;
   const auto begin = [&] {
     line.begin = now();
     line.cause = c.gate_event;
   };
   begin();
-  line.works.assign(LineIssue::works_of(items), {});
-  Host host{.begin = now() - run.host_ahead};
-  LineIssue issue(*this, c, line, line.works.data(), items, when, host);
+  own->host = {.begin = now() - run.host_ahead};
+  const bool ahead = std::exchange(line.ahead, false);
+  if (ahead)
+    for (StreamRun& s : c.streams) s.ahead = 0;
   if (run.wait_for_input != nullptr) {
-    issue.issue_all_ahead();
+    if (!ahead) issue.issue_all_ahead();
+    if (run.issue_next != nullptr) (*run.issue_next)();
     co_await (*run.wait_for_input)();
     issue.input_has_come();
     begin();
   }
   issue.issue();
-  co_await perform_line(c, line, run.drain_all, host);
+  if (run.wait_for_input == nullptr && run.issue_next != nullptr) (*run.issue_next)();
+  co_await perform_line(c, line, run.drain_all, own->host);
   for (Work* w : issue.output()) co_await await_output(c, w);
+  line.held = false;
 }
 
 // What has been issued, up to the line's end but its output.
@@ -378,7 +416,7 @@ Task<> Simulation::drain(ClassRun& c, bool all) {
     std::size_t last = kStreams;
     for (std::size_t s = 1; s < kStreams; ++s) {
       if (!all && kStreamRows[s].asynchronous) continue;
-      while (c.streams[s].pending > 0) {
+      while (c.streams[s].pending > c.streams[s].ahead) {
         c.streams[s].drain_awaited = true;
         co_await clock_.block(c);
         last = s;
@@ -584,7 +622,7 @@ Task<> Simulation::end_step(ClassRun& c, UpdatePart part) {
   LineRun run;
   run.drain_all = true;
   if (part == UpdatePart::norm) run.host_ahead = c.host_ahead;
-  co_await run_line(c, items, kOnly, run);
+  co_await run_line(c, new_line(c, std::move(items), kOnly), run);
   if (part == UpdatePart::norm) co_await meet_at_norm(c);
 }
 
@@ -592,7 +630,7 @@ Process Simulation::control(ClassRun& c) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];
-  std::vector<LineItem> items;
+  std::unique_ptr<IssuedLine> chunk_ahead;  // of the chunk whose first forward comes next
   for (std::size_t i = 0; i < order.size(); ++i) {
     const Slot& slot = order[i].slot;
     if (order[i].pairs) {
@@ -601,7 +639,7 @@ Process Simulation::control(ClassRun& c) {
       continue;
     }
     const auto position = static_cast<std::size_t>(schedule.position_of(c.stage, slot.chunk));
-    items.clear();
+    std::vector<LineItem> items;
     const auto& chunks = program.stages_of(program.class_of(slot.micro_batch))[c.stage];
     append_items(c, chunks[slot.chunk], static_cast<BlockKind>(slot.kind), items);
     const WhenSet when = conditions_of(slot.micro_batch, schedule.micro_batches);
@@ -618,7 +656,20 @@ Process Simulation::control(ClassRun& c) {
       run.wait_for_input = &wait_for_input;
     else
       co_await wait_for_input();
-    co_await run_line(c, items, when, run);
+    const bool first = slot.kind == SlotKind::forward && slot.micro_batch == 0;
+    std::unique_ptr<IssuedLine> own =
+        first && chunk_ahead ? std::move(chunk_ahead) : new_line(c, std::move(items), when);
+    // Megatron-Core launches the next chunk's gathers with the first forward of the one before
+    // (forward_backward_pipelining_with_interleaving, param_sync_func).
+    const std::function<void()> issue_next = [&] {
+      const auto next = std::find_if(order.begin() + static_cast<std::ptrdiff_t>(i) + 1, order.end(), [](const auto& o) {
+        return o.slot.kind == SlotKind::forward && o.slot.micro_batch == 0;
+      });
+      if (next != order.end()) chunk_ahead = issue_chunk_ahead(c, next->slot.chunk);
+    };
+    if (first && schedule.chunks > 1 && !schedule.pairs)
+      run.issue_next = &issue_next;
+    co_await run_line(c, std::move(own), run);
     record_slot(c, slot, begin, now());
     co_await post_output(c, slot, position, i + 1 < order.size() ? &order[i + 1].slot : nullptr);
   }

@@ -13,6 +13,7 @@ void Simulation::enqueue(ClassRun& c, Line& line, Work& w) {
   s.queue.emplace_back(&w, &line);
   if (stream == kComputeStream) return;
   ++s.pending;
+  if (line.ahead) ++s.ahead;
   ++line.left;
   if (!s.has_process) {
     s.has_process = true;
@@ -30,7 +31,8 @@ Process Simulation::serve(ClassRun& c, std::size_t stream) {
     s.queue.pop_front();
     co_await perform(c, stream, *w, *line);
     --line->left;
-    if (--s.pending == 0 && s.drain_awaited) clock_.wake(c);
+    if (line->ahead) --s.ahead;
+    if (--s.pending == s.ahead && s.drain_awaited) clock_.wake(c);
   }
 }
 
