@@ -29,7 +29,7 @@ constexpr std::int64_t kMostCollectiveRanks = 4;
 // Other ranks on the same host, each at work on a point of its own, for as long as this exists.
 class Companions {
  public:
-  Companions(const MakeBackend& make_backend, const SweepPoint& point, double footprint_bytes, std::int64_t count) {
+  Companions(const MakeBackend& make_backend, const KernelPoint& point, double footprint_bytes, std::int64_t count) {
     const auto work = [this, &make_backend, &point, footprint_bytes] {
       try {
         const std::unique_ptr<Backend> backend = make_backend();
@@ -56,12 +56,12 @@ class Companions {
 };
 
 // Points that are also measured with all hardware threads busy: of products and attention, as most of a step is.
-std::vector<const SweepPoint*> busy_points(const std::vector<SweepPoint>& points) {
+std::vector<const KernelPoint*> busy_points(const std::vector<KernelPoint>& points) {
   constexpr std::size_t kEach = 4;
   constexpr double kMostFlops = 5e8;
-  std::vector<const SweepPoint*> chosen;
+  std::vector<const KernelPoint*> chosen;
   std::map<OpKind, std::size_t> of_kind;
-  for (const SweepPoint& p : points) {
+  for (const KernelPoint& p : points) {
     const bool wanted = is_matmul(p.op.kind) || is_attention(p.op.kind);
     if (!wanted || flops(p.op, p.tensors) > kMostFlops || of_kind[p.op.kind] == kEach) continue;
     ++of_kind[p.op.kind];
@@ -149,12 +149,12 @@ class CalibrationRun {
 
   // One pass, as far as the budget goes.
   void measure_all(bool first) {
-    for (const SweepPoint& point : points_) {
+    for (const KernelPoint& point : points_) {
       if (to_be_skipped(point.id, first)) continue;
       if (stop()) break;
       measure(point, point.id);
     }
-    for (const SweepPoint* point : busy_) {
+    for (const KernelPoint* point : busy_) {
       if (stop()) break;
       const Companions companions(make_backend_, *point, options_.footprint_bytes, facts_.processors - 1);
       measure(*point, busy_id(point->id));
@@ -198,7 +198,7 @@ class CalibrationRun {
     if (options_.progress) options_.progress(progress_);
   }
 
-  void measure(const SweepPoint& point, const std::string& id) {
+  void measure(const KernelPoint& point, const std::string& id) {
     try {
       journal_.add(id, meter_.measure(point, point_seconds()));
     } catch (const DeviceError&) {
@@ -229,7 +229,7 @@ class CalibrationRun {
     CalibrateResult result;
     result.interrupted = interrupted_;
     result.planned = points_.size();
-    for (const SweepPoint& point : points_) result.measured += journal_.points().count(point.id);
+    for (const KernelPoint& point : points_) result.measured += journal_.points().count(point.id);
     result.fit = fit_calibration(points_, journal_.points(), facts_, options_.preset);
     const std::string source =
         fmt::format("measured on {} by orrery calibrate --device {} ({})", facts_.device, facts_.kind, facts_.software);
@@ -253,8 +253,8 @@ class CalibrationRun {
   const CalibrateOptions& options_;
   const std::unique_ptr<Backend> backend_;
   const BackendFacts facts_;
-  const std::vector<SweepPoint> points_;
-  std::vector<const SweepPoint*> busy_;  // measured once more beside as many others as there are processors
+  const std::vector<KernelPoint> points_;
+  std::vector<const KernelPoint*> busy_;  // measured once more beside as many others as there are processors
   std::vector<RankCollective> collectives_;
   std::vector<OverlapPair> pairs_;
   Journal journal_;

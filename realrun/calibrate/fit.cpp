@@ -26,7 +26,7 @@ constexpr std::array<Dtype, 3> kFittedDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf
 constexpr double kNothing = 1e-9;  // a bound that stands for zero, of parameters around 1
 
 struct Measured {
-  const SweepPoint* point;
+  const KernelPoint* point;
   double seconds;
 };
 using Points = std::vector<Measured>;
@@ -45,8 +45,8 @@ std::vector<std::vector<MatmulTile>> tile_lists(std::int64_t multiprocessors) {
 
 class KernelFitter {
  public:
-  KernelFitter(const std::vector<SweepPoint>& points, const std::map<std::string, Measurement>& measured) {
-    for (const SweepPoint& p : points)
+  KernelFitter(const std::vector<KernelPoint>& points, const std::map<std::string, Measurement>& measured) {
+    for (const KernelPoint& p : points)
       if (const auto found = measured.find(p.id); found != measured.end())
         groups_[p.group].push_back({&p, found->second.seconds});
   }
@@ -320,10 +320,10 @@ void state_measured_rates(KernelFitter& fitter) {
 
 // Speed of a rank while all hardware threads are busy, over its speed alone: the geometric mean over the points that
 // were measured both ways; 1 without any.
-double busy_share(const std::vector<SweepPoint>& points, const std::map<std::string, Measurement>& measured) {
+double busy_share(const std::vector<KernelPoint>& points, const std::map<std::string, Measurement>& measured) {
   double logs = 0;
   int both = 0;
-  for (const SweepPoint& p : points) {
+  for (const KernelPoint& p : points) {
     const auto alone = measured.find(p.id), busy = measured.find(busy_id(p.id));
     if (alone == measured.end() || busy == measured.end()) continue;
     logs += std::log(alone->second.seconds / busy->second.seconds);
@@ -438,7 +438,7 @@ Residual residual_of(const std::vector<double>& log_errors) {
   return r;
 }
 
-CalibrationFit fit_calibration(const std::vector<SweepPoint>& points,
+CalibrationFit fit_calibration(const std::vector<KernelPoint>& points,
                                const std::map<std::string, Measurement>& measured, const BackendFacts& facts,
                                const std::optional<Device>& preset) {
   KernelFitter fitter(points, measured);

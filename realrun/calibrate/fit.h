@@ -43,7 +43,7 @@ struct CalibrationFit {
 
 // `preset`: the data sheet's peaks, where the device has a preset. Throws InputError when the points are too few for
 // any product or any memory-bound kernel.
-CalibrationFit fit_calibration(const std::vector<SweepPoint>& points,
+CalibrationFit fit_calibration(const std::vector<KernelPoint>& points,
                                const std::map<std::string, Measurement>& measured, const BackendFacts& facts,
                                const std::optional<Device>& preset);
 

@@ -38,7 +38,7 @@ double percentile(const std::vector<double>& sorted, double share) {
 // One set of operands in the backend's memory.
 class OperandSet {
  public:
-  OperandSet(Backend& backend, const SweepPoint& point) : backend_(backend), point_(point) {
+  OperandSet(Backend& backend, const KernelPoint& point) : backend_(backend), point_(point) {
     memory_.assign(point.tensors.size(), nullptr);
     try {
       for (std::size_t i = 0; i < memory_.size(); ++i) {
@@ -99,13 +99,13 @@ class OperandSet {
   }
 
   Backend& backend_;
-  const SweepPoint& point_;
+  const KernelPoint& point_;
   std::vector<void*> memory_;
 };
 
 using OperandSets = std::vector<std::unique_ptr<OperandSet>>;
 
-OperandSets operand_sets(Backend& backend, const SweepPoint& point, double footprint_bytes) {
+OperandSets operand_sets(Backend& backend, const KernelPoint& point, double footprint_bytes) {
   double bytes = 0;
   for (const Tensor& t : point.tensors) bytes += static_cast<double>(t.elements() * backend.stored_bytes(t.dtype));
   const auto wanted = static_cast<std::int64_t>(std::ceil(footprint_bytes / std::max(bytes, 1.0)));
@@ -122,7 +122,7 @@ double speed_beside(double work, double duration, double overlap) { return (work
 // One of two points that run at the same time.
 class Runner {
  public:
-  Runner(Backend& backend, const SweepPoint& point, double footprint_bytes)
+  Runner(Backend& backend, const KernelPoint& point, double footprint_bytes)
       : backend_(backend), point_(point), sets_(operand_sets(backend, point, footprint_bytes)) {}
 
   Stream stream() const { return point_.op.stream; }
@@ -144,7 +144,7 @@ class Runner {
 
  private:
   Backend& backend_;
-  const SweepPoint& point_;
+  const KernelPoint& point_;
   OperandSets sets_;
   std::size_t next_ = 0;
 };
@@ -164,7 +164,7 @@ double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::optional<OverlapMeasurement> Meter::measure_overlap(const SweepPoint& compute, const SweepPoint& copy,
+std::optional<OverlapMeasurement> Meter::measure_overlap(const KernelPoint& compute, const KernelPoint& copy,
                                                          double seconds) {
   Runner products(backend_, compute, footprint_bytes_), copies(backend_, copy, footprint_bytes_);
   for (Runner* runner : {&products, &copies}) {
@@ -216,7 +216,7 @@ std::optional<OverlapMeasurement> Meter::measure_overlap(const SweepPoint& compu
   return m;
 }
 
-Measurement Meter::measure(const SweepPoint& point, double seconds) {
+Measurement Meter::measure(const KernelPoint& point, double seconds) {
   const OperandSets sets = operand_sets(backend_, point, footprint_bytes_);
 
   const bool cpu = backend_.facts().kind == "cpu";

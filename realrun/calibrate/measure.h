@@ -33,13 +33,13 @@ class Meter {
   Meter(Backend& backend, double footprint_bytes) : backend_(backend), footprint_bytes_(footprint_bytes) {}
 
   // For about so long, but with at least a few repetitions. Throws DeviceError when memory is short.
-  Measurement measure(const SweepPoint& point, double seconds);
+  Measurement measure(const KernelPoint& point, double seconds);
 
   // Two points of different streams, alone and at the same time. Of the time that each takes beside the other, what
   // lies outside their overlap ran at full speed; so `beside` is the time of one op of which all is overlapped: with
   // durations D, work W (its time alone) and overlap O, the speed within is (W - (D - O)) / O. Medians over
   // repetitions. Nothing where the streams took turns instead. Throws as measure(). REQUIRES: asynchronous streams.
-  std::optional<OverlapMeasurement> measure_overlap(const SweepPoint& compute, const SweepPoint& copy, double seconds);
+  std::optional<OverlapMeasurement> measure_overlap(const KernelPoint& compute, const KernelPoint& copy, double seconds);
 
  private:
   Backend& backend_;

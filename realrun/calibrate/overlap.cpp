@@ -11,7 +11,7 @@
 namespace orrery {
 namespace {
 
-Place place_of(const SweepPoint& copy) { return direction_of(copy.op, copy.tensors).to; }
+Place place_of(const KernelPoint& copy) { return direction_of(copy.op, copy.tensors).to; }
 
 bool is_measured(const OverlapPair& pair, const std::map<std::string, Measurement>& measured) {
   for (const std::string* id : {&pair.compute_alone, &pair.copy_alone, &pair.compute_beside, &pair.copy_beside})
@@ -55,7 +55,7 @@ std::vector<AttentionOverlap> attention_overlaps(const std::vector<OverlapPair>&
 
 std::vector<OverlapPair> overlap_pairs(const SweepOptions& options) {
   std::vector<OverlapPair> pairs;
-  const auto add = [&](const char* kind, const SweepPoint& compute, const SweepPoint& copy) {
+  const auto add = [&](const char* kind, const KernelPoint& compute, const KernelPoint& copy) {
     const std::string both = fmt::format("{} | {}", compute.id, copy.id);
     pairs.push_back({.compute = compute,
                      .copy = copy,
@@ -64,13 +64,13 @@ std::vector<OverlapPair> overlap_pairs(const SweepOptions& options) {
                      .compute_beside = fmt::format("{} beside copy: {}", kind, both),
                      .copy_beside = fmt::format("copy beside {}: {}", kind, both)});
   };
-  const std::vector<SweepPoint> copies = overlap_copies(options);
-  for (const SweepPoint& product : overlap_products(options))
-    for (const SweepPoint& copy : copies) add("product", product, copy);
-  for (const SweepPoint& attention : overlap_attentions(options)) {
+  const std::vector<KernelPoint> copies = overlap_copies(options);
+  for (const KernelPoint& product : overlap_products(options))
+    for (const KernelPoint& copy : copies) add("product", product, copy);
+  for (const KernelPoint& attention : overlap_attentions(options)) {
     const Place to = attention.op.kind == OpKind::attention ? Place::host : Place::device;
-    const SweepPoint* largest = nullptr;
-    for (const SweepPoint& copy : copies)
+    const KernelPoint* largest = nullptr;
+    for (const KernelPoint& copy : copies)
       if (place_of(copy) == to &&
           (largest == nullptr || bytes(copy.op, copy.tensors) > bytes(largest->op, largest->tensors)))
         largest = &copy;

@@ -14,7 +14,7 @@
 namespace orrery {
 
 struct OverlapPair {
-  SweepPoint compute, copy;  // a product or an attention
+  KernelPoint compute, copy;  // a product or an attention
   // Under which the journal has each: alone, and while the other runs.
   std::string compute_alone, copy_alone, compute_beside, copy_beside;
 };

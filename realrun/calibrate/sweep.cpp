@@ -64,19 +64,19 @@ class PointBuilder {
   TensorId write(Tensor t, OperandFill fill = {}) { return write(add(t, fill)); }
   TensorId write(TensorId id) { return point_.op.writes[writes_++] = id; }
   void before(const Op& op) { point_.before.push_back(op); }
-  SweepPoint done(std::string group, std::string id) {
+  KernelPoint done(std::string group, std::string id) {
     point_.group = std::move(group);
     point_.id = std::move(id);
     return std::move(point_);
   }
 
  private:
-  SweepPoint point_;
+  KernelPoint point_;
   std::size_t reads_ = 0, writes_ = 0;
 };
 
 // A product of a linear layer of `tokens` from `k` to `n` features, as the forward or one of the backwards.
-SweepPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t n, std::int64_t k, bool bias,
+KernelPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t n, std::int64_t k, bool bias,
                    bool transposed) {
   PointBuilder b(kind);
   b.op().compute_dtype = dtype;
@@ -106,9 +106,9 @@ SweepPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t n
                             bias && kind == OpKind::linear ? " bias" : "", transposed ? " transposed" : ""));
 }
 
-double flops_of(const SweepPoint& p) { return flops(p.op, p.tensors); }
+double flops_of(const KernelPoint& p) { return flops(p.op, p.tensors); }
 
-void add_products(const SweepOptions& o, Dtype dtype, std::vector<SweepPoint>& points) {
+void add_products(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
   constexpr std::array kinds{OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient};
   std::set<std::string> seen;
   // Drawn until there are enough; shapes beyond the limit are drawn again, which ends where no shape is within it.
@@ -140,7 +140,7 @@ void add_products(const SweepOptions& o, Dtype dtype, std::vector<SweepPoint>& p
         n = size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 5));
         break;
     }
-    SweepPoint p = product(kinds[static_cast<std::size_t>(i / kLayers) % kinds.size()], dtype, tokens, n, k,
+    KernelPoint p = product(kinds[static_cast<std::size_t>(i / kLayers) % kinds.size()], dtype, tokens, n, k,
                            i / (kLayers * static_cast<std::int64_t>(kinds.size())) % 2 == 0, transposed);
     if (flops_of(p) > o.most_flops || !seen.insert(p.id).second) continue;
     points.push_back(std::move(p));
@@ -148,7 +148,7 @@ void add_products(const SweepOptions& o, Dtype dtype, std::vector<SweepPoint>& p
   }
 }
 
-SweepPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64_t sequence, std::int64_t heads,
+KernelPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64_t sequence, std::int64_t heads,
                      std::int64_t head_dim, bool causal, bool fused) {
   PointBuilder b(backward ? OpKind::attention_backward : OpKind::attention);
   const auto heads_tensor = [&](const char* name, std::int64_t parts, Axis axis) {
@@ -192,7 +192,7 @@ SweepPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64_
                             head_dim, causal ? " causal" : "", fused ? "" : " apart"));
 }
 
-void add_attention(const SweepOptions& o, Dtype dtype, std::vector<SweepPoint>& points) {
+void add_attention(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
   constexpr std::array<std::int64_t, 4> kHeadDims{64, 32, 128, 96};
   for (const bool backward : {false, true}) {
     std::set<std::string> seen;
@@ -203,7 +203,7 @@ void add_attention(const SweepOptions& o, Dtype dtype, std::vector<SweepPoint>& 
       const std::int64_t batch = size_between(1, std::max<std::int64_t>(1, o.most_tokens / sequence), halton(i, 5));
       const std::int64_t head_dim = kHeadDims[static_cast<std::size_t>(i) % kHeadDims.size()];
       // Most of what trains is causal, with queries, keys and values in one tensor.
-      SweepPoint p = attention(backward, dtype, batch, sequence, heads, head_dim, i % 3 != 2, i % 5 != 4);
+      KernelPoint p = attention(backward, dtype, batch, sequence, heads, head_dim, i % 3 != 2, i % 5 != 4);
       if (flops_of(p) > o.most_flops || !seen.insert(p.id).second) continue;
       points.push_back(std::move(p));
       ++made;
@@ -215,7 +215,7 @@ void add_attention(const SweepOptions& o, Dtype dtype, std::vector<SweepPoint>& 
 struct Size {
   std::int64_t tokens, width;
 };
-using Maker = SweepPoint (*)(const SweepOptions&, Dtype, Size, std::int64_t variant);
+using Maker = KernelPoint (*)(const SweepOptions&, Dtype, Size, std::int64_t variant);
 
 Tensor row_of(const char* name, Dtype dtype, std::int64_t width) {
   return tensor(name, dtype, {{width, Axis::hidden}});
@@ -224,12 +224,12 @@ Tensor rows(const char* name, Dtype dtype, Size s) {
   return tensor(name, dtype, {{1, Axis::batch}, {s.tokens, Axis::sequence}, {s.width, Axis::hidden}});
 }
 
-SweepPoint finish(PointBuilder& b, Size s, const std::string& what = {}) {
+KernelPoint finish(PointBuilder& b, Size s, const std::string& what = {}) {
   const std::string name = memory_curve_name(b.op());
   return b.done("memory " + name, fmt::format("{} {} x {}{}", name, s.tokens, s.width, what));
 }
 
-SweepPoint norm(Dtype dtype, Size s, bool layer_norm, bool backward) {
+KernelPoint norm(Dtype dtype, Size s, bool layer_norm, bool backward) {
   PointBuilder b(backward ? OpKind::norm_backward : OpKind::norm);
   b.op().scalar = 1e-5f;
   const Tensor statistics = tensor("statistics", Dtype::fp32,
@@ -256,7 +256,7 @@ SweepPoint norm(Dtype dtype, Size s, bool layer_norm, bool backward) {
   return finish(b, s);
 }
 
-SweepPoint rotary(Dtype dtype, Size s, bool backward) {
+KernelPoint rotary(Dtype dtype, Size s, bool backward) {
   PointBuilder b(backward ? OpKind::rotary_backward : OpKind::rotary);
   constexpr std::int64_t kHeadDim = 64, kParts = 3;
   const std::int64_t heads = std::max<std::int64_t>(1, s.width / kHeadDim);
@@ -271,7 +271,7 @@ SweepPoint rotary(Dtype dtype, Size s, bool backward) {
   return finish(b, {s.tokens, heads * kHeadDim});
 }
 
-SweepPoint activation(Dtype dtype, Size s, ActivationFunction function, bool bias, bool backward) {
+KernelPoint activation(Dtype dtype, Size s, ActivationFunction function, bool bias, bool backward) {
   PointBuilder b(backward ? OpKind::activation_backward : OpKind::activation);
   b.op().function = function;
   const bool gated = function == ActivationFunction::swiglu || function == ActivationFunction::geglu;
@@ -288,7 +288,7 @@ SweepPoint activation(Dtype dtype, Size s, ActivationFunction function, bool bia
 }
 
 // Reads so many tensors of one shape, writes so many.
-SweepPoint elementwise(OpKind kind, Dtype dtype, Size s, int reads, int writes, bool bias = false, int masks = 0) {
+KernelPoint elementwise(OpKind kind, Dtype dtype, Size s, int reads, int writes, bool bias = false, int masks = 0) {
   PointBuilder b(kind);
   b.op().scalar = 0.1f;  // dropout
   const bool mask_is_read = kind == OpKind::dropout_backward;
@@ -301,7 +301,7 @@ SweepPoint elementwise(OpKind kind, Dtype dtype, Size s, int reads, int writes, 
   return finish(b, s);
 }
 
-SweepPoint embedding(const SweepOptions& o, Dtype dtype, Size s, std::int64_t variant, bool backward) {
+KernelPoint embedding(const SweepOptions& o, Dtype dtype, Size s, std::int64_t variant, bool backward) {
   PointBuilder b(backward ? OpKind::embedding_backward : OpKind::embedding);
   const std::int64_t vocabulary = size_between(o.most_vocabulary / 32, o.most_vocabulary, halton(variant, 5));
   Tensor table = tensor("table", dtype, {{vocabulary, Axis::vocab}, {s.width, Axis::hidden}});
@@ -319,7 +319,7 @@ SweepPoint embedding(const SweepOptions& o, Dtype dtype, Size s, std::int64_t va
   return finish(b, s, fmt::format(" of {}", vocabulary));
 }
 
-SweepPoint cross_entropy(const SweepOptions& o, Dtype dtype, Size s, std::int64_t variant, bool backward) {
+KernelPoint cross_entropy(const SweepOptions& o, Dtype dtype, Size s, std::int64_t variant, bool backward) {
   PointBuilder b(backward ? OpKind::cross_entropy_backward : OpKind::cross_entropy);
   s.width = size_between(o.most_vocabulary / 32, o.most_vocabulary, halton(variant, 5));
   s.tokens =
@@ -338,7 +338,7 @@ SweepPoint cross_entropy(const SweepOptions& o, Dtype dtype, Size s, std::int64_
 }
 
 // Over flat buffers: `width` is not a width.
-SweepPoint optimizer(OpKind kind, Dtype dtype, Size s, bool master) {
+KernelPoint optimizer(OpKind kind, Dtype dtype, Size s, bool master) {
   PointBuilder b(kind);
   const std::int64_t n = s.tokens * s.width;
   const auto flat = [&](const char* name, Dtype type) { return tensor(name, type, {{n, Axis::none}}); };
@@ -359,7 +359,7 @@ SweepPoint optimizer(OpKind kind, Dtype dtype, Size s, bool master) {
   return finish(b, {1, n}, master ? " master" : "");
 }
 
-SweepPoint softmax(Dtype dtype, Size s, bool backward) {
+KernelPoint softmax(Dtype dtype, Size s, bool backward) {
   PointBuilder b(backward ? OpKind::softmax_backward : OpKind::softmax);
   b.op().causal = true;
   const std::int64_t heads = std::max<std::int64_t>(1, s.width / s.tokens);
@@ -374,7 +374,7 @@ SweepPoint softmax(Dtype dtype, Size s, bool backward) {
   return finish(b, {s.tokens, s.tokens}, fmt::format(" x {}", heads));
 }
 
-SweepPoint merge_attention(Dtype dtype, Size s) {
+KernelPoint merge_attention(Dtype dtype, Size s) {
   PointBuilder b(OpKind::merge_attention);
   constexpr std::int64_t kHeadDim = 64;
   const std::int64_t heads = std::max<std::int64_t>(1, s.width / kHeadDim);
@@ -396,7 +396,7 @@ SweepPoint merge_attention(Dtype dtype, Size s) {
   return finish(b, {s.tokens, heads * kHeadDim});
 }
 
-SweepPoint pool(Dtype dtype, Size s, bool backward) {
+KernelPoint pool(Dtype dtype, Size s, bool backward) {
   PointBuilder b(backward ? OpKind::pool_backward : OpKind::pool);
   constexpr std::int64_t kEach = 16;  // tokens of a sequence
   const std::int64_t sequences = std::max<std::int64_t>(1, s.tokens / kEach);
@@ -411,7 +411,7 @@ SweepPoint pool(Dtype dtype, Size s, bool backward) {
   return finish(b, {sequences * kEach, s.width});
 }
 
-SweepPoint bias_gradient(Dtype dtype, Size s) {
+KernelPoint bias_gradient(Dtype dtype, Size s) {
   PointBuilder b(OpKind::bias_gradient);
   b.read(rows("dy", dtype, s));
   b.write(row_of("dbias", Dtype::fp32, s.width), {Fill::constant, 0});
@@ -472,7 +472,7 @@ const std::vector<Maker>& memory_makers() {
   return makers;
 }
 
-void add_memory_bound(const SweepOptions& o, std::vector<SweepPoint>& points) {
+void add_memory_bound(const SweepOptions& o, std::vector<KernelPoint>& points) {
   for (const Maker& make : memory_makers()) {
     std::set<std::string> seen;
     const std::int64_t most_draws = 20 * o.of_a_kind;
@@ -480,7 +480,7 @@ void add_memory_bound(const SweepOptions& o, std::vector<SweepPoint>& points) {
       // The second point is all fixed time.
       const Size size{made == 1 ? 1 : size_between(o.least_tokens, o.most_tokens, halton(i, 2)),
                       made == 1 ? o.least_hidden : size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 3))};
-      SweepPoint p = make(o, o.dtypes.front(), size, i);
+      KernelPoint p = make(o, o.dtypes.front(), size, i);
       double largest = 0;
       for (const Tensor& t : p.tensors)
         if (t.find(Axis::vocab) != 0) largest = std::max(largest, static_cast<double>(t.elements()));
@@ -492,7 +492,7 @@ void add_memory_bound(const SweepOptions& o, std::vector<SweepPoint>& points) {
 }
 
 // Copies between the memories of a host and its device.
-void add_copies(const SweepOptions& o, std::span<const std::int64_t> kilobytes, std::vector<SweepPoint>& points) {
+void add_copies(const SweepOptions& o, std::span<const std::int64_t> kilobytes, std::vector<KernelPoint>& points) {
   for (const bool up : {true, false})
     for (const std::int64_t size : kilobytes) {
       PointBuilder b(OpKind::copy);
@@ -526,8 +526,8 @@ SweepOptions gpu_sweep(std::vector<Dtype> dtypes) {
   return o;
 }
 
-std::vector<SweepPoint> sweep(const SweepOptions& options) {
-  std::vector<SweepPoint> points;
+std::vector<KernelPoint> sweep(const SweepOptions& options) {
+  std::vector<KernelPoint> points;
   for (const Dtype dtype : options.dtypes) {
     add_products(options, dtype, points);
     add_attention(options, dtype, points);
@@ -538,10 +538,10 @@ std::vector<SweepPoint> sweep(const SweepOptions& options) {
 
   // By how much of its group is measured before a point.
   std::map<std::string, std::int64_t> sizes, numbers;
-  const auto group_of = [](const SweepPoint& p) {
+  const auto group_of = [](const KernelPoint& p) {
     return p.group + (p.op.kind == OpKind::attention_backward ? " backward" : "");
   };
-  for (const SweepPoint& p : points) ++sizes[group_of(p)];
+  for (const KernelPoint& p : points) ++sizes[group_of(p)];
   std::vector<std::pair<double, std::size_t>> order;
   for (std::size_t i = 0; i < points.size(); ++i) {
     const std::int64_t number = numbers[group_of(points[i])]++;
@@ -549,27 +549,27 @@ std::vector<SweepPoint> sweep(const SweepOptions& options) {
     order.emplace_back((static_cast<double>(number) + 0.5) / static_cast<double>(sizes[group_of(points[i])]), i);
   }
   std::sort(order.begin(), order.end());
-  std::vector<SweepPoint> sorted;
+  std::vector<KernelPoint> sorted;
   for (const auto& [key, i] : order) sorted.push_back(std::move(points[i]));
   return sorted;
 }
 
-std::vector<SweepPoint> overlap_products(const SweepOptions& options) {
+std::vector<KernelPoint> overlap_products(const SweepOptions& options) {
   const auto at = [&](OpKind kind, double share) {
     const std::int64_t tokens = size_between(options.least_tokens, options.most_tokens, share);
     const std::int64_t hidden = size_between(options.least_hidden, options.most_hidden, share);
     return product(kind, options.dtypes.front(), tokens, 4 * hidden, hidden, /*bias=*/false, /*transposed=*/false);
   };
   // Sizes along the upper half of the sweep's.
-  std::vector<SweepPoint> points{at(OpKind::linear, 0.5), at(OpKind::linear_input_gradient, 0.65),
+  std::vector<KernelPoint> points{at(OpKind::linear, 0.5), at(OpKind::linear_input_gradient, 0.65),
                                  at(OpKind::linear_weight_gradient, 0.8)};
-  std::erase_if(points, [&](const SweepPoint& p) { return flops_of(p) > options.most_flops; });
+  std::erase_if(points, [&](const KernelPoint& p) { return flops_of(p) > options.most_flops; });
   return points;
 }
 
-std::vector<SweepPoint> overlap_attentions(const SweepOptions& options) {
+std::vector<KernelPoint> overlap_attentions(const SweepOptions& options) {
   constexpr std::int64_t kHeads = 2, kHeadDim = 128;  // blocks of queries that fill a device several times
-  std::vector<SweepPoint> points;
+  std::vector<KernelPoint> points;
   for (const std::int64_t sequence : options.overlap_sequences)
     for (const bool backward : {false, true})
       points.push_back(attention(backward, options.dtypes.front(), 1, sequence, kHeads, kHeadDim, /*causal=*/true,
@@ -577,9 +577,9 @@ std::vector<SweepPoint> overlap_attentions(const SweepOptions& options) {
   return points;
 }
 
-std::vector<SweepPoint> overlap_copies(const SweepOptions& options) {
+std::vector<KernelPoint> overlap_copies(const SweepOptions& options) {
   constexpr std::array<std::int64_t, 2> kKilobytes{16384, 65536};  // long enough to go at the link's full rate
-  std::vector<SweepPoint> points;
+  std::vector<KernelPoint> points;
   add_copies(options, kKilobytes, points);
   return points;
 }

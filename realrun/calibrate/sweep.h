@@ -17,7 +17,7 @@ struct OperandFill {
   double value = 0;                                                                        // ids: below this
 };
 
-struct SweepPoint {
+struct KernelPoint {
   std::string id;     // unique in a sweep, the same in every run: "linear fp32 512 x 1024 x 256"
   std::string group;  // points that one curve is fitted to: "matmul fp32", "attention fp32", "memory norm+bias", "copy"
   bool held_out = false;  // from the fit, to say how it does on shapes it has not seen
@@ -47,12 +47,12 @@ SweepOptions cpu_sweep();
 SweepOptions gpu_sweep(std::vector<Dtype> dtypes);
 
 // In the order to be measured: any beginning of it covers every group, and each group's shapes evenly.
-std::vector<SweepPoint> sweep(const SweepOptions& options);
+std::vector<KernelPoint> sweep(const SweepOptions& options);
 
 // What is measured at the same time (overlap.h): large products of the first dtype, attention at overlap_sequences
 // forward and backward, large copies of both directions.
-std::vector<SweepPoint> overlap_products(const SweepOptions& options);
-std::vector<SweepPoint> overlap_attentions(const SweepOptions& options);
-std::vector<SweepPoint> overlap_copies(const SweepOptions& options);
+std::vector<KernelPoint> overlap_products(const SweepOptions& options);
+std::vector<KernelPoint> overlap_attentions(const SweepOptions& options);
+std::vector<KernelPoint> overlap_copies(const SweepOptions& options);
 
 }  // namespace orrery

@@ -51,7 +51,7 @@ void add_collective(Command app, CollectiveSweep& sweep) {
   command.callback([&sweep] { run_collective_sweep(sweep); });
 }
 
-void add_run(Command app, TrainingRun& run) {
+void add_run(Command app, RankTraining& run) {
   const Command command = app.add_subcommand("run", "One rank of a scenario's training steps, on this CPU");
   add_rank_options(command, run);
   command.callback([&run] { run_training(run); });
@@ -62,7 +62,7 @@ int one_rank(int argc, char** argv) {
   const CommandLine line("One rank of a job that mpirun starts", kExamples);
   CollectiveSweep sweep;
   add_collective(line.command(), sweep);
-  TrainingRun run;
+  RankTraining run;
   add_run(line.command(), run);
   try {
     const MpiSession session(&argc, &argv);

@@ -4,7 +4,7 @@
 
 namespace orrery {
 
-void add_rank_options(Command command, TrainingRun& run) {
+void add_rank_options(Command command, RankTraining& run) {
   command.add_option("SCENARIO", run.scenario, "As for orrery simulate").required();
   command.add_option("--set", run.sets, "Override a field: plan.tensor_parallel=2").one_value_each();
   command.add_option("--steps", run.steps, "Measured steps").capture_default();

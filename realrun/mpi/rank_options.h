@@ -5,9 +5,9 @@
 
 namespace orrery {
 
-struct TrainingRun;
+struct RankTraining;
 
-// SCENARIO and all that TrainingRun says; `run` outlives the command.
-void add_rank_options(Command command, TrainingRun& run);
+// SCENARIO and all that RankTraining says; `run` outlives the command.
+void add_rank_options(Command command, RankTraining& run);
 
 }  // namespace orrery

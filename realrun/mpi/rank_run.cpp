@@ -75,7 +75,7 @@ OrderedJson measured_json(const Scenario& scenario, const Program& program, cons
 }
 
 ExecutionOptions options_of(const PreparedRun& prepared) {
-  const TrainingRun& run = prepared.run;
+  const RankTraining& run = prepared.run;
   ExecutionOptions options;
   options.seed = run.seed;
   options.watchdog_seconds = run.watchdog_seconds;
@@ -113,7 +113,7 @@ OrderedJson agreement_json(const PreparedRun& prepared, const BackendFacts& fact
 
 }  // namespace
 
-PreparedRun prepare(const TrainingRun& run) {
+PreparedRun prepare(const RankTraining& run) {
   PreparedRun prepared{
       .run = run, .source = {}, .scenario = {}, .one_rank_scenario = {}, .program = {}, .one_rank = {}};
   ScenarioSource& source = prepared.source;

@@ -14,7 +14,7 @@
 
 namespace orrery {
 
-struct TrainingRun {
+struct RankTraining {
   std::string scenario;                // as for orrery simulate
   std::vector<std::string> sets;       // as --set there
   std::int64_t steps = 6, warmup = 1;  // measured ones, and those before; checked ones as options_to_compare says
@@ -29,21 +29,21 @@ struct TrainingRun {
 };
 
 struct PreparedRun {
-  TrainingRun run;
+  RankTraining run;
   ScenarioSource source;
   Scenario scenario, one_rank_scenario;
   Program program, one_rank;
 };
 
 // Throws InputError.
-PreparedRun prepare(const TrainingRun& run);
+PreparedRun prepare(const RankTraining& run);
 // Throws InputError where the plan has another number of ranks than have been started.
 void require_ranks(const PreparedRun& prepared, std::size_t started);
 
 // This rank's part; the results of all ranks, on every rank. Fails as execute_rank does.
 std::vector<RankResult> execute_with_peers(const PreparedRun& prepared, Backend& backend, Communicator& communicator);
 
-// For rank 0, when it needs the others no more: writes TrainingRun::results, or prints one JSON document: the measured
+// For rank 0, when it needs the others no more: writes RankTraining::results, or prints one JSON document: the measured
 // report (report_json, ranks together) with "losses", "step_samples" (of the steps without marks, the slowest rank's)
 // and, if checked, "agreement". Throws ExecutionError where a layout computes something else.
 void report_results(const PreparedRun& prepared, const BackendFacts& facts, const std::vector<RankResult>& results);

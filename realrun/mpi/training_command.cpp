@@ -6,7 +6,7 @@
 
 namespace orrery {
 
-void run_training(const TrainingRun& run) {
+void run_training(const RankTraining& run) {
   const PreparedRun prepared = prepare(run);
   MpiOptions options;
   options.watchdog_seconds = run.watchdog_seconds;

@@ -7,6 +7,6 @@ namespace orrery {
 
 // On every rank; rank 0 reports (report_results). Throws InputError. Other failures end the job
 // (MpiCommunicator::fail), a layout that computes something else too.
-void run_training(const TrainingRun& run);
+void run_training(const RankTraining& run);
 
 }  // namespace orrery

@@ -2,7 +2,7 @@
 // returns, or throws InputError, which is exit code 2; anything else that ends it is a fault of Orrery's, as is what
 // takes more than seconds.
 //
-// A target is run by libFuzzer (fuzzer_main.cpp), where clang is, and over its corpus by tests/fuzz/corpus_test.cpp.
+// libFuzzer runs a target where clang is (fuzzer_main.cpp); tests/fuzz/corpus_test.cpp runs it over its corpus.
 #pragma once
 
 #include <array>
@@ -33,31 +33,34 @@ void sweep_database(std::string_view input);       // sweep export, compare: a f
 void sweep_document(std::string_view input);       // sweep: axes and conditions, and the points they make
 void user_calibration(std::string_view input);     // --calibration: kernels, collectives, devices
 
+enum class Form { json, text };  // JSON: a document, or one a line, which the fuzzer changes as documents
+
 struct Target {
   std::string_view name;
   void (*run)(std::string_view input);
+  Form form = Form::json;
 };
 inline constexpr std::array kTargets{
     Target{"accuracy_baseline", accuracy_baseline},
-    Target{"benchmark_history", benchmark_history},
+    Target{"benchmark_history", benchmark_history, Form::text},
     Target{"benchmark_run", benchmark_run},
     Target{"calibration_journal", calibration_journal},
     Target{"candidate", candidate},
     Target{"capacity_plan", capacity_plan},
     Target{"cluster", cluster},
-    Target{"command_line", command_line},
+    Target{"command_line", command_line, Form::text},
     Target{"model", model},
     Target{"nccl_log", nccl_log},
-    Target{"nvidia_topology", nvidia_topology},
+    Target{"nvidia_topology", nvidia_topology, Form::text},
     Target{"perturbations", perturbations},
     Target{"published", published},
     Target{"report", report},
-    Target{"routing_trace", routing_trace},
+    Target{"routing_trace", routing_trace, Form::text},
     Target{"scenario", scenario},
     Target{"scenario_lines", scenario_lines},
-    Target{"scenario_sets", scenario_sets},
+    Target{"scenario_sets", scenario_sets, Form::text},
     Target{"step_calibration", step_calibration},
-    Target{"sweep_database", sweep_database},
+    Target{"sweep_database", sweep_database, Form::text},
     Target{"sweep_document", sweep_document},
     Target{"user_calibration", user_calibration},
 };

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
@@ -328,6 +329,33 @@ TEST(Readme, DesignDocumentsUseTheCodesNames) {
       }
     }
   EXPECT_GE(names, 100u);
+}
+
+// Two types of one name in one namespace are one to the linker, which then keeps the wrong destructor of one of them.
+TEST(Headers, DefineEachTypeOnce) {
+  static const std::regex opens(R"((namespace [\w:]*|(?:struct|class) \w+[^;()]*) \{)");
+  std::map<std::string, fs::path> seen;
+  for (const char* room : {"sim", "models", "strategies", "realrun", "traces", "cli", "python"})
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / room)) {
+      if (entry.path().extension() != ".h") continue;
+      std::ifstream file(entry.path());
+      std::string space;
+      for (std::string line; std::getline(file, line);) {
+        if (line.empty() || std::isspace(static_cast<unsigned char>(line.front()))) continue;
+        std::smatch found;
+        if (!std::regex_search(line, found, opens, std::regex_constants::match_continuous)) continue;
+        std::istringstream words(found.str(1));
+        std::string kind, name;
+        words >> kind >> name;
+        if (kind == "namespace") {
+          space = name;
+        } else {
+          const auto [at, fresh] = seen.emplace(space + "::" + name, entry.path());
+          EXPECT_TRUE(fresh) << at->first << " is in " << at->second << " and in " << entry.path();
+        }
+      }
+    }
+  EXPECT_GE(seen.size(), 300u);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ std::string text_of(const std::string& path) {
 
 TEST(Sweep, HasEachPointOnceAndEveryKindOfCurve) {
   std::set<std::string> ids, groups;
-  for (const SweepPoint& p : sweep(cpu_sweep())) {
+  for (const KernelPoint& p : sweep(cpu_sweep())) {
     EXPECT_TRUE(ids.insert(p.id).second) << p.id;
     groups.insert(p.group);
     for (const Tensor& t : p.tensors) EXPECT_GT(t.elements(), 0) << p.id;
@@ -73,7 +73,7 @@ TEST(Sweep, HasEachPointOnceAndEveryKindOfCurve) {
 }
 
 TEST(Sweep, AnyBeginningCoversEveryGroup) {
-  const std::vector<SweepPoint> points = sweep(cpu_sweep());
+  const std::vector<KernelPoint> points = sweep(cpu_sweep());
   std::map<std::string, int> all, early;
   for (std::size_t i = 0; i < points.size(); ++i) {
     ++all[points[i].group];
@@ -84,7 +84,7 @@ TEST(Sweep, AnyBeginningCoversEveryGroup) {
 
 TEST(Sweep, HoldsShapesOutEvenly) {
   int products = 0, held_out = 0;
-  for (const SweepPoint& p : sweep(cpu_sweep())) {
+  for (const KernelPoint& p : sweep(cpu_sweep())) {
     if (p.group != "matmul fp32") continue;
     ++products;
     held_out += p.held_out ? 1 : 0;
@@ -99,7 +99,7 @@ TEST(Meter, TimesEveryKindOfPointOnTheCpu) {
   SweepOptions small = cpu_sweep();
   small.most_tokens = small.most_sequence = 64, small.most_hidden = 64, small.most_vocabulary = 256;
   small.products = 6, small.attentions = 4, small.of_a_kind = 2;
-  for (const SweepPoint& p : sweep(small)) {
+  for (const KernelPoint& p : sweep(small)) {
     if (!met.insert(p.group).second || p.group.starts_with("copy")) continue;
     const Measurement m = meter.measure(p, 0);
     EXPECT_GT(m.seconds, 0) << p.id;
@@ -149,7 +149,7 @@ struct Ideal {
   Device device;
   Calibration calibration;
   std::map<std::string, Measurement> measured;
-  std::vector<SweepPoint> points = sweep(cpu_sweep());
+  std::vector<KernelPoint> points = sweep(cpu_sweep());
 
   Ideal() {
     device.name = "ideal";
@@ -172,7 +172,7 @@ struct Ideal {
     a.forward_efficiency = 0.5, a.backward_efficiency = 0.4, a.half_sequence = 10, a.half_head_dim = 100;
     a.backward_half_head_dim = 20, a.masked_share = 1, a.fixed_seconds = 2e-6;
     const KernelModel model(device, calibration);
-    for (const SweepPoint& p : points)
+    for (const KernelPoint& p : points)
       if (!p.group.starts_with("copy"))
         measured[p.id] = {
             .seconds = model.cost(p.op, p.tensors).seconds, .spread = 0, .issue_seconds = 0, .repetitions = 5};
@@ -192,7 +192,7 @@ TEST(CalibrationFit, MeetsAnIdealDeviceOnShapesItHasNotSeen) {
     }
   }
   const KernelModel model(fit.device, fit.calibration);
-  for (const SweepPoint& p : ideal.points) {
+  for (const KernelPoint& p : ideal.points) {
     if (p.group.starts_with("copy") || p.group == "memory pool") continue;
     const double seconds = model.cost(p.op, p.tensors).seconds;
     EXPECT_THAT(seconds / ideal.measured.at(p.id).seconds, AllOf(Ge(0.9), Le(1.1))) << p.id;
@@ -209,7 +209,7 @@ TEST(CalibrationFit, WritesAFileThatReadsBackAsWhatWasFitted) {
   EXPECT_EQ(user.kernels->date, "2026-11-22");
   EXPECT_EQ(user.kernels->host_processors, 4);
   const KernelModel fitted(fit.device, fit.calibration), read(*user.device, *user.kernels);
-  for (const SweepPoint& p : ideal.points)
+  for (const KernelPoint& p : ideal.points)
     if (!p.group.starts_with("copy")) {
       EXPECT_DOUBLE_EQ(fitted.cost(p.op, p.tensors).seconds, read.cost(p.op, p.tensors).seconds) << p.id;
     }
@@ -241,7 +241,7 @@ TEST(CalibrationFit, FitsACutOffSweepAndSaysWhatIsMissing) {
 
 TEST(CalibrationFit, KnowsWhatBusyRanksKeep) {
   Ideal ideal;
-  for (const SweepPoint& p : ideal.points)
+  for (const KernelPoint& p : ideal.points)
     if (p.group == "matmul fp32") {
       Measurement busy = ideal.measured.at(p.id);
       busy.seconds /= 0.6;
@@ -377,7 +377,7 @@ TEST(CheckedInCpuCalibration, StatesTheResidualsThatItsPointsHave) {
     ASSERT_TRUE(calibration.measured);
     const KernelModel model(device, calibration);
     std::map<std::string, std::vector<double>> errors;
-    for (const SweepPoint& p : sweep(cpu_sweep()))
+    for (const KernelPoint& p : sweep(cpu_sweep()))
       if (const auto found = journal.points.find(p.id); found != journal.points.end())
         errors[p.group].push_back(std::log(model.cost(p.op, p.tensors).seconds / found->second.seconds));
     const auto expect = [&](const std::string& group, const Residual& stated) {

@@ -149,9 +149,9 @@ struct ClassRun : Self {
   std::string waits_for;                               // in words, while the controller waits for another stage
 };
 
-class Simulation {
+class SimgridRun {
  public:
-  explicit Simulation(const RunPlan& plan) : plan_(plan), network_(plan, clock_) { prepare(); }
+  explicit SimgridRun(const RunPlan& plan) : plan_(plan), network_(plan, clock_) { prepare(); }
 
   Outcome run_steps();
   Outcome run_exchange(std::uint32_t exchange);

@@ -8,7 +8,7 @@
 
 namespace orrery {
 
-Task<> Simulation::wait(Flight& flight, Self& self) {
+Task<> SimgridRun::wait(Flight& flight, Self& self) {
   flight.waiting = &self;
   while (flight.left > 0 && !flight.failed) co_await clock_.block(self);
   if (!flight.failed) co_return;
@@ -19,7 +19,7 @@ Task<> Simulation::wait(Flight& flight, Self& self) {
                     x == plan_.exchanges.end() ? "a flow" : name_of(x->kind), who_waits()));
 }
 
-Task<> Simulation::flows(const Exchange& x, std::uint32_t group_class) {
+Task<> SimgridRun::flows(const Exchange& x, std::uint32_t group_class) {
   const auto all = traffic().flow_classes();
   const auto own = traffic().flows(x.pattern, group_class);
   co_await clock_.sleep(x.cost.latency_seconds);
@@ -56,7 +56,7 @@ Task<> Simulation::flows(const Exchange& x, std::uint32_t group_class) {
   }
 }
 
-Process Simulation::exact_edge(const Exchange& x, ExactPhase& phase, std::uint32_t f) {
+Process SimgridRun::exact_edge(const Exchange& x, ExactPhase& phase, std::uint32_t f) {
   const auto all = traffic().flow_classes();
   const FlowClass& flow = all[f];
   ExactEdge& edge = phase.edges[f - phase.first];
@@ -102,7 +102,7 @@ Process Simulation::exact_edge(const Exchange& x, ExactPhase& phase, std::uint32
 }
 
 // Every message by itself: a process an edge.
-Task<> Simulation::flows_exactly(const Exchange& x, std::uint32_t group_class) {
+Task<> SimgridRun::flows_exactly(const Exchange& x, std::uint32_t group_class) {
   const auto all = traffic().flow_classes();
   const auto own = traffic().flows(x.pattern, group_class);
   if (own.empty()) co_return;
@@ -124,7 +124,7 @@ Task<> Simulation::flows_exactly(const Exchange& x, std::uint32_t group_class) {
   }
 }
 
-Task<> Simulation::transmit(const Exchange& x, std::uint32_t group_class) {
+Task<> SimgridRun::transmit(const Exchange& x, std::uint32_t group_class) {
   if (x.pattern == kNoPattern)
     co_await clock_.sleep(x.cost.seconds);
   else if (plan_.options.fidelity == Fidelity::step_exact)
@@ -134,7 +134,7 @@ Task<> Simulation::transmit(const Exchange& x, std::uint32_t group_class) {
 }
 
 // `moves`: it slows the kernels beside it.
-Task<> Simulation::run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves) {
+Task<> SimgridRun::run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves) {
   const auto& members = traffic().group_classes()[group_class].members;
   if (moves)
     for (const std::uint32_t m : members) {
@@ -149,13 +149,13 @@ Task<> Simulation::run_exchange_of(const Exchange& x, std::uint32_t group_class,
     }
 }
 
-void Simulation::note_stage_wait(ClassRun& c, double from) const {
+void SimgridRun::note_stage_wait(ClassRun& c, double from) const {
   auto& waits = c.stage_waits;
   for (; !waits.empty() && waits.back().second >= from; waits.pop_back()) from = std::min(from, waits.back().first);
   waits.emplace_back(from, now());
 }
 
-void Simulation::count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name, double begin, double end) {
+void SimgridRun::count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name, double begin, double end) {
   std::uint32_t& row = c.exchange_rows[x];
   if (row == 0) {
     out_.exchanges.push_back({.rank_class = c.id, .exchange = x, .name = name});
@@ -169,7 +169,7 @@ void Simulation::count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name
   r.longest_end = end;
 }
 
-void Simulation::count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t x, std::uint32_t name,
+void SimgridRun::count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t x, std::uint32_t name,
                             double seconds) {
   auto& rows = c.wait_rows[x];
   auto row = std::find_if(rows.begin(), rows.end(), [&](const auto& r) { return r.first == for_whom.id; });
@@ -181,7 +181,7 @@ void Simulation::count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t
   out_.waits[row->second].seconds += seconds;
 }
 
-Task<double> Simulation::exchange(ClassRun& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name,
+Task<double> SimgridRun::exchange(ClassRun& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name,
                                   bool meet, bool moves, std::uint32_t& cause) {
   const Exchange& x = plan_.exchanges[id];
   const std::uint32_t group = traffic().group_class(x.communicator, c.first_rank);

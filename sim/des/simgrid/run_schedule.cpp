@@ -8,7 +8,7 @@
 namespace orrery {
 
 // Whose kernels a rank issues, one after the other. Two lines at once, a pair's, have one host.
-struct Simulation::Host {
+struct SimgridRun::Host {
   double begin = 0, seconds = 0;  // since then
   Work* last_compute = nullptr;
 
@@ -17,10 +17,10 @@ struct Simulation::Host {
 
 // The host's way through a line: it issues works in program order, with its clock beside them. The rules are those of
 // sim/analytical/block_clock.h.
-class Simulation::LineIssue {
+class SimgridRun::LineIssue {
  public:
   // `works`: as many as works_of() says.
-  LineIssue(Simulation& simulation, ClassRun& c, Line& line, Work* works, std::span<const LineItem> items, WhenSet when,
+  LineIssue(SimgridRun& simulation, ClassRun& c, Line& line, Work* works, std::span<const LineItem> items, WhenSet when,
             Host& host);
   static std::size_t works_of(std::span<const LineItem> items);
 
@@ -64,7 +64,7 @@ class Simulation::LineIssue {
   // Instances that the node covers in this one; 0: it does not run here.
   std::int64_t covered_by(const ClockNode& node, std::int64_t index) const;
 
-  Simulation& simulation_;
+  SimgridRun& simulation_;
   ClassRun& c_;
   Line& line_;
   const WhenSet when_;
@@ -80,7 +80,7 @@ class Simulation::LineIssue {
   std::array<Work*, kMostBuffers + 1> copied_{};
 };
 
-Simulation::LineIssue::LineIssue(Simulation& simulation, ClassRun& c, Line& line, Work* works,
+SimgridRun::LineIssue::LineIssue(SimgridRun& simulation, ClassRun& c, Line& line, Work* works,
                                  std::span<const LineItem> items, WhenSet when, Host& host)
     : simulation_(simulation), c_(c), line_(line), when_(when), host_(host) {
   for (const LineItem& item : items) {
@@ -92,13 +92,13 @@ Simulation::LineIssue::LineIssue(Simulation& simulation, ClassRun& c, Line& line
   lay_out(items, works);
 }
 
-std::size_t Simulation::LineIssue::works_of(std::span<const LineItem> items) {
+std::size_t SimgridRun::LineIssue::works_of(std::span<const LineItem> items) {
   std::size_t works = 0;
   for (const LineItem& item : items) works += item.code->nodes.size() * static_cast<std::size_t>(item.count);
   return works;
 }
 
-void Simulation::LineIssue::lay_out(std::span<const LineItem> items, Work* next) {
+void SimgridRun::LineIssue::lay_out(std::span<const LineItem> items, Work* next) {
   instances_.reserve(static_cast<std::size_t>(order_.length));
   for (const LineItem& item : items) {
     const std::uint32_t first_op = item.code->nodes.empty() ? 0 : c_.plan->first_op.at(item.code);
@@ -116,7 +116,7 @@ void Simulation::LineIssue::lay_out(std::span<const LineItem> items, Work* next)
   }
 }
 
-void Simulation::LineIssue::prepare(Work& w, std::int64_t covered) const {
+void SimgridRun::LineIssue::prepare(Work& w, std::int64_t covered) const {
   const ClockNode& node = *w.node;
   w.seconds = node.seconds;
   w.covered = static_cast<std::uint16_t>(covered);
@@ -129,7 +129,7 @@ void Simulation::LineIssue::prepare(Work& w, std::int64_t covered) const {
   w.exchange = c_.plan->exchange_of(w.name, covered);
 }
 
-void Simulation::LineIssue::issue_prefetched(std::int64_t target, int least, int most, Work* trigger) {
+void SimgridRun::LineIssue::issue_prefetched(std::int64_t target, int least, int most, Work* trigger) {
   const Instance& instance = instances_[static_cast<std::size_t>(target)];
   for (const std::uint16_t k : instance.item->code->prefetched) {
     Work& w = instance.works[k];
@@ -145,18 +145,18 @@ void Simulation::LineIssue::issue_prefetched(std::int64_t target, int least, int
   }
 }
 
-void Simulation::LineIssue::issue_all_ahead() {
+void SimgridRun::LineIssue::issue_all_ahead() {
   all_ahead_ = true;
   for (std::int64_t i = 0; i < order_.length; ++i) issue_prefetched(i, 1, IssueAhead::kAny, nullptr);
 }
 
-void Simulation::LineIssue::issue_ahead(std::int64_t index, Work* trigger) {
+void SimgridRun::LineIssue::issue_ahead(std::int64_t index, Work* trigger) {
   if (all_ahead_) return;
   order_.when_starts(index,
                      [&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, trigger); });
 }
 
-std::int64_t Simulation::LineIssue::covered_by(const ClockNode& node, std::int64_t index) const {
+std::int64_t SimgridRun::LineIssue::covered_by(const ClockNode& node, std::int64_t index) const {
   if ((node.when & when_) == 0 || (node.once && index != once_at_)) return 0;
   if (node.every == 1 && node.covers == Covers::own) return 1;
   const Instance& instance = instances_[static_cast<std::size_t>(index)];
@@ -164,7 +164,7 @@ std::int64_t Simulation::LineIssue::covered_by(const ClockNode& node, std::int64
   return node.once ? std::min<std::int64_t>(covered, 1) : covered;
 }
 
-void Simulation::LineIssue::issue_nodes(std::int64_t index, std::size_t from, std::size_t to) {
+void SimgridRun::LineIssue::issue_nodes(std::int64_t index, std::size_t from, std::size_t to) {
   Work* const first = instances_[static_cast<std::size_t>(index)].works;
   const BlockCode& code = code_of(index);
   for (std::size_t k = from; k < to; ++k) {
@@ -197,7 +197,7 @@ void Simulation::LineIssue::issue_nodes(std::int64_t index, std::size_t from, st
   }
 }
 
-void Simulation::LineIssue::end_instance(std::int64_t index) {
+void SimgridRun::LineIssue::end_instance(std::int64_t index) {
   Work* const first = instances_[static_cast<std::size_t>(index)].works;
   const BlockCode& code = code_of(index);
   ++next_;
@@ -208,24 +208,24 @@ void Simulation::LineIssue::end_instance(std::int64_t index) {
   other_entry_ = code.exit_other != BlockCode::kNone ? &first[code.exit_other] : nullptr;
 }
 
-void Simulation::LineIssue::issue_instance(std::int64_t index) {
+void SimgridRun::LineIssue::issue_instance(std::int64_t index) {
   begin_instance();
   issue_nodes(index, 0, code_of(index).nodes.size());
   end_instance(index);
 }
 
-void Simulation::LineIssue::issue_first_ahead() {
+void SimgridRun::LineIssue::issue_first_ahead() {
   if (!all_ahead_)
     order_.at_beginning(
         [&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, nullptr); });
 }
 
-void Simulation::LineIssue::issue() {
+void SimgridRun::LineIssue::issue() {
   issue_first_ahead();
   while (!ended()) issue_instance(next_);
 }
 
-void Simulation::LineIssue::issue_pair(LineIssue& forward, LineIssue& backward) {
+void SimgridRun::LineIssue::issue_pair(LineIssue& forward, LineIssue& backward) {
   for (LineIssue* line : {&forward, &backward}) line->issue_first_ahead();
   const auto sends_tokens = [](const BlockCode& code) {
     return std::ranges::any_of(code.nodes,
@@ -257,7 +257,7 @@ void Simulation::LineIssue::issue_pair(LineIssue& forward, LineIssue& backward) 
     while (!line->ended()) line->issue_instance(line->next_);
 }
 
-double Simulation::LineIssue::kernel_seconds() const {
+double SimgridRun::LineIssue::kernel_seconds() const {
   double seconds = 0;
   for (const Instance& instance : instances_)
     for (std::size_t k = 0; k < instance.item->code->nodes.size(); ++k)
@@ -266,15 +266,15 @@ double Simulation::LineIssue::kernel_seconds() const {
   return seconds;
 }
 
-Line& Simulation::free_line(ClassRun& c) {
+Line& SimgridRun::free_line(ClassRun& c) {
   for (const auto& line : c.lines)
     if (line->left == 0 && !line->held) return *line;
   return *c.lines.emplace_back(std::make_unique<Line>());
 }
 
 // A line and how far it is issued.
-struct Simulation::IssuedLine {
-  IssuedLine(Simulation& simulation, ClassRun& c, Line& line_, std::vector<LineItem> items_, WhenSet when)
+struct SimgridRun::IssuedLine {
+  IssuedLine(SimgridRun& simulation, ClassRun& c, Line& line_, std::vector<LineItem> items_, WhenSet when)
       : line(line_), items(std::move(items_)), issue(simulation, c, line, line.works.data(), items, when, host) {}
 
   Line& line;
@@ -283,7 +283,7 @@ struct Simulation::IssuedLine {
   LineIssue issue;
 };
 
-std::unique_ptr<Simulation::IssuedLine> Simulation::new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when) {
+std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when) {
   Line& line = free_line(c);
   line.held = true;
   line.begin = now();
@@ -294,7 +294,7 @@ std::unique_ptr<Simulation::IssuedLine> Simulation::new_line(ClassRun& c, std::v
   return issued;
 }
 
-std::unique_ptr<Simulation::IssuedLine> Simulation::issue_chunk_ahead(ClassRun& c, std::uint16_t chunk) {
+std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::issue_chunk_ahead(ClassRun& c, std::uint16_t chunk) {
   const Program& program = *c.plan->program;
   std::vector<LineItem> items;
   append_items(c, program.stages_of(program.class_of(0))[c.stage][chunk], BlockKind::forward, items);
@@ -305,7 +305,7 @@ std::unique_ptr<Simulation::IssuedLine> Simulation::issue_chunk_ahead(ClassRun& 
   return issued;
 }
 
-Task<> Simulation::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run) {
+Task<> SimgridRun::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run) {
   Line& line = own->line;
   LineIssue& issue = own->issue;
   const auto begin = [&] {
@@ -332,7 +332,7 @@ Task<> Simulation::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRu
 }
 
 // What has been issued, up to the line's end but its output.
-Task<> Simulation::perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host) {
+Task<> SimgridRun::perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host) {
   StreamRun& compute = c.streams[kComputeStream];
   compute.last_event = c.gate_event;
   while (!compute.queue.empty()) {
@@ -346,7 +346,7 @@ Task<> Simulation::perform_line(ClassRun& c, const Line& line, bool drain_all, c
 }
 
 // Should an asynchronous stream make it.
-Task<> Simulation::await_output(ClassRun& c, Work* w) {
+Task<> SimgridRun::await_output(ClassRun& c, Work* w) {
   if (w == nullptr || w->done) co_return;
   const double since = now();
   while (!w->done) {
@@ -358,7 +358,7 @@ Task<> Simulation::await_output(ClassRun& c, Work* w) {
 }
 
 // Both slots begin when the inputs of both are there, and end together.
-Task<> Simulation::run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next) {
+Task<> SimgridRun::run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const std::array<const Slot*, 2> slots{&forward, &backward};
@@ -397,7 +397,7 @@ Task<> Simulation::run_pair(ClassRun& c, const Slot& forward, const Slot& backwa
   co_await post_output(c, backward, positions[1], next);
 }
 
-void Simulation::record_slot(ClassRun& c, const Slot& slot, double begin, double end) {
+void SimgridRun::record_slot(ClassRun& c, const Slot& slot, double begin, double end) {
   c.gate_event = record({.begin = begin,
                          .end = end,
                          .cause = c.gate_event,
@@ -410,7 +410,7 @@ void Simulation::record_slot(ClassRun& c, const Slot& slot, double begin, double
 }
 
 // Waits for the streams' work; `all`: the asynchronous ones too.
-Task<> Simulation::drain(ClassRun& c, bool all) {
+Task<> SimgridRun::drain(ClassRun& c, bool all) {
   for (;;) {
     const double since = now();
     std::size_t last = kStreams;
@@ -429,7 +429,7 @@ Task<> Simulation::drain(ClassRun& c, bool all) {
   }
 }
 
-bool Simulation::receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const {
+bool SimgridRun::receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const {
   const JobPlan& plan = *c.plan;
   const auto q = static_cast<std::size_t>(plan.program->schedule.position_of(c.stage, slot.chunk));
   if (slot.kind == SlotKind::weight_gradient) return false;
@@ -438,14 +438,14 @@ bool Simulation::receives(const ClassRun& c, const Slot& slot, std::int32_t& fro
   return from_stage != static_cast<std::int32_t>(c.stage);
 }
 
-ClassRun& Simulation::counterpart(const ClassRun& c, std::int32_t stage) {
+ClassRun& SimgridRun::counterpart(const ClassRun& c, std::int32_t stage) {
   const std::int64_t stages_away = stage - static_cast<std::int64_t>(c.stage);
   const std::int64_t rank = c.first_rank + stages_away * c.plan->program->mesh.stride(MeshAxis::pp);
   return *classes_[traffic().rank_class(c.job, rank)];
 }
 
 // Waits until the slot's input is there.
-Task<> Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
+Task<> SimgridRun::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
   std::int32_t from_stage = 0;
   if (!receives(c, slot, from_stage)) co_return;
   const JobPlan& plan = *c.plan;
@@ -486,7 +486,7 @@ Task<> Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t positi
   }
 }
 
-Process Simulation::send(ClassRun& c, std::size_t direction) {
+Process SimgridRun::send(ClassRun& c, std::size_t direction) {
   Sender& sender = c.senders[direction];
   for (;;) {
     while (sender.queue.empty()) co_await clock_.block(sender);
@@ -512,7 +512,7 @@ Process Simulation::send(ClassRun& c, std::size_t direction) {
   }
 }
 
-Task<> Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next) {
+Task<> SimgridRun::post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next) {
   if (slot.kind == SlotKind::weight_gradient) co_return;
   const JobPlan& plan = *c.plan;
   const Schedule& schedule = plan.program->schedule;
@@ -562,7 +562,7 @@ Task<> Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t positi
   }
 }
 
-void Simulation::append_items(const ClassRun& c, const Chunk& chunk, BlockKind kind,
+void SimgridRun::append_items(const ClassRun& c, const Chunk& chunk, BlockKind kind,
                               std::vector<LineItem>& items) const {
   const auto code_of = [&](std::uint16_t piece) -> const BlockCode& {
     return c.plan->codes[piece][static_cast<std::size_t>(kind)];
@@ -572,7 +572,7 @@ void Simulation::append_items(const ClassRun& c, const Chunk& chunk, BlockKind k
 }
 
 // Their ranks wait for each other, and do nothing else.
-Task<> Simulation::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
+Task<> SimgridRun::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
   for (const LineItem& item : items)
     for (const ClockNode& node : item.code->nodes) {
       std::uint32_t cause = c.gate_event;
@@ -591,7 +591,7 @@ Task<> Simulation::sum_over_stages(ClassRun& c, std::span<const LineItem> items)
     }
 }
 
-Task<> Simulation::meet_at_norm(ClassRun& c) {
+Task<> SimgridRun::meet_at_norm(ClassRun& c) {
   if (!c.plan->synchronises) co_return;
   co_await clock_.enter_outside();
   Barrier& barrier = barriers_[static_cast<std::size_t>(c.job)];
@@ -611,7 +611,7 @@ Task<> Simulation::meet_at_norm(ClassRun& c) {
   if (now() > since) c.gate_event = barrier.last_event;
 }
 
-Task<> Simulation::end_step(ClassRun& c, UpdatePart part) {
+Task<> SimgridRun::end_step(ClassRun& c, UpdatePart part) {
   std::vector<LineItem> items;
   for (const Chunk& chunk : c.plan->program->stages[c.stage]) append_items(c, chunk, block_of(part), items);
   if (part == UpdatePart::stages) {
@@ -626,7 +626,7 @@ Task<> Simulation::end_step(ClassRun& c, UpdatePart part) {
   if (part == UpdatePart::norm) co_await meet_at_norm(c);
 }
 
-Process Simulation::control(ClassRun& c) {
+Process SimgridRun::control(ClassRun& c) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];

@@ -7,7 +7,7 @@
 
 namespace orrery {
 
-void Simulation::enqueue(ClassRun& c, Line& line, Work& w) {
+void SimgridRun::enqueue(ClassRun& c, Line& line, Work& w) {
   const auto stream = static_cast<std::size_t>(w.node->stream);
   StreamRun& s = c.streams[stream];
   s.queue.emplace_back(&w, &line);
@@ -23,7 +23,7 @@ void Simulation::enqueue(ClassRun& c, Line& line, Work& w) {
   }
 }
 
-Process Simulation::serve(ClassRun& c, std::size_t stream) {
+Process SimgridRun::serve(ClassRun& c, std::size_t stream) {
   StreamRun& s = c.streams[stream];
   for (;;) {
     while (s.queue.empty()) co_await clock_.block(s);
@@ -36,7 +36,7 @@ Process Simulation::serve(ClassRun& c, std::size_t stream) {
   }
 }
 
-Task<> Simulation::await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause,
+Task<> SimgridRun::await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause,
                               std::uint32_t& cause_event) {
   while (!holds(other, until)) {
     other.waiters |= static_cast<std::uint16_t>(1u << stream);
@@ -46,7 +46,7 @@ Task<> Simulation::await_work(Self& self, std::size_t stream, Work& other, Until
   cause_event = other.done ? other.event : other.cause;
 }
 
-Task<> Simulation::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
+Task<> SimgridRun::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
   Self& self = waiter(c, static_cast<int>(stream));
   if (w.trigger != nullptr && !holds(*w.trigger, Until::started))
     co_await await_work(self, stream, *w.trigger, Until::started, cause, cause_event);
@@ -75,20 +75,20 @@ Task<> Simulation::await(ClassRun& c, std::size_t stream, Work& w, int& cause, s
   }
 }
 
-void Simulation::book_wait(ClassRun& c, Account account, double since) {
+void SimgridRun::book_wait(ClassRun& c, Account account, double since) {
   double seconds = now() - since;
   for (auto wait = c.stage_waits.rbegin(); wait != c.stage_waits.rend() && wait->second > since; ++wait)
     seconds -= wait->second - std::max(wait->first, since);
   c.out.accounts[account] += seconds;
 }
 
-void Simulation::interrupt(ClassRun& c) {
+void SimgridRun::interrupt(ClassRun& c) {
   if (!c.in_kernel) return;
   c.in_kernel = false;
   clock_.wake(c);
 }
 
-double Simulation::jittered(ClassRun& c, double seconds, const std::vector<double>& kernels) {
+double SimgridRun::jittered(ClassRun& c, double seconds, const std::vector<double>& kernels) {
   for (std::size_t i = 0; i < c.jitter.size(); ++i) {
     const Perturbation& p = *c.jitter_of[i];
     if (now() < p.from_seconds || (p.until_seconds > 0 && now() >= p.until_seconds)) continue;
@@ -117,7 +117,7 @@ double Simulation::jittered(ClassRun& c, double seconds, const std::vector<doubl
 }
 
 // Of the class's own process. Slower while collectives run beside it.
-Task<> Simulation::kernel(ClassRun& c, double seconds, const std::vector<double>& kernels) {
+Task<> SimgridRun::kernel(ClassRun& c, double seconds, const std::vector<double>& kernels) {
   double left = jittered(c, seconds, kernels);
   const double slowdown = c.plan->overlap_slowdown;
   while (left > 0) {
@@ -133,19 +133,19 @@ Task<> Simulation::kernel(ClassRun& c, double seconds, const std::vector<double>
 }
 
 // Each looks for itself whether what it waits for has come.
-void Simulation::wake_waiters(ClassRun& c, Work& w) {
+void SimgridRun::wake_waiters(ClassRun& c, Work& w) {
   const std::uint16_t waiting = w.waiters;
   w.waiters = 0;
   for (int s = 0; waiting >> s != 0; ++s)
     if ((waiting >> s & 1) != 0) clock_.wake(waiter(c, s));
 }
 
-void Simulation::finish(ClassRun& c, Work& w) {
+void SimgridRun::finish(ClassRun& c, Work& w) {
   w.done = true;
   wake_waiters(c, w);
 }
 
-Task<> Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& line) {
+Task<> SimgridRun::perform(ClassRun& c, std::size_t stream, Work& w, const Line& line) {
   StreamRun& s = c.streams[stream];
   const ClockNode& node = *w.node;
   const bool on_compute = stream == kComputeStream;

@@ -12,7 +12,7 @@
 
 namespace orrery {
 
-void Simulation::prepare() {
+void SimgridRun::prepare() {
   for (std::size_t j = 0; j < plan_.jobs.size(); ++j) {
     const Program& program = *plan_.jobs[j].program;
     orders_.emplace_back(program.stages.size());
@@ -57,7 +57,7 @@ void Simulation::prepare() {
   make_regions();
 }
 
-void Simulation::find_local_communicators() {
+void SimgridRun::find_local_communicators() {
   const auto groups = traffic().group_classes();
   std::size_t communicators = 0;
   for (const GroupClass& g : groups)
@@ -115,7 +115,7 @@ void Simulation::find_local_communicators() {
   for (std::size_t c = 0; c < communicators; ++c) local_[c] = stream_of[c] >= 0 && sends[c] != 0 && shares[c] == 0;
 }
 
-void Simulation::make_regions() {
+void SimgridRun::make_regions() {
   std::vector<std::size_t> root(classes_.size());
   std::iota(root.begin(), root.end(), std::size_t{0});
   const auto find = [&](std::size_t c) {
@@ -135,7 +135,7 @@ void Simulation::make_regions() {
   }
 }
 
-std::string Simulation::words(const ClassRun& c) const {
+std::string SimgridRun::words(const ClassRun& c) const {
   const RankClass& r = traffic().rank_classes()[c.id];
   if (c.plan == nullptr) return fmt::format("rank {}", r.first_rank);
   std::string text = plan_.jobs.size() > 1 ? fmt::format("{}: ", c.plan->name) : std::string();
@@ -144,12 +144,12 @@ std::string Simulation::words(const ClassRun& c) const {
                               : fmt::format("rank {} and {} alike", r.first_rank, r.ranks - 1));
 }
 
-void Simulation::stall(const std::string& why) {
+void SimgridRun::stall(const std::string& why) {
   out_.stalled = why;
   return_from_child(std::move(out_).pack());
 }
 
-std::string Simulation::who_waits() const {
+std::string SimgridRun::who_waits() const {
   std::string text;
   int listed = 0, more = 0;
   const auto add = [&](const std::string& line) {
@@ -182,7 +182,7 @@ std::string Simulation::who_waits() const {
   return text;
 }
 
-void Simulation::perturb() {
+void SimgridRun::perturb() {
   for (const ResolvedPerturbation& r : plan_.perturbations) {
     const Perturbation& p = r.perturbation;
     std::vector<ClassRun*> hit;
@@ -214,7 +214,7 @@ void Simulation::perturb() {
   }
 }
 
-Process Simulation::send_background(const Perturbation& p, std::uint32_t flow_class) {
+Process SimgridRun::send_background(const Perturbation& p, std::uint32_t flow_class) {
   co_await clock_.sleep_until(p.from_seconds);
   network_.start_background(flow_class);
   if (p.until_seconds == 0) co_return;
@@ -222,7 +222,7 @@ Process Simulation::send_background(const Perturbation& p, std::uint32_t flow_cl
   network_.end_background(flow_class);
 }
 
-Process Simulation::perturb_while(const ResolvedPerturbation& r, std::vector<ClassRun*> hit) {
+Process SimgridRun::perturb_while(const ResolvedPerturbation& r, std::vector<ClassRun*> hit) {
   const Perturbation& p = r.perturbation;
   co_await clock_.sleep_until(p.from_seconds);
   apply(r, hit, true);
@@ -231,7 +231,7 @@ Process Simulation::perturb_while(const ResolvedPerturbation& r, std::vector<Cla
   apply(r, hit, false);
 }
 
-void Simulation::apply(const ResolvedPerturbation& r, std::span<ClassRun* const> hit, bool begin) {
+void SimgridRun::apply(const ResolvedPerturbation& r, std::span<ClassRun* const> hit, bool begin) {
   const Perturbation& p = r.perturbation;
   std::vector<std::uint32_t> links;
   for (const LinkId l : r.links) {
@@ -265,7 +265,7 @@ void Simulation::apply(const ResolvedPerturbation& r, std::span<ClassRun* const>
   }
 }
 
-void Simulation::run(std::size_t processes) {
+void SimgridRun::run(std::size_t processes) {
   running_ = processes;
   network_.run([this] { return running_ == 0; });
   out_.activities = clock_.sleeps() + network_.flows();
@@ -276,7 +276,7 @@ void Simulation::run(std::size_t processes) {
                         : fmt::format("{}:{}", failed_, who_waits()));
 }
 
-Outcome Simulation::run_steps() {
+Outcome SimgridRun::run_steps() {
   perturb();
   for (const auto& c : classes_) clock_.start(control(*c), *c->region);
   run(classes_.size());
@@ -284,13 +284,13 @@ Outcome Simulation::run_steps() {
   return std::move(out_);
 }
 
-Process Simulation::transmit_alone(const Exchange& x, std::uint32_t group_class, double& end) {
+Process SimgridRun::transmit_alone(const Exchange& x, std::uint32_t group_class, double& end) {
   co_await transmit(x, group_class);
   end = std::max(end, now());
   --running_;
 }
 
-Outcome Simulation::run_exchange(std::uint32_t id) {
+Outcome SimgridRun::run_exchange(std::uint32_t id) {
   const Exchange& x = plan_.exchanges[id];
   double end = 0;
   std::size_t groups = 0;
@@ -309,12 +309,12 @@ bool built_with_simgrid() { return true; }
 
 Outcome simulate_steps(const RunPlan& plan) {
   configure_simgrid();
-  return Simulation(plan).run_steps();
+  return SimgridRun(plan).run_steps();
 }
 
 Outcome simulate_exchange(const RunPlan& plan, std::uint32_t exchange) {
   configure_simgrid();
-  return Simulation(plan).run_exchange(exchange);
+  return SimgridRun(plan).run_exchange(exchange);
 }
 
 }  // namespace orrery

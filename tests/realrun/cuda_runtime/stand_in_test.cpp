@@ -191,7 +191,7 @@ TEST(CudaCalibration, MeasuresTheMissingPairsOfItsJournalAndStatesThem) {
   {  // all points but the pairs
     Journal journal(options.journal, {facts.kind, facts.device, facts.software, options.date});
     const KernelModel model(*options.preset, find_calibration(*options.preset));
-    for (const SweepPoint& p : sweep(options.sweep)) {
+    for (const KernelPoint& p : sweep(options.sweep)) {
       constexpr double kCopyRate = 25e9;
       const double seconds =
           p.group.starts_with("copy") ? bytes(p.op, p.tensors) / kCopyRate : model.cost(p.op, p.tensors).seconds;
