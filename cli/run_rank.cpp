@@ -17,7 +17,7 @@ constexpr const char* kRunRankExamples = R"(Examples:
   torchrun --no-python --nproc-per-node 2 orrery-gpu rank scenario.json --id-directory $(mktemp -d)
 `orrery run SCENARIO --device cuda --ranks mpi` starts ranks on this machine by itself, and predicts and compares.)";
 
-void run(const TrainingRun& training, const std::string& id_directory) {
+void run(const RankTraining& training, const std::string& id_directory) {
   if (!built_with_nccl())
     throw InputError({"orrery-gpu rank", ""}, "a program built without NCCL", "a build where nccl.h and libnccl are");
   const std::optional<RankOfJob> place = rank_of_environment();
@@ -50,7 +50,7 @@ void run(const TrainingRun& training, const std::string& id_directory) {
 
 void add_rank(Command app) {
   struct Arguments {
-    TrainingRun training;
+    RankTraining training;
     std::string id_directory;
   };
   const auto arguments = std::make_shared<Arguments>();
