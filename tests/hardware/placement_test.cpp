@@ -294,6 +294,8 @@ TEST(ReadPlacement, SaysWhatIsWrongAndWhere) {
   };
   expect({{"nodes", "scatered"}}, "/nodes", "scattered");
   expect({{"nodes", 3}}, "/nodes", "contiguous");
+  for (const char* path : {"hostfile.txt", "hostfile", "../nodes"})
+    expect({{"nodes", path}}, "/nodes", "a file's path");
   expect({{"nodes", "node[1-"}}, "/nodes", "node[001-004,010]");
   expect({{"nodes", "0-3"}}, "/nodes", "the cluster's 8 nodes");
   expect({{"nodes", "0-6,3"}}, "/nodes", "node 3 twice");
