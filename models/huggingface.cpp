@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -32,6 +33,7 @@ class Config {
     return value == object_.end() || value->is_null() ? nullptr : &*value;
   }
   bool has(const char* key) const { return find(key) != nullptr; }
+  bool says_null(const char* key) const { return object_.contains(key) && !has(key); }
   auto items() const { return object_.items(); }
 
   std::int64_t integer(const char* key) const {
@@ -346,9 +348,11 @@ void read_deepseek_experts(const Config& config, Model& m, const char* scoring_f
   const std::int64_t dense = config.integer_or("first_k_dense_replace", 0),
                      period = config.integer_or("moe_layer_freq", 1);
   if (period < 1) config.fail("moe_layer_freq", "an integer of at least 1");
-  const bool sparse = config.has("n_routed_experts") &&
-                      set_expert_layers(config, "moe_layer_freq", m,
-                                        [&](std::int64_t layer) { return layer >= dense && layer % period == 0; });
+  const bool v3 = std::string_view(scoring_func) == "sigmoid";
+  const bool said_dense = !v3 && config.says_null("n_routed_experts");  // DeepseekConfig: None means dense
+  const bool sparse = !said_dense && set_expert_layers(config, "moe_layer_freq", m, [&](std::int64_t layer) {
+    return layer >= dense && layer % period == 0;
+  });
   if (!sparse) return;
   m.experts = config.integer("n_routed_experts");
   m.experts_per_token = config.integer("num_experts_per_tok");
@@ -357,7 +361,6 @@ void read_deepseek_experts(const Config& config, Model& m, const char* scoring_f
   constexpr std::int64_t kMost = 1 << 20;  // keeps the product below from overflowing
   if (shared > kMost) config.fail("n_shared_experts", fmt::format("an integer of at most {}", kMost));
   m.shared_expert_ffn = shared * m.expert_ffn;
-  const bool v3 = std::string_view(scoring_func) == "sigmoid";
   m.router_score = router_score(config, scoring_func, v3);
   m.router_scale = config.number_or("routed_scaling_factor", 1);
   const std::string method = config.text_or("topk_method", topk_method);
@@ -444,6 +447,7 @@ void read_dbrx(const Config& config, Model& m) {
   m.kv_heads = config.object("attn_config").integer("kv_n_heads");
   const Config ffn = config.object("ffn_config");
   m.ffn = m.expert_ffn = ffn.integer("ffn_hidden_size");
+  if (m.ffn == 0) ffn.fail("ffn_hidden_size", "an integer of at least 1");
   m.activation =
       ffn.has("ffn_act_fn") ? activation(ffn.object("ffn_act_fn"), "name", "silu", true) : ActivationFunction::swiglu;
   m.experts = ffn.integer("moe_num_experts");
@@ -754,6 +758,70 @@ bool of_class(std::string_view name, std::string_view prefix) {
   return name.starts_with("For") || name.starts_with("LMHead") || name.starts_with("Model");
 }
 
+// Returns whether a class's name begins with a family's: "MPTForCausalLM" does with "Mpt", "OPTIMUSForCausalLM" does
+// not with "OPT".
+bool begins_with_family(std::string_view name, std::string_view prefix) {
+  const auto is_upper = [](char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; };
+  const auto same = [](char a, char b) {
+    return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
+  };
+  if (name.size() <= prefix.size() || !std::equal(prefix.begin(), prefix.end(), name.begin(), same)) return false;
+  const std::string_view rest = name.substr(prefix.size());
+  return is_upper(rest[0]) &&
+         (!is_upper(name[prefix.size() - 1]) || rest.size() < 2 || !is_upper(rest[1]) || rest.starts_with("LMHead"));
+}
+
+// Returns the family whose name a class's begins with, the longest one; null: none that is known.
+const Family* family_of_class(std::string_view name) {
+  const Family* found = nullptr;
+  for (const Family& family : kFamilies)
+    if (begins_with_family(name, family.class_prefix) &&
+        (found == nullptr || family.class_prefix.size() > found->class_prefix.size()))
+      found = &family;
+  return found;
+}
+
+template <class Check>
+void for_each_class(const Config& config, Check check) {
+  const Json* classes = config.find("architectures");
+  if (classes == nullptr) return;
+  if (classes->is_string()) check(*classes, classes->get_ref<const std::string&>());
+  if (!classes->is_array()) return;
+  for (const Json& name : *classes)
+    if (name.is_string()) check(name, name.get_ref<const std::string&>());
+}
+
+// Classes of families that are read alike (kimi_k2 and deepseek_v3) may stand for each other, and classes of no known
+// family, as forks bring them, for any.
+void refuse_other_classes(const Config& config, const Family& family) {
+  for_each_class(config, [&](const Json& value, std::string_view name) {
+    const Family* other = family_of_class(name);
+    if (other != nullptr && other->read != family.read)
+      throw InputError(config.at("architectures"), describe(value),
+                       fmt::format("a class of the model_type {}, not of {}", family.model_type, other->model_type));
+  });
+}
+
+// A class that says what it is for must be for what is modelled: a classifier of text has no head for all tokens.
+void refuse_other_heads(const Config& config, const Model& m) {
+  std::vector<std::string_view> heads{"CausalLM", "ConditionalGeneration"};
+  if (m.kind == ModelKind::encoder) heads = {"MaskedLM", "PreTraining"};
+  if (m.kind == ModelKind::encoder_decoder) heads = {"ConditionalGeneration"};
+  if (m.vision()) heads = {"ImageClassification"};
+  for_each_class(config, [&](const Json& value, std::string_view name) {
+    bool other = m.kind == ModelKind::encoder_decoder && name.ends_with("EncoderModel");
+    if (const std::size_t purpose = name.rfind("For"); purpose != std::string_view::npos) {
+      const std::string_view head = name.substr(purpose + 3);
+      const bool says = !head.empty() && std::isupper(static_cast<unsigned char>(head.front())) != 0;
+      const auto is = [&](std::string_view known) { return head.starts_with(known); };
+      other = other || (says && std::none_of(heads.begin(), heads.end(), is));
+    }
+    if (other)
+      throw InputError(config.at("architectures"), describe(value),
+                       fmt::format("a class For{}: other heads are not modelled", fmt::join(heads, " or For")));
+  });
+}
+
 // ---- keys that tell what the reader of a config's family does not look for
 
 // A key, or the beginning of keys where it ends in '_', and the architecture that it belongs to. No family below models
@@ -857,11 +925,29 @@ void refuse_other_layers(const Config& config, std::string_view model_type, cons
   }
 }
 
+// A 0 of these is no size; in a Model it stands for the usual one.
+void refuse_zeros(const Config& config, const Model& m) {
+  const bool no_dense_layers = m.has_experts() && m.dense_layers == 0 && m.expert_period == 1 && m.expert_ffn > 0;
+  const auto refuse = [](const Config& object, const char* key) {
+    const Json* value = object.find(key);
+    if (value != nullptr && *value == 0) object.fail(key, "an integer of at least 1");
+  };
+  if (m.ffn == 0 && !no_dense_layers)
+    for (const char* key :
+         {"intermediate_size", "intermediate_size_mlp", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"})
+      refuse(config, key);
+  if (m.has_experts() && m.expert_ffn == 0) refuse(config, "moe_intermediate_size");
+  if (m.kind == ModelKind::encoder_decoder)
+    for (const char* key : {"num_decoder_layers", "d_kv"}) refuse(config, key);
+}
+
 // Throws where the config says something that the model, read as one of `model_type`, does not have.
 void refuse_contradictions(const Config& config, std::string_view model_type, const Model& m) {
   const auto as_read = [&](const std::string& what) {
     return fmt::format("{}, as the family {} is read", what, model_type);
   };
+  refuse_other_heads(config, m);
+  refuse_zeros(config, m);
   if (m.vision()) return;
   refuse_other_layers(config, model_type, m);
   const auto differs = [&](const char* key, std::int64_t read) {
@@ -928,10 +1014,21 @@ const Family& find_family(const Config& config) {
 
 // Any family may have a variant with experts; none is read as a dense model.
 void refuse_experts(const Config& config, const Family& family) {
+  const auto refuse = [&](const char* key) {
+    config.fail(key, fmt::format("no experts in the family {}, which is read as a dense model", family.model_type));
+  };
+  bool counted = false;
   for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts",
                           "num_routed_experts"})
-    if (config.has(key) && config.integer(key) > 1)
-      config.fail(key, fmt::format("no experts in the family {}, which is read as a dense model", family.model_type));
+    if (config.has(key)) {
+      counted = true;
+      if (config.integer(key) > 1) refuse(key);
+    }
+  if (counted) return;  // none or one: what else the class says of experts is not used
+  for (const char* key : {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "moe_intermediate_size",
+                          "shared_expert_intermediate_size", "num_experts_per_tok", "num_experts_per_token",
+                          "experts_per_token", "moe_top_k", "moe_topk"})
+    if (config.has(key) && config.integer(key) > 0) refuse(key);
 }
 
 }  // namespace
@@ -941,6 +1038,7 @@ Model import_huggingface(const Json& json, const InputError::Where& where) {
   const Config config(json, where);
   const Family& family = find_family(config);
   refuse_foreign_keys(config);
+  refuse_other_classes(config, family);
   if (!family.experts) refuse_experts(config, family);
   Model model;
   model.name = config.text_or("_name_or_path", "");

@@ -231,6 +231,25 @@ class JsonWriter final : public FieldVisitor {
   }
 };
 
+// A model that is written out has other keys than a config.json: one alone may be a slip, several are none.
+bool looks_like_huggingface(const Json& object) {
+  const auto keys = {"hidden_size",
+                     "num_hidden_layers",
+                     "num_attention_heads",
+                     "intermediate_size",
+                     "vocab_size",
+                     "n_embd",
+                     "n_layer",
+                     "n_head",
+                     "n_heads",
+                     "n_layers",
+                     "d_model",
+                     "num_layers",
+                     "num_heads",
+                     "d_ff"};
+  return std::count_if(keys.begin(), keys.end(), [&](const char* key) { return object.contains(key); }) >= 2;
+}
+
 }  // namespace
 
 Model read_model(const Json& json, const InputError::Where& where) {
@@ -245,6 +264,9 @@ Model read_model(const Json& json, const InputError::Where& where) {
     model = read_preset_with_changes(json, where);
   } else if (imported) {
     model = import_huggingface(json, where);
+  } else if (looks_like_huggingface(json)) {
+    throw InputError(where, "no model_type: this looks like a Hugging Face config.json",
+                     "the \"model_type\" or the \"architectures\" that such a file names");
   } else {
     model = read_written_out(json, where);
   }

@@ -94,6 +94,25 @@ struct LoggedRank {
   std::size_t line = 0;
 };
 
+// The bandwidths of a row in GB/s, as they are printed: the ratio of the bus's to the algorithm's is the collective's.
+struct Bandwidths {
+  double algorithm = 0, bus = 0;
+  double ratio() const { return bus / algorithm; }
+};
+
+// Returns whether rows with these bandwidths can be of this collective among so many ranks: see PERFORMANCE.md of
+// nccl-tests. Two decimals are printed; rows that are too small for them to tell can be of any.
+bool can_have(const Bandwidths& printed, OpKind kind, std::int64_t ranks) {
+  constexpr double kRounded = 0.005, kShown = 0.1, kSlack = 1.01;
+  if (printed.algorithm < kShown || printed.bus < kShown || ranks < 2) return true;
+  const double others = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
+  double ratio = 1;
+  if (kind == OpKind::all_reduce) ratio = 2 * others;
+  if (kind == OpKind::all_gather || kind == OpKind::reduce_scatter || kind == OpKind::all_to_all) ratio = others;
+  return ratio * kSlack >= (printed.bus - kRounded) / (printed.algorithm + kRounded) &&
+         ratio <= kSlack * (printed.bus + kRounded) / (printed.algorithm - kRounded);
+}
+
 // One run of a test.
 struct Run {
   const Kind* kind = nullptr;  // null: the log does not say it
@@ -103,7 +122,7 @@ struct Run {
   std::vector<std::string> columns;
   std::vector<CollectivePoint> points;
   double seconds_per_unit = 1e-6;  // the unit of the column "time"; 0: the header does not say it
-  double fastest = 0;              // algorithm bandwidth, GB/s
+  Bandwidths fastest;              // of the row with the greatest algorithm bandwidth
   double seconds_per_unit_of_fastest = 0;
   bool reduces = false, only_moves = false;  // the column redop of some row says so
   bool rows = false, unmeasured = false;     // it has rows; a row has no time ("N/A")
@@ -386,8 +405,8 @@ class TableParser {
           where(), fmt::format("a bus bandwidth of 0 beside {} GB/s of the algorithm", algorithm),
           "a communicator of several ranks: this is one rank by itself (nccl-tests is built with MPI=1 to run on "
           "several hosts)");
-    if (algorithm > run_.fastest) {
-      run_.fastest = algorithm;
+    if (algorithm > run_.fastest.algorithm) {
+      run_.fastest = {algorithm, value_of("busbw").value_or(0)};
       run_.seconds_per_unit_of_fastest = size / (1e9 * algorithm) / *taken;
     }
     if (size > 0) run_.points.push_back({size, *taken, line_});
@@ -395,7 +414,7 @@ class TableParser {
 
   // The oldest versions count in milliseconds and do not say so; the bandwidth beside the time does.
   void settle_unit() {
-    if (run_.seconds_per_unit == 0 && run_.fastest > 0)
+    if (run_.seconds_per_unit == 0 && run_.fastest.algorithm > 0)
       run_.seconds_per_unit = run_.seconds_per_unit_of_fastest > 3e-5 ? 1e-3 : 1e-6;
     if (run_.seconds_per_unit == 0 && !run_.points.empty() && !run_.error)
       run_.error = InputError({fmt::format("{}:{}", file_, run_.last_line), ""}, "times of no unit",
@@ -414,8 +433,21 @@ class TableParser {
   std::vector<Run> runs_;
 };
 
-// Returns whether a run can be of this collective: the column redop of its rows says whether anything was reduced.
+// Returns whether the ratio of a run's bandwidths can be this collective's.
+bool has_ratio_of(const Run& run, const Kind& kind) {
+  std::set<std::int64_t> ranks, groups;
+  for (const LoggedRank& rank : run.ranks) {
+    ranks.insert(rank.number);
+    groups.insert(rank.group);
+  }
+  const std::size_t parts = std::max<std::size_t>(groups.size(), 1);
+  return can_have(run.fastest, kind.kind, static_cast<std::int64_t>(ranks.size() / parts));
+}
+
+// Returns whether a run can be of this collective: the column redop of its rows says whether anything was reduced, and
+// the ratio of its bandwidths what was run.
 bool can_be(const Run& run, const Kind& kind) {
+  if (!has_ratio_of(run, kind)) return false;
   const bool reduces =
       kind.kind == OpKind::all_reduce || kind.kind == OpKind::reduce_scatter || kind.kind == OpKind::reduce;
   return reduces ? run.reduces || !run.only_moves : !run.reduces;
@@ -465,11 +497,13 @@ CollectiveLog parse_tables(const std::string& text, const std::string& file, con
       log.curves.push_back(curve_of(run, file, options));
       continue;
     }
-    log.left_out.push_back(fmt::format("{}, line {}",
-                                       run.kind != nullptr ? run.kind->name
-                                       : run.reduces       ? "of a reduction"
-                                                           : "without a reduction",
-                                       run.first_line));
+    std::string what = run.reduces ? "of a reduction" : "without a reduction";
+    if (run.kind != nullptr) {
+      what = run.kind->name;
+    } else if (!has_ratio_of(run, *wanted)) {
+      what += fmt::format(" whose busbw is {:.3g} times its algbw", run.fastest.ratio());
+    }
+    log.left_out.push_back(fmt::format("{}, line {}", what, run.first_line));
     there += (there.empty() ? "" : "; ") + log.left_out.back();
   }
   if (log.curves.empty())
@@ -505,6 +539,7 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
     each = std::min(each * count.get<std::int64_t>(), kMost);
   }
   CollectiveCurve curve;
+  Bandwidths fastest;
   std::set<std::string> hosts;
   std::map<std::int64_t, std::size_t> firsts;
   for (std::size_t i = 0; i < devices.size(); ++i) {
@@ -548,6 +583,8 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
     if (bus.is_number() && algorithm.is_number() && bus == 0 && algorithm.get<double>() > 0)
       throw InputError({file, pointer + "/" + column + "/bus_bw"}, "0 beside an algorithm bandwidth",
                        "a communicator of several ranks: this is one rank by itself");
+    if (bus.is_number() && algorithm.is_number() && algorithm.get<double>() > fastest.algorithm)
+      fastest = {algorithm.get<double>(), bus.get<double>()};
     if (results[i].contains("type") && results[i]["type"].is_string()) curve.dtype = results[i]["type"];
     if (size.get<double>() > 0) curve.points.push_back({size.get<double>(), 1e-6 * time.get<double>(), 0});
   }
@@ -556,7 +593,11 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
   const Kind* wanted = wanted_kind(options);
   if (kind != nullptr && wanted != nullptr && kind != wanted)
     throw InputError({file, "/args/0"}, std::string("a test: ") + kind->name, "one of " + options.collective);
-  name_curve(kind != nullptr ? *kind : kind_of(file, options, [](const Kind&) { return true; }), file, curve);
+  const auto has_ratio = [&](const Kind& k) { return can_have(fastest, k.kind, curve.ranks); };
+  if (kind == nullptr && wanted != nullptr && !has_ratio(*wanted))
+    throw InputError({file, "/results"}, fmt::format("a test whose bus_bw is {:.3g} times its alg_bw", fastest.ratio()),
+                     "one of " + options.collective);
+  name_curve(kind != nullptr ? *kind : kind_of(file, options, has_ratio), file, curve);
   return {.curves = {std::move(curve)}, .left_out = {}};
 }
 

@@ -44,6 +44,21 @@ bool is_address(std::string_view word) {
   return true;
 }
 
+// hostfile.txt, ../hosts, /var/spool/nodes.7: where a list is, not a list.
+bool is_path(std::string_view text) {
+  const std::size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
+  text = text.substr(begin, text.find_last_not_of(" \t\r\n") + 1 - begin);
+  if (text.empty() || text.find_first_of(" \t\r\n,;+[(:=") != std::string_view::npos) return false;
+  if (text.starts_with('/') || text.starts_with('~') || text.starts_with("./") || text.starts_with("..")) return true;
+  const std::size_t slash = text.find('/');  // node1/0 is a core
+  if (slash != std::string_view::npos && slash + 1 < text.size() && !digit(text[slash + 1])) return true;
+  for (const std::string_view end :
+       {".txt", ".list", ".lst", ".conf", ".cfg", ".log", ".out", ".csv", ".json", ".yaml", ".yml", ".hostfile",
+        ".nodefile", "hostfile", "nodefile", "machinefile", "nodelist"})
+    if (text.ends_with(end)) return true;
+  return false;
+}
+
 // Returns the text of a name with kNumber in place of each number.
 std::string shape_of(std::string_view name) {
   std::string shape;
@@ -73,11 +88,14 @@ class NodeList {
     if (equals < text.size() && std::all_of(key.begin(), key.end(), [](char c) { return of_a_name(c) && !digit(c); }) &&
         (key.find("node") != std::string::npos || key.find("host") != std::string::npos))
       text.remove_prefix(equals + 1);
+    if (is_path(text))
+      throw InputError(where_, fmt::format("\"{}\", a file's path", whole), "the text of the file itself: its lines");
     while (!text.empty()) {
       const std::size_t end = std::min(text.find_first_of("\r\n"), text.size());
       read_line(text.substr(0, end));
       text.remove_prefix(std::min(end + 1, text.size()));
     }
+    if (after_comma_ && !nodes_.empty()) refuse_comma(whole);
     if (after_comma_ || nodes_.empty()) refuse(whole);
     if (nodes_.size() == 1 && is_bare(nodes_.front()))
       throw InputError(
@@ -87,6 +105,7 @@ class NodeList {
     check_ranges();
     count_once();
     check_slots();
+    check_counts();
     return numbers();
   }
 
@@ -95,6 +114,8 @@ class NodeList {
   struct Node {
     std::size_t shape = 0, begin = 0;
     std::int64_t slots = 0;
+    std::int64_t count = 0;  // of cores or tasks, as LSF lists them; 0: not said
+    std::int64_t times = 1;  // how often the list has the name
   };
   struct Word {
     std::string text;
@@ -124,6 +145,11 @@ class NodeList {
         where_, fmt::format("\"{}\"", found),
         "nodes as a scheduler or a hostfile lists them: \"node[001-004,010]\", \"3-6,12\", \"node1 node2\", "
         "\"worker-1 slots=8\"");
+  }
+
+  [[noreturn]] void refuse_comma(std::string_view found) const {
+    throw InputError(where_, fmt::format("\"{}\", which ends in a comma", found),
+                     "another node behind the comma, or no comma there");
   }
 
   // Splits a line at spaces, commas, semicolons and plus signs outside of brackets; '#' begins a comment.
@@ -179,8 +205,9 @@ class NodeList {
         if (nodes_.empty()) refuse(word);
         if (word.substr(0, equals) == "slots") add_slots(last_item_, word.substr(equals + 1), word);
       } else if (follows_name && all_digits(word)) {
-        ++counts;  // LSB_MCPU_HOSTS: the slots of LSF are cores
         if (i + 1 < words.size() && words[i + 1].text.find('@') != std::string::npos) return;  // a queue of Grid Engine
+        ++counts;  // LSB_MCPU_HOSTS: the slots of LSF are cores
+        set_count(word, word);
       } else {
         if (i > 0 && !words[i].after_comma && all_digits(word) && counts > 0) refuse(line);
         ++names;
@@ -196,8 +223,22 @@ class NodeList {
     return slash != std::string_view::npos && slash > word.find_last_of(']') + 1;
   }
 
+  // A host without slots runs nothing.
+  void refuse_zero(std::int64_t slots, std::size_t first_node) const {
+    if (slots == 0 && first_node < nodes_.size())
+      throw InputError(where_, fmt::format("0 slots on {}", name_of(nodes_[first_node])),
+                       "hosts with slots: leave the others out");
+  }
+
+  void set_count(std::string_view digits, std::string_view word) {
+    const std::int64_t count = number_of_digits(digits, word);
+    refuse_zero(count, last_item_);
+    for (std::size_t n = last_item_; n < nodes_.size(); ++n) nodes_[n].count = count;
+  }
+
   void add_slots(std::size_t first_node, std::string_view digits, std::string_view word) {
     const std::int64_t slots = number_of_digits(digits, word);
+    refuse_zero(slots, first_node);
     for (std::size_t n = first_node; n < nodes_.size(); ++n)
       nodes_[n].slots = std::min(nodes_[n].slots + slots, std::numeric_limits<std::int64_t>::max() / 2);
   }
@@ -221,8 +262,9 @@ class NodeList {
                        "names that end in numbers, or numbers: no address says where in the fabric a node is (an array "
                        "of numbers does; \"nodes\" without a placement says how many there are)");
     std::string_view name = word;
-    if (const std::string_view times = leading_digits(name);
-        !times.empty() && name.substr(times.size()).starts_with('*')) {
+    const std::string_view times = leading_digits(name);
+    const bool counted = !times.empty() && name.substr(times.size()).starts_with('*');
+    if (counted) {
       name.remove_prefix(times.size() + 1);
       if (name.empty() || digit(name.front())) refuse(word);
     }
@@ -243,6 +285,7 @@ class NodeList {
     }
     last_item_ = nodes_.size();
     read_name(name, word);
+    if (counted) set_count(times, word);
     if (rest.starts_with(':')) {
       bool first = true;
       while (!rest.empty()) {
@@ -262,6 +305,7 @@ class NodeList {
     } else if (!rest.empty()) {  // /0*8, /0-7, *8: cores and tasks
       if (rest.size() < 2 || !digit(rest[1]) || rest.find_first_not_of("0123456789-*/") != std::string_view::npos)
         refuse(word);
+      if (rest.starts_with('*') && all_digits(rest.substr(1))) set_count(rest.substr(1), word);
     }
   }
 
@@ -312,6 +356,7 @@ class NodeList {
 
   std::vector<Range> read_ranges(std::string_view ranges, std::string_view word) const {
     std::vector<Range> list;
+    if (ranges.size() > 1 && ranges.ends_with(',')) refuse_comma(word);
     while (true) {
       const std::size_t comma = ranges.find(',');
       list.push_back(read_range(ranges.substr(0, comma), word));
@@ -458,6 +503,8 @@ class NodeList {
       }
       again[order[i]] = true;
       nodes_[order[first]].slots += nodes_[order[i]].slots;
+      nodes_[order[first]].count += nodes_[order[i]].count;
+      nodes_[order[first]].times += nodes_[order[i]].times;
     }
     std::size_t kept = 0;
     for (std::size_t i = 0; i < nodes_.size(); ++i)
@@ -472,6 +519,33 @@ class NodeList {
                          fmt::format("{}, the devices of a node (cluster.devices_per_node), or no slots where they are "
                                      "cores",
                                      rules_.devices_per_node));
+  }
+
+  // LSF lists the host from which a job is launched first, with one slot, though it runs none of its ranks. Counts of
+  // cores need not be those of devices, but they are alike on hosts that run as many ranks.
+  void check_counts() const {
+    const Node& first = nodes_.front();
+    const auto rest = nodes_.begin() + 1;
+    if (rest == nodes_.end()) return;
+    const bool counted = std::any_of(nodes_.begin(), nodes_.end(), [](const Node& n) { return n.count > 0; });
+    const bool slotted = std::any_of(nodes_.begin(), nodes_.end(), [](const Node& n) { return n.slots > 0; });
+    const auto of = [&](const Node& node) { return counted ? node.count : node.times; };
+    const bool rest_alike = std::all_of(rest, nodes_.end(), [&](const Node& n) { return of(n) == of(*rest); });
+    if (rest_alike && of(first) == 1 && of(*rest) > 1 && !slotted)
+      throw InputError(where_, fmt::format("1 slot on {} and {} on {}", name_of(first), of(*rest), name_of(*rest)),
+                       fmt::format("as many on every host: {} differs; leave it out if it is the launch host, which "
+                                   "runs no ranks",
+                                   name_of(first)));
+    if (!counted) return;
+    const auto other =
+        std::find_if(rest, nodes_.end(), [&](const Node& n) { return n.count > 0 && n.count != first.count; });
+    if (first.count == 0 || other == nodes_.end()) return;
+    const Node& odd = rest_alike ? first : *other;
+    throw InputError(
+        where_, fmt::format("{} slots on {} and {} on {}", first.count, name_of(first), other->count, name_of(*other)),
+        fmt::format("as many on every host: {} differs; leave out the launch host, which runs no ranks, or give names "
+                    "alone",
+                    name_of(odd)));
   }
 
   std::vector<std::int64_t> numbers() const {

@@ -115,8 +115,10 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
   const bool scattered = by_name && *nodes == kPlacements[1];
   if (nodes != nullptr && !nodes->is_string() && !nodes->is_array()) reader.fail("nodes", kNodesExpected);
   const bool is_list = nodes != nullptr && !by_name;
+  // A text without a number is a word that is not known, unless it is a path.
   if (is_list && nodes->is_string() &&
-      nodes->get_ref<const std::string&>().find_first_of("0123456789") == std::string::npos)
+      nodes->get_ref<const std::string&>().find_first_of("0123456789./") == std::string::npos &&
+      !nodes->get_ref<const std::string&>().ends_with("file"))
     reader.fail("nodes", kNodesExpected,
                 nearest_name(nodes->get_ref<const std::string&>(),
                              std::vector<std::string>(kPlacements.begin(), kPlacements.end())));

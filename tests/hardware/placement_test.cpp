@@ -73,7 +73,7 @@ TEST(NodeList, ReadsEveryFormThatLaunchersWrite) {
            Form{"Torque", "node2/0-7+node3/0,2-3+node5/0+node5/1"},
            Form{"Torque -l nodes", "nodes=node2:ppn=8+node3:ppn=8+node5:ppn=8"},
            Form{"LSB_HOSTS", "node2 node2 node3 node3 node5 node5"},
-           Form{"LSB_MCPU_HOSTS", "node2 42 node3 42 node5 7"},
+           Form{"LSB_MCPU_HOSTS", "node2 42 node3 42 node5 42"},
            Form{"LSF EXEC_HOST", "8*node2:8*node3:8*node5"},
            Form{"PE_HOSTFILE",
                 "node2 8 all.q@node2 UNDEFINED\nnode3 8 all.q@node3 <NULL>\nnode5 8 all.q@node5 UNDEFINED"},
@@ -177,6 +177,28 @@ TEST(NodeList, SaysWhatIsWrong) {
            Wrong{"node1 slots=8\nnode2 slots=4", "found 4 slots on node2, expected 8, the devices of a node"},
            Wrong{"node1:4,node2:4", "4 slots on node1"},
            Wrong{"(node1:ncpus=64:ngpus=4)", "4 slots on node1"},
+           // LSF lists the launch host first.
+           Wrong{"login1 1 node2 8 node3 8",
+                 "found 1 slot on login1 and 8 on node2, expected as many on every host: "
+                 "login1 differs; leave it out if it is the launch host"},
+           Wrong{"batch5 1 h22n07 42 h22n08 42", "batch5 differs"},
+           Wrong{"1*batch5:42*h22n07:42*h22n08", "batch5 differs"},
+           Wrong{"LSB_HOSTS=batch5 h22n07 h22n07 h22n08 h22n08", "batch5 differs"},
+           Wrong{"batch5 4 h22n07 42 h22n08 42", "batch5 differs; leave out the launch host"},
+           Wrong{"node1 8 node2 8 node3 4",
+                 "found 8 slots on node1 and 4 on node3, expected as many on every host: "
+                 "node3 differs"},
+           Wrong{"node1 slots=0\nnode2 slots=8", "found 0 slots on node1, expected hosts with slots"},
+           Wrong{"node1:0,node2:8", "found 0 slots on node1"},
+           Wrong{"(node1:ncpus=8:ngpus=0)+(node2:ncpus=8:ngpus=8)", "found 0 slots on node1"},
+           Wrong{"node1 0 node2 8", "found 0 slots on node1"},
+           Wrong{"node1,node2,", "found \"node1,node2,\", which ends in a comma"},
+           Wrong{"node[1,2,]", "which ends in a comma"},
+           Wrong{"hostfile.txt", "found \"hostfile.txt\", a file's path, expected the text of the file itself"},
+           Wrong{"nodes2.txt", "a file's path"},
+           Wrong{"hostfile", "a file's path"},
+           Wrong{"PBS_NODEFILE=/var/spool/pbs/aux/12.server", "a file's path"},
+           Wrong{"jobs/hosts", "a file's path"},
        }) {
     try {
       nodes_of(wrong.text);
@@ -272,6 +294,8 @@ TEST(ReadPlacement, SaysWhatIsWrongAndWhere) {
   };
   expect({{"nodes", "scatered"}}, "/nodes", "scattered");
   expect({{"nodes", 3}}, "/nodes", "contiguous");
+  for (const char* path : {"hostfile.txt", "hostfile", "../nodes"})
+    expect({{"nodes", path}}, "/nodes", "a file's path");
   expect({{"nodes", "node[1-"}}, "/nodes", "node[001-004,010]");
   expect({{"nodes", "0-3"}}, "/nodes", "the cluster's 8 nodes");
   expect({{"nodes", "0-6,3"}}, "/nodes", "node 3 twice");

@@ -51,6 +51,53 @@ TEST(HuggingFace, FamilyIsAlsoToldByTheClass) {
   }
 }
 
+TEST(HuggingFace, ClassesOfForksAreTaken) {
+  for (const auto& [name, class_name] :
+       {std::pair{"llama-3-8b", "LLaMAForCausalLM"}, std::pair{"llama-3-8b", "BaichuanForCausalLM"},
+        std::pair{"llama-3-8b", "OPTIMUSForCausalLM"}, std::pair{"llama-3-8b", "LlamaModel"},
+        std::pair{"gpt2-124m", "GPT2LMHeadCustomModel"}, std::pair{"kimi-k2", "KimiK2ForCausalLM"},
+        std::pair{"t5-small", "T5WithLMHeadModel"}, std::pair{"bert-base", "BertForPreTraining"},
+        std::pair{"vit-b-16", "ViTModel"}}) {
+    Json config = sample(name);
+    config["architectures"] = {class_name};
+    EXPECT_EQ(architecture(read_model(config, {})), architecture(read_model(name, {}))) << name << ' ' << class_name;
+  }
+}
+
+TEST(HuggingFace, ExpertsOfADenseFamilyMayBeNone) {
+  Json config = sample("llama-3-8b");
+  config.update({{"num_experts", 0}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 1408}});
+  EXPECT_FALSE(read_model(config, {}).has_experts());
+}
+
+TEST(HuggingFace, MixtureWithoutTheCountOfItsExpertsIsRefused) {
+  for (const auto& [name, key] :
+       {std::pair{"deepseek-v3", "n_routed_experts"}, std::pair{"deepseek-v2", "n_routed_experts"},
+        std::pair{"deepseek-moe-16b", "n_routed_experts"}, std::pair{"mixtral-8x7b", "num_local_experts"},
+        std::pair{"qwen3-30b-a3b", "num_experts"}, std::pair{"llama4-scout", "num_local_experts"}}) {
+    Json config = sample(name);
+    config.erase(key);
+    try {
+      read_model(config, {"config.json", ""});
+      ADD_FAILURE() << name << " is read as a dense model";
+    } catch (const InputError& error) {
+      EXPECT_EQ(error.where().pointer, std::string("/") + key) << name;
+    }
+  }
+}
+
+TEST(HuggingFace, ConfigThatNamesNoFamilyIsToldFromAModel) {
+  Json config = sample("llama-3-8b");
+  config.erase("model_type");
+  config.erase("architectures");
+  try {
+    read_model(config, {"config.json", ""});
+    ADD_FAILURE() << "a family is guessed";
+  } catch (const InputError& error) {
+    EXPECT_EQ(error.found(), "no model_type: this looks like a Hugging Face config.json");
+  }
+}
+
 TEST(HuggingFace, NameIsThatOfTheCheckpoint) {
   Json config = sample("llama-3-8b");
   EXPECT_EQ(read_model(config, {}).name, "llama");
@@ -183,7 +230,8 @@ struct BadConfig {
 };
 
 const BadConfig kBadConfigs[] = {
-    {"llama-3-8b", R"({"model_type": "mixtral"})", "/model/num_local_experts: found nothing, expected an integer"},
+    {"llama-3-8b", R"({"model_type": "mixtral", "architectures": null})",
+     "/model/num_local_experts: found nothing, expected an integer"},
     {"llama-3-8b", R"({"model_type": "glm4_moe"})",
      R"(/model/model_type: found "glm4_moe", expected a supported family: bert, bloom,)"},
     {"llama-3-8b", R"({"model_type": "qwen3_next"})",
@@ -308,6 +356,32 @@ const BadConfig kBadConfigs[] = {
      "/model: found window = 8, expected a divisor of the feature map's side, 28 in stage 2"},
     {"swin-t", R"({"mlp_ratio": 2.5})", "/model/mlp_ratio: found 2.5, expected a whole number"},
     {"minicpm3-4b", R"({"kv_lora_rank": null})", "/model/kv_lora_rank: found nothing, expected an integer"},
+    // Classes of other families and with other heads.
+    {"llama-3-8b", R"({"architectures": ["LlamaForSequenceClassification"]})",
+     R"(/model/architectures: found "LlamaForSequenceClassification", expected a class ForCausalLM or For)"},
+    {"llama-3-8b", R"({"architectures": ["LlamaForTokenClassification"]})", "other heads are not modelled"},
+    {"llama-3-8b", R"({"architectures": "LlamaForTokenClassification"})", "other heads are not modelled"},
+    {"llama-3-8b", R"({"model_type": null, "architectures": ["LlamaForQuestionAnswering"]})", "other heads are not"},
+    {"llama-3-8b", R"({"architectures": ["T5EncoderModel"]})",
+     R"(/model/architectures: found "T5EncoderModel", expected a class of the model_type llama, not of t5)"},
+    {"llama-3-8b", R"({"architectures": ["MixtralForCausalLM"]})", "a class of the model_type llama, not of mixtral"},
+    {"llama-3-8b", R"({"architectures": ["MPTForCausalLM"]})", "a class of the model_type llama, not of mpt"},
+    {"llama-3-8b", R"({"architectures": ["MistralTunedForCausalLM"]})", "of the model_type llama, not of mistral"},
+    {"phi-2", R"({"architectures": ["Phi3ForCausalLM"]})", "a class of the model_type phi, not of phi3"},
+    {"t5-small", R"({"architectures": ["T5EncoderModel"]})", "expected a class ForConditionalGeneration: other"},
+    {"bert-base", R"({"architectures": ["BertForSequenceClassification"]})", "expected a class ForMaskedLM or ForPre"},
+    {"vit-b-16", R"({"architectures": ["ViTForMaskedImageModeling"]})", "expected a class ForImageClassification"},
+    // Experts that a dense family would pass over, and experts that a mixture does not count.
+    {"llama-3-8b", R"({"n_shared_experts": 2})", "/model/n_shared_experts: found 2, expected no experts in the family"},
+    {"llama-3-8b", R"({"moe_intermediate_size": 1408})", "/model/moe_intermediate_size: found 1408, expected no exp"},
+    {"llama-3-8b", R"({"num_experts_per_tok": 2})", "/model/num_experts_per_tok: found 2, expected no experts in"},
+    {"deepseek-v3", R"({"n_routed_experts": null})", "/model/n_routed_experts: found nothing, expected an integer"},
+    {"llama-3-8b", R"({"intermediate_size": 0})", "/model/intermediate_size: found 0, expected an integer of at least"},
+    {"qwen3-30b-a3b", R"({"moe_intermediate_size": 0})", "/model/moe_intermediate_size: found 0, expected an integer"},
+    {"dbrx", R"({"ffn_config": {"ffn_hidden_size": 0, "moe_num_experts": 4, "moe_top_k": 2}})",
+     "/model/ffn_config/ffn_hidden_size: found 0, expected an integer of at least 1"},
+    {"gpt2-124m", R"({"n_inner": 0})", "/model/n_inner: found 0, expected an integer of at least 1"},
+    {"t5-small", R"({"num_decoder_layers": 0})", "/model/num_decoder_layers: found 0, expected an integer of at least"},
 };
 
 TEST(HuggingFace, WhatCannotBeReadGetsASentence) {

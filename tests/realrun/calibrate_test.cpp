@@ -511,9 +511,9 @@ TEST(NcclLog, ReadsBothColumnsAndTheHeader) {
   EXPECT_NEAR(curve.points[1].seconds, 25e-6, 1e-12);
   EXPECT_NEAR(only_curve(kLog, {.in_place = true, .collective = {}}).points[2].seconds, 390e-6, 1e-12);
   EXPECT_EQ(only_curve(replaced(kLog, "Collective test starting: all_reduce_perf", ""),
-                       {.in_place = false, .collective = "reduce_scatter"})
+                       {.in_place = false, .collective = "all_reduce"})
                 .kind,
-            OpKind::reduce_scatter);
+            OpKind::all_reduce);
 }
 
 TEST(NcclLog, ReadsWhatMinusJWrites) {
@@ -641,6 +641,32 @@ TEST(NcclLog, SeveralTestsInOneLogAreTold) {
   EXPECT_EQ(sizes.curves[1].ranks, 2);
 }
 
+// Of four ranks, an all-reduce has a busbw of 1.5 times its algbw, a reduce-scatter of 0.75 times.
+TEST(NcclLog, BandwidthsTellTestsWithoutNamesApart) {
+  const std::string all_reduce = replaced(kLog, "# Collective test starting: all_reduce_perf", "#");
+  std::string reduce_scatter = all_reduce;
+  for (const auto& [from, to] :
+       {std::pair{"10.49   15.73", "10.49    7.87"}, std::pair{"10.92   16.38", "10.92    8.19"},
+        std::pair{"167.77  251.66", "167.77  125.83"}, std::pair{"172.07  258.11", "172.07  129.05"}})
+    reduce_scatter = replaced(reduce_scatter, from, to);
+  const auto read = [](const std::string& log, const char* collective) {
+    return parse_nccl_log(log, "my.log", {.in_place = false, .collective = collective});
+  };
+  const CollectiveLog one = read(all_reduce + reduce_scatter, "all_reduce");
+  EXPECT_EQ(one.curves.size(), 1u);
+  EXPECT_THAT(one.left_out, ElementsAre(HasSubstr("of a reduction whose busbw is 0.75 times its algbw, line ")));
+  EXPECT_EQ(read(reduce_scatter, "reduce_scatter").curves.size(), 1u);
+  EXPECT_THROW(read(reduce_scatter, "all_reduce"), InputError);
+  EXPECT_THROW(read(all_reduce, "reduce_scatter"), InputError);
+  EXPECT_THROW(read(all_reduce, "reduce"), InputError);
+  EXPECT_THROW(parse_nccl_log(reduce_scatter, "all_reduce.log", {}), InputError) << "the file's name is wrong";
+  const std::string json = R"({"version":1,"args":[],"config":{"nthreads":1,"ngpus":4,"devices":[
+      {"rank":0,"hostname":"a","device_info":"NVIDIA A100"}]},
+    "results":[{"size":1048576,"out_of_place":{"time":30.5,"alg_bw":34.4,"bus_bw":25.8}}]})";
+  EXPECT_EQ(read(json, "all_gather").curves.size(), 1u);
+  EXPECT_THROW(read(json, "all_reduce"), InputError);
+}
+
 // A log of four ranks with this table.
 std::string log_with(const std::string& table) {
   const std::string log = kLog;
@@ -657,12 +683,12 @@ TEST(NcclLog, LayoutsOfAllVersionsAreRead) {
   const std::string empty =
       "#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error\n"
       "#        (B)    (elements)                       (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)\n"
-      "   268435456       1048576     float           520935    0.52    0.51  0e+00   519562    0.52    0.51  1e+00\n";
+      "   268435456       1048576     float           520935    0.52    0.39  0e+00   519562    0.52    0.39  1e+00\n";
   EXPECT_NEAR(points(empty, "all_to_all").at(0).seconds, 0.520935, 1e-9);
   EXPECT_NEAR(points(empty, "all_to_all", true).at(0).seconds, 0.519562, 1e-9);
   const std::string without =
       "#       size         count      type     time   algbw   busbw  error     time   algbw   busbw  error\n"
-      "   268435456       1048576     float   520935    0.52    0.51  0e+00      N/A     N/A     N/A    N/A\n";
+      "   268435456       1048576     float   520935    0.52    0.39  0e+00      N/A     N/A     N/A    N/A\n";
   EXPECT_NEAR(points(without, "all_gather").at(0).seconds, 0.520935, 1e-9);
   try {
     points(without, "all_gather", true);
