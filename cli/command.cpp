@@ -36,6 +36,21 @@ std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
   return {};
 }
 
+// What a required argument that is left out can be, where only some words will do.
+std::string words_of_missing(const CLI::App& app, const ValueDescriptions& values) {
+  const CLI::App* command = &app;
+  for (const CLI::App* used : app.get_subcommands()) command = used;
+  for (const CLI::Option* option : command->get_options()) {
+    if (!option->get_required() || option->count() > 0) continue;
+    const auto known = values.find(option);
+    if (known == values.end() || !known->second.only_words) return {};
+    std::string words;
+    for (const std::string& word : known->second.words) words += (words.empty() ? ": one of " : ", ") + word;
+    return words;
+  }
+  return {};
+}
+
 // Where a word too many stands behind an option's value: whether that option takes one value each time it is given.
 std::string one_value_hint(const CLI::App& app, int argc, const char* const* argv) {
   const CLI::App* command = &app;
@@ -233,6 +248,8 @@ void CommandLine::parse(int argc, const char* const* argv) const {
   } catch (const CLI::ExtrasError& error) {
     const std::string hint = one_value_hint(*app_, argc, argv);
     throw UsageError(error.what() + (hint.empty() ? suggestion(*app_, argc, argv) : hint));
+  } catch (const CLI::RequiredError& error) {
+    throw UsageError(error.what() + words_of_missing(*app_, *values_) + suggestion(*app_, argc, argv));
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what() + suggestion(*app_, argc, argv));
   }

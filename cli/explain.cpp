@@ -594,7 +594,9 @@ std::string explain_interval(const Simulation& simulation) {
   const std::optional<StepInterval> found =
       step_interval(stack_of(scenario),
                     curve_origin(device, *simulation.kernels, precision::peak_dtype(scenario)), report.devices, seen);
-  if (!report.expected || !found) return "interval: none is stated, no step of this training stack was published\n";
+  if (!found) return "interval: none is stated, no step of this training stack was published\n";
+  if (!report.expected)
+    return "interval: none is stated of this engine's step, only of the analytical engine's (--engine analytical)\n";
   std::string text = fmt::format(
       "interval = step time x exp(-w) to step time x exp(w) = {} to {}, w = {:.3f}\n"
       "  four of five published steps lay inside, each predicted without its own source\n"

@@ -68,6 +68,7 @@ class MaskedStep {
 
   std::int64_t sequence_length() const { return scenario_.workload.sequence_length; }
   const std::string& file() const { return source_.file; }
+  std::int64_t batch() const { return scenario_.workload.global_batch_size; }
   double full_seconds() const { return full_seconds_; }
   // Of a batch of its sequences: the first of concatenated documents, of others any, drawn by `seed`.
   double seconds(const Packing& packing, bool in_order, std::uint64_t seed) {
@@ -110,6 +111,7 @@ struct Packed {
   std::int64_t context = 0;
   bool has_embeddings = false;
   std::optional<double> full_seconds;
+  std::int64_t batch = 0;  // of the step
   std::vector<PackRow> rows;
 };
 
@@ -144,7 +146,15 @@ std::string table_of(const Packed& packed) {
     if (packed.has_embeddings) cells.push_back(m.has_similarity ? fmt::format("{:.3f}", m.similarity) : "-");
     if (packed.full_seconds) cells.push_back(seconds_text(*row.masked_seconds));
   }
-  return head_of(packed) + grid(columns, rows);
+  std::string text = head_of(packed) + grid(columns, rows);
+  std::string repeated;
+  for (const PackRow& row : packed.rows)
+    if (packed.full_seconds && row.measures.sequences < packed.batch)
+      repeated += fmt::format("{}{} has {}", repeated.empty() ? "" : ", ", row.policy, row.measures.sequences);
+  if (!repeated.empty())
+    text += fmt::format("\nA step takes {} sequences. Where a packing has fewer, the step repeats them in turn: {}\n",
+                        packed.batch, repeated);
+  return text;
 }
 
 // Names and values of a row, in the order of columns; of JSON and CSV alike.
@@ -249,7 +259,10 @@ void pack_documents(const PackArguments& arguments) {
   if (step && packed.context != step->sequence_length())
     throw InputError({"--context", ""}, std::to_string(packed.context),
                      fmt::format("{}, the sequence length of {}", step->sequence_length(), step->file()));
-  if (step) packed.full_seconds = step->full_seconds();
+  if (step) {
+    packed.full_seconds = step->full_seconds();
+    packed.batch = step->batch();
+  }
   check_outputs({arguments.out, arguments.json, arguments.csv});
 
   ProgressLine progress;

@@ -85,7 +85,9 @@ std::string plans_table(const Space& space, const std::vector<ShownPlan>& plans,
     row.push_back(percent_text(asked.mfu));
     row.push_back(bytes_text(r.memory_peak_bytes));
     row.push_back(bytes_text(kPeakHigh * r.memory_peak_bytes));
-    row.emplace_back(name_of(memory_verdict(r)));
+    // The columns before it show what the device takes, not the host.
+    row.push_back(fmt::format("{}{}", name_of(memory_verdict(r)),
+                              host_is_tight(r) && !device_is_tight(r) ? ": host memory" : ""));
     row.push_back(loses_by(asked));
     rows.push_back(std::move(row));
   }
@@ -130,11 +132,36 @@ std::string plan_text(const Space& space, const Scenario& scenario) {
   return text;
 }
 
-std::string nothing_text(const SearchAnswer& a) {
+// A memory that is too small for the leanest plan.
+struct ShortMemory {
+  double taken_bytes, capacity_bytes, safe_bytes;
+  const char *where, *offered;
+};
+
+std::vector<ShortMemory> short_memories(const SearchAnswer& a, bool safe) {
+  const Report& r = a.leanest->report;
+  const SharedMemory &host = r.host_memory, &storage = r.storage;
+  const double peak = r.memory_peak_bytes;
+  std::vector<ShortMemory> memories;
+  if (peak * (safe ? kPeakHigh : 1) > a.most_memory_bytes)
+    memories.push_back({peak, a.most_memory_bytes, kPeakHigh * peak, "on the fullest device", "memory a device"});
+  if (!host.fits() || (safe && host_is_tight(r)))
+    memories.push_back({host.node_bytes, host.capacity_bytes, kHostHigh * host.node_bytes,
+                        "of the host memory of the fullest node", "host memory a node"});
+  if (!storage.fits())
+    memories.push_back(
+        {storage.node_bytes, storage.capacity_bytes, storage.node_bytes, "of the storage of the fullest node", "storage a node"});
+  return memories;
+}
+
+std::string nothing_text(const SearchAnswer& a, bool safe) {
   std::string text;
   if (a.leanest) {
-    text += fmt::format("No plan fits. The leanest takes {} of {} on the fullest device:\n  {}\n",
-                        bytes_text(a.leanest->report.memory_peak_bytes), bytes_text(a.most_memory_bytes),
+    std::string taken;
+    for (const ShortMemory& memory : short_memories(a, safe))
+      taken += fmt::format("{}{} of {} {}", taken.empty() ? "" : ", and ", bytes_text(memory.taken_bytes),
+                           bytes_text(memory.capacity_bytes), memory.where);
+    text += fmt::format("No plan fits{}. The leanest takes {}:\n  {}\n", safe ? " with its margin" : "", taken,
                         plan_text(a.space, a.leanest->scenario));
   } else {
     text += "No plan can be laid out. Most often because of\n";
@@ -157,16 +184,21 @@ std::string nothing_text(const SearchAnswer& a) {
   return text;
 }
 
-std::string remedies_text(const SearchAnswer& a) {
+std::string remedies_text(const SearchAnswer& a, bool safe) {
   std::string text;
-  if (!a.remedies.empty()) text += fmt::format("What fits (searched in {}):\n", seconds_text(a.remedy_seconds));
+  if (!a.remedies.empty() || a.leanest) text += fmt::format("What fits (searched in {}):\n", seconds_text(a.remedy_seconds));
   for (const Remedy& remedy : a.remedies)
     text += fmt::format("  with {}: {} a step, {}\n", remedy.what, seconds_text(remedy.plan.step_seconds),
                         bytes_text(remedy.plan.memory_peak_bytes));
-  if (a.leanest)
-    text +=
-        fmt::format("  with {} of memory a device, {} to be safe\n", bytes_text(a.leanest->report.memory_peak_bytes),
-                    bytes_text(kPeakHigh * a.leanest->report.memory_peak_bytes));
+  if (a.leanest) {
+    std::string offered, to_be_safe;
+    for (const ShortMemory& memory : short_memories(a, safe)) {
+      const char* joint = offered.empty() ? "" : " and ";
+      offered += fmt::format("{}{} of {}", joint, bytes_text(memory.taken_bytes), memory.offered);
+      to_be_safe += joint + bytes_text(memory.safe_bytes);
+    }
+    text += fmt::format("  with {}, {} to be safe\n", offered, to_be_safe);
+  }
   return text;
 }
 
@@ -262,7 +294,7 @@ void search_command(const SearchArguments& arguments) {
     request.nothing_fits = [&](const SearchAnswer& answer) {
       if (arguments.json == "-" || arguments.csv == "-") return;
       progress.clear();
-      print(head_text(answer) + nothing_text(answer));
+      print(head_text(answer) + nothing_text(answer, request.safe));
     };
     SearchAnswer found = answer_search(arguments.scenario, request);
     request.progress = nullptr;
@@ -278,11 +310,15 @@ void search_command(const SearchArguments& arguments) {
   if (!outputs.on_standard_output()) {
     std::string text;
     if (a.best.empty()) {  // the rest is said already
-      text = remedies_text(a);
+      text = remedies_text(a, request.safe);
     } else {
       text = head_text(a);
       const bool des = engine.engine == Engine::des;
-      if (memory_verdict(a.best.front().report) == MemoryVerdict::tight)
+      const Report& first = a.best.front().report;
+      if (host_is_tight(first))
+        text += fmt::format("The first takes {} of {} of the host memory of its fullest node\n",
+                            bytes_text(first.host_memory.node_bytes), bytes_text(first.host_memory.capacity_bytes));
+      if (memory_verdict(first) == MemoryVerdict::tight)
         text += "The first is tight: it may not fit after all; --safe asks for plans that surely do\n\n";
       const std::string_view undisturbed = a.base.perturbations.empty() ? "" : " without the scenario's perturbations";
       text += des ? fmt::format("The fastest in closed form{}, ordered by their times in discrete events; figures "

@@ -172,6 +172,8 @@ OrderedJson plan_json(const SearchAnswer& a, const ShownPlan& shown) {
                     {"capacity_bytes", r.memory_capacity_bytes},
                     {"fits", r.memory_fits},
                     {"verdict", std::string(name_of(memory_verdict(r)))}};
+  if (const SharedMemory& host = r.host_memory; host.node_bytes > 0)
+    json["memory"]["host"] = {{"node_bytes", host.node_bytes}, {"node_capacity_bytes", host.capacity_bytes}};
   json["loses_most_by"] = loses_by(asked);
   if (!asked.notes.empty()) json["notes"] = asked.notes;
   return json;

@@ -47,6 +47,17 @@ Node usual_node(const Device& device, const Json* devices_per_node) {
   return find_node(device.usual_nodes.front());
 }
 
+// The node preset that names the device, of several the one of so many devices; or else one that it is usually in.
+std::string own_node(const Device& device, std::int64_t devices) {
+  std::string own;
+  for (const std::string& name : node_names()) {
+    const Node node = find_node(name);
+    if (node.device != device.name) continue;
+    if (own.empty() || node.devices == devices) own = name;
+  }
+  return own.empty() ? device.usual_nodes.front() : own;
+}
+
 // A node with other than its preset's devices keeps its NICs and host; a rack has as many hosts as the devices fill.
 void resize(Node& node, std::int64_t devices) {
   if (node.devices_per_host > 0) {
@@ -190,6 +201,19 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
       cluster.node.devices_per_pcie_root < cluster.node.devices_per_pcie_switch)
     reader.fail("devices_per_pcie_root",
                 fmt::format("0, or at least the {} devices behind a switch", cluster.node.devices_per_pcie_switch));
+  // A node that is described may join such devices by what it says; a preset joins its own by their links.
+  const auto states_rate = [](const Json* part) {
+    return part != nullptr && part->is_object() && part->contains("intra_node_bytes_per_second");
+  };
+  const bool has_fabric =
+      cluster.node.intra == IntraFabric::nvswitch || cluster.node.intra == IntraFabric::direct_mesh;
+  if (has_fabric && cluster.node.intra_bytes_per_second > 0 && cluster.node.devices > 1 &&
+      cluster.device.scale_up_links == 0 && !cluster.device.usual_nodes.empty() && !states_rate(&json) && !states_rate(node)) {
+    const InputError::Where blamed = device != nullptr ? reader.at("device") : reader.at("node");
+    throw InputError(blamed, describe(Json(cluster.device.name)),
+                     fmt::format("a device with scale-up links (NVLink, xGMI), as node {} needs them: {} has none, its own node is {}",
+                                 cluster.node.name, cluster.device.name, own_node(cluster.device, cluster.node.devices)));
+  }
   complete_intra(reader, cluster.node, cluster.device);
 
   if (base == nullptr || node != nullptr)
@@ -204,8 +228,10 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
       if (node != nullptr && node->is_object() && node->contains(key) && (*node)[key] == 0)
         JsonReader(*node, reader.at("node")).fail(key, more_than_none);
     }
-    reader.fail("inter_node_bytes_per_second",
-                fmt::format("a rate, as node {} has no network of its own", cluster.node.name));
+    const std::string why = topology == nullptr ? "node " + cluster.node.name + " has no network of its own"
+                            : shown.nics.empty() ? "the topology file lists no NIC"
+                                                 : "the topology file gives its NICs no rate";
+    reader.fail("inter_node_bytes_per_second", "a rate (5e10 is 400 Gbit/s), as " + why);
   }
   complete_fabric(where, cluster.fabric, cluster.fabric_nodes());
   if (cluster.name.empty()) cluster.name = fmt::format("{} x {}", cluster.nodes, cluster.node.name);

@@ -375,7 +375,7 @@ const BadCommand kBadCommands[] = {
     {"collective all_reduce --cluster dgx-h100 --calibration example.json",
      "example.json: found a calibration neither of kernels nor of collectives, expected a file as `orrery calibrate`"},
     {"compare - -", "standard input"},
-    {"list", "KIND is required"},
+    {"list", "KIND is required: one of models, "},
     {"list planets", "planets"},
     {"show", "NAME is required"},
     {"show llama-3-70", "found \"llama-3-70\", expected a name that `orrery list` prints"},

@@ -307,6 +307,7 @@ TEST(Collective, BadInputIsOneSentence) {
       {"all_reduce --cluster no.json", "no.json: "},
       {"all_reduce --cluster none.json", "none.json"},
       {"all_reduce --cluster eos --node dgx-h100", "--cluster: found --node beside it"},
+      {"all_reduce --node dgx-h100 --device RTX-4090", "its own node is rtx-4090-8"},
       {"all_reduce --cluster fsdp.json --device L40S",
        "--cluster: found \"fsdp.json\", expected the name of a cluster"},
       {"all_reduce --cluster pcie-8", "--device: found nothing, expected the device beside --cluster pcie-8"},

@@ -223,6 +223,16 @@ TEST(Simulate, RunsEveryBundledScenario) {
   }
 }
 
+// Its alpha is the largest that the host's memory allows, the ranks' processes counted.
+TEST(Simulate, TheExampleOfMemoFitsAndALargerAlphaDoesNot) {
+  const Workplace place;
+  const auto fits = [&](const std::string& set) {
+    return json::parse(place.orrery("simulate memo --json - " + set).out)["memory"]["fits"].get<bool>();
+  };
+  EXPECT_TRUE(fits(""));
+  EXPECT_FALSE(fits("--set plan.memo_alpha=0.42"));
+}
+
 TEST(Simulate, IsDeterministic) {
   Workplace place;
   EXPECT_EQ(place.orrery("simulate llama-3-70b-512-h100 --ops --json -").out,
@@ -493,6 +503,8 @@ TEST(Simulate, ExplainsTheInterval) {
               HasSubstr("no step of L40S was measured"));
   EXPECT_THAT(place.orrery(command + " --set cluster.nodes=16384 --set workload.global_batch_size=131072").out,
               HasSubstr("a doubling beyond 11616"));
+  EXPECT_THAT(place.orrery("simulate straggler --engine des --explain interval").out,
+              HasSubstr("only of the analytical engine's"));
 }
 
 TEST(Simulate, TakesModelsByTheirNameOnTheHub) {

@@ -35,6 +35,14 @@ TEST(Pack, WritesSequencesAndTheirMeasures) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("policy,context,documents"), HasSubstr("\nbest_fit,10,3,22,3,1,")));
 }
 
+TEST(Pack, SaysWhatFillsABatchOfFewSequences) {
+  const Workplace place;
+  const std::string few = "pack --generate 10 --scenario llama-3-70b-512-h100";
+  EXPECT_THAT(place.orrery(few).out, HasSubstr("the step repeats them in turn: best_fit has 1\n"));
+  EXPECT_THAT(place.orrery("pack --generate 10000 --scenario llama-3-70b-512-h100").out,
+              testing::Not(HasSubstr("in turn")));
+}
+
 TEST(Pack, ReadsEmbeddingsAsJsonDoes) {
   const Workplace place;
   EXPECT_EQ(

@@ -84,6 +84,43 @@ TEST(SearchCommand, NothingThatFitsIsAnAnswerWithItsReason) {
   EXPECT_THAT(refused.out, HasSubstr("global_batch_size"));
 }
 
+constexpr const char* kOffloaded =
+    "search llama-3-70b-512-h100 --set cluster.nodes=1 --set workload.global_batch_size=8 --set plan.framework=deepspeed "
+    "--set plan.pipeline_parallel=1 --set plan.micro_batch_size=1 --set plan.recompute=full --set plan.zero_stage=3 "
+    "--set plan.optimizer_offload=true ";
+
+TEST(SearchCommand, NamesTheHostsMemoryWhereThatIsTooSmall) {
+  const Workplace place;
+  const CommandResult none =
+      place.orrery(std::string(kOffloaded) + "--fix plan.tensor_parallel=2 --set cluster.node.host_memory_bytes=1e12");
+  EXPECT_EQ(none.code, 1) << none.err;
+  EXPECT_THAT(none.out, testing::ContainsRegex("The leanest takes [0-9.]+ TiB of 931.32 GiB of the host memory"));
+  EXPECT_THAT(none.out, HasSubstr("of host memory a node"));
+  EXPECT_THAT(none.out, testing::Not(HasSubstr("of memory a device"))) << "of which there is enough";
+}
+
+TEST(SearchCommand, NamesTheHostWhereItIsTight) {
+  const Workplace place;
+  const std::string tight = std::string(kOffloaded) + "--fix plan.tensor_parallel=4 --max-memory 640G --top 1 ";
+  const CommandResult found = place.orrery(tight);
+  EXPECT_EQ(found.code, 0) << found.err;
+  EXPECT_THAT(found.out, testing::AllOf(HasSubstr("tight: host memory"), HasSubstr("of the host memory of its fullest node")));
+  const json memory = json::parse(place.orrery(tight + "--json -").out)["plans"][0]["memory"];
+  EXPECT_EQ(memory["verdict"], "tight");
+  EXPECT_LT(memory["upper_bytes"], memory["capacity_bytes"]);
+  EXPECT_GT(1.5 * memory["host"]["node_bytes"].get<double>(), memory["host"]["node_capacity_bytes"].get<double>());
+}
+
+// What would be enough stands under its heading even where nothing else is.
+TEST(SearchCommand, OffersMemoryUnderTheHeadingOfWhatFits) {
+  const Workplace place;
+  const CommandResult none = place.orrery(std::string(kSmall) +
+                                          "--max-memory 1G --set cluster.nodes=1 --set workload.sequence_length=8191 "
+                                          "--fix plan.context_parallel --fix plan.mesh_order --fix plan.sequence_parallel");
+  EXPECT_EQ(none.code, 1) << none.err;
+  EXPECT_THAT(none.out, testing::ContainsRegex("What fits .searched in [^\n]*\n  with [0-9.]+ GiB of memory a device"));
+}
+
 TEST(SearchCommand, SaysInASentenceWhatItCannotUse) {
   Workplace place;
   for (const auto& [arguments, words] : {std::pair{"--over plan.zero_stag", "zero_stage"},

@@ -69,6 +69,16 @@ TEST(NvidiaTopology, BridgedPairs) {
   EXPECT_EQ(c.node.nics, 0);
 }
 
+TEST(NvidiaTopology, SeveralNodesNeedARateWhereTheFileListsNoNic) {
+  try {
+    of_topology("RTX-A6000", "rtx_a6000_pairs.txt", {{"nodes", 2}});
+    ADD_FAILURE() << "read";
+  } catch (const InputError& error) {
+    EXPECT_EQ(error.where().pointer, "/cluster/inter_node_bytes_per_second");
+    EXPECT_EQ(error.expected(), "a rate (5e10 is 400 Gbit/s), as the topology file lists no NIC");
+  }
+}
+
 TEST(NvidiaTopology, MeshOfFour) {  // equal pairs, but the links add up to the device's: no switch
   const Cluster c = of_topology("A100-SXM4-40GB", "a100_mesh_of_4.txt");
   EXPECT_EQ(c.node.intra, IntraFabric::direct_mesh);

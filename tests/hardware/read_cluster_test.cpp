@@ -100,6 +100,14 @@ TEST(ReadCluster, OneDeviceNeedsNoNetwork) {
             1e9);
 }
 
+// A node that states the rate of its links joins any devices.
+TEST(ReadCluster, DevicesWithoutLinksTakeAStatedRate) {
+  for (const char* text : {R"({"node": "dgx-h100", "device": "L40S", "intra_node_bytes_per_second": 1e11})",
+                           R"({"node": {"base": "dgx-h100", "device": "L40S", "intra_node_bytes_per_second": 1e11}})"})
+    EXPECT_EQ(read(text).node.intra_bytes_per_second, 1e11) << text;
+  EXPECT_EQ(read(R"({"node": "dgx-h100", "device": "L40S", "devices_per_node": 1})").device.name, "L40S");
+}
+
 TEST(ReadCluster, APresetChanged) {
   const Cluster c = read(R"({"base": "selene", "nodes": 96, "fabric": {"oversubscription": 2}})");
   EXPECT_EQ(c.nodes, 96);
@@ -226,10 +234,16 @@ constexpr BadValue kBadValues[]{
     {"NicsZeroWithTotal", R"({"node": "dgx-a100", "nics": 0, "inter_node_bytes_per_second": 1e9})", "/nics", "0",
      "at least 1"},
     {"NodesWithoutNetwork", R"({"node": "workstation", "device": "L4", "nodes": 2})", "/inter_node_bytes_per_second",
-     "nothing", "a rate, as node workstation has no network"},
+     "nothing", "a rate (5e10 is 400 Gbit/s), as node workstation has no network"},
     {"BoxWithoutDevice", R"({"node": "pcie-8"})", "/device", "nothing", "the device, as node pcie-8 takes any"},
     {"PairsWithoutNvlink", R"({"node": "nvlink-pairs-4", "device": "L40S"})", "/pair_bytes_per_second", "nothing",
      "L40S has no scale-up links"},
+    {"DeviceWithoutLinksOnASwitch", R"({"node": "dgx-h100", "device": "L40S"})", "/device", "\"L40S\"",
+     "L40S has none, its own node is l40s-8"},
+    {"DeviceWithoutLinksInAMesh", R"({"node": {"base": "dgx-1v", "device": "P100-PCIe-16GB"}})", "/node",
+     "\"P100-PCIe-16GB\"", "its own node is pcie-8"},
+    {"DeviceWithoutLinksInACluster", R"({"base": "eos", "device": "RTX-4090"})", "/device", "\"RTX-4090\"",
+     "its own node is rtx-4090-8"},
     {"UnknownIntraFabric", R"({"node": "dgx-a100", "intra_fabric": "nvswich"})", "/intra_fabric", "\"nvswich\"",
      "one of \"nvswitch\"", "nvswitch"},
     {"UnknownKeyOfTheNode", R"({"node": {"base": "dgx-a100", "nic": 4}})", "/node/nic", "the unknown key \"nic\"",
