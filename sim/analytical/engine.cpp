@@ -597,6 +597,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   find_pair_saves(program);
   find_waits(program);
   for (std::size_t i = 0; i < classes.size(); ++i) carry_backlogs(program, i);
+  spare_pairs_backlogs(program);
   slow_behind_last(program);
   slow_hops(program);
   for (std::size_t i = 0; i < classes.size(); ++i) {
@@ -623,7 +624,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
 }
 
 // Finds what two slots save as a pair. Both are clocked without a backlog: what earlier slots have left slows a pair by
-// as much as it slows the two one after the other.
+// as much as it slows the two one after the other. spare_pairs_backlogs() corrects pairs that take longer.
 void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
   pair_saves.clear();
   if (!program.schedule.pairs) return;
@@ -651,6 +652,19 @@ void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
     clock.run(line, kUsual, kernels.overlap_slowdown, false, pair, true, {});
     pair_saves[at] = of(BlockKind::forward).seconds + of(BlockKind::backward).seconds - pair.seconds;
     for (const BlockKind kind : {BlockKind::forward, BlockKind::backward}) add(pair.accounts, of(kind).accounts, -1);
+  }
+}
+
+// A pair can take longer than its halves do alone, because one half's gathers share the fabric with what the other half
+// leaves there. Slots that carry backlogs are slowed by the same work, which is counted once.
+void AnalyticalEngine::Rep::spare_pairs_backlogs(const Program& program) {
+  for (std::size_t at = 0; at < pair_saves.size(); ++at) {
+    if (pair_saves[at] >= 0 || !classes[row(program, at).stage_class].carries) continue;
+    const auto& l = lines[at];
+    const double carried = l[index(BlockKind::forward)].usual.seconds + l[index(BlockKind::backward)].usual.seconds;
+    const double saves = std::clamp(carried - pair_lines[at].seconds, pair_saves[at], 0.0);
+    for (double& seconds_of_account : pair_lines[at].accounts) seconds_of_account *= saves / pair_saves[at];
+    pair_saves[at] = saves;
   }
 }
 

@@ -140,6 +140,7 @@ struct AnalyticalEngine::Rep {
   void clock_lines(const Program& program);
   void clock_slots(const Program& program);
   void find_pair_saves(const Program& program);
+  void spare_pairs_backlogs(const Program& program);
   void account_pairs(const Program& program);
   void walk_pipeline(const Program& program);
   void sum_over_stages(const Program& program);

@@ -746,6 +746,14 @@ std::int64_t elements_held_between_layers(const Program& program) {
   return most;
 }
 
+// Where the head is in another chunk of the embedding's stage, micro-batches in flight are between the two. All of them
+// use one gathered copy of the table.
+bool lends_to_another_chunk(const Program& program, const Piece& piece) {
+  return program.stages.front().size() > 1 && std::ranges::any_of(piece.tensors, [](const Tensor& tensor) {
+           return tensor.lent && tensor.category == Category::parameter;
+         });
+}
+
 }  // namespace
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
@@ -753,7 +761,8 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   Sharding experts = expert_sharding_of(scenario, plan, program);
   if (sharding.ranks.empty() && experts.ranks.empty()) return;
   sharding.stays_gathered =
-      !is_layer(piece) && sharding.over.secondary.empty() && framework::keeps_ends_gathered(scenario.plan);
+      !is_layer(piece) && sharding.over.secondary.empty() &&
+      (framework::keeps_ends_gathered(scenario.plan) || lends_to_another_chunk(program, piece));
   sharding.fp8_gathers = sharding.fp8_gathers && is_layer(piece);
   if (const framework::GatherLimits limits = framework::gather_limits(scenario.plan);
       !sharding.over.weights.empty() && exceeds(limits, piece)) {

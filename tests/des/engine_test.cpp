@@ -49,6 +49,10 @@ Scenario bundled(const std::string& name) {
   return read_scenario(load_scenario_document(name, {}, source), source);
 }
 
+// Relative: how much longer events take where documents are on ranks of their own. Without contention both engines take
+// the same time. Ranks that wait for each other's messages make the difference, which the closed form does not know.
+constexpr double kDocumentsApart = 0.055;
+
 TEST(Agreement, EveryBundledScenarioWithoutPerturbations) {
   int compared = 0;
   for (const BundledScenario& b : bundled_scenarios()) {
@@ -60,9 +64,11 @@ TEST(Agreement, EveryBundledScenarioWithoutPerturbations) {
     const Report analytical = simulate(s), des = simulate_des(s);
     // Transfers between stages meet tokens on the way to experts at NICs, slot by slot: only event by event.
     // Where routing is unequal, or documents are on ranks of their own, ranks that wait for each other layer by layer,
-    // whose busiest is not always the same, too.
+    // whose busiest is not always the same, too. The less attention there is beside the messages of documents, the more
+    // of these waits a step shows.
     const bool documents_apart = context_parallel::has_layers_of_type(s, zeppelin::kTypes);
-    const double near = s.workload.routes_unequally() || documents_apart      ? 0.04
+    const double near = documents_apart                                       ? kDocumentsApart
+                        : s.workload.routes_unequally()                       ? 0.04
                         : s.model.has_experts() && s.plan.pipeline.degree > 1 ? 0.025
                                                                               : 0.02;
     EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, near) << b.name;
@@ -94,10 +100,22 @@ TEST(Agreement, OfDocumentsOnRanksOfTheirOwn) {
             s.plan.zeppelin.remapping = remapping;
             // Where ranks have unequal numbers of tokens, others wait for one in forward and for another in backward.
             const bool equal = remapping && rule == zeppelin::PartitionRule::zones;
-            EXPECT_NEAR(simulate_des(s).step_seconds / simulate(s).step_seconds, 1, equal ? 0.04 : 0.15)
+            EXPECT_NEAR(simulate_des(s).step_seconds / simulate(s).step_seconds, 1, equal ? kDocumentsApart : 0.15)
                 << nodes << " " << documents << " " << seed << " " << static_cast<int>(rule) << " " << remapping;
           }
       }
+}
+
+// Where gathers of one half of a pair meet what the other half has left on the fabric, both engines count it once.
+TEST(Agreement, OfPairsWhoseHalvesMeetOnTheFabric) {
+  Scenario s = read_scenario(nlohmann::json::parse(R"({"model": "olmoe-1b-7b", "cluster": {"node": "h100-nvl-4",
+      "nodes": 4}, "workload": {"sequence_length": 2048, "global_batch_size": 64}, "plan": {"micro_batch_size": 1,
+      "zero_stage": 3, "overlap_grad_reduce": true, "expert_parallel": 2}})"),
+                             ScenarioSource{});
+  const double apart = simulate(s).step_seconds;
+  s.plan.expert.overlap_pairs = true;
+  EXPECT_NEAR(simulate(s).step_seconds / apart, 1, 0.08);
+  EXPECT_NEAR(simulate_des(s).step_seconds / simulate(s).step_seconds, 1, 0.08);
 }
 
 struct Variant {

@@ -403,6 +403,21 @@ TEST(StateMemory, OfFsdpHasCastShardsAndARootUnit) {
   EXPECT_GE(whole, 2u);
 }
 
+// A V puts embedding and head into two chunks of a stage. Micro-batches between the two share one gathered table.
+TEST(StateMemory, OfATableThatTwoChunksGatherIsOneCopy) {
+  Scenario s = scenario_of("llama-3.2-1b", "dgx-h100", 1);
+  s.workload = {1024, 0, 64};
+  s.plan.data.zero_stage = 3;
+  s.plan.pipeline.degree = 2;
+  s.plan.pipeline.schedule = pipeline_parallel::ScheduleKind::zb_v;
+  Program p;
+  lower(s, p);
+  const Piece& embedding = piece_named(p, "embedding");
+  EXPECT_EQ(piece_memory(embedding, 1).saved.of(Place::device, Category::parameter), 0);
+  const double table = 2.0 * static_cast<double>(s.model.hidden * s.model.vocab);
+  EXPECT_GE(piece_memory(embedding, 1).resident.of(Place::device, Category::parameter), table);
+}
+
 // Bytes a logit at the fullest instant of the loss: the logits of 16 bits, their log-softmax and both gradients in fp32;
 // logits and gradient in fp32; both as they are.
 TEST(ActivationMemory, OfLosses) {
