@@ -97,8 +97,9 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
   const std::span<const Tensor> tensors = code.piece->tensors;
   const auto issue_of = [&](const Op& op) {
     const Tensor* const rows = rows_of_experts(op, tensors);
-    if ((runtime.cuda_graphs && (rows == nullptr || !runtime.graphs_leave_experts)) || runs_beside_device(op.stream))
-      return 0.0;
+    const bool in_graph =
+        runtime.cuda_graphs && !is_of_update(kind) && (rows == nullptr || !runtime.graphs_leave_experts);
+    if (in_graph || runs_beside_device(op.stream)) return 0.0;
     if (is_communication(op.kind)) return runtime.host_seconds_per_collective;
     if (is_of_update(kind)) return runtime.host_seconds_per_update_op;
     const bool each = rows != nullptr && runtime.launches_each_expert && op.group_dims > 0;
@@ -188,7 +189,9 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     felt_on(cost.on_neighbours, FabricLevel::neighbours);
   }
   cut_before(code.ops.size());
-  if (runtime.cuda_graphs && !code.nodes.empty()) code.graph_host_seconds = runtime.host_seconds_per_op;
+  // Stacks capture forwards and backwards. The optimizer's few kernels are issued as without graphs.
+  if (runtime.cuda_graphs && !is_of_update(kind) && !code.nodes.empty())
+    code.graph_host_seconds = runtime.host_seconds_per_op;
 }
 
 void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileContext& context, BlockCode& code) {
