@@ -625,7 +625,7 @@ const Layout kLayouts[] = {
     {"Zero3Fp8", R"({"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 3, "precision": "fp8"})"},
     {"Zero3Fp8Kept", R"({"data_parallel": 2, "zero_stage": 3, "reshard_after_forward": false, "precision": "fp8"})"},
 
-    {"Pipeline2", R"({"pipeline_parallel": 2})"},
+    {"Pipeline2", R"({"pipeline_parallel": 2, "pipeline_outputs": "freed", "gradient_dtype": "fp32"})"},
     {"Pipeline4Untied", R"({"pipeline_parallel": 4})", R"({"tied_embeddings": false})"},
     {"Pipeline4Gpipe", R"({"pipeline_parallel": 4, "pipeline_schedule": "gpipe"})"},
     {"PipelineInterleaved", R"({"pipeline_parallel": 2, "virtual_pipeline": 2})"},
@@ -636,7 +636,7 @@ const Layout kLayouts[] = {
      R"({"pipeline_parallel": 2, "pipeline_schedule": "dualpipev", "data_parallel": 2, "expert_parallel": 2,
          "overlap_moe_expert_parallel_comm": true})",
      kSwitch},
-    {"PipelineUneven", R"({"pipeline_parallel": 2, "pipeline_stage_layers": [1, 3]})"},
+    {"PipelineUneven", R"({"pipeline_parallel": 2, "pipeline_stage_layers": [1, 3], "pipeline_outputs": "kept"})"},
     {"PipelineTiedZero2", R"({"pipeline_parallel": 2, "data_parallel": 4, "zero_stage": 2})"},
 
     {"RecomputeFull", R"({"recompute": "full"})", kDropout},
@@ -2188,6 +2188,8 @@ TEST(Layouts, HoldWhatIsPredicted) {
     Program program = *prepared.program;
     program.runtime.granularity = 0.0;
     program.runtime.placeholder_gradients = false;
+    program.runtime.reduction_buffer_bytes = 0;  // a stack's own buffers, which no run allocates
+    program.runtime.copies_gradients_for_update = false;
     AnalyticalEngine engine(prepared.scenario.cluster, *prepared.kernels, *prepared.collectives);
     Report report;
     engine.evaluate(program, Dtype::fp32, {}, report);
