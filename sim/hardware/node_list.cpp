@@ -403,7 +403,7 @@ class NodeList {
     for (const Number& front : name.places.back())
       for (const Number& back : numbers) {
         if (front.width + back.width > kMostDigits) too_large(front.text() + back.text());
-        Number& number = whole.emplace_back(front.value, front.width + back.width);
+        Number& number = whole.emplace_back(Number{front.value, front.width + back.width});
         for (std::size_t d = 0; d < back.width; ++d) number.value *= 10;
         number.value += back.value;
       }
