@@ -15,7 +15,7 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
-#include "traces/words.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {

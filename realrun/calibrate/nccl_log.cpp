@@ -18,7 +18,7 @@
 #include "sim/base/error.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "traces/words.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {
@@ -62,17 +62,6 @@ const Kind* kind_in(std::string_view text) {
   return found;
 }
 
-std::vector<std::string> words_of(std::string_view line) {
-  constexpr std::string_view kBlanks = " \t\v\f\r\n";
-  std::vector<std::string> words;
-  for (std::size_t at = 0; (at = line.find_first_not_of(kBlanks, at)) != std::string_view::npos;) {
-    const std::size_t end = std::min(line.find_first_of(kBlanks, at), line.size());
-    words.emplace_back(line.substr(at, end - at));
-    at = end;
-  }
-  return words;
-}
-
 std::optional<double> number(std::string_view word) {
   double value = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
@@ -81,10 +70,8 @@ std::optional<double> number(std::string_view word) {
 }
 
 std::optional<std::int64_t> integer(std::string_view word) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (error != std::errc() || end != word.data() + word.size() || value < 0) return std::nullopt;
-  return value;
+  const std::optional<std::int64_t> value = number_of(word);
+  return value && *value >= 0 ? value : std::nullopt;
 }
 
 // An entry in a log's list of ranks: "#  Rank  0 Group  0 Pid  10563 on host-1 device  0 [0x07] NVIDIA A100-SXM4-40GB".
@@ -211,15 +198,8 @@ void name_curve(const Kind& kind, const std::string& file, CollectiveCurve& curv
 
 // Returns a line without colours, and without the carriage return with which other systems end it.
 std::string plain(std::string_view line) {
-  std::string text;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (line[i] == '\x1b' && i + 1 < line.size() && line[i + 1] == '[') {
-      i += 2;
-      while (i < line.size() && (line[i] < '@' || line[i] > '~')) ++i;
-    } else if (line[i] != '\r') {
-      text += line[i];
-    }
-  }
+  std::string text = without_escapes(line);
+  std::erase(text, '\r');
   return text;
 }
 

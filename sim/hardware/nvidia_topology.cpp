@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "sim/base/words.h"
 #include "sim/hardware/node_topology.h"
 
 namespace orrery {
@@ -14,27 +15,6 @@ namespace {
 
 using NvidiaPath = NodeTopology::Path;
 using Words = std::vector<std::string>;
-
-// nvidia-smi underlines its header with escape sequences when it writes to a terminal.
-std::string without_escapes(std::string_view line) {
-  std::string result;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (line[i] == '\x1b' && i + 1 < line.size() && line[i + 1] == '[') {
-      i += 2;
-      while (i < line.size() && std::isalpha(static_cast<unsigned char>(line[i])) == 0) ++i;
-      continue;
-    }
-    result += line[i];
-  }
-  return result;
-}
-
-std::optional<std::int64_t> number_of(std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || text.empty()) return std::nullopt;
-  return value;
-}
 
 bool is_gpu(const std::string& word) { return word.starts_with("GPU") && number_of(word.substr(3)).has_value(); }
 
@@ -211,16 +191,7 @@ class NvidiaParser {
 }  // namespace
 
 std::vector<std::string> topology_words(std::string_view line) {
-  std::vector<std::string> words;
-  std::string word;
-  for (const char c : without_escapes(line) + ' ') {
-    if (std::isspace(static_cast<unsigned char>(c)) == 0) {
-      word += c;
-    } else if (!word.empty()) {
-      words.push_back(std::exchange(word, {}));
-    }
-  }
-  return words;
+  return words_of(without_escapes(line));  // nvidia-smi underlines its header on a terminal
 }
 
 NodeTopology parse_nvidia_topology(std::string_view text, const std::string& file) {

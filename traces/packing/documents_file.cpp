@@ -19,7 +19,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/one_line.h"
-#include "traces/words.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {

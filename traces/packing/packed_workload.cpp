@@ -15,11 +15,11 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
+#include "sim/base/words.h"
 #include "traces/packing/document_generator.h"
 #include "traces/packing/documents_file.h"
 #include "traces/packing/packing.h"
 #include "traces/random_bits.h"
-#include "traces/words.h"
 
 namespace orrery {
 namespace {

@@ -1,9 +1,10 @@
-// Numbers and what lies between separators, of lines that traces are written in.
+// Lines, words and numbers of the texts that are read.
 #pragma once
 
 #include <charconv>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -30,6 +31,32 @@ inline std::optional<std::string_view> next_line(std::string_view& text) {
   text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
   if (line.ends_with('\r')) line.remove_suffix(1);
   return line;
+}
+
+// The parts between blanks; none of them is empty.
+inline std::vector<std::string> words_of(std::string_view line) {
+  constexpr std::string_view kBlanks = " \t\v\f\r\n";
+  std::vector<std::string> words;
+  for (std::size_t at = 0; (at = line.find_first_not_of(kBlanks, at)) != std::string_view::npos;) {
+    const std::size_t end = line.find_first_of(kBlanks, at);
+    words.emplace_back(line.substr(at, end - at));
+    at = end == std::string_view::npos ? line.size() : end;
+  }
+  return words;
+}
+
+// The line without the escape sequences by which programs colour and underline on a terminal.
+inline std::string without_escapes(std::string_view line) {
+  std::string text;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '\x1b' && i + 1 < line.size() && line[i + 1] == '[') {
+      i += 2;
+      while (i < line.size() && (line[i] < '@' || line[i] > '~')) ++i;
+    } else {
+      text += line[i];
+    }
+  }
+  return text;
 }
 
 // All of the text, decimal; nothing where it is no such number or does not fit.
