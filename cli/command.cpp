@@ -36,7 +36,7 @@ std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
   return {};
 }
 
-// What a required argument that is left out can be, where only some words will do.
+// The words that a required argument may be, where it is left out and only some words will do.
 std::string words_of_missing(const CLI::App& app, const ValueDescriptions& values) {
   const CLI::App* command = &app;
   for (const CLI::App* used : app.get_subcommands()) command = used;

@@ -165,7 +165,7 @@ double LineClock::overlap_seconds(double start, double seconds) {
     const SharedFabric::Stretch busy = fabric_.busy(start, start + seconds * (1 + slowdown_));
     from = std::min(from, busy.from);
     until = std::max(until, busy.until);
-    // What the line found on the streams ends some time, beyond what this kernel sees of it.
+    // The backlog that the line found on the streams ends at some time, which may lie behind this kernel.
     if (Record && found_work_)
       for (const std::size_t s : kStreamsOfFabric) slacks_.push_back(std::abs(fabric_.end(s) - start));
   } else {

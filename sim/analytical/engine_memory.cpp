@@ -106,7 +106,7 @@ PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::s
   const Chunk &forward = row(program, forward_row).chunk, &backward = row(program, backward_row).chunk;
   const ChunkMemory &f = memory[forward_row], &b = memory[backward_row];
   const LentGradients lent = lent_gradients(backward);
-  // What the forward has saved before its current instance, and what the backward has not freed yet.
+  // Bytes that the forward has saved before its current instance, and bytes that the backward has not freed yet.
   PlacedBytes saved = f.side, left = b.saved;
   Fullest fullest;
   std::size_t i = 0, j = backward.runs.size();  // runs; the backward's is j - 1
@@ -120,7 +120,7 @@ PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::s
     const std::int64_t n = !has_forward    ? of_backward
                            : !has_backward ? of_forward
                                            : std::min(of_forward, of_backward);
-    // What is held changes by the same bytes with each of these instances, so the first or the last is the fullest.
+    // The bytes held change by the same amount with each of these instances, so the first or the last is the fullest.
     for (const std::int64_t k : {std::int64_t{0}, n - 1}) {
       PlacedBytes held = sum(saved, left);
       if (p != nullptr) held = sum(sum(held, p->saved, static_cast<double>(k + 1)), p->forward_transient);

@@ -146,7 +146,7 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
     const Added adds = speaks ? added(chunk) : Added{};
     const bool always = speaks && issues_ahead(chunk);
     if (speaks) gathers_alone[own] = adds.ahead && !always && !program.schedule.pairs;
-    // What a chunk gathers in its first forward alone is issued with the first forward of the chunk before.
+    // A chunk issues the gathers of its first forward alone with the first forward of the chunk before.
     const bool with_before = before != nullptr && gathers_alone[own] != 0;
     here.issued = receives ? free : turn;
     const double begin = with_before ? std::max(before->issued, before->gathered) : here.issued;
@@ -175,7 +175,7 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
     }
     here.first = turn + l.first.seconds;
     if (!receives && !with_before) here.gathered = here.first;
-    // What the next chunk gathers meanwhile slows the kernels.
+    // The next chunk's gathers run meanwhile and slow the kernels.
     if (speaks && !only && place % chunks + 1 < chunks && gathers_alone[own] != 0) {
       const double from = std::max(here.issued, here.gathered), next = gathered_in(lines[own + 1][kForward]);
       const double beside = std::min(from + next, here.first) - std::max(from, turn);

@@ -183,7 +183,7 @@ class SimgridRun {
   class LineIssue;
   struct IssuedLine;
   std::unique_ptr<IssuedLine> new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when);
-  // What the chunk gathers in its first forward alone, now.
+  // Issues now what the chunk gathers in its first forward alone.
   std::unique_ptr<IssuedLine> issue_chunk_ahead(ClassRun& c, std::uint16_t chunk);
   Task<> run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run);
   Task<> perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host);
