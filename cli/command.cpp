@@ -104,10 +104,10 @@ CLI::Option* add_number(CLI::App& app, const char* names, Value& value, const ch
   return app.add_option(names, value, description)->transform(number_that<Number>(any, expected));
 }
 
-// The words before this one of those that call the command.
-std::string words_of(const CLI::App& app) {
+// The names of the commands from the program down to this one, separated by spaces.
+std::string command_path(const CLI::App& app) {
   if (app.get_parent() == nullptr) return {};
-  const std::string before = words_of(*app.get_parent());
+  const std::string before = command_path(*app.get_parent());
   return before.empty() ? app.get_name() : before + " " + app.get_name();
 }
 
@@ -133,7 +133,7 @@ OptionDescription described(const CLI::Option& option, const ValueDescriptions& 
 
 CommandDescription described(const CLI::App& app, const ValueDescriptions& values) {
   CommandDescription description;
-  description.name = words_of(app);
+  description.name = command_path(app);
   description.text = app.get_description();
   description.footer = app.get_footer();
   description.needs_subcommand = app.get_require_subcommand_min() > 0;
