@@ -12,9 +12,6 @@
 
 #include "cli/command.h"
 #include "cli/output.h"
-#include "sim/answers/inputs.h"
-#include "sim/answers/results.h"
-#include "sim/answers/scenario_argument.h"
 #include "sim/base/argument.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
@@ -24,6 +21,9 @@
 #include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
+#include "study/answers/inputs.h"
+#include "study/answers/results.h"
+#include "study/answers/scenario_argument.h"
 
 namespace orrery {
 namespace {

@@ -16,10 +16,10 @@
 #include "realrun/bench/history.h"
 #include "realrun/bench/run_file.h"
 #include "realrun/bench/suite.h"
-#include "sim/answers/build_commit.h"
 #include "sim/base/argument.h"
 #include "sim/base/error.h"
 #include "sim/report/format.h"
+#include "study/answers/build_commit.h"
 
 namespace orrery {
 namespace {

@@ -16,7 +16,6 @@
 #include "cli/names.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "sim/answers/inputs.h"
 #include "sim/base/argument.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
@@ -25,8 +24,9 @@
 #include "sim/hardware/preset_catalog.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/report/format.h"
-#include "sim/simulation/collective_prediction.h"
-#include "sim/validation/measured_collectives.h"
+#include "study/answers/inputs.h"
+#include "study/simulation/collective_prediction.h"
+#include "study/validation/measured_collectives.h"
 
 namespace orrery {
 namespace {
@@ -192,7 +192,8 @@ Prediction predict(const CollectiveArguments& arguments) {
                                    p.des.most_works));
     constexpr double kLong = 2, kGiga = 1e-9;  // seconds that are worth a word
     if (const double seconds = works * kFlowSeconds; seconds > kLong)
-      fmt::print(stderr, "orrery: about {:.2g} flows of {} ranks to lay over links, at {} size{}: some {:.0f} s, {:.1f} GB\n",
+      fmt::print(stderr,
+                 "orrery: about {:.2g} flows of {} ranks to lay over links, at {} size{}: some {:.0f} s, {:.1f} GB\n",
                  works, p.ranks, sizes.size(), sizes.size() == 1 ? "" : "s", seconds,
                  works / static_cast<double>(sizes.size()) * kFlowBytes * kGiga);
   }

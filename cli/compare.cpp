@@ -15,8 +15,6 @@
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/title.h"
-#include "sim/answers/comparison.h"
-#include "sim/answers/inputs.h"
 #include "sim/base/argument.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
@@ -26,8 +24,10 @@
 #include "sim/report/json.h"
 #include "sim/report/read_json.h"
 #include "sim/report/table.h"
-#include "sim/simulation/simulation.h"
-#include "sim/sweep/comparison.h"
+#include "study/answers/comparison.h"
+#include "study/answers/inputs.h"
+#include "study/simulation/simulation.h"
+#include "study/sweep/comparison.h"
 
 namespace orrery {
 namespace {

@@ -26,11 +26,11 @@
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
-#include "sim/simulation/memo_alpha.h"
-#include "sim/simulation/pipeline_degree.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/precision/precision.h"
 #include "strategies/zeppelin/zeppelin.h"
+#include "study/simulation/memo_alpha.h"
+#include "study/simulation/pipeline_degree.h"
 
 namespace orrery {
 namespace {
@@ -592,8 +592,8 @@ std::string explain_interval(const Simulation& simulation) {
   const Report& report = simulation.report;
   const bool seen = step_calibration().device_slowdown.contains(device.name);
   const std::optional<StepInterval> found =
-      step_interval(stack_of(scenario),
-                    curve_origin(device, *simulation.kernels, precision::peak_dtype(scenario)), report.devices, seen);
+      step_interval(stack_of(scenario), curve_origin(device, *simulation.kernels, precision::peak_dtype(scenario)),
+                    report.devices, seen);
   if (!found) return "interval: none is stated, no step of this training stack was published\n";
   if (!report.expected)
     return "interval: none is stated of this engine's step, only of the analytical engine's (--engine analytical)\n";

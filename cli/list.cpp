@@ -5,10 +5,10 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
-#include "sim/answers/listing.h"
 #include "sim/base/error.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/format.h"
+#include "study/answers/listing.h"
 
 namespace orrery {
 namespace {

@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "sim/validation/measured_collectives.h"
+#include "study/validation/measured_collectives.h"
 
 namespace orrery {
 

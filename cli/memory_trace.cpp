@@ -13,7 +13,7 @@
 #include "sim/memory/bi_level_plan.h"
 #include "sim/memory/memory_snapshot.h"
 #include "sim/report/format.h"
-#include "sim/simulation/allocator.h"
+#include "study/simulation/allocator.h"
 
 namespace orrery {
 std::string allocator_text(const Simulation& simulation) {

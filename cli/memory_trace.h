@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "sim/simulation/simulation.h"
+#include "study/simulation/simulation.h"
 
 namespace orrery {
 

@@ -10,9 +10,9 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "realrun/cuda/nccl_communicator.h"
-#include "sim/answers/build_commit.h"
 #include "sim/base/error.h"
-#include "sim/sweep/mpi/ranks.h"
+#include "study/answers/build_commit.h"
+#include "study/sweep/mpi/ranks.h"
 
 namespace orrery {
 namespace {

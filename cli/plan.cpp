@@ -10,11 +10,11 @@
 #include "cli/names.h"
 #include "cli/output.h"
 #include "cli/title.h"
-#include "sim/answers/plan_answer.h"
 #include "sim/base/json_writer.h"
-#include "sim/capacity/published_runs.h"
-#include "sim/capacity/tables.h"
 #include "sim/report/format.h"
+#include "study/answers/plan_answer.h"
+#include "study/capacity/published_runs.h"
+#include "study/capacity/tables.h"
 
 namespace orrery {
 namespace {
@@ -73,8 +73,8 @@ void plan(PlanArguments& arguments) {
   const PlanAnswer answered = [&] {
     ProgressLine progress;
     arguments.request.searching = [&](const Scenario& scenario) {
-      progress.show(fmt::format("searching plans for {} devices: {}", scenario.cluster.devices(),
-                                scenario.cluster.device.name));
+      progress.show(
+          fmt::format("searching plans for {} devices: {}", scenario.cluster.devices(), scenario.cluster.device.name));
     };
     return answer_plan(arguments.plan, arguments.request);
   }();
@@ -114,8 +114,9 @@ void add_plan(Command app) {
   command.add_flag(
       "--worst", request.worst,
       "Hold candidates to deadline and budget by the slow end of the step's interval, not by what is expected");
-  command.add_flag("--search", request.search,
-                   "Search the fastest plan that surely fits for each size of each candidate, in place of its own plan");
+  command.add_flag(
+      "--search", request.search,
+      "Search the fastest plan that surely fits for each size of each candidate, in place of its own plan");
   command.add_option("--fix", request.fixed, "--search: a field of candidates' plans that stays")
       .one_value_each()
       .type_name("KEY");

@@ -17,13 +17,10 @@
 #include "realrun/executor.h"
 #include "realrun/measured_report.h"
 #include "realrun/mpi/launch.h"
-#include "sim/answers/inputs.h"
 #include "sim/base/error.h"
 #include "sim/base/json_writer.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/memory/memory.h"
-#include "sim/prediction/planning_notes.h"
-#include "sim/prediction/prediction.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
@@ -34,6 +31,9 @@
 #include "strategies/precision/precision.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"
+#include "study/answers/inputs.h"
+#include "study/prediction/planning_notes.h"
+#include "study/prediction/prediction.h"
 
 namespace orrery {
 namespace {

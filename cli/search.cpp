@@ -11,13 +11,13 @@
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/title.h"
-#include "sim/answers/search_answer.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
-#include "sim/search/plan_field.h"
 #include "strategies/strategy.h"
+#include "study/answers/search_answer.h"
+#include "study/search/plan_field.h"
 
 namespace orrery {
 namespace {
@@ -100,7 +100,8 @@ std::string plans_table(const Space& space, const std::vector<ShownPlan>& plans,
                          text_of(chosen_value(axis, plans.front().scenario)));
   }
   if (!alike.empty()) text += fmt::format("  all: {}\n", alike);
-  if (!space.base().plan.layers.empty()) text += "  of all but the ranges of layers that the scenario gives plans of their own\n";
+  if (!space.base().plan.layers.empty())
+    text += "  of all but the ranges of layers that the scenario gives plans of their own\n";
   return text;
 }
 
@@ -149,8 +150,8 @@ std::vector<ShortMemory> short_memories(const SearchAnswer& a, bool safe) {
     memories.push_back({host.node_bytes, host.capacity_bytes, kHostHigh * host.node_bytes,
                         "of the host memory of the fullest node", "host memory a node"});
   if (!storage.fits())
-    memories.push_back(
-        {storage.node_bytes, storage.capacity_bytes, storage.node_bytes, "of the storage of the fullest node", "storage a node"});
+    memories.push_back({storage.node_bytes, storage.capacity_bytes, storage.node_bytes,
+                        "of the storage of the fullest node", "storage a node"});
   return memories;
 }
 
@@ -186,7 +187,8 @@ std::string nothing_text(const SearchAnswer& a, bool safe) {
 
 std::string remedies_text(const SearchAnswer& a, bool safe) {
   std::string text;
-  if (!a.remedies.empty() || a.leanest) text += fmt::format("What fits (searched in {}):\n", seconds_text(a.remedy_seconds));
+  if (!a.remedies.empty() || a.leanest)
+    text += fmt::format("What fits (searched in {}):\n", seconds_text(a.remedy_seconds));
   for (const Remedy& remedy : a.remedies)
     text += fmt::format("  with {}: {} a step, {}\n", remedy.what, seconds_text(remedy.plan.step_seconds),
                         bytes_text(remedy.plan.memory_peak_bytes));
@@ -305,8 +307,7 @@ void search_command(const SearchArguments& arguments) {
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(search_json(a, request, arguments.label), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return answer_csv(a); });
-  if (!arguments.best.empty() && !a.best.empty())
-    outputs.add(arguments.best, json_text(fastest_json(a), 2) + "\n");
+  if (!arguments.best.empty() && !a.best.empty()) outputs.add(arguments.best, json_text(fastest_json(a), 2) + "\n");
   if (!outputs.on_standard_output()) {
     std::string text;
     if (a.best.empty()) {  // the rest is said already
@@ -321,8 +322,10 @@ void search_command(const SearchArguments& arguments) {
       if (memory_verdict(first) == MemoryVerdict::tight)
         text += "The first is tight: it may not fit after all; --safe asks for plans that surely do\n\n";
       const std::string_view undisturbed = a.base.perturbations.empty() ? "" : " without the scenario's perturbations";
-      text += des ? fmt::format("The fastest in closed form{}, ordered by their times in discrete events; figures "
-                                "behind \"by events\" are those of events, but for memory\n", undisturbed)
+      text += des ? fmt::format(
+                        "The fastest in closed form{}, ordered by their times in discrete events; figures "
+                        "behind \"by events\" are those of events, but for memory\n",
+                        undisturbed)
                   : "The fastest\n";
       text += plans_table(a.space, a.best, des);
       if (a.front.size() > 1)

@@ -9,11 +9,11 @@
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/show_links.h"
-#include "sim/answers/shown.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/hardware/cluster.h"
 #include "sim/report/format.h"
+#include "study/answers/shown.h"
 
 namespace orrery {
 namespace {

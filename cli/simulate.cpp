@@ -17,9 +17,6 @@
 #include "cli/output.h"
 #include "cli/title.h"
 #include "cli/training.h"
-#include "sim/answers/inputs.h"
-#include "sim/answers/results.h"
-#include "sim/answers/scenario_argument.h"
 #include "sim/base/json_writer.h"
 #include "sim/program/check.h"
 #include "sim/report/csv.h"
@@ -29,8 +26,11 @@
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
-#include "sim/simulation/simulation.h"
-#include "sim/validation/predicted_points.h"
+#include "study/answers/inputs.h"
+#include "study/answers/results.h"
+#include "study/answers/scenario_argument.h"
+#include "study/simulation/simulation.h"
+#include "study/validation/predicted_points.h"
 
 namespace orrery {
 namespace {

@@ -11,12 +11,12 @@
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/output.h"
-#include "sim/answers/sweep_answer.h"
 #include "sim/base/argument.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/des/engine.h"
 #include "sim/report/format.h"
+#include "study/answers/sweep_answer.h"
 
 namespace orrery {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "cli/output.h"
 #include "cli/title.h"
-#include "sim/answers/inputs.h"
 #include "sim/base/json_writer.h"
-#include "sim/training/training_report.h"
+#include "study/answers/inputs.h"
+#include "study/training/training_report.h"
 
 namespace orrery {
 

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "sim/answers/results.h"
-#include "sim/answers/training_answer.h"
+#include "study/answers/results.h"
+#include "study/answers/training_answer.h"
 
 namespace orrery {
 

@@ -10,16 +10,16 @@
 #include "cli/commands.h"
 #include "cli/names.h"
 #include "cli/output.h"
-#include "sim/answers/points.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
-#include "sim/validation/baseline.h"
-#include "sim/validation/figures.h"
-#include "sim/validation/fit.h"
-#include "sim/validation/page.h"
-#include "sim/validation/tables.h"
 #include "strategies/strategy.h"
+#include "study/answers/points.h"
+#include "study/validation/baseline.h"
+#include "study/validation/figures.h"
+#include "study/validation/fit.h"
+#include "study/validation/page.h"
+#include "study/validation/tables.h"
 
 namespace orrery {
 namespace {

@@ -1,5 +1,5 @@
 // What changes from step to step of a training. A strategy that changes something makes a controller
-// (Strategy::control); sim/training asks it step by step, and predicts a step anew where its state is a new one.
+// (Strategy::control); study/training asks it step by step, and predicts a step anew where its state is a new one.
 #pragma once
 
 #include <cstdint>

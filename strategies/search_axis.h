@@ -1,4 +1,4 @@
-// Fields that a search turns (sim/search): each strategy declares its own.
+// Fields that a search turns (study/search): each strategy declares its own.
 #pragma once
 
 #include <cstdint>

@@ -14,23 +14,23 @@
 #include <string>
 #include <vector>
 
-#include "sim/answers/build_commit.h"
-#include "sim/answers/comparison.h"
-#include "sim/answers/engine_choice.h"
-#include "sim/answers/listing.h"
-#include "sim/answers/plan_answer.h"
-#include "sim/answers/points.h"
-#include "sim/answers/program_json.h"
-#include "sim/answers/results.h"
-#include "sim/answers/scenario_argument.h"
-#include "sim/answers/search_answer.h"
-#include "sim/answers/shown.h"
-#include "sim/answers/sweep_answer.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/read_json.h"
-#include "sim/sweep/comparison.h"
-#include "sim/validation/tables.h"
+#include "study/answers/build_commit.h"
+#include "study/answers/comparison.h"
+#include "study/answers/engine_choice.h"
+#include "study/answers/listing.h"
+#include "study/answers/plan_answer.h"
+#include "study/answers/points.h"
+#include "study/answers/program_json.h"
+#include "study/answers/results.h"
+#include "study/answers/scenario_argument.h"
+#include "study/answers/search_answer.h"
+#include "study/answers/shown.h"
+#include "study/answers/sweep_answer.h"
+#include "study/sweep/comparison.h"
+#include "study/validation/tables.h"
 
 namespace py = pybind11;
 

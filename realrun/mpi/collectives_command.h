@@ -7,13 +7,14 @@
 namespace orrery {
 
 struct CollectiveSweep {
-  std::string kind;  // of kCollectiveKinds (sim/simulation/collective_prediction.h): all_reduce, send_recv, ...
+  std::string kind;  // of kCollectiveKinds (study/simulation/collective_prediction.h): all_reduce, send_recv, ...
   std::string algorithm = "automatic";  // automatic: direct for all_to_all and send_recv, ring for all else
   double least_bytes = 65536, most_bytes = 16777216;
   std::int64_t step_factor = 4;
   std::string rows;  // of all_to_all: rows_of_text (sim/cost/exchange_skew.h) of a group's members; empty: equal parts
   std::int64_t groups = 1;  // rank r is in group r mod groups; all run at once
-  // Of a hierarchical send_recv: ranks r to r + ranks_per_node - 1 are a node, over whose ranks all that leaves it goes.
+  // Of a hierarchical send_recv: ranks r to r + ranks_per_node - 1 are a node, over whose ranks all that leaves it
+  // goes.
   std::int64_t ranks_per_node = 1;
   std::int64_t samples = 5;
   std::int64_t iterations = 0;  // of a sample, back to back; 0: as many as take sample_seconds

@@ -25,16 +25,17 @@ struct StackCalibration {
   double memory_bound_slowdown = 1;  // time of memory-bound kernels but the optimizer's, relative to their curves
 };
 
-// How many times as much as `other` the device may be slowed in a step and yet multiply and attend no more slowly: by how
-// much it is faster by kernels alone, at the least. REQUIRES: is_no_slower(device, other) (sim/hardware/device_order.h).
+// How many times as much as `other` the device may be slowed in a step and yet multiply and attend no more slowly: by
+// how much it is faster by kernels alone, at the least. REQUIRES: is_no_slower(device, other)
+// (sim/hardware/device_order.h).
 double allowed_slowdown(const Device& device, const Device& other);
 
 struct StepCalibration {
-  std::map<std::string, double> device_slowdown;   // of products and attention, relative to their curves
-  double other_devices_slowdown = 1;               // of a device that no step was measured on
-  double collective_slowdown = 1;                  // of all collectives, relative to their curves
-  // Host's time to issue a collective, an op of the update, and the product of one more expert where each is a kernel of
-  // its own (no less than that kernel's launch, Calibration::group_issue_seconds), in times of the stack's
+  std::map<std::string, double> device_slowdown;  // of products and attention, relative to their curves
+  double other_devices_slowdown = 1;              // of a device that no step was measured on
+  double collective_slowdown = 1;                 // of all collectives, relative to their curves
+  // Host's time to issue a collective, an op of the update, and the product of one more expert where each is a kernel
+  // of its own (no less than that kernel's launch, Calibration::group_issue_seconds), in times of the stack's
   // host_seconds_per_op.
   double collective_host_ops = 1, update_host_ops = 1, expert_host_ops = 1;
   std::map<std::string, StackCalibration> stacks;  // stacks without an entry are taken as they are
@@ -68,10 +69,10 @@ CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype
 std::string_view name_of(CurveOrigin origin);  // "own", ...: in steps.json
 
 // How far measured steps lie from their predictions when each source was predicted by a calibration that had not seen
-// it: |log(measured / predicted)| of four steps in five. sim/validation/intervals.h finds it.
+// it: |log(measured / predicted)| of four steps in five. study/validation/intervals.h finds it.
 struct StepIntervals {
   struct Stack {
-    double half_width = 0;           // of devices with curves of their own
+    double half_width = 0;  // of devices with curves of their own
     std::int64_t points = 0, sources = 0, most_devices = 0;
   };
   std::map<std::string, Stack> stacks;  // those that enough steps have been published of

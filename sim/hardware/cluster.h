@@ -130,7 +130,8 @@ struct Cluster {
   Node node;
   std::int64_t nodes = 1;
   Fabric fabric;
-  bool production = false;  // shared with other jobs, and kept as production clusters are (sim/prediction/production.h)
+  bool production =
+      false;  // shared with other jobs, and kept as production clusters are (study/prediction/production.h)
   NodePlacement placement;
 
   std::int64_t devices() const { return nodes * node.devices; }

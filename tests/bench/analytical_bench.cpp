@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "sim/analytical/engine.h"
-#include "sim/prediction/prediction.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
+#include "study/prediction/prediction.h"
 
 namespace orrery {
 namespace {

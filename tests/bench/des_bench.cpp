@@ -7,8 +7,8 @@
 #include "sim/des/child_process.h"
 #include "sim/des/engine.h"
 #include "sim/hardware/read_cluster.h"
-#include "sim/prediction/prediction.h"
 #include "strategies/read_scenario.h"
+#include "study/prediction/prediction.h"
 
 namespace orrery {
 namespace {
@@ -66,11 +66,10 @@ void Llama31_405B_Ranks(benchmark::State& state) {
   run_step(state, scenario_of("llama-3.1-405b", nodes, nodes, 16), {.routing = Routing::sprayed});
 }
 void Gpt3_175B_Timeline(benchmark::State& state) {
-  const nlohmann::json document{
-      {"model", "gpt3-175b"},
-      {"cluster", {{"node", "dgx-a100"}, {"nodes", 8}}},
-      {"workload", {{"sequence_length", 2048}, {"global_batch_size", 64}}},
-      {"plan", {{"tensor_parallel", 8}, {"pipeline_parallel", 8}, {"micro_batch_size", 1}}}};
+  const nlohmann::json document{{"model", "gpt3-175b"},
+                                {"cluster", {{"node", "dgx-a100"}, {"nodes", 8}}},
+                                {"workload", {{"sequence_length", 2048}, {"global_batch_size", 64}}},
+                                {"plan", {{"tensor_parallel", 8}, {"pipeline_parallel", 8}, {"micro_batch_size", 1}}}};
   run_step(state, document, {.timeline = true});
 }
 BENCHMARK(Llama3_70B_1024)->Unit(benchmark::kSecond);

@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "sim/search/search.h"
 #include "strategies/read_scenario.h"
+#include "study/search/search.h"
 
 namespace orrery {
 namespace {

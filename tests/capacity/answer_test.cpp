@@ -1,5 +1,5 @@
 // Do sensitivities, break-even prices and simulated histories say what they should?
-#include "sim/capacity/answer.h"
+#include "study/capacity/answer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "sim/capacity/tables.h"
 #include "sim/planning/checkpoint_interval.h"
+#include "study/capacity/tables.h"
 #include "tests/capacity/plans.h"
 
 namespace orrery {

@@ -1,5 +1,5 @@
 // Is the cheapest taken, the fastest, and what to give way where nothing meets all?
-#include "sim/capacity/choice.h"
+#include "study/capacity/choice.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

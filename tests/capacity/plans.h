@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "sim/capacity/capacity_plan.h"
+#include "study/capacity/capacity_plan.h"
 
 namespace orrery {
 

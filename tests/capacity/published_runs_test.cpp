@@ -1,5 +1,5 @@
 // How far are predictions of whole trainings from what their authors reported?
-#include "sim/capacity/published_runs.h"
+#include "study/capacity/published_runs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Are candidates what their scenarios become on so many devices, with the spares that pay?
-#include "sim/capacity/sized_candidate.h"
+#include "study/capacity/sized_candidate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "sim/capacity/searched_plans.h"
 #include "sim/report/memory_verdict.h"
+#include "study/capacity/searched_plans.h"
 #include "tests/capacity/plans.h"
 
 namespace orrery {

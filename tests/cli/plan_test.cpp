@@ -75,7 +75,7 @@ TEST(Plan, WritesDataAndAPicture) {
   ASSERT_EQ(result.code, 0) << result.err;
   const json data = json::parse(place.read("a.json"));
   EXPECT_EQ(data["currency"], "USD");
-  EXPECT_EQ(data["plan"], "sim/capacity/examples/llama-3-70b-60-days.json");
+  EXPECT_EQ(data["plan"], "study/capacity/examples/llama-3-70b-60-days.json");
   EXPECT_EQ(data["inputs"]["plan"]["tokens"], 15e12);
   EXPECT_THAT(place.read("a.csv"), StartsWith("candidate,devices,spare_nodes,"));
   EXPECT_THAT(place.read("a.svg"), AllOf(StartsWith("<svg "), HasSubstr("</svg>")));

@@ -48,13 +48,13 @@ BRIEF = ORDER[:ORDER.index("des")]  # some seconds together
 ORDER_OF_SLOW = ["realrun", "simulation", "cli", "netlab"]
 # Whose tests are asked first, by the beginning of the path.
 FIRST = {
-    "sim/des": ["des"], "sim/analytical": ["analytical", "pipeline", "des"], "sim/prediction": ["strategies", "cli"],
-    "sim/simulation": ["simulation", "cli"], "sim/validation": ["validation"],
-    "sim/answers": ["cli", "simulation"], "sim/report": ["report", "cli"],
+    "sim/des": ["des"], "sim/analytical": ["analytical", "pipeline", "des"], "study/prediction": ["strategies", "cli"],
+    "study/simulation": ["simulation", "cli"], "study/validation": ["validation"],
+    "study/answers": ["cli", "simulation"], "sim/report": ["report", "cli"],
     "sim/hardware": ["hardware"], "sim/planning": ["planning"],
-    "sim/capacity": ["capacity", "cli"], "sim/search": ["search", "cli"], "sim/sweep": ["sweep", "cli"],
+    "study/capacity": ["capacity", "cli"], "study/search": ["search", "cli"], "study/sweep": ["sweep", "cli"],
     "sim/base": ["base", "cli"], "sim/cost": ["cost"], "sim/memory": ["memory"],
-    "sim/training": ["training", "cli"], "strategies/flexmoe": ["strategies", "training"],
+    "study/training": ["training", "cli"], "strategies/flexmoe": ["strategies", "training"],
     "strategies/dts_gate": ["strategies", "training"], "strategies": ["strategies", "realrun"], "traces": ["traces", "packing"],
     "models": ["models", "strategies", "realrun"], "realrun": ["realrun"], "cli": ["cli"],
 }

@@ -5,14 +5,14 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "sim/prediction/planning_notes.h"
-#include "sim/prediction/prediction.h"
 #include "sim/program/check.h"
 #include "sim/report/csv.h"
 #include "sim/report/json.h"
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
+#include "study/prediction/planning_notes.h"
+#include "study/prediction/prediction.h"
 #include "tests/fuzz/targets.h"
 
 namespace orrery::fuzz {

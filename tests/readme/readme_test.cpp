@@ -296,7 +296,7 @@ TEST(Readme, LinksAndPicturesExist) {
 // Every word that any source file of these folders holds, comments included.
 std::set<std::string> words_of_the_code() {
   std::set<std::string> found;
-  for (const char* folder : {"sim", "strategies", "models", "realrun", "tests"})
+  for (const char* folder : {"sim", "strategies", "study", "models", "realrun", "tests"})
     for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
       const std::string extension = entry.path().extension().string();
       if (extension != ".h" && extension != ".cpp") continue;
@@ -335,7 +335,7 @@ TEST(Readme, DesignDocumentsUseTheCodesNames) {
 TEST(Headers, DefineEachTypeOnce) {
   static const std::regex opens(R"((namespace [\w:]*|(?:struct|class) \w+[^;()]*) \{)");
   std::map<std::string, fs::path> seen;
-  for (const char* room : {"sim", "models", "strategies", "realrun", "traces", "cli", "python"})
+  for (const char* room : {"sim", "models", "strategies", "study", "realrun", "traces", "cli", "python"})
     for (const auto& entry : fs::recursive_directory_iterator(kRoot / room)) {
       if (entry.path().extension() != ".h") continue;
       std::ifstream file(entry.path());

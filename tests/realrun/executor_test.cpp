@@ -20,7 +20,6 @@
 #include "realrun/measured_report.h"
 #include "sim/analytical/engine.h"
 #include "sim/base/error.h"
-#include "sim/prediction/prediction.h"
 #include "sim/program/check.h"
 #include "sim/program/liveness.h"
 #include "sim/program/rewrite.h"
@@ -29,6 +28,7 @@
 #include "strategies/read_scenario.h"
 #include "strategies/schema.h"
 #include "strategies/strategy.h"
+#include "study/prediction/prediction.h"
 #include "tests/strategies/two_sets.h"
 
 namespace orrery {

@@ -1,5 +1,5 @@
 // The search against plans evaluated one by one.
-#include "sim/search/search.h"
+#include "study/search/search.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,14 +10,14 @@
 #include <set>
 
 #include "sim/base/error.h"
-#include "sim/prediction/prediction.h"
-#include "sim/search/network.h"
-#include "sim/search/plan_field.h"
-#include "sim/search/remedies.h"
 #include "strategies/framework/options.h"
 #include "strategies/pipeline_parallel/schedules.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"
+#include "study/prediction/prediction.h"
+#include "study/search/network.h"
+#include "study/search/plan_field.h"
+#include "study/search/remedies.h"
 
 namespace orrery {
 namespace {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "sim/search/plan_field.h"
-#include "sim/search/search.h"
 #include "strategies/read_scenario.h"
+#include "study/search/plan_field.h"
+#include "study/search/search.h"
 
 namespace orrery {
 namespace {

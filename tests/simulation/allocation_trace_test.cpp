@@ -8,9 +8,9 @@
 #include <set>
 #include <string>
 
-#include "sim/simulation/allocator.h"
-#include "sim/simulation/simulation.h"
 #include "strategies/read_scenario.h"
+#include "study/simulation/allocator.h"
+#include "study/simulation/simulation.h"
 
 namespace orrery {
 namespace {
@@ -156,14 +156,14 @@ TEST(AllocationTrace, HasThePeakOfWhatStacksHoldForAWhile) {
   EXPECT_NEAR(peak(stage_2) - peak(small), 2e9, 5e7);
   EXPECT_GT(peak(stage_3), 1e9);
   // A stage's output, 16 MiB of each micro-batch in flight; of as many micro-batches as stages.
-  const nlohmann::json pipeline{{"pipeline_parallel", 4},      {"micro_batch_size", 1},     {"framework", "fsdp"},
+  const nlohmann::json pipeline{{"pipeline_parallel", 4},      {"micro_batch_size", 1},       {"framework", "fsdp"},
                                 {"pipeline_outputs", "freed"}, {"recompute", "selective_op"}, {"data_parallel", 2}};
   auto kept = pipeline;
   kept["pipeline_outputs"] = "kept";
   EXPECT_NEAR(peak(kept) - peak(pipeline), 4 * 2048 * 2048 * 2, 3e6);
   // Whole gradients of the chunk that is in its backward alone.
-  nlohmann::json whole{{"pipeline_parallel", 4}, {"virtual_pipeline", 3}, {"micro_batch_size", 1}, {"zero_stage", 1},
-                       {"reduce_gradients", "once"}, {"recompute", "full"}};
+  nlohmann::json whole{{"pipeline_parallel", 4}, {"virtual_pipeline", 3},      {"micro_batch_size", 1},
+                       {"zero_stage", 1},        {"reduce_gradients", "once"}, {"recompute", "full"}};
   auto released = whole;
   released["zero_stage"] = 2;
   const double layer = 12 * 2048.0 * 2048 * 4;  // of 6 on a stage, 2 in a chunk; 8 replicas

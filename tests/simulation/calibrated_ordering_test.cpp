@@ -14,9 +14,9 @@
 #include "sim/cost/scale_cost.h"
 #include "sim/hardware/device_order.h"
 #include "sim/hardware/presets.h"
-#include "sim/prediction/planning_notes.h"
-#include "sim/simulation/simulation.h"
 #include "strategies/framework/framework.h"
+#include "study/prediction/planning_notes.h"
+#include "study/simulation/simulation.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {
@@ -100,8 +100,9 @@ TEST(FittedOrder, AFasterDeviceLinkOrMemoryIsNeverSlower) {
         change(fast.cluster);
         return simulator.evaluate(fast, {}).report.step_seconds;
       };
-      // An exchange that starts or ends sooner meets others that it then slows, in the engine of events too: ZeRO-3 over
-      // four nodes, bound by its gathers, takes 1.28 % longer with faster memory, 0.9 % event by event; else 0.6 %.
+      // An exchange that starts or ends sooner meets others that it then slows, in the engine of events too: ZeRO-3
+      // over four nodes, bound by its gathers, takes 1.28 % longer with faster memory, 0.9 % event by event; else 0.6
+      // %.
       constexpr double kFaster = 1.25, kRounding = 1.013;
       EXPECT_LE(after([](Cluster& c) {
                   for (double& peak : c.device.peak_flops_per_second) peak *= kFaster;
@@ -134,18 +135,18 @@ TEST(FittedOrder, ADeviceThatIsAtLeastAsGoodInEveryRateIsNeverSlower) {
   Simulator simulator;
   int plans = 0;
   while (plans < 16) {
-    const Json json{{"model", one_of({"gpt2-124m", "gpt3-1.3B", "llama-3-8b", "mixtral-8x7b", "gpt3-175b"})},
-                    {"cluster", {{"node", "dgx-h100"}, {"nodes", one_of({1, 2, 4})}}},
-                    {"workload",
-                     {{"sequence_length", one_of({512, 1024, 2048})}, {"global_batch_size", one_of({32, 64, 256})}}},
-                    {"plan",
-                     {{"framework", one_of({"megatron-core", "megatron-2021", "deepspeed", "fsdp", "fsdp-compiled"})},
-                      {"tensor_parallel", one_of({1, 1, 2, 4, 8})},
-                      {"pipeline_parallel", one_of({1, 1, 2, 4})},
-                      {"zero_stage", one_of({0, 1, 2, 3})},
-                      {"micro_batch_size", one_of({1, 2, 4})},
-                      {"recompute", one_of({"none", "full"})},
-                      {"precision", one_of({"bf16", "bf16", "fp8"})}}}};
+    const Json json{
+        {"model", one_of({"gpt2-124m", "gpt3-1.3B", "llama-3-8b", "mixtral-8x7b", "gpt3-175b"})},
+        {"cluster", {{"node", "dgx-h100"}, {"nodes", one_of({1, 2, 4})}}},
+        {"workload", {{"sequence_length", one_of({512, 1024, 2048})}, {"global_batch_size", one_of({32, 64, 256})}}},
+        {"plan",
+         {{"framework", one_of({"megatron-core", "megatron-2021", "deepspeed", "fsdp", "fsdp-compiled"})},
+          {"tensor_parallel", one_of({1, 1, 2, 4, 8})},
+          {"pipeline_parallel", one_of({1, 1, 2, 4})},
+          {"zero_stage", one_of({0, 1, 2, 3})},
+          {"micro_batch_size", one_of({1, 2, 4})},
+          {"recompute", one_of({"none", "full"})},
+          {"precision", one_of({"bf16", "bf16", "fp8"})}}}};
     std::optional<Scenario> scenario;
     try {
       scenario = read_scenario(json, {});
@@ -182,11 +183,13 @@ TEST(FittedOrder, Fp8GainsNoMoreThanItsKernels) {
                      {"cluster", {{"node", node}, {"nodes", 1}}},
                      {"workload", {{"sequence_length", 4096}, {"global_batch_size", 288}}},
                      {"plan", {{"framework", stack}, {"zero_stage", 3}, {"micro_batch_size", micro_batch}}}};
-        const Report half = fitted(with_plan(s, {{"precision", "bf16"}})), quarter = fitted(with_plan(s, {{"precision", "fp8"}}));
+        const Report half = fitted(with_plan(s, {{"precision", "bf16"}})),
+                     quarter = fitted(with_plan(s, {{"precision", "fp8"}}));
         double most = 0;
         for (const OpReport& a : half.ops)
           for (const OpReport& b : quarter.ops)
-            if (a.name == b.name && a.flops > 0 && b.seconds > 0) most = std::max(most, a.seconds / b.seconds), ++checked;
+            if (a.name == b.name && a.flops > 0 && b.seconds > 0)
+              most = std::max(most, a.seconds / b.seconds), ++checked;
         EXPECT_LE(half.step_seconds / quarter.step_seconds, most) << s;
       }
   EXPECT_GT(checked, 100u);

@@ -3,8 +3,8 @@
 
 #include "sim/report/columns.h"
 #include "sim/report/json.h"
-#include "sim/simulation/simulation.h"
 #include "strategies/framework/options.h"
+#include "study/simulation/simulation.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {

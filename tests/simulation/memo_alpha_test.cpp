@@ -1,14 +1,14 @@
 // MEMO's alpha and what it rests on: the two bounds of arXiv 2407.12117, section 4.1, for the paper's 7B model on eight
 // A800.
-#include "sim/simulation/memo_alpha.h"
+#include "study/simulation/memo_alpha.h"
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "sim/base/error.h"
-#include "sim/simulation/simulation.h"
 #include "strategies/read_scenario.h"
+#include "study/simulation/simulation.h"
 
 namespace orrery {
 namespace {

@@ -14,10 +14,10 @@
 #include "sim/base/json_reader.h"
 #include "sim/des/engine.h"
 #include "sim/program/check.h"
-#include "sim/simulation/pipeline_degree.h"
 #include "strategies/fsmoe/degree.h"
 #include "strategies/fsmoe/fsmoe.h"
 #include "strategies/read_scenario.h"
+#include "study/simulation/pipeline_degree.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {
@@ -243,8 +243,8 @@ TEST(MoeSchedules, TakeWhatThePapersFourCasesSayForward) {
   EXPECT_GE(met.size(), 2u);
 }
 
-// Of the ops of table 2 that take more than a millisecond. The bound is as wide as the worst miss, the products of the 2080
-// Ti, which take twice as long here as measured: it holds what the page says, and is no proof that ops are near.
+// Of the ops of table 2 that take more than a millisecond. The bound is as wide as the worst miss, the products of the
+// 2080 Ti, which take twice as long here as measured: it holds what the page says, and is no proof that ops are near.
 TEST(MoeSchedules, MissPublishedOpsByAFactorOfTwoAtTheWorst) {
   std::map<std::string, double> published;
   const nlohmann::json document = parse_json_file(ORRERY_SOURCE_DIR "/results/published/moe.json");

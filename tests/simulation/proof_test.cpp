@@ -7,8 +7,8 @@
 #include <string>
 
 #include "sim/program/check.h"
-#include "sim/validation/published.h"
 #include "strategies/read_scenario.h"
+#include "study/validation/published.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "sim/prediction/prediction.h"
+#include "study/prediction/prediction.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {

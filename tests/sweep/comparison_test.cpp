@@ -1,5 +1,5 @@
 // Points that moved between two databases of sweeps, and only those.
-#include "sim/sweep/comparison.h"
+#include "study/sweep/comparison.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <functional>
 
 #include "sim/base/error.h"
-#include "sim/sweep/results.h"
+#include "study/sweep/results.h"
 
 namespace orrery {
 namespace {

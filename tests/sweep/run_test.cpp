@@ -1,5 +1,5 @@
 // Is each point of a sweep what its scenario is alone, on any number of threads and after a resumption?
-#include "sim/sweep/run.h"
+#include "study/sweep/run.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 
 #include "sim/base/error.h"
 #include "sim/report/columns.h"
-#include "sim/sweep/results.h"
 #include "strategies/framework/options.h"
+#include "study/sweep/results.h"
 
 namespace orrery {
 namespace {
@@ -53,7 +53,8 @@ class SweepRun : public testing::Test {
   }
 
  private:
-  std::filesystem::path folder_ = std::filesystem::temp_directory_path() / ("orrery_sweep_run_" + std::to_string(::getpid()));
+  std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("orrery_sweep_run_" + std::to_string(::getpid()));
 };
 
 Json small_scenario() {
@@ -66,8 +67,9 @@ Json small_scenario() {
 TEST_F(SweepRun, PointsOfEveryStackAreWhatTheyAreAlone) {
   Json stacks = Json::array();
   for (const std::string_view stack : framework::kStackNames) stacks.push_back(stack);
-  const Json document{{"scenario", small_scenario()},
-                      {"axes", {{"plan.framework", stacks}, {"plan.tensor_parallel", {1, 2, 3}}, {"plan.zero_stage", {0, 2}}}}};
+  const Json document{
+      {"scenario", small_scenario()},
+      {"axes", {{"plan.framework", stacks}, {"plan.tensor_parallel", {1, 2, 3}}, {"plan.zero_stage", {0, 2}}}}};
   std::map<std::string, std::string> alone;
   for (const Json& stack : stacks)
     for (const int degree : {1, 2, 3})
@@ -125,20 +127,21 @@ TEST_F(SweepRun, ACalibrationOfAnotherContentIsAnother) {
 TEST_F(SweepRun, FilesOnAnAxisLieBesideTheDocument) {
   std::ifstream topology(ORRERY_SOURCE_DIR "/tests/hardware/data/dgx_h100.txt");
   file("topology.txt", std::string(std::istreambuf_iterator<char>(topology), {}));
-  file("documents.jsonl", R"({"documents": [{"tokens": 1024}, {"tokens": 1024}]})" "\n");
+  file("documents.jsonl", R"({"documents": [{"tokens": 1024}, {"tokens": 1024}]})"
+                          "\n");
   Json scenario = small_scenario();
   scenario["cluster"] = {{"device", "H100-SXM5-80GB"}, {"nodes", 2}};
-  const SweepOutcome done = run({{"scenario", scenario},
-                                 {"axes",
-                                  {{"cluster.topology_file", {"topology.txt"}},
-                                   {"workload.documents_file", {"documents.jsonl"}}}}},
-                                "files.db", 1);
+  const SweepOutcome done =
+      run({{"scenario", scenario},
+           {"axes", {{"cluster.topology_file", {"topology.txt"}}, {"workload.documents_file", {"documents.jsonl"}}}}},
+          "files.db", 1);
   EXPECT_EQ(done.computed, 1);
   EXPECT_EQ(done.errors, 0) << done.first_error;
 }
 
 TEST_F(SweepRun, MoreThreadsThanPointsDoThemAll) {
-  EXPECT_EQ(run({{"scenario", small_scenario()}, {"axes", {{"plan.zero_stage", {0, 1, 2}}}}}, "many.db", 64).computed, 3);
+  EXPECT_EQ(run({{"scenario", small_scenario()}, {"axes", {{"plan.zero_stage", {0, 1, 2}}}}}, "many.db", 64).computed,
+            3);
 }
 
 TEST_F(SweepRun, ASearchedPointSaysItsReplicas) {

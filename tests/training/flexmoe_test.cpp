@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "sim/base/error.h"
-#include "sim/training/training.h"
+#include "study/training/training.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {

@@ -1,5 +1,5 @@
 // Is a training what its steps are one by one, and does what moves between them take the time that is there?
-#include "sim/training/training.h"
+#include "study/training/training.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <numeric>
 
 #include "sim/base/error.h"
-#include "sim/training/training_report.h"
-#include "sim/training/training_results.h"
+#include "study/training/training_report.h"
+#include "study/training/training_results.h"
 
 namespace orrery {
 namespace {

@@ -1,5 +1,5 @@
 // Is a call of attention by itself as long as its kernels and exchanges, and nothing else of the layer in it?
-#include "sim/validation/attention_call.h"
+#include "study/validation/attention_call.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

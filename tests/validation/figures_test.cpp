@@ -1,5 +1,5 @@
 // Are the figures that are no steps predicted as their files say, and bad files refused?
-#include "sim/validation/figures.h"
+#include "study/validation/figures.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,8 +52,8 @@ TEST(Figures, AreAllPredictedOrSayWhyNot) {
 }
 
 // DeepEP's rates but for those that two shares of links were taken from; MegaBlocks' products against batched ones; the
-// device hours of a training: a factor of unit or counting would be seen. Bounds are as wide as the worst misses (DeepEP
-// 14.5 %, device hours 12 %).
+// device hours of a training: a factor of unit or counting would be seen. Bounds are as wide as the worst misses
+// (DeepEP 14.5 %, device hours 12 %).
 TEST(Figures, ComeNearWhatIsPublishedWhereTheModelHasIt) {
   for (const Figure& f : bundled_figures()) {
     if (!f.id.starts_with("deepep-v") || !f.is_predicted()) continue;

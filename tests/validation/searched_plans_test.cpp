@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "sim/base/json_reader.h"
-#include "sim/prediction/prediction.h"
 #include "sim/report/format.h"
-#include "sim/search/plan_field.h"
-#include "sim/search/search.h"
-#include "sim/validation/published.h"
 #include "strategies/read_scenario.h"
+#include "study/prediction/prediction.h"
+#include "study/search/plan_field.h"
+#include "study/search/search.h"
+#include "study/validation/published.h"
 
 namespace orrery {
 namespace {

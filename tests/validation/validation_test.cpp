@@ -18,16 +18,16 @@
 #include "sim/base/preset.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/report/memory_verdict.h"
-#include "sim/validation/baseline.h"
-#include "sim/validation/errors.h"
-#include "sim/validation/fit.h"
-#include "sim/validation/intervals.h"
-#include "sim/validation/page.h"
-#include "sim/validation/predicted_points.h"
-#include "sim/validation/published.h"
-#include "sim/validation/scaling.h"
-#include "sim/validation/tables.h"
 #include "strategies/framework/framework.h"
+#include "study/validation/baseline.h"
+#include "study/validation/errors.h"
+#include "study/validation/fit.h"
+#include "study/validation/intervals.h"
+#include "study/validation/page.h"
+#include "study/validation/predicted_points.h"
+#include "study/validation/published.h"
+#include "study/validation/scaling.h"
+#include "study/validation/tables.h"
 
 namespace orrery {
 namespace {
@@ -481,7 +481,8 @@ TEST(Intervals, HoldTheShareOfUnseenStepsThatTheySay) {
     if (group == "curves: other_vendor") continue;  // nine points: one is more than the tolerance
     // A factor that holds its share has a point on the border; of a stack that has others too.
     const auto of_stack = intervals.stacks.find(group);
-    const double on_border = of_stack == intervals.stacks.end() ? 0 : 2.0 / static_cast<double>(of_stack->second.points);
+    const double on_border =
+        of_stack == intervals.stacks.end() ? 0 : 2.0 / static_cast<double>(of_stack->second.points);
     EXPECT_NEAR(share, kIntervalShare, 0.04 + on_border) << group;
   }
 }
@@ -526,8 +527,7 @@ TEST(Intervals, WidenWithTheDistanceFromWhatWasMeasured) {
   };
   const double own = width("megatron-core", CurveOrigin::own, 8);
   EXPECT_GT(width("megatron-core", CurveOrigin::same_vendor, 8), own);
-  EXPECT_GT(width("megatron-core", CurveOrigin::other_vendor, 8),
-            width("megatron-core", CurveOrigin::same_vendor, 8));
+  EXPECT_GT(width("megatron-core", CurveOrigin::other_vendor, 8), width("megatron-core", CurveOrigin::same_vendor, 8));
   EXPECT_DOUBLE_EQ(width("megatron-core", CurveOrigin::own, 1024), own);  // published steps reach further
   EXPECT_NEAR(width("megatron-core", CurveOrigin::own, 1 << 20) - width("megatron-core", CurveOrigin::own, 1 << 19),
               2 * interval_per_doubling(), 1e-12);
@@ -542,8 +542,8 @@ TEST(Intervals, WidenWithTheDistanceFromWhatWasMeasured) {
 // Points of sources "0", "1", ...: error(i) is |log(measured / predicted)| of the i-th of each.
 class MadePoints {
  public:
-  void add(const std::string& stack, CurveOrigin curves, std::size_t sources, std::size_t of_each,
-           std::int64_t devices, const std::function<double(std::size_t)>& error) {
+  void add(const std::string& stack, CurveOrigin curves, std::size_t sources, std::size_t of_each, std::int64_t devices,
+           const std::function<double(std::size_t)>& error) {
     for (std::size_t s = 0; s < sources; ++s) {
       PublishedSource& source = sources_.emplace_back();
       source.name = std::to_string(sources_.size());
@@ -567,8 +567,8 @@ class MadePoints {
   std::vector<PredictedPoint> points_;
 };
 
-// Whichever of these is not known: the device's steps, its kernels, its vendor's kernels, clusters of the size, steps of
-// the stack.
+// Whichever of these is not known: the device's steps, its kernels, its vendor's kernels, clusters of the size, steps
+// of the stack.
 TEST(Intervals, AreNeverNarrowerWhereLessIsKnown) {
   for (const char* stack : {"megatron-core", "megatron-2021", "megatron-deepspeed", "fsdp", "fsdp-compiled", "jax",
                             "deepspeed", "nanotron"}) {

@@ -1,11 +1,11 @@
-#include "sim/capacity/capacity_plan.h"
+#include "study/capacity/capacity_plan.h"
 
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
-#include "sim/capacity/choice.h"
+#include "study/capacity/choice.h"
 #include "tests/fuzz/targets.h"
 
 void orrery::fuzz::capacity_plan(std::string_view input) {

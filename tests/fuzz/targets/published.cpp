@@ -1,4 +1,4 @@
-#include "sim/validation/published.h"
+#include "study/validation/published.h"
 
 #include <nlohmann/json.hpp>
 

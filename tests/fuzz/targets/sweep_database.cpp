@@ -1,5 +1,5 @@
-#include "sim/sweep/comparison.h"
-#include "sim/sweep/results.h"
+#include "study/sweep/comparison.h"
+#include "study/sweep/results.h"
 #include "tests/fuzz/file_of_input.h"
 #include "tests/fuzz/targets.h"
 

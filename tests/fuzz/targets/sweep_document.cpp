@@ -1,8 +1,7 @@
-#include "sim/sweep/document.h"
-
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
+#include "study/sweep/document.h"
 #include "tests/fuzz/targets.h"
 
 void orrery::fuzz::sweep_document(std::string_view input) {

@@ -1,0 +1,75 @@
+#include "study/answers/plan_answer.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "sim/base/json_reader.h"
+#include "study/answers/inputs.h"
+#include "study/capacity/capacity_plan.h"
+#include "study/capacity/searched_plans.h"
+#include "study/capacity/tables.h"
+#include "study/search/plan_field.h"
+#include "study/simulation/simulation.h"
+
+namespace orrery {
+namespace {
+
+PlanOutput output_named(const std::string& name) {
+  const auto at = std::find(kPlanOutputNames.begin(), kPlanOutputNames.end(), name);
+  if (at == kPlanOutputNames.end())
+    throw InputError({"--of", ""}, describe(nlohmann::json(name)),
+                     fmt::format("one of {}", fmt::join(kPlanOutputNames, ", ")), nearest_name(name, kPlanOutputNames));
+  return static_cast<PlanOutput>(at - kPlanOutputNames.begin());
+}
+
+// Fields that a search leaves.
+SpaceOptions left_fields(const std::vector<std::string>& fixed) {
+  SpaceOptions fields;
+  for (const std::string& given : fixed) fields.fixed.push_back(plan_field_named(given, "--fix"));
+  return fields;
+}
+
+}  // namespace
+
+PlanAnswer answer_plan(const ScenarioArgument& plan, const PlanRequest& request) {
+  PlanAnswer a;
+  if (plan.document == nullptr) {
+    a.document = load_plan_document(plan.name, request.sets, a.source);
+  } else {
+    a.source = {plan.name, request.sets};
+    a.document = *plan.document;
+    for (const std::string& set : request.sets) apply_set(a.document, set, a.source.file);
+  }
+  const CapacityPlan read = read_capacity_plan(a.document, a.source);
+  AnswerOptions options = request.options;
+  options.held_by = request.worst ? HeldBy::worst : HeldBy::expectation;
+  options.output = output_named(request.output);
+  if (!request.search && !request.fixed.empty())
+    throw InputError({"--fix", ""}, "no --search beside it", "--search: else every field of the plan stays");
+  const UserCalibration user = read_user_calibration(request.calibrations);
+  Simulator simulator(user);
+  if (!request.search) {
+    a.result = answer(read, options, simulator);
+  } else {
+    const int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    a.result =
+        answer(read, options, simulator, searched_plans(left_fields(request.fixed), threads, user, request.searching));
+  }
+  return a;
+}
+
+nlohmann::ordered_json plan_answer_json(const PlanAnswer& a, const PlanRequest& request) {
+  nlohmann::ordered_json json;
+  json["plan"] = a.source.file;
+  json["set"] = request.sets;
+  json.update(answer_json(a.result));
+  json["inputs"] = inputs_json("plan", a.document, request.calibrations);
+  json["version"] = ORRERY_VERSION;
+  return json;
+}
+
+}  // namespace orrery

@@ -1,0 +1,139 @@
+#include "study/answers/sweep_answer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
+#include "study/answers/build_commit.h"
+#include "study/search/plan_field.h"
+
+namespace orrery {
+namespace {
+
+// "2/3": the second of three.
+void read_shard(const std::string& text, SweepRunOptions& options) {
+  if (text.empty()) return;
+  const std::size_t slash = text.find('/');
+  std::int64_t shard = 0, shards = 0;
+  const auto read = [](std::string_view part, std::int64_t& number) {
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
+    return error == std::errc() && end == part.data() + part.size();
+  };
+  if (slash == std::string::npos || !read(std::string_view(text).substr(0, slash), shard) ||
+      !read(std::string_view(text).substr(slash + 1), shards) || shard < 1 || shard > shards)
+    throw InputError({"--shard", ""}, describe(nlohmann::json(text)), "1/3, 2/3 or 3/3: which of how many parts");
+  options.shard = shard - 1;
+  options.shards = shards;
+}
+
+}  // namespace
+
+SweepDocument sweep_argument(const ScenarioArgument& argument) {
+  if (argument.document != nullptr) return read_sweep(*argument.document, argument.name);
+  std::vector<std::string> names;
+  for (const BundledSweep& sweep : bundled_sweeps()) {
+    if (argument.name == sweep.name)
+      return read_sweep(parse_json(sweep.text, std::string(sweep.path)), std::string(sweep.path));
+    names.push_back(sweep.name);
+  }
+  try {
+    return read_sweep(parse_json_file(argument.name), argument.name == "-" ? "<stdin>" : argument.name);
+  } catch (const InputError& error) {
+    if (error.where().file != argument.name || !error.where().pointer.empty() || !error.nearest().empty()) throw;
+    throw InputError(error.where(), error.found(), error.expected(), nearest_name(argument.name, names));
+  }
+}
+
+SweepRunOptions sweep_options(const SweepRequest& request) {
+  SweepRunOptions options;
+  const int threads_here = request.helpers != nullptr
+                               ? request.helpers->threads_here()
+                               : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  options.threads = request.threads > 0 ? static_cast<int>(request.threads) : threads_here;
+  options.version = version_and_commit();
+  read_shard(request.shard, options);
+  options.user = read_user_calibration(request.calibrations);
+  options.calibrations = digests_of_calibrations(request.calibrations);
+  if (request.helpers != nullptr && request.helpers->processes() > 0) {
+    options.helpers = request.helpers;
+    --options.threads;  // one hands out and writes
+  }
+  return options;
+}
+
+void require_a_result(const SweepDocument& sweep, const SweepOutcome& outcome) {
+  if (outcome.errors > 0 && outcome.errors == outcome.points)
+    throw InputError({sweep.file, ""}, fmt::format("{} points, each without a result", outcome.points),
+                     "at least one that can be evaluated; the database says what is wrong with each");
+}
+
+std::vector<std::string> names_of_rows(const SweepDocument& sweep) {
+  std::vector<std::string> names = sweep.fields();
+  if (sweep.search) {
+    for (const std::string& field : plan_field_names()) names.push_back("plan." + field);
+    names.emplace_back("workload.global_batch_size");
+  }
+  for (const ReportColumn* column : sweep_columns()) names.push_back(column->name);
+  names.insert(names.end(), kPointColumns.begin(), kPointColumns.end());
+  return names;
+}
+
+void check_fields(const std::vector<std::string>& fields, const std::vector<std::string>& names) {
+  for (auto field = fields.begin(); field != fields.end(); ++field) {
+    if (std::find(names.begin(), names.end(), *field) == names.end())
+      throw InputError({"--fields", ""}, fmt::format("the unknown field \"{}\"", *field),
+                       "fields of the sweep's axes, of the plans it found, and columns of `simulate --csv`",
+                       nearest_name(*field, names));
+    if (std::find(fields.begin(), field, *field) != field)
+      throw InputError({"--fields", ""}, fmt::format("\"{}\" a second time", *field), "each field once");
+  }
+}
+
+std::vector<std::string> usual_fields(const SweepResults& results, std::int64_t sweep) {
+  std::vector<std::string> names = results.names(sweep);
+  names.erase(std::find(names.begin(), names.end(), kPointColumns.front()) + 1, names.end());
+  return names;
+}
+
+void append_row_json(const std::vector<SweepCell>& cells, std::string& text) {
+  JsonWriter writer(text);
+  writer.begin_object();
+  for (const SweepCell& cell : cells) writer.json_field(cell.name, cell.json);
+  writer.end_object();
+}
+
+std::string rows_json(const SweepResults& results, std::int64_t sweep, const std::vector<std::string>& fields) {
+  std::string text = "[";
+  const std::vector<std::string> chosen = fields.empty() ? usual_fields(results, sweep) : fields;
+  results.for_each(sweep, chosen, [&](const std::vector<SweepCell>& cells) {
+    if (text.size() > 1) text += ',';
+    append_row_json(cells, text);
+  });
+  return text + "]";
+}
+
+nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepDocument& sweep, const SweepResults& results,
+                                  const SweepOutcome& outcome) {
+  nlohmann::ordered_json json{{"database", request.database},     {"points", outcome.points},
+                              {"computed", outcome.computed},     {"there_before", outcome.known},
+                              {"without_result", outcome.errors}, {"first_error", nullptr}};
+  if (outcome.errors > 0) json["first_error"] = outcome.first_error;
+  json["notes"] = notes_on(sweep, results);
+  return json;
+}
+
+std::vector<std::string> notes_on(const SweepDocument& sweep, const SweepResults& results) {
+  std::vector<std::string> notes = results.doubts();
+  if (sweep.leaves_out_perturbations())
+    notes.emplace_back(
+        "the scenario's perturbations are left out: they act in the discrete-event engine (\"engine\": \"des\")");
+  return notes;
+}
+
+}  // namespace orrery

@@ -1,0 +1,93 @@
+#include "study/capacity/answer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "sim/base/json_reader.h"
+#include "sim/planning/checkpoint_interval.h"
+
+namespace orrery {
+namespace {
+
+// Quantiles are linear between order statistics.
+Spread summed_up(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const auto quantile = [&](double share) {
+    const double at = share * static_cast<double>(values.size() - 1);
+    const auto below = static_cast<std::size_t>(at);
+    const std::size_t above = std::min(below + 1, values.size() - 1);
+    return std::lerp(values[below], values[above], at - static_cast<double>(below));
+  };
+  const double mean = std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  return {.mean = mean, .tenth = quantile(0.1), .ninetieth = quantile(0.9)};
+}
+
+FailureStudy study(std::size_t index, const SizedCandidate& sized, const AnswerOptions& options) {
+  const TrainingRun& run = sized.candidate.run;
+  FailureStudy result;
+  result.candidate = index;
+  result.seconds_between = run.seconds_between_failures();
+  result.stall_seconds = run.stall_seconds();
+  if (result.stall_seconds > 0 && std::isfinite(result.seconds_between)) {
+    result.young_seconds = young_interval(result.stall_seconds, result.seconds_between);
+    result.daly_seconds = daly_interval(result.stall_seconds, result.seconds_between);
+    result.optimal_seconds = optimal_interval(result.stall_seconds, result.seconds_between);
+  }
+  result.closed = sized.forecast.outcome;
+  std::vector<double> wall, ettr, failures;
+  for (const RunOutcome& history : simulate_runs(run, options.history_count, options.histories)) {
+    wall.push_back(history.wall_seconds);
+    ettr.push_back(history.ettr());
+    failures.push_back(history.failures);
+  }
+  result.simulated_wall_seconds = summed_up(std::move(wall));
+  result.simulated_ettr = summed_up(std::move(ettr));
+  result.simulated_failures = summed_up(std::move(failures));
+  return result;
+}
+
+// Of the cluster of that name; none where none of its sizes is possible.
+std::optional<std::size_t> best_of(const std::string& name, const CapacityAnswer& answer) {
+  std::vector<std::string> names;
+  for (std::size_t c = 0; c < answer.plan.clusters.size(); ++c) {
+    names.push_back(answer.plan.clusters[c].name);
+    if (names.back() == name) return answer.choice.best[c];
+  }
+  throw InputError({"--against", ""}, describe(name), "the name of a candidate", nearest_name(name, names));
+}
+
+void add_ties(std::size_t against, CapacityAnswer& answer) {
+  const SizedCandidate& other = answer.candidates[against];
+  if (other.candidate.price.per_device_hour <= 0) return;
+  for (const std::optional<std::size_t> best : answer.choice.best)
+    if (best && answer.candidates[*best].cluster != other.cluster)
+      answer.ties.push_back({*best, against, break_even(answer.candidates[*best].candidate, other.candidate)});
+}
+
+}  // namespace
+
+CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Simulator& simulator,
+                      const ScenarioOn& scenario_on) {
+  CapacityAnswer result;
+  result.plan = plan;
+  result.options = options;
+  result.candidates = size_up(plan, simulator, scenario_on);
+  result.choice = choose(plan, result.candidates, options.held_by);
+  const Choice& choice = result.choice;
+  for (const std::optional<std::size_t> best : choice.best)
+    if (best) result.failures.push_back(study(*best, result.candidates[*best], options));
+  result.subject = choice.cheapest;
+  if (!result.subject && !choice.relaxations.empty()) result.subject = choice.relaxations.front().candidate;
+  if (!result.subject) return result;
+  const SizedCandidate& subject = result.candidates[*result.subject];
+  if (value_of(subject.forecast, options.output) != 0)
+    result.tornado = tornado(plan, subject, options.output, options.swing, simulator);
+  const std::optional<std::size_t> against =
+      options.against.empty() ? result.subject : best_of(options.against, result);
+  if (against) add_ties(*against, result);
+  return result;
+}
+
+}  // namespace orrery

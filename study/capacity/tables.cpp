@@ -1,0 +1,432 @@
+#include "study/capacity/tables.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+
+#include "sim/report/format.h"
+
+namespace orrery {
+namespace {
+
+constexpr double kDay = 86400, kHour = 3600;
+constexpr std::size_t kMostSizesShown = 12;
+constexpr int kBarColumns = 24;
+constexpr double kStill = 1e-3;  // of the answer: inputs that move it by less are but named
+
+std::string days_text(double seconds) { return fmt::format("{:.1f}", seconds / kDay); }
+
+std::string hours_text(double seconds) {
+  return std::isfinite(seconds) ? fmt::format("{:.2f} h", seconds / kHour) : "-";
+}
+
+std::string minutes_text(double seconds) { return seconds > 0 ? fmt::format("{:.1f} min", seconds / 60) : "-"; }
+
+std::string amount_text(double amount, const std::string& currency) {
+  return fmt::format("{} {}", rate_text(amount), currency);
+}
+
+template <class Text>
+std::string range_text(const Estimate& estimate, Text text) {
+  return estimate.low == estimate.high ? "" : fmt::format("{} to {}", text(estimate.low), text(estimate.high));
+}
+
+// Of an output, with its unit.
+std::string output_text(PlanOutput output, double value, const std::string& currency) {
+  switch (output) {
+    case PlanOutput::wall_seconds:
+      return days_text(value) + " days";
+    case PlanOutput::ettr:
+    case PlanOutput::goodput:
+      return percent_text(value);
+    case PlanOutput::device_hours:
+      return rate_text(value) + " h";
+    case PlanOutput::cost:
+      return amount_text(value, currency);
+    case PlanOutput::energy_kwh:
+      return rate_text(value / 1000) + " MWh";
+    case PlanOutput::carbon_kg:
+      break;
+  }
+  return rate_text(value / 1000) + " t";
+}
+
+std::string name_of(PlanOutput output) {
+  constexpr std::array kNames{"time", "ETTR", "goodput", "device-hours", "cost", "energy", "carbon"};
+  return kNames[static_cast<std::size_t>(output)];
+}
+
+class Texts {
+ public:
+  Texts(const CapacityAnswer& answer, bool every_size)
+      : answer_(answer), plan_(answer.plan), choice_(answer.choice), every_size_(every_size) {}
+
+  std::string run() {
+    task();
+    candidates();
+    impossible();
+    sizes();
+    outcome();
+    deadlines();
+    failures();
+    sensitivities();
+    ties();
+    figures();
+    return std::move(text_);
+  }
+
+ private:
+  const CapacityAnswer& answer_;
+  const CapacityPlan& plan_;
+  const Choice& choice_;
+  bool every_size_;
+  std::string text_;
+
+  const SizedCandidate& at(std::size_t i) const { return answer_.candidates[i]; }
+  const std::string& cluster_name(const SizedCandidate& sized) const { return plan_.clusters[sized.cluster].name; }
+  const std::string& name(std::size_t i) const { return cluster_name(at(i)); }
+  double held(const Estimate& estimate) const {
+    return answer_.options.held_by == HeldBy::worst ? estimate.high : estimate.value;
+  }
+  std::string money(double amount) const { return amount_text(amount, plan_.currency); }
+
+  template <std::size_t N>
+  void table(const char* title, const std::array<Column, N>& columns,
+             const std::vector<std::vector<std::string>>& rows) {
+    if (!rows.empty()) text_ += fmt::format("\n{}\n{}", title, grid(columns, rows));
+  }
+
+  void task() {
+    std::string model;
+    for (const CandidateCluster& cluster : plan_.clusters)
+      if (cluster.pattern) model = cluster.pattern->model.name + ": ";
+    text_ = model + (plan_.tokens > 0 ? rate_text(plan_.tokens) + " tokens" : std::to_string(plan_.steps) + " steps");
+    if (std::isfinite(plan_.deadline_seconds))
+      text_ += fmt::format(", within {:g} days", plan_.deadline_seconds / kDay);
+    if (plan_.budget) text_ += fmt::format(", for at most {}", money(plan_.budget->amount));
+    text_ += "\n";
+  }
+
+  static std::string held_text(bool met, double excess, bool worst_meets) {
+    if (!met) return fmt::format("{:.1f} % over", excess * kPercent);
+    return worst_meets ? "met" : "met, if not slow";
+  }
+
+  std::vector<std::string> row(std::size_t i) const {
+    const SizedCandidate& sized = at(i);
+    const Forecast& forecast = sized.forecast;
+    const Verdict& verdict = choice_.verdicts[i];
+    const std::string in_time =
+        std::isfinite(plan_.deadline_seconds)
+            ? held_text(verdict.in_time, verdict.time_excess, forecast.wall_seconds.high <= plan_.deadline_seconds)
+            : "-";
+    const std::string in_budget =
+        plan_.budget ? held_text(verdict.in_budget, verdict.cost_excess, forecast.cost.high <= plan_.budget->amount)
+                     : "-";
+    const std::string in_memory = sized.memory_capacity_bytes <= 0 ? "-" : sized.memory_fits ? "fits" : "lacks";
+    return {cluster_name(sized),
+            std::to_string(sized.devices),
+            seconds_text(sized.candidate.step_seconds.value),
+            days_text(forecast.wall_seconds.value),
+            range_text(forecast.wall_seconds, days_text),
+            rate_text(forecast.cost.value),
+            range_text(forecast.cost, rate_text),
+            in_memory,
+            in_time,
+            in_budget};
+  }
+
+  std::vector<std::string> more_of(std::size_t i) const {
+    const SizedCandidate& sized = at(i);
+    const Forecast& forecast = sized.forecast;
+    const TrainingRun& run = sized.candidate.run;
+    const bool modelled = sized.memory_capacity_bytes > 0;
+    return {cluster_name(sized),
+            std::to_string(sized.devices),
+            std::to_string(run.spare_nodes),
+            modelled ? percent_text(sized.mfu) : "-",
+            modelled ? bytes_text(sized.memory_peak_bytes) : "-",
+            percent_text(forecast.ettr.value),
+            percent_text(forecast.goodput.value),
+            rate_text(forecast.device_hours.value),
+            rate_text(forecast.energy_kwh.value / 1000),
+            rate_text(forecast.carbon_kg.value / 1000)};
+  }
+
+  void candidates() {
+    const std::string cost = "cost, " + plan_.currency;
+    std::vector<std::vector<std::string>> rows, more;
+    const auto add = [&](std::size_t i) {
+      rows.push_back(row(i));
+      more.push_back(more_of(i));
+    };
+    if (every_size_) {
+      for (std::size_t i = 0; i < answer_.candidates.size(); ++i)
+        if (choice_.verdicts[i].possible) add(i);
+    } else {
+      for (const std::optional<std::size_t> best : choice_.best)
+        if (best) add(*best);
+    }
+    table(every_size_ ? "Candidates, in every size"
+                      : "Candidates, each in its cheapest size that meets all, else in that which misses by least",
+          std::array<Column, 10>{{{"candidate", false},
+                                  {"devices"},
+                                  {"step"},
+                                  {"days"},
+                                  {"80 %"},
+                                  {cost},
+                                  {"80 %"},
+                                  {"memory", false},
+                                  {"deadline", false},
+                                  {"budget", false}}},
+          rows);
+    table("Use of devices, energy and carbon",
+          std::array<Column, 10>{{{"candidate", false},
+                                  {"devices"},
+                                  {"spare nodes"},
+                                  {"MFU"},
+                                  {"peak memory"},
+                                  {"ETTR"},
+                                  {"goodput"},
+                                  {"device-hours"},
+                                  {"MWh"},
+                                  {"t CO2e"}}},
+          more);
+  }
+
+  void impossible() {
+    std::vector<std::vector<std::string>> rows;
+    for (const SizedCandidate& sized : answer_.candidates)
+      if (!sized.impossible.empty())
+        rows.push_back({cluster_name(sized), std::to_string(sized.devices), sized.impossible});
+    table("Not possible", std::array<Column, 3>{{{"candidate", false}, {"devices"}, {"why", false}}}, rows);
+  }
+
+  std::string tried(std::size_t cluster) const {
+    const std::vector<std::int64_t>& all = plan_.clusters[cluster].devices;
+    if (all.size() <= kMostSizesShown) return fmt::format("{}", fmt::join(all, ", "));
+    const auto head = all.begin() + static_cast<std::ptrdiff_t>(kMostSizesShown) - 1;
+    return fmt::format("{}, ... {} ({} sizes)", fmt::join(all.begin(), head, ", "), all.back(), all.size());
+  }
+
+  void sizes() {
+    if (!std::isfinite(plan_.deadline_seconds)) return;
+    std::vector<std::vector<std::string>> rows;
+    for (std::size_t c = 0; c < plan_.clusters.size(); ++c) {
+      const std::optional<std::size_t> fewest = choice_.fewest[c];
+      rows.push_back({plan_.clusters[c].name, fewest ? std::to_string(at(*fewest).devices) : "none",
+                      fewest ? days_text(at(*fewest).forecast.wall_seconds.value) : "-",
+                      fewest ? rate_text(at(*fewest).forecast.cost.value) : "-", tried(c)});
+    }
+    const std::string cost = "cost, " + plan_.currency;
+    table("Devices needed: the fewest within the deadline",
+          std::array<Column, 5>{{{"candidate", false}, {"devices"}, {"days"}, {cost}, {"tried", false}}}, rows);
+  }
+
+  std::string in_words(std::size_t i) const {
+    const SizedCandidate& sized = at(i);
+    return fmt::format("{} on {} devices: {} days, {}", cluster_name(sized), sized.devices,
+                       days_text(held(sized.forecast.wall_seconds)), money(held(sized.forecast.cost)));
+  }
+
+  void outcome() {
+    const char* by = answer_.options.held_by == HeldBy::worst ? " (by the slow end of the interval)" : "";
+    if (choice_.cheapest) {
+      text_ += fmt::format("\nCheapest{}: {}\nFastest{}:  {}\n", by, in_words(*choice_.cheapest), by,
+                           in_words(*choice_.fastest));
+      return;
+    }
+    text_ += fmt::format("\nNothing meets all{}\n", by);
+    for (const Relaxation& r : choice_.relaxations) {
+      std::string give;
+      if (r.deadline_seconds)
+        give =
+            fmt::format("a deadline of {} days in place of {:g} (+{:.1f} %)", days_text(*r.deadline_seconds),
+                        plan_.deadline_seconds / kDay, (*r.deadline_seconds / plan_.deadline_seconds - 1) * kPercent);
+      if (r.budget_amount)
+        give += fmt::format("{}a budget of {} in place of {} (+{:.1f} %)", give.empty() ? "" : " and ",
+                            money(*r.budget_amount), money(plan_.budget->amount),
+                            (*r.budget_amount / plan_.budget->amount - 1) * kPercent);
+      text_ += fmt::format("  {} would let in {}\n", give, in_words(r.candidate));
+    }
+    if (choice_.relaxations.empty()) lacking();
+  }
+
+  // Nothing fits, so neither time nor money helps.
+  void lacking() {
+    std::optional<std::size_t> nearest;
+    const auto over = [&](std::size_t i) { return at(i).memory_peak_bytes / at(i).memory_capacity_bytes; };
+    for (std::size_t i = 0; i < answer_.candidates.size(); ++i)
+      if (choice_.verdicts[i].possible && (!nearest || over(i) < over(*nearest))) nearest = i;
+    if (!nearest) {
+      text_ += "  no candidate can be laid out in any size that was tried\n";
+      return;
+    }
+    text_ += fmt::format("  no candidate fits in memory; nearest is {} on {} devices: {} of {} a device\n",
+                         name(*nearest), at(*nearest).devices, bytes_text(at(*nearest).memory_peak_bytes),
+                         bytes_text(at(*nearest).memory_capacity_bytes));
+  }
+
+  void deadlines() {
+    std::vector<std::vector<std::string>> rows;
+    for (const std::size_t i : choice_.frontier)
+      rows.push_back({days_text(held(at(i).forecast.wall_seconds)), name(i), std::to_string(at(i).devices),
+                      rate_text(held(at(i).forecast.cost))});
+    const std::string cost = "cost, " + plan_.currency;
+    table("Cheapest by deadline: with so many days or more, until the next line",
+          std::array<Column, 4>{{{"days"}, {"candidate", false}, {"devices"}, {cost}}}, rows);
+  }
+
+  void failures() {
+    std::vector<std::vector<std::string>> rows;
+    for (const FailureStudy& study : answer_.failures) {
+      const Spread &ettr = study.simulated_ettr, &wall = study.simulated_wall_seconds;
+      rows.push_back({name(study.candidate), hours_text(study.seconds_between),
+                      fmt::format("{:.1f}", study.closed.failures), seconds_text(study.stall_seconds),
+                      minutes_text(study.young_seconds), minutes_text(study.daly_seconds),
+                      minutes_text(study.optimal_seconds), minutes_text(study.closed.interval_seconds),
+                      percent_text(study.closed.ettr()), percent_text(ettr.mean), days_text(study.closed.wall_seconds),
+                      days_text(wall.mean), fmt::format("{} to {}", days_text(wall.tenth), days_text(wall.ninetieth))});
+    }
+    const std::string title =
+        fmt::format("Failures and checkpoints: in closed form, and the mean of {} simulated histories (seed {})",
+                    answer_.options.history_count, answer_.options.histories.seed);
+    table(title.c_str(),
+          std::array<Column, 13>{{{"candidate", false},
+                                  {"between"},
+                                  {"failures"},
+                                  {"stall"},
+                                  {"Young"},
+                                  {"Daly"},
+                                  {"optimum"},
+                                  {"interval"},
+                                  {"ETTR"},
+                                  {"simulated"},
+                                  {"days"},
+                                  {"simulated"},
+                                  {"80 % of histories"}}},
+          rows);
+  }
+
+  void sensitivities() {
+    if (!answer_.tornado) return;
+    const Tornado& tornado = *answer_.tornado;
+    const SizedCandidate& subject = at(*answer_.subject);
+    std::vector<std::vector<std::string>> rows;
+    const double widest = tornado.bars.empty() ? 0 : tornado.bars.front().width();
+    const auto change = [&](double value) { return signed_percent_text(value / tornado.value - 1); };
+    std::vector<std::string> still;
+    for (const TornadoBar& each : tornado.bars) {
+      if (each.width() < kStill * std::fabs(tornado.value) && each.less_fits) {
+        still.push_back(each.input);
+        continue;
+      }
+      rows.push_back({each.input, each.less_fits ? change(each.at_less) : "does not fit", change(each.at_more),
+                      widest > 0 ? bar(each.width() / widest, kBarColumns) : ""});
+    }
+    const std::string title =
+        fmt::format("What moves the {} of {} on {} devices, {}: each input {:g} % less and more, the rest as it is",
+                    name_of(tornado.output), cluster_name(subject), subject.devices,
+                    output_text(tornado.output, tornado.value, plan_.currency), tornado.swing * kPercent);
+    table(title.c_str(), std::array<Column, 4>{{{"input", false}, {"less"}, {"more"}, {"", false}}}, rows);
+    if (!still.empty()) text_ += fmt::format("  less than {:g} %: {}\n", kStill * kPercent, fmt::join(still, ", "));
+  }
+
+  void ties() {
+    std::vector<std::vector<std::string>> rows;
+    for (const PriceTie& tie : answer_.ties) {
+      const SizedCandidate &of = at(tie.of), &against = at(tie.against);
+      const double asked = of.candidate.price.per_device_hour;
+      const auto price = [](double value) { return fmt::format("{:.2f}", value); };
+      rows.push_back({cluster_name(of), std::to_string(of.devices), price(asked), price(tie.tie.price.value),
+                      range_text(tie.tie.price, price), fmt::format("{:.2f}", tie.tie.ratio.value),
+                      fmt::format("{:.2f}", asked / against.candidate.price.per_device_hour)});
+    }
+    if (rows.empty()) return;
+    const SizedCandidate& other = at(answer_.ties.front().against);
+    const std::string title =
+        fmt::format("Break-even against {} on {} devices at {:.2f} {} a device-hour", cluster_name(other),
+                    other.devices, other.candidate.price.per_device_hour, plan_.currency);
+    table(title.c_str(),
+          std::array<Column, 7>{{{"candidate", false},
+                                 {"devices"},
+                                 {"asks"},
+                                 {"pays below"},
+                                 {"80 %"},
+                                 {"times its price"},
+                                 {"asks times"}}},
+          rows);
+  }
+
+  void figures() {
+    std::set<std::string> seen;
+    std::vector<std::vector<std::string>> rows;
+    const auto add = [&](const char* what, const std::string& figure, const auto& of) {
+      const std::string source = of.source.empty() ? "the plan" : of.source;
+      if (seen.insert(fmt::format("{}\n{}\n{}", what, figure, source)).second)
+        rows.push_back({what, of.name.empty() ? "-" : of.name, figure, of.date.empty() ? "-" : of.date, source});
+    };
+    for (const CandidateCluster& cluster : plan_.clusters) {
+      const Candidate& c = cluster.whole;
+      add("price", fmt::format("{:g} {} a device-hour", c.price.per_device_hour, c.price.currency), c.price);
+    }
+    for (const CandidateCluster& cluster : plan_.clusters) {
+      const Candidate& c = cluster.whole;
+      add("power", fmt::format("{:g} W busy", c.power.busy_watts), c.power);
+      add("PUE", fmt::format("{:g}", c.site.pue), c.site);
+      add("grid", fmt::format("{:g} g/kWh", c.grid.grams_per_kwh), c.grid);
+      add("failures", fmt::format("{:g} a node-day", c.failures.failures_per_node_day), c.failures);
+      add("storage", fmt::format("{:g} GB/s", c.storage.write_bytes_per_second * 1e-9), c.storage);
+      add("restarts", fmt::format("{:g} s", c.restarts.detection_seconds + c.restarts.restart_seconds), c.restarts);
+    }
+    std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
+      constexpr std::array<std::string_view, 7> kOrder{"price",    "power",   "PUE",     "grid",
+                                                       "failures", "storage", "restarts"};
+      const auto place = [&](const auto& row) { return std::find(kOrder.begin(), kOrder.end(), row.front()); };
+      return place(a) < place(b);
+    });
+    table("Figures",
+          std::array<Column, 5>{{{"", false}, {"preset", false}, {"", false}, {"date", false}, {"source", false}}},
+          rows);
+  }
+};
+
+}  // namespace
+
+std::string answer_text(const CapacityAnswer& answer, bool every_size) { return Texts(answer, every_size).run(); }
+
+std::string answer_svg(const CapacityAnswer& answer) {
+  const SizedCandidate& subject = answer.candidates[*answer.subject];
+  Tornado scaled = *answer.tornado;
+  const auto [unit, factor] = [&]() -> std::pair<std::string, double> {
+    switch (scaled.output) {
+      case PlanOutput::wall_seconds:
+        return {"days", 1 / kDay};
+      case PlanOutput::device_hours:
+        return {"device-hours", 1};
+      case PlanOutput::cost:
+        return {answer.plan.currency, 1};
+      case PlanOutput::energy_kwh:
+        return {"MWh", 1e-3};
+      case PlanOutput::carbon_kg:
+        return {"t CO2e", 1e-3};
+      default:
+        return {"%", kPercent};
+    }
+  }();
+  scaled.value *= factor;
+  for (TornadoBar& each : scaled.bars) {
+    each.at_less *= factor;
+    each.at_more *= factor;
+  }
+  return tornado_svg(scaled,
+                     fmt::format("What moves the {} of {} on {} devices", name_of(scaled.output),
+                                 answer.plan.clusters[subject.cluster].name, subject.devices),
+                     unit);
+}
+
+}  // namespace orrery

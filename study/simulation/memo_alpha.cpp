@@ -1,0 +1,217 @@
+#include "study/simulation/memo_alpha.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <span>
+
+#include "sim/analytical/block_clock.h"
+#include "sim/base/error.h"
+#include "sim/program/liveness.h"
+#include "sim/report/format.h"
+#include "strategies/layer_plans.h"
+
+namespace orrery {
+namespace {
+
+constexpr int kParts = 8;
+
+// What a plan can say of alpha, in thousandths, and no more than there is.
+double in_thousandths(double alpha) {
+  constexpr int kThousand = 1000;
+  return std::floor(alpha * kThousand) / kThousand;
+}
+
+[[noreturn]] void refuse_alpha(const std::string& found) {
+  throw InputError({"--explain", ""}, found, "a plan with memo, and a stage of more than two layers");
+}
+
+bool swaps(const Piece& piece) {
+  return std::ranges::any_of(piece.forward.ops, [](const Op& op) { return op.buffers > 0; });
+}
+
+// A layer that swaps in some stage; null: there is none.
+const Piece* swapping_layer(const Program& program) {
+  for (const std::vector<Chunk>& stage : program.stages)
+    for (const Chunk& chunk : stage)
+      for (const Run& run : chunk.runs)
+        if (swaps(program.pieces[run.piece])) return &program.pieces[run.piece];
+  return nullptr;
+}
+
+class Layer {
+ public:
+  explicit Layer(const Simulation& simulation)
+      : program_(*simulation.program),
+        piece_(*swapping_layer(program_)),
+        costs_(simulation.scenario.cluster, *simulation.kernels, *simulation.collectives) {
+    costs_.set_program(program_);
+  }
+
+  double copied_bytes() const {
+    return over_copies([&](const Op& op) { return bytes(op, piece_.tensors); });
+  }
+  double bytes_per_second() const {
+    return copied_bytes() / over_copies([&](const Op& op) { return costs_.cost(op, piece_.tensors, 1).seconds; });
+  }
+
+  double forward_seconds() const {
+    Piece without = piece_;
+    std::erase_if(without.forward.ops, [](const Op& op) { return op.buffers > 0; });
+    Liveness lives;
+    lives.find(without);
+    BlockCode code;
+    BlockCompiler().compile(without, BlockKind::forward,
+                            CompileContext(without, costs_, program_.runtime, lives.storage(), false), code);
+    const LineItem line{.code = &code};
+    LineResult result;
+    LineClock().run(std::span(&line, 1), kUsual, 0, false, result);
+    return result.seconds;
+  }
+
+ private:
+  template <class Value>
+  double over_copies(Value value) const {
+    double sum = 0;
+    for (const Op& op : piece_.forward.ops)
+      if (op.buffers > 0) sum += value(op);
+    return sum;
+  }
+
+  const Program& program_;
+  const Piece& piece_;
+  OpCostModel costs_;
+};
+
+StepByAlpha step_of(double alpha, const Report& report) {
+  const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
+  const auto exposed = [&](Stream stream) { return time.exposed[static_cast<std::size_t>(stream)]; };
+  return {.alpha = alpha,
+          .seconds = report.step_seconds,
+          .to_host_seconds = exposed(Stream::device_to_host),
+          .to_device_seconds = exposed(Stream::host_to_device),
+          .peak_bytes = report.memory_peak_bytes,
+          .node_host_bytes = report.host_memory.node_bytes,
+          .verdict = memory_verdict(report)};
+}
+
+bool fits(const StepByAlpha& step) {
+  return step.verdict == MemoryVerdict::fits || step.verdict == MemoryVerdict::tight;
+}
+
+}  // namespace
+
+double MemoAlpha::hidden() const { return (bytes_per_second * layer_seconds - whole_bytes) / other_bytes; }
+
+double MemoAlpha::room() const {
+  if (host_capacity_bytes <= 0) return 1;
+  return (host_capacity_bytes - least_host_bytes) / (most_host_bytes - least_host_bytes);
+}
+
+double MemoAlpha::chosen() const { return in_thousandths(std::clamp(std::min(hidden(), room()), 0.0, 1.0)); }
+
+const StepByAlpha& MemoAlpha::fastest() const {
+  return *std::ranges::min_element(steps, {},
+                                   [](const StepByAlpha& step) { return std::pair(!fits(step), step.seconds); });
+}
+
+MemoAlpha memo_alpha(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate) {
+  if (!any_plan(scenario, [](const Plan& plan) { return plan.memo.swap; })) refuse_alpha("memo false");
+  const auto with = [&](double alpha) {
+    Scenario changed = scenario;
+    changed.plan.memo.alpha = changed.plan.memo.swap ? alpha : 1;
+    for (LayerRange& range : changed.plan.layers)
+      if (range.plan.memo.swap) range.plan.memo.alpha = alpha;
+    return evaluate(changed);
+  };
+  // Looked at one after the other: an evaluation may leave its Program to the next.
+  MemoAlpha result;
+  const Report least = [&] {
+    const Simulation simulation = with(0);
+    if (swapping_layer(*simulation.program) == nullptr) refuse_alpha("stages of two layers, which stay on the device");
+    const Layer layer(simulation);
+    result.whole_bytes = layer.copied_bytes();
+    result.layer_seconds = layer.forward_seconds();
+    return simulation.report;
+  }();
+  const Report most = [&] {
+    const Simulation simulation = with(1);
+    const Layer layer(simulation);
+    result.other_bytes = layer.copied_bytes() - result.whole_bytes;
+    result.bytes_per_second = layer.bytes_per_second();
+    return simulation.report;
+  }();
+  result.least_host_bytes = least.host_memory.node_bytes;
+  result.most_host_bytes = most.host_memory.node_bytes;
+  result.host_capacity_bytes = scenario.cluster.node.host_memory_bytes;
+  for (int part = 0; part <= kParts; ++part) {
+    const double alpha = static_cast<double>(part) / kParts;
+    result.steps.push_back(step_of(alpha, part == 0 ? least : part == kParts ? most : with(alpha).report));
+  }
+  const double chosen = result.chosen();
+  const auto at = std::ranges::lower_bound(result.steps, chosen, {}, &StepByAlpha::alpha);
+  if (at == result.steps.end() || at->alpha != chosen) result.steps.insert(at, step_of(chosen, with(chosen).report));
+  return result;
+}
+
+namespace {
+
+std::string bound_text(double alpha, const char* none) {
+  if (alpha < 0) return none;
+  return fmt::format("alpha <= {:.3f}{}", in_thousandths(std::min(alpha, 1.0)),
+                     alpha > 1 ? fmt::format(" ({:.2f})", alpha) : "");
+}
+
+std::string_view verdict_text(MemoryVerdict verdict) {
+  switch (verdict) {
+    case MemoryVerdict::does_not_fit:
+      return "OOM";
+    case MemoryVerdict::does_not_fit_node:
+      return "OOHM";
+    default:
+      return name_of(verdict);
+  }
+}
+
+}  // namespace
+
+std::string memo_alpha_text(const MemoAlpha& a) {
+  std::string text = "MEMO's alpha (arXiv 2407.12117, section 4.1), of one layer on one rank\n\n";
+  const auto line = [&](std::string_view label, const std::string& value, const std::string& remark) {
+    text += fmt::format("  {:<36}{:>14}  {}\n", label, value, remark);
+  };
+  line("input, attention's output", bytes_text(a.whole_bytes), "swapped whole");
+  line("all else", bytes_text(a.other_bytes), "of which alpha is swapped");
+  line("forward", seconds_text(a.layer_seconds), "without copies");
+  line("to the host", fmt::format("{:.1f} GB/s", a.bytes_per_second * 1e-9), "of a device while all of its node copy");
+  line("host memory of a node", bytes_text(a.least_host_bytes), "at alpha 0");
+  line("", bytes_text(a.most_host_bytes), "at alpha 1");
+  line("", a.host_capacity_bytes > 0 ? bytes_text(a.host_capacity_bytes) : "unknown", "there is");
+  text += fmt::format("\nBounds\n  {:<36}{}\n  {:<36}{}\n  {:<36}{}\n\n", "copies hide under the next forward",
+                      bound_text(a.hidden(), "none: the copies of alpha 0 take longer"), "host memory has room",
+                      a.host_capacity_bytes > 0 ? bound_text(a.room(), "none: OOHM at alpha 0")
+                                                : "not known: nor is the memory of a node's host",
+                      "memo_alpha", a.room() < 0 ? "none has room" : fmt::format("{:.3f}", a.chosen()));
+  constexpr std::array<Column, 8> kColumns{{{"alpha"},
+                                            {"step"},
+                                            {"waits to host"},
+                                            {"to device"},
+                                            {"device peak"},
+                                            {"host of a node"},
+                                            {"memory", false},
+                                            {"", false}}};
+  std::vector<std::vector<std::string>> rows;
+  const StepByAlpha& fastest = a.fastest();
+  for (const StepByAlpha& step : a.steps) {
+    std::string mark = step.alpha == a.chosen() && a.room() >= 0 ? "by the bounds" : "";
+    if (&step == &fastest && fits(step)) mark += mark.empty() ? "fastest that fits" : ", fastest that fits";
+    rows.push_back({fmt::format("{:.3f}", step.alpha), seconds_text(step.seconds), seconds_text(step.to_host_seconds),
+                    seconds_text(step.to_device_seconds), bytes_text(step.peak_bytes), bytes_text(step.node_host_bytes),
+                    std::string(verdict_text(step.verdict)), mark});
+  }
+  return text + "By the engine\n" + grid(kColumns, rows) + "  OOM: out of device memory; OOHM: out of host memory\n";
+}
+
+}  // namespace orrery

@@ -1,0 +1,45 @@
+// MEMO's alpha: of the tokens of a layer's other activations the part that is swapped (Zhao et al. 2024, arXiv
+// 2407.12117, section 4.1). Its two bounds, from the cost models in place of a profile, beside what the engine finds.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "sim/report/memory_verdict.h"
+#include "study/simulation/simulation.h"
+
+namespace orrery {
+
+struct StepByAlpha {
+  double alpha = 0;
+  double seconds = 0;                                 // of the step
+  double to_host_seconds = 0, to_device_seconds = 0;  // of the copies, exposed
+  double peak_bytes = 0, node_host_bytes = 0;         // of the fullest device, of the fullest node's host
+  MemoryVerdict verdict = MemoryVerdict::fits;
+};
+
+struct MemoAlpha {
+  // Bytes of one layer on one rank that go to the host whatever alpha is, and that do beside at alpha 1.
+  double whole_bytes = 0, other_bytes = 0;
+  double layer_seconds = 0;     // forward of a layer that copies nothing
+  double bytes_per_second = 0;  // to the host, of one device while all of its node copy
+  double least_host_bytes = 0, most_host_bytes = 0, host_capacity_bytes = 0;  // of a node, at alpha 0 and 1
+
+  // The largest alpha whose copies take no longer than the next layer's forward, and for which host memory has room.
+  // Above 1 with something to spare; below 0 where not even alpha 0 will do. Of an unknown capacity the second is 1.
+  double hidden() const;
+  double room() const;
+  // The smaller one within [0, 1], rounded down to thousandths.
+  double chosen() const;
+
+  std::vector<StepByAlpha> steps;      // by the engine: alpha in eighths, and the chosen one; ascending
+  const StepByAlpha& fastest() const;  // that fits, of equal ones the first; of none that fits the fastest of all
+};
+
+// `evaluate`: the engine. Throws InputError ("--explain") for plans without memo, or none of whose stages has a layer
+// that swaps.
+MemoAlpha memo_alpha(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate);
+std::string memo_alpha_text(const MemoAlpha& alpha);
+
+}  // namespace orrery

@@ -1,0 +1,360 @@
+#include "study/simulation/pipeline_degree.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "sim/analytical/op_cost.h"
+#include "sim/base/error.h"
+#include "sim/report/format.h"
+
+namespace orrery {
+namespace {
+
+// Section 6.2: elements of collectives, and of what products read.
+constexpr std::int64_t kCollectiveStep = 1 << 18, kCollectiveSizes = 24, kProductStep = 1 << 19, kProductSizes = 12;
+
+bool is_expert_product(const Op& op) { return is_matmul(op.kind) && op.group_dims > 0; }
+
+bool has_slots(const Piece& piece, TensorId id) { return id != kNoTensor && piece.tensors[id].find(Axis::slots) >= 0; }
+
+// Ops of one kind on rows, of a layer with experts on one rank: all of them are `operations` of the cases.
+class Profiler {
+ public:
+  Profiler(const OpCostModel& costs, const Piece& piece) : costs_(costs), piece_(piece) {
+    for (const Tensor& t : piece.tensors)
+      if (const int d = t.find(Axis::slots); d >= 0) slots_ = slots_ == 0 ? t.sizes[d] : std::min(slots_, t.sizes[d]);
+  }
+
+  template <typename Wanted>
+  ProfiledTime of(const Wanted& wanted, bool products, double operations) const {
+    ProfiledTime result;
+    double whole = 0;  // seconds but for starting up
+    for (const Op& op : piece_.forward.ops) {
+      if (!wanted(op) || !has_slots(piece_, op.reads[0])) continue;
+      const ProfiledTime one = of_op(op, products);
+      // Each hop of an exchange starts up by itself; n stays what a rank hands over.
+      result.time.start_up += one.time.start_up / operations;
+      result.units = products ? result.units + one.units : std::max(result.units, one.units);
+      whole += one.units * one.time.per_unit / operations;
+      result.determination = std::min(result.determination, one.determination);
+    }
+    result.time.per_unit = result.units > 0 ? whole / result.units : 0;
+    return result;
+  }
+
+  // A collective of which pieces are issued: its operands' elements are the units.
+  ProfiledTime of_pieces(Op op) const {
+    const double whole = elements(op, piece_.tensors);
+    op.piece = true;
+    op.every = op.count = 1;
+    std::vector<Measured> measured;
+    for (std::int64_t i = 1; i <= kCollectiveSizes; ++i) {
+      op.factor = static_cast<double>(i * kCollectiveStep) / whole;
+      measured.push_back({static_cast<double>(i * kCollectiveStep), costs_.cost(op, piece_.tensors, 1).seconds});
+    }
+    ProfiledTime result = fitted(measured);
+    result.units = whole;
+    return result;
+  }
+
+  // Of the backward, what has nothing to do with experts' rows and is no `gradients` all-reduce.
+  double dense_seconds() const {
+    double seconds = 0;
+    for (const Op& op : piece_.backward.ops) {
+      const auto of_rows = [&](TensorId id) { return has_slots(piece_, id); };
+      if (op.stream == Stream::data_communication || std::ranges::any_of(op.reads, of_rows) ||
+          std::ranges::any_of(op.writes, of_rows))
+        continue;
+      if (const OpCost cost = costs_.cost(op, piece_.tensors, 1); !cost.absent) seconds += cost.seconds;
+    }
+    return seconds;
+  }
+
+ private:
+  struct Measured {
+    double units, seconds;
+  };
+
+  Measured at(const Op& op, std::int64_t slots, bool products) const {
+    std::vector<Tensor> tensors = piece_.tensors;
+    for (Tensor& t : tensors)
+      if (const int d = t.find(Axis::slots); d >= 0) t.sizes[d] = t.sizes[d] / slots_ * slots;
+    const OpCost cost = costs_.cost(op, tensors, 1);
+    return {products ? cost.flops / 2 : elements(op, tensors), cost.absent ? 0 : cost.seconds};
+  }
+
+  // Of the larger side: what a rank hands over or gathers.
+  static double elements(const Op& op, std::span<const Tensor> tensors) {
+    return static_cast<double>(std::max(tensors[op.reads[0]].elements(), tensors[op.writes[0]].elements()));
+  }
+
+  ProfiledTime of_op(const Op& op, bool products) const {
+    const double of_slot =
+        products ? static_cast<double>(piece_.tensors[op.reads[0]].elements()) / static_cast<double>(slots_)
+                 : elements(op, piece_.tensors) / static_cast<double>(slots_);
+    std::vector<Measured> measured;
+    const std::int64_t step = products ? kProductStep : kCollectiveStep;
+    for (std::int64_t i = 1; i <= (products ? kProductSizes : kCollectiveSizes); ++i)
+      measured.push_back(at(
+          op, std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(i * step) / of_slot)), products));
+    ProfiledTime result = fitted(measured);
+    result.units = at(op, slots_, products).units;
+    return result;
+  }
+
+  static ProfiledTime fitted(std::span<const Measured> measured) {
+    double mean_units = 0, mean_seconds = 0;
+    for (const Measured& m : measured) {
+      mean_units += m.units / static_cast<double>(measured.size());
+      mean_seconds += m.seconds / static_cast<double>(measured.size());
+    }
+    double units = 0, seconds = 0, both = 0;
+    for (const Measured& m : measured) {
+      units += (m.units - mean_units) * (m.units - mean_units);
+      seconds += (m.seconds - mean_seconds) * (m.seconds - mean_seconds);
+      both += (m.units - mean_units) * (m.seconds - mean_seconds);
+    }
+    ProfiledTime result;
+    if (!(units > 0)) return result;
+    result.time.per_unit = both / units;
+    // Sizes that are bound by something else than at first may bend the line below 0.
+    result.time.start_up = std::max(0.0, mean_seconds - result.time.per_unit * mean_units);
+    if (seconds > 0) result.determination = both * both / (units * seconds);
+    return result;
+  }
+
+  const OpCostModel& costs_;
+  const Piece& piece_;
+  std::int64_t slots_ = 0;  // of an expert, for one rank's tokens
+};
+
+[[noreturn]] void refuse(const std::string& found) {
+  throw InputError({"--explain", ""}, found,
+                   "a plan that cuts layers with experts into chunks: moe_schedule \"tutel\", \"fsmoe_no_iio\" or "
+                   "\"fsmoe\", with experts over ranks");
+}
+
+void profile(const Simulation& sequential, PipelineDegrees& degrees) {
+  const Program& program = *sequential.program;
+  OpCostModel costs(sequential.scenario.cluster, *sequential.kernels, *sequential.collectives);
+  costs.set_program(program);
+  const auto piece = std::ranges::find_if(
+      program.pieces, [](const Piece& p) { return std::ranges::any_of(p.forward.ops, is_expert_product); });
+  if (piece == program.pieces.end()) refuse("no experts");
+  degrees.layer = piece->name;
+  const Profiler profiler(costs, *piece);
+  const auto of_kind = [](OpKind kind) { return [kind](const Op& op) { return op.kind == kind; }; };
+  degrees.all_to_all = profiler.of(of_kind(OpKind::redistribute), false, 2);
+  degrees.all_gather = profiler.of(of_kind(OpKind::all_gather), false, 1);
+  degrees.reduce_scatter = profiler.of(of_kind(OpKind::reduce_scatter), false, 1);
+  degrees.experts = profiler.of(is_expert_product, true, 1);
+
+  GradientPieces& gradients = degrees.gradients;
+  for (const Block* block : {&piece->backward, &piece->update})
+    for (const Op& op : block->ops)
+      if (op.kind == OpKind::all_reduce && op.stream == Stream::data_communication && gradients.all_reduce.units == 0)
+        gradients.all_reduce = profiler.of_pieces(op);
+  gradients.dense_seconds = profiler.dense_seconds();
+  const auto number = static_cast<std::uint16_t>(piece - program.pieces.begin());
+  for (const std::vector<Chunk>& stage : program.stages) {
+    std::int64_t here = 0;
+    for (const Chunk& chunk : stage)
+      for (const Run& run : chunk.runs)
+        if (run.piece == number || program.pieces[run.piece].variant_of == number) here += run.count;
+    gradients.layers = std::max(gradients.layers, here);
+  }
+}
+
+// Of layers behind the first, which has none before it, in the mean.
+StepByShares shares_of(const char* name, const fsmoe::GradientPartition& partition, double elements) {
+  StepByShares shares{name};
+  const auto layers = static_cast<double>(partition.in_moe.size() - 1);
+  for (std::size_t i = 1; i < partition.in_moe.size(); ++i) {
+    shares.experts += partition.in_moe[i] / elements / layers;
+    shares.dense += partition.in_dense[i] / elements / layers;
+  }
+  shares.dense = std::min(shares.dense, 1 - shares.experts);  // but for rounding
+  return shares;
+}
+
+void partition_gradients(const fsmoe::LayerTimes& backward, Scenario changed,
+                         const std::function<Simulation(const Scenario&)>& evaluate, PipelineDegrees& degrees) {
+  GradientPieces& gradients = degrees.gradients;
+  if (gradients.all_reduce.units == 0 || gradients.layers < 2) {
+    gradients.refused = gradients.layers < 2 ? "a stage has one layer with experts: none is behind it"
+                                             : "no gradients of layers are all-reduced";
+    return;
+  }
+  const std::vector<fsmoe::GeneralisedLayer> layers(static_cast<std::size_t>(gradients.layers),
+                                                    {backward, gradients.dense_seconds, gradients.all_reduce.units});
+  gradients.greedy = fsmoe::greedy_partition(layers, gradients.all_reduce.time);
+  gradients.global = fsmoe::best_partition(layers, gradients.all_reduce.time);
+
+  changed.plan.fsmoe.forward_degree = degrees.fastest().forward;
+  changed.plan.fsmoe.backward_degree = degrees.fastest().backward;
+  const auto with = [&](StepByShares shares) {
+    changed.plan.fsmoe.share_beside_experts = shares.experts;
+    changed.plan.fsmoe.share_beside_dense = shares.dense;
+    shares.seconds = evaluate(changed).report.step_seconds;
+    return shares;
+  };
+  std::vector<StepByShares> steps{with({"none"})};
+  try {
+    steps.push_back(with(shares_of("greedy", gradients.greedy, gradients.all_reduce.units)));
+    steps.push_back(with(shares_of("global", gradients.global, gradients.all_reduce.units)));
+    StepByShares best = steps.front();
+    for (int experts = 0; experts <= 4; ++experts)
+      for (int dense = 0; dense <= 4 - experts; ++dense)
+        if (const StepByShares step = with({"", experts / 4.0, dense / 4.0}); step.seconds < best.seconds) best = step;
+    best.partition = "best of quarters";
+    steps.push_back(best);
+  } catch (const InputError& error) {
+    gradients.refused = error.what();
+    return;
+  }
+  gradients.steps = std::move(steps);
+}
+
+}  // namespace
+
+const StepByDegrees& PipelineDegrees::fastest() const {
+  return *std::ranges::min_element(steps, {}, &StepByDegrees::seconds);
+}
+
+const StepByDegrees* PipelineDegrees::chosen() const {
+  const auto found = std::ranges::find_if(steps, [&](const StepByDegrees& step) {
+    return step.forward == chosen_forward.degree && step.backward == chosen_backward.degree;
+  });
+  return found == steps.end() ? nullptr : &*found;
+}
+
+PipelineDegrees pipeline_degrees(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate) {
+  const fsmoe::MoeSchedule schedule = scenario.plan.fsmoe.schedule;
+  if (schedule == fsmoe::MoeSchedule::sequential) refuse("moe_schedule \"sequential\"");
+  PipelineDegrees degrees;
+  Scenario changed = scenario;
+  changed.plan.fsmoe = {};
+  profile(evaluate(changed), degrees);
+  const fsmoe::LayerTimes forward{degrees.all_to_all.of_layer(), degrees.all_gather.of_layer(),
+                                  degrees.reduce_scatter.of_layer(), degrees.experts.of_layer()};
+  const fsmoe::LayerTimes backward = fsmoe::backward(forward);
+  for (const std::int64_t degree : fsmoe::kDegrees) {
+    degrees.forward.push_back(fsmoe::pipelined(forward, degree, 0));
+    degrees.backward.push_back(fsmoe::pipelined(backward, degree, 0));
+  }
+  degrees.chosen_forward = fsmoe::best_degree(forward, 0);
+  degrees.chosen_backward = fsmoe::best_degree(backward, 0);
+  changed.plan.fsmoe = scenario.plan.fsmoe;
+  for (const std::int64_t f : fsmoe::kDegrees)
+    for (const std::int64_t b : fsmoe::kDegrees) {
+      if (schedule == fsmoe::MoeSchedule::tutel && f != b) continue;
+      changed.plan.fsmoe.forward_degree = f;
+      changed.plan.fsmoe.backward_degree = b;
+      degrees.steps.push_back({f, b, evaluate(changed).report.step_seconds});
+    }
+  partition_gradients(backward, changed, evaluate, degrees);
+  return degrees;
+}
+
+namespace {
+
+std::string profile_text(const PipelineDegrees& degrees) {
+  constexpr std::array<Column, 6> kColumns{
+      {{"operation", false}, {"alpha"}, {"beta"}, {"r^2"}, {"takes"}, {"n of the layer", false}}};
+  std::vector<std::vector<std::string>> rows;
+  const auto row = [&](const char* name, const ProfiledTime& profiled, const char* unit) {
+    if (profiled.units == 0) return;
+    const fsmoe::ChunkedTime whole = profiled.of_layer();
+    rows.push_back({name, seconds_text(profiled.time.start_up), fmt::format("{:.3g} ns", profiled.time.per_unit * 1e9),
+                    fmt::format("{:.5f}", profiled.determination), seconds_text(whole.of_chunk(1)),
+                    fmt::format("{:.4g} {}", profiled.units, unit)});
+  };
+  row("all-to-all", degrees.all_to_all, "elements");
+  row("all-gather", degrees.all_gather, "elements");
+  row("reduce-scatter", degrees.reduce_scatter, "elements");
+  row("experts", degrees.experts, "multiply-adds");
+  return grid(kColumns, rows);
+}
+
+std::string bottleneck_text(fsmoe::Bottleneck bottleneck) {
+  constexpr std::array<const char*, 5> kNames{"", "link between nodes", "experts", "all-to-alls", "within nodes"};
+  const auto number = static_cast<std::size_t>(bottleneck);
+  return fmt::format("{}, {}", number, kNames[number]);
+}
+
+std::string cases_text(const PipelineDegrees& degrees) {
+  constexpr std::array<Column, 5> kColumns{{{"degree"}, {"forward"}, {"case", false}, {"backward"}, {"case", false}}};
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t i = 0; i < degrees.forward.size(); ++i) {
+    const fsmoe::PipelinedLayer &f = degrees.forward[i], &b = degrees.backward[i];
+    rows.push_back({std::to_string(f.degree), seconds_text(f.seconds), bottleneck_text(f.bottleneck),
+                    seconds_text(b.seconds), bottleneck_text(b.bottleneck)});
+  }
+  return grid(kColumns, rows) + fmt::format("  chosen: {} forward, {} backward\n", degrees.chosen_forward.degree,
+                                            degrees.chosen_backward.degree);
+}
+
+std::string steps_text(const PipelineDegrees& degrees) {
+  const StepByDegrees& fastest = degrees.fastest();
+  std::array<Column, fsmoe::kDegrees.size() + 2> columns{{{"forward \\ backward"}}};
+  std::array<std::string, fsmoe::kDegrees.size()> headings;
+  columns.back() = {"", false};
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t i = 0; i < fsmoe::kDegrees.size(); ++i) {
+    headings[i] = std::to_string(fsmoe::kDegrees[i]);
+    columns[i + 1] = {headings[i]};
+    rows.push_back({headings[i]});
+    for (const std::int64_t backward : fsmoe::kDegrees) {
+      const auto step = std::ranges::find_if(degrees.steps, [&](const StepByDegrees& s) {
+        return s.forward == fsmoe::kDegrees[i] && s.backward == backward;
+      });
+      rows.back().push_back(step == degrees.steps.end() ? "-" : seconds_text(step->seconds));
+    }
+    rows.back().push_back(fastest.forward == fsmoe::kDegrees[i] ? "<" : "");
+  }
+  std::string text = grid(columns, rows) + fmt::format("  fastest: {} forward, {} backward, {} a step", fastest.forward,
+                                                       fastest.backward, seconds_text(fastest.seconds));
+  if (const StepByDegrees* chosen = degrees.chosen(); chosen != nullptr && chosen != &fastest)
+    text += fmt::format("; as the cases choose {}, {}", seconds_text(chosen->seconds),
+                        signed_percent_text(chosen->seconds / fastest.seconds - 1));
+  return text + "\n";
+}
+
+std::string gradients_text(const GradientPieces& gradients) {
+  const std::string heading =
+      "Gradients of a layer, all-reduced in pieces beside the next layer backward (section 5)\n";
+  if (gradients.steps.empty()) return heading + "  none: " + gradients.refused + "\n";
+  constexpr std::array<Column, 5> kColumns{{{"partition", false}, {"experts"}, {"dense"}, {"formula"}, {"step"}}};
+  std::vector<std::vector<std::string>> rows;
+  for (const StepByShares& step : gradients.steps) {
+    const fsmoe::GradientPartition* const formula = step.partition == "greedy"   ? &gradients.greedy
+                                                    : step.partition == "global" ? &gradients.global
+                                                                                 : nullptr;
+    rows.push_back({step.partition, fmt::format("{:.3f}", step.experts), fmt::format("{:.3f}", step.dense),
+                    formula == nullptr ? "-" : seconds_text(formula->seconds), seconds_text(step.seconds)});
+  }
+  return heading +
+         fmt::format("  an all-reduce: alpha {}, beta {:.3g} ns, {:.4g} elements a layer; dense part {}; {} layers\n",
+                     seconds_text(gradients.all_reduce.time.start_up), gradients.all_reduce.time.per_unit * 1e9,
+                     gradients.all_reduce.units, seconds_text(gradients.dense_seconds), gradients.layers) +
+         grid(kColumns, rows) +
+         "  experts, dense: moe_gradient_share_experts, moe_gradient_share_dense; formula: of all layers backward and "
+         "what is left\n";
+}
+
+}  // namespace
+
+std::string pipeline_degree_text(const PipelineDegrees& degrees) {
+  return fmt::format(
+      "pipeline degrees of {}, of one rank's rows in one micro-batch\n\n"
+      "Profile of the cost models, t = alpha + n beta, by least squares over {} and {} sizes\n{}\n"
+      "By FSMoE's four cases (arXiv 2501.10714, section 4), no gradients reduced in the layer\n{}\n"
+      "By the engine: the time of a step\n{}\n{}",
+      degrees.layer, kCollectiveSizes, kProductSizes, profile_text(degrees), cases_text(degrees), steps_text(degrees),
+      gradients_text(degrees.gradients));
+}
+
+}  // namespace orrery

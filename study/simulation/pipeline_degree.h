@@ -1,0 +1,68 @@
+// FSMoE's pipeline degree and partition of gradients (Pan et al. 2025, arXiv 2501.10714, sections 4 and 5) as its
+// authors choose them, by linear times of a profile and four cases, beside what the engine finds. The profile is of the
+// cost models, over the paper's sizes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "strategies/fsmoe/degree.h"
+#include "strategies/fsmoe/gradient_partition.h"
+#include "study/simulation/simulation.h"
+
+namespace orrery {
+
+// An operation of a layer with experts: alpha and beta of n units, by least squares over sizes.
+struct ProfiledTime {
+  fsmoe::LinearTime time;    // seconds, and seconds by element or by multiply-add
+  double determination = 1;  // r^2 of the fit; 1 where the layer has no such operation
+  double units = 0;          // n of the layer: elements that a rank hands over or gathers, multiply-adds of a rank
+
+  fsmoe::ChunkedTime of_layer() const { return {time.start_up, units * time.per_unit}; }
+};
+
+struct StepByDegrees {
+  std::int64_t forward = 1, backward = 1;
+  double seconds = 0;  // of the step
+};
+
+// A step whose layers send these parts of their gradients in the next layer backward (moe_gradient_share_experts,
+// moe_gradient_share_dense).
+struct StepByShares {
+  std::string partition;  // who chose them
+  double experts = 0, dense = 0;
+  double seconds = 0;  // of the step
+};
+
+// With the fastest degrees of the engine.
+struct GradientPieces {
+  ProfiledTime all_reduce;   // of a layer's gradients but the experts'
+  double dense_seconds = 0;  // backward, of what has no rows of experts
+  std::int64_t layers = 0;   // of a stage
+  fsmoe::GradientPartition greedy, global;
+  // Nothing beside layers; as the two partitions have it, in the mean of layers behind the first; the best of all
+  // shares in quarters.
+  std::vector<StepByShares> steps;
+  std::string refused;  // why the plan has no pieces; then there are no steps
+};
+
+struct PipelineDegrees {
+  std::string layer;                                             // the piece
+  ProfiledTime all_to_all, all_gather, reduce_scatter, experts;  // forward; an all-to-all is a dispatch or a combine
+  std::vector<fsmoe::PipelinedLayer> forward, backward;          // of each of fsmoe::kDegrees
+  fsmoe::PipelinedLayer chosen_forward, chosen_backward;         // no gradients reduced in the layer
+  std::vector<StepByDegrees> steps;                              // those of fsmoe::kDegrees that the schedule has
+  GradientPieces gradients;
+
+  const StepByDegrees& fastest() const;  // of equal ones the first
+  // With the degrees that the cases choose; null where the schedule does not have them.
+  const StepByDegrees* chosen() const;
+};
+
+// `evaluate`: the engine. Throws InputError ("--explain") for plans whose layers with experts are not cut into chunks.
+PipelineDegrees pipeline_degrees(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate);
+std::string pipeline_degree_text(const PipelineDegrees& degrees);
+
+}  // namespace orrery

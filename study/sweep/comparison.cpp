@@ -1,0 +1,330 @@
+#include "study/sweep/comparison.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "sim/base/digest.h"
+#include "sim/base/error.h"
+#include "sim/base/one_line.h"
+#include "sim/base/statistics.h"
+#include "sim/report/columns.h"
+#include "sim/report/format.h"
+#include "study/sweep/results.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr double kNoRatio = std::numeric_limits<double>::infinity();
+
+struct KeptPoint {
+  std::string scenario;  // a digest
+  std::string place;     // of the document and the point's number in it, a digest
+  std::string fields, error, plan;
+  std::vector<SweptFigure> figures;
+};
+
+bool is_flag(const std::string& figure) {
+  static const Report nothing;
+  const ReportColumn* column = find_report_column(figure);
+  return column != nullptr && std::holds_alternative<bool>(column->value(nothing));
+}
+
+std::vector<std::string> texts_of(const Database& database, const char* sql) {
+  std::vector<std::string> texts;
+  for (Statement rows(database, sql); rows.step();) texts.push_back(rows.text(0));
+  return texts;
+}
+
+// Whatever figures that version of Orrery had.
+class File {
+ public:
+  File(const std::string& path, const std::vector<std::string>& figures)
+      : database_(path, Database::Mode::read, sweep_database()) {
+    const std::vector<std::string> columns =
+        texts_of(database_, "SELECT name FROM pragma_table_info('results') WHERE cid > 4 ORDER BY cid");
+    for (const std::string& figure : figures)
+      if (std::find(columns.begin(), columns.end(), figure) == columns.end())
+        throw InputError({path, ""}, fmt::format("no figure \"{}\"", one_line(figure)),
+                         "a column of its table of results", nearest_name(figure, columns));
+    read_points(figures);
+  }
+
+  ComparedSweeps what() const {
+    return {database_.path(), texts_of(database_, "SELECT DISTINCT version FROM sweeps ORDER BY id"),
+            doubts_about(database_)};
+  }
+  std::vector<KeptPoint> points;
+
+ private:
+  void read_points(const std::vector<std::string>& figures) {
+    std::string names;
+    for (const std::string& figure : figures) names += ", r." + figure;
+    std::vector<bool> flags;
+    for (const std::string& figure : figures) flags.push_back(is_flag(figure));
+    Statement rows(database_, fmt::format("SELECT r.scenario, s.document, p.number, p.fields, r.error, r.plan{} FROM "
+                                          "points p JOIN results r ON r.key = p.key JOIN sweeps s ON s.id = p.sweep "
+                                          "ORDER BY p.sweep, p.number",
+                                          names));
+    constexpr int kFirstFigure = 6;
+    std::unordered_map<std::string, std::size_t> last;  // of a scenario's results
+    while (rows.step()) {
+      KeptPoint point{
+          rows.text(0), fmt::format("{:x}", digest_of(fmt::format("{}\n{}", rows.text(1), rows.integer(2)))),
+          rows.text(3), rows.text(4),
+          rows.text(5), {}};
+      for (std::size_t i = 0; i < figures.size(); ++i) {
+        const int at = kFirstFigure + static_cast<int>(i);
+        if (rows.is_null(at)) {
+          point.figures.emplace_back();
+        } else if (flags[i]) {
+          point.figures.emplace_back(rows.integer(at) != 0);
+        } else if (rows.is_text(at)) {
+          point.figures.emplace_back(rows.text(at));
+        } else {
+          point.figures.emplace_back(rows.number(at));
+        }
+      }
+      const auto [known, is_new] = last.try_emplace(point.scenario, points.size());
+      if (is_new) {
+        points.push_back(std::move(point));
+      } else {
+        points[known->second] = std::move(point);
+      }
+    }
+  }
+
+  Database database_;
+};
+
+// For each point of `a` that of `b`, or none.
+class Pairs {
+ public:
+  Pairs(const std::vector<KeptPoint>& a, const std::vector<KeptPoint>& b)
+      : a_(a), b_(b), of_b(a.size()), taken(b.size()) {}
+
+  // Those of `a` and of `b` that have no partner yet, and of which nothing else has that key.
+  void pair_by(const std::function<std::string_view(const KeptPoint&)>& key) {
+    struct Places {
+      std::vector<std::size_t> a, b;
+    };
+    std::unordered_map<std::string_view, Places> of_key;
+    for (std::size_t i = 0; i < a_.size(); ++i)
+      if (!of_b[i]) of_key[key(a_[i])].a.push_back(i);
+    for (std::size_t i = 0; i < b_.size(); ++i)
+      if (!taken[i]) of_key[key(b_[i])].b.push_back(i);
+    for (const auto& [name, places] : of_key) {
+      if (places.a.size() != 1 || places.b.size() != 1) continue;
+      of_b[places.a.front()] = places.b.front();
+      taken[places.b.front()] = true;
+    }
+  }
+
+ private:
+  const std::vector<KeptPoint>&a_, &b_;
+
+ public:
+  std::vector<std::optional<std::size_t>> of_b;
+  std::vector<bool> taken;
+};
+
+double change_of(const SweptFigure& a, const SweptFigure& b) {
+  const double *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
+  if (x != nullptr && y != nullptr) return *x == *y ? 0 : *x == 0 ? kNoRatio : *y / *x - 1;
+  return a == b ? 0 : kNoRatio;
+}
+
+class Comparing {
+ public:
+  Comparing(SweepComparison& into, const SweepComparisonOptions& options)
+      : into_(into), options_(options), changes_(options.figures.size()) {
+    for (const std::string& figure : options.figures) into.figures.push_back({figure});
+  }
+
+  void add(const KeptPoint& a, const KeptPoint& b) {
+    ++into_.in_both;
+    if (a.error.empty() != b.error.empty()) {
+      const auto side = [](const std::string& error) {
+        return error.empty() ? SweptFigure() : SweptFigure(one_line(error));
+      };
+      into_.moved.push_back({b.fields, "error", side(a.error), side(b.error), kNoRatio});
+      return;
+    }
+    if (a.plan != b.plan) ++into_.other_plans;
+    for (std::size_t i = 0; i < options_.figures.size(); ++i) {
+      if (a.figures[i].index() == 0 && b.figures[i].index() == 0) continue;
+      const double change = change_of(a.figures[i], b.figures[i]);
+      if (std::isfinite(change)) changes_[i].push_back(change);
+      if (!(std::abs(change) > options_.threshold)) continue;
+      ++into_.figures[i].moved;
+      into_.moved.push_back({b.fields, options_.figures[i], a.figures[i], b.figures[i], change});
+    }
+  }
+
+  void finish() {
+    for (std::size_t i = 0; i < changes_.size(); ++i) {
+      std::vector<double>& changes = changes_[i];
+      if (changes.empty()) continue;
+      into_.figures[i].median = median(changes);
+      const auto [lowest, highest] = std::minmax_element(changes.begin(), changes.end());
+      into_.figures[i].lowest = *lowest;
+      into_.figures[i].highest = *highest;
+    }
+    std::stable_sort(into_.moved.begin(), into_.moved.end(), [](const MovedFigure& x, const MovedFigure& y) {
+      return std::abs(x.change) > std::abs(y.change);
+    });
+  }
+
+ private:
+  SweepComparison& into_;
+  const SweepComparisonOptions& options_;
+  std::vector<std::vector<double>> changes_;
+};
+
+std::string text_of(const SweptFigure& figure, std::string_view name) {
+  if (const double* number = std::get_if<double>(&figure)) {
+    if (name.ends_with("_seconds")) return seconds_text(*number);
+    if (name.ends_with("_bytes")) return bytes_text(*number);
+    return fmt::format("{:.4g}", *number);
+  }
+  if (const bool* flag = std::get_if<bool>(&figure)) return *flag ? "yes" : "no";
+  if (const std::string* text = std::get_if<std::string>(&figure)) return clipped(*text, 60);
+  return "-";
+}
+
+OrderedJson json_of(const SweptFigure& figure) {
+  if (const double* number = std::get_if<double>(&figure)) return *number;
+  if (const bool* flag = std::get_if<bool>(&figure)) return *flag;
+  if (const std::string* text = std::get_if<std::string>(&figure)) return *text;
+  return nullptr;
+}
+
+OrderedJson fields_json(const std::string& fields) {
+  OrderedJson json = OrderedJson::parse(fields, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? json : OrderedJson::object();
+}
+
+// "cluster.nodes 8, plan.tensor_parallel 4"
+std::string fields_text(const std::string& fields) {
+  std::string text;
+  const OrderedJson json = fields_json(fields);
+  for (const auto& [field, value] : json.items())
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", field,
+                        value.is_string() ? value.get<std::string>() : value.dump());
+  return one_line(text.empty() ? "the scenario itself" : text);
+}
+
+std::string points_text(std::size_t count) { return fmt::format("{} point{}", count, count == 1 ? "" : "s"); }
+
+}  // namespace
+
+SweepComparison compare_sweeps(const std::string& a, const std::string& b, const SweepComparisonOptions& options) {
+  const File file_a(a, options.figures), file_b(b, options.figures);
+  SweepComparison comparison;
+  comparison.a = file_a.what();
+  comparison.b = file_b.what();
+  comparison.threshold = options.threshold;
+  Pairs pairs(file_a.points, file_b.points);
+  pairs.pair_by([](const KeptPoint& point) -> std::string_view { return point.scenario; });
+  pairs.pair_by([](const KeptPoint& point) -> std::string_view { return point.place; });
+  pairs.pair_by([](const KeptPoint& point) -> std::string_view { return point.fields; });
+  Comparing comparing(comparison, options);
+  for (std::size_t i = 0; i < file_a.points.size(); ++i) {
+    if (pairs.of_b[i]) {
+      comparing.add(file_a.points[i], file_b.points[*pairs.of_b[i]]);
+    } else {
+      comparison.only_in_a.push_back(file_a.points[i].fields);
+    }
+  }
+  for (std::size_t i = 0; i < file_b.points.size(); ++i)
+    if (!pairs.taken[i]) comparison.only_in_b.push_back(file_b.points[i].fields);
+  if (comparison.in_both == 0)
+    throw InputError({b, ""}, fmt::format("no point that {} has", a), "sweeps that have points in common");
+  comparing.finish();
+  return comparison;
+}
+
+std::string sweep_comparison_text(const SweepComparison& c, std::size_t most) {
+  std::string text;
+  for (const auto& [letter, side] : {std::pair("A", &c.a), std::pair("B", &c.b)})
+    text += fmt::format("{}: {} (orrery {})\n", letter, side->file,
+                        one_line(fmt::format("{}", fmt::join(side->versions, ", "))));
+  for (const ComparedSweeps* side : {&c.a, &c.b})
+    for (const std::string& doubt : side->doubts) text += doubt + "\n";
+  text += fmt::format("{} in both, {} only in A, {} only in B\n", points_text(static_cast<std::size_t>(c.in_both)),
+                      c.only_in_a.size(), c.only_in_b.size());
+  if (!c.only_in_a.empty()) text += fmt::format("Gone from A, the first: {}\n", fields_text(c.only_in_a.front()));
+  if (c.other_plans > 0)
+    text += fmt::format("Searches found another plan at {}\n", points_text(static_cast<std::size_t>(c.other_plans)));
+  const std::string moved = fmt::format("moved by more than {}", percent_text(c.threshold));
+  std::vector<std::vector<std::string>> rows;
+  for (const FigureChanges& f : c.figures) {
+    std::vector<std::string> row{f.figure, fmt::format("{}", f.moved)};
+    if (is_flag(f.figure)) {
+      row.insert(row.end(), 3, "");
+    } else {
+      for (const double change : {f.lowest, f.median, f.highest}) row.push_back(signed_percent_text(change));
+    }
+    rows.push_back(std::move(row));
+  }
+  text += "\n" + grid(std::vector<Column>{{"", false}, {moved}, {"lowest"}, {"median"}, {"highest"}}, rows);
+  if (c.moved.empty()) return text;
+  rows.clear();
+  for (const MovedFigure& m : c.moved) {
+    if (rows.size() == most) break;
+    rows.push_back({m.figure, text_of(m.a, m.figure), text_of(m.b, m.figure),
+                    std::isfinite(m.change) ? signed_percent_text(m.change) : "", fields_text(m.fields)});
+  }
+  text += "\n" + grid(std::vector<Column>{{"", false}, {"A"}, {"B"}, {"change"}, {"at", false}}, rows);
+  if (c.moved.size() > most) text += fmt::format("  and {} more (--top, --json, --csv)\n", c.moved.size() - most);
+  return text;
+}
+
+OrderedJson sweep_comparison_json(const SweepComparison& c) {
+  OrderedJson json;
+  for (const auto& [letter, side] : {std::pair("a", &c.a), std::pair("b", &c.b)})
+    json[letter] = {{"file", side->file}, {"versions", side->versions}, {"notes", side->doubts}};
+  json["threshold"] = c.threshold;
+  json["alike"] = c.alike();
+  json["points_in_both"] = c.in_both;
+  for (const auto& [key, points] : {std::pair("only_in_a", &c.only_in_a), std::pair("only_in_b", &c.only_in_b)}) {
+    json[key] = OrderedJson::array();
+    for (const std::string& fields : *points) json[key].push_back(fields_json(fields));
+  }
+  json["other_plans"] = c.other_plans;
+  json["figures"] = OrderedJson::array();
+  for (const FigureChanges& f : c.figures)
+    json["figures"].push_back(
+        {{"figure", f.figure}, {"moved", f.moved}, {"lowest", f.lowest}, {"median", f.median}, {"highest", f.highest}});
+  json["moved"] = OrderedJson::array();
+  for (const MovedFigure& m : c.moved) {
+    OrderedJson row{{"fields", fields_json(m.fields)}, {"figure", m.figure}, {"a", json_of(m.a)}, {"b", json_of(m.b)}};
+    row["change"] = std::isfinite(m.change) ? OrderedJson(m.change) : OrderedJson();
+    json["moved"].push_back(std::move(row));
+  }
+  return json;
+}
+
+std::string sweep_comparison_csv(const SweepComparison& c) {
+  std::string text = "fields,figure,a,b,change\n";
+  const auto cell = [](const SweptFigure& figure) {
+    const OrderedJson value = json_of(figure);
+    return value.is_null() ? "" : csv_text(value.is_string() ? value.get<std::string>() : value.dump());
+  };
+  for (const MovedFigure& m : c.moved)
+    text += fmt::format("{},{},{},{},{}\n", csv_text(m.fields), m.figure, cell(m.a), cell(m.b),
+                        std::isfinite(m.change) ? OrderedJson(m.change).dump() : "");
+  return text;
+}
+
+}  // namespace orrery

@@ -1,0 +1,122 @@
+// A sweep: a scenario, and axes over its fields.
+//
+//   { "scenario": "llama-3-70b-512-h100",
+//     "axes": { "cluster.nodes": [8, 16, 32], "plan.tensor_parallel": {"from": 1, "to": 8, "factor": 2} },
+//     "zip":  [ { "workload.sequence_length": [4096, 8192], "workload.global_batch_size": [1024, 512] } ],
+//     "when": [ { "if": {"plan.tensor_parallel": [4, 8]}, "axes": {"plan.sequence_parallel": [false, true]} } ],
+//     "seeds": [1, 2, 3], "engine": "des", "search": { "fix": ["recompute"] } }
+//
+// docs/sweep.md has the table of its keys.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "strategies/read_scenario.h"
+#include "study/search/space.h"
+#include "study/simulation/simulation.h"
+
+namespace orrery {
+
+// Fields that change together.
+struct SweepAxis {
+  std::vector<std::string> fields;                  // "cluster.nodes"
+  std::vector<std::vector<nlohmann::json>> values;  // by choice, then by field
+  // There where each of these holds: one of the axes has one of the choices. Elsewhere its fields are the scenario's.
+  struct Condition {
+    std::vector<std::pair<std::size_t, std::vector<bool>>> any_of;  // an earlier axis, and which of its choices
+  };
+  std::vector<Condition> conditions;
+};
+
+// The best plan of each point.
+struct SweepSearch {
+  SpaceOptions space;
+  double most_memory_bytes = 0;  // of a device; 0: its capacity
+  bool safe = false;             // predicted peaks must fit with their margin
+};
+
+struct SweepDocument {
+  std::string file;       // that it was read from
+  nlohmann::json given;   // as it was read
+  nlohmann::json whole;   // with the scenario's document in place of its name
+  nlohmann::json base;    // the scenario's document
+  ScenarioSource source;  // the scenario's
+  std::vector<SweepAxis> axes;
+  SimulationOptions simulation;  // engine, fidelity and routing
+  std::optional<SweepSearch> search;
+
+  // In their order, each once.
+  std::vector<std::string> fields() const;
+  // Whether the scenario has perturbations, of which the engine knows nothing.
+  bool leaves_out_perturbations() const;
+};
+
+// `file`: what relative paths start from, and messages name. Each value of an axis must be one that its field can hold.
+// Throws InputError, with the nearest field's name where there is no such field.
+SweepDocument read_sweep(const nlohmann::json& document, const std::string& file);
+
+// Sweeps that come with Orrery: study/sweep/examples/<name>.json.
+struct BundledSweep {
+  std::string name;
+  std::string_view path, text;
+};
+std::vector<BundledSweep> bundled_sweeps();
+
+// Goes through the points in order: of the last axis neighbours differ.
+class SweepCursor {
+ public:
+  static constexpr int kAbsent = -1;  // of an axis whose conditions do not hold
+
+  // REQUIRES: `axes` outlive the cursor.
+  explicit SweepCursor(const std::vector<SweepAxis>& axes);
+
+  std::int64_t number() const { return number_; }
+  const std::vector<int>& choices() const { return choices_; }  // by axis
+  bool advance();                                               // false: that was the last; begins again
+
+ private:
+  void begin(std::size_t axis);  // chooses first values from this axis on
+  bool holds(const SweepAxis& axis) const;
+
+  const std::vector<SweepAxis>& axes_;
+  std::vector<int> choices_;
+  std::int64_t number_ = 0;
+};
+
+// How many points there are. Throws InputError beyond 100 million.
+std::int64_t count_points(const SweepDocument& sweep);
+
+// Points as scenarios, a line of JSON each (ScenarioReader::read_line). Not thread-safe: what parts of lines were made
+// of is kept.
+class SweepLines {
+ public:
+  explicit SweepLines(const SweepDocument& sweep);
+
+  // Valid until the next call. Throws InputError where a value cannot be set.
+  const std::string& line(const std::vector<int>& choices);
+  // {"cluster.nodes": 8, ...}: the fields of the axes that are there.
+  std::string fields(const std::vector<int>& choices) const;
+
+ private:
+  struct Part {
+    std::string key;
+    std::vector<std::size_t> axes;                       // that write it
+    std::string text;                                    // where there are none
+    std::unordered_map<std::string, std::string> texts;  // by their choices
+  };
+  const std::string& text_of(Part& part, const std::vector<int>& choices);
+
+  const SweepDocument& sweep_;
+  std::vector<std::vector<std::vector<std::string>>> sets_;  // apply_set's, by axis, choice and field
+  std::vector<Part> parts_;
+  std::string line_, choices_key_;
+};
+
+}  // namespace orrery

@@ -1,0 +1,368 @@
+#include "study/sweep/mpi/ranks.h"
+
+#include <fmt/format.h>
+#include <mpi.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <climits>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "sim/base/digest.h"
+#include "sim/base/error.h"
+#include "sim/base/json_reader.h"
+#include "sim/base/threads.h"
+#include "study/sweep/evaluate.h"
+#include "study/sweep/mpi/message.h"
+
+namespace orrery {
+namespace {
+
+// Of messages. To rank 0: kReady (prepared, or why not) and kRequest; from it: kTask, kStart and, to a thread of a
+// rank, kReply and the thread's number.
+enum Tag : int { kTask, kReady, kStart, kRequest, kReply };
+
+enum class Ask : std::uint8_t {
+  points,  // most -> points
+  kept,    // rows of numbers and keys -> what is kept of each
+  add,     // rows
+  fail,    // a message
+  done,    // no thread of the rank evaluates any more
+  broken,  // the same, because one could not go on: a message
+};
+
+void need(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw std::runtime_error(fmt::format("{} failed: {}", what, std::string_view(text.data(), length)));
+}
+
+// Between looks for messages: at first others only go before, then so long that looking costs next to nothing.
+class Pause {
+ public:
+  void wait() {
+    if (std::chrono::steady_clock::now() - start_ < kYield) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kSleep);
+    }
+  }
+  void reset() { start_ = std::chrono::steady_clock::now(); }
+
+ private:
+  static constexpr std::chrono::microseconds kYield{100}, kSleep{200};
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// Of the hardware threads that this process may run on, its part where other ranks may run on the same.
+int share_of_hardware_threads() {
+  MPI_Comm machine = MPI_COMM_NULL;
+  need(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine), "MPI_Comm_split_type");
+  int ranks = 1;
+  MPI_Comm_size(machine, &ranks);
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  sched_getaffinity(0, sizeof mine, &mine);
+  std::vector<cpu_set_t> all(static_cast<std::size_t>(ranks));
+  need(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, machine), "MPI_Allgather");
+  MPI_Comm_free(&machine);
+  double share = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &mine)) continue;
+    share += 1.0 / static_cast<double>(std::count_if(all.begin(), all.end(),
+                                                     [&](const cpu_set_t& set) { return CPU_ISSET(cpu, &set); }));
+  }
+  constexpr double kRounding = 1e-9;
+  return std::max(1, static_cast<int>(share + kRounding));
+}
+
+std::string name_of_rank(int rank) {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  return fmt::format("rank {} on {}", rank, host.data());
+}
+
+std::string digest_text(const SweepDocument& sweep) { return fmt::format("{:016x}", digest_of(sweep.whole.dump())); }
+
+// What a rank makes of a SweepTask. Throws what it has in place of what rank 0 has.
+struct PreparedTask {
+  std::optional<SweepDocument> sweep;
+  SweepEvaluation evaluation;
+  std::int64_t threads = 1;
+};
+
+PreparedTask prepare_task(const std::string& bytes, const std::string& version, int threads_here) {
+  MessageReader message(bytes);
+  const auto text = message.get<std::string>(), file = message.get<std::string>();
+  const auto digest = message.get<std::string>(), its_version = message.get<std::string>();
+  const auto files = message.get<std::vector<std::string>>();
+  const auto calibrations = message.get<std::string>();
+  const auto threads = message.get<int>();
+  PreparedTask task;
+  if (version != its_version) throw std::runtime_error("orrery " + version);
+  task.sweep = read_sweep(parse_json(text, file), file);
+  if (digest_text(*task.sweep) != digest) throw std::runtime_error("another scenario of " + file);
+  task.evaluation.user = read_user_calibration(files);
+  if (digests_of_calibrations(files) != calibrations) throw std::runtime_error("other files for --calibration");
+  task.evaluation.program = program_of(version, calibrations);
+  task.threads = threads > 0 ? threads : threads_here;
+  return task;
+}
+
+}  // namespace
+
+struct SweepRanks::Sending {
+  std::string bytes;
+  MPI_Request request = MPI_REQUEST_NULL;
+};
+
+// What one thread of a rank asks rank 0.
+class SweepRanks::RemoteWork final : public SweepWork {
+ public:
+  RemoteWork(SweepRanks& ranks, int thread) : ranks_(ranks), thread_(thread) {}
+
+  std::vector<SweepPoint> take(std::size_t most) override {
+    const std::string reply = ask(begin(Ask::points).put(most));
+    return MessageReader(reply).get<std::vector<SweepPoint>>();
+  }
+  std::vector<Kept> kept(std::span<const SweepRow> points) override {
+    MessageWriter message = begin(Ask::kept);
+    message.put(points.size());
+    for (const SweepRow& point : points) message.put(point.number).put(point.key);
+    const std::string reply = ask(message);
+    return MessageReader(reply).get<std::vector<Kept>>();
+  }
+  void add(std::vector<SweepRow> rows) override {
+    if (!rows.empty()) ranks_.send(0, kRequest, begin(Ask::add).put(rows).bytes());
+  }
+  void fail(const std::string& message) override { ranks_.send(0, kRequest, begin(Ask::fail).put(message).bytes()); }
+
+ private:
+  MessageWriter begin(Ask what) const { return MessageWriter().put(what).put(thread_); }
+  std::string ask(const MessageWriter& message) {
+    ranks_.send(0, kRequest, message.bytes());
+    return ranks_.wait_for(0, kReply + thread_).bytes;
+  }
+
+  SweepRanks& ranks_;
+  int thread_;
+};
+
+SweepRanks::SweepRanks(int* argc, char*** argv) {
+  int provided = 0;
+  need(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks_);
+  if (provided < MPI_THREAD_SERIALIZED) throw std::runtime_error("this MPI can be used by one thread only");
+  threads_here_ = share_of_hardware_threads();
+  prctl(PR_SET_TIMERSLACK, 1);  // pauses end when they should
+  if (ranks_ == 1) return;
+  prctl(PR_SET_PDEATHSIG, rank_ == 0 ? SIGTERM : SIGKILL);
+  if (rank_ == 0) return;
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_IGN);
+}
+
+SweepRanks::~SweepRanks() {
+  try {
+    if (rank_ == 0 && (state_ == State::waiting || state_ == State::prepared))
+      for (int to = 1; to < ranks_; ++to) begin_to_send(to, state_ == State::waiting ? kTask : kStart, "");
+    for (Pause pause; sends(); pause.wait()) {
+    }
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "orrery-mpi: rank {}: {}\n", rank_, error.what());
+  }
+  MPI_Finalize();
+}
+
+void SweepRanks::begin_to_send(int to, int tag, std::string bytes) {
+  if (bytes.size() > INT_MAX) throw std::runtime_error("a message between ranks of more than 2 GiB");
+  const std::lock_guard lock(calls_);
+  Sending& sending = sendings_.emplace_back(Sending{std::move(bytes)});
+  need(MPI_Isend(sending.bytes.data(), static_cast<int>(sending.bytes.size()), MPI_BYTE, to, tag, MPI_COMM_WORLD,
+                 &sending.request),
+       "MPI_Isend");
+}
+
+bool SweepRanks::sends() {
+  const std::lock_guard lock(calls_);
+  sendings_.remove_if([](Sending& sending) {
+    int done = 0;
+    need(MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    return done != 0;
+  });
+  return !sendings_.empty();
+}
+
+std::optional<SweepRanks::Message> SweepRanks::receive(int from, int tag) {
+  const std::lock_guard lock(calls_);
+  int there = 0;
+  MPI_Status status;
+  need(MPI_Iprobe(from, tag, MPI_COMM_WORLD, &there, &status), "MPI_Iprobe");
+  if (there == 0) return std::nullopt;
+  int size = 0;
+  MPI_Get_count(&status, MPI_BYTE, &size);
+  Message message{status.MPI_SOURCE, std::string(static_cast<std::size_t>(size), '\0')};
+  need(MPI_Recv(message.bytes.data(), size, MPI_BYTE, message.from, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE),
+       "MPI_Recv");
+  return message;
+}
+
+SweepRanks::Message SweepRanks::wait_for(int from, int tag) {
+  for (Pause pause;; pause.wait()) {
+    sends();
+    if (std::optional<Message> message = receive(from, tag)) return std::move(*message);
+  }
+}
+
+void SweepRanks::send(int to, int tag, std::string bytes) {
+  begin_to_send(to, tag, std::move(bytes));
+  for (Pause pause; sends(); pause.wait()) {
+  }
+}
+
+void SweepRanks::abort(int code) {
+  std::fflush(nullptr);
+  // Whoever holds the lock may never give it back, where a rank has gone.
+  if (calls_.try_lock_for(std::chrono::milliseconds(100))) MPI_Abort(MPI_COMM_WORLD, code);
+  _exit(code);
+}
+
+void SweepRanks::prepare(const SweepTask& task) {
+  const std::string asked = MessageWriter()
+                                .put(task.document->given.dump())
+                                .put(task.document->file)
+                                .put(digest_text(*task.document))
+                                .put(task.version)
+                                .put(task.calibration_files)
+                                .put(task.calibrations)
+                                .put(task.threads)
+                                .bytes();
+  for (int to = 1; to < ranks_; ++to) begin_to_send(to, kTask, asked);
+  state_ = State::prepared;
+  std::string rank, refused;
+  for (int from = 1; from < ranks_; ++from) {
+    const Message message = wait_for(MPI_ANY_SOURCE, kReady);
+    MessageReader reader(message.bytes);
+    threads_ += reader.get<std::int64_t>();
+    auto its_name = reader.get<std::string>(), its_refusal = reader.get<std::string>();
+    if (its_refusal.empty() || !refused.empty()) continue;
+    rank = std::move(its_name);
+    refused = std::move(its_refusal);
+  }
+  if (!refused.empty())
+    throw InputError({rank, ""}, refused, "what rank 0 has: the same program and files on all machines");
+}
+
+void SweepRanks::share(SweepWork& work, std::int64_t points, int here) {
+  state_ = State::at_work;
+  for (int to = 1; to < ranks_; ++to)
+    begin_to_send(to, kStart, MessageWriter().put(points).put(threads_ + here).bytes());
+  int working = ranks_ - 1;
+  for (Pause pause; working > 0;) {
+    sends();
+    const std::optional<Message> message = receive(MPI_ANY_SOURCE, kRequest);
+    if (!message) {
+      pause.wait();
+      continue;
+    }
+    pause.reset();
+    MessageReader reader(message->bytes);
+    const auto what = reader.get<Ask>();
+    const int reply = kReply + reader.get<int>();
+    switch (what) {
+      case Ask::points:
+        begin_to_send(message->from, reply, MessageWriter().put(work.take(reader.get<std::size_t>())).bytes());
+        break;
+      case Ask::kept: {
+        std::vector<SweepRow> asked(reader.get<std::size_t>());
+        for (SweepRow& row : asked) {
+          row.number = reader.get<std::int64_t>();
+          row.key = reader.get<std::uint64_t>();
+        }
+        begin_to_send(message->from, reply, MessageWriter().put(work.kept(asked)).bytes());
+        break;
+      }
+      case Ask::add:
+        work.add(reader.get<std::vector<SweepRow>>());
+        break;
+      case Ask::fail:
+        work.fail(reader.get<std::string>());
+        break;
+      case Ask::done:
+        --working;
+        break;
+      case Ask::broken:
+        throw std::runtime_error(reader.get<std::string>());
+    }
+  }
+  state_ = State::gone;
+}
+
+void SweepRanks::help(const std::string& version) {
+  PreparedTask task;
+  {
+    const Message message = wait_for(0, kTask);
+    if (message.bytes.empty()) return;
+    std::string refusal;
+    try {
+      task = prepare_task(message.bytes, version, threads_here_);
+    } catch (const InputError& error) {
+      refusal = fmt::format("\"{}\"", error.what());
+    } catch (const std::exception& error) {
+      refusal = error.what();
+    }
+    send(0, kReady, MessageWriter().put(task.threads).put(name_of_rank(rank_)).put(refusal).bytes());
+  }
+  const Message message = wait_for(0, kStart);
+  if (message.bytes.empty()) return;
+  MessageReader reader(message.bytes);
+  const auto points = reader.get<std::int64_t>(), all_threads = reader.get<std::int64_t>();
+  const int threads = evaluating_threads(points, task.threads, all_threads);
+  task.evaluation.search_threads = std::max(1, static_cast<int>(task.threads) / threads);
+  std::mutex mutex;
+  std::string broken;
+  {
+    std::vector<std::jthread> all;
+    const auto evaluate = [&](int thread) {
+      try {
+        RemoteWork work(*this, thread);
+        evaluate_points(*task.sweep, task.evaluation, work);
+      } catch (const std::exception& error) {
+        const std::lock_guard lock(mutex);
+        broken = fmt::format("{}: {}", name_of_rank(rank_), error.what());
+      }
+    };
+    for (int thread = 0; thread < threads; ++thread) {
+      try {
+        all.emplace_back(evaluate, thread);
+      } catch (const std::system_error& why) {  // the threads that have started do its part
+        if (!all.empty()) continue;
+        const std::lock_guard lock(mutex);
+        broken = fmt::format("{}: {}", name_of_rank(rank_), no_thread("--threads", why).what());
+      }
+    }
+  }
+  MessageWriter end;
+  if (broken.empty()) {
+    end.put(Ask::done).put(0);
+  } else {
+    end.put(Ask::broken).put(0).put(broken);
+  }
+  send(0, kRequest, end.bytes());
+}
+
+}  // namespace orrery

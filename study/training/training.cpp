@@ -1,0 +1,220 @@
+#include "study/training/training.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+
+#include "sim/base/digest.h"
+#include "sim/base/error.h"
+#include "strategies/run_controller.h"
+#include "strategies/strategy.h"
+#include "study/training/run_costs.h"
+#include "traces/routing.h"
+
+namespace orrery {
+namespace {
+
+// Mixed: states are small numbers, which FNV alone would let make up for each other.
+std::uint64_t joined(std::uint64_t digest, std::uint64_t next) {
+  return digest_of({reinterpret_cast<const char*>(&next), sizeof next}, mixed(digest));
+}
+
+// Communication of the bounding stage, all streams together as if one followed the other.
+double link_seconds(const Report& report) {
+  double seconds = 0;
+  for (const OpReport& op : report.ops)
+    if (op.stream != Stream::compute && op.bytes > 0) seconds += op.seconds * op.times_per_step;
+  return std::min(seconds, report.step_seconds);
+}
+
+StepOutcome outcome_of(const Report& report) {
+  StepOutcome outcome;
+  outcome.seconds = report.step_seconds;
+  outcome.tokens_per_second_per_device = report.tokens_per_second_per_device;
+  outcome.mfu = report.mfu;
+  outcome.exposed_communication_seconds = report.exposed_communication_seconds;
+  outcome.idle_link_seconds = report.step_seconds - link_seconds(report);
+  outcome.memory_peak_bytes = report.memory_peak_bytes;
+  outcome.memory_capacity_bytes = report.memory_capacity_bytes;
+  outcome.memory_fits = report.memory_fits;
+  if (report.routing) {
+    outcome.busiest_rank = report.routing->busiest_rank;
+    outcome.dropped_share = report.routing->dropped_share;
+  }
+  return outcome;
+}
+
+// Work that goes on beside steps, one after another.
+struct Moving {
+  RunController* of = nullptr;
+  double seconds = 0;
+  bool last = false;  // of what its controller has left at once
+};
+
+class Runner {
+ public:
+  Runner(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<RunController>> controllers,
+         const TrainingOptions& options)
+      : simulator_(simulator), options_(options), scenario_(scenario), controllers_(std::move(controllers)) {
+    std::int64_t& step = scenario_.workload.step;
+    if (step == 0 && scenario.workload.recorded_routing)
+      step = std::max<std::int64_t>(0, scenario.workload.recorded_routing->shape().steps.front());
+    if (step + options.steps - 1 > Workload::kMostSteps)
+      throw InputError({"--steps", ""}, std::to_string(options.steps),
+                       fmt::format("steps up to number {} from {} on", Workload::kMostSteps, step));
+    training_.first_step = step;
+    training_.steps = options.steps;
+    for (const std::string_view name : kTrainingColumns) training_.columns.push_back({std::string(name), {}});
+    if (options_.known == nullptr) options_.known = &own_;
+  }
+
+  Training run() {
+    introduce_controllers();
+    for (std::int64_t done = 0; done < options_.steps; ++done) {
+      if (done > 0) ++scenario_.workload.step;
+      take_step();
+      if (options_.progress) options_.progress(done + 1, predicted_);
+    }
+    for (const Moving& work : moving_) training_.unfinished_seconds += work.seconds;
+    return std::move(training_);
+  }
+
+ private:
+  void introduce_controllers() {
+    SimulationOptions all = options_.simulation;
+    all.ops = true;
+    Simulation first = simulator_.evaluate(scenario_, all);
+    costs_ = run_costs(first);
+    first_ = outcome_of(first.report);
+    training_.first = std::move(first.report);
+    training_.first.ops.clear();
+    for (const auto& controller : controllers_) {
+      controller->use(costs_);
+      for (const std::string_view name : controller->figures()) training_.columns.push_back({std::string(name), {}});
+    }
+  }
+
+  const StepOutcome& outcome() {
+    std::uint64_t key = options_.digest;
+    for (const auto& controller : controllers_) key = joined(key, controller->state(scenario_));
+    training_.different += met_.insert(key).second ? 1 : 0;
+    const auto known = options_.known->find(key);
+    if (known != options_.known->end()) return known->second;
+    ++predicted_;
+    StepOutcome predicted;
+    if (first_) {  // that has been predicted already, as controllers leave it as it is
+      predicted = *first_;
+    } else {
+      SimulationOptions all = options_.simulation;
+      all.ops = true;
+      predicted = outcome_of(simulator_.evaluate(scenario_, all).report);
+    }
+    const StepOutcome& found = options_.known->emplace(key, predicted).first->second;
+    if (options_.found) options_.found(key, found);
+    return found;
+  }
+
+  void take_step() {
+    for (const auto& controller : controllers_) controller->begin(scenario_);
+    const StepOutcome& step = outcome();
+    first_.reset();
+    const double waited = std::exchange(waiting_, 0.0);
+    std::vector<double> values{static_cast<double>(scenario_.workload.step),
+                               training_.seconds,
+                               step.seconds,
+                               waited,
+                               0,
+                               step.tokens_per_second_per_device,
+                               step.mfu,
+                               step.exposed_communication_seconds,
+                               step.memory_peak_bytes,
+                               step.busiest_rank,
+                               step.dropped_share};
+    for (const auto& controller : controllers_) controller->figures(scenario_, values);
+    move(step.idle_link_seconds);  // what arrives by it is the next step's
+    training_.seconds += waited + step.seconds;
+    training_.memory_capacity_bytes = step.memory_capacity_bytes;
+    training_.memory_fits = training_.memory_fits && step.memory_fits;
+    for (const auto& controller : controllers_) leave(*controller);
+    for (const Moving& work : moving_) values[kMovingColumn] += work.seconds;
+    for (std::size_t i = 0; i < values.size(); ++i) training_.columns[i].values.push_back(values[i]);
+  }
+
+  // What was under way goes on while links idle.
+  void move(double seconds) {
+    while (!moving_.empty() && seconds > 0) {
+      Moving& work = moving_.front();
+      const double now = std::min(seconds, work.seconds);
+      seconds -= now;
+      work.seconds -= now;
+      if (work.seconds > 0) break;
+      if (work.last) work.of->arrived();
+      moving_.pop_front();
+    }
+  }
+
+  void leave(RunController& controller) {
+    const std::vector<RunWork> left = controller.end(scenario_);
+    bool beside = false, arrives = false;
+    for (const RunWork& work : left) {
+      arrives = arrives || work.arrives;
+      if (work.blocking) {
+        waiting_ += work.seconds;
+      } else {
+        moving_.push_back({&controller, work.seconds});
+        beside = true;
+      }
+    }
+    if (!arrives) return;
+    if (beside) {
+      moving_.back().last = true;
+    } else {
+      controller.arrived();
+    }
+  }
+
+  static constexpr std::size_t kMovingColumn = 4;
+
+  Simulator& simulator_;
+  TrainingOptions options_;
+  Scenario scenario_;  // of the step
+  RunCosts costs_;
+  std::vector<std::unique_ptr<RunController>> controllers_;
+  Training training_;
+  std::deque<Moving> moving_;
+  std::optional<StepOutcome> first_;       // of the first step, until it is taken
+  std::unordered_set<std::uint64_t> met_;  // keys of this training
+  std::int64_t predicted_ = 0;             // steps that an engine was asked for
+  double waiting_ = 0;                     // that the next step waits
+  KnownOutcomes own_;
+};
+
+}  // namespace
+
+const std::vector<double>& Training::column(std::string_view name) const {
+  return std::ranges::find(columns, name, &TrainingColumn::name)->values;
+}
+
+std::vector<std::unique_ptr<RunController>> controllers_of(const Scenario& scenario) {
+  std::vector<std::unique_ptr<RunController>> controllers;
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.control != nullptr)
+      if (auto controller = strategy.control(scenario)) controllers.push_back(std::move(controller));
+  return controllers;
+}
+
+Training train(Simulator& simulator, const Scenario& scenario, const TrainingOptions& options) {
+  return train(simulator, scenario, controllers_of(scenario), options);
+}
+
+Training train(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<RunController>> controllers,
+               const TrainingOptions& options) {
+  return Runner(simulator, scenario, std::move(controllers), options).run();
+}
+
+}  // namespace orrery

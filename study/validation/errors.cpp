@@ -1,0 +1,125 @@
+#include "study/validation/errors.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "sim/base/statistics.h"
+
+namespace orrery {
+
+ErrorStatistics error_statistics(const std::vector<double>& errors) {
+  ErrorStatistics s;
+  s.points = errors.size();
+  if (errors.empty()) return s;
+  std::vector<double> absolute;
+  for (const double e : errors) absolute.push_back(std::abs(e));
+  for (const double e : absolute) s.mean += e / static_cast<double>(absolute.size());
+  s.median = median(absolute);
+  constexpr double kNinetieth = 0.9;
+  s.percentile_90 = quantile(absolute, kNinetieth);
+  s.worst = *std::max_element(absolute.begin(), absolute.end());
+  s.bias = median(errors);
+  return s;
+}
+
+std::optional<double> kendall_tau(std::span<const double> a, std::span<const double> b) {
+  const auto sign = [](double x) { return (x > 0) - (x < 0); };
+  std::int64_t sum = 0, differ_a = 0, differ_b = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    for (std::size_t j = i + 1; j < a.size(); ++j) {
+      const int order_a = sign(a[i] - a[j]), order_b = sign(b[i] - b[j]);
+      sum += order_a * order_b;
+      differ_a += std::abs(order_a);
+      differ_b += std::abs(order_b);
+    }
+  if (differ_a == 0 || differ_b == 0) return std::nullopt;
+  return static_cast<double>(sum) / std::sqrt(static_cast<double>(differ_a) * static_cast<double>(differ_b));
+}
+
+Ranking ranking_of(std::span<const PredictedPoint* const> points) {
+  std::map<std::pair<const PublishedSource*, std::string>, std::vector<const PredictedPoint*>> tables;
+  for (const PredictedPoint* p : points)
+    if (!p->point->table.empty()) tables[{p->source, p->point->table}].push_back(p);
+  Ranking ranking;
+  double taus = 0, lost = 0;
+  for (const auto& [name, table] : tables) {
+    if (table.size() < kLeastOfTable) continue;
+    std::vector<double> measured, predicted;
+    for (const PredictedPoint* p : table) {
+      measured.push_back(p->point->value);
+      predicted.push_back(p->predicted);
+    }
+    const std::optional<double> tau = kendall_tau(measured, predicted);
+    if (!tau) continue;
+    ++ranking.tables;
+    taus += *tau;
+    const auto chosen = std::min_element(predicted.begin(), predicted.end()) - predicted.begin();
+    lost += measured[static_cast<std::size_t>(chosen)] / *std::min_element(measured.begin(), measured.end()) - 1;
+  }
+  if (ranking.tables > 0) {
+    ranking.tau = taus / static_cast<double>(ranking.tables);
+    ranking.best_lost = lost / static_cast<double>(ranking.tables);
+  }
+  return ranking;
+}
+
+void sort_worst_first(std::vector<const PredictedPoint*>& points) {
+  const auto off = [](const PredictedPoint* p) { return std::abs(std::log(p->predicted / p->point->value)); };
+  std::sort(points.begin(), points.end(),
+            [&](const PredictedPoint* a, const PredictedPoint* b) { return off(a) > off(b); });
+}
+
+bool ran(const PublishedPoint& point) { return point.quantity != Quantity::fits || point.value > 0; }
+
+FitsConfusion fits_confusion(std::span<const PredictedPoint> points) {
+  FitsConfusion confusion;
+  const auto beyond = [](const PredictedPoint& p) { return std::abs(p.peak_bytes / p.capacity_bytes - 1); };
+  for (const PredictedPoint& p : points) {
+    const Quantity quantity = p.point->quantity;
+    const bool of_a_run = quantity == Quantity::fits || quantity == Quantity::step_seconds ||
+                          quantity == Quantity::peak_allocated_bytes || quantity == Quantity::peak_reserved_bytes ||
+                          quantity == Quantity::peak_device_bytes;
+    if (!p.is_predicted() || !p.is_measured() || !of_a_run || p.capacity_bytes <= 0) continue;
+    const bool did = ran(*p.point), fits = p.peak_bytes <= p.capacity_bytes;
+    if (did && fits) ++confusion.fits_as_predicted;
+    if (!did && !fits) ++confusion.fails_as_predicted;
+    if (!did && fits) ++confusion.wrongly_fits;
+    if (did && !fits) ++confusion.wrongly_fails;
+    if (did == fits) continue;
+    confusion.wrong.push_back(&p);
+    if (beyond(p) > kFitsMargin) ++confusion.wrong_beyond_margin;
+  }
+  std::stable_sort(confusion.wrong.begin(), confusion.wrong.end(),
+                   [&](const PredictedPoint* a, const PredictedPoint* b) { return beyond(*a) > beyond(*b); });
+  return confusion;
+}
+
+std::vector<ErrorGroup> groups_by_key(std::span<const PredictedPoint> points, std::span<const std::string> keys) {
+  std::vector<ErrorGroup> groups;
+  std::map<std::string, std::size_t> index;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (keys[i].empty()) continue;
+    const auto [at, is_new] = index.try_emplace(keys[i], groups.size());
+    if (is_new) groups.emplace_back().name = keys[i];
+    ErrorGroup& group = groups[at->second];
+    if (points[i].is_predicted()) {
+      group.points.push_back(&points[i]);
+    } else {
+      ++group.not_predicted;
+    }
+  }
+  for (ErrorGroup& group : groups) {
+    std::vector<double> errors;
+    std::vector<const PredictedPoint*> steps;
+    for (const PredictedPoint* p : group.points) {
+      if (p->point->quantity != Quantity::fits) errors.push_back(p->error());
+      if (p->point->quantity == Quantity::step_seconds) steps.push_back(p);
+    }
+    group.error = error_statistics(errors);
+    group.ranking = ranking_of(steps);
+  }
+  return groups;
+}
+
+}  // namespace orrery

@@ -1,0 +1,302 @@
+#include "study/validation/figures.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "sim/base/json_reader.h"
+#include "sim/cost/calibration.h"
+#include "sim/cost/collective_calibration.h"
+#include "sim/hardware/presets.h"
+#include "sim/hardware/read_cluster.h"
+#include "sim/report/format.h"
+#include "study/validation/errors.h"
+#include "study/validation/published.h"
+
+namespace orrery {
+namespace {
+
+constexpr std::array<const char*, 2> kFiguresFiles{"results/published/moe.json", "results/published/long_context.json"};
+constexpr double kSecondsPerHour = 3600;
+
+double figure_count(JsonReader& reader, const char* key, double least = 1) {
+  if (!reader.has(key)) reader.fail(key, "a number");
+  double value = 0;
+  reader.field(key, value, NumberRange{.least = least}, "");
+  return value;
+}
+
+std::string figure_text(JsonReader& reader, const char* key) {
+  std::string value;
+  reader.field(key, value, "");
+  return value;
+}
+
+// The scenario that a prediction names: a bundled one, that of a published step, or the document itself, with the
+// fields of "set" laid over it.
+nlohmann::json scenario_of(JsonReader& reader) {
+  const nlohmann::json* named = reader.take("scenario");
+  if (named == nullptr) reader.fail("scenario", "a bundled scenario's name or a scenario");
+  nlohmann::json document = *named;
+  if (named->is_string()) {
+    const PublishedPoint* point = find_published(named->get_ref<const std::string&>());
+    ScenarioSource source;
+    document = point != nullptr && point->scenario ? *point->scenario : load_scenario_document(*named, {}, source);
+  }
+  if (const nlohmann::json* set = reader.take("set")) document.merge_patch(*set);
+  return document;
+}
+
+// Seconds of the ops with these names in a step: "expert_layer.forward.dispatch". A name that ends in '*' is a
+// beginning.
+double op_seconds(const nlohmann::json& names, const InputError::Where& where, const Report& report) {
+  double seconds = 0;
+  for (const nlohmann::json& entry : names) {
+    std::string name = entry;
+    const bool begins = name.ends_with('*');
+    if (begins) name.pop_back();
+    bool found = false;
+    for (const OpReport& op : report.ops) {
+      if (begins ? !op.name.starts_with(name) : op.name != name) continue;
+      found = true;
+      seconds += op.seconds * op.times_per_step;
+    }
+    if (!found) throw InputError(where, '"' + entry.get<std::string>() + '"', "an op of the step");
+  }
+  return seconds;
+}
+
+// GB/s of the tokens that a rank receives from the others in an exchange by token, as DeepEP counts: once a rank, or
+// with the own node once a node.
+double exchange_rate(const nlohmann::json& json, const InputError::Where& where) {
+  JsonReader reader(json, where);
+  const nlohmann::json* of = reader.take("cluster");
+  if (of == nullptr) reader.fail("cluster", "a cluster");
+  Cluster cluster = read_cluster(*of, reader.at("cluster"));
+  Router router{.experts = static_cast<std::uint16_t>(figure_count(reader, "experts")),
+                .choices = static_cast<std::uint16_t>(figure_count(reader, "choices"))};
+  if (reader.has("groups")) router.groups = static_cast<std::uint16_t>(figure_count(reader, "groups"));
+  if (reader.has("best_groups")) router.best_groups = static_cast<std::uint16_t>(figure_count(reader, "best_groups"));
+  const double bytes = figure_count(reader, "tokens") * figure_count(reader, "token_bytes") * router.choices;
+  const std::string counted = figure_text(reader, "counted");
+  if (counted != "ranks" && counted != "nodes") reader.fail("counted", "\"ranks\" or \"nodes\"");
+  reader.finish();
+  const std::int64_t nodes = cluster.nodes, ranks = nodes * cluster.node.devices;
+  const TokenShares shares = token_shares(router, ranks, nodes);
+  const CollectiveCost cost =
+      CollectiveModel(cluster, find_collective_calibration(cluster))
+          .token_exchange(
+              bytes, router,
+              {.ranks = ranks, .ranks_per_node = cluster.node.devices, .nodes = nodes, .groups_sharing_nics = 1});
+  const double received =
+      counted == "ranks" ? shares.to_rank * static_cast<double>(ranks) : shares.to_node * static_cast<double>(nodes);
+  return received * bytes / cost.seconds / 1e9;
+}
+
+// Rate of a grouped product against one batched product of its shape, forward.
+double grouped_rate(const nlohmann::json& json, const InputError::Where& where) {
+  JsonReader reader(json, where);
+  const Device device = find_device(figure_text(reader, "device"));
+  const Calibration calibration = find_calibration(device);
+  const KernelModel model(device, calibration);
+  GemmShape shape;
+  for (const auto& [key, size] : {std::pair("groups", &shape.batch), std::pair("m", &shape.m), std::pair("n", &shape.n),
+                                  std::pair("k", &shape.k)})
+    *size = static_cast<std::int64_t>(figure_count(reader, key));
+  reader.finish();
+  const double bytes = 2.0 * static_cast<double>(shape.batch) *
+                       static_cast<double>(shape.m * shape.k + shape.k * shape.n + shape.m * shape.n);
+  return model.matmul_seconds(shape, Dtype::bf16, bytes) / model.grouped_seconds(shape, Dtype::bf16, bytes);
+}
+
+// The largest power of two that fits as a micro-batch.
+double largest_micro_batch(nlohmann::json document, const std::string& id, std::int64_t most, Simulator& simulator) {
+  std::int64_t fits = 0;
+  for (std::int64_t micro_batch = 1; micro_batch <= most; micro_batch *= 2) {
+    document["plan"]["micro_batch_size"] = micro_batch;
+    if (!simulator.evaluate(document, {id, {}}, {}).report.memory_fits) break;
+    fits = micro_batch;
+  }
+  return static_cast<double>(fits);
+}
+
+double predict_figure(const nlohmann::json& json, const InputError::Where& where, const Figure& figure,
+                      Simulator& simulator) {
+  JsonReader reader(json, where);
+  std::string kind;
+  reader.field("kind", kind, "");
+  const ScenarioSource source{figure.id, {}};
+  double value = 0;
+  if (kind == "ops") {
+    const nlohmann::json document = scenario_of(reader);
+    const nlohmann::json* names = reader.take("ops");
+    if (names == nullptr || !names->is_array() || names->empty()) reader.fail("ops", "names of ops");
+    value = op_seconds(*names, reader.at("ops"), simulator.evaluate(document, source, {.ops = true}).report);
+    if (figure.unit == "ms") value *= 1e3;
+  } else if (kind == "step") {
+    value = simulator.evaluate(scenario_of(reader), source, {}).report.step_seconds;
+    if (figure.unit == "ms") value *= 1e3;
+    if (reader.has("samples")) value = figure_count(reader, "samples") / value;
+  } else if (kind == "mfu") {
+    value = simulator.evaluate(scenario_of(reader), source, {}).report.mfu;
+  } else if (kind == "mfu_full_attention") {
+    value = simulator.evaluate(scenario_of(reader), source, {}).report.mfu_full_attention;
+  } else if (kind == "speedup") {
+    const double seconds = simulator.evaluate(scenario_of(reader), source, {}).report.step_seconds;
+    const nlohmann::json* over = reader.take("over");
+    if (over == nullptr) reader.fail("over", "the scenario that it is faster than");
+    JsonReader slower(*over, reader.at("over"));
+    value = simulator.evaluate(scenario_of(slower), source, {}).report.step_seconds / seconds;
+    slower.finish();
+  } else if (kind == "device_hours") {
+    const double tokens = figure_count(reader, "tokens"), tokens_per_step = figure_count(reader, "tokens_per_step");
+    const Report report = simulator.evaluate(scenario_of(reader), source, {}).report;
+    value = report.step_seconds * static_cast<double>(report.devices) * tokens / tokens_per_step / kSecondsPerHour;
+  } else if (kind == "largest_micro_batch") {
+    const auto most = static_cast<std::int64_t>(figure_count(reader, "most"));
+    value = largest_micro_batch(scenario_of(reader), figure.id, most, simulator);
+  } else if (kind == "exchange" || kind == "grouped") {
+    const nlohmann::json* of = reader.take(kind.c_str());
+    if (of == nullptr) reader.fail(kind, "an object");
+    value = kind == "exchange" ? exchange_rate(*of, reader.at(kind)) : grouped_rate(*of, reader.at(kind));
+  } else {
+    reader.fail("kind",
+                "ops, step, speedup, mfu, mfu_full_attention, device_hours, largest_micro_batch, exchange or grouped");
+  }
+  reader.finish();
+  return value;
+}
+
+std::string figure_value(double value) { return fmt::format("{:.4g}", value); }
+
+std::vector<double> errors_of(std::span<const Figure> figures) {
+  std::vector<double> errors;
+  for (const Figure& f : figures)
+    if (f.has_error() && f.in_sample.empty()) errors.push_back(f.error());
+  return errors;
+}
+
+std::vector<std::vector<std::string>> predicted_rows(std::span<const Figure> figures) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Figure& f : figures)
+    if (f.is_predicted())
+      rows.push_back({f.id, f.what, figure_value(f.value), figure_value(f.predicted), f.unit,
+                      f.has_error() ? signed_percent_text(f.error()) : "-", f.in_sample.empty() ? "" : "in sample"});
+  return rows;
+}
+
+// Each reason, with how many figures it is of and the first of them.
+std::vector<std::vector<std::string>> why_not_rows(std::span<const Figure> figures) {
+  std::vector<std::pair<std::string, std::vector<const Figure*>>> by_reason;
+  for (const Figure& f : figures) {
+    if (f.is_predicted()) continue;
+    const auto found = std::find_if(by_reason.begin(), by_reason.end(),
+                                    [&](const auto& entry) { return entry.first == f.not_predicted; });
+    if (found == by_reason.end())
+      by_reason.push_back({f.not_predicted, {&f}});
+    else
+      found->second.push_back(&f);
+  }
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [why, of] : by_reason) rows.push_back({std::to_string(of.size()), of.front()->id, why});
+  return rows;
+}
+
+// Calls visit(figures) for those of each file.
+void for_each_subject(std::span<const Figure> figures, const std::function<void(std::span<const Figure>)>& visit) {
+  while (!figures.empty()) {
+    std::size_t n = 1;
+    while (n < figures.size() && figures[n].about == figures.front().about) ++n;
+    visit(figures.first(n));
+    figures = figures.subspan(n);
+  }
+}
+
+std::string line_of(std::span<const Figure> figures) {
+  const ErrorStatistics e = error_statistics(errors_of(figures));
+  return fmt::format(
+      "Figures of {} that are no steps (--figures): {} predicted, median {}, 90th pct {}; {} not predicted\n",
+      figures.front().about, e.points, percent_text(e.median), percent_text(e.percentile_90),
+      std::count_if(figures.begin(), figures.end(), [](const Figure& f) { return !f.is_predicted(); }));
+}
+
+constexpr std::array<Column, 7> kPredicted{
+    {{"id", false}, {"what", false}, {"published"}, {"predicted"}, {"", false}, {"error"}, {"", false}}};
+constexpr std::array<Column, 3> kReasons{{{"figures"}, {"the first", false}, {"not predicted because", false}}};
+
+}  // namespace
+
+std::vector<Figure> predicted_figures(const nlohmann::json& document, const std::string& file, Simulator& simulator) {
+  JsonReader of_file(document, {file, ""});
+  figure_text(of_file, "schema");
+  const std::string about = figure_text(of_file, "about");
+  if (about.empty()) of_file.fail("about", "what its figures are of");
+  const nlohmann::json* points = of_file.take("points");
+  if (points == nullptr || !points->is_array()) of_file.fail("points", "an array");
+  of_file.take("notes");
+  const nlohmann::json* reasons = of_file.take("reasons");  // that more than one figure is not predicted for, by name
+  of_file.finish();
+  std::vector<Figure> figures;
+  std::set<std::string> ids;
+  for (std::size_t i = 0; i < points->size(); ++i) {
+    JsonReader reader((*points)[i], {file, pointer_to("/points", std::to_string(i))});
+    Figure& f = figures.emplace_back();
+    f.about = about;
+    for (const auto& [key, member] : {std::pair("id", &f.id), std::pair("source", &f.source),
+                                      std::pair("what", &f.what), std::pair("unit", &f.unit)}) {
+      if (const nlohmann::json* value = reader.take(key); value != nullptr && value->is_string()) *member = *value;
+      if (member->empty()) reader.fail(key, "a text");
+    }
+    if (!ids.insert(f.id).second) reader.fail("id", "an id of its own");
+    if (!reader.has("value")) reader.fail("value", "a number");
+    reader.field("value", f.value, NumberRange{}, "");
+    f.not_predicted = figure_text(reader, "not_predicted");
+    f.in_sample = figure_text(reader, "in_sample");
+    if (reasons != nullptr)
+      if (const auto whole = reasons->find(f.not_predicted); whole != reasons->end()) f.not_predicted = *whole;
+    const nlohmann::json* prediction = reader.take("prediction");
+    if ((prediction == nullptr) == f.not_predicted.empty())
+      reader.fail("prediction", "how it is predicted, or \"not_predicted\": why not");
+    if (prediction != nullptr) f.predicted = predict_figure(*prediction, reader.at("prediction"), f, simulator);
+    reader.finish();
+  }
+  return figures;
+}
+
+std::vector<Figure> predicted_figures(Simulator& simulator) {
+  std::vector<Figure> all;
+  for (const char* file : kFiguresFiles)
+    for (Figure& f : predicted_figures(parse_embedded(file), file, simulator)) all.push_back(std::move(f));
+  return all;
+}
+
+std::string figures_table(std::span<const Figure> figures) {
+  std::string text;
+  for_each_subject(figures, [&](std::span<const Figure> of) {
+    text += (text.empty() ? "" : "\n") + of.front().about + "\n" + grid(kPredicted, predicted_rows(of)) + "\n" +
+            grid(kReasons, why_not_rows(of));
+  });
+  return text;
+}
+
+std::string figures_line(std::span<const Figure> figures) {
+  std::string text;
+  for_each_subject(figures, [&](std::span<const Figure> of) { text += line_of(of); });
+  return text;
+}
+
+std::string figures_markdown(std::span<const Figure> figures) {
+  std::string text;
+  for_each_subject(figures, [&](std::span<const Figure> of) {
+    text += (text.empty() ? "" : "\n") + line_of(of) + "\n" + markdown_grid(kPredicted, predicted_rows(of)) + "\n" +
+            markdown_grid(kReasons, why_not_rows(of));
+  });
+  return text;
+}
+
+}  // namespace orrery

@@ -1,0 +1,218 @@
+#include "study/validation/intervals.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace orrery {
+namespace {
+
+constexpr double kRounding = 1e-9;  // the widest that is inside lies on the border
+
+struct Error {
+  double size = 0;  // |log(measured / predicted)|, later in units of a width
+  double weight = 0;
+  std::string stack;
+  std::size_t origin = 0;
+  std::string source;
+};
+
+// The least value that `share` of the weight does not exceed.
+template <class Key>
+double weighted_quantile(const std::vector<Error>& errors, double share, const Key& value) {
+  std::vector<std::pair<double, double>> values;
+  double total = 0, below = 0;
+  for (const Error& e : errors)
+    if (const double v = value(e); v >= 0) values.emplace_back(v, e.weight), total += e.weight;
+  std::sort(values.begin(), values.end());
+  for (const auto& [v, weight] : values) {
+    below += weight;
+    if (below >= share * total * (1 - 1e-12)) return v;
+  }
+  return values.empty() ? 0 : values.back().first;
+}
+
+struct Widths {
+  std::map<std::string, double> stacks;
+  std::array<double, kCurveOrigins> origins{1, 1, 1};
+  double any = 0;  // of a stack that has none
+
+  double of(const Error& e) const {
+    const auto found = stacks.find(e.stack);
+    return (found == stacks.end() ? any : found->second) * origins[e.origin];
+  }
+};
+
+// Widths of a stack times those of an origin, so that either holds its share: each in turn, given the other.
+Widths widths_of(const std::vector<Error>& errors, const std::string& without) {
+  constexpr int kTurns = 30;
+  Widths w;
+  std::set<std::string> stacks;
+  for (const Error& e : errors)
+    if (e.source != without) stacks.insert(e.stack);
+  w.any = weighted_quantile(errors, kIntervalShare, [&](const Error& e) { return e.source == without ? -1 : e.size; });
+  const auto fit_stacks = [&] {
+    for (const std::string& stack : stacks)
+      w.stacks[stack] = weighted_quantile(errors, kIntervalShare, [&](const Error& e) {
+        return e.source == without || e.stack != stack ? -1 : e.size / w.origins[e.origin];
+      });
+  };
+  fit_stacks();
+  for (int turn = 0; turn < kTurns; ++turn) {
+    for (std::size_t origin = 1; origin < kCurveOrigins; ++origin) {
+      const double factor = weighted_quantile(errors, kIntervalShare, [&](const Error& e) {
+        if (e.source == without || e.origin != origin) return -1.0;
+        const double width = w.stacks.at(e.stack);
+        return width > 0 ? e.size / width : 0;
+      });
+      if (factor > 0) w.origins[origin] = std::max(1.0, factor);
+    }
+    fit_stacks();
+  }
+  return w;
+}
+
+// Composed numbers are fitted, but what a prediction misses them by says nothing of measurements.
+bool counts(const PredictedPoint& p) { return is_fitted(p) && p.is_measured(); }
+
+std::vector<Error> errors_of(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
+  const std::map<std::string, double> weights = weights_of_sources(points);
+  std::vector<Error> errors;
+  for (const PredictedPoint& p : points)
+    if (counts(p) && (of.empty() || of.contains(p.source->name)))
+      errors.push_back({.size = std::abs(std::log(p.point->value / p.predicted)),
+                        .weight = weights.at(p.source->name),
+                        .stack = p.framework,
+                        .origin = static_cast<std::size_t>(p.curves),
+                        .source = p.source->name});
+  return errors;
+}
+
+// Each error in units of the width that the other sources give it.
+std::vector<Error> unseen_errors(std::vector<Error> errors) {
+  std::map<std::string, Widths> without;
+  for (const Error& e : errors)
+    if (!without.contains(e.source)) without[e.source] = widths_of(errors, e.source);
+  for (Error& e : errors) {
+    const double width = without.at(e.source).of(e);
+    e.size = width > 0 ? e.size / width : 0;
+  }
+  return errors;
+}
+
+std::map<std::string, double> shares(const std::map<std::string, std::pair<double, double>>& inside_of_all) {
+  std::map<std::string, double> shares;
+  for (const auto& [group, counts] : inside_of_all) shares[group] = counts.first / counts.second;
+  return shares;
+}
+
+std::array<std::string, 3> groups_of(const std::string& stack, CurveOrigin origin) {
+  return {kAllSteps, stack, "curves: " + std::string(name_of(origin))};
+}
+
+}  // namespace
+
+bool is_fitted(const PredictedPoint& p) {
+  return p.is_predicted() && p.point->quantity == Quantity::step_seconds && p.point->not_fitted.empty();
+}
+
+std::map<std::string, double> weights_of_sources(std::span<const PredictedPoint> points) {
+  std::map<std::string, double> weights;
+  for (const PredictedPoint& p : points)
+    if (is_fitted(p)) ++weights[p.source->name];
+  for (auto& [name, weight] : weights) weight = std::min(1.0, kMostOfSource / weight);
+  return weights;
+}
+
+StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
+  const std::vector<Error> errors = errors_of(points, of);
+  const Widths widths = widths_of(errors, ""), wider = widths_of(unseen_errors(errors), "");
+
+  StepIntervals intervals;
+  std::map<std::string, std::set<std::string>> sources;
+  for (const Error& e : errors) sources[e.stack].insert(e.source);
+  for (const PredictedPoint& p : points) {
+    if (!counts(p) || (!of.empty() && !of.contains(p.source->name))) continue;
+    StepIntervals::Stack& stack = intervals.stacks[p.framework];
+    ++stack.points;
+    stack.most_devices = std::max(stack.most_devices, p.devices);
+  }
+  for (auto& [name, stack] : intervals.stacks) {
+    stack.sources = static_cast<std::int64_t>(sources.at(name).size());
+    stack.half_width = widths.stacks.at(name) * wider.stacks.at(name);
+  }
+  std::erase_if(intervals.stacks, [](const auto& entry) {
+    return entry.second.points < kLeastPoints || entry.second.sources < kLeastSources;
+  });
+  for (std::size_t origin = 0; origin < kCurveOrigins; ++origin)
+    intervals.origin_factor[origin] =
+        std::max(widths.origins[origin] * wider.origins[origin], origin > 1 ? intervals.origin_factor[origin - 1] : 0);
+  return intervals;
+}
+
+double unseen_device_factor(std::span<const PredictedPoint> points, const StepIntervals& intervals) {
+  double widest = 0;
+  for (const auto& [name, stack] : intervals.stacks) widest = std::max(widest, stack.half_width);
+  const double factor = weighted_quantile(errors_of(points, {}), kIntervalShare, [&](const Error& e) {
+    const auto stack = intervals.stacks.find(e.stack);
+    const double width = (stack == intervals.stacks.end() ? widest : stack->second.half_width);
+    return width > 0 ? e.size / (width * intervals.origin_factor[e.origin]) : 0;
+  });
+  return std::max(1.0, factor);
+}
+
+std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
+                                                const std::set<std::string>& of) {
+  const std::map<std::string, double> weights = weights_of_sources(points);
+  std::map<std::string, std::pair<double, double>> inside;  // and all
+  for (const PredictedPoint& p : points) {
+    if (!counts(p) || (!of.empty() && !of.contains(p.source->name))) continue;
+    const std::optional<StepInterval> interval = step_interval(intervals, p.framework, p.curves, p.devices);
+    if (!interval) continue;
+    const double ratio = p.point->value / p.predicted, weight = weights.at(p.source->name);
+    const bool in = ratio >= interval->low * (1 - kRounding) && ratio <= interval->high * (1 + kRounding);
+    for (const std::string& group : groups_of(p.framework, p.curves)) {
+      inside[group].second += weight;
+      if (in) inside[group].first += weight;
+    }
+  }
+  return shares(inside);
+}
+
+std::map<std::string, double> unseen_coverage(std::span<const PredictedPoint> points) {
+  const std::vector<Error> unseen = unseen_errors(errors_of(points, {}));
+  const Widths wider = widths_of(unseen, "");
+  std::map<std::string, std::pair<double, double>> inside;
+  for (const Error& e : unseen)
+    for (const std::string& group : groups_of(e.stack, static_cast<CurveOrigin>(e.origin))) {
+      inside[group].second += e.weight;
+      if (e.size <= wider.of(e) * (1 + kRounding)) inside[group].first += e.weight;
+    }
+  return shares(inside);
+}
+
+std::map<std::string, PlainCoverage> plain_coverage(std::span<const PredictedPoint> points) {
+  std::map<std::string, PlainCoverage> all;
+  for (const PredictedPoint& p : points) {
+    if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds) continue;
+    const std::optional<StepInterval> interval =
+        step_interval(p.framework, p.curves, p.devices, step_calibration().device_slowdown.contains(p.device));
+    if (!interval) continue;
+    const double ratio = p.point->value / p.predicted;
+    for (const std::string& group : groups_of(p.framework, p.curves)) {
+      ++all[group].points;
+      if (ratio >= interval->low && ratio <= interval->high) ++all[group].inside;
+    }
+  }
+  return all;
+}
+
+std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::span<const PredictedPoint> points) {
+  std::pair<std::set<std::string>, std::set<std::string>> halves;
+  std::size_t next = 0;
+  for (const auto& [name, weight] : weights_of_sources(points))
+    (next++ % 2 == 0 ? halves.first : halves.second).insert(name);
+  return halves;
+}
+
+}  // namespace orrery

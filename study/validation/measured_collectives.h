@@ -1,0 +1,78 @@
+// Measured curves of collectives (results/published/collectives.json, compiled in) beside what the engines say.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "study/simulation/collective_prediction.h"
+
+namespace orrery {
+
+struct MeasuredPoint {
+  double bytes = 0;
+  double measured_seconds = 0;
+  CollectivePrediction predicted;
+
+  double error(std::size_t engine) const { return predicted.seconds[engine] / measured_seconds - 1; }
+};
+
+struct MeasuredCurve {
+  std::string id, source, method;
+  std::string system, gpu, network;
+  std::string links;              // that bound it: "NVLink", "PCIe", ... within a node, "network" between nodes
+  std::string calibration_class;  // of those links
+  std::string kind, algorithm;    // algorithm: that the measurement was forced to, or "automatic"
+  std::int64_t ranks = 0, nodes = 0;
+  std::string not_fitted;   // empty, or why the calibration does not use it
+  std::string unpredicted;  // empty, or why there is no prediction; its points then have none
+  std::vector<MeasuredPoint> points;
+};
+
+// A measured curve of which no points are kept.
+struct LeftOutCurve {
+  std::string id, why;
+};
+
+struct MeasuredCollectives {
+  std::vector<MeasuredCurve> curves;
+  std::vector<LeftOutCurve> left_out;
+};
+
+// Large messages: bandwidth, not latency, is most of their time.
+inline constexpr double kLargeBytes = 1 << 20;
+
+// |predicted / measured - 1| and its sign, over points of at least `least_bytes`.
+struct PredictionError {
+  std::size_t points = 0;
+  double median = 0;
+  double bias = 0;  // median of predicted / measured - 1
+};
+PredictionError error_over(std::span<const MeasuredPoint> points, std::size_t engine, double least_bytes);
+
+struct MeasuredOptions {
+  std::string filter;  // part of a curve's id, source, system, device, network or kind, in any letter case
+  std::string kind;    // of kCollectiveKinds; empty: all
+  Engines engines{true, true};
+  DiscreteEventOptions des;
+  // Called before each curve.
+  std::function<void(std::size_t done, std::size_t total, const std::string& id)> progress;
+};
+// Each curve on its own cluster, with the bundled calibration of it. Throws InputError when no curve is left.
+MeasuredCollectives predict_measured(const MeasuredOptions& options);
+
+// How well groups of curves are predicted: each class of the calibration, and together the NVLink nodes, all nodes,
+// and all clusters. Groups without predicted curves are left out.
+struct ErrorSummary {
+  std::string level;  // "within a node", "between nodes"
+  std::string name;
+  std::size_t curves = 0;
+  std::array<PredictionError, kEngines> large, all;  // over all points of all curves
+  std::array<double, kEngines> median_curve{};       // median of the curves' own median errors, large messages
+};
+std::vector<ErrorSummary> summaries_of(std::span<const MeasuredCurve> curves, const Engines& engines);
+
+}  // namespace orrery

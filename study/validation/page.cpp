@@ -1,0 +1,525 @@
+#include "study/validation/page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "sim/base/json_reader.h"
+#include "sim/cost/calibration.h"
+#include "sim/hardware/presets.h"
+#include "sim/report/format.h"
+#include "strategies/strategy.h"
+#include "study/validation/intervals.h"
+#include "study/validation/measured_collectives.h"
+#include "study/validation/scaling.h"
+#include "study/validation/tables.h"
+
+namespace orrery {
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+bool is_step(const PredictedPoint& p) { return p.point->quantity == Quantity::step_seconds; }
+
+std::vector<std::string> cells(const ErrorStatistics& e) {
+  if (e.points == 0) return {"0", "-", "-", "-", "-", "-"};
+  return {std::to_string(e.points),      percent_text(e.median), percent_text(e.mean),
+          percent_text(e.percentile_90), percent_text(e.worst),  signed_percent_text(e.bias)};
+}
+
+std::string summary(const ValidationRuns& runs) {
+  Rows rows;
+  const auto row = [&](const std::string& name, const std::vector<PredictedPoint>& points, bool composed = false) {
+    std::vector<std::string> r{name};
+    std::vector<const PredictedPoint*> steps;
+    std::vector<double> errors;
+    for (const PredictedPoint& p : points) {
+      if (!p.is_predicted() || !is_step(p) || !(composed || p.is_measured())) continue;
+      steps.push_back(&p);
+      errors.push_back(p.error());
+    }
+    for (const std::string& cell : cells(error_statistics(errors))) r.push_back(cell);
+    const Ranking ranking = ranking_of(steps);
+    r.push_back(fmt::format("{:.2f}", ranking.tau));
+    r.push_back(percent_text(ranking.best_lost));
+    rows.push_back(r);
+  };
+  row("**all other sources** (leave one source out)", runs.others);
+  row("all sources (in sample)", runs.all);
+  row("none: kernels and collectives alone", runs.none);
+  row("all other sources; composed numbers counted too", runs.others, true);
+  const std::vector<Column> columns{{"the step calibration has seen", false},
+                                    {"steps"},
+                                    {"median"},
+                                    {"mean"},
+                                    {"90th pct"},
+                                    {"worst"},
+                                    {"bias"},
+                                    {"Kendall's tau"},
+                                    {"lost by trusting it"}};
+  return markdown_grid(columns, rows);
+}
+
+struct Shown {
+  bool ranking = false, not_predicted = false;
+  std::string before =
+      {};  // the quantity whose medians of results/published/accuracy_before.json stand beside; or none
+};
+
+const nlohmann::json& medians_before() {
+  static const nlohmann::json medians = parse_embedded("results/published/accuracy_before.json").at("medians");
+  return medians;
+}
+
+std::string groups(std::string_view heading, const std::vector<ErrorGroup>& groups, Shown shown) {
+  std::vector<Column> columns{{heading, false}, {"points"}, {"median"}, {"mean"}, {"90th pct"}, {"worst"}, {"bias"}};
+  if (shown.ranking) columns.push_back({"tau (tables)"});
+  if (!shown.before.empty()) columns.push_back({"median before"});
+  if (shown.not_predicted) columns.push_back({"not predicted"});
+  Rows rows;
+  for (const ErrorGroup& g : groups) {
+    std::vector<std::string>& row = rows.emplace_back();
+    row.push_back(g.name);
+    for (const std::string& cell : cells(g.error)) row.push_back(cell);
+    if (shown.ranking)
+      row.push_back(g.ranking.tables > 0 ? fmt::format("{:.2f} ({})", g.ranking.tau, g.ranking.tables) : "-");
+    if (!shown.before.empty()) {
+      const auto before = medians_before().find(g.name + "/" + shown.before);
+      row.push_back(before == medians_before().end() ? "-" : percent_text(before->get<double>()));
+    }
+    if (shown.not_predicted) row.push_back(std::to_string(g.not_predicted));
+  }
+  return markdown_grid(columns, rows);
+}
+
+std::string scaling(std::span<const PredictedPoint> points) {
+  Rows rows;
+  for (const ScalingSeries& s : scaling_series(points)) {
+    std::string devices;
+    for (const PredictedPoint* p : s.points) devices += (devices.empty() ? "" : ", ") + std::to_string(p->devices);
+    rows.push_back({s.name, s.weak ? "replica" : "global batch", devices, percent_text(s.measured_loss),
+                    percent_text(s.predicted_loss), signed_percent_text(s.points.front()->error()),
+                    signed_percent_text(s.points.back()->error())});
+  }
+  const std::vector<Column> columns{{"series", false},   {"constant", false}, {"devices", false}, {"lost, measured"},
+                                    {"lost, predicted"}, {"error, fewest"},   {"error, most"}};
+  return markdown_grid(columns, rows);
+}
+
+std::string worst(std::span<const PredictedPoint> points) {
+  std::vector<const PredictedPoint*> steps;
+  for (const PredictedPoint& p : points)
+    if (p.is_predicted() && p.is_measured() && (is_step(p) || is_bytes(p.point->quantity))) steps.push_back(&p);
+  sort_worst_first(steps);
+  Rows rows;
+  std::map<std::string, std::size_t> of_source;  // the worst of a source speaks for those like it
+  for (const PredictedPoint* p : steps) {
+    if (rows.size() == kWorstShown) break;
+    if (++of_source[p->source->name] > 2) continue;
+    const std::string& why = explanation_of(*p->point);
+    const auto text = [&](double value) { return is_step(*p) ? seconds_text(value) : bytes_text(value); };
+    rows.push_back({fmt::format("`{}`", p->point->id), p->source->name, text(p->point->value), text(p->predicted),
+                    signed_percent_text(p->error()), why.empty() ? "not explained" : why});
+  }
+  const std::vector<Column> columns{
+      {"`orrery simulate ...`", false}, {"source", false}, {"measured"}, {"predicted"}, {"error"}, {"why", false}};
+  return markdown_grid(columns, rows);
+}
+
+std::string judged_wrongly(const FitsConfusion& fits) {
+  if (fits.wrong.empty()) return "";
+  Rows rows = wrongly_judged(fits);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::string& why = fits.wrong[i]->point->memory_explanation;
+    rows[i].front() = "`" + rows[i].front() + "`";
+    rows[i].push_back(why.empty() ? "not explained" : why);
+  }
+  std::vector<Column> columns(kWronglyJudged.begin(), kWronglyJudged.end());
+  columns.push_back({"why", false});
+  return markdown_grid(columns, rows) + "\n";
+}
+
+std::string not_predicted(std::span<const PredictedPoint> points) {
+  std::map<std::string, std::size_t> reasons;
+  for (const PredictedPoint& p : points)
+    if (!p.is_predicted()) ++reasons[p.not_predicted];
+  std::vector<std::pair<std::string, std::size_t>> sorted(reasons.begin(), reasons.end());
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
+  Rows rows;
+  for (const auto& [why, count] : sorted) rows.push_back({std::to_string(count), why});
+  return markdown_grid(std::vector<Column>{{"points"}, {"why not", false}}, rows);
+}
+
+std::string peers(const ValidationRuns& runs) {
+  const nlohmann::json document = parse_embedded("results/published/peers.json");
+  Rows rows;
+  for (const auto& claim : document.at("claims")) {
+    std::string ours = "-", in_sample = "-";
+    if (claim.contains("points")) {
+      const std::string source = claim.at("points"), quantity = claim.value("quantity", "step_seconds");
+      const auto text = [&](const std::vector<PredictedPoint>& points) {
+        std::vector<double> errors;
+        for (const PredictedPoint& p : points)
+          if (p.is_predicted() && p.source->name == source && name_of(p.point->quantity) == quantity &&
+              p.point->where.starts_with(claim.value("where", "")))
+            errors.push_back(p.error());
+        const ErrorStatistics e = error_statistics(errors);
+        return fmt::format("{}, worst {} ({} points)", percent_text(e.mean), percent_text(e.worst), e.points);
+      };
+      ours = text(runs.others);
+      in_sample = text(runs.all);
+    }
+    std::string theirs = percent_text(claim.at("mean").get<double>());
+    if (claim.contains("worst")) theirs += ", worst " + percent_text(claim.at("worst").get<double>());
+    rows.push_back({claim.at("simulator"), claim.at("on"), theirs, ours, in_sample, claim.at("source")});
+  }
+  const std::vector<Column> columns{{"simulator", false},      {"on", false},       {"its claim, mean error"},
+                                    {"ours, source left out"}, {"ours, in sample"}, {"its source", false}};
+  return markdown_grid(columns, rows);
+}
+
+// One of results/published/goals.json, as it stands: the statistic of the points it is of.
+double reached(const nlohmann::json& goal, const nlohmann::json& not_llm, const std::vector<PredictedPoint>& points) {
+  const std::string source = goal.value("source", ""), quantity = goal.value("quantity", "step_seconds");
+  const bool of_models = source.empty() && quantity == "step_seconds";
+  std::vector<const PredictedPoint*> of_goal;
+  std::vector<double> errors;
+  for (const PredictedPoint& p : points) {
+    if (!p.is_predicted() || name_of(p.point->quantity) != quantity) continue;
+    if (!source.empty() && p.source->name != source) continue;
+    if (source.empty() && !p.is_measured()) continue;
+    if (of_models && std::find(not_llm.begin(), not_llm.end(), p.source->name) != not_llm.end()) continue;
+    if (!p.point->where.starts_with(goal.value("where", ""))) continue;
+    if (goal.contains("sequence_from") &&
+        p.point->scenario->at("workload").value("sequence_length", 0.0) < goal.at("sequence_from").get<double>())
+      continue;
+    const auto has = [&](const char* key) {
+      return std::find(p.strategies.begin(), p.strategies.end(), goal.value(key, "")) != p.strategies.end();
+    };
+    if ((goal.contains("strategy") && !has("strategy")) || (goal.contains("without") && has("without"))) continue;
+    of_goal.push_back(&p);
+    errors.push_back(p.error());
+  }
+  const ErrorStatistics e = error_statistics(errors);
+  const std::string statistic = goal.at("statistic");
+  if (statistic == "tau") return ranking_of(of_goal).tau;
+  return statistic == "mean"     ? e.mean
+         : statistic == "median" ? e.median
+         : statistic == "worst"  ? e.worst
+                                 : e.percentile_90;
+}
+
+std::string goals(const ValidationRuns& runs) {
+  const nlohmann::json document = parse_embedded("results/published/goals.json");
+  Rows rows;
+  for (const auto& goal : document.at("goals")) {
+    const bool is_tau = goal.at("statistic") == "tau";
+    const auto text = [&](double value) { return is_tau ? fmt::format("{:.2f}", value) : percent_text(value); };
+    bool met = true;
+    const auto cell = [&](const char* limit, const std::vector<PredictedPoint>& points) {
+      const double value = reached(goal, document.at("not_llm"), points);
+      if (!goal.contains(limit)) return text(value);
+      const double most = goal.at(limit);
+      met = met && (is_tau ? value >= most : value <= most);
+      return fmt::format("{} (goal {})", text(value), text(most));
+    };
+    const std::string in_sample = cell("in_sample", runs.all), left_out = cell("left_out", runs.others);
+    const std::string statistic = goal.at("statistic") == "percentile_90" ? "90th pct" : goal.at("statistic");
+    rows.push_back({goal.at("of"), statistic, in_sample, left_out, met ? "met" : "**missed**",
+                    met ? "" : goal.at("cause").get<std::string>()});
+  }
+  const std::vector<Column> columns{{"goal", false},     {"", false}, {"in sample"},
+                                    {"source left out"}, {"", false}, {"largest cause", false}};
+  return markdown_grid(columns, rows);
+}
+
+std::string kernels() {
+  Rows rows;
+  for (const std::string& name : calibrated_devices()) {
+    const Calibration c = find_calibration(find_device(name));
+    for (const Dtype dtype : {Dtype::bf16, Dtype::fp8, Dtype::nvfp4}) {
+      const MatmulCurve& curve = c.matmul[static_cast<std::size_t>(dtype)];
+      if (!curve.measured || curve.residual.points == 0) continue;
+      rows.push_back({name, fmt::format("products, {}", name_of(dtype)), std::to_string(curve.residual.points),
+                      percent_text(curve.residual.median), percent_text(curve.residual.percentile_90),
+                      signed_percent_text(curve.residual.bias)});
+    }
+    for (const Dtype dtype : {Dtype::bf16, Dtype::fp8}) {
+      if (c.grouped.empty()) break;
+      const GroupedCurve& curve = c.grouped[static_cast<std::size_t>(dtype)];
+      if (!curve.borrowed_from.empty() || curve.residual.points == 0 ||
+          (dtype == Dtype::fp8 && curve.source == c.grouped[static_cast<std::size_t>(Dtype::bf16)].source))
+        continue;
+      rows.push_back({name, fmt::format("products of experts, {}", name_of(dtype)),
+                      std::to_string(curve.residual.points), percent_text(curve.residual.median),
+                      percent_text(curve.residual.percentile_90), signed_percent_text(curve.residual.bias)});
+    }
+    for (const AttentionCurve& curve : c.attention_kernels)
+      if (curve.residual.points > 0 && c.attention_borrowed_from.empty())
+        rows.push_back({name, "attention, " + curve.name, std::to_string(curve.residual.points),
+                        percent_text(curve.residual.median), percent_text(curve.residual.percentile_90),
+                        signed_percent_text(curve.residual.bias)});
+  }
+  return markdown_grid(
+      std::vector<Column>{{"device", false}, {"kernels", false}, {"points"}, {"median"}, {"90th pct"}, {"bias"}}, rows);
+}
+
+std::string collectives() {
+  MeasuredOptions options;
+  options.engines = {true, false};
+  const MeasuredCollectives measured = predict_measured(options);
+  Rows rows;
+  for (const ErrorSummary& s : summaries_of(measured.curves, options.engines))
+    rows.push_back({s.level, s.name, std::to_string(s.curves), std::to_string(s.all[0].points),
+                    percent_text(s.large[0].median), percent_text(s.all[0].median),
+                    signed_percent_text(s.large[0].bias)});
+  return markdown_grid(std::vector<Column>{{"level", false},
+                                           {"links", false},
+                                           {"curves"},
+                                           {"points"},
+                                           {"median, from 1 MiB"},
+                                           {"median, all sizes"},
+                                           {"bias, from 1 MiB"}},
+                       rows);
+}
+
+std::vector<PredictedPoint> of_quantity(const std::vector<PredictedPoint>& points, Quantity quantity) {
+  std::vector<PredictedPoint> kept;
+  for (const PredictedPoint& p : points)
+    if (p.point->quantity == quantity) kept.push_back(p);
+  return kept;
+}
+
+// Intervals are found from every other source and tried on those between, and the other way round.
+std::pair<double, double> coverage_of_halves(std::span<const PredictedPoint> points) {
+  const auto [one, other] = halves_of_sources(points);
+  return {interval_coverage(points, step_intervals(points, one), other).at(kAllSteps),
+          interval_coverage(points, step_intervals(points, other), one).at(kAllSteps)};
+}
+
+std::string coverage(std::span<const PredictedPoint> points) {
+  const StepIntervals intervals = step_intervals(points);
+  const std::map<std::string, PlainCoverage> plain = plain_coverage(points);
+  Rows rows;
+  for (const auto& [group, share] : unseen_coverage(points)) {
+    const auto stack = intervals.stacks.find(group);
+    const auto width = [](double half) { return fmt::format("{:.2f} to {:.2f}", std::exp(-half), std::exp(half)); };
+    rows.push_back(
+        {group, stack == intervals.stacks.end() ? "-" : width(stack->second.half_width), percent_text(share)});
+    const auto all = plain.find(group);
+    rows.back().push_back(all == plain.end() ? "-" : fmt::format("{} of {}", all->second.inside, all->second.points));
+  }
+  return markdown_grid(
+      std::vector<Column>{
+          {"steps", false}, {"interval, of the prediction"}, {"inside, sources left out"}, {"of all steps, each once"}},
+      rows);
+}
+
+std::vector<ErrorGroup> by_size(const std::vector<PredictedPoint>& steps) {
+  constexpr std::array<std::pair<std::int64_t, const char*>, 6> kSizes{
+      {{1, "1"}, {8, "2 to 8"}, {64, "9 to 64"}, {512, "65 to 512"}, {4096, "513 to 4,096"}, {1 << 30, "more"}}};
+  std::vector<ErrorGroup> sorted = groups_by(steps, [&](const PredictedPoint& p) {
+    if (!p.is_predicted()) return std::string();
+    return std::string(
+        std::find_if(kSizes.begin(), kSizes.end(), [&](const auto& s) { return p.devices <= s.first; })->second);
+  });
+  const auto rank = [&](const ErrorGroup& g) {
+    return std::find_if(kSizes.begin(), kSizes.end(), [&](const auto& s) { return g.name == s.second; });
+  };
+  std::sort(sorted.begin(), sorted.end(), [&](const ErrorGroup& a, const ErrorGroup& b) { return rank(a) < rank(b); });
+  return sorted;
+}
+
+std::vector<ErrorGroup> by_strategy(const std::vector<PredictedPoint>& steps) {
+  std::vector<ErrorGroup> all;
+  for (const std::string_view word : all_plan_words())
+    for (ErrorGroup& group : groups_by(steps, [&](const PredictedPoint& p) {
+           const bool has = std::find(p.strategies.begin(), p.strategies.end(), word) != p.strategies.end();
+           return has ? std::string(word) : std::string();
+         }))
+      all.push_back(std::move(group));
+  return all;
+}
+
+std::vector<ErrorGroup> by_device(const std::vector<PredictedPoint>& steps) {
+  std::vector<ErrorGroup> groups = groups_by(steps, [](const PredictedPoint& p) {
+    return p.device.empty() ? "" : p.device + (p.measured_device() ? "" : " (curves borrowed)");
+  });
+  std::sort(groups.begin(), groups.end(), [](const ErrorGroup& a, const ErrorGroup& b) { return a.name < b.name; });
+  return groups;
+}
+
+}  // namespace
+
+std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> figures, const std::string& plot) {
+  const std::vector<PredictedPoint> all_steps = of_quantity(runs.others, Quantity::step_seconds);
+  std::vector<PredictedPoint> steps;
+  std::map<std::string, std::string> composed;  // by source
+  for (const PredictedPoint& p : all_steps) {
+    if (p.is_measured()) {
+      steps.push_back(p);
+    } else {
+      composed[p.source->name] = p.source->composed;
+    }
+  }
+  const FitsConfusion fits = fits_confusion(runs.others);
+  std::string page = "# How accurate the predictions are\n\n";
+  page += fmt::format(
+      "Made by `orrery validate --markdown results/ACCURACY.md --plot {}`; the numbers behind it: `orrery validate "
+      "--json FILE`.\n{} published measurements of {} sources stand in [published/steps](published/steps), each with "
+      "the "
+      "scenario it is of, or with the reason why it is not predicted. None is left out.\n\n",
+      "results/" + plot, runs.others.size(), published_sources().size());
+  page +=
+      "Errors are predicted / measured - 1. Kernels and collectives are calibrated on kernels and collectives alone; "
+      "what "
+      "training steps show beyond\nthem (sustained clocks, hosts, stacks) is fitted on published steps "
+      "([calibration](calibration/README.md#training-steps)). **The figure to trust is that of sources left out**: "
+      "each "
+      "source is predicted by\na calibration fitted on all others.\n\n";
+  page += summary(runs);
+  const auto [first, second] = coverage_of_halves(runs.others);
+  page += fmt::format(
+      "\nTau compares, within each published table of {} configurations or more, the predicted with the measured "
+      "order; "
+      "\"lost by trusting it\" is how\nmuch slower than the fastest the configuration is that is predicted fastest. "
+      "Reports state an 80 % interval: its width holds 80 % of the points of\nsources left out, stack by stack and by "
+      "whose curves a device has ([below](#intervals)). Tried out: the width found on one half of the sources holds "
+      "{:.0f} % of the\nother half's points, the other way round {:.0f} %.\n\nThe figures count "
+      "points. Sources of one author (vtrain, bigscience, mosaicml, torchtitan, NVIDIA's) are left out one at a time, "
+      "though\ntheir systems are alike.\n\n",
+      kLeastOfTable, kPercent * first, kPercent * second);
+  for (const auto& [name, why] : composed)
+    page += fmt::format(
+        "**{} is composed, not measured.** {} Its {} numbers are fitted as one source of many, and\nno statistic but "
+        "its "
+        "own row and the last one above counts them.\n\n",
+        name, why, std::count_if(all_steps.begin(), all_steps.end(), [&name = name](const PredictedPoint& p) {
+          return p.source->name == name && p.is_predicted();
+        }));
+  page += fmt::format("![Predicted against measured]({})\n\n", plot);
+  page +=
+      "## By source\n\n\"Before\": with the calibration and the Programs of commit 1d3697f, when a stack had a factor "
+      "of its own on products, and FSDP's\ncasts, losses and checkpointing per op were left out. Its fits without a "
+      "source "
+      "began where the fit of all sources had ended and so\nknew something of the source they left out; they begin "
+      "from "
+      "scratch now. Where \"now\" is worse, this is often why.\n\n" +
+      groups("source", groups_by(all_steps, [](const PredictedPoint& p) { return p.source->name; }),
+             {.ranking = true, .not_predicted = true, .before = "step_seconds"});
+  page += "\n## By training stack\n\n" +
+          groups("framework", groups_by(steps, [](const PredictedPoint& p) { return p.framework; }), {.ranking = true});
+  page += "\n## By size and by strategy\n\nA plan of several strategies is in several rows.\n\n" +
+          groups("devices", by_size(steps), {.ranking = true}) + "\n" +
+          groups("strategy", by_strategy(steps), {.ranking = true});
+  page += "\n## By device\n\n" + groups("device", by_device(steps), {});
+  page +=
+      "\n## Intervals\n\nOf devices with curves of their own; borrowed curves widen them. The share that they are held "
+      "to is weighed "
+      "(a source of many\npoints counts as thirty) and of points that are fitted; the last column counts all measured "
+      "steps, "
+      "those among them whose layout\nor machine nobody states (quality C), which no interval of a model can "
+      "cover.\n\n" +
+      coverage(runs.others);
+  page +=
+      "\n## As clusters grow\n\nPublished series of one model on one machine ([published/scaling.json]"
+      "(published/scaling.json)): the share of tokens a device and second that each doubling\nof the devices costs, "
+      "from the fewest to the most.\n\n" +
+      scaling(runs.others);
+  page += "\n## Memory, layers, activations\n\n";
+  for (const Quantity q :
+       {Quantity::peak_allocated_bytes, Quantity::peak_reserved_bytes, Quantity::peak_device_bytes,
+        Quantity::layer_forward_seconds, Quantity::layer_backward_seconds, Quantity::attention_forward_seconds,
+        Quantity::attention_backward_seconds, Quantity::attention_seconds, Quantity::forward_backward_seconds,
+        Quantity::activation_bytes_per_layer, Quantity::model_state_bytes}) {
+    const std::vector<PredictedPoint> points = of_quantity(runs.others, q);
+    if (points.empty()) continue;
+    page += groups(name_of(q), groups_by(points, [](const PredictedPoint& p) { return p.source->name; }),
+                   {.not_predicted = true, .before = std::string(name_of(q))}) +
+            "\n";
+  }
+  page += fmt::format(
+      "Does it fit? Of the runs whose outcome is known, {} ran and were predicted to, {} ended out of memory and were "
+      "predicted to; {} ran although predicted\nnot to fit, {} ended out of memory although predicted to fit. {} of "
+      "the wrong ones lie more than {:.0f} % from the capacity.\n\n",
+      fits.fits_as_predicted, fits.fails_as_predicted, fits.wrongly_fails, fits.wrongly_fits, fits.wrong_beyond_margin,
+      kPercent * kFitsMargin);
+  page += judged_wrongly(fits);
+  page += "## The worst, and why\n\nBy how many times too long or too short; two of a source at the most.\n\n" +
+          worst(runs.others);
+  page += "\n## What is no step\n\n" + figures_markdown(figures);
+  page += "\n## Goals\n\n" + goals(runs);
+  page += "\n## Beside other simulators\n\n" + peers(runs);
+  page += "\n## Kernels\n\nFitted on the same points: residuals.\n\n" + kernels();
+  page +=
+      "\n## Collectives\n\nResiduals too; curve by curve: "
+      "[published/collectives_errors.md](published/collectives_errors.md).\n\n" +
+      collectives();
+  page += "\n## Not predicted\n\n" + not_predicted(runs.others);
+  return page;
+}
+
+std::string accuracy_plot(std::span<const PredictedPoint> points) {
+  constexpr double kSide = 720, kMargin = 60, kRadius = 2.5;
+  constexpr double kLegendRow = 13;
+  std::map<std::string, std::size_t> sources;
+  double least = 1e300, most = 0;
+  for (const PredictedPoint& p : points) {
+    if (!p.is_predicted() || !is_step(p)) continue;
+    sources.try_emplace(p.source->name, 0);
+    for (const double v : {p.predicted, p.point->value}) least = std::min(least, v), most = std::max(most, v);
+  }
+  if (sources.empty()) throw InputError({"--plot", ""}, "no predicted step among the points", "at least one");
+  std::size_t next = 0;
+  for (auto& [name, index] : sources) index = next++;
+  const double low = std::floor(std::log10(least)), high = std::ceil(std::log10(most));
+  const auto at = [&](double seconds) { return (std::log10(seconds) - low) / (high - low) * kSide; };
+  const auto x = [&](double seconds) { return kMargin + at(seconds); };
+  const auto y = [&](double seconds) { return 20 + kSide - at(seconds); };
+  // Hues apart by the golden angle differ for neighbours too.
+  const auto colour = [&](std::size_t i) {
+    constexpr double kGoldenAngle = 137.508;
+    return fmt::format("hsl({:.0f},{}%,{}%)", std::fmod(kGoldenAngle * static_cast<double>(i), 360.0), 70,
+                       30 + 10 * (i % 3));
+  };
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
+      "font-family=\"sans-serif\" font-size=\"11\">\n<title>Predicted against measured step times</title>\n"
+      "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+      kMargin + kSide + 240, kSide + 70);
+  for (double e = low; e <= high; ++e) {
+    const double v = std::pow(10, e);
+    out += fmt::format(
+        "<path d=\"M{0:.1f} 20V{1:.1f}M{2:.1f} {3:.1f}H{4:.1f}\" stroke=\"#ddd\"/>\n"
+        "<text x=\"{0:.1f}\" y=\"{5:.1f}\" text-anchor=\"middle\">{6}</text>\n"
+        "<text x=\"{7:.1f}\" y=\"{8:.1f}\" text-anchor=\"end\">{6}</text>\n",
+        x(v), 20 + kSide, kMargin, y(v), kMargin + kSide, 36 + kSide, seconds_text(v), kMargin - 5, y(v) + 4);
+  }
+  const double first = std::pow(10, low), last = std::pow(10, high);
+  for (const auto& [factor, dash] : {std::pair(1.0, ""), std::pair(1.2, "4"), std::pair(1 / 1.2, "4")}) {
+    const double from = factor < 1 ? first / factor : first, to = factor > 1 ? last / factor : last;
+    out += fmt::format("<path d=\"M{:.1f} {:.1f}L{:.1f} {:.1f}\" stroke=\"#666\" stroke-dasharray=\"{}\"/>\n", x(from),
+                       y(from * factor), x(to), y(to * factor), dash);
+  }
+  for (const PredictedPoint& p : points) {
+    if (!p.is_predicted() || !is_step(p)) continue;
+    out += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" fill=\"{}\" fill-opacity=\"0.6\"/>\n",
+                       x(p.point->value), y(p.predicted), kRadius, colour(sources[p.source->name]));
+  }
+  out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">measured (dashed: 20 % off)</text>\n",
+                     kMargin + kSide / 2, kSide + 58);
+  out += fmt::format("<text transform=\"translate(14 {:.1f}) rotate(-90)\" text-anchor=\"middle\">predicted</text>\n",
+                     20 + kSide / 2);
+  for (const auto& [name, index] : sources) {
+    const double row = 24 + kLegendRow * static_cast<double>(index);
+    out += fmt::format("<circle cx=\"{}\" cy=\"{:.1f}\" r=\"4\" fill=\"{}\"/><text x=\"{}\" y=\"{:.1f}\">{}</text>\n",
+                       kMargin + kSide + 20, row, colour(index), kMargin + kSide + 30, row + 4, xml_text(name));
+  }
+  return out + "</svg>\n";
+}
+
+}  // namespace orrery

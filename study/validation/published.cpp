@@ -1,0 +1,204 @@
+#include "study/validation/published.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+
+#include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
+#include "sim/report/format.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kFolder = "results/published/steps/";
+constexpr std::string_view kSchema = "orrery published measurements, version 2";
+constexpr std::int64_t kMostSteps = 1024;
+constexpr std::array<std::string_view, 3> kQualities{"A", "B", "C"};
+
+std::string text(JsonReader& reader, const char* key, bool required = false) {
+  std::string value;
+  reader.field(key, value, "");
+  if (required && value.empty()) reader.fail(key, "a text");
+  return value;
+}
+
+double number(JsonReader& reader, const char* key) {
+  double value = 0;
+  reader.field(key, value, NumberRange{}, "");
+  return value;
+}
+
+Json object(JsonReader& reader, const char* key) {
+  const Json* found = reader.take(key);
+  if (found == nullptr) return Json::object();
+  if (!found->is_object()) reader.fail(key, "an object");
+  return *found;
+}
+
+// What a file says for all its points.
+struct Shared {
+  std::string not_fitted;
+  Json assumptions, models, clusters, scenario;
+};
+
+// A name that the file defines stands for what it defines.
+void write_out(Json& scenario, const char* key, const Json& defined) {
+  const auto part = scenario.find(key);
+  if (part == scenario.end() || !part->is_string()) return;
+  const auto found = defined.find(part->get<std::string>());
+  if (found != defined.end()) *part = *found;
+}
+
+void read_measured(const Json& json, const InputError::Where& where, PublishedPoint& point) {
+  JsonReader reader(json, where);
+  reader.field("quantity", point.quantity, kQuantityNames, "");
+  point.value = number(reader, "value");
+  reader.field("steps", point.steps, IntegerRange{1, kMostSteps}, "");
+  if (point.steps > 1 && !is_seconds(point.quantity)) reader.fail("steps", "1 of a quantity that is no time");
+  // How a rate became seconds: for readers.
+  for (const char* key : {"tokens_per_step", "samples_per_step", "flops_per_step", "devices"}) number(reader, key);
+  text(reader, "flops_formula");
+  if (const Json* published = reader.take("published")) {
+    JsonReader as_published(*published, reader.at("published"));
+    point.published_metric = text(as_published, "metric", true);
+    point.published_unit = text(as_published, "unit");
+    point.published_value = number(as_published, "value");
+    as_published.finish();
+  }
+  reader.finish();
+}
+
+PublishedPoint read_point(const Json& json, const InputError::Where& where, const Shared& shared) {
+  PublishedPoint point;
+  JsonReader reader(json, where);
+  point.id = text(reader, "id", true);
+  if (const Json* place = reader.take("source"); place != nullptr && place->is_string()) point.where = *place;
+  point.table = text(reader, "table");
+  point.quality = text(reader, "quality", true);
+  if (std::find(kQualities.begin(), kQualities.end(), point.quality) == kQualities.end())
+    reader.fail("quality", "A, B or C");
+  if (const Json* note = reader.take("note"); note != nullptr && note->is_string()) point.note = *note;
+  const Json* measured = reader.take("measured");
+  if (measured == nullptr) reader.fail("measured", "an object");
+  read_measured(*measured, reader.at("measured"), point);
+  const Json claims = object(reader, "claims");
+  for (const auto& [simulator, value] : claims.items()) {
+    if (!value.is_number()) reader.fail("claims", "a number for each simulator");
+    point.claims[simulator] = value;
+  }
+  if (const Json* ids = reader.take("assumptions")) {
+    if (!ids->is_array()) reader.fail("assumptions", "an array");
+    for (const Json& id : *ids) {
+      const auto found = id.is_string() ? shared.assumptions.find(id.get<std::string>()) : shared.assumptions.end();
+      if (found == shared.assumptions.end()) reader.fail("assumptions", "ids of the file's assumptions");
+      point.assumptions.push_back(*found);
+    }
+  }
+  point.explanation = text(reader, "explanation");
+  point.memory_explanation = text(reader, "memory_explanation");
+  point.not_predicted = text(reader, "not_predicted");
+  point.not_fitted = text(reader, "not_fitted");
+  if (point.not_fitted.empty()) point.not_fitted = point.quality == "C" ? "doubtful (quality C)" : shared.not_fitted;
+  const Json own = object(reader, "scenario");
+  if (point.not_predicted.empty()) {
+    Json scenario = shared.scenario;
+    scenario.merge_patch(own);
+    write_out(scenario, "model", shared.models);
+    write_out(scenario, "cluster", shared.clusters);
+    point.scenario = std::make_shared<const Json>(std::move(scenario));
+    if (point.value < 0 || (point.value == 0 && point.quantity != Quantity::fits))
+      reader.fail("measured", "a positive value");
+  }
+  reader.finish();
+  return point;
+}
+
+std::string stem(std::string_view path) {
+  path.remove_prefix(path.rfind('/') + 1);
+  return std::string(path.substr(0, path.rfind('.')));
+}
+
+}  // namespace
+
+std::string value_text(Quantity quantity, double value) {
+  if (is_seconds(quantity)) return seconds_text(value);
+  if (is_bytes(quantity)) return bytes_text(value);
+  return value > 0 ? "fits" : "out of memory";
+}
+
+PublishedSource read_published(const nlohmann::json& document, const std::string& file) {
+  PublishedSource result;
+  result.name = stem(file);
+  JsonReader reader(document, {file, ""});
+  if (text(reader, "schema") != kSchema) reader.fail("schema", fmt::format("\"{}\"", kSchema));
+  result.title = text(reader, "title", true);
+  const Json* source = reader.take("source");
+  if (source == nullptr || !source->is_string()) reader.fail("source", "a text");
+  result.source = *source;
+  result.system = text(reader, "system");
+  result.explanation = text(reader, "explanation");
+  result.composed = text(reader, "composed");
+  const Json claims = object(reader, "claims");
+  for (const auto& [simulator, where] : claims.items()) {
+    if (!where.is_string()) reader.fail("claims", "a text for each simulator");
+    result.claims[simulator] = where;
+  }
+  reader.take("notes");
+  const Shared shared{text(reader, "not_fitted"), object(reader, "assumptions"), object(reader, "models"),
+                      object(reader, "clusters"), object(reader, "scenario")};
+  for (const auto& [id, sentence] : shared.assumptions.items())
+    if (!sentence.is_string()) reader.fail("assumptions", "a text for each id");
+  const Json* points = reader.take("points");
+  if (points == nullptr || !points->is_array()) reader.fail("points", "an array");
+  std::set<std::string> ids;
+  for (std::size_t i = 0; i < points->size(); ++i) {
+    const std::string pointer = pointer_to("/points", std::to_string(i));
+    result.points.push_back(read_point((*points)[i], {file, pointer}, shared));
+    if (!ids.insert(result.points.back().id).second)
+      throw InputError({file, pointer + "/id"}, result.points.back().id, "an id of its own");
+  }
+  reader.finish();
+  return result;
+}
+
+const std::vector<PublishedSource>& published_sources() {
+  static const std::vector<PublishedSource> sources = [] {
+    std::vector<PublishedSource> all;
+    std::set<std::string> ids;
+    for (const EmbeddedFile& file : embedded_files(kFolder)) {
+      const std::string path(file.path);
+      all.push_back(read_published(parse_json(file.text, path), path));
+      for (const PublishedPoint& point : all.back().points)
+        if (!ids.insert(point.id).second) throw InputError({path, ""}, point.id, "an id that no other file has");
+    }
+    return all;
+  }();
+  return sources;
+}
+
+const PublishedSource& source_of(const PublishedPoint& point) {
+  for (const PublishedSource& source : published_sources())
+    if (!source.points.empty() && &point >= source.points.data() &&
+        &point < source.points.data() + source.points.size())
+      return source;
+  throw std::logic_error("a point of no published source");
+}
+
+const std::string& explanation_of(const PublishedPoint& point) {
+  return point.explanation.empty() ? source_of(point).explanation : point.explanation;
+}
+
+const PublishedPoint* find_published(std::string_view id) {
+  for (const PublishedSource& source : published_sources())
+    for (const PublishedPoint& point : source.points)
+      if (point.id == id) return &point;
+  return nullptr;
+}
+
+}  // namespace orrery

@@ -1,0 +1,25 @@
+// What `orrery validate` shows.
+#pragma once
+
+#include <array>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sim/report/format.h"
+#include "study/validation/errors.h"
+
+namespace orrery {
+
+// All end with a newline. Errors are in percent.
+std::string validation_table(std::span<const PredictedPoint> points);  // a row a source and quantity, sums, the worst
+std::string points_table(std::span<const PredictedPoint> points);      // a row a point
+std::string points_csv(std::span<const PredictedPoint> points);
+// A row a run of which it was judged wrongly whether it fits.
+inline constexpr std::array<Column, 6> kWronglyJudged{
+    {{"id", false}, {"source", false}, {"it", false}, {"predicted peak"}, {"capacity"}, {"beyond it"}}};
+std::vector<std::vector<std::string>> wrongly_judged(const FitsConfusion& confusion);
+nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points);
+
+}  // namespace orrery
