@@ -1,4 +1,4 @@
-// One call of a kernel, and the kernels by topic: internal to realrun/cpu.
+// One call of a kernel, and the kernels: internal to realrun/cpu.
 #pragma once
 
 #include <span>
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "realrun/cpu/kernels.h"
+#include "realrun/kernel_list.h"
 
 namespace orrery::cpu {
 
@@ -43,78 +44,17 @@ struct KernelCall {
 
 inline std::int64_t last_size(const Buffer& b) { return b.tensor->rank == 0 ? 1 : b.tensor->sizes[b.tensor->rank - 1]; }
 
-// products.cpp
-void linear(const KernelCall& call);
-void linear_input_gradient(const KernelCall& call);
-void linear_weight_gradient(const KernelCall& call);
-void batched_matmul(const KernelCall& call);
-void mask_permute(const KernelCall& call);
-void mask_unpermute(const KernelCall& call);
-void mask_gradient(const KernelCall& call);
+#define ORRERY_DECLARE(kind) void kind(const KernelCall& call);
+ORRERY_PRODUCTS(ORRERY_DECLARE)
+ORRERY_KERNELS(ORRERY_DECLARE)
+#undef ORRERY_DECLARE
 
-// attention.cpp
-void attention(const KernelCall& call);
-void attention_backward(const KernelCall& call);
-void merge_attention(const KernelCall& call);
-void softmax(const KernelCall& call);
-void softmax_backward(const KernelCall& call);
-void rotary(const KernelCall& call);
-void rotary_backward(const KernelCall& call);
-
-// elementwise.cpp
-void activation(const KernelCall& call);
-void activation_backward(const KernelCall& call);
-void dropout(const KernelCall& call);
-void dropout_backward(const KernelCall& call);
-void dropout_add(const KernelCall& call);
-void add_noise(const KernelCall& call);
-void add(const KernelCall& call);
-void multiply(const KernelCall& call);
-void bias_gradient(const KernelCall& call);
-void cast(const KernelCall& call);
-void zero_fill(const KernelCall& call);
-
-// norm.cpp
-void norm(const KernelCall& call);
-void norm_backward(const KernelCall& call);
-
-// tokens.cpp
-void embedding(const KernelCall& call);
-void embedding_backward(const KernelCall& call);
-void cross_entropy(const KernelCall& call);
-void cross_entropy_backward(const KernelCall& call);
-void pool(const KernelCall& call);
-void pool_backward(const KernelCall& call);
-
-// routing.cpp
-void route(const KernelCall& call);
-void route_backward(const KernelCall& call);
-void permute(const KernelCall& call);
-void unpermute(const KernelCall& call);
-void unpermute_backward(const KernelCall& call);
-void permute_weights(const KernelCall& call);
-void unpermute_weights(const KernelCall& call);
-void slot_mask(const KernelCall& call);
-void slot_mask_backward(const KernelCall& call);
-void expert_counts(const KernelCall& call);
-void router_loss(const KernelCall& call);
-void router_loss_backward(const KernelCall& call);
-
-// routers.cpp
-// The expert of each row of logits, by auction.
+// Returns the expert of each row of logits, by auction.
 std::vector<std::int64_t> auctioned_experts(std::span<const float> logits, std::int64_t experts);
-// Of `route` where experts choose; scores are [tokens, experts].
+// `route` where experts choose tokens; scores are [tokens, experts].
 void choose_tokens(const KernelCall& call, std::span<const double> scores);
-void hash_route(const KernelCall& call);
-
-// gumbel_route.cpp
+// `route` and its derivative with Gumbel noise on the logits.
 void gumbel_route(const KernelCall& call);
 void gumbel_route_backward(const KernelCall& call);
-
-// optimizer.cpp
-void gradient_norm(const KernelCall& call);
-void scale(const KernelCall& call);
-void adam(const KernelCall& call);
-void sgd(const KernelCall& call);
 
 }  // namespace orrery::cpu

@@ -7,6 +7,7 @@
 
 #include "realrun/cuda/kernels.h"
 #include "realrun/cuda/kernels/device.cuh"
+#include "realrun/kernel_list.h"
 
 namespace orrery::cuda {
 
@@ -98,83 +99,19 @@ inline constexpr int kThreads = 256;
 
 #define ORRERY_LAUNCH(kernel, ...) launch(#kernel, kernel, __VA_ARGS__)
 
-// elementwise.cu
-void activation(const Call& call);
-void activation_backward(const Call& call);
-void dropout(const Call& call);
-void dropout_backward(const Call& call);
-void dropout_add(const Call& call);
-void add_noise(const Call& call);
-void add(const Call& call);
-void multiply(const Call& call);
-void cast(const Call& call);
-void zero_fill(const Call& call);
+#define ORRERY_DECLARE(kind) void kind(const Call& call);
+ORRERY_KERNELS(ORRERY_DECLARE)
+#undef ORRERY_DECLARE
+#define ORRERY_DECLARE(kind) std::int64_t kind##_scratch(const Call& call);  // bytes
+ORRERY_SCRATCH_KERNELS(ORRERY_DECLARE)
+#undef ORRERY_DECLARE
 
-// norm.cu
-void norm(const Call& call);
-void norm_backward(const Call& call);
-void bias_gradient(const Call& call);
-std::int64_t norm_backward_scratch(const Call& call);
-std::int64_t bias_gradient_scratch(const Call& call);
-
-// tokens.cu
-void embedding(const Call& call);
-void embedding_backward(const Call& call);
-void cross_entropy(const Call& call);
-void cross_entropy_backward(const Call& call);
-void softmax(const Call& call);
-void softmax_backward(const Call& call);
-void pool(const Call& call);
-void pool_backward(const Call& call);
-void merge_attention(const Call& call);
-std::int64_t embedding_backward_scratch(const Call& call);
-
-// routing.cu
-void route(const Call& call);
-void route_backward(const Call& call);
-void permute(const Call& call);
-void unpermute(const Call& call);
-void unpermute_backward(const Call& call);
-void permute_weights(const Call& call);
-void unpermute_weights(const Call& call);
-void slot_mask(const Call& call);
-void slot_mask_backward(const Call& call);
-void expert_counts(const Call& call);
-void router_loss(const Call& call);
-void router_loss_backward(const Call& call);
-std::int64_t permute_scratch(const Call& call);
-std::int64_t unpermute_scratch(const Call& call);
-std::int64_t unpermute_backward_scratch(const Call& call);
-std::int64_t permute_weights_scratch(const Call& call);
-std::int64_t unpermute_weights_scratch(const Call& call);
-std::int64_t slot_mask_scratch(const Call& call);
-std::int64_t slot_mask_backward_scratch(const Call& call);
-
-// routers.cu
 // The first half of `route` where experts choose: weights are the scores before, the chosen ones' behind.
 void choose_tokens(const Call& call);
 // The same where an auction assigns: writes choices, and prices into the weights.
 void hold_auction(const Call& call);
-void hash_route(const Call& call);
-
-// gumbel_route.cu
+// `route` and its derivative with Gumbel noise on the logits.
 void gumbel_route(const Call& call);
 void gumbel_route_backward(const Call& call);
-
-// rotary.cu
-void rotary(const Call& call);
-void rotary_backward(const Call& call);
-
-// optimizer.cu
-void gradient_norm(const Call& call);
-void scale(const Call& call);
-void adam(const Call& call);
-void sgd(const Call& call);
-std::int64_t gradient_norm_scratch(const Call& call);
-
-// attention.cu
-void attention(const Call& call);
-void attention_backward(const Call& call);
-std::int64_t attention_backward_scratch(const Call& call);
 
 }  // namespace orrery::cuda
