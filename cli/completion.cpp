@@ -1,58 +1,195 @@
-// orrery completion: scripts for shells.
+// orrery completion: scripts for shells, and what they ask for.
 #include "cli/completion.h"
 
 #include <algorithm>
 #include <memory>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "study/answers/listing.h"
 
 namespace orrery {
-
-std::string shell_quoted(const std::string& text) {
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return word + "'";
-}
-
-std::string as_identifier(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c == ' ' || c == '-'; }, '_');
-  return text;
-}
-
-std::string with_program(std::string text, const std::string& program) {
-  const std::string place = "@NAME@", name = as_identifier(program);
-  for (std::size_t at = text.find(place); at != std::string::npos; at = text.find(place, at + name.size()))
-    text.replace(at, place.size(), name);
-  return text;
-}
-
 namespace {
+
+constexpr const char* kBash = R"sh(# Completion of orrery's command line, for bash 4.3 and later; to be sourced.
+_orrery() {
+  local IFS=$' \t\n' rest=$COMP_LINE program=${COMP_WORDS[0]/#\~/$HOME} word head before current
+  local -a line=() found=()
+  for word in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do  # bash has split words at "=" and ":", too
+    if ((${#line[@]})) && [[ -n $word && $rest == "$word"* ]]; then line[-1]+=$word; else line+=("$word"); fi
+    rest=${rest#*"$word"}
+  done
+  current=${line[-1]}
+  before=${current%"${COMP_WORDS[COMP_CWORD]}"}  # bash completes the rest alone
+  if [[ ${COMP_WORDS[COMP_CWORD]} == [=:] ]]; then before=$current; fi
+  COMPREPLY=()
+  while IFS=$'\t' read -r word head; do
+    case $word in
+      :nospace) compopt -o nospace 2>/dev/null ;;
+      :files | :folders)
+        compopt -o filenames 2>/dev/null
+        if [[ $word == :files ]]; then word=-f; else word=-d; fi
+        mapfile -t found < <(compgen "$word" -- "${current#"$head"}")
+        COMPREPLY+=("${found[@]}")
+        ;;
+      *) COMPREPLY+=("${word#"$before"}") ;;
+    esac
+  done < <("$program" completion bash -- "${line[@]:1}" 2>/dev/null)
+}
+complete -F _orrery orrery
+)sh";
+
+constexpr const char* kZsh = R"sh(#compdef orrery
+# Completion of orrery's command line, for zsh; a file _orrery in $fpath.
+_orrery() {
+  local -a offers space
+  local word text kind head ret=1
+  while IFS=$'\t' read -r word text; do
+    case $word in
+      (:nospace) space=(-S '') ;;
+      (:files | :folders) kind=$word head=$text ;;
+      (*) offers+=("${word//:/\\:}:$text") ;;
+    esac
+  done < <(${words[1]/#\~/$HOME} completion zsh -- "${(@)words[2,CURRENT]}" 2>/dev/null)
+  (( $#offers )) && _describe value offers $space && ret=0
+  [[ -n $head ]] && compset -P "$head"
+  case $kind in
+    (:files) _files && ret=0 ;;
+    (:folders) _files -/ && ret=0 ;;
+  esac
+  return ret
+}
+if [[ $funcstack[1] == _orrery ]]; then _orrery "$@"; else compdef _orrery orrery; fi
+)sh";
+
+constexpr const char* kFish = R"sh(# Completion of orrery's command line, for fish.
+function __orrery_offers
+    set -l words (commandline -opc) (commandline -ct)
+    set -l program (string replace -r '^~' $HOME $words[1])
+    for line in ($program completion fish -- $words[2..-1] 2>/dev/null)
+        set -l parts (string split -m 1 \t -- $line)
+        switch $parts[1]
+            case :nospace  # fish adds no space behind "="
+            case :files
+                __fish_complete_path (string replace -- "$parts[2]" '' $words[-1]) | string replace -r -- '^' "$parts[2]"
+            case :folders
+                __fish_complete_directories (string replace -- "$parts[2]" '' $words[-1]) | string replace -r -- '^' "$parts[2]"
+            case '*'
+                echo $line
+        end
+    end
+end
+complete -c orrery -f -a '(__orrery_offers)'
+)sh";
 
 struct Shell {
   const char* name;
-  std::string (*script)(const std::string&, const CommandDescription&);
+  const char* script;
 };
-constexpr Shell kShells[] = {{"bash", bash_completion}, {"zsh", zsh_completion}, {"fish", fish_completion}};
+constexpr Shell kShells[] = {{"bash", kBash}, {"zsh", kZsh}, {"fish", kFish}};
+
+const OptionDescription* find_option(const CommandDescription& command, std::string_view name) {
+  for (const OptionDescription& option : command.options)
+    if (std::ranges::find(option.names, name) != option.names.end()) return &option;
+  return nullptr;
+}
+
+// One line's lines of completions(), of those that begin as `current` does.
+class Offers {
+ public:
+  explicit Offers(std::string current) : current_(std::move(current)) {}
+
+  void word(const std::string& word, const std::string& text = {}) {
+    if (word.starts_with(current_)) lines_ += word + "\t" + text + "\n";
+  }
+  // The values of an option or an argument. `head`: what stands before one in the same word ("--engine=").
+  void values(const ValueDescription& value, const std::string& head = {}) {
+    for (const std::string& each : value.words) word(head + each);
+    for (const std::string& kind : value.name_kinds) {
+      const auto listing =
+          std::ranges::find(listings(), kind, [](const Listing& l) { return std::string_view(l.name); });
+      if (listing == listings().end()) throw std::logic_error("an option offers names of no kind: " + kind);
+      for (const std::string& name : names_of(*listing)) word(head + name + value.after_name);
+    }
+    if (!value.after_name.empty()) lines_ += ":nospace\n";
+    if (value.is_file) lines_ += ":files\t" + head + "\n";
+    if (value.is_folder) lines_ += ":folders\t" + head + "\n";
+  }
+  const std::string& lines() const { return lines_; }
+
+ private:
+  std::string current_, lines_;
+};
 
 }  // namespace
 
+std::string completions(const CommandDescription& program, std::span<const std::string> words) {
+  const std::string current = words.empty() ? "" : words.back();
+  const CommandDescription* command = &program;
+  const OptionDescription* open = nullptr;  // the option whose value comes next
+  std::size_t arguments = 0;
+  for (const std::string& word : words.first(words.empty() ? 0 : words.size() - 1)) {
+    if (open != nullptr && !(open->value_is_optional && word.starts_with('-'))) {
+      open = nullptr;
+    } else if (word.size() > 1 && word.starts_with('-')) {
+      open = find_option(*command, word);
+      if (open != nullptr && open->value.type.empty()) open = nullptr;
+    } else if (const auto next = std::ranges::find_if(
+                   command->subcommands,
+                   [&](const CommandDescription& c) { return c.name.substr(c.name.rfind(' ') + 1) == word; });
+               arguments == 0 && next != command->subcommands.end()) {
+      command = &*next;
+    } else {
+      ++arguments;
+    }
+  }
+  Offers offers(current);
+  const std::size_t equals = current.find('=');
+  if (open == nullptr && current.starts_with("--") && equals != std::string::npos) {
+    const OptionDescription* const option = find_option(*command, current.substr(0, equals));
+    if (option != nullptr) offers.values(option->value, current.substr(0, equals + 1));
+  } else if (current.starts_with('-') && (open == nullptr || open->value_is_optional)) {
+    for (const OptionDescription& option : command->options)
+      for (const std::string& name : option.names) offers.word(name, option.text);
+  } else if (open != nullptr) {
+    offers.values(open->value);
+  } else {
+    if (arguments == 0)
+      for (const CommandDescription& each : command->subcommands)
+        offers.word(each.name.substr(each.name.rfind(' ') + 1), each.text);
+    const std::vector<OptionDescription>& all = command->arguments;
+    if (arguments < all.size() || (!all.empty() && all.back().is_repeated))
+      offers.values(all[std::min(arguments, all.size() - 1)].value);
+  }
+  return offers.lines();
+}
+
 void add_completion(Command app) {
-  auto shell_name = std::make_shared<std::string>();
-  const Command command =
-      app.add_subcommand("completion", "What a shell completes: a script for bash, zsh or fish, of these very options");
+  struct Arguments {
+    std::string shell;
+    std::vector<std::string> words;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  const Command command = app.add_subcommand(
+      "completion", "What a shell completes: a script for bash, zsh or fish, which asks this program for its options");
   command.footer(
       "Examples:\n  source <(orrery completion bash)                  in ~/.bashrc\n"
       "  orrery completion zsh > ~/.zfunc/_orrery          with fpath+=~/.zfunc before compinit in ~/.zshrc\n"
-      "  orrery completion fish > ~/.config/fish/completions/orrery.fish\n\n"
-      "cmake --install puts all three where the shells look for them.");
+      "  orrery completion fish > ~/.config/fish/completions/orrery.fish\n"
+      "  orrery completion bash -- simulate --eng          what the script asks for\n\n"
+      "cmake --install puts all three scripts where the shells look for them.");
   std::vector<std::string> names;
   for (const Shell& shell : kShells) names.emplace_back(shell.name);
-  command.add_option("SHELL", *shell_name, "Which shell the script is for").required().one_of(names);
-  command.callback([app, shell_name] {
+  command.add_option("SHELL", arguments->shell, "Which shell the script is for").required().one_of(names);
+  const Option words = command.add_option("WORD", arguments->words,
+                                          "Instead of the script: what the last of a command line's words may become");
+  command.callback([app, arguments, words] {
     for (const Shell& shell : kShells)
-      if (*shell_name == shell.name) print(shell.script("orrery", app.description()));
+      if (arguments->shell == shell.name)
+        print(words.is_given() ? completions(app.description(), arguments->words) : shell.script);
   });
 }
 

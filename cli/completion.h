@@ -1,25 +1,19 @@
-// Scripts by which shells complete a command line: its subcommands and options, values that are words, files, or names
-// that `PROGRAM list KIND --names` prints when they are asked for.
+// Completion of a command line in shells: the shells' scripts ask the program itself what it offers.
 #pragma once
 
+#include <span>
 #include <string>
-#include <vector>
 
 #include "cli/command_description.h"
 
 namespace orrery {
 
-std::string bash_completion(const std::string& program, const CommandDescription& command);
-std::string zsh_completion(const std::string& program, const CommandDescription& command);
-std::string fish_completion(const std::string& program, const CommandDescription& command);
-
-// ---- Shared by them
-
-// In single quotes, as bash and zsh read it.
-std::string shell_quoted(const std::string& text);
-// A word of a function's name: "bench compare" is "bench_compare".
-std::string as_identifier(std::string text);
-// `text` with each "@NAME@" replaced by `program`, as a word of a function's name.
-std::string with_program(std::string text, const std::string& program);
+// Returns what the last of `words` may become, a line each. `words` are those of a command line behind the program's
+// name; the last one may be empty or begun.
+//   WORD TAB TEXT     a word that begins as the last one does, and what it is for
+//   :files TAB HEAD   names of files may follow HEAD, the part of the last word that is no file's name ("--json=")
+//   :folders TAB HEAD the same for folders
+//   :nospace          more follows the words in the same word
+std::string completions(const CommandDescription& program, std::span<const std::string> words);
 
 }  // namespace orrery

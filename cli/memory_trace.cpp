@@ -12,6 +12,7 @@
 #include "sim/base/error.h"
 #include "sim/memory/bi_level_plan.h"
 #include "sim/memory/memory_snapshot.h"
+#include "sim/program/liveness.h"
 #include "sim/report/format.h"
 #include "study/simulation/allocator.h"
 
