@@ -7,10 +7,14 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <utility>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
+#include "sim/base/preset.h"
 
 namespace orrery {
 namespace {
@@ -28,9 +32,23 @@ class Config {
     throw InputError(at(key), value == nullptr ? "nothing" : describe(*value), std::move(expected), std::move(nearest));
   }
 
-  const Json* find(const char* key) const {
-    const auto value = object_.find(key);
-    return value == object_.end() || value->is_null() ? nullptr : &*value;
+  // `key`: "a/b" is the key b of the object a, as everywhere below.
+  const Json* find(std::string_view key) const {
+    const Json* value = &object_;
+    while (value->is_object()) {
+      const std::size_t end = std::min(key.find('/'), key.size());
+      const auto found = value->find(std::string(key.substr(0, end)));
+      if (found == value->end() || found->is_null()) return nullptr;
+      value = &*found;
+      if (end == key.size()) return value;
+      key.remove_prefix(end + 1);
+    }
+    return nullptr;
+  }
+  // Throws unless every object on the way to `key` is there.
+  void require_way_to(std::string_view key) const {
+    for (std::size_t end = key.find('/'); end != key.npos; end = key.find('/', end + 1))
+      object(std::string(key.substr(0, end)).c_str());
   }
   bool has(const char* key) const { return find(key) != nullptr; }
   bool says_null(const char* key) const { return object_.contains(key) && !has(key); }
@@ -44,13 +62,6 @@ class Config {
     constexpr std::int64_t kMost = std::int64_t{1} << 40;
     if (result < 0 || result > kMost) fail(key, "an integer of at least 0 and at most " + std::to_string(kMost));
     return result;
-  }
-  // Some families were renamed over time: the first key that is there.
-  std::int64_t integer(std::initializer_list<const char*> keys) const {
-    for (const char* key : keys) {
-      if (has(key)) return integer(key);
-    }
-    fail(*keys.begin(), "an integer");
   }
   std::int64_t integer_or(const char* key, std::int64_t otherwise) const { return has(key) ? integer(key) : otherwise; }
 
@@ -92,9 +103,8 @@ class Config {
   InputError::Where where_;
 };
 
-// The names of transformers' ACT2FN.
-ActivationFunction activation(const Config& config, const char* key, const char* otherwise, bool gated) {
-  const std::string name = config.text_or(key, otherwise);
+// `name`: one of transformers' ACT2FN, which `key` says.
+ActivationFunction activation(const Config& config, const char* key, const std::string& name, bool gated) {
   const bool gelu = name.starts_with("gelu");  // gelu_new, gelu_pytorch_tanh, ...: one cost
   if (gated) {
     if (name == "silu" || name == "swish") return ActivationFunction::swiglu;
@@ -106,15 +116,6 @@ ActivationFunction activation(const Config& config, const char* key, const char*
   if (name == "quick_gelu") return ActivationFunction::quick_gelu;
   if (name == "relu2") return ActivationFunction::relu2;
   config.fail(key, "\"relu\", \"relu2\", \"quick_gelu\" or a \"gelu\"");
-}
-
-void set_biases(Model& model, bool bias) { model.linear_bias = model.output_bias = model.qkv_bias = bias; }
-
-void read_sizes(const Config& config, Model& m) {
-  m.layers = config.integer("num_hidden_layers");
-  m.hidden = config.integer("hidden_size");
-  m.heads = config.integer("num_attention_heads");
-  m.vocab = config.integer("vocab_size");
 }
 
 // How many layers apart those with full attention are: those of the array `key` that equal `full`; all others are
@@ -170,29 +171,18 @@ RouterScore router_score(const Config& config, const char* scoring_func, bool no
   config.fail("scoring_func", "\"softmax\" or \"sigmoid\"");
 }
 
-// LLaMA and what is built like it.
-void read_llama(const Config& config, Model& m) {
-  read_sizes(config, m);
-  m.kv_heads = config.integer_or("num_key_value_heads", m.heads);
-  m.head_dim = config.integer_or("head_dim", 0);
-  m.ffn = config.integer("intermediate_size");
-  m.activation = activation(config, "hidden_act", "silu", true);
-  m.max_positions = config.integer("max_position_embeddings");
-  m.positions = Positions::rotary;
-  m.norm = NormKind::rmsnorm;
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
-  m.qkv_bias = m.output_bias = config.boolean_or("attention_bias", false);
-  m.linear_bias = config.boolean_or("mlp_bias", false);
-  m.dropout = config.number_or("attention_dropout", 0);
+// ---- steps: what no rule of models/families.json says
+
+void layer_types(const Config& config, Model& m) {
+  m.full_attention_period = full_attention_period(config, m.full_attention_period);
 }
 
-void read_mistral(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.sliding_window = config.integer_or("sliding_window", 0);
+void window_is_all(const Config&, Model& m) {
+  if (m.sliding_window >= m.max_positions) m.sliding_window = 0;
 }
 
 // "use_sliding_window" makes the layers from max_window_layers on slide.
-void read_qwen_window(const Config& config, Model& m) {
+void qwen_window(const Config& config, Model& m) {
   if (!config.boolean_or("use_sliding_window", false)) return;
   const std::int64_t full_layers = config.integer("max_window_layers");
   if (full_layers >= m.layers) return;
@@ -200,116 +190,15 @@ void read_qwen_window(const Config& config, Model& m) {
   m.sliding_window = config.integer("sliding_window");
 }
 
-void read_qwen2(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.qkv_bias = true;
-  read_qwen_window(config, m);
-}
-
-void read_qwen3(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.head_dim = config.integer_or("head_dim", 128);  // Qwen3Config
-  m.qk_norm = true;
-  read_qwen_window(config, m);
-}
-
-void read_smollm3(const Config& config, Model& m) {  // some layers without positions: no parameters, no time
-  read_llama(config, m);
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-}
-
-void read_olmo2(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.qk_norm = m.qk_norm_across_heads = true;
-  m.input_norm = false;
-  m.output_norm = true;
-}
-
-void read_olmo3(const Config& config, Model& m) {
-  read_olmo2(config, m);
-  m.sliding_window = config.integer("sliding_window");
-  m.full_attention_period = full_attention_period(config, 4);
-}
-
-void read_phi3(const Config& config, Model& m) {
-  read_mistral(config, m);
-  m.dropout = config.number_or("resid_pdrop", 0);
-  if (m.sliding_window >= m.max_positions) m.sliding_window = 0;
-}
-
-void read_gemma(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.head_dim = config.integer("head_dim");
-  const char* key = config.has("hidden_activation") ? "hidden_activation" : "hidden_act";
-  m.activation = activation(config, key, "gelu_pytorch_tanh", true);
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-}
-
-void read_gemma2(const Config& config, Model& m) {
-  read_gemma(config, m);
-  m.output_norm = true;
-  m.sliding_window = config.integer("sliding_window");
-  m.full_attention_period = full_attention_period(config, 2);
-}
-
-void read_gemma3(const Config& config, Model& m) {
-  read_gemma2(config, m);
-  m.qk_norm = true;
-  m.full_attention_period = full_attention_period(config, config.integer_or("sliding_window_pattern", 6));
-}
-
-void read_nemotron(const Config& config, Model& m) {
-  read_sizes(config, m);
-  m.kv_heads = config.integer_or("num_key_value_heads", m.heads);
-  m.head_dim = config.integer_or("head_dim", 0);
-  m.ffn = config.integer("intermediate_size");
-  m.activation = activation(config, "hidden_act", "relu2", false);
-  m.max_positions = config.integer("max_position_embeddings");
-  m.positions = Positions::rotary;
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
-  m.qkv_bias = m.output_bias = config.boolean_or("attention_bias", false);
-  m.linear_bias = config.boolean_or("mlp_bias", false);
-  m.dropout = config.number_or("hidden_dropout", 0);
-}
-
-// DeepSeek's attention.
-void read_latent(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.attention = AttentionKind::latent;
-  m.head_dim = 0;
-  m.kv_heads = 0;
-  m.query_lora_rank = config.integer_or("q_lora_rank", 0);
-  m.kv_lora_rank = config.integer("kv_lora_rank");
-  m.rope_head_dim = config.integer("qk_rope_head_dim");
-  m.nope_head_dim = config.integer("qk_nope_head_dim");
-  m.value_head_dim = config.integer_or("v_head_dim", m.heads > 0 ? m.hidden / m.heads : 0);
+void latent_attention(const Config& config, Model& m) {
+  if (!config.has("v_head_dim")) m.value_head_dim = m.heads > 0 ? m.hidden / m.heads : 0;
   if (m.qkv_bias) config.fail("attention_bias", "false");
 }
 
-void read_minicpm3(const Config& config, Model& m) {
-  read_latent(config, m);
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-}
-
-void read_mixtral(const Config& config, Model& m) {
-  read_mistral(config, m);
-  m.experts = config.integer("num_local_experts");
-  m.experts_per_token = config.integer("num_experts_per_tok");
-  m.expert_ffn = m.ffn;
-  m.router_score = RouterScore::softmax_of_top;
-}
-
-void read_olmoe(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.qk_norm = m.qk_norm_across_heads = true;
-  m.experts = config.integer("num_experts");
-  m.experts_per_token = config.integer("num_experts_per_tok");
-  m.expert_ffn = m.ffn;
-  m.router_score = router_score(config, "softmax", false);
-}
+void softmax_scores(const Config& config, Model& m) { m.router_score = router_score(config, "softmax", false); }
 
 // Qwen's, where every "decoder_sparse_step"-th layer has experts but those of "mlp_only_layers".
-void read_qwen_experts(const Config& config, Model& m) {
+void qwen_experts(const Config& config, Model& m) {
   const std::int64_t step = config.integer_or("decoder_sparse_step", 1);
   const std::vector<std::int64_t> dense =
       config.has("mlp_only_layers") ? config.integers("mlp_only_layers") : std::vector<std::int64_t>{};
@@ -329,22 +218,14 @@ void read_qwen_experts(const Config& config, Model& m) {
   m.router_score = router_score(config, "softmax", false);
 }
 
-void read_qwen2_moe(const Config& config, Model& m) {
-  read_qwen2(config, m);
-  m.qkv_bias = config.boolean_or("qkv_bias", true);
-  read_qwen_experts(config, m);
+void qwen_shared_expert(const Config& config, Model& m) {
   if (!m.has_experts()) return;
   m.shared_expert_ffn = config.integer("shared_expert_intermediate_size");
   m.shared_expert_gate = m.shared_expert_ffn > 0;
 }
 
-void read_qwen3_moe(const Config& config, Model& m) {
-  read_qwen3(config, m);
-  read_qwen_experts(config, m);
-}
-
 // "num_nextn_predict_layers", the layers of multi-token prediction, are no part of the main model.
-void read_deepseek_experts(const Config& config, Model& m, const char* scoring_func, const char* topk_method) {
+void set_deepseek_experts(const Config& config, Model& m, const char* scoring_func, const char* topk_method) {
   const std::int64_t dense = config.integer_or("first_k_dense_replace", 0),
                      period = config.integer_or("moe_layer_freq", 1);
   if (period < 1) config.fail("moe_layer_freq", "an integer of at least 1");
@@ -372,54 +253,32 @@ void read_deepseek_experts(const Config& config, Model& m, const char* scoring_f
   m.router_best_groups = config.integer("topk_group");
 }
 
-void read_deepseek(const Config& config, Model& m) {
-  read_llama(config, m);
-  read_deepseek_experts(config, m, "softmax", "greedy");
-}
-
-void read_deepseek_v2(const Config& config, Model& m) {
-  read_latent(config, m);
-  read_deepseek_experts(config, m, "softmax", "greedy");
-}
-
-void read_deepseek_v3(const Config& config, Model& m) {
-  read_latent(config, m);
-  read_deepseek_experts(config, m, "sigmoid", "noaux_tc");
-}
+void deepseek_experts(const Config& config, Model& m) { set_deepseek_experts(config, m, "softmax", "greedy"); }
+void deepseek_v3_experts(const Config& config, Model& m) { set_deepseek_experts(config, m, "sigmoid", "noaux_tc"); }
 
 // Without the attention sinks, a number for each head.
-void read_gpt_oss(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.head_dim = config.integer_or("head_dim", 64);  // GptOssConfig
-  m.qkv_bias = m.output_bias = config.boolean_or("attention_bias", true);
-  m.sliding_window = config.integer_or("sliding_window", 0);
+void gpt_oss_window(const Config& config, Model& m) {
   if (m.sliding_window > 0) m.full_attention_period = full_attention_period(config, 2);
-  m.experts = config.integer({"num_local_experts", "num_experts"});
-  m.experts_per_token = config.integer({"num_experts_per_tok", "experts_per_token"});
-  m.expert_ffn = m.ffn;
-  m.router_score = RouterScore::softmax_of_top;
-  m.router_bias = m.expert_bias = true;
 }
 
 // A token attends to its chunk; here to as many positions before it, which is the same up to one chunk's length. Query
 // and key norms have no weights and are left out.
-void read_llama4(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.ffn = config.integer("intermediate_size_mlp");
-  m.sliding_window = config.integer_or("attention_chunk_size", 0);
-  if (m.sliding_window > 0) {
-    const auto listed = [&](const char* key) {
-      const Json* list = config.find(key);
-      return list != nullptr && !list->empty();
-    };
-    if (listed("layer_types")) {
-      m.full_attention_period = period_of_full(config, "layer_types", "full_attention", "chunked_attention");
-    } else if (listed("no_rope_layers")) {  // layers without positions attend to all
-      m.full_attention_period = period_of_full(config, "no_rope_layers", 0, 1);
-    } else {
-      m.full_attention_period = config.integer_or("no_rope_layer_interval", 4);  // Llama4TextConfig
-    }
+void llama4_chunks(const Config& config, Model& m) {
+  if (m.sliding_window == 0) return;
+  const auto listed = [&](const char* key) {
+    const Json* list = config.find(key);
+    return list != nullptr && !list->empty();
+  };
+  if (listed("layer_types")) {
+    m.full_attention_period = period_of_full(config, "layer_types", "full_attention", "chunked_attention");
+  } else if (listed("no_rope_layers")) {  // layers without positions attend to all
+    m.full_attention_period = period_of_full(config, "no_rope_layers", 0, 1);
+  } else {
+    m.full_attention_period = config.integer_or("no_rope_layer_interval", 4);  // Llama4TextConfig
   }
+}
+
+void llama4_experts(const Config& config, Model& m) {
   const bool listed = config.has("moe_layers");
   const std::vector<std::int64_t> layers = listed ? config.integers("moe_layers") : std::vector<std::int64_t>{};
   const std::int64_t step = config.integer_or("interleave_moe_layer_step", 1);
@@ -435,142 +294,35 @@ void read_llama4(const Config& config, Model& m) {
   m.router_score = RouterScore::sigmoid;
 }
 
-void read_dbrx(const Config& config, Model& m) {
-  m.layers = config.integer("n_layers");
-  m.hidden = config.integer("d_model");
-  m.heads = config.integer("n_heads");
-  m.vocab = config.integer("vocab_size");
-  m.max_positions = config.integer("max_seq_len");
-  m.positions = Positions::rotary;
-  m.norm_bias = false;
-  set_biases(m, false);
-  m.kv_heads = config.object("attn_config").integer("kv_n_heads");
-  const Config ffn = config.object("ffn_config");
-  m.ffn = m.expert_ffn = ffn.integer("ffn_hidden_size");
-  if (m.ffn == 0) ffn.fail("ffn_hidden_size", "an integer of at least 1");
-  m.activation =
-      ffn.has("ffn_act_fn") ? activation(ffn.object("ffn_act_fn"), "name", "silu", true) : ActivationFunction::swiglu;
-  m.experts = ffn.integer("moe_num_experts");
-  m.experts_per_token = ffn.integer("moe_top_k");
-  if (ffn.has("moe_normalize_expert_weights")) {
-    if (ffn.number_or("moe_normalize_expert_weights", 1) != 1) ffn.fail("moe_normalize_expert_weights", "1 or null");
-    m.router_score = RouterScore::softmax_of_top;
-  }
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
-  m.dropout = config.number_or("resid_pdrop", 0);
+void dbrx_experts(const Config& config, Model& m) {
+  if (m.ffn == 0) config.fail("ffn_config/ffn_hidden_size", "an integer of at least 1");
+  constexpr const char* kNormalised = "ffn_config/moe_normalize_expert_weights";
+  if (!config.has(kNormalised)) return;
+  if (config.number_or(kNormalised, 1) != 1) config.fail(kNormalised, "1 or null");
+  m.router_score = RouterScore::softmax_of_top;
 }
 
-void read_grok1(const Config& config, Model& m) {
-  read_llama(config, m);
-  m.activation = activation(config, "hidden_act", "gelu", true);
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-  m.output_norm = true;
-  m.experts = config.integer("num_experts");
-  m.experts_per_token = config.integer("num_experts_per_tok");
-  m.expert_ffn = m.ffn;
-}
-
-void read_gpt2(const Config& config, Model& m) {
-  m.layers = config.integer("n_layer");
-  m.hidden = config.integer("n_embd");
-  m.heads = config.integer("n_head");
-  m.vocab = config.integer("vocab_size");
-  m.max_positions = config.integer({"n_positions", "n_ctx"});
-  m.ffn = config.integer_or("n_inner", 0);
-  m.activation = activation(config, "activation_function", "gelu_new", false);
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-  m.dropout = config.number_or("resid_pdrop", 0.1);
-}
-
-void read_gpt_bigcode(const Config& config, Model& m) {
-  read_gpt2(config, m);
-  if (config.boolean_or("multi_query", true)) m.kv_heads = 1;
-}
-
-void read_gptj(const Config& config, Model& m) {
-  read_gpt2(config, m);
-  m.positions = Positions::rotary;
-  m.parallel_block = true;
-  m.qkv_bias = m.output_bias = false;
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
-  m.head_bias = true;
-  m.dropout = config.number_or("resid_pdrop", 0);
-}
-
-void read_gpt_neox(const Config& config, Model& m) {
-  read_sizes(config, m);
-  m.ffn = config.integer("intermediate_size");
-  m.activation = activation(config, "hidden_act", "gelu", false);
-  m.max_positions = config.integer("max_position_embeddings");
-  m.positions = Positions::rotary;
-  m.parallel_block = m.parallel_norms = config.boolean_or("use_parallel_residual", true);
-  m.qkv_bias = m.output_bias = config.boolean_or("attention_bias", true);
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
-  m.dropout = config.number_or("hidden_dropout", 0);
-}
-
-void read_opt(const Config& config, Model& m) {
-  read_sizes(config, m);
-  m.ffn = config.integer("ffn_dim");
-  m.activation = activation(config, "activation_function", "relu", false);
-  m.max_positions = config.integer("max_position_embeddings");
-  m.extra_positions = 2;  // OPTLearnedPositionalEmbedding's offset
-  if (config.integer_or("word_embed_proj_dim", m.hidden) != m.hidden) {
+void opt_projection(const Config& config, Model& m) {  // its position table begins at an offset of 2
+  if (config.integer_or("word_embed_proj_dim", m.hidden) != m.hidden)
     config.fail("word_embed_proj_dim",
                 fmt::format("hidden_size = {}: projected embeddings are not modelled", m.hidden));
-  }
-  m.post_norm = !config.boolean_or("do_layer_norm_before", true);
-  set_biases(m, config.boolean_or("enable_bias", true));
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-  m.dropout = config.number_or("dropout", 0.1);
 }
 
-void read_bloom(const Config& config, Model& m) {
-  m.layers = config.integer({"n_layer", "num_hidden_layers"});
-  m.hidden = config.integer({"hidden_size", "n_embed"});
-  m.heads = config.integer({"n_head", "num_attention_heads"});
-  m.vocab = config.integer("vocab_size");
-  m.max_positions = config.integer_or("seq_length", 2048);  // BLOOM was trained on
-  m.positions = Positions::alibi;
-  m.embedding_norm = true;
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-  m.dropout = config.number_or("hidden_dropout", 0);
-}
-
-void read_mpt(const Config& config, Model& m) {
-  m.layers = config.integer("n_layers");
-  m.hidden = config.integer("d_model");
-  m.heads = config.integer("n_heads");
-  m.vocab = config.integer("vocab_size");
-  m.max_positions = config.integer("max_seq_len");
+void mpt(const Config& config, Model& m) {
   const double ratio = config.number_or("expansion_ratio", 4);
   if (!(ratio > 0) || ratio > 1024) config.fail("expansion_ratio", "a number greater than 0 and at most 1024");
   m.ffn = static_cast<std::int64_t>(std::llround(ratio * static_cast<double>(m.hidden)));
-  const bool bias = !config.boolean_or("no_bias", true);
-  set_biases(m, bias);
-  m.norm_bias = bias;
-  m.positions = config.boolean_or("learned_pos_emb", true) ? Positions::learned : Positions::none;
-  if (config.has("attn_config")) {
-    const Config attention = config.object("attn_config");
-    if (attention.boolean_or("alibi", false)) m.positions = Positions::alibi;
-    if (attention.boolean_or("rope", false)) m.positions = Positions::rotary;
-    const std::string type = attention.text_or("attn_type", "multihead_attention");
-    if (type == "multiquery_attention") m.kv_heads = 1;
-    if (type == "grouped_query_attention") m.kv_heads = attention.integer("kv_n_heads");
-    m.qk_norm = m.qk_norm_across_heads = attention.boolean_or("qk_ln", false);
-  }
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-  m.dropout = config.number_or("resid_pdrop", 0);
+  if (!config.has("attn_config")) return;
+  const Config attention = config.object("attn_config");
+  if (attention.boolean_or("alibi", false)) m.positions = Positions::alibi;
+  if (attention.boolean_or("rope", false)) m.positions = Positions::rotary;
+  const std::string type = attention.text_or("attn_type", "multihead_attention");
+  if (type == "multiquery_attention") m.kv_heads = 1;
+  if (type == "grouped_query_attention") m.kv_heads = attention.integer("kv_n_heads");
+  m.qk_norm = m.qk_norm_across_heads = attention.boolean_or("qk_ln", false);
 }
 
-void read_falcon(const Config& config, Model& m) {
-  m.layers = config.integer({"num_hidden_layers", "n_layer"});
-  m.hidden = config.integer({"hidden_size", "n_embed"});
-  m.heads = config.integer({"num_attention_heads", "n_head"});
-  m.vocab = config.integer("vocab_size");
-  m.ffn = config.integer_or("ffn_hidden_size", 0);
-  m.max_positions = config.integer_or("max_position_embeddings", 2048);  // FalconConfig
-  m.positions = config.boolean_or("alibi", false) ? Positions::alibi : Positions::rotary;
+void falcon(const Config& config, Model& m) {
   const bool new_architecture = config.boolean_or("new_decoder_architecture", false);
   if (new_architecture) {
     m.kv_heads = config.integer_or("num_kv_heads", m.heads);
@@ -579,177 +331,192 @@ void read_falcon(const Config& config, Model& m) {
   }
   m.parallel_block = new_architecture || config.boolean_or("parallel_attn", true);
   m.parallel_norms = new_architecture && config.integer_or("num_ln_in_parallel_attn", 2) == 2;
-  set_biases(m, config.boolean_or("bias", false));
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-  m.dropout = config.number_or("hidden_dropout", 0);
 }
 
-void read_phi(const Config& config, Model& m) {
-  read_sizes(config, m);
-  m.kv_heads = config.integer_or("num_key_value_heads", m.heads);
-  m.ffn = config.integer("intermediate_size");
-  m.activation = activation(config, "hidden_act", "gelu_new", false);
-  m.max_positions = config.integer("max_position_embeddings");
-  m.positions = Positions::rotary;
-  m.parallel_block = true;
-  m.head_bias = true;
+void phi_norms(const Config& config, Model&) {
   if (config.boolean_or("qk_layernorm", false)) config.fail("qk_layernorm", "false");
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
-  m.dropout = config.number_or("resid_pdrop", 0);
 }
 
-void read_starcoder2(const Config& config, Model& m) {
-  read_sizes(config, m);
-  m.kv_heads = config.integer("num_key_value_heads");
-  m.ffn = config.integer("intermediate_size");
-  m.activation = activation(config, "hidden_act", "gelu_pytorch_tanh", false);
-  m.max_positions = config.integer("max_position_embeddings");
-  m.positions = Positions::rotary;
-  m.sliding_window = config.integer_or("sliding_window", 0);
-  set_biases(m, config.boolean_or("use_bias", true));
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-  m.dropout = config.number_or("residual_dropout", 0);
-}
-
-void read_bert(const Config& config, Model& m) {
-  m.kind = ModelKind::encoder;
-  read_sizes(config, m);
-  m.ffn = config.integer("intermediate_size");
-  m.activation = activation(config, "hidden_act", "gelu", false);
-  m.max_positions = config.integer("max_position_embeddings");
-  m.token_types = config.integer_or("type_vocab_size", 2);
-  m.post_norm = m.embedding_norm = m.pooler = m.head_bias = true;
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-  m.dropout = config.number_or("hidden_dropout_prob", 0.1);
-}
-
-void read_roberta(const Config& config, Model& m) {
-  read_bert(config, m);
-  m.pooler = false;       // no next-sentence prediction
-  m.extra_positions = 2;  // positions start after the padding index, 1
+void roberta_positions(const Config& config, Model& m) {  // they begin behind the padding index, 1
   if (m.max_positions <= m.extra_positions) config.fail("max_position_embeddings", "an integer of at least 3");
   m.max_positions -= m.extra_positions;
 }
 
-void read_t5(const Config& config, Model& m) {
-  m.kind = ModelKind::encoder_decoder;
-  m.layers = config.integer("num_layers");
-  m.decoder_layers = config.integer_or("num_decoder_layers", m.layers);
-  m.hidden = config.integer("d_model");
-  m.heads = config.integer("num_heads");
-  m.head_dim = config.integer("d_kv");
-  m.ffn = config.integer("d_ff");
-  m.vocab = config.integer("vocab_size");
-  m.max_positions = config.integer_or("n_positions", 512);
-  m.positions = Positions::relative;
-  m.relative_buckets = config.integer_or("relative_attention_num_buckets", 32);
-  m.norm = NormKind::rmsnorm;
-  set_biases(m, false);
-  const std::string mlp = config.text_or("feed_forward_proj", "relu");
-  if (mlp == "gated-gelu") {
-    m.activation = ActivationFunction::geglu;
-  } else if (mlp == "gated-silu") {
-    m.activation = ActivationFunction::swiglu;
-  } else {
-    m.activation = activation(config, "feed_forward_proj", "relu", false);
-  }
-  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
-  m.dropout = config.number_or("dropout_rate", 0.1);
+void t5_activation(const Config& config, Model& m) {
+  constexpr const char* kKey = "feed_forward_proj";
+  const std::string mlp = config.text_or(kKey, "relu");
+  m.activation = mlp == "gated-gelu"   ? ActivationFunction::geglu
+                 : mlp == "gated-silu" ? ActivationFunction::swiglu
+                                       : activation(config, kKey, mlp, false);
 }
 
-void read_image(const Config& config, Model& m) {
-  m.activation = activation(config, "hidden_act", "gelu", false);
-  m.image_size = config.integer("image_size");
-  m.patch_size = config.integer("patch_size");
-  m.channels = config.integer_or("num_channels", 3);
-  m.qkv_bias = config.boolean_or("qkv_bias", true);
-  m.tied_embeddings = false;
-  m.dropout = config.number_or("hidden_dropout_prob", 0);
-  const Json* labels = config.find("id2label");
-  if (labels != nullptr && !labels->is_object()) config.fail("id2label", "an object");
-  m.classes = labels != nullptr ? static_cast<std::int64_t>(labels->size()) : config.integer("num_labels");
+void labels(const Config& config, Model& m) {
+  const Json* names = config.find("id2label");
+  if (names != nullptr && !names->is_object()) config.fail("id2label", "an object");
+  m.classes = names != nullptr ? static_cast<std::int64_t>(names->size()) : config.integer("num_labels");
 }
 
-void read_vit(const Config& config, Model& m) {
-  m.kind = ModelKind::vit;
-  m.layers = config.integer("num_hidden_layers");
-  m.hidden = config.integer("hidden_size");
-  m.heads = config.integer("num_attention_heads");
-  m.ffn = config.integer("intermediate_size");
-  read_image(config, m);
-}
-
-void read_swin(const Config& config, Model& m) {
-  m.kind = ModelKind::swin;
-  m.hidden = config.integer("embed_dim");
-  m.stage_layers = config.integers("depths");
-  m.stage_heads = config.integers("num_heads");
-  m.window = config.integer("window_size");
+void swin_ffn(const Config& config, Model& m) {
   const double ratio = config.number_or("mlp_ratio", 4);
   if (!(ratio >= 1) || ratio > 1024 || std::trunc(ratio) != ratio)
     config.fail("mlp_ratio", "a whole number from 1 to 1024");
   m.ffn = static_cast<std::int64_t>(ratio) * m.hidden;
-  m.positions = Positions::relative;
-  read_image(config, m);
 }
 
-void read_swinv2(const Config& config, Model& m) {
-  read_swin(config, m);
-  m.cosine_attention = true;
-  m.input_norm = false;
-  m.output_norm = true;
-}
+using Step = void (*)(const Config&, Model&);
+constexpr std::pair<std::string_view, Step> kSteps[] = {{"layer_types", layer_types},
+                                                        {"window_is_all", window_is_all},
+                                                        {"qwen_window", qwen_window},
+                                                        {"latent_attention", latent_attention},
+                                                        {"softmax_scores", softmax_scores},
+                                                        {"qwen_experts", qwen_experts},
+                                                        {"qwen_shared_expert", qwen_shared_expert},
+                                                        {"deepseek_experts", deepseek_experts},
+                                                        {"deepseek_v3_experts", deepseek_v3_experts},
+                                                        {"gpt_oss_window", gpt_oss_window},
+                                                        {"llama4_chunks", llama4_chunks},
+                                                        {"llama4_experts", llama4_experts},
+                                                        {"dbrx_experts", dbrx_experts},
+                                                        {"opt_projection", opt_projection},
+                                                        {"mpt", mpt},
+                                                        {"falcon", falcon},
+                                                        {"phi_norms", phi_norms},
+                                                        {"roberta_positions", roberta_positions},
+                                                        {"t5_activation", t5_activation},
+                                                        {"labels", labels},
+                                                        {"swin_ffn", swin_ffn}};
+
+// ---- families
 
 struct Family {
-  std::string_view model_type;
-  std::string_view class_prefix;  // of the classes in "architectures"
-  void (*read)(const Config&, Model&);
-  bool experts = false;  // `read` reads them
+  std::string model_type;
+  std::string class_prefix;  // the names of its classes in "architectures" begin so
+  std::string read_as;       // the family whose fields and steps it has: itself, or one of another name
+  bool gated = false, mixture = false;
+  Json fields;  // a rule each
+  std::vector<Step> steps;
 };
-constexpr std::array kFamilies{
-    Family{"bert", "Bert", read_bert},
-    Family{"bloom", "Bloom", read_bloom},
-    Family{"dbrx", "Dbrx", read_dbrx, true},
-    Family{"deepseek", "Deepseek", read_deepseek, true},
-    Family{"deepseek_v2", "DeepseekV2", read_deepseek_v2, true},
-    Family{"deepseek_v3", "DeepseekV3", read_deepseek_v3, true},
-    Family{"falcon", "Falcon", read_falcon},
-    Family{"gemma", "Gemma", read_gemma},
-    Family{"gemma2", "Gemma2", read_gemma2},
-    Family{"gemma3_text", "Gemma3", read_gemma3},
-    Family{"gpt2", "GPT2", read_gpt2},
-    Family{"gpt_bigcode", "GPTBigCode", read_gpt_bigcode},
-    Family{"gpt_neox", "GPTNeoX", read_gpt_neox},
-    Family{"gpt_oss", "GptOss", read_gpt_oss, true},
-    Family{"gptj", "GPTJ", read_gptj},
-    Family{"grok-1", "Grok1", read_grok1, true},
-    Family{"kimi_k2", "KimiK2", read_deepseek_v3, true},
-    Family{"llama", "Llama", read_llama},
-    Family{"llama4_text", "Llama4", read_llama4, true},
-    Family{"minicpm3", "MiniCPM3", read_minicpm3},
-    Family{"mistral", "Mistral", read_mistral},
-    Family{"mixtral", "Mixtral", read_mixtral, true},
-    Family{"mpt", "Mpt", read_mpt},
-    Family{"mt5", "MT5", read_t5},
-    Family{"nemotron", "Nemotron", read_nemotron},
-    Family{"olmo2", "Olmo2", read_olmo2},
-    Family{"olmo3", "Olmo3", read_olmo3},
-    Family{"olmoe", "Olmoe", read_olmoe, true},
-    Family{"opt", "OPT", read_opt},
-    Family{"phi", "Phi", read_phi},
-    Family{"phi3", "Phi3", read_phi3},
-    Family{"qwen2", "Qwen2", read_qwen2},
-    Family{"qwen2_moe", "Qwen2Moe", read_qwen2_moe, true},
-    Family{"qwen3", "Qwen3", read_qwen3},
-    Family{"qwen3_moe", "Qwen3Moe", read_qwen3_moe, true},
-    Family{"roberta", "Roberta", read_roberta},
-    Family{"smollm3", "SmolLM3", read_smollm3},
-    Family{"starcoder2", "Starcoder2", read_starcoder2},
-    Family{"swin", "Swin", read_swin},
-    Family{"swinv2", "Swinv2", read_swinv2},
-    Family{"t5", "T5", read_t5},
-    Family{"vit", "ViT", read_vit},
+
+// Resolves a family of models/families.json with all its bases. Throws std::exception for a mistake in the file.
+Family family_of(const Json& families, const std::string& name) {
+  const Json& said = families.at(name);
+  Family family;
+  if (said.contains("base")) family = family_of(families, said["base"]);
+  family.model_type = name;
+  family.class_prefix = said.value("class", "");
+  if (said.contains("fields") || said.contains("steps") || family.read_as.empty()) family.read_as = name;
+  family.gated = said.value("gated", family.gated);
+  family.mixture = said.value("mixture", false);
+  family.fields.update(said.value("fields", Json::object()));
+  for (const std::string step : said.value("steps", Json::array())) {
+    const auto known = std::ranges::find(kSteps, step, &std::pair<std::string_view, Step>::first);
+    if (known == std::end(kSteps)) throw std::logic_error("models/families.json: no step \"" + step + '"');
+    family.steps.push_back(known->second);
+  }
+  return family;
+}
+
+// Those that a config.json may be of, by name.
+const std::vector<Family>& all_families() {
+  static const std::vector<Family> all = [] {
+    const EmbeddedFile& file = embedded_files("models/families.json").front();
+    const Json families = parse_json(file.text, std::string(file.path)).at("families");
+    std::vector<Family> found;
+    for (const auto& [name, said] : families.items())
+      if (said.contains("class")) found.push_back(family_of(families, name));
+    return found;
+  }();
+  return all;
+}
+
+// Sets the fields of a model by the rules of its family.
+class RuledFields : public FieldVisitor {
+ public:
+  RuledFields(const Config& config, const Family& family) : config_(config), family_(family) {}
+  std::size_t applied() const { return applied_; }  // rules
+
+ private:
+  // The key whose value counts, or the value itself.
+  struct Chosen {
+    std::string key;
+    Json value;
+  };
+  Chosen choose(const Json& rule) {
+    if (rule.is_string()) return {rule, {}};
+    if (rule.contains("is")) return {"", rule["is"]};
+    if (rule.contains("if")) return {"", rule[truth(rule["if"]) ? "then" : "else"]};
+    for (const Json& each : rule) {
+      if (each.is_object()) return {"", each.at("or")};
+      if (config_.has(each.get_ref<const std::string&>().c_str())) return {each, {}};
+    }
+    return {rule.front(), {}};  // which is missing
+  }
+  bool truth(const Json& rule) {
+    if (rule.is_object() && rule.contains("not")) return !truth(rule["not"]);
+    const Chosen chosen = choose(rule);
+    return chosen.key.empty() ? chosen.value.get<bool>() : config_.boolean_or(chosen.key.c_str(), false);
+  }
+  const Json* rule_of(const char* name) {
+    const auto rule = family_.fields.find(name);
+    if (rule == family_.fields.end()) return nullptr;
+    ++applied_;
+    return &*rule;
+  }
+
+  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
+    if (const Json* rule = rule_of(name)) {
+      const Chosen chosen = choose(*rule);
+      if (!chosen.key.empty()) {
+        config_.require_way_to(chosen.key);
+        value = config_.integer(chosen.key.c_str());
+      } else if (chosen.value.is_string()) {
+        value = read_.at(chosen.value.get<std::string>().substr(1));  // "=heads"
+      } else {
+        value = chosen.value;
+      }
+    }
+    read_[name] = value;
+  }
+  void number(const char* name, double& value, NumberRange, const char*) override {
+    const Json* rule = rule_of(name);
+    if (rule == nullptr) return;
+    const Chosen chosen = choose(*rule);
+    value = chosen.key.empty() ? chosen.value.get<double>() : config_.number_or(chosen.key.c_str(), 0);
+  }
+  void boolean(const char* name, bool& value, const char*) override {
+    if (const Json* rule = rule_of(name)) value = truth(*rule);
+  }
+  void text(const char*, std::string&, const char*) override {}
+  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
+    if (const Json* rule = rule_of(name)) value = config_.integers(rule->get_ref<const std::string&>().c_str());
+  }
+  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
+    const Json* rule = rule_of(name);
+    if (rule == nullptr) return;
+    const Chosen chosen = choose(*rule);
+    if (std::string_view(name) == "activation") {
+      const char* key = chosen.key.c_str();
+      const std::string word = chosen.key.empty() ? chosen.value.get<std::string>() : config_.text_or(key, "");
+      index = static_cast<std::size_t>(activation(config_, key, word, family_.gated));
+    } else {
+      index = static_cast<std::size_t>(std::ranges::find(names, chosen.value.get<std::string>()) - names.begin());
+    }
+  }
+  void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override {}
+
+  const Config& config_;
+  const Family& family_;
+  std::map<std::string, std::int64_t> read_;
+  std::size_t applied_ = 0;
 };
+
+void read_as(const Family& family, const Config& config, Model& model) {
+  RuledFields rules(config, family);
+  model.visit_fields(rules);
+  if (rules.applied() != family.fields.size())
+    throw std::logic_error("models/families.json: a rule of " + family.model_type + " is for no field of a model");
+  for (const Step step : family.steps) step(config, model);
+}
 
 // "LlamaForCausalLM", "GPT2LMHeadModel", "ViTModel" are of the families Llama, GPT2, ViT.
 bool of_class(std::string_view name, std::string_view prefix) {
@@ -774,7 +541,7 @@ bool begins_with_family(std::string_view name, std::string_view prefix) {
 // Returns the family whose name a class's begins with, the longest one; null: none that is known.
 const Family* family_of_class(std::string_view name) {
   const Family* found = nullptr;
-  for (const Family& family : kFamilies)
+  for (const Family& family : all_families())
     if (begins_with_family(name, family.class_prefix) &&
         (found == nullptr || family.class_prefix.size() > found->class_prefix.size()))
       found = &family;
@@ -796,7 +563,7 @@ void for_each_class(const Config& config, Check check) {
 void refuse_other_classes(const Config& config, const Family& family) {
   for_each_class(config, [&](const Json& value, std::string_view name) {
     const Family* other = family_of_class(name);
-    if (other != nullptr && other->read != family.read)
+    if (other != nullptr && other->read_as != family.read_as)
       throw InputError(config.at("architectures"), describe(value),
                        fmt::format("a class of the model_type {}, not of {}", family.model_type, other->model_type));
   });
@@ -987,14 +754,14 @@ void refuse_contradictions(const Config& config, std::string_view model_type, co
 
 const Family& find_family(const Config& config) {
   std::vector<std::string> valid;
-  for (const Family& family : kFamilies) valid.emplace_back(family.model_type);
+  for (const Family& family : all_families()) valid.push_back(family.model_type);
   const std::string expected = fmt::format("a supported family: {}", fmt::join(valid, ", "));
 
   if (config.has("model_type")) {
     const std::string type = config.text_or("model_type", "");
     if (config.has("text_config"))
       config.fail("text_config", "a model of text or of images alone; its text_config may be one");
-    for (const Family& family : kFamilies) {
+    for (const Family& family : all_families()) {
       if (family.model_type == type) return family;
     }
     refuse_foreign_keys(config);
@@ -1005,7 +772,7 @@ const Family& find_family(const Config& config) {
     config.fail("architectures", "a model_type, or an array with the name of a model class");
   }
   const auto& name = classes->front().get_ref<const std::string&>();
-  for (const Family& family : kFamilies) {
+  for (const Family& family : all_families()) {
     if (of_class(name, family.class_prefix)) return family;
   }
   refuse_foreign_keys(config);
@@ -1039,12 +806,12 @@ Model import_huggingface(const Json& json, const InputError::Where& where) {
   const Family& family = find_family(config);
   refuse_foreign_keys(config);
   refuse_other_classes(config, family);
-  if (!family.experts) refuse_experts(config, family);
+  if (!family.mixture) refuse_experts(config, family);
   Model model;
   model.name = config.text_or("_name_or_path", "");
-  if (model.name.empty()) model.name = std::string(family.model_type);
+  if (model.name.empty()) model.name = family.model_type;
   model.source = "Hugging Face config.json";
-  family.read(config, model);
+  read_as(family, config, model);
   refuse_contradictions(config, family.model_type, model);
   if (!model.vision() && model.max_positions < 1)
     throw InputError(where, fmt::format("a longest sequence of {} positions", model.max_positions), "at least 1");
