@@ -49,12 +49,12 @@ enum class OpKind : std::uint8_t {
   cross_entropy,        // reads logits, targets; writes statistics [3, batch, sequence]: the maximum, the sum of
                         // exponentials and the target's logit, from which the loss follows
   cross_entropy_backward,  // reads logits, targets, statistics; writes dlogits
-  pool,                    // reads x; writes y (a sequence's first or mean vector, patch merging);
-  // or reads x, vector; writes y: x with the vector put before each sequence (ViT's class token)
-  pool_backward,    // reads dy; writes dx [, dvector (accumulated)]
-  cast,             // reads x; writes y in another dtype (quantise, dequantise, copy; accumulated)
-  zero_fill,        // writes y
-  merge_attention,  // reads contexts and lse of two ring steps; writes merged (online softmax)
+  pool,                    // reads x; writes y (a sequence's first or mean vector, patch merging)
+                           // reads x, vector; writes y: the vector before each sequence of x (ViT's class token)
+  pool_backward,           // reads dy; writes dx [, dvector (accumulated)]
+  cast,                    // reads x; writes y in another dtype (quantise, dequantise, copy; accumulated)
+  zero_fill,               // writes y
+  merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
   // Mixture of experts. Each token goes to `k` experts. Rows are the experts' inputs or outputs, [experts, slots,
   // width]. A token's row lies in the first free slot of its expert; first choices come before second ones, and tokens
@@ -170,9 +170,9 @@ struct OpTraits {
 
   // The writes to which Op::accumulate adds; kernels of kinds with none cannot accumulate.
   OperandMask accumulates = 0;
-  bool in_place = false;  // a result may share the memory of an operand of the same size and dtype
-  bool scratch = false;   // GPU kernels need scratch memory
-  bool random = false;    // draws numbers: Op::draw
+  bool in_place = false;   // a result may share the memory of an operand of the same size and dtype
+  bool scratch = false;    // GPU kernels need scratch memory
+  bool random = false;     // draws numbers: Op::draw
   bool of_update = false;  // runs once a step, over flat buffers
 
   // The read that holds the queries of attention or its derivative (separate keys and values follow it), and the read
