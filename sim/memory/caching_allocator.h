@@ -95,7 +95,7 @@ class CachingAllocator {
   void note(Action action, std::int64_t address, std::int64_t bytes, int stream, std::uint32_t tag = 0);
   void reserve(std::int64_t bytes);
   Free free_key(Pieces::const_iterator piece) const;
-  // Whether b lies directly behind a in one segment, and both are free.
+  // Whether b lies directly behind a in one segment.
   bool joins(Pieces::const_iterator a, Pieces::const_iterator b) const;
 
   Options options_;
