@@ -40,7 +40,7 @@ struct Price {
 // Electric power of the computers, without that of the building.
 struct Power {
   std::string name, device;
-  // Of a device while it trains. The preset's note says which parts of the node it includes.
+  // For a device while it trains. The preset's note says which parts of the node it includes.
   double busy_watts = 0;
   double idle_watts = 0;  // the same while it waits; 0: not published
   double node_watts = 0;  // of a node beside its devices, at work or not

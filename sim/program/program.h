@@ -57,8 +57,8 @@ struct ModelWork {
 // keeps all.
 enum class SentOutputs : std::uint8_t { freed, kept, part };
 
-// What a rank's framework holds beside the Program's tensors, and how it issues work. The values and their sources are
-// in the plan's `framework` preset.
+// The memory that a rank's framework holds beside the Program's tensors, and how it issues work. The plan's `framework`
+// preset has the values and their sources.
 struct Runtime {
   double host_seconds_per_op = 0;          // CPU time to issue one kernel of the forward or the backward
   double host_seconds_per_collective = 0;  // CPU time to issue one collective, or one transfer between devices

@@ -33,7 +33,7 @@ constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
 }
 const char* name_of(Dtype dtype);
 
-// What a byte of memory is for. Every tensor has exactly one.
+// The purpose of a byte of memory. Every tensor has exactly one.
 enum class Category : std::uint8_t {
   parameter,
   gradient,

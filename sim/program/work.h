@@ -1,4 +1,4 @@
-// What an op costs in the abstract: FLOPs and bytes, derived from kind and shapes.
+// The abstract cost of an op: FLOPs and bytes, derived from kind and shapes.
 #pragma once
 
 #include <cstdint>

@@ -141,7 +141,7 @@ struct LinkReport {  // links of one kind, or a single one
   double bytes = 0;             // bytes carried in the step, mean over the links
   double busiest_bytes = 0;     // bytes carried by the busiest link
   double busy_seconds = 0;      // of the busiest link: time for which it carried anything
-  // Of the busiest link: mean share of its rate over the step, protocol overheads included.
+  // The busiest link's mean share of its rate over the step, protocol overheads included.
   double utilisation = 0;
   std::vector<double> over_time;  // of the busiest link: `utilisation` in kLinkBins equal parts of the step
 };

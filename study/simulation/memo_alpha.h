@@ -25,7 +25,7 @@ struct MemoAlpha {
   double whole_bytes = 0, other_bytes = 0;
   double layer_seconds = 0;     // forward of a layer that copies nothing
   double bytes_per_second = 0;  // to the host, per device while all devices of the node copy
-  // Of a node, at alpha 0 and at alpha 1.
+  // Per node: at alpha 0, at alpha 1, and the capacity.
   double least_host_bytes = 0, most_host_bytes = 0, host_capacity_bytes = 0;
 
   // hidden(): the largest alpha whose copies take no longer than the next layer's forward. room(): the largest alpha

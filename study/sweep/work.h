@@ -16,7 +16,7 @@ struct SweepPoint {
   std::vector<int> choices;  // by axis (SweepCursor)
 };
 
-// What the file has for a point. `result`: a result of the same key, from another sweep or point.
+// The state of a point in the file. `result`: the file has a result of the same key, from another sweep or point.
 enum class Kept : std::uint8_t { nothing, result, point };
 
 // All functions may be called by several threads at the same time.
@@ -25,7 +25,7 @@ class SweepWork {
   virtual ~SweepWork() = default;
   // Returns the next points, at most `most`. Empty: there are none left, or the sweep is stopping.
   virtual std::vector<SweepPoint> take(std::size_t most) = 0;
-  // What the file has for each of these points, by its number and key.
+  // The state of each of these points in the file, by its number and key.
   virtual std::vector<Kept> kept(std::span<const SweepRow> points) = 0;
   virtual void add(std::vector<SweepRow> rows) = 0;
   // Reports a point that could not be computed, for reasons outside it; it is to be tried again.
