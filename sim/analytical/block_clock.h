@@ -63,8 +63,7 @@ struct ClockNode {
   double last_seconds = 0;  // seconds of the last of `count` launches
   double host_first = 0;    // seconds until the host has issued the first op
   double host = 0;          // seconds until the host has issued all ops
-  // If the host is the bound: seconds from the host's time before the node to the node's end.
-  double host_bound = 0;
+  double host_bound = 0;  // seconds from the host's time before the node to its end, if the host is the bound
   std::uint16_t first_dep = 0, deps = 0;
   std::uint16_t op = 0;  // index of the first op
   std::uint16_t every = 1, count = 1, prefetch = 0, buffers = 0;
@@ -193,12 +192,9 @@ struct LineResult {
   Accounts accounts{};                         // add up to `seconds`
   std::array<double, kStreams> stream_end{};   // ends of asynchronous streams; 0: idle
   std::array<double, kStreams> stream_work{};  // work on every stream, each by itself
-  // Seconds that LineStart::backlog would take if the streams had nothing else.
-  std::array<double, kStreams> carried{};
-  // When the host has issued everything, relative to the line's end: usually negative.
-  double host = 0;
-  // Index into AnalyticalEngine::Rep::origins, if these are kept.
-  std::int32_t origin = -1;
+  std::array<double, kStreams> carried{};  // seconds of LineStart::backlog, had the streams nothing else
+  double host = 0;  // when the host has issued all, from the line's end: usually negative
+  std::int32_t origin = -1;  // index into AnalyticalEngine::Rep::origins, if these are kept
 };
 
 // An op of a line, or a wait of the kernels, in seconds from the line's start (LineStart::waits_seconds before its
@@ -238,8 +234,7 @@ class LineClock {
 
  private:
   struct State {
-    // `busy_begin`: start of the last stretch of work without a pause.
-    std::array<double, kStreams> free{}, work{}, busy_begin{};
+    std::array<double, kStreams> free{}, work{}, busy_begin{};  // busy_begin: start of the last pauseless work
     Accounts accounts{};
     double host = 0;
     double entry = 0;  // when the output of the previous instance was ready
@@ -300,8 +295,7 @@ class LineClock {
   bool takes_turns_ = false;                        // whether any block of the line has Op::buffers
   double buffer_free_ = 0;                          // State::copied of the current instance
   State s_;
-  // By node of the current instance; for a node of the shared fabric its ticket, counted from 1.
-  std::vector<double> end_, first_part_;
+  std::vector<double> end_, first_part_;  // by node of the current instance; shared fabric: its ticket, from 1
   std::int64_t ahead_nodes_ = 0;   // largest number of prefetched nodes in a block
   std::vector<double> ahead_end_;  // [instance % (longest + 1)][index among the prefetched nodes]
   bool shares_levels_ = true;

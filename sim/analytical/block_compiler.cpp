@@ -74,8 +74,7 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
           if (last == kNobody && read.meets(chunks_of(tensors, w))) last = static_cast<std::int32_t>(i);
         }
     }
-    // Otherwise it runs after the kernels issued before it anyway.
-    if (compute != kNobody && !on_compute && !waits) add(compute);
+    if (compute != kNobody && !on_compute && !waits) add(compute);  // otherwise it runs after these kernels anyway
     if (other != kNobody) add(other);
     if (compute == kNobody && other == kNobody && entry != kNoTensor && root == context.root[entry]) {
       if ((entry_waited_ & bit_of(op.stream)) != 0) return;

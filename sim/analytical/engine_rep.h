@@ -80,8 +80,7 @@ struct ChunkMemory {
 struct StageSum {
   std::size_t group = 0;
   double seconds = 0;
-  // The block that has the op, and the op's index in it.
-  const BlockCode* code = nullptr;
+  const BlockCode* code = nullptr;  // the block that has the op, and the op's index in it
   std::uint16_t op = 0;
 };
 
@@ -172,8 +171,7 @@ struct AnalyticalEngine::Rep {
   }
   std::size_t rows(const Program& program) const { return at(program, classes.size(), 0); }
   struct Row {
-    // `of_class`: the class of micro-batches.
-    std::size_t stage_class = 0, of_class = 0;
+    std::size_t stage_class = 0, of_class = 0;  // `of_class`: the class of micro-batches
     const Chunk& chunk;
   };
   Row row(const Program& program, std::size_t at) const {
@@ -266,10 +264,8 @@ struct AnalyticalEngine::Rep {
   std::vector<std::int64_t> turns;         // [stage * chunks + chunk]: count_turns()
   // The ends of forwards that decide how long gathers for a stage's next chunk may take.
   struct FirstEnds {
-    // Gathers that the first micro-batch issues ahead: when they are issued, when they end.
-    double issued = 0, gathered = 0;
-    // The end of the first micro-batch's forward; the end of the last forward before the stage's next chunk.
-    double first = 0, last = 0;
+    double issued = 0, gathered = 0;  // first micro-batch's gathers that are issued ahead: issue, end
+    double first = 0, last = 0;  // end of its forward; end of the last forward before the stage's next chunk
   };
   std::vector<FirstEnds> first_ends;   // by position
   std::vector<char> gathers_alone;     // [at()]: whether only the first micro-batch gathers ahead
@@ -296,8 +292,7 @@ struct AnalyticalEngine::Rep {
   std::vector<double> hops;               // by position
   PipelineClock pipeline;
   std::vector<StagePeak> peaks;  // by stage
-  // By row of `memory`: at the peak of the stage that was asked for last.
-  std::vector<HeldMicroBatches> held_micro_batches;
+  std::vector<HeldMicroBatches> held_micro_batches;  // by row of `memory`: at the peak of the stage asked for last
   std::vector<StageEnd> ends;
   std::vector<MeshGroup> communicators;
   double step_seconds = 0;

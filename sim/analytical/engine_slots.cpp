@@ -11,8 +11,7 @@ constexpr double kSame = 1e-6;  // relative difference of a slot's seconds betwe
 constexpr std::int64_t kRounds = 4;
 constexpr std::int64_t kFollowed = 64;     // number of micro-batches
 constexpr std::size_t kMostWalked = 4096;  // number of slots of all stages
-// A wait of more than this share of a slot's gathering is worth clocking the slot again.
-constexpr double kFelt = 0.05;
+constexpr double kFelt = 0.05;  // a longer wait, as a share of a slot's gathering, is worth clocking it again
 
 void add(LineResult& to, const LineResult& from, double times) {
   to.seconds += times * from.seconds;

@@ -198,8 +198,7 @@ std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
     });
   };
   if (std::ranges::none_of(program.pieces, has_own_documents)) return -1;
-  // By place in cp: some rank at it.
-  std::vector<std::int64_t> ranks(static_cast<std::size_t>(mesh_.size(MeshAxis::cp)), 0);
+  std::vector<std::int64_t> ranks(static_cast<std::size_t>(mesh_.size(MeshAxis::cp)), 0);  // by place in cp: a rank
   for (std::int64_t rank = mesh_.ranks(); rank-- > 0;)
     ranks[static_cast<std::size_t>(mesh_.coordinate(rank, MeshAxis::cp))] = rank;
   std::vector<double> seconds(ranks.size(), 0);

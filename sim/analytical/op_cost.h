@@ -26,11 +26,9 @@ struct OpCost {
   double seconds = 0;       // of all `count` launches, on the op's stream
   double last_seconds = 0;  // of the last launch
   double flops = 0;         // of matmuls and attention
-  // Part of `seconds`: wait of matmuls and attention for the slowest device to finish.
-  double waiting = 0;
-  bool absent = false;  // a collective over a group of one rank: it is not issued
-  // The levels on which the collective slows down others (is_felt).
-  bool on_scale_up = false, on_network = false, on_neighbours = false;
+  double waiting = 0;       // part of `seconds`: wait of matmuls and attention for the slowest device
+  bool absent = false;      // a collective over a group of one rank: it is not issued
+  bool on_scale_up = false, on_network = false, on_neighbours = false;  // levels on which it slows others
 };
 
 // Not thread-safe: caches groups and collectives of a mesh.

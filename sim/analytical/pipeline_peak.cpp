@@ -35,8 +35,7 @@ class StagePeakSearch {
   void section(std::span<const Segment> segments) {
     for (const Segment& segment : segments) {
       if (segment.repeats == 0) continue;
-      // Relative to the bytes at its start.
-      double change = 0, fullest = -std::numeric_limits<double>::infinity();
+      double change = 0, fullest = -std::numeric_limits<double>::infinity();  // relative to its start
       std::uint32_t where = 0;
       std::int64_t beside = -1;
       for (std::uint32_t i = 0; i < segment.size; ++i) {

@@ -201,8 +201,7 @@ class PlainWalk {
       rounds = std::min(rounds, stage.repeats);
       if (stage.advance != advance_by) return {};
     }
-    // Largest number of rounds in the state; with fewer left, it is not tried.
-    constexpr std::uint32_t kInFlight = 6;
+    constexpr std::uint32_t kInFlight = 6;  // most rounds in the state; fewer are left before the end
     if (rounds < 2 * kInFlight) return {};
     std::optional<rows::PeriodFinder> finder;
     std::vector<std::vector<StageClock>> after;  // by round since the finder began

@@ -34,8 +34,7 @@ using ChunkSeconds = std::array<SlotSeconds, kSlotKinds>;  // by SlotKind
 struct PipelineCosts {
   std::span<const std::int32_t> stage_class;  // [stage]: row of `seconds`
   std::span<const ChunkSeconds> seconds;      // [class * chunks + chunk]; see micro_batch_class
-  // By position: from its chunk to the next one and back; 0 entries on one stage.
-  std::span<const double> hop_seconds;
+  std::span<const double> hop_seconds;        // by position: to the next chunk and back; empty on one stage
   // [class * chunks + chunk], for Schedule::pairs: the time by which a forward and a backward of the chunk are shorter
   // when they run at the same time. If the two are of different chunks, each contributes half. Empty: slots do not
   // pair.
@@ -122,15 +121,13 @@ void walk_timeline(const Schedule& schedule, const PipelineCosts& costs, Pipelin
 // included, and in addition the slot's transient bytes.
 struct ChunkBytes {
   double saved = 0;  // from the start of its forward to the end of its backward
-  // From the end of its backward to the end of its weight_gradient, if that is a slot of its own.
-  double kept = 0;
+  double kept = 0;   // from then to the end of its weight_gradient, if that is a slot of its own
   std::array<double, kSlotKinds> transient{};  // by SlotKind
 };
 
 struct StagePeak {
   double bytes = 0;
-  // The slot that runs at the peak, its chunk, and its class of micro-batches.
-  SlotKind slot = SlotKind::forward;
+  SlotKind slot = SlotKind::forward;  // the slot at the peak, its chunk, its class of micro-batches
   std::uint16_t chunk = 0;
   std::uint8_t micro_batch_class = 0;
   std::size_t at = 0;  // number of that slot in the stage's order, from 0

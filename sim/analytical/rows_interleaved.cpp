@@ -11,8 +11,7 @@ struct RingRows {
   Index last = 0;                         // n - 1 at the start
   double* own = nullptr;
   double *forward = nullptr, *backward = nullptr;          // [chunk * p + u]
-  // [chunk * p + u]: hop from the position before, from the position after.
-  double *below = nullptr, *above = nullptr;
+  double *below = nullptr, *above = nullptr;  // [chunk * p + u]: hop from the position before, after
   double *forward_now = nullptr, *backward_now = nullptr;  // [u], for the chunks of the current row
   double *below_now = nullptr, *above_now = nullptr;       // the same
   // Seconds that the first and the last micro-batch take in addition to the usual one, [chunk * p + u].
@@ -61,8 +60,7 @@ inline __attribute__((always_inline)) void run_pairs(Index count, double* __rest
 template <bool kEdge>
 inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_begin, Index t_end) {
   const Index p = r.p, v = r.v, n = r.n, period = p * v;
-  // For stage 0's forward, for the last stage's backward.
-  Standing f(t_begin, p, v), b(t_begin - r.offset + p - 1, p, v);
+  Standing f(t_begin, p, v), b(t_begin - r.offset + p - 1, p, v);  // stage 0's forward, last stage's backward
   for (Index u = 0; u < p; ++u) {
     const Index f_at = (u < p - 1 - f.place ? f.run_before(v) : f.run) * p + u,
                 b_at = (v - 1 - (u <= b.place ? b.run : b.run_before(v))) * p + u;

@@ -12,9 +12,8 @@ struct Half {  // the stages s = 2u + parity
   double* own = nullptr;   // when the stage is free; kNever before the first stage and after the last
   double* next = nullptr;  // the same one row later, when two rows are run together
   double *forward = nullptr, *backward = nullptr;
-  double *below = nullptr, *above = nullptr;  // hop from the stage below, from the stage above
-  // Time occupied after the slot: sends, weight gradients.
-  double *after_forward = nullptr, *after_backward = nullptr;
+  double *below = nullptr, *above = nullptr;                   // hop from the stage below, from the stage above
+  double *after_forward = nullptr, *after_backward = nullptr;  // time occupied after it: sends, weight gradients
 };
 
 struct ParityRows {
@@ -62,8 +61,7 @@ inline __attribute__((always_inline)) void run_parity_rows(ParityRows& rows, Ind
     }
     const Index q = t & 1;
     const Half &f = rows.half[q], &b = rows.half[1 - q];
-    // At u, the micro-batches are up - u and down + u.
-    const Index up = (t - q) >> 1, down = (t - 2 * p + 2 - q) >> 1;
+    const Index up = (t - q) >> 1, down = (t - 2 * p + 2 - q) >> 1;  // micro-batches at u: up - u, down + u
     // The stages that have a slot in the row: all of them except at the edges.
     const Index f_begin = kEdge ? std::max<Index>(0, up - m + 1) : 0;
     const Index b_begin = kEdge ? std::max<Index>(0, -down) : 0;

@@ -44,10 +44,8 @@ struct IntraCalibration {
   double nvls_network_share = 0;      // share of NVLS's rate that is left when the same channels also drive the NICs
   std::int64_t nvls_least_ranks = 0;  // ranks per node; with fewer NCCL does not use NVLS
   double nvls_seconds = 0;                            // once per collective
-  // Seconds that large sizes add, and the size in bytes at which half of them are added.
-  double nvls_fill_seconds = 0, nvls_fill_bytes = 0;
-  // Seconds that large sizes add per rank of a node, in the same way (with nvls_fill_bytes).
-  double nvls_rank_seconds = 0;
+  double nvls_fill_seconds = 0, nvls_fill_bytes = 0;  // added at large sizes, and the size of half of it
+  double nvls_rank_seconds = 0;  // added at large sizes per rank of a node, likewise by nvls_fill_bytes
   std::int64_t nvls_channels = 0;   // channels that carry an NVLSTree
   double network_base_seconds = 0;  // once per collective across nodes, for the network stack
 };
@@ -80,8 +78,7 @@ struct ReductionCalibration {
 // An exchange of tokens with experts in which each token goes once to a node, and there once to a rank
 // (CollectiveAlgorithm::by_token).
 struct TokenExchangeCalibration {
-  // Share of the scale-up link's rate; all bytes that a rank receives count, its own included.
-  double link_share = 0;
+  double link_share = 0;  // share of the scale-up link's rate, counting all bytes received, its own included
   double nic_share = 0;  // share of the NICs' rate
 };
 

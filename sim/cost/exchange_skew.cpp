@@ -71,8 +71,7 @@ void lay(std::int64_t ranks, std::int64_t per_node, CollectiveAlgorithm algorith
     for (std::int64_t from = 0; from < ranks; ++from)
       for (std::int64_t node = 0; node < nodes; ++node) {
         const std::int64_t first = node * per_node, end = std::min(ranks, first + per_node);
-        // The rank where the tokens enter the node.
-        const std::int64_t door = std::min(first + from % per_node, end - 1);
+        const std::int64_t door = std::min(first + from % per_node, end - 1);  // where the tokens enter
         double to_node = 0;
         for (std::int64_t to = first; to < end; ++to) {
           to_node += rows(from, to) / static_cast<double>(end - first);

@@ -21,8 +21,7 @@ struct FabricLoad {
   double all_to_all_seconds = 0;  // bytes that a rank sends to all ranks, itself included
   double shift_seconds = 0;       // bytes that each rank sends to the next rank of its group
   double send_seconds = 0;        // bytes that each first rank sends to the second, or the reverse; the mean of both
-  // Bytes of an all-reduce in the switches: each leaf sends one sum up and receives one.
-  double reduction_seconds = 0;
+  double reduction_seconds = 0;   // bytes of an all-reduce in the switches: each leaf sends and gets one sum
   // Bytes that partners exchange whose numbers differ in bit 0, 1, ... (halving_doubling.h).
   std::vector<double> exchange_seconds;
 

@@ -86,8 +86,7 @@ struct AttentionCurve {
   double half_sequence = 0;                                // number of keys at which half of the efficiency is reached
   double half_head_dim = 0;                                // head_dim at which half of the efficiency is reached
   double backward_half_head_dim = -1;                      // the same for the backward; below 0: as the forward
-  // Share of the masked pairs that the kernel computes nevertheless: 0 for FlashAttention, 1 for all.
-  double masked_share = 0;
+  double masked_share = 0;  // share of masked pairs that are computed nevertheless: 0 FlashAttention, 1 all
   // Idle time of multiprocessors at the end of a kernel, on average, in tiles of 128 queries over all keys.
   double forward_last_wave = 0, backward_last_wave = 0;
   double fixed_seconds = 0;  // on the device, per kernel
@@ -104,8 +103,7 @@ struct MemoryCurve {
   Residual residual;
 };
 
-// A shape of a calibration's GEMM sweep. It serves to tell whether another shape is near a measured one.
-struct MeasuredShape {
+struct MeasuredShape {  // of a calibration's GEMM sweep, to tell whether a shape is near a measured one
   Dtype dtype = Dtype::bf16;
   std::int64_t m = 1, n = 1, k = 1;
 };
@@ -122,10 +120,8 @@ struct Calibration {
   std::string note;
   bool measured = true;  // false: no kernel of this device was measured; these are the curves of `borrowed_from`
   std::string borrowed_from, borrowed_from_vendor;
-  // By Dtype index. A dtype without measured points uses bf16's curve; nvfp4 uses fp8's.
-  std::vector<MatmulCurve> matmul;
-  // By Dtype index, as `matmul`; empty: grouped products count as batched ones.
-  std::vector<GroupedCurve> grouped;
+  std::vector<MatmulCurve> matmul;    // by Dtype index; without measured points bf16's curve, for nvfp4 fp8's
+  std::vector<GroupedCurve> grouped;  // by Dtype index, as `matmul`; empty: as batched products
   // Host seconds to launch one group's kernel within the op of a grouped product, for stacks that launch each expert's
   // product separately. Below 0: not measured; then as long as an op.
   double group_issue_seconds = -1;
@@ -207,8 +203,7 @@ class KernelModel {
 
  private:
   static constexpr int kMostTiles = 8;
-  // The dtypes that matrix units multiply: fp32, fp16, bf16, fp8, nvfp4.
-  static constexpr int kMatrixDtypes = 5;
+  static constexpr int kMatrixDtypes = 5;  // types that matrix units multiply: fp32, fp16, bf16, fp8, nvfp4
   struct Tile {
     double rows, columns;        // tm, tn
     double per_row, per_column;  // 1 / tm, 1 / tn

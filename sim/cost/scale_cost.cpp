@@ -27,8 +27,7 @@ const ScaleFile& figures() {
   return read;
 }
 
-// A normal number exceeds this many standard deviations one time in ten.
-constexpr double kTenth = 1.2815515655446004;
+constexpr double kTenth = 1.2815515655446004;  // standard deviations that a normal number exceeds one time in ten
 
 }  // namespace
 

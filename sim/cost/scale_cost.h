@@ -14,9 +14,8 @@ double expected_largest(std::int64_t n);
 // take longer than on calibrated_devices_of_steps() devices; 0 if there are no more devices than that. `spread`:
 // standard deviation of the devices' rates over their mean.
 double slowest_device_loss(std::int64_t devices, double spread);
-double device_spread();  // from scale.json
-// From scale.json: number of devices in the steps that the step calibration was fitted on.
-std::int64_t calibrated_devices_of_steps();
+double device_spread();                      // from scale.json
+std::int64_t calibrated_devices_of_steps();  // from scale.json: devices that the step calibration has seen
 
 double interval_per_doubling();  // from scale.json
 

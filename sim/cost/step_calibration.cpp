@@ -19,8 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kStepsFile = "results/calibration/steps.json";
-// Read only if someone asks for it.
-constexpr const char* kLeftOutFile = "results/calibration/steps_left_out.json";
+constexpr const char* kLeftOutFile = "results/calibration/steps_left_out.json";  // read only on request
 
 const Json& file() {
   static const Json json = parse_embedded(kStepsFile);

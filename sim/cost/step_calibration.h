@@ -22,9 +22,8 @@ namespace orrery {
 
 // Corrections for one generation of a training stack.
 struct StackCalibration {
-  double host_seconds_per_op = 0;  // host seconds to issue a kernel of the forward or backward
-  // Time of memory-bound kernels except the optimizer's, relative to their curves.
-  double memory_bound_slowdown = 1;
+  double host_seconds_per_op = 0;    // host seconds to issue a kernel of the forward or backward
+  double memory_bound_slowdown = 1;  // time of memory-bound kernels but the optimizer's, relative to their curves
 };
 
 // The largest factor by which the slowdown of `device` may exceed that of `other`, such that `device` still multiplies
@@ -33,10 +32,9 @@ struct StackCalibration {
 double allowed_slowdown(const Device& device, const Device& other);
 
 struct StepCalibration {
-  // By device: time of products and attention relative to their curves.
-  std::map<std::string, double> device_slowdown;
-  double other_devices_slowdown = 1;  // the same for devices without measured steps
-  double collective_slowdown = 1;     // time of all collectives relative to their curves
+  std::map<std::string, double> device_slowdown;  // by device: products and attention, relative to their curves
+  double other_devices_slowdown = 1;              // the same for devices without measured steps
+  double collective_slowdown = 1;                 // time of all collectives relative to their curves
   // Host time in multiples of the stack's host_seconds_per_op: to issue a collective, to issue an op of the update, and
   // to launch the product of one more expert where each expert has a kernel of its own (no less than that kernel's
   // launch, Calibration::group_issue_seconds).

@@ -345,8 +345,7 @@ class Builder {
     for (Index a = 0; a < nodes_.count(); ++a) {
       const std::span<const Member> here = nodes_.of(a);
       const Index r = nodes_.size(a);
-      // For the tokens of as many members as there are nodes.
-      const double passed_on = tokens_.to_rank * nodes_.members() / r;
+      const double passed_on = tokens_.to_rank * nodes_.members() / r;  // tokens of as many members as nodes
       for (Index x = 0; x < r; ++x) {
         for (Index away = 1; away < r; ++away) {
           const Member to = here[at(wrap(x + away, r))];

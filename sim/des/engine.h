@@ -49,10 +49,10 @@ struct DiscreteEventOptions {
       // Step-exact: number of chunks that chains and trees pass on one by one; 0: NCCL's slices (512 KiB per channel).
       0;
   bool fold = true;  // false simulates every rank and link, as a check
-  // Number of works (see most_works) beyond which collectives run in lockstep, if that saves at least half of the
-  // ranks: all edges of a group with equal bytes then run at the rate of the slowest, however far they are from a
-  // disturbed one (Traffic::fold). Independently, large expert groups whose ranks have unequal loads are reduced to a
-  // few kinds of ranks (sim/des/plan.h, folded_loads). The report says so in both cases. Infinite: never.
+  // Number of works (see most_works) beyond which a run is simplified; infinite: never. Collectives then run in
+  // lockstep, if that saves half of the ranks: all edges of a group with equal bytes run at the rate of the slowest,
+  // however far they are from a disturbed one (Traffic::fold). Large expert groups whose ranks have unequal loads, each
+  // by itself, then keep only a few kinds of ranks (sim/des/plan.h, folded_loads). The report says so.
   double most_exact_works = kMostExactWorks;
   // Limit of works: kernels and transfers of all classes of ranks. A run with more is refused before it starts. 40
   // million take half a minute to some minutes, depending on contention, and 3 GB.

@@ -20,8 +20,7 @@ class FairFlows {
 
   // Whether any two flows share a link.
   bool share() const { return share_; }
-  // The link classes of all flows, each once.
-  std::span<const std::uint32_t> links() const { return link_classes_; }
+  std::span<const std::uint32_t> links() const { return link_classes_; }  // of all flows, each once
 
   // Runs until time `until`. `left`: bytes left of each flow. `seconds`: for flows that have ended (none left), the
   // time that they took.

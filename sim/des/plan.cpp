@@ -228,8 +228,7 @@ void RunPlan::fold_documents(std::int32_t id, JobPlan& job) {
     works += job.works_of(s) * static_cast<double>(replicas) * static_cast<double>(context_ranks);
   const bool exact = !options.fold || works <= options.most_exact_works;
   if (!exact && replicas > kExactRanks) return;
-  // By place: some rank at it.
-  std::vector<std::int64_t> context_rank(static_cast<std::size_t>(context_ranks), 0);
+  std::vector<std::int64_t> context_rank(static_cast<std::size_t>(context_ranks), 0);  // by place: a rank
   for (std::int64_t rank = mesh.ranks(); rank-- > 0;)
     context_rank[static_cast<std::size_t>(mesh.coordinate(rank, MeshAxis::cp))] = rank;
   std::vector<std::uint64_t> marks(replicas * context_rank.size(), 0);
@@ -453,8 +452,7 @@ void check_together(std::span<const Perturbation> all, std::vector<std::size_t> 
     for (const std::size_t i : of) left *= limit.part(all[i]);
     return left;
   };
-  // One perturbation is never below the bound, except for rounding.
-  const double least = limit.least * (1 - 1e-9);
+  const double least = limit.least * (1 - 1e-9);  // one is at least `least`, except for rounding
   if (which.size() < 2 || product(which) >= least) return;
   std::stable_sort(which.begin(), which.end(),
                    [&](std::size_t a, std::size_t b) { return all[a].from_seconds < all[b].from_seconds; });
@@ -475,8 +473,7 @@ void check_together(std::span<const Perturbation> all, std::vector<std::size_t> 
 }  // namespace
 
 void RunPlan::add_perturbations(std::span<const Perturbation> all) {
-  // Indices of the perturbations, by device.
-  std::map<std::int64_t, std::vector<std::size_t>> slow_devices, jittering;
+  std::map<std::int64_t, std::vector<std::size_t>> slow_devices, jittering;  // perturbations by device
   std::map<LinkId, std::vector<std::size_t>> slow_links;
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Perturbation& p = all[i];

@@ -77,8 +77,7 @@ struct JobPlan {
   // (sim/program/pair.h). Empty for a schedule without pairs.
   std::vector<std::array<BlockCode, 2>> paired_codes;
   std::vector<std::unique_ptr<Piece>> paired_pieces;  // the pieces that own these blocks
-  // Index into `ops` of the block's first node; its other nodes follow.
-  std::map<const BlockCode*, std::uint32_t> first_op;
+  std::map<const BlockCode*, std::uint32_t> first_op;  // index into `ops` of the block's first node; the others follow
   std::vector<OpName> ops;
   // By op: its exchanges by the number of instances that it covers.
   std::vector<std::vector<std::pair<std::int64_t, std::uint32_t>>> exchanges_of;

@@ -43,8 +43,7 @@ struct EventRecord {
 };
 // The name of transfers between stages, which belong to no block.
 inline constexpr std::uint32_t kTransferName = 0xffffffff;
-// All runs of one exchange by one rank class.
-struct ExchangeRecord {
+struct ExchangeRecord {  // all runs of one exchange by one rank class
   std::uint32_t rank_class = 0, exchange = 0, name = 0;
   double times = 0, seconds = 0;
   double longest_begin = 0, longest_end = 0;
@@ -64,8 +63,7 @@ struct Outcome {
   std::int64_t activities = 0;  // number of sleeps and flows
   double seconds = 0;           // of a single collective
 
-  // Frees each part once it is packed: in a long run, records take most of the memory.
-  std::string pack() &&;
+  std::string pack() &&;  // frees each part once packed: records take most of a long run's memory
   static Outcome unpack(const std::string& bytes);
 };
 

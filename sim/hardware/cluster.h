@@ -31,8 +31,7 @@ struct Device {
   std::int64_t scale_up_links = 0;            // NVLinks or xGMI links of the device
   double scale_up_link_bytes_per_second = 0;  // per link
   double tdp_watts = 0;
-  // Node presets; the first one is used unless another has the requested size.
-  std::vector<std::string> usual_nodes;
+  std::vector<std::string> usual_nodes;  // node presets; the first, unless another has the requested size
 
   // The peak that counts for MFU and for matmuls of `dtype`; if the device lacks the type, that of the next wider type
   // that it has.
@@ -46,9 +45,8 @@ struct Device {
 
 // How the devices of one node are joined.
 enum class IntraFabric : std::uint8_t {
-  nvswitch,  // any pair at full rate
-  // One or more links per pair of devices (DGX-1V cube mesh, xGMI): the links to `peers` share the device's rate.
-  direct_mesh,
+  nvswitch,      // any pair at full rate
+  direct_mesh,   // one or more links per pair (DGX-1V cube mesh, xGMI), which share the device's rate
   nvlink_pairs,  // bridges between pairs (pair_bytes_per_second), PCIe otherwise (intra_bytes_per_second)
   pcie,          // a PCIe tree
 };
@@ -64,8 +62,7 @@ struct Node {
   std::string device;  // preset name; empty: any device
   std::string fabric;  // preset name of its usual fabric
   std::int64_t devices = 1;
-  // Devices of one operating system, if the node is a rack of several hosts (NVL72); 0: all.
-  std::int64_t devices_per_host = 0;
+  std::int64_t devices_per_host = 0;  // of one operating system, if the node is a rack of hosts (NVL72); 0: all
   IntraFabric intra = IntraFabric::nvswitch;
   double intra_bytes_per_second = 0;  // per device and direction over the scale-up fabric
   double pair_bytes_per_second =
@@ -115,17 +112,15 @@ struct Fabric {
 
 // The order in which libraries join the nodes of a communicator into rings and trees.
 enum class RingOrder : std::uint8_t {
-  // By rank, as NCCL does, which does not know the fabric (github.com/NVIDIA/nccl/issues/1340).
-  rank,
+  rank,  // by rank, as NCCL does, which does not know the fabric (github.com/NVIDIA/nccl/issues/1340)
   leaf,  // leaf by leaf, so that a ring leaves each leaf once
 };
 inline constexpr std::array<std::string_view, 2> kRingOrderNames{"rank", "leaf"};
 
 // The fabric nodes that the cluster occupies, counted leaf by leaf.
 struct NodePlacement {
-  // By cluster node 0, 1, ...: its number on the fabric; empty: the fabric's first nodes.
-  std::vector<std::int64_t> nodes;
-  std::int64_t of = 0;  // number of nodes of the fabric; 0: as many as the cluster has
+  std::vector<std::int64_t> nodes;  // by cluster node: its number on the fabric; empty: the fabric's first nodes
+  std::int64_t of = 0;              // number of nodes of the fabric; 0: as many as the cluster has
   RingOrder ring_order = RingOrder::rank;
 };
 
@@ -154,8 +149,7 @@ struct Cluster {
   // The rate of all NICs of a node together, in one direction.
   double inter_node_bytes_per_second() const { return static_cast<double>(node.nics) * node.nic_bytes_per_second; }
 
-  // Sizes and the node's rates; device, node and fabric have fields of their own.
-  void visit_fields(FieldVisitor& v);
+  void visit_fields(FieldVisitor& v);  // sizes and the node's rates; not device, node and fabric
 };
 
 struct FabricLoad;
@@ -164,9 +158,8 @@ struct FabricLoad;
 // because node boundaries fall inside a group, it describes the worst group: one on the most nodes.
 struct GroupSpan {
   std::int64_t ranks = 1;
-  // Ranks of this group on each node that it touches; if they differ, the most on any node.
-  std::int64_t ranks_per_node = 1;
-  std::int64_t nodes = 1;  // nodes that one group touches
+  std::int64_t ranks_per_node = 1;  // of this group, on each node it touches; if they differ, the most
+  std::int64_t nodes = 1;           // nodes that one group touches
   // Groups of this kind, this one included, that leave a node at the same time; if they differ, the most on any node.
   std::int64_t groups_sharing_nics = 1;
   std::int64_t stride = 1;  // distance between neighbouring ranks of the group

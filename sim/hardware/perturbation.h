@@ -28,12 +28,10 @@ inline constexpr std::array<std::string_view, 3> kJitterDistributionNames{"logno
 
 struct Perturbation {
   PerturbationKind kind = PerturbationKind::slow_device;
-  // Devices of the cluster (slow_device, jitter). Empty: `count` random ones; for jitter all.
-  std::vector<std::int64_t> devices;
+  std::vector<std::int64_t> devices;  // of the cluster (slow_device, jitter); empty: by `count`; for jitter all
   std::vector<std::int64_t> nodes;  // for failing_node
   std::string link;                 // a name, or a pattern with '*' (Topology::find)
-  // This many devices, links (among those that `link` matches) or nodes, chosen at random; 0: all that are named.
-  std::int64_t count = 0;
+  std::int64_t count = 0;  // devices, links (that `link` matches) or nodes to choose at random; 0: all named
   std::int64_t seed = 0;
   double factor = 1;
   double from_seconds = 0;   // from the start of the step

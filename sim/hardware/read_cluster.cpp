@@ -109,8 +109,7 @@ void complete_fabric(const InputError::Where& where, Fabric& fabric, std::int64_
   if (fabric.kind == FabricKind::torus) {
     if (fabric.dimensions.empty()) fabric.dimensions = most_cubic(nodes);
     std::int64_t product = 1;
-    // Without overflow.
-    for (const std::int64_t size : fabric.dimensions) product = size > nodes ? 0 : product * size;
+    for (const std::int64_t size : fabric.dimensions) product = size > nodes ? 0 : product * size;  // no overflow
     if (product != nodes)
       throw InputError(at("dimensions"), describe(fabric.dimensions),
                        fmt::format("sizes that multiply to the {} nodes", nodes));

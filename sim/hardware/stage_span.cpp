@@ -70,8 +70,7 @@ std::vector<StageSpan> spans_by_stage(const Mesh& mesh, MeshGroup group, const N
   if (stride == 0) return result;
 
   const std::vector<std::int64_t> members = offsets(mesh, [&](int d) { return group.contains(d); });
-  // By NIC (of all nodes), then by stage: number of groups.
-  std::map<std::int64_t, std::map<std::int32_t, double>> leaving;
+  std::map<std::int64_t, std::map<std::int32_t, double>> leaving;  // groups: by NIC, by stage
   for (StageSpan& s : result) s.span.ranks_per_node = 0;
   struct Touched {
     std::int64_t node = 0;

@@ -9,8 +9,7 @@
 namespace orrery {
 
 struct UpLinks {
-  // Nodes under one leaf or one set of rail switches, or in one dragonfly group; 0: there is no such level.
-  std::int64_t nodes = 0;
+  std::int64_t nodes = 0;       // under one leaf or set of rail switches, in a dragonfly group; 0: no such level
   std::int64_t rails = 1;       // leaf switches side by side, one for each NIC of a node (rail_fat_tree)
   std::int64_t nics = 1;        // NICs of a node, as links: at most its number of devices
   std::int64_t ways = 1;        // up-links of a leaf; the destination of a message chooses which it takes

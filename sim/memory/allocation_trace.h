@@ -23,9 +23,8 @@ struct Allocation {
   // stream); for these the op's Stream.
   int stream = 0;
   std::uint16_t piece = 0;
-  // The storage, in the piece's tensor table. kNoTensor: a buffer of the training stack (stage_buffers.h).
-  TensorId tensor = kNoTensor;
-  const char* buffer = "";  // the name of that buffer
+  TensorId tensor = kNoTensor;  // the storage, in the piece's table; kNoTensor: a buffer (stage_buffers.h)
+  const char* buffer = "";      // the name of that buffer
 };
 
 struct AllocationTrace {

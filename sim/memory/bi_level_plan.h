@@ -25,12 +25,11 @@ struct BlockLayout {
 };
 
 struct BiLevelPlan {
-  std::vector<BlockLayout> blocks;  // level 1, in the order of their first runs
-  std::size_t storages = 0;         // of level 2: one per block run of a layer, and all others
-  StorageLayout step;               // level 2; addresses follow the resident bytes
-  std::int64_t resident_bytes = 0;  // bytes that live for the whole step, from address 0
-  // Bytes alive at the worst instant, with storages rounded as in this plan: no plan is smaller.
-  std::int64_t alive_bytes = 0;
+  std::vector<BlockLayout> blocks;      // level 1, in the order of their first runs
+  std::size_t storages = 0;             // of level 2: one per block run of a layer, and all others
+  StorageLayout step;                   // level 2; addresses follow the resident bytes
+  std::int64_t resident_bytes = 0;      // bytes that live for the whole step, from address 0
+  std::int64_t alive_bytes = 0;         // at the worst instant, rounded as in this plan: no plan is smaller
   std::vector<std::int64_t> addresses;  // by index into the trace's allocations
 
   std::int64_t bytes() const { return resident_bytes + step.bytes; }

@@ -36,8 +36,7 @@ class CachingAllocator {
     std::int64_t requested = 0, allocated = 0, reserved = 0;
     std::int64_t peak_requested = 0, peak_allocated = 0, peak_reserved = 0;
     std::int64_t segments = 0;  // current number of segments
-    // Requests for which cached segments were returned to the device first (num_alloc_retries).
-    std::int64_t retries = 0;
+    std::int64_t retries = 0;   // requests for which cached segments were returned first (num_alloc_retries)
   };
   // The kinds of events, by the names in PyTorch's snapshots.
   enum class Action : std::uint8_t { alloc, free, segment_alloc, segment_free };
@@ -95,8 +94,7 @@ class CachingAllocator {
   void note(Action action, std::int64_t address, std::int64_t bytes, int stream, std::uint32_t tag = 0);
   void reserve(std::int64_t bytes);
   Free free_key(Pieces::const_iterator piece) const;
-  // Whether b lies directly behind a in one segment.
-  bool joins(Pieces::const_iterator a, Pieces::const_iterator b) const;
+  bool joins(Pieces::const_iterator a, Pieces::const_iterator b) const;  // b directly behind a in one segment
 
   Options options_;
   Statistics statistics_;
@@ -108,8 +106,7 @@ class CachingAllocator {
   std::vector<Event>* events_ = nullptr;
 
   static constexpr std::int64_t kFirstAddress = std::int64_t{1} << 32;
-  // Address range reserved for an expandable segment.
-  static constexpr std::int64_t kRoomToGrow = std::int64_t{1} << 44;
+  static constexpr std::int64_t kRoomToGrow = std::int64_t{1} << 44;  // address range of an expandable segment
 };
 
 }  // namespace orrery

@@ -37,13 +37,10 @@ class Fullest {
 };
 
 struct PieceMemory {
-  PlacedBytes resident{};  // parameters, gradients, optimizer state: for the whole step
-  // Defined by the forward, last used by the backward (or weight_gradient): per micro-batch in flight.
-  PlacedBytes saved{};
-  // Inputs of side streams that the backward reads: once for all instances of a chunk.
-  PlacedBytes saved_side_input{};
-  // The part of `saved`, plus the output gradients, that is held until weight_gradient has run.
-  PlacedBytes saved_weight_gradient{};
+  PlacedBytes resident{};               // parameters, gradients, optimizer state: for the whole step
+  PlacedBytes saved{};                  // from forward to backward (or weight_gradient): per micro-batch in flight
+  PlacedBytes saved_side_input{};       // side inputs that the backward reads: once for all instances
+  PlacedBytes saved_weight_gradient{};  // of `saved` plus the output gradients: held until weight_gradient has run
   // Bytes in addition to the saved ones, at the worst instant inside the block. For each place, the categories are
   // those at that one instant. A category may be negative: at that instant the backward has freed saved tensors, or the
   // forward has not yet defined them.
@@ -68,8 +65,7 @@ struct MemoryScratch {
   std::vector<Storage> storages;                               // by tensor; valid for storages, not for views
   std::vector<TensorId> passing;                               // storages that are neither resident nor another piece's
   std::array<std::vector<TensorId>, kBlocks.size()> entering;  // by block: storages alive at its beginning
-  // By op of a block: the first storage whose life begins there, and the first whose life ends there.
-  std::vector<TensorId> starts, ends;
+  std::vector<TensorId> starts, ends;  // by op of a block: the first storage whose life begins, ends there
 };
 
 // Each storage is rounded up to its place's granularity. `instances`: number of instances in the piece's longest run;

@@ -20,9 +20,8 @@ struct StorageLife {
 struct StorageLayout {
   std::vector<std::int64_t> addresses;  // by storage; two storages that are alive together do not overlap
   std::int64_t bytes = 0;               // size of the buffer
-  // No layout can be smaller than this; if it equals `bytes`, this layout is the smallest one.
-  std::int64_t least_bytes = 0;
-  bool by_program = false;  // found by the mixed-integer program; false: by best fit
+  std::int64_t least_bytes = 0;         // lower bound for any layout; if equal to `bytes`, this one is the smallest
+  bool by_program = false;              // found by the mixed-integer program; false: by best fit
 
   double gap() const { return bytes > 0 ? static_cast<double>(bytes - least_bytes) / static_cast<double>(bytes) : 0; }
 };

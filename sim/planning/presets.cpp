@@ -126,8 +126,7 @@ Preset read_object(const Json& json, const InputError::Where& where, const Prese
   }
   preset.visit_fields(reader);
   reader.finish();
-  // The figure is the user's own: it has neither that source nor that date.
-  if (reader.has("base") && has_figure(json)) {
+  if (reader.has("base") && has_figure(json)) {  // the user's own figure: not of that source and date
     if (!reader.has("source")) preset.source = "the plan, changed from " + json["base"].template get<std::string>();
     if (!reader.has("date")) preset.date.clear();
   }

@@ -40,8 +40,7 @@ struct Price {
 // Electric power of the computers, without that of the building.
 struct Power {
   std::string name, device;
-  // For a device while it trains. The preset's note says which parts of the node it includes.
-  double busy_watts = 0;
+  double busy_watts = 0;  // of a device while it trains; the preset's note says what of the node it includes
   double idle_watts = 0;  // the same while it waits; 0: not published
   double node_watts = 0;  // of a node beside its devices, at work or not
   std::string date, source;
@@ -73,8 +72,7 @@ struct Grid {
 struct FailureRate {
   std::string name;
   double failures_per_node_day = 0;
-  // Share of the failures after which the node is repaired; after the others it is used again.
-  double repair_share = 1;
+  double repair_share = 1;  // share of failures after which the node is repaired; else it is used again
   std::string date, source;
 
   void visit_fields(FieldVisitor& v);
@@ -84,9 +82,8 @@ struct FailureRate {
 struct CheckpointStorage {
   std::string name;
   double write_bytes_per_second = 0;
-  double read_bytes_per_second = 0;  // 0: as write
-  // Rate of the copy after which training continues during the write; 0: training waits for the write.
-  double snapshot_bytes_per_second = 0;
+  double read_bytes_per_second = 0;      // 0: as write
+  double snapshot_bytes_per_second = 0;  // of the copy behind which training goes on; 0: it waits for the write
   std::string date, source;
 
   void visit_fields(FieldVisitor& v);

@@ -58,8 +58,7 @@ struct Sensitivity {
   // d log(output) / d log(input): per cent by which the output changes for one per cent of the input. Central
   // difference with a factor of 1.001 up and down.
   double exponent = 0;
-  // The output with the input times 1 - swing and 1 + swing: the bar of a tornado chart.
-  double at_less = 0, at_more = 0;
+  double at_less = 0, at_more = 0;  // output with the input times 1 - swing, 1 + swing: a tornado bar
 };
 
 // Sorted by the width of the bar, largest first; like ones in the order of PlanInput. Inputs that are 0 are left out. A

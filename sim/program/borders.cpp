@@ -32,8 +32,7 @@ void Borders::find(const Program& program) {
         crossing.forward[stream] = &piece.tensors[forward];
         crossing.backward[stream] = backward == kNoTensor ? nullptr : &piece.tensors[backward];
       };
-      // The pieces behind it take this.
-      if (piece.output != kNoTensor) crossing.forward[0] = crossing.backward[0] = nullptr;
+      if (piece.output != kNoTensor) crossing.forward[0] = crossing.backward[0] = nullptr;  // later pieces take it
       if (piece.input != kNoTensor) take(0, piece.input, piece.input_gradient);
       for (std::size_t s = 0; s < kSideStreams; ++s) {
         const SideStream& side = piece.sides[s];

@@ -27,13 +27,12 @@ enum class Rule : std::uint8_t {
   // Collectives.
   // The result's layout is the operand's without the group's digits, which are the minor ones of one dimension.
   gathers = 7,
-  scatters = 8,    // the operand owes the group's sum; the result is divided over the group's digits as well
-  reduces = 9,     // the operand owes the group's sum; the result has the operand's layout
-  exchanges = 10,  // both layouts of a redistribution are of one whole; only the group's digits differ
-  shifts = 11,     // a ring consists of the digits that divide the operand
-  sizes = 12,      // local sizes agree with the layouts
-  // A tensor to which later micro-batches add is summed in place only in the last micro-batch.
-  last_micro_batch = 13,
+  scatters = 8,           // the operand owes the group's sum; the result is divided over the group's digits as well
+  reduces = 9,            // the operand owes the group's sum; the result has the operand's layout
+  exchanges = 10,         // both layouts of a redistribution are of one whole; only the group's digits differ
+  shifts = 11,            // a ring consists of the digits that divide the operand
+  sizes = 12,             // local sizes agree with the layouts
+  last_micro_batch = 13,  // a sum in place, of a tensor that later micro-batches add to, is in the last one
   // Attention in a ring.
   sees_all_keys = 14,  // every rank's queries meet every key that the mask leaves, exactly once
   // The step.
@@ -42,9 +41,8 @@ enum class Rule : std::uint8_t {
   norm_of_all = 17,           // the gradient norm is summed over all ranks that hold different gradients
   parameters_gathered = 18,   // updated parameters are whole again before they are read
   pieces_fit = 19,            // a piece takes the tensors that the piece before it hands on, in both directions
-  // The buffers of a parameter set are divided over the set's groups, their parts in the same order.
-  sets_divided = 20,
-  frozen_stays = 21,         // a frozen parameter has no gradient, and nothing updates it
+  sets_divided = 20,          // a parameter set's buffers are divided over its groups, parts in the same order
+  frozen_stays = 21,          // a frozen parameter has no gradient, and nothing updates it
   summed_over_holders = 22,  // the gradient of a parameter on several stages is summed over exactly these stages, once,
                              // after the reductions of the update and before any other op reads it
   // Mixture of experts.

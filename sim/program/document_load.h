@@ -11,12 +11,10 @@ namespace orrery {
 
 // The sequences of the global batch, ordered by replica, then micro-batch, then place in the micro-batch.
 struct PackedSequences {
-  std::int64_t length = 0;  // positions of each sequence
-  // By document: its end in its sequence; the last end of each sequence is `length`.
-  std::vector<std::int64_t> ends;
-  std::vector<std::size_t> behind;  // by sequence: index behind its last document in `ends`
-  // Over all sequences; the unused rest of a sequence counts as a document of its own.
-  std::int64_t padded_positions = 0;
+  std::int64_t length = 0;            // positions of each sequence
+  std::vector<std::int64_t> ends;     // by document: its end in its sequence; a sequence's last one is `length`
+  std::vector<std::size_t> behind;    // by sequence: index behind its last document in `ends`
+  std::int64_t padded_positions = 0;  // of all; a sequence's unused rest counts as a document
 
   std::int64_t count() const { return static_cast<std::int64_t>(behind.size()); }
   // The ends of the sequence's documents, ascending, none empty.
@@ -34,8 +32,7 @@ struct DocumentLoad {
   // replicas wait for each other in each micro-batch, those that wait are sorted by their work in each one: entry i
   // then holds the sequences of the replica with the i-th most work, which may be a different replica each time.
   std::vector<std::vector<std::int64_t>> sequences;
-  // The replica for which the others wait at the step's end; the same for all classes.
-  std::int64_t slowest_replica = 0;
+  std::int64_t slowest_replica = 0;  // for which the others wait at the step's end; equal in all classes
 };
 
 // Calls visit(begin, end) for each document of a sequence.

@@ -9,8 +9,7 @@
 namespace orrery {
 
 struct CountedInNorm {
-  // False: an earlier piece has the same parameter (ParameterGradient::tied) and counts it.
-  bool here = true;
+  bool here = true;  // false: an earlier piece has the same parameter (ParameterGradient::tied) and counts it
   // Only the first of the ranks that differ in these digits counts.
   MeshGroup first_of;
   // For elements behind query heads, which all ranks that divide the query heads hold: only the first along these

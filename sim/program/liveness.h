@@ -47,8 +47,7 @@ enum class Keeper : std::uint8_t {
 
 // The life of one storage.
 struct Life {
-  // By block: index of the first and of the last op that touches it.
-  std::array<std::uint16_t, kBlocks.size()> first{}, last{};
+  std::array<std::uint16_t, kBlocks.size()> first{}, last{};  // by block: index of the first, last op that touches it
   BlockSet touched = 0;
   BlockSet defined = 0;    // the blocks that define it: their first access is a definition
   BlockSet enters = 0;     // the blocks that begin with it alive

@@ -19,10 +19,8 @@ struct Load {
   std::vector<double> rows;                     // [rank of the tokens * ranks + rank of their expert]; the mean is 1
   double busiest_rank = 1, busiest_expert = 1;  // rows of the busiest one over the mean, all tokens together
   double dropped = 0;                           // share of all rows that find no slot
-  // Every expert has slots for as many rows as the busiest expert. `busiest_rank` is then the slots over the mean.
-  bool padded = false;
-  // Layers of the model that have this load; where micro-batches differ, summed over all micro-batches.
-  std::int64_t layers = 0;
+  bool padded = false;                          // each expert has slots as for the busiest: busiest_rank times the mean
+  std::int64_t layers = 0;  // of the model, that have this load; if micro-batches differ, summed over all
 
   double at(std::int64_t from, std::int64_t to) const { return rows[static_cast<std::size_t>(from * ranks + to)]; }
   // The rows of the rank's experts over the mean.

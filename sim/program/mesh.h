@@ -21,8 +21,7 @@ struct Digit {
   // An axis may have several digits: for example tensor ranks that share a key/value head, and the groups of these.
   MeshAxis axis = MeshAxis::tp;
   std::int64_t size = 1, stride = 1;
-  // Static storage; the axis's name, or for one of several digits a name such as "tp.shared".
-  const char* name = "";
+  const char* name = "";  // static storage; the axis's name, or one such as "tp.shared" of several digits
 };
 
 // A set of digits. It names a group (communicator): the ranks that differ in these coordinates only. It has no meaning
@@ -49,8 +48,7 @@ class MeshGroup {
 
 class Mesh {
  public:
-  // The number of a digit, plus the value "none", fits in four bits (Division).
-  static constexpr int kMaxDigits = 15;
+  static constexpr int kMaxDigits = 15;  // a digit's number, or "none", fits in four bits (Division)
 
   // Adds a digit outside of the present ones: its stride is the number of ranks so far. A digit of size 1 is not added,
   // so no group names it. Throws std::logic_error beyond kMaxDigits.

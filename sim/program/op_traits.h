@@ -193,16 +193,13 @@ struct OpTraits {
   OperandMask linear = 0;
   bool product = false;         // the `linear` reads are factors: only one of them may owe a sum
   OperandMask independent = 0;  // writes that do not depend on the `linear` reads: every rank has them
-  // The op sums over the axes a result lacks; it owes the sum over the digits that divide these axes.
-  bool sums = false;
+  bool sums = false;  // sums over axes that a result lacks; it owes the sum over what divides these
   OperandMask added = 0;  // reads that every rank adds in full: they must not be added to a part of a sum
-  // Reads of whole sequences (ids, tables), of which a rank takes its own positions.
-  OperandMask takes_positions = 0;
+  OperandMask takes_positions = 0;  // reads of whole sequences (ids, tables); a rank takes its own positions
   OperandMask gives_positions = 0;  // writes of whole sequences, to which a rank adds at its own positions
   OperandMask whole_rows = 0;       // reads that are normalised over their last dimension: ranks must not divide it
   bool whole_heads = false;         // rotates or scores over whole heads: ranks must not divide a head
-  // Masks rows by their place in the operand: where it masks, ranks must not divide these rows.
-  bool masks_rows = false;
+  bool masks_rows = false;  // masks rows by place in the operand: where it masks, ranks must not divide them
   bool regroups = false;  // moves tokens into slots or back: a rank's rows are those of its own tokens
 };
 

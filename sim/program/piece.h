@@ -68,8 +68,7 @@ inline constexpr std::size_t kEncoderOutput = 0, kPositionTable = 1, kLastState 
 
 struct Piece {
   const char* name = "";  // "layer", "embedding", "head"
-  // Layers of the model that one instance computes; 0: embedding, head, pieces between stacks.
-  std::int64_t layers = 0;
+  std::int64_t layers = 0;  // layers of the model per instance; 0: embedding, head, pieces between stacks
   // Where layers have several plans: the number of the plan that this piece follows (the strategies number them), and
   // the piece that it is a variant of, possibly itself. Variants have the same parameters.
   std::uint16_t plan = 0, variant_of = kNoPiece;

@@ -75,8 +75,7 @@ class PieceCheck {
   // ---- words ----
   std::string quoted(TensorId id) const { return std::string("\"") + piece_.tensors[id].name + "\""; }
   std::string layout(TensorId id) const { return quoted(id) + " " + words(mesh_, piece_.tensors[id]); }
-  // The layout if dimension `dim` were divided over `over`.
-  std::string layout_with(TensorId id, int dim, Division over) const;
+  std::string layout_with(TensorId id, int dim, Division over) const;  // if `dim` were divided over `over`
   void report(Rule rule, const std::string& text);
 
   // ---- state ----

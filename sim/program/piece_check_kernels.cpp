@@ -140,8 +140,7 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
   MeshGroup summed;
   for (const Divided& a : axes) {
     if (a.over.empty() || !a.read || (traits.regroups && counts_rows(a.axis))) continue;
-    // Digits that also divide the result; the rest of a tensor divided by heads is a sum over heads.
-    MeshGroup here;
+    MeshGroup here;  // digits that also divide the result; parts by heads are summed over heads
     for (int d = 0; d < t.rank; ++d)
       if (divided_axis(t.axes[d]) == a.axis && (t.deal(d) != Deal::query_heads || !a.read_in_parts))
         here = here | t.over[d].group();

@@ -43,13 +43,11 @@ struct ModelWork {
   // only what the gradients of trained parameters need.
   double flops_per_step = 0;
   double flops_per_step_full_attention = 0;  // the same, attention counted without the causal mask (PaLM appendix B)
-  // FLOPs of the kernels that run: stored attention scores are computed unmasked.
-  double executed_flops_per_step = 0;
-  double tokens_per_step = 0;  // positions of the global batch (of the decoder in encoder-decoder models)
+  double executed_flops_per_step = 0;        // of the kernels that run: stored scores are computed unmasked
+  double tokens_per_step = 0;                // positions of the global batch (of the decoder in encoder-decoder models)
   double sequences_per_step = 0;
   double parameters = 0;
-  // Parameters that one token uses: fewer than `parameters` in a mixture of experts.
-  double active_parameters = 0;
+  double active_parameters = 0;  // those that one token uses: fewer in a mixture of experts
 };
 
 // How much of an output that it has sent to the next stage a rank keeps until the backward. `part`: where

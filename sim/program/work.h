@@ -44,12 +44,11 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors);
 // The pairs within documents, in one head of a sequence. Kernels compute each document by itself, in tiles of queries.
 // The last tile of a document is not full but takes the time of a full one.
 struct DocumentPairs {
-  double counted = 0;    // as AttendedPairs::counted
-  double rectangle = 0;  // the pairs without the causal mask, of the queries that see any key
-  double queries = 0;    // the queries that see any key
-  // Queries and pairs that last tiles compute beyond the ends of documents.
-  double idle_queries = 0, idle_pairs = 0;
-  double longest = 0;  // largest number of keys in a document
+  double counted = 0;                       // as AttendedPairs::counted
+  double rectangle = 0;                     // the pairs without the causal mask, of the queries that see any key
+  double queries = 0;                       // the queries that see any key
+  double idle_queries = 0, idle_pairs = 0;  // computed by last tiles beyond the ends of documents
+  double longest = 0;                       // largest number of keys in a document
   void add(const DocumentPairs& other, double times);
 };
 // `ends`: the ends of the sequence's documents (PackedSequences::ends_of). REQUIRES: op.causal.

@@ -13,8 +13,7 @@
 
 namespace orrery {
 
-// NaN: the report has no such value.
-using ColumnValue = std::variant<double, std::int64_t, bool, std::string_view>;
+using ColumnValue = std::variant<double, std::int64_t, bool, std::string_view>;  // NaN: the report has none
 
 struct ReportColumn {
   std::string name;  // "step_seconds", "memory_fits", "exposed_tensor_communication_seconds"

@@ -33,8 +33,7 @@ std::string markdown_grid(std::span<const Column> columns, const std::vector<std
 
 // Both write control characters as escapes (sim/base/one_line.h), except tabs and line breaks.
 std::string xml_text(std::string_view text);  // escaped for XML text and attributes
-// Quoted by RFC 4180; a ' precedes text that a spreadsheet would take for a formula.
-std::string csv_text(std::string_view text);
+std::string csv_text(std::string_view text);  // quoted by RFC 4180; ' before text that looks like a formula
 
 // The distance between ticks on an axis: 1, 2 or 5 times a power of ten, such that at most `most` ticks lie within
 // `span`.

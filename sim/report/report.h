@@ -49,8 +49,7 @@ struct StageReport {
   double in_flight_micro_batches = 0;  // at the memory peak
   TimeBreakdown time;
   MemoryBreakdown memory;
-  // Discrete-event engine: the ranks of the class that wait least, whose times these are. Otherwise empty.
-  std::string who;
+  std::string who;  // discrete-event: ranks of the class that wait least, whose times these are; else empty
 };
 
 // Kernels without a measured efficiency nearby.
@@ -126,8 +125,7 @@ struct Timeline {
   std::int64_t slots_with_ops = 0;
   // Discrete-event engine: by stage, the ranks whose intervals these are: "every rank", "stage 3, rank 13".
   std::vector<std::string> stages;
-  // Discrete-event engine: other ranks that the report names, at most kMostRankTracks.
-  std::vector<RankTrack> ranks;
+  std::vector<RankTrack> ranks;  // discrete-event: other named ranks, at most kMostRankTracks
   std::vector<Arrow> arrows;
   std::vector<MemorySample> memory;
 };
@@ -137,12 +135,11 @@ struct Timeline {
 struct LinkReport {  // links of one kind, or a single one
   std::string name;  // "nic", "node3.nic2.out"
   std::int64_t links = 1;
-  double bytes_per_second = 0;  // of each link; for a slowed link its mean rate
-  double bytes = 0;             // bytes carried in the step, mean over the links
-  double busiest_bytes = 0;     // bytes carried by the busiest link
-  double busy_seconds = 0;      // of the busiest link: time for which it carried anything
-  // The busiest link's mean share of its rate over the step, protocol overheads included.
-  double utilisation = 0;
+  double bytes_per_second = 0;    // of each link; for a slowed link its mean rate
+  double bytes = 0;               // bytes carried in the step, mean over the links
+  double busiest_bytes = 0;       // bytes carried by the busiest link
+  double busy_seconds = 0;        // of the busiest link: time for which it carried anything
+  double utilisation = 0;         // of the busiest link: mean share of its rate, protocol overheads included
   std::vector<double> over_time;  // of the busiest link: `utilisation` in kLinkBins equal parts of the step
 };
 inline constexpr std::size_t kLinkBins = 100;
@@ -163,8 +160,7 @@ struct CriticalPathPart {
 struct WaitReport {
   std::string who, for_whom, op;
   double times = 0, seconds = 0;
-  // Number of kinds of ranks other than `who` that wait as long at the same op, for the same ranks or others.
-  std::int64_t alike = 0;
+  std::int64_t alike = 0;  // other kinds of ranks that wait as long at the same op, for the same ranks or others
 };
 struct DiscreteEventReport {
   std::string fidelity;                      // "steady-flow" or "step-exact"

@@ -15,7 +15,7 @@ struct TableStyle {
 // `title`: lines that say what was simulated. Ends with a newline.
 std::string report_table(const Report& report, const std::vector<std::string>& title, TableStyle style);
 
-// Labels of two reports that are shown side by side.
+// Two reports side by side, and the terms that make the difference.
 struct ComparisonNames {
   std::string a = "A", b = "B";
 };

@@ -30,10 +30,9 @@ struct SearchRequest {
   bool all = false, exhaustive = false;
   std::int64_t top = 10, threads = 0;  // threads: 0 means as many as the machine has
   double front = SearchOptions{}.front;
-  std::optional<double> network_within_percent;  // computes SearchAnswer::network
-  // If it selects the discrete-event engine: the listed plans are also simulated with it.
-  std::optional<SimulationOptions> engine_of_listed;
-  std::vector<std::string> calibrations;  // the user's files
+  std::optional<double> network_within_percent;       // computes SearchAnswer::network
+  std::optional<SimulationOptions> engine_of_listed;  // discrete-event: simulates the listed plans, too
+  std::vector<std::string> calibrations;              // the user's files
   std::function<void(const SearchProgress&)> progress{};
   // Called if no plan fits, before the search for remedies, which takes longer.
   std::function<void(const struct SearchAnswer&)> nothing_fits{};

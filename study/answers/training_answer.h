@@ -14,8 +14,7 @@ namespace orrery {
 
 struct TrainingRequest {
   std::int64_t steps = 1;
-  // Keeps the outcomes of steps, and the training once it is complete; empty: none.
-  std::string database;
+  std::string database;  // keeps outcomes of steps, and the completed training; empty: none
   EngineChoice engine;
   std::function<void(std::int64_t done, std::int64_t predicted)> progress;
 };

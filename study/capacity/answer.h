@@ -29,11 +29,10 @@ struct Spread {
 
 // A candidate's failures, in closed form and simulated event by event.
 struct FailureStudy {
-  std::size_t candidate = 0;   // index into CapacityAnswer::candidates
-  double seconds_between = 0;  // between failures of the job; infinite: none
-  double stall_seconds = 0;    // for which training waits for a checkpoint
-  // Between checkpoints; 0: there is no such interval.
-  double young_seconds = 0, daly_seconds = 0, optimal_seconds = 0;
+  std::size_t candidate = 0;                                        // index into CapacityAnswer::candidates
+  double seconds_between = 0;                                       // between failures of the job; infinite: none
+  double stall_seconds = 0;                                         // for which training waits for a checkpoint
+  double young_seconds = 0, daly_seconds = 0, optimal_seconds = 0;  // between checkpoints; 0: none
   RunOutcome closed;
   Spread simulated_wall_seconds, simulated_ettr, simulated_failures;
 };

@@ -21,9 +21,8 @@ struct Budget {
 // A cluster that is available in several sizes.
 struct CandidateCluster {
   std::string name;
-  std::string pointer;  // its place in the document: "/candidates/0"
-  // The scenario, whatever its size. Empty: the step's seconds are given, and `whole` is complete.
-  std::optional<Scenario> pattern;
+  std::string pointer;                      // its place in the document: "/candidates/0"
+  std::optional<Scenario> pattern;          // of any size; empty: step seconds are given, and `whole` is complete
   std::vector<std::int64_t> devices;        // sizes to try, ascending
   std::optional<std::int64_t> spare_nodes;  // empty: the number that makes the training cheapest
   bool checkpoint_bytes_given = false;      // false: they follow from model and optimizer

@@ -7,12 +7,10 @@
 namespace orrery {
 
 struct NetworkNeed {
-  // Per NIC: the smallest rate, to 1 %, at which the step takes at most `allowed` longer (a share).
-  double bytes_per_second = 0;
+  double bytes_per_second = 0;      // per NIC: the least, to 1 %, with which the step takes at most `allowed` longer
   double nic_bytes_per_second = 0;  // the cluster's rate
   double allowed = 0;
-  // False: the step uses one node only, or even a thousandth of the rate does not slow it by that much.
-  bool any = true;
+  bool any = true;  // false: a single node, or a thousandth of the rate is still enough
 };
 
 // By the analytical engine. All other properties of the network, latencies included, stay the same. Throws InputError.

@@ -34,9 +34,8 @@ struct SearchProgress {
 };
 
 struct SearchOptions {
-  std::size_t top = 10;  // number of plans wanted
-  // The front of time and memory contains plans that take at most this many times the best plan's time.
-  double front = 1.1;
+  std::size_t top = 10;          // number of plans wanted
+  double front = 1.1;            // plans on the front take at most this many times the best plan's time
   bool exhaustive = false;       // evaluate every plan
   bool leanest = true;           // find SearchResult::leanest, which may need a search of its own
   double most_memory_bytes = 0;  // of a device; 0: its capacity
@@ -57,11 +56,10 @@ struct FoundPlan {
 struct SearchResult {
   std::uint64_t considered = 0;  // plans looked at: the sum of the next four counts
   std::uint64_t evaluated = 0;
-  std::uint64_t too_slow = 0, too_large = 0;  // skipped because of the bounds
-  std::uint64_t refused = 0;                  // plans that cannot be laid out
-  std::uint64_t feasible = 0;                 // evaluated plans that fit
-  // Share by which bounds were lowered until all held; 1: no bounds were used.
-  double bound_slack = 0;
+  std::uint64_t too_slow = 0, too_large = 0;      // skipped because of the bounds
+  std::uint64_t refused = 0;                      // plans that cannot be laid out
+  std::uint64_t feasible = 0;                     // evaluated plans that fit
+  double bound_slack = 0;                         // share by which bounds were lowered until all held; 1: none used
   bool bounds_held = true;                        // in the search that gave this result
   std::vector<FoundPlan> best;                    // at most SearchOptions::top, fastest first
   std::vector<FoundPlan> front;                   // fastest first; each needs less memory than those before it

@@ -25,8 +25,7 @@ struct MemoAlpha {
   double whole_bytes = 0, other_bytes = 0;
   double layer_seconds = 0;     // forward of a layer that copies nothing
   double bytes_per_second = 0;  // to the host, per device while all devices of the node copy
-  // Per node: at alpha 0, at alpha 1, and the capacity.
-  double least_host_bytes = 0, most_host_bytes = 0, host_capacity_bytes = 0;
+  double least_host_bytes = 0, most_host_bytes = 0, host_capacity_bytes = 0;  // of a node, at alpha 0 and 1
 
   // hidden(): the largest alpha whose copies take no longer than the next layer's forward. room(): the largest alpha
   // for which host memory has room; 1 if its capacity is unknown. Above 1: there is slack. Below 0: not even alpha 0
@@ -36,9 +35,8 @@ struct MemoAlpha {
   // The smaller of the two, limited to [0, 1] and rounded down to thousandths.
   double chosen() const;
 
-  std::vector<StepByAlpha> steps;  // by the engine: alpha in steps of 1/8, and the chosen one; ascending
-  // The fastest that fits, the first of equal ones; if none fits, the fastest of all.
-  const StepByAlpha& fastest() const;
+  std::vector<StepByAlpha> steps;      // by the engine: alpha in steps of 1/8, and the chosen one; ascending
+  const StepByAlpha& fastest() const;  // that fits, the first of equal ones; if none fits, the fastest of all
 };
 
 // `evaluate`: the engine. Throws InputError ("--explain") for plans without memo, and if no stage has a layer that

@@ -49,12 +49,11 @@ struct GradientPieces {
 };
 
 struct PipelineDegrees {
-  std::string layer;  // name of the piece
-  // In the forward; an all-to-all is a dispatch or a combine.
-  ProfiledTime all_to_all, all_gather, reduce_scatter, experts;
-  std::vector<fsmoe::PipelinedLayer> forward, backward;   // by element of fsmoe::kDegrees
-  fsmoe::PipelinedLayer chosen_forward, chosen_backward;  // if no gradients are reduced during the layer
-  std::vector<StepByDegrees> steps;                       // the degrees of fsmoe::kDegrees that the schedule has
+  std::string layer;                                             // name of the piece
+  ProfiledTime all_to_all, all_gather, reduce_scatter, experts;  // in the forward; all_to_all: a dispatch or a combine
+  std::vector<fsmoe::PipelinedLayer> forward, backward;          // by element of fsmoe::kDegrees
+  fsmoe::PipelinedLayer chosen_forward, chosen_backward;         // if no gradients are reduced during the layer
+  std::vector<StepByDegrees> steps;                              // the degrees of fsmoe::kDegrees that the schedule has
   GradientPieces gradients;
 
   const StepByDegrees& fastest() const;  // the first of equal ones

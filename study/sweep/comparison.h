@@ -12,8 +12,7 @@ namespace orrery {
 
 struct SweepComparisonOptions {
   std::vector<std::string> figures{"step_seconds", "memory_peak_bytes", "memory_fits"};  // columns of both databases
-  // A number has moved if |b / a - 1| is more; a flag or a text if it differs.
-  double threshold = 0.01;
+  double threshold = 0.01;  // a number has moved if |b / a - 1| is more; a flag or a text if it differs
 };
 
 // The figure of a point; monostate if the point has no result.
@@ -29,8 +28,7 @@ struct MovedFigure {
 struct FigureChanges {
   std::string figure;
   std::int64_t moved = 0;
-  // Over all points that have it on both sides; 0 if it is not a number.
-  double lowest = 0, median = 0, highest = 0;
+  double lowest = 0, median = 0, highest = 0;  // over all points with it on both sides; 0 if no number
 };
 
 struct ComparedSweeps {

@@ -31,8 +31,7 @@ struct SweepAxis {
   // The axis exists where all conditions hold. A condition holds if any of the named axes has one of the marked
   // choices. Elsewhere its fields have the scenario's values.
   struct Condition {
-    // Index of an earlier axis, and by choice whether it counts.
-    std::vector<std::pair<std::size_t, std::vector<bool>>> any_of;
+    std::vector<std::pair<std::size_t, std::vector<bool>>> any_of;  // earlier axis; by choice, if it counts
   };
   std::vector<Condition> conditions;
 };

@@ -34,8 +34,7 @@ struct TrainingOptions {
   SimulationOptions simulation{};
   std::uint64_t digest = 0;        // of the scenario, the engine and other inputs of outcomes
   KnownOutcomes* known = nullptr;  // extended with new outcomes; null: none are known
-  // Called for each outcome that was not known.
-  std::function<void(std::uint64_t key, const StepOutcome&)> found{};
+  std::function<void(std::uint64_t key, const StepOutcome&)> found{};  // for each new outcome
   std::function<void(std::int64_t done, std::int64_t predicted)> progress{};
 };
 

@@ -43,10 +43,9 @@ void sort_worst_first(std::vector<const PredictedPoint*>& points);
 // a step time or a memory peak (these ran), from measured sources.
 struct FitsConfusion {
   std::size_t fits_as_predicted = 0, fails_as_predicted = 0;
-  std::size_t wrongly_fits = 0;   // predicted to fit, but ran out of memory
-  std::size_t wrongly_fails = 0;  // ran, predicted not to fit
-  // Both kinds, sorted by the distance of the predicted peak from the capacity.
-  std::vector<const PredictedPoint*> wrong;
+  std::size_t wrongly_fits = 0;              // predicted to fit, but ran out of memory
+  std::size_t wrongly_fails = 0;             // ran, predicted not to fit
+  std::vector<const PredictedPoint*> wrong;  // both kinds, by the distance of the peak from the capacity
   // The number of wrong ones whose predicted peak is more than kFitsMargin away from the capacity.
   std::size_t wrong_beyond_margin = 0;
 };

@@ -59,9 +59,8 @@ struct PublishedPoint {
   std::string table;  // points that differ only in their configuration share one; may be empty
   std::string quality;
   Quantity quantity = Quantity::step_seconds;
-  double value = 0;  // in the quantity's unit; fits: 1 or 0
-  // Number of steps of which it is the mean, from workload.step on, with different documents.
-  std::int64_t steps = 1;
+  double value = 0;        // in the quantity's unit; fits: 1 or 0
+  std::int64_t steps = 1;  // it is their mean, from workload.step on; their documents differ
   std::string published_metric, published_unit;
   double published_value = 0;
   std::vector<std::string> assumptions;  // sentences

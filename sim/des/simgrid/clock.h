@@ -283,8 +283,7 @@ class Clock {
     current_ = &region;
     region.now = std::max(region.now, outside_.now);
     for (;;) {
-      // More become ready during the loop.
-      for (std::size_t next = 0; next < region.ready.size(); ++next) region.ready[next].resume();
+      for (std::size_t next = 0; next < region.ready.size(); ++next) region.ready[next].resume();  // more get ready
       region.ready.clear();
       double due = 0;
       const bool ahead = &region != &outside_ && region.waits_outside == 0;

@@ -30,8 +30,7 @@ struct Work {
   Work* instance = nullptr;                            // the first node of the same instance of the block
   Work *compute_before = nullptr, *trigger = nullptr;  // must be done before this; must have started before this
   Work *entry = nullptr, *other_entry = nullptr;       // those that write the previous instance's output
-  // The copy from the buffer that the instance takes over (Op::buffers); it must be done before this.
-  Work* buffer = nullptr;
+  Work* buffer = nullptr;  // the copy from the buffer that it takes over (Op::buffers); must be done before
   double seconds = 0;
   double issued = -1, host_end = -1;  // by the host; -1: no constraint
   std::uint32_t name = 0;             // index into JobPlan::ops
@@ -142,14 +141,10 @@ struct ClassRun : Self {
   int collectives = 0;    // number of collectives that run beside the kernels
   bool in_kernel = false;
   bool finished = false;
-  // By group class and stream: number of meetings so far.
-  std::vector<std::pair<std::uint64_t, std::size_t>> met;
-  // By exchange: index of its record, from 1; 0: none.
-  std::vector<std::uint32_t> exchange_rows;
-  // By exchange: (class waited for, index of the record).
-  std::vector<std::vector<std::pair<std::uint32_t, std::uint32_t>>> wait_rows;
-  // By perturbation with jitter.
-  std::vector<std::mt19937_64> jitter;
+  std::vector<std::pair<std::uint64_t, std::size_t>> met;  // by group class and stream: meetings so far
+  std::vector<std::uint32_t> exchange_rows;                // by exchange: its record's index from 1; 0: none
+  std::vector<std::vector<std::pair<std::uint32_t, std::uint32_t>>> wait_rows;  // by exchange: (for whom, record)
+  std::vector<std::mt19937_64> jitter;                                          // by perturbation with jitter
   std::vector<const Perturbation*> jitter_of;
   ClassOutcome out;
   // Intervals (from, until), disjoint, in which a collective waited for another stage.
