@@ -45,9 +45,8 @@ inline constexpr double kMostTimelineWorks = 2e6;
 struct DiscreteEventOptions {
   Fidelity fidelity = Fidelity::steady_flow;
   Routing routing = Routing::automatic;
-  std::int64_t chunks =
-      // Step-exact: number of chunks that chains and trees pass on one by one; 0: NCCL's slices (512 KiB per channel).
-      0;
+  // Step-exact: number of chunks that chains and trees pass on one by one; 0: NCCL's slices (512 KiB per channel).
+  std::int64_t chunks = 0;
   bool fold = true;  // false simulates every rank and link, as a check
   // Number of works (see most_works) beyond which a run is simplified; infinite: never. Collectives then run in
   // lockstep, if that saves half of the ranks: all edges of a group with equal bytes run at the rate of the slowest,

@@ -19,8 +19,8 @@ struct Device {
   std::string vendor;
   std::string architecture;  // "Ampere", "Hopper", "CDNA2"
   std::string source;
-  std::array<double, kDtypes>
-      peak_flops_per_second{};         // dense, by Dtype (fp32: the rate matmuls get, TF32 if `tf32`); 0: none
+  // Dense, by Dtype (fp32: the rate that matmuls get, TF32 if `tf32`); 0: none.
+  std::array<double, kDtypes> peak_flops_per_second{};
   bool tf32 = false;                   // fp32 matmuls run in TF32
   double vector_flops_per_second = 0;  // fp32 rate outside the matrix units
   double memory_bytes = 0;             // usable capacity as the driver reports it
@@ -65,8 +65,8 @@ struct Node {
   std::int64_t devices_per_host = 0;  // of one operating system, if the node is a rack of hosts (NVL72); 0: all
   IntraFabric intra = IntraFabric::nvswitch;
   double intra_bytes_per_second = 0;  // per device and direction over the scale-up fabric
-  double pair_bytes_per_second =
-      0;  // between two devices alone (direct_mesh: of a single link, the slowest pair); 0: as intra
+  // Between two devices alone (direct_mesh: over a single link, that of the slowest pair); 0: as intra.
+  double pair_bytes_per_second = 0;
   bool in_switch_reduction = false;  // NVLink SHARP
   double pcie_bytes_per_second = 0;  // host link, per device (PCIe, NVLink-C2C); 0: the device's
   std::int64_t devices_per_pcie_switch = 2;
@@ -131,8 +131,8 @@ struct Cluster {
   Node node;
   std::int64_t nodes = 1;
   Fabric fabric;
-  bool production =
-      false;  // shared with other jobs, and kept as production clusters are (study/prediction/production.h)
+  // Shared with other jobs, and operated as production clusters are (study/prediction/production.h).
+  bool production = false;
   NodePlacement placement;
 
   std::int64_t devices() const { return nodes * node.devices; }

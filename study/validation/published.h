@@ -71,8 +71,8 @@ struct PublishedPoint {
   std::string memory_explanation;        // of a wrong prediction whether it fits
   // Some points that are not predicted are published in a unit that no quantity has. Their value is 0.
   bool has_value() const { return value > 0 || quantity == Quantity::fits; }
-  std::shared_ptr<const nlohmann::json>
-      scenario;  // whole, the file's models and clusters written out; null: not predicted
+  // Complete, including the file's models and clusters; null: not predicted.
+  std::shared_ptr<const nlohmann::json> scenario;
 };
 
 struct PublishedSource {
