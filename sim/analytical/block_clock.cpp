@@ -8,14 +8,14 @@ namespace orrery {
 namespace {
 
 constexpr auto kCompute = static_cast<std::size_t>(Stream::compute);
-constexpr int kHost = kStreams;      // as the cause of a wait
+constexpr int kHost = kStreams;      // the cause of a wait for the host
 constexpr double kRounding = 1e-14;  // relative to the time since the line's start
 
 constexpr Account waiting_for(int cause) {
   return cause == kHost ? kHostIssue : waiting_for(static_cast<Stream>(cause));
 }
 
-// Of the streams whose work slows kernels beside it.
+// Number of streams whose work slows kernels that run at the same time.
 constexpr std::size_t kFabricStreams = std::count_if(kStreamRows.begin(), kStreamRows.end(), [](const StreamRow& row) {
   return row.occupies == Occupies::fabric;
 });
@@ -27,7 +27,7 @@ constexpr std::array<std::size_t, kFabricStreams> fabric_streams() {
   return streams;
 }
 
-// Where levels of the fabric are shared: what is served in a queue of it.
+// Whether a node is served in a queue of the shared fabric, if levels are shared.
 constexpr bool is_queued(const ClockNode& node) {
   return node.stream != Stream::compute && (node.moves || row_of(node.stream).occupies == Occupies::fabric);
 }
@@ -92,8 +92,8 @@ void LineClock::trace_wait(double begin, double end, Account account) {
   if (end > begin) traced_->push_back({.account = account, .begin = begin, .end = end});
 }
 
-// A node's kernels one after the other; each waits until the host has issued it where that bounds the node, and is
-// slowed with the node elsewhere.
+// Records a node's kernels one after the other. If the host bounds the node, each kernel waits until the host has
+// issued it; otherwise the kernels share the node's slow-down.
 void LineClock::trace_kernels(const BlockCode& code, std::size_t k, std::int64_t instances, double begin, double end,
                               double seconds) {
   const ClockNode& node = code.nodes[k];
@@ -118,7 +118,7 @@ void LineClock::trace_kernels(const BlockCode& code, std::size_t k, std::int64_t
     traced_->push_back({&code, static_cast<std::uint16_t>(i), instances, node.stream, kHostIssue, time, until});
     time = until;
   }
-  traced_->back().end = end;  // the same but for rounding
+  traced_->back().end = end;  // equal except for rounding
 }
 
 void LineClock::trace_queued(const BlockCode& code, const ClockNode& node, std::int64_t instances,
@@ -165,7 +165,7 @@ double LineClock::overlap_seconds(double start, double seconds) {
     const SharedFabric::Stretch busy = fabric_.busy(start, start + seconds * (1 + slowdown_));
     from = std::min(from, busy.from);
     until = std::max(until, busy.until);
-    // The backlog that the line found on the streams ends at some time, which may lie behind this kernel.
+    // The backlog that the line found on the streams ends at some time, possibly after this kernel.
     if (Record && found_work_)
       for (const std::size_t s : kStreamsOfFabric) slacks_.push_back(std::abs(fabric_.end(s) - start));
   } else {
@@ -175,7 +175,7 @@ double LineClock::overlap_seconds(double start, double seconds) {
       until = std::max(until, s_.free[s]);
     }
   }
-  const double beside = seconds - (from - start);  // what remains to be done when the collective is there
+  const double beside = seconds - (from - start);  // seconds of work left when the collective starts
   const double room = (until - from) / (1 + slowdown_);
   if constexpr (Record) {
     slacks_.push_back(std::abs(until - start));
@@ -185,7 +185,8 @@ double LineClock::overlap_seconds(double start, double seconds) {
   return std::max(0.0, std::min(beside, room)) * slowdown_;
 }
 
-// When a node may start, by what it waited for last; and when what it depends on part by part has ended.
+// The time at which a node may start, by the last of its dependencies; and the time at which dependencies that are met
+// part by part have ended.
 struct LineClock::Start {
   double time = 0, tail = 0;
   int cause = 0, tail_cause = 0;
@@ -227,7 +228,7 @@ template <bool Record, bool Shared>
   return start;
 }
 
-// On the compute stream; returns its end. `seconds`: alone, then as they were.
+// Runs a node on the compute stream and returns its end. `seconds`: on entry alone, on return with all slow-downs.
 template <bool Record, bool Shared>
 [[gnu::always_inline]] inline double LineClock::run_on_compute(const BlockCode& code, const ClockNode& node,
                                                                std::int64_t instances, Start& start, double& seconds) {
@@ -257,7 +258,7 @@ template <bool Record, bool Shared>
   return end;
 }
 
-// When the block's output is there: from there the next instance takes it.
+// The time at which the block's output is ready for the next instance.
 template <bool Record, bool Shared>
 [[gnu::always_inline]] inline void LineClock::hand_on(const BlockCode& code) {
   double exit = -1;
@@ -304,7 +305,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
       end_[k] = first_part_[k] = ahead_slot(index)[prefetched++];
       continue;
     }
-    end_[k] = first_part_[k] = 0;  // if it does not run: nothing to wait for
+    end_[k] = first_part_[k] = 0;  // it does not run: others need not wait for it
     if ((node.when & when_) == 0 || (node.once && index != once_at_)) continue;
     double seconds = node.seconds, last_seconds = node.last_seconds;
     std::int64_t instances = 1;
@@ -430,14 +431,14 @@ void LineClock::walk(const LineItem& item, std::int64_t base) {
     return;
   }
   const std::int64_t count = item.count;
-  // The last instances differ: they start other pieces ahead, or nothing, and end the norm.
+  // The last instances differ from the others: they issue other pieces ahead, or none, and end the norm.
   const std::int64_t margin = std::max<std::int64_t>(order_.longest, 1);
-  // Instances after which the state may repeat: buckets fill; and streams that wait for each other across instances
-  // may take turns (the cyclicity of a max-plus system), so longer periods are tried when one shows no steady advance.
+  // The state may repeat after this many instances: buckets fill. Streams that wait for each other across instances may
+  // take turns (the cyclicity of a max-plus system), so longer periods are tried if a period shows no steady advance.
   std::int64_t multiple = 1, period = item.code->period;
   constexpr int kPatience = 4;  // periods of one length
   std::int64_t at = 0;
-  int known = 0;  // periods in a row, of which the state after the last three is in x0, x1, x2
+  int known = 0;  // periods in a row; the state after the last three is in x0, x1, x2
   while (at < count) {
     if (!jump_ || count - at - margin < (known < 3 ? 4 - known : 1) * period) {
       instance<false, Shared, false>(item, at++, base);
@@ -469,7 +470,7 @@ template <bool Shared, bool Traced>
 void LineClock::walk_line() {
   if (all_ahead_) {
     for (std::int64_t i = 0; i < order_.length; ++i) issue_prefetched<Shared, Traced>(i, 1, IssueAhead::kAny, 0);
-    s_.host = std::max(s_.host, s_.free[kCompute]);  // then it waits for the input, too
+    s_.host = std::max(s_.host, s_.free[kCompute]);  // the host waits for the input, too
   } else {
     order_.at_beginning(
         [&](std::int64_t target, int least, int most) { issue_prefetched<Shared, Traced>(target, least, most, 0); });

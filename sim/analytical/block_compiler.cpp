@@ -17,7 +17,7 @@ Account account_of(const Op& op, BlockKind kind) {
   return is_attention(op.kind) ? kAttention : kMemoryBound;
 }
 
-// What an op reads or writes by slots of experts; null: nothing.
+// The first operand or result with slots of experts; null: none.
 const Tensor* rows_of_experts(const Op& op, std::span<const Tensor> tensors) {
   for (const TensorId id : op.reads)
     if (id != kNoTensor && tensors[id].find(Axis::slots) > 0) return &tensors[id];
@@ -25,7 +25,7 @@ const Tensor* rows_of_experts(const Op& op, std::span<const Tensor> tensors) {
     if (id != kNoTensor && tensors[id].find(Axis::slots) > 0) return &tensors[id];
   return nullptr;
 }
-// Which chunks of its storage a tensor is; all where it is no view of some.
+// The chunks of its storage that a tensor holds: all of them unless it is a view of some.
 struct ChunkRange {
   std::int64_t begin = 0, end = std::numeric_limits<std::int64_t>::max();
   bool meets(const ChunkRange& other) const { return begin < other.end && other.begin < end; }
@@ -48,7 +48,7 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
   const Op& op = code.ops[to];
   const bool on_compute = op.stream == Stream::compute;
   const bool waits = waits_for_compute(op);
-  // A wait that not every line passes may not stand for later ones.
+  // A wait that only some lines pass cannot replace later waits.
   const bool always = op.when == When::every_micro_batch && op.every == 1 && op.covers == Covers::own;
   const auto add = [&](std::int32_t from) {
     const Op& producer = code.ops[static_cast<std::size_t>(from)];
@@ -62,7 +62,7 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
   const auto depend = [&](TensorId id) {
     const TensorId root = context.root[id];
     std::int32_t compute = last_compute_[root], other = last_other_[root];
-    // Chunks, a dimension behind that of experts, wait for their own writers alone.
+    // A chunk (a dimension after that of experts) waits only for its own writers.
     if (code.piece->tensors[id].axes[1] == Axis::chunks) {
       const std::span<const Tensor> tensors = code.piece->tensors;
       const ChunkRange read = chunks_of(tensors, id);
@@ -74,7 +74,7 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
           if (last == kNobody && read.meets(chunks_of(tensors, w))) last = static_cast<std::int32_t>(i);
         }
     }
-    if (compute != kNobody && !on_compute && !waits) add(compute);  // else after the kernels issued before it anyway
+    if (compute != kNobody && !on_compute && !waits) add(compute);  // otherwise it runs after these kernels anyway
     if (other != kNobody) add(other);
     if (compute == kNobody && other == kNobody && entry != kNoTensor && root == context.root[entry]) {
       if ((entry_waited_ & bit_of(op.stream)) != 0) return;
@@ -82,8 +82,8 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
       links_.push_back({BlockCode::kEntry, static_cast<std::uint16_t>(to)});
     }
   };
-  // What the instance before has left is there before the first kernel of this one starts, and its stream does not come
-  // to it earlier: pieces stand behind what such a kernel has made.
+  // For a piece of the instance before: that instance's tensors are ready before the first kernel of this one starts,
+  // and the stream does not reach the op earlier, because pieces come after an op that reads such a kernel's result.
   if (op.covers == Covers::before) return;
   for (TensorId id : op.reads)
     if (id != kNoTensor) depend(id);
@@ -189,7 +189,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     felt_on(cost.on_neighbours, FabricLevel::neighbours);
   }
   cut_before(code.ops.size());
-  // Stacks capture forwards and backwards. The optimizer's few kernels are issued as without graphs.
+  // Stacks capture forwards and backwards. The optimizer's few kernels are issued without graphs.
   if (runtime.cuda_graphs && !is_of_update(kind) && !code.nodes.empty())
     code.graph_host_seconds = runtime.host_seconds_per_op;
 }
@@ -236,7 +236,7 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
 
   if (!find_ahead_(code.ops, context.root, entry, ahead_)) ahead_.clear();
 
-  // Collectives of the gradient norm itself come after the first norm and run once for all instances.
+  // Collectives of the gradient norm come after the first norm, and run once for all instances.
   once_from_ = n;
   if (kind == BlockKind::norm)
     for (std::size_t i = n; i-- > 0;)
@@ -245,7 +245,7 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   for (std::size_t i = 0; i < n; ++i) {
     const Op& op = code.ops[i];
     code.costs[i] = context.costs->cost(op, piece.tensors, op.every == kAllInstances ? 1 : op.every);
-    if (code.costs[i].absent) {  // a collective of one rank: its result is its operand
+    if (code.costs[i].absent) {  // a collective over one rank: its result is its operand
       if (op.reads[0] == kNoTensor || op.writes[0] == kNoTensor) continue;
       const TensorId from = context.root[op.reads[0]], to = context.root[op.writes[0]];
       last_compute_[to] = last_compute_[from];

@@ -14,8 +14,8 @@
 namespace orrery {
 namespace {
 
-// What a stream has left behind a line that was clocked with so much carried into it, if it is `before` instead; no
-// less than what it leaves with nothing before it.
+// The seconds of work that a stream has left after a line, if it starts with `before` seconds of work instead of the
+// backlog with which the line was clocked; at least the seconds that it leaves with no backlog.
 double left_behind(const LineResult& l, const LineResult& first, std::size_t stream, double before) {
   const double least = std::max(0.0, first.stream_end[stream] - first.seconds);
   return std::max(least, l.stream_end[stream] - l.seconds + before - l.carried[stream]);
@@ -25,7 +25,7 @@ void add(Accounts& to, const Accounts& from, double times) {
   for (std::size_t i = 0; i < to.size(); ++i) to[i] += times * from[i];
 }
 
-// The part of the one's seconds of use, by such blocks, during which the other is there.
+// The share of `own`'s seconds of network use in blocks of this kind during which `other` uses the network, too.
 double meeting(std::span<const NetworkUse> own, BlockKind kind, std::span<const NetworkUse> other) {
   double used = 0, met = 0;
   auto o = other.begin();
@@ -125,7 +125,7 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
     r.walk_pipeline(program);
     r.finish_stages(program);
   }
-  report = {};  // also of what callers add: nothing of the plan before stays
+  report = {};  // including fields that callers add: nothing of the plan before remains
   report.engine = "analytical";
   report.routing = routing_of(program.loads);
   report.documents = documents_of(program);
@@ -253,8 +253,8 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
   }
 }
 
-// Stages lie alike if their first ranks have the same place in their nodes, and so have those of the stages beside
-// them, as far as there are any.
+// Stages lie alike if their first ranks have the same place in their nodes, and the same holds for the neighbouring
+// stages, if there are any.
 void AnalyticalEngine::Rep::find_layouts(const Program& program) {
   for (Layout& layout : layouts) spare_layouts.push_back(std::move(layout));
   layouts.clear();
@@ -263,7 +263,7 @@ void AnalyticalEngine::Rep::find_layouts(const Program& program) {
   if (stages_lie_alike(mesh, cluster.node)) return;
   stage_spans.set_mesh(mesh, cluster.node);
   const std::int64_t stages = mesh.size(MeshAxis::pp), stride = mesh.stride(MeshAxis::pp);
-  const std::int64_t reach = (per_node - 1) / stride + 1;  // stages that may begin in the node of one
+  const std::int64_t reach = (per_node - 1) / stride + 1;  // number of stages that may begin in one node
   const auto alike = [&](std::int64_t a, std::int64_t b) {
     return a * stride % per_node == b * stride % per_node && std::min(a, reach) == std::min(b, reach) &&
            std::min(stages - a, reach + 1) == std::min(stages - b, reach + 1);
@@ -285,11 +285,11 @@ void AnalyticalEngine::Rep::find_layouts(const Program& program) {
   }
 }
 
-// Stages that share NICs slow each other while both use them. When that is follows from how long all takes, and so on.
-// False: they do not, or nothing changes any more.
+// Stages that share NICs slow each other down while both use them. When they use them depends on how long everything
+// takes; this is iterated. Returns false if no stages share NICs or nothing changes any more.
 bool AnalyticalEngine::Rep::share_nics(const Program& program, int round) {
   constexpr int kSharingRounds = 4;
-  constexpr double kSettled = 0.01;  // part of the time
+  constexpr double kSettled = 0.01;  // share of the time
   if (layouts.empty() || !clock.shares_levels() || round == kSharingRounds) return false;
   find_network_use(program);
   bool changes = false;
@@ -306,8 +306,8 @@ bool AnalyticalEngine::Rep::share_nics(const Program& program, int round) {
   return changes;
 }
 
-// Slot by slot, as a walk without others' streams has them: what a slot sends takes its time evenly, or longer than the
-// slot, behind what the slots before have left.
+// Finds network use slot by slot, from a walk without other stages' traffic. A slot's traffic is spread evenly over the
+// slot, or over a longer time if it takes longer, after the traffic that the slots before have left.
 void AnalyticalEngine::Rep::find_network_use(const Program& program) {
   const Schedule& schedule = program.schedule;
   const std::size_t stages = program.stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
@@ -315,7 +315,7 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
   static constexpr std::array<When, 3> kWhens{When::every_micro_batch, When::first_micro_batch, When::last_micro_batch};
   walk_timeline(schedule, unpaired_costs(program), pipeline, walked);
   network_use.resize(stages);
-  // Seconds, alone on the NICs: [(class of micro-batches * chunks + chunk) * kSlotKinds + kind].
+  // Seconds of traffic that is alone on the NICs: [(class of micro-batches * chunks + chunk) * kSlotKinds + kind].
   std::vector<std::array<double, kWhens.size()>> network(program.micro_batch_classes() * chunks * kSlotKinds);
   const auto add_use = [this](const Run& run, BlockKind kind, std::size_t layout, auto& seconds_by_when) {
     const BlockCode& code = pieces[run.piece].block(kind, layout);
@@ -343,7 +343,7 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
     }
     std::vector<NetworkUse>& use = network_use[s];
     use.clear();
-    // What the first forward gathers ahead needs no input (gather_while_waiting).
+    // Gathers that the first forward issues ahead need no input (gather_while_waiting).
     double ahead = 0;
     for (std::size_t chunk = 0; chunk < chunks; ++chunk)
       for (const Run& run : program.stages_of(program.class_of(0))[s][chunk].runs) {
@@ -397,7 +397,7 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
   for (std::int32_t s = 0; s <= last; ++s) {
     const std::size_t layout = layouts.empty() ? 0 : stage_layout[static_cast<std::size_t>(s)];
     std::size_t c = classes.size();
-    // Stages repeat what stands just before them, or nothing.
+    // Searched from the last class on: a stage usually equals the one before it.
     while (c > 0) {
       const std::int32_t like = classes[c - 1].first_stage;
       bool alike = classes[c - 1].layout == layout;
@@ -439,7 +439,7 @@ void AnalyticalEngine::Rep::clock_line(const Program& program, std::span<const C
   clock.run(line, when, kernels.overlap_slowdown, drain, result, true, start);
 }
 
-// `has`: which of the first and the last micro-batch there are of this chunk.
+// `has`: whether this chunk has a first and a last micro-batch.
 void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk, std::size_t layout, WhenSet has,
                                         std::array<SlotLines, kSlotKinds>& lines_of) {
   for (std::size_t k = 0; k < kSlotKinds; ++k) {
@@ -478,7 +478,7 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
         for (const ClockNode& node : item.code->nodes)
           c.sums.push_back({item.code->ops[node.op].stages - 1u, node.seconds, item.code, node.op});
     } else {
-      // Nobody waits for the host behind the reductions: it goes on issuing, as far ahead as it is.
+      // Nothing waits for the host after the reductions: it continues to issue, as far ahead as it is.
       LineStart start;
       if (part == UpdatePart::norm) start.host_seconds = std::min(0.0, c.gradients.host);
       clock_line(program, chunks, c.layout, block_of(part), kOnly, true,
@@ -490,9 +490,9 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
   }
 }
 
-// Work on asynchronous streams is served in order: a slot's ends `stream_end` after the slot began, or later by what
-// was left of the slots before. Slots are taken back to back where the waits between them were not looked for, so that
-// the tail is never taken for shorter than it is.
+// Work on asynchronous streams is served in order: a slot's work ends `stream_end` after the slot began, or later by
+// the work that earlier slots have left. If the waits between slots were not computed, slots count as back to back, so
+// that the tail is never underestimated.
 void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_class_of) {
   const Schedule& schedule = program.schedule;
   StageClass& c = classes[stage_class_of];
@@ -500,8 +500,8 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
   const auto* chunks = &lines[begin];
   const std::int64_t n = schedule.micro_batches;
   c.tail = {};
-  bool usual = !program.micro_batch_class.empty();  // that matter
-  bool began = false;  // none before the last micro-batch matters until one of its slots has such work
+  bool usual = !program.micro_batch_class.empty();  // whether they matter
+  bool began = false;  // before the last micro-batch nothing matters until one of its slots has such work
   std::array<std::size_t, kStreams> used{};         // streams with such work
   std::size_t streams = 0;
   for (std::size_t s = 0; s < kStreams; ++s) {
@@ -544,7 +544,7 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
       pass(slot);
     });
   } else {
-    // Only the first and last micro-batches matter: stretches without them pass as a whole.
+    // Only the first and the last micro-batches matter: stretches without them count as a whole.
     const auto stretch = [&](std::span<const Segment> segments, std::uint32_t shift) {
       for (const Segment& segment : segments) {
         const auto has_last = [&](const Slot& slot) {
@@ -558,7 +558,7 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
             const std::uint32_t first = slot.micro_batch + shift;
             ends_meet |= first + r == 0 || first + r + 1 == n;
           }
-          if (!ends_meet) {  // the next repeat that may hold the last micro-batch
+          if (!ends_meet) {  // the next repeat that may contain the last micro-batch
             std::uint32_t skip = segment.repeats - 1 - r;
             double seconds_of_repeat = 0;
             for (const Slot& slot : segment.pattern()) {
@@ -623,8 +623,9 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   }
 }
 
-// Finds what two slots save as a pair. Both are clocked without a backlog: what earlier slots have left slows a pair by
-// as much as it slows the two one after the other. spare_pairs_backlogs() corrects pairs that take longer.
+// Finds the time that two slots save as a pair. Both are clocked without a backlog: work that earlier slots have left
+// slows a pair by as much as it slows the two slots in sequence. spare_pairs_backlogs() corrects pairs that take
+// longer.
 void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
   pair_saves.clear();
   if (!program.schedule.pairs) return;
@@ -655,8 +656,8 @@ void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
   }
 }
 
-// A pair can take longer than its halves do alone, because one half's gathers share the fabric with what the other half
-// leaves there. Slots that carry backlogs are slowed by the same work, which is counted once.
+// A pair can take longer than its halves alone, because one half's gathers share the fabric with work that the other
+// half leaves there. Slots that carry backlogs are slowed by the same work, which must count once only.
 void AnalyticalEngine::Rep::spare_pairs_backlogs(const Program& program) {
   for (std::size_t at = 0; at < pair_saves.size(); ++at) {
     if (pair_saves[at] >= 0 || !classes[row(program, at).stage_class].carries) continue;
@@ -668,12 +669,12 @@ void AnalyticalEngine::Rep::spare_pairs_backlogs(const Program& program) {
   }
 }
 
-// Where the time of slots that pair goes: as many pairs as there are in the order of the class's first stage.
+// Books the time of paired slots, for as many pairs as the order of the class's first stage has.
 void AnalyticalEngine::Rep::account_pairs(const Program& program) {
   if (pair_saves.empty()) return;
   for (std::size_t i = 0; i < classes.size(); ++i) {
     const std::size_t first = at(program, i, 0), behind = at(program, i + 1, 0);
-    std::vector<double> paired(behind - first);  // halves
+    std::vector<double> paired(behind - first);  // by row: number of pairs; each half counts 0.5
     const StageOrder order = program.schedule.order(static_cast<std::size_t>(classes[i].first_stage));
     if (program.micro_batch_class.empty()) {
       order.for_each_pair([&](std::uint16_t forward, std::uint16_t backward, std::uint64_t times) {
@@ -693,7 +694,7 @@ void AnalyticalEngine::Rep::account_pairs(const Program& program) {
   }
 }
 
-// Every chunk by itself.
+// Clocks every chunk by itself.
 void AnalyticalEngine::Rep::clock_lines(const Program& program) {
   lines.resize(rows(program));
   seconds.resize(lines.size());
@@ -710,7 +711,7 @@ void AnalyticalEngine::Rep::clock_lines(const Program& program) {
       const Row other = row(program, i);
       return classes[other.stage_class].layout == layout && ends_of(other.of_class) == has && other.chunk == own.chunk;
     };
-    std::size_t like = 0;  // equal chunks take equal times: a virtual pipeline has many
+    std::size_t like = 0;  // equal chunks take equal times; a virtual pipeline has many
     while (like < at && !like_own(like)) ++like;
     if (like < at)
       lines[at] = lines[like];
@@ -722,8 +723,8 @@ void AnalyticalEngine::Rep::clock_lines(const Program& program) {
 void AnalyticalEngine::Rep::find_hops(const Program& program) {
   borders.find(program);
   hops.assign(borders.size(), 0);
-  // Equal hops are worked out once: every stage lies as far from the next, but for those that cross a node's border,
-  // and most hand on alike.
+  // Equal hops are computed once: every stage is at the same distance from the next, except those at a node's edge, and
+  // most borders are equal.
   const std::int64_t stride = program.mesh.stride(MeshAxis::pp), per_node = cluster.node.devices;
   leaves_node.resize(program.stages.size());
   std::int64_t in_node = 0;  // place of the stage's first rank in its node
@@ -733,7 +734,7 @@ void AnalyticalEngine::Rep::find_hops(const Program& program) {
     if (in_node >= per_node) in_node -= per_node;
   }
   const auto last = static_cast<std::int32_t>(program.stages.size()) - 1;
-  // Of the borders alike at hand: within a node, across its edge.
+  // For the current kind of border: within a node, across a node's edge.
   std::array<double, 2> known{};
   for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
     const auto crossing = [&] {
@@ -743,7 +744,7 @@ void AnalyticalEngine::Rep::find_hops(const Program& program) {
     if (q == 0 || borders.number(q) != borders.number(q - 1) || cluster.is_scattered()) known = {-1, -1};
     if (borders.stage_at(q) == borders.stage_at(q + 1)) continue;
     const std::int32_t stage = borders.behind_stage(q);
-    if (stage == last) {  // round the ring
+    if (stage == last) {  // around the ring
       hops[q] = costs.transfer_seconds(crossing(), stage);
       continue;
     }
@@ -757,7 +758,7 @@ void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
   walker.walk(program.schedule, pipeline_costs(program), pipeline);
 }
 
-// Sums over stages: their ranks wait for each other.
+// Sums over stages, whose ranks wait for each other.
 void AnalyticalEngine::Rep::sum_over_stages(const Program& program) {
   for (std::size_t g = 0; g < program.stage_groups.size(); ++g) {
     double begin = 0, took = 0;
@@ -783,7 +784,7 @@ void AnalyticalEngine::Rep::finish_stages(const Program& program) {
     ends[s].reduced = ends[s].drained + c.gradients.seconds;
     const StageClock& clock_of = pipeline.stages[s];
     const double idle = clock_of.finish - clock_of.busy_seconds - clock_of.transfer_seconds;
-    constexpr double kRounding = 1e-13;  // relative: what is left of an always busy stage
+    constexpr double kRounding = 1e-13;  // relative; the rounding error of a stage that is always busy
     ends[s].bubble = idle > kRounding * clock_of.finish ? idle : 0;
   }
   sum_over_stages(program);
@@ -857,7 +858,7 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
   report.mfu_full_attention = model.flops_per_step_full_attention / step_seconds / devices / peak;
   double recomputed = 0;
   for (const StageClass& c : classes) recomputed += c.stages * c.recompute_flops;
-  recomputed *= devices / static_cast<double>(stages);  // ranks of a stage do the same
+  recomputed *= devices / static_cast<double>(stages);  // all ranks of a stage do the same
   report.hfu = (model.executed_flops_per_step + recomputed) / step_seconds / devices / peak;
   summarise_bounding_stage(report);
   if (!kernels.measured)

@@ -1,4 +1,4 @@
-// Memory of a step: chunks from pieces, stages from what is in flight.
+// Memory of a step: chunks from pieces, and stages from the micro-batches in flight.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -52,10 +52,10 @@ void AnalyticalEngine::Rep::visit_backward(const Chunk& chunk, LentGradients of,
   visit(sum(r == of.begins ? p.backward_from_shared : p.backward_transient, lent));
 }
 
-// The transient of a slot on top of all that its micro-batch saves in the chunk: a forward has saved the instances up
-// to the one that runs; a backward and a weight gradient have freed those behind it. Along a run what is held changes
-// by the same amounts from instance to instance, so its ends are the candidates. `sent`: bytes of the output that the
-// chunk has sent on and keeps until its backward.
+// The bytes of a slot in addition to everything that its micro-batch saves in the chunk. A forward has saved the
+// instances up to the running one; a backward and a weight gradient have freed those behind it. Along a run, bytes
+// change by the same amount per instance, so that only its ends can be the maximum. `sent`: bytes of the output that
+// the chunk has sent and keeps until its backward.
 ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk, double sent) const {
   ChunkMemory m;
   Fullest fullest_side;
@@ -78,7 +78,7 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk, double sent)
     const auto n = static_cast<double>(run.count);
     const PlacedBytes through = sum(saved, p.saved, n), kept_through = sum(kept, p.saved_weight_gradient, n);
     forward.consider(sum(through, p.forward_transient));
-    // Backwards, the run's last instance comes first.
+    // In the backward, the run's last instance comes first.
     const PlacedBytes behind = sum(kept_behind, p.saved_weight_gradient, -n);
     visit_backward(chunk, lent, r, [&](const PlacedBytes& transient) {
       backward.consider(sum(sum(through, behind), transient));
@@ -93,7 +93,7 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk, double sent)
   m.transient[index(SlotKind::forward)] = sum(forward.bytes(), m.saved, -1);
   m.transient[index(SlotKind::backward)] = sum(backward.bytes(), m.saved, -1);
   m.transient[index(SlotKind::weight_gradient)] = sum(weight_gradient.bytes(), m.kept, -1);
-  // The forward's last op writes the output that is sent. In the ops before, its bytes are not there yet.
+  // The forward's last op writes the output that is sent. Before it, these bytes do not exist yet.
   m.saved.of(Place::device, Category::activation) += sent;
   m.transient[index(SlotKind::forward)].of(Place::device, Category::activation) -= sent;
   return m;
@@ -106,11 +106,11 @@ PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::s
   const Chunk &forward = row(program, forward_row).chunk, &backward = row(program, backward_row).chunk;
   const ChunkMemory &f = memory[forward_row], &b = memory[backward_row];
   const LentGradients lent = lent_gradients(backward);
-  // Bytes that the forward has saved before its current instance, and bytes that the backward has not freed yet.
+  // Bytes that the forward has saved before its current instance; bytes that the backward has not freed yet.
   PlacedBytes saved = f.side, left = b.saved;
   Fullest fullest;
-  std::size_t i = 0, j = backward.runs.size();  // runs; the backward's is j - 1
-  std::int64_t done_i = 0, done_j = 0;          // of their instances
+  std::size_t i = 0, j = backward.runs.size();  // indices of runs; the backward's is j - 1
+  std::int64_t done_i = 0, done_j = 0;          // finished instances of these runs
   while (i < forward.runs.size() || j > 0) {
     const bool has_forward = i < forward.runs.size(), has_backward = j > 0;
     const PieceMemory* const p = has_forward ? &pieces[forward.runs[i].piece].memory : nullptr;
@@ -145,7 +145,7 @@ PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::s
   return transient;
 }
 
-// What the chunks of each class of stages hold.
+// The bytes of the chunks of each class of stages.
 void AnalyticalEngine::Rep::hold_memory(const Program& program) {
   memory.resize(rows(program));
   gradients.assign(program.runtime.releases_gradients ? memory.size() : 0, 0);
@@ -182,7 +182,7 @@ void AnalyticalEngine::Rep::hold_memory(const Program& program) {
   }
 }
 
-// The fullest instant of each stage in one place. False: no micro-batch holds anything there.
+// The fullest instant of each stage in one place. Returns false if no micro-batch holds anything there.
 bool AnalyticalEngine::Rep::find_peaks(const Program& program, Place place) {
   bool any = false;
   chunk_bytes.resize(memory.size());
@@ -241,7 +241,7 @@ CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::
   return added(bytes, memory[peak_row].transient[index(peak.slot)].at(place));
 }
 
-// Context of the driver, and buffers of each communicator that the program's ops use.
+// Bytes of the driver's context, and of the buffers of each communicator that the program's ops use.
 double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
   communicators.clear();
   const auto use = [this](MeshGroup group) {
@@ -274,7 +274,7 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
     }
     StageReport& stage = report.stages[static_cast<std::size_t>(stage_class[s])];
     const double slots = flying ? peaks[s].bytes : 0;
-    // Stages of a class differ in what is in flight; the fullest speaks for it.
+    // Stages of a class differ in the micro-batches in flight; the fullest one represents the class.
     if (stage.memory.peak_bytes > 0 && resident + std::max(slots, update) + framework <= stage.memory.peak_bytes)
       continue;
     MemoryBreakdown& m = stage.memory;
@@ -302,7 +302,7 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
   fill_shared(program, Place::storage, report.storage, report);
 }
 
-// A node's devices share the place; the stage that puts most there may fill a whole node.
+// The devices of a node share the place. The stage with the most bytes there may fill a whole node.
 void AnalyticalEngine::Rep::fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report) {
   const bool flying = find_peaks(program, place);
   const bool stays = std::any_of(classes.begin(), classes.end(), [place](const StageClass& c) {

@@ -1,4 +1,4 @@
-// What the engine keeps between evaluations, and what one evaluation finds on its way to the report. Internal.
+// The state that the engine keeps between evaluations, and the intermediate results of one evaluation. Internal.
 #pragma once
 
 #include <array>
@@ -22,29 +22,30 @@ namespace orrery {
 constexpr std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
 constexpr std::size_t index(SlotKind kind) { return static_cast<std::size_t>(kind); }
 
-// A piece's forward beside its backward (sim/program/pair.h).
+// A piece's forward together with its backward (sim/program/pair.h).
 struct PairedPiece {
   bool any = false;
   Piece piece;
   Liveness lives;
-  std::vector<BlockCode> code;  // [Layouts]
+  std::vector<BlockCode> code;  // by layout
 };
 
 struct PieceData {
   bool used = false;
-  std::unique_ptr<PairedPiece> pair;  // of Schedule::pairs
-  std::int64_t most_instances = 0;    // in one stretch of runs
+  std::unique_ptr<PairedPiece> pair;  // for Schedule::pairs
+  std::int64_t most_instances = 0;    // largest number of instances in one stretch of runs
   PieceMemory memory;
-  // [Layouts][BlockKind]; only costs of collectives differ from the first.
+  // [layout][BlockKind]; layouts differ only in the costs of collectives.
   std::vector<std::array<BlockCode, kBlockKinds>> blocks = std::vector<std::array<BlockCode, kBlockKinds>>(1);
-  double recompute_flops = 0;  // of an instance and micro-batch
+  double recompute_flops = 0;  // of one instance and micro-batch
 
   const BlockCode& block(BlockKind kind, std::size_t layout = 0) const { return blocks[layout][index(kind)]; }
 };
 
 class TimelineOps;
 
-// One kind of slot of a chunk, in the first, a usual, and the last micro-batch; of a class of micro-batches.
+// The lines of one kind of slot of a chunk: in the first, a usual, and the last micro-batch of one class of
+// micro-batches.
 struct SlotLines {
   LineResult first, usual, last;
 
@@ -56,7 +57,7 @@ struct SlotLines {
 
 inline SlotSeconds seconds_of(const SlotLines& l) { return {l.first.seconds, l.usual.seconds, l.last.seconds}; }
 
-// What a line was clocked with, for a timeline that shows its ops.
+// The inputs with which a line was clocked, for a timeline that shows its ops.
 struct LineOrigin {
   std::span<const Chunk> chunks;
   std::size_t layout = 0;
@@ -64,10 +65,10 @@ struct LineOrigin {
   WhenSet when = kUsual;
   bool drain = false;
   LineStart start;
-  FabricBacklog backlog;  // where `start` had one
+  FabricBacklog backlog;  // a copy, if `start` had a backlog
 };
 
-// Bytes of a chunk: a micro-batch's, and the transient of a slot on top of what is in flight.
+// Bytes of a chunk: held by a micro-batch, and held by a slot in addition to everything in flight.
 struct ChunkMemory {
   PlacedBytes saved{}, kept{};
   PlacedBytes side{};           // the part of `saved` that is inputs of side streams
@@ -75,23 +76,23 @@ struct ChunkMemory {
   std::array<PlacedBytes, kSlotKinds> transient{};
 };
 
-// Over Program::stage_groups[group].
+// The sum over the stages Program::stage_groups[group].
 struct StageSum {
   std::size_t group = 0;
   double seconds = 0;
-  const BlockCode* code = nullptr;  // the block that has the op, and the op's place in it
+  const BlockCode* code = nullptr;  // the block that has the op, and the op's index in it
   std::uint16_t op = 0;
 };
 
-// Stages with equal chunks that lie alike on their nodes.
+// Stages with equal chunks that lie in the same way on their nodes.
 struct StageClass {
   std::int32_t first_stage = 0, stages = 0;
-  std::size_t layout = 0;               // of `layouts`
+  std::size_t layout = 0;               // index into `layouts`
   LineResult gradients, norm, update;   // parts of the end of the step
-  std::vector<StageSum> sums;           // and the part between the first two of them
-  bool synchronises = false;            // the gradient norm is one of all stages
-  bool carries = false;                 // its slots are clocked behind what the slots before have left
-  bool followed = false;                // slot by slot: what `left` has is behind the last one
+  std::vector<StageSum> sums;           // the part between `gradients` and `norm`
+  bool synchronises = false;            // all stages compute one gradient norm together
+  bool carries = false;                 // its slots are clocked with the work that the slots before have left
+  bool followed = false;                // its slots are clocked one by one: `left` is the state after the last one
   std::array<double, kStreams> left{};  // seconds until the fabric's asynchronous streams have ended
   std::array<double, kStreams> tail{};  // work left on asynchronous streams when the last slot ends
   double tail_seconds = 0;
@@ -101,16 +102,17 @@ struct StageClass {
   PlacedBytes resident{}, update_transient{};
 };
 
+// The instants at which the parts of a stage's end of the step are done.
 struct StageEnd {
-  double drained = 0;       // slots are done, and what they left on asynchronous streams
-  double reduced = 0;       // and all reductions of gradients
-  double sums = 0;          // of which: those over stages, without the waits for each other
-  double synchronised = 0;  // and the gradient norm of all stages is known
-  double end = 0;           // parameters are updated
+  double drained = 0;       // the slots are done, and the work they left on asynchronous streams
+  double reduced = 0;       // all gradient reductions are done, too
+  double sums = 0;          // seconds of this for sums over stages, without waiting for each other
+  double synchronised = 0;  // the gradient norm of all stages is known, too
+  double end = 0;           // the parameters are updated
   double bubble = 0;
 };
 
-// A stretch of time in which a stage uses the network for `part` of it.
+// A time interval in which a stage uses the network for the share `part` of the time.
 struct NetworkUse {
   BlockKind kind = BlockKind::forward;
   double begin = 0, end = 0, part = 0;
@@ -151,13 +153,13 @@ struct AnalyticalEngine::Rep {
   void fill_ops(const Program& program, Report& report) const;
   void fill_timeline(const Program& program, Report& report);
   void fill_op_slices(const Program& program, const PipelineTimeline& slots, TimelineOps& op_of, Report& report);
-  // The ops of a line, clocked anew as it was.
+  // Clocks a line again with the inputs that it had, and returns its ops.
   LineResult trace_line(const Program& program, const LineOrigin& origin, std::vector<LineOp>& ops);
-  // Of a class the stage that waits the least for its neighbours: it speaks for it.
+  // The stage of a class that waits least for its neighbours. It represents the class.
   std::size_t speaker_of(std::size_t stage_class_of) const;
 
-  // Where micro-batches differ, `lines`, `seconds`, `memory` and the like have a row for each class of stages and of
-  // micro-batches.
+  // The index of a row. If micro-batches differ, `lines`, `seconds`, `memory` and others have rows for each pair of a
+  // class of stages and a class of micro-batches, and for each chunk.
   std::size_t at(const Program& program, std::size_t stage_class_of, std::size_t of_class,
                  std::size_t chunk = 0) const {
     return (stage_class_of * program.micro_batch_classes() + of_class) *
@@ -169,7 +171,7 @@ struct AnalyticalEngine::Rep {
   }
   std::size_t rows(const Program& program) const { return at(program, classes.size(), 0); }
   struct Row {
-    std::size_t stage_class = 0, of_class = 0;  // of micro-batches
+    std::size_t stage_class = 0, of_class = 0;  // `of_class`: the class of micro-batches
     const Chunk& chunk;
   };
   Row row(const Program& program, std::size_t at) const {
@@ -186,7 +188,7 @@ struct AnalyticalEngine::Rep {
     paired.slots_behind = program.stages.size();
     return paired;
   }
-  // Where the two halves of a pair take their times one after the other.
+  // The costs when the two halves of a pair run one after the other.
   PipelineCosts unpaired_costs(const Program& program) const {
     return {.stage_class = stage_class,
             .seconds = seconds,
@@ -209,12 +211,12 @@ struct AnalyticalEngine::Rep {
                    std::array<SlotLines, kSlotKinds>& lines);
   void clock_update(const Program& program, StageClass& c);
   void find_tail(const Program& program, std::size_t stage_class);
-  // Of a slot of the class, by its place in the order, before it begins; 0 where it was not looked for.
+  // Seconds for which a stage of the class waits before its slot number `slot`; 0 if not computed.
   double wait(std::size_t stage_class_of, std::size_t slot) const {
     return waits.empty() ? 0 : waits[stage_class_of * (waits.size() / classes.size()) + slot];
   }
-  // PieceMemory::lent_gradients of a chunk: the run that lends them, and the last one that shares them, with which the
-  // backward begins to.
+  // For PieceMemory::lent_gradients of a chunk: `lender` is the run that lends them; `begins` is the last run that
+  // shares them, with which the backward begins to hold them.
   struct LentGradients {
     std::size_t lender = 0, begins = 0;
   };
@@ -222,7 +224,7 @@ struct AnalyticalEngine::Rep {
   template <class Visit>
   void visit_backward(const Chunk& chunk, LentGradients of, std::size_t run, const Visit& visit) const;
   ChunkMemory chunk_memory(const Chunk& chunk, double sent) const;
-  // `forward` and `backward` are rows of `memory`.
+  // `forward` and `backward` are row indices of `memory`.
   PlacedBytes pair_transient(const Program& program, std::size_t forward, std::size_t backward) const;
   const PlacedBytes& pair_of(const Program& program, std::size_t forward, std::size_t backward);
   bool find_peaks(const Program& program, Place place);
@@ -244,53 +246,53 @@ struct AnalyticalEngine::Rep {
   bool keeps_origins = false;
   std::vector<LineOrigin> origins;
 
-  // Ways in which stages lie on their nodes; none: all lie alike.
+  // The ways in which stages lie on their nodes; empty: all lie alike.
   struct Layout {
-    std::int64_t stage = 0;  // the first that lies so
+    std::int64_t stage = 0;  // the first stage that lies in this way
     struct Block {
       std::unique_ptr<OpCostModel> costs;
-      std::vector<double> others_busy;  // [stage]: see OpCostModel::set_stage
+      std::vector<double> others_busy;  // by stage: see OpCostModel::set_stage
     };
-    std::array<Block, kBlockKinds> blocks;  // by BlockKind: stages meet in some of their blocks
+    std::array<Block, kBlockKinds> blocks;  // by BlockKind: stages share NICs only in some of their blocks
   };
   std::vector<Layout> layouts, spare_layouts;
   std::vector<std::size_t> stage_layout;
   StageSpans stage_spans;
-  std::vector<std::vector<NetworkUse>> network_use;  // [stage], in order
+  std::vector<std::vector<NetworkUse>> network_use;  // by stage, in order of time
   std::vector<std::int32_t> stage_class;
   std::vector<std::uint32_t> at_position;  // [stage]
   std::vector<std::int64_t> turns;         // [stage * chunks + chunk]: count_turns()
-  // When two forwards end: that of the first micro-batch, and the last before the first one of the stage's next chunk.
+  // The ends of forwards that decide how long gathers for a stage's next chunk may take.
   struct FirstEnds {
-    double issued = 0, gathered = 0;  // the gathers that the first micro-batch issues ahead: their issue, their end
-    double first = 0, last = 0;       // the first micro-batch's forward; the last before the stage's next chunk
+    double issued = 0, gathered = 0;  // first micro-batch's gathers that are issued ahead: issue, end
+    double first = 0, last = 0;  // end of its forward; end of the last forward before the stage's next chunk
   };
-  std::vector<FirstEnds> first_ends;       // [position]: when forwards end
-  std::vector<char> gathers_alone;         // [at()]: whether the first micro-batch alone gathers ahead
-  std::vector<double> gather_seconds;      // [at()]: what a first forward gathers
-  std::vector<double> first_waits;         // [at()]: the wait with which a first forward was clocked; 0: none
+  std::vector<FirstEnds> first_ends;   // by position
+  std::vector<char> gathers_alone;     // [at()]: whether only the first micro-batch gathers ahead
+  std::vector<double> gather_seconds;  // [at()]: seconds of a first forward's gathers
+  std::vector<double> first_waits;     // [at()]: the wait with which a first forward was clocked; 0: none
   std::vector<StageClass> classes;
   std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [at()][SlotKind]
-  std::vector<ChunkSeconds> seconds;                     // the same, for the walk
+  std::vector<ChunkSeconds> seconds;                     // [at()]: the seconds of `lines`, for the walk
   std::vector<double> pair_saves;                        // PipelineCosts::pair_saves
-  std::vector<LineResult> pair_lines;                    // [at()]: a pair; its accounts: what it takes more
+  std::vector<LineResult> pair_lines;                    // [at()]: a pair; its accounts hold the additional time
   std::vector<double> behind_last;                       // PipelineCosts::behind_last
   std::vector<std::int32_t> slot_before;                 // [chunk * kSlotKinds + SlotKind]
-  std::vector<FabricBacklog> backlogs;                   // the same
-  std::vector<double> waits;                             // [class][slot in order]: before it; none: not looked for
-  SharedFabric fabric;                                   // while a stage waits
-  PipelineTimeline walked;                               // where waits were looked for
-  std::vector<ChunkMemory> memory;                       // [at()]
+  std::vector<FabricBacklog> backlogs;                   // [chunk * kSlotKinds + SlotKind]
+  std::vector<double> waits;        // [class][slot in order]: wait before the slot; empty: not computed
+  SharedFabric fabric;              // the fabric while a stage waits
+  PipelineTimeline walked;          // the timeline from which waits were computed
+  std::vector<ChunkMemory> memory;  // [at()]
   std::vector<ChunkBytes> chunk_bytes;
-  // [at()]: bytes of gradients that last from a chunk's first backward to its last. Empty: none do.
+  // [at()]: bytes of gradients held from a chunk's first backward to its last one. Empty: none are.
   std::vector<double> gradients;
   std::map<std::pair<std::size_t, std::size_t>, PlacedBytes> pair_memory;
   Borders borders;
-  std::vector<std::uint8_t> leaves_node;  // [stage]: the next one's ranks are in another node
-  std::vector<double> hops;               // [position]
+  std::vector<std::uint8_t> leaves_node;  // by stage: whether the next stage's ranks are on another node
+  std::vector<double> hops;               // by position
   PipelineClock pipeline;
-  std::vector<StagePeak> peaks;                      // by stage
-  std::vector<HeldMicroBatches> held_micro_batches;  // as a row of `memory`: at the peak of the stage asked for last
+  std::vector<StagePeak> peaks;  // by stage
+  std::vector<HeldMicroBatches> held_micro_batches;  // by row of `memory`: at the peak of the stage asked for last
   std::vector<StageEnd> ends;
   std::vector<MeshGroup> communicators;
   double step_seconds = 0;

@@ -1,4 +1,4 @@
-// What a report holds on request: the table of ops, shapes without measured efficiencies, and the timeline.
+// The parts of a report that are made on request: the table of ops, shapes without measured efficiencies, the timeline.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace orrery {
 namespace {
 
-constexpr std::uint8_t kUpdateInterval = 3;  // Interval::kind beyond SlotKind
+constexpr std::uint8_t kUpdateInterval = 3;  // value of Interval::kind besides SlotKind's
 
 std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
   if (is_matmul(op.kind)) {
@@ -31,7 +31,7 @@ std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
   return fmt::format("{:.0f} bytes", bytes(op, tensors));
 }
 
-// Bounds a trace's size: some 250 bytes each.
+// Limits the size of a trace: about 250 bytes per slice.
 constexpr std::size_t kMostOpSlices = 24'000;
 
 TimelineOp wait_for(Account account) {
@@ -39,9 +39,9 @@ TimelineOp wait_for(Account account) {
   return {.name = fmt::format("wait: {}", what), .kind = "wait", .bound = ""};
 }
 
-// How often a node is reached in an item of a line.
+// The number of times a node runs in an item of a line.
 struct Executions {
-  std::int64_t instances = 1;  // that each covers
+  std::int64_t instances = 1;  // number of instances that each run covers
   std::int64_t times = 0;
 };
 
@@ -50,7 +50,7 @@ void for_executions(const Op& op, const LineItem& item, Visit&& visit) {
   const std::int64_t every = op.every;
   if (op.covers != Covers::own) {
     std::int64_t times = 0;
-    for (const std::int64_t at : {std::int64_t{0}, item.count - 1})  // all between are as the last but one
+    for (const std::int64_t at : {std::int64_t{0}, item.count - 1})  // the instances between are like the last but one
       if (instances_covered(op.every, op.covers, item.place(at)) > 0) ++times;
     if (item.count == 1) times /= 2;
     if (op.covers == Covers::before) times += std::max<std::int64_t>(0, item.count - 2);
@@ -94,7 +94,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
   const auto& chunks = program.stages[stage];
   const std::int64_t n = program.schedule.micro_batches;
 
-  // An op that runs once a line does so in the last run of a piece that has one.
+  // An op that runs once per line runs in the last run of a piece that has it.
   std::uint16_t once_piece = 0;
   for (const Chunk& chunk : chunks)
     for (const Run& run : chunk.runs)
@@ -108,7 +108,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
         append_line(program.pieces, chunk.runs, kind == BlockKind::backward || kind == BlockKind::weight_gradient,
                     code_of(kind, c.layout), items[of_class][k]);
       }
-  // Of a class of micro-batches, in a step.
+  // Number of lines in a step, for a class of micro-batches.
   const auto lines_per_step = [&](std::size_t of_class, When when, bool update) -> double {
     if (update) return of_class == 0 ? 1 : 0;
     if (when == When::every_micro_batch) return static_cast<double>(program.micro_batches_of(of_class));
@@ -138,7 +138,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
             return;
           }
           OpReport row;
-          // What runs once for all instances is of all layers, whatever their plans.
+          // An op that runs once for all instances belongs to all layers, whatever their plans.
           const std::string_view of = once || op.every == kAllInstances ? std::string_view(piece.name) : title;
           row.name = fmt::format("{}.{}.{}", of, name_of(static_cast<BlockKind>(k)), op.name);
           row.piece = static_cast<std::uint16_t>(p);
@@ -252,8 +252,8 @@ LineResult AnalyticalEngine::Rep::trace_line(const Program& program, const LineO
   return result;
 }
 
-// Which slots have their ops shown: of the stage that speaks for its class, the bounding one first, the end of the
-// step, then all slots of the micro-batch in the middle, of the first, and of the last, as far as kMostOpSlices allows.
+// The slots whose ops are shown. They are those of the stages that represent their class, the bounding stage first: the
+// end of the step, then all slots of the middle micro-batch, of the first and of the last, up to kMostOpSlices.
 void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const PipelineTimeline& slots, TimelineOps& op_of,
                                            Report& report) {
   struct Traced {
@@ -310,7 +310,7 @@ void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const Pipelin
     const auto place = [&](std::int32_t origin, double begin, double seconds_of_slot) {
       const Traced& trace = trace_of(origin);
       const LineOrigin& from = origins[static_cast<std::size_t>(origin)];
-      // A slot that stands for several that differ has their mean length.
+      // A slot that represents several different ones has their mean length.
       const double took = trace.result.seconds;
       const double stretch = took > 0 && std::abs(seconds_of_slot - took) > 1e-9 * took ? seconds_of_slot / took : 1;
       for (const LineOp& op : trace.ops) {

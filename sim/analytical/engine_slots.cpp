@@ -1,5 +1,5 @@
-// What slots of a stage do to each other beyond their order: what they leave on asynchronous streams, and what is done
-// while a stage waits.
+// Effects between the slots of a stage beyond their order: work that slots leave on asynchronous streams, and work that
+// is done while a stage waits.
 #include <algorithm>
 
 #include "sim/analytical/engine_rep.h"
@@ -7,11 +7,11 @@
 namespace orrery {
 namespace {
 
-constexpr double kSame = 1e-6;  // relative: of a slot's seconds from round to round
+constexpr double kSame = 1e-6;  // relative difference of a slot's seconds between rounds
 constexpr std::int64_t kRounds = 4;
-constexpr std::int64_t kFollowed = 64;     // micro-batches
-constexpr std::size_t kMostWalked = 4096;  // slots of all stages
-constexpr double kFelt = 0.05;  // waits longer than this part of what a slot gathers are worth clocking it anew
+constexpr std::int64_t kFollowed = 64;     // number of micro-batches
+constexpr std::size_t kMostWalked = 4096;  // number of slots of all stages
+constexpr double kFelt = 0.05;  // a longer wait, as a share of a slot's gathering, is worth clocking it again
 
 void add(LineResult& to, const LineResult& from, double times) {
   to.seconds += times * from.seconds;
@@ -30,7 +30,7 @@ bool leaves_behind(const LineResult& l) {
   return false;
 }
 
-// Seconds of what the first micro-batch's forward does more, on the fabric's stream with most of it.
+// Seconds of the additional work of the first micro-batch's forward, on the fabric stream with the most of it.
 double gathered_in(const SlotLines& l) {
   double most = 0;
   for (std::size_t s = 0; s < kStreams; ++s)
@@ -80,11 +80,12 @@ void AnalyticalEngine::Rep::count_turns(const Program& program) {
   }
 }
 
-// The first forward's gathering of parameters needs no input if it is issued ahead: a stage gathers while it waits for
-// that input. Its own first chunk begins when the slot's turn has come. A later chunk begins with the first forward of
-// the chunk before it, beside the forwards of other micro-batches (gathers_a_chunk_ahead). With many micro-batches only
-// what the first one adds matters. What outlasts the wait stays in the slot. So does all that is not issued ahead, because
-// the host waits for the input first.
+// If the first forward's gathering of parameters is issued ahead, it needs no input: a stage gathers while it waits for
+// that input. The gathers of a stage's first chunk begin when the turn of the slot has come. Those of a later chunk
+// begin with the first forward of the chunk before it, beside the forwards of other micro-batches
+// (gathers_a_chunk_ahead). With many micro-batches only the additional work of the first one matters. The part that
+// takes longer than the wait remains in the slot. So does all work that is not issued ahead, because the host waits for
+// the input first.
 void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const std::size_t positions = program.schedule.position.size(), of_first = program.class_of(0);
@@ -130,7 +131,7 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   gathers_alone.assign(lines.size(), 0);
   gather_seconds.assign(lines.size(), 0);
   const double slowdown = kernels.overlap_slowdown;
-  double slowest = 0;  // usual forward up to here
+  double slowest = 0;  // the longest usual forward so far
   for (std::size_t q = 0; q < positions; ++q) {
     const std::size_t place = at_position[q], stage = place / chunks, c = static_cast<std::size_t>(stage_class[stage]);
     const std::size_t own = at(program, c, of_first, place % chunks);
@@ -146,7 +147,7 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
     const Added adds = speaks ? added(chunk) : Added{};
     const bool always = speaks && issues_ahead(chunk);
     if (speaks) gathers_alone[own] = adds.ahead && !always && !program.schedule.pairs;
-    // A chunk issues the gathers of its first forward alone with the first forward of the chunk before.
+    // A chunk issues the gathers that only its first forward has with the first forward of the chunk before it.
     const bool with_before = before != nullptr && gathers_alone[own] != 0;
     here.issued = receives ? free : turn;
     const double begin = with_before ? std::max(before->issued, before->gathered) : here.issued;
@@ -157,7 +158,7 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
     if ((receives || with_before) && speaks) {
       const double more = std::max(l.first.seconds - l.usual.seconds, gathered);
       if (always || (adds.ahead && (adds.behind_input || (wait > kFelt * more && wait < more)))) {
-        // Most chunks of a stage are alike, and wait as long.
+        // Most chunks of a stage are equal, and wait equally long.
         const LineResult* like = nullptr;
         for (std::size_t k = at(program, c, of_first); like == nullptr && k < own; ++k)
           if (first_waits[k] > 0 && std::abs(first_waits[k] - wait) <= kFelt * more && row(program, k).chunk == chunk)
@@ -175,7 +176,7 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
     }
     here.first = turn + l.first.seconds;
     if (!receives && !with_before) here.gathered = here.first;
-    // The next chunk's gathers run meanwhile and slow the kernels.
+    // The gathers of the next chunk run at the same time and slow down the kernels.
     if (speaks && !only && place % chunks + 1 < chunks && gathers_alone[own] != 0) {
       const double from = std::max(here.issued, here.gathered), next = gathered_in(lines[own + 1][kForward]);
       const double beside = std::min(from + next, here.first) - std::max(from, turn);
@@ -188,7 +189,8 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
         here.first += longer;
       }
     }
-    // The stage's last forward before its next chunk ends when the stage itself, or a slower stage before it, lets it.
+    // The stage's last forward before its next chunk ends when the stage itself, or a slower stage before it, allows
+    // it.
     const double usual = l.usual.seconds, behind = static_cast<double>(turns[place] - 1);
     slowest = std::max(slowest, usual);
     here.last = here.first + behind * usual;
@@ -198,9 +200,10 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   }
 }
 
-// Stages wait between their slots, and what those have left on asynchronous streams goes on meanwhile. How long, a walk
-// of all slots tells, as long as there are few of them; in it none is slowed yet by what others leave. The first stage
-// of a class speaks for it, which ends last: later ones wait less, and have more left, but are done earlier.
+// Stages wait between their slots, and work that these slots have left on asynchronous streams continues meanwhile. If
+// there are few slots, a walk of all of them gives the waits; in this walk no slot is slowed by others' work yet. A
+// class is represented by its first stage, which ends last: later stages wait less and have more work left, but finish
+// earlier.
 void AnalyticalEngine::Rep::find_waits(const Program& program) {
   waits.clear();
   const Schedule& schedule = program.schedule;
@@ -225,8 +228,8 @@ void AnalyticalEngine::Rep::find_waits(const Program& program) {
   }
 }
 
-// Returns whether the work that the class's slots leave slows the slots behind them: their kernels, or other streams on
-// the same level of the fabric.
+// Returns whether the work that the class's slots leave slows later slots: their kernels, or other streams on the same
+// level of the fabric.
 bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t stage_class_of) const {
   if (program.schedule.micro_batches == 1 || !clock.shares_levels()) return false;
   StreamsByLevel on_level{};
@@ -241,13 +244,14 @@ bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t sta
   return leaves && (kernels.overlap_slowdown > 0 || any_meet(on_level));
 }
 
-// Few micro-batches are clocked one by one, each behind what those before have left; what recurs is clocked once.
+// With few micro-batches, slots are clocked one by one, each with the work that the slots before have left; equal
+// situations are clocked once.
 void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t stage_class_of) {
   const Schedule& schedule = program.schedule;
   const std::int64_t n = schedule.micro_batches;
   StageClass& c = classes[stage_class_of];
   const std::size_t begin = at(program, stage_class_of, 0), rows_of_stage = at(program, 1, 0);
-  // The last that was clocked in a usual micro-batch.
+  // The last result that was clocked in a usual micro-batch.
   struct Clocked {
     bool known = false;
     FabricBacklog before, behind;
@@ -275,7 +279,8 @@ void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t 
       LineResult behind;
       clock_line(program, row(program, of_row).chunk, c.layout, static_cast<BlockKind>(slot.kind),
                  conditions_of(slot.micro_batch, n), behind, {.backlog = &backlog});
-      if (!first || slot.kind != SlotKind::forward) result = behind;  // that was clocked with its input to come
+      // A first forward keeps the result that was clocked with a wait for its input.
+      if (!first || slot.kind != SlotKind::forward) result = behind;
       if (!first && !last) like = {true, before, backlog, result};
     }
     if (first)
@@ -293,9 +298,9 @@ void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t 
   c.followed = true;
 }
 
-// Where streams meet on a level of the fabric, what a slot leaves on asynchronous ones slows the next slot. Slots of
-// the usual micro-batches are clocked again behind what is left by the slot before them, until nothing changes; the
-// first have nothing before them. Where micro-batches differ, each class is taken as if all were of it.
+// If streams share a level of the fabric, work that a slot leaves on asynchronous streams slows the next slot. Slots of
+// the usual micro-batches are clocked again with the work that the slot before them leaves, until nothing changes; the
+// first slots have nothing before them. If micro-batches differ, each class is treated as if all were of it.
 void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t stage_class_of) {
   if (!slows_itself(program, stage_class_of)) return;
   classes[stage_class_of].carries = true;
@@ -304,7 +309,7 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
 }
 
 // Transfers between stages on different nodes share the NICs with reductions that run in every micro-batch. A hop is
-// slowed for the part of the time in which such a reduction works.
+// slowed for the share of the time in which such a reduction runs.
 void AnalyticalEngine::Rep::slow_hops(const Program& program) {
   if (hops.size() < 2 || program.schedule.micro_batches == 1 || !clock.shares_levels()) return;
   constexpr auto kNetwork = static_cast<std::size_t>(FabricLevel::network);
@@ -336,8 +341,8 @@ void AnalyticalEngine::Rep::slow_hops(const Program& program) {
 }
 
 // The last micro-batch of a chunk leaves the reduction of the chunk's gradients on the fabric's asynchronous streams.
-// It slows the kernels of the slots that follow. In orders that go on with the chunk below, these are the backwards of
-// that chunk's last micro-batches, one for each stage.
+// This slows the kernels of the slots that follow. In orders that continue with the chunk below, these are the
+// backwards of that chunk's last micro-batches, one for each stage.
 void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
   behind_last.clear();
   const Schedule& schedule = program.schedule;
@@ -347,7 +352,7 @@ void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
   const double slowdown = kernels.overlap_slowdown;
   for (std::size_t i = 0; i < classes.size(); ++i) {
     if (classes[i].carries) continue;
-    double left = 0;  // seconds of work on the stream when the chunk's last backward ends
+    double left = 0;  // seconds of work left on the stream when the chunk's last backward ends
     for (std::size_t chunk = chunks; --chunk > 0;) {
       const auto of_chunk = [&](std::size_t of) -> const SlotLines& {
         return lines[at(program, i, of_last, of)][index(SlotKind::backward)];
@@ -367,7 +372,8 @@ void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
       for (std::size_t k = 0; k < stages; ++k) {
         double& longer = behind_last[((i * chunks) + chunk) * stages + k];
         longer = slowdown * kernel * std::min(1.0, left / slowed);
-        // The chunk's own last backward reduces, too; its line is slowed by that already, and not twice.
+        // The chunk's own last backward reduces, too. Its line already contains that slow-down, which must count once
+        // only.
         if (k + 1 == stages) longer = std::max(0.0, std::min(longer, slowed - of_chunk(chunk - 1).last.seconds));
         else left = std::max(0.0, left - usual.seconds - longer);
         sum += longer;
@@ -383,7 +389,7 @@ void AnalyticalEngine::Rep::settle_backlogs(const Program& program, std::size_t 
   const auto chunks = static_cast<std::size_t>(schedule.chunks);
   const auto stage = static_cast<std::size_t>(classes[stage_class_of].first_stage);
   auto* own = &lines[at(program, stage_class_of, of_class)];
-  // A slot k is of a chunk and a kind.
+  // Slot k stands for a chunk and a kind.
   const auto slots = chunks * kSlotKinds;
   const auto& stages = program.stages_of(of_class);
   const auto chunk_of = [&](std::size_t k) -> const Chunk& { return stages[stage][k / kSlotKinds]; };
@@ -409,7 +415,7 @@ void AnalyticalEngine::Rep::settle_backlogs(const Program& program, std::size_t 
     before = static_cast<std::int32_t>(k);
   });
   backlogs.assign(slots, {});
-  // Behind what each was clocked last; what recurs is not clocked again.
+  // The last result of each slot; equal situations are not clocked again.
   struct Clocked {
     bool known = false;
     FabricBacklog before, behind;
@@ -430,7 +436,8 @@ void AnalyticalEngine::Rep::settle_backlogs(const Program& program, std::size_t 
   };
   for (std::size_t k = 0; k < slots; ++k)
     if (slot_before[k] != kNone && leaves_behind(lines_of(k).usual)) clock_usual(k, backlogs[k], lines_of(k).usual);
-  // As many rounds as there are usual micro-batches, each behind the one before; the last of few stands for the rest.
+  // As many rounds as there are usual micro-batches, each with the work of the one before; the last of a few represents
+  // the rest.
   const std::int64_t usual_ones = std::max<std::int64_t>(n - 2, 1);
   std::vector<LineResult> sums(slots);
   for (std::int64_t round = 0, rounds = std::min<std::int64_t>(usual_ones, kRounds); round < rounds; ++round) {

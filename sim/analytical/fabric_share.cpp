@@ -7,7 +7,7 @@ namespace orrery {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kTogether = 1e-12;  // relative: what is over together
+constexpr double kTogether = 1e-12;  // relative; work that ends within this ends together
 
 }  // namespace
 
@@ -19,7 +19,7 @@ FabricWork fabric_work(const CollectiveCost& cost) {
   work.in_sequence = cost.in_sequence;
   if (cost.between_neighbours) work.in_node = FabricLevel::neighbours;
   double inside = cost.intra_seconds, outside = cost.inter_seconds;
-  // What narrows the group beyond its NICs narrows what it meets there as well.
+  // Narrower links beyond the NICs also narrow the work that the group shares there.
   const double flowing = cost.seconds - cost.latency_seconds;
   if (outside > 0) outside = std::max(outside, work.in_sequence ? flowing - inside : inside < flowing ? flowing : 0);
   work.seconds = {inside, outside};
@@ -48,7 +48,7 @@ std::size_t SharedFabric::level_of(const Head& head, std::size_t part) {
 void SharedFabric::run(State& state, double until, std::size_t use, std::size_t item) {
   const std::size_t queues = used_.size();
   while (state.time < until) {
-    // Who shares what, and when that changes.
+    // The number of collectives on each level, and when it changes next.
     std::array<double, kFabricLevels> sharing{};
     double next = kNever;
     for (std::size_t u = 0; u < queues; ++u) {

@@ -1,9 +1,10 @@
-// Collectives of a rank's streams that are under way together share the levels of the fabric that they use.
+// Collectives of a rank's streams that run at the same time share the levels of the fabric that they use.
 //
-// Each level serves what has bytes left on it in equal parts (max-min fairness between collectives that each fill the
-// level alone), so a collective of s seconds beside n - 1 others that last as long takes n s, and one that ends early
-// leaves its part to the rest. A collective first waits out its latency, when it takes no part of any level; then its
-// bytes go over all its levels at once, or over one after the other. A stream's run in order.
+// Each level serves the collectives that have bytes left on it in equal parts (max-min fairness between collectives
+// that each can fill the level alone). A collective of s seconds beside n - 1 equally long ones thus takes n s; one
+// that ends early leaves its part to the others. A collective first waits for its latency, during which it uses no
+// level. Then its bytes go over all its levels at once, or over one level after the other. The collectives of one
+// stream run in order.
 #pragma once
 
 #include <array>
@@ -17,16 +18,16 @@
 
 namespace orrery {
 
-// The links that a rank's collectives meet on: of its node, out of it, and links of its node that only groups of
-// neighbouring ranks use (CollectiveCost::between_neighbours).
+// The links that a rank's collectives share: within the node, out of the node, and links within the node that only
+// groups of neighbouring ranks use (CollectiveCost::between_neighbours).
 enum class FabricLevel : std::uint8_t { scale_up, network, neighbours };
 inline constexpr std::size_t kFabricLevels = 3;
 
-// What a collective asks of the fabric: of one level in the node, and of the network.
+// The demands of a collective on the fabric: on one level within the node, and on the network.
 inline constexpr std::size_t kFabricParts = 2;
 struct FabricWork {
   double latency_seconds = 0;
-  std::array<double, kFabricParts> seconds{};  // in the node, over the network; alone
+  std::array<double, kFabricParts> seconds{};  // within the node, over the network; when alone
   bool in_sequence = false;                    // one part after the other
   FabricLevel in_node = FabricLevel::scale_up;
 
@@ -37,61 +38,61 @@ struct FabricWork {
 };
 FabricWork fabric_work(const CollectiveCost& cost);
 
-// One whose bytes take less than this part of its latency (a gradient norm's scalar) takes its time but no part of any
-// level: others cannot feel it.
+// A collective whose bytes take less than this share of its latency (a gradient norm's scalar) takes its time but uses
+// no level: it does not slow down others.
 inline constexpr double kUnfelt = 1e-3;
 constexpr bool is_felt(const CollectiveCost& cost) {
   return (cost.intra_seconds > cost.inter_seconds ? cost.intra_seconds : cost.inter_seconds) >=
          kUnfelt * cost.latency_seconds;
 }
 
-// Streams with collectives on each level, a bit each.
+// By level: the set of streams with collectives on it, one bit per stream.
 using StreamsByLevel = std::array<std::uint16_t, kFabricLevels>;
-// Whether two streams meet on a level.
+// Whether two streams use the same level.
 constexpr bool any_meet(const StreamsByLevel& streams) {
   for (const std::uint16_t on_level : streams)
     if (std::popcount(on_level) > 1) return true;
   return false;
 }
 
-// What each stream has not yet done.
+// By stream: the collectives that it has not finished.
 using FabricBacklog = std::array<std::vector<FabricWork>, kStreams>;
 
 class SharedFabric {
  public:
-  using Ticket = std::int64_t;  // 0, 1, ... on each stream
+  using Ticket = std::int64_t;  // counts 0, 1, ... on each stream
 
   void clear();
-  // Begins anew with a backlog, all of it released.
+  // Starts with a backlog, all of which is released.
   void begin_with(const FabricBacklog& backlog);
-  // Behind what its stream has, and not before `release`. What ended before min(release, settled) is final: later calls
-  // may not ask for an earlier release, or it counts as then.
+  // Appends work to the stream's queue; it starts no earlier than `release`. Everything that ended before min(release,
+  // settled) is final. A later call with an earlier release counts as released then.
   Ticket issue(std::size_t stream, double release, const FabricWork& work, double settled);
-  // When it ends if nothing else is issued.
+  // When the work ends if nothing else is issued.
   double end(std::size_t stream, Ticket ticket);
-  // When it began. REQUIRES: it has ended, or end() was asked since the last issue().
+  // When the work began. REQUIRES: it has ended, or end() was called after the last issue().
   double begin(std::size_t stream, Ticket ticket) const;
-  // When all of the stream's has ended; 0: it had none.
+  // When all work of the stream has ended; 0: it had none.
   double end(std::size_t stream);
-  // From when anything is under way at or after `from`, and until when, but no later than `until`.
+  // The first interval at or after `from` in which anything runs, cut off at `until`.
   struct Stretch {
     double from, until;
   };
   Stretch busy(double from, double until);
-  // Goes on to `at` and tells what the asynchronous streams have left then.
+  // Advances to `at` and stores the work that asynchronous streams have left then.
   void leave(double at, FabricBacklog& backlog);
-  // begin_with(), so many seconds with nothing else, and what is left of it.
+  // begin_with(backlog), then `seconds` without other work; stores what is left.
   void work_off(double seconds, FabricBacklog& backlog);
-  // The same until nothing is left: when each stream has ended.
+  // The same until nothing is left; returns when each stream has ended.
   std::array<double, kStreams> work_off(const FabricBacklog& backlog);
 
-  // For lines that repeat. The state at an instant in two parts: times (and tickets) that may advance by the same from
-  // period to period, and what must stay the same if the next period is to be like the last.
+  // For lines that repeat. Describes the state at an instant in two parts: times (and tickets), which may advance by
+  // the same amount in each period, and values that must be equal for the next period to be like the last.
   void snapshot(std::vector<double>& times, std::vector<double>& same) const;
   std::size_t times() const { return 1 + used_.size(); }
-  // Moves all that is under way to the times of a later state.
+  // Shifts everything that is under way to the times of a later state.
   void move_to(const double* times);
-  // Tickets that are still under way, from 1; 0: it has ended.
+  // The place of a ticket among those still under way, from 1; 0: it has ended.
   double place(std::size_t stream, Ticket ticket) const;
 
  private:
@@ -102,11 +103,11 @@ class SharedFabric {
   };
   struct Queue {
     std::vector<Item> items;
-    Ticket first = 0;  // of items.front()
+    Ticket first = 0;  // ticket of items.front()
   };
-  // Of the oldest that has not ended.
+  // The oldest item of a queue that has not ended.
   struct Head {
-    std::size_t at = 0;  // in Queue::items
+    std::size_t at = 0;  // index into Queue::items
     bool begun = false, in_sequence = false;
     FabricLevel in_node = FabricLevel::scale_up;
     double latency = 0;
@@ -120,20 +121,20 @@ class SharedFabric {
   };
 
   static constexpr std::uint8_t kUnused = 0xff;
-  // Until the time, or the end of an item, if that comes first.
+  // Runs to the time `until`, or to the end of the given item if that is earlier.
   void run(State& state, double until, std::size_t use = kMost, std::size_t item = 0);
   void copy(State& to, const State& from) const;
   std::size_t use_of(std::size_t stream) const { return place_[stream]; }
 
-  std::array<Queue, kMost> queues_;  // as used_
+  std::array<Queue, kMost> queues_;  // in the order of used_
   std::vector<std::size_t> used_;    // streams that have queues, in the order of their first op
   std::array<std::uint8_t, kStreams> place_ = [] {
     std::array<std::uint8_t, kStreams> all{};
     all.fill(kUnused);
     return all;
   }();
-  State state_;  // what is final
-  State ahead_;  // from there on, if nothing else is issued
+  State state_;  // the final part
+  State ahead_;  // the state after it, if nothing else is issued
 };
 
 }  // namespace orrery

@@ -84,7 +84,7 @@ OpCostModel::Spanned OpCostModel::span(const Op& op) const {
   return spanned;
 }
 
-// Of the first ranks of the stages; all their ranks have such groups.
+// The span of the first ranks of the stages; all their ranks have such groups.
 GroupSpan OpCostModel::span_of_stages(std::span<const std::uint16_t> stages) const {
   const std::int64_t stride = mesh_.stride(MeshAxis::pp), per_node = cluster_.node.devices;
   GroupSpan span;
@@ -104,20 +104,20 @@ GroupSpan OpCostModel::span_of_stages(std::span<const std::uint16_t> stages) con
 
 namespace {
 
-// Others use the NICs as well.
+// Other traffic uses the NICs, too.
 void slow_network(double times, CollectiveCost& cost) {
   cost.inter_seconds *= times;
   cost.inter_bound |= cost.inter_seconds > cost.intra_seconds;
   const double nodes_only = cost.inter_seconds + (cost.in_sequence ? cost.intra_seconds : 0);
-  // What narrows a group beyond its NICs stays as it is.
+  // Narrower links beyond the NICs keep their share.
   const double seconds = std::max(cost.seconds, cost.latency_seconds + nodes_only);
   cost.bus_bytes_per_second *= cost.seconds / seconds;
   cost.seconds = seconds;
 }
 
-constexpr std::size_t kMostLoads = 4096;  // of some kilobytes
+constexpr std::size_t kMostLoads = 4096;  // entries of some kilobytes
 
-// What a load depends on, of all that a mesh says.
+// The properties of a mesh on which a load depends.
 std::vector<std::int64_t> key_of(const Mesh& mesh, MeshGroup group) {
   std::vector<std::int64_t> key;
   int index = 0;
@@ -198,7 +198,7 @@ std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
     });
   };
   if (std::ranges::none_of(program.pieces, has_own_documents)) return -1;
-  std::vector<std::int64_t> ranks(static_cast<std::size_t>(mesh_.size(MeshAxis::cp)), 0);  // some at each place
+  std::vector<std::int64_t> ranks(static_cast<std::size_t>(mesh_.size(MeshAxis::cp)), 0);  // by place in cp: a rank
   for (std::int64_t rank = mesh_.ranks(); rank-- > 0;)
     ranks[static_cast<std::size_t>(mesh_.coordinate(rank, MeshAxis::cp))] = rank;
   std::vector<double> seconds(ranks.size(), 0);
@@ -280,7 +280,7 @@ std::shared_ptr<const FabricLoad> OpCostModel::load_of(std::span<const std::uint
   if (loads_met_.size() >= kMostLoads) loads_met_.clear();
   const MeshGroup pipeline = mesh_.group(MeshAxis::pp);
   std::vector<std::int64_t> key = key_of(mesh_, pipeline);
-  key.push_back(0);  // what follows is no digit
+  key.push_back(0);  // a separator: no digit is 0
   key.insert(key.end(), stages.begin(), stages.end());
   std::shared_ptr<const FabricLoad>& load = loads_met_[key];
   if (!load) {
@@ -317,7 +317,7 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
   const Spanned spanned = span(op);
-  // What libraries are told to do is of collectives; a ring's shift is routed where its plan says so.
+  // The program's forced algorithm applies to collectives; a ring shift is routed only if its plan says so.
   const CollectiveAlgorithm algorithm =
       op.algorithm == CollectiveAlgorithm::automatic && op.kind != OpKind::ring_shift ? algorithm_ : op.algorithm;
   CollectiveCost cost = algorithm == CollectiveAlgorithm::by_token
@@ -353,7 +353,7 @@ OpCost OpCostModel::kernel_cost(const Op& op, std::span<const Tensor> tensors, s
   OpCost cost;
   const KernelCost kernel = kernels_.cost(op, tensors, documents);
   cost.seconds = kernel.seconds;
-  if (instances > 1)  // one kernel over the tensors of all (a multi-tensor optimizer)
+  if (instances > 1)  // one kernel over the tensors of all instances (a multi-tensor optimizer)
     cost.seconds = kernel.flops > 0 ? kernel.seconds * static_cast<double>(instances)
                                     : kernels_.memory_seconds(op, kernel.bytes * static_cast<double>(instances));
   cost.seconds += (op.count - 1) * calibration_.kernel_fixed_seconds;

@@ -9,7 +9,7 @@ namespace {
 
 class StagePeakSearch {
  public:
-  // `first`: the stage's place in `bytes`.
+  // `first`: the stage's first index in `bytes`.
   StagePeakSearch(const Schedule& schedule, std::span<const ChunkBytes> bytes, std::size_t first,
                   const PeakOptions& options, StagePeak& peak)
       : split_(schedule.split_backward), bytes_(&bytes[first]), first_(first), options_(options), peak_(peak) {}
@@ -17,8 +17,8 @@ class StagePeakSearch {
   void run(const StageOrder& order) {
     section(order.prologue);
     if (order.repeats > 0) {
-      // What is held at the start of a repeat changes by the same counts each time, so bytes are linear in the repeat:
-      // the peak is in the first or the last.
+      // The bytes at the start of a repeat change by the same amount each time, so they are linear in the repeat: the
+      // peak is in the first or the last one.
       const double held_before = held_;
       const std::size_t at_before = at_;
       section(order.body);
@@ -35,7 +35,7 @@ class StagePeakSearch {
   void section(std::span<const Segment> segments) {
     for (const Segment& segment : segments) {
       if (segment.repeats == 0) continue;
-      double change = 0, fullest = -std::numeric_limits<double>::infinity();  // beyond what is held at its start
+      double change = 0, fullest = -std::numeric_limits<double>::infinity();  // relative to its start
       std::uint32_t where = 0;
       std::int64_t beside = -1;
       for (std::uint32_t i = 0; i < segment.size; ++i) {
@@ -52,7 +52,7 @@ class StagePeakSearch {
         }
         if (!forward) change += left_behind(slot.kind, b);
       }
-      // The same argument, one level down: in the last repeat if each leaves more behind, else in the first.
+      // The same argument one level down: the peak is in the last repeat if each leaves more behind, else in the first.
       const std::uint32_t before = change > 0 ? segment.repeats - 1 : 0;
       const double bytes = held_ + before * change + fullest;
       if (bytes > peak_.bytes)
@@ -70,7 +70,7 @@ class StagePeakSearch {
     return options_.pair && i + 1 < segment.size && StageOrder::is_pair(segment.slots[i], segment.slots[i + 1]);
   }
 
-  // By a backward or a weight gradient.
+  // Change in bytes after a backward or a weight gradient.
   double left_behind(SlotKind kind, const ChunkBytes& b) const {
     if (!split_) return -b.saved;
     return kind == SlotKind::backward ? b.kept - b.saved : -b.kept;
@@ -82,13 +82,13 @@ class StagePeakSearch {
   const PeakOptions& options_;
   StagePeak& peak_;
   double held_ = 0;
-  std::size_t at_ = 0;  // slots before
+  std::size_t at_ = 0;  // number of slots before
 };
 
-// Follows, slot by slot, how many bytes of PeakOptions::gradients a stage holds.
+// Follows, slot by slot, the bytes of PeakOptions::gradients that a stage holds.
 class HeldGradients {
  public:
-  // `of_chunks`: bytes of each chunk; empty where there are none.
+  // `of_chunks`: bytes by chunk; empty if there are none.
   HeldGradients(const StageOrder& order, std::span<const double> of_chunks) : of_chunks_(of_chunks) {
     if (of_chunks_.empty()) return;
     left_.resize(of_chunks_.size());
@@ -108,12 +108,12 @@ class HeldGradients {
 
  private:
   std::span<const double> of_chunks_;
-  std::vector<std::int64_t> left_;  // slots that are to come
+  std::vector<std::int64_t> left_;  // by chunk: slots still to come
   std::vector<bool> met_;
   double bytes_ = 0;
 };
 
-// Looks at every slot. `micro_batch_class` may be empty.
+// Goes through every slot. `micro_batch_class` may be empty.
 void peak_bytes_plain(const Schedule& schedule, std::span<const std::int32_t> stage_class,
                       std::span<const ChunkBytes> bytes, std::span<const std::uint8_t> micro_batch_class,
                       std::size_t micro_batch_classes, std::vector<StagePeak>& out, const PeakOptions& options) {
@@ -205,7 +205,7 @@ void count_held(const Schedule& schedule, std::size_t stage, std::size_t at,
 }
 
 void count_held(const Schedule& schedule, std::size_t stage, std::size_t at, std::span<HeldMicroBatches> held) {
-  std::size_t left = at;  // slots before it
+  std::size_t left = at;  // number of slots before it
   const auto count = [&](const Slot& slot, std::int64_t times) {
     HeldMicroBatches& of = held[slot.chunk];
     if (slot.kind == SlotKind::forward) {
@@ -217,7 +217,7 @@ void count_held(const Schedule& schedule, std::size_t stage, std::size_t at, std
       of.awaiting_weight_gradient -= times;
     }
   };
-  // `times` over, if as many slots are left; else as far as they go.
+  // Runs the segments `times` times, or until `left` slots have passed.
   const auto section = [&](std::span<const Segment> segments, std::size_t times) {
     for (const Segment& segment : segments) {
       const std::size_t all = segment.repeats * times, whole = std::min(all, left / segment.size);

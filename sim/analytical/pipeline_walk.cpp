@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kNotYet = -1;
 
-// A place in a stage's order that moves on slot by slot.
+// A position in a stage's order that advances slot by slot.
 class Cursor {
  public:
   Cursor() = default;
@@ -38,14 +38,14 @@ class Cursor {
     settle();
   }
   std::size_t count() const { return count_; }
-  // Repeats of the body that have begun; one more behind them.
+  // Repeats of the body that have begun; one more in the epilogue.
   std::uint32_t rounds_begun() const { return in_epilogue_ ? round_ + 1 : round_; }
-  // Leaves out repeats of the body that have not begun.
+  // Skips repeats of the body that have not begun.
   void skip_rounds(std::uint32_t rounds) {
     order_.repeats -= rounds;
     epilogue_shift_ -= rounds * order_.advance;
   }
-  // The slot behind is of the same pattern.
+  // Whether the next slot belongs to the same pattern.
   bool goes_on() const { return index_ + 1 < segment_->size; }
 
  private:
@@ -71,7 +71,7 @@ class Cursor {
   StageOrder order_;
   const Segment *segment_ = nullptr, *end_ = nullptr;
   std::uint32_t index_ = 0, repeat_ = 0, shift_ = 0, round_ = 0;
-  std::uint32_t epilogue_shift_ = 0;  // downwards
+  std::uint32_t epilogue_shift_ = 0;  // counts downwards
   bool in_epilogue_ = false;
   std::size_t count_ = 0;
 };
@@ -81,10 +81,10 @@ std::string describe(std::size_t stage, std::size_t index, const Slot& slot) {
                      slot.micro_batch, slot.chunk);
 }
 
-// Who sits where, and how far apart.
+// The stages of the positions, and the hops between them.
 struct Geometry {
-  std::vector<std::int32_t> stage_at;  // [position]
-  std::vector<double> hop_before;      // [position]: from position - 1; 0 on the same stage
+  std::vector<std::int32_t> stage_at;  // by position
+  std::vector<double> hop_before;      // by position: from position - 1; 0 on the same stage
 
   void build(const Schedule& schedule, std::span<const double> hop_seconds) {
     const std::size_t p = schedule.stages.size(), positions = schedule.position.size();
@@ -126,7 +126,7 @@ struct Recorder {
 
 class PlainWalk {
  public:
-  // `skips`: leaves out repeats of the orders' bodies that would take as long as those before.
+  // `skips`: skips repeats of the orders' bodies that would take as long as those before.
   template <class Record>
   void run(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out, Record& record,
            bool skips = false) {
@@ -187,11 +187,11 @@ class PlainWalk {
 
   struct Skipped {
     double seconds = 0, times = 0;
-    std::vector<StageClock> of_stages;  // the busy and transfer seconds that `times` add
+    std::vector<StageClock> of_stages;  // the busy and transfer seconds that are to be added `times` times
   };
-  // Walks round by round until the state of all stages is an earlier one but for a constant (PeriodFinder), and takes
-  // as many rounds from the orders as are sure to go on so. The state: when stages are free, and the ends of what is in
-  // flight.
+  // Walks round by round until the state of all stages equals an earlier one up to a constant (PeriodFinder), and
+  // removes as many rounds from the orders as must continue in this way. The state consists of the times at which
+  // stages are free, and of the ends of the slots in flight.
   template <class Record>
   Skipped skip_rounds(const Schedule& schedule, PipelineClock& out, Record& record) {
     const std::size_t p = cursors_.size();
@@ -201,10 +201,10 @@ class PlainWalk {
       rounds = std::min(rounds, stage.repeats);
       if (stage.advance != advance_by) return {};
     }
-    constexpr std::uint32_t kInFlight = 6;  // rounds, most: looked at in the state; fewer are left before the end
+    constexpr std::uint32_t kInFlight = 6;  // most rounds in the state; fewer are left before the end
     if (rounds < 2 * kInFlight) return {};
     std::optional<rows::PeriodFinder> finder;
-    std::vector<std::vector<StageClock>> after;  // rounds since the finder began
+    std::vector<std::vector<StageClock>> after;  // by round since the finder began
     std::vector<double> in_flight;
     std::vector<char> known, known_before;
     const std::size_t sites = ends_.size() / micro_batches_;
@@ -224,7 +224,7 @@ class PlainWalk {
       }
       std::size_t done = 0;
       for (const Cursor& cursor : cursors_) done += cursor.count();
-      if (done != sites * begin + in_flight.size()) return {};  // more is in flight
+      if (done != sites * begin + in_flight.size()) return {};  // more slots are in flight
       if (!finder || known != known_before) {
         finder.emplace(snapshot_, far_snapshot_, static_cast<rows::Index>(p));
         after.clear();
@@ -249,13 +249,14 @@ class PlainWalk {
     return {};
   }
 
-  // One kind of slot of one chunk: what it needs from elsewhere and whom it feeds; -1: none.
+  // One kind of slot of one chunk: the slots that it depends on, and the stages that it receives from and sends to; -1:
+  // none.
   struct Site {
     double* end = nullptr;           // [micro-batch]: end of the slot, or kNotYet
-    const double* before = nullptr;  // of the kind that comes before it on its stage; null for forwards
-    const double* input = nullptr;   // of the slot it depends on
+    const double* before = nullptr;  // ends of the kind that comes before it on its stage; null for forwards
+    const double* input = nullptr;   // ends of the slot that it depends on
     double first = 0, usual = 0, last = 0;
-    const ChunkSeconds* of_class = nullptr;  // of class 0, where micro-batches differ
+    const ChunkSeconds* of_class = nullptr;  // if micro-batches differ: of class 0
     double from_hop = 0, to_hop = 0;
     std::int32_t from = -1, to = -1;  // other stages only
   };
@@ -280,7 +281,7 @@ class PlainWalk {
           site.usual = seconds[kind].usual;
           site.of_class = &seconds;
           site.last = seconds_of(seconds[kind], count - 1, count);
-          // A forward comes from below and goes up, a backward the other way.
+          // A forward comes from the position below and goes to the one above; a backward does the reverse.
           if (kind == 2) continue;
           const auto link = [&](bool exists, std::size_t other, std::size_t boundary, std::int32_t& stage,
                                 double& hop) {
@@ -300,13 +301,13 @@ class PlainWalk {
     return &sites_[(stage * chunks_ + slot.chunk) * kSlotKinds + static_cast<std::size_t>(slot.kind)];
   }
 
-  // Why the slot cannot run at this place of the order; null if it can.
+  // The reason why the slot cannot run at this place of the order; null if it can.
   const char* fault(std::size_t stage, const Slot& slot) const {
     if (slot.micro_batch >= micro_batches_ || slot.chunk >= chunks_) return " does not exist";
     const Site* at = site(stage, slot);
     if (at->end == nullptr) return " in a schedule whose backwards are whole";
     if (at->end[slot.micro_batch] != kNotYet) return " runs twice";
-    // What it needs of its own stage comes earlier in the order, or never.
+    // A slot that it needs on its own stage comes earlier in the order, or never.
     if (at->before != nullptr && at->before[slot.micro_batch] == kNotYet)
       return slot.kind == SlotKind::backward ? " comes before its forward" : " comes before its backward";
     return nullptr;
@@ -349,7 +350,7 @@ class PlainWalk {
       const double seconds = seconds_at(at, slot) + longer_behind_last(stage, slot);
       const double end = begin + seconds;
       record.slot(stage, slot, begin, end);
-      if (cursor.count() == 0) clock.first_forward_begin = begin;  // nothing can precede a forward
+      if (cursor.count() == 0) clock.first_forward_begin = begin;  // nothing precedes a forward
       if (slot.kind == SlotKind::backward) clock.last_backward_end = end;
       clock.busy_seconds += seconds;
       at.end[slot.micro_batch] = end;
@@ -381,7 +382,8 @@ class PlainWalk {
     return slot.micro_batch == 0 ? at.first : slot.micro_batch + 1 == micro_batches_ ? at.last : at.usual;
   }
 
-  // Returns what the slot takes longer because a chunk's last slot is behind it (PipelineCosts::behind_last).
+  // Returns the seconds that the slot takes in addition because a chunk's last slot is behind it
+  // (PipelineCosts::behind_last).
   double longer_behind_last(std::size_t stage, const Slot& slot) {
     if (behind_.empty()) return 0;
     std::span<const double>& left = behind_[stage];
@@ -397,7 +399,7 @@ class PlainWalk {
     return longer;
   }
 
-  // False: an input has not come yet.
+  // Returns false if an input has not arrived yet.
   template <class Record>
   bool advance_pair(std::size_t stage, const Slot& f, const Slot& b, double& now, StageClock& clock, Record& record) {
     if (const char* why = fault(stage, b))
@@ -418,7 +420,7 @@ class PlainWalk {
     double from = begin;
     for (const Slot* slot : {&f, &b}) {
       const Site& at = *site(stage, *slot);
-      // For a picture: one behind the other.
+      // For pictures: one after the other.
       const double share = seconds_at(at, *slot) / (seconds_at(*site(stage, f), f) + seconds_at(*site(stage, b), b));
       const double to = slot == &b ? end : from + share * seconds;
       if (at.from >= 0) record.transfer(at.from, stage, at.input[slot->micro_batch], from);
@@ -451,12 +453,12 @@ class PlainWalk {
   std::span<const double> behind_last_;
   std::size_t slots_behind_ = 0;
   SlotKind last_kind_ = SlotKind::backward;
-  std::vector<std::span<const double>> behind_;  // [stage]: of the slots to come
-  std::vector<std::size_t> first_chunk_;  // [stage]: in pair_saves_
+  std::vector<std::span<const double>> behind_;  // by stage: for the slots to come
+  std::vector<std::size_t> first_chunk_;         // by stage: its first index in pair_saves_
   std::vector<Site> sites_;               // [(stage * chunks + chunk) * kSlotKinds + kind]
   std::vector<double> ends_;              // [(kind * positions + position) * micro_batches + micro_batch]
   std::vector<Cursor> cursors_;
-  std::uint32_t last_round_ = 0;  // no stage goes beyond it
+  std::uint32_t last_round_ = 0;  // no stage goes beyond this round
   std::vector<double> snapshot_, far_snapshot_;
   std::vector<double> now_;
   std::vector<char> waiting_;
@@ -495,7 +497,7 @@ void PipelineWalker::walk(const Schedule& schedule, const PipelineCosts& costs, 
     for (std::int64_t c = 0; c < schedule.chunks; ++c)
       for (int kind = 0; kind < kinds; ++kind) busy += total_seconds(seconds[c][kind], schedule.micro_batches);
     if (!costs.behind_last.empty())
-      // Rows of all chunks but the model's first one: after its last backward a stage has no slots.
+      // The rows of all chunks but the model's first: after the first chunk's last backward, a stage has no slots.
       for (std::size_t i = 0; i < static_cast<std::size_t>(schedule.chunks - 1) * costs.slots_behind; ++i)
         busy += costs.behind_last[(static_cast<std::size_t>(costs.stage_class[s] * schedule.chunks) + 1) *
                                       costs.slots_behind + i];

@@ -1,5 +1,5 @@
-// Puts a clock on a Schedule: when each slot of each stage begins and ends, given how long the slots and the transfers
-// between stages take. Memory of a stage follows from its order alone and is answered apart.
+// Gives a Schedule a clock: when each slot of each stage begins and ends, from the seconds of slots and of transfers
+// between stages. A stage's memory follows from its order alone and has functions of its own (peak_bytes).
 //
 // Rules. A stage runs its slots in order, one at a time, from time 0.
 // - Overlapped transfers (schedule.blocking_transfers false): a slot starts when the stage is free and its input has
@@ -34,18 +34,19 @@ using ChunkSeconds = std::array<SlotSeconds, kSlotKinds>;  // by SlotKind
 struct PipelineCosts {
   std::span<const std::int32_t> stage_class;  // [stage]: row of `seconds`
   std::span<const ChunkSeconds> seconds;      // [class * chunks + chunk]; see micro_batch_class
-  std::span<const double> hop_seconds;        // [position]: from its chunk to the next and back; on one stage none
-  // [class * chunks + chunk], of Schedule::pairs: by how much a forward and a backward of the chunk are shorter beside
-  // each other. Of two chunks each gives half. Empty: slots do not pair.
+  std::span<const double> hop_seconds;        // by position: to the next chunk and back; empty on one stage
+  // [class * chunks + chunk], for Schedule::pairs: the time by which a forward and a backward of the chunk are shorter
+  // when they run at the same time. If the two are of different chunks, each contributes half. Empty: slots do not
+  // pair.
   std::span<const double> pair_saves = {};
-  // Where micro-batches differ: of each its class, of so many. `seconds` and `pair_saves` are then
-  // [(class of stages * micro_batch_classes + class of micro-batches) * chunks + chunk]. Empty: they are alike.
+  // If micro-batches differ: the class of each, and the number of classes. `seconds` and `pair_saves` are then [(class
+  // of stages * micro_batch_classes + class of micro-batches) * chunks + chunk]. Empty: all are alike.
   std::span<const std::uint8_t> micro_batch_class = {};
   std::size_t micro_batch_classes = 1;
   // [(class * chunks + chunk) * slots_behind + i]: seconds that the stage's i-th slot after the chunk's last backward
-  // takes longer, because of work that the chunk has left on other streams. Where backwards are split, it is the i-th
-  // after the chunk's last weight gradient. After another chunk's last backward that chunk's row counts instead. Empty:
-  // no slot takes longer. Must be empty with Schedule::pairs.
+  // takes in addition, because of work that the chunk has left on other streams. If backwards are split, it is the i-th
+  // slot after the chunk's last weight gradient. From another chunk's last backward on, that chunk's row counts
+  // instead. Empty: none. Must be empty with Schedule::pairs.
   std::span<const double> behind_last = {};
   std::size_t slots_behind = 0;  // entries in each row of behind_last
 
@@ -57,9 +58,9 @@ struct PipelineCosts {
 struct StageClock {
   double first_forward_begin = 0;
   double last_backward_end = 0;  // of any chunk; weight gradients may follow
-  double finish = 0;             // the stream is free: end of the last slot and, if blocking, of its send
-  double busy_seconds = 0;       // in slots
-  double transfer_seconds = 0;   // the stream is occupied by transfers; 0 unless blocking
+  double finish = 0;             // when the stream is free: after the last slot and, if blocking, its send
+  double busy_seconds = 0;       // seconds of slots
+  double transfer_seconds = 0;   // seconds for which transfers occupy the stream; 0 unless blocking
 };
 
 struct PipelineClock {
@@ -71,15 +72,15 @@ struct PipelineClock {
   }
 };
 
-// Throws std::logic_error, naming stage and slot, when the schedule cannot be run: a slot waits for one that comes
-// after it, does not exist, or has run before; consecutive positions on stages that are not neighbours.
+// Throws std::logic_error, naming stage and slot, if the schedule cannot run: a slot waits for one that comes after it
+// or does not exist; a slot runs twice; or consecutive positions are on stages that are not neighbours.
 //
-// Exact: equal to walking every slot up to rounding (tests: 1e-9). Cost: the orders of gpipe, 1f1b, zb-h1 and the
-// interleaved schedule form rows of slots that do not depend on each other; a row is a vector operation, and rows that
-// repeat are skipped. 1F1B with p=64, m=512: 11 us, 25 us where nothing repeats; p=8, m=64: 1 us. GPipe is solved in
-// closed form. Other orders (zb-v), blocking transfers in any but 1F1B's, and micro-batches that differ: slot by slot,
-// 15 ns each; of orders with a body (the interleaved one's) until its rounds repeat.
-// Keeps its storage from call to call. Not thread-safe.
+// Exact: equal to walking every slot, up to rounding (tests: 1e-9). Cost: the orders of gpipe, 1f1b, zb-h1 and the
+// interleaved schedule form rows of slots that do not depend on each other; a row is one vector operation, and rows
+// that repeat are skipped. 1F1B with p=64, m=512: 11 us, or 25 us if nothing repeats; p=8, m=64: 1 us. GPipe has a
+// closed form. Slot by slot, at 15 ns each, go other orders (zb-v), blocking transfers in orders other than 1F1B, and
+// micro-batches that differ; orders with a body (the interleaved one) only until their rounds repeat.
+// Keeps its storage between calls. Not thread-safe.
 class PipelineWalker {
  public:
   PipelineWalker();
@@ -92,7 +93,7 @@ class PipelineWalker {
   // The same, slot by slot: the reference for walk().
   void walk_plain(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out);
 
-  // Slots that the last walk went through one by one: for tests of what is left out.
+  // Number of slots that the last walk went through one by one, for tests.
   std::size_t slots_walked() const;
 
  private:
@@ -105,66 +106,65 @@ struct SlotRecord {
   Slot slot;
   double begin_seconds = 0, end_seconds = 0;
 };
-// A message: from the end of the slot that produces it to the begin of the one that uses it.
+// A message, from the end of the slot that produces it to the start of the slot that uses it.
 struct TransferRecord {
   std::int32_t from_stage = 0, to_stage = 0;
   double from_seconds = 0, to_seconds = 0;
 };
 struct PipelineTimeline {
-  std::vector<SlotRecord> slots;          // by stage, in order
+  std::vector<SlotRecord> slots;          // by stage, then in order
   std::vector<TransferRecord> transfers;  // in the order of the receiving slots
 };
 void walk_timeline(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& clock, PipelineTimeline& out);
 
 // Bytes that a micro-batch holds on a stage. During a slot the stage holds everything in flight, its own micro-batch
-// included, and the slot's transient bytes on top.
+// included, and in addition the slot's transient bytes.
 struct ChunkBytes {
   double saved = 0;  // from the start of its forward to the end of its backward
-  double kept = 0;   // from the end of its backward to the end of its weight_gradient, if that is a slot of its own
+  double kept = 0;   // from then to the end of its weight_gradient, if that is a slot of its own
   std::array<double, kSlotKinds> transient{};  // by SlotKind
 };
 
 struct StagePeak {
   double bytes = 0;
-  SlotKind slot = SlotKind::forward;  // the slot that runs at the peak, its chunk, and its class of micro-batches
+  SlotKind slot = SlotKind::forward;  // the slot at the peak, its chunk, its class of micro-batches
   std::uint16_t chunk = 0;
   std::uint8_t micro_batch_class = 0;
-  std::size_t at = 0;  // the number of that slot in the stage's order, from 0
-  // Where that slot is the backward of a pair: [class of micro-batches * chunks + chunk] of the forward beside it. -1:
-  // it is in no pair.
+  std::size_t at = 0;  // number of that slot in the stage's order, from 0
+  // If that slot is the backward of a pair: [class of micro-batches * chunks + chunk] of the forward that runs with it.
+  // -1: it is not in a pair.
   std::int64_t beside = -1;
-  double gradient_bytes = 0;  // the part of `bytes` that PeakOptions::gradients adds
+  double gradient_bytes = 0;  // the part of `bytes` from PeakOptions::gradients
 };
 
 struct PeakOptions {
-  // For Schedule::pairs: the most bytes that a forward and the backward beside it hold beyond all that both
-  // micro-batches save. Arguments: their places in `bytes`. Null: the backward of a pair begins when its forward has
-  // ended.
+  // For Schedule::pairs: the most bytes that a forward and the backward of its pair hold beyond what both micro-batches
+  // save. Arguments: their indices into `bytes`. Null: the backward of a pair begins when its forward has ended.
   std::function<double(std::size_t forward, std::size_t backward)> pair;
-  // Bytes that are held from a chunk's first backward to its last one (to its last weight gradient, where backwards are
-  // split), in the order of `bytes`. Where micro-batches differ, only the rows of the first class count. Unless it is
-  // empty, the cost is linear in slots.
+  // Bytes held from a chunk's first backward to its last one (to its last weight gradient if backwards are split), in
+  // the order of `bytes`. If micro-batches differ, only the rows of the first class count. Unless it is empty, the cost
+  // is linear in slots.
   std::span<const double> gradients = {};
 };
 
-// The fullest instant of each stage. `bytes`: [class * chunks + chunk]. Does not depend on durations, as what a stage
-// holds changes with its own slots only. Cost: linear in segments, not in micro-batches.
+// The fullest instant of each stage. `bytes`: [class * chunks + chunk]. It does not depend on durations, because the
+// bytes of a stage change with its own slots only. Cost: linear in segments, not in micro-batches.
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
                 std::vector<StagePeak>& out, const PeakOptions& options = {});
-// The same where micro-batches differ; `bytes`: [(class * micro_batch_classes + class of micro-batches) * chunks +
-// chunk]. Each slot with what is in flight then, micro-batch by micro-batch: linear in slots.
+// The same if micro-batches differ. `bytes`: [(class * micro_batch_classes + class of micro-batches) * chunks + chunk].
+// Goes through slots and micro-batches in flight one by one: linear in slots.
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
                 std::span<const std::uint8_t> micro_batch_class, std::size_t micro_batch_classes,
                 std::vector<StagePeak>& out, const PeakOptions& options = {});
 
-// Micro-batches of a chunk.
+// Counts of a chunk's micro-batches.
 struct HeldMicroBatches {
-  std::int64_t in_flight = 0;                 // between the start of their forward and the end of their backward
-  std::int64_t awaiting_weight_gradient = 0;  // that wait for, or are in, their weight_gradient
+  std::int64_t in_flight = 0;                 // between the start of the forward and the end of the backward
+  std::int64_t awaiting_weight_gradient = 0;  // waiting for, or in, their weight_gradient
 };
-// While slot `at` of the stage runs; adds to `held`, by chunk. Linear in segments.
+// While slot `at` of the stage runs. Adds to `held`, by chunk. Cost: linear in segments.
 void count_held(const Schedule& schedule, std::size_t stage, std::size_t at, std::span<HeldMicroBatches> held);
-// The same where micro-batches differ; `held`: [class of micro-batches * chunks + chunk]. Linear in slots.
+// The same if micro-batches differ. `held`: [class of micro-batches * chunks + chunk]. Cost: linear in slots.
 void count_held(const Schedule& schedule, std::size_t stage, std::size_t at,
                 std::span<const std::uint8_t> micro_batch_class, std::span<HeldMicroBatches> held);
 

@@ -1,4 +1,4 @@
-// What the walks over rows of slots share. Internal to sim/analytical: pipeline_rows.h is how they are used.
+// Helpers shared by the walks over rows of slots. Internal to sim/analytical; pipeline_rows.h uses them.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 #include "sim/analytical/pipeline_rows.h"
 
-// Rows are loops over stages without dependencies between them; wider vectors pay where the machine has them (AVX-512
-// gains nothing over AVX2 here). (Sanitizers cannot run the resolver functions that this needs.)
+// Rows are loops over stages without dependencies between them. Wider vectors pay if the machine has them (AVX-512
+// gains nothing over AVX2 here). Sanitizers cannot run the resolver functions that this needs.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__) && defined(__OPTIMIZE__)
 #define ORRERY_VECTOR_CLONES __attribute__((target_clones("avx2", "default")))
@@ -23,18 +23,19 @@ namespace orrery::rows {
 using Index = std::int64_t;
 inline constexpr double kNever = -std::numeric_limits<double>::infinity();
 
-// Detects that rows repeat. The state x_t of all stages after row t obeys x_{t+1} = A_t x_t in the max-plus algebra,
-// with A_t of a fixed period. If x_t = x_r + lambda in every component, with t - r a multiple of that period, then
-// x_{t + n(t-r)} = x_t + n lambda for all n (Baccelli et al. 1992, Synchronization and Linearity, section 3.7). If the
-// components differ from lambda by at most e, the error grows to n e at the most, as max-plus maps do not expand
-// distances; kTolerance keeps it below 1e-11 of the makespan.
+// Detects that rows repeat. The state x_t of all stages after row t satisfies x_{t+1} = A_t x_t in the max-plus
+// algebra, where A_t has a fixed period. If x_t = x_r + lambda in every component, and t - r is a multiple of that
+// period, then x_{t + n(t-r)} = x_t + n lambda for all n (Baccelli et al. 1992, Synchronization and Linearity, section
+// 3.7). If the components differ from lambda by at most e, the error grows to at most n e, because max-plus maps do not
+// expand distances; kTolerance keeps it below 1e-11 of the makespan.
 class PeriodFinder {
  public:
-  // Compares with two earlier states: one taken every 1, 2, 4, ... looks (finds short periods early), one every
-  // `stages` looks (finds the period of a schedule that is bound by the round trip of its `stages` micro-batches).
+  // Compares with two earlier states. One is taken every 1, 2, 4, ... looks and finds short periods early. The other is
+  // taken every `stages` looks and finds the period of a schedule that is bound by the round trip of its `stages`
+  // micro-batches.
   PeriodFinder(std::vector<double>& near, std::vector<double>& far, Index stages) : near_{near}, far_{far, 0, stages} {}
 
-  // The state is the two arrays one after the other. True when it repeats the state `looks()` looks ago.
+  // The state is the two arrays one after the other. Returns true if it repeats the state `looks()` looks ago.
   bool look(const double* a, Index na, const double* b, Index nb) {
     ++now_;
     for (Snapshot* then : {&near_, &far_}) {
@@ -57,9 +58,9 @@ class PeriodFinder {
 
   struct Snapshot {
     std::vector<double>& state;
-    Index at = 0, looks = 1;    // taken at this look, kept for so many
-    Index differs[2] = {0, 0};  // where each array last differed: likely to differ again near by
-    bool second = false;        // it was the second array
+    Index at = 0, looks = 1;    // number of the look at which it was taken; looks for which it is kept
+    Index differs[2] = {0, 0};  // where each array last differed: it is likely to differ nearby again
+    bool second = false;        // whether the second array differed
   };
 
   static void take(Snapshot& into, Index now, const double* a, Index na, const double* b, Index nb) {
@@ -96,7 +97,7 @@ class Arena {
     std::fill_n(at, n, 0.0);
     return at;
   }
-  double* take_unset(Index n) {  // with whatever was there
+  double* take_unset(Index n) {  // not initialised
     double* at = values_.data() + used_;
     used_ += n;
     return at;
@@ -107,7 +108,7 @@ class Arena {
   Index used_ = 0;
 };
 
-// Seconds of micro-batches [begin, end).
+// Seconds of micro-batches [begin, end) of m.
 inline double range_seconds(const SlotSeconds& s, Index begin, Index end, Index m) {
   if (begin >= end) return 0;
   double sum = static_cast<double>(end - begin) * s.usual;
@@ -116,7 +117,7 @@ inline double range_seconds(const SlotSeconds& s, Index begin, Index end, Index 
   return sum;
 }
 
-// `count` stages of a row, each with the token it works on. Returns with tokens and `own` at the ends of the slots.
+// Runs `count` stages of a row, each with the token it works on. On return, tokens and `own` are the ends of the slots.
 template <bool kAfter>
 inline __attribute__((always_inline)) void run_slots(Index count, double* __restrict own, double* __restrict token,
                                                      const double* __restrict hop, const double* __restrict seconds,
@@ -129,7 +130,7 @@ inline __attribute__((always_inline)) void run_slots(Index count, double* __rest
   }
 }
 
-// Which order a schedule is: every segment is compared with what the rows assume.
+// The orders that have rows. Every segment of a schedule is compared with the assumptions of the rows.
 enum class Order { other, gpipe, one_f_one_b, interleaved, interleaved_forwards_first };
 Order recognise(const Schedule& schedule);
 

@@ -1,7 +1,7 @@
-// GPipe: all forwards, then all backwards. The ends e(i) of one stage's pass over its micro-batches i obey
-// e(i) = max(e(i-1), a(i)) + d with a(i) the arrivals. If a is a maximum of lines over the usual micro-batches, so is
-// e: the same lines moved by d, and one line of slope d through the first of them (a is convex, so between waiting for
-// a(i) and having been busy since the first nothing else counts).
+// GPipe: all forwards, then all backwards. The ends e(i) of one stage's pass over its micro-batches i satisfy e(i) =
+// max(e(i-1), a(i)) + d, where a(i) are the arrivals. If a is a maximum of lines over the usual micro-batches, so is e:
+// the same lines moved by d, and one line of slope d through the first of them. (a is convex, so that only waiting for
+// a(i), and having been busy since the first micro-batch, can determine e.)
 #include "sim/analytical/rows.h"
 
 namespace orrery::rows {
@@ -11,7 +11,7 @@ class GpipePass {
  public:
   explicit GpipePass(Index m) : m_(m) {}
 
-  // The next stage along the pass, which is free at `free` and `hop` away.
+  // Adds the next stage of the pass, which is free at `free` and `hop` away.
   void stage(double hop, double free, const SlotSeconds& d) {
     const double first = std::max(free, first_ + hop) + seconds_of(d, 0, m_);
     double before_last = first;
@@ -33,7 +33,7 @@ class GpipePass {
 
  private:
   struct Line {
-    double slope, value;  // at the second micro-batch, less moved_
+    double slope, value;  // at the second micro-batch, relative to moved_
   };
   Index m_;
   double first_ = kNever, last_ = kNever, moved_ = 0;

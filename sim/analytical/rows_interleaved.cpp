@@ -3,18 +3,18 @@
 namespace orrery::rows {
 namespace {
 
-// Interleaved 1F1B. Slots are counted as Megatron-LM does, by virtual micro-batch k: chunk (k mod pv) / p of
-// micro-batch p (k / pv) + k mod p. Row t holds, on stage s, forward k = t - s and then backward k = t - offset + s.
-// Each needs only what its neighbour on the ring of stages left in row t - 1. Arrays run over u = p - 1 - s.
+// Interleaved 1F1B. Slots are counted by virtual micro-batch k, as in Megatron-LM: chunk (k mod pv) / p of micro-batch
+// p (k / pv) + k mod p. On stage s, row t holds forward k = t - s and then backward k = t - offset + s. Each depends
+// only on results of its neighbour on the ring of stages from row t - 1. Arrays run over u = p - 1 - s.
 struct RingRows {
-  Index p = 0, v = 0, n = 0, offset = 0;  // n = m v; shrinks when rows are skipped
-  Index last = 0;                         // n - 1 as it was at the start
+  Index p = 0, v = 0, n = 0, offset = 0;  // n = m v; decreases when rows are skipped
+  Index last = 0;                         // n - 1 at the start
   double* own = nullptr;
   double *forward = nullptr, *backward = nullptr;          // [chunk * p + u]
-  double *below = nullptr, *above = nullptr;               // likewise: hop from the position before, from the next
-  double *forward_now = nullptr, *backward_now = nullptr;  // [u], of the chunks of the row at hand
-  double *below_now = nullptr, *above_now = nullptr;       // likewise
-  // What the first and the last micro-batch take more than the usual one, [chunk * p + u].
+  double *below = nullptr, *above = nullptr;  // [chunk * p + u]: hop from the position before, after
+  double *forward_now = nullptr, *backward_now = nullptr;  // [u], for the chunks of the current row
+  double *below_now = nullptr, *above_now = nullptr;       // the same
+  // Seconds that the first and the last micro-batch take in addition to the usual one, [chunk * p + u].
   double *first_forward = nullptr, *last_forward = nullptr, *first_backward = nullptr, *last_backward = nullptr;
   const double* behind_last = nullptr;  // PipelineCosts::behind_last for p slots
   const std::int32_t* stage_class = nullptr;
@@ -23,7 +23,7 @@ struct RingRows {
   double* first_forward_end = nullptr;  // [u], filled
 };
 
-// Where a virtual micro-batch stands: k = run * p + place, chunk `run mod v`. Moves without divisions.
+// The position of a virtual micro-batch: k = run * p + place, chunk `run mod v`. Advances without divisions.
 struct Standing {
   Index place = 0, run = 0;  // run modulo v
   Standing(Index k, Index p, Index v) {
@@ -56,11 +56,11 @@ inline __attribute__((always_inline)) void run_pairs(Index count, double* __rest
   }
 }
 
-// kEdge: not all stages work on usual micro-batches, or not all in both directions.
+// kEdge: some stages do not work on usual micro-batches, or not in both directions.
 template <bool kEdge>
 inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_begin, Index t_end) {
   const Index p = r.p, v = r.v, n = r.n, period = p * v;
-  Standing f(t_begin, p, v), b(t_begin - r.offset + p - 1, p, v);  // of stage 0's forward, of the last stage's backward
+  Standing f(t_begin, p, v), b(t_begin - r.offset + p - 1, p, v);  // stage 0's forward, last stage's backward
   for (Index u = 0; u < p; ++u) {
     const Index f_at = (u < p - 1 - f.place ? f.run_before(v) : f.run) * p + u,
                 b_at = (v - 1 - (u <= b.place ? b.run : b.run_before(v))) * p + u;
@@ -68,12 +68,12 @@ inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_be
     r.backward_now[u] = r.backward[b_at], r.above_now[u] = r.above[b_at];
   }
   for (Index t = t_begin; t < t_end; ++t, f.next(p, v), b.next(p, v)) {
-    // Forward k = f0 + u and backward k = b0 - u of this row.
+    // Row t has forward k = f0 + u and backward k = b0 - u.
     const Index f0 = t - p + 1, b0 = t - r.offset + p - 1;
-    // What goes round the ring to its next chunk.
+    // Results that go around the ring to the next chunk.
     if (f.run > 0 && t < n) r.forward_tokens[t] = r.forward_tokens[t - p];
     if (b.run > 0 && b0 >= 0 && b0 < n) r.backward_tokens[r.last - b0] = r.backward_tokens[r.last - b0 + p];
-    // In each row one stage comes to a new chunk in each direction: it has the first place of a run.
+    // In each row, one stage starts a new chunk in each direction: its slot has the first place of a run.
     const Index first_f = p - 1 - f.place, first_b = b.place;
     const Index f_row = f.run * p, b_row = (v - 1 - b.run) * p;
     r.forward_now[first_f] = r.forward[f_row + first_f], r.below_now[first_f] = r.below[f_row + first_f];
@@ -89,7 +89,7 @@ inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_be
       if (begin < end)
         run_slots<false>(end - begin, r.own + begin, tokens + (at + begin), hop + begin, seconds + begin, nullptr);
     };
-    // Another stage has the last place of a run, of the run before unless that stage is the row's first.
+    // Another stage has the last place of a run; it is the run before, unless that stage is the row's first.
     slots(std::max<Index>(0, -f0), std::min(p, n - f0), r.forward_tokens, f0, r.below_now,
           r.forward_now);
     const Index last_f = first_f == 0 ? p - 1 : first_f - 1;
@@ -109,7 +109,7 @@ inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_be
     if (const Index k = b0 - last_b; k >= n - period && k < n)
       add(last_b, r.backward_tokens[r.last - k], r.last_backward[last_b_row + last_b]);
     if (r.behind_last == nullptr) continue;
-    // The last p micro-batches run behind the last backward of the chunk above, which slows them.
+    // The last p micro-batches run after the last backward of the chunk above, which slows them.
     for (Index u = std::max<Index>(0, b0 - n + 1); u < p && b0 - u >= n - period + p; ++u) {
       const Index chunk_above = v - (u <= b.place ? b.run : b.run_before(v));
       const Index slot = b.place - u + (u <= b.place ? 0 : p);
@@ -146,7 +146,7 @@ class Interleaved {
     run_rows(rows_, 0, t, true);
     PeriodFinder finder(storage_.snapshot, storage_.far_snapshot, p_);
     for (; t + period <= steady_end(); t += period) {
-      // State: when each stage is free, which is also the end of its latest backward, and of its latest forward.
+      // The state: when each stage is free (also the end of its latest backward), and the end of its latest forward.
       if (finder.look(rows_.own, p_, rows_.forward_tokens + (t - p_), p_)) {
         const Index rows = finder.looks() * period, times = std::max<Index>(0, (steady_end() - t) / rows);
         rows_.n -= times * rows;
@@ -178,7 +178,7 @@ class Interleaved {
     rows_.behind_last = costs_.behind_last.empty() ? nullptr : costs_.behind_last.data();
     rows_.stage_class = costs_.stage_class.data();
     rows_.offset = 2 * (p_ - 1) + (v_ - 1) * p_;
-    // Forward n-1 of stage s is in row n-1+s, its backward 0 in row offset-s.
+    // Forward n-1 of stage s is in row n-1+s, backward 0 in row offset-s.
     if (forwards_first) rows_.offset = std::max(rows_.offset, rows_.n - 1 + 2 * (p_ - 1));
     Arena arena(storage_.values, (6 + 8 * v_) * p_);
     for (double** array : {&rows_.own, &rows_.first_forward_end, &rows_.forward_now, &rows_.backward_now,
@@ -196,13 +196,13 @@ class Interleaved {
         rows_.above[at] = costs_.hop_seconds[position];
         rows_.forward[at] = f.usual;
         rows_.backward[at] = b.usual;
-        rows_.first_forward[at] = f.first - f.usual;  // m is at least p, which is at least 2
+        rows_.first_forward[at] = f.first - f.usual;  // m >= p >= 2
         rows_.last_forward[at] = f.last - f.usual;
         rows_.first_backward[at] = b.first - b.usual;
         rows_.last_backward[at] = b.last - b.usual;
       }
     }
-    // The model's first chunk waits for nothing; nor does its last one's backward, but for its own forward.
+    // The model's first chunk waits for nothing. The backward of its last chunk waits only for its own forward.
     storage_.forward_tokens.assign(static_cast<std::size_t>(rows_.n), kNever);
     storage_.backward_tokens.assign(static_cast<std::size_t>(rows_.n), kNever);
     rows_.forward_tokens = storage_.forward_tokens.data();

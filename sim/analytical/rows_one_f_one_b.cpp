@@ -1,57 +1,58 @@
-// 1F1B, also with split backwards.
+// 1F1B, with or without split backwards.
 #include "sim/analytical/rows.h"
 
 namespace orrery::rows {
 namespace {
 
-// One chunk per stage in 1F1B's order, with or without split backwards (1f1b, zb-h1). Row t holds, for the stages of
-// t's parity, the forward of micro-batch (t - s) / 2; for the others the backward of micro-batch (t - 2p + 1 + s) / 2.
-// Each needs only what its neighbour left in row t - 1.
+// One chunk per stage in 1F1B's order, with or without split backwards (1f1b, zb-h1). For stages of t's parity, row t
+// holds the forward of micro-batch (t - s) / 2; for the others the backward of micro-batch (t - 2p + 1 + s) / 2. Each
+// depends only on results of its neighbour from row t - 1.
 struct Half {  // the stages s = 2u + parity
   Index count = 0;
-  double* own = nullptr;   // when the stage is free; kNever before the first stage and behind the last
-  double* next = nullptr;  // the same one row later, in a pair of rows
+  double* own = nullptr;   // when the stage is free; kNever before the first stage and after the last
+  double* next = nullptr;  // the same one row later, when two rows are run together
   double *forward = nullptr, *backward = nullptr;
-  double *below = nullptr, *above = nullptr;                   // hop from the stage below, above
-  double *after_forward = nullptr, *after_backward = nullptr;  // occupied after the slot: sends, weight gradients
+  double *below = nullptr, *above = nullptr;                   // hop from the stage below, from the stage above
+  double *after_forward = nullptr, *after_backward = nullptr;  // time occupied after it: sends, weight gradients
 };
 
 struct ParityRows {
-  Index p = 0, m = 0;  // m shrinks when rows are skipped
+  Index p = 0, m = 0;  // m decreases when rows are skipped
   bool split = false, blocking = false;
   Half half[2];
-  Index last = 0;                     // m - 1 as it was at the start
+  Index last = 0;                     // m - 1 at the start
   double* forward_tokens = nullptr;   // [last - micro-batch]: end of its latest forward
   double* backward_tokens = nullptr;  // [micro-batch]
-  // What the first and the last micro-batch take more than the usual one, [stage].
+  // By stage: seconds that the first and the last micro-batch take in addition to the usual one.
   double *first_forward = nullptr, *last_forward = nullptr, *first_backward = nullptr, *last_backward = nullptr;
   double *weight_gradient = nullptr, *first_weight_gradient = nullptr;
-  double last_weight_gradient = 0;                                    // more, of stage 0
-  const double* hop = nullptr;                                        // [stage]
-  bool after() const { return split || blocking; }                    // stages are occupied after a slot
-  double *first_forward_end = nullptr, *last_backward_end = nullptr;  // [stage], filled
+  double last_weight_gradient = 0;                                    // in addition, on stage 0
+  const double* hop = nullptr;                                        // by stage
+  bool after() const { return split || blocking; }                    // whether stages are occupied after a slot
+  double *first_forward_end = nullptr, *last_backward_end = nullptr;  // by stage, filled
 };
 
 // kAfter: after_forward and after_backward are not all zero. kEdge: rows with first or last micro-batches, or in which
-// the extras change.
+// these change.
 template <bool kAfter, bool kEdge>
 inline __attribute__((always_inline)) void run_parity_rows(ParityRows& rows, Index t_begin, Index t_end) {
   const Index p = rows.p, m = rows.m;
   const auto exists = [p](Index s) { return static_cast<std::uint64_t>(s) < static_cast<std::uint64_t>(p); };
   const auto at = [&rows](Index s) -> Half& { return rows.half[s & 1]; };
   for (Index t = t_begin; t < t_end; ++t) {
-    // Stages with the first and the last forward, the first and the last backward.
+    // The stages with the first and the last forward, and with the first and the last backward.
     const Index first_f = t, last_f = t - 2 * (m - 1), first_b = 2 * p - 1 - t, last_b = 2 * m + 2 * p - 3 - t;
-    const Index first_w = t - 2 * p + 1;  // with the backward after which the weight gradients begin
+    const Index first_w = t - 2 * p + 1;  // the stage with the backward after which weight gradients begin
     if (kAfter && kEdge) {
       if (rows.split && exists(first_w)) at(first_w).after_backward[first_w >> 1] = rows.first_weight_gradient[first_w];
       if (rows.split && last_b == 0 && m > 1) rows.half[0].after_backward[0] += rows.last_weight_gradient;
       if (rows.blocking) {
-        // The forward that the first backward follows, and the last one: their send is part of an exchange.
+        // The forward that is followed by the first backward, and the last forward: their sends are parts of an
+        // exchange.
         const Index pairs = 2 * p - 2 - t;
         if (exists(pairs)) at(pairs).after_forward[pairs >> 1] = 0;
         if (exists(last_f)) at(last_f).after_forward[last_f >> 1] = 0;
-        // From the backward that no forward follows on, its send is seen.
+        // From the backward on that no forward follows, the send is exposed.
         const Index drain = t - 2 * m + 1;
         if (exists(drain) && drain > 0 && drain >= p - m) at(drain).after_backward[drain >> 1] = rows.hop[drain - 1];
         if (exists(first_b) && first_b > 0 && first_b < p - m)
@@ -60,8 +61,8 @@ inline __attribute__((always_inline)) void run_parity_rows(ParityRows& rows, Ind
     }
     const Index q = t & 1;
     const Half &f = rows.half[q], &b = rows.half[1 - q];
-    const Index up = (t - q) >> 1, down = (t - 2 * p + 2 - q) >> 1;  // the micro-batch at u is up - u, down + u
-    // Stages that have a slot in the row: all of them but at the edges.
+    const Index up = (t - q) >> 1, down = (t - 2 * p + 2 - q) >> 1;  // micro-batches at u: up - u, down + u
+    // The stages that have a slot in the row: all of them except at the edges.
     const Index f_begin = kEdge ? std::max<Index>(0, up - m + 1) : 0;
     const Index b_begin = kEdge ? std::max<Index>(0, -down) : 0;
     const Index f_count = (kEdge ? std::min(f.count, up + 1) : f.count) - f_begin;
@@ -92,8 +93,8 @@ inline __attribute__((always_inline)) void run_parity_rows(ParityRows& rows, Ind
   }
 }
 
-// Half a row of usual slots without extras. Tokens need not be kept: a slot's input is its neighbour's end in the row
-// before.
+// Half a row of usual slots without additional times. Tokens need not be stored: the input of a slot is its neighbour's
+// end in the row before.
 inline __attribute__((always_inline)) void run_row(Index count, const double* __restrict free,
                                                    const double* __restrict input, const double* __restrict hop,
                                                    const double* __restrict seconds, double* __restrict end) {
@@ -103,10 +104,10 @@ inline __attribute__((always_inline)) void run_row(Index count, const double* __
   }
 }
 
-// An even row (forwards of the even stages, backwards of the odd ones) and the odd one behind it, many times.
+// Runs an even row (forwards of even stages, backwards of odd ones) and the odd row after it, many times.
 ORRERY_VECTOR_CLONES void run_row_pairs(const ParityRows& rows, Index pairs) {
   const Half &even = rows.half[0], &odd = rows.half[1];
-  const Index n = even.count;  // odd stages may be one fewer
+  const Index n = even.count;  // there may be one odd stage fewer
   for (Index i = 0; i < pairs; ++i) {
     run_row(n, even.own, odd.own - 1, even.below, even.forward, even.next);
     run_row(n, odd.own, even.own + 1, odd.above, odd.backward, odd.next);
@@ -135,7 +136,7 @@ class SingleChunk {
 
   void walk() {
     prepare();
-    // Rows in which every stage works on a usual micro-batch, with the extras as they stay.
+    // Rows in which every stage works on a usual micro-batch, and additional times do not change.
     const Index steady_begin = split_ ? 3 * p_ - 1 : 2 * p_;
     const auto steady_end = [&] { return 2 * rows_.m - 2; };
     const auto end = [&] { return 2 * rows_.m + 2 * p_ - 2; };
@@ -152,7 +153,8 @@ class SingleChunk {
     PeriodFinder period(storage_.snapshot, storage_.far_snapshot, p_);
     while (t + 2 <= steady_end()) {
       run_usual(t + 2);
-      // A micro-batch's end at its latest stage is that stage's `own` up to a constant, so `own` is the whole state.
+      // The end of a micro-batch at its latest stage is that stage's `own` up to a constant, so that `own` is the whole
+      // state.
       if (period.look(rows_.half[0].own, rows_.half[0].count, rows_.half[1].own, rows_.half[1].count)) {
         const Index times = std::max<Index>(0, (steady_end() - t) / (2 * period.looks()));
         rows_.m -= times * period.looks();
@@ -165,7 +167,7 @@ class SingleChunk {
     run_rows(rows_, t, end(), true);
     for (Index s = 0; s < p_; ++s) {
       StageClock& clock = out_.stages[s];
-      double weight_gradients = 0;  // those that ran after no backward
+      double weight_gradients = 0;  // those that run after no backward
       if (split_) weight_gradients = range_seconds(seconds(s, SlotKind::weight_gradient), m_ - std::min(s, m_), m_, m_);
       clock.first_forward_begin = rows_.first_forward_end[s] - seconds_of(seconds(s, SlotKind::forward), 0, m_);
       clock.last_backward_end = rows_.last_backward_end[s] + skipped;
@@ -179,10 +181,10 @@ class SingleChunk {
     return costs_.seconds[costs_.stage_class[s]][static_cast<std::size_t>(kind)];
   }
   double hop(Index s) const { return costs_.hop_seconds[s]; }
-  // What micro-batch i takes more than the usual one.
+  // Seconds that micro-batch i takes in addition to the usual one.
   double more(const SlotSeconds& d, Index i) const { return seconds_of(d, i, m_) - d.usual; }
 
-  // What a stage's slots take; of the first and the last micro-batch what is more.
+  // Seconds of a stage's slots; for the first and the last micro-batch the additional seconds.
   struct Stage {
     double forward = 0, backward = 0;
     double first_forward = 0, last_forward = 0, first_backward = 0, last_backward = 0;
@@ -197,7 +199,7 @@ class SingleChunk {
     return of;
   }
 
-  // Pairs of rows leave no tokens behind: puts what row t, an even one, reads where the other rows look for it.
+  // Pairs of rows store no tokens: puts the inputs of the even row t where the other rows read them.
   void place_tokens(Index t) {
     const Half &even = rows_.half[0], &odd = rows_.half[1];
     double* forward = rows_.forward_tokens + (rows_.last - t / 2);
@@ -233,7 +235,7 @@ class SingleChunk {
          {&rows_.first_forward, &rows_.last_forward, &rows_.first_backward, &rows_.last_backward,
           &rows_.weight_gradient, &rows_.first_weight_gradient, &rows_.first_forward_end, &rows_.last_backward_end})
       *array = arena.take_unset(p_);
-    Stage like;  // of the stage's class
+    Stage like;  // a stage of the same class
     for (Index s = 0; s < p_; ++s) {
       if (s == 0 || costs_.stage_class[s] != costs_.stage_class[s - 1]) like = stage(s);
       Half& half = rows_.half[s & 1];
@@ -255,14 +257,14 @@ class SingleChunk {
         if (s == 0) rows_.last_weight_gradient = more(w, m_ - 1);
       }
     }
-    // The first stage waits for nothing: time 0.
+    // The first stage waits for nothing: its inputs arrive at time 0.
     storage_.forward_tokens.assign(static_cast<std::size_t>(m_), 0.0);
     storage_.backward_tokens.assign(static_cast<std::size_t>(m_), 0.0);
     rows_.forward_tokens = storage_.forward_tokens.data();
     rows_.backward_tokens = storage_.backward_tokens.data();
   }
 
-  // Receives, and the sends that no exchange hides.
+  // Seconds of receives, and of sends that no exchange hides.
   double transfer_seconds(Index s) const {
     const double m = static_cast<double>(m_);
     double sum = 0;

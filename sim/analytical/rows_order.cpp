@@ -1,10 +1,10 @@
-// Which schedules are rows: looks at the slots, not at a name.
+// Recognises schedules that form rows, by their slots and not by a name.
 #include "sim/analytical/rows.h"
 
 namespace orrery::rows {
 namespace {
 
-// Which kinds a pattern holds, at most one each, in the order forward, backward, weight gradient.
+// The slots of a pattern by kind, at most one of each, in the order forward, backward, weight gradient.
 struct Kinds {
   const Slot *f = nullptr, *b = nullptr, *w = nullptr;
   bool valid = false;
@@ -19,9 +19,9 @@ inline Kinds kinds_of(const Segment& segment) {
   return k;
 }
 
-// Stage s of a single-chunk order: forwards, backwards and weight gradients each in the order of micro-batches;
-// min(m, lead + i + 1) forwards before backward i; weight gradient i after backward min(m - 1, i + s), at once if not
-// the last.
+// Whether it is stage s of a single-chunk order. Forwards, backwards and weight gradients are each in the order of
+// micro-batches. There are min(m, lead + i + 1) forwards before backward i. Weight gradient i follows backward min(m -
+// 1, i + s), immediately unless that is the last.
 bool is_single_chunk(const StageOrder& order, Index s, Index m, Index lead, bool split) {
   if (order.repeats > 0) return false;
   Index f = 0, b = 0, w = 0;
@@ -48,9 +48,9 @@ bool is_single_chunk(const StageOrder& order, Index s, Index m, Index lead, bool
   return section(order.prologue) && section(order.epilogue) && f == m && b == m && w == (split ? m : 0);
 }
 
-// A count of virtual micro-batches that moves in runs.
+// A count of virtual micro-batches that advances in runs.
 struct VirtualCount {
-  Index total = 0, place = 0, run = 0, first = 0;  // chunk run `run`, at micro-batch first + place
+  Index total = 0, place = 0, run = 0, first = 0;  // run `run` of chunks, at micro-batch first + place
 
   bool is(const Slot& slot, Index chunk, Index count, Index p) const {
     return slot.chunk == chunk && slot.micro_batch == first + place && place + count <= p;
@@ -64,7 +64,7 @@ struct VirtualCount {
   }
 };
 
-// A stage of the interleaved order with min(n, lead + i + 1) forwards before its backward i.
+// Whether it is a stage of the interleaved order with min(n, lead + i + 1) forwards before its backward i.
 bool is_interleaved(const StageOrder& order, Index p, Index v, Index m, Index lead) {
   const Index period = p * v, n = m * v;
   VirtualCount f, b;

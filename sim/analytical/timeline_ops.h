@@ -18,7 +18,7 @@ class TimelineOps {
   // Appends to `timeline.ops`. Keeps references to both arguments.
   TimelineOps(const Program& program, Timeline& timeline) : program_(program), ops_(timeline.ops) {}
 
-  // Returns the place of the op in `timeline.ops`, and appends it there the first time.
+  // Returns the index of the op in `timeline.ops`. The first time it appends the op there.
   std::uint32_t operator()(BlockKind kind, const LineOp& op);
 
  private:

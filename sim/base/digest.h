@@ -1,4 +1,4 @@
-// A short name for what was read.
+// Digests: short names for input texts.
 #pragma once
 
 #include <cstdint>
@@ -6,19 +6,19 @@
 
 namespace orrery {
 
-// FNV-1a of 64 bits (RFC 9923), carried on from `digest`: tells inputs apart, and is no protection from anybody.
+// FNV-1a, 64 bits (RFC 9923), continued from `digest`. It distinguishes inputs; it gives no protection against forgery.
 inline std::uint64_t digest_of(std::string_view text, std::uint64_t digest = 0xcbf29ce484222325) {
   for (const char c : text) digest = (digest ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   return digest;
 }
 
 // The last steps of SplitMix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"): spreads
-// what numbers differ in over all bits.
+// differences between numbers over all bits.
 constexpr std::uint64_t mixed(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return x ^ (x >> 31);
 }
-inline constexpr std::uint64_t kSplitMixStep = 0x9e3779b97f4a7c15;  // from one number to the next
+inline constexpr std::uint64_t kSplitMixStep = 0x9e3779b97f4a7c15;  // the increment between successive states
 
 }  // namespace orrery

@@ -21,7 +21,7 @@ std::string sentence(const InputError::Where& where, std::string_view found, std
   return one_line(text);
 }
 
-// What people mix up is not what they mean: letter case, and '-' against '_'.
+// Ignores differences that users do not intend: letter case, and '-' versus '_'.
 std::string folded(std::string_view name) {
   std::string result(name);
   for (char& c : result) c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -54,12 +54,12 @@ std::string initials(std::string_view name) {
 
 template <class Names>
 std::string nearest_of(std::string_view name, const Names& valid) {
-  constexpr std::size_t kLongestName = 100;  // nobody mistypes more; keeps hostile input cheap
+  constexpr std::size_t kLongestName = 100;  // no one means a longer name; keeps hostile input cheap
   if (name.empty() || name.size() > kLongestName) return {};
   const std::string wanted = folded(name);
 
   std::string best;
-  std::size_t best_distance = (wanted.size() + 2) / 3 + 1;  // up to a third of the letters wrong is plausible
+  std::size_t best_distance = (wanted.size() + 2) / 3 + 1;  // up to a third of the letters may be wrong
   for (const auto& candidate : valid) {
     const auto [fewer, more] = std::minmax({wanted.size(), candidate.size()});
     if (more - fewer >= best_distance) continue;  // each missing letter is an edit

@@ -10,11 +10,11 @@
 
 namespace orrery {
 
-// What the user gave cannot be used: exit code 2.
+// The user's input cannot be used: exit code 2.
 class InputError : public std::runtime_error {
  public:
   struct Where {
-    std::string file;     // "scenario.json", "--set plan.tensor_parallel=3", "<stdin>"; empty when not from a document
+    std::string file;     // "scenario.json", "--set plan.tensor_parallel=3", "<stdin>"; empty if not from a document
     std::string pointer;  // RFC 6901 JSON pointer, "/plan/tensor_parallel"; empty for the whole document
   };
 
@@ -26,7 +26,7 @@ class InputError : public std::runtime_error {
   const std::string& expected() const { return expected_; }
   const std::string& nearest() const { return nearest_; }  // a valid name to suggest; may be empty
 
-  // The same fault seen from an enclosing document: sets the file where it is still empty.
+  // The same error for a value in an enclosing document: sets the file if it is still empty.
   InputError in_file(const std::string& file) const;
 
  private:
@@ -34,7 +34,7 @@ class InputError : public std::runtime_error {
   std::string found_, expected_, nearest_;
 };
 
-// The valid name with the smallest edit distance to `name`, or "" when none is plausibly meant.
+// The valid name with the smallest edit distance to `name`, or "" if none is plausibly meant.
 std::string nearest_name(std::string_view name, std::span<const std::string_view> valid);
 std::string nearest_name(std::string_view name, const std::vector<std::string>& valid);
 

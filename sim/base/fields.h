@@ -27,7 +27,8 @@ struct NumberRange {
   bool or_zero = false;  // 0 stands for none
 };
 inline IntegerRange at_least(std::int64_t least) { return {.least = least}; }
-// Degrees and sizes of parts of a job: far beyond any cluster, and small enough that their products do not overflow.
+// The range of degrees and of numbers of parts of a job: far above any cluster, and small enough for products not to
+// overflow.
 inline IntegerRange degree(std::int64_t least = 1) { return {.least = least, .most = std::int64_t{1} << 20}; }
 inline NumberRange or_none(NumberRange range) {
   range.or_zero = true;
@@ -35,13 +36,13 @@ inline NumberRange or_none(NumberRange range) {
 }
 inline NumberRange positive() { return {.least = 0, .exclude_least = true}; }
 
-// What one value of a field holds for.
+// The part of the model for which a field has one value.
 enum class Scope : std::uint8_t {
-  all,      // the whole struct: a field of the plan for the whole step
+  all,      // the whole struct; for a field of the plan, the whole step
   mesh,     // all layers of the model: ranks are laid over one mesh
-  stream,   // all layers: each rank has the whole residual stream, or all hand on parts of it
-  buckets,  // all layers: buckets of gradients run on from one to the next
-  layer,    // layers: ranges of them may have values of their own
+  stream,   // all layers: each rank has the whole residual stream, or all layers hand on parts of it
+  buckets,  // all layers: buckets of gradients continue from one layer to the next
+  layer,    // single layers: ranges of layers may have values of their own
 };
 
 class FieldVisitor {
@@ -70,7 +71,7 @@ class FieldVisitor {
     integers(name, value, range, doc);
   }
 
-  // A set of `names`, by their numbers.
+  // A set of `names`, given by their indices.
   void field(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
              const char* doc, Scope scope = Scope::all) {
     scope_ = scope;
@@ -89,7 +90,7 @@ class FieldVisitor {
   }
 
  protected:
-  Scope scope() const { return scope_; }  // of the field that is visited
+  Scope scope() const { return scope_; }  // the scope of the field that is visited
 
   virtual void integer(const char* name, std::int64_t& value, IntegerRange range, const char* doc) = 0;
   virtual void number(const char* name, double& value, NumberRange range, const char* doc) = 0;

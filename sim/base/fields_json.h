@@ -1,4 +1,4 @@
-// What a table of fields (sim/base/fields.h) reads, written.
+// Writes a table of fields (sim/base/fields.h) in the JSON form that its reader takes.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,8 +7,8 @@
 
 namespace orrery {
 
-// Makes `object` an object of the fields that it visits. Empty texts and lists are left out: they are what readers
-// start from.
+// Makes `object` a JSON object of the fields that it visits. Empty texts and lists are left out: they are the readers'
+// defaults.
 class FieldsJson final : public FieldVisitor {
  public:
   explicit FieldsJson(nlohmann::json& object);

@@ -19,7 +19,7 @@
 namespace orrery {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // of a device or pipe there may be no end
+constexpr std::size_t kMostBytes = std::size_t{256} << 20;  // a device or a pipe may be endless
 
 struct Inputs {
   std::mutex mutex;
@@ -36,7 +36,7 @@ void remember(const struct stat& status) {
   inputs().files.emplace(status.st_dev, status.st_ino);
 }
 
-// Returns why there is no text, or "".
+// Returns the reason why there is no text, or "".
 std::string read_all(const std::string& path, std::string& text) {
   const bool standard_input = path == "-";
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
@@ -87,7 +87,7 @@ LineReader::~LineReader() {
   if (is_own_) ::close(descriptor_);
 }
 
-// Reads more of the file into buffer_. Returns false where the file has ended.
+// Reads more of the file into buffer_. Returns false at the end of the file.
 bool LineReader::fill() {
   constexpr std::size_t kBytesAtOnce = std::size_t{1} << 16;
   buffer_.resize(kBytesAtOnce);
@@ -99,7 +99,7 @@ bool LineReader::fill() {
   buffer_.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
   at_ = 0;
   if (got >= 0) return got > 0;
-  // After an error the rest is missing: neither half a line nor half a file may pass for a whole one.
+  // After an error the rest is missing: half a line or half a file must not pass for a whole one.
   const std::string found =
       number_ == 0 ? fmt::format("nothing ({})", std::strerror(reason))
                    : fmt::format("{} lines, and then an error of reading ({})", number_, std::strerror(reason));

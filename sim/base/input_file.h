@@ -1,4 +1,4 @@
-// Files that a command reads. Each is remembered, so that no output takes the place of an input (cli/output.h).
+// Files that a command reads. Each is remembered, so that no output overwrites an input (cli/output.h).
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace orrery {
 
-// Returns the whole file; "-" is standard input. Throws InputError where it cannot be read or is larger than 256 MiB.
-// `expected` says in the error what was wanted: "a readable JSON file".
+// Returns the whole file; "-" is standard input. Throws InputError if it cannot be read or is larger than 256 MiB.
+// `expected` describes the wanted file in the error: "a readable JSON file".
 std::string read_file(const std::string& path, std::string_view expected);
 // The same for a file that a document names: the error points at `where` in that document.
 std::string read_file(const std::string& path, std::string_view expected, const InputError::Where& where);
@@ -24,7 +24,7 @@ class LineReader {
   // have no end of a line at all, and would fill the memory.
   static constexpr std::size_t kMostLineBytes = std::size_t{16} << 20;
 
-  // "-" is standard input. Throws InputError where the file cannot be opened. `expected` is that of read_file().
+  // "-" is standard input. Throws InputError if the file cannot be opened. `expected`: as for read_file().
   LineReader(const std::string& path, std::string_view expected);
   // Reads a file that is open already. The caller closes `descriptor`. Errors call the file `name`.
   LineReader(int descriptor, std::string name, std::string_view expected);
@@ -32,13 +32,13 @@ class LineReader {
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
 
-  // Returns false at the end of the file. Throws InputError where reading fails, and for a line of more than
+  // Returns false at the end of the file. Throws InputError if reading fails, and for a line of more than
   // kMostLineBytes.
   bool next(std::string& line);
   // The number of the line that was read last, counted from 1; 0 before the first.
   std::int64_t number() const { return number_; }
   const std::string& name() const { return name_; }
-  // Goes back to the first line. Returns false where the file cannot be read twice: a pipe.
+  // Returns to the first line. Returns false if the file cannot be read twice: a pipe.
   bool rewind();
 
  private:
@@ -54,7 +54,7 @@ class LineReader {
 
 // Remembers a file that is read piece by piece, or by a library. A file that does not exist is ignored.
 void remember_input(const std::string& path);
-// Returns whether this process has read the file that `path` leads to, by this name or another one.
+// Returns whether this process has read the file to which `path` leads, by this name or another one.
 bool is_input(const std::string& path);
 
 }  // namespace orrery

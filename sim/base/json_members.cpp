@@ -23,7 +23,7 @@ class Scanner {
     return at_ == text_.size();
   }
 
-  // A text, without its quotes. False where it does not end.
+  // Reads a string, without its quotes. Returns false if it does not end.
   bool text(std::string_view& inside) {
     if (!take('"')) return false;
     const std::size_t begin = at_;
@@ -31,13 +31,13 @@ class Scanner {
       at_ = text_.find_first_of("\"\\", at_);
       if (at_ == std::string_view::npos) return false;
       if (text_[at_] == '"') break;
-      if (++at_ == text_.size()) return false;  // what is escaped
+      if (++at_ == text_.size()) return false;  // the escaped character
     }
     inside = text_.substr(begin, at_++ - begin);
     return true;
   }
 
-  // Any value up to the comma or brace behind it.
+  // Skips any value, up to the comma or brace after it.
   bool value(std::string_view& whole) {
     skip_space();
     const std::size_t begin = at_;

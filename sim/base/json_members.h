@@ -1,4 +1,4 @@
-// The members of a JSON object as they stand in its text, without reading what they hold.
+// Splits a JSON object's text into its members, without parsing their values.
 #pragma once
 
 #include <string_view>
@@ -10,9 +10,9 @@ struct JsonMember {
   std::string_view key, text;  // views of the object's text; the key without its quotes
 };
 
-// Fills `members` with those of the object that `object` is. False where that takes a parser: what is no object, or
-// not a well-formed one as far as it was looked at; keys with escapes, or that come twice; comments. Values are only
-// passed over: they may be wrong inside.
+// Fills `members` with the members of the JSON object `object`. Returns false if this needs a real parser: the text is
+// not an object, is not well-formed as far as this looks, or has keys with escapes, repeated keys or comments. Values
+// are skipped, not checked: they may be invalid inside.
 bool split_members(std::string_view object, std::vector<JsonMember>& members);
 
 }  // namespace orrery

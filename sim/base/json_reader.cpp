@@ -27,7 +27,7 @@ std::string line_and_column(std::string_view text, std::size_t offset) {
   return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
 }
 
-// Reads characters and tells how far the parser has come: its callback is not told.
+// Reads characters and counts them, because the parser's callback does not get the position.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -51,8 +51,8 @@ class CountingIterator {
   const char** reached_;
 };
 
-// The library's "[...] parse error at line 1, column 2: syntax error while parsing value - unexpected ']'; expected
-// ...".
+// Rewrites the library's "[...] parse error at line 1, column 2: syntax error while parsing value - unexpected ']';
+// expected ...".
 InputError syntax_error(const Json::parse_error& error, std::string_view text, const std::string& file) {
   std::string_view message = error.what();
   for (const std::string_view lead : {"] ", "column ", ": ", " - "})
@@ -275,7 +275,7 @@ void JsonReader::text(const char* name, std::string& value, const char*) {
   if (prose)
     std::replace_if(
         words.begin(), words.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
-  // Names are titles and cells of tables, on terminals and in files.
+  // Names appear in titles and cells of tables, on terminals and in files.
   if (has_control_characters(words)) fail(name, "a text without control characters");
   value = read;
 }
@@ -334,7 +334,7 @@ std::span<const std::string_view> documentation_keys() {
 }
 
 std::string pointer_to(const std::string& pointer, std::string_view key) {
-  constexpr std::size_t kLongest = 200;  // no field's; of a longer one the beginning tells where it is
+  constexpr std::size_t kLongest = 200;  // longer than any field; the beginning of a longer one shows its place
   std::string result = pointer + '/';
   for (const char c : clipped(key, kLongest)) {
     if (c == '~') {

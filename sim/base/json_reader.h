@@ -1,5 +1,5 @@
-// Strict reading of JSON objects: every key is known, every value has its type and range, and what is wrong is said
-// with file, pointer, found, expected and nearest valid name.
+// Strict reading of JSON objects: every key is known, and every value has its type and range. Errors state the file,
+// the pointer, what was found, what was expected and the nearest valid name.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -16,9 +16,9 @@ namespace orrery {
 // Parses JSON with // and /* */ comments. Duplicate keys, trailing text and syntax errors are InputErrors that name
 // line and column.
 nlohmann::json parse_json(std::string_view text, const std::string& file);
-// Of a file that is compiled in (sim/base/preset.h), by its path in the repository. REQUIRES: there is one.
+// Parses a compiled-in file (sim/base/preset.h), given by its path in the repository. REQUIRES: the file exists.
 nlohmann::json parse_embedded(const char* path);
-// Reads and parses a file; "-" is standard input. InputError when it cannot be read.
+// Reads and parses a file; "-" is standard input. Throws InputError if it cannot be read.
 nlohmann::json parse_json_file(const std::string& path);
 // The same for a file that Python's json module may have written. It reads as null the Infinity, -Infinity and NaN that
 // this module writes and JSON does not have.
@@ -28,20 +28,20 @@ nlohmann::json parse_python_json_file(const std::string& path);
 // Fields that are absent keep their value. Keeps a reference to `object`.
 class JsonReader final : public FieldVisitor {
  public:
-  // Throws when `object` is not a JSON object.
+  // Throws InputError if `object` is not a JSON object.
   JsonReader(const nlohmann::json& object, InputError::Where where);
 
   // The value of a key that is not a plain field, or nullptr; marks the key as known.
   const nlohmann::json* take(const char* name);
   bool has(const char* name) const;
-  // From now on the object is one for a range of layers: finish() refuses fields of another scope by the reason, and a
-  // range without any of its own.
+  // From now on the object is one for a range of layers. finish() then refuses fields of a wider scope and states the
+  // scope as the reason, and refuses a range that sets no field of its own.
   void begin_layers() { of_layers_ = true; }
-  // Throws on the first key that nobody asked for, with the nearest name that somebody did. Documentation keys are
+  // Throws InputError for the first key that nobody has asked for, with the nearest known name. Documentation keys are
   // always accepted.
   void finish() const;
 
-  InputError::Where at(std::string_view key) const;  // this object's place, extended by a key
+  InputError::Where at(std::string_view key) const;  // this object's place, extended by `key`
   [[noreturn]] void fail(std::string_view key, std::string expected, std::string nearest = {}) const;
 
  protected:
@@ -65,7 +65,7 @@ class JsonReader final : public FieldVisitor {
   InputError::Where where_;
   std::vector<std::string> known_;
   bool of_layers_ = false;
-  std::vector<std::string> of_layer_;  // fields that a range may give
+  std::vector<std::string> of_layer_;  // fields that a range of layers may set
   std::vector<Refused> refused_;
 };
 

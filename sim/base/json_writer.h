@@ -1,4 +1,4 @@
-// JSON written straight into a text: where a tree of values would cost more than what it holds.
+// Writes JSON directly into a text, where a tree of values would cost more than its contents.
 #pragma once
 
 #include <concepts>
@@ -9,14 +9,14 @@
 
 namespace orrery {
 
-// Returns a value as text, compact or with an indent. Bytes that are not UTF-8 become U+FFFD, where dump() would throw:
-// a path or an argument may be any bytes. Control characters beyond ASCII's become escapes, although JSON may hold
-// them.
+// Returns a value as text, compact or indented. Bytes that are not UTF-8 become U+FFFD, where dump() would throw: a
+// path or an argument may be any bytes. Control characters beyond ASCII become escapes, although JSON allows them.
 std::string json_text(const nlohmann::json& value, int indent = -1);
 std::string json_text(const nlohmann::ordered_json& value, int indent = -1);
 
-// Compact, keys in the order of the calls, which must nest; nothing checks that they do. Numbers read back as the same
-// ones, doubles as doubles (2.0); those that JSON lacks are null. What is no UTF-8 in a text becomes U+FFFD.
+// Writes compact JSON with keys in the order of the calls. The calls must nest correctly; this is not checked. Numbers
+// read back as equal ones, doubles as doubles (2.0); numbers that JSON lacks become null. Bytes of a text that are not
+// UTF-8 become U+FFFD.
 class JsonWriter {
  public:
   // Appends to `out`, which must outlive the writer.
@@ -47,7 +47,7 @@ class JsonWriter {
     key(name);
     value(its);
   }
-  // `json`: the value, as JSON already.
+  // `json`: the value, already as JSON.
   void json_field(std::string_view name, std::string_view json) {
     key(name);
     separate();
@@ -70,7 +70,7 @@ class JsonWriter {
   }
 
   std::string& out_;
-  bool comma_ = false;  // before what comes next
+  bool comma_ = false;  // whether a comma precedes the next item
 };
 
 }  // namespace orrery

@@ -44,7 +44,7 @@ bool acts(const Character& c) {
          code == 0x200f || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
 }
 
-// Texts come by the million, and most are plain ASCII: one look at each byte settles these.
+// There are millions of texts, and most are plain ASCII: a look at each byte settles these.
 bool is_plain_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return c >= 0x20 && c < 0x7f; });
 }

@@ -1,4 +1,4 @@
-// Texts that somebody else wrote, on the way to a terminal or into a message.
+// Prepares texts from outside for a terminal or a message.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace orrery {
 
-inline constexpr std::size_t kMostMessageBytes = 4000;  // what was found may be a megabyte of it
+inline constexpr std::size_t kMostMessageBytes = 4000;  // the text that was found may be a megabyte long
 
-// Its first `most_bytes` and "..." where it is longer; never cut inside a character of UTF-8.
+// The first `most_bytes` of the text and "..." if it is longer; never cut inside a UTF-8 character.
 std::string clipped(std::string_view text, std::size_t most_bytes);
 
-// Returns whether a text has characters that act on a terminal or end a C string: Unicode's C0 and C1, delete, those
-// that set the direction of text or end a line, and bytes that are not UTF-8.
+// Returns whether a text has characters that control a terminal or end a C string: Unicode's C0 and C1, delete,
+// characters that set the direction of text or end a line, and bytes that are not UTF-8.
 bool has_control_characters(std::string_view text);
 
 bool is_utf8(std::string_view text);
@@ -26,7 +26,7 @@ std::string written_out(std::string_view text, std::string_view kept = {}, bool 
 // Returns the text on one line: it is clipped, line breaks become spaces, other control characters become escapes.
 std::string one_line(std::string_view text, std::size_t most_bytes = kMostMessageBytes);
 
-// The message for an exception that neither the input nor a rank has caused: "internal: ...", or that memory is short.
+// The message for an exception that neither the input nor a rank has caused: "internal: ...", or that memory ran out.
 std::string error_text(const std::exception& internal);
 
 }  // namespace orrery

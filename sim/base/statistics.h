@@ -10,8 +10,8 @@
 
 namespace orrery {
 
-// Of values in any order: linear interpolation between order statistics (type 7 of Hyndman & Fan 1996, The American
-// Statistician 50(4), what R and NumPy do unasked). NaN for none.
+// The quantile of values in any order by linear interpolation between order statistics (type 7 of Hyndman & Fan 1996,
+// The American Statistician 50(4); the default of R and NumPy). NaN for no values.
 inline double quantile(std::vector<double> values, double share) {
   if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
   std::sort(values.begin(), values.end());

@@ -33,7 +33,7 @@ int startable_threads(int most) {
 void for_each_index(std::size_t count, int threads, const std::function<void(std::size_t)>& work) {
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;
-  std::size_t failed = count;  // the lowest i that has thrown; `count`: none has
+  std::size_t failed = count;  // the lowest i that has thrown; `count`: none
   std::exception_ptr failure;
   const auto run = [&] {
     for (std::size_t i = next++; i < count; i = next++) {
@@ -50,7 +50,7 @@ void for_each_index(std::size_t count, int threads, const std::function<void(std
     std::vector<std::jthread> others;
     try {
       for (std::size_t t = 1; t < std::min(count, static_cast<std::size_t>(threads)); ++t) others.emplace_back(run);
-    } catch (const std::system_error&) {  // the threads that have started do its part
+    } catch (const std::system_error&) {  // the threads that have started do its share
     }
     run();
   }

@@ -10,18 +10,17 @@
 
 namespace orrery {
 
-// Returns how many of `most` threads should be started, and finds out by starting them: `most` if all of them start.
-// Where a limit stops some, it returns a quarter of those that started, because threads need memory for their work,
-// too. 0: not one started. This is no promise: another process may use up the limit before the caller starts its
-// threads.
+// Returns how many of `most` threads to start. It finds out by starting them: `most` if all of them start. If a limit
+// stops some, it returns a quarter of those that started, because threads also need memory for their work. 0: none
+// started. This is not a guarantee: another process may use up the limit before the caller starts its threads.
 int startable_threads(int most);
 
-// Calls work(i) for each i below `count` on `threads` threads, of which the caller's is one; on fewer where the machine
-// starts fewer. After a call has thrown, no new one begins. When those that run have ended, it throws the exception of
-// the lowest i.
+// Calls work(i) for each i below `count` on `threads` threads, one of which is the caller's; on fewer if the machine
+// starts fewer. After a call has thrown, no new call begins. When the running calls have ended, it throws the exception
+// of the lowest i.
 void for_each_index(std::size_t count, int threads, const std::function<void(std::size_t)>& work);
 
-// The error to throw where a thread cannot be started. `option`: the option that sets their number, "--threads".
+// The error to throw if a thread cannot be started. `option`: the option that sets the number of threads, "--threads".
 InputError no_thread(const char* option, const std::system_error& why);
 
 }  // namespace orrery

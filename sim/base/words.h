@@ -1,4 +1,4 @@
-// Lines, words and numbers of the texts that are read.
+// Splits texts into lines, words and numbers.
 #pragma once
 
 #include <charconv>
@@ -11,7 +11,7 @@
 
 namespace orrery {
 
-// Never none: of an empty text one empty part.
+// The parts between separators; at least one part: an empty text has one empty part.
 inline std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (;;) {
@@ -22,8 +22,9 @@ inline std::vector<std::string_view> split(std::string_view text, char separator
   }
 }
 
-// Removes the first line from `text` and returns it without its end ("\n" or "\r\n"). Returns nothing where no text is
-// left. The last line may have no end.
+// Removes the first line from `text` and returns it without its end ("
+// " or "\r
+// "). Returns nothing if `text` is empty. The last line need not have an end.
 inline std::optional<std::string_view> next_line(std::string_view& text) {
   if (text.empty()) return {};
   const std::size_t end = text.find('\n');
@@ -45,7 +46,7 @@ inline std::vector<std::string> words_of(std::string_view line) {
   return words;
 }
 
-// The line without the escape sequences by which programs colour and underline on a terminal.
+// The line without the escape sequences that colour or underline text on a terminal.
 inline std::string without_escapes(std::string_view line) {
   std::string text;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -59,7 +60,7 @@ inline std::string without_escapes(std::string_view line) {
   return text;
 }
 
-// All of the text, decimal; nothing where it is no such number or does not fit.
+// The whole text as a decimal number; nothing if it is not one or does not fit into 64 bits.
 inline std::optional<std::int64_t> number_of(std::string_view text) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -32,7 +32,7 @@ std::string_view file_text(std::string_view name) {
   return {};
 }
 
-// Files of devices; borrowed.json, the collectives' files and the steps' lie beside them.
+// Whether it is a device's file: borrowed.json and the files of collectives and steps lie in the same folder.
 bool is_device_file(std::string_view name) {
   return name != "borrowed" && name != "scale" && !name.starts_with("steps") && !name.starts_with("collective");
 }
@@ -151,7 +151,8 @@ std::string quoted_list(const std::vector<std::string>& names) {
 
 Calibration load(std::string_view device);
 
-// A section {"borrowed_from": device} names a calibrated device that has it; empty: any other section.
+// The device of a section {"borrowed_from": device}, which must be a calibrated one that has the section; empty for any
+// other section.
 std::string lender_of(const Json& json, const Where& where) {
   std::string from;
   if (!json.is_object() || !json.contains("borrowed_from")) return from;
@@ -168,7 +169,7 @@ std::optional<Calibration> borrowed_section(const Json& json, const Where& where
   return from.empty() ? std::nullopt : std::optional(load(from));
 }
 
-// Types without a curve take over bf16's, nvfp4 fp8's: how kernels are launched does not depend on the type.
+// Types without a curve use bf16's, nvfp4 uses fp8's: the launch of kernels does not depend on the type.
 void read_grouped(const Json& json, const Where& where, Calibration& calibration) {
   JsonReader reader(json, where);
   calibration.grouped.assign(kDtypes, {});
@@ -178,7 +179,7 @@ void read_grouped(const Json& json, const Where& where, Calibration& calibration
     if (own == nullptr) {
       at(dtype) = at(dtype == Dtype::nvfp4 ? Dtype::fp8 : Dtype::bf16);
     } else if (const std::string from = lender_of(*own, reader.at(name_of(dtype))); !from.empty()) {
-      // That section alone: other sections of the lender's may be borrowed from here.
+      // Only that section: the lender's other sections may be borrowed from this device.
       const std::string file = fmt::format("{}{}.json", kFolder, from);
       const Json document = parse_json(file_text(from), file);
       const Json lent = document.value("grouped", Json::object()).value(name_of(dtype), Json());
@@ -264,7 +265,7 @@ Calibration load(std::string_view device) {
   return read_calibration(parse_json(file_text(device), file), {file, ""});
 }
 
-// One large GEMM measured on the very device: scales the borrowed efficiency until the formula meets it.
+// Scales the borrowed efficiency so that the formula gives one large GEMM that was measured on this device.
 void apply_anchor(const Device& device, const Json& json, const Where& where, Calibration& calibration) {
   JsonReader reader(json, where);
   std::string dtype_name = "bf16", source;
@@ -275,7 +276,7 @@ void apply_anchor(const Device& device, const Json& json, const Where& where, Ca
   reader.field("source", source, "");
   reader.finish();
   if (mnk.size() != 3) reader.fail("shape", "[m, n, k]");
-  // fp16, bf16 and fp32 are scaled together; what is narrower by its own products alone.
+  // fp16, bf16 and fp32 are scaled together; narrower types by their own products only.
   const auto scaled_as = [](Dtype scaled) { return bits_of(scaled) < bits_of(Dtype::bf16) ? scaled : Dtype::bf16; };
   Dtype dtype = Dtype::bf16;
   for (const Dtype narrow : {Dtype::fp8, Dtype::nvfp4})
@@ -376,7 +377,7 @@ Calibration read_calibration(const Json& json, const Where& where) {
   std::string method;
   reader.field("method", method, "");
 
-  // The peaks the efficiencies were fitted against: for the reader of the file, and for the tests.
+  // The peaks against which the efficiencies were fitted: for readers of the file, and for the tests.
   if (const Json* relative_to = reader.take("relative_to")) {
     JsonReader r(*relative_to, reader.at("relative_to"));
     double rate = 0;
@@ -387,13 +388,13 @@ Calibration read_calibration(const Json& json, const Where& where) {
     r.finish();
   }
 
-  reader.take("device");  // sim/cost/user_calibration.h reads these two, and keeps the third
+  reader.take("device");  // sim/cost/user_calibration.h reads "device" and the key after it, and keeps the third
   reader.take("collectives");
   if (const Json* overlap = reader.take("overlap")) read_copy_overlaps(*overlap, reader.at("overlap"));
 
   const Json& matmul = need(reader, "matmul", "matmul curves by dtype, bf16 at least");
   JsonReader curves(matmul, reader.at("matmul"));
-  // Types without a curve of their own take over bf16's, nvfp4 fp8's; of a device that multiplies in fp32 alone,
+  // Types without a curve of their own use bf16's, nvfp4 uses fp8's; on a device that multiplies only in fp32, all use
   // fp32's.
   const Dtype common = curves.has("bf16") || !curves.has("fp32") ? Dtype::bf16 : Dtype::fp32;
   const Json* common_json = curves.take(name_of(common));

@@ -21,7 +21,7 @@ constexpr std::string_view kCollectivesFile = "results/calibration/collectives.j
 constexpr NumberRange kPositiveShare{.least = 0, .most = 1, .exclude_least = true};
 constexpr NumberRange kAny{};
 
-// Reads an object all of whose parameters must be given.
+// Reads an object in which every parameter must be given.
 class Parameters {
  public:
   Parameters(const Json& json, const InputError::Where& where) : reader_(json, where) {}
@@ -153,7 +153,7 @@ void for_each_class(JsonReader& reader, const char* name, Read read) {
     InputError::Where where = reader.at(name);
     where.pointer += "/" + std::to_string(i);
     JsonReader r((*json)[i], where);
-    // What the fit script starts from and frees.
+    // Keys of the fit script: its start values, and the parameters that it fits.
     r.take("prior");
     r.take("fit");
     const Json* parameters = r.take("parameters");
@@ -242,7 +242,7 @@ const CollectiveClasses& bundled_collective_classes() {
 
 namespace {
 
-// "collectives" of the device's own calibration: those of ranks on one host.
+// The "collectives" of the device's own calibration: those of ranks on one host.
 CollectiveClasses classes_of_device(const Device& device) {
   const std::string path = fmt::format("results/calibration/{}.json", device.name);
   for (const EmbeddedFile& file : embedded_files(path)) {

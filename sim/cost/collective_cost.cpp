@@ -28,10 +28,10 @@ double as_double(std::int64_t n) { return static_cast<double>(n); }
 std::int64_t tree_depth(std::int64_t nodes) { return std::bit_width(static_cast<std::uint64_t>(nodes - 1)); }
 
 // Bytes that the busiest node of NCCL's double binary tree sends, over the message: it is a leaf of one tree (half up)
-// and inside the other (half up, half to each of two children). Two nodes are root and leaf in turn; of three, each has
-// at most one child and a parent in one tree.
+// and an inner node of the other (half up, half to each of two children). Two nodes are root and leaf in turn. Of three
+// nodes, each has at most one child and a parent in one tree.
 double busiest_node(std::int64_t nodes) { return nodes == 2 ? 1.0 : nodes == 3 ? 1.5 : 2.0; }
-// The same of the busiest channel, which carries one tree only.
+// The same for the busiest channel, which carries one tree only.
 double busiest_channel(std::int64_t nodes) { return nodes == 2 ? 1.0 : nodes == 3 ? 2.0 : 3.0; }
 
 // nccl-tests, doc/PERFORMANCE.md: bytes that each rank must send, over the size.
@@ -56,9 +56,9 @@ struct CollectiveModel::Group {
   std::int64_t r = 1;  // per node
   std::int64_t nodes = 1;
   std::int64_t stride = 1;
-  double ring_rate = std::numeric_limits<double>::infinity();  // within the node, Simple, with its share
+  double ring_rate = std::numeric_limits<double>::infinity();  // within the node, Simple, including its share
   double nic_rate = std::numeric_limits<double>::infinity();   // of all NICs of a node for this group, before shares
-  double one_rank_nic_rate = std::numeric_limits<double>::infinity();  // the same when one of its ranks sends
+  double one_rank_nic_rate = std::numeric_limits<double>::infinity();  // the same if only one of its ranks sends
   double ll_rate = 0;
   Crossing crossing;
   const FabricLoad* load = nullptr;
@@ -69,10 +69,10 @@ struct CollectiveModel::Candidate {
   Protocol protocol = Protocol::simple;
   double latency_seconds = 0;
   double intra_seconds = 0, inter_seconds = 0;  // bandwidth terms
-  double nic_seconds = 0;                       // inter_seconds if nothing narrowed the group beyond the leaf switches
+  double nic_seconds = 0;                       // inter_seconds if nothing beyond the leaf switches narrowed the group
   double intra_bytes = 0, inter_bytes = 0;
   bool in_sequence = false;  // the two bandwidth terms add up instead of overlapping
-  bool in_switch = false;    // the scale-up switch sums up
+  bool in_switch = false;    // the scale-up switch reduces
   double seconds() const {
     return latency_seconds + (in_sequence ? intra_seconds + inter_seconds : std::max(intra_seconds, inter_seconds));
   }
@@ -117,7 +117,7 @@ CollectiveModel::Link CollectiveModel::link_of(std::int64_t ranks, std::int64_t 
   }
   const std::int64_t per_switch = node_.devices_per_pcie_switch;
   if (ranks * stride <= per_switch) return {pcie_bytes_per_second_};
-  // Like groups whose ranks lie interleaved share the up-link of a switch.
+  // Groups of this kind with interleaved ranks share the up-link of a switch.
   const std::int64_t groups = std::min(stride, per_switch);
   return {pcie_bytes_per_second_ / as_double(groups), true, ranks * stride > node_.devices_per_pcie_root};
 }
@@ -125,16 +125,16 @@ CollectiveModel::Link CollectiveModel::link_of(std::int64_t ranks, std::int64_t 
 CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span) const {
   Crossing crossing;
   const std::int64_t nodes = span.nodes;
-  // Nodes between neighbouring nodes of the group.
+  // Distance in nodes between neighbouring nodes of the group.
   const std::int64_t apart = std::max<std::int64_t>(1, span.stride / node_.devices);
   if (fabric_.kind == FabricKind::single_switch) return crossing;
 
   if (fabric_.kind == FabricKind::torus) {
     const auto dimensions = static_cast<std::int64_t>(fabric_.dimensions.size());
     if (dimensions == 0) return crossing;
-    // The dimensions along which the group extends; the links of the others it cannot use. Half of an all-to-all's
-    // bytes cross the bisection of the longest: d/8 link-times per link pair (Dally and Towles, Principles and
-    // Practices of Interconnection Networks, section 3.3), of 2 links per dimension.
+    // The dimensions along which the group extends; it cannot use the links of the others. Half of an all-to-all's
+    // bytes cross the bisection of the longest one: d/8 link-times per link pair (Dally and Towles, Principles and
+    // Practices of Interconnection Networks, section 3.3), with 2 links per dimension.
     std::int64_t below = 1, used = 0, longest = 1;
     for (const std::int64_t d : fabric_.dimensions) {
       if (below * d > apart && below < apart * nodes) {
@@ -162,9 +162,9 @@ CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span) co
   }
   if (local <= 0 || nodes * apart <= local) return crossing;
   crossing.latency_seconds += 2 * fabric_.hop_latency_seconds;  // up and down again
-  // Up-links carry `local / narrowing` nodes' worth. A ring leaves a leaf once for each of the `apart` interleaved
-  // groups; a tree's blocks have about twice as many edges to the outside; an all-to-all sends all but the leaf's
-  // share.
+  // The up-links carry the traffic of `local / narrowing` nodes. A ring leaves a leaf once for each of the `apart`
+  // interleaved groups. The blocks of a tree have about twice as many edges to the outside. An all-to-all sends
+  // everything but the leaf's own share.
   const double leaf = as_double(local);
   const double leaving = std::min(as_double(apart), leaf) / leaf;
   crossing.ring = std::max(1.0, narrowing * leaving);
@@ -179,7 +179,7 @@ CollectiveModel::Crossing CollectiveModel::crossing_of(const FabricLoad& load, c
   Crossing crossing;
   if (load.leaves_switch) crossing.latency_seconds += fabric_.hop_latency_seconds;
   if (load.leaves_leaf) crossing.latency_seconds += 2 * fabric_.hop_latency_seconds;  // up and down again
-  // Seconds on the busiest link between switches over those on the NICs, for the same bytes.
+  // Seconds on the busiest link between switches over seconds on the NICs, for the same bytes.
   const auto slower = [](double seconds, double nic_seconds) { return std::max(1.0, seconds / nic_seconds); };
   crossing.ring = slower(load.ring_seconds, 1 / g.nic_rate);
   crossing.tree = slower(load.tree_seconds, busiest_node(g.nodes) / g.nic_rate);
@@ -194,7 +194,7 @@ CollectiveModel::Crossing CollectiveModel::crossing_of(const FabricLoad& load, c
 CollectiveModel::Crossing CollectiveModel::exchange_crossing(std::int64_t apart) const {
   if (fabric_.kind != FabricKind::torus || fabric_.dimensions.empty())
     return crossing_of({.ranks = 2, .ranks_per_node = 1, .nodes = 2, .stride = apart * node_.devices});
-  // All exchanges of a block cross the one link in its middle, one of two for each dimension.
+  // All exchanges of a block cross the one link in its middle, which is one of two per dimension.
   std::int64_t below = 1;
   for (const std::int64_t d : fabric_.dimensions) {
     if (apart < below * d) break;
@@ -243,7 +243,7 @@ double CollectiveModel::all_to_all_intra_seconds(double bytes, const Group& g) c
   const double to_peers = (as_double(g.r - 1) + intra_.local_steps) / as_double(g.n) * bytes;
   const Link link = link_of(g.r, g.stride);
   if (!link.leaves_switch) return to_peers / (link.bytes_per_second * intra_.all_to_all_share);
-  // All devices of a switch send to other switches at once, and all devices of a root to other roots.
+  // All devices of a switch send to other switches at the same time, and all devices of a root to other roots.
   const std::int64_t per_switch = node_.intra == IntraFabric::pcie ? node_.devices_per_pcie_switch : 1;
   const auto peers_of = [&](std::int64_t devices) { return std::clamp<std::int64_t>(devices / g.stride, 1, g.r); };
   const std::int64_t here = peers_of(per_switch), below_root = std::max(here, peers_of(node_.devices_per_pcie_root));
@@ -268,13 +268,13 @@ struct CollectiveModel::Formulas {
 
   bool ll128_legal() const { return m.intra_.ll128 && (!across || m.inter_.ll128); }
 
-  // Simple also waits for the receiver's credit: the network is crossed a second time (tuning.cc adds NIC latency
-  // twice).
+  // Simple also waits for the receiver's credit, so that the network is crossed a second time (tuning.cc adds the NIC
+  // latency twice).
   static double crossed(double one_way, Protocol p) { return p == Protocol::simple ? 2 * one_way : one_way; }
   double wire_of(Protocol p) const { return crossed(wire, p); }
   double filled(double seconds, double half_bytes) const { return seconds * bytes / (bytes + half_bytes); }
-  // A round of NVLS takes a chunk from each rank. So the time to fill its pipeline grows with the ranks, and so does
-  // the size from which chunks are full. The latency of the smallest sizes does not grow (tuning.cc).
+  // A round of NVLS takes one chunk from each rank. The time to fill its pipeline therefore grows with the ranks, and
+  // so does the size from which chunks are full. The latency of the smallest sizes does not grow (tuning.cc).
   double nvls_latency() const {
     const IntraCalibration& c = m.intra_;
     return c.nvls_seconds + filled(c.nvls_fill_seconds, c.nvls_fill_bytes) +
@@ -292,7 +292,7 @@ struct CollectiveModel::Formulas {
            (p == Protocol::simple ? filled(c.tree_fill_seconds, c.tree_fill_bytes) : 0);
   }
   double stack(Protocol p) const { return m.inter_.base_seconds[index_of(p)] + m.intra_.network_base_seconds; }
-  // Shares of a Simple rate that a protocol reaches; LL has an absolute limit too.
+  // The share of a Simple rate that a protocol reaches; LL also has an absolute limit.
   double intra_share(double share, Protocol p) const {
     return p == Protocol::ll ? std::min(share, g.ll_rate / (g.r > 1 ? g.ring_rate : g.nic_rate)) : share;
   }
@@ -306,15 +306,15 @@ struct CollectiveModel::Formulas {
     const bool chain = kind == OpKind::broadcast || kind == OpKind::reduce;
     const double rounds = kind == OpKind::all_reduce ? 2 : 1;
     const double steps = rounds * (n - 1), out_steps = rounds * (nodes - 1);
-    // Bytes over each edge, and within the node also the copy of the first step.
+    // Bytes over each edge; within the node also the copy of the first step.
     const double edge = chain ? bytes : steps / n * bytes;
     const double edge_and_copy = chain ? bytes : (steps + c.local_steps) / n * bytes;
-    // One of a node's r ring edges leaves it; which one differs from channel to channel.
+    // One of a node's r ring edges leaves it; channels differ in which one.
     const double inside = across ? (r - 1) / r : 1;
     Candidate x{.algorithm = Algorithm::ring, .protocol = p};
     x.latency_seconds = c.base_seconds[i] + (steps - out_steps) * c.step_seconds[i];
     x.intra_seconds = edge_and_copy * inside / (g.ring_rate * intra_share(c.protocol_share[i], p));
-    // A chain is a ring without the edge that ends in the first rank (reduce: that starts there).
+    // A chain is a ring without the edge into the first rank (for reduce: the edge out of it).
     const double edges = chain ? (n - 1) / n : 1;
     x.intra_bytes = edges * edge * inside;
     if (across) {
@@ -326,15 +326,15 @@ struct CollectiveModel::Formulas {
     return x;
   }
 
-  // Links are full duplex: a ring fills one direction of a port out and one in, and so do two halves.
+  // Links are full duplex: a ring fills one direction of a port in and one out, and so do two halves.
   Candidate bidirectional_ring(OpKind kind, Protocol p) const {
     Candidate x = ring(kind, p);
     x.algorithm = Algorithm::bidirectional_ring;
     return x;
   }
 
-  // Each step waits for the one before, so that the times of the levels add up. Where some partners are in the node and
-  // some are not, the slower count.
+  // Each step waits for the one before, so that the times of the levels add up. If some partners are in the node and
+  // others are not, the slower ones count.
   Candidate halving_doubling(OpKind kind, Protocol p) const {
     const IntraCalibration& c = m.intra_;
     const std::size_t i = index_of(p);
@@ -343,12 +343,12 @@ struct CollectiveModel::Formulas {
     x.latency_seconds = c.base_seconds[i] + (across ? stack(p) : 0);
     const double nic_share = m.inter_.ring_share * inter_share(c.protocol_share[i], p);
     const std::int64_t nodes_apart = std::max<std::int64_t>(1, g.stride / m.node_.devices);
-    // All do alike if everything is a power of two: then the first rank stands for all.
+    // If all numbers are powers of two, all ranks do the same, and the first one represents them.
     const bool alike = exchange.extra() == 0 && std::has_single_bit(static_cast<std::uint64_t>(g.r));
     std::vector<double> leaving(alike ? 1 : static_cast<std::size_t>((g.n - 1) / g.r + 1));
     double slowest_inside = 0, largest_outside = 0, inside = 0, outside = 0;
     std::int64_t farthest = 0;
-    std::size_t bit = 0;  // in which partners differ; extra ranks are beside theirs
+    std::size_t bit = 0;  // in which partners differ; extra ranks are next to theirs
     const auto send = [&](std::int64_t from, std::int64_t to, double share) {
       const std::int64_t distance = std::abs(to / g.r - from / g.r);
       const double sent = share * bytes;
@@ -407,7 +407,7 @@ struct CollectiveModel::Formulas {
   }
 
   // Phases one after the other, as libraries above NCCL call them: reduce-scatter in the node, rails of one rank per
-  // node, all-gather in the node (the rails first where nothing is reduced).
+  // node, all-gather in the node. Without a reduction the rails come first.
   Candidate hierarchical(OpKind kind, Protocol p) const {
     const IntraCalibration& c = m.intra_;
     const std::size_t i = index_of(p);
@@ -425,7 +425,7 @@ struct CollectiveModel::Formulas {
     return x;
   }
 
-  // A chain in each node, a double binary tree over the nodes; up and down.
+  // A chain in each node and a double binary tree over the nodes; up, then down.
   Candidate tree(Protocol p) const {
     const IntraCalibration& c = m.intra_;
     const std::size_t i = index_of(p);
@@ -446,7 +446,7 @@ struct CollectiveModel::Formulas {
     return x;
   }
 
-  // Each rank's switch ports pass its bytes once up and the reduced shard once more.
+  // Each rank's switch ports carry its bytes once up, and the reduced shard once more.
   Candidate nvls() const {
     const IntraCalibration& c = m.intra_;
     Candidate x{.algorithm = Algorithm::nvls, .protocol = Protocol::simple, .in_switch = true};
@@ -465,8 +465,8 @@ struct CollectiveModel::Formulas {
     return x;
   }
 
-  // Each node hands the sum of its ranks' vectors up once and gets the result once, whatever the number of nodes: half
-  // of what a ring passes on. Within the node NVSwitch sums up, or each rank a part for all (CollNetDirect).
+  // Each node sends the sum of its ranks' vectors up once and receives the result once, whatever the number of nodes:
+  // half of the bytes of a ring. Within the node NVSwitch reduces, or each rank reduces a part for all (CollNetDirect).
   Candidate collnet(OpKind kind) const {
     const IntraCalibration& c = m.intra_;
     const ReductionCalibration& red = m.reduction_;
@@ -491,8 +491,8 @@ struct CollectiveModel::Formulas {
     return x;
   }
 
-  // `by_node`: bytes are first collected in the node on the rank of the right rail, so that a rank sends one message
-  // to each node instead of one to each rank.
+  // `by_node`: bytes are first collected within the node on the rank of the right rail, so that a rank sends one
+  // message to each node instead of one to each rank.
   Candidate all_to_all(Protocol p, bool by_node) const {
     const IntraCalibration& c = m.intra_;
     const std::size_t i = index_of(p);
@@ -514,7 +514,7 @@ struct CollectiveModel::Formulas {
   }
 };
 
-// To the next rank of the group; the slowest hop counts.
+// A message to the next rank of the group; the slowest hop counts.
 CollectiveModel::Candidate CollectiveModel::message(OpKind kind, double bytes, const Group& g, Protocol p) const {
   const std::size_t i = index_of(p);
   const double nodes = as_double(g.nodes);
@@ -538,8 +538,9 @@ CollectiveModel::Candidate CollectiveModel::message(OpKind kind, double bytes, c
   return x;
 }
 
-// The same over all NICs of a node: the message that leaves it goes in equal parts to the group's ranks there, from
-// each over its NIC, and is put together at the other end (the routing layer of Zeppelin, arXiv 2509.21841).
+// The same over all NICs of a node: a message that leaves the node is split equally over the group's ranks there, each
+// part goes over its rank's NIC, and the parts are joined at the other end (the routing layer of Zeppelin, arXiv
+// 2509.21841).
 CollectiveModel::Candidate CollectiveModel::routed_shift(double bytes, const Group& g, Protocol p) const {
   const std::size_t i = index_of(p);
   const double r = as_double(g.r), nodes = as_double(g.nodes);
@@ -547,7 +548,7 @@ CollectiveModel::Candidate CollectiveModel::routed_shift(double bytes, const Gro
   x.algorithm = Algorithm::hierarchical;
   x.in_sequence = true;
   x.latency_seconds += 2 * (intra_.send_base_seconds[i] + (r - 1) * intra_.send_step_seconds);
-  // What stays in its node goes meanwhile, and takes as long as one of these at the least.
+  // Messages that stay in the node go at the same time, and take at least as long as one of these.
   x.intra_seconds *= std::max(1.0, 2 * (r - 1) / r);
   x.intra_bytes += 2 * (r - 1) / r * bytes * nodes / as_double(g.n);
   const double nic = std::max(bytes / g.nic_rate, bytes / r / g.one_rank_nic_rate) /
@@ -557,7 +558,7 @@ CollectiveModel::Candidate CollectiveModel::routed_shift(double bytes, const Gro
   return x;
 }
 
-// Calls visit(candidate) for each legal pair: all of those that NCCL considers, and what else is wanted.
+// Calls visit(candidate) for each legal pair: for all pairs that NCCL considers, and for the wanted one.
 template <class Visit>
 void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group& g, Algorithm wanted,
                                          Visit&& visit) const {
@@ -578,7 +579,7 @@ void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group&
       for (const Protocol p : kProtocols) {
         if (p == Protocol::ll128 && !f.ll128_legal()) continue;
         visit(f.ring(kind, p));
-        // Within a node a tree is a chain and never faster than the ring.
+        // Within a node a tree is a chain, which is never faster than the ring.
         if (kind == OpKind::all_reduce && (f.across || wanted == Algorithm::tree)) visit(f.tree(p));
         if (in_phases && !chain) visit(f.hierarchical(kind, p));
         if (wanted == Algorithm::bidirectional_ring) visit(f.bidirectional_ring(kind, p));
@@ -613,7 +614,7 @@ CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan&
   double least = std::numeric_limits<double>::infinity();
   int best_match = -1;
   for_each_candidate(kind, bytes, g, algorithm, [&](const Candidate& c) {
-    // A wanted algorithm counts more than a wanted protocol; neither is met by another's speed.
+    // A wanted algorithm counts more than a wanted protocol. A candidate that lacks either is not chosen for its speed.
     const int match = (algorithm == Algorithm::automatic || algorithm == c.algorithm ? 2 : 0) +
                       (protocol == Protocol::automatic || protocol == c.protocol ? 1 : 0);
     const double seconds = c.seconds();
@@ -698,7 +699,7 @@ void CollectiveModel::split_latency(OpKind kind, double bytes, const Group& g, C
     default:
       return;
   }
-  // Messages of one round: no chain of steps.
+  // The messages of one round: there is no chain of steps.
   cost.base_seconds = cost.latency_seconds;
   cost.intra_step_seconds = cost.inter_step_seconds = 0;
 }

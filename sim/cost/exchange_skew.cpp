@@ -15,7 +15,7 @@
 namespace orrery {
 namespace {
 
-// Of ranks, what each sends and gets on one level.
+// By rank: the bytes that it sends and receives on one level.
 class Level {
  public:
   explicit Level(std::int64_t ranks) : sent_(static_cast<std::size_t>(ranks)), got_(sent_.size()) {}
@@ -23,7 +23,8 @@ class Level {
     sent_[static_cast<std::size_t>(from)] += rows;
     got_[static_cast<std::size_t>(to)] += rows;
   }
-  // Over what each has when routing is balanced; `mean`, that of all rows, where that is nothing, and at least.
+  // The largest bytes over the largest with balanced routing, but at least `mean`: the mean over all rows. `mean` if
+  // balanced routing sends nothing here.
   double busiest_over(const Level& balanced, double mean) const {
     const double most = std::max(largest(sent_), largest(got_)),
                  usual = std::max(largest(balanced.sent_), largest(balanced.got_));
@@ -40,7 +41,7 @@ struct Levels {
   Level inside, between;
 };
 
-// share_of_tokens of places, one after the other by each source: most sources send alike, and powers take their time.
+// Caches share_of_tokens() by place, for one source after the other: most sources send the same, and powers are slow.
 class Shares {
  public:
   Shares(double balanced, double choices, std::int64_t places)
@@ -59,7 +60,7 @@ class Shares {
   std::vector<double> rows_, shares_;
 };
 
-// `rows(from, to)`: as Load::rows.
+// `rows(from, to)`: as in Load::rows.
 template <class Rows>
 void lay(std::int64_t ranks, std::int64_t per_node, CollectiveAlgorithm algorithm, const TokenShares& tokens,
          Rows&& rows, Levels& levels) {
@@ -83,7 +84,7 @@ void lay(std::int64_t ranks, std::int64_t per_node, CollectiveAlgorithm algorith
   for (std::int64_t from = 0; from < ranks; ++from)
     for (std::int64_t to = 0; to < ranks; ++to) {
       if (algorithm == CollectiveAlgorithm::hierarchical) {
-        // First to the rank of the destination's place, over its NIC then.
+        // First to the local rank at the destination's place, then over that rank's NIC.
         const std::int64_t first = node_of(from) * per_node, here = std::min(per_node, ranks - first);
         const std::int64_t by = first + to % per_node % here;
         if (by != from) levels.inside.add(from, by, rows(from, to));
@@ -111,14 +112,14 @@ ExchangeSkew skew_of(const Load& load, std::int64_t per_node, CollectiveAlgorith
       skewed);
   lay(
       load.ranks, per_node, algorithm, tokens, [](std::int64_t, std::int64_t) { return 1.0; }, balanced);
-  // What experts' rows do at least; of documents most rows may stay where they are.
+  // At least the mean of experts' rows; for documents, most rows may stay where they are.
   const double mean = load.axis == MeshAxis::ep ? std::accumulate(load.rows.begin(), load.rows.end(), 0.0) /
                                                       static_cast<double>(load.rows.size())
                                                 : 0;
   return {skewed.inside.busiest_over(balanced.inside, mean), skewed.between.busiest_over(balanced.between, mean)};
 }
 
-// What a skew follows from, and what it is.
+// The inputs of a skew, and the skew.
 struct Met {
   MeshAxis axis{};
   std::vector<double> rows;
@@ -130,7 +131,7 @@ struct Met {
 
 }  // namespace
 
-// Plans of one workload have the same few loads, stage by stage and op by op.
+// Caches: plans of one workload have the same few loads for all stages and ops.
 ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
                            const TokenShares& tokens) {
   constexpr std::size_t kMost = 16;

@@ -1,5 +1,5 @@
-// How much longer an all-to-all of rows takes under a load than balanced: what the busiest rank sends or gets, within
-// its node and over NICs, over what every rank does when routing is balanced.
+// How much longer an all-to-all of rows takes under a load than with balanced routing: the bytes that the busiest rank
+// sends or receives, within its node and over NICs, over those of every rank with balanced routing.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +17,21 @@ struct ExchangeSkew {
   double inside = 1, between = 1;
 };
 
-// Ranks of the group lie side by side, `per_node` on each node. The same for rows that travel back. `tokens`: of
-// by_token.
+// The skew of an exchange and of the one that returns its rows. The ranks of the group lie side by side, `per_node` on
+// each node. `tokens`: for by_token.
 ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
                            const TokenShares& tokens);
 
-// A balanced exchange as much longer as the busiest rank has more, or shorter where all have less; what begins with it
-// takes as long.
+// Lengthens a balanced exchange by the busiest rank's excess, or shortens it if all ranks have less. Its latency does
+// not change.
 void skew(const ExchangeSkew& by, CollectiveCost& cost);
 
-// Load::rows of `members` ranks as an option --rows has them: "1,1.5,0.5,1". Throws InputError.
+// Load::rows for `members` ranks from the text of the option --rows: "1,1.5,0.5,1". Throws InputError.
 std::vector<double> rows_of_text(const std::string& text, std::int64_t members);
 
-// The share of rows that travel to where so many times the mean go, a token once: as if a token's choices were
-// independent, so that one that misses a place under balanced routing misses it as often as that, to the power of
-// `rows`.
+// The share of rows that travel, each token once, to a place that receives `rows` times the mean. It assumes that a
+// token's choices are independent: if a token misses the place with probability p under balanced routing, it misses it
+// with probability p^rows.
 double share_of_tokens(double balanced, double choices, double rows);
 
 }  // namespace orrery

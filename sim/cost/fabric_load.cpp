@@ -12,11 +12,11 @@ namespace {
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
-struct Port {  // where a rank meets the network
+struct Port {  // the place where a rank meets the network
   std::int64_t node = 0, nic = 0;
 };
 
-// Bytes over each up-link and down-link.
+// Bytes over each up-link and each down-link.
 class Loads {
  public:
   explicit Loads(const UpLinks& up, std::int64_t nodes)
@@ -34,7 +34,7 @@ class Loads {
     bytes_[at(2 * (leaf * up_.ways + way) + 1)] += bytes;
   }
 
-  // Of the busiest link, which starts anew.
+  // The seconds of the busiest link; clears all bytes.
   double take_seconds() {
     const double most = *std::max_element(bytes_.begin(), bytes_.end());
     std::fill(bytes_.begin(), bytes_.end(), 0);
@@ -46,10 +46,10 @@ class Loads {
   std::vector<double> bytes_;
 };
 
-// A group's members by node, nodes in the order in which rings and trees join them.
+// A group's members by node, with the nodes in the order in which rings and trees join them.
 struct NodeMembers {
   std::int64_t node = 0;
-  std::int32_t first = 0, count = 0;  // into the group's members
+  std::int32_t first = 0, count = 0;  // range of the group's members
 };
 
 class Communicator {
@@ -116,7 +116,7 @@ class Communicator {
     }
   }
 
-  // Where a channel enters and leaves a node: the same member of each, so that it stays on a rail.
+  // The rank over which a channel enters and leaves a node: the same place on each node, so that it stays on one rail.
   Port entry(std::size_t node, std::int32_t channel) const { return ports_[at(nodes_[node].first + channel)]; }
   void send(std::int64_t from, std::int64_t to) {
     const Port a = ports_[at(from)], b = ports_[at(to)];
@@ -152,7 +152,7 @@ class Communicator {
         }
   }
 
-  // To each member, from all of each leaf at a time.
+  // To each member, from all senders of a leaf at a time.
   void all_to_all() {
     senders_.clear();
     const auto sender = [&](std::int64_t leaf) -> std::int64_t& {
@@ -160,7 +160,7 @@ class Communicator {
         if (of == leaf) return count;
       return senders_.emplace_back(leaf, 0).second;
     };
-    // With PXN all of a node send over the NIC of the destination's rail.
+    // With PXN, all ranks of a node send over the NIC of the destination's rail.
     const auto leaf_of = [&](Port from, Port to) { return up_.leaf_of(from.node, pxn_ ? to.nic : from.nic); };
     const auto key_of = [&](Port p) { return pxn_ ? p.node / up_.nodes : up_.leaf_of(p.node, p.nic); };
     for (const Port& p : ports_) ++sender(key_of(p));
@@ -187,8 +187,8 @@ class Communicator {
     for (std::int64_t i = 0; i < size_; ++i) send(i, (i + 1) % size_);
   }
 
-  // Each leaf that a group touches hands the sum of its nodes up to one spine, that to the group's first node, and gets
-  // the result from there.
+  // Each leaf that a group touches sends the sum of its nodes up to one spine, which serves the group's first node, and
+  // receives the result from there.
   void reduction() {
     for (std::int32_t c = 0; c < channels_; ++c) {
       touched_.clear();
@@ -213,11 +213,11 @@ class Communicator {
   const std::int64_t size_;
   Loads loads_;
   const bool pxn_;
-  // Of the group that is visited.
+  // The group that is being visited.
   std::vector<Port> ports_;
   std::vector<NodeMembers> nodes_;
   std::int32_t channels_ = 1;
-  std::vector<std::pair<std::int64_t, std::int64_t>> senders_;  // leaf, ranks; scratch
+  std::vector<std::pair<std::int64_t, std::int64_t>> senders_;  // (leaf, ranks); working storage
   std::vector<std::int64_t> touched_;
 };
 

@@ -1,8 +1,8 @@
-// Recursive halving and doubling: who exchanges what with whom. A reduce-scatter halves its vector step by step while
-// the distance to the partner doubles, an all-gather runs the same steps backwards, an all-reduce is both: the large
-// halves stay between neighbours, that is in the node (Rabenseifner 2004; as MPICH does it). Where the ranks are no
-// power of two, each of the first `extra` even ranks first hands its part to its odd neighbour, and gets its result
-// from it at the end (Thakur, Rabenseifner and Gropp 2005, section 4).
+// Recursive halving and doubling: which ranks exchange which data. A reduce-scatter halves its vector in each step
+// while the distance to the partner doubles; an all-gather runs the same steps backwards; an all-reduce does both. The
+// large halves are thus exchanged between neighbours, within the node (Rabenseifner 2004; as MPICH does it). If the
+// number of ranks is not a power of two, each of the first `extra` even ranks first sends its part to its odd
+// neighbour, and receives its result from it at the end (Thakur, Rabenseifner and Gropp 2005, section 4).
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,7 @@ class HalvingDoubling {
 
   std::int64_t participants() const { return participants_; }
   std::int64_t extra() const { return ranks_ - participants_; }
-  // Participants' numbers differ from ranks where others are folded in: participant v < extra stands for ranks 2v,
-  // 2v+1.
+  // The rank of a participant. Participant v < extra() stands for ranks 2v and 2v+1 and is rank 2v+1.
   std::int64_t rank_of(std::int64_t participant) const {
     return participant < extra() ? 2 * participant + 1 : participant + extra();
   }
@@ -35,19 +34,19 @@ class HalvingDoubling {
   // In `step`, participants whose numbers differ in this bit exchange.
   int bit(int step) const { return halves(step) ? step : steps() - 1 - step; }
 
-  // What a participant sends in `step`, as a share of the op's bytes. Blocks are numbered as participants: those that
-  // agree with the receiver (halving) or the sender (doubling) in bits 0 .. bit(step).
+  // The share of the op's bytes that a participant sends in `step`. Blocks are numbered like participants. It sends the
+  // blocks whose numbers agree in bits 0 .. bit(step) with the receiver's (halving) or the sender's (doubling).
   double share(int step, std::int64_t participant) const {
     const int b = bit(step);
     const std::int64_t apart = std::int64_t{2} << b;
-    if (kind_ == OpKind::all_reduce) return 1 / static_cast<double>(apart);  // in equal blocks, as many as participants
+    if (kind_ == OpKind::all_reduce) return 1 / static_cast<double>(apart);  // equal blocks, one per participant
     const std::int64_t owner = (halves(step) ? participant ^ (std::int64_t{1} << b) : participant) & (apart - 1);
-    // A participant's block has a rank's shard, and another for the rank it stands for.
+    // The block of a participant has one rank's shard, and a second one if it stands for another rank.
     const std::int64_t doubled = std::max<std::int64_t>(0, (extra() - owner + apart - 1) / apart);
     return static_cast<double>(participants_ / apart + doubled) / static_cast<double>(ranks_);
   }
 
-  // What an extra rank hands over before the first step, and what it gets after the last.
+  // The share that an extra rank sends before the first step, and the share that it receives after the last.
   double share_in() const {
     const double n = static_cast<double>(ranks_);
     return kind_ == OpKind::all_reduce ? 1 : kind_ == OpKind::all_gather ? 1 / n : (n - 1) / n;

@@ -10,15 +10,16 @@
 namespace orrery {
 namespace {
 
-// floor(x) for 0 <= x < 2^51: adding 1.5 * 2^52 leaves no bits for fractions and rounds to the nearest, so exact halves
-// (x whole) must not occur. std::floor is a call, and a conversion to integers slower, without SSE 4.1.
+// floor(x) for 0 <= x < 2^51, where x is not whole. Adding 1.5 * 2^52 leaves no bits for fractions and rounds to the
+// nearest; for whole x, x - 0.5 would be an exact half. Without SSE 4.1 std::floor is a call, and a conversion to
+// integers is slower.
 double whole(double x) {
   constexpr double kNoFractions = 6755399441055744.0;
   return (x - 0.5) + kNoFractions - kNoFractions;
 }
 
-// How often `step` is needed to cover `size`, both whole; `per_step` is 1 / step. The half keeps the quotient off
-// whole numbers, and on their right side where it is rounded.
+// How many `step`s cover `size`, both whole; `per_step` is 1 / step. The half keeps the quotient away from whole
+// numbers, on the right side even after rounding.
 double cover(double size, double step, double per_step) { return whole((size + step - 0.5) * per_step); }
 
 int power_of_2(std::int64_t x) {
@@ -31,14 +32,14 @@ Dtype attention_dtype(const Op& op, std::span<const Tensor> tensors) {
   return tensors[op.reads[queries_operand(op.kind)]].dtype;
 }
 
-// Whether a bias is among the operands, for the kinds that have a curve for that.
+// Whether a bias is among the operands, for kinds with a curve of their own for that.
 bool has_bias(const Op& op) {
   const OpTraits& traits = traits_of(op.kind);
   if (traits.bias_read >= 0) return op.reads[static_cast<std::size_t>(traits.bias_read)] != kNoTensor;
   return traits.bias_write >= 0 && op.writes[static_cast<std::size_t>(traits.bias_write)] != kNoTensor;
 }
 
-// An op's curve, and those that stand in for it, in this order.
+// The names of an op's curve and of its substitutes, in this order.
 std::vector<std::string> names_of_curve(const Op& op) {
   std::vector<std::string> names{name_of(op.kind)};
   if (traits_of(op.kind).functions) names.insert(names.begin(), fmt::format("{}.{}", names[0], name_of(op.function)));
@@ -46,8 +47,8 @@ std::vector<std::string> names_of_curve(const Op& op) {
   return names;
 }
 
-// What a curve counts in steps of k is the time to load operands. A curve taken over from another type has to count
-// again: a step of fp32 loads twice the bytes, and without matrix units for it lasts many times as long.
+// A curve counts the time to load operands in steps of k. A curve taken from another type must be converted: a step of
+// fp32 loads twice the bytes, and lasts many times as long without matrix units for it.
 double latency_in_steps(const Device& device, Dtype dtype, const MatmulCurve& curve) {
   if (curve.measured || dtype != Dtype::fp32) return 1;
   const auto rate = [&](Dtype type) { return device.peak_flops_per_second[static_cast<std::size_t>(type)]; };
@@ -65,10 +66,10 @@ const MemoryCurve* find_curve(const Calibration& calibration, const Op& op) {
   return nullptr;
 }
 
-// Priced by the bytes that it moves: a kernel, but no product and no attention.
+// Whether its cost follows from the bytes that it moves: a kernel, but neither a product nor attention.
 constexpr bool is_memory_bound(OpKind k) { return is_computation(k) && !is_matmul(k) && !is_attention(k); }
 
-// The slot of a kind's first variant; behind the last kind the number of all slots.
+// By kind: the slot of its first variant; one past the last kind: the number of all slots.
 constexpr auto kFirstSlot = [] {
   std::array<int, kOpKinds + 1> first{};
   for (std::size_t k = 0; k < kOpKinds; ++k) first[k + 1] = first[k] + curves_of(op_traits::kTable[k]);
@@ -83,7 +84,7 @@ std::size_t KernelModel::memory_slot(const Op& op) {
   return static_cast<std::size_t>(kFirstSlot[static_cast<std::size_t>(op.kind)] + function + (has_bias(op) ? 1 : 0));
 }
 
-// An op that memory_slot() gives `slot`.
+// An op for which memory_slot() returns `slot`.
 Op KernelModel::op_of_slot(int slot) {
   Op op;
   const auto kind = std::upper_bound(kFirstSlot.begin(), kFirstSlot.end(), slot) - kFirstSlot.begin() - 1;
@@ -121,7 +122,7 @@ void KernelModel::NearIndex::build() {
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     for (int dimension = 0; dimension < 3; ++dimension) {
       const int power = power_of_2(shapes[i][dimension]);
-      // A size within a factor 2 has a power at most one off.
+      // Sizes within a factor of 2 have powers that differ by at most one.
       for (int p = std::max(0, power - 1); p <= std::min(power + 1, kPowers - 1); ++p)
         bits[static_cast<std::size_t>((dimension * kPowers + p) * words) + i / 64] |= std::uint64_t{1} << (i % 64);
     }
@@ -169,7 +170,7 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
 
   for (std::size_t i = 0; i < kMatrixDtypes; ++i) {
     const auto dtype = static_cast<Dtype>(i);
-    // A device without units for the type multiplies in the type that peak() falls back to, with that type's curve.
+    // A device without units for the type multiplies in the type to which peak() falls back, with that type's curve.
     Dtype curve_dtype = dtype;
     if (device.peak_flops_per_second[i] <= 0)
       for (std::size_t j = 0; j < kMatrixDtypes; ++j)
@@ -204,7 +205,7 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
       matmul.group_seconds = grouped.group_seconds;
     }
 
-    // fp16 and bf16 run on the same units at the same rate, so one's measurements speak for the other.
+    // fp16 and bf16 run on the same units at the same rate, so measurements of one hold for the other.
     matmul.measured = curve.measured;
     const auto index = [&](const std::vector<MeasuredShape>& shapes, NearIndex& near) {
       for (const MeasuredShape& shape : shapes) {

@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kStepsFile = "results/calibration/steps.json";
-constexpr const char* kLeftOutFile = "results/calibration/steps_left_out.json";  // read by those alone who ask for it
+constexpr const char* kLeftOutFile = "results/calibration/steps_left_out.json";  // read only on request
 
 const Json& file() {
   static const Json json = parse_embedded(kStepsFile);
@@ -46,7 +46,7 @@ const std::map<std::string, Device>& preset_devices() {
 double allowed_slowdown(const Device& device, const Device& other) {
   const Calibration own = find_calibration(device), others = find_calibration(other);
   double least = std::numeric_limits<double>::infinity();
-  // By the rates of a multiprocessor, which the last wave of tiles has to itself.
+  // Compares rates per multiprocessor, because the last wave of tiles has the multiprocessors to itself.
   const auto compare = [&](Dtype dtype, double share, double others_share) {
     const double rate = device.peak(dtype) / static_cast<double>(device.multiprocessors);
     const double others_rate = other.peak(dtype) / static_cast<double>(other.multiprocessors);

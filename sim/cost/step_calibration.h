@@ -1,7 +1,8 @@
-// What training steps show and kernels measured one by one do not. Of a device: how much slower it multiplies matrices
-// under a lasting load (clocks, cold caches). Of a training stack: its host's time per op, and the time of its
-// memory-bound kernels, which are more and less fused than a Program lists them. A stack does not change how fast a
-// device multiplies. Fitted on published steps by `orrery validate --fit`; how: results/calibration/README.md.
+// Corrections that measured training steps need beyond kernels measured one by one. For a device: how much slower it
+// multiplies matrices under lasting load (clocks, cold caches). For a training stack: its host time per op, and the
+// time of its memory-bound kernels, some of which are fused more or less than a Program lists them. A stack does not
+// change how fast a device multiplies. `orrery validate --fit` fits them on published steps;
+// results/calibration/README.md says how.
 #pragma once
 
 #include <array>
@@ -19,30 +20,30 @@
 
 namespace orrery {
 
-// Of a training stack's generation.
+// Corrections for one generation of a training stack.
 struct StackCalibration {
-  double host_seconds_per_op = 0;    // kernels of forward and backward
+  double host_seconds_per_op = 0;    // host seconds to issue a kernel of the forward or backward
   double memory_bound_slowdown = 1;  // time of memory-bound kernels but the optimizer's, relative to their curves
 };
 
-// How many times as much as `other` the device may be slowed in a step and yet multiply and attend no more slowly: by
-// how much it is faster by kernels alone, at the least. REQUIRES: is_no_slower(device, other)
-// (sim/hardware/device_order.h).
+// The largest factor by which the slowdown of `device` may exceed that of `other`, such that `device` still multiplies
+// and attends at least as fast. It is the smallest ratio of the two devices' speeds by kernels alone. REQUIRES:
+// is_no_slower(device, other) (sim/hardware/device_order.h).
 double allowed_slowdown(const Device& device, const Device& other);
 
 struct StepCalibration {
-  std::map<std::string, double> device_slowdown;  // of products and attention, relative to their curves
-  double other_devices_slowdown = 1;              // of a device that no step was measured on
-  double collective_slowdown = 1;                 // of all collectives, relative to their curves
-  // Host's time to issue a collective, an op of the update, and the product of one more expert where each is a kernel
-  // of its own (no less than that kernel's launch, Calibration::group_issue_seconds), in times of the stack's
-  // host_seconds_per_op.
+  std::map<std::string, double> device_slowdown;  // by device: products and attention, relative to their curves
+  double other_devices_slowdown = 1;              // the same for devices without measured steps
+  double collective_slowdown = 1;                 // time of all collectives relative to their curves
+  // Host time in multiples of the stack's host_seconds_per_op: to issue a collective, to issue an op of the update, and
+  // to launch the product of one more expert where each expert has a kernel of its own (no less than that kernel's
+  // launch, Calibration::group_issue_seconds).
   double collective_host_ops = 1, update_host_ops = 1, expert_host_ops = 1;
-  std::map<std::string, StackCalibration> stacks;  // stacks without an entry are taken as they are
+  std::map<std::string, StackCalibration> stacks;  // a stack without an entry gets no correction
 
-  // How many times longer than on its curves a device takes for matrix products and attention. A device on which no
-  // step was measured gets other_devices_slowdown, but at most the slowdown of any measured device that is no faster
-  // than it (sim/hardware/device_order.h), and at least that of any that is no slower.
+  // Time of matrix products and attention on the device in a step, over the time by its curves. A device without
+  // measured steps gets other_devices_slowdown, but at most the slowdown of any measured device that is no faster than
+  // it (sim/hardware/device_order.h), and at least that of any that is no slower.
   double slowdown_of(const std::string& device) const;
 
   // Changes nothing for a stack without an entry.
@@ -51,42 +52,42 @@ struct StepCalibration {
   void apply(const std::string& stack, Runtime& runtime) const;
 };
 
-// Strict, as read_calibration.
+// Strict, like read_calibration().
 StepCalibration read_step_calibration(const nlohmann::json& json, const InputError::Where& where);
 nlohmann::ordered_json to_json(const StepCalibration& calibration);
 
-// results/calibration/steps.json: fitted on all published steps; steps_left_out.json beside it: on all but those of one
-// source (its file's name in results/published/steps), which has then not been seen. A source that is not named there
-// never has been.
+// The calibration of results/calibration/steps.json, fitted on all published steps; and the one of steps_left_out.json,
+// fitted on all steps except those of one source (the name of its file in results/published/steps). A source that the
+// file does not name was never used in a fit.
 const StepCalibration& step_calibration();
 const StepCalibration& step_calibration_without(const std::string& source);
 
-// Whose kernels a device's curves were measured on. Products of less than 16 bits on the curve of another type count as
-// borrowed, too, and attention on that of another architecture.
+// The device whose kernels a device's curves were measured on. Curves also count as borrowed if products of less than
+// 16 bits use the curve of another type, or if attention uses the curve of another architecture.
 enum class CurveOrigin : std::uint8_t { own, same_vendor, other_vendor };
 inline constexpr std::size_t kCurveOrigins = 3;
 CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype products);
-std::string_view name_of(CurveOrigin origin);  // "own", ...: in steps.json
+std::string_view name_of(CurveOrigin origin);  // "own", ...: the names in steps.json
 
-// How far measured steps lie from their predictions when each source was predicted by a calibration that had not seen
-// it: |log(measured / predicted)| of four steps in five. study/validation/intervals.h finds it.
+// Prediction errors |log(measured / predicted)| that four of five measured steps do not exceed, when a calibration
+// predicts each source without having been fitted on it. study/validation/intervals.h computes them.
 struct StepIntervals {
   struct Stack {
-    double half_width = 0;  // of devices with curves of their own
+    double half_width = 0;  // for devices with curves of their own
     std::int64_t points = 0, sources = 0, most_devices = 0;
   };
-  std::map<std::string, Stack> stacks;  // those that enough steps have been published of
+  std::map<std::string, Stack> stacks;  // stacks with enough published steps
   std::array<double, kCurveOrigins> origin_factor{1, 1, 1};
   double unseen_device_factor = 1;  // for devices whose kernels were measured, but no step
 };
 
-// In times of the prediction.
+// An interval around a prediction, as factors of the predicted time.
 struct StepInterval {
   double low = 1, high = 1;
-  std::string comparable;  // whose errors these are, in words
+  std::string comparable;  // words that say whose errors these are
   std::int64_t points = 0, sources = 0;
-  // Its half width in logarithms is stack_half_width * origin_factor * unseen_device_factor + beyond_half_width. The
-  // last is 0 up to most_devices, the largest number of devices in a published step of the stack.
+  // Half width in logarithms: stack_half_width * origin_factor * unseen_device_factor + beyond_half_width.
+  // beyond_half_width is 0 up to most_devices, the largest number of devices in a published step of the stack.
   double stack_half_width = 0, origin_factor = 1, unseen_device_factor = 1, beyond_half_width = 0;
   std::int64_t most_devices = 0;
 };

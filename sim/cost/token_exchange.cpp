@@ -6,7 +6,7 @@
 namespace orrery {
 namespace {
 
-// That none of `draws` different ones out of `all` is among `some`.
+// The probability that none of `draws` different ones out of `all` is among `some`.
 double none_of(double all, double some, double draws) {
   if (draws > all - some) return 0;
   double p = 1;
@@ -14,15 +14,15 @@ double none_of(double all, double some, double draws) {
   return p;
 }
 
-// That a token meets any of `some` experts that lie side by side.
+// The probability that a token goes to any of `some` experts that lie side by side.
 double meets(const Router& router, double some) {
   const double experts = router.experts, choices = router.choices;
   if (router.groups == 0) return 1 - none_of(experts, some, choices);
   const double in_group = experts / router.groups, best = router.best_groups;
-  if (some < in_group) {  // of one group, if that is chosen
+  if (some < in_group) {  // a part of one group, if that group is chosen
     return best / router.groups * (1 - none_of(best * in_group, some, choices));
   }
-  // Of some groups: j of them are among the best, with so many ways (hypergeometric).
+  // Several whole groups: j of them are among the best with hypergeometric probability.
   const double groups = some / in_group;
   double p = 0;
   for (double j = std::max(0.0, best - (router.groups - groups)); j <= std::min(best, groups); ++j) {

@@ -1,4 +1,4 @@
-// What users have measured themselves (`orrery calibrate`), in place of the bundled calibrations.
+// Calibrations that users have measured themselves (`orrery calibrate`); they replace the bundled ones.
 #pragma once
 
 #include <cstdint>
@@ -16,28 +16,29 @@ namespace orrery {
 
 struct UserCalibration {
   std::optional<Calibration> kernels;
-  std::optional<Device> device;               // the device that `kernels` was measured on, where no preset describes it
+  std::optional<Device> device;               // the device that `kernels` was measured on, if no preset describes it
   CollectiveClasses collectives;              // may be empty
-  std::optional<CopyOverlaps> copy_overlaps;  // for the reader: no engine slows kernels or copies by them
+  std::optional<CopyOverlaps> copy_overlaps;  // for information: no engine slows kernels or copies by them
 
   bool empty() const { return !kernels && collectives.node_classes.empty() && collectives.network_classes.empty(); }
-  // For what is simulated on `cluster`: its device becomes the measured one where the file describes one.
+  // Applies the calibration to a simulated cluster: its device becomes the measured one if the file describes a device.
   void apply(Cluster& cluster) const;
-  // Kernels of a device: those of the file. Measured on another device than `device` they count as borrowed.
+  // The kernel calibration for a device: that of the file. It counts as borrowed if it was measured on another device.
   // REQUIRES: kernels.
   Calibration kernels_of(const Device& device) const;
 };
 
-// Files of kernels (the format of results/calibration/<device>.json, with an optional "device" as in
-// sim/hardware/presets and optional "collectives") and of collectives (that of results/calibration/collectives.json).
-// Throws InputError for files that cannot be used, and for two that calibrate the same.
+// Reads files of kernels (the format of results/calibration/<device>.json, with optional "device" as in
+// sim/hardware/presets and optional "collectives") and files of collectives (the format of
+// results/calibration/collectives.json). Throws InputError for files that cannot be used, and for two files that
+// calibrate the same.
 UserCalibration read_user_calibration(std::span<const std::string> paths);
 UserCalibration read_user_calibration(const nlohmann::json& json, const InputError::Where& where);
 
-// The share of its speed alone that each of `ranks` busy ranks of one host keeps: 1 where the calibration is not of a
-// CPU. Falls in a straight line to the measured share at as many ranks as hardware threads; beyond, ranks take turns.
+// The share of its speed that each of `ranks` busy ranks on one host keeps; 1 if the calibration is not of a CPU. It
+// falls linearly to the measured share at as many ranks as hardware threads; with more ranks, they take turns.
 double rank_share(const Calibration& calibration, std::int64_t ranks);
-// A rank that gets this share of a device: everything takes 1 / share as long. 0 < share <= 1.
+// Gives a rank this share of a device: everything takes 1 / share times as long. REQUIRES: 0 < share <= 1.
 void take_share(double share, Device& device, Calibration& calibration);
 
 }  // namespace orrery

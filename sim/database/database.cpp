@@ -15,7 +15,7 @@
 namespace orrery {
 namespace {
 
-constexpr int kBusyMilliseconds = 60'000;  // for another process to finish its transaction
+constexpr int kBusyMilliseconds = 60'000;  // wait for another process to finish its transaction
 
 bool can_be_read(sqlite3* database) {
   const int code = sqlite3_exec(database, "PRAGMA user_version", nullptr, nullptr, nullptr);
@@ -64,7 +64,7 @@ std::int64_t Database::number(const char* sql) const {
 
 std::int64_t Database::last_row() const { return sqlite3_last_insert_rowid(database_.get()); }
 
-// Changing to the log takes the file for oneself, for which SQLite does not wait.
+// The switch to the log needs the file exclusively, and SQLite does not wait for that.
 void Database::begin_write_ahead_log() const {
   constexpr auto kPause = std::chrono::milliseconds(10);
   for (int waited = 0;; waited += static_cast<int>(kPause.count())) {
@@ -92,7 +92,7 @@ Database::Database(const std::string& path, Mode mode, const DatabaseKind& kind)
   if (!exists && mode == Mode::read)
     throw InputError({path, ""}, fmt::format("nothing ({})", std::strerror(errno)), expected_);
   if (exists && !S_ISREG(status.st_mode)) throw InputError({path, ""}, "no regular file", kind.name);
-  const bool is_new = !exists || status.st_size == 0;  // empty: who was to make it was killed before
+  const bool is_new = !exists || status.st_size == 0;  // empty: the process that was to create it was killed
   if (is_new && mode == Mode::read) throw InputError({path, ""}, "an empty file", expected_);
   sqlite3* opened = nullptr;
   const int flags = mode == Mode::read ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
@@ -101,7 +101,7 @@ Database::Database(const std::string& path, Mode mode, const DatabaseKind& kind)
   check(code, "open");
   remember_input(path);
   if (mode == Mode::read && !can_be_read(opened) && !has_log(path)) {
-    // With a write-ahead log readers, too, write beside the file. Where they may not, nobody else does either.
+    // With a write-ahead log, readers also write beside the file. If they may not, no other process does either.
     database_.reset();
     check(sqlite3_open_v2(immutable_uri(path).c_str(), &opened, flags | SQLITE_OPEN_URI, nullptr), "open");
     database_.reset(opened);
@@ -113,7 +113,7 @@ Database::Database(const std::string& path, Mode mode, const DatabaseKind& kind)
   if (mode == Mode::write && number("PRAGMA user_version") == 0) {
     execute("BEGIN IMMEDIATE", "write");
     begun = true;
-    // Another process may have made it meanwhile.
+    // Another process may have created it in the meantime.
     if (number("SELECT count(*) FROM sqlite_master") == 0) {
       execute(kind.schema, "write");
       execute(fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kind.application, kind.version),

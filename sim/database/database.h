@@ -1,4 +1,4 @@
-// A file of SQLite that one of Orrery's commands keeps its results in.
+// A SQLite file in which a command of Orrery keeps its results.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +10,31 @@ struct sqlite3_stmt;
 
 namespace orrery {
 
-// What is kept in a file, and by which tables: what InputErrors name.
+// The kind of results in a file, and its tables; InputErrors name them.
 struct DatabaseKind {
   std::string name;              // "a history"
   std::string made_by;           // "orrery bench --history"
-  std::int64_t application = 0;  // SQLite's mark of whose file it is
-  std::int64_t version = 0;      // of the schema
-  std::string schema;            // SQL that makes the tables
-  bool write_ahead = false;      // keeps a log (SQLite's WAL): readers and one writer do not wait for each other
+  std::int64_t application = 0;  // SQLite's application_id, which marks the owner of a file
+  std::int64_t version = 0;      // version of the schema
+  std::string schema;            // SQL that creates the tables
+  bool write_ahead = false;      // uses SQLite's write-ahead log: readers and one writer do not wait for each other
 };
 
-// Transactions are there whole or not at all, after a crash or a kill too. Several processes may use one file; each
-// waits for the others' transactions.
+// Transactions are atomic, even after a crash or a kill. Several processes may use one file; each waits for the others'
+// transactions.
 class Database {
  public:
   enum class Mode { read, write };  // write: creates the file if it is not there
-  // Throws InputError for what is no file of this kind and version, and where it cannot be opened (or written, for
-  // Mode::write).
+  // Throws InputError if the file is not of this kind and version, or cannot be opened (or written, for Mode::write).
   Database(const std::string& path, Mode mode, const DatabaseKind& kind);
 
-  // All throw InputError: "found that SQLite cannot write it (...)", with what they were `doing`.
+  // All throw InputError: "found that SQLite cannot write it (...)", together with `doing`.
   void execute(const std::string& sql, const char* doing) const;
   void check(int code, const char* doing) const;
-  // The first column of the first row.
+  // The value in the first column of the first row.
   std::int64_t number(const char* sql) const;
   std::int64_t last_row() const;
-  // As if the transaction under way had never begun.
+  // Undoes the current transaction.
   void roll_back() const;
 
   const std::string& path() const { return path_; }
@@ -48,7 +47,7 @@ class Database {
   std::unique_ptr<sqlite3, int (*)(sqlite3*)> database_;
 };
 
-// Takes back what was written since, unless it is committed.
+// Rolls back what was written since its construction, unless it is committed.
 class Transaction {
  public:
   explicit Transaction(const Database& database) : database_(database) {
@@ -69,7 +68,7 @@ class Transaction {
   bool committed_ = false;
 };
 
-// One prepared statement; columns and parameters from 0. The database outlives it.
+// One prepared statement; columns and parameters count from 0. REQUIRES: the database outlives it.
 class Statement {
  public:
   Statement(const Database& database, const std::string& sql);
@@ -77,14 +76,14 @@ class Statement {
   Statement(const Statement&) = delete;
   Statement& operator=(const Statement&) = delete;
 
-  // The next parameter.
+  // Bind the next parameter.
   Statement& bind(const std::string& text);
   Statement& bind(std::int64_t number);
   Statement& bind(double number);
   Statement& bind_null();
 
   bool step();  // false: no more rows
-  void run();   // to the end; then its parameters can be bound anew
+  void run();   // runs to the end; afterwards its parameters can be bound again
   bool is_null(int column) const;
   bool is_text(int column) const;
   std::string text(int column) const;

@@ -19,7 +19,7 @@ namespace orrery {
 namespace {
 
 constexpr char kReturned = 'r', kThrew = 't';
-int to_parent = -1;  // in the child
+int to_parent = -1;  // write end of the pipe, in the child
 thread_local double last_peak_bytes = 0;
 
 void write_all(int file, const std::string& text) {
@@ -27,7 +27,7 @@ void write_all(int file, const std::string& text) {
   while (done < text.size()) {
     const ssize_t n = write(file, text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return;  // the parent is gone
+    if (n <= 0) return;  // the parent has ended
     done += static_cast<std::size_t>(n);
   }
 }
@@ -44,19 +44,19 @@ void return_from_child(const std::string& result) {
 
 std::string run_in_child(const std::function<std::string()>& work) {
   std::array<int, 2> ends{};
-  // One at a time: a child that had another's end of its pipe would keep that open as long as it runs itself.
+  // One at a time: a child that inherits the end of another's pipe would keep it open for its own lifetime.
   static std::mutex forking;
   std::unique_lock one(forking);
   if (pipe(ends.data()) != 0)
     throw std::runtime_error(fmt::format("no pipe for the simulation: {}", std::strerror(errno)));
-  std::fflush(nullptr);  // or the child prints what is buffered once more
+  std::fflush(nullptr);  // otherwise the child prints buffered text again
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error(fmt::format("no process for the simulation: {}", std::strerror(errno)));
   if (child == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever asked for the result is gone
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // the process that asked for the result has ended
     close(ends[0]);
     to_parent = ends[1];
-    // Whoever handles interrupts (a Python interpreter) does so in the parent.
+    // A parent that handles interrupts (a Python interpreter) does so itself.
     if (struct sigaction interrupt {};
         sigaction(SIGINT, nullptr, &interrupt) == 0 && interrupt.sa_handler != SIG_IGN)
       signal(SIGINT, SIG_DFL);

@@ -28,7 +28,7 @@ using Index = std::int32_t;
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 Index wrap(Index i, Index n) { return ((i % n) + n) % n; }
 
-// Members by node.
+// The members of a group by node.
 class Nodes {
  public:
   explicit Nodes(const GroupMembers& group) : node_of_(group.devices.size()) {
@@ -49,7 +49,7 @@ class Nodes {
     std::int64_t before = -1;
     for (std::size_t i = 0; i < node_of_.size(); ++i) {
       const std::int64_t node = group.devices[i] / group.devices_per_node;
-      // Members of a node usually follow each other.
+      // The members of a node usually follow each other.
       node_of_[i] = i > 0 && node == before ? node_of_[i - 1]
                                             : seen.try_emplace(node, static_cast<Index>(size.size())).first->second;
       before = node;
@@ -74,7 +74,7 @@ class Nodes {
   Index size(Index node) const { return first_[at(node) + 1] - first_[at(node)]; }
   Index smallest() const { return smallest_; }
   Index node_of(Member m) const { return node_of_[at(m)]; }
-  Index position(Member m) const { return position_[at(m)]; }  // among the members of its node
+  Index position(Member m) const { return position_[at(m)]; }  // its index among the members of its node
   std::span<const Member> of(Index node) const {
     return std::span(members_).subspan(at(first_[at(node)]), at(size(node)));
   }
@@ -85,8 +85,8 @@ class Nodes {
   Index smallest_ = 0;
 };
 
-// 0, 1, -1, 2, -2, ...: modulo an even m its first m terms have differences that are all unlike, so that the m
-// rotations of this path pass from each number to each other exactly once (Williams 1949). Modulo an odd m the
+// 0, 1, -1, 2, -2, ...: modulo an even m, the differences within the first m terms are all different, so that the m
+// rotations of this path pass from each number to each other exactly once (Williams 1949). Modulo an odd m, the
 // rotations of the path and of its mirror image do so twice.
 Index zigzag(Index j) { return j % 2 == 1 ? (j + 1) / 2 : -(j / 2); }
 
@@ -133,7 +133,7 @@ class Builder {
     for (Member m = 0; m < nodes_.members(); ++m) ends[at(m)] = {m};
     for (Index c = 0; c < count; ++c)
       for (int t = 0; t < trees; ++t) {
-        // Each node's chain hangs below the member whose NIC the channel uses.
+        // The chain of each node hangs below the member whose NIC the channel uses.
         for (Index a = 0; a < nodes_.count(); ++a) {
           chain_of(a, c, count, odd_mesh && t == 1);
           for (std::size_t j = 1; j < chain_.size(); ++j) parent[at(chain_[j])] = chain_[j - 1];
@@ -145,12 +145,12 @@ class Builder {
   }
 
   void nvls() {
-    // Every member gives all it has to the switch, which reduces a shard for each head and passes the results on.
+    // Every member sends all its data to the switch, which reduces one shard for each head and passes the results on.
     const Index heads = nodes_.smallest(), members = nodes_.members();
     const double whole = 1.0 / options_.chunks, shard = whole / heads;
     reserve(2 * std::int64_t{members} + std::int64_t{nodes_.count()} * heads * (nodes_.count() > 1 ? 6 : 2));
-    std::vector<Index> reduced(at(nodes_.count()) * at(heads));  // to the head; by head, then node
-    std::vector<Index> results(reduced.size());                  // from the head
+    std::vector<Index> reduced(at(nodes_.count()) * at(heads));  // edges to the heads; by head, then node
+    std::vector<Index> results(reduced.size());                  // edges from the heads
     for (Index a = 0; a < nodes_.count(); ++a) {
       const Index first_after = afters();
       for (const Member m : nodes_.of(a)) wait_for(add({m}, {m, true}, whole, options_.chunks));
@@ -188,8 +188,9 @@ class Builder {
     }
   }
 
-  // The vector in as many shards as the smallest node has members: on each node a head collects one, hands it up to its
-  // leaf switch, which sums up for its nodes, and a spine for the leaves; the result comes back the same way.
+  // The vector has as many shards as the smallest node has members. On each node a head collects one shard and sends it
+  // up to its leaf switch, which sums up for its nodes; a spine sums up for the leaves. The result returns the same
+  // way.
   void collnet(OpKind kind) {
     const Index heads = nodes_.smallest(), count = nodes_.count();
     const bool all_reduce = kind == OpKind::all_reduce;
@@ -197,7 +198,7 @@ class Builder {
     const double shard = 1.0 / options_.chunks / heads;
     const auto leaf_of = [&](Member m) { return leaves_.empty() ? 0 : leaves_[at(m)]; };
     const auto fabric = [](Member m, FlowEnd::Fabric where) { return FlowEnd{m, false, where}; };
-    std::vector<Index> switched(at(count));  // first edges of nodes' members to their scale-up switch
+    std::vector<Index> switched(at(count));  // by node: the first edge of its members to their scale-up switch
     if (nvls)
       for (Index a = 0; a < count; ++a) {
         switched[at(a)] = static_cast<Index>(graph_.edges.size());
@@ -233,7 +234,7 @@ class Builder {
         leaf->up.push_back(up);
         leaf->nodes.push_back(a);
       }
-      // Over the spine, where there are several; of a reduce-scatter each leaf gets what its nodes keep.
+      // Over the spine, if there are several leaves. In a reduce-scatter, each leaf receives only what its nodes keep.
       const Member root = nodes_.of(0)[at(h)];
       const bool several = leaves.size() > 1;
       std::vector<Index> sums;
@@ -265,7 +266,7 @@ class Builder {
       }
     }
     if (!all_reduce) return;
-    // Back to all of a node.
+    // Back to all members of a node.
     for (Index a = 0; a < count; ++a) {
       std::vector<Index> spread;
       for (Index h = 0; h < heads; ++h) {
@@ -299,18 +300,18 @@ class Builder {
   }
 
   void hierarchical_all_to_all() {
-    // What goes to position j of other nodes leaves over the NIC of position j here, modulo the node's members.
+    // Data for position j of other nodes leaves over the NIC of position j here, modulo the node's number of members.
     const double part = 1.0 / nodes_.members();
     Index largest = 0;
     for (Index a = 0; a < nodes_.count(); ++a) largest = std::max(largest, nodes_.size(a));
-    std::vector<Index> nodes_with(at(largest), 0);  // that position
+    std::vector<Index> nodes_with(at(largest), 0);  // by position: number of nodes that have it
     for (Member m = 0; m < nodes_.members(); ++m) ++nodes_with[at(nodes_.position(m))];
     reserve(pairs_in_nodes() + std::int64_t{nodes_.members()} * (nodes_.count() - 1));
     for (Index a = 0; a < nodes_.count(); ++a) {
       const std::span<const Member> here = nodes_.of(a);
       const Index r = nodes_.size(a);
       for (Index x = 0; x < r; ++x) {
-        std::int64_t destinations = 1;  // the member itself
+        std::int64_t destinations = 1;  // the member itself counts as one
         for (Index j = x; j < largest; j += r) destinations += nodes_with[at(j)] - (j < r ? 1 : 0);
         for (const Member m : here) {
           if (m == here[at(x)]) continue;
@@ -338,13 +339,13 @@ class Builder {
     }
   }
 
-  // Over NICs to the member of the same place in each node; what has come there, to all others.
+  // Over NICs to the member at the same place in each node; from there to all others that need it.
   void exchange_tokens() {
     reserve(pairs_in_nodes() + std::int64_t{nodes_.members()} * (nodes_.count() - 1));
     for (Index a = 0; a < nodes_.count(); ++a) {
       const std::span<const Member> here = nodes_.of(a);
       const Index r = nodes_.size(a);
-      const double passed_on = tokens_.to_rank * nodes_.members() / r;  // of the tokens of as many members as nodes
+      const double passed_on = tokens_.to_rank * nodes_.members() / r;  // tokens of as many members as nodes
       for (Index x = 0; x < r; ++x) {
         for (Index away = 1; away < r; ++away) {
           const Member to = here[at(wrap(x + away, r))];
@@ -359,7 +360,8 @@ class Builder {
     }
   }
 
-  // Of the tokens that have come to position x of node a, from members whose place is that one's, what goes on to `to`.
+  // The share of tokens that position x of node a has received, from members at its place, and that it passes on to
+  // `to`.
   double tokens_passed_on(Index a, Index x, Member to) const {
     double share = 0;
     for (Member m = 0; m < nodes_.members(); ++m)
@@ -379,9 +381,9 @@ class Builder {
     reserve(std::int64_t{count} * exchange.steps() + 2 * extra);
     const auto member = [&](Index v) { return FlowEnd{static_cast<Member>(exchange.rank_of(v))}; };
     for (Index v = 0; v < extra; ++v) add({2 * v}, member(v), exchange.share_in());
-    // Both halves of a participant's exchange end before its next starts (sendrecv): what reached it in a step says
-    // nothing of what its partner sent it the step before.
-    Index before = 0, partner = 0;  // first edge of the step before; the bit that differs there
+    // Both halves of a participant's exchange must end before its next exchange starts (sendrecv): the arrival of data
+    // in one step says nothing about what the partner sent in the step before.
+    Index before = 0, partner = 0;  // first edge of the step before; the bit in which partners differed there
     const auto wait_for_exchange = [&](Index v) {
       wait_for(before + (v ^ partner));
       wait_for(before + v);
@@ -409,12 +411,12 @@ class Builder {
     }
   }
 
-  // Of the parts of an all-to-all: 1 where all are equal.
+  // The relative size of a part of an all-to-all: 1 if all are equal.
   double rows_between(Member from, Member to) const {
     return rows_.empty() ? 1 : rows_[at(std::int64_t{from} * nodes_.members() + to)];
   }
 
-  // bytes_of(i, j): from member i to member j; node_bytes_of(i, b): to all members of node b.
+  // bytes_of(i, j): bytes from member i to member j. node_bytes_of(i, b): to all members of node b.
   template <class BytesOf, class NodeBytesOf>
   void pairs(BytesOf&& bytes_of, NodeBytesOf&& node_bytes_of) {
     const Index n = nodes_.members();
@@ -422,7 +424,7 @@ class Builder {
     reserve(by_node ? pairs_in_nodes() + std::int64_t{n} * (nodes_.count() - 1) : std::int64_t{n} * (n - 1));
     for (Member i = 0; i < n; ++i) {
       const Index a = nodes_.node_of(i);
-      // Starting after oneself, so that no member is everybody's first.
+      // Each member starts with the one after it, so that no member is the first destination of all others.
       if (!by_node) {
         for (Index away = 1; away < n; ++away) {
           const Member j = i + away < n ? i + away : i + away - n;
@@ -441,7 +443,8 @@ class Builder {
 
   void message(Member from, Member to) { add({from}, {to}, 1); }
 
-  // What leaves a node goes in parts to its members, over the NIC of each, and is put together where it is for.
+  // A message that leaves a node goes in parts to the node's members, leaves over the NIC of each, and is joined at its
+  // destination.
   void routed_shift() {
     const auto next = [&](Member m) { return m + 1 < nodes_.members() ? m + 1 : 0; };
     for (int phase = 0; phase < 3; ++phase) {
@@ -466,7 +469,7 @@ class Builder {
 
  private:
   struct Tree {
-    Index up = 0;    // first edge towards the root; those away from it follow
+    Index up = 0;    // first edge towards the root; the edges away from it follow
     Index root = 0;  // vertex
     Index count = 0;
     Index root_after = 0, root_afters = 0;
@@ -505,7 +508,7 @@ class Builder {
     const Index e = add({from}, {to}, bytes);
     graph_.edges[at(e)].scale_up_first = options_.rail_aligned && nodes_.node_of(from) != nodes_.node_of(to);
   }
-  // A phase without edges does not count.
+  // A phase without edges is not counted.
   void begin_phase() {
     if (!graph_.edges.empty() && graph_.edges.back().phase == phase_) ++phase_;
   }
@@ -514,12 +517,12 @@ class Builder {
     if (options_.channels > 0) return options_.channels;
     return nodes_.smallest() * (twice && nodes_.smallest() > 1 ? 2 : 1);
   }
-  // Where a channel enters and leaves a node, by position: the same on all nodes, so that it stays on one rail.
+  // The position at which a channel enters and leaves a node: the same on all nodes, so that it stays on one rail.
   Index entry(Index channel, Index count) const {
     return static_cast<Index>(std::int64_t{channel} * nodes_.smallest() / count);
   }
-  // The members of a node in the order of a channel, from the one whose NIC it uses, into chain_. On a mesh the chains
-  // of all channels pass all links alike.
+  // Writes the members of a node in the order of a channel, starting with the one whose NIC it uses, into chain_. On a
+  // mesh the chains of all channels use all links equally.
   void chain_of(Index node, Index channel, Index count, bool reversed) {
     const std::span<const Member> here = nodes_.of(node);
     const Index r = nodes_.size(node), first = entry(channel, count);
@@ -543,9 +546,9 @@ class Builder {
       }
       return;
     }
-    // Rings that pass every link of the mesh alike, both ways: Walecki's construction, the paths of zigzag() over all
-    // members but the last, closed by the last. No n - 1 rings do so for n = 4 and 6 (Tillson 1980); for even n these
-    // are 2 (n - 1) rings, each link in two of them.
+    // Rings that use every link of the mesh equally in both directions: Walecki's construction, which closes the paths
+    // of zigzag() over all members but the last through the last. For n = 4 and 6 no n - 1 rings do so (Tillson 1980).
+    // For even n these are 2 (n - 1) rings, with each link in two of them.
     const Index q = n - 1, families = q % 2 == 1 ? 2 : 1;
     for (Index family = 0; family < families; ++family)
       for (Index c = 0; c < q; ++c) {
@@ -568,13 +571,13 @@ class Builder {
     add_ring(kind, 1.0 / (both_ways_ ? 2 * count : count), order_, senders_);
   }
 
-  // `share` of the op's bytes along a ring. What `order[i]` passes on, the device of `senders[i]` sends.
+  // Sends `share` of the op's bytes along a ring. The device of `senders[i]` sends what `order[i]` passes on.
   void add_ring(OpKind kind, double share, std::span<const Member> order, std::span<const Member> senders) {
     const auto n = static_cast<Index>(order.size());
     const auto base = static_cast<Index>(graph_.edges.size());
     const bool chain = kind == OpKind::broadcast || kind == OpKind::reduce;
     if (chain) {
-      // The ring without the edge that ends in member 0, or for reduce that starts there.
+      // The ring without the edge into member 0, or for reduce without the edge out of it.
       auto first = static_cast<Index>(std::find(order.begin(), order.end(), 0) - order.begin());
       if (kind == OpKind::reduce) ++first;
       for (Index i = 0; i < n - 1; ++i) {
@@ -595,8 +598,7 @@ class Builder {
     }
   }
 
-  // Up to the root of a tree and down again. A vertex waits for its children and, where there are any, its seed (an
-  // edge).
+  // Up to the root of a tree and down again. A vertex waits for its children and for its seed edge, if there is one.
   Tree add_tree(std::span<const Index> parent, std::span<const FlowEnd> ends, std::span<const Index> seeds,
                 double share) {
     const auto count = static_cast<Index>(parent.size());
@@ -638,7 +640,7 @@ class Builder {
     }
     return tree;
   }
-  // Appends what brings the sum over the tree to vertex v.
+  // Appends the edges that bring the sum over the tree to vertex v.
   void wait_for_total(const Tree& tree, Index v) {
     if (v != tree.root) {
       wait_for(tree.down_of(v));
@@ -647,8 +649,8 @@ class Builder {
     for (Index i = 0; i < tree.root_afters; ++i) wait_for(graph_.after[at(tree.root_after + i)]);
   }
 
-  // Rings across the nodes, one for each position; where nodes have unequally many members, each stands for its equal
-  // share of the node's bytes, and sends to those of the next node whose shares meet its own.
+  // Rings across the nodes, one for each position. If nodes have unequal numbers of members, each member represents its
+  // equal share of the node's bytes, and sends to those members of the next node whose shares overlap its own.
   void rails(OpKind kind, bool backwards) {
     const Index count = nodes_.count();
     const double way = both_ways_ ? 0.5 : 1, members = nodes_.members();
@@ -658,7 +660,7 @@ class Builder {
     for (Index i = 0; i < count; ++i) {
       const Index a = backwards ? count - 1 - i : i, b = wrap(backwards ? a - 1 : a + 1, count);
       const std::int64_t here = nodes_.size(a), there = nodes_.size(b);
-      // A gathered node does not get its own part back, and a reduced part ends with its owner.
+      // A gathered node does not receive its own part, and a reduced part ends at its owner.
       const double total = kind == OpKind::all_reduce   ? static_cast<double>(steps) / count
                            : kind == OpKind::all_gather ? 1 - static_cast<double>(there) / members
                                                         : 1 - static_cast<double>(here) / members;
@@ -691,7 +693,7 @@ class Builder {
   const std::span<const double> rows_;
   FlowGraph& graph_;
   std::uint8_t phase_ = 0;
-  std::vector<Member> order_, senders_, chain_;  // scratch
+  std::vector<Member> order_, senders_, chain_;  // working storage
   std::vector<Index> offset_, filled_;
 };
 
@@ -784,7 +786,7 @@ double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t 
   const double n = static_cast<double>(members), a = static_cast<double>(nodes), here = n / a;
   const double channels = options.channels > 0 ? static_cast<double>(options.channels) : here;
   const double chunks = every_message ? options.chunks : 1;
-  // Of what is passed around k members.
+  // Number of messages of data that is passed around k members.
   const auto steps = [&](double k) { return !every_message ? 1 : kind == OpKind::all_reduce ? 2 * (k - 1) : k - 1; };
   switch (algorithm) {
     case Algorithm::ring:
@@ -804,7 +806,7 @@ double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t 
       return n * ((kind == OpKind::all_reduce ? 2 : 1) * (every_message ? here : 1) + steps(a));
     case Algorithm::by_token:
       return n * (here + a);
-    case Algorithm::collnet:  // in the node, and to the switches and back
+    case Algorithm::collnet:  // within the node, and to the switches and back
       return n * ((kind == OpKind::all_reduce ? 2 : 1) * (here - 1) + 2) * chunks;
     case Algorithm::direct:
       if (kind != OpKind::all_to_all) return n;

@@ -116,7 +116,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   std::int32_t rows = -1;
   if (!request.rows.empty()) {
     rows = plan.traffic.add_rows({.ranks = span.ranks, .rows = request.rows});
-    for (std::int64_t rank = 0; rank < ranks; ++rank)  // none is like another one
+    for (std::int64_t rank = 0; rank < ranks; ++rank)  // no two ranks are alike
       plan.traffic.mark_rank(job, rank, static_cast<std::uint64_t>(rank));
   }
   const std::uint32_t exchange =

@@ -58,7 +58,7 @@ void FairFlows::find_rates(const std::vector<double>& left, std::size_t running,
         least = rooms[l].room / rooms[l].flows;
         narrowest = l;
       }
-    level = std::max(level, least);  // but for rounding it only rises
+    level = std::max(level, least);  // it only rises, except for rounding
     for (const std::uint32_t f : on_link(narrowest)) {
       if (left[f] <= 0 || rate[f] > 0) continue;
       rate[f] = level;
@@ -87,7 +87,7 @@ void FairFlows::run(double until, std::vector<double>& left, std::vector<double>
     now += next;
     for (std::size_t f = 0; f < left.size(); ++f) {
       if (left[f] <= 0) continue;
-      constexpr double kDone = 1e-12;  // of the whole flow
+      constexpr double kDone = 1e-12;  // share of the whole flow
       left[f] -= next * rate[f];
       if (left[f] > kDone * bytes_[f]) continue;
       left[f] = 0;

@@ -1,5 +1,5 @@
-// Flows that start at once and have their links to themselves: how far each has come, by max-min fair sharing
-// (progressive filling: Bertsekas and Gallager, Data Networks, section 6.5.2) from end to end. Internal to sim/des.
+// The progress of flows that start at the same time and share their links with no other flows, by max-min fair sharing
+// from start to end (progressive filling: Bertsekas and Gallager, Data Networks, section 6.5.2). Internal to sim/des.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,17 @@ namespace orrery {
 
 class FairFlows {
  public:
-  // `bytes`: on the links, of a flow of each class. Links of which `binds` is 0 are left out; each flow has one that is
-  // not.
+  // `bytes`: bytes on the links, of one flow of each class. Links whose `binds` is 0 are ignored. REQUIRES: each flow
+  // has a link that binds.
   FairFlows(std::span<const FlowClass> classes, std::span<const LinkClass> links, std::span<const char> binds,
             std::span<const std::uint32_t> flow_classes, std::span<const double> bytes);
 
-  // Whether any two share a link.
+  // Whether any two flows share a link.
   bool share() const { return share_; }
-  std::span<const std::uint32_t> links() const { return link_classes_; }  // of them all, each once
+  std::span<const std::uint32_t> links() const { return link_classes_; }  // of all flows, each once
 
-  // Until then: `left` of each flow, and of those that have ended, of which nothing is left, the seconds that they
-  // took.
+  // Runs until time `until`. `left`: bytes left of each flow. `seconds`: for flows that have ended (none left), the
+  // time that they took.
   void run(double until, std::vector<double>& left, std::vector<double>& seconds) const;
   void run(std::vector<double>& left, std::vector<double>& seconds) const {
     run(std::numeric_limits<double>::infinity(), left, seconds);

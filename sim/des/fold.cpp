@@ -65,14 +65,14 @@ std::vector<std::uint32_t> ColourRefinement::refine(std::size_t watched, std::si
   std::vector<Colour> sums(colours_.size());
   while (classes < colours_.size()) {
     sums.assign(colours_.size(), 0);
-    // A sum does not care in which order neighbours stand.
+    // A sum does not depend on the order of neighbours.
     for (const Edge& e : edges_) {
       sums[e.a] += scatter_colour(colours_[e.b]);
       sums[e.b] += scatter_colour(colours_[e.a]);
     }
     for (std::size_t v = 0; v < colours_.size(); ++v) colours_[v] = mix_colour(colours_[v], sums[v]);
     const std::size_t refined = count_colours(colours_);
-    if (refined == classes) break;  // each class's neighbours agree
+    if (refined == classes) break;  // the neighbours of each class are alike
     classes = refined;
     if (too_many()) return {};
   }

@@ -19,13 +19,14 @@
 namespace orrery {
 namespace {
 
-// What a channel of NCCL's Simple protocol passes on at a time: NCCL_BUFFSIZE (4 MiB) over NCCL_STEPS (8). A channel a
-// device of the node.
+// The bytes that a channel of NCCL's Simple protocol passes on at a time: NCCL_BUFFSIZE (4 MiB) over NCCL_STEPS (8).
+// There is one channel per device of the node.
 constexpr double kSliceBytes = 4.0 * (1 << 20) / 8;
-// Beyond this a pipeline's fill is nothing next to its flow.
+// With more chunks, the time to fill the pipeline is negligible.
 constexpr double kMostChunks = 128;
 
-// `count` of `from`, without repetition, the same for the same seed on every platform (partial Fisher-Yates).
+// Chooses `count` of `from` without repetition; the same seed gives the same choice on every platform (partial
+// Fisher-Yates).
 template <class T>
 void choose(std::vector<T>& from, std::int64_t count, std::int64_t seed) {
   if (count <= 0 || count >= static_cast<std::int64_t>(from.size())) return;
@@ -36,8 +37,8 @@ void choose(std::vector<T>& from, std::int64_t count, std::int64_t seed) {
   std::sort(from.begin(), from.end());
 }
 
-// What ranks send, over the mean: alike where tokens are dealt to one token, else in levels, in the order of how much,
-// of as many ranks as there are nodes.
+// Rows that each rank sends, over the mean. They are equal if ranks send equally many (within kAlike). Otherwise they
+// are rounded to levels, in descending order, of as many ranks each as there are nodes.
 std::vector<double> sent_by(std::span<const double> rows, std::size_t n, std::size_t nodes, std::size_t per_node) {
   constexpr double kAlike = 1e-3;
   std::vector<double> sent(n);
@@ -48,7 +49,7 @@ std::vector<double> sent_by(std::span<const double> rows, std::size_t n, std::si
     return std::vector<double>(n, 1);
   std::vector<double> sorted = sent;
   std::ranges::sort(sorted, std::greater<>());
-  for (std::size_t begin = 1; begin < n;) {  // whoever sends the most is alone
+  for (std::size_t begin = 1; begin < n;) {  // the rank that sends the most is a level of its own
     const std::size_t end = std::min(n, begin == 1 ? std::max<std::size_t>(nodes, 2) : begin + nodes);
     double sum = 0;
     for (std::size_t i = begin; i < end; ++i) sum += sorted[i];
@@ -63,7 +64,7 @@ std::vector<double> sent_by(std::span<const double> rows, std::size_t n, std::si
 
 void fold_ranks(std::span<const Load> loads, std::int64_t ranks_per_node, std::vector<FoldedLoad>& folded) {
   const std::size_t n = folded.front().of_ranks.size();
-  std::vector<std::size_t> order;  // of ranks: the busiest of each load, then by what they have of all
+  std::vector<std::size_t> order;  // of ranks: the busiest of each load, then sorted by their rows over all loads
   for (const FoldedLoad& load : folded) {
     const auto busiest = static_cast<std::size_t>(std::ranges::max_element(load.of_ranks) - load.of_ranks.begin());
     if (std::ranges::find(order, busiest) == order.end()) order.push_back(busiest);
@@ -183,7 +184,7 @@ void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
   if (program.loads.front().axis != MeshAxis::ep) return add_loads_of_documents(id, job);
   const MeshGroup group = program.mesh.group(MeshAxis::ep);
   const std::int64_t per_node = span_of(program.mesh, group, cluster.node.devices).ranks_per_node;
-  // Each rank of a group by itself.
+  // Works if each rank of a group is simulated by itself.
   double works = 0;
   for (std::size_t s = 0; s < program.stages.size(); ++s)
     works += job.works_of(s) * static_cast<double>(program.mesh.size(group));
@@ -200,7 +201,7 @@ void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
       traffic.mark_rank(id, rank, std::bit_cast<std::uint64_t>(job.rows_of(load, rank)));
 }
 
-// Ranks as they are: who gives whom how much follows from where documents lie.
+// Ranks are simulated as they are: the places of documents decide how many rows each sends to each other.
 void RunPlan::add_loads_of_documents(std::int32_t id, JobPlan& job) {
   const Program& program = *job.program;
   for (const Load& load : program.loads) {
@@ -227,7 +228,7 @@ void RunPlan::fold_documents(std::int32_t id, JobPlan& job) {
     works += job.works_of(s) * static_cast<double>(replicas) * static_cast<double>(context_ranks);
   const bool exact = !options.fold || works <= options.most_exact_works;
   if (!exact && replicas > kExactRanks) return;
-  std::vector<std::int64_t> context_rank(static_cast<std::size_t>(context_ranks), 0);  // some rank at each place
+  std::vector<std::int64_t> context_rank(static_cast<std::size_t>(context_ranks), 0);  // by place: a rank
   for (std::int64_t rank = mesh.ranks(); rank-- > 0;)
     context_rank[static_cast<std::size_t>(mesh.coordinate(rank, MeshAxis::cp))] = rank;
   std::vector<std::uint64_t> marks(replicas * context_rank.size(), 0);
@@ -277,8 +278,8 @@ void RunPlan::compile_blocks(JobPlan& job) {
   }
 }
 
-// As the other blocks of the piece, but for exchanges of experts, which run on their own stream, and nodes that begin
-// where the other block's turn comes.
+// Like the other blocks of the piece, except that exchanges of experts run on their own stream, and that nodes begin
+// where the other block takes its turn.
 void RunPlan::compile_pairs(JobPlan& job, std::size_t p) {
   const Program& program = *job.program;
   job.paired_codes.resize(program.pieces.size());
@@ -311,7 +312,7 @@ void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
         .kind = kind,
         .at = node.op};
     if (node.stream == Stream::compute && node.counted) {
-      // Kernels behind it that begin no node of their own belong to it.
+      // Kernels after it that begin no node of their own belong to it.
       const auto begins_node = [&](std::size_t op) {
         return std::any_of(code.nodes.begin(), code.nodes.end(), [&](const ClockNode& n) { return n.op == op; });
       };
@@ -339,7 +340,7 @@ void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
   }
 }
 
-// One for each number of instances that an op is run for.
+// Adds one exchange for each number of instances that an op covers.
 void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
   const Program& program = *job.program;
   job.exchanges_of.resize(job.ops.size());
@@ -379,7 +380,7 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
         for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
           const auto add_code = [&](const BlockCode& code) {
             for (const ClockNode& node : code.nodes) {
-              if (node.once) {  // a scalar of all instances
+              if (node.once) {  // a scalar for all instances
                 add(code, node, 1);
                 continue;
               }
@@ -404,7 +405,7 @@ void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
   for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
     const std::int32_t from = job.stage_at[q], to = job.stage_at[q + 1];
     if (from == to) continue;
-    // Whoever hands on is told apart with whom it hands on to, even if it is nothing but the order.
+    // Stages that differ in their neighbours are kept apart, even if only the order crosses the border.
     const std::int32_t pairs = traffic.of_stages(id, {from, to});
     const auto add = [&](std::uint32_t& x, Crossing crossing, bool reversed) {
       if (crossing.sent_bytes > 0)
@@ -418,40 +419,40 @@ void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
 
 namespace {
 
-// What all that happens to one device or link at the same time may come to.
+// Limits for all perturbations that apply to one device or link at the same time.
 struct Together {
-  const char* what;                     // it happens to: "device"
-  const char* field;                    // that says how much
-  double (*part)(const Perturbation&);  // what one perturbation leaves; that of several is the product
-  double least;                         // of the product
-  const char* bound;                    // what `least` is, as `text` has it
+  const char* what;                     // the object: "device"
+  const char* field;                    // the field that states the amount
+  double (*part)(const Perturbation&);  // the rate that one perturbation leaves; for several, the product
+  double least;                         // smallest allowed product
+  const char* bound;                    // the bound `least` in words, for messages
   std::string (*text)(double product);
 };
 
 double rate_left(const Perturbation& p) { return p.factor; }
 std::string rate_text(double left) { return fmt::format("{:.2g} of its rate", left); }
-// Of a product of independent factors of mean 1, the squares of the coefficients of variation, each plus 1, multiply.
+// For a product of independent factors of mean 1, the squares of the coefficients of variation plus 1 multiply.
 double steadiness(const Perturbation& p) { return 1 / (1 + p.coefficient_of_variation * p.coefficient_of_variation); }
 std::string variation_text(double steadiness) {
   return fmt::format("a coefficient of variation of {:.3g}", std::sqrt(1 / steadiness - 1));
 }
 
-constexpr double kLeastRateLeft = 1e-6;  // below, times lose their digits
-constexpr double kMostVariation = 10;    // beyond, no sample of a step shows the mean
+constexpr double kLeastRateLeft = 1e-6;  // below this, times lose their digits
+constexpr double kMostVariation = 10;    // beyond this, no sample of a step shows the mean
 constexpr Together kSlowDevice{"device", "factor", rate_left, kLeastRateLeft, "at least", rate_text};
 constexpr Together kSlowLink{"link", "factor", rate_left, kLeastRateLeft, "at least", rate_text};
 constexpr Together kJitter{"device",   "coefficient_of_variation",
                            steadiness, 1 / (1 + kMostVariation * kMostVariation),
                            "at most",  variation_text};
 
-// `which`: the numbers of the perturbations of one kind that happen to the same device or link.
+// `which`: indices of the perturbations of one kind that apply to the same device or link.
 void check_together(std::span<const Perturbation> all, std::vector<std::size_t> which, const Together& limit) {
   const auto product = [&](const std::vector<std::size_t>& of) {
     double left = 1;
     for (const std::size_t i : of) left *= limit.part(all[i]);
     return left;
   };
-  const double least = limit.least * (1 - 1e-9);  // that of one is no less than the least, but for rounding
+  const double least = limit.least * (1 - 1e-9);  // one is at least `least`, except for rounding
   if (which.size() < 2 || product(which) >= least) return;
   std::stable_sort(which.begin(), which.end(),
                    [&](std::size_t a, std::size_t b) { return all[a].from_seconds < all[b].from_seconds; });
@@ -472,7 +473,7 @@ void check_together(std::span<const Perturbation> all, std::vector<std::size_t> 
 }  // namespace
 
 void RunPlan::add_perturbations(std::span<const Perturbation> all) {
-  std::map<std::int64_t, std::vector<std::size_t>> slow_devices, jittering;  // the perturbations of each
+  std::map<std::int64_t, std::vector<std::size_t>> slow_devices, jittering;  // perturbations by device
   std::map<LinkId, std::vector<std::size_t>> slow_links;
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Perturbation& p = all[i];
@@ -528,7 +529,7 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
     }
     for (const auto& [j, rank] : r.ranks) {
       traffic.mark_rank(j, rank, i + 1);
-      // Every device draws its own jitter: nothing is alike any more.
+      // Every device draws its own jitter: no two ranks are alike.
       if (p.kind == PerturbationKind::jitter) traffic.mark_rank(j, rank, static_cast<std::uint64_t>(rank) + 1);
     }
     for (const LinkId l : r.links) {
@@ -584,7 +585,7 @@ double RunPlan::timeline_works() const {
 }
 
 void RunPlan::fold() {
-  double works = 0, ranks = 0;  // of all, unfolded
+  double works = 0, ranks = 0;  // over all ranks, unfolded
   for (const JobPlan& job : jobs) {
     const auto stages = static_cast<double>(job.program->stages.size());
     const auto of_job = static_cast<double>(job.program->mesh.ranks());

@@ -13,8 +13,8 @@
 namespace orrery {
 namespace {
 
-constexpr std::size_t kListed = 32;         // rows of any list in a report
-constexpr std::uint8_t kOtherInterval = 3;  // Interval::kind beyond SlotKind
+constexpr std::size_t kListed = 32;         // rows of each list in a report
+constexpr std::uint8_t kOtherInterval = 3;  // value of Interval::kind besides SlotKind's
 
 double least(double a, double b) { return a < b ? a : b; }
 
@@ -91,7 +91,7 @@ std::vector<LinkReport> Results::link_reports(std::span<const std::uint32_t> lin
       busy[place[load.link_class]].emplace_back(r.begin, r.end);
       const double duration = r.end - r.begin;
       if (!(duration > 0)) continue;
-      // A flow's bytes are spread evenly over its life.
+      // The bytes of a flow are spread evenly over its duration.
       const double share = load.flows * r.wire_bytes / duration / rates_[load.link_class] / bin;
       const auto first = static_cast<std::size_t>(least(r.begin / bin, static_cast<double>(kLinkBins - 1)));
       for (std::size_t b = first; b < kLinkBins && static_cast<double>(b) * bin < r.end; ++b) {
@@ -169,7 +169,7 @@ void Results::fill_terms(std::size_t job, std::span<const std::int32_t> stage_cl
                        &report.model_flops_per_second_per_device, &report.mfu, &report.mfu_full_attention, &report.hfu})
     *rate *= ratio;
 
-  // Of each class of stages, the ranks that wait least for others.
+  // By class of stages: the ranks that wait least for others.
   std::vector<double> bubble(report.stages.size(), -1);
   for (std::size_t c = 0; c < classes.size(); ++c) {
     if (static_cast<std::size_t>(classes[c].job) != job) continue;
@@ -209,7 +209,7 @@ void Results::fill_critical_path(std::size_t job, double step_seconds, DiscreteE
     part.times += 1;
     part.seconds += seconds;
   };
-  // Names are made once for each class and op.
+  // A name is made once per class and op.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::pair<double, double>> ops;  // seconds, times
   double until = step_seconds;
   bool host = false;
@@ -228,7 +228,7 @@ void Results::fill_critical_path(std::size_t job, double step_seconds, DiscreteE
       host = e.waited_for_host;
       later = at;
     }
-    at = e.cause < at ? e.cause : EventRecord::kNoCause;  // causes were recorded before
+    at = e.cause < at ? e.cause : EventRecord::kNoCause;  // causes are recorded before their effects
   }
   if (until > 0 && later != EventRecord::kNoCause)
     book(who(events[later].rank_class), host ? "host issue" : "before the first event", until);
@@ -275,8 +275,8 @@ void Results::fill_contention(std::size_t job, double step_seconds, DiscreteEven
     const ExchangeRecord* slowest = nullptr;
     double most_lost = 0;
   };
-  constexpr double kNegligible = 1e-4;                      // of the step
-  std::map<std::pair<std::string, std::string>, Row> rows;  // by who and op: it may run in several sizes
+  constexpr double kNegligible = 1e-4;                      // share of the step
+  std::map<std::pair<std::string, std::string>, Row> rows;  // by (who, op): an op may run in several sizes
   for (const ExchangeRecord& r : outcome_.exchanges) {
     if (static_cast<std::size_t>(classes[r.rank_class].job) != job) continue;
     const double alone = r.times * plan_.exchanges[r.exchange].cost.seconds, lost = r.seconds - alone;
@@ -317,7 +317,7 @@ void Results::fill_waits(std::size_t job, DiscreteEventReport& d) const {
   for (auto& [key, row] : rows) d.waits.push_back(std::move(row));
   std::stable_sort(d.waits.begin(), d.waits.end(),
                    [](const WaitReport& a, const WaitReport& b) { return a.seconds > b.seconds; });
-  // Replicas that wait alike are one row, or they would hide all others.
+  // Replicas that wait equally long are one row; otherwise they would hide all other rows.
   constexpr double kRounding = 1e-6;
   std::vector<WaitReport> told;
   for (WaitReport& row : d.waits) {
@@ -362,7 +362,7 @@ void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, R
   const auto classes = plan_.traffic.rank_classes();
   const JobPlan& plan = plan_.jobs[job];
   const std::size_t stages = plan.program->stages.size();
-  // For each stage speaks the rank at the place of the one that waits least for others (of several, the first).
+  // Each stage is represented by the rank at the place of the one that waits least for others (the first of several).
   constexpr double kRounding = 1e-9;
   double busiest = 0;
   std::int64_t rank = 0;
@@ -395,12 +395,12 @@ void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, R
                                        kMostRankTracks, others.size()));
     others.resize(kMostRankTracks);
   }
-  std::map<std::uint32_t, std::size_t> track;  // by class of ranks
+  std::map<std::uint32_t, std::size_t> track;  // by rank class
   for (const std::uint32_t c : others) {
     track[c] = timeline.ranks.size();
     timeline.ranks.push_back({who(c), {}});
   }
-  std::vector<std::vector<double>> moments(stages);  // of slots: begin, end, ...
+  std::vector<std::vector<double>> moments(stages);  // by stage: begins and ends of slots, in turn
   for (const EventRecord& e : outcome_.events) {
     const auto stage = static_cast<std::size_t>(classes[e.rank_class].stage);
     const bool speaks = speaker[stage] == e.rank_class;
@@ -428,7 +428,7 @@ void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, R
         break;
     }
   }
-  // Memory changes with the slots: the same samples, at their new times.
+  // Memory changes with the slots: the same samples at their new times.
   std::vector<std::size_t> seen(stages, 0);
   for (MemorySample sample : report.timeline.memory) {
     const auto stage = static_cast<std::size_t>(sample.stage);

@@ -1,4 +1,4 @@
-// From what a run recorded to the report. Internal to sim/des.
+// Turns the records of a run into the report. Internal to sim/des.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,11 @@ namespace orrery {
 
 class Results {
  public:
-  // Keeps references. `seconds`: the run's.
+  // Keeps references. `seconds`: seconds of the run.
   Results(const RunPlan& plan, const Outcome& outcome, double seconds);
 
-  // Overwrites the times of an analytical report of the same job. `stage_classes`: see AnalyticalEngine.
+  // Overwrites the times of an analytical report of the same job. `stage_classes`: see
+  // AnalyticalEngine::stage_classes().
   void fill(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;
   std::vector<LinkReport> link_kinds(double step_seconds) const;
 
@@ -25,12 +26,12 @@ class Results {
   void fill_terms(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;
   void fill_critical_path(std::size_t job, double step_seconds, DiscreteEventReport& d) const;
   void fill_contention(std::size_t job, double step_seconds, DiscreteEventReport& d) const;
-  // On its way, while it took longest.
+  // The busiest link on the way of the exchange's longest run, during that run.
   std::string busiest_link_of(const ExchangeRecord& r) const;
   void fill_waits(std::size_t job, DiscreteEventReport& d) const;
-  // `named`: filled but for the timeline.
+  // `named`: complete except for the timeline.
   void fill_timeline(std::size_t job, const DiscreteEventReport& named, Report& report) const;
-  // Classes of ranks of the job whom the report names, most important first, but the speakers of its stages.
+  // The rank classes of the job that the report names, most important first, without those that represent its stages.
   std::vector<std::uint32_t> named_ranks(std::size_t job, const DiscreteEventReport& named,
                                          std::span<const std::uint32_t> speakers) const;
   std::vector<LinkReport> busiest_links(double step_seconds) const;
@@ -39,7 +40,7 @@ class Results {
   const RunPlan& plan_;
   const Outcome& outcome_;
   std::vector<double> bytes_, wire_bytes_;  // over each link of a class
-  std::vector<double> rates_;               // of each, mean over the run: slow links carry less
+  std::vector<double> rates_;               // by link class: mean rate of a link over the run; slowed links have less
 };
 
 }  // namespace orrery

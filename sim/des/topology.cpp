@@ -16,10 +16,10 @@ constexpr std::size_t index_of(LinkKind kind) { return static_cast<std::size_t>(
 double as_double(std::int64_t n) { return static_cast<double>(n); }
 std::int64_t groups_of(std::int64_t members, std::int64_t size) { return (members + size - 1) / size; }
 
-// Links that leave and links that arrive alternate: the second of a pair carries the other direction.
+// Outgoing and incoming links alternate: the second of a pair carries the other direction.
 constexpr std::int64_t kThere = 0, kBack = 1;
 
-// The place of an ordered pair among those of n, and the pair at a place.
+// The index of an ordered pair among the pairs of n, and the pair with an index.
 std::int64_t place_of_pair(std::int64_t from, std::int64_t to, std::int64_t n) {
   return from * (n - 1) + (to < from ? to : to - 1);
 }
@@ -35,7 +35,7 @@ Pair pair_at(std::int64_t place, std::int64_t n) {
   throw InputError({.file = {}, .pointer = std::string("/cluster") + pointer}, "no value", expected);
 }
 
-// A name is put together a million times by find().
+// find() builds a million names; these functions keep that cheap.
 void append(std::string& text, const char* part) { text += part; }
 void append(std::string& text, std::int64_t number) {
   const fmt::format_int digits(number);
@@ -46,7 +46,7 @@ void write(std::string& text, Parts... parts) {
   (append(text, parts), ...);
 }
 
-// '*' stands for any characters, none included.
+// '*' matches any characters, also none.
 bool matches(std::string_view pattern, std::string_view name) {
   std::size_t p = 0, n = 0, star = std::string_view::npos, resume = 0;
   while (n < name.size()) {
@@ -68,7 +68,7 @@ bool matches(std::string_view pattern, std::string_view name) {
 
 constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// "node3.gpu*.pcie" as "node#.gpu#.pcie" and {"3", "*"}.
+// The shape "node#.gpu#.pcie" and the numbers {"3", "*"} of "node3.gpu*.pcie".
 struct Shape {
   std::string text;
   std::vector<std::string> numbers;
@@ -90,13 +90,13 @@ Shape shape_of(std::string_view name) {
   return shape;
 }
 
-// The smaller of two numbers written out; '*' stays.
+// The smaller of two written numbers; '*' stays.
 const std::string& not_above(const std::string& a, const std::string& most) {
   if (a == "*" || a.size() < most.size()) return a;
   return a.size() == most.size() ? std::min(a, most) : most;
 }
 
-// `kind` with the numbers that were meant, none beyond the `last` link's.
+// `kind` with the user's numbers, limited to those of the `last` link.
 std::string filled(std::string_view kind, const Shape& meant, const Shape& last) {
   std::string name;
   std::size_t i = 0;
@@ -111,7 +111,7 @@ std::string filled(std::string_view kind, const Shape& meant, const Shape& last)
   return name;
 }
 
-// Host memory has none: its only '.' stands before the kind.
+// Host memory has no direction: its only '.' precedes the kind.
 std::string_view without_direction(std::string_view name, LinkKind kind) {
   return kind == LinkKind::host_memory ? name : name.substr(0, name.rfind('.'));
 }
@@ -144,15 +144,15 @@ void Topology::lay_out_node(const Cluster& cluster) {
     count_[index_of(kind)] = nodes_ * of_a_node;
     rate_[index_of(kind)] = rate;
   };
-  // As CollectiveModel and OpCostModel read the rates.
+  // Rates are read as in CollectiveModel and OpCostModel.
   const bool over_pcie = !joins_all_devices();
   const double own = node.pcie_bytes_per_second > 0 ? node.pcie_bytes_per_second : cluster.device.pcie_bytes_per_second;
   const double peers = over_pcie && node.intra_bytes_per_second <= 0 ? own : node.intra_bytes_per_second;
   if (per_node_ > 1) {
     if (!(peers > 0)) lacks("/intra_node_bytes_per_second", "the rate between the devices of a node");
     const double pair = node.pair_bytes_per_second > 0 ? node.pair_bytes_per_second : node.intra_bytes_per_second;
-    // Devices may reach each other more slowly than NICs and host memory (across root complexes); a port of its own
-    // keeps that from narrowing the others.
+    // Devices may reach each other more slowly than NICs and host memory (across root complexes). A port of its own
+    // keeps this from narrowing the other links.
     if (!over_pcie || peers < own) lay(LinkKind::scale_up, 2 * per_node_, peers);
     if (intra_ == IntraFabric::direct_mesh) lay(LinkKind::scale_up_pair, per_node_ * (per_node_ - 1), pair);
     if (intra_ == IntraFabric::nvlink_pairs) {
@@ -163,8 +163,8 @@ void Topology::lay_out_node(const Cluster& cluster) {
 
   per_pcie_switch_ = std::max<std::int64_t>(1, std::min(node.devices_per_pcie_switch, per_node_));
   pcie_switches_ = groups_of(per_node_, per_pcie_switch_);
-  // Devices of a PCIe tree share their switch's up-link, as do those of a node that says how wide it is. Elsewhere
-  // bridged pairs are not taken to (CollectiveModel::link_of).
+  // The devices of a PCIe tree share their switch's up-link, and so do those of a node that states its rate. In other
+  // nodes, pairs joined by a bridge are assumed not to (CollectiveModel::link_of).
   const double up_link = node.pcie_switch_bytes_per_second;
   wide_up_links_ = intra_ != IntraFabric::pcie && !(up_link > 0);
   if (const double pcie = over_pcie ? std::max(own, peers) : own; pcie > 0) {
@@ -205,7 +205,7 @@ void Topology::lay_out_network(const Cluster& cluster) {
   const bool rails = fabric_ == FabricKind::rail_fat_tree;
   if (!rails && fabric_ != FabricKind::fat_tree) return;
   up_ = up_links_of(cluster, sprayed_);
-  // Under one set of rail switches different rails still meet at the spine only.
+  // Even under one set of rail switches, different rails meet only at the spine.
   if (up_.nodes == nodes_ && !(rails && nics_ > 1)) return;
   const std::int64_t leaves = groups_of(nodes_, up_.nodes) * up_.rails;
   lay(LinkKind::leaf, 2 * leaves * up_.ways, up_.bytes_per_second);
@@ -231,7 +231,7 @@ void Topology::lay_out_torus(const Cluster& cluster) {
                      fmt::format("[{}]", fmt::join(dimensions, ", ")),
                      fmt::format("sizes that multiply to the {} nodes", nodes_));
   count_[index_of(LinkKind::torus)] = nodes_ * torus_links_;
-  // Dimensions of one node take their share of the NICs too (CollectiveModel::crossing_of).
+  // Dimensions of one node also take their share of the NICs (CollectiveModel::crossing_of).
   rate_[index_of(LinkKind::torus)] = cluster.inter_node_bytes_per_second() / as_double(2 * std::ssize(dimensions));
 }
 
@@ -345,7 +345,7 @@ std::vector<LinkId> Topology::find(std::string_view pattern) const {
 }
 
 std::string Topology::nearest_name(std::string_view pattern) const {
-  // Names of a kind differ in their numbers and directions only: the first and the last link of each kind show both.
+  // Names of a kind differ only in their numbers and directions: the first and the last link of each kind show both.
   std::vector<std::string> shapes;
   std::vector<LinkId> firsts, lasts;
   for (std::size_t k = 0; k < count_.size(); ++k) {
@@ -366,7 +366,7 @@ std::string Topology::nearest_name(std::string_view pattern) const {
   if (shape.empty()) return {};
   const auto i = static_cast<std::size_t>(std::find(shapes.begin(), shapes.end(), shape) - shapes.begin());
   std::string near = filled(shape, meant, shape_of(name(lasts[i])));
-  return find(near).empty() ? name(firsts[i]) : near;  // two ends can have become one
+  return find(near).empty() ? name(firsts[i]) : near;  // two ends may have become equal
 }
 
 std::int64_t Topology::node_of(Endpoint end) const {
@@ -424,8 +424,9 @@ void Topology::route_between_nodes(std::int64_t from, std::int64_t to, bool scal
     from = on_rail;
     from_nic = to_nic;
   }
-  // Device and NIC meet at their PCIe switch (GPUDirect): nothing climbs to the host. In a PCIe tree with fewer NICs
-  // than switches a NIC is behind that of the first device that uses it, and the others' way to it leads through both.
+  // A device and its NIC meet at their PCIe switch (GPUDirect); nothing passes the host. In a PCIe tree with fewer NICs
+  // than switches, a NIC is behind the switch of the first device that uses it, and the way of other devices to it
+  // passes both switches.
   const auto pass_switches = [&](std::int64_t device, std::int64_t nic, bool out) {
     if (!has(LinkKind::pcie_switch) || joins_all_devices()) return;
     const std::int64_t of_device = device % per_node_ / per_pcie_switch_,
@@ -448,7 +449,7 @@ void Topology::route_between_nodes(std::int64_t from, std::int64_t to, bool scal
   if (has(LinkKind::pcie)) way.push_back(link(LinkKind::pcie, 2 * to + kBack));
 }
 
-// From the switch of one NIC to that of another.
+// From the leaf switch of one NIC to that of another.
 void Topology::climb(std::int64_t from_node, std::int64_t from_nic, std::int64_t to_node, std::int64_t to_nic,
                      std::vector<LinkId>& way) const {
   if (has(LinkKind::leaf)) {
@@ -469,8 +470,8 @@ void Topology::climb(std::int64_t from_node, std::int64_t from_nic, std::int64_t
   }
 }
 
-// Dimension by dimension, each the short way round. Where both ways are equally long, even coordinates go forward and
-// odd ones backward, so that all-to-all traffic loads all links alike.
+// Dimension by dimension, each in the shorter direction. If both directions are equally long, even coordinates go
+// forward and odd ones backward, so that all-to-all traffic loads all links equally.
 void Topology::route_over_torus(std::int64_t from_node, std::int64_t to_node, std::vector<LinkId>& way) const {
   std::int64_t node = from_node;
   for (const TorusDimension& d : torus_) {

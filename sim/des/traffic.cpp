@@ -169,7 +169,7 @@ void Traffic::lay_pattern(std::int32_t p) {
   options.rail_aligned =
       kind.kind == OpKind::all_to_all && switched && cluster_.fabric.kind == FabricKind::rail_fat_tree;
   options.by_node = !exact_ && kind.rows < 0 && sends_by_node(kind.kind, groups.size);
-  // Tokens that travel once come back over the same edges, others by an all-to-all of their own.
+  // Tokens that travel once return over the same edges; others by an all-to-all of their own.
   const bool by_token = kind.algorithm == CollectiveAlgorithm::by_token, turned = kind.returns && by_token;
   std::vector<double> rows;
   const Load* const load = kind.rows >= 0 ? &rows_[static_cast<std::size_t>(kind.rows)] : nullptr;
@@ -179,7 +179,7 @@ void Traffic::lay_pattern(std::int32_t p) {
     if (kind.returns && !by_token) transpose(rows, static_cast<std::size_t>(groups.size));
   }
 
-  // Groups that lie alike in their nodes send alike, of the same places of a load.
+  // Groups that lie alike in their nodes send alike, for the same places of a load.
   std::map<std::vector<std::int64_t>, FlowGraph> graphs;
   std::vector<std::int64_t> devices(static_cast<std::size_t>(groups.size)), places(devices.size());
   std::vector<std::int64_t> leaves;  // of the devices, by their NICs
@@ -188,7 +188,7 @@ void Traffic::lay_pattern(std::int32_t p) {
       const std::int64_t at = g * groups.size + (kind.reversed ? groups.size - 1 - i : i);
       devices[static_cast<std::size_t>(i)] = device_of(job, groups.members[static_cast<std::size_t>(at)]);
     }
-    // Switches of the fabric are where they are.
+    // Where switches of the fabric take part, absolute places matter.
     const bool over_switches = kind.algorithm == CollectiveAlgorithm::collnet;
     const std::int64_t first = over_switches ? 0 : topology_.node_of(devices[0]) * per_node;
     for (std::size_t i = 0; i < devices.size(); ++i) places[i] = devices[i] - first;

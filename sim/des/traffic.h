@@ -1,9 +1,9 @@
-// All that several jobs may send over a cluster, folded: which ranks, groups, flows and links behave alike, and how
-// the flows of one class load the links of another. Internal to sim/des.
+// All traffic that several jobs may send over a cluster, folded: which ranks, groups, flows and links behave alike, and
+// how the flows of one class load the links of another. Internal to sim/des.
 //
-// A communicator is a set of groups of one job that communicate at once (all tensor-parallel groups, all pairs of
-// neighbouring stages); a pattern is one kind of collective with one algorithm over a communicator. Patterns are in
-// shares of the op's bytes, so each is laid over the links once, whatever its sizes.
+// A communicator is a set of groups of one job that communicate at the same time (all tensor-parallel groups, all pairs
+// of neighbouring stages). A pattern is one kind of collective with one algorithm over a communicator. Patterns are in
+// shares of the op's bytes, so that each is laid over the links once for all its sizes.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,13 @@ struct PatternKind {
   std::int32_t communicator = 0;
   OpKind kind = OpKind::all_reduce;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
-  Direction way{};          // of copies
-  bool reversed = false;    // members in reverse order: backwards through the pipeline
-  std::int32_t chunks = 0;  // FlowOptions::chunks (exact)
-  bool in_switch = false;   // collnet: the scale-up switch sums up within the node
-  TokenShares tokens;       // by_token
-  std::int32_t rows = -1;   // Traffic::add_rows: the parts of an all-to-all; -1: equal
-  bool returns = false;     // from where those rows go, back
+  Direction way{};          // for copies
+  bool reversed = false;    // members in reverse order: backward through the pipeline
+  std::int32_t chunks = 0;  // FlowOptions::chunks (exact only)
+  bool in_switch = false;   // collnet: the scale-up switch reduces within the node
+  TokenShares tokens;       // for by_token
+  std::int32_t rows = -1;   // the number from Traffic::add_rows() of the parts of an all-to-all; -1: equal parts
+  bool returns = false;     // the rows travel back from where `rows` sends them
   bool operator==(const PatternKind&) const = default;
 };
 
@@ -48,24 +48,25 @@ struct LinkClass {
   LinkId first = 0;
   LinkKind kind = LinkKind::scale_up;
   std::int64_t links = 0;
-  double bytes_per_second = 0;  // of each, undisturbed
-  // Can never bound a flow: others on the way of everything that passes are narrower together. Not simulated.
+  double bytes_per_second = 0;  // of each link, undisturbed
+  // The class can never bind a flow, because other links on the way of everything that passes are narrower together. It
+  // is not simulated.
   bool never_binds = false;
 };
 struct LinkLoad {
   std::uint32_t link_class = 0;
-  double flows = 0;  // of the flow class over each link of the link class; in lockstep: edges
+  double flows = 0;  // flows of the flow class over each link of the link class; in lockstep: edges
 };
 struct FlowClass {
-  std::int32_t pattern = 0;  // or kBackground
-  std::int64_t flows = 0;    // in lockstep: edges
-  double share = 0;          // of the op's bytes: of the whole flow (steady), of each message (exact)
+  std::int32_t pattern = 0;  // index of a pattern, or kBackground
+  std::int64_t flows = 0;    // number of flows; in lockstep: of edges
+  double share = 0;          // share of the op's bytes: of the whole flow (steady), of each message (exact)
   std::int32_t messages = 1;
   std::int32_t lag = 0;
-  std::vector<std::uint32_t> after;  // flow classes (exact)
+  std::vector<std::uint32_t> after;  // indices of flow classes (exact only)
   std::uint8_t phase = 0;
   bool leaves_node = false;
-  std::vector<LinkLoad> loads;  // all links on the way
+  std::vector<LinkLoad> loads;  // for all links on the way
 };
 struct GroupClass {
   std::int32_t communicator = 0;
@@ -73,8 +74,8 @@ struct GroupClass {
   std::vector<std::uint32_t> members;  // rank classes, each once, ascending
 };
 
-// FlowOptions::by_node, of steady flows: beyond 64 members an all-to-all sends to nodes instead of to each of their
-// devices.
+// Whether steady flows use FlowOptions::by_node: with more than 64 members, an all-to-all sends to nodes instead of to
+// each of their devices.
 inline bool sends_by_node(OpKind kind, std::int64_t members) {
   constexpr std::int64_t kMostSinglePartners = 64;
   return kind == OpKind::all_to_all && members > kMostSinglePartners;
@@ -88,57 +89,57 @@ class Traffic {
   Traffic(const Topology& topology, const Cluster& cluster, bool exact);
 
   std::int32_t add_job(const Mesh& mesh, const Placement& placement);
-  // Communicators; found again when asked for again.
+  // Communicators. A repeated call returns the same one.
   std::int32_t groups(std::int32_t job, MeshGroup group);
-  // Ranks at the same place of these pipeline stages, in this order.
+  // Groups of the ranks at the same place in each of these pipeline stages, in this order.
   std::int32_t of_stages(std::int32_t job, std::vector<std::int64_t> stages);
   // Every rank by itself, for copies between its memories.
   std::int32_t singles(std::int32_t job);
   std::int32_t pattern(const PatternKind& kind);
-  // GroupMembers::rows, for the patterns that name them by this number; where a pattern's groups have fewer ranks, of
-  // parts of the load's (load_of_places).
+  // Registers GroupMembers::rows; patterns name them by the returned number. If a pattern's groups have fewer ranks
+  // than the load, each group gets its part of it (load_of_places).
   std::int32_t add_rows(Load load) {
     rows_.push_back(std::move(load));
     return static_cast<std::int32_t>(rows_.size() - 1);
   }
 
-  // What tells a rank, or a link, apart from others.
+  // A mark that distinguishes a rank, or a link, from others.
   void mark_rank(std::int32_t job, std::int64_t rank, std::uint64_t mark);
   void mark_link(LinkId link, std::uint64_t mark);
-  // A flow over one link that competes with the rest; returns its number among such flows.
+  // A flow over one link that competes with all others. Returns its number among such flows.
   std::int32_t add_background(LinkId link);
 
   // Lays all patterns over the links and folds what is alike. Call once, after all of the above.
   //
-  // Where that leaves more than `most_exact` classes of ranks it folds in lockstep, unless that leaves more than half
-  // of the ranks: edges of a group that carry the same bytes in the same phase, all within nodes or all between them,
-  // are one flow over the links of all, at the rate of the slowest. Who is how far along a ring from a disturbed member
-  // then makes no difference any more.
+  // If more than `most_exact` rank classes remain, it folds in lockstep, unless that leaves more than half of the
+  // ranks. In lockstep, edges of a group that carry the same bytes in the same phase, all within nodes or all between
+  // nodes, are one flow over the links of all of them, at the rate of the slowest. The distance along a ring from a
+  // disturbed member then makes no difference.
   void fold(std::int64_t most_exact = std::numeric_limits<std::int64_t>::max());
-  // The same, but numbers everything apart.
+  // The same, but gives every rank, group, flow and link a class of its own.
   void number_apart();
 
-  // After fold().
+  // The following REQUIRE fold() or number_apart().
   bool in_lockstep() const { return in_lockstep_; }
   std::span<const RankClass> rank_classes() const { return rank_classes_; }
   std::span<const GroupClass> group_classes() const { return group_classes_; }
   std::span<const FlowClass> flow_classes() const { return flow_classes_; }
   std::span<const LinkClass> link_classes() const { return link_classes_; }
   std::uint32_t rank_class(std::int32_t job, std::int64_t rank) const;
-  bool uses(LinkId link) const;                 // whether anything goes over it
+  bool uses(LinkId link) const;                 // whether any flow passes the link
   std::uint32_t link_class(LinkId link) const;  // REQUIRES: uses(link)
   std::uint32_t group_class(std::int32_t communicator, std::int64_t rank) const;
-  // Flow classes of a pattern in a group class.
+  // The flow classes of a pattern in a group class.
   std::span<const std::uint32_t> flows(std::int32_t pattern, std::uint32_t group_class) const;
   std::uint32_t background_flow(std::int32_t number) const {
     return background_class_[static_cast<std::size_t>(number)];
   }
-  // Seconds per byte of the op when all groups of the pattern run alone and at links' full rates, phases one after the
-  // other: of the flows inside the nodes over all their links; of those between nodes over what belongs to the nodes
-  // (NICs, PCIe; not the switches beyond).
+  // Seconds per byte of the op if all groups of the pattern run alone and at the links' full rates, phases one after
+  // the other. alone_inside(): flows within nodes, over all their links. alone_outside(): flows between nodes, over the
+  // links of the nodes (NICs, PCIe; not the switches beyond).
   struct Alone {
-    double fair = 0;     // all flows start at once and share max-min fairly
-    double busiest = 0;  // the busiest link never idles: nothing can be faster
+    double fair = 0;     // all flows start at the same time and share max-min fairly
+    double busiest = 0;  // a lower bound: the busiest link never idles
   };
   const Alone& alone_inside(std::int32_t pattern) const { return patterns_[static_cast<std::size_t>(pattern)].inside; }
   const Alone& alone_outside(std::int32_t pattern) const {
@@ -177,11 +178,11 @@ class Traffic {
   struct Flow {
     std::int32_t pattern = 0;
     std::uint32_t group_vertex = 0;
-    std::uint32_t way = 0, links = 0;  // into ways_
+    std::uint32_t way = 0, links = 0;  // range in ways_
     double share = 0;
     std::int32_t messages = 1, lag = 0;
-    std::int32_t edges = 1;         // that it is made of (lockstep)
-    std::uint32_t first_after = 0;  // into afters_ (exact)
+    std::int32_t edges = 1;         // number of edges that it consists of (lockstep)
+    std::uint32_t first_after = 0;  // index into afters_ (exact)
     std::uint16_t afters = 0;
     std::uint8_t phase = 0;
     bool leaves_node = false;
@@ -199,7 +200,7 @@ class Traffic {
   void find_links_that_never_bind();
   // traffic_fold.cpp
   struct Folding;
-  // False, with nothing found, where there are more classes of ranks than that.
+  // Returns false, with no classes, if there are more rank classes than that.
   bool find_classes(std::size_t most_rank_classes);
   void number_classes(Folding& folding);
   void connect(Folding& folding);
@@ -213,7 +214,7 @@ class Traffic {
   void count_loads(Folding& folding);
   // traffic_alone.cpp
   void measure_patterns();
-  // Of these flow classes with their links to themselves; only links of which `counts` holds are taken to bind.
+  // Measures these flow classes with their links to themselves. Only links for which `counts` holds can bind.
   template <class Counts>
   Alone measure_alone(const std::vector<std::uint32_t>& flow_classes, Counts&& counts) const;
 

@@ -1,4 +1,4 @@
-// How long patterns take by themselves.
+// The times of patterns that run alone.
 #include <algorithm>
 #include <limits>
 
@@ -11,7 +11,7 @@ Traffic::Alone Traffic::measure_alone(const std::vector<std::uint32_t>& flow_cla
   struct State {
     double left = 0, rate = 0;
     bool fixed = false;
-    std::vector<LinkLoad> loads;  // into `links`
+    std::vector<LinkLoad> loads;  // indices into `links`
   };
   struct Link {
     double rate = 0, room = 0, unfixed = 0, bytes = 0;
@@ -106,7 +106,7 @@ void Traffic::measure_patterns() {
       }
       add(patterns_[p].inside, measure_alone(inside, anywhere));
       if (cluster_.fabric.kind == FabricKind::torus && out_of_nodes > 0) {
-        // Links of a torus pass others' traffic too; what belongs to a node is what it sends.
+        // Links of a torus also carry other nodes' traffic; a node's share is what it sends.
         const std::int64_t ranks_of_job =
             jobs_[static_cast<std::size_t>(
                       communicators_[static_cast<std::size_t>(patterns_[p].kind.communicator)].job)]

@@ -1,4 +1,4 @@
-// Which ranks, groups, flows and links behave alike.
+// Finds the ranks, groups, flows and links that behave alike.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -14,7 +14,7 @@ using Vertex = ColourRefinement::Vertex;
 constexpr Vertex kNoVertex = std::numeric_limits<Vertex>::max();
 constexpr LinkId kNoLink = -1;
 constexpr std::uint32_t kUnseen = std::numeric_limits<std::uint32_t>::max();
-// Kinds of vertices, so that no two of different kind share a colour.
+// Kinds of vertices: two vertices of different kinds never share a colour.
 enum Salt : std::uint64_t {
   kRankSalt = 1,
   kGroupSalt,
@@ -31,15 +31,16 @@ enum Salt : std::uint64_t {
 struct Traffic::Folding {
   ColourRefinement graph;
   std::size_t first_flow = 0, first_background = 0;
-  std::vector<LinkId> used;            // that carry anything, ascending
-  std::vector<std::uint32_t> place;    // of a link in `used`
-  std::vector<Vertex> vertex_of_link;  // kNoVertex: carries nothing
-  std::vector<Colour> link_colour;     // of `used`, before refinement
+  std::vector<LinkId> used;            // links that carry anything, ascending
+  std::vector<std::uint32_t> place;    // by link: its index in `used`
+  std::vector<Vertex> vertex_of_link;  // kNoVertex: the link carries nothing
+  std::vector<Colour> link_colour;     // by index in `used`: colour before refinement
   std::vector<std::uint32_t> classes;  // by vertex
-  std::vector<std::uint32_t> number;   // of a class among those of its kind
+  std::vector<std::uint32_t> number;   // by class: its number among the classes of its kind
   std::vector<std::uint32_t> class_of_flow;
 
-  // The vertex's class among those of its kind, of which there are `next` so far, and whether it is new.
+  // The number of the vertex's class among the classes of its kind, of which there are `next` so far, and whether it is
+  // new.
   std::pair<std::uint32_t, bool> numbered(std::size_t vertex, std::size_t next) {
     std::uint32_t& n = number[classes[vertex]];
     const bool is_new = n == kUnseen;
@@ -48,9 +49,9 @@ struct Traffic::Folding {
   }
 };
 
-// A link cannot bound any flow if, before it or behind it, everything that passes it goes through other links that are
-// together no wider: the way to the spine of a fabric that is not oversubscribed. Links left out must not vouch for
-// others.
+// A link cannot limit any flow if, before it or after it, everything that passes it goes through other links that are
+// together no wider: for example the links to the spine of a fabric without oversubscription. A link that is left out
+// must not be the reason for leaving out another.
 void Traffic::find_links_that_never_bind() {
   std::vector<std::uint32_t> first(static_cast<std::size_t>(topology_.links()) + 1, 0);
   for (const LinkId l : ways_) ++first[static_cast<std::size_t>(l) + 1];
@@ -65,8 +66,8 @@ void Traffic::find_links_that_never_bind() {
     if (first[static_cast<std::size_t>(l)] < first[static_cast<std::size_t>(l) + 1]) order.push_back(l);
   std::vector<double> rate(static_cast<std::size_t>(topology_.links()), 0);
   for (const LinkId l : order) rate[static_cast<std::size_t>(l)] = topology_.bytes_per_second(l);
-  // The widest first and, of equals, those far from the devices: what remains is then alike for flows that go far and
-  // flows that do not.
+  // The widest first; among equal ones, those far from the devices. The remaining links are then alike for flows that
+  // go far and flows that do not.
   std::stable_sort(order.begin(), order.end(), [&](LinkId a, LinkId b) {
     const double rate_a = rate[static_cast<std::size_t>(a)], rate_b = rate[static_cast<std::size_t>(b)];
     return rate_a != rate_b ? rate_a > rate_b : topology_.kind(a) > topology_.kind(b);
@@ -143,7 +144,7 @@ void Traffic::colour_flows(Folding& folding) {
 }
 
 void Traffic::colour_links(Folding& folding) {
-  // Links that carry anything; those that never bind take no part and are classed afterwards.
+  // Links that carry anything. Those that never bind take no part in the refinement and are classed afterwards.
   folding.vertex_of_link.assign(static_cast<std::size_t>(topology_.links()), kNoVertex);
   const auto use = [&](LinkId l) {
     Vertex& v = folding.vertex_of_link[static_cast<std::size_t>(l)];
@@ -183,7 +184,7 @@ void Traffic::connect_flows(Folding& folding) {
         folding.graph.add_edge(v, folding.vertex_of_link[static_cast<std::size_t>(l)]);
     }
     if (flows_[f].afters == 0) continue;
-    // Who waits for whom is directed: two unlike vertices between them tell the ends apart.
+    // Waiting is directed: two different vertices between the waiting flow and the other tell the ends apart.
     const Vertex ready = folding.graph.add_vertex(kReadySalt), arrived = folding.graph.add_vertex(kArrivedSalt);
     folding.graph.add_edge(ready, v);
     folding.graph.add_edge(ready, arrived);
@@ -273,7 +274,7 @@ void Traffic::number_flows(Folding& folding) {
 }
 
 void Traffic::number_links(Folding& folding) {
-  // Links: those that never bind are alike if equally many flows of each class pass them.
+  // Links that never bind are alike if equally many flows of each class pass them.
   std::vector<Colour> final_colour(folding.used.size());
   for (std::size_t u = 0; u < folding.used.size(); ++u)
     final_colour[u] = never_binds_[static_cast<std::size_t>(folding.used[u])] ? folding.link_colour[u] : 0;
@@ -305,7 +306,7 @@ void Traffic::number_links(Folding& folding) {
 }
 
 void Traffic::count_loads(Folding& folding) {
-  // Loads, counted on the first link of each class.
+  // Loads are counted on the first link of each class.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> over;  // flow class, link class
   const auto count = [&](std::uint32_t flow_class, LinkId l) {
     const std::uint32_t c = class_of_link_[static_cast<std::size_t>(l)];
@@ -361,7 +362,7 @@ void Traffic::number_apart() {
 void Traffic::fold(std::int64_t most_exact) {
   lay_patterns();
   find_links_that_never_bind();
-  // Message by message, who follows whom is what is asked for.
+  // Step-exact runs never fold in lockstep, because the order of messages must be exact.
   const auto all = static_cast<std::size_t>(ranks());
   const std::size_t most = exact_ ? all : static_cast<std::size_t>(std::min<std::int64_t>(most_exact, ranks()));
   if (!find_classes(most)) {
@@ -379,8 +380,8 @@ void Traffic::fold(std::int64_t most_exact) {
   free_flows();
 }
 
-// Links that never bind each of some flows do not bind them together either: whatever rates these have, each edge has
-// them too.
+// If links never bind each of several flows, they do not bind them together either: whatever the rates of the flows,
+// each edge has the same rates.
 void Traffic::join_edges() {
   const auto key = [](const Flow& f) { return std::tuple(f.pattern, f.group_vertex, f.phase, f.leaves_node, f.share); };
   std::stable_sort(flows_.begin(), flows_.end(), [&](const Flow& a, const Flow& b) { return key(a) < key(b); });

@@ -121,7 +121,7 @@ class AmdParser {
     if (type != "PCIE")
       fail(fmt::format("\"{}\" between {} and {}", type, types_.columns[a], types_.columns[b]), "XGMI or PCIE");
     if (hops_.rows.empty()) return TopologyLink::node;
-    // The way to the processor and back takes two hops; a third one leads to another NUMA node.
+    // The way to the processor and back takes two hops; a third hop leads to another NUMA node.
     const std::string& text = hops_.rows[a][b];
     std::int64_t hops = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), hops);
@@ -134,7 +134,7 @@ class AmdParser {
   std::string file_;
   NodeTopology topology_;
   Table hops_, types_;
-  Table* table_ = nullptr;  // the table whose lines come now
+  Table* table_ = nullptr;  // the table to which the next lines belong
   std::int64_t line_ = 0;
 };
 

@@ -6,7 +6,7 @@ namespace {
 constexpr IntegerRange kPerNode{.least = 1, .most = kMostDevicesPerNode};
 constexpr IntegerRange kNodes{.least = 1, .most = kMostNodes};
 
-// Whatever was or will be built, and no unit mistaken by far.
+// Wide enough for all hardware, and narrow enough to catch mistaken units.
 constexpr NumberRange kRate{.least = 1e3, .most = 1e16};
 constexpr NumberRange kFlops{.least = 1e6, .most = 1e20};
 constexpr NumberRange kSize{.least = 1e3, .most = 1e18};
@@ -19,7 +19,7 @@ constexpr std::size_t index_of(Dtype dtype) { return static_cast<std::size_t>(dt
 }  // namespace
 
 double Device::peak(Dtype dtype) const {
-  // From narrow to wide; bf16 and fp16 are equally wide, and neither stands in for the other.
+  // From narrow to wide. bf16 and fp16 are equally wide, and neither replaces the other.
   static constexpr std::array kNvfp4{Dtype::nvfp4, Dtype::fp8, Dtype::bf16, Dtype::fp16, Dtype::fp32};
   static constexpr std::array kFp8{Dtype::fp8, Dtype::bf16, Dtype::fp16, Dtype::fp32};
   static constexpr std::array kBf16{Dtype::bf16, Dtype::fp32};

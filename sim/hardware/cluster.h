@@ -1,4 +1,4 @@
-// Devices, nodes, fabrics: plain data, filled from presets or a scenario. All rates per direction, SI units.
+// Devices, nodes and fabrics: plain data, filled from presets or a scenario. All rates are per direction, in SI units.
 #pragma once
 
 #include <array>
@@ -19,71 +19,72 @@ struct Device {
   std::string vendor;
   std::string architecture;  // "Ampere", "Hopper", "CDNA2"
   std::string source;
-  std::array<double, kDtypes>
-      peak_flops_per_second{};         // dense, by Dtype (fp32: the rate matmuls get, TF32 if `tf32`); 0: none
+  // Dense, by Dtype (fp32: the rate that matmuls get, TF32 if `tf32`); 0: none.
+  std::array<double, kDtypes> peak_flops_per_second{};
   bool tf32 = false;                   // fp32 matmuls run in TF32
-  double vector_flops_per_second = 0;  // fp32, outside the matrix units
+  double vector_flops_per_second = 0;  // fp32 rate outside the matrix units
   double memory_bytes = 0;             // usable capacity as the driver reports it
   double memory_bytes_per_second = 0;
   double l2_bytes = 0;
   std::int64_t multiprocessors = 0;
   double pcie_bytes_per_second = 0;
   std::int64_t scale_up_links = 0;            // NVLinks or xGMI links of the device
-  double scale_up_link_bytes_per_second = 0;  // each
+  double scale_up_link_bytes_per_second = 0;  // per link
   double tdp_watts = 0;
-  std::vector<std::string> usual_nodes;  // node presets; the first is assumed unless another has the wanted size
+  std::vector<std::string> usual_nodes;  // node presets; the first, unless another has the requested size
 
-  // The peak that counts for MFU and matmuls of `dtype`; falls back to the next wider type that the device has.
+  // The peak that counts for MFU and for matmuls of `dtype`; if the device lacks the type, that of the next wider type
+  // that it has.
   double peak(Dtype dtype) const;
   double scale_up_bytes_per_second() const {
     return static_cast<double>(scale_up_links) * scale_up_link_bytes_per_second;
   }
 
-  void visit_fields(FieldVisitor& v);  // all but usual_nodes
+  void visit_fields(FieldVisitor& v);  // all fields but usual_nodes
 };
 
 // How the devices of one node are joined.
 enum class IntraFabric : std::uint8_t {
   nvswitch,      // any pair at full rate
-  direct_mesh,   // one or more links for each pair (DGX-1V cube mesh, xGMI): `peers` share the device's rate
+  direct_mesh,   // one or more links per pair (DGX-1V cube mesh, xGMI), which share the device's rate
   nvlink_pairs,  // bridges between pairs (pair_bytes_per_second), PCIe otherwise (intra_bytes_per_second)
   pcie,          // a PCIe tree
 };
 inline constexpr std::array<std::string_view, 4> kIntraFabricNames{"nvswitch", "direct_mesh", "nvlink_pairs", "pcie"};
 
-// Far beyond any machine, and small enough that products of counts stay in 64 bits.
+// Far above any real machine, and small enough for products of counts to stay within 64 bits.
 inline constexpr std::int64_t kMostDevicesPerNode = 1 << 16;
 inline constexpr std::int64_t kMostNodes = 1 << 30;
 
 struct Node {
   std::string name;
   std::string source;
-  std::string device;  // preset name; empty: takes any
-  std::string fabric;  // preset name of the usual one
+  std::string device;  // preset name; empty: any device
+  std::string fabric;  // preset name of its usual fabric
   std::int64_t devices = 1;
-  std::int64_t devices_per_host = 0;  // of one operating system, where the node is a rack of several (NVL72); 0: all
+  std::int64_t devices_per_host = 0;  // of one operating system, if the node is a rack of hosts (NVL72); 0: all
   IntraFabric intra = IntraFabric::nvswitch;
   double intra_bytes_per_second = 0;  // per device and direction over the scale-up fabric
-  double pair_bytes_per_second =
-      0;  // between two devices alone (direct_mesh: of a single link, the slowest pair); 0: as intra
+  // Between two devices alone (direct_mesh: over a single link, that of the slowest pair); 0: as intra.
+  double pair_bytes_per_second = 0;
   bool in_switch_reduction = false;  // NVLink SHARP
   double pcie_bytes_per_second = 0;  // host link, per device (PCIe, NVLink-C2C); 0: the device's
   std::int64_t devices_per_pcie_switch = 2;
-  // How many devices share a PCIe root (host bridge), below which one switch or several join them; 0: only those of one
-  // switch do.
+  // Number of devices that share a PCIe root (host bridge), below which one PCIe switch or several join them; 0: only
+  // the devices of one switch share a root.
   std::int64_t devices_per_pcie_root = 0;
-  // Of a PCIe switch to its host, shared by the devices behind it; 0: not known, and as wide as all of them together
-  // (of a PCIe tree as one of them).
+  // Rate of a PCIe switch's link to its host, which the devices behind it share. 0: unknown; it is then as wide as all
+  // their links together, and in a PCIe tree as wide as one of them.
   double pcie_switch_bytes_per_second = 0;
   std::int64_t nics = 1;
-  double nic_bytes_per_second = 0;  // each
-  // Of the whole node.
+  double nic_bytes_per_second = 0;  // per NIC
+  // For the whole node.
   double host_memory_bytes = 0, host_memory_bytes_per_second = 0;
   double host_flops_per_second = 0;  // fp32 vector peak of the CPUs
   double nvme_bytes = 0, nvme_read_bytes_per_second = 0, nvme_write_bytes_per_second = 0;
 
-  void visit_fields(FieldVisitor& v);  // all but `device`
-  void visit_rates(FieldVisitor& v);   // the part that a cluster may override
+  void visit_fields(FieldVisitor& v);  // all fields but `device`
+  void visit_rates(FieldVisitor& v);   // the rates that a cluster may override
 };
 
 // How the nodes are joined.
@@ -100,26 +101,26 @@ struct Fabric {
   double latency_seconds = 0;            // one way, between nodes under one leaf
   double hop_latency_seconds = 0;        // added per further switch level
   std::int64_t nodes_per_group = 0;      // dragonfly
-  std::int64_t groups = 0;               // dragonfly: those that the nodes fill
+  std::int64_t groups = 0;               // dragonfly: groups that the nodes fill
   double global_taper = 1;               // dragonfly: injection over global bandwidth
   std::vector<std::int64_t> dimensions;  // torus
-  bool adaptive_routing = false;         // packets use all ways up evenly, not one that the destination chooses
+  bool adaptive_routing = false;         // packets use all up-links evenly; false: the destination chooses one
   bool in_network_reduction = false;     // its switches reduce (SHARP)
 
   void visit_fields(FieldVisitor& v);
 };
 
-// In which order libraries join the nodes of a communicator to rings and trees.
+// The order in which libraries join the nodes of a communicator into rings and trees.
 enum class RingOrder : std::uint8_t {
-  rank,  // that of its ranks, as NCCL does, which knows nothing of the fabric (github.com/NVIDIA/nccl/issues/1340)
+  rank,  // by rank, as NCCL does, which does not know the fabric (github.com/NVIDIA/nccl/issues/1340)
   leaf,  // leaf by leaf, so that a ring leaves each leaf once
 };
 inline constexpr std::array<std::string_view, 2> kRingOrderNames{"rank", "leaf"};
 
-// Which nodes of the fabric the cluster's nodes are, counted leaf by leaf.
+// The fabric nodes that the cluster occupies, counted leaf by leaf.
 struct NodePlacement {
-  std::vector<std::int64_t> nodes;  // of the cluster's nodes 0, 1, ...; empty: they are the fabric's first
-  std::int64_t of = 0;              // nodes of the fabric; 0: the cluster's
+  std::vector<std::int64_t> nodes;  // by cluster node: its number on the fabric; empty: the fabric's first nodes
+  std::int64_t of = 0;              // number of nodes of the fabric; 0: as many as the cluster has
   RingOrder ring_order = RingOrder::rank;
 };
 
@@ -130,12 +131,12 @@ struct Cluster {
   Node node;
   std::int64_t nodes = 1;
   Fabric fabric;
-  bool production =
-      false;  // shared with other jobs, and kept as production clusters are (study/prediction/production.h)
+  // Shared with other jobs, and operated as production clusters are (study/prediction/production.h).
+  bool production = false;
   NodePlacement placement;
 
   std::int64_t devices() const { return nodes * node.devices; }
-  // Other than the first nodes of the fabric, leaf by leaf.
+  // Whether the cluster does not simply occupy the fabric's first nodes, leaf by leaf.
   bool is_scattered() const { return !placement.nodes.empty(); }
   std::int64_t fabric_nodes() const { return placement.of > 0 ? placement.of : nodes; }
   std::int64_t fabric_devices() const { return fabric_nodes() * node.devices; }
@@ -145,28 +146,28 @@ struct Cluster {
   std::int64_t fabric_device(std::int64_t d) const {
     return fabric_node(d / node.devices) * node.devices + d % node.devices;
   }
-  // All NICs of a node, one direction.
+  // The rate of all NICs of a node together, in one direction.
   double inter_node_bytes_per_second() const { return static_cast<double>(node.nics) * node.nic_bytes_per_second; }
 
-  void visit_fields(FieldVisitor& v);  // sizes and the node's rates; device, node and fabric are values of their own
+  void visit_fields(FieldVisitor& v);  // sizes and the node's rates; not device, node and fabric
 };
 
 struct FabricLoad;
 
-// What a group of ranks spans when rank r sits on device r (node r / devices_per_node). Where the groups of a mesh
-// differ (node boundaries that fall inside a group), the worst group: the one on most nodes.
+// The extent of a group of ranks when rank r is on device r (node r / devices_per_node). If the groups of a mesh differ
+// because node boundaries fall inside a group, it describes the worst group: one on the most nodes.
 struct GroupSpan {
   std::int64_t ranks = 1;
-  std::int64_t ranks_per_node = 1;       // of this group, on each node it touches; uneven: the most on any of them
-  std::int64_t nodes = 1;                // that one group touches
-  std::int64_t groups_sharing_nics = 1;  // like groups that leave a node at the same time, this one included; uneven:
-                                         // the most on any node
-  std::int64_t stride = 1;               // between neighbouring ranks of the group
-  // Of nodes that are scattered over the fabric (sim/cost/fabric_load.h); null: they lie leaf by leaf.
+  std::int64_t ranks_per_node = 1;  // of this group, on each node it touches; if they differ, the most
+  std::int64_t nodes = 1;           // nodes that one group touches
+  // Groups of this kind, this one included, that leave a node at the same time; if they differ, the most on any node.
+  std::int64_t groups_sharing_nics = 1;
+  std::int64_t stride = 1;  // distance between neighbouring ranks of the group
+  // For nodes scattered over the fabric (sim/cost/fabric_load.h); null: they lie leaf by leaf.
   std::shared_ptr<const FabricLoad> load = nullptr;
 };
-// REQUIRES: devices_per_node >= 1. Tens of nanoseconds when node boundaries fall between coordinates of one digit
-// (powers of two always do); otherwise counts the groups rank by rank.
+// REQUIRES: devices_per_node >= 1. Cost: tens of nanoseconds if node boundaries fall between coordinates of one digit
+// (always so for powers of two); otherwise it counts the groups rank by rank.
 GroupSpan span_of(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node);
 
 }  // namespace orrery

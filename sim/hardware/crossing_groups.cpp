@@ -5,7 +5,8 @@
 namespace orrery {
 
 CrossingGroups crossing_groups(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node) {
-  std::int64_t last = 0, block = 1;  // offset of a group's last member; aligned runs of ranks that hold whole groups
+  // `last`: offset of a group's last member; `block`: size of aligned runs of ranks that hold whole groups.
+  std::int64_t last = 0, block = 1;
   int index = 0;
   for (const Digit& digit : mesh.digits()) {
     if (!group.contains(index++)) continue;
@@ -18,7 +19,7 @@ CrossingGroups crossing_groups(const Mesh& mesh, MeshGroup group, std::int64_t d
     result.crossing = result.groups;
     return result;
   }
-  std::vector<std::int64_t> firsts{0};  // of all groups
+  std::vector<std::int64_t> firsts{0};  // first ranks of all groups
   firsts.reserve(static_cast<std::size_t>(result.groups));
   index = 0;
   for (const Digit& digit : mesh.digits()) {

@@ -1,4 +1,4 @@
-// An order of devices by their data sheets: it says which of two cannot be the slower one, whatever was measured.
+// An order of devices by their data sheets: which of two devices cannot be the slower one, whatever was measured.
 #pragma once
 
 #include "sim/hardware/cluster.h"

@@ -14,7 +14,7 @@
 namespace orrery {
 namespace {
 
-constexpr char kNumber = '\0';           // stands for a number in the text of a name
+constexpr char kNumber = '\0';           // replaces a number in a name's text
 constexpr std::size_t kMostDigits = 18;  // longer ones are text: hashes, not numbers of nodes
 
 bool digit(char c) { return c >= '0' && c <= '9'; }
@@ -22,7 +22,7 @@ bool all_digits(std::string_view text) { return !text.empty() && std::all_of(tex
 bool space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
 bool of_a_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_'; }
 
-// "123" of "123abc".
+// For example "123" of "123abc".
 std::string_view leading_digits(std::string_view text) {
   return text.substr(0, static_cast<std::size_t>(std::find_if_not(text.begin(), text.end(), digit) - text.begin()));
 }
@@ -44,7 +44,7 @@ bool is_address(std::string_view word) {
   return true;
 }
 
-// hostfile.txt, ../hosts, /var/spool/nodes.7: where a list is, not a list.
+// hostfile.txt, ../hosts, /var/spool/nodes.7: the path of a list, not a list.
 bool is_path(std::string_view text) {
   const std::size_t begin = std::min(text.find_first_not_of(" \t\r\n"), text.size());
   text = text.substr(begin, text.find_last_not_of(" \t\r\n") + 1 - begin);
@@ -81,7 +81,7 @@ class NodeList {
 
   std::vector<std::int64_t> read(std::string_view text) {
     const std::string_view whole = text;
-    // A variable may stand in front: SLURM_JOB_NODELIST=..., exec_host=..., LSB_HOSTS=...
+    // A variable may precede the list: SLURM_JOB_NODELIST=..., exec_host=..., LSB_HOSTS=...
     const std::size_t equals = std::min(text.find('='), text.size());
     std::string key(text.substr(0, equals));
     std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -110,18 +110,18 @@ class NodeList {
   }
 
  private:
-  // One node: its name's text, and where the name's numbers begin in `numbers_`.
+  // One node: the shape of its name, and the index of the name's first number in `numbers_`.
   struct Node {
     std::size_t shape = 0, begin = 0;
     std::int64_t slots = 0;
-    std::int64_t count = 0;  // of cores or tasks, as LSF lists them; 0: not said
-    std::int64_t times = 1;  // how often the list has the name
+    std::int64_t count = 0;  // of cores or tasks, as in LSF's lists; 0: not stated
+    std::int64_t times = 1;  // number of times that the list has the name
   };
   struct Word {
     std::string text;
     bool after_comma = false;
   };
-  // A number as it is written: node1 and node01 are two nodes.
+  // A number as written: node1 and node01 are two nodes.
   struct Number {
     std::int64_t value = 0;
     std::size_t width = 0;
@@ -131,12 +131,12 @@ class NodeList {
   // A name that may stand for several nodes.
   struct Name {
     std::string shape;
-    std::vector<std::vector<Number>> places;  // the values that each of its numbers takes
+    std::vector<std::vector<Number>> places;  // by number of the name: its values
     std::int64_t nodes = 1;
   };
   struct Range {
     std::int64_t first = 0, last = 0, step = 1;
-    std::size_t width = 0;  // digits of the first number, as it is written
+    std::size_t width = 0;  // digits of the first number, as written
     std::int64_t size() const { return (last - first) / step + 1; }
   };
 
@@ -172,7 +172,7 @@ class NodeList {
         end_word();
       } else if (!in_brackets && (c == ',' || c == ';' || c == '+')) {
         end_word();
-        if (after_comma_ || (words.empty() && nodes_.empty())) refuse(line);  // nothing in front of it
+        if (after_comma_ || (words.empty() && nodes_.empty())) refuse(line);  // nothing precedes it
         after_comma_ = true;
       } else if (c == '(' && word.empty() && !in_parentheses) {  // PBS: (node1:ncpus=8+node1b:ncpus=8)
         in_parentheses = true;
@@ -345,7 +345,7 @@ class NodeList {
       }
     }
     if (read.places.empty()) throw InputError(where_, fmt::format("\"{}\", a name without a number", word), kNumbered);
-    if (domain != std::string_view::npos) {  // the domain does not say which node it is
+    if (domain != std::string_view::npos) {  // the domain does not identify the node
       std::string_view rest = name.substr(domain);
       for (std::size_t i = 0; i < rest.size(); ++i)
         if (rest[i] == '.' ? i + 1 < rest.size() && rest[i + 1] == '.' : !of_a_name(rest[i])) refuse(word);
@@ -381,7 +381,7 @@ class NodeList {
     return read;
   }
 
-  // Adds another number to a name, or (`further`) more digits to its last one.
+  // Adds another number to a name, or, if `further`, more digits to its last number.
   void add_place(const std::vector<Range>& ranges, bool further, Name& name) const {
     std::int64_t size = 0;
     for (const Range& range : ranges) size += range.size();
@@ -410,7 +410,7 @@ class NodeList {
     name.places.back() = std::move(whole);
   }
 
-  // Adds the nodes of a name; the last number changes first.
+  // Adds the nodes of a name; the last number changes fastest.
   void add_nodes(const Name& name) {
     const auto [at, is_new] = shape_numbers_.emplace(name.shape, shapes_.size());
     if (is_new) {
@@ -428,11 +428,11 @@ class NodeList {
     }
   }
 
-  // Looks for a range without brackets. cn001-cn004 is one. node1-4 may be one: check_ranges() sees whether other names
-  // show that it is a name.
+  // Looks for a range without brackets. cn001-cn004 is one. node1-4 may be one: check_ranges() decides, by whether
+  // other names show that it is a name.
   void remember_range_like(std::string_view name) {
     for (std::size_t dash = name.find('-'); dash != std::string_view::npos; dash = name.find('-', dash + 1)) {
-      // Both ends have their domain, or one domain for both stands behind the second.
+      // Either both ends have their domain, or one domain for both follows the second.
       const std::string_view left = name.substr(0, dash), right = name.substr(dash + 1);
       const std::string shape = shape_of(left);
       if (shape.find(kNumber) != std::string::npos && shape.front() != kNumber &&
@@ -463,7 +463,7 @@ class NodeList {
 
   void check_ranges() {
     if (range_like_.empty()) return;
-    // They are ranges only if each runs forward and none overlaps another.
+    // They are ranges only if each is ascending and none overlaps another.
     std::stable_sort(range_like_.begin(), range_like_.end(),
                      [](const RangeLike& a, const RangeLike& b) { return a.first < b.first; });
     for (std::size_t i = 0; i < range_like_.size(); ++i)
@@ -483,7 +483,7 @@ class NodeList {
     return name;
   }
 
-  // Names that repeat (once for each rank or core) count once; their slots add up.
+  // Names that repeat (once per rank or core) count once; their slots add up.
   void count_once() {
     std::vector<std::size_t> order(nodes_.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -521,8 +521,8 @@ class NodeList {
                                      rules_.devices_per_node));
   }
 
-  // LSF lists the host from which a job is launched first, with one slot, though it runs none of its ranks. Counts of
-  // cores need not be those of devices, but they are alike on hosts that run as many ranks.
+  // LSF lists the host from which a job is launched first, with one slot, although it runs no rank. Counts of cores may
+  // differ from those of devices, but they are equal on hosts that run equally many ranks.
   void check_counts() const {
     const Node& first = nodes_.front();
     const auto rest = nodes_.begin() + 1;
@@ -580,7 +580,7 @@ class NodeList {
                      "names of one form, or another last number in each (an array of numbers says where nodes are)");
   }
 
-  // For names of one form whose last numbers repeat: the numbers that differ count like the digits of one.
+  // For names of one form whose last numbers repeat: the numbers that differ count like the digits of one number.
   std::vector<std::int64_t> by_digits(std::vector<std::int64_t> list) const {
     const std::size_t places = places_of(nodes_.front());
     std::vector<std::size_t> digits;
@@ -631,19 +631,19 @@ class NodeList {
 
   struct RangeLike {
     std::string name;
-    std::size_t begin = 0, dash = 0;  // where the first number begins, and the dash behind it
+    std::size_t begin = 0, dash = 0;  // where the first number begins; the dash after it
     std::int64_t first = 0, last = 0;
   };
 
   NodeListRules rules_;
   const InputError::Where& where_;
   std::vector<Node> nodes_;
-  std::vector<Number> numbers_;  // of all names
+  std::vector<Number> numbers_;  // the numbers of all names
   std::vector<std::string> shapes_;
-  std::vector<std::size_t> places_;  // numbers in a name of each shape
+  std::vector<std::size_t> places_;  // by shape: numbers in a name
   std::unordered_map<std::string, std::size_t> shape_numbers_;
   std::vector<RangeLike> range_like_;
-  std::size_t last_item_ = 0;  // the first node of the last name read
+  std::size_t last_item_ = 0;  // index of the first node of the last name read
   bool after_comma_ = false;
 };
 

@@ -19,10 +19,10 @@ bool over_pcie_within(Path path, TopologyLink farthest) {
   return path.link >= TopologyLink::pix && path.link <= farthest;
 }
 
-// How the GPUs of a node use their NVLinks.
+// The NVLinks of a node's GPUs.
 struct NvlinkUse {
-  std::int64_t most_links = 0;                     // the most that one GPU has to all its peers together
-  std::int64_t most_peers = 0;                     // the most that are joined to one GPU
+  std::int64_t most_links = 0;                     // of one GPU to all its peers together
+  std::int64_t most_peers = 0;                     // peers of one GPU
   std::int64_t fewest_links = 0, most_of_one = 0;  // between the two GPUs of a joined pair
   bool all_joined = true;                          // every pair is joined
 };
@@ -47,8 +47,8 @@ NvlinkUse nvlinks_of(const NodeTopology& topology) {
   return use;
 }
 
-// Divides the GPUs into groups. Two GPUs are in one group where `together` says so, or where a chain of GPUs that are
-// together leads from one to the other.
+// Divides the GPUs into groups. Two GPUs are in one group if `together` holds for them, or if a chain of GPUs for which
+// it holds leads from one to the other.
 std::vector<std::vector<std::size_t>> groups_of_gpus(const NodeTopology& topology,
                                                      const std::function<bool(std::size_t, std::size_t)>& together) {
   const std::size_t gpus = topology.gpu_gpu.size();
@@ -72,7 +72,7 @@ std::vector<std::vector<std::size_t>> groups_of_gpus(const NodeTopology& topolog
 
 std::string names_of(const std::vector<std::size_t>& gpus) { return fmt::format("GPU{}", fmt::join(gpus, ", GPU")); }
 
-// Throws unless the node's devices are alike: each is joined with all others, with one other, or with none.
+// Throws InputError unless the node's devices are alike: each is joined with all others, with one other, or with none.
 void check_alike(const NodeTopology& topology, const Device& device, const InputError::Where& where) {
   const auto groups =
       groups_of_gpus(topology, [&](std::size_t a, std::size_t b) { return joined(topology.gpu_gpu[a][b]); });
@@ -95,7 +95,7 @@ void check_alike(const NodeTopology& topology, const Device& device, const Input
         "and columns of the file like it)");
   }
   const std::size_t rest = topology.gpu_gpu.size() - alone.size();
-  // Through a switch a GPU shows its links once for each peer.
+  // Behind a switch, a GPU shows its links once per peer.
   const bool by_switch = !topology.of_amd && nvlinks_of(topology).most_links > device.scale_up_links;
   const std::string others = by_switch && largest == rest ? "on a switch" : fmt::format("joined by {}", kind);
   throw InputError(
@@ -113,7 +113,7 @@ void join_by_nvlink(const NvlinkUse& use, const NodeTopology& topology, const De
   if (use.most_of_one > device.scale_up_links)
     throw InputError(where, fmt::format("{} NVLinks per GPU", use.most_of_one),
                      fmt::format("at most the {} of {}", device.scale_up_links, device.name));
-  // Through a switch every pair shows all links of the device; the one with the fewest holds the others up.
+  // Behind a switch every pair shows all links of the device; the device with the fewest links limits the others.
   if (use.all_joined && topology.gpus > 2 && use.most_links > device.scale_up_links) {
     node.in_switch_reduction = node.in_switch_reduction && node.intra == IntraFabric::nvswitch;
     node.intra = IntraFabric::nvswitch;
@@ -131,7 +131,7 @@ void join_by_nvlink(const NvlinkUse& use, const NodeTopology& topology, const De
   node.pair_bytes_per_second = static_cast<double>(use.fewest_links) * link;
 }
 
-// AMD's tools do not show how many links join a pair, so rates come from the node or the device.
+// AMD's tools do not show how many links join a pair: rates come from the node or the device.
 void join_by_xgmi(const NvlinkUse& use, const NodeTopology& topology, const Device& device, Node& node) {
   node.in_switch_reduction = false;
   if (use.most_peers == 1 && topology.gpus > 2) {
@@ -145,9 +145,9 @@ void join_by_xgmi(const NvlinkUse& use, const NodeTopology& topology, const Devi
   }
 }
 
-// Returns the largest k for which the GPUs of each block (0 to k - 1, k to 2 k - 1, ...) meet over PCIe no farther than
-// `farthest`. Where NVLink hides how two GPUs meet over PCIe, a NIC that is near to both shows it. AMD's tools show no
-// NICs: GPUs that xGMI joins count as near.
+// Returns the largest k for which the GPUs of each block (0 to k - 1, k to 2 k - 1, ...) are joined over PCIe no
+// farther than `farthest`. If NVLink hides how two GPUs are joined over PCIe, a NIC that is near both shows it. AMD's
+// tools show no NICs: GPUs that xGMI joins count as near.
 std::int64_t gpus_within(const NodeTopology& topology, TopologyLink farthest) {
   const auto groups = groups_of_gpus(topology, [&](std::size_t a, std::size_t b) {
     if (!joined(topology.gpu_gpu[a][b])) return over_pcie_within(topology.gpu_gpu[a][b], farthest);

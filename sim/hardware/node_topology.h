@@ -32,22 +32,23 @@ struct NodeTopology {
   std::string tool;     // the program that printed it, named in errors
   bool of_amd = false;  // AMD's tools show no NICs, no PCIe switches, and not how many links join a pair
   std::int64_t gpus = 0;
-  std::vector<std::string> nics;           // the names of their columns: NIC0, mlx5_0
+  std::vector<std::string> nics;           // names of their columns: NIC0, mlx5_0
   std::vector<std::vector<Path>> gpu_gpu;  // [gpu][gpu]
   std::vector<std::vector<Path>> gpu_nic;  // [gpu][nic]
   std::vector<std::string> cpu_affinity;   // [gpu]; empty where not given
 };
 
-// `file` names the text in errors. Both throw InputError, with the line where one is at fault, when the text is not an
-// output of these tools.
+// Parse the output of these tools. `file` names the text in errors. Both throw InputError if the text is not such an
+// output, with the offending line if there is one.
 NodeTopology parse_nvidia_topology(std::string_view text, const std::string& file);
 NodeTopology parse_amd_topology(std::string_view text, const std::string& file);
 // Calls the parser of the tool that printed the file. Throws InputError at `where` when the file cannot be read.
 NodeTopology read_topology_file(const std::string& path, const InputError::Where& where);
 
-// True for the output of rocm-smi and of amd-smi.
+// Whether the text is the output of rocm-smi or amd-smi.
 bool is_amd_topology(std::string_view text);
-// The words between the spaces of a line. Escape sequences are left out: nvidia-smi underlines headers on a terminal.
+// The words of a line, which spaces separate. Escape sequences are left out: nvidia-smi underlines headers on a
+// terminal.
 std::vector<std::string> topology_words(std::string_view line);
 
 // Writes into `node` what the topology shows:

@@ -43,7 +43,7 @@ std::size_t digits_at(std::string_view text, std::size_t begin) {
   return end - begin;
 }
 
-// Returns the length of the device's name with which `text` begins: GPU7, NIC11, mlx5_0. 0: it begins with none.
+// Returns the length of the device name with which `text` begins: GPU7, NIC11, mlx5_0. 0: none.
 std::size_t device_name_at(std::string_view text) {
   if (text.starts_with("GPU") || text.starts_with("NIC")) {
     const std::size_t digits = digits_at(text, 3);
@@ -61,7 +61,7 @@ std::size_t link_at(std::string_view text) {
   return text.starts_with("NV") && digits_at(text, 2) > 0 ? 2 + digits_at(text, 2) : 0;
 }
 
-// Divides words that have lost the space between them: NIC11NIC12, NV18NV18. Other words stay whole.
+// Separates words that have lost the space between them: NIC11NIC12, NV18NV18. Other words stay whole.
 template <class LengthAt>
 Words parted(const Words& words, LengthAt length_at) {
   Words all;
@@ -72,7 +72,7 @@ Words parted(const Words& words, LengthAt length_at) {
       parts.emplace_back(rest.substr(0, length));
       rest.remove_prefix(length);
     }
-    // Behind the links stands the column "CPU Affinity" with its numbers.
+    // After the links follows the column "CPU Affinity" with its numbers.
     if (!parts.empty() && !rest.empty() &&
         (rest.starts_with("CPU") || std::isdigit(static_cast<unsigned char>(rest.front())) != 0))
       parts.emplace_back(std::exchange(rest, {}));
@@ -121,7 +121,7 @@ class NvidiaParser {
     }
     if (words.empty()) return;
     if (words[0] == "Legend:" || words[0] == "NIC" || rows_ == topology_.gpus) {
-      done_ = true;  // what follows are the rows of the NICs, which repeat, and the legend
+      done_ = true;  // the rest are the rows of the NICs, which repeat, and the legend
       return;
     }
     read_gpu_row(words);

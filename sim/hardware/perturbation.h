@@ -1,5 +1,5 @@
-// What goes wrong on a cluster during a step, for the discrete-event engine: slow and failing devices and links,
-// background traffic, jitter. Plain data, from a scenario's "perturbations".
+// Faults and disturbances of a cluster during a step, for the discrete-event engine: slow and failing devices and
+// links, background traffic, jitter. Plain data, from a scenario's "perturbations".
 #pragma once
 
 #include <array>
@@ -13,12 +13,12 @@
 namespace orrery {
 
 enum class PerturbationKind : std::uint8_t {
-  slow_device,         // its kernels run at `factor` of their rate
-  slow_link,           // it carries `factor` of its rate
-  failing_link,        // it carries nothing from `from_seconds` on
-  failing_node,        // its devices and links stop at `from_seconds`
-  background_traffic,  // a flow of `bytes_per_second` over it that competes like any other
-  jitter,              // every kernel's time is multiplied by a random number of mean 1, drawn for each device and kernel
+  slow_device,         // kernels of the device run at `factor` of their rate
+  slow_link,           // the link carries `factor` of its rate
+  failing_link,        // the link carries nothing from `from_seconds` on
+  failing_node,        // the node's devices and links stop at `from_seconds`
+  background_traffic,  // a flow of `bytes_per_second` over the link that competes like any other
+  jitter,  // every kernel's time is multiplied by a random number of mean 1, drawn for each device and kernel
 };
 inline constexpr std::array<std::string_view, 6> kPerturbationKindNames{
     "slow_device", "slow_link", "failing_link", "failing_node", "background_traffic", "jitter"};
@@ -28,14 +28,14 @@ inline constexpr std::array<std::string_view, 3> kJitterDistributionNames{"logno
 
 struct Perturbation {
   PerturbationKind kind = PerturbationKind::slow_device;
-  std::vector<std::int64_t> devices;  // of the cluster (slow_device, jitter); none: see `count`; jitter: all
-  std::vector<std::int64_t> nodes;    // failing_node
-  std::string link;                   // a name or a pattern with '*' (Topology::find)
-  std::int64_t count = 0;             // so many devices, links (of those that `link` matches) or nodes at random; 0: all named
+  std::vector<std::int64_t> devices;  // of the cluster (slow_device, jitter); empty: by `count`; for jitter all
+  std::vector<std::int64_t> nodes;  // for failing_node
+  std::string link;                 // a name, or a pattern with '*' (Topology::find)
+  std::int64_t count = 0;  // devices, links (that `link` matches) or nodes to choose at random; 0: all named
   std::int64_t seed = 0;
   double factor = 1;
-  double from_seconds = 0;            // of the step
-  double until_seconds = 0;           // 0: to its end
+  double from_seconds = 0;   // from the start of the step
+  double until_seconds = 0;  // 0: to the end of the step
   double bytes_per_second = 0;
   JitterDistribution distribution = JitterDistribution::lognormal;
   double coefficient_of_variation = 0;  // standard deviation over mean

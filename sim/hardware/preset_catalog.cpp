@@ -21,9 +21,9 @@ std::string folded(std::string_view name) {
 }  // namespace
 
 PresetCatalog::PresetCatalog(std::string_view prefix, std::string expected) : expected_(std::move(expected)) {
-  std::vector<std::pair<std::string, std::string>> aliases;  // alias, name
+  std::vector<std::pair<std::string, std::string>> aliases;  // (alias, name)
   for (const EmbeddedFile& file : embedded_files(prefix)) {
-    // Not parse_json: presets are tested to be well-formed, and start-up time counts.
+    // Not parse_json(): tests prove that presets are well-formed, and start-up time counts.
     nlohmann::json presets = nlohmann::json::parse(file.text);
     for (auto& [name, json] : presets.items()) {
       if (const auto at = json.find("aliases"); at != json.end()) {

@@ -1,4 +1,4 @@
-// One kind of preset, parsed when first asked for. Of sim/hardware, and of sim/planning in the same form.
+// The presets of one kind, parsed when first asked for. For sim/hardware, and for sim/planning in the same form.
 #pragma once
 
 #include <map>
@@ -20,15 +20,15 @@ class PresetCatalog {
     InputError::Where where;
   };
 
-  // All embedded files whose path starts with `prefix`; each is an object of presets by name.
-  // `expected` says what a name should have been: "the name of a device preset".
+  // Reads all embedded files whose path starts with `prefix`; each is an object of presets by name. `expected`
+  // describes a valid name in errors: "the name of a device preset".
   PresetCatalog(std::string_view prefix, std::string expected);
 
-  // nullptr when there is none.
+  // Returns nullptr if no preset has that name or alias.
   const Entry* find(std::string_view name) const;
-  // Throws InputError at `where`.
+  // Throws InputError at `where` if there is no such preset.
   const Entry& at(std::string_view name, const InputError::Where& where) const;
-  // The canonical name that `name` stands for; REQUIRES: find(name).
+  // The canonical name of a name or alias. REQUIRES: find(name) != nullptr.
   const std::string& canonical(std::string_view name) const;
 
   std::vector<std::string> names() const;
@@ -36,7 +36,7 @@ class PresetCatalog {
 
  private:
   std::map<std::string, Entry> entries_;
-  std::unordered_map<std::string, const std::string*> by_folded_name_;  // to a key of entries_
+  std::unordered_map<std::string, const std::string*> by_folded_name_;  // folded name or alias -> key of entries_
   std::vector<std::string> known_;
   std::string expected_;
 };

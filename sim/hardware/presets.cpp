@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The preset's name in a JSON string, or an InputError that says that an object would do as well.
+// The preset's name in a JSON string. Otherwise an InputError, which says whether an object would also be valid.
 const std::string& preset_name(const Json& json, const InputError::Where& where, const char* what,
                                bool object_too = true) {
   if (json.is_string()) return json.get_ref<const std::string&>();
@@ -24,7 +24,7 @@ void require(const JsonReader& reader, bool there, const char* key, const char* 
   if (!there) reader.fail(key, expected);
 }
 
-// Not a plain field: the names are looked up.
+// Not a plain field: the names must exist.
 void read_usual_nodes(JsonReader& reader, std::vector<std::string>& usual_nodes) {
   const Json* json = reader.take("usual_nodes");
   if (json == nullptr) return;
@@ -60,7 +60,7 @@ Device device_of(const Json& json, const InputError::Where& where, Device device
   return device;
 }
 
-// `start` is what a "base" does not give: of a preset, its name.
+// `start`: the fields that a "base" does not give; for a preset, its name.
 Node node_of(const Json& json, const InputError::Where& where, Node start, Device* device) {
   JsonReader reader(json, where);
   Node node = start;

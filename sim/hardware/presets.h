@@ -1,5 +1,5 @@
-// The bundled devices, nodes, fabrics and clusters (sim/hardware/presets/*.json), by name. Names and their aliases are
-// matched whatever their letter case, and with '-', '_' and ' ' alike.
+// The bundled devices, nodes, fabrics and clusters (sim/hardware/presets/*.json), by name. Names and aliases match in
+// any letter case, and '-', '_' and ' ' count as equal.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -18,18 +18,19 @@ std::vector<std::string> node_names();
 std::vector<std::string> fabric_names();
 std::vector<std::string> cluster_names();
 
-// The preset of that name or alias. Throws InputError at `where`, with the nearest name, when there is none.
-// A node's rates may be 0 where it takes any device ("pcie-8"): read_cluster fills them from the device.
+// The preset of that name or alias. Throws InputError at `where`, with the nearest name, if there is none. A node that
+// takes any device ("pcie-8") may have rates of 0; read_cluster() fills them in from the device.
 Device find_device(std::string_view name, const InputError::Where& where = {});
 Node find_node(std::string_view name, const InputError::Where& where = {});
 Fabric find_fabric(std::string_view name, const InputError::Where& where = {});
 Cluster find_cluster(std::string_view name, const InputError::Where& where = {});
 
-// A preset's name or an object: the fields of the struct, and optionally "base", the preset from which missing fields
-// are taken. Without it missing fields are those of `start`; what a device cannot do without must be there.
+// Reads a preset's name, or an object: the fields of the struct and optionally "base", the preset that gives missing
+// fields. Without "base" they are those of `start`. The fields that every device needs must be present. Throws
+// InputError.
 Device read_device(const nlohmann::json& json, const InputError::Where& where);
 Fabric read_fabric(const nlohmann::json& json, const InputError::Where& where, const Fabric& start = {});
-// A node may name its device ("device": a name or an object); it is then stored in `device`.
+// A node may name its device ("device": a name or an object), which is then stored in `device`.
 Node read_node(const nlohmann::json& json, const InputError::Where& where, Device* device = nullptr);
 
 }  // namespace orrery

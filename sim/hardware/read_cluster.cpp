@@ -31,7 +31,7 @@ Cluster cluster_of_name(const std::string& name, const InputError::Where& where)
   throw InputError(where, describe(name), "the name of a cluster or node preset", nearest_name(name, names));
 }
 
-// The node preset to assume for a device; of several, the one of the wanted size (null: any).
+// The node preset to assume for a device; if there are several, the one with the wanted number of devices (null: any).
 Node usual_node(const Device& device, const Json* devices_per_node) {
   if (device.usual_nodes.empty()) {
     Node node;
@@ -47,7 +47,8 @@ Node usual_node(const Device& device, const Json* devices_per_node) {
   return find_node(device.usual_nodes.front());
 }
 
-// The node preset that names the device, of several the one of so many devices; or else one that it is usually in.
+// The node preset that names the device, preferably one with this number of devices; otherwise one that is usual for
+// it.
 std::string own_node(const Device& device, std::int64_t devices) {
   std::string own;
   for (const std::string& name : node_names()) {
@@ -58,7 +59,8 @@ std::string own_node(const Device& device, std::int64_t devices) {
   return own.empty() ? device.usual_nodes.front() : own;
 }
 
-// A node with other than its preset's devices keeps its NICs and host; a rack has as many hosts as the devices fill.
+// A node with another number of devices than its preset keeps its NICs and host; a rack has as many hosts as the
+// devices fill.
 void resize(Node& node, std::int64_t devices) {
   if (node.devices_per_host > 0) {
     const auto hosts = [&](std::int64_t n) { return (n + node.devices_per_host - 1) / node.devices_per_host; };
@@ -71,7 +73,7 @@ void resize(Node& node, std::int64_t devices) {
   node.devices = devices;
 }
 
-// What a node leaves to its device: the rates of its links.
+// Completes what a node leaves to its device: the rates of the links.
 void complete_intra(const JsonReader& reader, Node& node, const Device& device) {
   node.device = device.name;
   if (node.pcie_bytes_per_second == 0) node.pcie_bytes_per_second = device.pcie_bytes_per_second;
@@ -107,7 +109,7 @@ void complete_fabric(const InputError::Where& where, Fabric& fabric, std::int64_
   if (fabric.kind == FabricKind::torus) {
     if (fabric.dimensions.empty()) fabric.dimensions = most_cubic(nodes);
     std::int64_t product = 1;
-    for (const std::int64_t size : fabric.dimensions) product = size > nodes ? 0 : product * size;  // cannot overflow
+    for (const std::int64_t size : fabric.dimensions) product = size > nodes ? 0 : product * size;  // no overflow
     if (product != nodes)
       throw InputError(at("dimensions"), describe(fabric.dimensions),
                        fmt::format("sizes that multiply to the {} nodes", nodes));
@@ -138,12 +140,12 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
     if (!base->is_string()) reader.fail("base", "the name of a cluster preset");
     cluster = find_cluster(base->get<std::string>(), reader.at("base"));
     cluster.name.clear();
-    if (cluster.fabric.nodes_per_group > 0) cluster.fabric.groups = 0;  // those that its own nodes fill
+    if (cluster.fabric.nodes_per_group > 0) cluster.fabric.groups = 0;  // the groups that its own nodes fill
   }
-  Device named;  // by the node
+  Device named;  // the device that the node names
   if (node != nullptr) cluster.node = read_node(*node, reader.at("node"), &named);
   if (device != nullptr) {
-    // Single fields given beside a node change the device that the node holds.
+    // Single fields given beside a node change the node's device.
     Json described = *device;
     const std::string& held = base != nullptr && node == nullptr ? cluster.device.name : named.name;
     if (described.is_object() && !described.contains("base") && !described.contains("name") && !held.empty())
@@ -187,11 +189,11 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
     reader.fail("nic_bytes_per_second", "either this or inter_node_bytes_per_second");
   if (json.contains("nics") && json.contains("inter_node_bytes_per_second") && json["nics"] == 0)
     reader.fail("nics", "at least 1 with inter_node_bytes_per_second");
-  // A mesh at another rate has other links: each pair's share changes alike.
+  // A mesh at another rate has other links: the share of each pair changes in proportion.
   if (cluster.node.intra == IntraFabric::direct_mesh && preset_intra > 0 && !json.contains("pair_bytes_per_second"))
     cluster.node.pair_bytes_per_second *= cluster.node.intra_bytes_per_second / preset_intra;
   if (cluster.node.in_switch_reduction && cluster.node.intra != IntraFabric::nvswitch) {
-    // Asked for, or of the node whose fabric has been replaced?
+    // Either requested, or a property of a node whose fabric has been replaced.
     if (json.contains("in_switch_reduction"))
       reader.fail("in_switch_reduction", fmt::format("false, as {} has no switch that could reduce",
                                                      kIntraFabricNames[static_cast<std::size_t>(cluster.node.intra)]));
@@ -201,7 +203,7 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
       cluster.node.devices_per_pcie_root < cluster.node.devices_per_pcie_switch)
     reader.fail("devices_per_pcie_root",
                 fmt::format("0, or at least the {} devices behind a switch", cluster.node.devices_per_pcie_switch));
-  // A node that is described may join such devices by what it says; a preset joins its own by their links.
+  // A node written as an object may join such devices by its own rates; a preset joins its devices by their links.
   const auto states_rate = [](const Json* part) {
     return part != nullptr && part->is_object() && part->contains("intra_node_bytes_per_second");
   };

@@ -1,5 +1,5 @@
-// The "cluster" of a scenario: a preset's name, a node preset and a count, or written out. README.md beside this file
-// shows each form.
+// Reads the "cluster" of a scenario: a cluster preset's name, a node preset and a count, or an object with all fields.
+// README.md beside this file shows each form.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -13,20 +13,21 @@ namespace orrery {
 // Accepts
 //   "selene"                                     a cluster preset
 //   "dgx-h100"                                   a node preset: one such node
-//   {"node": "dgx-h100", "nodes": 64}            nodes of a preset (or of an object, see read_node) and their usual
-//   fabric
+//   {"node": "dgx-h100", "nodes": 64}            nodes of a preset (or of an object, see read_node), with their usual
+//                                                fabric
 //   {"device": "A100-SXM4-80GB", "nodes": 4}     the node preset that is usual for the device
 //   {"base": "selene", "nodes": 96}              a cluster preset, changed
 // each with optional overrides: "devices_per_node", "fabric" (a name, or an object whose missing fields are those of
 // the usual fabric), "intra_node_bytes_per_second" (per device and direction), "inter_node_bytes_per_second" (all NICs
-// of a node, one direction), any other rate of Node::visit_rates, and "topology_file", the output of `nvidia-smi topo
-// -m` on such a node. Everything is checked; the result has a positive rate on every level that it has.
+// of a node, one direction), any other rate of Node::visit_rates, and "topology_file", the output of
+// `nvidia-smi topo -m` on such a node. Everything is checked: in the result, every level that exists has a positive
+// rate. Throws InputError.
 //
-// When devices_per_node differs from the preset's: devices keep their own rate over the scale-up fabric and the node
+// If devices_per_node differs from the preset's, devices keep their own rate over the scale-up fabric, and the node
 // keeps its NICs.
 Cluster read_cluster(const nlohmann::json& json, const InputError::Where& where);
 
-// All of it written out; read_cluster(to_json(c)) == c.
+// The complete object; read_cluster(to_json(c)) == c.
 nlohmann::json to_json(const Cluster& cluster);
 nlohmann::json to_json(const Device& device);
 nlohmann::json to_json(const Node& node);

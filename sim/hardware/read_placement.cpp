@@ -23,22 +23,22 @@ using Json = nlohmann::json;
 constexpr const char* kNodesExpected =
     "\"contiguous\", \"scattered\", a list as a scheduler or a hostfile has it (\"node[001-004,010]\"), or an array of "
     "numbers";
-constexpr std::int64_t kMostPlaced = 1 << 22;  // nodes that are told apart; each takes its bytes
+constexpr std::int64_t kMostPlaced = 1 << 22;  // nodes that are kept apart; each takes some bytes
 constexpr std::array<std::string_view, 2> kPlacements{"contiguous", "scattered"};
 
-// Nodes under one leaf, or of one dragonfly group; 0: all of them.
+// Nodes under one leaf, or in one dragonfly group; 0: all.
 std::int64_t nodes_of_leaf(const Fabric& fabric) {
   return fabric.kind == FabricKind::dragonfly       ? fabric.nodes_per_group
          : fabric.kind == FabricKind::single_switch ? 0
                                                     : fabric.nodes_per_leaf;
 }
 
-// The k-th of the nodes that may be used: `fill` of each leaf.
+// The k-th of the usable nodes: `fill` nodes of each leaf.
 std::int64_t usable(std::int64_t k, std::int64_t fill, std::int64_t leaf) {
   return fill > 0 ? k / fill * leaf + k % fill : k;
 }
 
-// A text, or an array of names.
+// Whether it is a text or an array of names.
 bool is_of_names(const Json& nodes) {
   return nodes.is_string() ||
          (!nodes.empty() && std::all_of(nodes.begin(), nodes.end(), [](const Json& node) { return node.is_string(); }));
@@ -72,7 +72,7 @@ std::vector<std::int64_t> listed(const Json& nodes, const PlacementFields& field
   return list;
 }
 
-// `count` of `all`, in the order in which they are drawn, the same on every platform (partial Fisher-Yates).
+// Draws `count` of `all`; the order is that of drawing, and the same on every platform (partial Fisher-Yates).
 std::vector<std::int64_t> drawn(std::int64_t count, std::vector<std::int64_t> all, std::int64_t seed) {
   std::mt19937_64 random(static_cast<std::uint64_t>(seed));
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
@@ -115,7 +115,7 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
   const bool scattered = by_name && *nodes == kPlacements[1];
   if (nodes != nullptr && !nodes->is_string() && !nodes->is_array()) reader.fail("nodes", kNodesExpected);
   const bool is_list = nodes != nullptr && !by_name;
-  // A text without a number is a word that is not known, unless it is a path.
+  // A text without a number is an unknown word, unless it is a path.
   if (is_list && nodes->is_string() &&
       nodes->get_ref<const std::string&>().find_first_of("0123456789./") == std::string::npos &&
       !nodes->get_ref<const std::string&>().ends_with("file"))
@@ -148,7 +148,7 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
                        fmt::format("the cluster's {} nodes", cluster.nodes));
     cluster.nodes = count;
     const std::int64_t last = *std::max_element(placement.nodes.begin(), placement.nodes.end());
-    // Names from 1 to N are as a rule all nodes of a site that counts from 1.
+    // Names from 1 to N are usually all nodes of a site that counts from 1.
     const std::int64_t least = *std::min_element(placement.nodes.begin(), placement.nodes.end());
     if (is_of_names(*nodes) && !reader.has("first") && count > 1 && least == 1 && last == count)
       throw InputError(
@@ -159,7 +159,7 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
       reader.fail("of", fmt::format("more than the {} nodes before node {}", last, last + fields.first));
     if (fields.of == 0) placement.of = last + 1;
   } else {
-    // How many of the fabric's nodes may be used, and which is the last that must be there.
+    // The number of the fabric's nodes that the placement needs.
     const std::int64_t needed = usable(cluster.nodes - 1, fields.fill, leaf) + 1;
     if (fields.of > 0 && fields.of < needed)
       reader.fail("of", fmt::format("at least {}, for {} nodes{}", needed, cluster.nodes,
@@ -177,7 +177,7 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
   }
   if (fields.sorted) std::sort(placement.nodes.begin(), placement.nodes.end());
 
-  // The fabric's first nodes in order are what a cluster without placement has.
+  // A cluster without placement has the fabric's first nodes in order.
   std::vector<std::int64_t> first(placement.nodes.size());
   std::iota(first.begin(), first.end(), 0);
   if (placement.nodes == first) placement.nodes.clear();

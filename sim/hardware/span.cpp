@@ -31,15 +31,15 @@ Dimensions dimensions_of(const Mesh& mesh, MeshGroup group) {
   return d;
 }
 
-// The usual case: node boundaries fall between coordinates of one digit, in equal blocks. Every node then holds the same
-// piece of the mesh, and every group has the same share of it. False when they do not.
+// The usual case: node boundaries fall between coordinates of one digit, in equal blocks. Every node then holds the
+// same piece of the mesh, and every group has the same share of it. Returns false in other cases.
 bool aligned_span(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node, GroupSpan& span) {
   span = GroupSpan{};
-  std::int64_t other_groups = 1;  // on a node
+  std::int64_t other_groups = 1;  // other groups on a node
   int index = 0;
   for (const Digit& digit : mesh.digits()) {
     const std::int64_t degree = digit.size, stride = digit.stride;
-    std::int64_t within = degree, across = 1;  // the digit's ranks on a node, and the nodes along the digit
+    std::int64_t within = degree, across = 1;  // ranks of the digit on one node; nodes along the digit
     if (stride >= devices_per_node) {
       within = 1;
       across = degree;
@@ -61,7 +61,7 @@ bool aligned_span(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_no
   return true;
 }
 
-// Offsets of the members from the first, ascending; likewise of the groups' first ranks (in_group false).
+// Offsets of the members of a group from its first, ascending; or, if not in_group, of the groups' first ranks.
 std::vector<std::int64_t> offsets(const Dimensions& d, bool in_group) {
   std::vector<std::int64_t> result{0};
   for (int i = 0; i < d.count; ++i) {
@@ -73,18 +73,18 @@ std::vector<std::int64_t> offsets(const Dimensions& d, bool in_group) {
   return result;
 }
 
-// Any other mesh, by counting: proportional to its ranks (0.6 ms for 16384).
+// For any other mesh, by counting: proportional to its ranks (0.6 ms for 16384).
 void counted_span(const Dimensions& d, std::int64_t devices_per_node, GroupSpan& span) {
   const std::vector<std::int64_t> members = offsets(d, true);
   std::vector<std::int64_t> leaving(static_cast<std::size_t>((d.ranks - 1) / devices_per_node + 1),
-                                    0);  // groups, by node
+                                    0);  // by node: number of groups
   std::vector<std::int64_t> touched;
   span.nodes = 1;
   span.ranks_per_node = 0;
   for (const std::int64_t first : offsets(d, false)) {
     touched.clear();
     std::int64_t most = 0, here = 0;
-    for (const std::int64_t member : members) {  // ascending: a node's members follow each other
+    for (const std::int64_t member : members) {  // ascending: the members on a node follow each other
       const std::int64_t node = (first + member) / devices_per_node;
       if (touched.empty() || touched.back() != node) {
         touched.push_back(node);

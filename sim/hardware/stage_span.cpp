@@ -7,7 +7,7 @@
 namespace orrery {
 namespace {
 
-// Offsets of ranks over the digits that `wanted` takes, ascending for ascending strides.
+// Offsets of ranks over the digits for which `wanted` holds, ascending for ascending strides.
 template <class Wanted>
 std::vector<std::int64_t> offsets(const Mesh& mesh, Wanted&& wanted) {
   std::vector<std::int64_t> result{0};
@@ -21,10 +21,11 @@ std::vector<std::int64_t> offsets(const Mesh& mesh, Wanted&& wanted) {
   return result;
 }
 
-// The mean over all subsets of the others, each there for its part of the time; 1: alone. By how many groups they come
-// to: where many stages share a NIC, subsets are more than anybody can visit, and these sums few.
+// The mean rate over all subsets of the other stages, each of which is present for its share of the time; 1: alone. It
+// sums over numbers of groups, not over subsets: if many stages share a NIC, there are too many subsets, but few such
+// sums.
 double mean_rate(const SharedNic& nic, double most, std::span<const double> busy) {
-  std::map<double, double> share{{nic.groups, 1}};  // of the time, by groups on the NIC
+  std::map<double, double> share{{nic.groups, 1}};  // share of the time by number of groups on the NIC
   for (const SharedNic::Others& other : nic.others) {
     const double there = busy[static_cast<std::size_t>(other.stage)];
     if (there <= 0) continue;
@@ -69,18 +70,18 @@ std::vector<StageSpan> spans_by_stage(const Mesh& mesh, MeshGroup group, const N
   if (stride == 0) return result;
 
   const std::vector<std::int64_t> members = offsets(mesh, [&](int d) { return group.contains(d); });
-  std::map<std::int64_t, std::map<std::int32_t, double>> leaving;  // groups: by NIC of all, by stage
+  std::map<std::int64_t, std::map<std::int32_t, double>> leaving;  // groups: by NIC, by stage
   for (StageSpan& s : result) s.span.ranks_per_node = 0;
   struct Touched {
     std::int64_t node = 0;
-    std::size_t first = 0, ranks = 0;  // of `members`
+    std::size_t first = 0, ranks = 0;  // range of `members`
   };
   std::vector<Touched> touched;
   for (const std::int64_t first : offsets(mesh, [&](int d) { return !group.contains(d); })) {
     const std::int64_t stage = mesh.coordinate(first, MeshAxis::pp);
     GroupSpan& span = result[static_cast<std::size_t>(stage)].span;
     touched.clear();
-    for (std::size_t m = 0; m < members.size(); ++m) {  // ascending: a node's members follow each other
+    for (std::size_t m = 0; m < members.size(); ++m) {  // ascending: the members on a node follow each other
       const std::int64_t at = (first + members[m]) / per_node;
       if (touched.empty() || touched.back().node != at) touched.push_back({at, m, 0});
       ++touched.back().ranks;
@@ -93,7 +94,7 @@ std::vector<StageSpan> spans_by_stage(const Mesh& mesh, MeshGroup group, const N
     if (nodes >= span.nodes) span.ranks_per_node = std::max(span.ranks_per_node, most);
     span.nodes = std::max(span.nodes, nodes);
     if (nodes == 1) continue;
-    // As many rings, or halves of trees, as the node with the fewest ranks has of them.
+    // There are as many rings, or halves of trees, as the node with the fewest ranks has ranks.
     const double of_channel = static_cast<double>(nics) / static_cast<double>(fewest->ranks);
     for (const Touched& t : touched)
       for (std::size_t channel = 0; channel < fewest->ranks; ++channel) {

@@ -1,5 +1,5 @@
-// What groups span stage by stage, where node boundaries fall differently in the stages of a pipeline: one stage's
-// groups lie in a node, the next one's straddle two, and share NICs with those of a third.
+// The extent of groups stage by stage, for pipelines whose stages differ in where node boundaries fall: the groups of
+// one stage lie within a node, those of the next straddle two nodes and share NICs with those of a third stage.
 #pragma once
 
 #include <cstdint>
@@ -11,34 +11,35 @@
 
 namespace orrery {
 
-// A NIC of a stage that groups of other stages use as well. Groups are counted as in GroupSpan, as if each used all
-// NICs of the node: one whose bytes all pass this one counts as many as there are.
+// A NIC that groups of several stages use. Groups are counted as in GroupSpan, as if each used all NICs of its node: a
+// group that sends all its bytes over this NIC counts as many times as the node has NICs.
 struct SharedNic {
   struct Others {
     std::int32_t stage = 0;
     double groups = 0;
   };
-  double groups = 0;  // of the stage itself
+  double groups = 0;  // groups of this stage
   std::vector<Others> others;
 };
 
-// Like span_of(), of one stage's groups: the worst of them; groups_sharing_nics counts no other stage's, and where a
-// group has fewer ranks on a node than NICs are there, those that it cannot use.
+// The extent of one stage's groups as in span_of(): that of the worst group. groups_sharing_nics does not count groups
+// of other stages. If a group has fewer ranks on a node than the node has NICs, groups_sharing_nics includes the NICs
+// that it cannot use.
 struct StageSpan {
   GroupSpan span;
   std::vector<SharedNic> shared;
 };
 
-// Rank r sits on device r % node.devices of node r / node.devices, and uses the NIC of its place.
-// Whether groups span the same in every stage, and no two stages share a node's NICs.
+// Whether groups have the same extent in every stage, and no two stages share a node's NICs. Rank r is on device r %
+// node.devices of node r / node.devices, and uses the NIC of that device.
 bool stages_lie_alike(const Mesh& mesh, const Node& node);
-// By stage. REQUIRES: the group holds no digit of the pipeline. Proportional to the mesh's ranks.
+// The extents by stage. REQUIRES: `group` contains no digit of pp. Cost: proportional to the mesh's ranks.
 std::vector<StageSpan> spans_by_stage(const Mesh& mesh, MeshGroup group, const Node& node);
 
-// Of a mesh's groups; each group's are worked out once.
+// The extents of a mesh's groups; each group's are computed once.
 class StageSpans {
  public:
-  // `node` must outlive this.
+  // REQUIRES: `node` outlives this object.
   void set_mesh(const Mesh& mesh, const Node& node);
   const StageSpan& of(MeshGroup group, std::int64_t stage);
 
@@ -48,8 +49,8 @@ class StageSpans {
   std::vector<std::pair<MeshGroup, std::vector<StageSpan>>> known_;
 };
 
-// How many times as long bytes take over the NICs that other stages use for this part of the time (by stage), each
-// whenever it happens to: all groups that are there get equal parts of a NIC.
+// The factor by which transfers over shared NICs take longer because of other stages. `busy`: by stage, the share of
+// the time for which it uses the NICs, at random moments. All groups that use a NIC at a moment get equal parts of it.
 double slowdown_by_others(const StageSpan& span, std::span<const double> busy);
 
 }  // namespace orrery

@@ -19,7 +19,7 @@ UpLinks up_links_of(const Cluster& cluster, bool sprayed) {
   } else if (fabric.kind == FabricKind::fat_tree || fabric.kind == FabricKind::rail_fat_tree) {
     up.nodes = reached(fabric.nodes_per_leaf);
     if (fabric.kind == FabricKind::rail_fat_tree) up.rails = up.nics;
-    // In NICs.
+    // In units of NICs.
     const double narrowed = static_cast<double>(up.nics_per_leaf()) / std::max(1.0, fabric.oversubscription);
     up.ways = sprayed ? 1 : std::max<std::int64_t>(1, std::llround(narrowed));
     up.bytes_per_second = narrowed * injection / static_cast<double>(up.nics) / static_cast<double>(up.ways);

@@ -1,4 +1,4 @@
-// The level of a fabric at which the links between switches may be fewer than those below: leaf switches and their
+// The level of a fabric whose links between switches may be narrower than the links below: leaf switches and their
 // up-links, or dragonfly groups and their global links.
 #pragma once
 
@@ -9,11 +9,11 @@
 namespace orrery {
 
 struct UpLinks {
-  std::int64_t nodes = 0;       // under one leaf, or one set of rail switches; of a dragonfly group; 0: no such level
-  std::int64_t rails = 1;       // leaf switches side by side, one for each of a node's NICs (rail_fat_tree)
-  std::int64_t nics = 1;        // of a node, as links: no more than its devices
-  std::int64_t ways = 1;        // up-links of a leaf, of which a message takes the one that its destination chooses
-  double bytes_per_second = 0;  // of each of them, one direction
+  std::int64_t nodes = 0;       // under one leaf or set of rail switches, in a dragonfly group; 0: no such level
+  std::int64_t rails = 1;       // leaf switches side by side, one for each NIC of a node (rail_fat_tree)
+  std::int64_t nics = 1;        // NICs of a node, as links: at most its number of devices
+  std::int64_t ways = 1;        // up-links of a leaf; the destination of a message chooses which it takes
+  double bytes_per_second = 0;  // of each up-link, one direction
 
   std::int64_t nic_of(std::int64_t device_of_node, std::int64_t devices) const {
     return device_of_node * nics / devices;
@@ -29,8 +29,8 @@ struct UpLinks {
   }
 };
 
-// Of all nodes of the fabric (Cluster::fabric_nodes). `sprayed`: packets use all up-links of a switch evenly, so that
-// they are one link. Of a dragonfly the global links are always so. REQUIRES: NICs with a rate.
+// The up-links for all nodes of the fabric (Cluster::fabric_nodes). `sprayed`: packets use all up-links of a switch
+// evenly, so that these count as one link; global links of a dragonfly always do. REQUIRES: NICs with a rate.
 UpLinks up_links_of(const Cluster& cluster, bool sprayed);
 
 }  // namespace orrery

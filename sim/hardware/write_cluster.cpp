@@ -10,7 +10,7 @@ namespace {
 using Json = nlohmann::json;
 
 template <class Struct>
-Json written(Struct value) {  // a copy: tables of fields take what they visit by reference
+Json written(Struct value) {  // a copy, because tables of fields take references
   Json json;
   FieldsJson writer(json);
   value.visit_fields(writer);

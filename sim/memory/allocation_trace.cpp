@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint32_t kNothing = 0xffffffffu;
 
-// Of a piece, what each op of a block begins and ends.
+// By op of a block: the storages of a piece whose lives begin and end there.
 struct PieceLives {
   explicit PieceLives(const Piece& piece) {
     lives.find(piece);
@@ -105,12 +105,12 @@ class Tracer {
   }
 
  private:
-  static constexpr std::uint32_t kUpdate = 0xffffffffu;  // in place of a micro-batch
+  static constexpr std::uint32_t kUpdate = 0xffffffffu;  // stands for the update instead of a micro-batch
 
-  using Held = std::vector<std::uint32_t>;  // by storage: the allocation that it is
+  using Held = std::vector<std::uint32_t>;  // by storage: its allocation
   struct Instance {
     std::uint16_t piece = 0;
-    std::int64_t number = 0;  // of the stage
+    std::int64_t number = 0;  // number within the stage
     PlaceInStretch place;
   };
 
@@ -144,7 +144,7 @@ class Tracer {
     return number;
   }
 
-  // Where whole gradients come and go (Runtime::releases_gradients), only the rank's part of them is resident.
+  // If whole gradients come and go (Runtime::releases_gradients), only the rank's part of them is resident.
   void allocate_resident(std::uint16_t piece, TensorId id) {
     const std::uint32_t allocation = allocate(piece, id, 0);
     const Piece& of = program_.pieces[piece];
@@ -154,8 +154,8 @@ class Tracer {
           trace_.allocations[allocation].bytes = of.tensors[set.own_gradients].bytes();
   }
 
-  // Allocates what a backward (or the weight gradients of a split one) needs beside tensors. Returns the buffer that
-  // end_backward() releases.
+  // Allocates the buffers that a backward (or the weight gradients of a split one) needs beside tensors. Returns the
+  // buffer that end_backward() frees.
   std::uint32_t begin_backward(const Slot& slot, const StageBuffers& buffers) {
     if (!is_backward(slot)) return kNothing;
     WholeGradients& whole = whole_gradients_[slot.chunk];
@@ -189,9 +189,9 @@ class Tracer {
     std::uint32_t micro_batch = 0;
     WhenSet conditions = kOnly;
     IssueAhead ahead{0, 0};
-    std::uint32_t carried = kNothing;  // what an instance hands on to the next one
-    std::map<std::size_t, std::vector<std::uint32_t>> postponed;  // by op
-    double kept_output = 0;                                       // bytes, beyond the line
+    std::uint32_t carried = kNothing;  // the storage that an instance hands on to the next one
+    std::map<std::size_t, std::vector<std::uint32_t>> postponed;  // by op: allocations to be freed later
+    double kept_output = 0;                                       // bytes that live beyond the line
     std::uint16_t chunk = 0;
   };
 
@@ -266,7 +266,7 @@ class Tracer {
       for (const std::uint32_t allocation : waiting) release(allocation);
   }
 
-  // What op `p` is the first to touch.
+  // Allocates the storages that op `p` touches first.
   void begin(const Instance& instance, Held& held, std::size_t block, std::size_t p) {
     const Op& op = (program_.pieces[instance.piece].*kBlocks[block]).ops[p];
     const int stream = op.prefetch > 0 || op.free_running ? static_cast<int>(op.stream) : 0;
@@ -312,7 +312,7 @@ class Tracer {
         postponed.erase(waiting);
       }
     }
-    release(carried);  // its own storage is another's
+    release(carried);  // its storage belongs to another piece
     carried = kNothing;
     if (boundary.output != kNoTensor) {
       const TensorId output = lives.lives.storage(boundary.output);
@@ -336,7 +336,7 @@ class Tracer {
   }
 
   struct WholeGradients {
-    std::int64_t slots = 0, met = 0;  // that add to them
+    std::int64_t slots = 0, met = 0;  // slots that add to them
     std::vector<std::uint32_t> allocations;
   };
 
@@ -344,7 +344,7 @@ class Tracer {
   const std::size_t stage_;
   std::vector<PieceLives> lives_;
   AllocationTrace trace_;
-  std::vector<std::uint8_t> owners_;                             // by allocation: who has it
+  std::vector<std::uint8_t> owners_;                             // by allocation: number of its owners
   std::vector<std::vector<std::int64_t>> first_instance_;        // by class of micro-batches and chunk
   std::map<std::pair<std::int64_t, std::uint32_t>, Held> held_;  // by instance and micro-batch
   std::vector<WholeGradients> whole_gradients_;                  // by chunk
@@ -362,7 +362,7 @@ double allocation_events(const Program& program, std::size_t stage) {
         const Piece& piece = program.pieces[run.piece];
         Liveness lives;
         lives.find(piece);
-        std::int64_t passing = 0;  // asked for and freed once, or in each block that it does not outlive
+        std::int64_t passing = 0;  // allocated and freed once, or in each block that it does not outlive
         for (const TensorId id : lives.storages())
           if (piece.tensors[id].place == Place::device && lives.of(id).keeper == Keeper::blocks) ++passing;
         of_micro_batch += 2 * static_cast<double>(run.count * passing);
@@ -389,7 +389,7 @@ Replay replay(const AllocationTrace& trace, const CachingAllocator::Options& opt
   Replay result;
   CachingAllocator allocator(options);
   std::vector<std::int64_t> addresses(trace.allocations.size());
-  // False where there is no room.
+  // Returns false if there is no room.
   const auto play = [&](std::size_t first, std::size_t end) {
     for (std::size_t i = first; i < end; ++i) {
       const auto [number, frees] = trace.events[i];

@@ -1,10 +1,12 @@
-// What a rank of a pipeline stage asks its device's allocator for in one step, in the order in which its host issues
-// ops (sim/program/issue.h): a storage is asked for before the first op that touches it and freed behind the last one,
-// as reference counts do in PyTorch. It says when what lives; where that lies is an allocator's (caching_allocator.h).
+// The requests that a rank of a pipeline stage makes to its device's allocator in one step, in the order in which its
+// host issues ops (sim/program/issue.h). A storage is allocated before the first op that touches it and freed after the
+// last one, as reference counts do in PyTorch. The trace says when storages live; an allocator decides where they lie
+// (caching_allocator.h).
 //
-// A block takes over what the instance before hands on, without a copy; what comes from another stage is asked for as
-// the slot begins, and what goes there is freed as it ends, or with its backward (Runtime::sent_outputs). A pair
-// (Schedule::pairs) alternates between its two chunks layer by layer; the forward's layer comes first.
+// A block takes over the tensors that the instance before hands on, without a copy. Tensors from another stage are
+// allocated when the slot begins. Tensors sent to another stage are freed when the slot ends, or with its backward
+// (Runtime::sent_outputs). A pair (Schedule::pairs) alternates between its two chunks layer by layer; the forward's
+// layer comes first.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +19,11 @@ namespace orrery {
 
 struct Allocation {
   std::int64_t bytes = 0;
-  // Of PyTorch's streams the one that is current: 0, but for what is issued ahead or runs free of the compute stream
-  // (FSDP's unshard stream), whose Stream it is.
+  // PyTorch's current stream: 0, except for ops that are issued ahead or run free of the compute stream (FSDP's unshard
+  // stream); for these the op's Stream.
   int stream = 0;
   std::uint16_t piece = 0;
-  TensorId tensor = kNoTensor;  // the storage, in the piece's table; kNoTensor: a buffer of the stack (stage_buffers.h)
+  TensorId tensor = kNoTensor;  // the storage, in the piece's table; kNoTensor: a buffer (stage_buffers.h)
   const char* buffer = "";      // the name of that buffer
 };
 
@@ -30,35 +32,38 @@ struct AllocationTrace {
     std::uint32_t allocation = 0;
     bool frees = false;
   };
-  // What an instance of a piece does in one of its blocks, with what it has others issue ahead meanwhile.
+  // The events of one instance of a piece in one of its blocks. They include those of ops of later instances that are
+  // issued meanwhile.
   struct BlockRun {
-    std::size_t begin = 0, end = 0;  // events
+    std::size_t begin = 0, end = 0;  // range of events
     std::uint16_t piece = 0;
-    std::uint8_t block = 0;  // of kBlocks
+    std::uint8_t block = 0;  // index into kBlocks
   };
   std::vector<Allocation> allocations;
   std::vector<Event> events;
-  std::size_t step_begin = 0;    // events before this one are of what stays all step long
-  std::vector<BlockRun> blocks;  // in their order
+  std::size_t step_begin = 0;    // events before this one allocate storages that live for the whole step
+  std::vector<BlockRun> blocks;  // in the order in which they run
 };
 
-// On the device alone. REQUIRES: stage < program.stages.size(). Cost: linear in instances, micro-batches and ops.
+// The trace of the stage's device; host and storage are not included. REQUIRES: stage < program.stages.size(). Cost:
+// linear in instances, micro-batches and ops.
 AllocationTrace allocation_trace(const Program& program, std::size_t stage);
 
 // Estimates how many events allocation_trace() would return, without making any.
 double allocation_events(const Program& program, std::size_t stage);
 
-// The most that is alive at once, each allocation rounded up to a multiple of `granule` (0: not at all).
+// The most bytes alive at one instant, with each allocation rounded up to a multiple of `granule` (0: not rounded).
 std::int64_t peak_bytes(const AllocationTrace& trace, std::int64_t granule);
 
-// What the allocator does with `steps` of these, one after another, what stays being asked for once.
+// The allocator's behaviour over `steps` such steps in sequence. Storages that live for the whole step are allocated
+// only once.
 struct Replay {
   CachingAllocator::Statistics statistics;
-  // Of the last step, or up to where one found no room; tags are numbers of allocations.
+  // Events of the last step, or of the step that ran out of memory, up to there. Tags are indices into `allocations`.
   std::vector<CachingAllocator::Event> events;
-  std::vector<CachingAllocator::Segment> segments;  // behind it
+  std::vector<CachingAllocator::Segment> segments;  // after the last event
   bool out_of_memory = false;
-  std::uint32_t failed = 0;  // the allocation that found no room
+  std::uint32_t failed = 0;  // if out_of_memory: index of the allocation that found no room
 };
 Replay replay(const AllocationTrace& trace, const CachingAllocator::Options& options, int steps = 3);
 

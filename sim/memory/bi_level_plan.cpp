@@ -35,7 +35,7 @@ BiLevelPlan bi_level_plan(const Program& program, const AllocationTrace& trace, 
   plan.alive_bytes = most_alive(lives);
   plan.addresses.assign(lives.size(), 0);
 
-  // What stays lies side by side.
+  // Storages that live for the whole step lie side by side.
   for (std::size_t a = 0; a < lives.size(); ++a) {
     if (lives[a].begin >= trace.step_begin) continue;
     plan.addresses[a] = plan.resident_bytes;
@@ -47,8 +47,8 @@ BiLevelPlan bi_level_plan(const Program& program, const AllocationTrace& trace, 
   std::map<std::pair<std::pair<std::uint16_t, std::uint8_t>, Asked>, std::size_t> known;
   std::vector<std::uint8_t> inside(lives.size());
   std::vector<StorageLife> of_step;
-  std::vector<std::vector<std::uint32_t>> holds;  // by storage of level 2: allocations
-  std::vector<std::size_t> layout_of;             // of those: kNever, or the block's
+  std::vector<std::vector<std::uint32_t>> holds;  // by storage of level 2: its allocations
+  std::vector<std::size_t> layout_of;             // by storage of level 2: kNever, or the index of the block's layout
   for (const AllocationTrace::BlockRun& run : trace.blocks) {
     if (program.pieces[run.piece].layers == 0 || run.block == kUpdateBlock) continue;
     std::vector<StorageLife> of_block;
@@ -91,7 +91,7 @@ BiLevelPlan bi_level_plan(const Program& program, const AllocationTrace& trace, 
 }
 
 Replay replay(const AllocationTrace& trace, const BiLevelPlan& plan, std::int64_t granule) {
-  constexpr std::int64_t kSegment = std::int64_t{1} << 32;  // an address is never 0
+  constexpr std::int64_t kSegment = std::int64_t{1} << 32;  // so that no address is 0
   Replay result;
   CachingAllocator::Statistics& s = result.statistics;
   std::map<std::int64_t, CachingAllocator::Block> held;  // by address

@@ -52,7 +52,7 @@ std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::new_segment(
   return pieces_.insert({address, {.bytes = size, .segment = address}}).first;
 }
 
-// More pages at the end of the pool's segment, behind what is free there already.
+// Adds pages at the end of the pool's segment, after the free part there.
 std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::expanded(const Pool& pool, std::int64_t bytes) {
   const auto [place, is_new] = expanding_.try_emplace(pool, next_address_);
   if (is_new) {
@@ -79,7 +79,7 @@ std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::expanded(con
   return last;
 }
 
-// Segments of which nothing is allocated; of expandable ones the free pages at their ends.
+// Returns segments without allocated blocks to the device; for expandable segments, the free pages at their ends.
 void CachingAllocator::give_back() {
   for (auto area = areas_.begin(); area != areas_.end();) {
     const auto end = pieces_.lower_bound(area->first + area->second.bytes);
@@ -131,7 +131,7 @@ std::optional<std::int64_t> CachingAllocator::allocate(std::int64_t bytes, int s
   if (!found) {
     ++statistics_.retries;
     give_back();
-    found = find(pool, size);  // what an expandable segment keeps of its last page
+    found = find(pool, size);  // the rest of the last page that an expandable segment keeps
     if (!found) found = new_segment(pool, size);
     if (!found) return std::nullopt;
   }

@@ -32,7 +32,7 @@ class Walk {
     storages_.resize(piece_.tensors.size());
     for (auto& ids : entering_) ids.clear();
     passing_.clear();
-    std::size_t shared = kNone;  // op of the backward that first adds to shared gradients
+    std::size_t shared = kNone;  // index of the backward's op that first adds to shared gradients
     for (const TensorId id : lives_.storages()) {
       if (piece_.tensors[id].shared && category(id) == Category::gradient && lives_.of(id).touches(kBackwardBlock))
         shared = std::min<std::size_t>(shared, lives_.of(id).first[kBackwardBlock]);
@@ -61,7 +61,7 @@ class Walk {
   Place place(TensorId id) const { return piece_.tensors[id].place; }
   void add(TensorId id, PlacedBytes& to) const { to.of(place(id), category(id)) += storages_[id].bytes; }
 
-  // What it adds beyond a block.
+  // Adds the storage to everything that outlives a block.
   void keep(TensorId id, PieceMemory& memory) {
     const Life& life = lives_.of(id);
     if (life.keeper == Keeper::step) return add(id, memory.resident);
@@ -80,7 +80,7 @@ class Walk {
     if (lives_.of(id).touches(kBackwardBlock)) add(id, memory.saved_side_input);
   }
 
-  // At the worst instant of the ops from `first` to the one before `end`.
+  // The bytes at the worst instant of the ops from `first` to before `end`.
   PlacedBytes transient(std::size_t block, const PlacedBytes& saved, std::size_t first = 0, std::size_t end = kNone) {
     const std::span<const Op> ops = (piece_.*kBlocks[block]).ops;
     if (ops.empty()) return {};
@@ -93,7 +93,7 @@ class Walk {
     };
     list_lives(block, ops.size());
     for (TensorId id : entering_[block]) change(id, storages_[id].bytes);
-    PlacedBytes worst = now;  // as it begins, if that counts
+    PlacedBytes worst = now;  // at the start of the block, if it counts
     std::array<double, kPlaces> most = sums;
     if (first > 0) most.fill(-std::numeric_limits<double>::infinity());
     const std::size_t places = elsewhere_ ? kPlaces : 1;
@@ -120,7 +120,8 @@ class Walk {
     return worst;
   }
 
-  // Of each op, whose life in the block begins and ends with it; what enters the block alive has begun before.
+  // By op: the storages whose lives in the block begin and end there. Storages that are alive at the start begin
+  // before.
   void list_lives(std::size_t block, std::size_t ops) {
     starts_.assign(ops, kNoTensor);
     ends_.assign(ops, kNoTensor);
@@ -133,7 +134,8 @@ class Walk {
     }
   }
 
-  // Buffers of other instances of the piece that are alive meanwhile: gathered ahead, or waiting for their bucket.
+  // Buffers of other instances of the piece that are alive at the same time: gathered ahead, or waiting for their
+  // bucket.
   void hold_for_others(const Op& op, bool reads, std::int64_t instances, PlacedBytes& ahead) const {
     const auto others = static_cast<double>(std::min(instances, instances_ - 1));
     std::array<TensorId, 10> used;  // storages of the op, each once
@@ -150,7 +152,7 @@ class Walk {
     for (TensorId id : op.writes) hold(id, true);
   }
 
-  // From here on what `ops` gather ahead for the instance that is the furthest away.
+  // From here on, holds what `ops` gather ahead for the furthest instance.
   void hold_furthest(std::span<const Op> ops, PlacedBytes& now, std::array<double, kPlaces>& sums) const {
     PlacedBytes held{};
     for (const Op& op : ops) {
@@ -167,7 +169,7 @@ class Walk {
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   const Piece& piece_;
   const std::int64_t instances_;
-  bool elsewhere_ = false;  // something lies beyond the device
+  bool elsewhere_ = false;  // whether some tensor lies outside the device
   Liveness& lives_;
   std::vector<Storage>& storages_;
   std::vector<TensorId>& passing_;

@@ -9,7 +9,7 @@
 namespace orrery {
 namespace {
 
-// Python's pickle, protocol 2 (PEP 307), of what a snapshot consists of.
+// Writes Python's pickle, protocol 2 (PEP 307), for the types that a snapshot has.
 class Pickle {
  public:
   Pickle() : bytes_("\x80\x02") {}
@@ -192,7 +192,7 @@ class Snapshot {
 
   const Program& program_;
   const AllocationTrace& trace_;
-  std::vector<std::string> titles_;  // of pieces
+  std::vector<std::string> titles_;  // by piece
   Pickle pickle_;
 };
 

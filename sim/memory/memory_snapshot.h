@@ -1,6 +1,6 @@
-// A step's allocations as torch.cuda.memory._dump_snapshot() writes them: a pickle (protocol 2) that PyTorch's memory
-// visualiser opens (pytorch.org/memory_viz) and Python's pickle.load reads. Segments and blocks are those behind the
-// step, device_traces its events in order; they carry no times. Frames name the tensor, its piece and its category.
+// A step's allocations in the format of torch.cuda.memory._dump_snapshot(): a pickle (protocol 2) that PyTorch's memory
+// visualiser opens (pytorch.org/memory_viz) and Python's pickle.load reads. Segments and blocks are those after the
+// step; device_traces has its events in order, without times. Frames name the tensor, its piece and its category.
 #pragma once
 
 #include <string>

@@ -12,7 +12,7 @@
 namespace orrery {
 namespace {
 
-// Bytes of a stage's Runtime::placeholder_gradients. They have the dtype of what layers hand on.
+// Bytes of a stage's Runtime::placeholder_gradients. They have the dtype of the tensors that layers hand on.
 double placeholder_bytes(const Program& program, std::span<const Chunk> stage) {
   double total = 0;
   std::vector<std::pair<std::int64_t, std::int64_t>> placeholders;  // rows and columns
@@ -33,7 +33,7 @@ double placeholder_bytes(const Program& program, std::span<const Chunk> stage) {
   return total;
 }
 
-// Counts the elements of 16-bit gradients that optimizers read, by where they lie.
+// Counts the elements of 16-bit gradients that optimizers read, by place.
 std::array<double, kPlaces> narrow_gradients(const Program& program, std::span<const Chunk> stage) {
   std::array<double, kPlaces> elements{};
   for (const Chunk& chunk : stage)

@@ -12,7 +12,7 @@ std::int64_t most_alive(std::span<const StorageLife> lives) {
     changes.emplace_back(life.begin, life.bytes);
     changes.emplace_back(life.end, -life.bytes);
   }
-  std::ranges::sort(changes);  // at one instant what ends first
+  std::ranges::sort(changes);  // at the same instant, ends come first
   std::int64_t now = 0, most = 0;
   for (const auto& [instant, bytes] : changes) most = std::max(most, now += bytes);
   return most;
@@ -31,7 +31,7 @@ StorageLayout best_fit_around(std::span<const StorageLife> lives, std::vector<st
     if (placed[i] >= 0) layout.bytes = std::max(layout.bytes, placed[i] + lives[i].bytes);
   }
   std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return lives[a].bytes > lives[b].bytes; });
-  std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // begin, end of those that it meets
+  std::vector<std::pair<std::int64_t, std::int64_t>> taken;  // (begin, end) of the storages that it meets
   for (const std::size_t storage : order) {
     const StorageLife& life = lives[storage];
     taken.clear();

@@ -1,5 +1,6 @@
-// Where storages whose lives are known beforehand lie in one buffer: offline dynamic storage allocation, which is
-// NP-hard. Fast by best fit, or the smallest buffer as a mixed-integer program (MEMO, arXiv 2407.12117, section 4.2).
+// Addresses in one buffer for storages whose lifetimes are known beforehand: offline dynamic storage allocation, which
+// is NP-hard. There are two methods: best fit, which is fast, and the smallest buffer by a mixed-integer program (MEMO,
+// arXiv 2407.12117, section 4.2).
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 namespace orrery {
 
-// Alive from `begin` until before `end`, in instants of whatever order its owner counts by. REQUIRES: bytes >= 0.
+// Alive from `begin` until before `end`, in instants that the caller defines. REQUIRES: bytes >= 0.
 struct StorageLife {
   std::int64_t bytes = 0;
   std::size_t begin = 0, end = 0;
@@ -17,36 +18,36 @@ struct StorageLife {
 };
 
 struct StorageLayout {
-  std::vector<std::int64_t> addresses;  // by storage; those of storages that meet do not overlap
-  std::int64_t bytes = 0;               // of the buffer
-  std::int64_t least_bytes = 0;         // no layout is known to be smaller than this; equal: this one is the smallest
+  std::vector<std::int64_t> addresses;  // by storage; two storages that are alive together do not overlap
+  std::int64_t bytes = 0;               // size of the buffer
+  std::int64_t least_bytes = 0;         // lower bound for any layout; if equal to `bytes`, this one is the smallest
   bool by_program = false;              // found by the mixed-integer program; false: by best fit
 
   double gap() const { return bytes > 0 ? static_cast<double>(bytes - least_bytes) / static_cast<double>(bytes) : 0; }
 };
 
-// At the worst instant: no layout is smaller.
+// The most bytes alive at one instant: no layout is smaller.
 std::int64_t most_alive(std::span<const StorageLife> lives);
 
-// The largest first, each into the smallest gap between those placed before that it meets; above them where none is
-// large enough. Cost: quadratic.
+// Places the largest storages first, each into the smallest gap between earlier ones that live at the same time, or
+// above them if no gap is large enough. Cost: quadratic.
 StorageLayout best_fit(std::span<const StorageLife> lives);
-// The same around storages that have their places, of address >= 0 in `placed`.
+// The same around storages that already have a place: those with an address >= 0 in `placed`.
 StorageLayout best_fit_around(std::span<const StorageLife> lives, std::vector<std::int64_t> placed);
 
-// Work, not seconds: the same input gives the same layout on any machine.
+// Limits of work rather than of time: the same input gives the same layout on any machine.
 struct LayoutLimits {
-  int nodes = 100;          // of the search tree
-  std::size_t pairs = 150;  // that meet: one binary variable each
+  int nodes = 100;          // nodes of the search tree
+  std::size_t pairs = 150;  // pairs of storages that are alive together: one binary variable each
 };
-// The smallest layout of
+// The smallest layout, as the solution of
 //   min M,  A_i + S_i <= M,  for each pair that meets  A_i + S_i <= A_j + z_ij H,  A_j + S_j <= A_i + (1 - z_ij) H,
-// H being the height of best fit, which is returned where the limits give nothing better. Of more pairs than the limit
-// the largest storages are laid out so, as many as it allows, and all others around them by best fit. REQUIRES:
-// built_with_cbc().
+// where H is the height of best fit. Returns best fit if the solver finds nothing better within the limits. If there
+// are more pairs than the limit, only the largest storages are laid out this way, as many as the limit allows, and all
+// others around them by best fit. REQUIRES: built_with_cbc().
 StorageLayout smallest_layout(std::span<const StorageLife> lives, const LayoutLimits& limits = {});
 
-// Whether the solver (COIN-OR CBC) is linked, which takes 10 ms to load.
+// Whether the solver (COIN-OR CBC) is linked. Loading it takes 10 ms.
 bool built_with_cbc();
 
 }  // namespace orrery

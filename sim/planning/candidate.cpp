@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr double kSecondsPerHour = 3600, kSecondsPerDay = 86400, kJoulesPerKwh = 3.6e6;
-constexpr double kDevicesOfRatedNode = 8;  // FailureRate
+constexpr double kDevicesOfRatedNode = 8;  // a node of FailureRate
 constexpr NumberRange kStep{.least = 1e-9, .most = 1e9};
 constexpr NumberRange kRepairTime{.least = 0, .most = 1e9};
 constexpr NumberRange kSize{.least = 0, .most = 1e18};
@@ -147,7 +147,7 @@ Forecast forecast(const Candidate& candidate) {
     spent[i] = expenses(candidate, outcomes[i]);
     kept[i] = goodput(run, outcomes[i]);
   }
-  // Longer steps are fewer an interval, but not always a smaller share that is kept.
+  // With longer steps there are fewer per interval, but the share that is kept is not always smaller.
   const auto estimate = [](double a, double value, double b) {
     return Estimate{.low = std::min({a, value, b}), .value = value, .high = std::max({a, value, b})};
   };

@@ -14,8 +14,8 @@ double daly_interval(double stall, double between) {
 
 double optimal_interval(double stall, double between) {
   const double d = stall / between;
-  // f(x) = 1 - x - exp(-x - d) is concave and falls from x = 0 on: from its negative side Newton's steps fall to the
-  // root without passing it. 1 - exp(-x - d) keeps its digits where both are small.
+  // f(x) = 1 - x - exp(-x - d) is concave and falls from x = 0 on. Starting from its negative side, Newton's steps
+  // descend to the root without passing it. 1 - exp(-x - d) keeps its digits if both are small.
   double x = 1;
   for (;;) {
     const double rise = -std::expm1(-x - d);

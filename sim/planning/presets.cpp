@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Far beyond what anybody has, and small enough that products stay finite.
+// Far above any real value, and small enough for products to stay finite.
 constexpr NumberRange kAmount{.least = 0, .most = 1e9};
 constexpr NumberRange kBandwidth{.least = 1, .most = 1e18};
 constexpr NumberRange kShare{.least = 0, .most = 1};
@@ -95,7 +95,7 @@ void check(const JsonReader& reader, RestartOverhead& restart) {
   check_date(reader, restart.date);
 }
 
-// Of a preset, beside what it is of.
+// Whether a preset has a figure, besides the keys that identify it.
 bool has_figure(const Json& preset) {
   constexpr std::array<std::string_view, 7> kOfWhat{"base", "device", "provider", "term", "basis", "date", "source"};
   const auto items = preset.items();
@@ -126,7 +126,7 @@ Preset read_object(const Json& json, const InputError::Where& where, const Prese
   }
   preset.visit_fields(reader);
   reader.finish();
-  if (reader.has("base") && has_figure(json)) {  // of the user's own, and not of that source and day
+  if (reader.has("base") && has_figure(json)) {  // the user's own figure: not of that source and date
     if (!reader.has("source")) preset.source = "the plan, changed from " + json["base"].template get<std::string>();
     if (!reader.has("date")) preset.date.clear();
   }
@@ -143,7 +143,7 @@ Preset read(const Json& json, const InputError::Where& where, const PresetCatalo
 }
 
 template <class Preset>
-Json written(Preset preset) {  // a copy: tables of fields take what they visit by reference
+Json written(Preset preset) {  // a copy, because tables of fields take references
   Json json;
   FieldsJson writer(json);
   preset.visit_fields(writer);

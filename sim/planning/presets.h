@@ -1,9 +1,10 @@
-// What running a training costs and how often it breaks: bundled figures (sim/planning/presets/*.json), each with its
-// source and date. Names are matched whatever their letter case, and with '-', '_' and ' ' alike.
+// Prices, power, sites, electricity grids, failure rates, storage and restarts: bundled figures
+// (sim/planning/presets/*.json), each with its source and date. Names match in any letter case, and '-', '_' and ' '
+// count as equal.
 //
-// Each reader takes a preset's name, or an object: the fields of the struct and optionally "base", the preset from
-// which missing ones are taken. It throws InputError: an unknown name or key with the nearest known one, a rate below
-// 0, a figure that is missing. What the user writes needs no source.
+// Each reader takes a preset's name, or an object: the fields of the struct and optionally "base", the preset that
+// gives missing fields. It throws InputError for an unknown name or key (with the nearest known one), a rate below 0,
+// and a missing figure. Figures that users write need no source.
 #pragma once
 
 #include <array>
@@ -21,11 +22,11 @@ enum class PriceTerm : std::uint8_t { on_demand, one_year, three_year, reserved,
 inline constexpr std::array<std::string_view, 5> kPriceTermNames{"on-demand", "one-year", "three-year", "reserved",
                                                                  "spot"};
 
-// Of a device by the hour, with its share of the node, network and electricity unless Candidate says otherwise. A price
-// without currency or date is refused: it could not be compared.
+// Price of a device per hour, including its share of the node, network and electricity unless Candidate says otherwise.
+// A price without currency or date is refused: it could not be compared.
 struct Price {
-  std::string name;    // of the preset; empty when written out
-  std::string device;  // canonical (find_device); empty: of any
+  std::string name;    // of the preset; empty if the scenario writes the values itself
+  std::string device;  // canonical (find_device); empty: any device
   std::string provider;
   PriceTerm term = PriceTerm::on_demand;
   double per_device_hour = 0;
@@ -39,16 +40,17 @@ struct Price {
 // Electric power of the computers, without that of the building.
 struct Power {
   std::string name, device;
-  double busy_watts = 0;  // a device while it trains; what of its node is in it, the preset's note says
-  double idle_watts = 0;  // the same while it waits; 0: nobody has published it
-  double node_watts = 0;  // of a node, working or not, beside that of its devices
+  double busy_watts = 0;  // of a device while it trains; the preset's note says what of the node it includes
+  double idle_watts = 0;  // the same while it waits; 0: not published
+  double node_watts = 0;  // of a node beside its devices, at work or not
   std::string date, source;
 
-  double waiting_watts() const { return idle_watts > 0 ? idle_watts : busy_watts; }  // at least an upper bound
+  // busy_watts if idle_watts is unknown: an upper bound.
+  double waiting_watts() const { return idle_watts > 0 ? idle_watts : busy_watts; }
   void visit_fields(FieldVisitor& v);
 };
 
-// Energy of the site over that of the computers in it (power usage effectiveness, ISO/IEC 30134-2).
+// Energy of the site over energy of the computers in it (power usage effectiveness, ISO/IEC 30134-2).
 struct SiteOverhead {
   std::string name;
   double pue = 1;
@@ -57,7 +59,7 @@ struct SiteOverhead {
   void visit_fields(FieldVisitor& v);
 };
 
-// Greenhouse gases of electricity, CO2-equivalent. Bases differ by a tenth between sources: `basis` says which.
+// Greenhouse gases of electricity, CO2-equivalent. Sources differ by a tenth in their basis; `basis` names it.
 struct Grid {
   std::string name;
   double grams_per_kwh = 0;
@@ -70,28 +72,28 @@ struct Grid {
 struct FailureRate {
   std::string name;
   double failures_per_node_day = 0;
-  double repair_share = 1;  // of failures after which the node is repaired; after others it is taken up again
+  double repair_share = 1;  // share of failures after which the node is repaired; else it is used again
   std::string date, source;
 
   void visit_fields(FieldVisitor& v);
 };
 
-// Rates of all nodes of a job together.
+// Rates for all nodes of a job together.
 struct CheckpointStorage {
   std::string name;
   double write_bytes_per_second = 0;
   double read_bytes_per_second = 0;      // 0: as write
-  double snapshot_bytes_per_second = 0;  // to where training need not wait for the write; 0: it waits
+  double snapshot_bytes_per_second = 0;  // of the copy behind which training goes on; 0: it waits for the write
   std::string date, source;
 
   void visit_fields(FieldVisitor& v);
 };
 
-// From a failure until training goes on, without reading the checkpoint.
+// Time from a failure until training continues, without reading the checkpoint.
 struct RestartOverhead {
   std::string name;
-  double detection_seconds = 0;  // until somebody or something notices
-  double restart_seconds = 0;    // processes, groups of ranks, first step
+  double detection_seconds = 0;  // until the failure is noticed
+  double restart_seconds = 0;    // processes, communicators, first step
   std::string date, source;
 
   void visit_fields(FieldVisitor& v);
@@ -113,7 +115,7 @@ FailureRate find_failure_rate(std::string_view name);
 CheckpointStorage find_checkpoint_storage(std::string_view name);
 RestartOverhead find_restart_overhead(std::string_view name);
 
-// All of it written out, the preset's name as "preset"; each reader takes the rest.
+// The complete object, with the preset's name as "preset"; each reader takes the remaining keys.
 nlohmann::json to_json(const Price& price);
 nlohmann::json to_json(const Power& power);
 nlohmann::json to_json(const SiteOverhead& site);

@@ -8,7 +8,7 @@
 namespace orrery {
 namespace {
 
-// 0 where the candidate goes without.
+// 0 if the candidate does not use the input.
 double& figure_of(Candidate& candidate, PlanInput input) {
   TrainingRun& run = candidate.run;
   switch (input) {

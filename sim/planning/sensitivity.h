@@ -1,4 +1,5 @@
-// What a forecast hangs on: how far each input moves an output, and the price at which two candidates tie.
+// The sensitivity of a forecast: how far each input moves an output, and the price at which two candidates cost the
+// same.
 #pragma once
 
 #include <array>
@@ -54,20 +55,20 @@ double value_of(const Forecast& forecast, PlanOutput output);  // Estimate::valu
 
 struct Sensitivity {
   PlanInput input;
-  // d log(output) / d log(input): per cent that the output moves for one per cent of the input. Central difference over
-  // a factor of 1.001 up and down.
+  // d log(output) / d log(input): per cent by which the output changes for one per cent of the input. Central
+  // difference with a factor of 1.001 up and down.
   double exponent = 0;
-  double at_less = 0, at_more = 0;  // the output with the input times 1 - swing, 1 + swing: a tornado chart's bar
+  double at_less = 0, at_more = 0;  // output with the input times 1 - swing, 1 + swing: a tornado bar
 };
 
-// By the width of the bar, largest first; of like ones in the order of PlanInput. Inputs that are 0 are left out. A
-// checkpoint interval that is not given is chosen anew for each. REQUIRES: 0 < swing < 1, the output is not 0.
-// InputError as expected_run, where an input at its worse end lets the run hardly end.
+// Sorted by the width of the bar, largest first; like ones in the order of PlanInput. Inputs that are 0 are left out. A
+// checkpoint interval that is not given is chosen anew for each value. REQUIRES: 0 < swing < 1, and the output is not
+// 0. Throws InputError like expected_run() if an input at its worse end makes the run practically endless.
 std::vector<Sensitivity> sensitivities(const Candidate& candidate, PlanOutput output, double swing = 0.2);
 
-// The price of a's device-hour at which `a` costs what `b` does, and its ratio to b's: below it `a` pays. low and high:
-// a's steps at their slowest and b's at their fastest, and the other way round. Not above 0 where a's electricity alone
-// costs more. InputError where the currencies differ, or b's price is 0.
+// The price of a's device-hour at which `a` costs as much as `b`, and its ratio to b's price: `a` pays below it. low:
+// a's slowest and b's fastest steps; high: the reverse. Not above 0 if a's electricity alone costs more. Throws
+// InputError if the currencies differ, or if b's price is 0.
 struct BreakEven {
   Estimate price, ratio;
 };

@@ -43,7 +43,7 @@ class History {
     return run.seconds_between_failures() / std::tgamma(1 + 1 / shape);
   }
 
-  // In (0, 1), both excluded.
+  // In the open interval (0, 1).
   double uniform() { return (static_cast<double>(random_() >> 11) + 0.5) * 0x1p-53; }
   double time_to_failure() {
     if (std::isinf(scale_)) return kNever;
@@ -67,7 +67,7 @@ class History {
     keep_event(now_, kind);
   }
 
-  // The job's time goes on, counted to `part`; false where a failure cuts it short.
+  // Advances the job's time and adds it to `part`. Returns false if a failure ends it early.
   bool spend(double seconds, double& part) {
     const bool whole = seconds < until_failure_;
     const double spent = whole ? seconds : until_failure_;
@@ -77,11 +77,11 @@ class History {
     return whole;
   }
 
-  // What was being written may have become durable.
+  // Handles a checkpoint that may have become durable by now.
   void settle() {
     if (written_at_ > now_) return;
-    std::swap(now_, written_at_);  // the event's own time
-    return_nodes();                // before it
+    std::swap(now_, written_at_);  // at the event's own time
+    return_nodes();                // those before it
     kept_ = written_;
     note(RunEventKind::durable);
     now_ = std::exchange(written_at_, kNever);
@@ -137,9 +137,9 @@ class History {
 
   double now_ = 0, until_failure_ = 0, training_ = 0;
   std::int64_t done_ = 0, kept_ = 0;
-  std::int64_t written_ = 0;    // steps in the checkpoint that is being written,
-  double written_at_ = kNever;  // and when it is durable
-  std::priority_queue<double, std::vector<double>, std::greater<>> returns_;  // when nodes come back from repair
+  std::int64_t written_ = 0;    // steps in the checkpoint that is being written
+  double written_at_ = kNever;  // when that checkpoint becomes durable
+  std::priority_queue<double, std::vector<double>, std::greater<>> returns_;  // when nodes return from repair
   RunHistory history_;
 };
 

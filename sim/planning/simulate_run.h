@@ -1,4 +1,4 @@
-// A training simulated event by event: one history of checkpoints, failures, restarts and repairs.
+// Simulates a training event by event: one history of checkpoints, failures, restarts and repairs.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@ inline constexpr std::array<std::string_view, 6> kRunEventNames{"checkpoint dura
                                                                 "node back",          "restarted", "finished"};
 
 struct RunEvent {
-  double seconds = 0;  // since the begin of the run
+  double seconds = 0;  // since the start of the run
   RunEventKind kind = RunEventKind::failure;
-  std::int64_t steps = 0;       // that a restart would keep
-  std::int64_t nodes_away = 0;  // in repair
+  std::int64_t steps = 0;       // steps that a restart now would keep
+  std::int64_t nodes_away = 0;  // nodes in repair
 };
 
 struct RunHistory {
@@ -29,22 +29,23 @@ struct RunHistory {
 
 struct RunOptions {
   std::uint64_t seed = 1;
-  // Times between failures of the job are Weibull's with this shape and the mean of the closed form; 1: exponential.
-  // Below 1 failures come in clusters: 0.7 to 0.8 in HPC systems (Schroeder and Gibson 2006, DSN). > 0.
+  // Times between failures of the job follow a Weibull distribution with this shape and the closed form's mean; 1:
+  // exponential. Below 1 failures come in clusters: 0.7 to 0.8 in HPC systems (Schroeder and Gibson 2006, DSN). > 0.
   double shape = 1;
   bool keep_events = false;
-  // Called before each history where there are several; an exception from it ends the simulation.
+  // Called before each history if there are several; an exception from it ends the simulation.
   std::function<void()> between = {};
 };
 
-// The interval between checkpoints is TrainingRun::interval_seconds() in whole steps. The clock of failures stands
-// while the job waits for a node. A checkpoint waits for the write of the one before. The same run and seed give the
-// same bits on one machine and C library (random numbers are std::mt19937_64's).
+// The interval between checkpoints is TrainingRun::interval_seconds() in whole steps. The clock of failures stops while
+// the job waits for a node. A checkpoint waits until the previous one is written. The same run and seed give the same
+// bits on one machine and C library (random numbers: std::mt19937_64).
 //
-// Costs tens of nanoseconds a checkpoint or failure. InputError as expected_run, which bounds the failures of a history.
+// Cost: tens of nanoseconds per checkpoint or failure. Throws InputError like expected_run(), which bounds the failures
+// of a history.
 RunHistory simulate_run(const TrainingRun& run, const RunOptions& options = {});
 
-// `count` histories, of seeds options.seed, options.seed + 1, ...
+// `count` histories with seeds options.seed, options.seed + 1, ...
 std::vector<RunOutcome> simulate_runs(const TrainingRun& run, std::int64_t count, const RunOptions& options = {});
 
 }  // namespace orrery

@@ -67,7 +67,7 @@ RunOutcome expected_run(const TrainingRun& run) {
                                  "recover the run would take more than {:.0f} times as long as without any",
                                  out.interval_seconds + stall + lag, recovery, kHopeless));
   out.failures = busy / between;
-  // Each failure begins a recovery, which the next failure may cut short.
+  // Each failure starts a recovery, which the next failure may interrupt.
   const auto spent = [&](double seconds) { return -out.failures * between * std::expm1(-seconds / between); };
   out.detection_seconds = spent(run.detection_seconds);
   out.restart_seconds = spent(recovery) - out.detection_seconds;

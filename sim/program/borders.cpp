@@ -19,11 +19,11 @@ void Borders::find(const Program& program) {
       stage_at_[q] = static_cast<std::int32_t>(s);
       chunk_at_[q] = &program.stages[s][c];
     }
-  Border crossing;  // in front of what has been seen
+  Border crossing;  // the border in front of the part that has been visited
   borders_.push_back(crossing);
   for (std::size_t q = positions; q-- > 0;) {
     like_[q] = static_cast<std::uint32_t>(borders_.size() - 1);
-    // In front of a chunk stands what stands in front of an equal one behind it: each stream is either the chunk's own
+    // A border before a chunk equals the border before an equal chunk behind it: each stream is either the chunk's own
     // or passes by.
     if (q + 1 < positions && *chunk_at_[q] == *chunk_at_[q + 1]) continue;
     for (auto run = chunk_at_[q]->runs.rbegin(); run != chunk_at_[q]->runs.rend(); ++run) {
@@ -32,7 +32,7 @@ void Borders::find(const Program& program) {
         crossing.forward[stream] = &piece.tensors[forward];
         crossing.backward[stream] = backward == kNoTensor ? nullptr : &piece.tensors[backward];
       };
-      if (piece.output != kNoTensor) crossing.forward[0] = crossing.backward[0] = nullptr;  // what is behind takes this
+      if (piece.output != kNoTensor) crossing.forward[0] = crossing.backward[0] = nullptr;  // later pieces take it
       if (piece.input != kNoTensor) take(0, piece.input, piece.input_gradient);
       for (std::size_t s = 0; s < kSideStreams; ++s) {
         const SideStream& side = piece.sides[s];
@@ -63,7 +63,7 @@ Crossing Borders::crossing(const Border::Streams& streams) const {
 
 std::int32_t Borders::behind_stage(std::size_t position) const {
   const std::int32_t from = stage_at(position), to = stage_at(position + 1);
-  // From the last stage to the first, unless they are neighbours anyway.
+  // The border from the last stage to the first, unless the two are neighbours anyway.
   return std::abs(from - to) == 1 ? std::min(from, to) : std::max(from, to);
 }
 

@@ -10,10 +10,10 @@ namespace {
 
 using proof::words;
 
-// Neighbouring pieces agree on what crosses between them.
+// Checks that neighbouring pieces agree on the tensors that cross between them.
 class LineCheck {
  public:
-  // Of a class of micro-batches.
+  // For one class of micro-batches.
   LineCheck(const Program& program, std::size_t of_class, std::vector<Violation>& found)
       : program_(program), stages_(program.stages_of(of_class)), found_(found) {}
 
@@ -68,12 +68,12 @@ class LineCheck {
   std::array<HandedOn, kSideStreams> sides_;
 };
 
-// Classes of micro-batches differ in what they compute with, not in what it is.
+// Checks that classes of micro-batches differ only in how they compute, not in what they compute.
 class ClassCheck {
  public:
   ClassCheck(const Program& program, std::vector<Violation>& found) : program_(program), found_(found) {}
 
-  // False: they are not as they should be.
+  // Returns false if the classes are not as required.
   bool run() {
     const std::size_t classes = program_.micro_batch_classes(), before = found_.size();
     const std::vector<std::uint8_t>& of = program_.micro_batch_class;
@@ -115,13 +115,13 @@ class ClassCheck {
     }
     return true;
   }
-  // Layer by layer, however they are cut into runs and runs into groups that are recomputed together.
+  // Compares layer by layer, whatever the division into runs, and into groups that are recomputed together.
   bool same_layers(const Chunk& a, const Chunk& b) const {
     const auto layers_of = [&](const Run& run) {
       return run.count * std::max<std::int64_t>(1, program_.pieces[run.piece].layers);
     };
     std::size_t i = 0, j = 0;
-    std::int64_t of_a = 0, of_b = 0;  // layers of the runs that have been met
+    std::int64_t of_a = 0, of_b = 0;  // layers of the runs visited so far
     while (i < a.runs.size() && j < b.runs.size()) {
       const Run &x = a.runs[i], &y = b.runs[j];
       if (!same_parameters(program_.pieces[x.piece], program_.pieces[y.piece])) return false;
@@ -162,7 +162,7 @@ std::vector<Violation> check(const Program& program) {
     piece.run();
     contributed[p] = piece.contributed();
   }
-  // A parameter that lies in another piece of its stage is reduced there: it must owe what the other's ops leave.
+  // A parameter that lies in another piece of its stage is reduced there: both must owe the same sum.
   for (std::size_t p = 0; p < program.pieces.size(); ++p)
     for (std::size_t i = 0; i < program.pieces[p].parameters.size(); ++i) {
       const Piece& piece = program.pieces[p];

@@ -1,10 +1,10 @@
-// Proves a Program before anybody runs it: every op's operands are laid out as it needs, every collective is a step
-// between the layouts that its tensors state (sim/program/layout.h), no sum that ranks owe each other is lost or taken
-// twice, and every parameter's gradient ends where its state lives. What a tensor owes is written nowhere: it follows
-// from what ops sum over (a product over a divided width, a weight gradient over a divided batch) and from the
-// collectives behind them.
+// Proves a Program before anybody runs it. Every op's operands are laid out as the op needs. Every collective leads
+// from one layout that its tensors state to another (sim/program/layout.h). No sum that ranks owe each other is lost or
+// taken twice. Every parameter's gradient ends where its optimizer state lives. The sums that a tensor owes are not
+// declared: they follow from the axes that ops sum over (a product over a divided width, a weight gradient over a
+// divided batch) and from the collectives behind them.
 //
-// It reads no names. It takes layouts, not numbers: kernels are not run.
+// The check reads layouts only. It uses no names, and runs no kernels on numbers.
 #pragma once
 
 #include <cstdint>
@@ -15,48 +15,51 @@
 
 namespace orrery {
 
-// What is wrong with a Program, by rule; each has its smallest bad Program in tests/program/check_test.cpp.
+// The rules that a Program can violate. Each has its smallest bad Program in tests/program/check_test.cpp.
 enum class Rule : std::uint8_t {
   // Ops.
-  operands_agree = 1,  // operands are divided alike along an axis of the model
-  whole_for_op = 2,    // what an op normalises, pools or masks over is not divided
-  owed_refused = 3,    // only ops that are linear in an operand read one whose sum is owed
-  owed_alike = 4,      // what is added owes the same sum
+  operands_agree = 1,  // operands of an op are divided alike along each axis of the model
+  whole_for_op = 2,    // a dimension that an op normalises, pools or masks over is not divided
+  owed_refused = 3,    // an operand whose sum is owed is read only by ops that are linear in it
+  owed_alike = 4,      // tensors that are added owe the same sum
   written_first = 5,   // a tensor is written before it is read
   written_once = 6,    // a collective writes a tensor that nothing else in the block writes
   // Collectives.
-  gathers = 7,            // the result is the operand without the group's digits, the minor ones of one dimension
+  // The result's layout is the operand's without the group's digits, which are the minor ones of one dimension.
+  gathers = 7,
   scatters = 8,           // the operand owes the group's sum; the result is divided over the group's digits as well
-  reduces = 9,            // the operand owes the group's sum, the result is laid out as the operand
-  exchanges = 10,         // a redistribution: both layouts are of one whole, over digits of which the group's differ
-  shifts = 11,            // a ring is of the digits that divide the operand
-  sizes = 12,             // local sizes are those of the layouts
-  last_micro_batch = 13,  // sums in place, of what later micro-batches add to, are taken in the last one
+  reduces = 9,            // the operand owes the group's sum; the result has the operand's layout
+  exchanges = 10,         // both layouts of a redistribution are of one whole; only the group's digits differ
+  shifts = 11,            // a ring consists of the digits that divide the operand
+  sizes = 12,             // local sizes agree with the layouts
+  last_micro_batch = 13,  // a sum in place, of a tensor that later micro-batches add to, is in the last one
   // Attention in a ring.
-  sees_all_keys = 14,  // every rank's queries meet all keys that the mask leaves, once
+  sees_all_keys = 14,  // every rank's queries meet every key that the mask leaves, exactly once
   // The step.
-  packed_gradients = 15,      // a packed buffer has the owed elements of its gradients
-  gradient_meets_state = 16,  // the optimizer's operands are shards of one kind, and its gradients owe nothing
-  norm_of_all = 17,           // the gradient norm is summed over all ranks whose gradients differ
+  packed_gradients = 15,      // a packed buffer holds exactly the elements of its gradients whose sum is owed
+  gradient_meets_state = 16,  // the optimizer's operands are shards of the same kind; its gradients owe nothing
+  norm_of_all = 17,           // the gradient norm is summed over all ranks that hold different gradients
   parameters_gathered = 18,   // updated parameters are whole again before they are read
-  pieces_fit = 19,            // a piece takes what the piece before it hands on, both ways
-  sets_divided = 20,          // the buffers of a parameter set are divided over its groups, its parts in one order
+  pieces_fit = 19,            // a piece takes the tensors that the piece before it hands on, in both directions
+  sets_divided = 20,          // a parameter set's buffers are divided over its groups, parts in the same order
   frozen_stays = 21,          // a frozen parameter has no gradient, and nothing updates it
-  summed_over_holders = 22,   // the gradient of a parameter that several stages hold is summed over just these, once,
-                              // behind the reductions of the update and before anything else reads it
+  summed_over_holders = 22,  // the gradient of a parameter on several stages is summed over exactly these stages, once,
+                             // after the reductions of the update and before any other op reads it
   // Mixture of experts.
-  own_rows = 23,  // slots are divided over what divides the tokens that are put into them, experts over nothing
+  // Slots are divided over the same digits as the tokens put into them; experts are not divided over these digits.
+  own_rows = 23,
   // Micro-batches whose work differs.
-  classes_alike = 24,  // every micro-batch has a class, and every class the same layers in the same chunks: pieces that
-                       // are variants of each other, with the same parameters
+  classes_alike = 24,  // every micro-batch has a class; all classes have the same layers in the same chunks: the same
+                       // pieces, or variants of them with the same parameters
 };
 
 struct Violation {
   Rule rule;
-  std::string text;  // op, tensor, the layouts or sums that were found and needed
+  std::string text;  // names op and tensor; states the layouts or sums found and needed
 };
 
-// All that is found, in the order of the pieces; empty: proven. Takes as long as lowering: some 50 us a Program.
+// All violations in the order of the pieces; empty: the Program is proven. Cost: about that of lowering, 50 us per
+// Program.
 std::vector<Violation> check(const Program& program);
 
 }  // namespace orrery

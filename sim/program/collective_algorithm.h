@@ -1,4 +1,4 @@
-// How a collective is carried out: NCCL's words (NCCL_ALGO, NCCL_PROTO), and two more algorithms.
+// The algorithms and protocols of collectives: those of NCCL by its names (NCCL_ALGO, NCCL_PROTO), and others beside.
 #pragma once
 
 #include <array>
@@ -16,14 +16,16 @@ enum class CollectiveAlgorithm : std::uint8_t {
   nvls,                // reduction in NVSwitch; across nodes NCCL's NVLSTree; all-reduce
   collnet,             // reduction in the fabric's switches (SHARP), within the node as NVLS or direct; all-reduce
   halving_doubling,    // recursive halving, then doubling (sim/cost/halving_doubling.h); only when asked for
-  bidirectional_ring,  // half of the bytes each way round; only when asked for
-  direct,              // each pair by itself; all-to-all, sends
-  by_token,            // of tokens to experts: each once to a node, and there once to a rank (DeepEP); no plan forces it
+  bidirectional_ring,  // half of the bytes each way round the ring; only when asked for
+  direct,              // each pair of ranks directly; all-to-all, sends
+  // Tokens to experts: each token goes once to a node, and there once to each rank that needs it (DeepEP). No plan can
+  // force it.
+  by_token,
 };
 inline constexpr std::array<std::string_view, 10> kCollectiveAlgorithmNames{
     "automatic", "ring",   "tree", "hierarchical", "nvls", "collnet", "halving_doubling", "bidirectional_ring",
     "direct",    "by_token"};
-// Those that a plan can force.
+// The algorithms that a plan can force.
 inline constexpr std::span<const std::string_view> kForcedAlgorithmNames{kCollectiveAlgorithmNames.data(), 9};
 
 enum class CollectiveProtocol : std::uint8_t { automatic, simple, ll128, ll };

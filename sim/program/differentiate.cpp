@@ -40,7 +40,7 @@ class Differentiator {
   static TensorId handed_on(const SideStream& side) { return side.output != kNoTensor ? side.output : side.input; }
 
   bool is_parameter(TensorId id) const { return piece_.tensors[id].category == Category::parameter; }
-  // Those of all micro-batches are added up there.
+  // Gradients of parameters, to which all micro-batches add.
   bool is_gradient_of_parameter(TensorId id) const {
     return id != kNoTensor && piece_.tensors[id].category == Category::gradient;
   }
@@ -95,8 +95,8 @@ class Differentiator {
 
   TensorId gradient_of(TensorId id) const { return gradient_[id]; }
 
-  // The gradient tensor that a rule should write for `id`. For a view it is the matching view of its base's gradient. To a
-  // parameter's all its uses add, as all micro-batches do.
+  // The gradient tensor that a rule should write for `id`. For a view it is the matching view of its base's gradient.
+  // All uses of a parameter add to its gradient, as all micro-batches do.
   TensorId target(TensorId id) {
     const TensorId base = piece_.tensors[id].alias_of;
     if (base == kNoTensor) return is_parameter(id) && gradient_[id] != kNoTensor ? gradient_[id] : like(id);
@@ -150,14 +150,14 @@ class Differentiator {
     contribute(bias, db);
   }
 
-  // Biases and tables may be activations: their gradients lead further back.
+  // The phase of a bias's or table's gradient. If it is an activation, its gradient leads further back.
   Phase phase_of(TensorId id) const { return is_parameter(id) ? Phase::weight_gradient : Phase::input_gradient; }
 
-  void reverse(const Op& op) {  // of the forward, which does not grow meanwhile
+  void reverse(const Op& op) {  // an op of the forward, which does not grow during this
     const TensorId dy = op.writes[0] == kNoTensor ? kNoTensor : gradient_[op.writes[0]];
     const OpTraits& traits = traits_of(op.kind);
     const bool is_loss = traits.derivative == Derivative::cross_entropy || traits.derivative == Derivative::router_loss;
-    if (dy == kNoTensor && !is_loss) return;  // nobody downstream needs it
+    if (dy == kNoTensor && !is_loss) return;  // no op downstream needs it
 
     switch (traits.derivative) {
       case Derivative::linear: {
@@ -349,7 +349,8 @@ class Differentiator {
     g.writes[0] = dx;
     contribute(op.reads[0], dx);
   }
-  // Of an op that reads x, or x and what is put beside or into it (latent attention's shared key, a class token).
+  // For an op that reads x, or x and a tensor that is put beside or into it (latent attention's shared key, a class
+  // token).
   void one_or_two_inputs(const Op& op, OpKind kind, TensorId dy) {
     if (op.reads[1] == kNoTensor) return unary(op, kind, dy, kNoTensor);
     const TensorId d0 = target(op.reads[0]), d1 = target(op.reads[1]);
@@ -363,7 +364,7 @@ class Differentiator {
   Piece& piece_;
   Dtype gradient_dtype_;
   std::vector<TensorId> gradient_;
-  std::vector<std::uint8_t> needs_;  // booleans
+  std::vector<std::uint8_t> needs_;  // by tensor: whether it needs a gradient
 };
 
 }  // namespace

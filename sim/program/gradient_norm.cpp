@@ -17,7 +17,7 @@ CountedInNorm counted_in_norm(const Program& program, const Piece& piece, const 
   const Tensor& t = piece.tensors[parameter.parameter];
   CountedInNorm counted;
   counted.here = parameter.tied == 0 || first_with(program, parameter.tied) == &piece;
-  // Stages hold other pieces, or another copy of a tied parameter.
+  // Stages hold different pieces, or another copy of a tied parameter.
   counted.first_of =
       summed.without(piece.tensors[gradients].divided_over() | t.divided_over() | program.mesh.group(MeshAxis::pp));
   for (int d = 0; d < t.rank; ++d)

@@ -1,7 +1,7 @@
-// The order in which a rank issues its ops, and what may start early: read by both engines and by the executor.
+// The order in which a rank issues its ops, and which ops may start early. Both engines and the executor use it.
 //
-// A slot of the schedule runs a *line*: the instances of a chunk's runs, in order, or reversed on the way back. Of an
-// instance, ops are issued as they stand in its block, but for those that are issued ahead (IssueAhead).
+// A slot of the schedule runs a *line*: the instances of a chunk's runs, in order, or in reverse order in the backward.
+// The ops of an instance are issued in the order of its block, except those that are issued ahead (IssueAhead).
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,14 @@
 
 namespace orrery {
 
-// In which micro-batches ops run: a set of When.
+// A set of When: the conditions that hold in a micro-batch.
 using WhenSet = std::uint8_t;
 constexpr WhenSet bit(When when) { return static_cast<WhenSet>(1u << static_cast<unsigned>(when)); }
 inline constexpr WhenSet kUsual = bit(When::every_micro_batch);
 inline constexpr WhenSet kFirst = kUsual | bit(When::first_micro_batch);
 inline constexpr WhenSet kLast = kUsual | bit(When::last_micro_batch);
 inline constexpr WhenSet kOnly = kFirst | kLast;  // a step of one micro-batch
-// Of the ops that run in it.
+// The conditions that hold in micro-batch `micro_batch` of a step: an op runs if its `when` is among them.
 constexpr WhenSet conditions_of(std::int64_t micro_batch, std::int64_t micro_batches) {
   WhenSet set = kUsual;
   if (micro_batch == 0) set |= kFirst;
@@ -34,12 +34,12 @@ constexpr bool waits_for_compute(const Op& op) {
   return op.stream != Stream::compute && !op.free_running && op.prefetch == 0;
 }
 
-// Where instances stand in the stretch of runs over which buckets (Op::every) are filled.
+// The place of instances in the stretch of runs over which buckets (Op::every) are filled.
 struct PlaceInStretch {
-  std::int64_t before = 0;  // instances of the stretch that come first
-  std::int64_t count = 0;   // all of them
+  std::int64_t before = 0;  // instances of the stretch that run before these
+  std::int64_t count = 0;   // instances of the whole stretch
 };
-// Instances that an op with this `every` covers at the place; 0: it does not run there.
+// The number of instances that an op with this `every` covers at the place; 0: it does not run there.
 constexpr std::int64_t instances_covered(std::uint16_t every, PlaceInStretch place) {
   if ((place.before + 1) % every == 0) return every;
   return place.before + 1 == place.count ? place.count % every : 0;
@@ -57,7 +57,7 @@ constexpr std::int64_t instances_covered(std::uint16_t every, Covers covers, Pla
   return every == 1 ? 1 : instances_covered(every, place);
 }
 
-// visit(run, place of its first instance), in the order of a line of `runs`.
+// Calls visit(run, place of the run's first instance) in the order in which a line runs `runs`.
 template <class Visit>
 void for_each_in_line(const std::vector<Piece>& pieces, std::span<const Run> runs, bool reversed, Visit&& visit) {
   if (!reversed)
@@ -79,15 +79,15 @@ void for_each_in_line(const std::vector<Piece>& pieces, std::span<const Run> run
   }
 }
 
-// Which ops of a line are issued ahead of their instance: of distance d (Op::prefetch), when the instance d places
-// earlier starts its first kernel, or the one that says so (issues_ahead_from); of the first d instances, at the
-// beginning of the line.
+// The ops of a line that are issued ahead of their instance. An op of distance d (Op::prefetch) is issued when the
+// instance d places earlier starts its first kernel, or the kernel that issues_ahead_from() names. Ops of the first d
+// instances are issued at the beginning of the line.
 struct IssueAhead {
   static constexpr int kAny = 0xffff;
-  std::int64_t length = 0;   // instances of the line
-  std::int64_t longest = 0;  // distance of its ops
+  std::int64_t length = 0;   // number of instances in the line
+  std::int64_t longest = 0;  // largest distance of any of its ops
 
-  // issue(instance, least, most): its ops of such distances.
+  // issue(instance, least, most) issues the instance's ops of distances least to most.
   template <class Issue>
   void at_beginning(Issue&& issue) const {
     for (std::int64_t i = 0; i < std::min(longest, length); ++i) issue(i, static_cast<int>(i) + 1, kAny);
@@ -100,25 +100,26 @@ struct IssueAhead {
   }
 };
 
-// Of a block: the op from which on its first kernel lets later instances issue ahead.
+// The index of the op in a block from which on the first kernel lets later instances issue ahead.
 inline std::size_t issues_ahead_from(std::span<const Op> ops) {
   const auto at = std::ranges::find_if(ops, &Op::issues_ahead);
   return at == ops.end() ? 0 : static_cast<std::size_t>(at - ops.begin());
 }
 
-// The ops of a block that may be issued ahead: those with a distance that need nothing of their own instance but other
-// such ops. `storage`: of each tensor (Liveness); `input`: what the block takes from the instance before.
+// Finds the ops of a block that may be issued ahead: ops with a distance whose operands are produced in their own
+// instance only by such ops, if at all. `storage`: the storage of each tensor (Liveness). `input`: the tensor that the
+// block takes from the instance before.
 class FindAhead {
  public:
-  // True if there are any; `ahead`, by op, is filled then.
+  // Returns false if no op has a distance. Otherwise fills `ahead`: by op, whether it may be issued ahead.
   bool operator()(std::span<const Op> ops, std::span<const TensorId> storage, TensorId input,
                   std::vector<std::uint8_t>& ahead);
 
  private:
-  std::vector<std::uint8_t> made_here_;  // by storage: by an op that is not issued ahead
+  std::vector<std::uint8_t> made_here_;  // by storage: whether an op that is not issued ahead has written it
 };
 
-// The input of a block from the instance before it, and its output to the one behind; kNoTensor where there is none.
+// The input of a block from the instance before it, and its output to the instance after it; kNoTensor: none.
 struct Boundary {
   TensorId input = kNoTensor, output = kNoTensor;
 };

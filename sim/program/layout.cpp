@@ -13,8 +13,8 @@ namespace {
 struct Tables {
   std::mutex mutex;
   int count = 0;
-  std::map<std::vector<std::int64_t>, int> met;  // what each follows from, and its number
-  // Whoever has a number finds its table without the lock.
+  std::map<std::vector<std::int64_t>, int> met;  // the definition of each table, and its number
+  // A table with a known number is found without the lock.
   std::array<std::atomic<const BlockTable*>, kMostTables> tables{};
 };
 Tables& tables() {
@@ -47,7 +47,7 @@ BlockTable by_part(std::span<const std::int64_t> owners) {
 
 namespace {
 
-// `make`: the table that follows from `key`.
+// `make`: makes the table that `key` defines.
 template <class Make>
 Deal numbered(std::vector<std::int64_t> key, Make&& make) {
   const auto deal = [](int number) { return static_cast<Deal>(static_cast<int>(Deal::table) + number); };
@@ -83,7 +83,7 @@ Deal deal_by_table(std::span<const std::int64_t> owners) {
 Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows) {
   expect_apart(of_part, whole);
   for (const std::vector<IndexRun>& runs : of_part) rows = std::max(rows, rows_of(runs));
-  std::vector<std::int64_t> key{kNoIndex, whole, meeting_parts}, filled;  // owners are no such number
+  std::vector<std::int64_t> key{kNoIndex, whole, meeting_parts}, filled;  // no owner has the number kNoIndex
   for (std::vector<IndexRun>& runs : of_part) {
     std::vector<IndexRun> joined;
     for (const IndexRun& run : runs) {

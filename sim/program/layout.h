@@ -12,29 +12,30 @@
 
 namespace orrery {
 
-// Which indices each part of a dimension has.
+// How the indices of a dimension are dealt out to its parts.
 enum class Deal : std::uint16_t {
-  contiguous,   // part p the p-th of equal parts
-  zigzag,       // of twice as many blocks as parts, the p-th from the front and the p-th from the back: the ranks of a
-                // causal mask then have equal work
-  query_heads,  // of a key/value group: its query heads are divided, the key and the value behind them are on every
-                // rank
-  striped,      // index i to part i mod the parts: equal causal work, too, but for one diagonal
-  table,        // and whatever is above: by a table of blocks (deal_by_table), or of runs (deal_by_runs)
+  contiguous,   // part p has the p-th of equal parts
+  zigzag,       // with twice as many blocks as parts, part p has the p-th block from the front and the p-th from
+                // the back: the ranks then have equal work under a causal mask
+  query_heads,  // for a key/value group: its query heads are divided; the key and the value behind them are on
+                // every rank
+  striped,      // index i is in part i mod parts: causal work is equal, too, except for one diagonal
+  table,        // this value and all above it: by a table of blocks (deal_by_table) or of runs (deal_by_runs)
 };
-inline constexpr int kDeals = 5;  // kinds of them
+inline constexpr int kDeals = 5;  // kinds of deals
 const char* name_of(Deal deal);
 
-// A dimension in as many equal blocks as `owners` has, of which part owners[b] has block b; every part has as many, in
-// their order. Equal tables are one deal. Tables are kept as long as the process runs, so that a tensor names one by a
-// number. Throws std::logic_error for parts of unequal size and std::length_error beyond kMostTables.
+// A dimension that consists of as many equal blocks as `owners` has entries: block b is in part owners[b]. Each part
+// keeps its blocks in order. All parts have the same number of blocks. Equal tables give the same Deal. Tables are kept
+// until the process ends, so that a tensor can name one by its number. Throws std::logic_error for parts of unequal
+// size and std::length_error beyond kMostTables tables.
 Deal deal_by_table(std::span<const std::int64_t> owners);
-inline constexpr int kMostTables = 16383;  // Tensor::deals numbers them
+inline constexpr int kMostTables = 16383;  // Tensor::deals has room for this number
 constexpr bool is_table(Deal deal) { return deal >= Deal::table; }
 
 // The digits of a mesh that a dimension is divided over, major to minor: the first cuts the dimension, the next cuts
-// what one rank of the first has, and so on; but for those that deal it together (dealing_digits). Like a group it
-// means nothing without its mesh.
+// each part of the first, and so on. The first `dealing_digits` deal the dimension out together instead. Like a group,
+// a division has no meaning without its mesh.
 class Division {
  public:
   static constexpr int kMost = 8;
@@ -47,8 +48,8 @@ class Division {
   constexpr bool empty() const { return digits_ == 0; }
   // The n-th digit, or -1.
   constexpr int digit(int n) const { return static_cast<int>(digits_ >> (4 * n) & 0xf) - 1; }
-  // Of a group the outermost digit is the major one, so that parts are in the order of the group's ranks. Both throw
-  // std::logic_error for more than kMost digits.
+  // The outermost digit of a group becomes the major one, so that parts are in the order of the group's ranks. Both
+  // functions throw std::logic_error beyond kMost digits.
   void append(MeshGroup minor) {
     for (unsigned bits = minor.bits(); bits != 0;) {
       const int outermost = std::bit_width(bits) - 1;
@@ -62,7 +63,7 @@ class Division {
     append(major);
     for (int n = 0; n < minor.count(); ++n) push_back(minor.digit(n));
   }
-  // No digit twice, and not too many.
+  // Whether append(minor) gives no digit twice and at most kMost digits.
   constexpr bool has_room_for(MeshGroup minor) const {
     int n = count();
     for (int d = 0; d < Mesh::kMaxDigits; ++d) n += minor.contains(d) ? 1 : 0;
@@ -92,19 +93,19 @@ class Division {
     if (n == kMost) throw std::logic_error("a dimension divided over more than eight digits");
     digits_ |= static_cast<std::uint32_t>(digit + 1) << (4 * n);
   }
-  std::uint32_t digits_ = 0;  // four bits each, the digit's number and one; the first in the lowest
+  std::uint32_t digits_ = 0;  // four bits per digit: its number plus one; the first digit in the lowest bits
 };
 
-// How many of a division's digits, from the first on, deal out the dimension together; what they leave the rest cut
-// contiguously. The first, and behind it those of its name, which a mesh has where a digit is cut (Mesh::fold) or a
-// ring is one of rings; of a table as many as have its parts.
+// The number of a division's first digits that deal the dimension out together; the rest cut each of these parts
+// contiguously. These are the first digit and those after it with the same name: a mesh has several where a digit is
+// cut (Mesh::fold) or where a ring is one of rings. For a table, they are as many digits as give its number of parts.
 int dealing_digits(Deal deal, Division over, const Mesh& mesh);
 
-// Which of the parts is `rank`'s: they count the digits in the order of the division.
+// The part that `rank` has. Parts are counted in the order of the division's digits.
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank);
 
-// Indices begin, begin + apart, ..; kNoIndex, apart 0: rows that no index has (the rest of a part that has fewer than
-// the largest).
+// The indices begin, begin + apart, .. (`count` of them). begin == kNoIndex with apart 0: rows without an index, which
+// fill up a part that has fewer indices than the largest part.
 inline constexpr std::int64_t kNoIndex = -1;
 struct IndexRun {
   std::int64_t begin = 0, count = 0, apart = 1;
@@ -121,28 +122,31 @@ inline std::int64_t rows_of(std::span<const IndexRun> runs) {
   return rows;
 }
 
-// REQUIRES: is_table(deal), and a part of it.
+// A table by which a dimension is dealt.
 struct BlockTable {
-  std::int64_t blocks = 0;  // 0: of runs
-  RunsOfParts of_part;      // of blocks, neighbours in one run; or of indices
-  // Of runs: the indices of the dimension, of which parts may lack some, and how many of a part's rows have one.
+  std::int64_t blocks = 0;  // 0: a table of runs
+  RunsOfParts of_part;      // by part: runs of blocks (neighbours are in one run), or runs of indices
+  // For tables of runs: the number of indices of the dimension, some of which may be in no part; and by part, how many
+  // of its rows have an index.
   std::int64_t whole = 0;
   std::vector<std::int64_t> filled = {};
-  // Of runs: what has to meet (the queries and keys of a document) is within so many parts that follow each other, from
-  // a multiple of that on.
+  // For tables of runs: indices that attend to each other (queries and keys of a document) lie within this many
+  // consecutive parts, of which the first is a multiple of this number.
   std::int64_t meeting_parts = 0;
 };
+// REQUIRES: is_table(deal).
 const BlockTable& table_of(Deal deal);
 
-// Part p has the indices of_part[p] of a dimension of `whole`, and behind them rows without an index, until all parts
-// have `rows` of them (0: as many as the largest part has indices). As above otherwise: equal ones are one deal.
-// Throws std::logic_error for an index that two parts have, or that the dimension has not.
+// Part p has the indices of_part[p] of a dimension of `whole` indices. Rows without an index follow until every part
+// has `rows` rows (0: as many as the largest part has indices). As with deal_by_table, equal tables give the same Deal.
+// Throws std::logic_error for an index that two parts have, or that the dimension does not have.
 Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0);
 bool is_table_of_runs(Deal deal);
-// Of a rank's rows of such a dimension those that an index has, over all. REQUIRES: is_table_of_runs(deal).
+// The share of a rank's rows, in a dimension dealt by runs, that have an index. REQUIRES: is_table_of_runs(deal).
 double filled_share(Deal deal, Division over, const Mesh& mesh, std::int64_t rank);
 
-// visit(run) for what part `part` of `parts` has of a dimension of `whole`, `local` indices, in their order there.
+// Calls visit(run) for the `local` indices of part `part` of `parts`, in the part's order. `whole`: the dimension's
+// size.
 template <class Visit>
 void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std::int64_t whole, std::int64_t local,
                           Visit&& visit) {
@@ -173,8 +177,8 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
   }
 }
 
-// visit(run) for the indices that `rank` has of a dimension of `whole`, `local` of them, in its order. Indices of a
-// last part may reach beyond `whole` (padded flat buffers).
+// Calls visit(run) for the `local` indices that `rank` has of a dimension of size `whole`, in its order. The last part
+// may reach beyond `whole` (padded flat buffers).
 template <class Visit>
 void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64_t local, const Mesh& mesh,
                         std::int64_t rank, Visit&& visit) {
@@ -186,7 +190,7 @@ void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64
     count *= digit.size;
     at = at * digit.size + rank / digit.stride % digit.size;
   }
-  std::int64_t before = 0;  // in what they leave
+  std::int64_t before = 0;  // indices of the dealt part that earlier runs had
   const std::int64_t begin = minor_part * local, end = begin + local;
   for_each_run_of_part(deal, parts, part, whole, local * minor_parts, [&](const IndexRun& run) {
     const std::int64_t first = std::max(begin - before, std::int64_t{0}), last = std::min(end - before, run.count);

@@ -22,7 +22,7 @@ bool is_resident(const Piece& piece, const Tensor& t, const Life& life) {
 
 }  // namespace
 
-// What of its blocks' uses follows for the storage once all are known.
+// Derives the storage's life once all uses in the blocks are known.
 void Liveness::end(const Piece& piece, TensorId id) {
   Life& life = lives_[id];
   const Tensor& t = piece.tensors[id];
@@ -36,7 +36,7 @@ void Liveness::end(const Piece& piece, TensorId id) {
   const bool redefined = life.defines(kBackwardBlock);
   if (life.touches(kForwardBlock) && (life.enters_block(kBackwardBlock) || (for_weights && !redefined))) {
     life.kept |= bit_of_block(kForwardBlock);
-    life.enters |= bit_of_block(kBackwardBlock);  // if only to be kept on
+    life.enters |= bit_of_block(kBackwardBlock);  // if only to be kept for a later block
   }
   if (for_weights) life.kept |= bit_of_block(kBackwardBlock);
   if (!life.lent) return;

@@ -16,7 +16,7 @@ Load load_of_places(const Load& load, std::span<const std::int64_t> places) {
 
 std::vector<Load> loads_within(const Load& load, const Mesh& mesh, MeshGroup group) {
   const MeshGroup axis = mesh.group(load.axis);
-  std::map<std::int64_t, std::vector<std::int64_t>> places;  // in the axis, of each group's members in their order
+  std::map<std::int64_t, std::vector<std::int64_t>> places;  // by group: its members' places in the axis
   for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank) {
     std::vector<std::int64_t>& of_group = places[mesh.coordinate(rank, axis.without(group))];
     of_group.resize(static_cast<std::size_t>(mesh.size(group)));

@@ -1,8 +1,8 @@
-// Unequal work: how many rows each rank of a group has from each other one, over what it would have if all were equal:
-// of tokens from ranks to experts (routing), of positions from one layout to another (documents). A fact beside the
-// tensors: their `sizes` are capacity, of the rank with the most rows; what an op takes follows from the rows that are
-// there. All groups of the axis have the same load; an op whose group is a part of one moves what is between its
-// members (loads_within).
+// Unequal work: how many rows each rank of a group receives from each other one, relative to equal work. Rows are
+// tokens that go from ranks to experts (routing), or positions that go from one layout to another (documents). A load
+// does not change the tensors: their `sizes` are the capacity, that of the rank with the most rows; the cost of an op
+// follows from the actual rows. All groups of the axis have the same load. An op whose group is a part of such a group
+// moves the rows between its own members (loads_within).
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 namespace orrery {
 
 struct Load {
-  MeshAxis axis = MeshAxis::ep;                 // the ranks of which are a group
-  std::int64_t ranks = 1;                       // of the group
-  std::vector<double> rows;                     // [rank of the tokens * ranks + rank of their expert]; 1 in the mean
-  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean, of all tokens together
-  double dropped = 0;                           // of all rows, those that find no slot
-  bool padded = false;      // every expert has slots for as many rows as the busiest: busiest_rank times the mean
-  std::int64_t layers = 0;  // of the model, that have it; where micro-batches differ, of all micro-batches together
+  MeshAxis axis = MeshAxis::ep;                 // the axis whose ranks are a group
+  std::int64_t ranks = 1;                       // ranks of the group
+  std::vector<double> rows;                     // [rank of the tokens * ranks + rank of their expert]; the mean is 1
+  double busiest_rank = 1, busiest_expert = 1;  // rows of the busiest one over the mean, all tokens together
+  double dropped = 0;                           // share of all rows that find no slot
+  bool padded = false;                          // each expert has slots as for the busiest: busiest_rank times the mean
+  std::int64_t layers = 0;  // of the model, that have this load; if micro-batches differ, summed over all
 
   double at(std::int64_t from, std::int64_t to) const { return rows[static_cast<std::size_t>(from * ranks + to)]; }
-  // Of the rank's experts, over the mean.
+  // The rows of the rank's experts over the mean.
   double of_rank(std::int64_t rank) const {
     double sum = 0;
     for (std::int64_t from = 0; from < ranks; ++from) sum += at(from, rank);
@@ -31,10 +31,10 @@ struct Load {
   }
 };
 
-// What ranks at these places of a group have from each other, as a load of a smaller group in which all of what a rank
-// sends would stay.
+// The rows between ranks at these places of a group, as the load of a smaller group in which all rows that a rank sends
+// stay.
 Load load_of_places(const Load& load, std::span<const std::int64_t> places);
-// Of each of the groups that `group` makes of the axis. REQUIRES: digits of that axis.
+// The load within each of the groups into which `group` divides the axis. REQUIRES: digits of that axis.
 std::vector<Load> loads_within(const Load& load, const Mesh& mesh, MeshGroup group);
 
 }  // namespace orrery

@@ -27,7 +27,7 @@ int Mesh::digit_behind(std::int64_t inner) {
     digits_[d].size = inner;
     digits_[d + 1].size /= inner;
     digits_[d + 1].stride *= inner;
-    for (MeshGroup& group : folded_) {  // the cut digit's bit twice, those behind it one further
+    for (MeshGroup& group : folded_) {  // doubles the cut digit's bit, and moves the bits behind it by one
       const unsigned bits = group.bits(), low = bits & ((2u << d) - 1), high = bits >> d << (d + 1);
       group = MeshGroup::from_bits(static_cast<std::uint16_t>(low | high));
     }

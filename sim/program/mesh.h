@@ -10,21 +10,22 @@
 
 namespace orrery {
 
-// What a digit is for, in the field's usual words. `dp_replicate` x `dp_shard` together are data parallelism: a
-// ZeRO/FSDP shard group, and (HSDP) its replicas. Experts are divided over digits of other axes (Mesh::fold): over ep
-// whole, over etp within an expert.
+// The purpose of a digit. `dp_replicate` x `dp_shard` together are data parallelism: a ZeRO/FSDP shard group, and
+// (HSDP) its replicas. Experts are divided over digits of other axes (Mesh::fold): over ep into whole experts, over etp
+// within an expert.
 enum class MeshAxis : std::uint8_t { tp, cp, ep, dp_shard, dp_replicate, pp, etp };
 inline constexpr int kMeshAxes = 7;
 const char* name_of(MeshAxis axis);
 
 struct Digit {
-  MeshAxis axis = MeshAxis::tp;  // an axis may have several digits: tensor ranks that share a key/value head, and these
+  // An axis may have several digits: for example tensor ranks that share a key/value head, and the groups of these.
+  MeshAxis axis = MeshAxis::tp;
   std::int64_t size = 1, stride = 1;
-  const char* name = "";  // static storage; of a single digit its axis's, of several for example "tp.shared"
+  const char* name = "";  // static storage; the axis's name, or one such as "tp.shared" of several digits
 };
 
-// A set of digits: names a group, the ranks that differ in these coordinates only (a communicator). Of a mesh: without
-// it, it means nothing. The same group is the same set, whatever it was named by.
+// A set of digits. It names a group (communicator): the ranks that differ in these coordinates only. It has no meaning
+// without its mesh. Two groups of the same digits are equal, whatever they were named by.
 class MeshGroup {
  public:
   constexpr MeshGroup() = default;
@@ -47,37 +48,37 @@ class MeshGroup {
 
 class Mesh {
  public:
-  static constexpr int kMaxDigits = 15;  // a digit's number, and none, in four bits (Division)
+  static constexpr int kMaxDigits = 15;  // a digit's number, or "none", fits in four bits (Division)
 
-  // Lays a digit around those that are there. One of size 1 is none: no group ever names it. Throws std::logic_error
-  // for more than kMaxDigits.
+  // Adds a digit outside of the present ones: its stride is the number of ranks so far. A digit of size 1 is not added,
+  // so no group names it. Throws std::logic_error beyond kMaxDigits.
   void add(MeshAxis axis, std::int64_t size) { add(axis, size, name_of(axis)); }
   void add(MeshAxis axis, std::int64_t size, const char* name);
 
-  // Lays `axis` over digits of other axes, for tensors that are divided otherwise than the rest of a layer (Liu et al.
-  // 2025, arXiv 2504.14960, section 3.2): of all ranks but those of pp, counted from neighbours outwards, over `size`
-  // ranks that are `inner` apart. Digits are cut where that begins and ends; the parts keep axis and name. False, and
-  // nothing is laid, where a digit cannot be cut there.
+  // Lays `axis` over digits of other axes, for tensors that are divided differently from the rest of a layer (Liu et
+  // al. 2025, arXiv 2504.14960, section 3.2). Ranks are counted from the innermost digit outwards without pp: the axis
+  // takes `size` ranks that are `inner` apart. Digits are cut where it begins and ends; the parts keep their axis and
+  // name. Returns false, and changes nothing, if a digit cannot be cut there.
   bool fold(MeshAxis axis, std::int64_t inner, std::int64_t size);
 
   std::span<const Digit> digits() const { return {digits_.data(), count_}; }  // innermost first
   std::int64_t ranks() const { return ranks_; }
 
-  // Of all digits of the axes, folded ones too; of those with this name.
+  // The group of all digits of the axes, folded ones included; or of the digits with this name.
   MeshGroup group(MeshAxis axis) const { return group(std::initializer_list<MeshAxis>{axis}); }
   MeshGroup group(std::initializer_list<MeshAxis> axes) const;
   MeshGroup group(std::string_view digit) const;
 
   std::int64_t size(MeshGroup group) const;
   std::int64_t size(MeshAxis axis) const { return size(group(axis)); }
-  // Between neighbouring ranks of the axis; ranks() of one that has no digit.
+  // Distance in ranks between neighbours along the axis; ranks() for an axis without a digit.
   std::int64_t stride(MeshAxis axis) const;
-  // Place of a rank among its group's, which are ordered as ranks are.
+  // The place of `rank` among the ranks of its group, which are ordered as ranks are.
   std::int64_t coordinate(std::int64_t rank, MeshGroup group) const;
   std::int64_t coordinate(std::int64_t rank, MeshAxis axis) const { return coordinate(rank, group(axis)); }
 
  private:
-  // The digits in pp's place left out: the first behind `inner` ranks, cut out of one if need be; -1: impossible.
+  // The first digit that begins `inner` ranks out, not counting pp; a digit is cut there if necessary. -1: impossible.
   int digit_behind(std::int64_t inner);
 
   std::array<MeshGroup, kMeshAxes> folded_{};

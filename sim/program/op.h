@@ -17,34 +17,36 @@ namespace orrery {
 enum class Phase : std::uint8_t { forward, recompute, input_gradient, weight_gradient, update };
 const char* name_of(Phase phase);
 
-// In which micro-batches of a step the op runs (per chunk).
+// The micro-batches of a step in which the op runs (per chunk).
 enum class When : std::uint8_t { every_micro_batch, first_micro_batch, last_micro_batch };
 
 enum class ActivationFunction : std::uint8_t { gelu, relu, swiglu, geglu, quick_gelu, relu2 };
 inline constexpr int kActivationFunctions = 6;
 const char* name_of(ActivationFunction function);
 
-// What a reducing collective does with the ranks' values. merge: of cross-entropy statistics, whose sums of
-// exponentials are relative to each rank's own maximum.
+// How a reducing collective combines the ranks' values. sum adds them. merge combines cross-entropy statistics: each
+// rank's sum of exponentials is relative to that rank's own maximum.
 enum class Reduction : std::uint8_t { sum, merge };
 
-// How a mixture of experts chooses the experts of a token from its logits, and weighs what they give.
+// How a mixture of experts chooses a token's experts from its logits, and how it weighs their outputs.
 //   softmax           the k largest of softmax(logits), weighted by it (Switch, GShard, DeepSeek-V2)
-//   softmax_of_top    the k largest logits, weighted by their softmax (Mixtral; the same as the first, renormalised)
+//   softmax_of_top    the k largest logits, weighted by their softmax (Mixtral; equals `softmax`, renormalised)
 //   sigmoid           the k largest of sigmoid(logits) (Llama 4)
-//   sigmoid_of_top    the same, weights renormalised to a sum of one (DeepSeek-V3)
+//   sigmoid_of_top    as `sigmoid`, weights renormalised to a sum of one (DeepSeek-V3)
 enum class RouterScore : std::uint8_t { softmax, softmax_of_top, sigmoid, sigmoid_of_top };
 inline constexpr int kRouterScores = 4;
 const char* name_of(RouterScore score);
 
-// Who chooses whom. Whoever does not go by a token's logits alone chooses among the tokens of one rank's micro-batch.
-//   top_k          each token its k best experts
-//   expert_choice  each expert, of n tokens, the k n / experts with the largest scores for it, of equals the first
-//                  (Zhou et al. 2022, arXiv 2202.09368, section 3.2): a token has as many experts as want it, k in the
-//                  mean
-//   base           one expert a token and as many tokens an expert, by an auction for the largest sum of logits
+// Whether tokens choose experts or experts choose tokens. Routers other than top_k and hash choose among the tokens of
+// one rank's micro-batch.
+//   top_k          each token takes its k best experts
+//   expert_choice  of n tokens, each expert takes the k n / experts with the largest scores for it; the first ones
+//   among
+//                  equals (Zhou et al. 2022, arXiv 2202.09368, section 3.2). The number of experts of a token varies;
+//                  its mean is k
+//   base           one expert per token and equally many tokens per expert, by an auction for the largest sum of logits
 //                  (Lewis et al. 2021, arXiv 2103.16716, section 3.2; realrun/routers.h)
-//   hash           one expert a token, by its id: no logits, no weights (Roller et al. 2021, arXiv 2106.04426)
+//   hash           one expert per token, by its id: no logits, no weights (Roller et al. 2021, arXiv 2106.04426)
 enum class RouterType : std::uint8_t { top_k, expert_choice, base, hash };
 inline constexpr int kRouterTypes = 4;
 const char* name_of(RouterType type);
@@ -52,35 +54,36 @@ const char* name_of(RouterType type);
 struct Router {
   RouterType type = RouterType::top_k;
   RouterScore score = RouterScore::softmax;
-  // Experts in groups of equal size, of which a token may choose from `best_groups` (node-limited routing, DeepSeek-V3,
-  // arXiv 2412.19437, section 2.1.2): those with the largest sum of their two best scores. 0: no groups.
+  // Node-limited routing (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). Experts form `groups` of equal size. A token
+  // chooses among the experts of the `best_groups` groups whose two best scores have the largest sum. 0: no groups.
   std::uint16_t groups = 0, best_groups = 0;
-  float scale = 1;                         // on the weights (DeepSeek-V3: 2.5)
-  std::uint16_t experts = 0, choices = 0;  // of a layer; of a token, in the mean
-  // Above 0: the dense-to-sparse gate (Nie et al. 2021, arXiv 2112.14397) in place of `score`. Logits get Gumbel noise,
-  // drawn as Op::draw says, and p = softmax((logits + noise) / gumbel_temperature); the k most likely are chosen,
-  // weighted by p. Those of p no more than `threshold` are not active: no expert (-1), weight 0; `padded`: the expert
-  // itself, at weight 0, which computes the token for nothing, as in the authors' code.
+  float scale = 1;                         // factor on the weights (DeepSeek-V3: 2.5)
+  std::uint16_t experts = 0, choices = 0;  // experts of a layer; experts of a token (the mean)
+  // Above 0: the dense-to-sparse gate (Nie et al. 2021, arXiv 2112.14397) replaces `score`. Gumbel noise, drawn as
+  // Op::draw says, is added to the logits, and p = softmax((logits + noise) / gumbel_temperature). The k most likely
+  // experts are chosen, weighted by p. A choice with p <= `threshold` is inactive: it has no expert (-1) and weight 0.
+  // With `padded` it keeps its expert at weight 0, which computes the token for nothing, as in the authors' code.
   float gumbel_temperature = 0, threshold = 0;
   bool padded = false;
 
-  // Of its losses (OpKind::router_loss): coefficients, and whether loads are of each sequence, not of a micro-batch.
+  // Router losses (OpKind::router_loss): their coefficients, and whether expert loads are counted per sequence instead
+  // of per micro-batch.
   float balance = 0, z = 0;
   bool by_sequence = false;
   bool operator==(const Router&) const = default;
 };
 
-// Of Op::buffers.
+// Upper limit of Op::buffers.
 inline constexpr std::uint16_t kMostBuffers = 4;
 
-// For Op::every: once for all instances of a stretch of runs.
+// A value of Op::every: once for all instances of a stretch of runs.
 inline constexpr std::uint16_t kAllInstances = 0xffff;
 
-// In a stretch of equal instances (Op::every), the one whose tensors an op of a block takes.
+// In a stretch of equal instances (Op::every): the instance whose tensors an op of a block works on.
 enum class Covers : std::uint8_t {
-  own,     // that in whose block it is
-  before,  // the one before it in the line; the first one has none
-  last,    // its own, and only in the last one
+  own,     // the instance in whose block the op stands
+  before,  // the instance before it in the line; the first one has none
+  last,    // its own instance, and only in the last instance of the stretch
 };
 
 struct Op {
@@ -88,19 +91,20 @@ struct Op {
   Phase phase = Phase::forward;
   Stream stream = Stream::compute;
   When when = When::every_micro_batch;
-  // Of a collective on the compute stream, for which its kernels wait: the stream under whose account that is reported.
+  // For a collective on the compute stream, for which the stream's kernels wait: the stream under which that wait is
+  // reported.
   Stream account = Stream::compute;
   // True: starts as soon as its data and its stream allow, even before compute issued earlier has finished
   // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
   // torch.distributed does.
   bool free_running = false;
-  // Of a kernel: what later instances issue ahead (prefetch) starts with it at the earliest, not with the first of the
-  // block.
+  // On a kernel: prefetched ops of later instances (`prefetch`) start with this kernel at the earliest. If no kernel of
+  // the block has it, they may start with the block's first kernel.
   bool issues_ahead = false;
   // The op may start when the instance `prefetch` places earlier in a run of equal pieces starts.
   std::uint16_t prefetch = 0;
-  // Of a copy on a stream of its own: what it reads lies in one of so many buffers that the instances of a line take in
-  // turn, so that kernels of the instance `buffers` places later wait for it. 0: nobody does. At most kMostBuffers.
+  // For a copy on a copy stream: the number of buffers that the instances of a line use in turn for the copied tensor.
+  // Kernels of the instance `buffers` places later wait for the copy. 0: no kernel waits. At most kMostBuffers.
   std::uint16_t buffers = 0;
   const char* name = "";  // static storage: "fc1", "attention", "gradients.reduce_scatter"
 
@@ -113,36 +117,36 @@ struct Op {
   bool transposed_weight = false;  // w is [n.. | k..]
   bool transpose_a = false;        // batched_matmul
   bool transpose_b = false;
-  // Adds into the writes that OpTraits::accumulates names, and reads them, too: storage that any op of a piece adds to
-  // begins at zero.
+  // Adds to the writes that OpTraits::accumulates names, and therefore reads them, too. Storage to which any op of a
+  // piece adds begins at zero.
   bool accumulate = false;
-  Dtype compute_dtype = Dtype::bf16;  // of the tensor cores: fp8 inputs may differ from the tensors' storage
+  Dtype compute_dtype = Dtype::bf16;  // input type of the tensor cores: fp8 inputs may differ from the tensors' storage
 
   ActivationFunction function = ActivationFunction::gelu;
-  // Of a piece's random draws (OpTraits::random) which one: the same in each layer, whatever else is in a piece. A
-  // repeated op draws again what it drew.
+  // The number of this random draw in its piece (OpTraits::random). It is the same in each layer, whatever else is in a
+  // piece. A recomputed op repeats its draw.
   std::uint8_t draw = 0;
 
   Router router;
 
   // Attention.
   bool causal = false;
-  // Of the products, masks and softmax between the QKV and the output projection, where they are ops of their own: what
-  // selective recomputation repeats (Korthikanti et al. 2022, section 5).
+  // Marks the products, masks and softmax between the QKV and the output projection where they are separate ops:
+  // selective recomputation repeats these (Korthikanti et al. 2022, section 5).
   bool core_attention = false;
-  // One more than the number of the load in Program::document_loads: a query sees keys of its own document only. 0: the
-  // sequence is one.
+  // Above 0: attention stays within documents. The value is one more than the index in Program::document_loads. 0: the
+  // sequence is one document.
   std::uint8_t documents = 0;
-  // Of adam: weights decay beside the gradient's step (AdamW); false: the decay is part of the gradient (L2).
+  // For adam. True: weight decay is a term beside the gradient's step (AdamW). False: it is part of the gradient (L2).
   bool decoupled_weight_decay = true;
-  std::int32_t inner_parts = 1;  // of a ring of rings: the ranks of one within it; see keys_before
-  std::int64_t window = 0;       // positions attended to at the most; 0: all
-  // Over a sequence that is dealt to ranks: in so many parts, the keys being those of the rank so many places before
-  // (0: a rank's own, or of all ranks where their layout divides them no more). Which positions a part has is for the
-  // tensors' layouts to say. In a ring of rings keys have gone keys_before / inner_parts places from ring to ring, and
-  // keys_before % inner_parts places within one.
+  std::int32_t inner_parts = 1;  // in a ring of rings: the number of ranks of an inner ring; see keys_before
+  std::int64_t window = 0;       // largest number of positions a query attends to; 0: no limit
+  // Attention over a sequence that is divided over `parts` ranks: the keys come from the rank `keys_before` places
+  // before. 0: the keys are the rank's own, or those of all ranks where the layout no longer divides them. The tensors'
+  // layouts say which positions a part has. In a ring of rings, keys have moved keys_before / inner_parts places from
+  // ring to ring, and keys_before % inner_parts places within a ring.
   std::int32_t parts = 1, keys_before = 0;
-  // The part whose keys the queries of `part` meet.
+  // The part whose keys the queries of part `part` meet.
   std::int64_t part_of_keys(std::int64_t part) const {
     const std::int64_t outer = parts / inner_parts;
     return (part / inner_parts - keys_before / inner_parts + outer) % outer * inner_parts +
@@ -150,41 +154,43 @@ struct Op {
   }
   std::int64_t rotary_begin = 0;
 
-  // On the operand of scale, on the scores of softmax and its derivative, on the gradients of optimizers, on the result
-  // of cross_entropy_backward and router_loss_backward; of what redistribute moves (Redistribution::share), of what
-  // pieces do.
+  // A factor. It multiplies the operand of scale, the scores of softmax and its derivative, the gradients that
+  // optimizers read, and the results of cross_entropy_backward and router_loss_backward. For redistribute it is the
+  // share of bytes that move (Redistribution::share); for a `piece`, the share of the op that it does.
   double factor = 1;
-  float scalar = 0;  // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
+  float scalar = 0;  // dropout probability; norm epsilon; for an op that reads a gradient norm, the limit to clip to
 
   // Communication.
-  // Of a redistribution in which ranks give unequal numbers of rows: one more than the number of the load in
-  // Program::loads that says how many. 0: that of the tensors, if they have one.
+  // For a redistribution in which ranks give unequal numbers of rows: one more than the index of the load in
+  // Program::loads that counts them. 0: the load of the tensors, if they have one.
   std::uint8_t load = 0;
-  CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op, whatever its Program forces
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op; overrides what its Program forces
   MeshGroup group;
   Reduction reduction = Reduction::sum;
-  // One more than the number of a list of Program::stage_groups: the group are the ranks that have these stages and all
-  // other coordinates of this one. 0: none. Of an all-reduce in the update, in place of `group`.
+  // For an all-reduce of the update, in place of `group`: one more than the index in Program::stage_groups. The group
+  // is the ranks of these stages that have this rank's other coordinates. 0: none.
   std::uint8_t stages = 0;
-  std::int32_t places = 1;  // ring_shift: to the rank so many places behind
-  // Buckets: the op runs once per `every` instances (the last of them) and then covers the tensors of all of them; or
-  // `count` times per instance, each on 1/count of the bytes. Instances are counted over a stretch of a chunk's runs:
-  // equal layers, whatever their plan (share_buckets()). Variants have the op in the same place.
+  std::int32_t places = 1;  // for ring_shift: data goes to the rank this many places after
+  // Buckets. `every`: the op runs once per `every` instances, in the last of them, and covers the tensors of all of
+  // them. `count`: it runs `count` times per instance, each time on 1/count of the bytes. Instances are counted over a
+  // stretch of a chunk's runs: equal layers, whatever their plan (share_buckets()). Variants of a piece have the op at
+  // the same place.
   std::uint16_t every = 1;
   std::uint16_t count = 1;
-  // A reduction that is done piece by piece while later instances run. Itself it stands in the block of its data and
-  // covers the last instance, whose pieces nobody else does; pieces are ops with its operands that do `factor` of it
-  // each, it as much as those of other blocks. They say when, not what: whoever computes, and check(), takes the whole
-  // op in each instance in place of them.
+  // For a reduction that is done in pieces while later instances run. The whole op stands in the block that has its
+  // data. It covers only the last instance of the stretch, because no later instance can do that one's pieces. The
+  // pieces (`piece`) are ops with the same operands in other blocks; each does the share `factor`. The whole op does as
+  // much as its pieces in blocks of later instances together. Pieces say when work is done, not what: executors and
+  // check() ignore them and run the whole op in each instance.
   Covers covers = Covers::own;
   bool piece = false;
 
-  // Whether it draws numbers, as Op::draw says: by its kind, or as a router with noise.
+  // Whether the op draws random numbers (Op::draw): by its kind, or as a router with noise.
   bool is_random() const {
     return traits_of(kind).random ||
            (router.gumbel_temperature > 0 && (kind == OpKind::route || kind == OpKind::route_backward));
   }
-  // Whether a collective is of one rank: its result is its operand.
+  // Whether the group of a collective is one rank: its result is then its operand.
   bool is_alone() const { return group.empty() && stages == 0; }
 };
 

@@ -1,6 +1,6 @@
-// The kinds of ops, and all that is known of a kind whatever its tensors are: one row of a table each. A new kind is an
-// enumerator, its row, and its kernels (realrun/cpu, realrun/cuda); tests/program/op_traits_test.cpp asks every row
-// what it lacks.
+// The kinds of ops, and everything about a kind that does not depend on the tensors: one row of a table per kind. A new
+// kind is an enumerator, its row, and its kernels (realrun/cpu, realrun/cuda). tests/program/op_traits_test.cpp checks
+// every row for completeness.
 #pragma once
 
 #include <array>
@@ -11,17 +11,18 @@ namespace orrery {
 
 enum class OpKind : std::uint8_t {
   // Matrix products. x: [tokens.. | k..], w: [k.. | n..] (or [n.. | k..] when transposed_weight), y: [tokens.. | n..];
-  // `inner_dims` says how many dimensions of w are k. Of a grouped product the first `group_dims` dimensions of all
-  // operands are the experts, each with a product of its own.
+  // `inner_dims` says how many dimensions of w are k. In a grouped product the first `group_dims` dimensions of all
+  // operands are the experts; each expert has a product of its own.
   linear,                  // reads x, w [, bias];   writes y
   linear_input_gradient,   // reads dy, w;           writes dx
   linear_weight_gradient,  // reads x, dy;           writes dw (accumulated)
   batched_matmul,  // reads a, b;            writes c; the last two dims multiply (transpose_a/b), the others batch
 
-  // Attention. qkv: [batch, sequence, groups, group_heads, head_dim] fused, or q and kv apart (cross attention, CP). Of
-  // kv apart a group's elements are its key, as wide as a query, and then its value, as wide as the context: two parts
-  // of head_dim, or, where the widths differ (latent attention), one part of their sum. Scores are divided by the root
-  // of a query's width; a bias [queries, keys, groups, group_heads] is then added to those of every sequence.
+  // Attention. qkv: [batch, sequence, groups, group_heads, head_dim] fused, or q and kv apart (cross attention, CP). In
+  // a separate kv, each group holds its key, as wide as a query, and then its value, as wide as the context: two parts
+  // of head_dim each, or one part of the sum of both widths where they differ (latent attention). Scores are divided by
+  // the square root of a query's width; then a bias [queries, keys, groups, group_heads] is added to the scores of
+  // every sequence.
   attention,           // reads qkv | q, kv [, bias at 2];    writes context, log_sum_exp (FlashAttention)
   attention_backward,  // reads dcontext, context, lse, qkv|q,kv [, bias at 5]; writes dqkv | dq, dkv [, dbias at 2]
   softmax,             // reads scores; writes probabilities (scaled by Op::factor, masked: Megatron's fused kernel)
@@ -30,9 +31,9 @@ enum class OpKind : std::uint8_t {
   // Memory-bound kernels: time follows from the bytes of the tensors read and written.
   norm,                 // reads x, weight [, bias]; writes y, statistics
   norm_backward,        // reads dy, x, weight, statistics; writes dx, dweight [, dbias] (the latter accumulated)
-  rotary,               // reads qkv; writes qkv, of each head turned from rotary_begin on
-                        // reads kv, key [batch, sequence, dim]; writes kv with the turned key, which all heads share,
-                        // put in at rotary_begin of each (latent attention: the rotary part behind the content's)
+  rotary,               // reads qkv; writes qkv, each head rotated from rotary_begin on;
+                        // or reads kv, key [batch, sequence, dim]; writes kv with the rotated key, which all heads
+                        // share, put in at rotary_begin of each head (latent attention: behind the content part)
   rotary_backward,      // reads dqkv; writes dqkv | dkv, dkey (summed over the heads)
   activation,           // reads x [, bias] [, weights]; writes y (gelu, relu; gated kinds read [.., 2, ffn], or the
                         // gate alone where the product is an op of its own), times the weight of each row
@@ -40,8 +41,8 @@ enum class OpKind : std::uint8_t {
   dropout,              // reads x; writes y, mask
   dropout_backward,     // reads dy, mask; writes dx
   dropout_add,          // reads x, residual [, bias]; writes y, mask: y = residual + dropout(x + bias)
-  add,                  // reads a [, b] [, bias]; writes y; a bias may be a row (positions) added to every sequence
-  multiply,             // reads a, b; writes y; of b the last dimension may be 1, or else of y: the sum over a's
+  add,                  // reads a [, b] [, bias]; writes y; a bias may be one row of positions, added to every sequence
+  multiply,             // reads a, b; writes y; b's last dimension may be 1, or y's: then y is the sum over a's
   bias_gradient,        // reads dy; writes dbias (accumulated)
   embedding,            // reads ids, table [rows, width..]; writes y
   embedding_backward,   // reads ids, dy; writes dtable (accumulated)
@@ -55,33 +56,35 @@ enum class OpKind : std::uint8_t {
   zero_fill,               // writes y
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
-  // Mixture of experts. Each token goes to `k` experts; rows are their inputs or outputs, [experts, slots, width]: a
-  // token's row lies in the first free slot of its expert, first choices before second ones, tokens in their order.
-  // What finds no slot is dropped: it adds nothing and has no gradient. Slots that no token takes hold zeros.
-  // Of experts that ranks divide, one has the rows of its own; what it puts together from them owes the sum over all.
-  route,           // reads logits [tokens.., experts] [, bias on scores that are compared]; writes weights
-                   // [tokens.., k] and choices [tokens.., k], the most favoured first, of equals the first (Op::router)
-                   // Where experts choose, k is their number: each at its place, or -1 and weight 0.
-  route_backward,  // reads dweights, logits, choices; writes dlogits: of the weights of these choices
-  hash_route,      // reads ids [tokens.., 1]; writes choices [tokens.., 1]: of an id always the same expert
-  permute,         // reads x [tokens.., width], choices; writes rows
-  unpermute,       // reads rows, choices [, weights]; writes x: the sum of a token's rows, weighted
+  // Mixture of experts. Each token goes to `k` experts. Rows are the experts' inputs or outputs, [experts, slots,
+  // width]. A token's row lies in the first free slot of its expert; first choices come before second ones, and tokens
+  // keep their order. A row without a slot is dropped: it adds nothing and has no gradient. Slots that no token takes
+  // hold zeros. If ranks divide the experts, each rank has the rows of its own experts, and the tokens that it sums
+  // from them owe the sum over all ranks.
+  route,  // reads logits [tokens.., experts] [, bias on the scores that are compared];
+          // writes weights [tokens.., k] and choices [tokens.., k], best first, of equals the first (Op::router).
+          // If experts choose, k is the number of experts: each at its own index, or -1
+          // with weight 0.
+  route_backward,      // reads dweights, logits, choices; writes dlogits: the derivative of these choices' weights
+  hash_route,          // reads ids [tokens.., 1]; writes choices [tokens.., 1]: always the same expert for an id
+  permute,             // reads x [tokens.., width], choices; writes rows
+  unpermute,           // reads rows, choices [, weights]; writes x: the (weighted) sum of each token's rows
   unpermute_backward,  // reads dx, rows, choices, weights; writes drows, dweights
   permute_weights,     // reads weights [tokens.., k], choices; writes them by row [experts, slots]
   unpermute_weights,   // reads dweights by row, choices; writes them by token
-  // The same by products with a mask [tokens.., experts, slots] (GShard): of a token and each of its rows one, or its
-  // weight, of all others nothing.
+  // The same by products with a mask [tokens.., experts, slots] (GShard). An entry is one, or the row's weight, where
+  // the slot holds a row of the token; all other entries are zero.
   slot_mask,           // reads choices [, weights]; writes the mask
   slot_mask_backward,  // reads dmask, choices; writes dweights
   mask_permute,        // reads x, mask; writes rows: the mask, transposed, times x
   mask_unpermute,      // reads rows, mask; writes x: the mask times the rows
   mask_gradient,       // reads dx, rows; writes dmask: dx times the rows, transposed
-  add_noise,      // reads logits [tokens.., experts], deviations before their softplus; writes logits with normal noise
-                  // of that deviation, and their slopes in what deviations are made of (Shazeer et al. 2017, eq. 4)
-  expert_counts,  // reads choices [batch, sequence, k]; writes how many of a sequence each expert has [batch, experts]
-                  // or of all sequences [1, experts]
-  router_loss,    // reads logits [batch, sequence, experts] [, counts]; writes for each token what it adds to the loss
-                  // [batch, sequence, 2]: to that of balance, and to that of the logits' size (Op::router)
+  add_noise,  // reads logits [tokens.., experts], deviations before their softplus; writes logits plus normal noise of
+              // that deviation, and the slope of the noise in the raw deviation (Shazeer et al. 2017, eq. 4)
+  expert_counts,  // reads choices [batch, sequence, k]; writes how many each expert has of each sequence [batch,
+                  // experts], or of all sequences [1, experts]
+  router_loss,    // reads logits [batch, sequence, experts] [, counts]; writes each token's part of the loss [batch,
+                  // sequence, 2]: of the balance loss and of the z-loss on the logits' size (Op::router)
   router_loss_backward,  // reads logits [, counts]; writes dlogits, times Op::factor
 
   // Optimizer, on the flat buffers of a piece.
@@ -96,21 +99,21 @@ enum class OpKind : std::uint8_t {
   all_gather,      // reads shard; writes whole
   reduce_scatter,  // reads whole; writes shard
   all_to_all,      // reads x; writes x'
-  redistribute,    // reads x, or tensors with indices of it each; writes x in another layout
-                   // (sim/program/redistribute.h): all-to-all of what differs
+  redistribute,    // reads x, or several tensors that each have some of its indices; writes x in another layout
+                   // (sim/program/redistribute.h): an all-to-all of what differs
   broadcast,       // from the group's first rank
   reduce,          // to the group's first rank
-  ring_shift,      // send to the next, receive from the previous rank of the group; reads x, writes x'
+  ring_shift,      // reads x, writes x': sends to the next rank of the group, receives from the previous one
   send,            // to the neighbouring pipeline stage
   receive,
 
   copy,  // between memories: from the place of the tensor read to that of the tensor written
 
-  end,  // behind the last: no kind
+  end,  // one past the last kind
 };
 
-// What an op is made of, and with that its FLOPs: a matrix product's and an attention's follow from their shapes, no
-// other class has any.
+// The class of an op. It decides the FLOPs: those of matrix products and attention follow from the shapes; ops of all
+// other classes have none.
 enum class OpClass : std::uint8_t {
   matrix_product,
   attention,
@@ -121,36 +124,36 @@ enum class OpClass : std::uint8_t {
   copy,
 };
 
-// Whose bytes an op moves (sim/program/work.h).
+// The bytes an op moves (sim/program/work.h).
 enum class MovedBytes : std::uint8_t {
-  operands,  // each tensor read once, written once; what is added to is read, too
-  rows,      // of a table as many rows as the other operand has, not the table
-  payload,   // the full buffer: whichever side is not a shard; of a redistribute the share of it that Op::factor says
-  source,    // what a copy reads
+  operands,  // each tensor is read once and written once; what is added to is also read
+  rows,      // of a table, as many rows as the other operand has; not the whole table
+  payload,   // the full buffer: the side that is not a shard; for a redistribute, times Op::factor
+  source,    // the tensor that a copy reads
 };
 
 // How differentiate() reverses an op.
 enum class Derivative : std::uint8_t {
-  none,             // `why_none` says why
-  linear,           // an input gradient, a weight gradient, a bias gradient
-  batched_matmul,   // two products
-  attention,        // from the context, its log-sum-exp and the operands
-  norm,             // from x, the weight and the statistics
-  activation,       // from x before its bias; a bias gradient
-  dropout_add,      // the residual's is dy; of the other side by the mask; a bias gradient
-  add,              // dy; a bias gradient
-  multiply,         // dy times the other side
-  embedding,        // a table's rows
-  cross_entropy,    // from the logits and the statistics
-  of_dy,            // dx from dy alone
-  of_dy_or_two,     // the same; with a second operand dx and its gradient
-  of_dy_and_y,      // dx from dy and the result
-  of_dy_and_mask,   // dx from dy and the second result
-  route,            // from the logits and the choices
-  permute,          // from dy and the choices
-  unpermute,        // the same; with weights also from the rows, and a gradient of the weights
-  noise,            // dy; of the deviations dy times the second result
-  router_loss,      // from the operands
+  none,            // no rule; `why_none` gives the reason
+  linear,          // an input-gradient op, a weight-gradient op, a bias-gradient op
+  batched_matmul,  // two matrix products
+  attention,       // from the context, its log-sum-exp and the operands
+  norm,            // from x, the weight and the statistics
+  activation,      // from x before its bias; and a bias gradient
+  dropout_add,     // of the residual: dy; of x: from dy and the mask; and a bias gradient
+  add,             // dy itself; and a bias gradient
+  multiply,        // dy times the other operand
+  embedding,       // the gradient of the table's rows
+  cross_entropy,   // from the logits and the statistics
+  of_dy,           // dx from dy alone
+  of_dy_or_two,    // as of_dy; with a second operand also its gradient
+  of_dy_and_y,     // dx from dy and the result y
+  of_dy_and_mask,  // dx from dy and the second result, a mask
+  route,           // from dweights, the logits and the choices
+  permute,         // from dy and the choices
+  unpermute,       // as permute; with weights also from the rows, and a gradient of the weights
+  noise,           // of the logits: dy; of the deviations: dy times the second result
+  router_loss,     // from the operands
 };
 
 // Sets of operands: bit i is the i-th read or write of an op.
@@ -162,41 +165,42 @@ struct OpTraits {
   OpClass op_class;
   MovedBytes moved = MovedBytes::operands;
 
-  OperandMask reads = 0, may_read = 0;    // always there; beside those
-  OperandMask writes = 0, may_write = 0;  // as well
+  OperandMask reads = 0, may_read = 0;    // operands that are always there; operands that may be there besides
+  OperandMask writes = 0, may_write = 0;  // the same for results
 
-  // Writes that Op::accumulate adds to; kernels of kinds without any cannot accumulate.
+  // The writes to which Op::accumulate adds; kernels of kinds with none cannot accumulate.
   OperandMask accumulates = 0;
-  bool in_place = false;  // a result may lie where an operand of the same size and dtype does
-  bool scratch = false;   // kernels on a GPU need memory of their own
-  bool random = false;    // draws numbers: Op::draw
-  bool of_update = false;  // once a step, over flat buffers
+  bool in_place = false;   // a result may share the memory of an operand of the same size and dtype
+  bool scratch = false;    // GPU kernels need scratch memory
+  bool random = false;     // draws numbers: Op::draw
+  bool of_update = false;  // runs once a step, over flat buffers
 
-  // Which read is the queries of attention and its derivative (keys and values, where they are apart, are behind them),
-  // and which the square of the norm that gradients are clipped by; -1: none.
+  // The read that holds the queries of attention or its derivative (separate keys and values follow it), and the read
+  // that holds the square of the norm by which gradients are clipped; -1: none.
   std::int8_t queries_read = -1, norm_read = -1;
 
-  // Kernels of their own, with a cost curve each: one for every ActivationFunction; one with a bias and one without,
-  // where the bias is that read or write.
+  // Which variants have kernels, and so cost curves, of their own. `functions`: one per ActivationFunction.
+  // `bias_read`, `bias_write`: one with and one without a bias, which is that read or write; -1: none.
   bool functions = false;
   std::int8_t bias_read = -1, bias_write = -1;
 
   Derivative derivative = Derivative::none;
-  OpKind backward = kind;          // of what the rule is made: the kind whose op gives dx
-  const char* why_none = nullptr;  // of Derivative::none
+  OpKind backward = kind;          // the kind of the op that gives dx, if the rule makes one
+  const char* why_none = nullptr;  // the reason for Derivative::none
 
-  // Of operands that ranks divide, or whose sum they owe each other (sim/program/check.h).
-  OperandMask linear = 0;       // reads that may owe a sum, which the results then owe: all of an op the same one,
-  bool product = false;         // or, of factors, one of them
-  OperandMask independent = 0;  // writes that do not depend on those reads: every rank has them
-  bool sums = false;            // over axes that a result lacks: it owes the sum over what divides them
-  OperandMask added = 0;        // reads that every rank adds: never to a part of a sum
-  OperandMask takes_positions = 0;  // reads of whole sequences (ids, tables), of which a rank takes its positions
-  OperandMask gives_positions = 0;  // writes of them, to which it adds at its positions
-  OperandMask whole_rows = 0;       // reads whose last dimension is normalised over: no rank has a part of it
-  bool whole_heads = false;         // turns the numbers of a head in pairs, or scores by them: the same
-  bool masks_rows = false;          // by their places in what it reads: where it masks, no rank has a part of them
-  bool regroups = false;            // tokens and slots: a rank's rows are those of its own tokens
+  // Rules for operands that ranks divide, or whose sum the ranks owe (sim/program/check.h).
+  // Reads that may owe a sum; the results then owe it, too. All of them must owe the same sum.
+  OperandMask linear = 0;
+  bool product = false;         // the `linear` reads are factors: only one of them may owe a sum
+  OperandMask independent = 0;  // writes that do not depend on the `linear` reads: every rank has them
+  bool sums = false;  // sums over axes that a result lacks; it owes the sum over what divides these
+  OperandMask added = 0;  // reads that every rank adds in full: they must not be added to a part of a sum
+  OperandMask takes_positions = 0;  // reads of whole sequences (ids, tables); a rank takes its own positions
+  OperandMask gives_positions = 0;  // writes of whole sequences, to which a rank adds at its own positions
+  OperandMask whole_rows = 0;       // reads that are normalised over their last dimension: ranks must not divide it
+  bool whole_heads = false;         // rotates or scores over whole heads: ranks must not divide a head
+  bool masks_rows = false;  // masks rows by place in the operand: where it masks, ranks must not divide them
+  bool regroups = false;  // moves tokens into slots or back: a rank's rows are those of its own tokens
 };
 
 namespace op_traits {
@@ -392,11 +396,11 @@ static_assert(rows_stand_in_order() && kTable.size() == static_cast<std::size_t>
 
 inline constexpr int kOpKinds = static_cast<int>(op_traits::kTable.size());
 
-// REQUIRES: a kind of the enumeration.
+// REQUIRES: kind < OpKind::end.
 constexpr const OpTraits& traits_of(OpKind kind) { return op_traits::kTable[static_cast<std::size_t>(kind)]; }
 constexpr const char* name_of(OpKind kind) { return traits_of(kind).name; }
 
-// REQUIRES: attention or its derivative.
+// The index of the read that holds the queries. REQUIRES: attention or its derivative.
 constexpr std::size_t queries_operand(OpKind k) { return static_cast<std::size_t>(traits_of(k).queries_read); }
 
 constexpr bool is_matmul(OpKind k) { return traits_of(k).op_class == OpClass::matrix_product; }
@@ -408,12 +412,12 @@ constexpr bool has_operand(OperandMask mask, std::size_t i) { return (mask >> i 
 constexpr bool is_communication(OpKind k) {
   return traits_of(k).op_class == OpClass::collective || is_point_to_point(k);
 }
-// The collective that a communication is on the wire.
+// The collective that performs a communication op on the wire.
 constexpr OpKind collective_of(OpKind k) { return k == OpKind::redistribute ? OpKind::all_to_all : k; }
 constexpr bool is_copy(OpKind k) { return traits_of(k).op_class == OpClass::copy; }
-// Has kernels: it computes rather than moves data between ranks or memories.
+// Whether the op has kernels: it computes rather than moves data between ranks or memories.
 constexpr bool is_computation(OpKind k) { return !is_communication(k) && !is_copy(k); }
-// The i-th write of `kind` is one that Op::accumulate adds to.
+// Whether Op::accumulate adds to the i-th write of `kind`.
 constexpr bool accumulates(OpKind kind, std::size_t i) { return has_operand(traits_of(kind).accumulates, i); }
 
 }  // namespace orrery

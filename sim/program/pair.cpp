@@ -17,7 +17,7 @@ void unblock(Op& op) {
   if (is_exchange(op)) op.stream = Stream::expert_communication;
 }
 
-// Where tokens leave for their experts and where they come back; what travels beside them is smaller.
+// The ops at which tokens leave for their experts and return; other exchanges beside them are smaller.
 struct Exchanges {
   std::size_t first = 0, last = 0;
   bool any() const { return first < last; }
@@ -45,7 +45,7 @@ PairCuts pair_cuts(const Piece& piece, bool forward) {
   for (const Op& op : block.ops) all += flops(op, piece.tensors);
   std::size_t half = 0;
   while (half < end && 2 * before < all) before += flops(block.ops[half++], piece.tensors);
-  // The backward's first turn is before the forward's, its last one behind it.
+  // The backward's first turn is before the forward's, and its last one after it.
   return {forward ? std::array{half, end} : std::array{std::size_t{0}, half}, false};
 }
 
@@ -63,7 +63,7 @@ bool pair_blocks(const Piece& piece, Piece& out) {
   out.weight_gradient.ops.clear();
   out.update.ops.clear();
 
-  // The forward's own tensors: all but what stays from one micro-batch to the next.
+  // Tensors that the forward needs for itself: all except those that stay from one micro-batch to the next.
   std::vector<TensorId> own(piece.tensors.size(), kNoTensor);
   const auto rename = [&](TensorId id) {
     if (id == kNoTensor) return id;

@@ -95,7 +95,7 @@ void PieceCheck::run() {
       if (!deals_evenly(mesh_, t, d)) {
         report(Rule::sizes, "\"" + std::string(t.name) + "\" " + words(mesh_, t) +
                                 " has no whole blocks of its deal for every part");
-        return;  // no rank's elements are known
+        return;  // the elements of each rank are unknown
       }
   expect_pieces();
   given(piece_.input);
@@ -127,7 +127,7 @@ void PieceCheck::run() {
         (p.gradient == kNoTensor) != piece_.sets[p.set].frozen())
       report(Rule::frozen_stays, quoted(p.parameter) + (p.gradient == kNoTensor ? " is frozen" : " is trained") +
                                      " and lies in a parameter set that is not");
-  // What the next step reads.
+  // The tensors that the next step reads.
   second_step_ = true;
   run(piece_.forward, "forward of the next step");
 }
@@ -158,7 +158,7 @@ bool PieceCheck::is_gradient_of_parameter(TensorId id, std::size_t& parameter) c
   return false;
 }
 
-// What holds its values: itself, another view of the same part, or what it is a view of.
+// The tensor that holds the values of `id`: itself, another view of the same part, or a tensor that it is a view of.
 TensorId PieceCheck::written_as(TensorId id) const {
   for (; id != kNoTensor; id = tensor(id).alias_of) {
     if (state_[id].written) return id;
@@ -186,7 +186,7 @@ MeshGroup PieceCheck::owed(TensorId id) const {
 }
 
 void PieceCheck::write(TensorId id, MeshGroup owes) {
-  // A view that cuts a part of what its base holds whole leaves the base owing the sum of all parts.
+  // A view that is a rank's part of a base which every rank holds whole leaves the base owing the sum of all parts.
   MeshGroup base_owes = owes;
   owed_[id] = owes;
   const bool again = state_[id].own_block == serial_;
@@ -199,7 +199,7 @@ void PieceCheck::write(TensorId id, MeshGroup owes) {
     if (state.block != serial_) state.elements = 0;
     state.block = serial_;
     state.elements += elements;
-    // Gradients are added to what is there.
+    // Gradients are added to the present values.
     const bool whole = state.elements >= tensor(base).elements() || tensor(base).category == Category::gradient;
     state.written = state.written || whole;
   }
@@ -213,7 +213,7 @@ void PieceCheck::write(TensorId id, MeshGroup owes) {
   }
 }
 
-// What a gradient of a tensor without a batch (a table of positions for all layers) owes between pieces.
+// The sum that a gradient of a tensor without a batch (a table of positions for all layers) owes between pieces.
 MeshGroup PieceCheck::owed_beside(TensorId id) const {
   if (tensor(id).find(Axis::batch) >= 0) return {};
   for (const Tensor& t : piece_.tensors)
@@ -231,7 +231,7 @@ void PieceCheck::expect_settled(TensorId id, const char* what) {
                                words(mesh_, owed(id)) + "; what is handed on must owe nothing");
 }
 
-// What is done in pieces is done once.
+// Checks that the pieces of an op that is done in pieces add up to exactly one op.
 void PieceCheck::expect_pieces() {
   const std::array blocks{&piece_.forward, &piece_.backward, &piece_.weight_gradient, &piece_.update};
   const auto same = [](const Op& a, const Op& b) {
@@ -284,7 +284,7 @@ void PieceCheck::step(const Op& op) {
     compute(op);
     const bool cast = op.kind == OpKind::cast && op.phase == Phase::update;
     if (cast) expect_same_part(op.reads[0], op.writes[0]);
-    // Parameters that the host has updated, or that are cast from what the optimizer has.
+    // Parameters that the host has updated, or that are cast from the optimizer's copy.
     if (cast || op.kind == OpKind::copy) updated(op.writes[0]);
   }
 }
@@ -297,7 +297,7 @@ void PieceCheck::expect_there(TensorId id) {
                                               t.divided_over().without(tensor(root).divided_over()) != stale->second) {
       report(Rule::parameters_gathered,
              quoted(id) + " has been updated in parts over " + words(mesh_, stale->second) + " and not gathered since");
-      stale->second = {};  // said once
+      stale->second = {};  // reported once
     }
     if (!laid_out_) return;
   }

@@ -1,4 +1,4 @@
-// How check() (sim/program/check.h) follows one piece through a step. For it alone.
+// How check() (sim/program/check.h) follows one piece through a step. Internal to check().
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,26 @@
 
 namespace orrery::proof {
 
-// The digits by name: "dp_shard x cp"; "nothing" for none.
+// The digits of the group by name: "dp_shard x cp"; "nothing" if it is empty.
 std::string words(const Mesh& mesh, MeshGroup group);
-// What a dimension is divided over, major to minor: "cp x tp", "cp zigzag"; "nothing".
+// The digits that divide dimension `dim`, major to minor: "cp x tp", "cp zigzag"; "nothing" if none.
 std::string words(const Mesh& mesh, const Tensor& t, int dim);
-// That of each dimension: "[- | cp x tp | -]".
+// The same for each dimension: "[- | cp x tp | -]".
 std::string words(const Mesh& mesh, const Tensor& t);
 
-// Of whose elements no two ranks hold the same.
+// The digits that divide the tensor so that no two ranks hold the same element (all but those of query heads).
 MeshGroup divided_without_rest(const Tensor& t);
 
-// The stages that hold one parameter, and what they sum.
+// The stages that hold one tied parameter, and the operands that they sum over these stages.
 class Holders {
  public:
   explicit Holders(const Program& program);
-  // Null: of a parameter that is tied to none.
+  // The stages that hold the parameter; null if it is not tied.
   const std::vector<std::uint16_t>* of(const Piece& piece, std::size_t parameter) const;
-  // Of a parameter that this piece keeps.
+  // Whether several stages hold the parameter, and this piece keeps it (not Tensor::shared).
   bool several(const Piece& piece, std::size_t parameter) const;
-  // What another piece sums with it; null: this is the first.
+  // Records `operand` for the sum over `stages`. Returns the operand of the piece that came before; null: this is the
+  // first.
   const Tensor* meet(std::uint8_t stages, const Tensor& operand) { return std::exchange(operands_[stages], &operand); }
 
  private:
@@ -38,42 +39,43 @@ class Holders {
   std::vector<const Tensor*> operands_;                        // by Op::stages
 };
 
-// One piece through a step: forward, backward, weight gradients, update, and the next step's forward.
+// Follows one piece through a step: forward, backward, weight gradients, update, and the next step's forward.
 class PieceCheck {
  public:
   PieceCheck(const Program& program, const Piece& piece, MeshGroup norm_group, Holders& holders,
              std::vector<Violation>& found);
   void run();
 
-  // What the ops that compute each parameter's gradient leave it owing.
+  // By parameter: the sum that its gradient owes after the ops that compute it.
   const std::vector<MeshGroup>& contributed() const { return contributed_; }
 
  private:
   struct State {
-    bool written = false;         // all of it
-    std::uint32_t block = 0;      // in which it, or a view of it, was written last
-    std::uint32_t own_block = 0;  // in which it was written itself
-    std::int64_t elements = 0;    // written there through views
-    // Of keys, values, and gradients of them in a ring: how far from home they are. Of contexts and gradients: which
-    // keys, by how far away these were, have been taken into account; empty: none that travel.
+    bool written = false;         // whether all of it has been written
+    std::uint32_t block = 0;      // the block that last wrote it, or a view of it
+    std::uint32_t own_block = 0;  // the block that last wrote it itself
+    std::int64_t elements = 0;    // elements that this block has written through views
+    // In a ring. For keys, values and their gradients: how many places they have moved from their own rank. For
+    // contexts and gradients: by distance, whether the keys from that far away have been taken into account; empty: no
+    // keys travel.
     std::int64_t travelled = 0;
     std::vector<bool> seen;
-    const Op* mask = nullptr;  // an attention that has seen them
+    const Op* mask = nullptr;  // an attention op that has seen these keys
   };
-  // How the operands of an op are divided along an axis of the model.
+  // How the operands of an op are divided along one axis of the model.
   struct Divided {
     Axis axis;
     Division over;
     Deal deal;
-    bool read, read_in_parts;  // in parts: without a rest that all ranks have
-    TensorId first;            // of the operands that are divided so
-    int dim;                   // of it
+    bool read, read_in_parts;  // `read_in_parts`: without the elements behind query heads, which all ranks have
+    TensorId first;            // the first operand that is divided this way
+    int dim;                   // the dimension of `first`
   };
 
   // ---- words ----
   std::string quoted(TensorId id) const { return std::string("\"") + piece_.tensors[id].name + "\""; }
   std::string layout(TensorId id) const { return quoted(id) + " " + words(mesh_, piece_.tensors[id]); }
-  std::string layout_with(TensorId id, int dim, Division over) const;  // were that dimension divided so
+  std::string layout_with(TensorId id, int dim, Division over) const;  // if `dim` were divided over `over`
   void report(Rule rule, const std::string& text);
 
   // ---- state ----
@@ -150,16 +152,16 @@ class PieceCheck {
   std::vector<State> state_;
   std::map<TensorId, std::size_t> parameter_of_;                // by gradient
   std::map<TensorId, std::map<std::size_t, MeshGroup>> flats_;  // owed by each parameter in a buffer of gradients
-  std::set<TensorId> cuts_;                                     // of those, parts that no collective has left
+  std::set<TensorId> cuts_;                                     // of flats_: the parts that no collective has produced
   std::map<TensorId, const PackedGradients*> packings_;
   std::set<TensorId> norms_;
   std::map<TensorId, MeshGroup> stale_;
   std::vector<MeshGroup> contributed_;  // by parameter
   std::vector<bool> owes_stages_;       // by parameter: the sum over the stages that hold it
-  bool laid_out_ = false;               // without an optimizer parameters are there, but lie nowhere
-  MeshGroup ring_group_;                // the digits that shifts go round
-  std::int64_t inner_ranks_ = 1;        // of a ring within a ring of rings
-  // Ranks of the ring's digits below those of a shift's group.
+  bool laid_out_ = false;               // whether parameters lie in buffers; false without an optimizer
+  MeshGroup ring_group_;                // the digits around which ring shifts go
+  std::int64_t inner_ranks_ = 1;        // in a ring of rings: ranks of an inner ring
+  // The number of ranks over the ring's digits below those of `group`.
   std::int64_t ranks_within(MeshGroup group) const;
   const Op* op_ = nullptr;
   const Block* block_ = nullptr;

@@ -56,7 +56,7 @@ void PieceCheck::shift(const Op& op, TensorId from, TensorId to) {
   const State source = state_[storage_or_self(from)];
   write(to, owed(from));
   state_[to].seen = source.seen;
-  // From ring to ring, or within one.
+  // A shift from ring to ring, or within a ring.
   const std::int64_t within = ranks_within(op.group), ranks = mesh_.size(op.group),
                      at = source.travelled / within % ranks;
   if (inner_ranks_ > 1 && within == 1 && ranks != inner_ranks_)
@@ -65,7 +65,7 @@ void PieceCheck::shift(const Op& op, TensorId from, TensorId to) {
   state_[to].travelled = source.travelled + ((at + op.places) % ranks - at) * within;
 }
 
-// The one dimension in which `divided` has the group's digits more than `whole`, as its minor ones.
+// Whether `divided` has the group's digits in exactly one dimension in addition to those of `whole`, as the minor ones.
 bool PieceCheck::differs_by(const Tensor& divided, const Tensor& whole, MeshGroup group, int& dim) const {
   if (divided.rank != whole.rank) return false;
   dim = -1;
@@ -81,7 +81,7 @@ bool PieceCheck::differs_by(const Tensor& divided, const Tensor& whole, MeshGrou
   return dim >= 0;
 }
 
-// What a gather over `group` makes of `part`: the group's digits are the minor ones of one dimension.
+// The layout after a gather of `part` over `group`: the group's digits are the minor ones of one dimension.
 std::string PieceCheck::gathered(TensorId part, MeshGroup group) const {
   if (group.empty()) return layout(part);
   for (int d = 0; d < tensor(part).rank; ++d) {
@@ -97,8 +97,8 @@ std::string PieceCheck::gathered(TensorId part, MeshGroup group) const {
   return "an operand with " + words(mesh_, group) + " as the minor digits of one dimension";
 }
 
-// What a scatter over `group` makes of `whole`, in the dimension that `part` has divided over any of the group's
-// digits.
+// The layout after a scatter of `whole` over `group`, in the dimension in which `part` is divided over any of the
+// group's digits.
 std::string PieceCheck::scattered(TensorId whole, const Tensor& part, MeshGroup group) const {
   if (group.empty()) return layout(whole);
   for (int d = 0; d < std::min(part.rank, tensor(whole).rank); ++d) {
@@ -214,7 +214,7 @@ void PieceCheck::expect_last(const Op& op, TensorId id) {
   report(Rule::last_micro_batch, quoted(id) + " is summed in place in every micro-batch, and added to in between");
 }
 
-// Parameters of whose gradients a tensor is: of a flat buffer all, or the one that a view of it is.
+// The parameters whose gradients a tensor holds: all of a flat buffer, or the one of which it is a view.
 std::vector<std::size_t> PieceCheck::gradients_in(TensorId id) const {
   std::vector<std::size_t> parameters;
   const auto flat = flats_.find(storage_of(piece_, id));
@@ -261,7 +261,7 @@ void PieceCheck::expect_summed_over_stages(std::size_t p) {
   if (!owes_stages_[p]) return;
   report(Rule::summed_over_holders,
          "the gradient of " + quoted(piece_.parameters[p].parameter) + " is not summed over the stages that hold it");
-  owes_stages_[p] = false;  // said once
+  owes_stages_[p] = false;  // reported once
 }
 
 void PieceCheck::sum_packed(const Op& op, const PackedGradients& packing) {

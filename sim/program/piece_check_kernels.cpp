@@ -8,13 +8,13 @@
 namespace orrery::proof {
 namespace {
 
-// Fused projections are divided by query heads, as what they are cut into is.
+// Fused projections are divided by query heads, like the tensors that they are cut into.
 Axis divided_axis(Axis axis) { return axis == Axis::group_qkv ? Axis::group_heads : axis; }
 
 bool masks(const Op& op) { return op.causal || op.window > 0; }
 
-// Whether an element of the results needs more than its own part of this dimension of an operand, and no sum of parts
-// gives it.
+// Whether an element of the results needs more of this dimension of an operand than its own part, and a sum of parts
+// cannot give it.
 bool needs_whole(const Op& op, std::size_t read, const Tensor& t, int dim) {
   const OpTraits& traits = traits_of(op.kind);
   if (traits.whole_heads && t.axes[dim] == Axis::head_dim) return true;
@@ -22,7 +22,7 @@ bool needs_whole(const Op& op, std::size_t read, const Tensor& t, int dim) {
   return dim == t.rank - 1 || (traits.masks_rows && masks(op) && dim == t.rank - 2);
 }
 
-// Of tokens, and of the slots that they are put into.
+// Whether the axis counts tokens, or the slots that they are put into.
 bool counts_rows(Axis axis) { return axis == Axis::batch || axis == Axis::sequence || axis == Axis::slots; }
 
 std::string axis_words(const Tensor& t, int dim) {
@@ -33,7 +33,7 @@ std::string axis_words(const Tensor& t, int dim) {
 
 void PieceCheck::compute(const Op& op) {
   std::vector<Divided> axes;
-  if (!expect_whole(op) || !expect_divided_alike(op, axes)) {  // said once: what follows from it is not looked for
+  if (!expect_whole(op) || !expect_divided_alike(op, axes)) {  // reported once: its consequences are not checked
     for (const TensorId id : op.writes)
       if (id != kNoTensor) write(id, {});
     return;
@@ -60,7 +60,7 @@ bool PieceCheck::expect_whole(const Op& op) {
   return true;
 }
 
-// Fills `axes`. Whoever takes part of an operand is compared with the others.
+// Fills `axes`. Operands of which the op takes a part are compared with the others.
 bool PieceCheck::expect_divided_alike(const Op& op, std::vector<Divided>& axes) {
   const OpTraits& traits = traits_of(op.kind);
   for (const bool parts : {false, true}) {
@@ -82,7 +82,7 @@ bool PieceCheck::meet(TensorId id, bool takes_part, bool read, std::vector<Divid
     const Axis axis = divided_axis(t.axes[d]);
     if (axis == Axis::none) continue;
     const bool by_heads = t.deal(d) == Deal::query_heads;
-    const Deal deal = by_heads ? Deal::contiguous : t.deal(d);  // of what is divided
+    const Deal deal = by_heads ? Deal::contiguous : t.deal(d);  // of the divided part
     const auto known = std::find_if(axes.begin(), axes.end(), [&](const Divided& a) { return a.axis == axis; });
     if (known == axes.end()) {
       axes.push_back({axis, t.over[d], deal, read, read && !by_heads, id, d});
@@ -101,7 +101,7 @@ bool PieceCheck::meet(TensorId id, bool takes_part, bool read, std::vector<Divid
   return true;
 }
 
-// What linear operands leave the results owing.
+// The sum that the results owe because of linear operands.
 MeshGroup PieceCheck::owed_by_reads(const Op& op) {
   const OpTraits& traits = traits_of(op.kind);
   MeshGroup passed;
@@ -140,7 +140,7 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
   MeshGroup summed;
   for (const Divided& a : axes) {
     if (a.over.empty() || !a.read || (traits.regroups && counts_rows(a.axis))) continue;
-    MeshGroup here;  // what divides the result as well; the rest of one divided by heads is a sum over heads
+    MeshGroup here;  // digits that also divide the result; parts by heads are summed over heads
     for (int d = 0; d < t.rank; ++d)
       if (divided_axis(t.axes[d]) == a.axis && (t.deal(d) != Deal::query_heads || !a.read_in_parts))
         here = here | t.over[d].group();
@@ -168,12 +168,12 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
   return owes;
 }
 
-// A rank puts its own tokens into slots: those who divide tokens divide slots; of experts a rank may have a part, of
-// tokens that the others of the group have, too.
+// A rank puts its own tokens into slots: tokens and slots are divided over the same digits. Experts may be divided over
+// digits whose ranks have the same tokens.
 void PieceCheck::expect_own_rows(const Op& op) {
   const std::span<const TensorId> reads(op.reads), writes(op.writes);
   MeshGroup tokens, slots, experts;
-  TensorId rows = kNoTensor, x = kNoTensor;  // of slots, of tokens; a mask is of both
+  TensorId rows = kNoTensor, x = kNoTensor;  // first tensor of slots, first tensor of tokens; a mask is both
   for (const std::span<const TensorId> operands : {reads, writes})
     for (const TensorId id : operands) {
       if (id == kNoTensor) continue;
@@ -194,7 +194,7 @@ void PieceCheck::expect_own_rows(const Op& op) {
 
 // ---- rings ----
 
-// All of them, or those that rings bring; as many positions as the op masks by.
+// Attention reads all keys, or those that a ring brings; the op masks by the same number of positions.
 void PieceCheck::expect_keys(const Op& op) {
   const std::size_t first = queries_operand(op.kind);
   const TensorId queries = op.reads[first], keys = op.reads[first + 1] != kNoTensor ? op.reads[first + 1] : queries;
@@ -209,7 +209,7 @@ void PieceCheck::expect_keys(const Op& op) {
                                      ", and no ring brings the others, needed " + layout_with(keys, d, {}));
 }
 
-// Over which of its digits the parts of a dimension have keys that their queries meet.
+// The digits over which the parts of a dimension have keys that their queries meet.
 MeshGroup PieceCheck::meeting(const Tensor& t, int dim) const {
   const Division over = t.over[dim];
   if (over.empty() || !is_table_of_runs(t.deal(dim))) return over.group();
@@ -245,7 +245,7 @@ void PieceCheck::follow_ring(const Op& op) {
     state_[op.writes[0]].travelled = a;
     return;
   }
-  // The same sum in another dtype, to go on with.
+  // The same sum in another dtype, with which the ring continues.
   if (op.kind == OpKind::cast && !op.accumulate && !seen_of(op.reads[0]).empty() &&
       tensor(op.reads[0]).dtype != tensor(op.writes[0]).dtype) {
     const State from = state_[written_as(op.reads[0])];
@@ -277,7 +277,7 @@ void PieceCheck::attend_in_ring(const Op& op) {
   if (travelled != op.keys_before)
     report(Rule::sees_all_keys, quoted(keys) + " has the keys of " + std::to_string(travelled) +
                                     " ranks before, the op states " + std::to_string(op.keys_before));
-  // Of keys dealt by runs a ring is of those that meet.
+  // If keys are dealt by runs, a ring contains only parts that meet.
   const Tensor& of_keys = tensor(keys);
   const int d = of_keys.find(Axis::sequence);
   std::int64_t within = inner_ranks_;

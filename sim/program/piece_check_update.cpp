@@ -5,7 +5,7 @@
 
 namespace orrery::proof {
 
-// A part of a flat buffer that no collective has left: it owes what the buffer does.
+// A part of a flat buffer that no collective has produced: it owes what the buffer owes.
 void PieceCheck::cut(TensorId id) {
   const TensorId base = id == kNoTensor ? kNoTensor : tensor(id).alias_of;
   if (!is_flat(base) || (is_flat(id) && !cuts_.contains(id)) || tensor(id).divided_over().empty()) return;
@@ -31,7 +31,7 @@ void PieceCheck::elementwise_on_flat(const Op& op) {
   }
 }
 
-// A clip coefficient of a part of the norm would be another one on each rank.
+// A norm over a part of the gradients would give each rank another clip coefficient.
 bool PieceCheck::clips_by(const Op& op, TensorId id) {
   const int at = norm_operand(op.kind);
   if (at < 0 || op.reads[static_cast<std::size_t>(at)] != id) return false;
@@ -54,7 +54,7 @@ void PieceCheck::norm(const Op& op) {
   if (is_flat(op.reads[0])) {
     expect_owes_nothing(op.reads[0]);
     write(op.writes[0], norm_group_);
-  } else {  // of parts of itself
+  } else {  // parts of the buffer itself
     norms_.erase(storage_of(piece_, op.reads[0]));
     write(op.writes[0], owed(op.reads[0]));
   }
@@ -81,7 +81,7 @@ void PieceCheck::expect_same_part(TensorId from, TensorId to) {
                                    layout(to) + " of " + std::to_string(tensor(to).sizes[0]) + ", needed alike");
 }
 
-// Parts of a parameter buffer are new, the rest of it is not.
+// Only parts of a parameter buffer are updated; the rest of it is stale.
 void PieceCheck::updated(TensorId id) {
   write(id, {});
   if (tensor(id).category != Category::parameter) return;
@@ -91,7 +91,7 @@ void PieceCheck::updated(TensorId id) {
   stale_[root] = tensor(id).divided_over().without(tensor(root).divided_over());
 }
 
-// What a set says of itself is what its tensors are.
+// Checks that the groups of a parameter set are those of its tensors.
 void PieceCheck::expect_divided(const ParameterSet& set) {
   const auto expect = [&](TensorId id, MeshGroup group, const char* what) {
     if (id == kNoTensor || tensor(id).divided_over() == group) return;

@@ -1,4 +1,4 @@
-// Bytes by where they lie and what they are for.
+// Bytes by the place where they lie and by category.
 #pragma once
 
 #include <array>
@@ -34,7 +34,7 @@ inline PlacedBytes& operator+=(PlacedBytes& a, const PlacedBytes& b) { return a 
 inline PlacedBytes operator*(const PlacedBytes& a, double factor) { return sum({}, a, factor); }
 inline double device_bytes(const PlacedBytes& bytes) { return bytes.in(Place::device); }
 
-// What the allocator of each place rounds up to a multiple of; 0: nothing.
+// The granularity of each place's allocator: sizes are rounded up to a multiple of these bytes; 0: no rounding.
 struct Granularity {
   constexpr Granularity(double everywhere) { bytes.fill(everywhere); }  // NOLINT: a number stands for all places
   std::array<double, kPlaces> bytes{};

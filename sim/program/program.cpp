@@ -6,7 +6,8 @@
 namespace orrery {
 namespace {
 
-// The layers of the model that a piece computes in any micro-batch, in order; `all`: how many the model has.
+// The layers of the model that a piece computes in any micro-batch, in order. `all`: set to the model's number of
+// layers.
 std::vector<std::int64_t> layers_of(const Program& program, std::size_t piece, std::int64_t& all) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   std::vector<const Chunk*> in_order(program.schedule.position.size());
@@ -29,7 +30,7 @@ std::vector<std::int64_t> layers_of(const Program& program, std::size_t piece, s
   return layers;
 }
 
-// As slices of 0 .. all-1: the longest progression from each number that is left.
+// Writes numbers as slices of 0 .. all-1: the longest progression from each number that is left.
 std::string slices_of(const std::vector<std::int64_t>& numbers, std::int64_t all) {
   constexpr std::size_t kMost = 4;  // slices shown; more are "..."
   std::string text;
@@ -52,7 +53,7 @@ std::string slices_of(const std::vector<std::int64_t>& numbers, std::int64_t all
 }  // namespace
 
 void Program::clear() {
-  // Pieces, line, stages and schedule keep their storage; whoever fills them clears each and sets the counts.
+  // Pieces, line, stages and schedule keep their storage; the lowering clears each and sets the counts.
   mesh = Mesh{};
   micro_batch_class.clear();
   other_classes.clear();
@@ -72,13 +73,13 @@ std::int64_t Program::micro_batches_of(std::size_t of_class) const {
 
 namespace {
 
-// Layers of one piece's rows have one.
+// The load of a piece; all its rows have the same one.
 std::uint8_t load_of(const Piece& piece) {
   const auto rows =
       std::find_if(piece.tensors.begin(), piece.tensors.end(), [](const Tensor& t) { return t.load != 0; });
   return rows == piece.tensors.end() ? 0 : rows->load;
 }
-// All attention of a piece has the same.
+// The document load of a piece; all its attention ops have the same one.
 std::uint8_t documents_of(const Piece& piece) {
   const std::vector<Op>& ops = piece.forward.ops;
   const auto attention = std::find_if(ops.begin(), ops.end(), [](const Op& op) { return op.documents != 0; });

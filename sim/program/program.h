@@ -1,5 +1,6 @@
-// What a strategy lowers to and what the engines interpret: pieces, where they sit, in which order they run, and the
-// mesh of ranks. Ranks of one pipeline stage differ only in their coordinates: they are one rank class.
+// A Program: the result of lowering by a strategy and the input of the engines. It holds the pieces, the stages they
+// are on, the order in which they run, and the mesh of ranks. Ranks of one pipeline stage differ only in their
+// coordinates: they are one rank class.
 #pragma once
 
 #include <cstdint>
@@ -30,23 +31,23 @@ struct Chunk {
   bool operator==(const Chunk&) const = default;
 };
 
-// Micro-batches that do other work than those of the first class.
+// A class of micro-batches whose work differs from that of class 0.
 struct MicroBatchClass {
   std::vector<Run> line;                   // as Program::line
   std::vector<std::vector<Chunk>> stages;  // as Program::stages
 };
 
-// What the numbers of the model are, independent of how it is laid out: for MFU and per-token figures.
+// Size and work of the model, independent of how it is laid out: for MFU and per-token figures.
 struct ModelWork {
-  // Forward and backward of the model, no recomputation; causal halved. Of the backward what the gradients of trained
-  // parameters need.
+  // Forward and backward FLOPs of the model, without recomputation; causal attention counts half. The backward counts
+  // only what the gradients of trained parameters need.
   double flops_per_step = 0;
   double flops_per_step_full_attention = 0;  // the same, attention counted without the causal mask (PaLM appendix B)
   double executed_flops_per_step = 0;        // of the kernels that run: stored scores are computed unmasked
-  double tokens_per_step = 0;                // positions of the global batch (decoder side for encoder-decoders)
+  double tokens_per_step = 0;                // positions of the global batch (of the decoder in encoder-decoder models)
   double sequences_per_step = 0;
   double parameters = 0;
-  double active_parameters = 0;  // of them those that one token meets: fewer with experts
+  double active_parameters = 0;  // those that one token uses: fewer in a mixture of experts
 };
 
 // How much of an output that it has sent to the next stage a rank keeps until the backward. `part`: where
@@ -54,36 +55,37 @@ struct ModelWork {
 // keeps all.
 enum class SentOutputs : std::uint8_t { freed, kept, part };
 
-// What a rank's framework holds beside the Program's tensors, and how it issues work. From the plan's `framework`
-// preset; sources there.
+// The memory that a rank's framework holds beside the Program's tensors, and how it issues work. The plan's `framework`
+// preset has the values and their sources.
 struct Runtime {
   double host_seconds_per_op = 0;          // CPU time to issue one kernel of the forward or the backward
-  double host_seconds_per_collective = 0;  // one collective, or transfer between devices
-  double host_seconds_per_update_op = 0;   // one kernel of the update
-  bool cuda_graphs = false;                // a block is issued at the cost of one kernel
-  // But for experts' kernels, whose shapes routing decides: the host issues them.
+  double host_seconds_per_collective = 0;  // CPU time to issue one collective, or one transfer between devices
+  double host_seconds_per_update_op = 0;   // CPU time to issue one kernel of the update
+  bool cuda_graphs = false;                // a whole block is issued at the cost of one kernel
+  // Kernels of experts are left out of CUDA graphs, because routing decides their shapes: the host issues each of them.
   bool graphs_leave_experts = false;
-  bool launches_each_expert = false;         // grouped products are a kernel an expert
+  bool launches_each_expert = false;         // a grouped product is one kernel per expert
   double context_bytes = 0;                  // driver context and library handles
-  double buffer_bytes_per_communicator = 0;  // NCCL channels' buffers
+  double buffer_bytes_per_communicator = 0;  // buffers of NCCL's channels
   Granularity granularity = 512;
-  // Autograd is handed gradients of matrices that hold nothing, while the kernels add to the real ones: one for all
-  // matrices of a shape, as long as the run (Transformer Engine).
+  // Autograd receives empty gradient placeholders for matrices, while the kernels add to the real gradients. There is
+  // one placeholder per matrix shape, for the whole run (Transformer Engine).
   bool placeholder_gradients = false;
-  // Buffers beside the tensors of pieces, into which gradients are copied to be reduced. They are allocated for each
-  // backward, or (keeps_reduction_buffers) once for the whole run.
+  // Buffers outside the pieces' tensors, into which gradients are copied for reduction. They are allocated for each
+  // backward, or once for the whole run if keeps_reduction_buffers.
   double reduction_buffer_bytes = 0;
   bool keeps_reduction_buffers = false;
-  // 16-bit gradients that an optimizer reads are copied into a flat buffer first, and then cast to fp32. It does so for
-  // update_copy_elements at a time (0: for all at once). On the host the fp32 copies stay for the whole run.
+  // 16-bit gradients that an optimizer reads are first copied into a flat buffer and then cast to fp32,
+  // update_copy_elements at a time (0: all at once). On the host the fp32 copies stay for the whole run.
   bool copies_gradients_for_update = false;
   double update_copy_elements = 0;
-  // For gradients that are not reduced before the last micro-batch: a rank holds them whole only from a chunk's first
-  // backward to its last one, and otherwise its own part. False: it holds them whole for the whole step.
+  // For gradients that are reduced only in the last micro-batch. True: a rank holds them whole only from a chunk's
+  // first backward to its last one, and its own part otherwise. False: it holds them whole for the whole step.
   bool releases_gradients = false;
   SentOutputs sent_outputs = SentOutputs::freed;
-  double host_bytes_per_rank = 0;  // what a rank's process takes of its node's memory, beside tensors
-  // Forced on every collective that has them (NCCL_ALGO, NCCL_PROTO); others choose as NCCL does.
+  double host_bytes_per_rank = 0;  // memory of the node that a rank's process uses beside tensors
+  // Forced on every collective that has this algorithm or protocol (NCCL_ALGO, NCCL_PROTO). The others choose as NCCL
+  // does.
   CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol collective_protocol = CollectiveProtocol::automatic;
 };
@@ -91,29 +93,30 @@ struct Runtime {
 struct Program {
   Mesh mesh;
   std::vector<Piece> pieces;
-  std::vector<Run> line;                   // the model in order, before it is dealt to stages
+  std::vector<Run> line;                   // the whole model in order, before it is divided into stages
   std::vector<std::vector<Chunk>> stages;  // [pipeline stage][chunk]
   Schedule schedule;
 
-  // Micro-batches whose work differs: of each its class. 0 has `line` and `stages`, i has other_classes[i - 1]: layer
-  // by layer the same, or variants (Piece::variant_of) with the same parameters. What is done once a step, and what is
-  // held all step long, is that of class 0. Empty: all micro-batches are alike.
+  // The class of each micro-batch, where micro-batches do different work; empty: all are alike. Class 0 has `line` and
+  // `stages`; class i has other_classes[i - 1]. All classes have the same layers in the same order, as the same pieces
+  // or as variants with the same parameters (Piece::variant_of). What is done once a step, or held for the whole step,
+  // is that of class 0.
   std::vector<std::uint8_t> micro_batch_class;
   std::vector<MicroBatchClass> other_classes;
 
-  // Groups that no digits name (Op::stages): lists of pipeline stages, ascending. Ranks take sums over them in the
-  // order of the lists.
+  // Groups of ranks given by lists of pipeline stages, ascending, rather than by digits (Op::stages). Ranks sum over
+  // them in the order of the lists.
   std::vector<std::vector<std::uint16_t>> stage_groups;
 
-  // The expert in each slot of a layer's experts, rank by rank of the group that divides them, where experts have
-  // copies (replicas): a token's rows for an expert go to its copies in turn, and their gradients are summed before the
-  // update. Empty: every expert once, in order.
+  // Expert replicas: the expert in each slot, for the ranks of the group that divides the experts, rank by rank. The
+  // rows of an expert go to its copies in turn, and the copies' gradients are summed before the update. Empty: every
+  // expert once, in order.
   std::vector<std::int64_t> expert_of_slot;
 
-  std::vector<Load> loads;  // of layers with experts (Tensor::load); none: routing is balanced
+  std::vector<Load> loads;  // of the layers with experts (Tensor::load); empty: routing is balanced
 
-  // Of sequences that are packed from documents; null: attention sees the whole sequence. And what each class of
-  // micro-batches attends to then (Op::documents).
+  // The sequences that are packed from documents, and what each class of micro-batches attends to then (Op::documents).
+  // Null: attention sees the whole sequence.
   std::shared_ptr<const PackedSequences> packed;
   std::vector<DocumentLoad> document_loads;
 
@@ -128,7 +131,7 @@ struct Program {
   const std::vector<std::vector<Chunk>>& stages_of(std::size_t of_class) const {
     return of_class == 0 ? stages : other_classes[of_class - 1].stages;
   }
-  // Calls visit(line, stages) of each class.
+  // Calls visit(line, stages) for each class.
   template <class Visit>
   void for_each_class(Visit&& visit) {
     visit(line, stages);
@@ -139,7 +142,8 @@ struct Program {
   void clear();
 };
 
-// Calls visit(stretch, instances) for each stretch of a chunk's runs over which instances are counted into buckets.
+// Calls visit(runs, instances) for each stretch: consecutive runs of a chunk over which instances are counted into
+// buckets (Op::every).
 template <class Visit>
 void for_each_stretch(const std::vector<Piece>& pieces, std::span<const Run> runs, Visit&& visit) {
   while (!runs.empty()) {
@@ -152,9 +156,9 @@ void for_each_stretch(const std::vector<Piece>& pieces, std::span<const Run> run
   }
 }
 
-// A piece as reports name it: "layer", or with its layers where such layers have several plans or loads, as Python
-// slices them: "layer[0:20]", "layer[0:32:2]". Where micro-batches differ, layers have it in some of them, and its load
-// is said as well: "layer[0:32, load 2]".
+// The name of a piece in reports: "layer". Where layers have several plans or loads, the piece's layers follow as
+// Python slices: "layer[0:20]", "layer[0:32:2]". Where micro-batches differ, the piece has those layers in some
+// micro-batches only, and its load is named as well: "layer[0:32, load 2]".
 std::string piece_title(const Program& program, std::size_t piece);
 
 }  // namespace orrery

@@ -15,7 +15,7 @@ std::int64_t whole_of(const Mesh& mesh, const Tensor& t, int dim) {
   return t.sizes[dim] * mesh.size(t.over[dim].group());
 }
 
-// How many indices two runs share.
+// The number of indices that two runs share.
 std::int64_t common(const IndexRun& a, const IndexRun& b) {
   std::int64_t first = 0;
   while (first < a.count && first < b.apart && (a.at(first) - b.begin) % b.apart != 0) ++first;
@@ -26,7 +26,7 @@ std::int64_t common(const IndexRun& a, const IndexRun& b) {
   return begin > last ? 0 : (last - begin) / step + 1;
 }
 
-// Of a dimension, the indices that a rank has in both layouts.
+// The number of indices of a dimension that a rank has in both layouts.
 std::int64_t kept(const Mesh& mesh, const Tensor& from, const Tensor& to, int dim, std::int64_t rank) {
   const std::int64_t whole = whole_of(mesh, from, dim);
   std::int64_t indices = 0;
@@ -39,7 +39,7 @@ std::int64_t kept(const Mesh& mesh, const Tensor& from, const Tensor& to, int di
 
 }  // namespace
 
-// A zigzag deal is of twice as many blocks as parts.
+// A zigzag deal has twice as many blocks as parts.
 bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim) {
   const Deal deal = deal_of(t, dim);
   if (deal != Deal::zigzag && !is_table(deal)) return true;
@@ -57,7 +57,7 @@ namespace {
 
 std::size_t count(const RowsOfParts& rows) { return rows.of_part->size() * static_cast<std::size_t>(rows.sharing); }
 
-// visit(holder, taker, indices) for what parts that share nothing have of what others are to have.
+// Calls visit(holder, taker, indices) for the indices that holders, which share none, have of those that takers need.
 template <class Visit>
 void for_each_common(std::span<const RunsOfParts* const> holders, const RowsOfParts& takers, Visit&& visit) {
   struct Held {
@@ -102,7 +102,7 @@ std::vector<double> moved_rows(std::span<const RowsOfParts> from, const RowsOfPa
 
 namespace {
 
-// Tensors of which one dimension is dealt by runs of one whole.
+// Layouts of one tensor in which one dimension is dealt by runs.
 struct LayoutsOfRuns {
   int dim = 0;
   std::int64_t whole = 0;  // its indices
@@ -110,15 +110,16 @@ struct LayoutsOfRuns {
   std::vector<RowsOfParts> from;
   RowsOfParts to;
   std::int64_t row = 1;                          // elements of an index that is not shared
-  std::shared_ptr<const RunsOfParts> undivided;  // of tensors that have all indices: their only part
+  std::shared_ptr<const RunsOfParts> undivided;  // the only part of tensors that have all indices
 };
 
 const BlockTable* table_of_runs(const Tensor& t, int dim) {
   return !t.over[dim].empty() && is_table_of_runs(t.deal(dim)) ? &table_of(t.deal(dim)) : nullptr;
 }
 
-// How many parts share an index in `coarse`, whose other dimensions are divided as those of `fine`, and one of them
-// over the digits that deal `dim` in `fine` alone. 0: it is not so.
+// The number of parts that share an index in `coarse`. Its other dimensions must be divided like those of `fine`,
+// except that one of them is also divided over the digits that deal `dim` only in `fine`. 0: the layouts are not
+// related like this.
 std::int64_t sharing(const Mesh& mesh, const Tensor& fine, const Tensor& coarse, int dim) {
   if (fine.rank != coarse.rank || fine.axes != coarse.axes || !fine.over[dim].begins_with(coarse.over[dim])) return 0;
   const MeshGroup inner = fine.over[dim].behind(coarse.over[dim]).group();
@@ -176,7 +177,7 @@ std::optional<LayoutsOfRuns> layouts_of_runs(const Mesh& mesh, std::span<const T
   return layouts;
 }
 
-// Digits in which two parts differ.
+// The digits in which two parts differ.
 MeshGroup between(const Mesh& mesh, Division over, std::size_t a, std::size_t b) {
   MeshGroup group;
   for (int n = over.count(); n-- > 0;) {
@@ -199,8 +200,8 @@ std::optional<Redistribution> redistribution_of_runs(const Mesh& mesh, std::span
   }
   for (const std::vector<IndexRun>& runs : *layouts.to.of_part)
     for (const IndexRun& run : runs) wanted += run.is_empty_rows() ? 0 : static_cast<double>(run.count);
-  constexpr double kOfShares = 1e-3;                            // rows that three ranks share are no round numbers
-  if (std::abs(all - wanted) > kOfShares) return std::nullopt;  // one that nobody has, or two have
+  constexpr double kOfShares = 1e-3;                            // thirds of rows are not exact numbers
+  if (std::abs(all - wanted) > kOfShares) return std::nullopt;  // an index that no part has, or that two have
   if (r.group.empty()) return r;
   const auto rows = [&](const Tensor& t) {
     return static_cast<double>(t.elements()) / static_cast<double>(layouts.row);
@@ -211,11 +212,11 @@ std::optional<Redistribution> redistribution_of_runs(const Mesh& mesh, std::span
   return r;
 }
 
-// Of dimensions that every rank has as many indices of, or whose load says how many.
+// The redistribution if every rank has the same number of indices of each dimension, or the load says how many.
 std::optional<Redistribution> redistribution_of_parts(const Mesh& mesh, const Tensor& from, const Tensor& to) {
   if (from.rank != to.rank) return std::nullopt;
   MeshGroup left, come;
-  std::uint32_t changed = 0;  // dimensions
+  std::uint32_t changed = 0;  // set of dimensions
   for (int d = 0; d < from.rank; ++d) {
     if (from.axes[d] != to.axes[d]) return std::nullopt;
     const bool dealt_alike = deal_of(from, d) == deal_of(to, d);
@@ -224,12 +225,12 @@ std::optional<Redistribution> redistribution_of_parts(const Mesh& mesh, const Te
       continue;
     }
     if (deal_of(from, d) == Deal::query_heads || deal_of(to, d) == Deal::query_heads) return std::nullopt;
-    // Of rows of unequal number either side's sizes are those of its fullest rank.
+    // If ranks have unequal rows, each side's sizes are those of its fullest rank.
     const bool unequal = from.axes[d] == Axis::slots && from.load != to.load;
     if (!unequal && whole_of(mesh, from, d) != whole_of(mesh, to, d)) return std::nullopt;
     if (!deals_evenly(mesh, from, d) || !deals_evenly(mesh, to, d)) return std::nullopt;
     changed |= 1u << d;
-    // The digits are major to minor: what both layouts begin with stays, where the same digits deal the dimension.
+    // Digits are major to minor. If both layouts begin with the same digits, and these deal the dimension, they stay.
     int stays = 0;
     if (dealt_alike)
       while (from.over[d].digit(stays) >= 0 && from.over[d].digit(stays) == to.over[d].digit(stays)) ++stays;
@@ -243,13 +244,13 @@ std::optional<Redistribution> redistribution_of_parts(const Mesh& mesh, const Te
   if (left != come) return std::nullopt;
   Redistribution r{left, 0};
   if (changed == 0) return r;
-  if (from.load != to.load) {  // who sends how much is the load's to say
+  if (from.load != to.load) {  // the load says how much each rank sends
     r.share = 1;
     return r;
   }
 
   const std::int64_t ranks = mesh.size(r.group), elements = from.elements();
-  std::int64_t most = 0;  // that a rank sends
+  std::int64_t most = 0;  // most elements that any rank sends
   for (std::int64_t member = 0; member < ranks; ++member) {
     std::int64_t rank = 0, rest = member, own = 1;
     for (std::size_t d = 0; d < mesh.digits().size(); ++d) {

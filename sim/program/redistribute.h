@@ -1,5 +1,5 @@
-// Changes of layout over a group of ranks: each gives the others what they have in the new layout and it had in the
-// old one, whatever the two are (OpKind::redistribute).
+// Changes of layout over a group of ranks (OpKind::redistribute), between any two layouts. A rank sends to each other
+// rank the elements that it has in the old layout and the other has in the new one.
 #pragma once
 
 #include <optional>
@@ -11,31 +11,33 @@
 namespace orrery {
 
 struct Redistribution {
-  MeshGroup group;  // the least that has all parts; none: the layouts are the same
-  // Op::factor: so much of the tensor an all-to-all of equal parts would have, in which a rank sends as much as here
-  // the one that sends the most. Where every rank gives each other one as much, all of it.
+  MeshGroup group;  // the smallest group that holds all parts; empty: the layouts are equal
+  // For Op::factor: the share of the tensor at which an all-to-all of equal parts would make a rank send as much as the
+  // rank that sends the most here. 1 if every rank sends every other one as much.
   double share = 0;
 };
-// From one layout of a tensor to another; nothing where they are not of the same whole, divided over the same digits.
+// The change from one layout of a tensor to another. Returns nothing if they are not layouts of the same whole, divided
+// over the same digits.
 std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& from, const Tensor& to);
-// The same from several tensors that have indices of it each, none of them two. Of dimensions dealt by runs
-// (deal_by_runs) `from` may have indices that `to` has not, and either side's last digits may divide another dimension
-// instead (heads for positions); the share is of what a rank has in the mean, and who sends how much is for the op's
-// load to say (moved_rows).
+// The same from several tensors, each of which has some indices of the whole; no two have the same index. For
+// dimensions dealt by runs (deal_by_runs), `from` may have indices that `to` lacks, and the last digits of either side
+// may divide another dimension instead (heads for positions). `share` is then that of the mean rank; the op's load says
+// how much each rank sends (moved_rows).
 std::optional<Redistribution> redistribution(const Mesh& mesh, std::span<const Tensor* const> from, const Tensor& to);
 
-// What parts have of a dimension dealt by runs: part p the indices of_part[p / sharing], of each an equal share of what
-// it is in the other dimensions.
+// The indices of each part of a dimension dealt by runs. Part p has the indices of_part[p / sharing]; `sharing`
+// neighbouring parts have the same indices, and each of them an equal share of these in the other dimensions.
 struct RowsOfParts {
   const RunsOfParts* of_part = nullptr;
   std::int64_t sharing = 1;
 };
-// How many of the indices of `to` each part gives each other one, itself included, [from * parts + to]: those that it
-// has in any of `from`; a share of one counts as that. REQUIRES: as many parts each, of neighbouring indices or none;
-// no sharing in `from` where there is in `to`.
+// How many indices of `to` each part sends to each other one, itself included: [from * parts + to]. These are the
+// indices that it has in any of `from`; the share of an index counts as that share. REQUIRES: the same number of parts
+// everywhere; runs of neighbouring indices or empty rows; no sharing in `from` if there is sharing in `to`.
 std::vector<double> moved_rows(std::span<const RowsOfParts> from, const RowsOfParts& to);
 
-// Whether the blocks of a dimension's deal are as many as its parts need, and divide it.
+// Whether dimension `dim` is dealt evenly: a table has as many parts as the layout, and the blocks divide the dimension
+// (zigzag has two blocks per part).
 bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim);
 
 }  // namespace orrery

@@ -10,17 +10,18 @@
 
 namespace orrery {
 
-// Takes the residual stream and looks up tokens to go on with: a second stack's, or those of multi-token prediction.
+// Whether the piece takes the residual stream and also looks up tokens to continue with: of a second stack, or of
+// multi-token prediction.
 inline bool is_seam(const Piece& piece) {
   return piece.sides[kEncoderOutput].output != kNoTensor || piece.sides[kLastState].output != kNoTensor;
 }
 
-// Takes the residual stream and hands it on: a layer, not an end of the model nor a seam.
+// Whether the piece takes the residual stream and hands it on as a layer: not an end of the model and not a seam.
 inline bool is_layer(const Piece& piece) {
   return piece.input != kNoTensor && piece.output != kNoTensor && !is_seam(piece);
 }
 
-// Redistributes the residual stream between pieces that lay it out differently, and does nothing else.
+// Whether the piece only redistributes the residual stream, between pieces that lay it out differently.
 inline bool is_joint(const Piece& piece) {
   return piece.forward.ops.size() == 1 && piece.forward.ops.front().kind == OpKind::redistribute;
 }
@@ -29,7 +30,7 @@ inline void replace_reads(Op& op, TensorId from, TensorId to) {
   std::replace(op.reads.begin(), op.reads.end(), from, to);
 }
 
-// The tensor whose memory `id` is, or is a view of.
+// The tensor that owns the memory of `id`: itself, or the tensor that it is a view of.
 inline TensorId storage_of(const Piece& piece, TensorId id) {
   while (piece.tensors[id].alias_of != kNoTensor) id = piece.tensors[id].alias_of;
   return id;
@@ -45,8 +46,8 @@ inline TensorId clone_tensor(Piece& piece, TensorId id) {
   return clone;
 }
 
-// The set whose parameters or gradients lie in flat buffer `id`, as what this rank has of them or as a copy of it (in
-// another place); null for any other tensor.
+// The parameter set whose flat buffer of parameters or gradients is `id`: this rank's part of the buffer, or a copy of
+// it in another place. Null for any other tensor.
 inline const ParameterSet* set_of(const Piece& piece, TensorId id) {
   const auto holds = [&](TensorId buffer) -> const ParameterSet* {
     for (const ParameterSet& set : piece.sets)
@@ -63,7 +64,7 @@ inline const ParameterSet* set_of(const Piece& piece, TensorId id) {
   return nullptr;
 }
 
-// The parameter whose gradient `id` is, or is a part of; null for any other tensor.
+// The parameter whose gradient is `id`, or contains it as a view; null for any other tensor.
 inline const ParameterGradient* parameter_of_gradient(const Piece& piece, TensorId id) {
   for (; id != kNoTensor; id = piece.tensors[id].alias_of)
     for (const ParameterGradient& p : piece.parameters)
@@ -71,14 +72,16 @@ inline const ParameterGradient* parameter_of_gradient(const Piece& piece, Tensor
   return nullptr;
 }
 
-// Of a dimension dealt by query heads, what is behind them and on every rank; of any other tensor all.
+// The number of elements behind the query heads, which every rank has, in a dimension dealt by query heads; all
+// elements of any other tensor.
 inline std::int64_t elements_behind_query_heads(const Tensor& t) {
   for (int d = 0; d < t.rank; ++d)
     if (t.deal(d) == Deal::query_heads) return t.elements() / t.sizes[d] * t.kept;
   return t.elements();
 }
 
-// What a rank packs into a buffer: of gradients that lie in shards, of each set the mean over its shards, rounded up.
+// The number of elements that a rank packs into a buffer. If gradients are divided into shards, it is the mean over the
+// shards of each set, rounded up.
 inline std::int64_t packed_elements(const Mesh& mesh, const Piece& piece, const PackedGradients& packed) {
   std::int64_t all = 0;
   for (std::size_t s = 0; s < piece.sets.size(); ++s) {
@@ -88,7 +91,7 @@ inline std::int64_t packed_elements(const Mesh& mesh, const Piece& piece, const 
       const ParameterGradient* p = parameter_of_gradient(piece, id);
       if (p == nullptr || p->set != s) continue;
       const Tensor& t = piece.tensors[id];
-      // Rows of a table, of all the ranks that look into it.
+      // Rows of a table, counted for all the ranks that look into it.
       const MeshGroup rows = t.divided_over().without(piece.tensors[p->gradient].divided_over());
       elements += (packed.shared_heads ? elements_behind_query_heads(t) : t.elements()) * mesh.size(rows);
     }
@@ -98,7 +101,7 @@ inline std::int64_t packed_elements(const Mesh& mesh, const Piece& piece, const 
   return all;
 }
 
-// Whether `id` is the norm of gradients, or of some of them, or holds several such.
+// Whether `id` holds the norm of all gradients or of some, or several such norms.
 inline bool is_gradient_norm(const Piece& piece, TensorId id) {
   const TensorId root = storage_of(piece, id);
   for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
@@ -107,7 +110,7 @@ inline bool is_gradient_norm(const Piece& piece, TensorId id) {
   return false;
 }
 
-// A kernel on the compute stream. Reads and writes: the first of an op's, the rest being kNoTensor.
+// A kernel on the compute stream. `reads`, `writes`: the op's first ones; the rest stay kNoTensor.
 inline Op computation(OpKind kind, const char* name, Phase phase, std::initializer_list<TensorId> reads,
                       std::initializer_list<TensorId> writes) {
   Op op;

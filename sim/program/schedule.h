@@ -1,5 +1,5 @@
-// Which block runs for which micro-batch, in which order, on each pipeline stage. Run-length coded: what a schedule
-// weighs and costs to build does not grow with its micro-batches.
+// Which block runs for which micro-batch, in which order, on each pipeline stage. Run-length coded: the size of a
+// schedule and the cost to build it do not grow with the number of micro-batches.
 #pragma once
 
 #include <array>
@@ -31,8 +31,8 @@ struct Segment {
   std::span<const Slot> pattern() const { return {slots.data(), size}; }
 };
 
-// The order of one stage, a view into its Schedule: `prologue`, then `body` `repeats` times, then `epilogue`; in the
-// r-th repeat of the body (r = 0, 1, ...) every micro-batch of it is advanced by r * advance.
+// The order of one stage, a view into its Schedule: `prologue`, then `body` `repeats` times, then `epilogue`. In the
+// r-th repeat of the body (r = 0, 1, ...) every micro-batch number is advanced by r * advance.
 struct StageOrder {
   std::span<const Segment> prologue, body, epilogue;
   std::uint32_t repeats = 0;
@@ -57,7 +57,7 @@ struct StageOrder {
     run(epilogue, 0);
   }
 
-  // visit(chunk of the forward, of the backward, how many): of Schedule::pairs.
+  // For Schedule::pairs: calls visit(chunk of the forward, chunk of the backward, number of such pairs).
   template <class Visit>
   void for_each_pair(Visit&& visit) const {
     const auto run = [&visit](std::span<const Segment> segments, std::uint32_t times) {
@@ -93,7 +93,7 @@ struct StageOrder {
     for (std::uint32_t r = 0; r < repeats; ++r) run(body, r * advance);
     run(epilogue, 0);
   }
-  // visit(forward, backward), pair by pair.
+  // Calls visit(forward, backward) for each pair, in order.
   template <class Visit>
   void for_each_pair_of_slots(Visit&& visit) const {
     const auto run = [&visit](std::span<const Segment> segments, std::uint32_t shift) {
@@ -125,12 +125,13 @@ struct Schedule {
   bool split_backward = false;      // weight gradients are slots of their own
   bool blocking_transfers = false;  // the stage's compute stream waits for its own sends and receives (Megatron's
                                     // non-interleaved 1F1B); otherwise only the receiver's data dependency waits
-  bool pairs = false;  // a forward and the backward behind it in one pattern of a segment run beside each other
+  bool pairs = false;  // a forward and the backward that follows it in a segment's pattern run at the same time
                        // (sim/program/pair.h)
-  bool scattered_transfers = false;  // what tensor-parallel ranks hold alike crosses stages in parts, one a rank, and
-                                     // is gathered behind the border (Narayanan et al. 2021, section 4.1)
+  // Tensors that tensor-parallel ranks hold alike cross stages in parts, one part per rank, and are gathered behind the
+  // border (Narayanan et al. 2021, section 4.1).
+  bool scattered_transfers = false;
 
-  // Where the stage's order lies in `segments`.
+  // The place of a stage's order in `segments`.
   struct StageSegments {
     std::uint32_t begin = 0, body = 0, epilogue = 0, end = 0;
     std::uint32_t repeats = 0, advance = 0;
@@ -150,7 +151,7 @@ struct Schedule {
   }
   std::int64_t position_of(std::size_t stage, std::size_t chunk) const { return position[stage * chunks + chunk]; }
 
-  // Keeps the storage.
+  // Empties the schedule but keeps its storage.
   void clear();
 };
 

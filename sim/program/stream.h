@@ -1,6 +1,6 @@
-// The streams of a rank. A stream runs its ops in order; across streams only data and events order. All that anybody
-// needs to know of a stream stands in its row: to add one, add its name to `Stream` and a row. The order of the
-// enumerators means nothing but the order in which reports list them.
+// The streams of a rank. A stream runs its ops in order; across streams only data dependencies and events order ops.
+// All facts about a stream stand in its row: to add a stream, add its name to `Stream` and a row. The order of the
+// enumerators decides only the order in reports.
 #pragma once
 
 #include <array>
@@ -12,14 +12,14 @@ namespace orrery {
 // One communication stream per mesh axis, as frameworks have one per communicator.
 enum class Stream : std::uint8_t {
   compute,
-  tensor_communication,     // groups over tp
-  context_communication,    // groups over cp
-  outer_ring_communication,  // of them rings of rings, beside what goes round within each
-  expert_communication,     // groups over ep
-  expert_tensor_communication,  // groups over etp, where they meet beside those over ep
-  data_communication,       // reductions of gradients, over dp (and cp), and of what follows from them
-  parameter_communication,  // parameter gathering, over dp
-  pipeline_communication,   // between stages
+  tensor_communication,         // groups over tp
+  context_communication,        // groups over cp
+  outer_ring_communication,     // the outer rings of a ring of rings over cp, at the same time as the inner rings
+  expert_communication,         // groups over ep
+  expert_tensor_communication,  // groups over etp, at the same time as groups over ep
+  data_communication,           // reductions of gradients over dp (and cp), and collectives that follow from them
+  parameter_communication,      // parameter gathering, over dp
+  pipeline_communication,       // between stages
   device_to_host,
   host_to_device,
   host,  // CPU kernels (offloaded optimizer)
@@ -27,7 +27,7 @@ enum class Stream : std::uint8_t {
 };
 inline constexpr int kStreams = static_cast<int>(Stream::storage) + 1;
 
-// What a stream's ops use.
+// The resource that a stream's ops use.
 enum class Occupies : std::uint8_t {
   multiprocessors,  // the device's kernels
   fabric,           // links between devices: collectives and transfers
@@ -38,14 +38,14 @@ enum class Occupies : std::uint8_t {
 
 struct StreamRow {
   Stream stream;
-  const char* name;  // in documents
+  const char* name;  // name in documents
   Occupies occupies;
-  // What it still has to do when a slot of the schedule ends carries into the next and finally delays the update;
-  // otherwise the slot ends with it.
+  // True: work left when a slot of the schedule ends runs on beside the next slots, and finally delays the update.
+  // False: the slot ends when the stream's work ends.
   bool asynchronous;
-  // Under whose name it is reported that the compute stream waits for it: its own or another's.
+  // The stream under which waiting of the compute stream for this stream is reported: this one or another.
   Stream account;
-  const char* label;  // of that time, behind "exposed"
+  const char* label;  // label of that time, after "exposed"
 };
 
 inline constexpr std::array<StreamRow, kStreams> kStreamRows{{
@@ -74,11 +74,11 @@ inline constexpr std::array<StreamRow, kStreams> kStreamRows{{
 
 constexpr const StreamRow& row_of(Stream stream) { return kStreamRows[static_cast<std::size_t>(stream)]; }
 constexpr const char* name_of(Stream stream) { return row_of(stream).name; }
-// Neither launched to the device nor run by it.
+// Whether ops of the stream are neither launched to the device nor run by it.
 constexpr bool runs_beside_device(Stream stream) {
   return row_of(stream).occupies == Occupies::host || row_of(stream).occupies == Occupies::storage;
 }
-// Whether waiting is reported under the stream's name.
+// Whether waiting times are reported under the stream's own name.
 constexpr bool is_account(Stream stream) { return stream != Stream::compute && row_of(stream).account == stream; }
 
 static_assert(

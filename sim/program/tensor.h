@@ -16,17 +16,16 @@ namespace orrery {
 enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks };
 inline constexpr int kDtypes = 10;
 
-// Of an element alone, without its block's scale.
-// Of the namespace: a local one is built in each call.
+// Bits of one element, without its block's scale. At namespace scope: a local array would be built in each call.
 inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
-// Elements that share a scale, which lies beside them; 0: none do. A scale of the whole tensor is not counted, of fp8
-// neither.
+// Number of elements that share a scale stored beside them; 0: none. A scale of the whole tensor (fp8 has one) is not
+// counted.
 constexpr std::int64_t block_of(Dtype dtype) {
   return dtype == Dtype::nvfp4 ? 16 : dtype == Dtype::fp8_blocks ? 128 : 0;
 }
 constexpr std::int64_t scale_bytes_of(Dtype dtype) { return dtype == Dtype::fp8_blocks ? 4 : 1; }
-// Of so many elements side by side: rounded up to whole bytes and blocks.
+// Bytes of `elements` contiguous elements, rounded up to whole bytes and blocks, with their scales.
 constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
   constexpr std::int64_t kByte = 8;
   const std::int64_t codes = (elements * bits_of(dtype) + kByte - 1) / kByte, block = block_of(dtype);
@@ -34,7 +33,7 @@ constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
 }
 const char* name_of(Dtype dtype);
 
-// What a byte of memory is for. Every tensor has exactly one.
+// The purpose of a byte of memory. Every tensor has exactly one.
 enum class Category : std::uint8_t {
   parameter,
   gradient,
@@ -46,24 +45,24 @@ enum class Category : std::uint8_t {
 inline constexpr int kCategories = 6;
 const char* name_of(Category category);
 
-// Where bytes lie: a device's own memory, or what the devices of a node share.
+// Where bytes lie: in a device's own memory, or in memory or storage that the devices of a node share.
 enum class Place : std::uint8_t { device, host, storage };
 inline constexpr int kPlaces = 3;
 const char* name_of(Place place);
 
-// What a tensor that no op writes is given from outside, with each micro-batch.
+// The data that a tensor which no op writes receives from outside, with each micro-batch.
 enum class Input : std::uint8_t {
   none,
-  tokens,          // ids of the first stack
-  decoder_tokens,  // of the second
-  targets,         // of the loss
-  next_targets,    // of the loss of the token behind them
-  token_types,     // ids of BERT's segments
-  next_sentence,   // targets of BERT's classifier of pairs
-  patches,         // of images: numbers, not ids
-  distances,       // buckets of relative positions, of all keys
-  past_distances,  // of those that a causal mask leaves
-  sinusoids,       // of relative positions: numbers, of all keys
+  tokens,          // token ids of the first stack
+  decoder_tokens,  // token ids of the second stack
+  targets,         // targets of the loss
+  next_targets,    // targets of the loss on the token after the next (multi-token prediction)
+  token_types,     // segment ids (BERT)
+  next_sentence,   // targets of BERT's next-sentence classifier
+  patches,         // image patches: numbers, not ids
+  distances,       // buckets of relative positions, for all keys
+  past_distances,  // buckets of relative positions, for the keys that a causal mask leaves
+  sinusoids,       // sinusoids of relative positions: numbers, for all keys
 };
 
 // The axis of the model that a dimension runs along.
@@ -79,10 +78,10 @@ enum class Axis : std::uint8_t {
   head_dim,
   ffn,         // the MLP's inner width
   vocab,       // rows of the embedding, columns of the logits
-  experts,     // of a layer's mixture of experts
-  slots,       // what of an expert's input one token is put into
+  experts,     // the experts of a layer
+  slots,       // the slots of one expert, each of which takes one token
   expert_ffn,  // an expert's inner width
-  chunks,      // of slots that follow each other through exchanges and experts; never sharded
+  chunks,      // chunks of slots that go through exchanges and experts one after the other; never sharded
 };
 inline constexpr int kAxes = 15;
 const char* name_of(Axis axis);
@@ -107,20 +106,22 @@ struct Tensor {
   Place place = Place::device;
   Input input = Input::none;
 
-  // How the dimensions are divided over the mesh: sizes are of one rank's part. Whatever no digit divides is the same
-  // on all ranks, or a part of a sum that is owed (sim/program/check.h).
-  std::uint8_t kept = 0;  // of a dimension dealt by query heads: what is behind them, and on every rank
+  // How the dimensions are divided over the mesh; `sizes` are those of one rank's part. Ranks that differ in a digit
+  // which divides no dimension hold the same values, or each a part of a sum that is owed (sim/program/check.h).
+  // In a dimension dealt by query heads: the indices behind the query heads, which every rank has.
+  std::uint8_t kept = 0;
   std::array<Division, kMaxRank> over{};
-  // Of rows on their experts' side: one more than the number of their load in Program::loads. `sizes` are those of the
-  // rank that has the most rows. 0: every rank has as many.
+  // For rows after routing, at the ranks of their experts: one more than the index of their load in Program::loads.
+  // `sizes` are then those of the rank with the most rows. 0: every rank has the same number of rows.
   std::uint8_t load = 0;
-  // Three bits a dimension; behind them the number, from 1, of the table that dimensions are dealt by, if any is.
+  // Three bits per dimension: its kind of deal. The bits above hold the number, from 1, of the table that dimensions
+  // are dealt by; 0: none.
   std::uint32_t deals = 0;
   Deal deal(int dim) const {
     const std::uint32_t kind = deals >> (3 * dim) & 7;
     return static_cast<Deal>(kind == kTable ? kTable + (deals >> kTableBit) - 1 : kind);
   }
-  // Throws std::logic_error for a second table.
+  // Throws std::logic_error if another dimension is already dealt by another table.
   void set_deal(int dim, Deal deal) {
     const auto number = static_cast<std::uint32_t>(deal);
     deals = (deals & ~(7u << (3 * dim))) | std::min(number, kTable) << (3 * dim);
@@ -136,29 +137,31 @@ struct Tensor {
   }
   static constexpr std::uint32_t kTable = static_cast<std::uint32_t>(Deal::table);
   static constexpr int kTableBit = 3 * kMaxRank;
-  MeshGroup divided_over() const {  // of all dimensions
+  MeshGroup divided_over() const {  // the digits that divide any dimension
     MeshGroup group;
     for (int d = 0; d < rank; ++d) group = group | over[d].group();
     return group;
   }
 
-  // Lives all step long (parameters, their main gradients, optimizer states) rather than from definition to last use.
+  // True: lives for the whole step (parameters, their main gradients, optimizer states). False: lives from its
+  // definition to its last use.
   bool resident = false;
-  // Belongs to another piece of the same stage (a tied embedding table): adds no memory here. Where that piece gathers
-  // it, what it has gathered is read here, too.
+  // Belongs to another piece of the same stage (a tied embedding table) and adds no memory here. Where that piece
+  // gathers the tensor, this piece reads the gathered one, too.
   bool shared : 1 = false;
-  // Is what such pieces share: where it comes and goes, it lives from the first of them that uses it to the last.
+  // Is what pieces with a `shared` tensor use. If it does not live all step long, it lives from the first of these
+  // pieces that uses it to the last.
   bool lent : 1 = false;
   // A view of another tensor (a slice of a flat buffer, one of a fused QKV's parts, a reshape): it adds no bytes, and
   // the storage lives until its last view is used. A slice begins at `alias_begin`: an element of a flat buffer, or
   // an index along the dimension that is sliced (group_qkv, sequence).
   TensorId alias_of = kNoTensor;
   std::int64_t alias_begin = 0;
-  // Of a chunk of the sequence that is a tensor of its own: at which position of the sequence it begins. Its ranks'
-  // parts are dealt of the chunk.
+  // For a tensor that is a chunk of the sequence: the position in the sequence where it begins. The ranks' parts are
+  // dealt out of the chunk.
   std::int64_t sequence_begin = 0;
 
-  // To its first `dims` dimensions.
+  // Keeps the first `dims` dimensions.
   void truncate(int dims) {
     while (rank > dims) sizes[--rank] = 1;
   }
@@ -171,7 +174,7 @@ struct Tensor {
 
   std::int64_t elements() const {
     static_assert(kMaxRank == 6);
-    return sizes[0] * sizes[1] * (sizes[2] * sizes[3]) * (sizes[4] * sizes[5]);  // asked most of all: without a loop
+    return sizes[0] * sizes[1] * (sizes[2] * sizes[3]) * (sizes[4] * sizes[5]);  // hottest call: no loop
   }
   std::int64_t bytes() const { return bytes_of(dtype, elements()); }
 

@@ -20,10 +20,10 @@ std::int64_t product(const Tensor& t, int first, int last) {
 
 std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
-// The positions of a part, `count` of them; of them those from `begin` to before `end`.
+// The positions of a part of a sequence, `count` of them.
 struct Dealt {
   Deal deal = Deal::contiguous;
-  std::int64_t parts = 1, part = 0, count = 0, first = 0;  // first: of the sequence
+  std::int64_t parts = 1, part = 0, count = 0, first = 0;  // first: first position in the sequence
   std::int64_t begin = 0, end = kNoEnd;
   static constexpr std::int64_t kNoEnd = std::numeric_limits<std::int64_t>::max();
   template <class Visit>
@@ -32,7 +32,7 @@ struct Dealt {
       if (run.is_empty_rows()) return;
       const IndexRun of_part{first + run.begin, run.count, run.apart};
       if (end == kNoEnd) return visit(of_part);
-      const auto up_to = [&](std::int64_t position) {  // how many lie before it
+      const auto up_to = [&](std::int64_t position) {  // how many of them lie before it
         return std::clamp<std::int64_t>(floor_of(position - of_part.begin - 1, run.apart) + 1, 0, run.count);
       };
       const std::int64_t from = up_to(begin), to = up_to(end);
@@ -41,13 +41,15 @@ struct Dealt {
   }
 };
 
-// The pairs with query - key <= most. REQUIRES: keys that lie apart as queries do, or closer by a whole factor.
+// The pairs with query - key <= most. REQUIRES: the distance between keys is that between queries, or a divisor of it.
 std::int64_t pairs_up_to(std::int64_t most, const IndexRun& queries, const IndexRun& keys) {
   const std::int64_t z = floor_of(most - (queries.begin - keys.begin), keys.apart), r = queries.apart / keys.apart,
                      n = keys.count;
   // Query i pairs with n + z - r i keys.
-  const std::int64_t first = std::clamp<std::int64_t>(floor_of(z, r) + 1, 0, queries.count),  // the first lacking some
-      last = std::clamp<std::int64_t>(floor_of(z + n - 1, r) + 1, first, queries.count);      // that pairs with none
+  // The first query that lacks some keys.
+  const std::int64_t first = std::clamp<std::int64_t>(floor_of(z, r) + 1, 0, queries.count),
+                     // The first query that pairs with none.
+      last = std::clamp<std::int64_t>(floor_of(z + n - 1, r) + 1, first, queries.count);
   return first * n + (last - first) * (2 * (n + z) - r * (first + last - 1)) / 2;
 }
 
@@ -65,7 +67,7 @@ AttendedPairs pairs_of(bool causal, std::int64_t window, const Dealt& queries, c
     queries.for_each_run([&](const IndexRun& q) {
       const auto up_to = [&](std::int64_t most) { return pairs_up_to(most, q, k); };
       const auto at = [&](std::int64_t distance) { return up_to(distance) - up_to(distance - 1); };
-      if (!causal) {  // around the query, as many positions as the window has
+      if (!causal) {  // as many positions around the query as the window has
         p.seen += up_to((window - 1) / 2) - up_to(-(window / 2) - 1);
         return;
       }
@@ -88,7 +90,8 @@ GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
     case OpKind::linear_input_gradient: {
       const Tensor& x = tensor(op.reads[0]);
       const Tensor& w = tensor(op.reads[1]);
-      // The contracted dimensions trail x. For a forward they are w's k, for an input gradient w's n.
+      // The contracted dimensions are the last ones of x: in the forward those of w's k, for an input gradient those of
+      // w's n.
       const int contracted = op.kind == OpKind::linear ? op.inner_dims : w.rank - op.group_dims - op.inner_dims;
       const std::int64_t k = product(x, x.rank - contracted, x.rank), groups = product(x, 0, op.group_dims);
       return {groups, product(x, op.group_dims, x.rank - contracted), w.elements() / (groups * k), k};
@@ -117,7 +120,7 @@ GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
       const int last = a.rank - 1;
       const std::int64_t k = op.transpose_a ? a.sizes[last - 1] : a.sizes[last];
       const std::int64_t batch = product(c, 0, c.rank - 2);
-      // Keys' and values' gradients are sums over the queries that share them.
+      // The gradients of keys and values are sums over the queries that share them.
       const std::int64_t summed = std::max<std::int64_t>(1, product(a, 0, a.rank - 2) / batch);
       return {batch, c.sizes[c.rank - 2], c.sizes[c.rank - 1], k * summed};
     }
@@ -161,7 +164,7 @@ const Tensor& keys_of(const Op& op, std::span<const Tensor> tensors) {
 Dealt queries_of_part(const Op& op, const Tensor& q, std::int64_t part) {
   return {.deal = q.deal(1), .parts = op.parts, .part = part, .count = q.sizes[1]};
 }
-// Those of all ranks together.
+// The keys of all ranks together.
 Dealt all_keys(const Op& op, const Tensor& kv) {
   if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
   if (is_table_of_runs(kv.deal(1))) return {.count = table_of(kv.deal(1)).whole};
@@ -174,7 +177,7 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std:
   const Tensor &q = queries_of(op, tensors), &kv = keys_of(op, tensors);
   const std::int64_t queries = q.sizes[1], keys = kv.sizes[1];
   const Dealt all{.count = keys};
-  // Queries align with the last keys.
+  // The last query aligns with the last key.
   if (op.parts == 1) return pairs_of(op.causal, op.window, {.count = queries, .first = keys - queries}, all);
   const Dealt of_queries = queries_of_part(op, q, part);
   if (kv.over[1].empty()) return pairs_of(op.causal, op.window, of_queries, all);
@@ -186,7 +189,7 @@ namespace {
 
 AttendedPairs pairs_of_busiest(const Op& op, std::span<const Tensor> tensors) {
   const Tensor& q = queries_of(op, tensors);
-  std::int64_t busiest = op.parts - 1;  // no rank's queries have more keys before them than the last one's
+  std::int64_t busiest = op.parts - 1;  // the last rank's queries have the most keys before them
   if (op.parts > 1 && (op.window > 0 || is_table(q.deal(1)))) {
     const Dealt all = all_keys(op, keys_of(op, tensors));
     double most = 0;
@@ -201,7 +204,7 @@ AttendedPairs pairs_of_busiest(const Op& op, std::span<const Tensor> tensors) {
 
 }  // namespace
 
-// Of runs, of which parts may have hundreds, remembered: an op's shape and bytes, rank by rank and again, ask for them.
+// Caches tables of runs, which may have hundreds of parts: shapes and bytes of ops ask for them again for every rank.
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
   const Tensor &q = queries_of(op, tensors), &kv = keys_of(op, tensors);
   if (op.parts == 1 || !is_table_of_runs(q.deal(1))) return pairs_of_busiest(op, tensors);
@@ -217,7 +220,7 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
 
 namespace {
 
-// The keys that the op reads, of those of `part`'s queries.
+// The keys that the op reads for the queries of part `part`.
 Dealt keys_of_part(const Op& op, const Tensor& kv, std::int64_t part) {
   if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
   return {.deal = kv.deal(1), .parts = op.parts, .part = op.part_of_keys(part), .count = kv.sizes[1]};
@@ -242,7 +245,7 @@ DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std:
   for_each_document(ends, [&](std::int64_t begin, std::int64_t end) {
     queries.begin = keys.begin = begin;
     queries.end = keys.end = end;
-    std::int64_t n = 0, first = end;  // key
+    std::int64_t n = 0, first = end;  // number of keys; first key
     AttendedPairs pairs;
     if (op.parts == 1 && op.window == 0) {
       n = pairs.keys = end - queries.begin;
@@ -252,7 +255,7 @@ DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std:
       pairs = pairs_of(op.causal, op.window, queries, keys);
       if (pairs.seen == 0) return;
       keys.for_each_run([&](const IndexRun& run) { first = std::min(first, run.begin); });
-      queries.begin = first;  // those before see nothing
+      queries.begin = first;  // queries before it see no key
       queries.for_each_run([&](const IndexRun& run) { n += run.count; });
     }
     const auto of_document = static_cast<double>(n), seen = static_cast<double>(pairs.keys);
@@ -322,7 +325,7 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
       double total = 0;
       for (TensorId id : op.reads)
         if (id != kNoTensor) total += size(id);
-      if (op.keys_before > 0) {  // of keys that have come round a ring those that are seen
+      if (op.keys_before > 0) {  // of keys that came round a ring, only those that are seen
         const TensorId keys = op.reads[queries_operand(op.kind) + 1];
         const auto seen = static_cast<double>(attended_pairs(op, tensors).keys),
                    all = static_cast<double>(tensors[keys].sizes[1]);
@@ -334,13 +337,13 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
       return total;
     }
     case MovedBytes::rows: {
-      // Ids; as many rows of the table as the other operand has. What they are added to is read, too.
+      // Ids; as many rows of the table as the other operand has. An operand that is added to is also read.
       const bool adds = traits.accumulates != 0;
       return size(op.reads[0]) + size(adds ? op.reads[1] : op.writes[0]) * (adds ? 3 : 2);
     }
     case MovedBytes::payload: {
       double largest = 0;
-      if (op.kind == OpKind::redistribute) {  // of rows of unequal number the mean: a rank's own tokens'
+      if (op.kind == OpKind::redistribute) {  // of unequal rows the mean: that of a rank's own tokens
         const Tensor &from = tensors[op.reads[0]], &to = tensors[op.writes[0]];
         if (from.load != to.load) return size(from.load == 0 ? op.reads[0] : op.writes[0]) * op.factor;
       }

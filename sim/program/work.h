@@ -1,4 +1,4 @@
-// What an op costs in the abstract: FLOPs and bytes, derived from kind and shapes.
+// The abstract cost of an op: FLOPs and bytes, derived from kind and shapes.
 #pragma once
 
 #include <cstdint>
@@ -13,69 +13,72 @@ namespace orrery {
 struct GemmShape {
   std::int64_t batch = 1, m = 1, n = 1, k = 1;
 };
-// Of a matmul op; m runs over tokens for `linear`.
+// The product that a matmul op computes; for `linear`, m runs over tokens.
 GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors);
 
-// What a kernel computes: of a ring's later step as many keys as a query sees on average, and no mask.
+// The attention that a kernel computes. For a later step of a ring, `keys` is the mean number of keys that a query
+// sees, and there is no mask.
 struct AttentionShape {
   std::int64_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, head_dim = 1, value_head_dim = 1;
   bool causal = false;
   std::int64_t window = 0;
 };
-// Of an `attention` or `attention_backward` op.
+// For an `attention` or `attention_backward` op.
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors);
 
-// Pairs (query, key) that attention touches in one head of one sequence, from the positions that its operands have
-// (layouts, Op::parts, Op::keys_before): those that kernels mask by. Kernels skip what is masked.
+// Pairs (query, key) that attention computes in one head of one sequence. They follow from the positions that the
+// operands have (layouts, Op::parts, Op::keys_before), by which kernels mask. Kernels skip what is masked.
 struct AttendedPairs {
   std::int64_t seen = 0;
-  // What FLOPs count: on the edges of a causal mask, a query's own key and the first one behind its window, half of
-  // each pair. The dense half-square is the field's usual count.
+  // Pairs as FLOPs count them. A pair on the edge of the mask counts half: a query with its own key, or with the first
+  // key behind its window. A causal square thus counts half of its pairs, as is usual in the field.
   double counted = 0;
-  std::int64_t keys = 0;  // in runs of neighbouring positions of which any is seen
+  std::int64_t keys = 0;  // keys in runs of neighbouring positions of which any is seen
 };
-// By the rank that has this part of the queries; by the one that sees the most in all steps of a ring together, for
-// which the others wait: neighbours wait for each other's keys, not all for the slowest in each step.
+// The pairs of the rank that has part `part` of the queries. Without `part`: of the rank that sees the most pairs in
+// all steps of a ring together. In a ring, ranks wait for their neighbours' keys, not for the slowest rank of each
+// step, so this rank decides.
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part);
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors);
 
-// What documents leave of attention in one head of a sequence. Kernels take each by itself, in tiles of queries: the
-// last tile of each is not full, but computes as if it were.
+// The pairs within documents, in one head of a sequence. Kernels compute each document by itself, in tiles of queries.
+// The last tile of a document is not full but takes the time of a full one.
 struct DocumentPairs {
-  double counted = 0;                       // as AttendedPairs
-  double rectangle = 0;                     // without the causal mask, of the queries that see any key
-  double queries = 0;                       // of them
-  double idle_queries = 0, idle_pairs = 0;  // of the last tiles, behind the ends of documents
-  double longest = 0;                       // most keys of a document
+  double counted = 0;                       // as AttendedPairs::counted
+  double rectangle = 0;                     // the pairs without the causal mask, of the queries that see any key
+  double queries = 0;                       // the queries that see any key
+  double idle_queries = 0, idle_pairs = 0;  // computed by last tiles beyond the ends of documents
+  double longest = 0;                       // largest number of keys in a document
   void add(const DocumentPairs& other, double times);
 };
-// `ends`: of the documents in the sequence (PackedSequences::ends_of). REQUIRES: op.causal.
+// `ends`: the ends of the sequence's documents (PackedSequences::ends_of). REQUIRES: op.causal.
 DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part,
                              std::span<const std::int64_t> ends, std::int64_t tile);
-// The pairs, as counted, of the part's queries with all keys, those of all ring steps together.
+// The counted pairs of the part's queries with the keys of all ring steps together.
 double document_pairs_of_part(const Op& op, std::span<const Tensor> tensors, std::int64_t part,
                               std::span<const std::int64_t> ends);
 
-// FLOPs of a pair of a query and a key in one head. Forward: two products; backward: five, over q and k or v.
+// FLOPs per pair of a query and a key in one head. The forward computes two products, the backward five; each is over
+// the width of q and k, or of v.
 double flops_per_pair(const AttentionShape& shape, bool backward);
 
-// Whether any rank sees anything.
+// Whether any rank has any pair to compute.
 bool attends(const Op& op, std::span<const Tensor> tensors);
 
-// The way that a copy takes.
+// The memories between which a copy runs.
 struct Direction {
   Place from = Place::device, to = Place::host;
   bool operator==(const Direction&) const = default;
 };
 Direction direction_of(const Op& copy, std::span<const Tensor> tensors);
-std::string name_of(Direction direction);  // "copy_to_host": for benchmarks and calibrations
+std::string name_of(Direction direction);  // "copy_to_host": the name in benchmarks and calibrations
 
-// Multiply-adds count two. Attention counts the pairs that its mask leaves (what FlashAttention executes);
-// attention_backward counts the recomputation of the scores (5 products against the forward's 2).
+// FLOPs of the op; a multiply-add counts two. Attention counts the pairs that its mask leaves (what FlashAttention
+// executes); attention_backward includes the recomputation of the scores (5 products against the forward's 2).
 double flops(const Op& op, std::span<const Tensor> tensors);
 
-// Bytes the kernel must move between device memory and the processor: each tensor read once, written once; an
-// accumulating write is also read. For communication ops: the full (unsharded) payload in bytes, nccl-tests' "size".
+// Bytes that the kernel must move between device memory and the processor: each tensor is read once and written once;
+// an accumulating write is also read. For communication ops: the full (unsharded) payload in bytes, nccl-tests' "size".
 double bytes(const Op& op, std::span<const Tensor> tensors);
 
 }  // namespace orrery

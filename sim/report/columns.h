@@ -1,4 +1,4 @@
-// The figures of a report that are a single value, by name: the columns of CSV, and what a batch's --fields chooses.
+// The single-valued figures of a report, by name: the columns of CSV, and the choices of a batch's --fields.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +17,17 @@ using ColumnValue = std::variant<double, std::int64_t, bool, std::string_view>; 
 
 struct ReportColumn {
   std::string name;  // "step_seconds", "memory_fits", "exposed_tensor_communication_seconds"
-  std::function<ColumnValue(const Report&)> value;  // texts are the report's
+  std::function<ColumnValue(const Report&)> value;  // texts are views into the report
   bool of_ops = false;                              // 0 unless the engine has filled Report::ops
 };
 
-// In the order of CSV.
+// In the order of the CSV columns.
 const std::vector<ReportColumn>& report_columns();
 // The column of that name, or nullptr.
 const ReportColumn* find_report_column(std::string_view name);
 
-// Numbers as the shortest text that reads back as the same one, nothing of NaN; texts are quoted where RFC 4180 asks for
-// it.
+// Numbers become the shortest text that reads back as the same number; NaN becomes nothing. Texts are quoted where RFC
+// 4180 requires it.
 void append_csv(const ColumnValue& value, std::string& out);
 void write_json(const ColumnValue& value, JsonWriter& writer);
 

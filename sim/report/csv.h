@@ -9,12 +9,12 @@
 
 namespace orrery {
 
-// Both end with a newline. First column: "scenario"; last: `more`.
+// Both end with a newline. The first column is "scenario"; the last ones are `more`.
 std::string csv_header(std::span<const std::string_view> more = {});
 std::string csv_row(const std::string& scenario, const Report& report, std::span<const std::string> more = {});
 
-// A row for each of those columns that is not of ops: "column,a,b,difference", the last b - a, empty for what is no
-// number.
+// One row "column,a,b,difference" per column that does not come from ops. `difference` is b - a; it is empty if the
+// column is not a number.
 std::string comparison_csv(const Report& a, const Report& b);
 
 }  // namespace orrery

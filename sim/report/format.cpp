@@ -11,7 +11,7 @@
 namespace orrery {
 namespace {
 
-// Four significant digits for what is at least 1.
+// Four significant digits for values of at least 1.
 std::string digits(double value) {
   const double size = std::fabs(value);
   return fmt::format("{:.{}f}", value, size >= 999.95 ? 0 : size >= 99.995 ? 1 : size >= 9.9995 ? 2 : 3);
@@ -45,7 +45,7 @@ std::string bytes_text(double bytes) {
 std::string rate_text(double per_second) {
   constexpr std::array units{"", " k", " M", " G", " T", " P"};
   std::size_t unit = 0;
-  // Up to six digits people still read a count at a glance.
+  // Counts of up to six digits are still readable at a glance.
   if (std::fabs(per_second) < 1e6) return fmt::format("{:.{}f}", per_second, std::fabs(per_second) < 100 ? 2 : 0);
   while (std::fabs(per_second) >= 1000 && unit + 1 < units.size()) {
     per_second /= 1000;

@@ -22,23 +22,24 @@ std::string right(std::string_view text, std::size_t columns);
 
 struct Column {
   std::string_view heading;
-  bool right = true;  // aligned
+  bool right = true;  // alignment
 };
-// Rows under their headings, two spaces in, each column as wide as its widest cell. Cells of the last column may hold
-// what has no width (colours). Ends with a newline.
+// The rows under their headings, indented by two spaces; each column is as wide as its widest cell. Cells of the last
+// column may contain characters without width (colours). Ends with a newline.
 std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 
-// The same rows as a table of GitHub's Markdown.
+// The same rows as a GitHub Markdown table.
 std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 
 // Both write control characters as escapes (sim/base/one_line.h), except tabs and line breaks.
 std::string xml_text(std::string_view text);  // escaped for XML text and attributes
-std::string csv_text(std::string_view text);  // quoted by RFC 4180; ' before what a spreadsheet takes for a formula
+std::string csv_text(std::string_view text);  // quoted by RFC 4180; ' before text that looks like a formula
 
-// The distance of ticks on an axis: 1, 2 or 5 times a power of ten, of which at most `most` lie in `span`.
+// The distance between ticks on an axis: 1, 2 or 5 times a power of ten, such that at most `most` ticks lie within
+// `span`.
 double tick_step(double span, int most);
 
-// A horizontal bar of `share` x `columns`, in eighths of a character.
+// A horizontal bar of length `share` x `columns`, drawn in eighths of a character.
 std::string bar(double share, int columns);
 
 }  // namespace orrery

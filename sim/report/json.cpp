@@ -25,7 +25,7 @@ void write_parts(const MemoryBreakdown& memory, JsonWriter& w) {
   }
 }
 
-// `high`: the memory that may be needed is this many times the predicted one; 0: nothing is said about it.
+// `high`: the memory that may be needed is this many times the prediction; 0: not stated.
 void write_shared(const char* key, const SharedMemory& shared, double high, JsonWriter& w) {
   if (!(shared.peak_bytes > 0)) return;
   w.key(key);

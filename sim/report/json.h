@@ -8,9 +8,9 @@
 
 namespace orrery {
 
-// Into an object that has been begun; `ops`: with the list of ops, if the report has one.
+// Writes into an object that has been begun. `ops`: includes the list of ops if the report has one.
 void write_report(const Report& report, bool ops, JsonWriter& writer);
-// The whole object.
+// The report as one object.
 nlohmann::ordered_json report_json(const Report& report);
 
 // {"a": report, "b": report, "change": {"step_seconds": b - a, ..., "time": {...}}}

@@ -139,7 +139,7 @@ Report read_report(const Json& document, const InputError::Where& where) {
   r.host_memory = shared("host");
   r.storage = shared("storage");
   r.memory_fits = fits_everywhere(r);
-  // A class is called by its first stage; of several called alike the first is meant.
+  // A class is identified by its first stage; if several have the same one, the first of them.
   const auto place_of = [&r](std::int64_t stage) {
     const auto at =
         std::find_if(r.stages.begin(), r.stages.end(), [&](const StageReport& s) { return s.stage == stage; });

@@ -1,4 +1,4 @@
-// A report as it was written: by `orrery simulate --json` or `orrery run --json`.
+// Reads a report that `orrery simulate --json` or `orrery run --json` has written.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,14 +8,15 @@
 
 namespace orrery {
 
-// Whether a document is a report, or a measured one beside its prediction ("measured"), and no scenario.
+// Whether a document is a report, or a measured report with its prediction ("measured"), rather than a scenario.
 bool is_report(const nlohmann::json& json);
 
-// Throws InputError where the document of `file` is a report and not what is `expected`.
+// Throws InputError if the document of `file` is a report rather than what is `expected`.
 void refuse_report(const nlohmann::json& document, const std::string& file, const std::string& expected);
 
-// The figures, the terms of every stage and the ops; of two side by side, the measured one. Link tables and notes of
-// the discrete-event engine are not read back. Throws InputError for what is missing or no number.
+// Reads the figures, the terms of every stage and the ops; if the document has a prediction and a measurement, those of
+// the measurement. Link tables and notes of the discrete-event engine are not read. Throws InputError for a missing
+// value or one that is not a number.
 Report read_report(const nlohmann::json& json, const InputError::Where& where);
 
 }  // namespace orrery

@@ -1,5 +1,5 @@
-// What an engine (or a real run) says of a step. Engines fill it; writers in this folder turn it into a table, JSON,
-// CSV or a trace. Seconds, bytes, FLOPs.
+// The result of simulating (or really running) a step. Engines fill it; the writers in this folder turn it into a
+// table, JSON, CSV or a trace. Seconds, bytes, FLOPs.
 #pragma once
 
 #include <array>
@@ -16,29 +16,29 @@ namespace orrery {
 struct TimeBreakdown {
   double matmul = 0;
   double attention = 0;
-  double memory_bound = 0;                 // norms, activations, dropouts, casts
-  double recompute = 0;                    // all compute that repeats forward work
-  double slowest_device = 0;               // of products and attention: until the slowest of all devices has done
-  double host_issue = 0;                   // the compute stream waits for the CPU to launch
+  double memory_bound = 0;    // norms, activations, dropouts, casts
+  double recompute = 0;       // all compute that repeats forward work
+  double slowest_device = 0;  // extra time of products and attention until the slowest of all devices is done
+  double host_issue = 0;      // the compute stream waits for the CPU to launch
   std::array<double, kStreams> exposed{};  // the compute stream waits for this stream (communication or copies)
   double bubble = 0;                       // the stage waits for its neighbours
   double optimizer = 0;                    // update kernels after the last backward
-  double production = 0;                   // what jobs lose on a shared production cluster, where it is one
+  double production = 0;                   // loss on a shared production cluster, if it is one
   double total() const;
 };
 
 struct MemoryBreakdown {
-  PlacedBytes bytes{};         // of each place at its own peak
+  PlacedBytes bytes{};         // each place at its own peak
   double framework_bytes = 0;  // context, communicator buffers
-  double peak_bytes = 0;       // of the device: its bytes and the framework's
+  double peak_bytes = 0;       // device bytes plus framework_bytes
 };
 
 // Memory that the devices of a node share.
 struct SharedMemory {
-  double peak_bytes = 0;      // a device's part, on the stage that puts most there
-  double node_bytes = 0;      // what all devices of a node of that stage put there, and their ranks' processes
-  double capacity_bytes = 0;  // of a node; 0: not known, and not checked
-  double process_bytes = 0;   // the part of node_bytes that these processes take beside tensors
+  double peak_bytes = 0;      // of one device, on the stage that uses the most
+  double node_bytes = 0;      // of all devices of a node of that stage, and of their ranks' processes
+  double capacity_bytes = 0;  // of a node; 0: unknown and not checked
+  double process_bytes = 0;   // part of node_bytes that the processes use beside tensors
   bool fits() const { return capacity_bytes <= 0 || node_bytes <= capacity_bytes; }
 };
 
@@ -49,7 +49,7 @@ struct StageReport {
   double in_flight_micro_batches = 0;  // at the memory peak
   TimeBreakdown time;
   MemoryBreakdown memory;
-  std::string who;  // discrete-event: the ranks of the class that wait least, whose times these are; else empty
+  std::string who;  // discrete-event: ranks of the class that wait least, whose times these are; else empty
 };
 
 // Kernels without a measured efficiency nearby.
@@ -61,11 +61,13 @@ struct UnmeasuredShape {
 
 // One op of the program with its cost, for --explain and the op table.
 struct OpReport {
-  std::string name;         // "layer.forward.fc1"
-  std::uint16_t piece = 0;  // of the program, and its block's place among kBlocks (sim/program/liveness.h): these two
-  std::uint8_t block = 0;   // are not of a report that was read from JSON
+  std::string name;  // "layer.forward.fc1"
+  // `piece` is an index into Program::pieces, `block` an index into kBlocks (sim/program/liveness.h). Reports that were
+  // read from JSON do not have them.
+  std::uint16_t piece = 0;
+  std::uint8_t block = 0;
   Stream stream = Stream::compute;
-  double seconds = 0;         // once
+  double seconds = 0;         // of one run
   double times_per_step = 0;  // on the bounding stage
   double flops = 0, bytes = 0;
   std::string bound;  // "compute", "memory", "launch", "NVLink ring Simple", ...
@@ -81,20 +83,21 @@ struct Interval {
   std::uint32_t micro_batch = 0;
   double begin_seconds = 0, end_seconds = 0;
   const char* name = "";
-  std::uint32_t op = kNoOp;  // the op that it runs, a place in Timeline::ops; kNoOp: a slot, or part of the step's end
+  // The op that it runs, an index into Timeline::ops; kNoOp: a slot, or a part of the step's end.
+  std::uint32_t op = kNoOp;
 };
 // A message from one stage's slot to another's.
 struct Arrow {
   std::int32_t from_stage = 0, to_stage = 0;
   double from_seconds = 0, to_seconds = 0;
 };
-// Memory of one stage over time: what it holds from `seconds` on.
+// Memory of one stage over time: the bytes that it holds from `seconds` on.
 struct MemorySample {
   std::int32_t stage = 0;
   double seconds = 0;
   PlacedBytes bytes{};
 };
-// Ranks beside those that speak for their stage.
+// The timeline of ranks other than those that represent their stage.
 struct RankTrack {
   std::string who;
   std::vector<Interval> intervals;
@@ -103,107 +106,111 @@ struct RankTrack {
 struct OpSlice {
   std::int32_t stage = 0;
   Stream stream = Stream::compute;
-  std::uint32_t op = 0;  // of Timeline::ops
+  std::uint32_t op = 0;  // index into Timeline::ops
   double begin_seconds = 0, end_seconds = 0;
 };
-// What a slice runs.
+// The op or wait that a slice shows.
 struct TimelineOp {
-  std::string name;         // "layer.forward.fc1"; of a wait "wait: gradient reduction"
-  std::string kind, bound;  // as in OpReport; of a wait "wait" and none
+  std::string name;         // "layer.forward.fc1"; for a wait "wait: gradient reduction"
+  std::string kind, bound;  // as in OpReport; for a wait "wait" and empty
   double flops = 0, bytes = 0;
 };
 struct Timeline {
   std::vector<Interval> intervals;
-  // Analytical, of `op_stages`, one of each kind: the ops of some of their slots and of the step's end, each stage's by
-  // slot, then by stream's order.
+  // Analytical engine: the ops of some slots and of the step's end, for the stages of `op_stages`, one of each kind of
+  // stage. Sorted by stage, then slot, then stream.
   std::vector<OpSlice> op_slices;
   std::vector<TimelineOp> ops;
   std::vector<std::int32_t> op_stages;
   std::int64_t slots_with_ops = 0;
-  std::vector<std::string> stages;  // discrete-event: whose intervals a stage's are: "every rank", "stage 3, rank 13"
-  std::vector<RankTrack> ranks;     // discrete-event: that the report names, at most kMostRankTracks
+  // Discrete-event engine: by stage, the ranks whose intervals these are: "every rank", "stage 3, rank 13".
+  std::vector<std::string> stages;
+  std::vector<RankTrack> ranks;  // discrete-event: other named ranks, at most kMostRankTracks
   std::vector<Arrow> arrows;
   std::vector<MemorySample> memory;
 };
 
-// What the discrete-event engine says beyond the step's terms. "who" names ranks that do the same at the same time:
-// "stage 3", "stage 3 with device 17".
+// Results that only the discrete-event engine has. `who` names ranks that do the same at the same time: "stage 3",
+// "stage 3 with device 17".
 struct LinkReport {  // links of one kind, or a single one
   std::string name;  // "nic", "node3.nic2.out"
   std::int64_t links = 1;
-  double bytes_per_second = 0;    // of each; of a slow one what it carries in the mean
-  double bytes = 0;               // carried in the step, mean over the links
-  double busiest_bytes = 0;       // by one of them
-  double busy_seconds = 0;        // of the busiest: time during which it carried anything
-  double utilisation = 0;         // of the busiest: mean over the step, share of its rate, protocol overheads included
-  std::vector<double> over_time;  // of the busiest: the same in equal parts of the step (kLinkBins)
+  double bytes_per_second = 0;    // of each link; for a slowed link its mean rate
+  double bytes = 0;               // bytes carried in the step, mean over the links
+  double busiest_bytes = 0;       // bytes carried by the busiest link
+  double busy_seconds = 0;        // of the busiest link: time for which it carried anything
+  double utilisation = 0;         // of the busiest link: mean share of its rate, protocol overheads included
+  std::vector<double> over_time;  // of the busiest link: `utilisation` in kLinkBins equal parts of the step
 };
 inline constexpr std::size_t kLinkBins = 100;
 inline constexpr std::size_t kMostRankTracks = 64;
-struct ContentionReport {  // collectives that took longer than alone on undisturbed links; several run at once
-  std::string who, op;     // "stage 0", "layer.backward.gradients.reduce_scatter"
-  std::string link;        // the busiest on their way meanwhile
+// Collectives that took longer than alone on undisturbed links. Several may run at the same time.
+struct ContentionReport {
+  std::string who, op;  // "stage 0", "layer.backward.gradients.reduce_scatter"
+  std::string link;     // the busiest link on their way at that time
   double times_per_step = 0;
-  double seconds_alone = 0, seconds = 0;  // of all of them
+  double seconds_alone = 0, seconds = 0;  // of all of them together
 };
-struct CriticalPathPart {  // of the chain of events that ends with the step; kernels that follow each other are one
-  std::string who, what;   // "stage 3", "layer.forward.input_norm .. qkv", "host issue"
+// A part of the chain of events that ends with the step. Consecutive kernels are one part.
+struct CriticalPathPart {
+  std::string who, what;  // "stage 3", "layer.forward.input_norm .. qkv", "host issue"
   double times = 0, seconds = 0;
 };
-struct WaitReport {  // ranks that arrive early at an exchange and wait for others; many at once
+// Ranks that arrive early at an exchange and wait for others. Many may wait at the same time.
+struct WaitReport {
   std::string who, for_whom, op;
   double times = 0, seconds = 0;
-  std::int64_t alike = 0;  // kinds of ranks beside `who` that wait as long at the same op, for the same or others
+  std::int64_t alike = 0;  // other kinds of ranks that wait as long at the same op, for the same ranks or others
 };
 struct DiscreteEventReport {
   std::string fidelity;                      // "steady-flow" or "step-exact"
   std::string network_model;                 // in words
-  std::int64_t ranks = 0, rank_classes = 0;  // folded
+  std::int64_t ranks = 0, rank_classes = 0;  // after folding
   std::int64_t flows = 0, flow_classes = 0;
   std::int64_t links = 0, link_classes = 0;
   std::int64_t events = 0;                      // kernels, waits and flows simulated
-  double uncontended_step_seconds = 0;          // the analytical engine's, links unshared and nothing disturbed
-  std::vector<LinkReport> link_kinds;           // all that carry anything, by kind
-  std::vector<LinkReport> busiest_links;        // single links, busiest first; the first of links that are alike
+  double uncontended_step_seconds = 0;          // the analytical engine's: links are not shared, nothing is disturbed
+  std::vector<LinkReport> link_kinds;           // by kind, all that carry anything
+  std::vector<LinkReport> busiest_links;        // single links, busiest first; of like links only the first
   std::vector<ContentionReport> contention;     // most time lost first
   std::vector<CriticalPathPart> critical_path;  // longest first; adds up to the step
   std::vector<WaitReport> waits;                // longest first
 };
 
-// Where a measurement of the step is expected: four of five comparable published steps lay inside.
+// The interval in which a measurement of the step is expected: four of five comparable published steps lay inside.
 struct ExpectedStep {
   double low_seconds = 0, high_seconds = 0;
   std::string comparable;  // "megatron-core on measured devices"
   std::int64_t points = 0, sources = 0;
 };
 
-// How unequal the work of experts is, of the layers where it is the most unequal.
+// How unequal the work of experts is, in the layers where it is the most unequal.
 struct RoutingReport {
-  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean
-  double mean_busiest_rank = 1;                 // of all layers with experts
-  double dropped_share = 0;                     // of all rows, those that find no slot; of all such layers
+  double busiest_rank = 1, busiest_expert = 1;  // rows of the busiest one over the mean
+  double mean_busiest_rank = 1;                 // mean of busiest_rank over all layers with experts
+  double dropped_share = 0;                     // share of all rows that find no slot, over all layers with experts
 };
 
-// Sequences that are packed from documents, of a step.
+// The documents that a step's sequences are packed from.
 struct DocumentsReport {
-  double documents = 0;            // of a sequence, in the mean; padding is one
-  std::int64_t longest = 0;        // positions of a document
-  double padded_share = 0;         // of all positions
+  double documents = 0;            // per sequence, on average; padding counts as one
+  std::int64_t longest = 0;        // positions of the longest document
+  double padded_share = 0;         // share of all positions
   double attention_share = 1;      // pairs that attention sees, over those of the causal mask of whole sequences
-  double busiest_replica = 1;      // of those pairs, over the mean of replicas
-  double busiest_micro_batch = 1;  // of a replica, over the mean of all
+  double busiest_replica = 1;      // those pairs in the busiest replica, over the mean of replicas
+  double busiest_micro_batch = 1;  // those pairs in a replica's busiest micro-batch, over the mean of all
 };
 
 struct Report {
   std::string engine;  // "analytical", "des"
   double step_seconds = 0;
-  std::optional<ExpectedStep> expected;  // of engines' predictions; none where no published steps are comparable
+  std::optional<ExpectedStep> expected;  // for predictions; none if no published steps are comparable
   double pipeline_seconds = 0;           // first forward to last backward
   double tokens_per_second = 0;
   double tokens_per_second_per_device = 0;
   double sequences_per_second = 0;
   double model_flops_per_second_per_device = 0;  // causal attention halved
-  double mfu = 0;                                // of the device's peak in the plan's precision
+  double mfu = 0;                                // relative to the device's peak in the plan's precision
   double mfu_full_attention = 0;                 // the same with attention counted in full (PaLM's convention)
   double hfu = 0;
   double bubble_fraction = 0;
@@ -216,16 +223,16 @@ struct Report {
   double memory_peak_bytes = 0;     // of the device, on the fullest stage
   double memory_capacity_bytes = 0;
   SharedMemory host_memory, storage;
-  bool memory_fits = false;       // the device's, and what nodes share
-  std::int64_t memory_stage = 0;  // index into `stages` of the fullest
+  bool memory_fits = false;       // the device's memory, and the memory and storage that nodes share
+  std::int64_t memory_stage = 0;  // index into `stages` of the fullest one
 
   std::vector<UnmeasuredShape> unmeasured;
   double unmeasured_share = 0;
   std::optional<RoutingReport> routing;      // none: balanced
-  std::optional<DocumentsReport> documents;  // none: a sequence is one document
+  std::optional<DocumentsReport> documents;  // none: every sequence is one document
   std::vector<std::string> notes;            // assumptions: borrowed calibration, ...
 
-  std::optional<DiscreteEventReport> discrete_event;  // of that engine only
+  std::optional<DiscreteEventReport> discrete_event;  // of the discrete-event engine only
 
   // Filled on request only.
   std::vector<OpReport> ops;

@@ -34,7 +34,7 @@ void summarise_bounding_stage(Report& report) {
     if (is_account(row.stream) && row.occupies != Occupies::fabric)
       consider(time.exposed[static_cast<std::size_t>(row.stream)], row.label, "exposed ");
 
-  // Waiting for the fabric is one thing to whoever plans, by however many kinds of groups it is divided.
+  // For a planner, all waiting for the fabric is one term, whatever kinds of groups it consists of.
   if (report.exposed_communication_seconds <= largest) return;
   std::array<const StreamRow*, kStreams> rows;
   std::size_t count = 0;

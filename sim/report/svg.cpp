@@ -18,27 +18,27 @@ namespace {
 
 // The picture's layout, in pixels.
 constexpr double kWidth = 1200, kLeft = 64, kRight = 16, kTop = 58, kRow = 30, kGap = 5, kBelow = 58;
-constexpr double kDigitWidth = 6.2;  // of the numbers' font
+constexpr double kDigitWidth = 6.2;  // of the font for numbers
 constexpr double kBox = kRow - kGap;
 constexpr int kTicks = 8;
 
-// Along the time axis in hundredths of a pixel: what touches still does after rounding, and nothing drifts where each
-// box is placed by the one before.
+// Positions along the time axis in hundredths of a pixel: boxes that touch still touch after rounding, and positions do
+// not drift although each box is placed relative to the one before.
 using Hundredths = std::int64_t;
-constexpr Hundredths kThinnest = 5;    // boxes narrower than this would vanish: drawn this wide
-constexpr Hundredths kBordered = 200;  // and from this width on have a border
+constexpr Hundredths kThinnest = 5;    // narrower boxes would vanish: they are drawn this wide
+constexpr Hundredths kBordered = 200;  // boxes from this width on have a border
 constexpr Hundredths kBorder = 30;
 Hundredths hundredths(double pixels) { return std::llround(pixels * 100); }
 std::string pixels(Hundredths x) { return fmt::format("{:.7g}", static_cast<double>(x) / 100); }
 
-// Columns in place of boxes, where a row has more slots than can be told apart: twice as many as pixels.
+// Columns replace boxes if a row has more slots than can be told apart: more than two per pixel.
 constexpr double kColumnWidth = 2;
 constexpr auto kColumnsOfRow = static_cast<std::size_t>((kWidth - kLeft - kRight) / kColumnWidth);
 constexpr std::size_t kMostBoxes = 2 * static_cast<std::size_t>(kWidth - kLeft - kRight);
 
 struct Kind {
   const char* label;
-  // Light to dark: later chunks of a virtual pipeline are darker.
+  // From light to dark: later chunks of a virtual pipeline are darker.
   const char* light;
   const char* dark;
 };
@@ -88,7 +88,7 @@ bool is_drawn(const Interval& interval) {
 }
 double top_of(std::int32_t stage) { return kTop + kRow * stage; }
 
-// A thick line along each row for each colour, interrupted where the box of another colour or none stands.
+// One thick line per row and colour, interrupted where boxes of other colours, or none, lie.
 void draw_boxes(std::string& out, const std::vector<Interval>& intervals, std::uint16_t chunks, double scale) {
   struct Line {
     std::string path;
@@ -122,8 +122,8 @@ void draw_boxes(std::string& out, const std::vector<Interval>& intervals, std::u
   out += "</g>\n<g text-anchor=\"middle\" fill=\"#1b1b1b\">\n" + numbers + "</g>\n";
 }
 
-// Of a row with more slots than can be told apart: what share of each column's time goes to which kind, stacked from
-// below in the order of the legend; what is left white is idle.
+// For a row with more slots than can be told apart: the share of each column's time per kind, stacked from below in the
+// order of the legend. White is idle time.
 void draw_columns(std::string& out, const std::vector<Interval>& intervals, std::int32_t stages, double scale) {
   using Shares = std::array<double, kKinds.size()>;
   std::vector<Shares> shares(static_cast<std::size_t>(stages) * kColumnsOfRow);
@@ -140,7 +140,8 @@ void draw_columns(std::string& out, const std::vector<Interval>& intervals, std:
   for (std::int32_t stage = 0; stage < stages; ++stage) {
     Shares* row = &shares[static_cast<std::size_t>(stage) * kColumnsOfRow];
     const double bottom = top_of(stage) + kBox;
-    // Each as high as itself and those below it, the highest first: later ones cover what is not its own.
+    // Each is as high as its own share and those below it together; the highest is drawn first, and later ones cover
+    // the rest.
     for (std::size_t kind = kKinds.size(); kind-- > 0;) {
       std::string path;
       double before = 0;
@@ -148,7 +149,7 @@ void draw_columns(std::string& out, const std::vector<Interval>& intervals, std:
         double share = 0;
         if (k < kColumnsOfRow && row[k][kind] > 0)
           for (std::size_t below = 0; below <= kind; ++below) share += row[k][below];
-        const double high = std::round(2 * kBox * std::min(1.0, share)) / 2;  // half pixels
+        const double high = std::round(2 * kBox * std::min(1.0, share)) / 2;  // rounded to half pixels
         if (high == before) continue;
         const double x = kLeft + kColumnWidth * static_cast<double>(k);
         path += path.empty() ? fmt::format("M{} {}", x, bottom) : fmt::format("H{}", x);

@@ -1,4 +1,4 @@
-// A picture of a pipeline schedule: stages down, time across, one box a slot with its micro-batch's number.
+// A picture of a pipeline schedule: stages down, time across, one box per slot with its micro-batch's number.
 #pragma once
 
 #include <string>

@@ -17,11 +17,11 @@ namespace {
 constexpr int kBarColumns = 32;
 constexpr std::size_t kLabelColumns = 42;
 constexpr std::size_t kValueColumns = 12;
-// Kernel shapes listed; the rest is summed up.
+// Number of kernel shapes listed; the others are summed up.
 constexpr std::size_t kShapesListed = 8;
-// Two engines add the same seconds in different orders: what differs by less than this share of a step is the same.
+// Two engines add the same seconds in different orders: smaller differences than this share of a step count as equal.
 constexpr double kRounding = 1e-9;
-// Rows of each table of the discrete-event engine.
+// Number of rows in each table of the discrete-event engine.
 constexpr std::size_t kRowsListed = 8;
 
 enum class Paint { bold, dim, good, bad, time, memory };
@@ -239,7 +239,7 @@ void remarks(std::string& out, const Report& r, TableStyle style) {
 
 // ---- the discrete-event engine
 
-// A heading and the first of `items` as rows; then how many more there are, and their seconds.
+// A heading and the first of `items` as rows, followed by the number of the others and their seconds.
 template <class Item, class Row, class Seconds>
 void section(std::string& out, std::string_view title, std::span<const Column> columns, const std::vector<Item>& items,
              TableStyle style, Row row, Seconds seconds) {

@@ -24,17 +24,17 @@ struct MemoryTerm {
   std::string label;  // "optimizer states"
   double bytes = 0;
 };
-// All parts of memory.peak_bytes in a fixed order; then "host" and "storage", which are no part of it.
+// All parts of memory.peak_bytes in a fixed order, followed by "host" and "storage", which are not part of it.
 std::vector<MemoryTerm> terms_of(const MemoryBreakdown& memory);
-// What of each category lies in one place, in a fixed order.
+// The bytes of each category in one place, in a fixed order.
 std::vector<MemoryTerm> terms_of(const CategoryBytes& bytes);
 
-// The same without the numbers: what a term is called, and where a breakdown has it.
+// A term without a value: its names, and where a breakdown has it.
 struct TimeTerm {
   std::string name, label;
   std::string key;  // "exposed_tensor_communication_seconds"
   double TimeBreakdown::*field = nullptr;
-  std::size_t stream = 0;  // of `exposed`, where there is no field
+  std::size_t stream = 0;  // index into `exposed` if `field` is null
 
   double of(const TimeBreakdown& time) const { return field != nullptr ? time.*field : time.exposed[stream]; }
 };
@@ -44,7 +44,7 @@ struct MemoryPart {
   std::string name, label;
   std::string key;  // "optimizer_state_bytes"
   double MemoryBreakdown::*field = nullptr;
-  // Of `bytes`, where there is no field: of all categories in a place, or of one on the device.
+  // If `field` is null, a part of `bytes`: all categories of a host or storage place, or one category on the device.
   Place place = Place::device;
   std::size_t category = 0;
 
@@ -55,7 +55,7 @@ struct MemoryPart {
 };
 const std::vector<MemoryPart>& memory_parts();
 
-// How the report's FLOPs are counted, in a sentence.
+// A sentence that says how the report's FLOPs are counted.
 std::string_view flop_convention();
 
 }  // namespace orrery

@@ -15,13 +15,13 @@
 namespace orrery {
 namespace {
 
-constexpr std::size_t kUpdate = 3;  // Interval::kind beyond SlotKind
+constexpr std::size_t kUpdate = 3;  // value of Interval::kind besides SlotKind's
 constexpr std::array<const char*, 4> kKindNames{"forward", "backward", "weight_gradient", "update"};
 constexpr std::array<const char*, 4> kKindLetters{"F", "B", "W", "update"};
 
 std::size_t kind_of(const Interval& interval) { return std::min<std::size_t>(interval.kind, kUpdate); }
 
-// Whole nanoseconds, so that slices which touch still touch after rounding.
+// Whole nanoseconds, so that slices that touch still touch after rounding.
 using Nanoseconds = std::int64_t;
 Nanoseconds nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 std::string microseconds(Nanoseconds ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
@@ -30,18 +30,18 @@ std::string json_text(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Past so many slots only stages that have their ops shown are written: the others of their kind are like them.
+// With more slots than this, only stages whose ops are shown are written; the others are like one of them.
 constexpr std::size_t kMostSlots = 4000;
 
 int thread_of_ops(Stream stream) { return kStreams + static_cast<int>(stream) + 1; }
-int thread_of(Stream stream) { return static_cast<int>(stream) + 1; }  // viewers treat thread 0 in special ways
+int thread_of(Stream stream) { return static_cast<int>(stream) + 1; }  // viewers treat thread 0 specially
 
-// Where a job's processes stand in the file.
+// The places of a job's processes in the file.
 struct Processes {
-  std::string_view job;     // its name; empty: the only one
-  std::int32_t first = 0;   // stage 0
+  std::string_view job;    // name; empty if it is the only job
+  std::int32_t first = 0;  // process of stage 0
   std::int32_t stages = 0;
-  std::int32_t ranks = 0;  // single ones behind the stages; the process after them holds the links
+  std::int32_t ranks = 0;  // single ranks after the stages; the process after them has the links
 
   std::int32_t stage(std::int32_t s) const { return first + s; }
   std::int32_t rank(std::size_t track) const { return first + stages + static_cast<std::int32_t>(track); }
@@ -52,7 +52,7 @@ struct Processes {
   }
 };
 
-// One line of the file, to be sorted by time.
+// One line of the file; lines are sorted by time.
 struct Event {
   Nanoseconds at = 0;
   std::string text;
@@ -84,7 +84,7 @@ std::string slice_event(const Interval& interval, std::span<const TimelineOp> op
       thread_of(interval.stream), microseconds(slice.begin), microseconds(slice.end - slice.begin), args);
 }
 
-// What is said of an op beside its slices' places: name, category, arguments.
+// The text of an op that all its slices share: name, category, arguments.
 struct OpText {
   std::string head, args;
 };
@@ -96,7 +96,7 @@ OpText op_text(const TimelineOp& op, Stream stream) {
   return text;
 }
 
-// On threads of their own, beside the slots that they fill. Returns the streams by stage.
+// Writes ops on threads of their own, beside the slots to which they belong. Returns the streams by stage.
 std::map<std::int32_t, std::set<Stream>> add_ops(const Timeline& timeline, const Processes& processes,
                                                  std::vector<Event>& events) {
   std::map<std::int32_t, std::set<Stream>> streams;
@@ -129,7 +129,7 @@ std::string memory_event(const MemorySample& sample, std::int32_t process) {
                      microseconds(nanoseconds(sample.seconds)), args);
 }
 
-// Utilisation as steps: a sample where each bin begins, and nothing after the last.
+// Utilisation as a step function: one sample at the start of each bin, none after the last bin.
 void add_links(const Report& report, const Processes& processes, std::vector<Event>& events) {
   if (!report.discrete_event) return;
   for (const LinkReport& kind : report.discrete_event->link_kinds) {
@@ -178,8 +178,8 @@ void add_ranks(const Timeline& timeline, const Processes& processes, std::vector
   }
 }
 
-// Arrows tie slices together: each end is moved to an instant inside the slice that sent or that waited for it.
-// Their numbers start after `id`, which moves on.
+// Arrows connect slices: each end is moved to an instant inside the slice that sent, or that waited. Their numbers
+// start after `id`, which is advanced.
 void add_flows(const Timeline& timeline, const Processes& processes,
                std::map<std::int32_t, std::vector<Slice>>& compute, std::size_t& id, std::vector<Event>& events) {
   for (auto& [stage, slices] : compute)
@@ -191,7 +191,7 @@ void add_flows(const Timeline& timeline, const Processes& processes,
     const auto after = std::partition_point(senders.begin(), senders.end(), [&](Slice s) { return s.begin < sent; });
     const auto receiver =
         std::partition_point(receivers.begin(), receivers.end(), [&](Slice s) { return s.begin < arrived; });
-    if (after == senders.begin() || receiver == receivers.end()) continue;  // to or from outside the timeline
+    if (after == senders.begin() || receiver == receivers.end()) continue;  // one end is outside the timeline
     const Slice sender = *std::prev(after);
     const Nanoseconds inside = std::max(sender.begin, std::min(sent, sender.end - 1));
     ++id;
@@ -207,13 +207,13 @@ std::int32_t stages_of(const Timeline& timeline) {
   return stages;
 }
 
-// None: all.
+// The stages to write; empty: all.
 std::set<std::int32_t> stages_written(const Timeline& timeline) {
   if (timeline.intervals.size() <= kMostSlots) return {};
   return {timeline.op_stages.begin(), timeline.op_stages.end()};
 }
 
-// What of a job is left out, as further members of "otherData".
+// The parts of a job that are left out, as further members of "otherData".
 std::string bounds_text(const Timeline& timeline) {
   if (timeline.op_stages.empty()) return "";
   std::string stages;
@@ -234,7 +234,7 @@ void add_job(const Report& report, const Processes& processes, std::size_t& flow
   events.reserve(events.size() + timeline.intervals.size() + 2 * timeline.arrows.size() + timeline.memory.size());
   for (const Interval& interval : timeline.intervals) {
     const Slice slice{nanoseconds(interval.begin_seconds), nanoseconds(interval.end_seconds)};
-    if (slice.end <= slice.begin || !is_written(interval.stage)) continue;  // nothing to see
+    if (slice.end <= slice.begin || !is_written(interval.stage)) continue;  // of length 0, or not written
     tracks[interval.stage].insert(interval.stream);
     if (interval.stream == Stream::compute) compute[interval.stage].push_back(slice);
     events.push_back({slice.begin, slice_event(interval, timeline.ops, slice, processes.stage(interval.stage))});

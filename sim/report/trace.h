@@ -1,13 +1,14 @@
-// A report's timeline in the Chrome trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
-// One process per pipeline stage (of each job), one thread per stream, complete events "F 3" / "B 3" / "W 3" (forward,
-// backward, weight gradient of micro-batch 3), flow arrows for messages, a counter of memory by category. From the
-// analytical engine, stages that speak for their kind have threads "compute ops", "data_communication ops", ... with a
-// slice for each op and wait of some of their slots; of long pipelines only those stages are written. "otherData" says
-// how many slots there are, how many show their ops, and of which stages. From the
-// discrete-event engine stages are called after the ranks that speak for them, other kinds of ranks that the report
-// names have a process each, without memory and arrows, and a process "links" has a counter for each kind of link: how
-// much of its rate the busiest one uses. Format: "Trace Event Format", Google, 2016
-// (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+// Writes a report's timeline in the Chrome trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing
+// open. There is one process per pipeline stage (of each job) and one thread per stream. Complete events are named "F
+// 3", "B 3", "W 3" (forward, backward, weight gradient of micro-batch 3). Flow arrows show messages; a counter shows
+// memory by category.
+// Analytical engine: stages that represent their kind have threads "compute ops", "data_communication ops", ... with a
+// slice for each op and wait of some of their slots. Of long pipelines only those stages are written. "otherData" says
+// how many slots there are, how many of them show ops, and of which stages.
+// Discrete-event engine: stages are named after the ranks that represent them. Other kinds of ranks that the report
+// names have a process each, without memory and arrows. A process "links" has a counter per kind of link: the share of
+// its rate that the busiest link uses.
+// Format: "Trace Event Format", Google, 2016 (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 #pragma once
 
 #include <span>
@@ -18,13 +19,13 @@
 
 namespace orrery {
 
-// What a slot is called in traces and pictures: "F 3"; ops that have a name of their own keep it.
+// The name of a slot in traces and pictures: "F 3"; an op with a name of its own keeps that name.
 std::string interval_name(const Interval& interval);
 
-// REQUIRES: the report was made with its timeline. Timestamps are in microseconds, sorted.
+// REQUIRES: the report was made with its timeline. Timestamps are in microseconds, in ascending order.
 std::string report_trace(const Report& report);
 
-// Jobs that ran at the same time, in one file: the processes of each carry its name.
+// Jobs that ran at the same time, in one file: the processes of each job carry the job's name.
 struct TracedJob {
   std::string_view name;
   const Report* report = nullptr;

@@ -1,17 +1,17 @@
-// What this program was built from.
+// The commit and build type of this program.
 #pragma once
 
 #include <string>
 
 namespace orrery {
 
-// The git commit, "+" behind it where files differed from it; empty where there was none.
+// The git commit, followed by "+" if files differed from it; empty if there was none.
 const char* build_commit();
-// The commit's day, YYYY-MM-DD; empty where there was none.
+// The day of the commit, YYYY-MM-DD; empty if there was none.
 const char* build_date();
-// The version, and the commit behind it.
+// The version followed by the commit.
 std::string version_and_commit();
-// CMake's: "Release", "Debug"; empty where none was chosen.
+// CMake's build type: "Release", "Debug"; empty if none was chosen.
 const char* build_type();
 
 }  // namespace orrery

@@ -1,4 +1,4 @@
-// What `orrery compare` sets side by side.
+// The answer of `orrery compare`.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -11,27 +11,28 @@
 
 namespace orrery {
 
+// One side of the comparison: a simulated scenario, or a report read from a file.
 struct ComparedSide {
   std::string file;
-  std::optional<Scenario> scenario{};  // none: a report, and of what
+  std::optional<Scenario> scenario{};  // empty: `file` is a report; `reported` names its scenario
   std::string reported{};
   Report report{};
   nlohmann::ordered_json inputs{};
   std::string version{};  // of the program that made the report
 };
 
-// What is set on one side alone, and by which option.
+// Settings of one side only, and the option that gives them.
 struct OwnSets {
   const char* option;
   const std::vector<std::string>& values;
 };
 
-// Of a scenario, simulated, or of a report in JSON. `sets`: of both sides; `user`: what the files `calibrations` hold.
-// Throws InputError, its file filled in, and StalledError.
+// Simulates a scenario, or reads a report in JSON. `sets`: settings of both sides. `user`: the contents of the files
+// `calibrations`. Throws InputError, with its file set, and StalledError.
 ComparedSide compared_side(const ScenarioArgument& scenario, const std::vector<std::string>& sets,
                            const OwnSets& own_sets, const SimulationOptions& options,
                            const std::vector<std::string>& calibrations, const UserCalibration& user);
-// comparison_json() with "inputs" of both and "version".
+// comparison_json() with the "inputs" and "version" of both sides.
 nlohmann::ordered_json compared_json(const ComparedSide& a, const ComparedSide& b);
 
 }  // namespace orrery

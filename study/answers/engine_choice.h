@@ -1,4 +1,4 @@
-// How a program is to be timed, in the words of a caller.
+// The engine and its options in the words of a caller.
 #pragma once
 
 #include <optional>
@@ -11,12 +11,12 @@ namespace orrery {
 struct EngineChoice {
   std::string engine = std::string(kEngineNames.front());  // or "both"
   std::string fidelity, routing;                           // empty: not given
-  std::optional<std::string> limit;                        // "50e6" works, beyond which a run is refused
-  bool exact = false;                                      // folds only what is exactly alike
+  std::optional<std::string> limit;                        // number of works ("50e6") beyond which a run is refused
+  bool exact = false;                                      // folds only ranks and links that are exactly alike
 
   bool both() const { return engine == "both"; }
-  // Of "both" those of the discrete-event engine. Throws InputError for words that mean nothing, and for choices that
-  // the analytical engine does not have.
+  // For "both": the options of the discrete-event engine. Throws InputError for unknown words, and for options that the
+  // analytical engine does not have.
   SimulationOptions options() const;
 };
 

@@ -1,4 +1,4 @@
-// What a result was made of: to tell results apart, and to make them again.
+// The inputs of a result: they distinguish results, and results can be made again from them.
 #pragma once
 
 #include <array>
@@ -14,27 +14,27 @@
 
 namespace orrery {
 
-// { "digest", "scenario", "calibrations": [{ "file", "digest" }], "commit" }: the scenario written out (it can be given
-// to any command), the user's calibrations, and a digest of both; "commit" where it is known.
-// REQUIRES: `document` and the calibrations have been read.
+// { "digest", "scenario", "calibrations": [{ "file", "digest" }], "commit" }: the complete scenario, which any command
+// accepts, the user's calibrations, and a digest of both; "commit" if it is known. REQUIRES: `document` and the
+// calibrations have been read.
 nlohmann::ordered_json inputs_json(const nlohmann::json& document, const ScenarioSource& source,
                                    const std::vector<std::string>& calibrations);
-// The same of what is no scenario: "NAME" in its place holds `asked`.
+// The same for inputs that are not a scenario: the key `name` instead of "scenario", with the value `asked`.
 nlohmann::ordered_json inputs_json(const char* name, const nlohmann::json& asked,
                                    const std::vector<std::string>& calibrations);
 
-// Columns of CSV, behind the report's: the digest of inputs_json(), the user's calibrations ("FILE DIGEST", or
-// "bundled"), the program's version and commit.
+// CSV columns that follow the report's: the digest of inputs_json(), the user's calibrations ("FILE DIGEST", or
+// "bundled"), and the program's version and commit.
 inline constexpr std::array<std::string_view, 4> kInputColumns{"digest", "calibrations", "version", "commit"};
 
-// The same for many results by one set of calibrations.
+// The same for many results with one set of calibrations.
 class InputsOfMany {
  public:
   // REQUIRES: the calibrations have been read.
   explicit InputsOfMany(const std::vector<std::string>& calibrations);
 
-  // All take the scenario's digest (strategies/read_scenario.h); none: one that could not be read.
-  // inputs_json() without the scenario.
+  // inputs_json() without the scenario. All functions take the scenario's digest (strategies/read_scenario.h); nullopt:
+  // the scenario could not be read.
   void write_json(std::optional<std::uint64_t> scenario, JsonWriter& writer) const;
   // One of kInputColumns. Valid until the next call.
   std::string_view column(std::size_t index, std::optional<std::uint64_t> scenario);

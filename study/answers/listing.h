@@ -1,4 +1,4 @@
-// What Orrery knows by name, by kind: models, clusters, scenarios, fields and more.
+// The names that Orrery knows, by kind: models, clusters, scenarios, fields and more.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -16,7 +16,7 @@ struct ListRow {
 struct Listing {
   const char* name;
   std::vector<ListRow> (*rows)();
-  std::vector<std::string> (*names)();  // of the same, where that is quicker; or null
+  std::vector<std::string> (*names)();  // the names alone, if that is faster; or null
 };
 std::span<const Listing> listings();
 

@@ -1,4 +1,4 @@
-// The points that `orrery validate` predicts.
+// Selects the points that `orrery validate` predicts.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,8 @@
 
 namespace orrery {
 
-// predict_published(). Throws InputError where the filter leaves none, and says which part of it does so.
+// predict_published(). Throws InputError if the filter leaves no point; the error names the part of the filter that is
+// the cause.
 std::vector<PredictedPoint> points_asked_for(const ValidationFilter& filter, Simulator& simulator, Seen seen);
 
 }  // namespace orrery

@@ -1,4 +1,4 @@
-// A Program as a document: what a scenario is lowered to, for who looks into it from outside.
+// A Program as a JSON document, for tools that inspect what a scenario is lowered to.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -19,10 +19,10 @@ namespace orrery {
 //              "active_parameters" } }
 // op: { "kind", "name", "phase", "stream", "when", "reads", "writes", "group", "stages", "every", "count", "flops",
 //       "bytes" }; run: { "piece", "count" }.
-// Tensors are those of one rank, and numbers among their piece's; pieces are numbers, too. "group" has the names of
-// digits, "stages" the pipeline stages of a group that no digits name, "alias_of" the tensor that one is a view of, or
-// null; "active_parameters" those that one token meets, of models with experts alone. "flops" and "bytes" are those of
-// the op once (sim/program/work.h).
+// Tensors are those of one rank. Tensors and pieces are referred to by their indices. "group" has the names of digits;
+// "stages" the pipeline stages of a group that no digits name; "alias_of" the tensor of which this one is a view, or
+// null. "active_parameters" are the parameters that one token uses, only for models with experts. "flops" and "bytes"
+// are those of one run of the op (sim/program/work.h).
 nlohmann::ordered_json program_json(const Program& program);
 
 }  // namespace orrery

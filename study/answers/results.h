@@ -1,4 +1,4 @@
-// What `orrery simulate` answers, as documents.
+// The answers of `orrery simulate` as JSON documents.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,17 +10,17 @@
 
 namespace orrery {
 
-// What was simulated. References must outlive it.
+// The request behind an answer. REQUIRES: the referenced objects outlive it.
 struct Asked {
   const nlohmann::json& document;
   const ScenarioSource& source;
   const std::vector<std::string>& calibrations;  // the user's files
-  const std::string& label;                      // what the result is called; may be empty
-  bool ops = false;                              // keep the lists of ops
+  const std::string& label;                      // the name of the result; may be empty
+  bool ops = false;                              // include the lists of ops
 };
 
-// { "label", "scenario", "set", report, "version", "inputs" }; of both engines "analytical", "des" and "change" in
-// place of one report, of jobs those of jobs_json() without what was asked.
+// { "label", "scenario", "set", report, "version", "inputs" }. For both engines, "analytical", "des" and "change"
+// replace the report; for jobs, the fields of jobs_json() without a request replace it.
 nlohmann::ordered_json simulation_json(const Asked& asked, const Report& report);
 nlohmann::ordered_json both_json(const Asked& asked, const Report& analytical, const Report& des);
 nlohmann::ordered_json jobs_json(const Asked& asked, const std::vector<JobResult>& jobs);

@@ -1,4 +1,4 @@
-// One thing that Orrery knows by name, with all its figures and where they come from.
+// One item that Orrery knows by name, with all its figures and their sources.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -6,8 +6,8 @@
 
 namespace orrery {
 
-// What `name` is, by kind: the same name may be a node's and a cluster's. Of a path that ends in .json the model in
-// that file. Throws InputError for a name that nothing has.
+// The items called `name`, by kind: a node and a cluster may have the same name. A path that ends in .json refers to
+// the model in that file. Throws InputError for an unknown name.
 nlohmann::ordered_json shown_json(const std::string& name);
 
 }  // namespace orrery

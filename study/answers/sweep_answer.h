@@ -1,4 +1,4 @@
-// What `orrery sweep` does: a document, its results in a database, and rows of them.
+// The work of `orrery sweep`: it reads a document, writes results into a database, and exports rows of them.
 #pragma once
 
 #include <cstdint>
@@ -17,34 +17,34 @@ inline constexpr std::int64_t kMostSweepThreads = 4096;
 struct SweepRequest {
   std::string database;
   std::string shard;         // "2/3": the second of three parts; empty: all
-  std::int64_t threads = 0;  // 0: as many as the machine has; with helpers this process's share
+  std::int64_t threads = 0;  // 0: as many as the machine has; with helpers: this process's share
   std::vector<std::string> calibrations;
   SweepHelpers* helpers = nullptr;  // null: none
 };
 
-// A bundled sweep's name, a path, "-" for standard input; or a document. Throws InputError.
+// Reads a bundled sweep's name, a path, "-" for standard input, or a document. Throws InputError.
 SweepDocument sweep_argument(const ScenarioArgument& argument);
-// What run_sweep takes, by this program; helpers are to be prepared. Throws InputError; nothing is written yet.
+// The options of run_sweep() for this program. The helpers are still to be prepared. Throws InputError; writes nothing.
 SweepRunOptions sweep_options(const SweepRequest& request);
-// InputError where no point has a result.
+// Throws InputError if no point has a result.
 void require_a_result(const SweepDocument& sweep, const SweepOutcome& outcome);
 
-// What rows of the sweep may have: fields of its axes and of the plans that it may find, figures and kPointColumns. For
-// rows that are there SweepResults::names says it.
+// The columns that rows of the sweep may have: fields of its axes and of plans that it may find, figures, and
+// kPointColumns. For existing rows use SweepResults::names().
 std::vector<std::string> names_of_rows(const SweepDocument& sweep);
-// Throws InputError for fields that are none of `names`, with the nearest, and for those that come twice.
+// Throws InputError for fields that are not in `names`, with the nearest name, and for repeated fields.
 void check_fields(const std::vector<std::string>& fields, const std::vector<std::string>& names);
-// For who names none: all but which sweep and which of its points a row is.
+// The default columns: all except the ones that identify the sweep and the point's number in it.
 std::vector<std::string> usual_fields(const SweepResults& results, std::int64_t sweep);
-// An object.
+// Appends a row as a JSON object.
 void append_row_json(const std::vector<SweepCell>& cells, std::string& text);
-// An array of objects, of the sweep with this number in the file, or of all of them (0). `fields`: empty: the usual
+// An array of objects for the sweep with this number in the file, or for all sweeps (0). `fields`: empty: the usual
 // ones.
 std::string rows_json(const SweepResults& results, std::int64_t sweep, const std::vector<std::string>& fields);
 // {"database", "points", "computed", "there_before", "without_result", "first_error", "notes"}
 nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepDocument& sweep, const SweepResults& results,
                                   const SweepOutcome& outcome);
-// Notes on a sweep, a sentence each: what its figures leave out, and which of the file's results are known to be wrong.
+// Notes on a sweep, one sentence each: what its figures leave out, and which results of the file are known to be wrong.
 std::vector<std::string> notes_on(const SweepDocument& sweep, const SweepResults& results);
 
 }  // namespace orrery

@@ -1,4 +1,4 @@
-// What `orrery simulate --steps` does.
+// The work of `orrery simulate --steps`.
 #pragma once
 
 #include <cstdint>
@@ -14,17 +14,17 @@ namespace orrery {
 
 struct TrainingRequest {
   std::int64_t steps = 1;
-  std::string database;  // that outcomes are kept in, and the training once it is done; empty: none
+  std::string database;  // keeps outcomes of steps, and the completed training; empty: none
   EngineChoice engine;
   std::function<void(std::int64_t done, std::int64_t predicted)> progress;
 };
 
 struct TrainingAnswer {
-  Scenario scenario;  // of its first step
+  Scenario scenario;  // of the first step
   Training training;
 };
 
-// Throws InputError as train() does, and where the database cannot be written.
+// Throws InputError like train(), and if the database cannot be written.
 TrainingAnswer training_answer(const Asked& asked, const TrainingRequest& request);
 
 // { "label", "scenario", "set", training, "first": report, "version", "inputs" }

@@ -1,4 +1,4 @@
-// All that is said of a capacity plan: sizes, choice, failures, sensitivities, break-even prices.
+// The complete answer to a capacity plan: sizes, choice, failures, sensitivities, break-even prices.
 #pragma once
 
 #include <optional>
@@ -15,29 +15,29 @@ namespace orrery {
 
 struct AnswerOptions {
   HeldBy held_by = HeldBy::expectation;
-  RunOptions histories = {};  // the first one's seed
+  RunOptions histories = {};  // `seed`: that of the first history
   std::int64_t history_count = 100;
-  PlanOutput output = PlanOutput::cost;  // whose sensitivities are asked
+  PlanOutput output = PlanOutput::cost;  // the output whose sensitivities are computed
   double swing = 0.2;
-  std::string against = {};  // the candidate to whose price others are compared; empty: the answer's subject
+  std::string against = {};  // the candidate with whose price others are compared; empty: the answer's subject
 };
 
-// Of many histories: the mean, and the values that a tenth of them lies below and above.
+// A figure over many histories: its mean, and its first and ninth decile.
 struct Spread {
   double mean = 0, tenth = 0, ninetieth = 0;
 };
 
-// A candidate's failures, in closed form and event by event.
+// A candidate's failures, in closed form and simulated event by event.
 struct FailureStudy {
-  std::size_t candidate = 0;                                        // of CapacityAnswer::candidates
-  double seconds_between = 0;                                       // failures of the job; infinite: none
-  double stall_seconds = 0;                                         // that training waits for a checkpoint
-  double young_seconds = 0, daly_seconds = 0, optimal_seconds = 0;  // between checkpoints; 0: no such interval
+  std::size_t candidate = 0;                                        // index into CapacityAnswer::candidates
+  double seconds_between = 0;                                       // between failures of the job; infinite: none
+  double stall_seconds = 0;                                         // for which training waits for a checkpoint
+  double young_seconds = 0, daly_seconds = 0, optimal_seconds = 0;  // between checkpoints; 0: none
   RunOutcome closed;
   Spread simulated_wall_seconds, simulated_ettr, simulated_failures;
 };
 
-// Two candidates at which prices cost alike: `of` pays below the price.
+// Two candidates, and the price at which they cost the same: `of` pays below it.
 struct PriceTie {
   std::size_t of = 0, against = 0;
   BreakEven tie;
@@ -48,16 +48,16 @@ struct CapacityAnswer {
   AnswerOptions options;
   std::vector<SizedCandidate> candidates;
   Choice choice;
-  std::vector<FailureStudy> failures;  // of each cluster's best, where one is possible
-  // What sensitivities and break-even prices are of: the cheapest; where nothing meets all, what does with the least
-  // given way; none where nothing fits.
+  std::vector<FailureStudy> failures;  // of the best size of each cluster, if one is possible
+  // The candidate of sensitivities and break-even prices: the cheapest one. If none meets all constraints: the one that
+  // needs the least relaxation. Empty if nothing fits.
   std::optional<std::size_t> subject;
   std::optional<Tornado> tornado;
-  std::vector<PriceTie> ties;  // of each other cluster's best against one
+  std::vector<PriceTie> ties;  // the best size of each other cluster against one candidate
 };
 
-// Throws InputError where AnswerOptions::against is no candidate's name, or the prediction of an input's change cannot
-// be made.
+// Throws InputError if AnswerOptions::against is not a candidate's name, or if the step with a changed input cannot be
+// predicted.
 CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Simulator& simulator,
                       const ScenarioOn& scenario_on = with_replicas);
 

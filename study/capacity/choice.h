@@ -1,4 +1,4 @@
-// Which candidates meet the constraints, which of those to take, and what to give way where none does.
+// Which candidates meet the constraints, which of them to take, and which constraints to relax if none does.
 #pragma once
 
 #include <optional>
@@ -9,33 +9,35 @@
 
 namespace orrery {
 
-// By which end of its interval a candidate is held to deadline and budget.
+// The end of its interval at which a candidate must meet deadline and budget.
 enum class HeldBy : std::uint8_t { expectation, worst };
 
 struct Verdict {
   bool possible = false, in_memory = false, in_time = false, in_budget = false;
-  // Time over deadline, cost over budget, less 1; infinite where there is no training.
+  // Time over deadline minus 1, and cost over budget minus 1; infinite if there is no training.
   double time_excess = 0, cost_excess = 0;
   bool meets() const { return possible && in_memory && in_time && in_budget; }
 };
 
-// By how much constraints would have to give way to let `candidate` in. What stays as it was is empty.
+// How far constraints must be relaxed to admit `candidate`. Constraints that stay as they are are empty.
 struct Relaxation {
   std::size_t candidate = 0;
   std::optional<double> deadline_seconds, budget_amount;
 };
 
 struct Choice {
-  std::vector<Verdict> verdicts;                 // of each candidate
-  std::optional<std::size_t> cheapest, fastest;  // of those that meet all; of like ones the fastest, the cheapest
-  // Of each cluster: the cheapest size that meets all; else the one that misses by least; empty where none is possible.
+  std::vector<Verdict> verdicts;  // by candidate
+  // Among those that meet all constraints. Ties: the fastest of the cheapest, the cheapest of the fastest.
+  std::optional<std::size_t> cheapest, fastest;
+  // By cluster: the cheapest size that meets all constraints; else the one that misses them by the least; empty if none
+  // is possible.
   std::vector<std::optional<std::size_t>> best;
-  // Of each cluster the fewest devices that fit and are in time, whatever they cost; empty: none.
+  // By cluster: the size with the fewest devices that fits and is in time, at any cost; empty: none.
   std::vector<std::optional<std::size_t>> fewest;
-  // What fits, and nothing is both faster and cheaper; by time.
+  // The candidates that fit, and that no other is both faster and cheaper than, sorted by time.
   std::vector<std::size_t> frontier;
-  // Where nothing meets all: with a later deadline alone, with a larger budget alone, and, where neither can do, with
-  // both. Those that are possible; empty too where nothing fits in memory.
+  // If no candidate meets all constraints: with a later deadline alone, with a larger budget alone, and, if neither
+  // suffices, with both. Only the possible ones; empty, too, if nothing fits in memory.
   std::vector<Relaxation> relaxations;
 };
 Choice choose(const CapacityPlan& plan, std::span<const SizedCandidate> candidates, HeldBy held_by);

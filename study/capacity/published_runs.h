@@ -1,4 +1,4 @@
-// Whole trainings as their authors reported them (results/published/runs.json), beside what is predicted of them.
+// Whole trainings as their authors reported them (results/published/runs.json), with the predictions of them.
 #pragma once
 
 #include <array>
@@ -28,8 +28,8 @@ inline constexpr std::array<std::string_view, 3> kReportedBoundNames{"none", "at
 
 struct ReportedFigure {
   std::string run, source, where;
-  std::vector<std::string> assumptions;  // what the prediction needs and the source does not say
-  bool step_predicted = false;           // by the engine, not given
+  std::vector<std::string> assumptions;  // facts that the prediction needs and the source does not state
+  bool step_predicted = false;           // the engine predicted the step time; false: it was given
   ReportedQuantity quantity = ReportedQuantity::wall_days;
   ReportedBound bound = ReportedBound::none;
   double reported = 0;
@@ -38,10 +38,10 @@ struct ReportedFigure {
   double error() const { return predicted.value / reported - 1; }
 };
 
-// In the order of the file. Throws InputError where a run cannot be predicted.
+// In the order of the file. Throws InputError if a run cannot be predicted.
 std::vector<ReportedFigure> predict_published_runs(Simulator& simulator);
 
-// A row a figure, errors in percent. Ends with a newline.
+// One row per figure, errors in per cent. Ends with a newline.
 std::string published_runs_table(const std::vector<ReportedFigure>& figures);
 // The same with sources and assumptions.
 nlohmann::ordered_json published_runs_json(const std::vector<ReportedFigure>& figures);

@@ -1,4 +1,4 @@
-// Candidates by the best plan of each size, in place of the pattern's.
+// Candidates that use the best plan of each size instead of the pattern's.
 #pragma once
 
 #include <functional>
@@ -9,8 +9,8 @@
 
 namespace orrery {
 
-// The fastest plan that fits with the upper end of its predicted peak; where there is none, the fastest that fits;
-// where nothing fits, the pattern's own. `started`: called before each search.
+// The fastest plan that fits with the upper end of its predicted peak; if there is none, the fastest that fits; if
+// nothing fits, the pattern's own plan. `started`: called before each search.
 ScenarioOn searched_plans(SpaceOptions fields, int threads, UserCalibration user,
                           std::function<void(const Scenario&)> started = {});
 

@@ -1,4 +1,4 @@
-// What `orrery plan` shows.
+// The tables of `orrery plan`.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,13 +8,13 @@
 
 namespace orrery {
 
-// Ends with a newline. `every_size`: all sizes of all candidates, not the best of each alone.
+// Ends with a newline. `every_size`: all sizes of all candidates, instead of only the best of each.
 std::string answer_text(const CapacityAnswer& answer, bool every_size);
 nlohmann::ordered_json answer_json(const CapacityAnswer& answer);
-// A row for each size of each candidate.
+// One row per size of each candidate.
 std::string answer_csv(const CapacityAnswer& answer);
 
-// The picture of its tornado. REQUIRES: there is one.
+// The chart of its tornado. REQUIRES: it has one.
 std::string answer_svg(const CapacityAnswer& answer);
 
 }  // namespace orrery

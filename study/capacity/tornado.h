@@ -1,4 +1,4 @@
-// What moves an answer most: each input by the same share down and up, all others as they are.
+// The inputs that change an answer most: each input is changed by the same share down and up, with all others fixed.
 #pragma once
 
 #include <string>
@@ -12,22 +12,22 @@ namespace orrery {
 
 struct TornadoBar {
   std::string input;                // "network bandwidth", "price.per_device_hour"
-  double at_less = 0, at_more = 0;  // the output
-  bool less_fits = true;            // in memory, with less of it
+  double at_less = 0, at_more = 0;  // the output with less and with more of the input
+  bool less_fits = true;            // with less of the input, the plan still fits the memory
   double width() const { return at_more > at_less ? at_more - at_less : at_less - at_more; }
 };
 
 struct Tornado {
   PlanOutput output = PlanOutput::cost;
-  double swing = 0;              // the share
-  double value = 0;              // of the output as it is
+  double swing = 0;              // share by which inputs change
+  double value = 0;              // of the unchanged output
   std::vector<TornadoBar> bars;  // widest first
 };
 
-// Hardware (rates of matrix units, memory, links; the memory's size) is changed in the scenario and the step predicted
-// anew, the plan and the number of devices staying; what a training costs beside is changed in its figures
-// (sim/planning/sensitivity.h). kPredictedStep is no swing: its ends are the output at the ends of the step's interval.
-// Throws InputError.
+// Hardware inputs (rates of matrix units, memory and links; the memory's size) are changed in the scenario, and the
+// step is predicted again with the same plan and number of devices. Other costs of a training are changed in its
+// figures (sim/planning/sensitivity.h). kPredictedStep is not a swing: its ends are the output at the ends of the
+// step's interval. Throws InputError.
 inline constexpr std::string_view kPredictedStep = "predicted step, its interval";
 Tornado tornado(const CapacityPlan& plan, const SizedCandidate& sized, PlanOutput output, double swing,
                 Simulator& simulator);

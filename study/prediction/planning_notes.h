@@ -1,5 +1,5 @@
-// What a planner must know of a scenario and would not see in its figures: what was assumed where nothing was said,
-// and groups that lie across nodes by their size.
+// Facts that a planner must know about a scenario and would not see in its figures: assumptions where the scenario says
+// nothing, and groups that cross nodes because of their size.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,27 @@
 
 namespace orrery {
 
-// For Report::notes of either engine. `program`: lowered from the scenario, its ranks on the cluster's devices in
-// order.
+// For Report::notes of either engine. REQUIRES: `program` was lowered from the scenario, with its ranks on the
+// cluster's devices in order.
 std::vector<std::string> planning_notes(const Scenario& scenario, const Program& program);
 
-// Of a share of the device's peak that is above it: why that can be, or that it cannot; "" where none is.
+// If the report has a utilisation above the device's peak: why that is possible, or that it is not; otherwise "".
 std::string utilisation_note(const Report& report);
 
-// The same machine with something else about where its nodes lie.
+// Variants of a machine in which its nodes lie differently on the fabric.
 enum class OtherPlacement : std::uint8_t {
-  full_up_links,  // as much up as down
-  scattered,      // the fabric's nodes in an order drawn at random
-  rings_by_leaf,  // rings and trees join the nodes leaf by leaf; of nodes that lie leaf by leaf: scattered, with such
-                  // rings
+  full_up_links,  // no oversubscription: as much capacity up as down
+  scattered,      // the fabric's nodes, in a random order
+  rings_by_leaf,  // rings and trees join the nodes leaf by leaf; if the nodes lie leaf by leaf: scattered,
+                  // with such rings
   leaf_by_leaf,   // the fabric's first nodes
 };
 inline constexpr int kOtherPlacements = 4;
 Cluster placed(Cluster cluster, OtherPlacement other);
 
-// What placement costs, or would cost where it hides the fabric's oversubscription; "" where there is nothing to say.
-// `step_on`: seconds of the step of so many ranks, placed otherwise; asked for what the note needs.
+// The cost of the placement, or the cost that it would have if it hides the fabric's oversubscription; "" if there is
+// nothing to say. `step_on`: seconds of a step of that many ranks under another placement; called only as the note
+// needs it.
 std::string placement_note(const Cluster& cluster, std::int64_t ranks, double step_seconds,
                            const std::function<double(OtherPlacement)>& step_on);
 

@@ -1,4 +1,4 @@
-// From a scenario to what an engine takes: its Program, and what its devices, links and training stack cost.
+// Prepares a scenario for an engine: its Program, and the costs of its devices, links and training stack.
 #pragma once
 
 #include <cstdint>
@@ -18,32 +18,32 @@
 
 namespace orrery {
 
-// What is pointed to is its Calibrator's, and stays valid until that is used again.
+// The pointers point into the Calibrator, and stay valid until its next use.
 struct Prepared {
-  Scenario scenario;  // its cluster as the user has measured it
+  Scenario scenario;  // its cluster with the user's measurements applied
   const Program* program = nullptr;
   const Calibration* kernels = nullptr;
   const CollectiveCalibration* collectives = nullptr;
 };
 
-// Lowers scenarios and looks up what they cost. Keeps what takes time to make: calibrations, the Program's storage.
+// Lowers scenarios and looks up their costs. Keeps what is expensive to make: calibrations, the Program's storage.
 class Calibrator {
  public:
-  // `user`: what is measured by the user goes before what is bundled.
+  // `user`: the user's measurements, which precede the bundled ones.
   explicit Calibrator(UserCalibration user = {});
   ~Calibrator();
 
-  // In place of what is bundled. `steps` must outlive the calibrator.
+  // Replaces the bundled step calibration. REQUIRES: `steps` outlives the calibrator.
   void use(const StepCalibration& steps);
   const StepCalibration& steps() const;
 
-  // `executor_ranks`: this repository's executor runs (realrun/) in place of the stack that the plan names, so many
-  // ranks on one host. Throws InputError.
+  // `executor_ranks`: this repository's executor (realrun/) runs the scenario instead of the stack that the plan names,
+  // with this many ranks on one host. Throws InputError.
   Prepared prepare(Scenario scenario, std::optional<std::int64_t> executor_ranks = std::nullopt);
 
-  // The same in parts, for jobs that share a cluster. All throw InputError.
-  // Of the cluster's device: the user's, and of a CPU what is left of a hardware thread to each of a node's ranks. The
-  // cluster becomes what the user has measured.
+  // The parts of prepare(), for jobs that share a cluster. All throw InputError.
+  // kernels(): the calibration of the cluster's device: the user's, if there is one. On a CPU, each rank of a node gets
+  // its share of a hardware thread. Applies the user's measurements to `cluster`.
   const Calibration& kernels(Cluster& cluster, const Scenario& scenario);
   void lower(const Scenario& scenario, Program& program) const;
   const CollectiveCalibration& collectives(const Cluster& cluster, std::span<const std::string> stacks);
@@ -56,8 +56,8 @@ class Calibrator {
 // The training stack that the scenario's plan names.
 std::string stack_of(const Scenario& scenario);
 
-// What the analytical engine says. Throws InputError where the step never ends.
+// The analytical engine's report. Throws InputError if the step never ends.
 Report predict(const Prepared& prepared, const AnalyticalOptions& options = {});
-void check_ends(const Report& report);  // throws it
+void check_ends(const Report& report);  // throws this InputError
 
 }  // namespace orrery

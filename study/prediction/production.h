@@ -1,4 +1,4 @@
-// A step on a shared production cluster (Cluster::production).
+// The step on a shared production cluster (Cluster::production).
 #pragma once
 
 #include "sim/hardware/cluster.h"
@@ -6,9 +6,8 @@
 
 namespace orrery {
 
-// Where the cluster is in production: makes the step longer by what the median job loses there
-// (sim/cost/scale_cost.h), as a term of its own, widens Report::expected by how jobs differ, and notes both. Of either
-// engine's report.
+// If the cluster is in production: adds the median job's loss there to the step (sim/cost/scale_cost.h) as a term of
+// its own, widens Report::expected by the differences between jobs, and notes both. For either engine's report.
 void add_production(const Cluster& cluster, Report& report);
 
 }  // namespace orrery

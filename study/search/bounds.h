@@ -1,4 +1,4 @@
-// What bounds plans from below without evaluating them (study/search/search.h says why).
+// Lower bounds of plans without evaluating them (study/search/search.h gives the reasons).
 #pragma once
 
 #include "sim/analytical/engine.h"
@@ -6,16 +6,16 @@
 
 namespace orrery {
 
-// Of plans that run the same micro-batch by the same kernels, seconds on the compute stream.
+// Seconds on the compute stream, for plans that run the same micro-batch with the same kernels.
 struct ComputeBound {
-  double micro_batch = 0;  // of one through the whole model, no stage waiting for another
-  double layer = 0;        // products and attention of the quickest of its layers
+  double micro_batch = 0;  // one micro-batch through the whole model, without waiting between stages
+  double layer = 0;        // products and attention of the fastest layer
 
   double step_seconds(const Scenario& scenario) const;
 };
 
-// Of the program that `engine` has evaluated last, without contention. REQUIRES: nothing is recomputed in it, and what
-// replicas do is once a step.
+// The bound from the program that `engine` has evaluated last, without contention. REQUIRES: the program recomputes
+// nothing, and replicas communicate only once a step.
 ComputeBound compute_bound(const Program& program, const AnalyticalEngine& engine);
 
 }  // namespace orrery

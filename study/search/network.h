@@ -1,4 +1,4 @@
-// What a plan needs of the network.
+// The network bandwidth that a plan needs.
 #pragma once
 
 #include "sim/cost/user_calibration.h"
@@ -7,13 +7,13 @@
 namespace orrery {
 
 struct NetworkNeed {
-  double bytes_per_second = 0;      // of a NIC: the least, to 1 %, with which the step takes at most `allowed` longer
-  double nic_bytes_per_second = 0;  // what the cluster has
+  double bytes_per_second = 0;      // per NIC: the least, to 1 %, with which the step takes at most `allowed` longer
+  double nic_bytes_per_second = 0;  // the cluster's rate
   double allowed = 0;
-  bool any = true;  // false: a step of one node, or that a thousandth of the rate does not slow by that much
+  bool any = true;  // false: a single node, or a thousandth of the rate is still enough
 };
 
-// By the analytical engine; all else of the network, latencies included, stays. Throws InputError.
+// By the analytical engine. All other properties of the network, latencies included, stay the same. Throws InputError.
 NetworkNeed network_need(const Scenario& scenario, double allowed, const UserCalibration& user = {});
 
 }  // namespace orrery

@@ -1,4 +1,4 @@
-// Where nothing fits: what would have to give way.
+// If nothing fits: the changes with which something would.
 #pragma once
 
 #include <string>
@@ -14,8 +14,9 @@ struct Remedy {
   FoundPlan plan;
 };
 
-// Each changes one thing and is the smallest of its kind that is enough: a field that is no longer fixed or held to
-// some values, all fields searched, twice as many nodes as often as it takes (16 times at most), half the sequence.
+// Each remedy changes one thing by the smallest sufficient amount: a field is no longer fixed or restricted to some
+// values, all fields are searched, the number of nodes is doubled as often as necessary (16 times at most), or the
+// sequence is halved.
 std::vector<Remedy> remedies(const Scenario& base, const SpaceOptions& space, const SearchOptions& options,
                              const UserCalibration& user = {});
 

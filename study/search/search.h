@@ -1,16 +1,19 @@
-// The best plans of a space, by the analytical engine: which have the least time a sequence among those that fit the
-// memory, and which no other plan beats in both time and memory.
+// Finds the best plans of a space with the analytical engine: those with the least time per sequence that fit the
+// memory, and those that no other plan beats in both time and memory.
 //
-// Exact: a plan is left out without being evaluated only where it is proven that it cannot be among the answers.
-//  - Time. A micro-batch takes its slots what it takes where nothing is recomputed and replicas meet once a step, or
-//    longer: other plans of a group add work to the same streams, which run it in order. So a step takes at least what
-//    the mean stage is busy; or what the last stage's products take, behind the pipeline's filling and before its
-//    draining. A plan that recomputes or offloads activations takes at least as long as the one that does not. Of what
-//    is left the pipeline is clocked without contention first: with it no slot takes less.
-//  - Memory. Parameters, gradients and optimizer states lie on a device all step long, whatever the micro-batch, the
-//    kernels, the schedule's order and recomputation: what one plan keeps there, all that divide them alike keep.
-// Every evaluated plan is held against its bounds. Where one lies below, the search begins again with all bounds
-// lowered (SearchResult::bound_slack), in the end without any.
+// The search is exact: it skips a plan only if it is proven not to be among the answers.
+//  - Time. The slots of a micro-batch take at least as long as in the plan of its group that recomputes nothing and
+//  whose
+//    replicas communicate once a step: other plans of the group add work to the same streams, which run it in order. A
+//    step therefore takes at least as long as the mean stage is busy, and at least the products of the last stage plus
+//    the filling of the pipeline before it and the draining behind it. A plan that recomputes or offloads activations
+//    takes at least as long as the same plan without. For the remaining plans the pipeline is first clocked without
+//    contention, which never makes a slot shorter.
+//  - Memory. Parameters, gradients and optimizer states lie on a device for the whole step, whatever the micro-batch,
+//  the
+//    kernels, the schedule's order and recomputation. All plans that divide them alike hold the same bytes.
+// Every evaluated plan is compared with its bounds. If one is below its bound, the search starts again with all bounds
+// lowered (SearchResult::bound_slack), and finally without bounds.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +34,10 @@ struct SearchProgress {
 };
 
 struct SearchOptions {
-  std::size_t top = 10;     // how many plans are wanted
-  double front = 1.1;       // the front of time and memory: of plans that take at most so many times the best's time
-  bool exhaustive = false;  // evaluates every plan
-  bool leanest = true;      // finds SearchResult::leanest, which may take a search of its own
+  std::size_t top = 10;          // number of plans wanted
+  double front = 1.1;            // plans on the front take at most this many times the best plan's time
+  bool exhaustive = false;       // evaluate every plan
+  bool leanest = true;           // find SearchResult::leanest, which may need a search of its own
   double most_memory_bytes = 0;  // of a device; 0: its capacity
   double memory_margin = 1;      // a predicted peak times this must fit
   int threads = 1;
@@ -42,30 +45,29 @@ struct SearchOptions {
 };
 
 struct FoundPlan {
-  std::vector<std::int64_t> values;  // of the space's axes
-  double step_seconds = 0;           // 0, as the next, of one that does not fit
+  std::vector<std::int64_t> values;  // by axis of the space
+  double step_seconds = 0;           // 0 if the plan does not fit; so is the next field
   double seconds_a_sequence = 0;
   double memory_peak_bytes = 0;
   bool fits = false;
-  std::uint64_t place = 0;  // in the order of the search: what ties are decided by
+  std::uint64_t place = 0;  // place in the order of the search, which decides ties
 };
 
 struct SearchResult {
-  std::uint64_t considered = 0;  // plans that were asked about: the sum of the next four
+  std::uint64_t considered = 0;  // plans looked at: the sum of the next four counts
   std::uint64_t evaluated = 0;
-  std::uint64_t too_slow = 0, too_large = 0;  // proven so by the bounds
-  std::uint64_t refused = 0;                  // cannot be laid out
-  std::uint64_t feasible = 0;                 // of the evaluated: fit
-  double bound_slack = 0;                     // the part by which bounds were lowered so that all held; 1: none used
-  bool bounds_held = true;                    // of the search that this is the result of
-  std::vector<FoundPlan> best;                // at most SearchOptions::top, fastest first
-  std::vector<FoundPlan> front;               // fastest first, each leaner than those before it
-  std::optional<FoundPlan> leanest;           // where none fits: the one with the lowest peak
-  std::map<std::string, std::uint64_t> refusals;  // why, and how many
+  std::uint64_t too_slow = 0, too_large = 0;      // skipped because of the bounds
+  std::uint64_t refused = 0;                      // plans that cannot be laid out
+  std::uint64_t feasible = 0;                     // evaluated plans that fit
+  double bound_slack = 0;                         // share by which bounds were lowered until all held; 1: none used
+  bool bounds_held = true;                        // in the search that gave this result
+  std::vector<FoundPlan> best;                    // at most SearchOptions::top, fastest first
+  std::vector<FoundPlan> front;                   // fastest first; each needs less memory than those before it
+  std::optional<FoundPlan> leanest;               // if none fits: the plan with the lowest peak
+  std::map<std::string, std::uint64_t> refusals;  // reason -> number of plans
 };
 
-// The same result for any number of threads. Throws InputError where a plan cannot be costed (the cluster lacks a
-// rate).
+// Gives the same result for any number of threads. Throws InputError if a plan has no cost (the cluster lacks a rate).
 SearchResult search(const Space& space, const SearchOptions& options, const UserCalibration& user = {});
 
 }  // namespace orrery

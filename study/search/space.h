@@ -1,5 +1,5 @@
-// The plans that a search looks through: axes, each a field with the values that are tried, chosen one after the other.
-// Which values there are may depend on those chosen before.
+// The plans that a search goes through. A space has axes; each is a field with values to try, and they are chosen one
+// after the other. The values of an axis may depend on the choices before.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 
 namespace orrery {
 
-// A field that is searched because somebody asked for it.
+// A field that is searched because the user asks for it.
 struct AxisRequest {
   std::string field;                   // of the plan
   std::vector<nlohmann::json> values;  // empty: those that its strategy declares
 };
 
 struct SpaceOptions {
-  std::vector<std::string> fixed;  // fields of the plan that stay as the scenario has them
+  std::vector<std::string> fixed;  // fields of the plan that keep the scenario's value
   std::vector<AxisRequest> over;
-  bool all = false;                                // also fields that are not usually searched
+  bool all = false;                                // also search fields that are not usually searched
   std::vector<std::int64_t> global_batch_sizes{};  // empty: the scenario's
 };
 
@@ -37,20 +37,21 @@ class Space {
     std::function<void(const Scenario&, std::vector<std::int64_t>&)> values;
   };
 
-  // Throws InputError for fields that no plan has, values they cannot hold, and fields that are both fixed and asked
-  // for.
+  // Throws InputError for fields that no plan has, for values that they cannot hold, and for fields that are both fixed
+  // and to be searched.
   Space(const Scenario& base, const SpaceOptions& options);
 
   const Scenario& base() const { return base_; }
   // In the order in which they are chosen.
   std::span<const Axis> axes() const { return axes_; }
-  // Of these the first so many make a group: plans that differ behind them have the same kernels.
+  // The first group_axes() axes form a group: plans that differ only in later axes have the same kernels.
   std::size_t group_axes() const { return group_axes_; }
-  // A scenario of these values, one for each axis.
+  // The scenario with these values, one per axis.
   Scenario scenario(std::span<const std::int64_t> values) const;
 
-  // Calls visit(scenario, values) for every choice of the axes `from` to `to`, those before them as they are in
-  // `scenario`, which is left with some choice; in order. `values`: of all axes so far.
+  // Calls visit(scenario, values), in order, for every choice of the axes from values.size() up to `to`; the earlier
+  // axes keep their values in `scenario`. Afterwards `scenario` holds some choice. `values`: the values of all axes so
+  // far.
   template <class Visit>
   void for_each(Scenario& scenario, std::vector<std::int64_t>& values, std::size_t to, Visit&& visit) const {
     if (values.size() == to) return visit(scenario, values);

@@ -1,4 +1,4 @@
-// What PyTorch's allocator makes of a simulated step, on the pipeline stage that has the most.
+// Runs PyTorch's allocator model on a simulated step, for the pipeline stage with the highest peak.
 #pragma once
 
 #include "sim/memory/allocation_trace.h"
@@ -6,13 +6,13 @@
 
 namespace orrery {
 
-// The first two steps leave behind what the third one finds.
+// The first two steps bring the allocator into the state in which the third one runs.
 inline constexpr int kAllocatorSteps = 3;
 
 // REQUIRES: the report has stages.
 const StageReport& fullest_stage(const Simulation& simulation);
 AllocationTrace allocations(const Simulation& simulation);
-// Of a device without what driver, libraries and communicators hold.
+// The options for a device: its capacity without the memory of driver, libraries and communicators.
 CachingAllocator::Options allocator_options(const Simulation& simulation, bool expandable_segments);
 
 }  // namespace orrery

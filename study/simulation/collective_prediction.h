@@ -1,4 +1,4 @@
-// One collective by itself, as nccl-tests times it, by either engine.
+// Predicts one collective by itself, as nccl-tests times it, with either engine.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace orrery {
 
-// nccl-tests' programs. send_recv: every rank sends to the next and receives from the one before.
+// The programs of nccl-tests. send_recv: every rank sends to the next rank and receives from the previous one.
 struct CollectiveKind {
   std::string_view name;
   OpKind op;
@@ -30,36 +30,35 @@ inline constexpr std::array<CollectiveKind, 7> kCollectiveKinds{{{"all_reduce", 
                                                                  {"reduce", OpKind::reduce},
                                                                  {"send_recv", OpKind::ring_shift}}};
 
-// Which engines are asked for, by Engine.
+// By Engine: whether it is requested.
 using Engines = std::array<bool, kEngines>;
 
 struct CollectivePrediction {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;
   CollectiveProtocol protocol = CollectiveProtocol::simple;
-  std::array<double, kEngines> seconds{};  // 0: not asked for
+  std::array<double, kEngines> seconds{};  // 0: not requested
   std::array<double, kEngines> bus_bytes_per_second{};
   std::optional<CollectiveRun> run;  // the discrete-event engine's
 };
 
-// A group on a cluster that does nothing else: the first `ranks` of the first `ranks_per_node` devices of each node.
-// A node of which only a part takes part keeps the NICs nearest to those devices.
+// A group on a cluster that does nothing else: the first `ranks` of the first `ranks_per_node` devices of each node. If
+// only some devices of a node take part, the node keeps the NICs nearest to them.
 class CollectivePredictor {
  public:
-  // `groups` > 1: rank r is in group r mod groups, and all groups run at once.
-  // Throws InputError unless 1 <= ranks_per_node <= the node's devices, 2 <= ranks <= what that leaves, and the groups
-  // are equally large and of two ranks or more.
-  // `user`: tried before the bundled calibration.
+  // `groups` > 1: rank r is in group r mod groups, and all groups run at the same time. `user`: calibration classes
+  // that are tried before the bundled ones. Throws InputError unless 1 <= ranks_per_node <= the node's devices, 2 <=
+  // ranks <= the devices that this leaves, and all groups have the same size of at least two ranks.
   CollectivePredictor(const Cluster& cluster, std::int64_t ranks_per_node, std::int64_t ranks,
                       const DiscreteEventOptions& options, std::int64_t groups = 1, const CollectiveClasses& user = {});
 
-  // Of each group's all-to-all, unequal parts: CollectiveRequest::rows.
+  // Unequal parts of each group's all-to-all: CollectiveRequest::rows.
   void set_rows(std::vector<double> rows) { rows_ = std::move(rows); }
 
-  // Throws InputError when an engine refuses; run_collective and CollectiveModel::cost say when.
+  // Throws InputError if an engine refuses: see run_collective() and CollectiveModel::cost().
   CollectivePrediction predict(OpKind kind, double bytes, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
                                const Engines& engines) const;
 
-  // What predict() has the discrete-event engine simulate: see collective_works.
+  // Size of the discrete-event simulation that predict() would run: see collective_works().
   double works(OpKind kind, double bytes, CollectiveAlgorithm algorithm, CollectiveProtocol protocol) const {
     return collective_works(cluster_, calibration_, request(kind, bytes, algorithm, protocol), options_);
   }
@@ -81,7 +80,7 @@ class CollectivePredictor {
   Cluster cluster_;
   CollectiveCalibration calibration_;
   CollectiveModel model_;
-  Mesh mesh_;  // groups of dp_shard, as many as tp
+  Mesh mesh_;  // groups of dp_shard; their number is tp
   DiscreteEventOptions options_;
   std::vector<double> rows_;
 };

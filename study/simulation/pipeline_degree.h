@@ -1,6 +1,6 @@
-// FSMoE's pipeline degree and partition of gradients (Pan et al. 2025, arXiv 2501.10714, sections 4 and 5) as its
-// authors choose them, by linear times of a profile and four cases, beside what the engine finds. The profile is of the
-// cost models, over the paper's sizes.
+// FSMoE's pipeline degree and gradient partition (Pan et al. 2025, arXiv 2501.10714, sections 4 and 5). Computes the
+// authors' choice, from linear times of a profile and four cases, next to the best values by the engine. The profile
+// comes from the cost models, over the paper's sizes.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace orrery {
 
-// An operation of a layer with experts: alpha and beta of n units, by least squares over sizes.
+// An operation of a layer with experts: alpha and beta for n units, by least squares over sizes.
 struct ProfiledTime {
-  fsmoe::LinearTime time;    // seconds, and seconds by element or by multiply-add
-  double determination = 1;  // r^2 of the fit; 1 where the layer has no such operation
-  double units = 0;          // n of the layer: elements that a rank hands over or gathers, multiply-adds of a rank
+  fsmoe::LinearTime time;    // start-up seconds, and seconds per element or per multiply-add
+  double determination = 1;  // r^2 of the fit; 1 if the layer has no such operation
+  double units = 0;          // n of the layer: elements that a rank sends or gathers, or multiply-adds of a rank
 
   fsmoe::ChunkedTime of_layer() const { return {time.start_up, units * time.per_unit}; }
 };
@@ -28,36 +28,36 @@ struct StepByDegrees {
   double seconds = 0;  // of the step
 };
 
-// A step whose layers send these parts of their gradients in the next layer backward (moe_gradient_share_experts,
-// moe_gradient_share_dense).
+// A step in which layers send these shares of their gradients during the backward of the next layer
+// (moe_gradient_share_experts, moe_gradient_share_dense).
 struct StepByShares {
-  std::string partition;  // who chose them
+  std::string partition;  // the method that chose the shares
   double experts = 0, dense = 0;
   double seconds = 0;  // of the step
 };
 
-// With the fastest degrees of the engine.
+// The gradient partition, with the engine's fastest degrees.
 struct GradientPieces {
-  ProfiledTime all_reduce;   // of a layer's gradients but the experts'
-  double dense_seconds = 0;  // backward, of what has no rows of experts
-  std::int64_t layers = 0;   // of a stage
+  ProfiledTime all_reduce;   // of a layer's gradients without the experts'
+  double dense_seconds = 0;  // backward of all ops without rows of experts
+  std::int64_t layers = 0;   // of one stage
   fsmoe::GradientPartition greedy, global;
-  // Nothing beside layers; as the two partitions have it, in the mean of layers behind the first; the best of all
-  // shares in quarters.
+  // Without sending gradients during layers; with the shares of each of the two partitions (mean over the layers after
+  // the first); and the best of all shares in quarters.
   std::vector<StepByShares> steps;
-  std::string refused;  // why the plan has no pieces; then there are no steps
+  std::string refused;  // why the plan has no gradient pieces; `steps` is then empty
 };
 
 struct PipelineDegrees {
-  std::string layer;                                             // the piece
-  ProfiledTime all_to_all, all_gather, reduce_scatter, experts;  // forward; an all-to-all is a dispatch or a combine
-  std::vector<fsmoe::PipelinedLayer> forward, backward;          // of each of fsmoe::kDegrees
-  fsmoe::PipelinedLayer chosen_forward, chosen_backward;         // no gradients reduced in the layer
-  std::vector<StepByDegrees> steps;                              // those of fsmoe::kDegrees that the schedule has
+  std::string layer;                                             // name of the piece
+  ProfiledTime all_to_all, all_gather, reduce_scatter, experts;  // in the forward; all_to_all: a dispatch or a combine
+  std::vector<fsmoe::PipelinedLayer> forward, backward;          // by element of fsmoe::kDegrees
+  fsmoe::PipelinedLayer chosen_forward, chosen_backward;         // if no gradients are reduced during the layer
+  std::vector<StepByDegrees> steps;                              // the degrees of fsmoe::kDegrees that the schedule has
   GradientPieces gradients;
 
-  const StepByDegrees& fastest() const;  // of equal ones the first
-  // With the degrees that the cases choose; null where the schedule does not have them.
+  const StepByDegrees& fastest() const;  // the first of equal ones
+  // The step with the degrees that the cases choose; null if the schedule does not have them.
   const StepByDegrees* chosen() const;
 };
 

@@ -1,4 +1,4 @@
-// Evaluates scenarios by either engine: reading, lowering, calibrations, engine, report.
+// Evaluates scenarios with either engine: reading, lowering, calibrations, engine, report.
 #pragma once
 
 #include <array>
@@ -24,55 +24,55 @@ inline constexpr std::array<std::string_view, kEngines> kEngineNames{"analytical
 
 struct SimulationOptions {
   Engine engine = Engine::analytical;
-  Fidelity fidelity = Fidelity::steady_flow;  // this to most_exact_works: of des
+  Fidelity fidelity = Fidelity::steady_flow;  // this field to most_exact_works: discrete-event engine only
   Routing routing = Routing::automatic;
   double most_works = kMostWorks, most_exact_works = kMostExactWorks;
   bool timeline = false;  // fill Report::timeline
   bool ops = false;       // fill Report::ops and ::unmeasured
 };
 
-// What of them decides the result, beside the scenario, in words that results are told apart by.
+// The options that decide the result, besides the scenario, as a text by which results are distinguished.
 std::string method_text(const SimulationOptions& options);
 
-// A scenario with what became of it.
+// A scenario together with its report.
 struct Simulation : Prepared {
   Report report;
 };
 
-// Jobs that share a cluster, all at once, and what each takes when it has the cluster to itself: on the same nodes,
-// with the same perturbations.
+// A job that shares a cluster with others at the same time, and its time when it has the cluster to itself: on the same
+// nodes, with the same perturbations.
 struct JobResult {
   Job job;
   Report together;
   double alone_seconds = 0;
-  std::string most_shared_link;  // on which it loses more time than alone; "" where nowhere
+  std::string most_shared_link;  // the link on which it loses the most time compared to running alone; "" if none
 
   double slowdown() const { return together.step_seconds / alone_seconds; }
 };
 
-// Keeps what costs time to make between scenarios: parsed presets, and what a Calibrator keeps.
+// Keeps what is expensive to make between scenarios: parsed presets, and the Calibrator's data.
 class Simulator {
  public:
-  // `user`: what is measured by the user goes before what is bundled.
+  // `user`: the user's measurements, which precede the bundled ones.
   explicit Simulator(UserCalibration user = {});
   ~Simulator();
 
-  // In place of what is bundled. `steps` must outlive the simulator.
+  // Replaces the bundled step calibration. REQUIRES: `steps` outlives the simulator.
   void use(const StepCalibration& steps);
 
   // Throws InputError and StalledError.
   Simulation evaluate(Scenario scenario, const SimulationOptions& options);
 
-  // Both throw InputError with the file filled in, and StalledError.
+  // Both throw InputError, with its file set, and StalledError.
   Simulation evaluate(const nlohmann::json& document, const ScenarioSource& source, const SimulationOptions& options);
-  // The analytical engine's report of a scenario that is a line of JSON, with `source.sets` applied: that of
-  // evaluate(), in a fraction of the time where model, cluster, workload or plan stand in the line as in earlier ones.
-  // `ops`: fill Report::ops and ::unmeasured. Valid until the next call.
+  // The analytical engine's report of a scenario given as a line of JSON, with `source.sets` applied. Equal to that of
+  // evaluate(), in a fraction of the time if the line's model, cluster, workload or plan were in earlier lines. `ops`:
+  // fill Report::ops and ::unmeasured. Valid until the next call.
   const Report& evaluate_line(std::string_view line, const ScenarioSource& source, bool ops);
-  // scenario_digest() of the line last given to it, also where that threw; none where the line was not read by its
-  // parts (ScenarioReader::read_line).
+  // scenario_digest() of the last line given to evaluate_line(), even if that threw. Nothing if the line was not read
+  // by its parts (ScenarioReader::read_line).
   std::optional<std::uint64_t> line_digest() const;
-  // Always the discrete-event engine. REQUIRES: has_jobs(document).
+  // Always uses the discrete-event engine. REQUIRES: has_jobs(document).
   std::vector<JobResult> evaluate_jobs(const nlohmann::json& document, const ScenarioSource& source,
                                        const SimulationOptions& options);
 

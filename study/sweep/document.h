@@ -24,18 +24,19 @@
 
 namespace orrery {
 
-// Fields that change together.
+// An axis: fields that change together.
 struct SweepAxis {
   std::vector<std::string> fields;                  // "cluster.nodes"
   std::vector<std::vector<nlohmann::json>> values;  // by choice, then by field
-  // There where each of these holds: one of the axes has one of the choices. Elsewhere its fields are the scenario's.
+  // The axis exists where all conditions hold. A condition holds if any of the named axes has one of the marked
+  // choices. Elsewhere its fields have the scenario's values.
   struct Condition {
-    std::vector<std::pair<std::size_t, std::vector<bool>>> any_of;  // an earlier axis, and which of its choices
+    std::vector<std::pair<std::size_t, std::vector<bool>>> any_of;  // earlier axis; by choice, if it counts
   };
   std::vector<Condition> conditions;
 };
 
-// The best plan of each point.
+// Search the best plan of each point.
 struct SweepSearch {
   SpaceOptions space;
   double most_memory_bytes = 0;  // of a device; 0: its capacity
@@ -43,43 +44,43 @@ struct SweepSearch {
 };
 
 struct SweepDocument {
-  std::string file;       // that it was read from
+  std::string file;       // the file it was read from
   nlohmann::json given;   // as it was read
-  nlohmann::json whole;   // with the scenario's document in place of its name
+  nlohmann::json whole;   // with the scenario's document instead of its name
   nlohmann::json base;    // the scenario's document
-  ScenarioSource source;  // the scenario's
+  ScenarioSource source;  // of the scenario
   std::vector<SweepAxis> axes;
   SimulationOptions simulation;  // engine, fidelity and routing
   std::optional<SweepSearch> search;
 
-  // In their order, each once.
+  // All fields of the axes, in order, each once.
   std::vector<std::string> fields() const;
-  // Whether the scenario has perturbations, of which the engine knows nothing.
+  // Whether the scenario has perturbations that the engine ignores.
   bool leaves_out_perturbations() const;
 };
 
-// `file`: what relative paths start from, and messages name. Each value of an axis must be one that its field can hold.
-// Throws InputError, with the nearest field's name where there is no such field.
+// `file`: the file that relative paths start from and that messages name. Every value of an axis must be valid for its
+// field. Throws InputError, with the nearest name if there is no such field.
 SweepDocument read_sweep(const nlohmann::json& document, const std::string& file);
 
-// Sweeps that come with Orrery: study/sweep/examples/<name>.json.
+// The sweeps that come with Orrery: study/sweep/examples/<name>.json.
 struct BundledSweep {
   std::string name;
   std::string_view path, text;
 };
 std::vector<BundledSweep> bundled_sweeps();
 
-// Goes through the points in order: of the last axis neighbours differ.
+// Goes through the points in order; the last axis changes fastest.
 class SweepCursor {
  public:
-  static constexpr int kAbsent = -1;  // of an axis whose conditions do not hold
+  static constexpr int kAbsent = -1;  // the choice of an axis whose conditions do not hold
 
-  // REQUIRES: `axes` outlive the cursor.
+  // REQUIRES: `axes` outlives the cursor.
   explicit SweepCursor(const std::vector<SweepAxis>& axes);
 
   std::int64_t number() const { return number_; }
   const std::vector<int>& choices() const { return choices_; }  // by axis
-  bool advance();                                               // false: that was the last; begins again
+  bool advance();                                               // returns false after the last point, and starts again
 
  private:
   void begin(std::size_t axis);  // chooses first values from this axis on
@@ -90,31 +91,31 @@ class SweepCursor {
   std::int64_t number_ = 0;
 };
 
-// How many points there are. Throws InputError beyond 100 million.
+// The number of points. Throws InputError beyond 100 million.
 std::int64_t count_points(const SweepDocument& sweep);
 
-// Points as scenarios, a line of JSON each (ScenarioReader::read_line). Not thread-safe: what parts of lines were made
-// of is kept.
+// The points as scenarios, each a line of JSON (ScenarioReader::read_line). Not thread-safe: it caches the parts of
+// lines.
 class SweepLines {
  public:
   explicit SweepLines(const SweepDocument& sweep);
 
-  // Valid until the next call. Throws InputError where a value cannot be set.
+  // Valid until the next call. Throws InputError if a value cannot be set.
   const std::string& line(const std::vector<int>& choices);
-  // {"cluster.nodes": 8, ...}: the fields of the axes that are there.
+  // {"cluster.nodes": 8, ...}: the fields of the axes that exist at the point.
   std::string fields(const std::vector<int>& choices) const;
 
  private:
   struct Part {
     std::string key;
-    std::vector<std::size_t> axes;                       // that write it
-    std::string text;                                    // where there are none
-    std::unordered_map<std::string, std::string> texts;  // by their choices
+    std::vector<std::size_t> axes;                       // indices of the axes that change it
+    std::string text;                                    // the text if no axis changes it
+    std::unordered_map<std::string, std::string> texts;  // by the choices of these axes
   };
   const std::string& text_of(Part& part, const std::vector<int>& choices);
 
   const SweepDocument& sweep_;
-  std::vector<std::vector<std::vector<std::string>>> sets_;  // apply_set's, by axis, choice and field
+  std::vector<std::vector<std::vector<std::string>>> sets_;  // arguments of apply_set, by axis, choice and field
   std::vector<Part> parts_;
   std::string line_, choices_key_;
 };

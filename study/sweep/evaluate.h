@@ -1,4 +1,4 @@
-// What one thread does of a sweep.
+// The work of one thread of a sweep.
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@
 namespace orrery {
 
 struct SweepEvaluation {
-  std::string program;  // its version and calibrations: part of each key
+  std::string program;  // its version and calibrations, which are part of each key
   UserCalibration user{};
-  int search_threads = 1;  // of each search for a point's best plan
+  int search_threads = 1;  // threads of each search for a point's best plan
 };
 
-// Evaluates points of `work` until there are no more.
+// Evaluates points of `work` until there are none left.
 void evaluate_points(const SweepDocument& sweep, const SweepEvaluation& evaluation, SweepWork& work);
 
 }  // namespace orrery

@@ -1,4 +1,4 @@
-// Runs a sweep: of its points those that the file of results lacks.
+// Runs a sweep: evaluates the points that the file of results lacks.
 #pragma once
 
 #include <chrono>
@@ -17,65 +17,68 @@ namespace orrery {
 
 struct SweepProgress {
   std::int64_t points = 0, computed = 0, known = 0;
-  std::int64_t in_file = 0;  // once it is to stop: of the points, whoever has computed them
+  std::int64_t in_file = 0;  // when it is about to stop: points in the file, whoever computed them
 };
 
-// Other processes that evaluate, too (study/sweep/mpi). They make of `document` what this process makes of it.
+// Other processes that take part in the evaluation (study/sweep/mpi). They read `document` exactly as this process
+// does.
 struct SweepTask {
   const SweepDocument* document = nullptr;
   std::vector<std::string> calibration_files;
-  std::string version, calibrations;  // SweepRunOptions'
-  int threads = 0;                    // of each process; 0: its share of its machine's
+  std::string version, calibrations;  // as in SweepRunOptions
+  int threads = 0;                    // per process; 0: its share of its machine's threads
 };
 class SweepHelpers {
  public:
   virtual ~SweepHelpers() = default;
-  virtual int processes() const = 0;  // beside this one
+  virtual int processes() const = 0;  // number of processes besides this one
   // This process's share of its machine's hardware threads.
   virtual int threads_here() const = 0;
-  // Before share(). Throws InputError where one of them cannot do the task.
+  // Call before share(). Throws InputError if one of the processes cannot do the task.
   virtual void prepare(const SweepTask& task) = 0;
-  virtual std::int64_t threads() const = 0;  // all of theirs that evaluate
-  // Hands out work, which is that of `points` points in all, until all of them are done with it.
-  // `here`: threads of this process that evaluate beside them.
+  virtual std::int64_t threads() const = 0;  // number of their evaluating threads
+  // Hands out `work`, which has `points` points, and returns when all processes have finished. `here`: threads of this
+  // process that evaluate at the same time.
   virtual void share(SweepWork& work, std::int64_t points, int here) = 0;
-  // Ends them and this process, whatever they do.
+  // Ends the other processes and this one, whatever they are doing.
   [[noreturn]] virtual void abort(int code) = 0;
 };
 
 struct SweepRunOptions {
-  int threads = 1;                     // that evaluate; 0 where there are helpers
-  std::int64_t shard = 0, shards = 1;  // of each `shards` points in a row the one at this place
+  int threads = 1;                     // evaluating threads; may be 0 if there are helpers
+  std::int64_t shard = 0, shards = 1;  // evaluates the point at place `shard` of each `shards` consecutive points
   std::string version;                 // of the program
-  std::string calibrations;            // what points were calibrated by
+  std::string calibrations;            // the calibrations that points are evaluated with
   UserCalibration user{};
   SweepHelpers* helpers = nullptr;
-  std::function<bool()> stop{};  // asked a few times a second, as progress() is called; then points under way are ended
+  // Called a few times a second, like progress(). If it returns true, points under way are finished, and the sweep
+  // stops.
+  std::function<bool()> stop{};
   std::function<void(const SweepProgress&)> progress{};
-  // Where points under way may be given up: called when stop() has been true for so long, and does not return. The
-  // argument: what is in the file.
+  // For programs that may abandon points under way: called when stop() has been true for give_up_after, and does not
+  // return. The argument describes what is in the file.
   std::function<void(const SweepProgress&)> give_up{};
   std::chrono::milliseconds give_up_after{300};
 };
 
 struct SweepOutcome : SweepProgress {
   std::int64_t sweep = 0;   // its number in the file
-  std::int64_t errors = 0;  // of the computed: cannot be laid out, or no plan fits
+  std::int64_t errors = 0;  // computed points that cannot be laid out, or for which no plan fits
   std::string first_error;
-  std::int64_t failed = 0;  // not computed, by no fault of theirs: to be tried again
+  std::int64_t failed = 0;  // points that were not computed, for reasons outside them; they are to be tried again
   std::string first_failure;
   bool stopped = false;
 };
 
-// SweepRunOptions::calibrations: of those that come with Orrery, and the user's files.
+// SweepRunOptions::calibrations for the bundled calibrations and the user's files.
 std::string digests_of_calibrations(std::span<const std::string> files);
 // SweepEvaluation::program.
 std::string program_of(const std::string& version, const std::string& calibrations);
-// How many of `threads` threads evaluate `points` points, where `all` do in all: few points leave the others for their
-// searches.
+// How many of this process's `threads` threads evaluate `points` points, if `all` threads take part altogether. If
+// there are few points, the other threads serve their searches.
 int evaluating_threads(std::int64_t points, std::int64_t threads, std::int64_t all);
 
-// Throws InputError where results cannot be written.
+// Throws InputError if results cannot be written.
 SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const SweepRunOptions& options);
 
 }  // namespace orrery

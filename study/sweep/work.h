@@ -1,5 +1,5 @@
-// What those have in common who evaluate a sweep's points, threads of this process or others: points to do, what the
-// file has already, rows to be kept.
+// The interface of everything that evaluates a sweep's points, threads of this process or others: points to evaluate,
+// results that the file already has, and rows to store.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@ struct SweepPoint {
   std::vector<int> choices;  // by axis (SweepCursor)
 };
 
-// What the file has of a point. `result`: of its key, by another sweep or point.
+// The state of a point in the file. `result`: the file has a result of the same key, from another sweep or point.
 enum class Kept : std::uint8_t { nothing, result, point };
 
-// Each function may be called by several threads at a time.
+// All functions may be called by several threads at the same time.
 class SweepWork {
  public:
   virtual ~SweepWork() = default;
-  // The next points, `most` at most. Empty: there are no more, or the sweep is to end before.
+  // Returns the next points, at most `most`. Empty: there are none left, or the sweep is stopping.
   virtual std::vector<SweepPoint> take(std::size_t most) = 0;
-  // Of each of these points, by its number and key.
+  // The state of each of these points in the file, by its number and key.
   virtual std::vector<Kept> kept(std::span<const SweepRow> points) = 0;
   virtual void add(std::vector<SweepRow> rows) = 0;
-  // A point that could not be computed, by no fault of its own: it is to be tried again.
+  // Reports a point that could not be computed, for reasons outside it; it is to be tried again.
   virtual void fail(const std::string& message) = 0;
 };
 

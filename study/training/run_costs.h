@@ -1,4 +1,4 @@
-// What controllers weigh changes by, from the cost models of the engines.
+// The costs by which controllers weigh changes, from the engines' cost models.
 #pragma once
 
 #include "strategies/run_controller.h"
@@ -6,8 +6,8 @@
 
 namespace orrery {
 
-// Of the expert groups of a prepared scenario; without experts all costs are 0. Functions hold copies of what they
-// need.
+// For the expert groups of a prepared scenario; all costs are 0 without experts. The functions hold copies of the data
+// they need.
 RunCosts run_costs(const Prepared& prepared);
 
 }  // namespace orrery

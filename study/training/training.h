@@ -1,6 +1,6 @@
-// A training: steps one after another whose Programs change between them, by the strategies' controllers
-// (strategies/run_controller.h). Steps of one state are predicted once. What a controller moves between ranks either
-// holds up the next step, or goes on beside the steps that follow, in the time in which they leave links idle.
+// A training: a sequence of steps whose Programs change between steps, by the strategies' controllers
+// (strategies/run_controller.h). Steps in the same state are predicted once. Data that a controller moves between ranks
+// either delays the next step, or moves during the following steps, in the time in which they leave links idle.
 #pragma once
 
 #include <cstdint>
@@ -16,29 +16,29 @@
 
 namespace orrery {
 
-// What a step's prediction comes to.
+// The figures of a predicted step.
 struct StepOutcome {
   double seconds = 0;
   double tokens_per_second_per_device = 0, mfu = 0;
   double exposed_communication_seconds = 0;
-  double idle_link_seconds = 0;  // in which no communication of the bounding stage is under way
+  double idle_link_seconds = 0;  // time in which no communication of the bounding stage is under way
   double memory_peak_bytes = 0, memory_capacity_bytes = 0;
   bool memory_fits = false;
   double busiest_rank = 1, dropped_share = 0;
 };
-// Outcomes that are known, by the digest of all that a step depends on: scenario, state, engine, calibration, version.
+// Known outcomes, by the digest of everything that a step depends on: scenario, state, engine, calibration, version.
 using KnownOutcomes = std::unordered_map<std::uint64_t, StepOutcome>;
 
 struct TrainingOptions {
   std::int64_t steps = 1;
   SimulationOptions simulation{};
-  std::uint64_t digest = 0;        // of the scenario, the engine and what else outcomes depend on
-  KnownOutcomes* known = nullptr;  // filled, too; null: none are known
-  std::function<void(std::uint64_t key, const StepOutcome&)> found{};  // of what was not known
+  std::uint64_t digest = 0;        // of the scenario, the engine and other inputs of outcomes
+  KnownOutcomes* known = nullptr;  // extended with new outcomes; null: none are known
+  std::function<void(std::uint64_t key, const StepOutcome&)> found{};  // for each new outcome
   std::function<void(std::int64_t done, std::int64_t predicted)> progress{};
 };
 
-// One figure of each step.
+// One figure for all steps.
 struct TrainingColumn {
   std::string name;
   std::vector<double> values;
@@ -46,19 +46,19 @@ struct TrainingColumn {
 
 struct Training {
   std::int64_t first_step = 0, steps = 0;
-  std::int64_t different = 0;     // steps: all others are alike one of these
-  double seconds = 0;             // of all steps, and of all that has held one up
-  double unfinished_seconds = 0;  // of what still moves when the last step ends
+  std::int64_t different = 0;     // number of different steps: every other step equals one of these
+  double seconds = 0;             // of all steps and all delays between them
+  double unfinished_seconds = 0;  // time that movements still need after the last step
   double memory_capacity_bytes = 0;
-  bool memory_fits = true;  // of all steps
+  bool memory_fits = true;  // true if all steps fit
   // The columns of kTrainingColumns, then the controllers'.
   std::vector<TrainingColumn> columns;
-  Report first;  // the first step, in full, without its ops
+  Report first;  // report of the first step, without its ops
 
-  const std::vector<double>& column(std::string_view name) const;  // REQUIRES: there is one
+  const std::vector<double>& column(std::string_view name) const;  // REQUIRES: it exists
 };
 
-// seconds: of the step; waiting_seconds: in front of it; moving_seconds: of what is under way when it ends.
+// step_seconds: of the step; waiting_seconds: before it; moving_seconds: of movements under way when it ends.
 inline constexpr std::string_view kTrainingColumns[]{"step",
                                                      "begin_seconds",
                                                      "step_seconds",
@@ -71,13 +71,13 @@ inline constexpr std::string_view kTrainingColumns[]{"step",
                                                      "busiest_rank",
                                                      "dropped_share"};
 
-// What the scenario's strategies change from step to step.
+// The controllers of the scenario's strategies, which change it from step to step.
 std::vector<std::unique_ptr<RunController>> controllers_of(const Scenario& scenario);
 
-// Steps are numbered from workload.step, or, where that is 0, from the first of a recorded routing. Throws as
-// Simulator::evaluate, and InputError where steps are beyond Workload::kMostSteps.
+// Steps are numbered from workload.step, or, if that is 0, from the first step of a recorded routing. Throws like
+// Simulator::evaluate(), and InputError if steps exceed Workload::kMostSteps.
 Training train(Simulator& simulator, const Scenario& scenario, const TrainingOptions& options);
-// The same with other controllers.
+// The same with given controllers.
 Training train(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<RunController>> controllers,
                const TrainingOptions& options);
 

@@ -1,4 +1,5 @@
-// Trainings in an SQLite file (docs/training.md has its tables): what is under way goes on after a kill.
+// Stores trainings in an SQLite file (docs/training.md describes its tables), so that a training continues after a
+// kill.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +11,23 @@
 namespace orrery {
 
 struct TrainingRecord {
-  std::string name;      // what it is called
-  std::string scenario;  // JSON, written out
+  std::string name;      // the name of the training
+  std::string scenario;  // the complete JSON
   std::string version, calibrations;
-  std::uint64_t digest = 0;  // TrainingOptions'
+  std::uint64_t digest = 0;  // TrainingOptions::digest
 };
 
 class TrainingResults {
  public:
-  // As Database.
+  // Throws InputError like Database.
   explicit TrainingResults(const std::string& path);
 
   KnownOutcomes outcomes() const;
   // Kept in memory until flush().
   void add(std::uint64_t key, const StepOutcome& outcome) { new_.emplace(key, outcome); }
   std::size_t waiting() const { return new_.size(); }
-  void flush();  // in one transaction, as is the next
-  // In place of what there is of the same digest and steps.
+  void flush();  // in one transaction; so is the next function
+  // Replaces a record of the same digest and steps.
   void add(const TrainingRecord& record, const Training& training);
 
   const Database& database() const { return database_; }

@@ -1,6 +1,6 @@
-// Published figures that are no steps, of mixtures of experts and of long contexts (results/published/moe.json and
-// long_context.json, compiled in): times of ops, rates of exchanges, what fits, speed-ups; each with what is predicted
-// of it, or why nothing is. The format: results/published/README.md.
+// Published figures other than steps, of mixtures of experts and of long contexts (results/published/moe.json and
+// long_context.json, compiled in): times of ops, rates of exchanges, what fits, speed-ups. Each has its prediction, or
+// the reason why there is none. results/published/README.md describes the format.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -14,25 +14,26 @@
 namespace orrery {
 
 struct Figure {
-  std::string about;  // what its file is about: "mixtures of experts"
+  std::string about;  // subject of its file: "mixtures of experts"
   std::string id, source, what, unit;
-  double value = 0;           // as published, in the unit
+  double value = 0;           // as published, in `unit`
   double predicted = 0;       // in the same unit
-  std::string not_predicted;  // why; empty: predicted
-  std::string in_sample;      // what of the prediction was fitted to this very figure; empty: nothing
+  std::string not_predicted;  // the reason; empty: predicted
+  std::string in_sample;      // the part of the prediction that was fitted to this very figure; empty: none
   bool is_predicted() const { return not_predicted.empty(); }
   bool has_error() const { return is_predicted() && value != 0; }
   double error() const { return predicted / value - 1; }
 };
 
-// Strict: unknown keys, ids that come twice, ops that a step does not have are InputErrors at their pointer.
+// Strict: throws InputError at the pointer for unknown keys, repeated ids, and ops that a step does not have.
 std::vector<Figure> predicted_figures(const nlohmann::json& document, const std::string& file, Simulator& simulator);
-// Of all bundled files.
+// The figures of all bundled files.
 std::vector<Figure> predicted_figures(Simulator& simulator);
 
-// Each after what it is about.
-std::string figures_table(std::span<const Figure> figures);  // a row a figure; then why others are not predicted
-std::string figures_line(std::span<const Figure> figures);   // in one line
+// All group figures by their subject.
+// One row per figure; then the reasons why others are not predicted.
+std::string figures_table(std::span<const Figure> figures);
+std::string figures_line(std::span<const Figure> figures);  // in one line
 std::string figures_markdown(std::span<const Figure> figures);
 
 }  // namespace orrery

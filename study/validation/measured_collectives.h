@@ -1,4 +1,4 @@
-// Measured curves of collectives (results/published/collectives.json, compiled in) beside what the engines say.
+// Measured curves of collectives (results/published/collectives.json, compiled in) with the engines' predictions.
 #pragma once
 
 #include <array>
@@ -23,16 +23,16 @@ struct MeasuredPoint {
 struct MeasuredCurve {
   std::string id, source, method;
   std::string system, gpu, network;
-  std::string links;              // that bound it: "NVLink", "PCIe", ... within a node, "network" between nodes
+  std::string links;  // the links that bound it: "NVLink", "PCIe", ... within a node, "network" between nodes
   std::string calibration_class;  // of those links
-  std::string kind, algorithm;    // algorithm: that the measurement was forced to, or "automatic"
+  std::string kind, algorithm;    // `algorithm`: the one that the measurement was forced to, or "automatic"
   std::int64_t ranks = 0, nodes = 0;
   std::string not_fitted;   // empty, or why the calibration does not use it
-  std::string unpredicted;  // empty, or why there is no prediction; its points then have none
+  std::string unpredicted;  // empty, or why there is no prediction; the points then have none
   std::vector<MeasuredPoint> points;
 };
 
-// A measured curve of which no points are kept.
+// A measured curve whose points are not kept.
 struct LeftOutCurve {
   std::string id, why;
 };
@@ -42,10 +42,10 @@ struct MeasuredCollectives {
   std::vector<LeftOutCurve> left_out;
 };
 
-// Large messages: bandwidth, not latency, is most of their time.
+// Sizes from here on are large: bandwidth, not latency, takes most of the time.
 inline constexpr double kLargeBytes = 1 << 20;
 
-// |predicted / measured - 1| and its sign, over points of at least `least_bytes`.
+// Errors of points of at least `least_bytes`.
 struct PredictionError {
   std::size_t points = 0;
   double median = 0;
@@ -55,23 +55,24 @@ PredictionError error_over(std::span<const MeasuredPoint> points, std::size_t en
 
 struct MeasuredOptions {
   std::string filter;  // part of a curve's id, source, system, device, network or kind, in any letter case
-  std::string kind;    // of kCollectiveKinds; empty: all
+  std::string kind;    // one of kCollectiveKinds; empty: all
   Engines engines{true, true};
   DiscreteEventOptions des;
   // Called before each curve.
   std::function<void(std::size_t done, std::size_t total, const std::string& id)> progress;
 };
-// Each curve on its own cluster, with the bundled calibration of it. Throws InputError when no curve is left.
+// Predicts each curve on its own cluster, with that cluster's bundled calibration. Throws InputError if no curve is
+// left.
 MeasuredCollectives predict_measured(const MeasuredOptions& options);
 
-// How well groups of curves are predicted: each class of the calibration, and together the NVLink nodes, all nodes,
-// and all clusters. Groups without predicted curves are left out.
+// Prediction errors of groups of curves: of each class of the calibration, and of all NVLink nodes, all nodes, and all
+// clusters. Groups without predicted curves are left out.
 struct ErrorSummary {
   std::string level;  // "within a node", "between nodes"
   std::string name;
   std::size_t curves = 0;
   std::array<PredictionError, kEngines> large, all;  // over all points of all curves
-  std::array<double, kEngines> median_curve{};       // median of the curves' own median errors, large messages
+  std::array<double, kEngines> median_curve{};       // median of the curves' median errors, large messages
 };
 std::vector<ErrorSummary> summaries_of(std::span<const MeasuredCurve> curves, const Engines& engines);
 

@@ -1,4 +1,4 @@
-// results/ACCURACY.md and its picture.
+// The page results/ACCURACY.md and its picture.
 #pragma once
 
 #include <span>
@@ -9,15 +9,15 @@
 
 namespace orrery {
 
-// The same points, as calibrations fitted on other sources, on all sources, and on none predict them.
+// The same points, predicted by calibrations that were fitted on other sources, on all sources, and on none.
 struct ValidationRuns {
   std::vector<PredictedPoint> others, all, none;
 };
 
-// Markdown; `plot`: the picture's path from the page's folder.
+// Markdown. `plot`: path of the picture, relative to the page's folder.
 std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> figures, const std::string& plot);
-// Predicted against measured step times, both logarithmic, a colour a source. SVG. Throws InputError where no step is
-// predicted.
+// Predicted against measured step times, both logarithmic, one colour per source, as SVG. Throws InputError if no step
+// is predicted.
 std::string accuracy_plot(std::span<const PredictedPoint> points);
 
 }  // namespace orrery

@@ -1,4 +1,4 @@
-// Published points beside what the analytical engine says of them.
+// Published points with the analytical engine's predictions.
 #pragma once
 
 #include <functional>
@@ -13,26 +13,26 @@ namespace orrery {
 struct PredictedPoint {
   const PublishedSource* source = nullptr;
   const PublishedPoint* point = nullptr;
-  // Empty: predicted. Else why not: the point's own reason, or what is wrong with its scenario.
+  // Empty: predicted. Otherwise the reason: the point's own, or the fault in its scenario.
   std::string not_predicted;
   double predicted = 0;  // in the quantity's unit; fits: 1 or 0
   double peak_bytes = 0, capacity_bytes = 0;
-  double allocated_bytes = 0;  // of the peak, without the framework's
+  double allocated_bytes = 0;  // part of the peak without the framework's
   std::string device, framework;
   CurveOrigin curves = CurveOrigin::own;
   bool measured_device() const { return curves == CurveOrigin::own; }
   std::int64_t devices = 0, nodes = 0;
   std::vector<std::string> strategies;  // plan_words(): "tensor", "zero-1", "recompute-full"
   std::string bound_by;
-  TimeBreakdown time;  // of the stage that bounds the step
+  TimeBreakdown time;  // of the bounding stage
 
   bool is_predicted() const { return not_predicted.empty(); }
-  // Not composed: statistics that are of more than one source count measurements alone.
+  // Whether the source's numbers were measured (not composed). Statistics over several sources use only these.
   bool is_measured() const { return source->composed.empty(); }
   double error() const { return predicted / point->value - 1; }
 };
 
-// In the quantity's unit. Of layers the simulation must have their ops.
+// In the quantity's unit. For quantities of a layer, REQUIRES: the simulation has its ops.
 double predicted_value(Quantity quantity, const Simulation& simulation);
 
 // Returns whether `text` contains `part`, in any letter case.
@@ -44,8 +44,8 @@ struct ValidationFilter {
   std::string strategy;  // one of all_plan_words()
 };
 
-// What the step calibration has been fitted on: for each point all sources but its own; all; none (there is no step
-// calibration then: kernels and collectives alone).
+// The sources on which the step calibration was fitted: for each point all but its own source; all; none (then there is
+// no step calibration, only kernels and collectives).
 enum class Seen : std::uint8_t { others, all, none };
 inline constexpr std::array<std::string_view, 3> kSeenNames{"others", "all", "none"};
 

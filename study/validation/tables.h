@@ -1,4 +1,4 @@
-// What `orrery validate` shows.
+// The tables of `orrery validate`.
 #pragma once
 
 #include <array>
@@ -12,11 +12,12 @@
 
 namespace orrery {
 
-// All end with a newline. Errors are in percent.
-std::string validation_table(std::span<const PredictedPoint> points);  // a row a source and quantity, sums, the worst
-std::string points_table(std::span<const PredictedPoint> points);      // a row a point
+// All end with a newline. Errors are in per cent.
+// One row per source and quantity, totals, the worst.
+std::string validation_table(std::span<const PredictedPoint> points);
+std::string points_table(std::span<const PredictedPoint> points);  // one row per point
 std::string points_csv(std::span<const PredictedPoint> points);
-// A row a run of which it was judged wrongly whether it fits.
+// One row per run for which it was predicted wrongly whether it fits.
 inline constexpr std::array<Column, 6> kWronglyJudged{
     {{"id", false}, {"source", false}, {"it", false}, {"predicted peak"}, {"capacity"}, {"beyond it"}}};
 std::vector<std::vector<std::string>> wrongly_judged(const FitsConfusion& confusion);

@@ -1,6 +1,6 @@
-// The clock of a run and the processes that wait on it. A process is a coroutine: it costs a few hundred bytes and some
-// ten nanoseconds a wait, where an actor of SimGrid costs a stack and a microsecond; a run has some ten for each class
-// of ranks and waits millions of times. SimGrid keeps what it is for, the flows that share links (network.h).
+// The clock of a run, and the processes that wait on it. A process is a coroutine. It costs a few hundred bytes, and
+// some ten nanoseconds per wait; an actor of SimGrid costs a stack, and a microsecond per wait. A run has about ten
+// processes per rank class, and they wait millions of times. SimGrid only runs the flows that share links (network.h).
 // Internal to sim/des.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace orrery {
 
 class Clock;
 
-// Something that is due at a time, unless its stamp has changed by then. Outlives its being due.
+// An event that is due at a time, unless its stamp has changed by then. It must outlive that time.
 struct Timed {
   std::uint32_t stamp = 0;
   virtual void due(Clock& clock) = 0;
@@ -24,14 +24,14 @@ struct Timed {
   ~Timed() = default;
 };
 
-// What a process calls and waits for: `co_await` it, always. It runs at once, up to its first wait.
+// A subroutine of a process. The caller must `co_await` it. It runs at once, up to its first wait.
 template <class T>
 class [[nodiscard]] Task;
 
 namespace detail {
 
 struct TaskPromise {
-  std::coroutine_handle<> caller;  // that waits for the end
+  std::coroutine_handle<> caller;  // the coroutine that waits for the end
   std::exception_ptr failure;
 
   std::suspend_never initial_suspend() noexcept { return {}; }
@@ -39,7 +39,7 @@ struct TaskPromise {
     bool await_ready() noexcept { return false; }
     template <class Promise>
     void await_suspend(std::coroutine_handle<Promise> ended) noexcept {
-      // The caller frees the frame of `ended`: nothing may be touched behind.
+      // The caller frees the frame of `ended`: nothing may be accessed after this.
       if (const std::coroutine_handle<> caller = ended.promise().caller) caller.resume();
     }
     void await_resume() noexcept {}
@@ -96,7 +96,8 @@ inline Task<void> PromiseOf<void>::get_return_object() {
 }
 }  // namespace detail
 
-// Begins when whoever starts it waits (Clock::start), and frees itself at its end. What it throws ends the run.
+// Starts when the process that called Clock::start waits, and frees itself at its end. An exception from it ends the
+// run.
 struct Process {
   struct promise_type {
     Process get_return_object() { return {std::coroutine_handle<promise_type>::from_promise(*this)}; }
@@ -110,17 +111,18 @@ struct Process {
 
 struct Region;
 
-// A process that others can wake. It waits in a loop on what it wants: it may be woken early.
+// A process that others can wake. It may be woken early, and therefore waits in a loop for its condition.
 struct Self : Timed {
-  std::coroutine_handle<> waiting;  // none: it does not
-  Region* region = nullptr;         // where it waits
+  std::coroutine_handle<> waiting;  // null: the process does not wait
+  Region* region = nullptr;         // the region in which it waits
 
   void due(Clock& clock) override;
 };
 
-// Processes whose time may run ahead of all others' while nothing from outside can reach them: the ranks of a node's
-// group, as long as none of them waits for another node. What a million waits touch then stays in the processor's
-// cache. As soon as one waits for something outside, the region goes on in the common order of time.
+// A set of processes whose time may run ahead of all others' while nothing from outside can reach them: the ranks of a
+// group within a node, as long as none of them waits for another node. The data that millions of waits touch then stays
+// in the processor's cache. As soon as a process waits for something outside, the region continues in the common order
+// of time.
 struct Region final : Timed {
   void due(Clock& clock) override;
 
@@ -128,7 +130,7 @@ struct Region final : Timed {
   friend class Clock;
   struct Entry {
     double time;
-    std::uint64_t number;  // of two at one time the first comes first
+    std::uint64_t number;  // of two entries at the same time, the one with the lower number comes first
     Timed* what;
     std::uint32_t stamp;
   };
@@ -143,7 +145,7 @@ struct Region final : Timed {
     heap.pop_back();
     return what;
   }
-  // Whether anything is due, ever; `time`: the next.
+  // Whether any event is due in the region; stores the time of the next one in `time`.
   bool next_due(double& time) {
     while (!heap.empty() && heap.front().stamp != heap.front().what->stamp) pop();
     if (!heap.empty()) time = heap.front().time;
@@ -153,23 +155,23 @@ struct Region final : Timed {
   double now = 0;
   std::int64_t waits_outside = 0;
   bool queued = false;
-  double armed = -1;  // in the common order at that time; -1: not
+  double armed = -1;  // time at which it is queued in the common order; -1: it is not
   std::vector<Entry> heap;
   std::vector<std::coroutine_handle<>> ready;
 };
 
 class Clock {
  public:
-  // Of the process that runs.
+  // The time of the running process.
   double now() const { return current_->now; }
-  // Sleeps given to it.
+  // Number of sleeps.
   std::int64_t sleeps() const { return sleeps_; }
 
-  // What belongs to no other region, and the common order of time.
+  // The region of everything that belongs to no other region; it keeps the common order of time.
   Region& outside() { return outside_; }
   bool is_outside() const { return current_ == &outside_; }
 
-  // In the region of who starts it.
+  // Starts in the region of the caller.
   void start(Process process) { start(process, *current_); }
   void start(Process process, Region& region) { make_ready(process.handle, region); }
   void wake(Self& self) {
@@ -178,7 +180,7 @@ class Clock {
     make_ready(std::exchange(self.waiting, nullptr), *self.region);
   }
   void at(double time, Timed& what) { current_->push({time, next_++, &what, what.stamp}); }
-  // The same for something outside, from a region that may be ahead.
+  // The same for an event outside, called from a region that may be ahead.
   void at_outside(double time, Timed& what) { outside_.push({time, next_++, &what, what.stamp}); }
 
   struct Block {
@@ -205,7 +207,7 @@ class Clock {
     }
     void await_resume() const {}
   };
-  // Until it is woken, or for so long. `self` must outlive the run.
+  // Waits until the process is woken, or for `seconds`. REQUIRES: `self` outlives the run.
   BlockFor block_for(Self& self, double seconds) { return {*this, self, seconds}; }
   struct Sleep final : Timed {
     Sleep(Clock& of, double until, bool always) : clock(of), time(until), yields(always) {}
@@ -226,8 +228,8 @@ class Clock {
   Sleep sleep_until(double time) { return {*this, time, false}; }
   Sleep sleep(double seconds) { return {*this, now() + seconds, false}; }
 
-  // Around a wait for something outside the process's region. enter_outside() also waits until the common order of time
-  // has come to where the region is; wait_outside() is for who only waits to be woken.
+  // Brackets for a wait for something outside the process's region. enter_outside() also waits until the common order
+  // of time has reached the region's time; wait_outside() is for processes that only wait to be woken.
   Sleep enter_outside() {
     wait_outside();
     return {*this, now(), current_ != &outside_};
@@ -235,11 +237,11 @@ class Clock {
   void wait_outside() { ++current_->waits_outside; }
   void leave_outside() { --current_->waits_outside; }
 
-  // Whoever runs the clock: runs what can run now, then moves on.
+  // For the driver of the clock: runs everything that can run now, then advances.
   void run_ready() {
     do {
       run(outside_);
-      for (std::size_t next = 0; next < queue_.size(); ++next) {  // grows meanwhile
+      for (std::size_t next = 0; next < queue_.size(); ++next) {  // grows during the loop
         queue_[next]->queued = false;
         run(*queue_[next]);
       }
@@ -248,7 +250,8 @@ class Clock {
   }
   bool is_ready() const { return !outside_.ready.empty() || !queue_.empty(); }
   bool next_due(double& time) { return outside_.next_due(time); }
-  // To a time that is no later than anything is due. What is due then, or within rounding of it, happens at once.
+  // Advances to `time`. REQUIRES: no event is due earlier. Events that are due then, or within rounding of it, happen
+  // at once.
   void move_to(double time) {
     outside_.now = std::max(outside_.now, time);
     move(outside_, outside_.now);
@@ -280,7 +283,7 @@ class Clock {
     current_ = &region;
     region.now = std::max(region.now, outside_.now);
     for (;;) {
-      for (std::size_t next = 0; next < region.ready.size(); ++next) region.ready[next].resume();  // more become ready
+      for (std::size_t next = 0; next < region.ready.size(); ++next) region.ready[next].resume();  // more get ready
       region.ready.clear();
       double due = 0;
       const bool ahead = &region != &outside_ && region.waits_outside == 0;
@@ -290,12 +293,12 @@ class Clock {
     current_ = &outside_;
     if (&region != &outside_) arm(region);
   }
-  // Its next event in the common order.
+  // Queues the region's next event in the common order.
   void arm(Region& region) {
     double due = 0;
     if (!region.next_due(due)) return;
     if (region.armed >= 0 && region.armed <= due) return;
-    ++region.stamp;  // what it was armed for before
+    ++region.stamp;  // invalidates the earlier entry
     region.armed = due;
     at_outside(due, region);
   }

@@ -14,11 +14,11 @@ namespace {
 
 namespace sgk = simgrid::kernel;
 
-// SimGrid counts whole bytes; in these units a message is exact to less than a ten-thousandth of a byte.
+// SimGrid counts whole bytes; with these units a message is exact to less than a ten-thousandth of a byte.
 constexpr double kUnitsPerByte = 16384;
 double whole_units(double bytes) { return std::max(1.0, std::round(bytes * kUnitsPerByte)); }
 
-// Routes are looked up by the flow class that sends.
+// A routing zone that looks up routes by the flow class of the sender.
 class FlowZone final : public sgk::routing::NetZoneImpl {
  public:
   explicit FlowZone(const std::string& name) : NetZoneImpl(name) {}
@@ -49,12 +49,12 @@ void configure_simgrid() {
 
 Network::Network(const RunPlan& plan, Clock& clock) : traffic_(plan.traffic), clock_(clock) {
   const Traffic& traffic = plan.traffic;
-  auto* zone = new FlowZone("cluster");  // SimGrid's
+  auto* zone = new FlowZone("cluster");  // owned by SimGrid
   sg4::NetZone* root = zone->get_iface();
   const auto links = traffic.link_classes();
   const auto flows = traffic.flow_classes();
 
-  // What all classes of flows have in common divides the rate instead of lengthening the routes.
+  // A factor that all flow classes on a link have in common divides the link's rate instead of lengthening the routes.
   std::vector<std::int64_t> common(links.size(), 0);
   for (const FlowClass& flow : flows)
     for (const LinkLoad& load : flow.loads)
@@ -81,7 +81,7 @@ Network::Network(const RunPlan& plan, Clock& clock) : traffic_(plan.traffic), cl
                      links_[load.link_class]->get_impl());
     unbound_[f] = route.empty();
   }
-  // A link of its own bounds the rate of background traffic: SimGrid ignores Comm::set_rate between hosts.
+  // An additional link limits the rate of background traffic: SimGrid ignores Comm::set_rate between hosts.
   for (const ResolvedPerturbation& r : plan.perturbations)
     for (const std::int32_t b : r.background) {
       const std::uint32_t f = traffic.background_flow(b);
@@ -144,8 +144,8 @@ void Network::slow(std::uint32_t link_class, double factor) {
 
 void Network::fail(std::uint32_t link_class) { links_[link_class]->turn_off(); }
 
-// SimGrid bounds a flow for its whole life by the rates that its links have when it starts: a link that is slow for a
-// while must not look so at that instant.
+// SimGrid limits a flow for its whole life by the rates that its links have when it starts. A link that is slow for a
+// while must therefore have its full rate at that instant.
 void Network::start_at_full_rate(const sg4::CommPtr& comm, std::uint32_t flow_class) const {
   for (const std::uint32_t l : may_slow_[flow_class])
     if (factors_[l] != 1) links_[l]->set_bandwidth(rates_[l]);
@@ -183,7 +183,7 @@ void Network::meet_on(std::uint32_t l) {
 void Network::start(std::uint32_t flow_class, double wire_bytes, Flight& flight, double& end) {
   ++flows_started_;
   Flow& flow = new_flow(flow_class, flight, end);
-  flow.wire_bytes = whole_units(wire_bytes) / kUnitsPerByte;  // whoever times it
+  flow.wire_bytes = whole_units(wire_bytes) / kUnitsPerByte;  // the same rounding, whoever computes its time
   flow.begin = clock_.now();
   flow.alone = true;
   for (const std::uint32_t l : ways_[flow_class]) {
@@ -332,7 +332,7 @@ void Network::carry(Carrier& carrier) {
 
 void Network::start_requested() {
   if (requests_.empty() && background_requests_.empty()) return;
-  sg4::this_actor::sleep_until(clock_.now());  // SimGrid has stood still since its last flow
+  sg4::this_actor::sleep_until(clock_.now());  // SimGrid's clock has stood still since its last flow
   for (const std::uint32_t f : background_requests_) {
     sg4::CommPtr comm = sg4::Comm::sendto_init(hosts_[f], sink_);
     constexpr std::uint64_t kEndless = std::uint64_t{1} << 63;  // ten minutes at 900 GB/s
@@ -374,7 +374,7 @@ void Network::drive(const std::function<bool()>& ended) {
     clock_.run_ready();
     if (ended()) return;
     start_requested();
-    if (clock_.is_ready()) continue;  // a flow has ended meanwhile
+    if (clock_.is_ready()) continue;  // a flow has ended in the meantime
     double due = std::numeric_limits<double>::infinity();
     const bool more = clock_.next_due(due);
     if (under_way_ == 0 || due <= sg4::Engine::get_clock()) {

@@ -1,4 +1,4 @@
-// A run in progress: rank classes, their streams and what they wait for. Internal to sim/des; pulls in SimGrid. Its
+// A run in progress: rank classes, their streams, and what these wait for. Internal to sim/des; includes SimGrid. Its
 // parts: simulation.cpp (set-up, perturbations, stalls), run_schedule.cpp (slots and lines), run_streams.cpp (ops of a
 // stream), run_exchange.cpp (communication).
 #pragma once
@@ -20,44 +20,47 @@
 namespace orrery {
 
 inline constexpr auto kComputeStream = static_cast<std::size_t>(Stream::compute);
-inline constexpr int kHostCause = kStreams;   // as the cause of a wait
-inline constexpr int kController = kStreams;  // as a waiter: the compute stream's process
+inline constexpr int kHostCause = kStreams;   // the cause of a wait for the host
+inline constexpr int kController = kStreams;  // as a waiter: the process of the compute stream
 
+// One run of a node of a block in a line.
 struct Work {
   const ClockNode* node = nullptr;
   const BlockCode* code = nullptr;
   Work* instance = nullptr;                            // the first node of the same instance of the block
-  Work *compute_before = nullptr, *trigger = nullptr;  // to be done; to have started
-  Work *entry = nullptr, *other_entry = nullptr;       // the previous instance's output
-  Work* buffer = nullptr;  // the copy from the buffer that the instance takes over (Op::buffers), to be done
+  Work *compute_before = nullptr, *trigger = nullptr;  // must be done before this; must have started before this
+  Work *entry = nullptr, *other_entry = nullptr;       // those that write the previous instance's output
+  Work* buffer = nullptr;  // the copy from the buffer that it takes over (Op::buffers); must be done before
   double seconds = 0;
-  double issued = -1, host_end = -1;  // by the host; -1: whenever
-  std::uint32_t name = 0;             // into JobPlan::ops
+  double issued = -1, host_end = -1;  // by the host; -1: no constraint
+  std::uint32_t name = 0;             // index into JobPlan::ops
   std::uint32_t exchange = kNoExchange;
-  std::uint32_t event = EventRecord::kNoCause;  // once done
-  std::uint32_t cause = EventRecord::kNoCause;  // once started: the event that let it
-  std::uint16_t waiters = 0;                    // streams' bits
+  std::uint32_t event = EventRecord::kNoCause;  // set once it is done
+  std::uint32_t cause = EventRecord::kNoCause;  // set once it has started: the event that let it start
+  std::uint16_t waiters = 0;                    // set of streams, one bit each
   std::uint16_t parts_done = 0;
-  std::uint16_t covered = 1;  // instances that it stands for
+  std::uint16_t covered = 1;  // number of instances that it covers
   bool started = false, done = false;
 };
 
 struct Line {
   double begin = 0;
-  std::uint32_t cause = EventRecord::kNoCause;  // the event that let it begin
+  std::uint32_t cause = EventRecord::kNoCause;  // the event that let the line begin
   std::vector<Work> works;
-  std::int64_t left = 0;  // on streams other than compute
-  bool ahead = false;     // it has not begun, but for what is issued ahead
-  bool held = false;      // by who runs it
+  std::int64_t left = 0;  // works left on streams other than compute
+  bool ahead = false;     // only ops that are issued ahead have begun
+  bool held = false;      // its owner still uses it
 };
 
-// How a line is run.
+// How to run a line.
 struct LineRun {
-  bool drain_all = false;  // it also ends with its asynchronous streams
-  double host_ahead = 0;   // by so much earlier the host begins
-  // Until its input is there. What is issued ahead is issued before, all else behind it. None: it is there.
+  bool drain_all = false;  // the line also waits for its asynchronous streams
+  double host_ahead = 0;   // seconds by which the host begins earlier
+  // Waits for the line's input. Ops that are issued ahead are issued before it, all others after it. Null: the input is
+  // there.
   const std::function<Task<>()>* wait_for_input = nullptr;
-  // Once all is issued that is issued before the input, or without one all: begins the line of the chunk behind.
+  // Begins the line of the next chunk. It is called when everything that is issued before the input has been issued;
+  // without an input to wait for, when everything has.
   const std::function<void()>* issue_next = nullptr;
 };
 
@@ -66,7 +69,7 @@ struct ClassRun;
 struct StreamRun : Self {
   std::deque<std::pair<Work*, Line*>> queue;
   std::int64_t pending = 0;
-  std::int64_t ahead = 0;  // of them, of the line that has not begun
+  std::int64_t ahead = 0;  // of `pending`: works of the line that has not begun
   bool drain_awaited = false;
   bool has_process = false;
   std::uint32_t last_event = EventRecord::kNoCause;
@@ -76,8 +79,8 @@ struct StreamRun : Self {
 
 struct Arrival {
   bool there = false;
-  bool received = false;   // blocking transfers: and moved
-  Self* sender = nullptr;  // that waits for it to have moved
+  bool received = false;   // blocking transfers: it has also been transferred
+  Self* sender = nullptr;  // the sender that waits for the end of the transfer
   std::uint32_t cause = EventRecord::kNoCause;
 };
 
@@ -85,16 +88,16 @@ struct Message {
   std::uint32_t exchange = 0, to = 0;
   std::uint16_t chunk = 0;
   std::uint32_t micro_batch = 0, cause = 0;
-  double time = 0;  // when it was handed over
+  double time = 0;  // when the sender handed it over
 };
 struct Sender : Self {
   std::deque<Message> queue;
   bool has_process = false;
 };
 
-// Of the members of a group, for one exchange.
+// One exchange of a group: the meeting of its members.
 struct Meeting {
-  std::vector<std::pair<std::uint32_t, double>> arrived;  // class, when
+  std::vector<std::pair<std::uint32_t, double>> arrived;  // (class, time)
   std::vector<Self*> waiting;
   std::uint32_t cause = EventRecord::kNoCause;
   std::uint32_t exchange = 0;
@@ -102,13 +105,13 @@ struct Meeting {
   bool done = false;
   std::size_t left = 0;
 };
-// Those of a group class on a stream, in order of issue.
+// The meetings of a group class on one stream, in order of issue.
 struct Meetings {
   std::deque<Meeting*> queue;
-  std::size_t first = 0;  // of the queue, since the run began
+  std::size_t first = 0;  // number of queue.front() since the run began
 };
 
-// A message's way, step by step.
+// Progress of one edge of a step-exact exchange, message by message.
 struct ExactEdge {
   std::vector<double> arrivals;
   std::vector<Self*> waiting;
@@ -129,24 +132,25 @@ struct ClassRun : Self {
   Region* region = nullptr;
   const JobPlan* plan = nullptr;
   std::array<StreamRun, kStreams> streams;
-  std::array<Sender, 2> senders;               // forwards, backwards
+  std::array<Sender, 2> senders;               // forward, backward
   std::array<std::vector<Arrival>, 2> inputs;  // by SlotKind, see input_of(): [chunk * micro_batches + micro_batch]
   std::vector<std::unique_ptr<Line>> lines;    // reused
   std::uint32_t gate_event = EventRecord::kNoCause;
-  double host_ahead = 0;  // of the end of the last line: by so much earlier the host had issued all of it
-  double rate = 1;        // of kernels
-  int collectives = 0;    // under way beside the kernels
+  double host_ahead = 0;  // seconds before the end of the last line at which the host had issued all of it
+  double rate = 1;        // rate of kernels, relative to the undisturbed one
+  int collectives = 0;    // number of collectives that run beside the kernels
   bool in_kernel = false;
   bool finished = false;
-  std::vector<std::pair<std::uint64_t, std::size_t>> met;                       // by group class and stream: how often
-  std::vector<std::uint32_t> exchange_rows;                                     // by exchange: of its record, from 1
-  std::vector<std::vector<std::pair<std::uint32_t, std::uint32_t>>> wait_rows;  // by exchange: for whom, its record
-  std::vector<std::mt19937_64> jitter;                                          // by perturbation that has it
+  std::vector<std::pair<std::uint64_t, std::size_t>> met;  // by group class and stream: meetings so far
+  std::vector<std::uint32_t> exchange_rows;                // by exchange: its record's index from 1; 0: none
+  std::vector<std::vector<std::pair<std::uint32_t, std::uint32_t>>> wait_rows;  // by exchange: (for whom, record)
+  std::vector<std::mt19937_64> jitter;                                          // by perturbation with jitter
   std::vector<const Perturbation*> jitter_of;
   ClassOutcome out;
-  std::vector<std::pair<double, double>> stage_waits;  // from, until: a collective waited for another stage; apart
-  const Arrival* awaited = nullptr;                    // the input that the controller waits for
-  std::string waits_for;                               // in words, while the controller waits for another stage
+  // Intervals (from, until), disjoint, in which a collective waited for another stage.
+  std::vector<std::pair<double, double>> stage_waits;
+  const Arrival* awaited = nullptr;  // the input that the controller waits for
+  std::string waits_for;             // in words, while the controller waits for another stage
 };
 
 class SimgridRun {
@@ -160,14 +164,14 @@ class SimgridRun {
   const Traffic& traffic() const { return plan_.traffic; }
   double now() const { return clock_.now(); }
   void prepare();
-  // Ranks that meet all the time, over links that are theirs, get a region of the clock.
+  // Ranks that often meet, over links that only they use, get a region of the clock.
   void find_local_communicators();
   void make_regions();
   void perturb();
   void apply(const ResolvedPerturbation& r, std::span<ClassRun* const> hit, bool begin);
   Process perturb_while(const ResolvedPerturbation& r, std::vector<ClassRun*> hit);
   Process send_background(const Perturbation& p, std::uint32_t flow_class);
-  // Runs the processes that were started until so many have set `ended_`.
+  // Runs the started processes until `processes` of them have ended.
   void run(std::size_t processes);
   [[noreturn]] void stall(const std::string& why);
   std::string who_waits() const;
@@ -183,23 +187,23 @@ class SimgridRun {
   class LineIssue;
   struct IssuedLine;
   std::unique_ptr<IssuedLine> new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when);
-  // Issues now what the chunk gathers in its first forward alone.
+  // Issues now the gathers of the chunk that only its first forward has.
   std::unique_ptr<IssuedLine> issue_chunk_ahead(ClassRun& c, std::uint16_t chunk);
   Task<> run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run);
   Task<> perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host);
   Task<> await_output(ClassRun& c, Work* w);
-  // `next`: the slot behind them, if any.
+  // `next`: the slot after the pair; null: none.
   Task<> run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next);
   void record_slot(ClassRun& c, const Slot& slot, double begin, double end);
   static Line& free_line(ClassRun& c);
   Task<> drain(ClassRun& c, bool all);
-  // What the compute stream has waited since then. While a collective waited for another stage nothing is booked: what
-  // remains of the step is the pipeline's bubble.
+  // Books the time for which the compute stream has waited since `since`. Time in which a collective waited for another
+  // stage is not booked: it remains as the pipeline's bubble.
   void book_wait(ClassRun& c, Account account, double since);
   Task<> await_input(ClassRun& c, const Slot& slot, std::size_t position);
   Task<> post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);
   bool receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const;
-  // The ranks at the same place of another stage.
+  // The class of the ranks at the same place in another stage.
   ClassRun& counterpart(const ClassRun& c, std::int32_t stage);
   Arrival& input_of(ClassRun& c, std::size_t direction, std::uint16_t chunk, std::uint32_t micro_batch) {
     const auto micro_batches = static_cast<std::size_t>(c.plan->program->schedule.micro_batches);
@@ -217,7 +221,7 @@ class SimgridRun {
     return until == Until::started ? w.started : w.done || (until == Until::first_part && w.parts_done > 0);
   }
   Task<> await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause, std::uint32_t& cause_event);
-  // `kernels`: seconds of those it is made of, for jitter; none: of itself.
+  // `kernels`: seconds of the kernels that it consists of, for jitter; empty: a single kernel.
   Task<> kernel(ClassRun& c, double seconds, const std::vector<double>& kernels);
   double jittered(ClassRun& c, double seconds, const std::vector<double>& kernels);
   void interrupt(ClassRun& c);
@@ -229,10 +233,11 @@ class SimgridRun {
                : c.streams[static_cast<std::size_t>(stream)];
   }
 
-  // Communication. `cause` in: what let this class come; out: what let the exchange begin. Returns its begin.
+  // `cause`: on entry the event that let this class arrive; on return the event that let the exchange begin. Returns
+  // the time when it began.
   Task<double> exchange(ClassRun& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
                         bool moves, std::uint32_t& cause);
-  // Whether it concerns nobody beyond a region of the clock.
+  // Whether the exchange involves only ranks of one region of the clock.
   bool is_local(const Exchange& x) const { return local_[static_cast<std::size_t>(x.communicator)] != 0; }
   Task<> run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);
   void count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name, double begin, double end);
@@ -241,11 +246,11 @@ class SimgridRun {
   Task<> flows_exactly(const Exchange& x, std::uint32_t group_class);
   Process exact_edge(const Exchange& x, ExactPhase& phase, std::uint32_t flow_class);
   Process transmit_alone(const Exchange& x, std::uint32_t group_class, double& end);
-  // A collective on one of its streams has waited until now for another stage.
+  // Records that a collective on a stream of this class has waited for another stage from `from` until now.
   void note_stage_wait(ClassRun& c, double from) const;
-  // What an exchange of one group class takes, by the run's fidelity.
+  // Runs the flows of an exchange for one group class, in the run's fidelity.
   Task<> transmit(const Exchange& x, std::uint32_t group_class);
-  // Until none of the flight's flows is left. `self`: who waits.
+  // Waits until all flows of the flight have ended. `self`: the waiting process.
   Task<> wait(Flight& flight, Self& self);
   std::uint32_t record(const EventRecord& e) {
     out_.events.push_back(e);
@@ -255,9 +260,9 @@ class SimgridRun {
   const RunPlan& plan_;
   Clock clock_;
   Network network_;
-  std::size_t running_ = 0;  // processes that the run waits for
+  std::size_t running_ = 0;  // number of processes that the run waits for
   std::deque<Region> regions_;
-  std::vector<char> local_;  // communicators whose groups are within regions
+  std::vector<char> local_;  // by communicator: whether its groups lie within regions
   std::vector<std::unique_ptr<ClassRun>> classes_;
   std::vector<Meetings> meetings_;  // [group class * kStreams + stream]
   std::deque<Meeting> all_meetings_;
@@ -271,10 +276,10 @@ class SimgridRun {
   std::vector<Barrier> barriers_;  // by job
   struct OrderedSlot {
     Slot slot;
-    bool pairs;  // runs beside the next, its backward
+    bool pairs;  // runs at the same time as the next slot, its backward
   };
   std::vector<std::vector<std::vector<OrderedSlot>>> orders_;  // [job][stage]
-  std::string failed_;                                         // a link or node that failed, and when
+  std::string failed_;                                         // the link or node that failed, and when
   Outcome out_;
 };
 

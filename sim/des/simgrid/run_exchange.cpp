@@ -1,4 +1,4 @@
-// Communication: who meets whom, and the flows.
+// Communication: the meetings of ranks, and their flows.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -63,8 +63,8 @@ Process SimgridRun::exact_edge(const Exchange& x, ExactPhase& phase, std::uint32
   Self self;
   const double bytes = flow.share * (flow.leaves_node ? x.wire_outside : x.wire_inside);
   const double latency = flow.leaves_node ? x.cost.inter_step_seconds : x.cost.intra_step_seconds;
-  // An edge that has its links to itself keeps a clock of its own, which may be ahead of the simulation's:
-  // nothing that happens meanwhile can change when its messages arrive.
+  // An edge that has its links to itself keeps its own clock, which may be ahead of the simulation's: no other event
+  // can change when its messages arrive.
   const double alone = network_.seconds_per_byte_alone(f) * bytes;
   double left = now();
   edge.arrivals.reserve(static_cast<std::size_t>(flow.messages));
@@ -94,14 +94,14 @@ Process SimgridRun::exact_edge(const Exchange& x, ExactPhase& phase, std::uint32
     }
     if (!network_.unbound(f)) out_.flows.push_back({begin, left, flow.share * x.bytes, bytes, f});
     edge.arrivals.push_back(left + latency);
-    // Others may line up for the next message while these are woken.
+    // Others may queue for the next message while these are woken.
     for (Self* s : std::exchange(edge.waiting, {})) clock_.wake(*s);
   }
   if (!edge.arrivals.empty()) phase.last = std::max(phase.last, edge.arrivals.back());
   if (--phase.running == 0) clock_.wake(phase.caller);
 }
 
-// Every message by itself: a process an edge.
+// Every message by itself, with one process per edge.
 Task<> SimgridRun::flows_exactly(const Exchange& x, std::uint32_t group_class) {
   const auto all = traffic().flow_classes();
   const auto own = traffic().flows(x.pattern, group_class);
@@ -133,7 +133,7 @@ Task<> SimgridRun::transmit(const Exchange& x, std::uint32_t group_class) {
     co_await flows(x, group_class);
 }
 
-// `moves`: it slows the kernels beside it.
+// `moves`: whether it slows kernels that run at the same time.
 Task<> SimgridRun::run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves) {
   const auto& members = traffic().group_classes()[group_class].members;
   if (moves)

@@ -1,4 +1,4 @@
-// How a rank class walks its schedule.
+// The way of a rank class through its schedule.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,34 +7,34 @@
 
 namespace orrery {
 
-// Whose kernels a rank issues, one after the other. Two lines at once, a pair's, have one host.
+// The host that issues a rank's kernels one after the other. The two lines of a pair share one host.
 struct SimgridRun::Host {
-  double begin = 0, seconds = 0;  // since then
+  double begin = 0, seconds = 0;  // seconds of issuing since `begin`
   Work* last_compute = nullptr;
 
-  double time() const { return begin + seconds; }  // when it has issued all so far
+  double time() const { return begin + seconds; }  // when it has issued everything so far
 };
 
-// The host's way through a line: it issues works in program order, with its clock beside them. The rules are those of
-// sim/analytical/block_clock.h.
+// The progress of the host through a line. It issues works in program order and keeps its own clock. The rules are
+// those of sim/analytical/block_clock.h.
 class SimgridRun::LineIssue {
  public:
-  // `works`: as many as works_of() says.
+  // REQUIRES: `works` has as many elements as works_of() returns.
   LineIssue(SimgridRun& simulation, ClassRun& c, Line& line, Work* works, std::span<const LineItem> items, WhenSet when,
             Host& host);
   static std::size_t works_of(std::span<const LineItem> items);
 
-  // What is issued ahead, of whatever distance: all that can be done before the input is there. The host goes on when
-  // it is.
+  // Issues all ops that are issued ahead, of any distance: everything that can run before the input is there. The host
+  // continues when it is.
   void issue_all_ahead();
   void input_has_come() { host_.seconds = std::max(host_.seconds, simulation_.now() - host_.begin); }
-  // What is left.
+  // Issues the remaining ops.
   void issue();
-  // Both lines, each layer of the one beside one of the other (sim/program/pair.h); what is in front of the layers and
-  // behind, and layers that the other line has not, by itself.
+  // Issues both lines: each layer of one beside a layer of the other (sim/program/pair.h). Ops before and after the
+  // layers, and layers without a counterpart, are issued by themselves.
   static void issue_pair(LineIssue& forward, LineIssue& backward);
 
-  // Who makes the line's output; null: nobody.
+  // The works that produce the line's output; null: none.
   std::array<Work*, 2> output() const { return {entry_, other_entry_}; }
   double kernel_seconds() const;
 
@@ -46,11 +46,11 @@ class SimgridRun::LineIssue {
   };
   void lay_out(std::span<const LineItem> items, Work* next);
   void prepare(Work& w, std::int64_t covered) const;
-  // Of an instance; `trigger`: what starts it.
+  // For an instance; `trigger`: the work whose start issues them.
   void issue_prefetched(std::int64_t target, int least, int most, Work* trigger);
   void issue_ahead(std::int64_t index, Work* trigger);
   void issue_instance(std::int64_t index);
-  // The same in parts.
+  // Parts of these functions.
   void issue_first_ahead();
   void begin_instance() {
     began_ = false;
@@ -61,7 +61,7 @@ class SimgridRun::LineIssue {
   bool ended() const { return next_ == order_.length; }
   const BlockCode& code_of(std::int64_t index) const { return *instances_[static_cast<std::size_t>(index)].item->code; }
   bool is_layer(std::int64_t index) const { return code_of(index).piece->layers > 0; }
-  // Instances that the node covers in this one; 0: it does not run here.
+  // Number of instances that the node covers in this one; 0: it does not run here.
   std::int64_t covered_by(const ClockNode& node, std::int64_t index) const;
 
   SimgridRun& simulation_;
@@ -70,13 +70,14 @@ class SimgridRun::LineIssue {
   const WhenSet when_;
   Host& host_;
   IssueAhead order_;
-  std::int64_t next_ = 0;      // instance
-  bool began_ = false;         // its kernels
-  std::int64_t once_at_ = -1;  // the last instance with ops that run once
-  bool all_ahead_ = false;     // what is issued ahead was
+  std::int64_t next_ = 0;      // index of the next instance
+  bool began_ = false;         // whether its kernels have begun
+  std::int64_t once_at_ = -1;  // index of the last instance with ops that run once
+  bool all_ahead_ = false;     // whether all ops that are issued ahead have been issued
   std::vector<Instance> instances_;
   Work *entry_ = nullptr, *other_entry_ = nullptr;
-  // The last copies that instances wait for (Work::buffer), of this one and of those behind it: by instance, in a ring.
+  // The last copies that instances must wait for (Work::buffer): those of the current instance and of the ones after
+  // it, in a ring by instance.
   std::array<Work*, kMostBuffers + 1> copied_{};
 };
 
@@ -190,7 +191,7 @@ void SimgridRun::LineIssue::issue_nodes(std::int64_t index, std::size_t from, st
       began_ = true;
       issue_ahead(index, &w);
     }
-    // After those; a rank with fewer rows than the busiest is done with them sooner.
+    // The host's time after those; a rank with fewer rows than the busiest finishes them sooner.
     if (node.host > node.host_first)
       w.host_end = host_.time() + std::max(node.host, node.host_bound - (node.seconds - w.seconds));
     host_.seconds += node.host;
@@ -272,7 +273,7 @@ Line& SimgridRun::free_line(ClassRun& c) {
   return *c.lines.emplace_back(std::make_unique<Line>());
 }
 
-// A line and how far it is issued.
+// A line, and the state of its issuing.
 struct SimgridRun::IssuedLine {
   IssuedLine(SimgridRun& simulation, ClassRun& c, Line& line_, std::vector<LineItem> items_, WhenSet when)
       : line(line_), items(std::move(items_)), issue(simulation, c, line, line.works.data(), items, when, host) {}
@@ -331,7 +332,7 @@ Task<> SimgridRun::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRu
   line.held = false;
 }
 
-// What has been issued, up to the line's end but its output.
+// Runs everything that has been issued, up to the line's end without its output.
 Task<> SimgridRun::perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host) {
   StreamRun& compute = c.streams[kComputeStream];
   compute.last_event = c.gate_event;
@@ -345,7 +346,7 @@ Task<> SimgridRun::perform_line(ClassRun& c, const Line& line, bool drain_all, c
   c.host_ahead = std::max(0.0, now() - host.time());
 }
 
-// Should an asynchronous stream make it.
+// Waits for the output, if an asynchronous stream produces it.
 Task<> SimgridRun::await_output(ClassRun& c, Work* w) {
   if (w == nullptr || w->done) co_return;
   const double since = now();
@@ -357,7 +358,7 @@ Task<> SimgridRun::await_output(ClassRun& c, Work* w) {
   c.gate_event = w->event;
 }
 
-// Both slots begin when the inputs of both are there, and end together.
+// Both slots begin when both inputs are there, and end together.
 Task<> SimgridRun::run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
@@ -388,7 +389,7 @@ Task<> SimgridRun::run_pair(ClassRun& c, const Slot& forward, const Slot& backwa
   co_await perform_line(c, line, false, host);
   for (const LineIssue* issue : {&f, &b})
     for (Work* w : issue->output()) co_await await_output(c, w);
-  // For a picture: one behind the other.
+  // For pictures: one after the other.
   const double kernels = f.kernel_seconds() + b.kernel_seconds();
   const double middle = begin + (kernels > 0 ? f.kernel_seconds() / kernels : 0.5) * (now() - begin);
   record_slot(c, forward, begin, middle);
@@ -409,7 +410,7 @@ void SimgridRun::record_slot(ClassRun& c, const Slot& slot, double begin, double
                          .slot_kind = static_cast<std::uint8_t>(slot.kind)});
 }
 
-// Waits for the streams' work; `all`: the asynchronous ones too.
+// Waits for the streams' work. `all`: also for the asynchronous streams.
 Task<> SimgridRun::drain(ClassRun& c, bool all) {
   for (;;) {
     const double since = now();
@@ -462,7 +463,7 @@ Task<> SimgridRun::await_input(ClassRun& c, const Slot& slot, std::size_t positi
     clock_.leave_outside();
     c.awaited = nullptr;
     c.waits_for.clear();
-    // Who was ahead may hear only now of what had come before.
+    // A rank whose clock was ahead may learn only now of an earlier arrival.
     if (now() > since || out_.events[input.cause].end >= since) c.gate_event = input.cause;
   }
   if (schedule.blocking_transfers) {
@@ -492,7 +493,7 @@ Process SimgridRun::send(ClassRun& c, std::size_t direction) {
     while (sender.queue.empty()) co_await clock_.block(sender);
     const Message m = sender.queue.front();
     sender.queue.pop_front();
-    co_await clock_.sleep_until(m.time);  // its rank may be ahead
+    co_await clock_.sleep_until(m.time);  // its rank's clock may be ahead
     std::uint32_t cause = m.cause;
     const double begin =
         co_await exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication),
@@ -535,11 +536,11 @@ Task<> SimgridRun::post_output(ClassRun& c, const Slot& slot, std::size_t positi
     input.cause = c.gate_event;
     clock_.wake(to);
     if (x == kNoExchange) co_return;
-    // The stream sends, unless its next slot receives from the same stage: both directions are one exchange
+    // The stream itself sends, unless its next slot receives from the same stage: then both directions are one exchange
     // (Megatron-LM's send_forward_recv_backward).
     std::int32_t from_stage = -1;
     if (next != nullptr && receives(c, *next, from_stage) && from_stage == to_stage) co_return;
-    // A receiver that is late takes the message from a buffer, as the analytical engine has it.
+    // A late receiver takes the message from a buffer, as in the analytical engine.
     const double since = now();
     if (at_once) {
       input.sender = &c;
@@ -571,7 +572,7 @@ void SimgridRun::append_items(const ClassRun& c, const Chunk& chunk, BlockKind k
   append_line(c.plan->program->pieces, chunk.runs, reversed, code_of, items);
 }
 
-// Their ranks wait for each other, and do nothing else.
+// The ranks of these stages wait for each other and do nothing else.
 Task<> SimgridRun::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
   for (const LineItem& item : items)
     for (const ClockNode& node : item.code->nodes) {
@@ -618,7 +619,7 @@ Task<> SimgridRun::end_step(ClassRun& c, UpdatePart part) {
     co_await sum_over_stages(c, items);
     co_return;
   }
-  // Nobody waits for the host behind the reductions: it goes on issuing.
+  // Nothing waits for the host after the reductions: it continues to issue.
   LineRun run;
   run.drain_all = true;
   if (part == UpdatePart::norm) run.host_ahead = c.host_ahead;
@@ -630,7 +631,7 @@ Process SimgridRun::control(ClassRun& c) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];
-  std::unique_ptr<IssuedLine> chunk_ahead;  // of the chunk whose first forward comes next
+  std::unique_ptr<IssuedLine> chunk_ahead;  // for the chunk whose first forward comes next
   for (std::size_t i = 0; i < order.size(); ++i) {
     const Slot& slot = order[i].slot;
     if (order[i].pairs) {

@@ -1,4 +1,4 @@
-// How a stream works off its ops.
+// The processing of ops by a stream.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -116,7 +116,7 @@ double SimgridRun::jittered(ClassRun& c, double seconds, const std::vector<doubl
   return seconds;
 }
 
-// Of the class's own process. Slower while collectives run beside it.
+// Runs a kernel in the process of the class. It is slower while collectives run.
 Task<> SimgridRun::kernel(ClassRun& c, double seconds, const std::vector<double>& kernels) {
   double left = jittered(c, seconds, kernels);
   const double slowdown = c.plan->overlap_slowdown;
@@ -132,7 +132,7 @@ Task<> SimgridRun::kernel(ClassRun& c, double seconds, const std::vector<double>
   }
 }
 
-// Each looks for itself whether what it waits for has come.
+// Each waiter checks by itself whether its condition holds.
 void SimgridRun::wake_waiters(ClassRun& c, Work& w) {
   const std::uint16_t waiting = w.waiters;
   w.waiters = 0;
@@ -152,7 +152,7 @@ Task<> SimgridRun::perform(ClassRun& c, std::size_t stream, Work& w, const Line&
   const std::uint32_t name = w.name;
   const double free = now();
   int cause = static_cast<int>(stream);
-  // What came last: the stream's work before, or the line's start.
+  // The event that came last: the stream's previous work, or the line's start.
   std::uint32_t cause_event = on_compute || s.last_end >= line.begin ? s.last_event : line.cause;
   s.current = &w;
   co_await await(c, stream, w, cause, cause_event);
@@ -161,9 +161,9 @@ Task<> SimgridRun::perform(ClassRun& c, std::size_t stream, Work& w, const Line&
   if (on_compute) book_wait(c, account(cause), free);
   w.started = true;
   w.cause = cause_event;
-  wake_waiters(c, w);  // triggered by the start
+  wake_waiters(c, w);  // those that wait for the start
 
-  // Whom it follows part by part.
+  // The work that it follows part by part.
   Work* leader = nullptr;
   if (node.count > 1)
     for (std::size_t d = node.first_dep; d < node.first_dep + node.deps; ++d)

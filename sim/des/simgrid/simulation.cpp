@@ -66,7 +66,7 @@ void SimgridRun::find_local_communicators() {
   if (plan_.options.fidelity == Fidelity::step_exact) return;
   for (const JobPlan& job : plan_.jobs) {
     if (job.program->schedule.blocking_transfers) return;
-    for (std::size_t q = 0; q + 1 < job.stage_at.size(); ++q)  // nothing but the order is handed on
+    for (std::size_t q = 0; q + 1 < job.stage_at.size(); ++q)  // only the order crosses these borders
       if (job.stage_at[q] != job.stage_at[q + 1] &&
           (job.forward[q] == kNoExchange || job.backward[q + 1] == kNoExchange))
         return;
@@ -76,7 +76,7 @@ void SimgridRun::find_local_communicators() {
     const bool always = p.from_seconds == 0 && p.until_seconds == 0;
     if (p.kind == PerturbationKind::failing_node || (p.kind == PerturbationKind::slow_device && !always)) return;
   }
-  // Collectives of a communicator that all run on one stream follow each other.
+  // By communicator: the stream, if all its collectives run on one and therefore follow each other.
   constexpr int kNone = -1, kSeveral = -2;
   std::vector<int> stream_of(communicators, kNone);
   for (const JobPlan& job : plan_.jobs)
@@ -88,7 +88,7 @@ void SimgridRun::find_local_communicators() {
           stream = stream == kNone || stream == own ? own : kSeveral;
         }
   std::vector<char> sends(communicators, 0), shares(communicators, 0);
-  // Each link has flows of one group only, one of each phase, and nothing disturbs it.
+  // Whether each link has the flows of one group only, one per phase, and nothing disturbs it.
   constexpr std::uint32_t kNobody = 0xffffffff;
   std::vector<std::uint32_t> user(traffic().link_classes().size(), kNobody);
   std::map<std::tuple<std::int32_t, std::uint8_t, std::uint32_t>, std::uint32_t> flow_on;  // pattern, phase, link
@@ -192,7 +192,8 @@ void SimgridRun::perturb() {
     }
     if (p.kind == PerturbationKind::jitter) {
       for (ClassRun* c : hit) {
-        // Of the device and of the perturbation: like jobs, and like perturbations, draw apart.
+        // The seed depends on the device and on the perturbation: equal jobs, and equal perturbations, draw different
+        // numbers.
         const auto device =
             static_cast<std::uint64_t>(c->plan->placement.device(c->first_rank, plan_.cluster.node.devices));
         const auto which = static_cast<std::uint64_t>(&r - plan_.perturbations.data());
@@ -243,7 +244,7 @@ void SimgridRun::apply(const ResolvedPerturbation& r, std::span<ClassRun* const>
     case PerturbationKind::slow_device:
       for (ClassRun* c : hit) {
         c->rate = begin ? c->rate * p.factor : c->rate / p.factor;
-        interrupt(*c);  // others run meanwhile: the rate must stand
+        interrupt(*c);  // others run in the meantime: the rate must be set
       }
       break;
     case PerturbationKind::slow_link:

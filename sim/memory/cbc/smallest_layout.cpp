@@ -16,7 +16,7 @@ namespace {
 
 using Pair = std::pair<std::size_t, std::size_t>;
 
-// Numbers of bytes are taken as parts of the height of best fit: the solver's tolerances are absolute.
+// Bytes are scaled by the height of best fit, because the solver's tolerances are absolute.
 class LayoutProgram {
  public:
   LayoutProgram(std::span<const StorageLife> lives, std::span<const Pair> pairs, const StorageLayout& known)
@@ -32,11 +32,11 @@ class LayoutProgram {
     Cbc_setMaximumNodes(model_.get(), nodes);
     Cbc_solve(model_.get());
   }
-  // Null where the solver found nothing.
+  // Null if the solver found no solution.
   const double* solution() const { return Cbc_bestSolution(model_.get()); }
   double address(const double* solution, std::size_t storage) const { return solution[1 + storage]; }
   bool is_smallest() const { return Cbc_isProvenOptimal(model_.get()) != 0; }
-  // In parts, as all else.
+  // Scaled, like all other values.
   double bound() const { return Cbc_getBestPossibleObjValue(model_.get()); }
 
  private:
@@ -54,7 +54,7 @@ class LayoutProgram {
     for (std::size_t p = 0; p < pairs_.size(); ++p) add_column(0, 1, 0, true);
   }
 
-  // Sum of the terms at most `most`.
+  // Requires that the sum of the terms is at most `most`.
   void add_row(std::initializer_list<std::pair<int, double>> terms, double most) {
     std::vector<int> columns;
     std::vector<double> factors;
@@ -92,7 +92,7 @@ class LayoutProgram {
   int columns_ = 0, rows_ = 0;
 };
 
-// Each storage directly above those that it meets and that lie below it: no rounding of the solver's is left.
+// Puts each storage directly above those that it meets and that lie below it: removes the solver's rounding.
 void settle(std::span<const StorageLife> lives, std::span<const Pair> pairs, std::span<const std::size_t> from_below,
             StorageLayout& layout) {
   std::vector<std::size_t> place(lives.size());
@@ -122,7 +122,7 @@ std::vector<Pair> pairs_that_meet(std::span<const StorageLife> lives) {
   return pairs;
 }
 
-// Of few enough pairs, no worse than what is known.
+// Solves problems with few enough pairs; the result is no worse than `known`.
 StorageLayout by_program(std::span<const StorageLife> lives, std::span<const Pair> pairs, const StorageLayout& known,
                          int nodes) {
   if (known.bytes == known.least_bytes) return known;
@@ -137,7 +137,7 @@ StorageLayout by_program(std::span<const StorageLife> lives, std::span<const Pai
   settle(lives, pairs, from_below, found);
   if (found.bytes >= known.bytes) found = known;
   found.by_program = found.bytes < known.bytes;
-  // What the solver proves it proves within its tolerance.
+  // The solver's proof holds within its tolerance.
   constexpr double kTolerance = 1e-6;
   const double bound = std::floor((program.bound() - kTolerance) * static_cast<double>(known.bytes));
   found.least_bytes = program.is_smallest()

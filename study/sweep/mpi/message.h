@@ -1,5 +1,5 @@
-// What ranks say to each other about a sweep, as bytes: numbers as memory has them, texts and lists behind their
-// lengths. For ranks of one build on machines of one kind.
+// Messages between ranks about a sweep, as bytes: numbers as in memory, texts and lists preceded by their lengths. Only
+// for ranks of one build on machines of one kind.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class MessageWriter {
   std::string bytes_;
 };
 
-// Throws std::runtime_error where a message ends before what is asked of it.
+// Throws std::runtime_error if a message ends before the requested item.
 class MessageReader {
  public:
   explicit MessageReader(const std::string& bytes) : bytes_(bytes) {}
@@ -63,7 +63,7 @@ class MessageReader {
   template <class Item>
   void read(std::vector<Item>& items) {
     const auto size = get<std::size_t>();
-    if (size > bytes_.size()) fail();  // each item has a byte
+    if (size > bytes_.size()) fail();  // each item has at least one byte
     items.reserve(size);
     for (std::size_t i = 0; i < size; ++i) items.push_back(get<Item>());
   }

@@ -1,9 +1,9 @@
-// A sweep on all ranks of an MPI job: rank 0 reads what is asked, hands out points and alone writes the file of
-// results; the others evaluate, as do threads of rank 0 beyond its first.
+// A sweep on all ranks of an MPI job. Rank 0 reads the request, hands out points, and alone writes the file of results.
+// The other ranks evaluate points; so do the threads of rank 0 beyond its first.
 //
-// Ranks come for points whenever they have none, and rank 0 says of which keys there are results, so no other rank
-// holds what the file holds. Of a job that loses a rank, Open MPI ends the others; what rank 0 has written stays, and
-// the same command goes on from there.
+// Ranks ask for points whenever they have none. Rank 0 tells them for which keys there are results, so that no other
+// rank holds the file's contents. If a job loses a rank, Open MPI ends the others. What rank 0 has written remains, and
+// the same command continues from there.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@
 
 namespace orrery {
 
-// MPI from construction to destruction; once a process. All ranks make one; those above 0 then call help(). Ranks above
-// 0 leave interrupts to rank 0, and end when the process that started them does.
+// Initialises MPI; its destructor finalises it. Create it once per process. All ranks create one; ranks above 0 then
+// call help(). Ranks above 0 leave interrupts to rank 0, and end when the process that started them ends.
 class SweepRanks final : public SweepHelpers {
  public:
-  // Throws std::runtime_error where MPI cannot start.
+  // Throws std::runtime_error if MPI cannot start.
   SweepRanks(int* argc, char*** argv);
-  ~SweepRanks() override;  // rank 0: lets the others go, who must not be at work
+  ~SweepRanks() override;  // rank 0: releases the other ranks, which must not be at work
   SweepRanks(const SweepRanks&) = delete;
   SweepRanks& operator=(const SweepRanks&) = delete;
 
@@ -39,7 +39,7 @@ class SweepRanks final : public SweepHelpers {
   [[noreturn]] void abort(int code) override;
   bool at_work() const { return state_ == State::at_work; }
 
-  // --- The others: what rank 0 asks, until it lets them go. `version`: of this program.
+  // Other ranks: does what rank 0 requests until it releases them. `version`: of this program.
   void help(const std::string& version);
 
  private:
@@ -51,12 +51,12 @@ class SweepRanks final : public SweepHelpers {
   struct Sending;
   enum class State : std::uint8_t { waiting, prepared, at_work, gone };
 
-  // Of the calls of MPI one at a time, by whatever thread.
+  // Calls of MPI happen one at a time, from any thread.
   void begin_to_send(int to, int tag, std::string bytes);
-  std::optional<Message> receive(int from, int tag);  // none: there is none yet
-  bool sends();                                       // some messages are still on their way
+  std::optional<Message> receive(int from, int tag);  // empty: no message has arrived
+  bool sends();                                       // whether some messages are still being sent
   Message wait_for(int from, int tag);
-  void send(int to, int tag, std::string bytes);  // and waits until that is done
+  void send(int to, int tag, std::string bytes);  // waits until it is sent
 
   int rank_ = 0, ranks_ = 1, threads_here_ = 1;
   std::int64_t threads_ = 0;
