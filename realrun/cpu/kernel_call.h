@@ -1,4 +1,4 @@
-// One call of a kernel, and the kernels by topic: internal to realrun/cpu.
+// A kernel's call and the CPU kernels by topic. Internal to realrun/cpu.
 #pragma once
 
 #include <span>
@@ -101,9 +101,9 @@ void router_loss(const KernelCall& call);
 void router_loss_backward(const KernelCall& call);
 
 // routers.cpp
-// The expert of each row of logits, by auction.
+// Returns the expert of each row of logits, by auction.
 std::vector<std::int64_t> auctioned_experts(std::span<const float> logits, std::int64_t experts);
-// Of `route` where experts choose; scores are [tokens, experts].
+// The part of `route` where experts choose tokens; scores are [tokens, experts].
 void choose_tokens(const KernelCall& call, std::span<const double> scores);
 void hash_route(const KernelCall& call);
 
