@@ -1,5 +1,5 @@
-// Scripts by which shells complete a command line: its subcommands and options, values that are words, files, or names
-// that `PROGRAM list KIND --names` prints when they are asked for.
+// Scripts for completion in shells: subcommands, options, values that are words, files, or names that `PROGRAM list
+// KIND --names` prints at completion.
 #pragma once
 
 #include <string>
@@ -13,13 +13,13 @@ std::string bash_completion(const std::string& program, const CommandDescription
 std::string zsh_completion(const std::string& program, const CommandDescription& command);
 std::string fish_completion(const std::string& program, const CommandDescription& command);
 
-// ---- Shared by them
+// ---- Shared by the three shells ----
 
-// In single quotes, as bash and zsh read it.
+// Returns the text in single quotes, as bash and zsh read it.
 std::string shell_quoted(const std::string& text);
-// A word of a function's name: "bench compare" is "bench_compare".
+// Returns text usable in a function's name: "bench compare" becomes "bench_compare".
 std::string as_identifier(std::string text);
-// `text` with each "@NAME@" replaced by `program`, as a word of a function's name.
+// Replaces each "@NAME@" in `text` by `program` as used in a function's name.
 std::string with_program(std::string text, const std::string& program);
 
 }  // namespace orrery
