@@ -45,7 +45,7 @@ class Config {
     if (result < 0 || result > kMost) fail(key, "an integer of at least 0 and at most " + std::to_string(kMost));
     return result;
   }
-  // Some families were renamed over time: the first key that is there.
+  // Some families renamed a key over time: returns the first key that exists.
   std::int64_t integer(std::initializer_list<const char*> keys) const {
     for (const char* key : keys) {
       if (has(key)) return integer(key);
@@ -95,7 +95,7 @@ class Config {
 // The names of transformers' ACT2FN.
 ActivationFunction activation(const Config& config, const char* key, const char* otherwise, bool gated) {
   const std::string name = config.text_or(key, otherwise);
-  const bool gelu = name.starts_with("gelu");  // gelu_new, gelu_pytorch_tanh, ...: one cost
+  const bool gelu = name.starts_with("gelu");  // gelu_new, gelu_pytorch_tanh, ...: same cost
   if (gated) {
     if (name == "silu" || name == "swish") return ActivationFunction::swiglu;
     if (gelu) return ActivationFunction::geglu;
@@ -117,8 +117,8 @@ void read_sizes(const Config& config, Model& m) {
   m.vocab = config.integer("vocab_size");
 }
 
-// How many layers apart those with full attention are: those of the array `key` that equal `full`; all others are
-// `windowed`.
+// Returns the period of layers with full attention: those whose entry of the array `key` equals `full`. All other
+// entries must equal `windowed`.
 std::int64_t period_of_full(const Config& config, const char* key, const Json& full, const Json& windowed) {
   const Json& types = *config.find(key);
   if (!types.is_array()) config.fail(key, "an array with an entry for each layer");
@@ -140,8 +140,8 @@ std::int64_t full_attention_period(const Config& config, std::int64_t otherwise)
 
 // ---- mixtures of experts
 
-// Says which layers have experts, as the first ones without and a period. False: none has; the model is dense. `key`:
-// what is blamed where these two numbers cannot say it.
+// Describes which layers have experts as a number of first layers without and a period. Returns false if no layer has
+// experts: the model is dense. `key` is named in the error if the two numbers cannot describe the layers.
 template <class HasExperts>
 bool set_expert_layers(const Config& config, const char* key, Model& m, HasExperts has_experts) {
   constexpr std::int64_t kMostLayers = 1 << 16;  // beyond Model's range, which is checked later
@@ -161,7 +161,7 @@ bool set_expert_layers(const Config& config, const char* key, Model& m, HasExper
   return true;
 }
 
-// What is chosen by, and whether the weights of the chosen sum to one.
+// The score that experts are chosen by, and whether the chosen weights are normalised to sum to one.
 RouterScore router_score(const Config& config, const char* scoring_func, bool norm_topk_prob) {
   const std::string scores = config.text_or("scoring_func", scoring_func);
   const bool of_top = config.boolean_or("norm_topk_prob", norm_topk_prob);
@@ -170,7 +170,7 @@ RouterScore router_score(const Config& config, const char* scoring_func, bool no
   config.fail("scoring_func", "\"softmax\" or \"sigmoid\"");
 }
 
-// LLaMA and what is built like it.
+// LLaMA and families with its architecture.
 void read_llama(const Config& config, Model& m) {
   read_sizes(config, m);
   m.kv_heads = config.integer_or("num_key_value_heads", m.heads);
@@ -191,7 +191,7 @@ void read_mistral(const Config& config, Model& m) {
   m.sliding_window = config.integer_or("sliding_window", 0);
 }
 
-// "use_sliding_window" makes the layers from max_window_layers on slide.
+// "use_sliding_window" gives the layers from max_window_layers on a sliding window.
 void read_qwen_window(const Config& config, Model& m) {
   if (!config.boolean_or("use_sliding_window", false)) return;
   const std::int64_t full_layers = config.integer("max_window_layers");
@@ -213,7 +213,7 @@ void read_qwen3(const Config& config, Model& m) {
   read_qwen_window(config, m);
 }
 
-void read_smollm3(const Config& config, Model& m) {  // some layers without positions: no parameters, no time
+void read_smollm3(const Config& config, Model& m) {  // some layers have no positions: same parameters, same time
   read_llama(config, m);
   m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
 }
@@ -308,7 +308,7 @@ void read_olmoe(const Config& config, Model& m) {
   m.router_score = router_score(config, "softmax", false);
 }
 
-// Qwen's, where every "decoder_sparse_step"-th layer has experts but those of "mlp_only_layers".
+// Qwen's: every "decoder_sparse_step"-th layer has experts, except those in "mlp_only_layers".
 void read_qwen_experts(const Config& config, Model& m) {
   const std::int64_t step = config.integer_or("decoder_sparse_step", 1);
   const std::vector<std::int64_t> dense =
@@ -343,7 +343,7 @@ void read_qwen3_moe(const Config& config, Model& m) {
   read_qwen_experts(config, m);
 }
 
-// "num_nextn_predict_layers", the layers of multi-token prediction, are no part of the main model.
+// The "num_nextn_predict_layers" layers of multi-token prediction are not part of the main model.
 void read_deepseek_experts(const Config& config, Model& m, const char* scoring_func, const char* topk_method) {
   const std::int64_t dense = config.integer_or("first_k_dense_replace", 0),
                      period = config.integer_or("moe_layer_freq", 1);
@@ -387,7 +387,7 @@ void read_deepseek_v3(const Config& config, Model& m) {
   read_deepseek_experts(config, m, "sigmoid", "noaux_tc");
 }
 
-// Without the attention sinks, a number for each head.
+// Omits the attention sinks, one number per head.
 void read_gpt_oss(const Config& config, Model& m) {
   read_llama(config, m);
   m.head_dim = config.integer_or("head_dim", 64);  // GptOssConfig
@@ -401,8 +401,8 @@ void read_gpt_oss(const Config& config, Model& m) {
   m.router_bias = m.expert_bias = true;
 }
 
-// A token attends to its chunk; here to as many positions before it, which is the same up to one chunk's length. Query
-// and key norms have no weights and are left out.
+// In Llama 4 a token attends to its chunk; here it attends to equally many positions before it, which is the same up to
+// the length of one chunk. Query and key norms have no weights and are omitted.
 void read_llama4(const Config& config, Model& m) {
   read_llama(config, m);
   m.ffn = config.integer("intermediate_size_mlp");
@@ -414,7 +414,7 @@ void read_llama4(const Config& config, Model& m) {
     };
     if (listed("layer_types")) {
       m.full_attention_period = period_of_full(config, "layer_types", "full_attention", "chunked_attention");
-    } else if (listed("no_rope_layers")) {  // layers without positions attend to all
+    } else if (listed("no_rope_layers")) {  // layers without positions use full attention
       m.full_attention_period = period_of_full(config, "no_rope_layers", 0, 1);
     } else {
       m.full_attention_period = config.integer_or("no_rope_layer_interval", 4);  // Llama4TextConfig
@@ -530,7 +530,7 @@ void read_bloom(const Config& config, Model& m) {
   m.hidden = config.integer({"hidden_size", "n_embed"});
   m.heads = config.integer({"n_head", "num_attention_heads"});
   m.vocab = config.integer("vocab_size");
-  m.max_positions = config.integer_or("seq_length", 2048);  // BLOOM was trained on
+  m.max_positions = config.integer_or("seq_length", 2048);  // BLOOM's training length
   m.positions = Positions::alibi;
   m.embedding_norm = true;
   m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
@@ -702,9 +702,9 @@ void read_swinv2(const Config& config, Model& m) {
 
 struct Family {
   std::string_view model_type;
-  std::string_view class_prefix;  // of the classes in "architectures"
+  std::string_view class_prefix;  // prefix of the classes in "architectures"
   void (*read)(const Config&, Model&);
-  bool experts = false;  // `read` reads them
+  bool experts = false;  // whether `read` reads experts
 };
 constexpr std::array kFamilies{
     Family{"bert", "Bert", read_bert},
@@ -751,15 +751,15 @@ constexpr std::array kFamilies{
     Family{"vit", "ViT", read_vit},
 };
 
-// "LlamaForCausalLM", "GPT2LMHeadModel", "ViTModel" are of the families Llama, GPT2, ViT.
+// "LlamaForCausalLM", "GPT2LMHeadModel", "ViTModel" belong to the families Llama, GPT2, ViT.
 bool of_class(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return false;
   name.remove_prefix(prefix.size());
   return name.starts_with("For") || name.starts_with("LMHead") || name.starts_with("Model");
 }
 
-// Returns whether a class's name begins with a family's: "MPTForCausalLM" does with "Mpt", "OPTIMUSForCausalLM" does
-// not with "OPT".
+// Whether a class's name begins with a family's: "MPTForCausalLM" begins with "Mpt", but "OPTIMUSForCausalLM" does not
+// begin with "OPT".
 bool begins_with_family(std::string_view name, std::string_view prefix) {
   const auto is_upper = [](char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; };
   const auto same = [](char a, char b) {
@@ -771,7 +771,7 @@ bool begins_with_family(std::string_view name, std::string_view prefix) {
          (!is_upper(name[prefix.size() - 1]) || rest.size() < 2 || !is_upper(rest[1]) || rest.starts_with("LMHead"));
 }
 
-// Returns the family whose name a class's begins with, the longest one; null: none that is known.
+// Returns the family with the longest name that a class's name begins with; null if there is none.
 const Family* family_of_class(std::string_view name) {
   const Family* found = nullptr;
   for (const Family& family : kFamilies)
@@ -791,8 +791,8 @@ void for_each_class(const Config& config, Check check) {
     if (name.is_string()) check(name, name.get_ref<const std::string&>());
 }
 
-// Classes of families that are read alike (kimi_k2 and deepseek_v3) may stand for each other, and classes of no known
-// family, as forks bring them, for any.
+// Classes of families that are read alike (kimi_k2 and deepseek_v3) are interchangeable. Classes of unknown families,
+// which forks have, are accepted for any.
 void refuse_other_classes(const Config& config, const Family& family) {
   for_each_class(config, [&](const Json& value, std::string_view name) {
     const Family* other = family_of_class(name);
@@ -802,7 +802,7 @@ void refuse_other_classes(const Config& config, const Family& family) {
   });
 }
 
-// A class that says what it is for must be for what is modelled: a classifier of text has no head for all tokens.
+// If a class's name says its task, the task must be the modelled one: a text classifier has no head for all tokens.
 void refuse_other_heads(const Config& config, const Model& m) {
   std::vector<std::string_view> heads{"CausalLM", "ConditionalGeneration"};
   if (m.kind == ModelKind::encoder) heads = {"MaskedLM", "PreTraining"};
@@ -822,10 +822,10 @@ void refuse_other_heads(const Config& config, const Model& m) {
   });
 }
 
-// ---- keys that tell what the reader of a config's family does not look for
+// ---- keys that the reader of a family does not look for
 
-// A key, or the beginning of keys where it ends in '_', and the architecture that it belongs to. No family below models
-// any of these.
+// A key, or a prefix of keys if it ends in '_', and the architecture that it belongs to. No family below models any of
+// these.
 struct ForeignKey {
   std::string_view key, what;
 };
@@ -861,7 +861,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"vision_config", "images beside text"},
 };
 
-// Words of layer_types for layers that are not attention.
+// Values of layer_types for layers that are not attention.
 constexpr std::array kForeignLayers{std::pair{"mamba", "state-space layers"},
                                     std::pair{"ssm", "state-space layers"},
                                     std::pair{"linear", "linear attention"},
@@ -904,7 +904,7 @@ void refuse_foreign_keys(const Config& config) {
     }
 }
 
-// Returns which layers attend to all positions: by layer_types, and by the model as it was read.
+// Compares the layers with full attention in layer_types with those of the model that was read.
 void refuse_other_layers(const Config& config, std::string_view model_type, const Model& m) {
   const Json* types = config.find("layer_types");
   if (types == nullptr || !types->is_array()) return;
@@ -925,7 +925,7 @@ void refuse_other_layers(const Config& config, std::string_view model_type, cons
   }
 }
 
-// A 0 of these is no size; in a Model it stands for the usual one.
+// In these keys a 0 is not a size, but in a Model it stands for the usual one.
 void refuse_zeros(const Config& config, const Model& m) {
   const bool no_dense_layers = m.has_experts() && m.dense_layers == 0 && m.expert_period == 1 && m.expert_ffn > 0;
   const auto refuse = [](const Config& object, const char* key) {
@@ -941,7 +941,7 @@ void refuse_zeros(const Config& config, const Model& m) {
     for (const char* key : {"num_decoder_layers", "d_kv"}) refuse(config, key);
 }
 
-// Throws where the config says something that the model, read as one of `model_type`, does not have.
+// Throws if the config says something that the model, read as one of `model_type`, does not have.
 void refuse_contradictions(const Config& config, std::string_view model_type, const Model& m) {
   const auto as_read = [&](const std::string& what) {
     return fmt::format("{}, as the family {} is read", what, model_type);
@@ -969,9 +969,9 @@ void refuse_contradictions(const Config& config, std::string_view model_type, co
   differs_truth("is_encoder_decoder", m.kind == ModelKind::encoder_decoder);
   differs_truth("attention_bias", m.qkv_bias);
   for (const char* key : {"attention_out_bias", "attention_output_bias"}) differs_truth(key, m.output_bias);
-  if (model_type != "llama4_text")  // whose norms have no weights
+  if (model_type != "llama4_text")  // its norms have no weights
     for (const char* key : {"use_qk_norm", "qk_norm", "qk_layernorm"}) differs_truth(key, m.qk_norm);
-  // Qwen's window counts only where use_sliding_window says so.
+  // Qwen's window only counts if use_sliding_window is set.
   const bool window_used = config.boolean_or("use_sliding_window", !config.has("max_window_layers"));
   if (m.sliding_window == 0 && window_used && config.has("sliding_window") && !config.has("layer_types") &&
       config.integer("sliding_window") > 0 && config.integer("sliding_window") < m.max_positions)
@@ -1012,7 +1012,7 @@ const Family& find_family(const Config& config) {
   throw InputError(config.at("architectures"), describe(classes->front()), expected);
 }
 
-// Any family may have a variant with experts; none is read as a dense model.
+// Any family may have a variant with experts, which must not be read as a dense model.
 void refuse_experts(const Config& config, const Family& family) {
   const auto refuse = [&](const char* key) {
     config.fail(key, fmt::format("no experts in the family {}, which is read as a dense model", family.model_type));
@@ -1024,7 +1024,7 @@ void refuse_experts(const Config& config, const Family& family) {
       counted = true;
       if (config.integer(key) > 1) refuse(key);
     }
-  if (counted) return;  // none or one: what else the class says of experts is not used
+  if (counted) return;  // none or one: the class does not use its other keys about experts
   for (const char* key : {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "moe_intermediate_size",
                           "shared_expert_intermediate_size", "num_experts_per_tok", "num_experts_per_token",
                           "experts_per_token", "moe_top_k", "moe_topk"})
