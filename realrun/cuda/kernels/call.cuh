@@ -1,4 +1,4 @@
-// One call of a kernel, and the kernels by topic: internal to realrun/cuda/kernels.
+// A kernel's call, and the kernels by topic. Internal to realrun/cuda/kernels.
 #pragma once
 
 #include <algorithm>
@@ -83,13 +83,13 @@ inline bool wide(std::int64_t row, std::initializer_list<Any> operands) {
   return std::all_of(operands.begin(), operands.end(), [](const Any& o) {
     if (o.data == nullptr) return true;
     if (o.dtype == Dtype::int64 || o.dtype == Dtype::int32) return false;
-    constexpr std::int64_t kWidest = 16;  // bytes that one instruction loads
+    constexpr std::int64_t kWidest = 16;  // bytes of the widest load instruction
     const std::int64_t bytes = std::min(kWidest, kWide * bytes_of(o.dtype, 1));
     return reinterpret_cast<std::uintptr_t>(o.data) % static_cast<std::uintptr_t>(bytes) == 0;
   });
 }
 
-// A grid of one dimension.
+// A one-dimensional grid.
 inline dim3 blocks(std::int64_t count) {
   if (count > std::numeric_limits<std::int32_t>::max()) throw std::logic_error("CUDA kernels: a tensor is too large");
   return {static_cast<unsigned>(count), 1, 1};
@@ -151,9 +151,10 @@ std::int64_t slot_mask_scratch(const Call& call);
 std::int64_t slot_mask_backward_scratch(const Call& call);
 
 // routers.cu
-// The first half of `route` where experts choose: weights are the scores before, the chosen ones' behind.
+// The first half of `route` where experts choose: `weights` holds the scores before, and the chosen ones' weights
+// after.
 void choose_tokens(const Call& call);
-// The same where an auction assigns: writes choices, and prices into the weights.
+// The same if an auction assigns: writes the choices, and the prices into the weights.
 void hold_auction(const Call& call);
 void hash_route(const Call& call);
 
