@@ -77,7 +77,7 @@ std::string bash_names(const std::vector<OptionDescription>& options) {
   return joined(names);
 }
 
-// Assignments that say what a value can be.
+// Returns shell assignments that describe an option's values.
 std::string bash_value(const OptionDescription& option) {
   const ValueDescription& value = option.value;
   std::vector<std::string> assignments;
@@ -96,7 +96,7 @@ std::string bash_value(const OptionDescription& option) {
 
 std::string bash_completion(const std::string& program, const CommandDescription& command) {
   std::string commands, values;
-  std::vector<std::pair<std::string, std::string>> cases;  // of _values: patterns, assignments
+  std::vector<std::pair<std::string, std::string>> cases;  // entries of _values: patterns, assignments
   const auto add_case = [&](const std::string& pattern, const std::string& assignments) {
     for (auto& [patterns, same] : cases)
       if (same == assignments) {
@@ -117,7 +117,7 @@ std::string bash_completion(const std::string& program, const CommandDescription
           add_case(shell_quoted(each->name + " " + name), bash_value(option));
     for (std::size_t i = 0; i < each->arguments.size(); ++i) {
       const OptionDescription& argument = each->arguments[i];
-      // Of an argument that takes all further words the number is any from here on.
+      // An argument that takes all further words matches any number from here on.
       add_case(shell_quoted(each->name + (argument.is_repeated ? " " : " " + std::to_string(i + 1))) +
                    (argument.is_repeated ? "[0-9]*" : ""),
                bash_value(argument));

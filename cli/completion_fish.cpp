@@ -48,7 +48,7 @@ std::string fish_quoted(const std::string& text) {
   return word + "'";
 }
 
-// What `complete` is told of a value: whether files are, and what else is offered.
+// Returns the options of `complete` for a value: whether files are offered, and what else is.
 std::string fish_value(const ValueDescription& value) {
   std::vector<std::string> offers = value.words;
   if (!value.name_kinds.empty())
@@ -84,7 +84,7 @@ std::string fish_completion(const std::string& program, const CommandDescription
       lines += complete + fish_condition(*each);
       for (const std::string& name : option.names) {
         lines += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
-        // One whose value may lack takes the next word only behind "=".
+        // An option with an optional value takes the next word only after "=".
         if (!option.value.type.empty() && !option.value_is_optional)
           with_value.push_back(fish_quoted(each->name + " " + name));
       }

@@ -30,7 +30,7 @@ _@NAME@() {
 
 if [[ $funcstack[1] == _@NAME@ ]]; then _@NAME@ "$@"; else compdef _@NAME@ )sh";
 
-// In a specification of _arguments, where `marks` have a meaning.
+// Escapes text for a specification of _arguments, in which `marks` have a meaning.
 std::string zsh_escaped(const std::string& text, const char* marks) {
   std::string word;
   for (const char c : text) {
@@ -40,7 +40,7 @@ std::string zsh_escaped(const std::string& text, const char* marks) {
   return word;
 }
 
-// ":message:action".
+// Returns ":message:action".
 std::string zsh_value(const OptionDescription& option) {
   const ValueDescription& value = option.value;
   std::string action = " ";  // nothing to offer
