@@ -17,8 +17,8 @@ enum class Positions : std::uint8_t { learned, rotary, relative, alibi, none };
 enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 enum class AttentionKind : std::uint8_t { multi_head, latent };  // latent: DeepSeek's MLA (arXiv 2405.04434)
 
-// Scope of the loads that a load-balancing loss compares: a micro-batch (Switch, GShard) or each sequence
-// (DeepSeek-V3).
+// The tokens whose loads a load-balancing loss compares: those of a micro-batch (Switch, GShard), of each sequence
+// (DeepSeek-V3), or of all replicas together.
 enum class LoadBalancing : std::uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
 
 // The spellings in JSON, in the order of the enumerators.
@@ -76,7 +76,7 @@ struct Model {
 
   // Mixture of experts; none: every layer has an MLP.
   std::int64_t experts = 0;            // routed experts of a layer
-  std::int64_t experts_per_token = 0;  // of them, those that a token goes to
+  std::int64_t experts_per_token = 0;  // routed experts that a token goes to
   std::int64_t expert_ffn = 0;         // 0: ffn
   // Width of the experts that all tokens go to, together; 0: there are none.
   std::int64_t shared_expert_ffn = 0;

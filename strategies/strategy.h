@@ -70,8 +70,9 @@ struct Strategy {
   // these it divides sequences, adds digits of the axis cp and lays out attention
   // (strategies/context_parallel/context_parallel.h).
   std::span<const std::string_view> context_types = {};
-  // Writes down assumptions about the data that a prediction makes and for which a run must reserve memory. May throw
-  // as check_runnable does, if otherwise an error would blame another field.
+  // Changes the scenario so that a run has room for any data, where a prediction assumes what the data will be (e.g.
+  // slots for all tokens instead of balanced routing). May throw as check_runnable does, if otherwise an error would
+  // blame another field.
   void (*make_runnable)(Scenario& scenario) = nullptr;
   // Whether the Program that a run executes at workload.step, which is not the run's first step, differs from that of
   // the step before. Null: it does not.

@@ -42,7 +42,7 @@ Explained explained_by(std::span<const double> drift) {
 struct Pair {
   Difference difference;
   Sample before, after;
-  // p of the new run's times being slower, or faster, than the machine's most, or least, explains.
+  // p if the machine explains the least possible part (slower_p), or the most (faster_p), of the new run's times.
   double slower_p = 1, faster_p = 1;
 };
 
@@ -85,8 +85,8 @@ bool comparable(const Pair& pair) {  // both ran, whether or not often enough
   return pair.difference.baseline_repetitions > 0 && pair.difference.new_repetitions > 0;
 }
 
-// A slow-down is divided by the larger end of the range, a speed-up by the smaller. What lies between cannot be told
-// from the machine's influence.
+// Attributes a slow-down to the machine up to the larger end of its range, and a speed-up down to the smaller end. A
+// ratio within the range cannot be told from the machine's influence.
 void test(Pair& pair, const Explained& machine) {
   Difference& d = pair.difference;
   d.explained = std::clamp(d.ratio, machine.least, machine.most);
