@@ -15,10 +15,10 @@
 namespace orrery {
 
 // A transfer between ranks that a controller's change causes.
-struct RunWork {         // time of the busiest link with no other traffic
-  double seconds = 0;    // true: the next step waits for it; false: it overlaps the following steps
-  bool blocking = true;  // true: arrived() is called when it has finished
-  bool arrives = true;   // arrived() is to be called for it
+struct RunWork {
+  double seconds = 0;    // time of the busiest link with no other traffic
+  bool blocking = true;  // true: the next step waits for it; false: it overlaps the following steps
+  bool arrives = true;   // true: arrived() is called when it has finished
 };
 
 // Costs of the training's expert groups, as the engines' cost models compute them, for controllers that weigh changes.
