@@ -12,7 +12,7 @@
 namespace orrery::bench {
 
 struct Shape {
-  std::string kernel;  // begin of a name: a kind with all its variants, or kind/variant
+  std::string kernel;  // beginning of a name: a kind with all its variants, or kind/variant
   std::vector<std::pair<std::string, std::int64_t>> axes;
   std::string dtype;  // empty: the device's first dtype
   InputError::Where where;

@@ -82,7 +82,7 @@ class Sweep {
 
  private:
   void barrier() { communicator_.gather_values(all_, "barrier", {}); }
-  // From the begin of the first rank to the end of the last. They share a clock.
+  // From the start of the first rank to the end of the last. They share a clock.
   double span(Clock::time_point begin, Clock::time_point end) {
     const auto seconds = [](Clock::time_point t) {
       return std::chrono::duration<double>(t.time_since_epoch()).count();

@@ -27,7 +27,7 @@ struct CollectiveSweep {
 };
 
 // Call it on every rank. Checks the values of each size, then times it; rank 0 prints one JSON document. A sample is
-// the time from the begin of the first rank, after a barrier, to the end of the last rank, divided by the iterations;
+// the time from the start of the first rank, after a barrier, to the end of the last rank, divided by the iterations;
 // ranks must share one machine's clock. `bytes` are counted as in nccl-tests.
 // Throws InputError, ExecutionError (also for wrong values).
 void run_collective_sweep(const CollectiveSweep& sweep);

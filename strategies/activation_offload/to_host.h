@@ -38,7 +38,7 @@ class ToHost {
 
   Piece& piece_;
   const std::uint16_t buffers_;
-  std::vector<TensorId> returned_;  // by the tensor that was moved
+  std::vector<TensorId> returned_;  // by the tensor that was moved, and by its views
   std::vector<Op> back_;
 };
 

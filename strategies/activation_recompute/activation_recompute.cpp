@@ -146,7 +146,7 @@ class ByOps {
   enum class What : std::uint8_t { repeated, kept, kept_in_parts, unneeded };
   struct Fate {
     What what = What::repeated;
-    int dim = -1;  // dimension of the result
+    int dim = -1;  // for kept_in_parts: dimension of the result
     std::vector<Part> parts;
     std::vector<TensorId> kept;  // parts that are kept
   };
