@@ -61,8 +61,7 @@ class Option {
   ValueDescriptions* values_;
 };
 
-// A handle of a program's command or subcommand, valid as long as the CommandLine. Variables given to it must outlive
-// the CommandLine.
+// A handle of a program's command or subcommand, valid as long as the CommandLine, which its variables must outlive.
 class Command {
  public:
   Command(CLI::App* app, ValueDescriptions& values) : app_(app), values_(&values) {}

@@ -47,8 +47,7 @@ struct OpInPlace {
   double seconds_per_step() const { return report->seconds * report->times_per_step; }
 };
 
-// Ops of one block may share a name (a product's two gradients). They are distinguished by the bytes they move, then by
-// order.
+// Ops of one block may share a name (a product's two gradients): told apart by the bytes they move, then by order.
 const OpReport* take_report(std::vector<const OpReport*>& candidates, const Op& op, const Piece& piece) {
   const double moved = bytes(op, piece.tensors) / op.count;
   const auto same =
@@ -174,8 +173,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   const Cluster& cluster = simulation.scenario.cluster;
   const Op& op = *place.op;
   const auto& tensors = place.piece->tensors;
-  // The bytes that one launch covers: a part of the op's bytes, or those of several instances in one bucket or fused
-  // kernel.
+  // The bytes of one launch: a part of the op's bytes, or those of several instances in one bucket or fused kernel.
   const double covered = place.report->bytes;
   if (is_point_to_point(op.kind) || is_copy(op.kind) || row_of(op.stream).occupies == Occupies::host)
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);

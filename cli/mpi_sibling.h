@@ -1,5 +1,4 @@
-// `orrery` is built without MPI; a sweep over the ranks of an MPI job is run by `orrery-mpi`, beside it, which is built
-// if CMake finds MPI.
+// `orrery` has no MPI; a sweep over the ranks of an MPI job is run by `orrery-mpi` beside it (if CMake finds MPI).
 #pragma once
 
 namespace orrery {

@@ -70,8 +70,7 @@ class MaskedStep {
   const std::string& file() const { return source_.file; }
   std::int64_t batch() const { return scenario_.workload.global_batch_size; }
   double full_seconds() const { return full_seconds_; }
-  // Seconds for a batch of the packing's sequences: the first ones if documents are concatenated, else sequences drawn
-  // by `seed`.
+  // Seconds for a batch of the packing: its first sequences if documents are concatenated, else drawn by `seed`.
   double seconds(const Packing& packing, bool in_order, std::uint64_t seed) {
     auto documents = std::make_shared<RecordedDocuments>();
     for (std::int64_t s = 0; s < packing.sequences(); ++s) {

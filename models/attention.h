@@ -5,8 +5,7 @@
 
 namespace orrery {
 
-// Appends self attention on `x`. With fused kernels the output projection's bias is not added here: *bias receives it,
-// for the op that follows.
+// Appends self attention on `x`. Fused kernels do not add the output projection's bias here: *bias receives it.
 TensorId self_attention(Builder& b, TensorId x, bool causal, TensorId* bias);
 // Appends attention of the decoder's stream `x` to the encoder's output `memory`.
 TensorId cross_attention(Builder& b, TensorId x, TensorId memory, TensorId* bias);

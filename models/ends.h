@@ -10,12 +10,10 @@ void build_embedding(Piece& piece, const Model& model, const KernelChoices& kern
 // decoder starts from the embedding of its own tokens.
 void build_decoder_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
 // Embedding of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21). The last layer's output is normed and
-// goes on to the head. Beside it, the piece combines that output with the embedding of the next tokens, as input of one
-// more layer.
+// goes on to the head. The piece also combines it with the embedding of the next tokens, as input of one more layer.
 void build_prediction_embedding(Piece& piece, const Model& model, const KernelChoices& kernels,
                                 const LayerSizes& sizes);
-// Projected patches of an image (ViT, Swin), for ViT preceded by the class token (Dosovitskiy et al. 2020, arXiv
-// 2010.11929, eq. 1).
+// Projected patches (ViT, Swin), in ViT after the class token (Dosovitskiy et al. 2020, arXiv 2010.11929, eq. 1).
 void build_patch_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
 void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
 

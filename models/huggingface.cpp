@@ -758,8 +758,7 @@ bool of_class(std::string_view name, std::string_view prefix) {
   return name.starts_with("For") || name.starts_with("LMHead") || name.starts_with("Model");
 }
 
-// Whether a class's name begins with a family's: "MPTForCausalLM" begins with "Mpt", but "OPTIMUSForCausalLM" does not
-// begin with "OPT".
+// Whether a class's name begins with a family's: "MPTForCausalLM" does with "Mpt"; "OPTIMUSForCausalLM" not with "OPT".
 bool begins_with_family(std::string_view name, std::string_view prefix) {
   const auto is_upper = [](char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; };
   const auto same = [](char a, char b) {
@@ -824,8 +823,7 @@ void refuse_other_heads(const Config& config, const Model& m) {
 
 // ---- keys that the reader of a family does not look for
 
-// A key, or a prefix of keys if it ends in '_', and the architecture that it belongs to. No family below models any of
-// these.
+// A key, or a prefix of keys if it ends in '_', and the architecture that it belongs to, which no family below has.
 struct ForeignKey {
   std::string_view key, what;
 };

@@ -5,8 +5,7 @@
 
 namespace orrery {
 
-// Relative differences of the second execution from the first, the largest over steps or tensors; NaN if a value is
-// NaN.
+// Relative differences of the second execution from the first, largest over steps or tensors; NaN if a value is NaN.
 struct Agreement {
   double loss = 0, gradient_norm = 0;
   double gradients = 0, parameters = 0;  // by the Euclidean norm of each tensor

@@ -97,13 +97,12 @@ class Backend {
 
 std::unique_ptr<Backend> make_cpu_backend();
 // Throws DeviceError if built without CUDA, if there is no such GPU, or if the driver is older than the build. tf32:
-// fp32 products run on the matrix units with ten bits of mantissa, as device presets with "tf32" assume; off to compare
+// fp32 products use matrix units with ten bits of mantissa, as device presets with "tf32" assume; off to compare
 // numbers.
 std::unique_ptr<Backend> make_cuda_backend(int device = 0, bool tf32 = true);
 bool built_with_cuda();
 // Returns the GPUs that this process sees, each by an address that is the same in every process of the machine. Throws
-// DeviceError if make_cuda_backend() would for the first GPU. Does not use the GPUs: a GPU in exclusive-process mode
-// stays free.
+// DeviceError if make_cuda_backend() would for the first GPU. Leaves GPUs in exclusive-process mode free.
 std::vector<std::string> cuda_devices();
 
 }  // namespace orrery

@@ -47,8 +47,7 @@ class Communicator {
 
   virtual void all_reduce(const Members& members, const std::string& what, Stream stream, void* data,
                           std::int64_t elements, Dtype dtype) = 0;  // the sum, in place
-  // `whole` holds part_elements from each member, in the members' order. `part` may be this rank's place inside
-  // `whole`.
+  // `whole` holds part_elements from each member, in the members' order. `part` may be this rank's place in `whole`.
   virtual void all_gather(const Members& members, const std::string& what, Stream stream, const void* part, void* whole,
                           std::int64_t part_elements, Dtype dtype) = 0;
   virtual void reduce_scatter(const Members& members, const std::string& what, Stream stream, const void* whole,

@@ -106,8 +106,7 @@ struct RankResult {
 struct Execution {
   // By step. A loss is the mean cross entropy over all positions of the global batch.
   std::vector<double> losses, gradient_norms;
-  // In model order: piece by piece, within a piece in the order of Piece::parameters. The table of a tied head is
-  // omitted.
+  // In model order: piece by piece, then in the order of Piece::parameters. The table of a tied head is omitted.
   std::vector<WholeTensor> gradients;   // of the last step, trained parameters only, unscaled, before clipping
   std::vector<WholeTensor> parameters;  // after the last step
   // If several ranks hold the same element: their largest difference, relative to the tensor's largest value.
@@ -123,9 +122,8 @@ struct RunPart {
   Program program;
   std::int64_t steps = 1;
 };
-// Splits a run of `steps` steps, from the workload's step on: into one part, unless a gate or a placement changes with
-// the step (begins_anew(), strategies/strategy.h). REQUIRES: `scenario` was returned by runnable(). Throws as lower()
-// does.
+// Splits a run of `steps` steps from the workload's step on: one part, unless a gate or a placement changes with the
+// step (begins_anew(), strategies/strategy.h). REQUIRES: `scenario` is from runnable(). Throws as lower() does.
 std::vector<RunPart> parts_of(const Scenario& scenario, std::int64_t steps);
 
 // Lowers and runs runnable(scenario) with one thread per rank, in several parts if its steps differ

@@ -58,9 +58,8 @@ struct KernelContext {
   // First expert whose rows this rank has. Choices of other experts get no slot.
   std::int64_t first_expert = 0;
 
-  // The number of an expert's rows is counted: nobody reads the slots beyond it. Kernels that put tokens into rows
-  // leave those slots as they are instead of setting them to zero. The number of rows of an op then depends on the
-  // data.
+  // The number of an expert's rows is counted: nobody reads the slots beyond it. Kernels that put tokens into rows do
+  // not set those slots to zero. The number of rows of an op then depends on the data.
   bool rows_are_counted = false;
 
   std::int64_t images = 0;  // images in the micro-batch; patch merging needs it to find neighbours across windows

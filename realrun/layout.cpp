@@ -69,8 +69,7 @@ std::int64_t index_in_base(std::int64_t i, const Tensor& view, int v, const Tens
   // This rank's part of what the base has for all ranks.
   if (const Division whole = base.over[b]; view.over[v] != whole && view.over[v].begins_with(whole))
     return position.part(view.over[v].behind(whole)) * view.sizes[v] + i;
-  // A chunk of the whole corresponds to the same chunk of each shard. (With another deal it is a chunk of the
-  // sequence.)
+  // A chunk of the whole is the same chunk of each shard. (With another deal it is a chunk of the sequence.)
   const std::int64_t local = position.sequence / position.cp_degree, t = position.tp_degree;
   if (t > 1 && base.sizes[b] == local && local % t == 0 && view.sizes[v] % t == 0 && view.deal(v) == base.deal(b)) {
     const std::int64_t part = view.sizes[v] / t;

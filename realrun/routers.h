@@ -1,5 +1,4 @@
-// Arithmetic of the routers in which tokens do not choose on their own, for all backends (sim/program/op.h,
-// RouterType).
+// Arithmetic of routers in which tokens do not choose alone, for all backends (sim/program/op.h, RouterType).
 #pragma once
 
 #include <cstdint>

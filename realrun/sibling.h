@@ -10,8 +10,7 @@ namespace orrery {
 // Path of the running program; nothing if /proc does not say.
 std::optional<std::filesystem::path> running_program();
 
-// Path of the program of this name in the folder of the running one. Nothing if it is missing, not executable, or the
-// running program itself.
+// Path of this program in the running one's folder. Nothing if missing, not executable, or the running program itself.
 std::optional<std::filesystem::path> sibling_program(std::string_view name);
 
 // Replaces this process by `program`, with the same arguments. Throws std::system_error if it cannot be started.

@@ -22,8 +22,7 @@ struct Use {
 };
 
 // Orders work between streams by events. For communication and copies an event is recorded after each op, so that
-// waiting for one collective does not wait for the next. Compute has many kernels: its events are recorded only when
-// somebody waits.
+// waiting for one collective does not wait for the next. Compute has many kernels: it records events only on demand.
 class StreamOrder {
  public:
   explicit StreamOrder(Backend& backend) : backend_(backend) {}

@@ -10,8 +10,7 @@
 namespace orrery {
 
 // Writes the scenario's program into `program`, reusing its storage. Throws InputError as check() does. Cost: about 15
-// us. It does not grow with micro-batches or data-parallel replicas, nor with layers unless the plan has ranges of
-// layers.
+// us, independent of micro-batches and data-parallel replicas, and of layers unless the plan has ranges of them.
 void lower(const Scenario& scenario, Program& program);
 // As above, but applies `strategies` instead of all_strategies().
 void lower(const Scenario& scenario, std::span<const Strategy> strategies, Program& program);

@@ -148,8 +148,8 @@ std::string within_job(const std::string& pointer) {
   return end == std::string::npos ? pointer : pointer.substr(end);
 }
 
-// Returns the value that a name or a path at `at` stands for, so that one of its fields can be changed; any other
-// string unchanged.
+// Returns the value that a name or a path at `at` stands for, so that its fields can be changed; else the string
+// itself.
 Json opened_up(const Json& name, const std::string& at, const std::string& file) {
   const std::string pointer = within_job(at);
   if (pointer == "/workload" || pointer == "/plan" || pointer == "/perturbations")

@@ -49,8 +49,7 @@ struct ScenarioSource {
 // `argument` is relative to the working directory.
 void apply_set(nlohmann::json& document, const std::string& argument, const std::string& file);
 
-// Loads the document of a bundled scenario's name, a file's path, or "-" (standard input), and applies `sets` in order.
-// Fills `source`.
+// Loads a bundled scenario's name, a file's path, or "-" (standard input), applies `sets` in order, fills `source`.
 nlohmann::json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,
                                       ScenarioSource& source);
 
@@ -78,11 +77,9 @@ class ScenarioReader {
   ScenarioReader();
   ~ScenarioReader();
 
-  // All functions throw InputError with its file filled in. None checks that the parts fit together: check(scenario)
-  // does.
+  // All throw InputError with its file filled in. None checks that the parts fit together: check(scenario) does.
   Scenario read(const nlohmann::json& document, const ScenarioSource& source);
-  // Checks that placements lie within the cluster and share no node. Reads a document without "jobs" as one job on its
-  // whole cluster.
+  // Checks that placements lie in the cluster and share no node. Without "jobs": one job on the whole cluster.
   JobsDocument read_jobs(const nlohmann::json& document, const ScenarioSource& source);
   // One scenario of a JSON Lines file. read_line() returns what read() makes of the line's document after `source.sets`
   // (apply_set). It does not parse a model, cluster, workload or plan again that an earlier line has written the same
@@ -115,9 +112,8 @@ Scenario read_scenario(const nlohmann::json& document, const ScenarioSource& sou
 // full. The result reads as the same scenario from any folder.
 nlohmann::json written_out(const nlohmann::json& document, const ScenarioSource& source);
 
-// Returns a digest that tells written_out() documents apart: the sum over all members of the digest of name and text
-// (sim/base/digest.h). A sum, so that the digest of a member that many lines share is computed once. A routing_file
-// counts by its content.
+// Returns a digest that tells written_out() documents apart: the sum over members of the digest of name and text
+// (sim/base/digest.h), so that shared members are digested once. A routing_file counts by its content.
 std::uint64_t scenario_digest(const nlohmann::json& written_out);
 
 // A scenario that is part of Orrery: strategies/*/example-<name>.json. Some have jobs.

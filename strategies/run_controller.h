@@ -1,6 +1,5 @@
 // Controllers of what changes from step to step of a training. A strategy that changes something makes a controller
-// (Strategy::control). study/training calls it at each step, and predicts a step anew when the controller's state is
-// new.
+// (Strategy::control). study/training calls it at each step, and predicts a step anew when its state is new.
 #pragma once
 
 #include <cstdint>

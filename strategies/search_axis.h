@@ -33,8 +33,7 @@ struct SearchAxis {
   // Whether the field matters for a model. Null: for all models.
   bool (*turns_of)(const Model& model) = nullptr;
   // Whether another value of the field gives another plan, given the fields chosen before it. Null: always. If false,
-  // the field is not searched, even if the user has named values: it keeps the scenario's value, or the only one of
-  // `values`.
+  // the field is not searched, even over named values: it keeps the scenario's value, or the only one of `values`.
   bool (*acts)(const Scenario& chosen) = nullptr;
 };
 

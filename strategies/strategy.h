@@ -50,8 +50,7 @@ struct Strategy {
   void (*rewrite_piece)(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) = nullptr;
   // Turns fields that are not written by layer (e.g. by stage) into changes of the layers' plans. Null: none.
   void (*plan_layers)(const Scenario& scenario, LayerPlans& plans) = nullptr;
-  // Changes how parameter sets are sharded from what `sharding` says. Called for every piece when data_parallel lays it
-  // out. Null: no change.
+  // Changes the sharding of parameter sets. Called for every piece when data_parallel lays it out. Null: no change.
   void (*shard)(const Scenario& scenario, const Plan& plan, const Mesh& mesh,
                 data_parallel::Sharding& sharding) = nullptr;
   // Null in the members below means: nothing to do or say.
@@ -60,8 +59,7 @@ struct Strategy {
   void (*add_digits)(const Scenario& scenario, Mesh& mesh) = nullptr;
   // Lays further axes over digits that the strategies have added (Mesh::fold).
   void (*fold)(const Scenario& scenario, Mesh& mesh) = nullptr;
-  // Removes the strategy from the plan. After all strategies have done so, the plan computes the same on one rank, step
-  // by step.
+  // Removes the strategy from the plan. After all have done so, it computes the same on one rank, step by step.
   void (*disable)(Plan& plan) = nullptr;
   // Number of ranks over which the strategy divides one replica of the model.
   std::int64_t (*ranks)(const Plan& plan) = nullptr;
@@ -71,8 +69,7 @@ struct Strategy {
   // (strategies/context_parallel/context_parallel.h).
   std::span<const std::string_view> context_types = {};
   // Changes the scenario so that a run has room for any data, where a prediction assumes what the data will be (e.g.
-  // slots for all tokens instead of balanced routing). May throw as check_runnable does, if otherwise an error would
-  // blame another field.
+  // slots for all tokens). May throw as check_runnable does, if otherwise an error would blame another field.
   void (*make_runnable)(Scenario& scenario) = nullptr;
   // Whether the Program that a run executes at workload.step, which is not the run's first step, differs from that of
   // the step before. Null: it does not.
@@ -93,8 +90,7 @@ std::span<const Strategy> all_strategies();
 
 // Returns the scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
 Scenario on_one_rank(const Scenario& scenario);
-// Returns the scenario as realrun/ executes it, which holds for any data. A run is compared with the prediction of the
-// scenario as given.
+// Returns the scenario as realrun/ executes it, for any data. The prediction beside a run is of the scenario as given.
 Scenario runnable(const Scenario& scenario);
 // Whether a run's step has another Program than the step before it.
 bool begins_anew(const Scenario& scenario);

@@ -12,8 +12,7 @@ namespace orrery {
 
 class RandomBits {
  public:
-  // `draw`: an enumerator that says what is drawn. Each draw has its own sequence, so that none depends on the number
-  // of others.
+  // `draw`: an enumerator that says what is drawn. Each has its own sequence, independent of the number of others.
   template <class Draw>
   RandomBits(std::uint64_t seed, Draw draw, std::initializer_list<std::int64_t> place) {
     state_ = mixed(seed + kSplitMixStep) + static_cast<std::uint64_t>(draw);

@@ -47,9 +47,9 @@ class RoutingCounts {
   explicit RoutingCounts(RoutingShape shape);
 
   const RoutingShape& shape() const { return shape_; }
-  // Appends the next row, in the order of steps, layers, micro-batches, source ranks. Throws InputError at `where` for
-  // another number of experts, negative counts, an expert with more tokens than the row has, or counts that do not sum
-  // to top_k per token.
+  // Appends the next row, in the order of steps, layers, micro-batches, source ranks. Throws InputError at `where`:
+  // another number of experts, negative counts, an expert with more tokens than the row, a sum other than top_k per
+  // token.
   void append(std::int64_t tokens, std::span<const std::int64_t> of_experts, const InputError::Where& where = {});
   std::int64_t rows() const { return static_cast<std::int64_t>(ends_.size()); }
   bool complete() const { return rows() == shape_.rows(); }

@@ -8,9 +8,8 @@
 
 namespace orrery {
 
-// Parses either format; the first character tells which ('{': JSON). Throws InputError with file and line for missing,
-// repeated or misplaced rows, counts that are no routing (RoutingCounts::append), and a last line that is cut, as in a
-// half-written trace.
+// Parses either format, told by the first character ('{': JSON). Throws InputError with file and line: missing,
+// repeated or misplaced rows, counts that are no routing (RoutingCounts::append), a last line that is cut.
 RoutingCounts parse_routing(std::string_view text, const std::string& file);
 // "-" is standard input.
 RoutingCounts read_routing(const std::string& path);

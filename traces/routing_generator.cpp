@@ -70,8 +70,7 @@ class Popularity {
   }
 
   // Goes to the state in which next() returns `step`. The chain of noise begins at a multiple of `memory_`, between one
-  // and two times `memory_` steps before `step`. It therefore depends only on `step`, not on the steps that were asked
-  // for before.
+  // and two times `memory_` steps before `step`: it depends only on `step`, not on the steps asked for before.
   void skip_to(std::int64_t step) {
     const std::int64_t begin = std::max<std::int64_t>(step / memory_ - 1, 0) * memory_;
     if (begin != begin_) step_ = begin_ = begin;
@@ -81,8 +80,7 @@ class Popularity {
   }
 
  private:
-  // The number of steps after which noise has forgotten its start, to a double's rounding; fewer if so many steps would
-  // take long.
+  // The number of steps after which noise has forgotten its start, to a double's rounding; fewer if that takes long.
   static std::int64_t memory(const RoutingGenerator& g) {
     constexpr std::int64_t kMostDraws = std::int64_t{1} << 22;  // per layer: a fraction of a second
     const double forgotten =

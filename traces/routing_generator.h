@@ -63,8 +63,7 @@ RoutingGenerator routing_preset(std::string_view name);
 RoutingCounts generate_routing(const RoutingGenerator& generator);
 
 // Generates routing step by step with the same popularities, but with expected counts instead of drawn ones: of all
-// source ranks together, or of each source rank if they are ragged. Takes microseconds per step, whatever the number of
-// tokens.
+// source ranks together, or of each if they are ragged. Takes microseconds per step, whatever the tokens.
 class RoutingSteps {
  public:
   // Ignores the generator's steps, and its source ranks unless they are ragged. Throws as RoutingGenerator::check does.

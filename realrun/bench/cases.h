@@ -61,8 +61,7 @@ struct StepCase {
   std::string name;  // "step/tensor_parallel_2"
   Scenario scenario;
 };
-// On a CPU, ranks are threads: one rank, and two under tensor, data (ZeRO 1) and pipeline parallelism. On a GPU one
-// rank.
+// On a CPU, ranks are threads: one, and two under tensor, data (ZeRO 1) and pipeline parallelism. On a GPU one rank.
 std::vector<StepCase> step_cases(DeviceKind device);
 
 }  // namespace orrery::bench

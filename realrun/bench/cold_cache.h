@@ -12,8 +12,7 @@ namespace orrery::bench {
 
 // Largest cache of this machine's CPU as the system reports it; 0: unknown.
 double largest_cpu_cache_bytes();
-// L2 cache of a GPU, from its preset's data sheet (facts.h: preset_named). Throws InputError if there is no preset or
-// it has no cache size.
+// L2 cache of a GPU, from its preset's data sheet (facts.h: preset_named). Throws InputError if it is not known.
 double gpu_cache_bytes(const std::string& device, const std::string& preset);
 
 // Reads or writes twice the cache's size, as replacement is not strictly by age. On a CPU it reads a word of each line;

@@ -29,8 +29,7 @@
 namespace orrery::bench {
 
 struct DriftOptions {
-  // Smaller than between two runs (CompareOptions): the test sees in the runs themselves that runs of one binary differ
-  // by a few percent.
+  // Smaller than in CompareOptions: the runs themselves show the test that runs of one binary differ by a few percent.
   double threshold = 0.02;
   double alpha = 0.01;                                  // largest chance of a false alarm over all benchmarks
   bool strict = false;                                  // a benchmark with too few runs is a failure

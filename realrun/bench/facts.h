@@ -14,8 +14,7 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 
 // Facts of the backend, and the CPU's model, governor and clock if the system reports them.
 Facts machine_facts(const BackendFacts& backend);
-// Clocks, temperature and power of the first GPU, as nvidia-smi reports them now; empty without nvidia-smi. Names begin
-// with `prefix`.
+// Clocks, temperature and power of the first GPU by nvidia-smi; empty without it. Names begin with `prefix`.
 Facts gpu_state(const std::string& prefix);
 
 // The device's peaks, which FLOPs and bytes are compared with.

@@ -1,5 +1,5 @@
-// A benchmark run: a file in Google Benchmark's JSON format, written by `orrery bench --output` or by any other program
-// that uses the library.
+// A benchmark run: a file in Google Benchmark's JSON format, by `orrery bench --output` or any program with the
+// library.
 #pragma once
 
 #include <array>
@@ -16,8 +16,7 @@ namespace orrery::bench {
 inline constexpr std::array<std::string_view, 2> kYardsticks{"yardstick_arithmetic_seconds",
                                                              "yardstick_memory_seconds"};
 
-// Two runs in which these facts differ are from different machines, or from different builds of this program or its
-// libraries.
+// Runs in which these facts differ are from different machines, or builds of this program or its libraries.
 inline constexpr std::array<std::string_view, 6> kMachineFacts{
     "device", "processors", "software", "cpu_governor", "library_build_type", "orrery_build_type"};
 

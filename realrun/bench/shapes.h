@@ -23,8 +23,7 @@ Shape parse_shape(const std::string& text);
 // Reads a JSON array: [{"kernel": "linear", "m": 4096, "k": 4096, "n": 11008, "dtype": "bf16"}].
 std::vector<Shape> read_shapes(const std::string& path);
 
-// Returns the axes of a kind of kernel. A shape must give all of them, except `experts` of a product, which is 1 by
-// default.
+// Returns the axes of a kind of kernel. A shape must give all but `experts` of a product, which is 1 by default.
 std::vector<std::string> axes_of(OpKind kind);
 
 // Throws InputError for a kernel that the suite does not have, an axis that the kernel does not have or the shape does

@@ -212,8 +212,7 @@ class Runner {
   }
 
   // The library counts only timed seconds, and would evict for minutes to fill them. A repetition therefore has as many
-  // iterations as fit into min_seconds including untimed work, at least one. The library requires the same number in
-  // each repetition.
+  // iterations as fit into min_seconds with untimed work, at least one, and equally many in each repetition.
   void time_cold_cpu(benchmark::State& state, Operands& operands, const std::string& name) {
     benchmark::IterationCount& iterations = cold_iterations_[name];
     if (iterations == 0) {

@@ -39,20 +39,17 @@ struct SuiteEntry {
 };
 
 // Returns the entries that options.filter selects. Throws InputError for a filter that is not a regular expression or
-// matches nothing, and for impossible shapes (shape_cases). Whether shapes fit a GPU's memory is checked by run_suite,
-// once the GPU is used.
+// matches nothing, and for impossible shapes (shape_cases). run_suite checks whether they fit a GPU's memory.
 std::vector<SuiteEntry> suite_entries(const SuiteOptions& options);
 
 // Runs the suite. Returns a document in Google Benchmark's JSON format. Its context has the machine's facts. Every
 // repetition has the counters bytes and flops (if any), bytes_per_second, flops_per_second, percent_of_peak (the time
 // that FLOPs or bytes would take at the device's peak, whichever is longer, over the time taken; context: peak_source)
-// and the yardsticks. FLOPs and bytes are those of sim/program/work.h. Only benchmarks of a single round have Google
-// Benchmark's aggregates (mean, median, ...). Throws DeviceError if the device cannot be used. Only one call at a time
-// per process.
+// and the yardsticks. FLOPs and bytes are those of sim/program/work.h. Only benchmarks of one round have the library's
+// aggregates (mean, median, ...). Throws DeviceError if the device cannot be used. Only one call at a time.
 std::string run_suite(const SuiteOptions& options);
 
-// Formats a run as an aligned table, with medians and quartiles over the undisturbed repetitions (machine_state.h), as
-// compare_runs uses them.
+// Formats a run as an aligned table, with medians and quartiles over the undisturbed repetitions, as in compare_runs.
 std::string run_text(const BenchmarkRun& run);
 
 }  // namespace orrery::bench

@@ -55,8 +55,7 @@ class Companions {
   std::vector<std::thread> threads_;
 };
 
-// Points that are also measured with all hardware threads busy: products and attention, which most of a step consists
-// of.
+// Points that are also measured with all hardware threads busy: products and attention, most of a step.
 std::vector<const KernelPoint*> busy_points(const std::vector<KernelPoint>& points) {
   constexpr std::size_t kEach = 4;
   constexpr double kMostFlops = 5e8;

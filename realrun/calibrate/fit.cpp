@@ -279,8 +279,7 @@ void fit_memory(KernelFitter& fitter, CalibrationFit& result) {
   fitter.calibration.memory_kinds = std::move(kinds);
 }
 
-// For a device without a data sheet, the rates are the highest that its kernels approach, and efficiencies are
-// fractions of them.
+// Without a data sheet, rates are the highest that the device's kernels approach, and efficiencies fractions of them.
 void state_measured_rates(KernelFitter& fitter) {
   Device& d = fitter.device;
   Calibration& c = fitter.calibration;

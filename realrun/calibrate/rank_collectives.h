@@ -24,8 +24,7 @@ struct RankCollective {
 // sizes of each spread over the list.
 std::vector<RankCollective> rank_collectives(std::int64_t ranks);
 
-// Returns the wall time of one call, the 10th percentile of repetitions. Ranks wait for each other, so processor time
-// is not usable.
+// Returns the wall time of one call (ranks wait for each other), the 10th percentile of repetitions.
 double time_rank_collective(const RankCollective& collective,
                             const std::function<std::unique_ptr<Backend>()>& make_backend);
 

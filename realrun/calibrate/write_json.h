@@ -1,5 +1,4 @@
-// Writes JSON in the layout of results/calibration: one entry per line in objects of objects, the innermost on one
-// line.
+// Writes JSON as in results/calibration: one entry per line in objects of objects, the innermost on one line.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -264,8 +264,7 @@ void rotate(const KernelCall& call, double direction) {
   }
 }
 
-// The keys of latent attention: each head's part of kv, with the key that all heads share between the key and the
-// value.
+// The keys of latent attention: each head's part of kv, with the key that all heads share before the value.
 struct SharedKey {
   SharedKey(const KernelCall& call, const Buffer& kv, const Buffer& key, const Buffer& whole)
       : begin(call.op.rotary_begin) {

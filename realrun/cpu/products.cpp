@@ -136,8 +136,8 @@ void mask_gradient(const KernelCall& call) {
       matrix(dx, 0, s.tokens, s.width) * matrix(rows, 0, s.all, s.width).transpose();
 }
 
-// A batch dimension of size 1 is repeated when read (grouped queries share a key), and summed over when written (the
-// gradient of that key).
+// A batch dimension of size 1 is repeated when read (grouped queries share a key), and summed when written (its
+// gradient).
 void batched_matmul(const KernelCall& call) {
   const Buffer &a = call.read(0), &b = call.read(1), &c = call.write(0);
   const int rank = a.tensor->rank, batch_dims = rank - 2;

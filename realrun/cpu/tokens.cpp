@@ -52,8 +52,7 @@ struct PatchMap {
 };
 
 // Calls visit(merged, large) for each vector of the unmerged patches, with its index in the merged ones, which are four
-// vectors wide. The order of the four is that of Swin's PatchMerging (Liu et al. 2021, arXiv 2103.14030, the authors'
-// code).
+// vectors wide. The four have the order of PatchMerging in the authors' code (Liu et al. 2021, arXiv 2103.14030).
 template <class Visit>
 void merge_patches(const KernelCall& call, const Tensor& patches, const Tensor& merged, Visit visit) {
   const std::int64_t images = call.context.images;

@@ -13,8 +13,7 @@
 namespace orrery::cuda {
 
 // An event is a stream and a number: how many events of the stream came before. Streams run in order: once an event has
-// passed, all earlier ones have, and their CUDA events are reused. Nobody releases events, and none is held longer than
-// its work takes.
+// passed, all earlier ones have, and their CUDA events are reused. Nobody needs to release events.
 class Events {
  public:
   ~Events();

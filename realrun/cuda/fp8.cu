@@ -28,8 +28,7 @@ __device__ void store(__half* to, std::int64_t i, float x) { to[i] = __float2hal
 __device__ std::int64_t first_element() { return static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 __device__ std::int64_t elements_at_once() { return static_cast<std::int64_t>(gridDim.x) * kThreads; }
 
-// Magnitudes compare like their bits, with NaN above all: one atomic maximum per block gives the same result in any
-// order.
+// Magnitudes compare like their bits, NaN above all: one atomic maximum per block gives the same result in any order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) find_largest(const T* from, std::int64_t elements, Fp8Scale* scale) {
   int largest = 0;

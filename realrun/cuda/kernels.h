@@ -67,8 +67,8 @@ struct IndexPlan {
 };
 IndexPlan plan_index(std::span<const std::int64_t> index);
 
-// Part of one allocation: elements [offset, offset + elements), or, if `starts` is a device copy of a plan's, the
-// elements of the plan.
+// Part of one allocation: elements [offset, offset + elements), or, with a device copy `starts` of a plan's, the
+// plan's.
 struct DeviceSlice {
   void* base = nullptr;
   Dtype dtype = Dtype::fp32;
@@ -81,8 +81,7 @@ void fill(CUstream_st* stream, const DeviceSlice& to, float value);  // integers
 void gather(CUstream_st* stream, const DeviceSlice& from, void* to);
 void scatter(CUstream_st* stream, const void* from, const DeviceSlice& to, bool add);
 
-// to[i] = from[i] in another dtype (or the same). The buffers may not overlap, unless they are the same and elements
-// have one size.
+// to[i] = from[i] in another dtype (or the same). Buffers may only overlap if they are equal and so are element sizes.
 void convert(CUstream_st* stream, const void* from, Dtype from_dtype, void* to, Dtype to_dtype, std::int64_t elements);
 
 // Dense strided copy, for packing, unpacking and permuting: element (i0, i1, ..) of `sizes` goes from from[sum i_d

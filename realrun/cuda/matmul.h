@@ -1,5 +1,5 @@
 // Matrix products by cuBLASLt. For every new product the first candidates of its heuristic are timed on the device. All
-// ranks of the process use the fastest one, so that the same product gives the same bits on every rank. Internal to
+// ranks of the process use the fastest one: the same product gives the same bits on every rank. Internal to
 // realrun/cuda.
 #pragma once
 
@@ -45,8 +45,7 @@ class Matmul {
     std::size_t workspace_bytes = 0;
     bool may_wait = true;  // for timing; false inside a capture
   };
-  // Returns false if cuBLASLt has no kernel for the product. fast_accumulation: for fp8, as in a forward (fewer bits in
-  // long sums).
+  // Returns false if cuBLASLt has no kernel for it. fast_accumulation: fp8 as in a forward (fewer bits in long sums).
   bool run(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands,
            const Place& place);
 

@@ -36,8 +36,7 @@ BlasMatrix matrix(Dtype dtype, std::int64_t rows, std::int64_t columns) {
   return {.dtype = dtype, .rows = rows, .columns = columns, .leading = rows, .batch = 1, .batch_stride = 0};
 }
 
-// As described in matmul_plan.h: A is the right operand, B the left one; a row-major matrix as stored is its transpose
-// in column-major order.
+// As in matmul_plan.h: A is the right operand, B the left; a row-major matrix is its transpose in column-major order.
 BlasProduct column_major(const Product& p, Dtype left, Dtype right, Dtype result) {
   BlasProduct blas;
   blas.m = p.columns, blas.n = p.rows, blas.k = p.inner;
@@ -85,8 +84,7 @@ std::int64_t rows(const Op& op, const Tensor& t, std::int64_t columns, std::int6
 }
 
 // Turns batch dimensions into a further dimension of a matrix where possible: products that share the right operand
-// become more rows (grouped queries and their key), and products that are summed extend the inner dimension (the key's
-// gradient).
+// become more rows (grouped queries and their key); summed products extend the inner dimension (the key's gradient).
 void fold_into_matrices(Product& p) {
   while (!p.batch.empty()) {
     const BatchDim& d = p.batch.back();
@@ -119,8 +117,8 @@ void join_adjacent(std::vector<BatchDim>& dims) {
   dims = std::move(joined);
 }
 
-// One dimension becomes a strided batch; all others become separate launches. Sums over a batch dimension are launches
-// that add.
+// One dimension becomes a strided batch, all others separate launches. Sums over a batch dimension are launches that
+// add.
 void lay_out_batch(const Product& p, MatmulPlan& plan) {
   std::vector<BatchDim> dims = p.batch;
   join_adjacent(dims);

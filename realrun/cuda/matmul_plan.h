@@ -59,8 +59,7 @@ MatmulPlan plan_matmul(const Op& op, std::span<const Operand> reads, std::span<c
 bool dtypes_multiply(const BlasProduct& product);
 
 // fp8 tensor cores of Hopper read both operands along k: op(a) transposed, op(b) not, every leading dimension a
-// multiple of 16 (cuBLAS manual, "cublasLtMatmul", fp8). This is a product whose other operands are replaced by dense
-// transposes.
+// multiple of 16 (cuBLAS manual, "cublasLtMatmul", fp8). Here other operands are replaced by dense transposes.
 struct Fp8Plan {
   BlasProduct product;
   bool copy_a = false, copy_b = false;  // the operand must be transposed first

@@ -1,5 +1,4 @@
-// Checks of CUDA runtime calls. A failure becomes a DeviceError: one sentence that says what to do. Internal to
-// realrun/cuda.
+// Checks of CUDA runtime calls. A failure becomes a DeviceError that says what to do. Internal to realrun/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -15,8 +15,7 @@ struct CollectiveSweep {
   // all_to_all: rows_of_text (sim/cost/exchange_skew.h) of a group's members; empty: equal parts.
   std::string rows;
   std::int64_t groups = 1;  // rank r is in group r mod groups; all run at once
-  // Hierarchical send_recv: ranks r to r + ranks_per_node - 1 form a node, and messages that leave it are spread over
-  // its ranks.
+  // Hierarchical send_recv: ranks r to r + ranks_per_node - 1 form a node, whose ranks share messages that leave it.
   std::int64_t ranks_per_node = 1;
   std::int64_t samples = 5;
   std::int64_t iterations = 0;  // per sample, back to back; 0: as many as take sample_seconds

@@ -28,8 +28,7 @@ class MpiSession {
 struct MpiOptions {
   // Longest wait in which nothing arrives and nothing is sent.
   double watchdog_seconds = 20;
-  // Algorithm of all_reduce (ring, tree, halving_doubling), all_gather and reduce_scatter (halving_doubling, else
-  // ring).
+  // Algorithm of all_reduce (ring, tree, halving_doubling), all_gather, reduce_scatter (halving_doubling, else ring).
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;
   // Larger messages are sent in pieces of this size. It is below Open MPI's limit for TCP messages without a handshake
   // (btl_tcp_eager_limit, 64 KiB including its header): the handshake of one direction would queue behind the data of

@@ -28,8 +28,7 @@ struct RankTraining {
   // If not empty: nothing is compared or printed. Rank 0 writes all ranks' results to this path (launch.h) and reports
   // steps; `check` then only chooses the options of the run.
   std::string results;
-  // Every rank runs the scenario on one rank by itself, all at the same time: measures computation without
-  // communication.
+  // Every rank runs the scenario on one rank by itself, all at the same time: computation without communication.
   bool alone = false;
 };
 

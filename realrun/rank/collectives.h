@@ -1,5 +1,4 @@
-// Runs the collectives of a rank: makes operands dense and orders them as the communicator needs, and writes results to
-// their tensors.
+// Runs a rank's collectives: makes operands dense, orders them for the communicator, and writes results to tensors.
 #pragma once
 
 #include <cstdint>

@@ -19,15 +19,13 @@ class ElementIndices {
   using Elements = std::vector<std::int64_t>;
   explicit ElementIndices(const Mesh& mesh) : mesh_(mesh) {}
 
-  // Elements of a part along one dimension. The last part of a flat buffer may reach beyond its end; it has fewer
-  // elements.
+  // Elements of a part along one dimension. The last part of a flat buffer has fewer if it reaches beyond the end.
   const Elements& part(const Tensor& whole, int dim, std::int64_t begin, std::int64_t size);
-  // Elements that `rank`, at index `place` of its group, has of what a collective gathers or scatters along a
-  // dimension.
+  // Elements that `rank`, at index `place` of its group, has of a collective's gather or scatter along a dimension.
   const Elements& of_member(const Tensor& whole, const Tensor& part, int dim, std::size_t rank, std::int64_t place);
-  // exchanged: the elements that `rank` has in one layout and `other` has in another, as indices in the first, in the
-  // order of the whole tensor. longest_exchange: the most elements that any member sends to another, for all tensors of
-  // `from` together.
+  // exchanged: the elements that `rank` has in one layout and `other` in another, as indices in the first, in the order
+  // of the whole tensor. longest_exchange: the most that any member sends to another, for all tensors of `from`
+  // together.
   const Elements& exchanged(const Tensor& tensor, std::size_t rank, const Tensor& in, std::size_t other);
   std::int64_t longest_exchange(std::span<const Tensor* const> from, const Tensor& to, const Members& members);
   // Number of a rank's rows without an index (deal_by_runs).

@@ -12,8 +12,7 @@ class HeldParts {
   HeldParts(const RunSetup& setup, const Position& position, const RankModel& model, TensorMemory& memory)
       : setup_(setup), position_(position), model_(model), memory_(memory), gradients_(model.instances()) {}
 
-  // Keeps an instance's gradients as they are now, without the loss scale. Ops after PiecePlan::norm_begin() change
-  // them.
+  // Keeps an instance's gradients as they are now, unscaled. Ops after PiecePlan::norm_begin() change them.
   void keep_gradients(const Instance& instance);
   // Returns the parameters as they are now, with the gradients that have been kept.
   std::vector<HeldPart> parts();

@@ -14,8 +14,7 @@ namespace orrery::realrun {
 void initialise(const RunSetup& setup, const Position& position, const Instance& instance, const CarriedState& carried,
                 TensorMemory& memory);
 
-// lacking: what an instance needs and `carried` does not have. keep: adds to `carried` what the instance holds and this
-// rank updates itself.
+// lacking: what an instance needs and `carried` lacks. keep: adds what the instance holds and this rank updates itself.
 std::vector<CarriedState::Stretch> lacking(const RunSetup& setup, const Position& position, const Instance& instance,
                                            const CarriedState& carried);
 void keep(const RunSetup& setup, const Position& position, const Instance& instance, TensorMemory& memory,

@@ -15,8 +15,8 @@ namespace {
 
 bool is_table_of_positions(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::sequence; }
 
-// Index of an op among the ops of its block with the same random draw, and their number: a piece of several layers
-// repeats its ops.
+// An op's index among its block's ops with the same random draw, and their number: a piece of several layers repeats
+// ops.
 struct Repetition {
   std::int64_t before = 0, all = 0;
 };

@@ -1,5 +1,4 @@
-// The loss of a step: the mean cross entropy over all positions of the global batch, plus the routers' losses of each
-// layer.
+// The loss of a step: the mean cross entropy over all positions of the global batch, plus all routers' losses.
 #pragma once
 
 #include <utility>

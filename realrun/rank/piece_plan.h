@@ -41,8 +41,7 @@ class PiecePlan {
   TensorId root(TensorId id) const { return views_[id].root; }
   std::int64_t capacity(TensorId storage) const { return capacity_[storage]; }  // in elements
 
-  // lasts(): a storage lives for the whole run, not for a micro-batch. ends_handed_on(): it ends when the block has
-  // handed it on.
+  // lasts(): a storage lives for the whole run. ends_handed_on(): it ends when the block has handed it on.
   bool lasts(TensorId storage) const { return lives_.of(storage).keeper == Keeper::step; }
   bool ends_handed_on(TensorId storage, std::size_t block) const;
   // ends(): storages that no later op uses, here or in a neighbouring piece. begin_anew(): storages that last but are
@@ -60,8 +59,8 @@ class PiecePlan {
   std::pair<std::size_t, std::size_t> update_range(UpdatePart part) const { return update_.range(part); }
   // Index of the update's first op after which gradients are no longer the sums: the norm, or what follows it.
   std::size_t norm_begin() const;
-  // Factor that a set's held gradients still need after norm_begin(), or in the host's copy, clipping aside: the
-  // inverse of a loss scale.
+  // Factor that a set's held gradients, or the host's copy, need after norm_begin(), clipping aside: 1 / the loss
+  // scale.
   double factor_behind_norm(std::size_t set) const;
 
   // is_packed_reduction(): the op sums gradients in a packed buffer that no op fills. packed(): for each set, the
@@ -69,8 +68,7 @@ class PiecePlan {
   bool is_packed_reduction(const Op& op) const { return is_communication(op.kind) && packed_.contains(op.reads[0]); }
   const std::vector<std::vector<std::int64_t>>& packed(const Op& op) const { return packed_.at(op.reads[0]); }
 
-  // reduces_norm(): the op sums the ranks' gradient norms. sums_norms(): it sums one instance's norms over its sets or
-  // parts (gradient_norm.h).
+  // reduces_norm(): the op sums the ranks' gradient norms. sums_norms(): one instance's over its sets or parts.
   bool reduces_norm(const Op& op) const { return is_communication(op.kind) && is_norm(op.reads[0]); }
   bool sums_norms(const Op& op) const { return op.kind == OpKind::gradient_norm && is_norm(op.reads[0]); }
 

@@ -1,5 +1,4 @@
-// Hands streams from piece to piece of a stage in a micro-batch: the residual stream, side streams (Piece::sides), and
-// their gradients.
+// Hands streams from piece to piece of a stage: the residual stream, side streams (Piece::sides), their gradients.
 #pragma once
 
 #include <array>

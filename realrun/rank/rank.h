@@ -33,8 +33,7 @@ class Rank {
   void end_step(std::int64_t step, Backend::Mark begin);
   void run_step();
 
-  // run_slot and run_line run a block for all instances of a chunk, in order. After its last use a micro-batch's memory
-  // is freed.
+  // Run a block for all instances of a chunk, in order. After its last use a micro-batch's memory is freed.
   void run_slot(const Slot& slot);
   void run_line(std::size_t block, const RankChunk& chunk, std::int64_t micro_batch);
   // `begun` is called when the first kernel has been issued.

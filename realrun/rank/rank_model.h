@@ -50,8 +50,7 @@ class RankModel {
   }
 
   // Returns the instance that stores a tensor, and the tensor's id there. For a table that several pieces of the stage
-  // share, or its gradient, this is the embedding's instance. Throws ExecutionError if such a table has no embedding on
-  // this stage.
+  // share, or its gradient, it is the embedding's; throws ExecutionError if the stage has no embedding.
   struct Owner {
     const Instance* instance = nullptr;
     TensorId id = kNoTensor;

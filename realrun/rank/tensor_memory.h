@@ -1,5 +1,4 @@
-// Memory of a rank's tensors: storages that begin with their first use and end with the last, and the slices of them
-// that tensors are.
+// Memory of a rank's tensors: storages that live from their first use to the last, and tensors as slices of them.
 #pragma once
 
 #include <map>

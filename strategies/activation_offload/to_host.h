@@ -8,8 +8,7 @@
 
 namespace orrery::activation_offload {
 
-// Returns the storages that a layer's forward keeps on the device for its backward: activations, including the layer's
-// input.
+// Returns the storages that a layer's forward keeps on the device for its backward: activations and the layer's input.
 std::vector<TensorId> kept_activations(const Piece& piece);
 
 // Returns a view of the `count` tokens from `begin` of a tensor with a sequence axis. REQUIRES: begin + count is at
@@ -23,8 +22,7 @@ class ToHost {
   explicit ToHost(Piece& piece, std::uint16_t buffers = 0)
       : piece_(piece), buffers_(buffers), returned_(piece.tensors.size(), kNoTensor) {}
 
-  // Moves a storage of kept_activations(): all of it, or its first `tokens`. The caller writes the ops that restore the
-  // rest.
+  // Moves a storage of kept_activations(): all of it, or its first `tokens`. The caller restores the rest.
   void move(TensorId id);
   void move(TensorId id, std::int64_t tokens);
   // Puts the copies back to the device in front of the backward, and makes the backward read what was copied back.

@@ -12,8 +12,7 @@
 namespace orrery::activation_recompute {
 namespace {
 
-// Whether the result of a forward op that runs once for all micro-batches (fp8 copies of the weights) still exists in
-// the backward.
+// Whether the result of a forward op that runs once for all micro-batches (fp8 weights) still exists in the backward.
 bool stays(const Piece& piece, const Op& op) {
   const TensorId id = op.writes[0];
   return id != kNoTensor && piece.tensors[id].resident;
@@ -49,8 +48,7 @@ class Clones {
   std::vector<TensorId> copy_;
 };
 
-// Drops casts of a repeated forward that only weight gradients read (columns in nvfp4): the backward reads those that
-// the repeated ops write.
+// Drops casts of a repeated forward that only weight gradients read (columns in nvfp4): these read the repeated casts.
 void drop_unread_casts(Piece& piece) {
   std::vector<std::uint8_t> read(piece.tensors.size());
   for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
@@ -382,8 +380,8 @@ class ByModules {
         any = true;
         all = all && mlp[j] != 0;
       });
-      // If no op of the forward reads a result, looks at the other readers of its operand: columns of a tensor that is
-      // quantised by rows.
+      // For a result that no forward op reads, looks at its operand's other readers: columns of what is quantised by
+      // rows.
       if (!any)
         for (std::size_t j = i + 1; j < ops_.size(); ++j)
           any |= mlp[j] != 0 && ops_[j].kind == OpKind::cast && ops_[j].reads[0] == ops_[i].reads[0];
@@ -441,8 +439,7 @@ class ByModules {
     return reached;
   }
 
-  // The output of the norm before the experts, before it is quantised and gathered for them: the tokens that the router
-  // reads.
+  // The output of the norm before the experts, not yet quantised and gathered for them: the router's tokens.
   TensorId tokens_of_experts() const {
     TensorId tokens = ops_[permuting()].reads[0];
     for (std::size_t i = permuting(); i-- > 0;) {
@@ -594,8 +591,7 @@ void concatenate(Piece& piece, std::int64_t copies) {
       block.ops.push_back(op);
     }
   };
-  // Instance c's output gradient is instance c+1's input gradient. If everything before c is frozen, no side stream has
-  // gradients.
+  // Instance c's output gradient is instance c+1's input gradient. Side streams have none if all before c is frozen.
   for (std::size_t c = 0; c + 1 < names.size(); ++c) {
     names[c][one.output_gradient] = names[c + 1][one.input_gradient];
     for (const SideStream& side : one.sides)

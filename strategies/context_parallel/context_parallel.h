@@ -34,8 +34,7 @@ bool is_of_type(const Scenario& scenario, const Plan& plan, std::span<const std:
 bool has_layers_of_type(const Scenario& scenario, std::span<const std::string_view> names);
 bool is_all_of_type(const Scenario& scenario, std::span<const std::string_view> names);
 
-// Returns how the positions of a sequence are dealt to `ranks` ranks, in layers of this plan. The ranks form a ring, or
-// each gathers all keys.
+// Returns how positions are dealt to `ranks` ranks that form a ring, or gather all keys, in layers of this plan.
 Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks);
 // Throws InputError unless the sequence can be dealt to `ranks` ranks in all layers of these types.
 void check_deal(const Scenario& scenario, std::span<const std::string_view> names, std::int64_t ranks);
@@ -44,8 +43,7 @@ void check_deal(const Scenario& scenario, std::span<const std::string_view> name
 // `deal` says; the others divide them in order.
 void divide_sequence(Piece& piece, const Mesh& mesh, Division over, Deal deal);
 
-// Views of a fused QKV tensor: its queries, and its keys with values. Tensors that are already separate stay as they
-// are.
+// Views of a fused QKV tensor: its queries, and its keys with values. Tensors that are already separate are returned.
 struct QueriesAndKeys {
   TensorId queries = kNoTensor, keys = kNoTensor;
 };

@@ -186,8 +186,7 @@ class Shard {
     }
     if (options_.overlap_gradients || in_every_micro_batch) {
       if (bucket_bytes_ == 0 || (in_every_micro_batch && bytes < bucket_bytes_)) {
-        // One collective per piece: FSDP's wrapped unit. Buffers that do not stay whole do not wait for a bucket to
-        // fill.
+        // One collective per piece: FSDP's wrapped unit. A buffer that does not stay whole does not wait for a bucket.
       } else if (bytes >= bucket_bytes_) {
         // DeepSpeed reduces tensors larger than a bucket separately.
         if (!in_turn() || !in_every_micro_batch) op.count = buckets_of(bytes);
@@ -216,9 +215,8 @@ class Shard {
     return static_cast<std::uint16_t>(std::max(bytes / bucket_bytes_ + 0.5, 1.0));
   }
 
-  // Issues the reduction in pieces if the block has experts' exchanges on a separate stream; the first half of the
-  // exchanges are dispatches. The gradients of the instance before are complete then, as this instance's kernels come
-  // later.
+  // Issues the reduction in pieces if the block has experts' exchanges on a separate stream; the first half are
+  // dispatches. The gradients of the instance before are complete then, as this instance's kernels come later.
   bool in_pieces(const Op& whole) {
     std::vector<std::size_t> exchanges;
     Block& block = piece_.backward;
@@ -734,8 +732,7 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
 
 namespace {
 
-// The table that the embedding and the head share stays gathered all step long, as a module that holds both is active
-// in between.
+// The table that embedding and head share stays gathered all step long: a module with both is active in between.
 std::int64_t elements_held_between_layers(const Program& program) {
   std::int64_t most = 0;
   for (const Piece& piece : program.pieces) {

@@ -27,21 +27,18 @@
 
 namespace orrery::data_parallel {
 
-// How a parameter set is divided over ranks, and when its parts are reduced and gathered. Frozen sets use only the
-// values for weights.
+// How a parameter set is divided over ranks, and when it is reduced and gathered. Frozen sets use only weights' values.
 struct Sharding {
   MeshGroup ranks;  // ranks with the same parameters: gradients are summed over them
   // The groups of weights lie within those of states. The groups of gradients contain those of weights, and lie within
   // `reduced` and those of states.
   ShardGroups over;
-  // The part of `ranks` over which gradients are summed in every micro-batch. The sum over the rest happens once a
-  // step.
+  // The part of `ranks` over which gradients are summed in every micro-batch; over the rest they are once a step.
   MeshGroup reduced;
   // Outer digits of over.weights. Weights are gathered over them first, and over the other digits in a second gather.
   MeshGroup gathered_first;
   bool keeps_parameters = false;  // gathered parameters stay whole; they are gathered once a step
-  // Sharded weights are in fp32 and are updated by the optimizer itself: there is no other copy. They are cast before a
-  // gather.
+  // Sharded weights are fp32, with no copy beside them, and the optimizer updates them. They are cast before a gather.
   bool fp32_weights = false;
   bool stays_gathered = false;  // what the forward gathers stays whole until the end of the step
   bool fp8_gathers = false;     // parameters are cast to fp8 before a gather, and matrix products read the fp8 copy
@@ -69,8 +66,7 @@ Sharding expert_sharding_of(const Scenario& scenario, const Plan& plan, const Pr
 void lay_out(std::span<const Sharding> by_set, const Options& options, double bucket_bytes, const Mesh& mesh,
              Piece& piece);
 
-// Numbers the parameter sets of a piece that are gathered at different times or held by different ranks. Call it before
-// lay_out().
+// Numbers a piece's parameter sets that are gathered at different times or held by different ranks, before lay_out().
 void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece);
 
 void check(const Scenario& scenario);
@@ -86,8 +82,7 @@ bool keeps_weights_quantised(const Scenario& scenario, const Plan& layers);
 // Returns what reduce_gradients means; `automatic` is resolved by the training framework. With one micro-batch, stages
 // 2 and 3 keep no whole gradients in either case.
 bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches);
-// Whether a rank keeps only its part of the sum of a micro-batch's gradients. On a single rank that part is the whole
-// sum.
+// Whether a rank keeps only its part of the sum of a micro-batch's gradients; a single rank's part is the whole sum.
 bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches);
 // Refuses options for which the executor has no kernels.
 void check_runnable(const Scenario& scenario);

@@ -22,8 +22,7 @@ constexpr double kHundredth = 100;
 // Op::draw of a gate's noise: greater than the numbers that a model's pieces use.
 constexpr std::uint8_t kDraw = 255;
 
-// Experts per token by step. They are sampled once per gate, and interpolated linearly between sampled steps of the
-// decay.
+// Experts per token by step, sampled once per gate and interpolated linearly between sampled steps of the decay.
 class Curve {
  public:
   explicit Curve(const Gate& gate) : gate_(gate), tokens_(gate.experts, kSampledTokens, kSeed) {

@@ -25,8 +25,7 @@ struct Gate {
   // Standard deviation of logits over a token's experts: at the first soft step, and from the end of the decay on;
   // linear in between. An untrained gate has 0.
   double first_logit_deviation = 0, last_logit_deviation = 0;
-  // false: experts compute active tokens only. true, as in the authors' code: every expert computes all tokens until
-  // the hard phase.
+  // false: experts compute active tokens only. true, as in the authors' code: all tokens until the hard phase.
   bool padded = false;
 
   // Throws InputError, with the field's name as pointer.
@@ -67,8 +66,7 @@ struct GateState {
 // State of the gate at a step. REQUIRES: `tokens` were sampled for gate.experts.
 GateState state(const Gate& gate, const SampledGate& tokens, std::int64_t step);
 
-// Mean number of experts that compute a token over the first `steps` of training. Sampled at 65 steps of the decay and
-// interpolated linearly.
+// Mean computed experts of a token over the first `steps` of training, linear between 65 sampled steps of the decay.
 double mean_computed_experts(const Gate& gate, const SampledGate& tokens, std::int64_t steps);
 
 }  // namespace orrery::dts_gate

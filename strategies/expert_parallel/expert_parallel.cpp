@@ -244,8 +244,7 @@ class Experts {
   Quantised quantise_rows(Op& op, const Block& block) {
     if (!options_.fp8_dispatch || (op.kind != OpKind::permute && op.kind != OpKind::unpermute_backward)) return {};
     const Quantised q = quantised_rows(op.writes[0], block);
-    // Rows that are weighted on the way are quantised afterwards, row by row, unless they are weighted where they
-    // arrive.
+    // Rows weighted on the way are quantised afterwards, row by row; not those weighted where they arrive.
     if (op.kind == OpKind::permute || options_.dispatcher == Dispatcher::allgather)
       op.reads[0] = quantised_tokens(op.reads[0], op);
     op.writes[0] = q.narrow;
@@ -281,8 +280,7 @@ class Experts {
     MeshGroup group;
     Division rest;
   };
-  // The steps by which a tensor of a rank's own tokens becomes one of the tokens of all ranks that share experts with
-  // it, one per dimension.
+  // Steps, one per dimension, from a tensor of a rank's own tokens to one of all ranks that share experts with it.
   std::vector<Step> steps(const Tensor& t) const {
     std::vector<Step> all;
     for (int d = 0; d < t.rank; ++d) {
@@ -718,8 +716,7 @@ void make_runnable(Scenario& scenario) {
   refuse_padding(scenario.plan.expert);
   if (!scenario.model.has_experts()) return;
   Options& options = scenario.plan.expert;
-  // Slots cannot be counted with a gate that gives tokens fewer experts, or if tokens are gathered: all slots are
-  // computed.
+  // With a gate that gives tokens fewer experts, or gathered tokens, rows are not counted: all slots are computed.
   if (options.dispatcher == Dispatcher::allgather || scenario.plan.dts_gate.kind != dts_gate::MoeGate::top_k) {
     if (options.capacity_factor == 0) options.capacity_factor = factor_without_drops(scenario.model);
     return;

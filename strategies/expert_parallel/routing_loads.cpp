@@ -258,8 +258,7 @@ void take_share(double share, Load& load) {
   load.busiest_rank *= share;
 }
 
-// Rows of one of several micro-batches, over those of the mean one. A micro-batch without rows gets a small share, as
-// no op may have size 0.
+// Rows of one of several micro-batches over those of the mean one; a small share if it has none: no op has size 0.
 double share_of(double rows, double all, std::size_t micro_batches) {
   constexpr double kLeast = 1e-3;
   return all > 0 ? std::max(kLeast, rows * static_cast<double>(micro_batches) / all) : 1;

@@ -34,8 +34,7 @@ class Placement {
   std::vector<std::int64_t> ranks_of(std::int64_t expert) const;
 
   // The primitives. They throw InputError, and change nothing: expand if `rank` has no free slot; shrink if `rank` has
-  // no vExpert of the expert, or the expert has no other vExpert; migrate if one of the two experts has no vExpert on
-  // its rank.
+  // no vExpert of the expert, or it is the last; migrate if one of the two experts has no vExpert on its rank.
   void expand(std::int64_t expert, std::int64_t rank);
   void shrink(std::int64_t expert, std::int64_t rank);
   void migrate(std::int64_t expert, std::int64_t rank, std::int64_t other_expert, std::int64_t other_rank);
@@ -55,8 +54,8 @@ class Placement {
   std::vector<std::int64_t> of_expert_, free_;
 };
 
-// Tokens that each rank computes, given the tokens of each expert. Throws as Placement::check does, and if the number
-// of experts differs.
+// Tokens that each rank computes, by the tokens of experts. Throws as Placement::check, and for another number of
+// experts.
 std::vector<double> rank_loads(const Placement& placement, std::span<const std::int64_t> tokens_of_experts);
 // Tokens of the most loaded rank over the mean (eq. 6).
 double balance_ratio(const Placement& placement, std::span<const std::int64_t> tokens_of_experts);

@@ -17,9 +17,8 @@ std::vector<std::int64_t> eplb(std::span<const std::int64_t> loads, std::int64_t
                                std::int64_t nodes, std::int64_t ranks);
 
 // SYMI (Skiadopoulos et al. 2025, arXiv 2504.19925) computes a placement in every iteration from the tokens of the last
-// one: slots in proportion to tokens, at least one for each expert, an expert's slots side by side. The paper does not
-// say how fractions are rounded; here the largest are rounded up first. Throws InputError if there are fewer slots than
-// experts.
+// one: slots in proportion to tokens, at least one for each expert, an expert's slots side by side. How fractions are
+// rounded is ours: the largest first. Throws InputError if there are fewer slots than experts.
 std::vector<std::int64_t> slots_by_popularity(std::span<const std::int64_t> tokens_of_experts, std::int64_t slots);
 Placement place_by_popularity(std::span<const std::int64_t> tokens_of_experts, std::int64_t ranks,
                               std::int64_t slots_per_rank);

@@ -29,8 +29,7 @@ struct LayerProfile {
 // gradients if several ranks hold the expert. Source ranks are the placement's ranks. Throws InputError if the numbers
 // of ranks or experts differ.
 double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, const LayerProfile& profile);
-// Returns layer_seconds as a cost function for placements on `ranks` ranks, with a copy of `profile` that asks each
-// link once.
+// Returns layer_seconds as a cost for placements on `ranks` ranks, with a copy of `profile` that asks each link once.
 PlacementCost cost_of(LayerProfile profile, std::int64_t ranks);
 
 struct Adjustment {

@@ -1,6 +1,6 @@
 // FasterMoE's dynamic shadowing (He et al. 2022, PPoPP '22): popular experts are broadcast to every rank for a step, so
-// that their tokens stay where they are. The formulas count a multiply-add as two FLOPs and assume one expert per rank
-// ("worker").
+// that their tokens stay where they are. Formulas count a multiply-add as two FLOPs; a worker is a rank with one
+// expert.
 #pragma once
 
 #include <cstdint>

@@ -249,8 +249,7 @@ std::string_view stack_known_as(std::string_view name) {
 
 namespace {
 
-// Adds the buffers into which DeepSpeed's ZeRO copies gradients to reduce them. They have the bucket's size, whatever
-// is in them.
+// Adds the buffers into which DeepSpeed's ZeRO copies gradients to reduce them: always of the bucket's size.
 void add_reduction_buffers(const Scenario& scenario, Runtime& runtime) {
   const Plan& plan = scenario.plan;
   const std::int64_t stage = plan.data.zero_stage;

@@ -31,8 +31,7 @@ struct SearchedValues {
   std::vector<std::string> values;
 };
 std::span<const SearchedValues> searched_values(const Plan& plan);  // fields not listed: any value
-// The value of stacks.json, before any fit to measured steps (sim/cost/step_calibration.h). REQUIRES: `stack` is in
-// kStackNames.
+// The value of stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of kStackNames.
 double literature_host_seconds_per_op(std::string_view stack);
 Kernels kernels_of(std::string_view stack);
 // What a stack does with gradients between their reduction and the update: unscaling and clipping.
@@ -42,8 +41,7 @@ enum class GradientScaling : std::uint8_t {
   fused,  // the optimizer's kernel does both
 };
 GradientScaling gradient_scaling(const Plan& plan);
-// Returns the dtype in which gradients are accumulated and reduced: the plan's, or the stack's if the plan says
-// automatic.
+// Returns the dtype in which gradients are accumulated and reduced: the plan's, or the stack's if that is automatic.
 Dtype gradient_dtype(const Plan& plan);
 // Whether separate kernels add a micro-batch's gradients to those of earlier ones.
 bool accumulates_separately(const Plan& plan);
@@ -69,8 +67,7 @@ struct GatherLimits {
 };
 // DeepSpeed's limits, or the plan's where it sets them.
 GatherLimits gather_limits(const Plan& plan);
-// Whether tensor parallelism keeps gathered inputs of products for the weight gradients instead of gathering them again
-// along the sequence.
+// Whether tensor parallelism keeps inputs gathered along the sequence for weight gradients, or gathers them again.
 bool keeps_gathered_inputs(const Plan& plan);
 // Whether weights are kept quantised only, and gathered quantised after the update (zero_stage 1 and 2).
 bool gathers_quantised_weights(const Plan& plan);

@@ -81,8 +81,7 @@ class Freezer {
       if (const TensorId on = piece_.sides[s].output; on != kNoTensor) behind_.sides[s] = trained[root(on)];
   }
 
-  // From the end: an op stays if one of its results is needed. A result that nobody needs is dropped if the kernel can
-  // omit it.
+  // From the end: an op stays if one of its results is needed. An unneeded result is dropped if the kernel can omit it.
   void prune() {
     std::vector<bool> needed(piece_.tensors.size());
     const auto need = [&](TensorId id) { needed[root(id)] = true; };
@@ -220,8 +219,7 @@ class Line {
   throw InputError({"", std::string("/plan/") + field}, found, expected);
 }
 
-// Checks that gradients cross every boundary between model chunks and, if they are clipped, that every stage takes part
-// in their norm.
+// Checks that gradients cross every border between model chunks, and if clipped, that every stage has a norm.
 void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
   const pipeline_parallel::Options& pipeline = scenario.plan.pipeline;
   const Options& ends = scenario.plan.freeze;

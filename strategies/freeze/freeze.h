@@ -1,8 +1,7 @@
-// Frozen parameters, which a step does not train (requires_grad False): by ranges of layers, and at the ends of the
-// model. A frozen parameter has no gradient (ParameterGradient::gradient). It lies in a parameter set that has only
-// weights, which are divided and gathered like others. The backward keeps only what the gradients of trained parameters
-// need: input gradients through frozen layers, and nothing before the first trained parameter, where layers run forward
-// only.
+// Frozen parameters, which a step does not train (requires_grad False): by ranges of layers, and at the model's ends. A
+// frozen parameter has no gradient (ParameterGradient::gradient). It lies in a parameter set that has only weights,
+// which are divided and gathered like others. The backward keeps only what gradients of trained parameters need: input
+// gradients through frozen layers, and nothing before the first trained parameter, where layers run forward only.
 #pragma once
 
 #include "sim/program/program.h"

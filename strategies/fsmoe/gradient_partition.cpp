@@ -58,8 +58,8 @@ GradientPartition no_pieces(std::size_t layers) {
   return partition;
 }
 
-// Value of a slot: with `transfer` seconds of transfer in it, the end gets shorter by `saved` seconds more than the
-// slot gets longer.
+// Value of a slot: `transfer` seconds in it save `saved` seconds: what the end gets shorter less what the slot gets
+// longer.
 struct Point {
   double transfer = 0, saved = 0;
 };

@@ -42,8 +42,7 @@ inline constexpr std::size_t kMostStates = 4096;
 GradientPartition best_partition(std::span<const GeneralisedLayer> layers, const LinearTime& all_reduce,
                                  std::span<const std::int64_t> degrees = kDegrees);
 
-// Computes all members of `partition` but in_dense and in_moe, from those two. Throws InputError if more elements are
-// all-reduced than exist.
+// Computes all but in_dense and in_moe from these two. Throws InputError if more is all-reduced than exists.
 void evaluate(std::span<const GeneralisedLayer> layers, const LinearTime& all_reduce,
               std::span<const std::int64_t> degrees, GradientPartition& partition);
 

@@ -155,8 +155,7 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
 // Tensors with fewer bits than gradients are computed in are not parameters that a rule updates, but casts of them.
 bool is_quantised(Dtype dtype) { return bits_of(dtype) < 16; }
 
-// `master_copy`: in fp32, beside parameters of another dtype; with Options::parameter_remainders only the bits that the
-// parameter lacks.
+// `master_copy`: in fp32, beside parameters of another dtype; Options::parameter_remainders: only the bits these lack.
 void add_update(Piece& piece, const ParameterSet& set, const Options& options, bool master_copy,
                 const Scaling& scaling) {
   const std::int64_t elements = piece.tensors[set.parameters].elements();

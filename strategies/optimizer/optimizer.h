@@ -1,6 +1,5 @@
-// The optimizer lays out each piece's parameters and gradients as flat resident buffers, and adds the states that its
-// rule needs (Adam: Kingma & Ba 2014, arXiv 1412.6980). It adds the update block: the global gradient norm, then one
-// fused update.
+// The optimizer lays out each piece's parameters and gradients as flat resident buffers, and adds the states of its
+// rule (Adam: Kingma & Ba 2014, arXiv 1412.6980) and the update block: the global gradient norm, then one fused update.
 #pragma once
 
 #include "sim/program/program.h"

@@ -12,16 +12,14 @@
 namespace orrery::packed_documents {
 
 // Micro-batches with different work become classes of the Program, with a copy of each layer per class: at most this
-// many. If there are more, neighbours in the order of their work are joined; a joined class has the mean of their
-// costs.
+// many. If there are more, neighbours in the order of their work are joined, with the mean of their costs.
 inline constexpr std::size_t kMostMicroBatchClasses = 8;
 
 // The sequences of the global batch; null: sequences are not packed from documents.
 std::shared_ptr<const PackedSequences> sequences_of(const Scenario& scenario);
 
 void check(const Scenario& scenario);
-// Checks what does not depend on the plan: that the documents exist and can be packed. Throws InputError (pointer
-// "/workload/..").
+// Checks that documents exist and can be packed, which no plan changes. Throws InputError (pointer "/workload/..").
 void check_workload(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
 std::unique_ptr<RunController> control(const Scenario& scenario);

@@ -69,8 +69,7 @@ void split_weight_gradients(Piece& piece) {
   std::reverse(rest.begin(), rest.end());
   piece.backward.ops.swap(rest);
 
-  // What both halves read is gathered twice: holding it from one to the other would cost each micro-batch in flight a
-  // whole sequence.
+  // What both halves read is gathered twice: holding it would cost each micro-batch in flight a whole sequence.
   std::vector<Op> regathered;
   for (const Op& gather : piece.backward.ops) {
     if (gather.kind != OpKind::all_gather) continue;
@@ -183,9 +182,8 @@ class Ties {
       sum.phase = Phase::update;
       sum.stages = static_cast<std::uint8_t>(program_.stage_groups.size());
       piece.update.ops.push_back(sum);
-      // Shards of the stages must have the same elements, so a tied table has separate buffers, as shared embeddings
-      // have in Megatron-Core's distributed optimizer, even with one data-parallel rank. Hence the test of zero_stage,
-      // not of the division.
+      // Shards of the stages must have the same elements: a tied table has separate buffers, as shared embeddings have
+      // in Megatron-Core's distributed optimizer, even with one data-parallel rank. Hence the test of zero_stage.
       if (scenario_.plan.data.zero_stage > 0) tied(c).set = own_set(piece, c.parameter);
     }
   }

@@ -22,8 +22,7 @@ struct Limit {
 ScheduleKind effective_schedule(const Options& options);
 // Whether each stage has two chunks, the second of which runs from the last stage back to the first.
 bool is_v(ScheduleKind kind);
-// Model chunks per stage of the effective schedule: 2 for zb-v and dualpipev, `virtual_pipeline` for interleaved, else
-// 1.
+// Model chunks per stage of the effective schedule: zb-v, dualpipev 2; interleaved `virtual_pipeline`; others 1.
 std::int64_t chunks_per_stage(const Options& options);
 // Returns the stage that holds the chunk at `position`, counted over chunks in model order.
 std::size_t stage_of_position(const Options& options, std::size_t position);
@@ -34,8 +33,7 @@ std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std:
 // Returns nothing if the options fit together and split_layers accepts them.
 std::optional<Limit> options_limit(const Options& options, std::int64_t layers);
 
-// Returns how many layers the split counts: the model's, plus one for each end (embedding, head) that counts as a
-// layer.
+// Returns how many layers the split counts: the model's, plus each end (embedding, head) that counts as one.
 std::int64_t counted_layers(std::int64_t layers, const Options& options);
 // Whether all chunks get the same number of layers, or the user gives the number of each.
 bool is_even(std::int64_t layers, const Options& options);

@@ -249,8 +249,7 @@ class Partition {
     return false;
   }
 
-  // Whether two partial sums meet in an addition (parallel attention and MLP blocks): they are added first and reduced
-  // once.
+  // Whether two partial sums meet in an addition (parallel attention and MLP): they are added first and reduced once.
   bool deferred_to_sum(TensorId id) const {
     for (const Op& op : block_->ops) {
       if (op.kind != OpKind::add || (op.reads[0] != id && op.reads[1] != id)) continue;
@@ -376,8 +375,7 @@ class Partition {
     return true;
   }
 
-  // For logits that are divided along the vocabulary: one reduction each of maximum, sum of exponentials, target's
-  // logit.
+  // For logits divided along the vocabulary: one reduction each of maximum, sum of exponentials, target's logit.
   void merge_cross_entropy(const Op& op) {
     out_.push_back(op);
     const TensorId local = op.writes[0];

@@ -1,5 +1,4 @@
-// Ulysses' exchange, for all strategies that use it: around attention, the ranks of a group trade sequence positions
-// for heads.
+// Ulysses' exchange, for all strategies that use it: around attention, ranks of a group trade positions for heads.
 #pragma once
 
 #include <vector>
@@ -15,16 +14,15 @@ struct Heads {
 };
 Heads heads_of(const Scenario& scenario);
 
-// Adds the digits of the axis cp for `ranks` ranks that exchange: first ranks with different key/value heads, then
-// ranks that share one.
+// Adds digits of the axis cp for `ranks` ranks that exchange: ranks with different key/value heads, then those sharing
+// one.
 void add_exchange_digits(const Scenario& scenario, std::int64_t ranks, Mesh& mesh);
 // The digits of the mesh that add_exchange_digits() has added.
 MeshGroup exchanging_ranks(const Mesh& mesh);
 
-// Before the exchange a rank has all heads at its own positions; after it, its own heads at all positions. If there are
-// more ranks than key/value heads, several ranks share one, and its query heads are divided over them. Tensors are
-// [batch, sequence, ..heads..] of the sequence or a chunk of it, whose positions are divided over `outer` and then over
-// the ranks that exchange.
+// Before the exchange a rank has all heads at its own positions; after it, its own heads at all positions. With more
+// ranks than key/value heads, several share one, and its query heads are divided over them. Tensors are [batch,
+// sequence, ..heads..] of the sequence or a chunk of it, whose positions are divided over `outer`, then over the ranks.
 class Exchange {
  public:
   Exchange(const Mesh& mesh, Division outer, Piece& piece, std::vector<Op>& out);

@@ -41,8 +41,7 @@ class Room {
         tokens_(static_cast<std::size_t>(ranks.count), 0),
         pairs_(static_cast<std::size_t>(ranks.count), 0) {}
 
-  // Returns, among the rings of this size within `count` ranks from `first`, the one with the least attention that has
-  // room.
+  // Returns, of the rings of this size within `count` ranks from `first`, the one with room and the least attention.
   std::optional<std::int64_t> find(const Document& d, std::int64_t ring, std::int64_t first, std::int64_t count) const {
     std::optional<std::int64_t> best;
     double least = std::numeric_limits<double>::infinity();

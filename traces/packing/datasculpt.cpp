@@ -96,8 +96,7 @@ class Clustering {
     });
   }
 
-  // Moves centres to the mean of their documents and removes those without documents. Returns the mean movement, as 1 -
-  // cosine.
+  // Moves centres to the mean of their documents, removes those without any. Returns the mean movement, as 1 - cosine.
   double recenter(const DocumentNumbers& numbers, const std::vector<std::uint32_t>& labels) {
     std::vector<double> sums(centers_.size());
     sizes_.assign(clusters(), 0);
@@ -237,8 +236,7 @@ class Windows {
   }
 
  private:
-  // The sequence with the largest cosine to the mean times room, which is sum . e / |sum| x room; the cosine with an
-  // empty sequence is 1.
+  // The sequence of largest cosine to its mean x room, sum . e / |sum| x room; the cosine with an empty sequence is 1.
   std::size_t best(const float* products) const {
     std::size_t at = 0;
     float most = -std::numeric_limits<float>::infinity();

@@ -12,9 +12,8 @@
 namespace orrery {
 
 // Returns the cluster of each document, numbered from 0 without gaps. With kMostClusters clusters, further documents
-// join the nearest one whatever the distance. Centres are computed on a sample of kMostSampled documents (all, if there
-// are fewer); then each document joins its nearest centre, or founds a cluster. REQUIRES: every document has an
-// embedding.
+// join the nearest one whatever the distance. Centres are computed on a sample of kMostSampled documents (all, if
+// fewer); then each document joins its nearest centre, or founds a cluster. REQUIRES: an embedding of each document.
 inline constexpr std::size_t kMostClusters = 1024, kMostSampled = 16384;
 std::vector<std::uint32_t> cluster(const Documents& documents, const DataSculptOptions& options,
                                    const std::function<void(std::string_view, double)>& progress = {});

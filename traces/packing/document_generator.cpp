@@ -84,8 +84,7 @@ LengthDistribution magi_attention() {
   return d;
 }
 
-// Within a bin the length is a power of a uniform number, with the mean that follows from the bin's shares of documents
-// and tokens.
+// Within a bin: a power of a uniform number, with the mean that the bin's shares of documents and tokens give.
 LengthDistribution wikipedia() {
   LengthDistribution d{"wikipedia", {}};
   for (std::size_t i = 0; i < std::size(kWikipediaDocuments); ++i) {

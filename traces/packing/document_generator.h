@@ -32,8 +32,7 @@ struct LengthDistribution {
 };
 std::vector<std::string> length_distribution_names();  // also names of published mixtures
 // Parses a mixture: "web-en", "web-en=3,code=1", "log-normal:6:1.2". Shares are of tokens, or of documents if
-// `by_documents`. The name of a published mixture stands for its published shares. Returns the bins of all parts.
-// Throws InputError.
+// `by_documents`. A published mixture's name stands for its shares. Returns the bins of all parts. Throws InputError.
 LengthDistribution length_distribution(std::string_view text, bool by_documents);
 
 struct DocumentGenerator {

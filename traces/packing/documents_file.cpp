@@ -185,8 +185,7 @@ class NpyHeaderReader {
     if (!at(c)) fail_to_read();
     rest_.remove_prefix(1);
   }
-  // Returns the next value as written, which is not empty: a text with its quotes, a word, a number, or a list with its
-  // brackets.
+  // Returns the next value as written, not empty: a text with quotes, a word, a number, or a list with brackets.
   std::string value() {
     std::size_t end = 0;
     if (at('\'') || at('"')) {

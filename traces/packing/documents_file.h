@@ -14,9 +14,8 @@ Documents parse_documents(std::string_view text, const std::string& file);
 // "-" is standard input.
 Documents read_documents(const std::string& path);
 
-// Adds embeddings to documents without any, from a .npy file: little-endian 32-bit floats in C order, one row per
-// document. Throws InputError with the file for another type or shape, a size that differs from the header, or a row
-// without a direction.
+// Adds embeddings to documents without any, from a .npy file: little-endian 32-bit floats in C order, one row each.
+// Throws InputError with the file for another type or shape, a size unlike the header's, or a row without direction.
 void read_embeddings(const std::string& path, Documents& documents);
 
 }  // namespace orrery

@@ -21,8 +21,7 @@ struct RecordedDocuments {
 
   bool packed() const { return !sequences.empty(); }
 };
-// Reads lines of documents (parse_documents), or sequences as `orrery pack --out` writes them. Throws InputError with
-// file and line.
+// Reads lines of documents (parse_documents), or as `orrery pack --out` writes. Throws InputError with file and line.
 RecordedDocuments read_recorded_documents(const std::string& path);
 
 // Returns the global batch of the workload's step, in sequences of `length` tokens; null if its sequences are not

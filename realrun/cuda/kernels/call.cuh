@@ -151,8 +151,7 @@ std::int64_t slot_mask_scratch(const Call& call);
 std::int64_t slot_mask_backward_scratch(const Call& call);
 
 // routers.cu
-// The first half of `route` where experts choose: `weights` holds the scores before, and the chosen ones' weights
-// after.
+// The first half of `route` where experts choose. `weights`: before, the scores; after, the chosen ones' weights.
 void choose_tokens(const Call& call);
 // The same if an auction assigns: writes the choices, and the prices into the weights.
 void hold_auction(const Call& call);

@@ -62,8 +62,8 @@ __device__ inline unsigned char* dynamic_shared() {
   return shared_bytes;
 }
 
-// Loads four 8x8 matrices of 16-bit elements from shared memory. Lane l passes the address of row l % 8 of matrix l / 8
-// (PTX ISA, ldmatrix).
+// Loads four 8x8 matrices of 16-bit elements from shared memory. Lane l passes row l % 8 of matrix l / 8 (PTX:
+// ldmatrix).
 __device__ inline void load_matrices(std::uint32_t (&to)[4], const void* row) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -350,8 +350,7 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-// Reduces over a block; every thread gets the result. `room` is shared memory for one number per warp. All threads must
-// call it.
+// Reduces over a block, for every thread. `room`: shared memory for one number per warp. All threads must call it.
 template <class Number>
 __device__ inline Number block_sum(Number value, Number* room) {
   value = warp_sum(value);

@@ -1,6 +1,5 @@
 // LayerNorm and RMSNorm (realrun/cpu/norm.cpp has the papers and the shapes), and sums over rows. Gradients of weights
-// and biases are summed in two stages without atomics: each worker sums its share of the rows, then the workers' sums
-// are added by column.
+// and biases are summed without atomics: first by workers over their rows, then over the workers' sums by column.
 #include <cmath>
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -265,8 +264,8 @@ __global__ void add_workers_kernel(NormShape s, std::int64_t workers, const floa
   store(out, at, accumulate ? load(out, at) + sum : sum);
 }
 
-// Sums [rows, columns] tensors, one for each blockIdx.y. A block takes kWarp * kVector columns of every (chunks *
-// kSlices)-th row.
+// Sums [rows, columns] tensors, one per blockIdx.y. A block takes kWarp * kVector columns of every (chunks * kSlices)th
+// row.
 template <int kVector>
 __global__ void column_sums_kernel(std::int64_t rows, std::int64_t columns, std::int64_t chunks, Any x,
                                    float* partial) {

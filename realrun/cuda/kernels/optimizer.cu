@@ -8,8 +8,7 @@ namespace {
 
 __device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// ---- Sums of squares: each block sums its share, then one block adds the blocks' sums. In double: its units are
-// faster than the reads.
+// ---- Sums of squares, by blocks and then over the blocks' sums. In double: its units are faster than the reads.
 
 constexpr std::int64_t kBlocksPerProcessor = 8;
 

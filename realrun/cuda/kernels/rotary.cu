@@ -21,8 +21,7 @@ struct SinesAndCosines {
   float *sines, *cosines;  // [half], in shared memory
 };
 
-// Called by a whole block, which synchronises at the end. Angles are reduced in double, so that large positions are as
-// exact as the first.
+// Called by a whole block; synchronises at the end. Angles are reduced in double, for exactness at large positions.
 __device__ SinesAndCosines turn_to(const Turns& turns, std::int64_t token) {
   auto* const cosines = reinterpret_cast<float*>(dynamic_shared());
   float* const sines = cosines + turns.half;

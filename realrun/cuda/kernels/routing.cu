@@ -81,8 +81,7 @@ __device__ float sum_of(const float* values, int k) {
   return warp_sum(sum);
 }
 
-// Replaces the k chosen experts' scores, or logits (softmax_of_top), in shared memory by the weights before
-// Router::scale.
+// Replaces the k chosen experts' scores, or logits (softmax_of_top), in shared memory by weights before Router::scale.
 __device__ void weigh(const RouteShape& s, float* chosen) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float sum = 1;
@@ -174,8 +173,7 @@ struct SlotShape {
   std::int32_t first_copy, first_expert;
 };
 
-// The copy of an expert that a block owns: one of `copies`, `behind` places after the one that gets the expert's first
-// row.
+// The copy of an expert that a block owns: of `copies`, the one `behind` places after that of the expert's first row.
 struct Copy {
   std::int32_t expert, behind, copies;
 };

@@ -277,8 +277,7 @@ __global__ void merge_patches_kernel(Pool s, Any large, Any small, bool forward)
   }
 }
 
-// Puts a vector before each sequence (ViT's class token). Sizes in elements; `length`: of a sequence without the
-// vector.
+// Puts a vector before each sequence (ViT's class token). Sizes in elements; `length`: of a sequence without it.
 struct Prepend {
   std::int64_t batch, width, length;
 };
