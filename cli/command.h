@@ -1,5 +1,4 @@
-// The command line of a program: options, flags and subcommands. It wraps CLI11, whose header takes seconds to compile:
-// only command.cpp includes it.
+// A program's command line. It wraps CLI11, whose header takes seconds to compile: only command.cpp includes it.
 #pragma once
 
 #include <cstdint>

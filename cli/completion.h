@@ -1,5 +1,4 @@
-// Scripts for completion in shells: subcommands, options, values that are words, files, or names that `PROGRAM list
-// KIND --names` prints at completion.
+// Scripts for completion in shells: subcommands, options, words, files, or names by `PROGRAM list KIND --names`.
 #pragma once
 
 #include <string>

@@ -117,8 +117,7 @@ void read_sizes(const Config& config, Model& m) {
   m.vocab = config.integer("vocab_size");
 }
 
-// Returns the period of layers with full attention: those whose entry of the array `key` equals `full`. All other
-// entries must equal `windowed`.
+// Returns the period of layers with full attention: entries of array `key` equal to `full`; others must be `windowed`.
 std::int64_t period_of_full(const Config& config, const char* key, const Json& full, const Json& windowed) {
   const Json& types = *config.find(key);
   if (!types.is_array()) config.fail(key, "an array with an entry for each layer");

@@ -14,8 +14,7 @@ namespace orrery {
 // Kernels of the loss (framework::CrossEntropy).
 enum class LossKernels : std::uint8_t { unfused, fp32, fused };
 
-// Positions per sequence: the workload's sequence length, the model's maximum, or the patches of an image. A decoder
-// beside an encoder has its own length.
+// Positions per sequence: the workload's, the model's maximum, or an image's patches. A decoder may have its own.
 std::int64_t sequence_length(const Model& model, const Workload& workload);
 std::int64_t decoder_sequence_length(const Model& model, const Workload& workload);
 

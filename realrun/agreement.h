@@ -22,8 +22,7 @@ struct Agreement {
 // Relative errors that rounding explains: fp32 arithmetic in another order of summation; bf16 with its 8 bits.
 inline constexpr double kFp32Tolerance = 2e-5, kBf16Tolerance = 2e-2;
 
-// Returns the tolerance for ranks that ran on the devices of `facts`: GPUs hold tensors in their own dtypes, CPUs in
-// fp32 unless round_to_bf16 was set.
+// Returns the tolerance for ranks on `facts`: GPUs hold tensors in their own dtypes, CPUs in fp32 unless round_to_bf16.
 double tolerance_of(const BackendFacts& facts, const Scenario& scenario, bool round_to_bf16);
 
 // Returns options for two runs that are to be compared. They run two steps, so that the second sees the first's update.

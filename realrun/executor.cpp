@@ -108,8 +108,7 @@ struct Whole {
   realrun::SequenceLengths sequences;
 };
 
-// A parameter of `after` comes from the one at its place in `before`, or is new (a router), or consists of copies of
-// what was the only expert.
+// A parameter of `after` is that of `before` at its place, or new (a router), or copies of what was the only expert.
 std::vector<CarriedParameter> carried_parameters(const std::vector<WholeParameter>& before,
                                                  const std::vector<WholeParameter>& after) {
   const auto same = [](const Tensor& a, const Tensor& b, int from) {

@@ -130,8 +130,7 @@ std::vector<RunPart> parts_of(const Scenario& scenario, std::int64_t steps);
 // (strategies/strategy.h). Throws InputError for what it cannot run (Swin, vocabularies padded to another size than one
 // rank's), ExecutionError for failures during the run.
 Execution execute(const Scenario& scenario, const ExecutionOptions& options = {});
-// The same for a Program that the caller has lowered from `scenario` (and may have changed). Here and below `scenario`
-// was returned by runnable().
+// The same for a Program lowered from `scenario` (and perhaps changed). Here and below `scenario` is from runnable().
 Execution execute(const Scenario& scenario, const Program& program, const ExecutionOptions& options);
 
 // The stages of execute(), for ranks that are not threads of this process or not on a CPU.

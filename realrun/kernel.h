@@ -12,8 +12,7 @@
 
 namespace orrery {
 
-// A tensor of one rank in a backend's memory: dense, row-major in its own sizes, in the backend's stored form of its
-// dtype. data == nullptr: absent.
+// A rank's tensor in backend memory: dense, row-major in its own sizes, in its dtype's stored form. nullptr: absent.
 struct Operand {
   void* data = nullptr;
   const Tensor* tensor = nullptr;

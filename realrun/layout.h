@@ -25,8 +25,7 @@ struct Position {
   // Returns the ranks of this rank's group, including itself, ascending.
   std::vector<std::size_t> group(MeshGroup group) const;
   std::vector<std::size_t> group(MeshAxis axis) const { return group(mesh->group(axis)); }
-  // part(): the index of this rank's part under a division. begin(): its first index in a contiguously divided
-  // dimension.
+  // part(): the index of this rank's part of a division. begin(): its first index in a contiguously divided dimension.
   std::int64_t part(Division over) const { return part_of(over, *mesh, static_cast<std::int64_t>(rank)); }
   std::int64_t begin(const Tensor& t, int dim) const { return part(t.over[dim]) * t.sizes[dim]; }
   // Whether this rank is the first of those that differ only in these digits.

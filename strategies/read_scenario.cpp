@@ -148,8 +148,7 @@ std::string within_job(const std::string& pointer) {
   return end == std::string::npos ? pointer : pointer.substr(end);
 }
 
-// Returns the value that a name or a path at `at` stands for, so that its fields can be changed; else the string
-// itself.
+// Returns what a name or a path at `at` stands for, so that its fields can be changed; else the string itself.
 Json opened_up(const Json& name, const std::string& at, const std::string& file) {
   const std::string pointer = within_job(at);
   if (pointer == "/workload" || pointer == "/plan" || pointer == "/perturbations")

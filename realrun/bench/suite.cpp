@@ -233,8 +233,7 @@ class Runner {
     }
   }
 
-  // Ops run back to back, timed by the device's clock. The host runs ahead, so its time to issue an op does not show
-  // unless the op is shorter.
+  // Ops run back to back, by the device's clock. The host runs ahead: its time per op shows only if the op is shorter.
   void time_gpu(benchmark::State& state, Operands& operands, Stream stream) {
     constexpr benchmark::IterationCount kBatch = 16;
     while (evictor_ && state.KeepRunningBatch(kBatch)) {

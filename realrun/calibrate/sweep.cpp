@@ -111,8 +111,7 @@ double flops_of(const KernelPoint& p) { return flops(p.op, p.tensors); }
 void add_products(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
   constexpr std::array kinds{OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient};
   std::set<std::string> seen;
-  // Draws shapes until there are enough. Shapes beyond the limit are drawn again; the number of draws is bounded in
-  // case no shape is within it.
+  // Draws shapes until there are enough within the limit; the number of draws is bounded, as there may be none.
   const std::int64_t most_draws = 20 * o.products;
   for (std::int64_t i = 0, made = 0; made < o.products && i < most_draws; ++i) {
     const std::int64_t tokens = size_between(o.least_tokens, o.most_tokens, halton(i, 2));

@@ -117,8 +117,7 @@ void join_adjacent(std::vector<BatchDim>& dims) {
   dims = std::move(joined);
 }
 
-// One dimension becomes a strided batch, all others separate launches. Sums over a batch dimension are launches that
-// add.
+// One dimension becomes a strided batch, others launches. Sums over a batch dimension are launches that add.
 void lay_out_batch(const Product& p, MatmulPlan& plan) {
   std::vector<BatchDim> dims = p.batch;
   join_adjacent(dims);

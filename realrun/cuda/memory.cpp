@@ -11,8 +11,7 @@ namespace orrery::cuda {
 namespace {
 
 constexpr std::int64_t kAlignment = 256;
-// Pinning costs a system call per page. Requests are rounded to this, so that a next step reuses what this one
-// released.
+// Pinning costs a system call per page. Requests are rounded to this, so that a next step reuses what is released.
 constexpr std::int64_t kHostGranule = 64 << 10;
 // Kept pinned memory serves requests of at least this fraction of its size.
 constexpr std::int64_t kWorstFitDivisor = 2;

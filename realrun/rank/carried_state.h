@@ -36,8 +36,7 @@ class CarriedState {
     Key key;
     std::int64_t element = 0, elements = 0;
   };
-  // Adds the stretches in `lacks` from what all ranks hold. All ranks must call it. Throws ExecutionError if none has
-  // one.
+  // Adds the stretches in `lacks` from what all ranks hold. All must call it. Throws ExecutionError if none has one.
   void complete(Communicator& communicator, const std::vector<Stretch>& lacks);
 
  private:

@@ -15,8 +15,7 @@ namespace {
 
 bool is_table_of_positions(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::sequence; }
 
-// An op's index among its block's ops with the same random draw, and their number: a piece of several layers repeats
-// ops.
+// An op's index among its block's ops with the same random draw, and their number: pieces of several layers repeat ops.
 struct Repetition {
   std::int64_t before = 0, all = 0;
 };

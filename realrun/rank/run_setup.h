@@ -23,8 +23,7 @@ struct RunSetup {
   const ExecutionOptions& options;
   const std::vector<WholeParameter>& parameters;
   SequenceLengths sequences;
-  // If the Program is not the run's first: the number of steps before it, warm-up included, and for each parameter its
-  // number in the last Program.
+  // If not the run's first Program: the steps before it, warm-up included, and each parameter's number in the last one.
   std::int64_t first_step = 0;
   std::span<const CarriedParameter> carried = {};
 };

@@ -11,8 +11,7 @@ namespace orrery::activation_offload {
 // Returns the storages that a layer's forward keeps on the device for its backward: activations and the layer's input.
 std::vector<TensorId> kept_activations(const Piece& piece);
 
-// Returns a view of the `count` tokens from `begin` of a tensor with a sequence axis. REQUIRES: begin + count is at
-// most the tensor's tokens.
+// Returns a view of the `count` tokens from `begin` of a tensor with a sequence axis. REQUIRES: it has these tokens.
 TensorId view_of_tokens(Piece& piece, TensorId id, std::int64_t begin, std::int64_t count);
 
 // Rewrites a piece so that the storages passed to move() wait in host memory. Call finish() once, after all moves.

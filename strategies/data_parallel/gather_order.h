@@ -12,8 +12,7 @@
 
 namespace orrery::data_parallel {
 
-// Whether a layer together with the next one has more elements than may be gathered at once. Its parameter sets are
-// then gathered one by one.
+// Whether a layer and the next exceed what may be gathered at once: its parameter sets are then gathered one by one.
 bool exceeds(const framework::GatherLimits& limits, const Piece& piece);
 
 // Numbers the parameter sets of a layer (ParameterGradient::set). The layer's modules are taken in the order in which

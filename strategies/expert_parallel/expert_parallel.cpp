@@ -220,8 +220,7 @@ class Experts {
 
   // ---- fp8 on the way to the experts ----
 
-  // Rows, and the rows that replace them after they have arrived in fp8. Products of these read them directly; all
-  // other readers read a cast.
+  // Rows, and those that replace them after arrival in fp8. Products of these read them directly, all others a cast.
   struct Quantised {
     TensorId exact = kNoTensor, narrow = kNoTensor;
   };

@@ -17,8 +17,7 @@ struct ShadowingProfile {
   double bytes_per_second = 0;  // W_net, of a rank's link
 };
 
-// Seconds of a layer, forward and backward, whose busiest worker has B = most_tokens:
-// 3 x 4 B a H^2 / P + 4 B H / W_net.
+// Seconds of a layer, both passes, if the busiest worker has B = most_tokens: 3 x 4 B a H^2 / P + 4 B H / W_net.
 double imbalanced_seconds(double most_tokens, const ShadowingProfile& profile);
 // The same with r = `shadowed` experts broadcast and their gradients reduced, where B' = most_tokens_left:
 // 3 x 4 B' a H^2 / P + 2 r 2 a H^2 / W_net.

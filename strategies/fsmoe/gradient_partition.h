@@ -10,8 +10,8 @@
 
 namespace orrery::fsmoe {
 
-// A layer with experts and everything that follows it in the backward up to the next such layer. The dense part runs
-// first, then the layer with experts.
+// A layer with experts and the dense part between two such layers, in the order of the backward: the dense part, then
+// the layer itself.
 struct GeneralisedLayer {
   LayerTimes moe;                // backward
   double dense_seconds = 0;      // idle time of the link between nodes

@@ -132,8 +132,7 @@ class Quantiser {
     return quantised_[wanted][id];
   }
 
-  // The forward's quantised input also serves the weight gradient: it is what is kept for the backward. Of two copies,
-  // the one by columns is kept.
+  // The forward's quantised input also serves the weight gradient. It is kept for that; of two copies, that by columns.
   TensorId quantise(TensorId id, const Op& cause, Copy wanted) {
     if (quantised_[wanted][id] != kNoTensor) return quantised_[wanted][id];
     for (const Copy copy : {by_columns, by_rows}) {

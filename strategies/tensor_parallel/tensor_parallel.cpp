@@ -26,8 +26,7 @@ constexpr bool is_divided(Axis axis) {
 
 class Partition {
  public:
-  // `group_heads`: query heads per key/value group. `keeps_gathered`: inputs that a product of the forward gathers also
-  // serve the weight gradient.
+  // `group_heads`: query heads per key/value group. `keeps_gathered`: gathered inputs also serve the weight gradient.
   Partition(const Options& options, bool keeps_gathered, const Mesh& mesh, std::int64_t group_heads, Piece& piece)
       : options_(options),
         keeps_gathered_(keeps_gathered),

@@ -29,8 +29,7 @@ class Exchange {
 
   // Adds a tensor like `local` with this rank's heads and all positions of the group.
   TensorId with_all_positions(TensorId local);
-  // Tensors of keys and values, or of their gradients. `own`: the part that a rank does not share with others. `all`:
-  // everything that it attends to.
+  // Tensors of keys and values, or their gradients. `own`: what no other rank shares. `all`: what the rank attends to.
   struct Keys {
     TensorId own = kNoTensor, all = kNoTensor;
   };

@@ -99,8 +99,7 @@ struct PackingMeasures {
   bool has_similarity = false;   // there are embeddings, and sequences with several pieces
   // Mean cosine of two pieces of a sequence, averaged over sequences with two or more pieces.
   double similarity = 0;
-  // sum l^2 / context^2, mean over sequences: work of attention within documents, over the whole sequence's causal
-  // mask's.
+  // sum l^2 / context^2, mean over sequences: attention's work within documents, over that of the whole causal mask.
   double attention_share = 0;
   double largest_attention_share = 0;  // of one sequence
 

@@ -64,8 +64,7 @@ struct SharedTile {
     const int permuted = kDim % 64 == 0 ? c ^ (row & 7) : c ^ (row >> 1 & 3);
     return data + row * kDim + permuted * kChunk;
   }
-  // Loads the fragment of rows [row, row + 16) and columns [16 step, 16 step + 16): `a` of a product. `lane`: that of
-  // the calling thread, made opaque.
+  // Loads rows [row, row + 16), columns [16 step, 16 step + 16): `a` of a product. `lane`: the thread's, made opaque.
   __device__ void load_a(int row, int step, std::uint32_t (&a)[kFragments], int lane) const {
     load_matrices(a, chunk(row + lane % 16, 2 * step + lane / 16));
   }

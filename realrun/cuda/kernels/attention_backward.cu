@@ -76,8 +76,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
   const Range own_range = s.mask.range(!kKeys, first, last);
   const float scale = s.scale * kLog2E;
 
-  // Per query: log2 of the sum by which p is normalised, and delta. p is 0 if a query attends to nothing or does not
-  // exist.
+  // Per query: log2 of the sum that normalises p, and delta. p is 0 if a query attends to nothing or does not exist.
   const auto log2_sum = [&](std::int64_t h, std::int64_t i) {
     const float lse = i < s.queries ? s.lse[s.row(b, g, h) + i] : minus_infinity();
     return lse == minus_infinity() ? -lse : lse * kLog2E;

@@ -110,8 +110,7 @@ __global__ void shared_key_kernel(const __grid_constant__ Turns turns, Heads s, 
   }
 }
 
-// The key's gradient is the sum over heads, in fp32 and in an order that does not depend on the grid. Rotating back is
-// linear, so the sum is rotated.
+// The key's gradient sums over heads, in fp32 and in a fixed order. Rotating back is linear, so the sum is rotated.
 template <int kVector>
 __global__ void shared_key_backward_kernel(const __grid_constant__ Turns turns, Heads s, Any whole, Any kv, Any key) {
   const std::int64_t token = blockIdx.x;

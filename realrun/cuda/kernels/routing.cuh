@@ -8,8 +8,7 @@ namespace {
 
 constexpr int kNobody = 0x7fffffff;
 
-// Takes the largest value that a warp has in shared memory and replaces it by NaN, which marks taken values. Among
-// equals it takes the first.
+// Takes a warp's largest value in shared memory, the first among equals, and marks it as taken by NaN.
 __device__ int take_largest(float* values, int count) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float best = minus_infinity();
