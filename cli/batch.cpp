@@ -51,7 +51,7 @@ OrderedJson violations_json(const std::vector<Violation>& found, const std::stri
             {"violations", std::move(rules)}}}};
 }
 
-// On a terminal, how far a batch has come: not before it has taken a second, and a few times a second from then on.
+// Shows how far a batch has come, on a terminal only: after the first second, and a few times per second from then on.
 class Progress {
  public:
   explicit Progress(std::size_t total) : total_(total) {}
@@ -86,16 +86,16 @@ std::size_t count_lines(LineReader& lines) {
   return lines.rewind() ? count : 0;
 }
 
-constexpr std::string_view kScenario = "scenario";  // as a field: the line's place, or its label's
+constexpr std::string_view kScenario = "scenario";  // field name: the line's number in the input or label
 
-// A line's results are called after it.
+// A line of the input, with the name of its results.
 struct BatchLine {
   const ScenarioSource& source;
   std::string name;  // in rows
   std::optional<std::uint64_t> digest;
 };
 
-// One line's results, in the forms that are wanted.
+// The results of one line, in the wanted formats.
 class BatchResults {
  public:
   explicit BatchResults(const BatchOptions& options) : options_(options), inputs_(options.calibrations) {
@@ -184,8 +184,9 @@ class BatchResults {
  private:
   struct Field {
     std::string name;
-    const ReportColumn* column;  // nullptr: no figure of the report
-    std::size_t input;           // then of kInputColumns, or their number: the line's name
+    const ReportColumn* column;  // nullptr: not a figure of the report
+    // If no column: index into kInputColumns, or their number for the line's name.
+    std::size_t input;
   };
 
   static Field field_of(std::string_view name) {
@@ -193,12 +194,12 @@ class BatchResults {
     return {std::string(name), find_report_column(name), static_cast<std::size_t>(input - kInputColumns.begin())};
   }
 
-  // Of a field that is no figure.
+  // Text of a field that is not a figure.
   std::string_view text_of(const Field& field, const BatchLine& line, const std::string& name) {
     return field.input == kInputColumns.size() ? name : inputs_.column(field.input, line.digest);
   }
 
-  // What whole results, and errors, begin and end with: as those of a single scenario.
+  // Writes the head of whole results, and of errors, as for a single scenario.
   void write_head(const BatchLine& line, JsonWriter& writer) const {
     if (!options_.label.empty()) writer.field("label", options_.label);
     writer.field("scenario", line.source.file);
@@ -235,7 +236,7 @@ class BatchResults {
     }
   }
 
-  // `report`: none of a line in error, whose fields are empty.
+  // `report`: null for a line in error, whose fields are empty.
   const std::string& csv_line(const BatchLine& line, const std::string& name, const Report* report,
                               const std::string& error) {
     line_.clear();
@@ -264,7 +265,7 @@ nlohmann::json document_of(const std::string& line, const ScenarioSource& source
   return document;
 }
 
-// None: what cannot be read.
+// Returns nothing for a line that cannot be read.
 std::optional<std::uint64_t> digest_of_whole(const std::string& line, const ScenarioSource& source) {
   try {
     return scenario_digest(written_out(document_of(line, source), source));
@@ -295,7 +296,7 @@ std::vector<std::string> read_fields(const std::string& text) {
 void run_batch(const BatchOptions& options, UserCalibration user) {
   LineReader lines(options.input, "a readable file of JSON lines, a scenario each");
   const std::string& name = lines.name();
-  // What no line can be read with is not each line's error.
+  // Checks `sets` once: a set that no line can use is not each line's error.
   for (const std::string& set : options.sets) {
     nlohmann::json nothing;
     apply_set(nothing, set, "");
@@ -315,14 +316,14 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
     if (is_blank(line)) continue;
     ++scenarios;
     source.file = fmt::format("{}:{}", name, number);
-    // Only what becomes of the line is its error; that results cannot be written is the batch's.
+    // Only errors in the line's result are the line's; a failure to write results is the batch's.
     const Report* report = nullptr;
     std::optional<Simulation> one;
     std::optional<std::vector<JobResult>> jobs;
     OrderedJson error;
     bool evaluated_line = false;
     try {
-      if (line[line.find_first_not_of(" \t\r")] == '"') {  // a name stands for its scenario, as in a command line
+      if (line[line.find_first_not_of(" \t\r")] == '"') {  // a name stands for its scenario, as on a command line
         ScenarioSource named;
         line = scenario_argument(parse_json(line, source.file).get<std::string>(), {}, named).dump();
         source.file = std::move(named.file);
@@ -351,7 +352,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
       error = error_json(wrong);
     } catch (const StalledError& stalled) {
       error = {{"error", {{"message", stalled.what()}, {"file", source.file}, {"stalled", true}}}};
-    } catch (const std::exception& internal) {  // one line's fault is not the others'
+    } catch (const std::exception& internal) {  // one line's failure does not affect the others
       error = {{"error",
                 {{"message", fmt::format("{}: {}", source.file, error_text(internal))},
                  {"file", source.file},

@@ -139,7 +139,7 @@ void compare_files(CompareArguments& arguments) {
     if (comparison.count(bench::Verdict::too_few_repetitions) == comparison.differences.size())
       line += fmt::format(": too few repetitions, {} of each are needed in both runs (orrery bench --repetitions)",
                           comparison.needed_repetitions);
-    std::fputs((line + "\n").c_str(), stderr);  // where nobody can be told, the exit code tells
+    std::fputs((line + "\n").c_str(), stderr);  // if standard error is closed, the exit code must do
   }
   if (comparison.exit_code() != 0) throw Exit{comparison.exit_code()};
 }
@@ -202,7 +202,7 @@ struct ImportArguments {
 };
 
 void import_runs(const ImportArguments& arguments) {
-  std::vector<bench::BenchmarkRun> runs;  // all are read before any is kept
+  std::vector<bench::BenchmarkRun> runs;  // all are read before any is added
   for (const std::string& file : arguments.files) {
     runs.push_back(bench::read_run(file));
     if (runs.back().series.empty()) throw InputError({file, "/benchmarks"}, "no benchmark", "a run with benchmarks");

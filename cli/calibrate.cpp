@@ -1,4 +1,4 @@
-// orrery calibrate: measures this machine's device and fits the calibration that predictions then go by.
+// orrery calibrate: measures this machine's device and fits the calibration that predictions then use.
 #include "realrun/calibrate/calibrate.h"
 
 #include <fmt/chrono.h>
@@ -46,7 +46,7 @@ one that is complete is fitted again without measuring.)";
 
 constexpr double kUsualBudget = 600, kQuickBudget = 60;
 
-// "10min", "90s", "1.5h", "45".
+// Parses "10min", "90s", "1.5h", "45".
 double seconds_of(const std::string& text) {
   const auto fail = [&] { throw InputError({"--budget", ""}, '"' + text + '"', "a time: 90s, 10min, 1h"); };
   double number = 0;
@@ -66,13 +66,13 @@ std::string time_text(double seconds) {
   return fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
-// A bar on a terminal, a line every tenth of the way elsewhere.
+// A bar on a terminal; otherwise a line for every 10% done.
 class ProgressBar {
  public:
   void show(const CalibrationProgress& p) {
     const double share =
         std::max(static_cast<double>(p.done) / static_cast<double>(p.total), p.seconds / p.budget_seconds);
-    // At the pace so far, and not beyond the budget.
+    // Estimated from the pace so far, and at most the remaining budget.
     const double left = std::min(p.budget_seconds - p.seconds, p.seconds * (1 / std::max(share, 1e-9) - 1));
     if (line_.on_terminal()) {
       constexpr std::size_t kWidth = 24;
@@ -106,7 +106,7 @@ class InterruptHandler {
   void (*before_)(int);
 };
 
-// The preset of a GPU, from the name its driver gives: "NVIDIA H100 80GB HBM3" is an H100.
+// The preset of a GPU, from its driver's name: "NVIDIA H100 80GB HBM3" is an H100.
 std::optional<Device> preset_of(const BackendFacts& facts) {
   if (facts.kind == "cpu") return std::nullopt;
   std::vector<std::string> words;
@@ -182,7 +182,7 @@ void run(CalibrateArguments arguments) {
   remember_input(arguments.journal);
   check_outputs({arguments.output, arguments.device_output});
 
-  // Opened before anything is measured: a path that cannot be written says so now.
+  // Opened before anything is measured, so that a path which cannot be written is reported now.
   OutputStream output(arguments.output);
   std::optional<OutputStream> device_output;
   if (!arguments.device_output.empty()) device_output.emplace(arguments.device_output);

@@ -1,4 +1,4 @@
-// A cluster that is named on the command line.
+// Reads a cluster that is named on the command line.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 namespace orrery {
 
 // `of`: a cluster or node preset, a bundled scenario, the file of a scenario or cluster, or "-". Throws InputError.
-// `perturbed`: set if it is a scenario whose perturbations the cluster leaves out.
+// `perturbed` is set if `of` is a scenario with perturbations, which the cluster does not include.
 Cluster read_cluster_argument(const std::string& of, bool* perturbed = nullptr);
 
 }  // namespace orrery

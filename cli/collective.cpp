@@ -1,4 +1,4 @@
-// orrery collective: nccl-tests in prediction, or beside measured curves.
+// orrery collective: predicts what nccl-tests measures, or compares predictions with measured curves.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -59,7 +59,7 @@ constexpr const char* kCollectiveExamples = R"(Examples:
   orrery collective --measured                                every published curve beside its predictions
   orrery collective all_to_all --measured h200 --csv -        every point of some of them)";
 
-// Whole bytes.
+// Parses a whole number of bytes.
 double parse_bytes(const std::string& text, const char* option) {
   const std::optional<double> bytes = bytes_of_text(text);
   if (!bytes || *bytes != std::floor(*bytes))
@@ -120,7 +120,7 @@ Cluster cluster_of(const CollectiveArguments& arguments) {
   if (arguments.nodes) json["nodes"] = *arguments.nodes;
   try {
     return read_cluster(json, {});
-  } catch (const InputError& error) {  // "/node" came from --node
+  } catch (const InputError& error) {  // "/node" comes from --node
     const std::string& pointer = error.where().pointer;
     if (!pointer.starts_with("/")) throw;
     throw InputError({"--" + pointer.substr(1), error.where().file}, error.found(), error.expected(), error.nearest());
@@ -190,7 +190,7 @@ Prediction predict(const CollectiveArguments& arguments) {
                                    arguments.engine.engine, works, p.ranks, sizes.size(), sizes.size() == 1 ? "" : "s"),
                        fmt::format("at most {:.2g}: --engine analytical, fewer sizes (-b, -e, -f), or a higher --limit",
                                    p.des.most_works));
-    constexpr double kLong = 2, kGiga = 1e-9;  // seconds that are worth a word
+    constexpr double kLong = 2, kGiga = 1e-9;  // kLong: seconds that are worth a message
     if (const double seconds = works * kFlowSeconds; seconds > kLong)
       fmt::print(stderr,
                  "orrery: about {:.2g} flows of {} ranks to lay over links, at {} size{}: some {:.0f} s, {:.1f} GB\n",
@@ -366,7 +366,7 @@ void add_collective(Command app) {
   std::vector<std::string> kinds;
   for (const CollectiveKind& kind : kCollectiveKinds) kinds.emplace_back(kind.name);
   command.add_option("KIND", arguments->kind, "The collective; --measured: of these alone").one_of(kinds);
-  std::vector<Option> of_kind;  // say nothing of measured curves
+  std::vector<Option> of_kind;  // options without meaning for measured curves
   const auto text = [&](const char* names, std::string& value, const char* what) {
     return of_kind.emplace_back(command.add_option(names, value, what));
   };

@@ -17,7 +17,7 @@
 namespace orrery {
 namespace {
 
-// The option or subcommand that a mistyped word was meant to be.
+// Suggests the option or subcommand that a mistyped word was meant to be.
 std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
   const CLI::App* command = &app;
   for (const CLI::App* used : app.get_subcommands()) command = used;
@@ -36,7 +36,7 @@ std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
   return {};
 }
 
-// The words that a required argument may be, where it is left out and only some words will do.
+// If a required argument with a fixed set of words is missing, returns these words.
 std::string words_of_missing(const CLI::App& app, const ValueDescriptions& values) {
   const CLI::App* command = &app;
   for (const CLI::App* used : app.get_subcommands()) command = used;
@@ -51,7 +51,7 @@ std::string words_of_missing(const CLI::App& app, const ValueDescriptions& value
   return {};
 }
 
-// Where a word too many stands behind an option's value: whether that option takes one value each time it is given.
+// If there is one word too many after an option's value: a hint if that option takes one value each time it is given.
 std::string one_value_hint(const CLI::App& app, int argc, const char* const* argv) {
   const CLI::App* command = &app;
   for (const CLI::App* used : app.get_subcommands()) command = used;
@@ -68,8 +68,8 @@ std::string one_value_hint(const CLI::App& app, int argc, const char* const* arg
   return {};
 }
 
-// What `text` says in decimal and a Number holds, or nothing. CLI11 itself takes 010 for 8, and what is too large for
-// the largest number.
+// Parses `text` as a decimal number that fits a Number, or returns nothing. CLI11 itself reads 010 as 8, and too large
+// numbers as the largest one.
 template <class Number>
 std::optional<Number> number_in(std::string_view text) {
   if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
@@ -80,8 +80,8 @@ std::optional<Number> number_in(std::string_view text) {
   return number;
 }
 
-// The text becomes one that CLI11 reads as the same number; one that `accept` refuses is answered as an InputError
-// would. CLI11 puts the option's name in front.
+// Rewrites the text so that CLI11 reads the same number. If `accept` refuses it, the answer has the form of an
+// InputError. CLI11 adds the option's name in front.
 template <class Number, class Accept>
 CLI::Validator number_that(Accept accept, const std::string& expected, const std::string& help = {}) {
   const auto read = [=](std::string& text) -> std::string {
@@ -100,11 +100,11 @@ CLI::Option* add_number(CLI::App& app, const char* names, Value& value, const ch
   if (std::is_integral_v<Number>)
     expected = std::is_signed_v<Number> ? "a whole number of 64 bits" : "a whole number of 64 bits, 0 or more";
   const auto any = [](Number) { return true; };
-  // Of transformations CLI11 runs the last one given first: ranges say more of what is expected.
+  // CLI11 runs the last transformation first, so a range, which says more of what is expected, comes before this.
   return app.add_option(names, value, description)->transform(number_that<Number>(any, expected));
 }
 
-// The names of the commands from the program down to this one, separated by spaces.
+// Returns the names of the commands from the program down to this one, separated by spaces.
 std::string command_path(const CLI::App& app) {
   if (app.get_parent() == nullptr) return {};
   const std::string before = command_path(*app.get_parent());
@@ -121,7 +121,7 @@ OptionDescription described(const CLI::Option& option, const ValueDescriptions& 
   for (const std::string& name : option.get_lnames()) description.names.push_back("--" + name);
   ValueDescription& value = description.value;
   if (option.get_items_expected_max() == 0) return description;  // a flag
-  // Without a name of its own the type's comes with what it is checked by: "INT:INT in [0 - 10]".
+  // Without an explicit type name, CLI11 appends the name of the check: "INT:INT in [0 - 10]".
   if (value.type.empty()) value.type = option.get_type_name().substr(0, option.get_type_name().find(':'));
   value.usual = option.get_default_str();
   value.is_file = value.is_file || value.type == "FILE";
@@ -257,7 +257,7 @@ void CommandLine::parse(int argc, const char* const* argv) const {
 
 void CommandLine::check(std::vector<std::string> words) const {
   struct Parsed {};
-  app_->parse_complete_callback([] { throw Parsed(); });  // before what the subcommands run
+  app_->parse_complete_callback([] { throw Parsed(); });  // before the subcommands run
   words.insert(words.begin(), "program");
   std::vector<const char*> arguments;
   for (const std::string& word : words) arguments.push_back(word.c_str());

@@ -1,5 +1,4 @@
-// The command line of a program: options, flags and subcommands. All that sources need of CLI11, whose header takes a
-// compiler seconds: command.cpp alone includes it.
+// A program's command line. It wraps CLI11, whose header takes seconds to compile: only command.cpp includes it.
 #pragma once
 
 #include <cstdint>
@@ -20,33 +19,33 @@ class Option;
 
 namespace orrery {
 
-// What is known of options' values beyond what CLI11 keeps.
+// Descriptions of options' values that CLI11 does not store.
 using ValueDescriptions = std::map<const CLI::Option*, ValueDescription>;
 
-// Names an option of a Command, for as long as this exists; each function returns the same one, to go on with.
+// A handle of a Command's option, valid as long as the Command. Each function returns *this, for chaining.
 class Option {
  public:
   Option(CLI::Option* option, ValueDescriptions& values) : option_(option), values_(&values) {}
 
   const Option& required() const;
-  // "FILE" and "FOLDER" are said of what is one: shells complete it so.
+  // "FILE" and "FOLDER" make shells complete file and folder names.
   const Option& type_name(const char* name) const;
-  // --help shows the variable's value.
+  // Shows the variable's current value as the default in --help.
   const Option& capture_default() const;
   const Option& one_of(const std::vector<std::string>& words) const;
   const Option& one_of_in_any_case(const std::vector<std::string>& words) const;
   const Option& between(std::int64_t least, std::int64_t most) const;
   const Option& within(double least, double most) const;
   const Option& positive() const;
-  // 8, 64K, 1GB: a K is 1024.
+  // Accepts 8, 64K, 1GB; a K is 1024.
   const Option& bytes() const;
-  // May be given several times, with a value each, instead of once with several.
+  // Takes one value each time the option is given, instead of several values after one option.
   const Option& one_value_each() const;
-  // With a value or without.
+  // Makes the value optional.
   const Option& value_optional() const;
   const Option& on_value(const std::function<void(const std::string&)>& call) const;
-  // Shells offer these; which values there are is said elsewhere. Names are those that `orrery list KIND` prints;
-  // `after`: what follows one in a value, "=".
+  // Values that shells offer; they do not restrict the values. Names are those that `orrery list KIND` prints; `after`
+  // follows a name in a value, e.g. "=".
   const Option& offers_names(const std::vector<std::string>& kinds, const char* after = "") const;
   const Option& offers_words(const std::vector<std::string>& words) const;
   const Option& offers_files() const;
@@ -61,30 +60,30 @@ class Option {
   ValueDescriptions* values_;
 };
 
-// Names a program's command or subcommand, for as long as the CommandLine exists. Variables outlive it.
+// A handle of a program's command or subcommand, valid as long as the CommandLine, which its variables must outlive.
 class Command {
  public:
   Command(CLI::App* app, ValueDescriptions& values) : app_(app), values_(&values) {}
 
   Command add_subcommand(const char* name, const char* description) const;
-  // Paragraphs: "Examples:" with a command a line, two blanks or more before what it is for; "Exit codes: 0 done; 2
-  // ..."; any others.
+  // Text in paragraphs: "Examples:" has a command per line, followed by two or more blanks and its purpose; "Exit
+  // codes: 0 done; 2 ..."; any other text.
   void footer(const std::string& text) const;
   void require_subcommand(std::size_t least, std::size_t most) const;
-  // What it does once all words are understood.
+  // Sets what the command does after the whole command line is parsed.
   void callback(const std::function<void()>& run) const;
   bool has_subcommand_given() const;
-  // Of it and its subcommands, as they are now.
+  // Describes the command and its subcommands, as they are now.
   CommandDescription description() const;
 
-  // `names`: "-b,--minbytes", or "KIND" for one without a dash.
+  // `names`: "-b,--minbytes", or "KIND" for a positional argument.
   Option add_option(const char* names, std::string& value, const char* description) const;
   Option add_option(const char* names, std::vector<std::string>& values, const char* description) const;
   Option add_option(const char* names, std::int64_t& value, const char* description) const;
   Option add_option(const char* names, std::optional<std::int64_t>& value, const char* description) const;
   Option add_option(const char* names, std::uint64_t& value, const char* description) const;
   Option add_option(const char* names, double& value, const char* description) const;
-  // `take` is called with the value, or with nothing.
+  // `take` is called with the value, or with an empty string.
   Option add_option(const char* names, const std::function<void(const std::string&)>& take,
                     const char* description) const;
   void add_flag(const char* names, bool& value, const char* description) const;
@@ -94,18 +93,18 @@ class Command {
   ValueDescriptions* values_;
 };
 
-// Words that are no use of the program, in a sentence that says what would be.
+// The command line is wrong. The message is a sentence that says what would be right.
 struct UsageError : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-// Thrown where nothing failed and the program ends: with an answer that is no (1), or what --help or --version prints.
+// Ends the program without a failure: with a negative answer (code 1), or after --help or --version with their text.
 struct Exit {
   int code = 0;
   std::string text = {};
 };
 
-// A program's: one of its subcommands is to be given.
+// A program's command line. One of its subcommands must be given.
 class CommandLine {
  public:
   CommandLine(const char* description, const char* examples, const std::string& version = {});
@@ -114,9 +113,9 @@ class CommandLine {
   CommandLine& operator=(const CommandLine&) = delete;
 
   Command command() const { return Command(app_.get(), *values_); }
-  // Runs what the words say. Throws UsageError, Exit, and what the subcommand throws.
+  // Parses and runs the subcommand. Throws UsageError, Exit, and what the subcommand throws.
   void parse(int argc, const char* const* argv) const;
-  // The words that follow the program's name. The same, but nothing is run any more.
+  // Parses the words after the program's name as parse() does, but runs nothing.
   void check(std::vector<std::string> words) const;
 
  private:

@@ -20,7 +20,7 @@ namespace {
 
 int fail(const char* program, int code, std::string_view message) {
   const std::string line = fmt::format("{}: error: {}\n", program, one_line(message));
-  std::fputs(line.c_str(), stderr);  // where nobody can be told, the exit code tells
+  std::fputs(line.c_str(), stderr);  // if standard error is closed, the exit code must do
   return code;
 }
 

@@ -1,5 +1,5 @@
-// The subcommands of `orrery`. Each function adds one, with its options and what it does; what a subcommand finds wrong
-// it throws (InputError), and main turns it into one line and an exit code.
+// The subcommands of `orrery`. Each function adds one, with its options. A subcommand throws InputError for wrong
+// input; main turns it into one line and an exit code.
 #pragma once
 
 #include "cli/command.h"
@@ -11,7 +11,7 @@ class SweepHelpers;
 void add_simulate(Command app);
 void add_compare(Command app);
 void add_search(Command app);
-// `helpers`: other processes that share its work, where there are any.
+// `helpers`: other processes that share the work; may be null.
 void add_sweep(Command app, SweepHelpers* helpers = nullptr);
 void add_list(Command app);
 void add_show(Command app);
@@ -24,7 +24,7 @@ void add_rank(Command app);  // orrery-gpu's
 void add_calibrate(Command app);
 void add_bench(Command app);
 void add_schema(Command app);
-void add_completion(Command app);  // of `app`, the program, as it is when asked
-void add_manual(Command app);      // the same
+void add_completion(Command app);  // for `app`, the program, as it is when the command runs
+void add_manual(Command app);      // likewise
 
 }  // namespace orrery

@@ -1,5 +1,5 @@
-// orrery compare: two scenarios, or reports of earlier runs, side by side, and which terms make the difference; or two
-// databases of sweeps, and which of their points moved.
+// orrery compare: compares two scenarios, or reports of earlier runs, and shows which terms make the difference; or
+// compares two databases of sweeps, and shows which points changed.
 #include <fmt/format.h>
 
 #include <array>
@@ -37,7 +37,7 @@ struct CompareArguments {
   std::vector<std::string> sets, sets_a, sets_b, calibrations;
   std::string json, csv;
   EngineArguments engine;
-  // Of databases.
+  // For databases.
   std::string threshold, figures;
   std::optional<std::int64_t> top;
 };
@@ -52,9 +52,9 @@ constexpr const char* kCompareExamples = R"(Examples:
 
 Exit codes: 0 done, and of two sweeps no point moved; 1 one did, or is gone; 2 the input cannot be used.)";
 
-// kInputColumns of both sides, as rows of comparison_csv().
+// The kInputColumns of both sides, as rows of comparison_csv().
 std::string inputs_csv(const ComparedSide& a, const ComparedSide& b) {
-  // Reports may have been written by hand: what is no text is none.
+  // Reports may have been written by hand: a member that is not text counts as empty.
   const auto text = [](const nlohmann::ordered_json& of, const char* key) {
     return of.is_object() && of.contains(key) && of[key].is_string() ? of[key].get<std::string>() : "";
   };
@@ -79,7 +79,7 @@ std::string title_of(const ComparedSide& side) {
                        : one_line(side.reported + " (" + side.file + ")");
 }
 
-// `other`: the engine is named where it is not the other side's.
+// `other`: names the engine if it differs from the other side's.
 std::string label(const char* letter, const ComparedSide& side, const std::vector<std::string>& own_sets,
                   const ComparedSide& other) {
   std::string text = std::string(letter) + ": " + title_of(side);
@@ -89,7 +89,7 @@ std::string label(const char* letter, const ComparedSide& side, const std::vecto
   return text;
 }
 
-// A database of sweeps, by how its file begins: https://www.sqlite.org/fileformat.html
+// Whether a file is a database of sweeps, by its first bytes: https://www.sqlite.org/fileformat.html
 bool is_database(const std::string& file) {
   constexpr std::string_view kBegins("SQLite format 3\0", 16);
   std::array<char, kBegins.size()> begin{};
@@ -114,7 +114,7 @@ void compare_databases(const CompareArguments& arguments) {
   outputs.add_wanted(arguments.json, [&] {
     nlohmann::ordered_json json = sweep_comparison_json(comparison);
     json["version"] = ORRERY_VERSION;
-    // A file of SQLite may hold any text.
+    // An SQLite file may hold any text.
     return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   });
   outputs.add_wanted(arguments.csv, [&] { return sweep_comparison_csv(comparison); });

@@ -7,11 +7,11 @@
 namespace orrery {
 
 struct EngineArguments : EngineChoice {
-  // `both`: whether the command can show two engines side by side.
+  // `both`: whether the command accepts two engines, side by side.
   void add_to(Command command, bool both);
 
-  // Where the engine asked for needs SimGrid and this program has none of it (loading it would slow every start): goes
-  // on as orrery-des, which the same build puts beside it. To be called before anything is read from standard input.
+  // If the chosen engine needs SimGrid, which this program does not link (loading it would slow every start): becomes
+  // orrery-des, beside this program. Call it before anything is read from standard input.
   void become_program_with_engine() const;
 };
 

@@ -37,7 +37,7 @@ namespace {
 
 constexpr std::int64_t kMostLayers = 1 << 20;
 
-// An op of the program beside what the engine says of it.
+// An op of the program, with the engine's report of it.
 struct OpInPlace {
   std::string name;  // "layer.forward.fc1", as in OpReport
   const Piece* piece = nullptr;
@@ -47,7 +47,7 @@ struct OpInPlace {
   double seconds_per_step() const { return report->seconds * report->times_per_step; }
 };
 
-// Ops of one block may share a name (a product's two gradients): told apart by what they move, then by their order.
+// Ops of one block may share a name (a product's two gradients): told apart by the bytes they move, then by order.
 const OpReport* take_report(std::vector<const OpReport*>& candidates, const Op& op, const Piece& piece) {
   const double moved = bytes(op, piece.tensors) / op.count;
   const auto same =
@@ -58,7 +58,7 @@ const OpReport* take_report(std::vector<const OpReport*>& candidates, const Op& 
   return report;
 }
 
-// "layer[0:20,40:80:2].forward.fc1": the layers that the slices have, as Python counts them, and the name without them.
+// "layer[0:20,40:80:2].forward.fc1": the layers in the slices, as in Python, and the name without them.
 struct SlicedName {
   std::string plain;
   std::set<std::int64_t> layers;
@@ -74,7 +74,7 @@ std::optional<SlicedName> sliced(const std::string& name) {
     std::istringstream parts(slice);
     for (std::string part; std::getline(parts, part, ':') && count < numbers.size(); ++count) {
       const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), numbers[count]);
-      if (error != std::errc() || numbers[count] < 0 || numbers[count] > kMostLayers) return result;  // "0:2..."
+      if (error != std::errc() || numbers[count] < 0 || numbers[count] > kMostLayers) return result;  // e.g. "0:2..."
       if (end != part.data() + part.size()) break;
     }
     if (count < 2) numbers[1] = numbers[0] + 1;
@@ -84,7 +84,7 @@ std::optional<SlicedName> sliced(const std::string& name) {
   return result;
 }
 
-// "layer.forward.fc1" asks for the op under every plan that layers have, "layer[5].forward.fc1" under that of one.
+// "layer.forward.fc1" asks for the op under every plan that layers have, "layer[5].forward.fc1" for that of one layer.
 bool asks_for(const std::string& wanted, const std::string& name) {
   if (name == wanted || name.ends_with("." + wanted)) return true;
   const std::optional<SlicedName> of = sliced(name), asked = sliced(wanted);
@@ -107,7 +107,7 @@ std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
       for (const Op& op : (piece.*kBlocks[b]).ops) {
         std::string name = fmt::format("{}.{}.{}", title, block_name, op.name);
         auto found = reports.find(name);
-        if (found == reports.end()) {  // once for all layers
+        if (found == reports.end()) {  // one report for all layers
           name = fmt::format("{}.{}.{}", piece.name, block_name, op.name);
           found = reports.find(name);
           if (std::any_of(ops.begin(), ops.end(),
@@ -144,7 +144,7 @@ std::string indented(const std::string& text) {
   return result.ends_with('\n') ? result : result + '\n';
 }
 
-// Of rows to experts: by another way than NCCL's all-to-all, or not as many to each.
+// For rows of experts that are sent in another way than NCCL's all-to-all, or not equally to all ranks.
 std::string exchange_formula(const Op& op, std::span<const Tensor> tensors, const OpCostModel& costs,
                              const GroupSpan& span) {
   const CollectiveCost cost = costs.collective(op, tensors, 1);
@@ -173,7 +173,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   const Cluster& cluster = simulation.scenario.cluster;
   const Op& op = *place.op;
   const auto& tensors = place.piece->tensors;
-  // What one launch covers: a part of the op's bytes, or those of several instances in one bucket or fused kernel.
+  // The bytes of one launch: a part of the op's bytes, or those of several instances in one bucket or fused kernel.
   const double covered = place.report->bytes;
   if (is_point_to_point(op.kind) || is_copy(op.kind) || row_of(op.stream).occupies == Occupies::host)
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
@@ -405,7 +405,7 @@ std::string explain_memory(const Report& r) {
   return text;
 }
 
-// Storages of a purpose that a piece keeps all step long, or from the forward to the backward; the largest first.
+// Storages of one category that a piece keeps all step long, or from the forward to the backward; the largest first.
 struct KeptStorage {
   const Tensor* tensor;
   bool resident;
@@ -427,11 +427,11 @@ std::vector<KeptStorage> kept_storages(const Piece& piece, Category category) {
   return kept;
 }
 
-// Of a purpose of tensors: what each piece of the fullest stage keeps, and the tensors that it is.
+// Explains a category of tensors: what each piece of the fullest stage keeps, and the largest tensors.
 std::string explain_tensors(Category category, double bytes, const StageReport& stage, const Program& program) {
   constexpr std::size_t kMostListed = 6;
   const std::vector<Chunk>& chunks = program.stages[static_cast<std::size_t>(stage.stage)];
-  std::map<std::uint16_t, std::int64_t> instances, longest;  // by piece: on the stage, in a run
+  std::map<std::uint16_t, std::int64_t> instances, longest;  // by piece: number on the stage, and longest run
   for (const Chunk& chunk : chunks)
     for (const Run& run : chunk.runs) {
       instances[run.piece] += run.count;
@@ -514,7 +514,7 @@ std::string explain_documents(const Simulation& simulation) {
   constexpr std::size_t kMostOfList = 60;
   const auto replicas = static_cast<double>(program.document_loads.front().sequences.size()),
              micro_batches = static_cast<double>(program.schedule.micro_batches);
-  double mean = 0;  // pairs of a micro-batch
+  double mean = 0;  // mean pairs per micro-batch
   for (std::int64_t s = 0; s < packed.count(); ++s) mean += whole_pairs(packed.ends_of(s)) / (replicas * micro_batches);
   std::string text = fmt::format(
       "documents: {}, step {}; {} sequences of {} tokens\n"
@@ -672,7 +672,7 @@ std::string explain(const std::string& name, const Simulation& simulation,
   }
   if (name == report.bound_by) return explain_step(report);
   std::vector<OpInPlace> wanted;
-  for (const OpInPlace& place : ops)  // by name, or as shapes are listed: without the block
+  for (const OpInPlace& place : ops)  // by name, or by the name without the block, as lists of shapes show it
     if (asks_for(name, place.name) || name == fmt::format("{}.{}", place.piece->name, place.op->name))
       wanted.push_back(place);
   if (!wanted.empty()) return explain_ops(wanted, simulation);

@@ -1,5 +1,5 @@
-// orrery-gpu: the subcommands of `orrery` that run something, for a machine with an NVIDIA GPU, the CUDA libraries and
-// nothing else. Exit codes as orrery's.
+// orrery-gpu: the subcommands of `orrery` that run something, for a machine that has an NVIDIA GPU and the CUDA
+// libraries and nothing else. Exit codes are those of orrery.
 #include "cli/command.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
@@ -20,7 +20,7 @@ internal error.)";
 }  // namespace
 
 int main(int argc, char** argv) {
-  orrery::end_with_launcher();  // where this is a rank of `orrery run`
+  orrery::end_with_launcher();  // if this is a rank of `orrery run`
   const orrery::CommandLine line("How long training steps and kernels take on a GPU", kExamples,
                                  "orrery-gpu " ORRERY_VERSION);
   const orrery::Command app = line.command();

@@ -1,10 +1,10 @@
-// `orrery` has no CUDA in it; what needs a GPU is run by `orrery-gpu`, which the same build puts beside it.
+// `orrery` is built without CUDA; what needs a GPU is run by `orrery-gpu`, beside it.
 #pragma once
 
 namespace orrery {
 
-// Where the arguments ask for --device cuda, this program is built without CUDA and has the sibling: becomes it, with
-// the same arguments. Returns otherwise (a backend then says what is missing).
+// If the arguments ask for --device cuda, this program is built without CUDA and orrery-gpu exists: becomes it, with
+// the same arguments. Otherwise returns (a backend then reports what is missing).
 void become_gpu_sibling(char** argv);
 
 }  // namespace orrery

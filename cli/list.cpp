@@ -1,4 +1,4 @@
-// orrery list: what Orrery knows by name.
+// orrery list: lists what Orrery knows by name.
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>

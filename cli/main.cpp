@@ -1,5 +1,5 @@
-// orrery: one subcommand a file. Exit codes: 0 done, 2 what was given cannot be used, 1 anything else, such as a step
-// that does not end, 3 a comparison or a history of benchmarks that tells nothing.
+// orrery: each subcommand has its own file. Exit codes: 0 done; 2 the input cannot be used; 1 anything else, such as a
+// step that does not end; 3 a comparison or a history of benchmarks without a verdict.
 #include <fmt/format.h>
 
 #include <cstdio>

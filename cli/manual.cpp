@@ -14,7 +14,7 @@
 namespace orrery {
 namespace {
 
-// Text as roff prints it: "-" and quotes as typed, and no line that begins with a request.
+// Escapes text for roff: "-" and quotes are printed as typed, and no line begins with a request.
 std::string roff(std::string_view text) {
   std::string escaped = text.starts_with('.') || text.starts_with('\'') ? "\\&" : "";
   for (const char c : text) {
@@ -56,7 +56,7 @@ std::string in_upper_case(std::string text) {
   return text;
 }
 
-// What a command's footer says (Command::footer).
+// The parts of a command's footer (Command::footer).
 struct Footer {
   struct Example {
     std::string command, what_for;
@@ -118,7 +118,7 @@ std::string synopsis_of(const ManualFacts& facts, const CommandDescription& comm
   return line + "\n";
 }
 
-// Which values there are, and which is taken where none is given.
+// Lists a value's possible words and its default.
 std::string manual_values(const ValueDescription& value, bool is_required) {
   std::vector<std::string> facts;
   if (!value.range.empty()) facts.push_back(roff(value.range));
@@ -169,7 +169,7 @@ std::string examples_of(const ManualFacts& facts, const CommandDescription& comm
   return text;
 }
 
-// "0 done; 2 the input cannot be used": an entry a code.
+// "0 done; 2 the input cannot be used": one entry per code.
 std::string exit_entries(const std::string& codes) {
   std::string text;
   for (std::size_t begin = 0; begin < codes.size();) {

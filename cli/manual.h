@@ -1,4 +1,4 @@
-// A command line as a manual page of section 1.
+// Writes a command line's manual page (section 1).
 #pragma once
 
 #include <string>
@@ -11,13 +11,13 @@ namespace orrery {
 
 struct ManualFacts {
   std::string program, version;
-  std::string date;                                        // YYYY-MM-DD; empty: not said
+  std::string date;                                        // YYYY-MM-DD; empty: none
   std::string description;                                 // paragraphs of DESCRIPTION
-  std::vector<std::pair<std::string, std::string>> files;  // FILES: each with what it is
-  std::string see_also;                                    // SEE ALSO, as roff
+  std::vector<std::pair<std::string, std::string>> files;  // FILES: each with its description
+  std::string see_also;                                    // SEE ALSO, in roff
 };
 
-// In roff's man macros. All that it says of commands and options is in `command`.
+// Returns the page in roff's man macros. All text about commands and options comes from `command`.
 std::string manual_page(const CommandDescription& command, const ManualFacts& facts);
 
 }  // namespace orrery

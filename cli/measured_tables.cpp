@@ -99,10 +99,10 @@ constexpr const char* kLegend =
     "the "
     "median of predicted / measured - 1. By curve: median over curves of each one's own, from 1 MiB on.";
 
-// Whatever is not as the others: a line each.
+// Remarks on curves that differ from the others, one per line.
 std::vector<std::string> remarks(const MeasuredCollectives& measured) {
   std::vector<std::string> lines;
-  std::vector<std::pair<std::string, std::string>> not_fitted;  // why, and which
+  std::vector<std::pair<std::string, std::string>> not_fitted;  // reason, and curves
   for (const MeasuredCurve& curve : measured.curves) {
     if (!curve.unpredicted.empty()) lines.push_back(fmt::format("Not predicted: {}: {}", curve.id, curve.unpredicted));
     if (curve.not_fitted.empty()) continue;

@@ -1,4 +1,4 @@
-// What `orrery collective --measured` shows: a row a curve and a row a class of links, or every point.
+// Output of `orrery collective --measured`: a row per curve and a row per class of links, or every point.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,7 +11,7 @@ namespace orrery {
 // All end with a newline. Errors are in percent.
 std::string measured_table(const MeasuredCollectives& measured, const Engines& engines);
 std::string measured_markdown(const MeasuredCollectives& measured, const Engines& engines);
-std::string measured_csv(const MeasuredCollectives& measured, const Engines& engines);  // a row a point
+std::string measured_csv(const MeasuredCollectives& measured, const Engines& engines);  // a row per point
 nlohmann::ordered_json measured_json(const MeasuredCollectives& measured, const Engines& engines);
 
 }  // namespace orrery

@@ -99,7 +99,7 @@ std::string memory_plan_text(const Simulation& simulation) {
 
 namespace {
 
-// An event takes some 100 bytes of the file. In memory, where the trace has three steps, it takes twice that.
+// An event takes some 100 bytes in the file, and twice that in memory, where the trace has three steps.
 constexpr double kMostEvents = 1e6;
 
 void check_size(const Simulation& simulation) {

@@ -1,4 +1,4 @@
-// What PyTorch's allocator makes of a step's memory, on the pipeline stage that has the most.
+// Memory of a step as PyTorch's allocator manages it, on the pipeline stage with the most.
 #pragma once
 
 #include <string>
@@ -8,20 +8,20 @@
 
 namespace orrery {
 
-// A table: reserved, allocated and what is lost between them, with fixed and with expandable segments.
+// A table of reserved and allocated bytes and the difference lost, with fixed and with expandable segments.
 std::string allocator_text(const Simulation& simulation);
 
 // `--explain memory_plan`: the same requests, laid out before the step runs (sim/memory/bi_level_plan.h).
 inline constexpr std::string_view kMemoryPlan = "memory_plan";
 // REQUIRES: built_with_cbc().
 std::string memory_plan_text(const Simulation& simulation);
-// orrery-des in place of this program, where the solver is not linked (built_with_cbc()). Throws InputError (`option`:
-// found `asked`, expected `instead`) where there is none beside it.
+// Becomes orrery-des if this program does not link the solver (built_with_cbc()). Throws InputError (for `option`:
+// found `asked`, expected `instead`) if orrery-des is missing.
 void become_program_with_cbc(const char* option, const char* asked, const char* instead);
 
-// The contents of a snapshot file (sim/memory/memory_snapshot.h), of PyTorch's allocator.
+// Returns a snapshot file (sim/memory/memory_snapshot.h) of PyTorch's allocator.
 std::string memory_trace(const Simulation& simulation, bool expandable_segments);
-// Of the plan. REQUIRES: built_with_cbc().
+// Returns a snapshot file of the memory plan. REQUIRES: built_with_cbc().
 std::string planned_memory_trace(const Simulation& simulation);
 
 }  // namespace orrery

@@ -1,5 +1,5 @@
-// orrery-mpi: what `orrery sweep --mpi` becomes, one rank of a job of MPI. Rank 0 is the command, with orrery's exit
-// codes; the others help it, and say nothing.
+// orrery-mpi: one rank of an MPI job that runs `orrery sweep --mpi`. Rank 0 is the command, with orrery's exit codes;
+// the other ranks help it and print nothing.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -22,7 +22,7 @@ constexpr const char* kExamples = R"(Examples:
 
 Exit codes: those of orrery sweep.)";
 
-// Where srun or mpirun is of another MPI, each rank finds itself alone.
+// If srun or mpirun belongs to another MPI, each rank is alone in its job.
 void require_ranks(const SweepRanks& ranks) {
   const std::optional<RankOfJob> place = rank_of_environment();
   if (!place || ranks.ranks() > 1 || place->ranks == 1) return;

@@ -1,4 +1,4 @@
-// What shells offer for arguments that several commands have.
+// Values that shells offer for arguments that several commands have.
 #pragma once
 
 #include "cli/command.h"
@@ -10,7 +10,7 @@ inline const Option& offer_scenarios(const Option& option) {
   return option.offers_names({"scenarios", "measurements"}).offers_files();
 }
 
-// What read_cluster_argument takes.
+// Values of read_cluster_argument.
 inline const Option& offer_clusters(const Option& option) {
   return option.offers_names({"clusters", "nodes", "scenarios"}).offers_files();
 }

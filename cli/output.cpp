@@ -26,15 +26,15 @@ void write_all(std::FILE* file, const std::string& text, const std::string& path
   if (std::fwrite(text.data(), 1, text.size(), file) != text.size()) fail_to_write(path);
 }
 
-// Where outputs under way are to stand. Commands write from one thread.
+// Paths of all outputs that are being written. Commands write from one thread.
 std::set<std::string>& taken_places() {
   static std::set<std::string> places;
   return places;
 }
 
-// Where links lead, also one to a file that is yet to be made.
+// Follows links, also to a file that does not exist yet.
 std::filesystem::path led_to(std::filesystem::path path) {
-  constexpr int kMostLinks = 40;  // as Linux
+  constexpr int kMostLinks = 40;  // the limit of Linux
   std::error_code none;
   for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, none); ++i)
     path = path.parent_path() / std::filesystem::read_symlink(path, none);
@@ -89,7 +89,7 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
   ::fchmod(descriptor, mode);
   file_ = ::fdopen(descriptor, "wb");
   if (!taken_places().insert(place_).second) {
-    place_.clear();  // the other's
+    place_.clear();  // the path belongs to the other output
     std::fclose(file_);
     if (!temporary_.empty()) ::unlink(temporary_.c_str());
     throw InputError({path, ""}, "one file for several purposes", "a file of its own for each output");
@@ -107,9 +107,9 @@ void OutputFile::write(const std::string& text) { write_all(file_, text, path_);
 void OutputFile::commit() {
   if (std::fflush(file_) != 0) fail_to_write(path_);
   if (!special_) {
-    refuse_inputs();  // it may have been read since
+    refuse_inputs();  // an input may have been added since
     if (temporary_.empty()) {
-      // A name can be given to a file without one, but not that of another file: by way of a name of its own.
+      // An unnamed file can be given a new name, but cannot replace an existing file: it gets a temporary name first.
       const std::string unnamed = "/proc/self/fd/" + std::to_string(::fileno(file_));
       std::string name;
       for (int i = 0; temporary_.empty(); ++i) {
@@ -139,7 +139,7 @@ void Outputs::add(const std::string& path, const std::string& text) {
 void Outputs::commit() {
   for (OutputFile& file : files_) file.commit();
   files_.clear();
-  if (standard_output_) print(*standard_output_);  // last: who reads it may leave (| head)
+  if (standard_output_) print(*standard_output_);  // last: its reader may stop early (| head)
 }
 
 OutputStream::OutputStream(const std::string& path) {

@@ -1,4 +1,4 @@
-// Where results go. Files appear whole or not at all.
+// Output of results. Files appear whole or not at all.
 #pragma once
 
 #include <cstdio>
@@ -10,10 +10,10 @@
 
 namespace orrery {
 
-// A file on its way. Its text is kept out of sight until commit() puts it in place of what was there; without commit()
-// nothing is left behind, however the process ends, and what was there stays. Links are followed; devices and pipes are
-// written as they are. InputError: it cannot be written, is an input of this command (sim/base/input_file.h), or
-// belongs to another output that is under way.
+// An output file that is being written. Its text is invisible until commit() replaces the old file. Without commit()
+// nothing is left behind, however the process ends, and the old file stays. Links are followed; devices and pipes are
+// written directly. Throws InputError if the file cannot be written, is an input of this command
+// (sim/base/input_file.h), or is already open as another output.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);
@@ -27,17 +27,17 @@ class OutputFile {
  private:
   void refuse_inputs() const;
 
-  std::string path_, place_;  // as given; where links lead
+  std::string path_, place_;  // as given; after following links
   bool special_ = false;      // a device or pipe
-  std::string temporary_;     // where the file system knows no files without a name
+  std::string temporary_;     // name used if the file system has no unnamed files
   std::FILE* file_ = nullptr;
 };
 
-// Several outputs that are put in place together. "-" is standard output, for one of them.
+// Several outputs that are committed together. One of them may be "-", standard output.
 class Outputs {
  public:
   void add(const std::string& path, const std::string& text);
-  // Of an output that is wanted where `path` is not empty.
+  // Adds an output unless `path` is empty.
   template <class Make>
   void add_wanted(const std::string& path, Make text) {
     if (!path.empty()) add(path, text());
@@ -50,7 +50,7 @@ class Outputs {
   std::optional<std::string> standard_output_;
 };
 
-// One output that is written bit by bit, to a file or standard output ("-").
+// One output that is written piece by piece, to a file or standard output ("-").
 class OutputStream {
  public:
   explicit OutputStream(const std::string& path);
@@ -62,11 +62,11 @@ class OutputStream {
   std::optional<OutputFile> file_;  // none: standard output
 };
 
-// Throws what writing these would, and leaves them as they are: for long work, before it starts.
+// Throws what writing these outputs would throw, without changing them. Call it before long work.
 void check_outputs(std::initializer_list<std::string_view> paths);
 
-// What is under way, on a line of standard error that each show() writes over and the end clears. Nothing where that
-// is no terminal.
+// Shows progress on a line of standard error, which each show() overwrites and the destructor clears. Does nothing if
+// standard error is not a terminal.
 class ProgressLine {
  public:
   ProgressLine();
@@ -82,10 +82,10 @@ class ProgressLine {
   bool on_terminal_, shown_ = false;
 };
 
-// Throws when it cannot be written.
+// Throws if the text cannot be written.
 void print(const std::string& text);
 
-// Colour is for terminals, and only where NO_COLOR (no-color.org) is unset.
+// Whether to use colour: only on terminals, and only if NO_COLOR (no-color.org) is not set.
 bool colour_wanted();
 
 }  // namespace orrery

@@ -1,4 +1,4 @@
-// orrery pack: documents into training sequences.
+// orrery pack: packs documents into training sequences.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -48,7 +48,7 @@ constexpr const char* kPackExamples = R"(Examples:
   orrery pack --generate 100000 --lengths web-en=3,code=1 --context 8192 --csv -
   orrery pack --generate 100000 --scenario llama-3-70b-512-h100          what the mask is worth to a training step)";
 
-// What a training step takes by the causal mask of whole sequences, and by one within the documents of a packing.
+// Compares a training step with the causal mask of whole sequences and one with attention within documents.
 class MaskedStep {
  public:
   MaskedStep(const std::string& name, const std::vector<std::string>& sets) {
@@ -70,7 +70,7 @@ class MaskedStep {
   const std::string& file() const { return source_.file; }
   std::int64_t batch() const { return scenario_.workload.global_batch_size; }
   double full_seconds() const { return full_seconds_; }
-  // Of a batch of its sequences: the first of concatenated documents, of others any, drawn by `seed`.
+  // Seconds for a batch of the packing: its first sequences if documents are concatenated, else drawn by `seed`.
   double seconds(const Packing& packing, bool in_order, std::uint64_t seed) {
     auto documents = std::make_shared<RecordedDocuments>();
     for (std::int64_t s = 0; s < packing.sequences(); ++s) {
@@ -157,7 +157,7 @@ std::string table_of(const Packed& packed) {
   return text;
 }
 
-// Names and values of a row, in the order of columns; of JSON and CSV alike.
+// Names and values of a row, in the order of columns; the same for JSON and CSV.
 nlohmann::ordered_json values_of(const Packed& packed, const PackRow& row) {
   const PackingMeasures& m = row.measures;
   nlohmann::ordered_json values{{"policy", row.policy},
@@ -204,7 +204,7 @@ std::string csv_of(const Packed& packed) {
   return text;
 }
 
-// A sequence a line: where each piece begins in it, and which tokens of its document it is.
+// Writes one sequence per line: where each piece begins in it, and which tokens of its document it holds.
 void write_sequences(const Documents& documents, const Packing& packing, OutputStream& out) {
   constexpr std::size_t kBytesAtOnce = std::size_t{1} << 20;
   std::string text;

@@ -1,4 +1,4 @@
-// orrery plan: what a whole training takes on each of several clusters, and which to take.
+// orrery plan: the time and cost of a whole training on each of several clusters, and which one to use.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -53,7 +53,7 @@ void published(const PlanArguments& arguments) {
   outputs.commit();
 }
 
-// What was searched, of each cluster's best.
+// Lists the plans that were searched, for each cluster's best.
 std::string plans_text(const CapacityAnswer& result) {
   std::string text = "\nPlans\n";
   std::size_t widest = 0;

@@ -1,4 +1,4 @@
-// orrery run: a scenario's Program executed on this machine, measured, and held against its prediction.
+// orrery run: executes a scenario's Program on this machine, measures it, and compares it with its prediction.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -58,7 +58,7 @@ constexpr const char* kRunExamples = R"(Examples:
   orrery run gpt2-124m-h200 --device cuda --predict --calibration h200.json
   orrery run small-gpt --device cuda --ranks mpi --set plan.tensor_parallel=2   over NCCL, each on a GPU of its own)";
 
-// More ranks than this share one machine no more.
+// More ranks than this are too many for one machine.
 constexpr std::int64_t kMostRanks = 64;
 constexpr std::size_t kOpsListed = 25;
 
@@ -83,7 +83,7 @@ Report predict_here(const Scenario& scenario, const UserCalibration& user, bool 
 struct OpPair {
   std::string name;
   Stream stream = Stream::compute;
-  double times = 0, measured = 0, predicted = 0;  // seconds of a step
+  double times = 0, measured = 0, predicted = 0;  // seconds per step
 };
 
 std::vector<OpPair> op_pairs(const Report& measured, const Report* predicted) {
@@ -162,13 +162,13 @@ std::string agreement_text(const Agreement& a, double tolerance) {
       a.disagreement, a.within(tolerance) ? "agrees" : "DIFFERS");
 }
 
-// `exact`: to compare numbers.
+// `exact`: for comparing numbers.
 BackendFactory backends(const std::string& device, bool exact) {
   if (device == "cuda") return [exact](std::size_t) { return make_cuda_backend(0, /*tf32=*/!exact); };
   return [](std::size_t) { return make_cpu_backend(); };
 }
 
-// Ranks as processes on GPUs: what is missing here is said before mpirun starts them.
+// For ranks as processes on GPUs: reports what is missing before mpirun starts them.
 void require_nccl_ranks() {
   if (!built_with_cuda())
     throw InputError({"--ranks", ""}, "no program orrery-gpu beside this one",
@@ -179,7 +179,7 @@ void require_nccl_ranks() {
   cuda_devices();
 }
 
-// What all ranks hold at the least: parameters, gradients and states, and what one micro-batch saves.
+// What all ranks hold at least: parameters, gradients and states, and the activations of one micro-batch.
 double least_bytes(const Program& program) {
   double bytes = 0;
   for (const auto& stage : program.stages)
@@ -195,24 +195,26 @@ double least_bytes(const Program& program) {
 struct RunJob {
   ScenarioSource source;
   nlohmann::json document;
-  Scenario described, scenario;  // as it is predicted, and as it is run: with slots for all tokens of experts
+  // As predicted, and as run: with slots for all tokens of experts.
+  Scenario described, scenario;
   Program program;
   bool processes = false, on_gpus = false;
 };
 
-// What a run found.
+// The results of a run.
 struct RunOutcome {
   BackendFacts facts;
-  std::optional<Agreement> agrees;  // with the same model on one rank, where asked for
+  std::optional<Agreement> agrees;  // with the same model on one rank, if asked for
   double tolerance = 0;
-  std::optional<Report> measured;  // none without steps
+  std::optional<Report> measured;  // none if no steps were measured
   std::optional<Report> predicted;
-  double fastest = 0;  // step: of a host that others use too, the one that they disturbed least
-  // Of a run whose steps differ, all that were measured; the report is of the last ones.
+  // Fastest step: on a shared host, the one that others disturbed least.
+  double fastest = 0;
+  // If the steps of a run differ: all that were measured. The report is of the last ones.
   struct Step {
     std::int64_t step = 0;
     double loss = 0, gradient_norm = 0, seconds = 0;
-    double active_experts = 0;  // of a token, where a gate decides; 0: none does
+    double active_experts = 0;  // per token, if a gate decides; 0: no gate
   };
   std::vector<Step> steps;
 };
@@ -231,7 +233,7 @@ std::string steps_table(const std::vector<RunOutcome::Step>& steps) {
          grid(std::span<const Column>(kColumns.data(), gated ? 5 : 4), rows);
 }
 
-// Steps of the workload, warm-up left out.
+// The steps of the workload, without warm-up.
 std::vector<RunOutcome::Step> steps_of(const std::vector<RankResult>& ranks, std::int64_t first) {
   std::vector<RunOutcome::Step> steps(ranks.front().seconds_by_step.size());
   const std::size_t warmup = ranks.front().losses.size() - steps.size();
@@ -281,7 +283,7 @@ RunJob job_of(const RunArguments& arguments) {
   return job;
 }
 
-// Rather than to be killed, with whatever else runs here.
+// Refuses a run that would exhaust memory, before the system kills it or other processes.
 void require_memory(const RunJob& job, const BackendFacts& facts) {
   const double least = least_bytes(job.program);
   if (facts.memory_bytes <= 0 || least <= facts.memory_bytes) return;
@@ -345,12 +347,12 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
   return outcome;
 }
 
-// Of the steps that the report is of.
+// The scenario of the steps in the report.
 Scenario last_scenario(const RunArguments& arguments, const Scenario& scenario) {
   return parts_of(scenario, arguments.warmup + arguments.steps).back().scenario;
 }
 
-// Of the same peak as a prediction: that of the share of a processor which each rank has.
+// Uses the same peak as a prediction: each rank's share of the processor.
 void go_by_share(const RunJob& job, const UserCalibration& user, Report& measured) {
   Calibrator calibrator(user);
   const Prepared prepared = calibrator.prepare(job.scenario, job.on_gpus ? 1 : ranks(job.scenario));

@@ -27,8 +27,8 @@ void run(const RankTraining& training, const std::string& id_directory) {
   require_ranks(prepared, place->ranks);
   if (place->ranks > 1 && id_directory.empty())
     throw InputError({"--id-directory", ""}, "nothing", "an empty folder that all ranks see");
-  // Streams share the GPU's queues where there are more of them: then one that waits for another rank would hold up
-  // what that rank waits for. Before the GPU is first used; 32 is the most that CUDA has.
+  // If there are more streams than GPU queues, streams share queues: one that waits for another rank could then block
+  // what that rank waits for. Set before the GPU is first used; 32 is CUDA's maximum.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   const std::vector<std::string> devices = cuda_devices();
   const std::size_t device = place->local_rank % devices.size();
@@ -42,7 +42,7 @@ void run(const RankTraining& training, const std::string& id_directory) {
   {
     const std::unique_ptr<Communicator> communicator = make_nccl_communicator(*backend, options);
     results = execute_with_peers(prepared, *backend, *communicator);
-  }  // which ends it everywhere, so no rank waits for rank 0's comparison
+  }  // it ends on all ranks, so no rank waits for rank 0's comparison
   if (place->rank == 0) report_results(prepared, backend->facts(), results);
 }
 

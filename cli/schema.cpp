@@ -1,4 +1,4 @@
-// orrery schema: what a scenario may contain, for editors and programs.
+// orrery schema: the schema of scenarios, for editors and programs.
 #include "strategies/schema.h"
 
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// orrery search: the best plans for a model on a cluster.
+// orrery search: finds the best plans for a model on a cluster.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -51,7 +51,7 @@ std::string text_of(const Json& value) {
   return json_text(value);
 }
 
-// Axes of which these plans have several values.
+// Returns the axes on which these plans differ.
 std::vector<const Space::Axis*> differing(const Space& space, const std::vector<ShownPlan>& plans) {
   std::vector<const Space::Axis*> axes;
   for (const Space::Axis& axis : space.axes()) {
@@ -85,7 +85,7 @@ std::string plans_table(const Space& space, const std::vector<ShownPlan>& plans,
     row.push_back(percent_text(asked.mfu));
     row.push_back(bytes_text(r.memory_peak_bytes));
     row.push_back(bytes_text(kPeakHigh * r.memory_peak_bytes));
-    // The columns before it show what the device takes, not the host.
+    // The columns before it show the memory on the device, not on the host.
     row.push_back(fmt::format("{}{}", name_of(memory_verdict(r)),
                               host_is_tight(r) && !device_is_tight(r) ? ": host memory" : ""));
     row.push_back(loses_by(asked));
@@ -119,7 +119,7 @@ std::string counts_text(const SearchAnswer& a) {
 }
 
 std::string head_text(const SearchAnswer& a) {
-  Scenario without_plan = a.base;  // its plan need not be one that can be laid out
+  Scenario without_plan = a.base;  // its own plan need not fit
   without_plan.plan = {};
   return title_of(without_plan).front() + "\n" + counts_text(a) + "\n";
 }
@@ -133,7 +133,7 @@ std::string plan_text(const Space& space, const Scenario& scenario) {
   return text;
 }
 
-// A memory that is too small for the leanest plan.
+// What is reported if memory is too small for the leanest plan.
 struct ShortMemory {
   double taken_bytes, capacity_bytes, safe_bytes;
   const char *where, *offered;
@@ -222,7 +222,7 @@ Json fastest_json(const SearchAnswer& a) {
     apply_set(with, fmt::format("{}.{}={}", part, axis.field, json_text(chosen_value(axis, a.best.front().scenario))),
               a.source.file);
   }
-  // Writes out what the plan leaves open but its stack must be told.
+  // Writes fields that the plan leaves open but its stack must be given.
   const Scenario& fastest = a.best.front().scenario;
   Plan plan = fastest.plan;
   for (const Strategy& strategy : all_strategies())
@@ -284,7 +284,7 @@ class ShowProgress {
 void search_command(const SearchArguments& arguments) {
   arguments.engine.become_program_with_engine();
   check_outputs({arguments.json, arguments.csv, arguments.best});
-  // What is wrong with the engine's options is said before the search.
+  // Errors in the engine's options are reported before the search.
   const SimulationOptions engine = arguments.engine.options();
   SearchRequest request = arguments.request;
   if (engine.engine == Engine::des) request.engine_of_listed = engine;
@@ -292,7 +292,7 @@ void search_command(const SearchArguments& arguments) {
   const SearchAnswer a = [&] {
     ShowProgress progress;
     request.progress = [&progress](const SearchProgress& p) { progress(p); };
-    // Says at once that nothing fits, and what would fit when that is found.
+    // Reports at once that nothing fits, and what would fit when that is found.
     request.nothing_fits = [&](const SearchAnswer& answer) {
       if (arguments.json == "-" || arguments.csv == "-") return;
       progress.clear();
@@ -310,7 +310,7 @@ void search_command(const SearchArguments& arguments) {
   if (!arguments.best.empty() && !a.best.empty()) outputs.add(arguments.best, json_text(fastest_json(a), 2) + "\n");
   if (!outputs.on_standard_output()) {
     std::string text;
-    if (a.best.empty()) {  // the rest is said already
+    if (a.best.empty()) {  // the rest was reported already
       text = remedies_text(a, request.safe);
     } else {
       text = head_text(a);

@@ -1,4 +1,4 @@
-// orrery show: one preset with all its figures and where they come from; or the links of a cluster.
+// orrery show: shows one preset with all its figures and their sources, or the links of a cluster.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The links of a cluster, by kind or by name: what perturbations name.
+// Lists the links of a cluster by kind or by name, as perturbations name them.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace orrery {
 
-// `of`: a cluster or node preset, a bundled scenario, or the file of a scenario or cluster. Without `pattern` a line
-// for each kind of link, else one for each link that matches (Topology::find). Throws InputError where none does.
+// `of`: a cluster or node preset, a bundled scenario, or the file of a scenario or cluster. Without `pattern`: one line
+// per kind of link; otherwise one line per matching link (Topology::find). Throws InputError if none matches.
 std::string links_text(const std::string& of, const std::string& pattern, Routing routing, bool json);
 
 }  // namespace orrery

@@ -40,7 +40,7 @@ struct SimulateArguments {
   std::vector<std::string> sets, calibrations;
   std::string json, csv, trace, memory_trace, svg, explain, batch, fields, label;
   EngineArguments engine;
-  std::int64_t steps = 0;  // 0: one, in full
+  std::int64_t steps = 0;  // 0: one step, with its full report
   std::string database;
   bool ops = false, verbose = false, verify = false, fields_given = false, explain_given = false;
   bool expandable_segments = false, planned_memory = false;
@@ -63,7 +63,7 @@ constexpr const char* kSimulateExamples = R"(Examples:
   orrery simulate straggler --engine des                      event by event: contention, slow parts, failures
   orrery simulate two-jobs-one-spine --engine des             jobs that share a cluster)";
 
-// `analytical`: to be set beside the simulation, which is then the discrete-event engine's; or nullptr.
+// `analytical`: report to show beside the simulation, which then is the discrete-event engine's; or nullptr.
 std::string text_of(const Simulation& simulation, const Report* analytical, const SimulateArguments& arguments) {
   const TableStyle style{.colour = colour_wanted()};
   const std::vector<std::string> title = title_of(simulation.scenario);
@@ -75,7 +75,7 @@ std::string text_of(const Simulation& simulation, const Report* analytical, cons
   return text;
 }
 
-// What was measured, where the scenario is that of a published measurement and nothing has been changed.
+// Returns the measured values if the scenario is an unchanged published measurement.
 std::string measurement_text(const SimulateArguments& arguments, const Simulation& simulation) {
   const PublishedPoint* point = arguments.sets.empty() ? published_argument(arguments.scenario) : nullptr;
   if (point == nullptr) return "";
@@ -99,7 +99,7 @@ std::string measurement_text(const SimulateArguments& arguments, const Simulatio
   return text;
 }
 
-// What is wrong with the Program, a sentence each.
+// Prints what is wrong with the Program, one sentence each, and then throws Exit with code 1.
 void verify(const Program& program) {
   const std::vector<Violation> found = check(program);
   for (const Violation& v : found)
@@ -111,7 +111,7 @@ std::string verified_text(const Program& program) {
   return fmt::format("verified: {} pieces, no violation of layouts, collectives or owed sums\n", program.pieces.size());
 }
 
-// What a row of CSV is called: the label, else the scenario and what was set in it, as it was asked for.
+// Name of a CSV row: the label, else the scenario and its --set arguments, as given.
 std::string row_name(const ScenarioSource& source, const SimulateArguments& arguments) {
   if (!arguments.label.empty()) return arguments.label;
   std::string words = source.file;
@@ -119,7 +119,7 @@ std::string row_name(const ScenarioSource& source, const SimulateArguments& argu
   return words;
 }
 
-// What its last columns say.
+// Values of a row's last columns.
 std::vector<std::string> row_inputs(const nlohmann::json& document, const ScenarioSource& source,
                                     const SimulateArguments& arguments) {
   return InputsOfMany(arguments.calibrations).columns(scenario_digest(written_out(document, source)));
@@ -156,7 +156,7 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   });
   const bool has_table = arguments.explain.empty() && !outputs.on_standard_output();
   if (!arguments.explain.empty()) {
-    std::optional<Simulator> others;  // what `simulation` points to is its own simulator's
+    std::optional<Simulator> others;  // `simulation` refers to data of its own simulator
     outputs.add("-", explain(arguments.explain, simulation, [&](const Scenario& scenario) {
                   if (!others) others.emplace(read_user_calibration(arguments.calibrations));
                   return others->evaluate(scenario, arguments.engine.options());

@@ -1,4 +1,4 @@
-// orrery sweep: a scenario over the values of its fields, kept in a database.
+// orrery sweep: simulates a scenario over values of its fields and keeps the results in a database.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -72,7 +72,7 @@ class StopSignals {
 
 class ShowSweepProgress {
  public:
-  // `in_log`: a line a minute where there is no terminal.
+  // `in_log`: if there is no terminal, one line a minute.
   explicit ShowSweepProgress(bool in_log) : in_log_(in_log) {
     if (in_log && !line_.on_terminal()) next_ = start_ + kBetweenLines;
   }
@@ -105,7 +105,7 @@ void say(const std::vector<std::string>& notes) {
 
 bool as_json_lines(const std::string& file) { return file.ends_with(".jsonl") || file.ends_with(".json"); }
 
-// `names`: that rows may have.
+// `names`: columns that rows may have.
 void check_export(const ExportArguments& arguments, const std::vector<std::string>& names) {
   const std::string& file = arguments.file;
   if (file.empty() && !arguments.fields.empty())
@@ -117,7 +117,7 @@ void check_export(const ExportArguments& arguments, const std::vector<std::strin
   check_outputs({file == "-" ? "" : file});
 }
 
-// Of the sweep with this number in the file, or of all of them: 0.
+// Exports the sweep with this number in the file, or all sweeps: 0.
 void write_export(const SweepResults& results, std::int64_t sweep, const ExportArguments& arguments) {
   if (arguments.file.empty()) return;
   const std::vector<std::string> fields =
@@ -142,7 +142,7 @@ void write_export(const SweepResults& results, std::int64_t sweep, const ExportA
   out.commit();
 }
 
-// A word of a shell.
+// Quotes a word for a shell.
 std::string quoted(const std::string& word) {
   constexpr std::string_view kPlain = "-_./,=:+";
   const auto plain = [&](char c) {
@@ -166,7 +166,7 @@ std::string command_of(const SweepArguments& arguments) {
   return text;
 }
 
-constexpr int kBySignal = 128;  // in exit codes, as shells have it
+constexpr int kBySignal = 128;  // added to the signal in exit codes, as shells do
 
 void say_interrupted(const SweepArguments& arguments, std::int64_t done, std::int64_t points) {
   fmt::print(stderr, "orrery: interrupted: {} of {} points are in {}; to go on{}:\n  {}\n", done, points,
@@ -203,7 +203,7 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
     ShowSweepProgress progress(options.helpers != nullptr);
     options.progress = [&](const SweepProgress& p) { progress(p); };
     options.stop = [] { return stopped_by != 0; };
-    // What ends a job of ranks gives them a second.
+    // What ends a job of ranks gives them one second.
     if (options.helpers != nullptr)
       options.give_up = [&](const SweepProgress& p) {
         say_interrupted(arguments, p.in_file, p.points);
@@ -265,7 +265,7 @@ void add_merge(Command sweep) {
   command.add_option("FROM", arguments->from, "Databases that orrery sweep has made").required().type_name("FILE");
   command.callback([arguments] {
     for (const std::string& from : arguments->from)
-      SweepResults(from, Database::Mode::read);  // before anything is made
+      SweepResults(from, Database::Mode::read);  // before any file is created
     SweepResults into(arguments->into, Database::Mode::write);
     std::int64_t added = 0;
     for (const std::string& from : arguments->from) added += into.merge(from);

@@ -57,7 +57,7 @@ std::vector<FieldTexts::Field> texts_of(Options options) {
   return std::move(texts.fields);
 }
 
-// What the stack's own way comes to, where it matters and the plan leaves it open.
+// Returns what the stack's own choice means, if it matters and the plan leaves it open.
 std::string when_reduced(const Scenario& scenario) {
   const data_parallel::Options& data = scenario.plan.data;
   const bool open = data.reduce_gradients == data_parallel::Reduction::automatic && data.zero_stage >= 2;
@@ -95,7 +95,7 @@ std::vector<std::string> title_of(const Scenario& scenario) {
   std::string line;
   constexpr std::size_t kWidth = 100;
   for (std::size_t i = 0; i < chosen.size(); ++i) {
-    const bool always = chosen[i].text.starts_with("framework ");  // whose kernels and hosts: nothing moves a step more
+    const bool always = chosen[i].text.starts_with("framework ");  // always shown: it changes the time of a step most
     if (chosen[i].value == usual[i].value && !always) continue;
     if (line.size() + chosen[i].text.size() > kWidth) lines.push_back(std::exchange(line, {}));
     line += (line.empty() ? "" : ", ") + chosen[i].text;

@@ -1,4 +1,4 @@
-// The head of a table: what was simulated or run.
+// The heading of a table: what was simulated or run.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace orrery {
 
-// The parts of the scenario, then the plan where it is not the default.
+// Returns the parts of the scenario, then the plan's fields that are not at their default.
 std::vector<std::string> title_of(const Scenario& scenario);
 
 }  // namespace orrery

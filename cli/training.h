@@ -9,7 +9,7 @@
 namespace orrery {
 
 struct TrainingOutputs {
-  std::string json, csv, svg;  // files; empty: not wanted
+  std::string json, csv, svg;  // files; empty: none
   std::string row_name;        // of the CSV
 };
 

@@ -1,4 +1,4 @@
-// orrery validate: predictions held against published measurements.
+// orrery validate: compares predictions with published measurements.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct ValidateArguments {
   bool points = false, figures = false;
 };
 
-constexpr const char* kPlot = "figures/accuracy.svg";  // of results/ACCURACY.md, from its folder
+constexpr const char* kPlot = "figures/accuracy.svg";  // relative to the folder of results/ACCURACY.md
 
 constexpr const char* kValidateExamples = R"(Examples:
   orrery validate                                every published step, summed up by source

@@ -5,7 +5,7 @@
 namespace orrery {
 namespace {
 
-// Context of attention over a fused QKV projection, [batch, sequence, groups, group_heads, head_dim].
+// Returns the context of attention over a fused QKV projection, [batch, sequence, groups, group_heads, head_dim].
 TensorId attend(Builder& b, TensorId q, TensorId kv, bool causal, std::int64_t value_dim,
                 TensorId position_bias = kNoTensor) {
   const Dim groups = b.groups(), heads = b.heads(), dim{value_dim, Axis::head_dim};
@@ -18,7 +18,7 @@ TensorId attend(Builder& b, TensorId q, TensorId kv, bool causal, std::int64_t v
   return context;
 }
 
-// Looked up in each layer, as T5X does. A causal mask leaves the past, which then has all buckets.
+// The table is looked up in each layer, as in T5X. A causal mask leaves only the past, which then has all buckets.
 TensorId position_bias(Builder& b, bool causal) {
   const TensorId table = b.piece.sides[kPositionTable].input;
   if (table == kNoTensor) return kNoTensor;
@@ -30,7 +30,7 @@ TensorId position_bias(Builder& b, bool causal) {
   return bias;
 }
 
-// Scores of every query and key, as a stored matrix, and what is added to them.
+// Returns the scores of every query and key as a stored matrix, with the position bias added.
 TensorId scores_of(Builder& b, TensorId q, TensorId k, std::initializer_list<Dim> matrix, Dim keys, bool causal,
                    TensorId position_bias) {
   const Dim groups = b.groups(), heads = b.heads();
@@ -46,8 +46,8 @@ TensorId scores_of(Builder& b, TensorId q, TensorId k, std::initializer_list<Dim
     biased = b.activation("attention_bias", matrix);
     b.emit(OpKind::add, "attention_bias", {scores, kNoTensor, rows}, {biased});
   }
-  if (b.model.relative_projection) {  // Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a second product, with
-                                      // positions
+  // Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a second product, with positions.
+  if (b.model.relative_projection) {
     b.in_core_attention = false;
     const Dim one{1, Axis::none};
     const TensorId encodings =
@@ -63,11 +63,11 @@ TensorId scores_of(Builder& b, TensorId q, TensorId k, std::initializer_list<Dim
   return biased;
 }
 
-// `scale`: on the scores.
+// `scale`: of the scores.
 TensorId probabilities_of(Builder& b, TensorId scores, std::initializer_list<Dim> matrix, bool causal, double scale) {
   const TensorId probabilities = b.activation("attention_softmax", matrix);
   TensorId masked = scores;
-  if (!b.kernels.fused_kernels) {  // scale and mask as a kernel of its own, then softmax
+  if (!b.kernels.fused_kernels) {  // scale and mask in a separate kernel, then softmax
     masked = b.activation("attention_mask", matrix);
     b.emit(OpKind::cast, "attention_mask", {scores}, {masked});
   }
@@ -82,13 +82,13 @@ TensorId probabilities_of(Builder& b, TensorId scores, std::initializer_list<Dim
   return dropped;
 }
 
-// The same as products with a stored score matrix.
+// The same as matrix products with a stored score matrix.
 TensorId attend_unfused(Builder& b, TensorId q, TensorId k, TensorId v, Dim keys, bool causal,
                         TensorId position_bias = kNoTensor) {
   const Dim groups = b.groups(), heads = b.heads(), dim = b.head_dim();
   const std::initializer_list<Dim> matrix{b.batch(), groups, heads, b.sequence(), keys};
   const TensorId scores = scores_of(b, q, k, matrix, keys, causal, position_bias);
-  // T5's too: its authors scale the queries' initial values instead, which gives the same functions.
+  // T5 too: its authors scale the initial values of the queries instead, which gives the same functions.
   const double scale = 1 / std::sqrt(static_cast<double>(dim.size));
   const TensorId probabilities = probabilities_of(b, scores, matrix, causal, scale);
   const TensorId rows = b.activation("attention_context", {b.batch(), groups, heads, b.sequence(), dim});
@@ -97,7 +97,7 @@ TensorId attend_unfused(Builder& b, TensorId q, TensorId k, TensorId v, Dim keys
   return b.view("attention_context", rows, 0, {b.batch(), b.sequence(), groups, heads, dim});
 }
 
-// Turns each head from `begin` on.
+// Rotates the elements of each head from `begin` on.
 TensorId rotate(Builder& b, TensorId x, std::int64_t begin = 0) {
   if (b.casts_around()) x = b.cast("rotary", x, Dtype::fp32);
   Tensor t = b.piece.tensors[x];
@@ -107,7 +107,7 @@ TensorId rotate(Builder& b, TensorId x, std::int64_t begin = 0) {
   return b.casts_around() ? b.cast("rotary", y, b.kernels.activation) : y;
 }
 
-// Turns the key that all heads share, and puts it into the keys of each: one kernel in Megatron-LM, too.
+// Rotates the key that all heads share, and copies it into the keys of each head: one kernel in Megatron-LM, too.
 TensorId put_in(Builder& b, TensorId key, TensorId kv, std::int64_t begin) {
   Tensor t = b.piece.tensors[kv];
   t.name = "rotary_key";

@@ -5,13 +5,13 @@
 
 namespace orrery {
 
-// With fused kernels the output projection's bias is left to what follows: *bias receives it.
+// Appends self attention on `x`. Fused kernels do not add the output projection's bias here: *bias receives it.
 TensorId self_attention(Builder& b, TensorId x, bool causal, TensorId* bias);
-// From the decoder's stream to the encoder's output.
+// Appends attention of the decoder's stream `x` to the encoder's output `memory`.
 TensorId cross_attention(Builder& b, TensorId x, TensorId memory, TensorId* bias);
 
-// A stack's table of relative position biases, for all its layers (Raffel et al. 2019, arXiv 1910.10683,
-// section 2.1): of the piece before the stack, and of one of its layers.
+// A table of relative position biases that all layers of a stack share (Raffel et al. 2019, arXiv 1910.10683, section
+// 2.1): begin_position_table is for the piece before the stack, take_position_table for each of its layers.
 void begin_position_table(Builder& b);
 void take_position_table(Builder& b);
 

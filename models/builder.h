@@ -1,4 +1,4 @@
-// Writes one piece: tensors and ops in the order in which a framework issues them.
+// Builds one piece: its tensors, and its ops in the order in which a framework issues them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace orrery {
 
-// The sizes of one transformer layer: the model's own, or of one Swin stage.
+// The sizes of one transformer layer: those of the model, or of one Swin stage.
 struct LayerSizes {
   std::int64_t batch, sequence, key_sequence;
   std::int64_t hidden, groups, group_heads, head_dim, ffn;
@@ -44,22 +44,22 @@ struct Builder {
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width);
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias);
 
-  // Without fused kernels, what is computed in fp32 is cast up and down by kernels of its own.
+  // Without fused kernels, separate kernels cast to fp32 and back around ops that compute in fp32.
   bool casts_around() const { return !kernels.fused_kernels && kernels.activation != Dtype::fp32; }
   TensorId cast(const char* name, TensorId x, Dtype dtype);
 
-  // y = x w (+ bias). With fused kernels the bias is left to the one that consumes y: *bias_out receives it.
+  // y = x w (+ bias). With fused kernels the bias is not added here: *bias_out receives it, for the op that reads y.
   TensorId linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
                   bool bias, TensorId* bias_out = nullptr);
 
-  // The same of experts, each with its own w: x is [experts, slots, in..].
+  // The same for experts, each with its own w: x is [experts, slots, in..].
   TensorId expert_linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
                          bool bias);
 
   // residual + dropout(x + bias)
   TensorId add_residual(const char* name, TensorId x, TensorId residual_stream, TensorId bias);
 
-  // x plus the first rows of a table of positions.
+  // Returns x plus the first rows of a table of positions.
   TensorId add_positions(TensorId x, TensorId table);
 
   void finish() { differentiate(piece, kernels.gradient); }
@@ -69,7 +69,7 @@ struct Builder {
   const LayerSizes sizes;
   Piece& piece;
   std::int64_t window = 0;         // positions that self attention attends to; 0: all
-  bool in_core_attention = false;  // of the ops that are emitted (Op::core_attention)
+  bool in_core_attention = false;  // value of Op::core_attention for emitted ops
 
  private:
   TensorId norm_kernel(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias);

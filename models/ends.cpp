@@ -12,7 +12,7 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Tokens of `ids_name` as vectors: what enters a stack.
+// Embeds the tokens of `ids_name`: the input of a stack.
 TensorId embed(Builder& b, const char* ids_name, Input tokens) {
   const Model& model = b.model;
   const KernelChoices& kernels = b.kernels;
@@ -60,8 +60,8 @@ void build_pooler(Builder& b, TensorId x) {
   b.emit(OpKind::cross_entropy, "next_sentence", {logits, targets}, {statistics});
 }
 
-// PyTorch's cross_entropy computes the gradient of the loss in each log-probability (zero but for the targets') and
-// from it that of the logits, each in fp32 and in a tensor of its own.
+// PyTorch's cross_entropy first computes the loss's gradient with respect to each log-probability (zero except for the
+// targets), and then that with respect to the logits; both are separate fp32 tensors.
 void keep_gradient_of_log_probabilities(Piece& piece, TensorId statistics) {
   auto& ops = piece.backward.ops;
   const auto loss = std::ranges::find_if(
@@ -80,16 +80,16 @@ void keep_gradient_of_log_probabilities(Piece& piece, TensorId statistics) {
   ops.insert(loss, fill);
 }
 
-// The loss of `logits`, as statistics. In fp32 (Korthikanti et al. 2022, section 4.3: 4 s b v bytes of logits are
-// kept), or, fused, of the logits as they are.
+// Returns the loss of `logits`, as statistics: in fp32 (Korthikanti et al. 2022, section 4.3: 4 s b v bytes of logits
+// are kept), or, fused, from the logits in their own dtype.
 TensorId build_loss(Builder& b, TensorId logits, Input of, Dim rows, Dim length) {
   const bool unfused = b.kernels.loss == LossKernels::unfused;
   TensorId exact = logits;
   if (b.kernels.activation != Dtype::fp32 && b.kernels.loss != LossKernels::fused)
     exact = b.cast("logits_fp32", logits, Dtype::fp32);
-  // PyTorch's allocator gives nothing back, and what follows is too large for what logits of 16 bits leave.
+  // PyTorch's allocator does not return memory, and what follows is too large for the space of 16-bit logits.
   if (unfused && exact != logits) b.piece.tensors[logits].resident = true;
-  // As large as a log-softmax and as long under way; its values stay the logits', from which the loss is the same.
+  // As large as a log-softmax, and it lives as long. It has the logits' values, from which the loss is the same.
   if (unfused) exact = b.cast("log_softmax", exact, Dtype::fp32);
   const TensorId targets = b.input("targets", of, Dtype::int64, {rows, length});
   const TensorId statistics = b.tensor("loss", Category::activation, Dtype::fp32, {{3, Axis::none}, rows, length});
@@ -122,9 +122,9 @@ void build_prediction_embedding(Piece& piece, const Model& model, const KernelCh
   piece.input = b.residual("input");
   const TensorId last = piece.sides[kLastState].output = b.norm("final_norm", piece.input, {b.hidden()});
   const TensorId state = b.norm("mtp_hidden_norm", last, {b.hidden()});
-  // The tokens behind those that the model has read are what it is to predict.
+  // The module predicts the tokens after those that the model has read.
   const TensorId next = b.norm("mtp_embedding_norm", embed(b, "next_ids", Input::targets), {b.hidden()});
-  // Of both side by side, in two products.
+  // A projection of both side by side, as two products.
   const TensorId of_state = b.linear("mtp_projection", state, {b.hidden()}, {b.hidden()}, false);
   const TensorId of_next = b.linear("mtp_projection", next, {b.hidden()}, {b.hidden()}, false);
   piece.output = b.residual("mtp_projection");

@@ -1,4 +1,4 @@
-// The pieces of a model that are no layers: what makes vectors of its input, and its head with the loss.
+// The pieces of a model that are not layers: the embeddings of its inputs, and its head with the loss.
 #pragma once
 
 #include "models/builder.h"
@@ -6,15 +6,14 @@
 namespace orrery {
 
 void build_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
-// Between the stacks: the encoder's output, normed, becomes the memory of all decoder layers; the decoder begins with
-// its own tokens.
+// The piece between the two stacks: the encoder's output is normed and becomes the memory of all decoder layers; the
+// decoder starts from the embedding of its own tokens.
 void build_decoder_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
-// Patches of an image, projected (ViT, Swin); ViT: behind the class token (Dosovitskiy et al. 2020, arXiv 2010.11929,
-// eq. 1).
-// Of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21): the last layer's output, normed, goes on to the
-// head beside what is made of it and of the next tokens, which a layer of its own follows.
+// Embedding of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21). The last layer's output is normed and
+// goes on to the head. The piece also combines it with the embedding of the next tokens, as input of one more layer.
 void build_prediction_embedding(Piece& piece, const Model& model, const KernelChoices& kernels,
                                 const LayerSizes& sizes);
+// Projected patches (ViT, Swin), in ViT after the class token (Dosovitskiy et al. 2020, arXiv 2010.11929, eq. 1).
 void build_patch_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
 void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
 

@@ -141,8 +141,8 @@ std::int64_t full_attention_period(const Config& config, std::int64_t otherwise)
 
 // ---- mixtures of experts
 
-// Says which layers have experts, as the first ones without and a period. False: none has; the model is dense. `key`:
-// what is blamed where these two numbers cannot say it.
+// Describes which layers have experts as a number of first layers without and a period. Returns false if no layer has
+// experts: the model is dense. `key` is named in the error if the two numbers cannot describe the layers.
 template <class HasExperts>
 bool set_expert_layers(const Config& config, const char* key, Model& m, HasExperts has_experts) {
   constexpr std::int64_t kMostLayers = 1 << 16;  // beyond Model's range, which is checked later
@@ -162,7 +162,7 @@ bool set_expert_layers(const Config& config, const char* key, Model& m, HasExper
   return true;
 }
 
-// What is chosen by, and whether the weights of the chosen sum to one.
+// The score that experts are chosen by, and whether the chosen weights are normalised to sum to one.
 RouterScore router_score(const Config& config, const char* scoring_func, bool norm_topk_prob) {
   const std::string scores = config.text_or("scoring_func", scoring_func);
   const bool of_top = config.boolean_or("norm_topk_prob", norm_topk_prob);
@@ -525,8 +525,7 @@ bool of_class(std::string_view name, std::string_view prefix) {
   return name.starts_with("For") || name.starts_with("LMHead") || name.starts_with("Model");
 }
 
-// Returns whether a class's name begins with a family's: "MPTForCausalLM" does with "Mpt", "OPTIMUSForCausalLM" does
-// not with "OPT".
+// Whether a class's name begins with a family's: "MPTForCausalLM" does with "Mpt"; "OPTIMUSForCausalLM" not with "OPT".
 bool begins_with_family(std::string_view name, std::string_view prefix) {
   const auto is_upper = [](char c) { return std::isupper(static_cast<unsigned char>(c)) != 0; };
   const auto same = [](char a, char b) {
@@ -538,7 +537,7 @@ bool begins_with_family(std::string_view name, std::string_view prefix) {
          (!is_upper(name[prefix.size() - 1]) || rest.size() < 2 || !is_upper(rest[1]) || rest.starts_with("LMHead"));
 }
 
-// Returns the family whose name a class's begins with, the longest one; null: none that is known.
+// Returns the family with the longest name that a class's name begins with; null if there is none.
 const Family* family_of_class(std::string_view name) {
   const Family* found = nullptr;
   for (const Family& family : all_families())
@@ -558,8 +557,8 @@ void for_each_class(const Config& config, Check check) {
     if (name.is_string()) check(name, name.get_ref<const std::string&>());
 }
 
-// Classes of families that are read alike (kimi_k2 and deepseek_v3) may stand for each other, and classes of no known
-// family, as forks bring them, for any.
+// Classes of families that are read alike (kimi_k2 and deepseek_v3) are interchangeable. Classes of unknown families,
+// which forks have, are accepted for any.
 void refuse_other_classes(const Config& config, const Family& family) {
   for_each_class(config, [&](const Json& value, std::string_view name) {
     const Family* other = family_of_class(name);
@@ -569,7 +568,7 @@ void refuse_other_classes(const Config& config, const Family& family) {
   });
 }
 
-// A class that says what it is for must be for what is modelled: a classifier of text has no head for all tokens.
+// If a class's name says its task, the task must be the modelled one: a text classifier has no head for all tokens.
 void refuse_other_heads(const Config& config, const Model& m) {
   std::vector<std::string_view> heads{"CausalLM", "ConditionalGeneration"};
   if (m.kind == ModelKind::encoder) heads = {"MaskedLM", "PreTraining"};
@@ -589,10 +588,9 @@ void refuse_other_heads(const Config& config, const Model& m) {
   });
 }
 
-// ---- keys that tell what the reader of a config's family does not look for
+// ---- keys that the reader of a family does not look for
 
-// A key, or the beginning of keys where it ends in '_', and the architecture that it belongs to. No family below models
-// any of these.
+// A key, or a prefix of keys if it ends in '_', and the architecture that it belongs to, which no family below has.
 struct ForeignKey {
   std::string_view key, what;
 };
@@ -628,7 +626,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"vision_config", "images beside text"},
 };
 
-// Words of layer_types for layers that are not attention.
+// Values of layer_types for layers that are not attention.
 constexpr std::array kForeignLayers{std::pair{"mamba", "state-space layers"},
                                     std::pair{"ssm", "state-space layers"},
                                     std::pair{"linear", "linear attention"},
@@ -671,7 +669,7 @@ void refuse_foreign_keys(const Config& config) {
     }
 }
 
-// Returns which layers attend to all positions: by layer_types, and by the model as it was read.
+// Compares the layers with full attention in layer_types with those of the model that was read.
 void refuse_other_layers(const Config& config, std::string_view model_type, const Model& m) {
   const Json* types = config.find("layer_types");
   if (types == nullptr || !types->is_array()) return;
@@ -692,7 +690,7 @@ void refuse_other_layers(const Config& config, std::string_view model_type, cons
   }
 }
 
-// A 0 of these is no size; in a Model it stands for the usual one.
+// In these keys a 0 is not a size, but in a Model it stands for the usual one.
 void refuse_zeros(const Config& config, const Model& m) {
   const bool no_dense_layers = m.has_experts() && m.dense_layers == 0 && m.expert_period == 1 && m.expert_ffn > 0;
   const auto refuse = [](const Config& object, const char* key) {
@@ -708,7 +706,7 @@ void refuse_zeros(const Config& config, const Model& m) {
     for (const char* key : {"num_decoder_layers", "d_kv"}) refuse(config, key);
 }
 
-// Throws where the config says something that the model, read as one of `model_type`, does not have.
+// Throws if the config says something that the model, read as one of `model_type`, does not have.
 void refuse_contradictions(const Config& config, std::string_view model_type, const Model& m) {
   const auto as_read = [&](const std::string& what) {
     return fmt::format("{}, as the family {} is read", what, model_type);
@@ -736,9 +734,9 @@ void refuse_contradictions(const Config& config, std::string_view model_type, co
   differs_truth("is_encoder_decoder", m.kind == ModelKind::encoder_decoder);
   differs_truth("attention_bias", m.qkv_bias);
   for (const char* key : {"attention_out_bias", "attention_output_bias"}) differs_truth(key, m.output_bias);
-  if (model_type != "llama4_text")  // whose norms have no weights
+  if (model_type != "llama4_text")  // its norms have no weights
     for (const char* key : {"use_qk_norm", "qk_norm", "qk_layernorm"}) differs_truth(key, m.qk_norm);
-  // Qwen's window counts only where use_sliding_window says so.
+  // Qwen's window only counts if use_sliding_window is set.
   const bool window_used = config.boolean_or("use_sliding_window", !config.has("max_window_layers"));
   if (m.sliding_window == 0 && window_used && config.has("sliding_window") && !config.has("layer_types") &&
       config.integer("sliding_window") > 0 && config.integer("sliding_window") < m.max_positions)
@@ -779,7 +777,7 @@ const Family& find_family(const Config& config) {
   throw InputError(config.at("architectures"), describe(classes->front()), expected);
 }
 
-// Any family may have a variant with experts; none is read as a dense model.
+// Any family may have a variant with experts, which must not be read as a dense model.
 void refuse_experts(const Config& config, const Family& family) {
   const auto refuse = [&](const char* key) {
     config.fail(key, fmt::format("no experts in the family {}, which is read as a dense model", family.model_type));
@@ -791,7 +789,7 @@ void refuse_experts(const Config& config, const Family& family) {
       counted = true;
       if (config.integer(key) > 1) refuse(key);
     }
-  if (counted) return;  // none or one: what else the class says of experts is not used
+  if (counted) return;  // none or one: the class does not use its other keys about experts
   for (const char* key : {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "moe_intermediate_size",
                           "shared_expert_intermediate_size", "num_experts_per_tok", "num_experts_per_token",
                           "experts_per_token", "moe_top_k", "moe_topk"})

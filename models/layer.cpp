@@ -45,7 +45,7 @@ Routed route(Builder& b, const char* name, TensorId logits, const Router& router
   return routed;
 }
 
-// By ids: nothing is weighed. They lie as the states do, of which ranks may have parts.
+// Routes by token ids, without weights. Choices lie as the states do, which may be divided over ranks.
 Routed hash_route(Builder& b, const Router& router) {
   const auto of_tokens = {b.batch(), b.sequence(), Dim{1, Axis::none}};
   const TensorId ids = b.input("ids", Input::tokens, Dtype::int64, of_tokens);
@@ -54,7 +54,7 @@ Routed hash_route(Builder& b, const Router& router) {
   return routed;
 }
 
-// Shazeer et al. 2017, arXiv 1701.06538, eq. 4: normal noise of the deviation softplus(x W_noise).
+// Shazeer et al. 2017, arXiv 1701.06538, eq. 4: normal noise with deviation softplus(x W_noise).
 TensorId add_noise(Builder& b, TensorId logits, TensorId x) {
   const TensorId deviations = logits_of(b, "router_noise", x, b.model.experts, false);
   const auto like_logits = [&] { return b.piece.add(b.piece.tensors[deviations]); };
@@ -63,9 +63,9 @@ TensorId add_noise(Builder& b, TensorId logits, TensorId x) {
   return noisy;
 }
 
-// Losses of the router: of balance (Fedus et al. 2021, eq. 4; by sequence: DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20;
-// of all ranks' tokens: Qiu et al. 2025, arXiv 2501.11873) and of the logits' size (Zoph et al. 2022, arXiv 2202.08906,
-// eq. 5).
+// Losses of the router: for load balance (Fedus et al. 2021, eq. 4; by sequence: DeepSeek-V3, arXiv 2412.19437, eq. 17
+// to 20; over all ranks' tokens: Qiu et al. 2025, arXiv 2501.11873) and for the size of logits (Zoph et al. 2022, arXiv
+// 2202.08906, eq. 5).
 void add_losses(Builder& b, TensorId logits, const Routed& routed, Router router) {
   const Model& model = b.model;
   if (model.aux_loss == 0 && model.z_loss == 0) return;
@@ -101,7 +101,7 @@ Routed routed_tokens(Builder& b, TensorId x) {
   return routed;
 }
 
-// Of every expert on the rows in its slots; by row what they are weighed by, unless that is done later.
+// The MLP of every expert on the rows in its slots. `weights`: a weight per row, unless weights are applied later.
 TensorId expert_mlp(Builder& b, TensorId rows, TensorId weights) {
   const Dim experts{b.model.placed_experts(), Axis::experts}, slots{b.piece.tensors[rows].sizes[1], Axis::slots};
   const Dim ffn{b.model.expert_ffn, Axis::expert_ffn}, gate{2, Axis::none};
@@ -143,7 +143,7 @@ TensorId expert_block(Builder& b, TensorId x) {
       slots{(assignments + experts.size - 1) / experts.size, Axis::slots};
   const TensorId rows = b.activation("permute", {experts, slots, b.hidden()});
   b.emit(OpKind::permute, "permute", {x, chosen}, {rows});
-  // Behind the second product where that adds a bias, which the weights are of as well.
+  // Weights are applied after the second product if it adds a bias, which is weighted too.
   const bool early =
       b.kernels.weighs_activations && b.kernels.fused_kernels && !b.model.expert_bias && weights != kNoTensor;
   TensorId by_row = kNoTensor;
@@ -171,7 +171,7 @@ TensorId parallel_block(Builder& b, TensorId x, bool causal) {
   return b.add_residual("residual", sum, x, mlp_bias);
 }
 
-// Attention, then the MLP or the experts; between them what attends to an encoder.
+// Attention, then the MLP or the experts; between them cross attention, if any.
 TensorId serial_block(Builder& b, TensorId x, LayerRole role, bool experts) {
   const bool causal = role != LayerRole::encoder;
   TensorId bias = kNoTensor;
@@ -184,7 +184,7 @@ TensorId serial_block(Builder& b, TensorId x, LayerRole role, bool experts) {
     return out;
   };
 
-  // x + f(norm(x)), norm(x + f(x)), x + norm(f(x)) or x + norm(f(norm(x))): where the norms sit differs by family.
+  // x + f(norm(x)), norm(x + f(x)), x + norm(f(x)) or x + norm(f(norm(x))): the place of the norms differs by family.
   const auto norm_before = [&](const char* name, TensorId t) {
     return b.model.input_norm && !b.model.post_norm ? b.norm(name, t, {b.hidden()}) : t;
   };
@@ -193,7 +193,7 @@ TensorId serial_block(Builder& b, TensorId x, LayerRole role, bool experts) {
   };
 
   const TensorId n1 = norm_before("input_norm", x);
-  // With a norm behind, the bias cannot wait for the residual addition.
+  // If a norm follows, the bias cannot be added together with the residual.
   TensorId* const deferred = b.model.output_norm ? nullptr : &bias;
   const TensorId attended =
       regroup("window_reverse", self_attention(b, regroup("window_partition", n1), causal, deferred));

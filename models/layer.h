@@ -1,4 +1,4 @@
-// One transformer layer, as all architectures have it.
+// One transformer layer, for all architectures.
 #pragma once
 
 #include "models/builder.h"
@@ -7,7 +7,7 @@ namespace orrery {
 
 enum class LayerRole : std::uint8_t { encoder, decoder, decoder_with_memory };
 
-// A layer of the model. `window`: positions attended to; 0: all. `experts`: instead of an MLP.
+// Builds a layer of the model. `window`: positions attended to; 0: all. `experts`: experts instead of an MLP.
 void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes,
                  LayerRole role, std::int64_t window, bool experts = false);
 

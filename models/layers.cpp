@@ -30,13 +30,13 @@ LayerSizes layer_sizes(const Model& model, std::int64_t batch, std::int64_t sequ
   return {batch, sequence, key_sequence, model.hidden, groups, model.heads / groups, model.head_dim, model.ffn};
 }
 
-// Positions that a layer attends to; 0: all, as every n-th does (Gemma 3, arXiv 2503.19786).
+// Positions that a layer attends to; 0: all, as in every n-th layer (Gemma 3, arXiv 2503.19786).
 std::int64_t window_of(const Model& model, std::int64_t layer) {
   const std::int64_t period = model.full_attention_period;
   return period > 0 && (layer + 1) % period == 0 ? 0 : model.sliding_window;
 }
 
-// All alike, or of several kinds: windowed ones among others, some with experts.
+// Adds the layers: all alike, or of several kinds (with and without a window, with and without experts).
 void add_layers(const Model& model, const KernelChoices& kernels, const LayerSizes& sizes, PieceLine& line) {
   const LayerRole role = model.kind == ModelKind::decoder ? LayerRole::decoder : LayerRole::encoder;
   constexpr std::uint16_t kUnbuilt = 0xffff;
@@ -52,7 +52,7 @@ void add_layers(const Model& model, const KernelChoices& kernels, const LayerSiz
   };
   for (std::int64_t first = 0, next = 0; first < model.layers; first = next) {
     const std::uint16_t piece = kind_of(first);
-    // Layers whose kind does not change are asked for once.
+    // If the kind never changes, it is computed once.
     next = model.full_attention_period == 0 && !model.has_experts() ? model.layers : first + 1;
     while (next < model.layers && kind_of(next) == piece) ++next;
     line.run(piece, next - first);
@@ -69,7 +69,7 @@ double expert_rows(const Model& model, const Workload& workload, std::int64_t mi
 
 namespace {
 
-// Of attention within documents, in the mean of all sequences.
+// Counts attention within documents, averaged over all sequences.
 void count_documents(const Op& op, std::span<const Tensor> tensors, const PackedSequences& packed, ProductFlops& f) {
   Op unmasked = op;
   unmasked.causal = false;
@@ -130,7 +130,7 @@ void build_pieces(const Model& model, const Workload& workload, std::int64_t mic
     line.add("mtp_layer", 1, [&](Piece& p) {
       build_layer(p, model, kernels, s, LayerRole::decoder, window_of(model, model.layers - 1),
                   model.mtp_has_experts());
-      p.layers = 0;  // stages are given the model's layers; the module goes with the last one
+      p.layers = 0;  // stages count only the model's layers; this module goes with the last one
     });
   }
   LayerSizes last = s;
@@ -155,7 +155,7 @@ ModelWork model_work(const Model& model, const Workload& workload, std::int64_t 
     for (const Op& op : piece.forward.ops) forward.add(product_flops(op, piece.tensors, rows, packed), 1);
     total.add(forward, static_cast<double>(run.count));
   }
-  if (model.mean_experts_per_token > 0) total.linear_executed = total.linear;  // rows that are there, not all slots
+  if (model.mean_experts_per_token > 0) total.linear_executed = total.linear;  // only rows that exist, not all slots
   // The backward computes two products for each of the forward's (Narayanan et al. 2021, appendix).
   const double micro_batches = static_cast<double>(workload.global_batch_size) / static_cast<double>(micro_batch);
   work.flops_per_step = 3 * micro_batches * (total.linear + total.attention_masked);

@@ -11,11 +11,10 @@
 
 namespace orrery {
 
-// What the loss makes of the logits (framework::CrossEntropy).
+// Kernels of the loss (framework::CrossEntropy).
 enum class LossKernels : std::uint8_t { unfused, fp32, fused };
 
-// Positions of a sequence: the workload's or the model's most, the patches of an image. Of a decoder beside an encoder
-// its own.
+// Positions per sequence: the workload's, the model's maximum, or an image's patches. A decoder may have its own.
 std::int64_t sequence_length(const Model& model, const Workload& workload);
 std::int64_t decoder_sequence_length(const Model& model, const Workload& workload);
 
@@ -24,8 +23,8 @@ struct KernelChoices {
   bool flash_attention = true;  // false: batched matmuls with a stored score matrix
   LossKernels loss = LossKernels::fp32;
   bool fused_kernels = true;  // bias+activation, bias+dropout+add, rotary, softmax as single kernels
-  // Experts' outputs are weighed where their activation function is applied, not where tokens are put together: their
-  // outputs are then not kept for the backward.
+  // Experts' outputs are weighted where the activation function is applied, not where tokens are combined. The experts'
+  // outputs then need not be kept for the backward.
   bool weighs_activations = false;
   Dtype activation = Dtype::bf16;
   Dtype parameter = Dtype::bf16;
@@ -46,8 +45,8 @@ struct ModelPieces {
 void build_pieces(const Model& model, const Workload& workload, std::int64_t micro_batch, const KernelChoices& kernels,
                   ModelPieces& out);
 
-// FLOPs of matrix products: of the model, and as kernels compute them. Attention is apart: with the mask halved, in
-// full, and as its kernels compute it.
+// FLOPs of matrix products, both of the model and as executed by kernels. Attention is counted separately: with the
+// causal mask halved, in full, and as executed.
 struct ProductFlops {
   double linear = 0, linear_executed = 0, attention_masked = 0, attention_full = 0, attention_executed = 0;
 
@@ -59,16 +58,17 @@ struct ProductFlops {
     attention_executed += times * other.attention_executed;
   }
 };
-// Of an op of a built piece; none of an attention's backward, which repeats a part of the forward. `expert_rows`: the
-// rows that the tokens of a micro-batch take at a layer's experts. Slots that are left over are executed all the same;
-// they are no work of the model. `packed`: whose documents attention stays within, with and without the causal mask.
+// Returns the FLOPs of an op of a built piece. For an attention's backward the model's FLOPs exclude the repeated part
+// of the forward. `expert_rows`: rows that the tokens of a micro-batch take at a layer's experts; kernels also execute
+// the slots beyond them, but those are not work of the model. `packed`: the documents that attention stays within, with
+// and without the causal mask.
 ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double expert_rows = 0,
                            const PackedSequences* packed = nullptr);
-// One for each token and expert that it goes to.
+// Rows at a layer's experts: one for each token and expert that the token goes to.
 double expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch);
 
-// FLOPs and tokens of a whole step, from a line of built (unsharded) pieces: the products of the forward, twice again
-// for the backward; the padded vocabulary counts. Of experts those that a token goes to.
+// Returns FLOPs and tokens of a whole step, from a line of built (unsharded) pieces: the products of the forward, and
+// twice as many for the backward. Includes the padded vocabulary. Counts only experts that tokens go to.
 ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,
                      std::span<const Piece> pieces, std::span<const Run> line, const PackedSequences* packed = nullptr);
 

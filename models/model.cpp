@@ -17,7 +17,7 @@ constexpr std::array<std::string_view, 4> kScores{"softmax", "softmax_of_top", "
 constexpr std::array<std::string_view, 4> kRouters{"top_k", "expert_choice", "base", "hash"};
 constexpr std::array<std::string_view, 3> kLoadBalancings{"aux_loss", "seq_aux_loss", "global_aux_loss"};
 
-// Upper limits of the fields: far beyond any model, and such that no count overflows 64 bits.
+// Upper limits of the fields: far beyond any model, and small enough that no count overflows 64 bits.
 constexpr std::int64_t kMostLayers = 1 << 16, kMostWidth = 1 << 21, kMostRows = std::int64_t{1} << 31;
 constexpr std::int64_t kMostImage = 1 << 16, kMostPatch = 1 << 12, kMostWindow = 1 << 10, kMostGroups = 1 << 15;
 
@@ -249,7 +249,7 @@ void complete_prediction(const Model& m) {
     fail("mtp_num_layers", to_string(m.mtp_num_layers), "0 with learned positions");
 }
 
-// What routers other than top-k leave nothing to say about.
+// Refuses fields that have no meaning with routers other than top-k.
 void complete_router(const Model& m) {
   if (m.router_type == RouterType::top_k) return;
   const std::string with = " with router_type " + quoted(kRouters[static_cast<std::size_t>(m.router_type)]);
@@ -386,7 +386,7 @@ void complete_swin(Model& m) {
     require(side <= m.window || side % m.window == 0, "window", m.window,
             "a divisor of the feature map's side, " + to_string(side) + " in stage " + to_string(stage + 1));
   }
-  // The single-valued fields describe the first stage.
+  // The scalar fields describe the first stage.
   require(m.heads == 0 || m.heads == m.stage_heads[0], "heads", m.heads, "the heads of the first stage, or nothing");
   m.heads = m.stage_heads[0];
   require(m.ffn % m.hidden == 0, "ffn", m.ffn, "a multiple of hidden: the ratio holds in every stage");

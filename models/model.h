@@ -1,4 +1,4 @@
-// The architecture of a model: what a `config.json` says. Sizes in elements.
+// A model's architecture, as a `config.json` describes it. Sizes are numbers of elements.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ enum class Positions : std::uint8_t { learned, rotary, relative, alibi, none };
 enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 enum class AttentionKind : std::uint8_t { multi_head, latent };  // latent: DeepSeek's MLA (arXiv 2405.04434)
 
-// Whose loads a loss of balance compares: of a micro-batch (Switch, GShard) or of each sequence (DeepSeek-V3).
+// The tokens whose loads a load-balancing loss compares: those of a micro-batch (Switch, GShard), of each sequence
+// (DeepSeek-V3), or of all replicas together.
 enum class LoadBalancing : std::uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
 
 // The spellings in JSON, in the order of the enumerators.
@@ -28,7 +29,7 @@ struct Model {
   std::string name;
   std::string source;
   ModelKind kind = ModelKind::decoder;
-  std::int64_t layers = 0;          // encoder-decoder: of the encoder
+  std::int64_t layers = 0;          // encoder-decoder: layers of the encoder
   std::int64_t decoder_layers = 0;  // encoder-decoder only; 0: as layers
   std::int64_t hidden = 0;          // Swin: channels of the first stage
   std::int64_t heads = 0;
@@ -75,32 +76,38 @@ struct Model {
 
   // Mixture of experts; none: every layer has an MLP.
   std::int64_t experts = 0;            // routed experts of a layer
-  std::int64_t experts_per_token = 0;  // of them, those that a token goes to
+  std::int64_t experts_per_token = 0;  // routed experts that a token goes to
   std::int64_t expert_ffn = 0;         // 0: ffn
-  std::int64_t shared_expert_ffn = 0;  // of the experts that all tokens go to, together; 0: there are none
-  bool shared_expert_gate = false;     // their output times a sigmoid of a projection (Qwen2-MoE)
-  std::int64_t dense_layers = 0;       // the first layers have an MLP instead (DeepSeek)
-  std::int64_t expert_period = 1;      // behind them: every n-th layer has experts, the others an MLP (Switch: 2)
+  // Width of the experts that all tokens go to, together; 0: there are none.
+  std::int64_t shared_expert_ffn = 0;
+  bool shared_expert_gate = false;  // shared experts' output is multiplied by a sigmoid of a projection (Qwen2-MoE)
+  std::int64_t dense_layers = 0;    // the first layers have an MLP instead (DeepSeek)
+  std::int64_t expert_period = 1;   // after dense_layers every n-th layer has experts, the others an MLP (Switch: 2)
   RouterType router_type = RouterType::top_k;
   RouterScore router_score = RouterScore::softmax;
-  std::int64_t router_groups = 0, router_best_groups = 0;  // Router::groups, best_groups
+  std::int64_t router_groups = 0, router_best_groups = 0;  // Router::groups, Router::best_groups
   double router_scale = 1;                                 // Router::scale
-  bool router_bias = false;                                // a bias of the router's projection (gpt-oss)
-  bool router_score_bias = false;  // on the scores that are compared, moved by loads, not gradients (DeepSeek-V3)
-  bool expert_bias = false;        // biases of the experts' matrices (gpt-oss)
-  bool router_noise = false;       // normal noise on logits, of a deviation that a projection gives (noisy top-k)
-  // Losses of a router beside the model's, in Megatron-Core's names. 0: none.
+  bool router_bias = false;                                // the router's projection has a bias (gpt-oss)
+  // A bias is added to the scores that are compared; it is adjusted by loads, not by gradients (DeepSeek-V3).
+  bool router_score_bias = false;
+  bool expert_bias = false;  // biases of the experts' matrices (gpt-oss)
+  // Normal noise is added to logits, with a deviation that a projection computes (noisy top-k).
+  bool router_noise = false;
+  // Weights of the router's losses, by Megatron-Core's names. 0: none.
   LoadBalancing load_balancing = LoadBalancing::aux_loss;
   double aux_loss = 0, z_loss = 0;
 
   // Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): modules that predict one more token each.
   std::int64_t mtp_num_layers = 0;  // 0 or 1
 
-  // Not of the file: what a strategy makes of a step (Strategy::settle).
-  double mean_experts_per_token = 0;  // that a gate gives, of the experts_per_token that there is room for; 0: all
-  std::int64_t expert_slots = 0;      // room for copies of experts in a layer, on all ranks; 0: one of each
+  // Not fields of the file. A strategy sets them for a step (Strategy::settle).
+  // Mean number of experts that a gate gives a token, out of experts_per_token slots; 0: all of them.
+  double mean_experts_per_token = 0;
+  // Slots for copies of experts in a layer, on all ranks together; 0: one slot per expert.
+  std::int64_t expert_slots = 0;
 
-  double published_parameters = 0;         // as the paper states; 0: unknown. Checked against `parameters` by a test.
+  // As the paper states it; 0: unknown. A test checks it against parameters().
+  double published_parameters = 0;
   double published_active_parameters = 0;  // the same for active_parameters()
 
   void visit_fields(FieldVisitor& v);
@@ -112,32 +119,32 @@ struct Model {
 
   std::int64_t effective_kv_heads() const { return kv_heads > 0 ? kv_heads : heads; }
   bool gated() const { return activation == ActivationFunction::swiglu || activation == ActivationFunction::geglu; }
-  // Of all stacks and stages.
+  // Layers of all stacks and stages.
   std::int64_t total_layers() const;
   bool has_experts() const { return experts > 0; }
   std::int64_t placed_experts() const { return expert_slots > 0 ? expert_slots : experts; }
-  // REQUIRES: a layer of a model with experts, counted from 0.
+  // REQUIRES: `layer` belongs to a model with experts, counted from 0.
   bool is_expert_layer(std::int64_t layer) const {
     return layer >= dense_layers && (layer - dense_layers) % expert_period == expert_period - 1;
   }
   std::int64_t expert_layers() const;
-  // Whether the layer of the module that predicts another token has experts: it is as the last layer.
+  // Whether the layer of the multi-token prediction module has experts, as the last layer does.
   bool mtp_has_experts() const { return mtp_num_layers > 0 && has_experts() && is_expert_layer(layers - 1); }
   bool vision() const { return kind == ModelKind::vit || kind == ModelKind::swin; }
 };
 
-// Parameters of the whole model as it is trained, unpadded vocabulary; exact. Counted:
-//  decoder          embeddings, layers, final norm, output head (once when tied); of the module that predicts another
-//                   token what it does not share: its norms, projection and layer
+// Exact number of parameters of the whole model as it is trained, with the unpadded vocabulary. Counted:
+//  decoder          embeddings, layers, final norm, output head (once when tied); of the multi-token prediction module
+//                   only what it does not share: its norms, projection and layer
 //  encoder          as BertForPreTraining: embeddings, layers, pooler and next-sentence classifier (`pooler`), MLM
 //                   transform, norm and bias; the MLM decoder is the embedding table when tied
 //  encoder-decoder  as T5ForConditionalGeneration: one input table for both stacks
 //  vit, swin        patch embedding, class token (ViT), layers, final norm, classifier
 // REQUIRES: model.complete() has been called.
 std::int64_t parameters(const Model& model);
-// Of them those that one token meets: of the routed experts as many as it goes to. Without experts all.
+// Parameters that one token meets: only as many routed experts as it goes to. Without experts: all parameters.
 std::int64_t active_parameters(const Model& model);
-// Of one routed expert of a layer. REQUIRES: a model with experts.
+// Parameters of one routed expert in one layer. REQUIRES: a model with experts.
 std::int64_t routed_expert_parameters(const Model& model);
 
 }  // namespace orrery

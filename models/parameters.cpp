@@ -35,7 +35,7 @@ std::int64_t mlp_parameters(const Model& m, std::int64_t h, std::int64_t ffn) {
   return linear(h, m.gated() ? 2 * ffn : ffn, m.linear_bias) + linear(ffn, h, m.linear_bias);
 }
 
-// Norms of a layer of `blocks` blocks (attention, cross attention, MLP).
+// Norms of a layer with `blocks` blocks (attention, cross attention, MLP).
 std::int64_t layer_norms(const Model& m, std::int64_t blocks) {
   if (m.post_norm) return blocks;
   if (m.parallel_block) return m.parallel_norms ? blocks : 1;
@@ -47,8 +47,8 @@ std::int64_t layer_parameters(const Model& m, bool cross_attention) {
          layer_norms(m, cross_attention ? 3 : 2) * norm_parameters(m, m.hidden);
 }
 
-// What a layer's experts have, `routed` of them, instead of an MLP. A bias on scores (Wang et al. 2024, arXiv
-// 2408.15664) is moved by no gradient: no parameter.
+// Parameters of a layer's `routed` experts and what belongs to them, which replace an MLP. A bias on scores (Wang et
+// al. 2024, arXiv 2408.15664) is not updated by gradients and is not a parameter.
 std::int64_t expert_parameters(const Model& m, std::int64_t routed) {
   const std::int64_t h = m.hidden;
   return (m.router_type == RouterType::hash ? 0 : linear(h, m.experts, m.router_bias)) +
@@ -56,7 +56,7 @@ std::int64_t expert_parameters(const Model& m, std::int64_t routed) {
          (m.shared_expert_ffn > 0 ? mlp_parameters(m, h, m.shared_expert_ffn) : 0) + (m.shared_expert_gate ? h : 0);
 }
 
-// Of a decoder whose layers have `routed` experts each, instead of that many MLPs.
+// What a decoder whose layers have `routed` experts each has beyond one with MLPs.
 std::int64_t more_with_experts(const Model& m, std::int64_t routed) {
   return m.expert_layers() * (expert_parameters(m, routed) - mlp_parameters(m, m.hidden, m.ffn));
 }
@@ -78,7 +78,7 @@ std::int64_t stack_parameters(const Model& m, std::int64_t layers, bool cross_at
   return layers * layer_parameters(m, cross_attention) + relative_bias + final_norm_parameters(m);
 }
 
-// The module that predicts another token, with `routed` experts; table and head are the model's (DeepSeek-V3, arXiv
+// The multi-token prediction module, with `routed` experts; it shares the model's table and head (DeepSeek-V3, arXiv
 // 2412.19437, eq. 21 to 24).
 std::int64_t prediction_parameters(const Model& m, std::int64_t routed) {
   if (m.mtp_num_layers == 0) return 0;
@@ -117,11 +117,11 @@ std::int64_t swin_parameters(const Model& m) {
   std::int64_t width = m.hidden;
   for (std::size_t stage = 0; stage < m.stage_layers.size(); ++stage) {
     if (stage > 0) {
-      // Patch merging: 2x2 neighbours to twice the channels; v1 norms the 4C input, v2 the 2C output.
+      // Patch merging: 2x2 neighbours become one of twice the channels; v1 norms the 4C input, v2 the 2C output.
       sum += linear(4 * width, 2 * width, false) + norm_parameters(m, m.cosine_attention ? 2 * width : 4 * width);
       width *= 2;
     }
-    const std::int64_t key_bias = m.cosine_attention ? width : 0;  // v2: keys have none
+    const std::int64_t key_bias = m.cosine_attention ? width : 0;  // v2: keys have no bias
     const std::int64_t attention = linear(width, 3 * width, m.qkv_bias) - (m.qkv_bias ? key_bias : 0) +
                                    linear(width, width, m.output_bias) +
                                    swin_position_parameters(m, m.stage_heads[stage]);

@@ -1,4 +1,4 @@
-// Fills a model's pieces and its runs in order, in the storage of the pieces before.
+// Fills ModelPieces with pieces and runs in order, and reuses the storage of the pieces that were there.
 #pragma once
 
 #include <utility>
@@ -15,7 +15,7 @@ class PieceLine {
   PieceLine(const PieceLine&) = delete;
   PieceLine& operator=(const PieceLine&) = delete;
 
-  // A piece that build(piece) fills; its place in the table.
+  // Adds a piece that build(piece) fills. Returns its index in the table.
   template <class Build>
   std::uint16_t piece(const char* name, Build&& build) {
     if (used_ == into_.pieces->size()) into_.pieces->emplace_back();

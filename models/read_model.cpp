@@ -34,7 +34,7 @@ void read_fields(Model& model, const Json& object, const InputError::Where& wher
   model.visit_fields(reader);
   for (const char* key : also_known) reader.take(key);
   reader.finish();
-  // "linear_bias" alone speaks for attention too.
+  // "linear_bias" alone also sets the biases of attention.
   if (object.contains("linear_bias")) {
     if (!object.contains("output_bias")) model.output_bias = model.linear_bias;
     if (!object.contains("qkv_bias")) model.qkv_bias = model.linear_bias;
@@ -84,7 +84,7 @@ void set_usual_values(Model& model) {
   }
 }
 
-// A usual value gives way where another field says that it cannot hold.
+// Adjusts usual values that contradict a field that is given.
 void reconcile_usual_values(Model& model, const Json& object) {
   const auto unsaid = [&](const char* key) { return !object.contains(key); };
   if (model.positions != Positions::relative && unsaid("relative_buckets")) model.relative_buckets = 0;
@@ -92,7 +92,7 @@ void reconcile_usual_values(Model& model, const Json& object) {
   if (model.attention == AttentionKind::latent && unsaid("qkv_bias")) model.qkv_bias = false;
 }
 
-// The kind, the activation and the attention choose the values of what is left out.
+// The kind, the activation and the attention determine the values of omitted fields.
 Model usual_model_of(const Model& model) {
   Model usual;
   usual.kind = model.kind;
@@ -103,7 +103,7 @@ Model usual_model_of(const Model& model) {
 }
 
 Model read_written_out(const Json& object, const InputError::Where& where) {
-  // `orrery show` writes the numbers of parameters beside the fields that they follow from.
+  // `orrery show` writes parameter counts beside the fields that determine them.
   Model probe;
   read_fields(probe, object, where, {"parameters", "active_parameters"});
   Model model = usual_model_of(probe);
@@ -145,7 +145,7 @@ bool names(const std::string& key, const Json& entry, const std::string& wanted)
                    nearest_name(lower_case(name), valid));
 }
 
-// The preset as its file states it, not yet complete: fields derived from others are still to be derived.
+// Returns the preset as its file states it: fields that are derived from others are not set yet.
 std::optional<Model> look_up(const std::string& wanted, const InputError::Where& where) {
   const std::string quoted = Json(wanted).dump(-1, ' ', false, Json::error_handler_t::replace);
   for (const EmbeddedFile& file : embedded_files(kPresetFolder)) {
@@ -172,7 +172,7 @@ std::optional<Model> look_up(const std::string& wanted, const InputError::Where&
 }
 
 Model find_preset(const std::string& name, const InputError::Where& where) {
-  // As written first: ViT-G/14 and ViT-g/14 are two models.
+  // In its given case first: ViT-G/14 and ViT-g/14 are two models.
   std::optional<Model> model = look_up(name, where);
   if (!model) model = look_up(lower_case(name), where);
   if (!model) fail_unknown(name, where);
@@ -208,7 +208,7 @@ class JsonWriter final : public FieldVisitor {
     if (value != 0) json[name] = value;
   }
   void number(const char* name, double& value, NumberRange, const char*) override {
-    constexpr double kExact = 9007199254740992.0;  // 2^53: whole numbers below it are written without a point
+    constexpr double kExact = 9007199254740992.0;  // 2^53: smaller whole numbers are written without a point
     if (value == std::trunc(value) && std::abs(value) < kExact) {
       json[name] = static_cast<std::int64_t>(value);
     } else {
@@ -231,7 +231,7 @@ class JsonWriter final : public FieldVisitor {
   }
 };
 
-// A model that is written out has other keys than a config.json: one alone may be a slip, several are none.
+// A written-out model has other keys than a config.json. One foreign key may be a slip, several are not.
 bool looks_like_huggingface(const Json& object) {
   const auto keys = {"hidden_size",
                      "num_hidden_layers",
@@ -271,10 +271,10 @@ Model read_model(const Json& json, const InputError::Where& where) {
     model = read_written_out(json, where);
   }
   try {
-    if (imported) read_fields(model, to_json(model), {});  // for the ranges of the fields
+    if (imported) read_fields(model, to_json(model), {});  // checks the ranges of the fields
     model.complete();
-  } catch (const InputError& e) {  // which know the model but not its place
-    // The fields are no keys of a config.json.
+  } catch (const InputError& e) {  // errors that know the model but not its place
+    // The fields are not keys of a config.json.
     if (imported) throw InputError(where, e.where().pointer.substr(1) + " = " + e.found(), e.expected());
     throw InputError({where.file, where.pointer + e.where().pointer}, e.found(), e.expected(), e.nearest());
   }
@@ -295,7 +295,7 @@ std::vector<std::string> model_names() {
 bool is_model_name(const std::string& name) {
   try {
     return look_up(name, {}) || look_up(lower_case(name), {});
-  } catch (const InputError&) {  // the preset is not modelled, but it has the name
+  } catch (const InputError&) {  // the preset is not modelled, but its name exists
     return true;
   }
 }
@@ -304,7 +304,7 @@ nlohmann::json to_json(const Model& model) {
   Model copy = model;  // visitors may change what they visit; this one does not
   JsonWriter writer;
   copy.visit_fields(writer);
-  // A 0 where something else is usual has to be said.
+  // A 0 must be written if the usual value is not 0.
   JsonWriter usual;
   usual_model_of(model).visit_fields(usual);
   for (const auto& [key, value] : usual.json.items())

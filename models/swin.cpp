@@ -26,7 +26,7 @@ void build_patch_merging(Piece& piece, const Model& model, const KernelChoices& 
 void build_swin(const Model& model, std::int64_t micro_batch, const KernelChoices& kernels, PieceLine& line) {
   const std::int64_t side = model.image_size / model.patch_size;
   const std::int64_t window = model.window * model.window;
-  // Tokens are kept grouped by window: batch runs over images x windows.
+  // Tokens stay grouped by window: the batch dimension runs over images x windows.
   LayerSizes s{micro_batch * side * side / window, window, window, model.hidden, 0, 1, 0, 0};
   line.add("embedding", 1, [&](Piece& p) { build_patch_embedding(p, model, kernels, s); });
   for (std::size_t stage = 0; stage < model.stage_layers.size(); ++stage) {

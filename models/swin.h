@@ -1,4 +1,4 @@
-// Swin (Liu et al. 2021, arXiv 2103.14030): stages of layers of their own widths, attention within windows.
+// Swin (Liu et al. 2021, arXiv 2103.14030): each stage of layers has its own width; attention stays within windows.
 #pragma once
 
 #include "models/builder.h"

@@ -23,7 +23,7 @@ using realrun::CarriedState;
 using realrun::Rank;
 using realrun::WholeParameter;
 
-// Puts the ranks' parts into the layout of one rank.
+// Assembles the ranks' parts in the layout of one rank.
 class Assembly {
  public:
   explicit Assembly(const std::vector<WholeParameter>& parameters) {
@@ -48,7 +48,7 @@ class Assembly {
       }
     }
   }
-  // `trained`: what is frozen has none.
+  // `trained`: omits frozen parameters.
   std::vector<WholeTensor> take(const std::vector<WholeParameter>& parameters, bool trained, double& disagreement) {
     std::vector<WholeTensor> tensors;
     for (std::size_t p = 0; p < whole_.size(); ++p) {
@@ -93,7 +93,7 @@ void check_runnable(const Scenario& scenario) {
 
 namespace {
 
-// What all ranks of a run agree on.
+// Data that all ranks of a run share.
 struct Whole {
   explicit Whole(const Scenario& scenario) {
     check_runnable(scenario);
@@ -108,8 +108,7 @@ struct Whole {
   realrun::SequenceLengths sequences;
 };
 
-// A parameter of `after` is that of `before` at its place; a new one (a router); or all copies of an expert that has
-// been the only one.
+// A parameter of `after` is that of `before` at its place, or new (a router), or copies of what was the only expert.
 std::vector<CarriedParameter> carried_parameters(const std::vector<WholeParameter>& before,
                                                  const std::vector<WholeParameter>& after) {
   const auto same = [](const Tensor& a, const Tensor& b, int from) {
@@ -131,7 +130,7 @@ std::vector<CarriedParameter> carried_parameters(const std::vector<WholeParamete
   return carried;
 }
 
-// What ranks of a run need of its parts.
+// Data about the parts of a run that its ranks need.
 class Parts {
  public:
   Parts(std::span<const RunPart> parts, const ExecutionOptions& options) : parts_(parts) {
@@ -168,7 +167,7 @@ RankResult run_rank(const Parts& parts, Backend& backend, Communicator& communic
     RankResult result;
     CarriedState carried;
     std::deque<realrun::RunSetup> setups;
-    std::deque<Rank> ranks;  // whose index lists the backend knows by their places
+    std::deque<Rank> ranks;  // deque: the backend knows their index lists by address
     for (std::size_t p = 0; p < parts.size(); ++p) {
       setups.push_back(parts.setup(p));
       Rank& rank = ranks.emplace_back(setups.back(), backend, communicator, std::move(carried));
@@ -224,7 +223,7 @@ std::vector<RankResult> execute_ranks(std::span<const RunPart> run, const Execut
   const auto ranks = static_cast<std::size_t>(run.front().program.mesh.ranks());
   InProcessRanks shared(ranks, options.watchdog_seconds);
   std::vector<RankResult> results(ranks);
-  std::vector<std::unique_ptr<Backend>> backends(ranks);  // outlive what other ranks still read
+  std::vector<std::unique_ptr<Backend>> backends(ranks);  // must outlive what other ranks still read
   {
     std::vector<std::jthread> threads;
     const auto work = [&](std::size_t r) {
@@ -238,7 +237,7 @@ std::vector<RankResult> execute_ranks(std::span<const RunPart> run, const Execut
     };
     try {
       for (std::size_t r = 0; r < ranks; ++r) threads.emplace_back(work, r);
-    } catch (const std::system_error& why) {  // ends the ranks that wait for the missing one
+    } catch (const std::system_error& why) {  // also ends the ranks that wait for the missing one
       shared.fail(std::make_exception_ptr(ExecutionError(
           fmt::format("a thread for each of {} ranks: the machine does not start one ({}); a plan of fewer ranks needs "
                       "fewer, a higher limit of processes and memory allows more (ulimit -u, ulimit -v)",
@@ -291,7 +290,7 @@ Execution assemble(const Scenario& scenario, const std::vector<RankResult>& rank
 
 namespace {
 
-// Counts, then values; both ways by the same function.
+// Writes or reads counts, then values, with the same function.
 template <class Archive>
 void visit(Archive& archive, RankResult& r) {
   archive.number(r.rank);

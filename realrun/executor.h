@@ -1,11 +1,11 @@
-// Runs a lowered Program: one training step after another, on the ranks' backends. The same Program that the engines
-// time; what comes out is put together into the layout of one rank, so that every layout of one scenario can be
-// compared with every other; and it is measured, in the form of a prediction (measured_report.h).
+// Runs a lowered Program, step after step, on the ranks' backends: the same Program that the engines time. Results are
+// assembled into the layout of one rank, so that every layout of a scenario can be compared with every other. Runs can
+// be measured; the measurement has the form of a prediction (measured_report.h).
 //
-// What is computed, and on whose behalf, is the Program's: what ops add to (Op::accumulate), what norms count
-// (sim/program/gradient_norm.h), whose positions meet (Op::keys_before), what crosses a border between stages
-// (sim/program/borders.h), what streams without a reader are handed (Piece::sides), whose memory a tied table is
-// (Tensor::shared). Beside it stand what a step is fed (rank/inputs.h), and what a run is told: ExecutionOptions.
+// The Program determines what is computed: what ops add to (Op::accumulate), what norms count
+// (sim/program/gradient_norm.h), which positions attend to each other (Op::keys_before), what crosses borders between
+// stages (sim/program/borders.h), what side streams without a reader receive (Piece::sides), and whose memory a tied
+// table uses (Tensor::shared). A step's inputs (rank/inputs.h) and ExecutionOptions are not part of it.
 #pragma once
 
 #include <array>
@@ -25,22 +25,23 @@
 namespace orrery {
 
 struct ExecutionOptions {
-  std::uint64_t seed = 1;  // of parameters and inputs: a function of (seed, parameter, element), whatever the layout
-  std::int64_t steps = 1;  // the same batch each step
+  // Seed of parameters and inputs, which are functions of (seed, parameter, element), whatever the layout.
+  std::uint64_t seed = 1;
+  std::int64_t steps = 1;  // all steps use the same batch
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, momentum = 0.9;
-  bool round_to_bf16 = false;  // fp32 storage: tensors of bf16 hold what bf16 can
-  // Storage that nothing has written holds NaN; an op that writes NaN ends the run, naming the op.
+  bool round_to_bf16 = false;  // fp32 storage: tensors of bf16 are rounded to bf16
+  // Storage that has not been written holds NaN. An op that writes NaN ends the run with an error that names the op.
   bool find_undefined = true;
-  double watchdog_seconds = 20;  // for one wait on other ranks
-  // Added to one element of one parameter before the first step: for finite differences. -1: none.
+  double watchdog_seconds = 20;  // longest wait on other ranks
+  // Added to one element of one parameter before the first step, for finite differences. -1: none.
   std::int64_t nudged_parameter = -1, nudged_element = 0;
   double nudge = 0;
-  bool keep_tensors = true;  // gradients and parameters come out
-  // Times and memory come out. The first half of the steps gives the step time, the second half, which carries marks
-  // around every op, gives the rest. Before them, warm-up steps.
+  bool keep_tensors = true;  // return gradients and parameters
+  // Return times and memory. After the warm-up steps, the first half of the steps gives the step time; the second half
+  // has marks around every op and gives the rest.
   bool measure = false;
   std::int64_t warmup_steps = 0;
-  std::function<void(std::size_t rank, std::int64_t step)> after_step;  // in the rank's thread
+  std::function<void(std::size_t rank, std::int64_t step)> after_step;  // called in the rank's thread
 };
 
 // A tensor as one rank would hold it, row-major.
@@ -55,100 +56,103 @@ struct MeasuredOp {
   std::uint16_t piece = 0, op = 0;
   std::uint8_t block = 0;  // forward, backward, weight gradient, update
   double times_per_step = 0;
-  std::vector<double> seconds;  // of one call, by step: the mean over the step's calls
+  // Mean seconds of one call, by step.
+  std::vector<double> seconds;
 };
 
-// A gathered part of a parameter or of its gradient.
+// Part of a parameter or its gradient that a rank holds.
 struct HeldPart {
   std::size_t parameter = 0;
-  std::vector<std::int64_t> element;  // of the whole parameter
+  std::vector<std::int64_t> element;  // indices in the whole parameter
   std::vector<float> gradient, value;
 };
 
-// Of a dropless run whose experts have slots for all tokens: what of them held rows, which alone were sent and
-// computed. Of one rank, all its layers with experts, micro-batches and steps together (recomputed forwards too).
+// Rows of a dropless run whose experts have slots for all tokens: only slots with rows are sent and computed. Sums over
+// one rank's layers with experts, micro-batches and steps, recomputed forwards included.
 struct RoutedRows {
   double layers = 0;
-  double computed = 0, slots = 0;   // by this rank's experts, in one pass through them; and what they had room for
-  double sent = 0, slots_sent = 0;  // to other ranks in one dispatch; and what would have been with all slots
-  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean, where that is largest
-  double sum_of_busiest_ranks = 0;              // over `layers`
+  // Rows that this rank's experts computed in one pass through them, and the slots that they had.
+  double computed = 0, slots = 0;
+  // Rows sent to other ranks in one dispatch, and what sending all slots would have been.
+  double sent = 0, slots_sent = 0;
+  // Largest ratio of rows to the mean.
+  double busiest_rank = 1, busiest_expert = 1;
+  double sum_of_busiest_ranks = 0;  // sum over `layers`
 };
 
-// What one rank has to say after its run.
+// Results of one rank's run.
 struct RankResult {
   std::size_t rank = 0;
   std::int64_t stage = 0;
-  // By step, warm-up included, unscaled; losses: this rank's share.
+  // By step, warm-up included, without the loss scale. losses: this rank's share.
   std::vector<double> losses, gradient_norms;
-  // By step: experts that tokens have where a router's threshold decides, of all its layers and micro-batches together,
-  // and these tokens; 0 without such a router.
+  // By step, for routers whose threshold decides how many experts a token has (otherwise 0): the active experts, summed
+  // over tokens, and the number of tokens, of all layers and micro-batches.
   std::vector<std::int64_t> active_experts, routed_tokens;
   std::vector<HeldPart> parts;  // if kept
   // If measured:
-  std::vector<double> seconds_by_step;      // of all that are measured; what follows is of the last part of a run:
+  // Of all measured steps. The members that follow are of the last part of a run.
+  std::vector<double> seconds_by_step;
   std::vector<double> step_seconds;         // of the measured steps without marks
-  std::vector<double> marked_step_seconds;  // of those with
+  std::vector<double> marked_step_seconds;  // of the measured steps with marks
   std::vector<MeasuredOp> ops;
-  TimeBreakdown time;               // mean over the marked steps, scaled to nothing
+  TimeBreakdown time;               // mean over the marked steps, not scaled
   std::vector<Interval> intervals;  // of the last step
   PlacedBytes bytes_at_peak{};
-  double peak_bytes = 0;  // of the device; tensors alone, in their own dtypes
-  RoutedRows rows;        // layers 0: none were counted
+  double peak_bytes = 0;  // on the device; tensors only, in their own dtypes
+  RoutedRows rows;        // layers == 0: rows were not counted
 };
 
 struct Execution {
-  // By step. A loss is the mean of the cross entropy over all positions of the global batch.
+  // By step. A loss is the mean cross entropy over all positions of the global batch.
   std::vector<double> losses, gradient_norms;
-  // In the order of the model: piece by piece, in each in the order of Piece::parameters; a tied head's table is left
-  // out.
-  std::vector<WholeTensor> gradients;   // of the last step and of what is trained, unscaled, before clipping
+  // In model order: piece by piece, then in the order of Piece::parameters. The table of a tied head is omitted.
+  std::vector<WholeTensor> gradients;   // of the last step, trained parameters only, unscaled, before clipping
   std::vector<WholeTensor> parameters;  // after the last step
-  // Where several ranks hold the same element: the largest difference between them, over the tensor's largest value.
+  // If several ranks hold the same element: their largest difference, relative to the tensor's largest value.
   double gradient_disagreement = 0, parameter_disagreement = 0;
 };
 
-// Throws InputError for models and plans that cannot be run; all that follow do it first.
+// Throws InputError for models and plans that cannot be run. All functions below call it first.
 void check_runnable(const Scenario& scenario);
 
-// Neighbouring steps of a run that have one Program. The scenario's workload.step is the first of them.
+// Consecutive steps of a run that have one Program. scenario.workload.step is the first of them.
 struct RunPart {
   Scenario scenario;
   Program program;
   std::int64_t steps = 1;
 };
-// A run of so many steps, from the workload's on: one part, unless a gate or a placement changes with the step
-// (begins_anew(), strategies/strategy.h). `scenario`: a runnable() one. Throws as lower().
+// Splits a run of `steps` steps from the workload's step on: one part, unless a gate or a placement changes with the
+// step (begins_anew(), strategies/strategy.h). REQUIRES: `scenario` is from runnable(). Throws as lower() does.
 std::vector<RunPart> parts_of(const Scenario& scenario, std::int64_t steps);
 
-// Lowers and runs runnable(scenario), in parts where its steps differ (strategies/strategy.h), a thread a rank. Throws
-// InputError for what it cannot run (Swin, padded vocabularies that differ from one rank's), ExecutionError for
-// failures on the way.
+// Lowers and runs runnable(scenario) with one thread per rank, in several parts if its steps differ
+// (strategies/strategy.h). Throws InputError for what it cannot run (Swin, vocabularies padded to another size than one
+// rank's), ExecutionError for failures during the run.
 Execution execute(const Scenario& scenario, const ExecutionOptions& options = {});
-// The same for a Program that the caller has lowered from `scenario` (and may have changed). Here and below that is a
-// runnable() one.
+// The same for a Program lowered from `scenario` (and perhaps changed). Here and below `scenario` is from runnable().
 Execution execute(const Scenario& scenario, const Program& program, const ExecutionOptions& options);
 
-// The steps of it, for ranks that are not threads of this process or not on a CPU.
+// The stages of execute(), for ranks that are not threads of this process or not on a CPU.
 //
-// A backend for each rank. Called in the rank's thread.
+// Makes the backend of a rank. Called in the rank's thread.
 using BackendFactory = std::function<std::unique_ptr<Backend>(std::size_t rank)>;
 std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                                       const BackendFactory& backend);
-// Parts of a run one after the other, as many steps as they have together: warm-up steps, then the others
-// (ExecutionOptions::steps does not count). Parameters and the optimizer's states go over from one to the next. What is
-// measured but step times is of the last.
+// Runs the parts of a run one after the other: warm-up steps first, then the steps of all parts
+// (ExecutionOptions::steps is ignored). Parameters and optimizer states are carried from one part to the next.
+// Measurements are of the last part, step times of all parts.
 std::vector<RankResult> execute_ranks(std::span<const RunPart> parts, const ExecutionOptions& options,
                                       const BackendFactory& backend);
-// This process's rank alone. Failures are told to the communicator and thrown.
+// Runs only this process's rank. A failure is reported to the communicator and thrown.
 RankResult execute_rank(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                         Backend& backend, Communicator& communicator);
 RankResult execute_rank(std::span<const RunPart> parts, const ExecutionOptions& options, Backend& backend,
                         Communicator& communicator);
-// Results of all ranks, in any order, in the layout of one rank. `scenario`: of the last part.
+// Assembles the results of all ranks, in any order, into the layout of one rank. `scenario`: that of the last part.
 Execution assemble(const Scenario& scenario, const std::vector<RankResult>& ranks);
 
-// As numbers, to be sent to another process.
+// Convert a result to numbers and back, to send it to another process.
 std::vector<double> to_numbers(const RankResult& result);
 RankResult rank_result_from(const std::vector<double>& numbers);
 

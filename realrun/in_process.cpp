@@ -12,7 +12,7 @@
 namespace orrery {
 namespace {
 
-// Of a rank that stops because another one failed.
+// Thrown in a rank that stops because another one failed.
 class Stopped : public ExecutionError {
  public:
   Stopped() : ExecutionError("stopped: another rank failed") {}
@@ -110,7 +110,8 @@ struct InProcessRanks::Rep {
   std::map<Members, std::shared_ptr<Meeting>> meetings;
   std::map<std::pair<std::size_t, MessageTag>, Message> messages;  // by receiver
   std::vector<Arrival> places;
-  std::vector<std::vector<void*>> returned;  // buffers that receivers are done with, by the sender that owns them
+  // Buffers that receivers no longer need, by the sender that owns them.
+  std::vector<std::vector<void*>> returned;
   std::exception_ptr failure;
 };
 
@@ -129,8 +130,7 @@ class InProcessCommunicator final : public Communicator {
     shared_.places[rank_] = {block, op, micro_batch};
   }
 
-  // Every rank sums its part of the elements, then takes the others' sums: the reduce-scatter and the all-gather that
-  // all-reduces are made of.
+  // Every rank sums its part of the elements, then takes the others' sums: a reduce-scatter and an all-gather.
   void all_reduce(const Members& members, const std::string& what, Stream stream, void* data, std::int64_t elements,
                   Dtype dtype) override {
     if (members.size() == 1) return;
@@ -141,11 +141,11 @@ class InProcessCommunicator final : public Communicator {
     const AllShown all = show(members, what, stream, data);
     const Scratch sum(backend_, part, dtype, stream);
     sum_of(*all, stream, begin(own), sum.data, size(own), dtype);
-    const AllShown sums = show(members, what, stream, sum.data);  // from here on nobody reads the inputs
+    const AllShown sums = show(members, what, stream, sum.data);  // after this nobody reads the inputs
     for (std::int64_t i = 0; i < n; ++i)
       backend_.copy(stream, at_element(data, begin(i), dtype), (*sums)[static_cast<std::size_t>(i)].data,
                     size(i) * backend_.stored_bytes(dtype));
-    show(members, what, stream, nullptr);  // from here on nobody reads the sums
+    show(members, what, stream, nullptr);  // after this nobody reads the sums
   }
 
   void all_gather(const Members& members, const std::string& what, Stream stream, const void* part, void* whole,
@@ -161,7 +161,7 @@ class InProcessCommunicator final : public Communicator {
   void reduce_scatter(const Members& members, const std::string& what, Stream stream, const void* whole, void* part,
                       std::int64_t part_elements, Dtype dtype) override {
     const AllShown all = show(members, what, stream, whole);
-    const Scratch sum(backend_, part_elements, dtype, stream);  // `part` may be one that others still read
+    const Scratch sum(backend_, part_elements, dtype, stream);  // other ranks may still read `part`
     sum_of(*all, stream, index_in(members) * part_elements, sum.data, part_elements, dtype);
     show(members, what, stream, nullptr);
     backend_.copy(stream, part, sum.data, part_elements * backend_.stored_bytes(dtype));
@@ -285,7 +285,7 @@ class InProcessCommunicator final : public Communicator {
   const void* at_element(const void* data, std::int64_t element, Dtype dtype) const {
     return static_cast<const std::byte*>(data) + element * backend_.stored_bytes(dtype);
   }
-  // Meets the others once everything issued to `stream` is done.
+  // Meets the others when everything issued to `stream` is done.
   AllShown show(const Members& members, const std::string& what, Stream stream, const void* data,
                 std::vector<double> values = {}) {
     backend_.synchronize(stream);

@@ -16,7 +16,7 @@ bool same_axis(Axis a, Axis b) {
   return plain(a) == plain(b);
 }
 
-// For each dimension of a view, the base's; the base's dimension that is cut or dropped.
+// Maps each dimension of a view to the base's, and names the base's dimension that is cut or dropped.
 struct Match {
   std::array<int, Tensor::kMaxRank> base{};
   int cut = -1;
@@ -55,22 +55,21 @@ Match match(const Tensor& view, const Tensor& base) {
   return m;
 }
 
-// A reshape: nothing is cut, no dimensions change places.
+// Whether the view is a reshape: nothing is cut, and no dimensions change places.
 bool keeps_order(const Match& m, const Tensor& view) {
   if (m.cut >= 0) return false;
   return std::is_sorted(m.base.begin(), m.base.begin() + view.rank);
 }
 
-// The base's index of index i of a view along a dimension that is cut.
+// Returns the base's index for index i of a view along a dimension that is cut.
 std::int64_t index_in_base(std::int64_t i, const Tensor& view, int v, const Tensor& base, int b,
                            const Position& position) {
   const std::int64_t begin = view.alias_begin;
   if (base.axes[b] != Axis::sequence) return begin + i;
-  // This rank's part of what its base has for all of them.
+  // This rank's part of what the base has for all ranks.
   if (const Division whole = base.over[b]; view.over[v] != whole && view.over[v].begins_with(whole))
     return position.part(view.over[v].behind(whole)) * view.sizes[v] + i;
-  // A chunk of what is whole, next to chunks of its shards, is the same chunk of each shard. (Of another deal it is a
-  // chunk of the sequence.)
+  // A chunk of the whole is the same chunk of each shard. (With another deal it is a chunk of the sequence.)
   const std::int64_t local = position.sequence / position.cp_degree, t = position.tp_degree;
   if (t > 1 && base.sizes[b] == local && local % t == 0 && view.sizes[v] % t == 0 && view.deal(v) == base.deal(b)) {
     const std::int64_t part = view.sizes[v] / t;
@@ -102,7 +101,7 @@ class Viewer {
     const Tensor& of = piece_.tensors[t.alias_of];
     view.root = base.root;
     const bool flat = of.rank == 1 && (of.category == Category::parameter || of.category == Category::gradient);
-    if (flat) {  // slices of a flat buffer; a part of what the base is divided into begins where the rank's part does
+    if (flat) {  // slices of a flat buffer; a part of a division of the base begins where the rank's part does
       view.offset = base.offset + t.alias_begin;
       if (t.rank == 1 && t.axes[0] == Axis::none)
         view.offset += position_.part(t.over[0].behind(of.over[0])) * t.sizes[0];
@@ -135,7 +134,7 @@ class Viewer {
     return view;
   }
 
-  // The base's element of the view's element e.
+  // Returns the base's element for the view's element e.
   std::int64_t element(std::int64_t e, const Tensor& view, const Tensor& base, const Match& m) const {
     std::array<std::int64_t, Tensor::kMaxRank> at{};
     for (int v = view.rank; v-- > 0;) {
@@ -163,7 +162,7 @@ class Viewer {
 
   const Piece& piece_;
   const Position& position_;
-  std::vector<std::int64_t> positions_;  // of the view that is looked at
+  std::vector<std::int64_t> positions_;  // of the view under consideration
   std::vector<View> views_;
 };
 
@@ -176,8 +175,8 @@ double counter_uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t i
   return static_cast<double>(bits >> 11) * 0x1p-52 - 1;
 }
 
-// T5 (Raffel et al. 2019, arXiv 1910.10683, section 2.1) as its authors' code has it: half of the buckets for single
-// distances, the others wider by a constant factor, up to 128.
+// T5's buckets (Raffel et al. 2019, arXiv 1910.10683, section 2.1) as in its authors' code: half of the buckets hold
+// single distances, the others get wider by a constant factor, up to distance 128.
 std::int64_t position_bucket(std::int64_t distance, bool causal, std::int64_t buckets) {
   constexpr double kFarthest = 128;
   std::int64_t first = 0, n = buckets, d = std::max<std::int64_t>(-distance, 0);
@@ -289,7 +288,7 @@ std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied)
         if (w.tensor.rank == 2 && w.tensor.axes[0] == Axis::vocab) {
           if (table < 0) {
             table = w.values_of;
-          } else if (tied || w.initial == InitialValue::table) {  // both stacks look up one table
+          } else if (tied || w.initial == InitialValue::table) {  // both stacks use one table
             w.values_of = table;
           }
         }

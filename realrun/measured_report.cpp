@@ -15,7 +15,7 @@
 namespace orrery {
 namespace {
 
-// Of the slowest rank, step by step.
+// Times of the slowest rank, by step.
 std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<double> RankResult::*seconds) {
   std::vector<double> steps = ranks.front().*seconds;
   for (const RankResult& rank : ranks)
@@ -37,7 +37,7 @@ void add(TimeBreakdown& to, const TimeBreakdown& from) {
   for (std::size_t s = 0; s < to.exposed.size(); ++s) to.exposed[s] += from.exposed[s];
 }
 
-// Whether it reads or writes rows of experts, which are then those that were counted.
+// Whether the op reads or writes rows of experts; only rows that were counted are then reported.
 bool is_of_rows(const Op& op, const Piece& piece) {
   const auto has_slots = [&](TensorId id) { return id != kNoTensor && piece.tensors[id].find(Axis::slots) >= 0; };
   return std::ranges::any_of(op.reads, has_slots) || std::ranges::any_of(op.writes, has_slots);
@@ -82,7 +82,7 @@ std::vector<OpReport> op_reports(const Program& program, const RankResult& rank)
     row.times_per_step = measured.times_per_step;
     row.flops = is_communication(op.kind) || op.kind == OpKind::copy ? 0 : flops(op, piece.tensors);
     row.bytes = bytes(op, piece.tensors);
-    if (rank.rows.slots > 0 && is_of_rows(op, piece)) {  // capacity holds nothing that is computed
+    if (rank.rows.slots > 0 && is_of_rows(op, piece)) {  // slots beyond the rows were not computed
       const double filled = rank.rows.computed / rank.rows.slots;
       row.flops *= filled;
       row.bytes *= filled;

@@ -1,17 +1,16 @@
-// What ranks measured, in the form of a prediction, so that both can be laid side by side.
+// Turns the ranks' measurements into a Report, the form of a prediction, so that both can be compared.
 //
 // Conventions:
-//  - The step is the median, over the steps without marks, of the slowest rank's time.
-//  - A stage's terms are the means over its ranks and the marked steps, scaled to add up to the step. On a CPU, which
-//    does one thing after the other, communication is all exposed and "waiting for the host" is what the executor does
-//    between ops. On a GPU a term is time of the compute stream, and a gap in it counts for the stream it waited for.
+//  - The step time is the median, over the steps without marks, of the slowest rank's time.
+//  - A stage's terms are the means over its ranks and the marked steps, scaled to add up to the step time. On a CPU,
+//    which does one thing after the other, all communication is exposed, and "waiting for the host" is the executor's
+//    own time between ops. On a GPU a term is time of the compute stream; a gap counts for the stream it waited for.
 //  - Seconds of an op are the median over steps of the mean over its calls, on the slowest rank of the bounding stage.
-//  An
-//    op that fills buckets runs once an instance here, once a bucket in a prediction: compare seconds * times_per_step.
-//  - Routing is what the data gave: the busiest rank over the mean of its group. FLOPs and bytes of ops on experts'
-//  rows
-//    are of those that were there.
-//  - Memory is that of tensors in their own dtypes, as they came and went; no framework, no fragmentation.
+//    An op that fills buckets runs once per instance here, once per bucket in a prediction: compare seconds *
+//    times_per_step.
+//  - Routing is what the data gave: rows of the busiest rank over the mean of its group. FLOPs and bytes of ops on
+//    experts' rows count the rows that existed.
+//  - Memory is that of live tensors in their own dtypes, without framework overhead or fragmentation.
 #pragma once
 
 #include <vector>
@@ -26,7 +25,7 @@ namespace orrery {
 Report measured_report(const Scenario& scenario, const Program& program, const std::vector<RankResult>& ranks,
                        const BackendFacts& facts);
 
-// Of the steps without marks (of all, if there are none), by the slowest rank.
+// Fastest step by the slowest rank, among the steps without marks (among all steps if there are none).
 double fastest_step_seconds(const std::vector<RankResult>& ranks);
 
 }  // namespace orrery

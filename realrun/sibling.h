@@ -1,4 +1,4 @@
-// Programs that the same build or installation puts beside the running one.
+// Programs of the same build or installation, in the folder of the running one.
 #pragma once
 
 #include <filesystem>
@@ -7,14 +7,13 @@
 
 namespace orrery {
 
-// The running program itself; none where /proc does not say.
+// Path of the running program; nothing if /proc does not say.
 std::optional<std::filesystem::path> running_program();
 
-// The program of this name in the folder of the running one; none where it is missing, not executable, or the running
-// one itself.
+// Path of this program in the running one's folder. Nothing if missing, not executable, or the running program itself.
 std::optional<std::filesystem::path> sibling_program(std::string_view name);
 
-// Goes on as `program`, with this process's arguments. Throws std::system_error when it cannot be started.
+// Replaces this process by `program`, with the same arguments. Throws std::system_error if it cannot be started.
 [[noreturn]] void become(const std::filesystem::path& program);
 
 }  // namespace orrery

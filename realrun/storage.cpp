@@ -102,7 +102,7 @@ void MemoryLedger::forget_peak() {
 MemoryLedger::~MemoryLedger() {
   try {
     backend_.synchronize();
-  } catch (const DeviceError&) {  // the device is lost, and its memory with it
+  } catch (const DeviceError&) {  // the device is lost, including its memory
   }
   for (const Retired& retired : retired_) backend_.release(retired.data);
 }

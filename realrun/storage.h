@@ -1,5 +1,5 @@
-// Memory of a rank's tensors: counted by category, freed when the work that uses it is done, ordered between streams.
-// Internal to the executor.
+// Memory of a rank's tensors. It is counted by category, freed when the work that uses it is done, and its uses are
+// ordered between streams. Internal to the executor.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace orrery::realrun {
 
-// Work that has been issued to a stream, up to and with its `serial`-th op.
+// Work issued to a stream, up to and including its op number `serial`.
 struct Use {
   Stream stream = Stream::compute;
   std::uint64_t serial = 0;
@@ -21,15 +21,15 @@ struct Use {
   bool recorded = false;
 };
 
-// Events between streams. Those of communication and copies are recorded op by op, so that waiting for one collective
-// does not mean waiting for the next; those of compute when somebody waits, as kernels are many.
+// Orders work between streams by events. For communication and copies an event is recorded after each op, so that
+// waiting for one collective does not wait for the next. Compute has many kernels: it records events only on demand.
 class StreamOrder {
  public:
   explicit StreamOrder(Backend& backend) : backend_(backend) {}
 
-  Use issued(Stream stream);  // an op has just been issued to it
+  Use issued(Stream stream);  // call after issuing an op to `stream`
   void wait(Stream waiting, Use& use);
-  // All that has been issued to the compute stream.
+  // Waits for everything issued to the compute stream.
   void wait_for_compute(Stream waiting);
   Backend::Event event_behind(Use& use);
 
@@ -45,7 +45,7 @@ class StreamOrder {
 class MemoryLedger;
 struct RowCounts;  // expert_rows.h
 
-// Memory of a tensor that is no view.
+// Memory of a tensor that is not a view.
 struct Storage {
   Storage(MemoryLedger& ledger, std::int64_t elements, Dtype dtype, Category category, Stream stream,
           Place place = Place::device);
@@ -60,15 +60,15 @@ struct Storage {
   Category category = Category::activation;
   Place place = Place::device;
   Use written;
-  std::vector<Use> read;  // since then; the last of each stream
-  // Of experts' rows, and of the choices that they follow from: how many there are, where that is counted.
+  std::vector<Use> read;  // reads since then: the last of each stream
+  // For experts' rows, and for the choices that they follow from: the number of rows, if counted.
   std::shared_ptr<const RowCounts> rows;
   void note_read(const Use& use);
   void note_written(const Use& use);
 };
 using StoragePtr = std::shared_ptr<Storage>;
 
-// Bytes in the tensors' own dtypes, whatever the backend stores; what the host holds when the device is fullest.
+// Counts bytes in the tensors' own dtypes, whatever the backend stores, and what the host holds when the device peaks.
 class MemoryLedger {
  public:
   MemoryLedger(Backend& backend, StreamOrder& order) : backend_(backend), order_(order) {}
@@ -77,7 +77,7 @@ class MemoryLedger {
   MemoryLedger& operator=(const MemoryLedger&) = delete;
 
   const PlacedBytes& at_peak() const { return at_peak_; }
-  double peak_bytes() const { return peak_bytes_; }  // of the device
+  double peak_bytes() const { return peak_bytes_; }  // on the device
   void forget_peak();
 
  private:

@@ -21,7 +21,7 @@ Tensor handed_on(Tensor t) {
   return t;
 }
 
-// The piece between two of these layouts; `back`: gradients are handed back through it.
+// Returns the joint between two of these layouts. `back`: it also hands gradients back.
 std::uint16_t joint(Program& program, const Tensor& from, const Tensor& to, bool back, std::uint16_t plan) {
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     const Piece& piece = program.pieces[p];
@@ -56,7 +56,7 @@ void join_layouts(Program& program, std::vector<Run>& of) {
       if (meet && !laid_out_alike(before.tensors[before.output], behind.tensors[behind.input])) {
         if (!differ) line.assign(of.begin(), of.begin() + static_cast<std::ptrdiff_t>(i));
         differ = true;
-        // By value: the pieces may move.
+        // Copies, as adding a piece may move the others.
         const Tensor from = before.tensors[before.output], to = behind.tensors[behind.input];
         line.push_back({joint(program, from, to, behind.input_gradient != kNoTensor, behind.plan), 1});
       }

@@ -1,13 +1,13 @@
-// What stands between pieces that lay out the residual stream differently.
+// Joints: pieces inserted between two neighbours that lay out the residual stream differently.
 #pragma once
 
 #include "sim/program/program.h"
 
 namespace orrery {
 
-// Where a piece of the line takes another layout than the one before it hands on, puts a piece between them that
-// redistributes the stream, and its gradient on the way back. It has no parameters and computes no layer. Throws
-// std::logic_error where no redistribution leads from the one to the other.
+// Inserts a joint wherever the input layout of a piece differs from the output layout of the piece before it. The joint
+// redistributes the residual stream in the forward, and its gradient in the backward. It has no parameters and belongs
+// to no layer. Throws std::logic_error if no redistribution leads from one layout to the other.
 void join_layouts(Program& program);
 
 }  // namespace orrery

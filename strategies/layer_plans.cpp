@@ -57,12 +57,12 @@ class LayerFields final : public FieldVisitor {
   bool writes_ = false;
 };
 
-// What a range says, on top of `plan`.
+// Applies a range's fields on top of `plan`.
 void lay_over(const Plan& range, Plan& plan) { LayerFields::write(LayerFields::of(range), plan); }
 
 std::int64_t end_of(const LayerRange& range, std::int64_t layers) { return range.to > 0 ? range.to : layers; }
 
-// A variant of a piece for a plan: the piece itself for the first plan that is met.
+// Returns the variant of a piece for a plan: the piece itself for the first plan that is met.
 std::uint16_t variant(Program& program, std::uint16_t piece, std::uint16_t plan) {
   if (program.pieces[piece].variant_of == kNoPiece) {
     program.pieces[piece].variant_of = piece;
@@ -92,7 +92,7 @@ std::uint16_t LayerPlans::number_of(const Plan& plan) {
 void LayerPlans::change(std::int64_t from, std::int64_t to, std::int64_t step, const std::function<void(Plan&)>& by) {
   if (of_layer_.empty()) of_layer_.assign(static_cast<std::size_t>(layers_), 0);
   constexpr std::uint16_t kUnknown = 0xffff;
-  std::vector<std::uint16_t> changed(others_.size() + 1, kUnknown);  // by the number before
+  std::vector<std::uint16_t> changed(others_.size() + 1, kUnknown);  // by previous number
   for (std::int64_t layer = from; layer < to; layer += step) {
     std::uint16_t& number = of_layer_[static_cast<std::size_t>(layer)];
     std::uint16_t& now = changed[number];

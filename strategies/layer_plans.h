@@ -1,4 +1,4 @@
-// The plans of the model's layers: the plan itself, where its ranges of layers (Plan::layers) say nothing else.
+// The plan of each layer: the scenario's plan, unless one of its ranges of layers (Plan::layers) changes it.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,18 @@ namespace orrery {
 
 class LayerPlans {
  public:
-  // All layers under scenario.plan, which is referred to.
+  // Gives every layer scenario.plan. Keeps a reference to scenario.plan, which must outlive this object.
   explicit LayerPlans(const Scenario& scenario) : base_(scenario.plan), layers_(scenario.model.total_layers()) {}
 
-  // Changes the plan of layers from, from + step, ... below `to`; fields of other scopes than Scope::layer must stay.
+  // Applies `by` to the plans of layers from, from + step, ... below `to`. `by` may change only fields of Scope::layer.
   void change(std::int64_t from, std::int64_t to, std::int64_t step, const std::function<void(Plan&)>& by);
 
-  // Of a piece that split() has seen, or a copy of one.
+  // Returns the plan of a piece. REQUIRES: split() has processed `piece`, or `piece` is a copy of one it has processed.
   const Plan& of(const Piece& piece) const { return plan(piece.plan); }
 
-  // Cuts the line's runs where the plan changes. A piece whose layers have several plans gets a variant for each but
-  // the first. What stands between layers goes with the layer behind it, the ends of a stack have the plan itself.
+  // Cuts the program's runs of pieces where the plan changes. A piece whose layers have several plans gets one variant
+  // for each plan after the first. Pieces between layers take the plan of the layer that follows; the first and last
+  // pieces of a stack keep scenario.plan.
   void split(Program& program) const;
 
  private:
@@ -32,16 +33,16 @@ class LayerPlans {
 
   const Plan& base_;
   const std::int64_t layers_;
-  std::vector<Plan> others_;             // that differ from base_ and from each other
-  std::vector<std::uint16_t> of_layer_;  // empty: all have base_
+  std::vector<Plan> others_;             // plans that differ from base_ and from each other
+  std::vector<std::uint16_t> of_layer_;  // number of each layer's plan; empty: all layers have base_
 };
 
-// With the ranges, and what strategies say of single layers (Strategy::plan_layers). Costs nothing where the plan does
-// neither.
+// Returns the plan of each layer, after the plan's ranges and every Strategy::plan_layers. Takes no time if the plan
+// has no ranges and no strategy changes a layer.
 LayerPlans layer_plans(const Scenario& scenario);
 
-// Visits the plan and those of its ranges with the place of each, "/plan" and "/plan/layers/0", for checks of fields
-// that may differ. REQUIRES: of a range's plan only such fields are looked at.
+// Calls visit(plan, pointer) for the plan ("/plan/") and the plan of each range ("/plan/layers/0/"), to check fields
+// that may differ by layer. REQUIRES: `visit` reads only fields of Scope::layer from a range's plan.
 template <class Visit>
 void for_each_plan(const Scenario& scenario, Visit&& visit) {
   visit(scenario.plan, std::string("/plan/"));
@@ -49,7 +50,7 @@ void for_each_plan(const Scenario& scenario, Visit&& visit) {
     visit(scenario.plan.layers[i].plan, "/plan/layers/" + std::to_string(i) + "/");
 }
 
-// Whether one of them is such.
+// Whether `holds` is true for the plan or for the plan of one of its ranges.
 template <class Predicate>
 bool any_plan(const Scenario& scenario, Predicate&& holds) {
   bool any = false;
@@ -57,7 +58,7 @@ bool any_plan(const Scenario& scenario, Predicate&& holds) {
   return any;
 }
 
-// Whether layers of a range with this plan differ from those of the plan around it.
+// Whether `range` gives its layers other values than `around`, the plan that the range belongs to.
 bool is_another_for_layers(const Plan& range, const Plan& around);
 
 // Throws InputError for ranges that are empty, leave the model or overlap.

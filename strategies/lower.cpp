@@ -13,7 +13,7 @@
 namespace orrery {
 namespace {
 
-// From neighbouring ranks outwards in the plan's order.
+// From neighbouring ranks outwards, in the plan's order.
 Mesh mesh_of(const Scenario& scenario, std::span<const Strategy> strategies) {
   Mesh by_strategy, mesh;
   for (const Strategy& strategy : strategies)
@@ -26,7 +26,7 @@ Mesh mesh_of(const Scenario& scenario, std::span<const Strategy> strategies) {
   return mesh;
 }
 
-// Layers whose plan chooses other kernels than those that all were built with.
+// Rebuilds pieces of layers whose plan chooses other kernels than those that all pieces were built with.
 void build_anew(const Scenario& scenario, const LayerPlans& plans, const KernelChoices& built, Program& program) {
   std::vector<Piece> pieces;
   for (Piece& piece : program.pieces) {
@@ -59,7 +59,7 @@ void lower(const Scenario& as_written, std::span<const Strategy> strategies, Pro
   const KernelChoices kernels = framework::kernel_choices(scenario, scenario.plan);
   build_pieces(scenario.model, scenario.workload, micro_batch, kernels, built);
 
-  // One device and one line of runs; the strategies take it from there.
+  // Starts with one device and one line of runs; the strategies rewrite it.
   program.mesh = mesh_of(scenario, strategies);
   program.line = std::move(built.runs);
   const LayerPlans plans = layer_plans(scenario);

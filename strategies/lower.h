@@ -1,4 +1,4 @@
-// The one way from a scenario to a Program.
+// Lowers a scenario to a Program.
 #pragma once
 
 #include <span>
@@ -9,10 +9,10 @@
 
 namespace orrery {
 
-// Lowers into `program`, reusing its storage. Throws InputError as check() does. Cost: independent of
-// micro-batches and data-parallel replicas, and of layers unless the plan has ranges of them; about 15 us.
+// Writes the scenario's program into `program`, reusing its storage. Throws InputError as check() does. Cost: about 15
+// us, independent of micro-batches and data-parallel replicas, and of layers unless the plan has ranges of them.
 void lower(const Scenario& scenario, Program& program);
-// By these strategies rather than by all_strategies().
+// As above, but applies `strategies` instead of all_strategies().
 void lower(const Scenario& scenario, std::span<const Strategy> strategies, Program& program);
 
 }  // namespace orrery

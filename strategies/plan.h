@@ -1,7 +1,7 @@
-// The plan: the user's choice. One member per strategy, each with its own table of fields; on paper (JSON) they are
-// one flat object, e.g. {"tensor_parallel": 8, "sequence_parallel": true, "zero_stage": 1}. Fields of Scope::layer may
-// be given anew for ranges of layers: "layers": [{"from": 0, "to": 20, "recompute": "full"}]. Layers in no range have
-// the plan's own values, and so have the embedding and the head.
+// The plan: the user's choice. It has one member per strategy, each with its own table of fields. In JSON the fields of
+// all members form one flat object, e.g. {"tensor_parallel": 8, "sequence_parallel": true, "zero_stage": 1}. Fields of
+// Scope::layer may have other values for ranges of layers: "layers": [{"from": 0, "to": 20, "recompute": "full"}].
+// Layers in no range use the plan's own values, and so do the embedding and the head.
 #pragma once
 
 #include <cstdint>
@@ -93,15 +93,15 @@ struct Plan {
   }
 };
 
-// Layers from, from + step, ... below `to`, counted from 0 in model order: of an encoder-decoder the encoder's, then
-// the decoder's; of Swin stage by stage.
+// The layers from, from + step, ... below `to`. Layers are counted from 0 in model order: in an encoder-decoder model
+// the encoder's layers come before the decoder's; in Swin they follow stage by stage.
 struct LayerRange {
   std::int64_t from = 0;
-  std::int64_t to = 0;  // 0: to the last
+  std::int64_t to = 0;  // 0: to the model's last layer
   std::int64_t step = 1;
-  Plan plan;  // of which only fields of Scope::layer count
+  Plan plan;  // only its fields of Scope::layer count
 
-  // Without the plan's.
+  // Visits the range's own fields, without those of `plan`.
   void visit_fields(FieldVisitor& v) {
     v.field("from", from, degree(0),
             "the range's first layer; layers are counted from 0 in model order, an encoder's before its decoder's");

@@ -35,14 +35,14 @@ constexpr std::array<std::string_view, kParts> kPartNames{"model", "cluster", "w
 
 bool is_path(std::string_view text) { return text.ends_with(".json") || text.find('/') != std::string_view::npos; }
 
-// Tells a path from a model's name on the Hugging Face Hub, which has a "/", too ("meta-llama/Meta-Llama-3-8B"). Where
-// `path` leads to a file, it is a path.
+// Whether `text` is a model's name on the Hugging Face Hub, which also contains a "/" ("meta-llama/Meta-Llama-3-8B"),
+// and not a path. If `path` is a file, it is a path.
 bool is_name_of_model(std::string_view key, const std::string& text, const std::string& path) {
   std::error_code error;
   return key == "model" && !std::filesystem::exists(path, error) && is_model_name(text);
 }
 
-// Paths inside a document are relative to its file; those of standard input to the working directory.
+// Paths in a document are relative to its file; paths in standard input to the working directory.
 std::string path_beside(const std::string& path, const std::string& file) {
   return (std::filesystem::path(file).parent_path() / path).string();
 }
@@ -94,13 +94,13 @@ std::vector<std::string> names_of(const std::vector<BundledScenario>& scenarios)
   return names;
 }
 
-// A part of a scenario as an object (or a preset's name, where `keep_names`), and where it stands.
+// A part of a scenario as an object (or a preset's name, with `keep_names`), and its place.
 struct Part {
   Json json;
   InputError::Where where;
 };
 
-// `key`: what the part is ("plan"); `where`: where it stands, which in jobs is deeper.
+// `key`: the part's name ("plan"). `where`: its place, which is deeper inside jobs.
 Part open_part(const Json& value, const char* key, const InputError::Where& where, bool keep_names) {
   if (!value.is_string()) return {value, where};
   const auto& text = value.get_ref<const std::string&>();
@@ -108,17 +108,17 @@ Part open_part(const Json& value, const char* key, const InputError::Where& wher
     const std::string path = path_beside(text, where.file);
     try {
       Part part{std::string_view(key) == "model" ? parse_python_json_file(path) : parse_json_file(path), {path, ""}};
-      // Under its kind, as `orrery show --json` writes it, or in a whole scenario.
+      // The part may be nested under its kind, as `orrery show --json` writes it, or be a part of a whole scenario.
       if (part.json.is_object() && part.json.contains(key))
         part = {Json(part.json.at(key)), {path, std::string("/") + key}};
       return part;
     } catch (const InputError&) {
-      std::error_code error;  // links in a circle, a name too long
+      std::error_code error;  // circular links, a name that is too long
       if (std::filesystem::exists(path, error)) throw;
       const std::string there = fmt::format("the path of a file ({})", error ? error.message() : "there is no " + path);
       if (std::string_view(key) != "model") throw InputError(where, describe(value), there);
       std::string nearest;
-      try {  // --set has made it a path from the working directory
+      try {  // --set has made it a path relative to the working directory
         const std::filesystem::path named = text;
         read_model(named.is_absolute() ? named.lexically_relative(std::filesystem::current_path(error)).string() : text,
                    where);
@@ -140,7 +140,7 @@ Part open_part(const Json& value, const char* key, const InputError::Where& wher
                    nearest_name(text, names_of(scenarios)));
 }
 
-// "/plan" of "/jobs/0/plan": a job's parts are opened as a scenario's.
+// Returns "/plan" for "/jobs/0/plan": a job's parts are opened like a scenario's.
 std::string within_job(const std::string& pointer) {
   constexpr std::string_view kJobs = "/jobs/";
   if (!pointer.starts_with(kJobs)) return pointer;
@@ -148,7 +148,7 @@ std::string within_job(const std::string& pointer) {
   return end == std::string::npos ? pointer : pointer.substr(end);
 }
 
-// The value that a name or a path at `at` stands for, so that one of its fields can differ; any other string as is.
+// Returns what a name or a path at `at` stands for, so that its fields can be changed; else the string itself.
 Json opened_up(const Json& name, const std::string& at, const std::string& file) {
   const std::string pointer = within_job(at);
   if (pointer == "/workload" || pointer == "/plan" || pointer == "/perturbations")
@@ -158,7 +158,7 @@ Json opened_up(const Json& name, const std::string& at, const std::string& file)
   if (pointer != "/model" && pointer != "/cluster") return name;
   Json opened = open_part(name, pointer.c_str() + 1, {file, at}, true).json;
   if (!opened.is_string()) {
-    // A Hugging Face config in Orrery's own words, so that --set names the same fields for every model.
+    // Converts a Hugging Face config to Orrery's fields, so that --set names the same fields for every model.
     const bool imported = pointer == "/model" && (opened.contains("model_type") || opened.contains("architectures"));
     return imported ? to_json(read_model(opened, {file, pointer})) : opened;
   }
@@ -166,12 +166,12 @@ Json opened_up(const Json& name, const std::string& at, const std::string& file)
   try {
     find_cluster(opened.get_ref<const std::string&>());
     return {{"base", std::move(opened)}};
-  } catch (const InputError&) {  // no cluster, so one node of a kind
+  } catch (const InputError&) {  // not a cluster, so one node of a kind
     return {{"node", std::move(opened)}};
   }
 }
 
-// Paths that --set gives are relative to the working directory, those in a document to its file.
+// Paths in --set are relative to the working directory, paths in a document to its file.
 void find_from_working_directory(Json& value, const std::string& at, const std::string& file) {
   if (std::filesystem::path(file).parent_path().empty()) return;
   const auto make_absolute = [](Json& path) {
@@ -202,7 +202,7 @@ Options read_fields(const Part& part) {
   return options;
 }
 
-// What a range does not give is as in the plan around it.
+// Fields that a range does not give are those of the plan around it.
 LayerRange read_range(const Json& json, const InputError::Where& where, const Plan& plan) {
   JsonReader reader(json, where);
   LayerRange range;
@@ -219,7 +219,7 @@ Plan read_plan(const Part& part) {
   Plan plan;
   try {
     plan.visit_fields(reader);
-  } catch (const InputError& error) {  // a library's name, by no letter like that of the stack it runs
+  } catch (const InputError& error) {  // a library's name, which is unlike that of its stack
     const auto named = part.json.find("framework");
     if (named == part.json.end() || !named->is_string() || error.where().pointer != reader.at("framework").pointer)
       throw;
@@ -267,7 +267,7 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
   std::string pointer;
   for (std::size_t i = 0; i < assignment.keys.size(); ++i) {
     const std::string& key = assignment.keys[i];
-    // A name or a path stands for an object: open it up, so that one of its fields can differ.
+    // A name or a path stands for an object: opens it up, so that one of its fields can be changed.
     try {
       if (at->is_string()) *at = opened_up(*at, pointer, file);
     } catch (const InputError& error) {
@@ -289,7 +289,7 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
     pointer = pointer_to(pointer, key);
   }
   *at = parse_value(assignment.value);
-  if (within_job(pointer) == "/workload/documents" && at->is_number()) *at = assignment.value;  // a list of one length
+  if (within_job(pointer) == "/workload/documents" && at->is_number()) *at = assignment.value;  // one length
   find_from_working_directory(*at, pointer, file);
 }
 
@@ -315,16 +315,16 @@ Json load_scenario_document(const std::string& name_or_path, const std::vector<s
 
 namespace {
 
-// What parts of lines were read as, by their texts.
+// Parts that were read from lines, by their texts.
 template <class Value>
 class ReadParts {
  public:
-  // From those that are kept, or what `read` makes of the text.
+  // Returns a stored value, or what `read` makes of the text.
   template <class Read>
   const Value& get(std::string_view text, Read read) {
     if (const auto found = values_.find(text); found != values_.end()) return found->second;
     Value value = read();
-    // Those of a sweep that never come again would fill the memory in the end.
+    // Limits memory: parts of a sweep that never occur again would fill it.
     constexpr std::size_t kMost = 1 << 12;
     if (values_.size() >= kMost) values_.clear();
     return values_.emplace(text, std::move(value)).first->second;
@@ -337,7 +337,7 @@ class ReadParts {
   std::unordered_map<std::string, Value, Hash, std::equal_to<>> values_;
 };
 
-// Of a file that has been read, or of its name where it is gone.
+// Digest of a file that has been read, or of its name if it is gone.
 std::uint64_t file_digest(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::uint64_t digest = digest_of(file ? "" : path);
@@ -352,7 +352,7 @@ std::uint64_t file_digest(const std::string& path) {
 // The files that a workload names.
 constexpr std::array kWorkloadFiles{"routing_file", "documents_file"};
 
-// A part's files to be found from wherever `document` is put, which is the part's.
+// Makes a part's file names absolute, so that `document` (the part's) can be moved anywhere.
 void make_files_absolute(const Part& part, Json& document) {
   if (!part.json.is_object()) return;
   for (const char* field : kWorkloadFiles)
@@ -360,7 +360,7 @@ void make_files_absolute(const Part& part, Json& document) {
       document[field] = std::filesystem::absolute(path_beside(file.get<std::string>(), part.where.file)).string();
 }
 
-// What a member adds to a scenario's digest: mixed, or plans alike would have digests alike.
+// A member's share of a scenario's digest. It is mixed, as otherwise similar plans could have equal digests.
 std::uint64_t member_digest(std::string_view key, const Json& value) {
   const Json* as_digested = &value;
   Json with_content;
@@ -370,7 +370,7 @@ std::uint64_t member_digest(std::string_view key, const Json& value) {
       with_content[field] = file_digest(file.get<std::string>());
       as_digested = &with_content;
     }
-  return mixed(digest_of(as_digested->dump(), digest_of(key) + 1));  // + 1: where the key ends
+  return mixed(digest_of(as_digested->dump(), digest_of(key) + 1));  // + 1: marks the end of the key
 }
 
 }  // namespace
@@ -382,20 +382,20 @@ std::uint64_t scenario_digest(const Json& written_out) {
 }
 
 struct ScenarioReader::Cache {
-  // By the part's text and the folder that relative paths start from.
+  // Keyed by the part's text and the folder that relative paths start from.
   std::unordered_map<std::string, Model> models;
   std::unordered_map<std::string, Cluster> clusters;
 
-  // Of lines: all in one folder, and with the same sets.
+  // For lines: all in one folder, with the same --set arguments.
   struct Lines {
     std::string folder;
     std::vector<std::string> sets;
     std::array<std::vector<std::string>, kParts> sets_of;  // by part
-    bool other_sets = false;                               // of what is no part
+    bool other_sets = false;                               // --set arguments outside of these parts
     template <class Value>
     struct Part {
       Value value;
-      std::uint64_t digest = 0;  // its share of the line's
+      std::uint64_t digest = 0;  // its share of the line's digest
     };
     ReadParts<Part<Model>> models;
     ReadParts<Part<std::pair<Cluster, std::int64_t>>> clusters;
@@ -405,7 +405,7 @@ struct ScenarioReader::Cache {
   Lines lines;
   std::int64_t clusters_met = 0;
   std::vector<JsonMember> members;
-  Line line;  // the last one: its strings keep their storage
+  Line line;  // the last line; its strings keep their storage
 
   void begin_lines(const ScenarioSource& source);
 };
@@ -446,19 +446,19 @@ const Value& cached(std::unordered_map<std::string, Value>& cache, const Json& j
   return cache.emplace(text, read(part.json, part.where)).first->second;
 }
 
-// What `read` returns; its errors name the file or the --set at fault.
+// Returns what `read` returns; adds to errors the file or the --set at fault.
 template <class Read>
 auto blaming(const ScenarioSource& source, Read read) {
   try {
     return read();
   } catch (const InputError& error) {
     throw source.blame(error);
-  } catch (const Json::exception& error) {  // dump() of text that is no UTF-8: only --set can bring it
+  } catch (const Json::exception& error) {  // dump() of text that is not UTF-8: only --set can contain it
     throw source.blame(InputError({source.file, ""}, error.what(), "text in UTF-8"));
   }
 }
 
-// What `read` returns of the part at `where`; errors of a file that the part names say so.
+// Returns what `read` returns for the part at `where`; adds to errors the file that the part names.
 template <class Read>
 auto reading_part(const ScenarioSource& source, const InputError::Where& where, Read read) {
   try {
@@ -477,7 +477,7 @@ std::vector<Perturbation> take_perturbations(JsonReader& reader, const ScenarioS
   });
 }
 
-// REQUIRES: the placement's numbers are those of a cluster's nodes, or it overflows.
+// REQUIRES: the placement's numbers fit the cluster's nodes; otherwise it overflows.
 std::int64_t last_node(const Job& job) {
   return job.placement.first_node + (job.scenario.cluster.nodes - 1) * job.placement.node_stride;
 }
@@ -494,7 +494,7 @@ bool has_node(const Job& job, std::int64_t node) {
   return after_first >= 0 && node <= last_node(job) && after_first % job.placement.node_stride == 0;
 }
 
-// A node that both have, or -1.
+// Returns a node that both have, or -1.
 std::int64_t common_node(const Job& a, const Job& b) {
   if (last_node(a) < b.placement.first_node || last_node(b) < a.placement.first_node) return -1;
   const Job& fewer = a.scenario.cluster.nodes < b.scenario.cluster.nodes ? a : b;
@@ -603,7 +603,7 @@ Model ScenarioReader::take_model(JsonReader& reader, const ScenarioSource& sourc
 }
 
 void ScenarioReader::take_parts(JsonReader& reader, const ScenarioSource& source, Scenario& scenario) {
-  need_model(reader);  // what is missing, before what is wrong
+  need_model(reader);  // a missing part is reported before a wrong one
   need_workload(reader);
   scenario.model = take_model(reader, source);
   scenario.workload = take_workload(reader, source);
@@ -628,7 +628,8 @@ ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const Sce
       if (std::find(comments.begin(), comments.end(), member.key) == comments.end()) return nullptr;
       cache.line.digest += member_digest(member.key, parse_json(member.text, source.file));
     }
-    // From a document of the part alone, after the sets that write it. `write_out`: the part as written_out() has it.
+    // Reads a part from a document that has only this part, after the --set arguments that write it. `write_out`:
+    // returns the part as written_out() has it.
     const auto read = [&](PartOfLine part, auto take, auto write_out) {
       const auto index = static_cast<std::size_t>(part);
       const std::string key(kPartNames[index]);
@@ -689,7 +690,7 @@ Scenario ScenarioReader::read(const Json& document, const ScenarioSource& source
                        "one model, workload and plan: jobs that share a cluster are for simulate --engine des");
     JsonReader reader(document, {source.file, ""});
     for (const char* key : {"model", "cluster", "workload", "plan", "perturbations"}) reader.take(key);
-    reader.finish();  // a mistyped key before what is missing for it
+    reader.finish();  // a mistyped key is reported before what is missing because of it
     Scenario scenario;
     take_parts(reader, source, scenario);
     scenario.cluster = take_cluster(reader, source);
@@ -761,7 +762,7 @@ std::vector<BundledScenario> bundled_scenarios() {
     for (const EmbeddedFile& file : embedded_files("strategies/")) {
       const std::filesystem::path path(file.path);
       std::string name = path.stem().string();
-      if (!name.starts_with(kLead)) continue;  // a strategy's own data
+      if (!name.starts_with(kLead)) continue;  // a strategy's data file
       name.erase(0, kLead.size());
       if (name.starts_with('-')) name.erase(0, 1);
       if (name.empty()) name = path.parent_path().filename().string();  // strategies/tensor_parallel/example.json

@@ -1,12 +1,12 @@
-// From a JSON document to a Scenario:
+// Reads a Scenario from a JSON document:
 //
 //   { "model": "llama-3-70b", "cluster": { "node": "dgx-h100", "nodes": 64 },
 //     "workload": { "sequence_length": 8192, "global_batch_size": 512 },
 //     "plan": { "tensor_parallel": 8, "pipeline_parallel": 4 } }
 //
-// Each part is written inline, or is a string: the path of a JSON file when it ends in .json or contains a '/'
-// (relative to the scenario's file), else the name of a preset. A workload or plan has the presets of the bundled
-// scenarios. "perturbations" is a list (strategies/perturbations/read_perturbations.h).
+// Each part is written inline or is a string. A string that ends in .json or contains a '/' is the path of a JSON file,
+// relative to the scenario's file. Any other string is the name of a preset. The presets of workloads and plans are
+// those of the bundled scenarios. "perturbations" is a list (strategies/perturbations/read_perturbations.h).
 //
 // Several jobs on one cluster have "jobs" instead of "model", "workload" and "plan":
 //
@@ -31,66 +31,67 @@ namespace orrery {
 
 class JsonReader;
 
-// Where a document came from: what messages name.
+// Where a document came from, for error messages.
 struct ScenarioSource {
   std::string file;               // "scenario.json", "<stdin>", "scenarios.jsonl:7"
   std::vector<std::string> sets;  // the --set arguments applied to it, "plan.tensor_parallel=4"
 
-  // The error with its file filled in: of the last --set that wrote the value at fault, else this file.
+  // Returns `error` with its file filled in: the last --set argument that wrote the value at fault, otherwise `file`.
   InputError blame(const InputError& error) const;
-  // An error of the file that the value at `pointer` names, with who names it: "plan.json (scenario.json: /plan)". Any
-  // other as it is.
+  // If `error` is about the file that the value at `pointer` names, returns it with the place that names the file:
+  // "plan.json (scenario.json: /plan)". Returns any other error unchanged.
   InputError named_at(const std::string& pointer, const InputError& error) const;
 };
 
-// Overrides one value: "plan.tensor_parallel=4". The part after '=' is JSON, or else a string. Objects on the way are
-// created; a part that is a preset's name or a file is opened up first. `file` is the document's, to which paths in it
-// are relative; a path in `argument` is relative to the working directory.
+// Overrides one value of `document`: "plan.tensor_parallel=4". The part after '=' is JSON, or a string if it is not
+// valid JSON. Missing objects on the way are created. If a part on the way is the name of a preset or file, its content
+// replaces the name first. `file` is the document's file; paths inside the document are relative to it. A path in
+// `argument` is relative to the working directory.
 void apply_set(nlohmann::json& document, const std::string& argument, const std::string& file);
 
-// The document of a bundled scenario's name, a path, or "-" (standard input), with `sets` applied in order. Fills
-// `source`.
+// Loads a bundled scenario's name, a file's path, or "-" (standard input), applies `sets` in order, fills `source`.
 nlohmann::json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,
                                       ScenarioSource& source);
 
 // One of the jobs that share a cluster.
 struct Job {
-  std::string name;   // a plain scenario's is empty
-  Scenario scenario;  // its cluster: as many nodes as the job has, all else as in the whole; no perturbations
+  std::string name;  // empty for a scenario of one job
+  // Its cluster is the whole cluster with only as many nodes as the job has. It has no perturbations.
+  Scenario scenario;
   Placement placement;
-  std::string pointer;  // where it stands in the document: "/jobs/0"; "" for a plain scenario
+  std::string pointer;  // the job's place in the document: "/jobs/0"; "" for a scenario of one job
 
-  // An error about `scenario` (pointer "/plan/...") as one about the document ("/jobs/0/plan/...").
+  // Turns an error about `scenario` (pointer "/plan/...") into one about the document (pointer "/jobs/0/plan/...").
   InputError in_document(const InputError& error) const;
 };
 struct JobsDocument {
-  Cluster cluster;  // the whole
+  Cluster cluster;  // the whole cluster, which the jobs share
   std::vector<Job> jobs;
   std::vector<Perturbation> perturbations;
 };
 bool has_jobs(const nlohmann::json& document);
 
-// Reads many documents; models and clusters that were read before are copied, not parsed again. Not thread-safe.
+// Reads many documents. It parses each model and cluster once and copies it afterwards. Not thread-safe.
 class ScenarioReader {
  public:
   ScenarioReader();
   ~ScenarioReader();
 
-  // All throw InputError, its file already filled in. None checks that the parts fit together: check(scenario) does.
+  // All throw InputError with its file filled in. None checks that the parts fit together: check(scenario) does.
   Scenario read(const nlohmann::json& document, const ScenarioSource& source);
-  // Placements lie within the cluster and share no node. A plain scenario is one job on its whole cluster.
+  // Checks that placements lie in the cluster and share no node. Without "jobs": one job on the whole cluster.
   JobsDocument read_jobs(const nlohmann::json& document, const ScenarioSource& source);
-  // A scenario of many, each a line of JSON: what read() makes of the line's document after `source.sets` (apply_set).
-  // Model, cluster, workload and plan that stand in the line as in an earlier one are not parsed again. Null where it
-  // takes read() to tell, because the line is wrong, or no plain scenario (jobs, perturbations, comments inside); else
-  // the caller's until the next line is read.
+  // One scenario of a JSON Lines file. read_line() returns what read() makes of the line's document after `source.sets`
+  // (apply_set). It does not parse a model, cluster, workload or plan again that an earlier line has written the same
+  // way. It returns null if the line is wrong, or has jobs, perturbations or comments; the caller then uses read(). The
+  // result belongs to the caller until the next line is read.
   struct Line {
     Scenario scenario;
-    std::int64_t cluster = 0;  // a number of its own for each cluster as it was written
-    std::uint64_t digest = 0;  // scenario_digest() of the document, written out
+    std::int64_t cluster = 0;  // a number that differs for each cluster as written
+    std::uint64_t digest = 0;  // scenario_digest() of the written_out() document
   };
   Line* read_line(std::string_view line, const ScenarioSource& source);
-  // The "cluster" of a scenario or of jobs; the rest is not read.
+  // Reads only the "cluster" of a scenario or of jobs.
   Cluster read_cluster_of(const nlohmann::json& document, const ScenarioSource& source);
 
  private:
@@ -104,21 +105,21 @@ class ScenarioReader {
                const Cluster& cluster);
 };
 
-// The same for a single document.
+// Reads one document, as ScenarioReader::read does.
 Scenario read_scenario(const nlohmann::json& document, const ScenarioSource& source);
 
-// The document with everything in it that it names: parts in files, its model and cluster in full. Reads as the same
-// scenario from any folder.
+// Returns the document with the content of all files and presets that it names in their place, the model and cluster in
+// full. The result reads as the same scenario from any folder.
 nlohmann::json written_out(const nlohmann::json& document, const ScenarioSource& source);
 
-// Tells scenarios apart that are written out: the sum, over the members, of the digests of their names and texts
-// (sim/base/digest.h), so that what many lines have in common is worked out once. A routing_file counts by its content.
+// Returns a digest that tells written_out() documents apart: the sum over members of the digest of name and text
+// (sim/base/digest.h), so that shared members are digested once. A routing_file counts by its content.
 std::uint64_t scenario_digest(const nlohmann::json& written_out);
 
-// Scenarios that come with Orrery: strategies/*/example-<name>.json; some hold jobs.
+// A scenario that is part of Orrery: strategies/*/example-<name>.json. Some have jobs.
 struct BundledScenario {
   std::string name;
-  std::string_view path;  // in the repository
+  std::string_view path;  // relative to the repository
   std::string_view text;
 };
 std::vector<BundledScenario> bundled_scenarios();

@@ -1,5 +1,5 @@
-// What changes from step to step of a training. A strategy that changes something makes a controller
-// (Strategy::control); study/training asks it step by step, and predicts a step anew where its state is a new one.
+// Controllers of what changes from step to step of a training. A strategy that changes something makes a controller
+// (Strategy::control). study/training calls it at each step, and predicts a step anew when its state is new.
 #pragma once
 
 #include <cstdint>
@@ -13,43 +13,43 @@
 
 namespace orrery {
 
-// What moves between ranks when a controller changes something.
+// A transfer between ranks that a controller's change causes.
 struct RunWork {
-  double seconds = 0;    // of the busiest link, with nothing else on it
-  bool blocking = true;  // the next step waits for it; else it goes on beside the steps that follow
-  bool arrives = true;   // arrived() is to be called for it
+  double seconds = 0;    // time of the busiest link with no other traffic
+  bool blocking = true;  // true: the next step waits for it; false: it overlaps the following steps
+  bool arrives = true;   // true: arrived() is called when it has finished
 };
 
-// What the engines' cost models say of the training's expert groups, for controllers that weigh changes. Ranks are
-// places in a group.
+// Costs of the training's expert groups, as the engines' cost models compute them, for controllers that weigh changes.
+// Ranks are positions within a group.
 struct RunCosts {
   std::function<double(double bytes, std::int64_t from, std::int64_t to)> send_seconds;
   std::function<double(double bytes, std::span<const std::int64_t> ranks)> all_reduce_seconds;
-  std::function<double(OpKind kind, double bytes)> group_seconds;  // of a collective of the whole group
-  double expert_tokens_per_second = 0;                             // forward, of an expert's products on one device
+  std::function<double(OpKind kind, double bytes)> group_seconds;  // a collective of the whole group
+  double expert_tokens_per_second = 0;  // forward pass of one expert's matrix products on one device
 };
 
 class RunController {
  public:
   virtual ~RunController() = default;
 
-  // In front of the first step. `costs` outlive the controller.
+  // Called once before the first step. `costs` must outlive the controller.
   virtual void use(const RunCosts& costs) { (void)costs; }
 
-  // Makes of `scenario`, whose workload.step is already the next step, the scenario of that step. Steps ascend by one.
-  // The first step must be what it is alone.
+  // Changes `scenario`, whose workload.step is already that of the next step, into the scenario of that step. Steps
+  // ascend by one. The first step must equal the step predicted on its own.
   virtual void begin(Scenario& scenario) { (void)scenario; }
-  // Steps for which it is the same have the same Program, as far as this controller goes.
+  // Steps with equal states have equal Programs, as far as this controller changes them.
   virtual std::uint64_t state(const Scenario& scenario) const = 0;
-  // Behind the step: what it leaves to move.
+  // Called after a step. Returns the transfers that the step causes.
   virtual std::vector<RunWork> end(const Scenario& scenario) {
     (void)scenario;
     return {};
   }
-  // All that was left behind one step, and arrives, has moved: holds from the next step on.
+  // Called when all transfers of one step with `arrives` have finished. Takes effect from the next step.
   virtual void arrived() {}
 
-  // Figures of a step, for the training's table: their names, and their values once begin() was called.
+  // Names and values of figures of a step, for the training's table. Values are valid once begin() was called.
   virtual std::span<const std::string_view> figures() const { return {}; }
   virtual void figures(const Scenario& scenario, std::vector<double>& values) const { (void)scenario, (void)values; }
 };

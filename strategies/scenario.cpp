@@ -9,7 +9,7 @@
 namespace orrery {
 namespace {
 
-// "8 x 2 x 4 = 64 for tensor_parallel x context_parallel x pipeline_parallel"
+// Returns "8 x 2 x 4 = 64 for tensor_parallel x context_parallel x pipeline_parallel".
 std::string product_text(const Plan& plan) {
   std::string degrees, names;
   for (const Strategy& strategy : all_strategies()) {

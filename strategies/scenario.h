@@ -1,4 +1,4 @@
-// Everything a prediction needs: what is computed, where, on which input, and how it is laid out.
+// Everything that a prediction needs: model, cluster, workload and plan.
 #pragma once
 
 #include <memory>
@@ -18,25 +18,25 @@ struct Scenario {
   Cluster cluster;
   Workload workload;
   Plan plan;
-  std::vector<Perturbation> perturbations;  // of the discrete-event engine; no part of the Program
+  std::vector<Perturbation> perturbations;  // for the discrete-event engine; not part of the Program
 
-  // Of each layer of the routing's source, what part of all rows goes from each rank of the expert group to each other:
-  // [from * ranks + to]. A controller of a training sets it (strategies/run_controller.h). None: experts lie in blocks,
-  // each on one rank, and tokens go where routers send them.
+  // Fraction of all rows that rank `from` of the expert group sends to rank `to`: one matrix [from * ranks + to] for
+  // each layer of the routing's source. Set by a training's controller (strategies/run_controller.h). Null: each expert
+  // lies on one rank, in blocks, and tokens go where routers send them.
   std::shared_ptr<const std::vector<std::vector<double>>> expert_rows = {};
 };
 
-// Ranks over which one replica of the model is laid: the product over all strategies.
+// Ranks that one replica of the model is laid over: the product over all strategies.
 std::int64_t model_parallel_ranks(const Plan& plan);
-// Data-parallel degree: the plan's, or what remains of the devices.
+// Data-parallel degree: the plan's value, or the number of replicas that fit on the cluster's devices.
 std::int64_t data_parallel_degree(const Scenario& scenario);
-// Of all replicas.
+// Ranks of all replicas together.
 std::int64_t ranks(const Scenario& scenario);
-// Micro-batches each pipeline runs per step: global_batch_size / (data parallel x micro_batch_size); 0 where a replica
-// takes more devices than there are.
+// Micro-batches that each pipeline runs per step: global_batch_size / (data-parallel degree x micro_batch_size). 0 if a
+// replica needs more devices than the cluster has.
 std::int64_t micro_batches(const Scenario& scenario);
 
-// Throws InputError when the parts do not fit together (degrees, divisibility, mesh larger than the cluster).
+// Throws InputError if the parts do not fit together (degrees, divisibility, mesh larger than the cluster).
 void check(const Scenario& scenario);
 
 }  // namespace orrery

@@ -26,10 +26,10 @@ using OrderedJson = nlohmann::ordered_json;
 // The properties of an object, from its table of fields.
 class Properties final : public FieldVisitor {
  public:
-  // `with_defaults`: the values that the visited struct holds are what an absent field means.
+  // `with_defaults`: absent fields have the values of the visited struct.
   explicit Properties(bool with_defaults) : with_defaults_(with_defaults) {}
   OrderedJson json = OrderedJson::object();
-  bool of_layers = false;  // only fields of which ranges of layers may have their own
+  bool of_layers = false;  // only fields that ranges of layers may set
 
  protected:
   void integer(const char* name, std::int64_t& value, IntegerRange range, const char* doc) override {
@@ -104,7 +104,7 @@ OrderedJson object(const char* description, OrderedJson properties, std::vector<
   return json;
 }
 
-// Names are matched whatever their case, and have aliases: listed as examples, not as the only values.
+// Names are matched in any case and have aliases, so they are listed as examples, not as the only values.
 OrderedJson name(const char* description, const std::vector<std::string>& names) {
   return {{"description", description}, {"type", "string"}, {"examples", names}};
 }
@@ -158,7 +158,7 @@ OrderedJson cluster_schema(const OrderedJson& own_properties) {
       object("nodes of a kind, joined by a fabric", with_base(std::move(properties), "cluster", cluster_names())));
 }
 
-// One alternative a kind: the fields that it has, and those that it needs.
+// One alternative per kind, with its fields and its required fields.
 OrderedJson perturbation_schema() {
   const OrderedJson all = properties_of<Perturbation>(true);
   OrderedJson alternatives = OrderedJson::array();
@@ -285,7 +285,7 @@ OrderedJson scenario_schema() {
 
 namespace {
 
-// The fields of what a part of the schema of scenarios describes, and what each says of itself.
+// The fields of what a part of the scenario schema describes, with their descriptions.
 void add_fields(const OrderedJson& schema, const OrderedJson& part, const std::string& before,
                 std::vector<ScenarioField>& fields) {
   const auto resolved = [&](const OrderedJson& of) -> const OrderedJson& {

@@ -1,4 +1,4 @@
-// The JSON Schema (draft 2020-12) of scenarios, made from the same tables of fields that read them.
+// The JSON Schema (draft 2020-12) of scenarios, generated from the tables of fields that also read them.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,7 +9,7 @@ namespace orrery {
 
 nlohmann::ordered_json scenario_schema();
 
-// All fields of a scenario of one job that are called by keys alone, parts included.
+// A field of a scenario of one job that object keys alone lead to (no list index), fields of parts included.
 struct ScenarioField {
   std::string name;     // "plan.tensor_parallel"
   std::string summary;  // may be empty

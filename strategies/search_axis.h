@@ -1,4 +1,4 @@
-// Fields that a search turns (study/search): each strategy declares its own.
+// Fields of the plan that a search varies (study/search). Each strategy declares its own.
 #pragma once
 
 #include <cstdint>
@@ -9,37 +9,36 @@
 
 namespace orrery {
 
-// What else follows from a field's value: a search chooses in this order, each under what has been chosen before.
+// What a field decides. A search chooses fields in this order, each given the values chosen before it.
 enum class Turns : std::uint8_t {
-  mesh,         // over how many ranks
-  micro_batch,  // the size of what runs at once
-  kernels,      // which kernels and collectives the layers' forward and backward are made of
-  schedule,     // when micro-batches run where
-  activations,  // what of them is kept
+  mesh,         // the number of ranks
+  micro_batch,  // how much runs at once
+  kernels,      // which kernels and collectives the layers' forward and backward consist of
+  schedule,     // which micro-batch runs when on which stage
+  activations,  // which activations are kept
   replicas,     // what replicas divide among each other, and where they lie
 };
 
 struct SearchAxis {
-  std::string_view field;  // of the plan
-  std::string_view label;  // at the head of a column
+  std::string_view field;  // name of a field of the plan
+  std::string_view label;  // column heading
   Turns turns;
-  bool usual;  // searched unless told otherwise
-  // Values as whole numbers: counts as they are, flags as 0 and 1, names by their places.
+  bool usual;  // searched by default
+  // Sets the field. `value` is the number of an integer field, 0 or 1 for a flag, and the index of a name.
   void (*set)(Plan& plan, std::int64_t value);
-  // Appends the values worth trying, each once: of fields before it as they are chosen, of those behind it as they
-  // stand in the scenario. There may be some that check() refuses; where nothing else goes none. Null: the field is
-  // searched only over values that the user names.
+  // Appends the values worth trying, each once. Fields that come before this one have their chosen values in `chosen`;
+  // later ones have the scenario's. check() may refuse some of the values. Appends none if only the scenario's own
+  // value works. Null: the field is searched only over values that the user names.
   void (*values)(const Scenario& chosen, std::vector<std::int64_t>& values);
-  // Models that have what it turns; null: all.
+  // Whether the field matters for a model. Null: for all models.
   bool (*turns_of)(const Model& model) = nullptr;
-  // Returns whether another value of the field gives another plan, with the fields before it as they are chosen. Null:
-  // it always does. Where it does not, the field is not searched: it keeps the scenario's value, or the only one of
-  // `values`, even where the user has named others.
+  // Whether another value of the field gives another plan, given the fields chosen before it. Null: always. If false,
+  // the field is not searched, even over named values: it keeps the scenario's value, or the only one of `values`.
   bool (*acts)(const Scenario& chosen) = nullptr;
 };
 
 void append_divisors(std::int64_t number, std::vector<std::int64_t>& values);
-// false, and true where `also`.
+// Appends false, and true if `also`.
 void append_flags(bool also, std::vector<std::int64_t>& values);
 
 }  // namespace orrery

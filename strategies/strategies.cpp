@@ -30,9 +30,9 @@
 namespace orrery {
 namespace {
 
-// Of strategies that rewrite pieces only.
+// For strategies that only rewrite pieces.
 void nothing(const Scenario&, Program&) {}
-// Of strategies whose every plan can be lowered.
+// For strategies whose every plan can be lowered.
 void accepted(const Scenario&) {}
 
 constexpr Strategy kStrategies[] = {
@@ -270,7 +270,7 @@ constexpr Strategy kStrategies[] = {
      .disable = offload::disable,
      .words = offload::words,
      .search_axes = offload::search_axes},
-    // Behind all others: it copies what they have made of the layers.
+    // After all others: it copies what they have made of the layers.
     {.name = "packed_documents",
      .summary = "sequences packed from documents of unequal length, which attention does not leave",
      .paper = "Krell et al. 2021, arXiv 2107.02027",
@@ -301,7 +301,7 @@ Scenario on_one_rank(const Scenario& scenario) {
       strategy.disable(one.plan);
       for (LayerRange& range : one.plan.layers) strategy.disable(range.plan);
     }
-  // Loads are compared over what all replicas have together.
+  // The loss compares loads over the tokens of all replicas together.
   if (one.model.aux_loss > 0 && one.model.load_balancing == LoadBalancing::global_aux_loss)
     one.plan.batch.micro_batch_size *= data_parallel_degree(scenario);
   return one;

@@ -1,6 +1,6 @@
-// A strategy: how work is laid over ranks. Each lives in a folder of its own, declares the plan's fields it answers to
-// (an Options struct with visit_fields), and lowers by rewriting the pieces, the stages or the schedule of a Program.
-// Adding one: its folder, one member of Plan (plan.h), one line in the list (strategies.cpp).
+// A strategy: how work is laid over ranks. Each lives in its own folder, declares its fields of the plan (an Options
+// struct with visit_fields), and rewrites the pieces, the stages or the schedule of a Program. To add one: its folder,
+// one member of Plan (plan.h), one entry in the list (strategies.cpp).
 #pragma once
 
 #include <memory>
@@ -22,7 +22,7 @@ namespace data_parallel {
 struct Sharding;
 }
 
-// What people call a use of a strategy ("tensor", "zero-1"), and whether a plan is one.
+// A common name of a feature ("tensor", "zero-1"), and a function that tells whether a scenario's plan uses it.
 struct PlanWord {
   std::string_view word;
   bool (*used)(const Scenario& scenario);
@@ -31,69 +31,70 @@ struct PlanWord {
 struct Strategy {
   std::string_view name;     // "tensor_parallel": the folder's name
   std::string_view summary;  // one line
-  std::string_view paper;
+  std::string_view paper;    // its source
 
-  // Throws InputError (pointer "/plan/...") when the plan cannot be laid over this model and cluster.
+  // Throws InputError (pointer "/plan/...") if the plan cannot be laid over this model and cluster.
   void (*check)(const Scenario& scenario);
-  // Rewrites `program`. Called in the order of the list, on a program that holds the result of those before it.
-  // A strategy that the plan does not use must return at once.
+  // Rewrites `program`. Called in the order of the list, on the result of the strategies before it. Must return at once
+  // if the plan does not use this strategy.
   void (*rewrite)(const Scenario& scenario, Program& program);
 
-  // The scenario as it is at the workload's step, where that is not what it says: called in front of all lowering, on a
-  // scenario that all have checked. Null, or none: as it says.
+  // Returns the scenario as it is at workload.step, if it differs from what the scenario says. Called before lowering,
+  // on a scenario that all strategies have checked. Null, or no result: the scenario stays as it is.
   std::optional<Scenario> (*settle)(const Scenario& scenario) = nullptr;
-  // Of a training, what changes from step to step. Null, or a null pointer: nothing.
+  // Returns the controller of what changes from step to step of a training. Null, or a null result: nothing changes.
   std::unique_ptr<RunController> (*control)(const Scenario& scenario) = nullptr;
 
-  // Rewrites a piece under the plan of its layers, from which fields of Scope::layer are read; called for every piece
-  // of `program` behind `rewrite`. Null: no such fields.
+  // Rewrites one piece under the plan of its layers; only fields of Scope::layer may be read from `plan`. Called for
+  // every piece of `program` after `rewrite`. Null: the strategy has no such fields.
   void (*rewrite_piece)(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) = nullptr;
-  // Says by layers what the plan's own fields say otherwise, e.g. by stages. Null: nothing.
+  // Turns fields that are not written by layer (e.g. by stage) into changes of the layers' plans. Null: none.
   void (*plan_layers)(const Scenario& scenario, LayerPlans& plans) = nullptr;
-  // Divides parameter sets otherwise than `sharding` says; asked for every piece when data_parallel lays it out.
-  // Null: it does not.
+  // Changes the sharding of parameter sets. Called for every piece when data_parallel lays it out. Null: no change.
   void (*shard)(const Scenario& scenario, const Plan& plan, const Mesh& mesh,
                 data_parallel::Sharding& sharding) = nullptr;
-  // The rest is null where there is nothing to say.
-  // Adds the digits over which it lays ranks, of one axis from neighbours outwards; axes come in the plan's mesh_order.
+  // Null in the members below means: nothing to do or say.
+  // Adds the digits of the mesh over which the strategy lays ranks. Digits of one axis come in order from neighbouring
+  // ranks outwards; axes come in the plan's mesh_order.
   void (*add_digits)(const Scenario& scenario, Mesh& mesh) = nullptr;
-  // Lays axes over digits that all have laid (Mesh::fold).
+  // Lays further axes over digits that the strategies have added (Mesh::fold).
   void (*fold)(const Scenario& scenario, Mesh& mesh) = nullptr;
-  // Takes it out of the plan: what is left when all have done so computes the same on one rank, step by step.
+  // Removes the strategy from the plan. After all have done so, it computes the same on one rank, step by step.
   void (*disable)(Plan& plan) = nullptr;
-  // Ranks over which it divides a replica of the model.
+  // Number of ranks over which the strategy divides one replica of the model.
   std::int64_t (*ranks)(const Plan& plan) = nullptr;
   std::span<const PlanWord> (*words)() = nullptr;
-  // Of context_parallel_type the names that it answers to: how attention works on divided sequences. It divides them
-  // then, adds digits of the axis cp and lays attention out (strategies/context_parallel/context_parallel.h).
+  // The names of context_parallel_type that this strategy implements: how attention works on divided sequences. For
+  // these it divides sequences, adds digits of the axis cp and lays out attention
+  // (strategies/context_parallel/context_parallel.h).
   std::span<const std::string_view> context_types = {};
-  // Says what a prediction takes for granted of the data, and a run must have room for. May throw as check_runnable,
-  // where it would otherwise be another field's fault.
+  // Changes the scenario so that a run has room for any data, where a prediction assumes what the data will be (e.g.
+  // slots for all tokens). May throw as check_runnable does, if otherwise an error would blame another field.
   void (*make_runnable)(Scenario& scenario) = nullptr;
-  // Whether the workload's step, which is not the first of a run, has another Program than the step before it, as a run
-  // executes them. Null: it has not.
+  // Whether the Program that a run executes at workload.step, which is not the run's first step, differs from that of
+  // the step before. Null: it does not.
   bool (*begins_anew)(const Scenario& scenario) = nullptr;
-  // Throws InputError where its Program can be timed but not yet executed (realrun/).
+  // Throws InputError if the Program can be timed but not yet executed (realrun/).
   void (*check_runnable)(const Scenario& scenario) = nullptr;
-  // Returns what a report says about the layout of the plan, a sentence each. Null: nothing.
+  // Returns what a report says about the layout of the plan, one sentence each. Null: nothing.
   std::vector<std::string> (*notes)(const Scenario& scenario) = nullptr;
-  // Sets those fields of `plan`, a copy of the scenario's, that are left to the strategy but that the plan's stack must
-  // be told. Null: there are none.
+  // Sets those fields of `plan`, a copy of the scenario's plan, that are left to the strategy but that the training
+  // framework must be given. Null: there are none.
   void (*write_out)(const Scenario& scenario, Plan& plan) = nullptr;
-  // What `orrery search` turns of its fields.
+  // The fields that `orrery search` varies.
   std::span<const SearchAxis> (*search_axes)() = nullptr;
 };
 
-// In the order in which they rewrite.
+// The strategies in the order in which they rewrite.
 std::span<const Strategy> all_strategies();
 
-// The scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
+// Returns the scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
 Scenario on_one_rank(const Scenario& scenario);
-// The scenario as realrun/ executes it, whatever the data. What is predicted beside a run is the scenario as given.
+// Returns the scenario as realrun/ executes it, for any data. The prediction beside a run is of the scenario as given.
 Scenario runnable(const Scenario& scenario);
-// Whether a step of a run has another Program than the step before it.
+// Whether a run's step has another Program than the step before it.
 bool begins_anew(const Scenario& scenario);
-// Words of all strategies, in their order; and those that a scenario's plan answers to.
+// The words of all strategies, in their order; and those that the scenario's plan uses.
 std::vector<std::string_view> all_plan_words();
 std::vector<std::string> plan_words(const Scenario& scenario);
 

@@ -10,7 +10,7 @@
 namespace orrery {
 namespace {
 
-// No training has more; sums over a row stay below 2^63.
+// No training has more. Sums over a row stay below 2^63.
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40, kMostExperts = std::int64_t{1} << 20,
                        kMostRows = std::int64_t{1} << 40;
 
@@ -170,7 +170,7 @@ RoutingCounts dealt_over(const RoutingCounts& counts, std::int64_t ranks) {
           throw InputError({}, fmt::format("{} tokens at step {}, layer {}", tokens, of.steps[step], of.layers[layer]),
                            fmt::format("a multiple of {} source ranks", ranks));
         for (std::int64_t rank = 0; rank < ranks; ++rank) {
-          // Tokens in the order of their experts are dealt in turn; those of an expert begin at `before`.
+          // Tokens, ordered by expert, are dealt in turn; those of this expert begin at `before`.
           std::int64_t before = 0;
           for (std::size_t e = 0; e < experts; ++e) {
             const std::int64_t first = ((rank - before) % ranks + ranks) % ranks;

@@ -1,5 +1,5 @@
-// Which experts the routers of a training chose: how many tokens of each source rank went to each expert, by step,
-// layer and micro-batch. What routers chose, before a capacity drops or a balancer moves anything.
+// Recorded routing: how many tokens of each source rank went to each expert, by step, layer and micro-batch. These are
+// the routers' choices, before a capacity drops tokens or a balancer moves them.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +11,16 @@
 
 namespace orrery {
 
-// What a trace has rows of: one for each source rank's micro-batch at each layer of each step, in this order.
+// The rows of a trace: one for each micro-batch of each source rank, at each layer of each step, in this order.
 struct RoutingShape {
   std::vector<std::int64_t> steps;   // iterations of the training, ascending
   std::vector<std::int64_t> layers;  // layers with experts, as the model numbers its layers, ascending
   std::int64_t micro_batches = 1;
-  std::int64_t source_ranks = 1;  // 1 also where counts are kept of all ranks together
-  std::int64_t experts = 1;       // of a layer, shared ones not among them
-  std::int64_t top_k = 1;         // different experts that each token is sent to
+  std::int64_t source_ranks = 1;  // also 1 if counts are those of all ranks together
+  std::int64_t experts = 1;       // routed experts of a layer, without shared ones
+  std::int64_t top_k = 1;         // different experts per token
 
-  // Throws InputError at `where`: a shape without rows, numbers out of order, more experts chosen than there are.
+  // Throws InputError at `where` for a shape without rows, numbers out of order, or more chosen experts than there are.
   void check(const InputError::Where& where = {}) const;
   std::int64_t rows() const;  // REQUIRES: check() holds
   bool operator==(const RoutingShape&) const = default;
@@ -39,27 +39,27 @@ struct RoutingMatrix {
   std::int64_t total() const;
 };
 
-// Counts of 64 bits, kept in as few bytes as they need: 1 below 128, 2 below 16,384, ... Steps and layers are named by
-// their place in the shape.
+// Routing counts of 64 bits, stored in as few bytes as each needs: 1 below 128, 2 below 16,384, ... Steps and layers
+// are given by their index in the shape.
 class RoutingCounts {
  public:
-  // Throws as RoutingShape::check.
+  // Throws as RoutingShape::check does.
   explicit RoutingCounts(RoutingShape shape);
 
   const RoutingShape& shape() const { return shape_; }
-  // The next row, in the order of steps, layers, micro-batches, source ranks. Throws InputError at `where`: another
-  // number of experts, negative counts, an expert with more tokens than there are, counts that are not top_k of each
+  // Appends the next row, in the order of steps, layers, micro-batches, source ranks. Throws InputError at `where`:
+  // another number of experts, negative counts, an expert with more tokens than the row, a sum other than top_k per
   // token.
   void append(std::int64_t tokens, std::span<const std::int64_t> of_experts, const InputError::Where& where = {});
   std::int64_t rows() const { return static_cast<std::int64_t>(ends_.size()); }
   bool complete() const { return rows() == shape_.rows(); }
 
-  // REQUIRES: the row has been appended; `of_experts` has shape().experts.
+  // REQUIRES: the row has been appended; `of_experts` has shape().experts elements.
   void read(std::size_t step, std::size_t layer, std::int64_t micro_batch, std::int64_t source_rank,
             std::span<std::int64_t> of_experts) const;
   std::int64_t tokens(std::size_t step, std::size_t layer, std::int64_t micro_batch, std::int64_t source_rank) const;
   RoutingMatrix matrix(std::size_t step, std::size_t layer, std::int64_t micro_batch) const;
-  RoutingMatrix matrix(std::size_t step, std::size_t layer) const;  // of all micro-batches together
+  RoutingMatrix matrix(std::size_t step, std::size_t layer) const;  // all micro-batches together
 
   std::size_t kept_bytes() const { return bytes_.size() + ends_.size() * sizeof(std::size_t); }
   bool operator==(const RoutingCounts&) const = default;
@@ -70,15 +70,15 @@ class RoutingCounts {
 
   RoutingShape shape_;
   std::vector<std::uint8_t> bytes_;
-  std::vector<std::size_t> ends_;  // of each row, in bytes_
+  std::vector<std::size_t> ends_;  // end of each row in bytes_
 };
 
-// Counts kept of all ranks together, dealt to `ranks` source ranks: each expert's tokens as evenly as whole tokens go,
-// and so each rank's. Throws InputError where there are several source ranks already, or a row's tokens are no multiple
+// Divides counts of all ranks together over `ranks` source ranks: each expert's tokens, and each rank's, as evenly as
+// whole tokens allow. Throws InputError if there are already several source ranks, or a row's tokens are not a multiple
 // of `ranks`.
 RoutingCounts dealt_over(const RoutingCounts& counts, std::int64_t ranks);
 
-// The largest over the mean, 1 where all are equal; 0 of nothing or only zeros.
+// Returns the largest over the mean: 1 if all are equal; 0 if there are none or only zeros.
 double max_over_mean(std::span<const std::int64_t> loads);
 double max_over_mean(std::span<const double> loads);
 

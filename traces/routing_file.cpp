@@ -24,11 +24,12 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kTitle = "# routing ", kFormat = "orrery-routing";
 constexpr std::size_t kMostShown = 60;
-constexpr std::size_t kMostNumbers = std::size_t{1} << 22;  // steps or layers that a few characters may ask for
+// A few characters can ask for this many steps or layers at most.
+constexpr std::size_t kMostNumbers = std::size_t{1} << 22;
 
 std::string in_quotes(std::string_view text) { return fmt::format("\"{}\"", one_line(text, kMostShown)); }
 
-// "0-99,200" for 0, 1, ... 99, 200.
+// Returns "0-99,200" for 0, 1, ... 99, 200.
 std::string ranges_of(const std::vector<std::int64_t>& numbers) {
   std::string text;
   for (std::size_t i = 0; i < numbers.size();) {
@@ -129,7 +130,7 @@ class RoutingReader {
       if (static_cast<std::uint64_t>(*last - *first) >= kMostNumbers - numbers.size())
         fail(fmt::format("{}={}", name, one_line(text, kMostShown)), fmt::format("at most {} numbers", kMostNumbers));
       for (std::int64_t n = *first; n < *last; ++n) numbers.push_back(n);
-      numbers.push_back(*last);  // outside of the loop: `n <= *last` holds for ever if it is the largest
+      numbers.push_back(*last);  // outside the loop, as `n <= *last` never ends for the largest number
     }
     return numbers;
   }
@@ -258,7 +259,7 @@ class RoutingReader {
   }
 
  public:
-  // Before those of experts.
+  // The columns before those of experts.
   static std::vector<std::string_view> csv_columns(const RoutingShape& of) {
     std::vector<std::string_view> columns{"step", "layer"};
     if (of.micro_batches > 1) columns.push_back("micro_batch");
@@ -270,8 +271,8 @@ class RoutingReader {
  private:
   std::string_view rest_;
   std::string file_;
-  std::int64_t line_ = 0;  // that was read last, from 1
-  RoutingShape shape_;     // until it is whole
+  std::int64_t line_ = 0;  // the last line read, from 1
+  RoutingShape shape_;     // until it is complete
   std::optional<RoutingCounts> counts_;
   std::vector<std::int64_t> values_;  // of a row
 };

@@ -8,14 +8,13 @@
 
 namespace orrery {
 
-// Of either form, which the first character tells ('{': JSON). Throws InputError with file and line: rows that lack,
-// come twice or out of order, counts that are no routing (RoutingCounts::append), a last line that is cut, as in a
-// trace of which half was written.
+// Parses either format, told by the first character ('{': JSON). Throws InputError with file and line: missing,
+// repeated or misplaced rows, counts that are no routing (RoutingCounts::append), a last line that is cut.
 RoutingCounts parse_routing(std::string_view text, const std::string& file);
 // "-" is standard input.
 RoutingCounts read_routing(const std::string& path);
 
-// What parse_routing reads as the same. REQUIRES: counts are complete.
+// Return text that parse_routing reads as the same counts. REQUIRES: the counts are complete.
 std::string routing_csv(const RoutingCounts& counts);
 std::string routing_json_lines(const RoutingCounts& counts);
 

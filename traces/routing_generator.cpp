@@ -17,7 +17,7 @@
 namespace orrery {
 namespace {
 
-// What is drawn for what.
+// The purposes of random draws.
 enum class Draw : std::uint64_t { order, noise, tokens, burst, row, micro_batch };
 
 void normalise(std::vector<double>& shares) {
@@ -42,7 +42,7 @@ class Popularity {
 
   std::int64_t next_step() const { return step_; }
 
-  // Of the next step.
+  // Returns the popularity of the next step.
   std::vector<double> next() {
     skip_to(step_);
     draw_noise();
@@ -61,7 +61,7 @@ class Popularity {
     return p;
   }
 
-  // Of the micro-batch, of which `step` has popularities `p`.
+  // Returns a micro-batch's popularity at `step`, whose popularity is `p`.
   std::vector<double> of_micro_batch(std::vector<double> p, std::int64_t step, std::int64_t micro_batch) const {
     RandomBits random(g_.seed, Draw::micro_batch, {layer_, step, micro_batch});
     for (double& u : p) u *= std::exp(g_.micro_batch_noise * random.normal());
@@ -69,9 +69,8 @@ class Popularity {
     return p;
   }
 
-  // Goes to the state in which next() gives `step`. A chain of noise begins at a multiple of `memory_`, between
-  // `memory_` and twice as many steps before `step`. So the chain depends on the step alone, not on the steps that were
-  // asked for before it.
+  // Goes to the state in which next() returns `step`. The chain of noise begins at a multiple of `memory_`, between one
+  // and two times `memory_` steps before `step`: it depends only on `step`, not on the steps asked for before.
   void skip_to(std::int64_t step) {
     const std::int64_t begin = std::max<std::int64_t>(step / memory_ - 1, 0) * memory_;
     if (begin != begin_) step_ = begin_ = begin;
@@ -81,10 +80,9 @@ class Popularity {
   }
 
  private:
-  // The number of steps after which noise has forgotten where it began, to a double's rounding; less where that many
-  // steps would take long.
+  // The number of steps after which noise has forgotten its start, to a double's rounding; fewer if that takes long.
   static std::int64_t memory(const RoutingGenerator& g) {
-    constexpr std::int64_t kMostDraws = std::int64_t{1} << 22;  // of a layer: a fraction of a second
+    constexpr std::int64_t kMostDraws = std::int64_t{1} << 22;  // per layer: a fraction of a second
     const double forgotten =
         g.autocorrelation > 0 ? -std::numeric_limits<double>::digits * std::numbers::ln2 / std::log(g.autocorrelation)
                               : 0;
@@ -97,7 +95,7 @@ class Popularity {
     for (double& n : noise_) n = kept * n + fresh * random.normal();
   }
 
-  // Gives what is hot its share.
+  // Gives the hot expert or block its share.
   void heat(std::vector<double>& p) const {
     std::int64_t first = g_.hot, count = 1;
     if (g_.pattern == RoutingPattern::hot_rank) {
@@ -119,23 +117,23 @@ class Popularity {
 
   const RoutingGenerator& g_;
   std::int64_t layer_, memory_;
-  std::int64_t step_ = 0, begin_ = 0;  // the next step; the step with which the chain of noise begins
-  std::vector<std::int64_t> order_;    // for each expert its place in the order of popularity
+  std::int64_t step_ = 0, begin_ = 0;  // the next step; the step at which the chain of noise begins
+  std::vector<std::int64_t> order_;    // by expert: its place in the order of popularity
   std::vector<double> noise_;
 };
 
-// Draws of top_k different experts: a set has the probability that top_k draws from p are its experts, on condition
-// that they differ, which is proportional to the product of its p. Experts decide one after the other; the chance that
-// one is among the j that a token still lacks follows from sums over all sets of those behind it (elementary symmetric
-// polynomials; conditional Poisson sampling: Chen, Dempster & Liu 1994, Biometrika 81(3)).
+// Draws top_k different experts. A set has the probability that top_k draws from p give its experts, conditioned on
+// being different; this is proportional to the product of its p. Experts are decided one after the other. The chance
+// that an expert is among the j that a token still needs follows from sums over all sets of the experts after it
+// (elementary symmetric polynomials; conditional Poisson sampling: Chen, Dempster & Liu 1994, Biometrika 81(3)).
 class DistinctExperts {
  public:
   DistinctExperts(const std::vector<double>& p, std::int64_t top_k)
       : k_(static_cast<std::size_t>(top_k)), experts_(p.size()), chance_(experts_ * k_) {
-    std::vector<double> behind(k_ + 1);  // sums over the sets of 0, 1, ... k of the experts behind
+    std::vector<double> behind(k_ + 1);  // sums over the sets of 0, 1, ... k of the experts after e
     behind[0] = 1;
     for (std::size_t e = experts_; e-- > 0;) {
-      const double w = p[e] * static_cast<double>(experts_);  // so that products of many stay near 1
+      const double w = p[e] * static_cast<double>(experts_);  // scaled so that products of many stay near 1
       for (std::size_t j = k_; j > 0; --j) {
         const double with = w * behind[j - 1];
         const std::size_t left = experts_ - e;
@@ -148,7 +146,7 @@ class DistinctExperts {
     }
   }
 
-  // What draw() gives in the mean.
+  // Returns the expected result of draw().
   void expect(double tokens, std::span<std::int64_t> counts) const {
     std::vector<double> lacking(k_ + 1);
     lacking[k_] = tokens;
@@ -165,7 +163,7 @@ class DistinctExperts {
   }
 
   void draw(RandomBits& random, std::int64_t tokens, std::span<std::int64_t> counts) const {
-    std::vector<std::int64_t> lacking(k_ + 1);  // tokens that lack 0, 1, ... k experts
+    std::vector<std::int64_t> lacking(k_ + 1);  // tokens that still need 0, 1, ... k experts
     lacking[k_] = tokens;
     for (std::size_t e = 0; e < experts_; ++e) {
       counts[e] = 0;
@@ -181,15 +179,16 @@ class DistinctExperts {
 
  private:
   std::size_t k_, experts_;
-  std::vector<double> chance_;  // of an expert, for tokens that lack j: [expert * k + j - 1]
+  // Chance of an expert for tokens that still need j: [expert * k + j - 1].
+  std::vector<double> chance_;
 };
 
-// Of each source rank: their mean is that of all ranks.
+// Tokens of each source rank, whose mean is kept.
 std::vector<std::int64_t> tokens_of_ranks(const RoutingGenerator& g, std::int64_t step, std::int64_t micro_batch) {
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(g.source_ranks), g.tokens);
   if (g.pattern != RoutingPattern::ragged) return tokens;
   RandomBits random(g.seed, Draw::tokens, {step, micro_batch});
-  std::vector<double> until(tokens.size());  // shares, added up, so that what is rounded adds up, too
+  std::vector<double> until(tokens.size());  // cumulative shares, so that rounded numbers keep their sum
   double sum = 0;
   for (double& u : until) u = sum += 1 + g.raggedness * (2 * random.uniform() - 1);
   const std::int64_t all = g.tokens * g.source_ranks;
@@ -201,7 +200,7 @@ std::vector<std::int64_t> tokens_of_ranks(const RoutingGenerator& g, std::int64_
   return tokens;
 }
 
-// Tokens take experts in turn, and the next source rank goes on where the last has ended.
+// Tokens take experts in turn; the next source rank continues where the last one ended.
 void deal_evenly(std::int64_t first, std::int64_t assignments, std::span<std::int64_t> counts) {
   const auto experts = static_cast<std::int64_t>(counts.size());
   std::fill(counts.begin(), counts.end(), assignments / experts);
@@ -264,7 +263,7 @@ void RoutingGenerator::check() const {
 }
 
 RoutingGenerator routing_preset(std::string_view name) {
-  // The amplitude of noise is an assumption; the rest: docs/traces.md.
+  // The amplitude of the noise is an assumption; docs/traces.md has the sources of the rest.
   constexpr double kNoise = 0.5, kStable = 0.99, kDrifting = 0.9;
   struct Preset {
     std::string_view name;
@@ -330,7 +329,7 @@ struct RoutingSteps::Rep {
   RoutingMatrix expected(const std::vector<double>& p, std::span<const std::int64_t> tokens) const;
 };
 
-// What is drawn of the step: `shares`.
+// Computes what is drawn for the step: `shares`.
 void RoutingSteps::Rep::go_to(std::int64_t step) {
   if (!popularity.empty() && popularity.front().next_step() == step + 1) return;
   if (popularity.empty() || popularity.front().next_step() > step) {

@@ -1,4 +1,4 @@
-// What is fed to the model each step.
+// The workload: the input of the model in each step.
 #pragma once
 
 #include <array>
@@ -41,10 +41,10 @@ struct Workload {
   std::int64_t routing_seed = 1;
   double routing_noise = 0, routing_autocorrelation = 0, routing_micro_batch_noise = 0;
   std::int64_t routing_period = 1, routing_burst_steps = 1, routing_interval = 1;
-  std::string routing_file = {};                                     // as found from the working directory
-  std::shared_ptr<const RoutingCounts> recorded_routing = {};        // what it holds
-  std::string documents = {}, documents_file = {};                   // the file as found from the working directory
-  std::shared_ptr<const RecordedDocuments> recorded_documents = {};  // what it holds
+  std::string routing_file = {};                               // path, resolved from the working directory
+  std::shared_ptr<const RoutingCounts> recorded_routing = {};  // content of routing_file
+  std::string documents = {}, documents_file = {};             // documents_file is resolved from the working directory
+  std::shared_ptr<const RecordedDocuments> recorded_documents = {};  // content of documents_file
   PackingPolicy packing = PackingPolicy::concat;
   std::int64_t documents_seed = 1;
   std::int64_t step = 0;

@@ -16,7 +16,7 @@ using enum OpKind;
 
 constexpr float kDropout = 0.1f, kEpsilon = 1e-5f;
 
-// How large, by device: a CPU's kernels here are written for clarity, a GPU's caches hold 50 MB and more.
+// Sizes by device: the CPU's kernels are written for clarity and are slow; a GPU's caches hold 50 MB and more.
 const KernelSizes& sizes_of(DeviceKind device) {
   static const KernelSizes cpu{{{64, 512, 512}, {256, 512, 512}, {128, 1024, 256}, {16, 256, 256, 8}},
                                {{1, 128, 4, 1, 64}, {1, 256, 4, 1, 64}, {1, 128, 2, 2, 128}},
@@ -27,7 +27,7 @@ const KernelSizes& sizes_of(DeviceKind device) {
                                4096,
                                1 << 18};
   static const KernelSizes cuda{
-      // Of experts: Mixtral's with many rows and with few, a part of DeepSeek-V3's.
+      // Experts: Mixtral's with many rows and with few, and a part of DeepSeek-V3's.
       {{4096, 4096, 4096},
        {8192, 4096, 14336},
        {16, 4096, 4096},
@@ -211,7 +211,7 @@ class Builder {
                                           {a.groups, Axis::groups},
                                           {a.group_heads, Axis::group_heads},
                                           {a.sequence, Axis::sequence}};
-    // That of scores which are about normal: probabilities come out near 1 / keys.
+    // The log-sum-exp of normally distributed scores: probabilities come out near 1 / keys.
     const double usual = std::log(static_cast<double>(a.sequence)) + 0.5;
     return is_read ? read(dims, Dtype::fp32, {Contents::Kind::constant, usual}) : write(dims, Dtype::fp32);
   }
@@ -235,7 +235,7 @@ class Builder {
         five(false, a, fused);
         name(mask, attention_sizes(a));
       }
-      // Keys apart, as under context parallelism and in cross attention.
+      // Separate keys, as under context parallelism and in cross attention.
       begin(attention);
       five(true, a, queries);
       five(true, a, kv);
@@ -339,11 +339,11 @@ class Builder {
       begin(kind).op.function = k.function;
       if (kind == activation_backward) read(wide);
       read(k.gated ? gated : wide);
-      if (k.function == ActivationFunction::gelu) read({{sizes_.hidden, Axis::ffn}});  // with its bias
+      if (k.function == ActivationFunction::gelu) read({{sizes_.hidden, Axis::ffn}});  // with the bias of the layer
       write(kind == activation_backward && k.gated ? gated : wide);
       name(k.name, hidden_sizes());
     }
-    // Of experts: times a weight for each row.
+    // For experts: times a weight per row.
     const std::initializer_list<Dim> rows{{sizes_.batch, Axis::batch}, {sizes_.sequence, Axis::sequence}};
     begin(kind).op.function = ActivationFunction::swiglu;
     if (kind == activation_backward) read(wide);
@@ -431,7 +431,7 @@ class Builder {
     write_hidden();
     name("", table_sizes);
 
-    begin(embedding_backward).op.accumulate = true;  // else it would clear the whole table first
+    begin(embedding_backward).op.accumulate = true;  // otherwise it would clear the whole table first
     read({{b, Axis::batch}, {s, Axis::sequence}}, Dtype::int64, ids);
     read_hidden();
     write({{v, Axis::vocab}, {h, Axis::hidden}});
@@ -495,7 +495,7 @@ class Builder {
       write({tokens, experts}, Dtype::fp32);
       name("", scores);
 
-      // Experts choose: a place for each.
+      // Experts choose: a place for each choice.
       begin(route).op.router = {.type = RouterType::expert_choice, .choices = static_cast<std::uint16_t>(r.choices)};
       read({tokens, experts}, Dtype::fp32);
       write({tokens, experts}, Dtype::fp32);
@@ -511,7 +511,7 @@ class Builder {
       write({tokens, {1}}, Dtype::int32);
       name("", fmt::format("{}x{}_k1", r.tokens, r.experts));
 
-      // The dense-to-sparse gate in the middle of its schedule: noise for all, as many choices as experts.
+      // The dense-to-sparse gate in the middle of its schedule: noise on all logits, as many choices as experts.
       const Router gumbel{.gumbel_temperature = 0.7f, .threshold = 0.001f};
       const std::string dense = fmt::format("{}x{}", r.tokens, r.experts);
       begin(route).op.router = gumbel;
@@ -616,7 +616,7 @@ class Builder {
   void optimizers() {
     const std::int64_t n = sizes_.elements;
     const std::string sizes = fmt::format("{}", n);
-    // Also a tenth more, which no vector width divides: what compare must tell apart (prove_compare.sh).
+    // Also 10% more, which no vector width divides: compare must detect this difference (prove_compare.sh).
     std::vector<std::int64_t> lengths{n};
     if (is_suite_) lengths.push_back(n + n / 10);
     for (const std::int64_t elements : lengths) {

@@ -1,4 +1,4 @@
-// What `orrery bench` measures: every kind of kernel that a Program has, and whole training steps.
+// The cases of `orrery bench`: every kind of kernel of a Program, and whole training steps.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace orrery::bench {
 
 enum class DeviceKind : std::uint8_t { cpu, cuda };
 
-// What a tensor holds before the op runs.
+// The values of a tensor before the op runs.
 struct Contents {
   enum class Kind : std::uint8_t { normal, positive, constant, indices } kind = Kind::normal;
   double value = 0;  // the constant; indices are whole numbers below it
@@ -29,31 +29,32 @@ struct KernelCase {
   KernelContext context;
 };
 
-// How large kernels are; each kind reads what it needs.
+// Sizes of kernels; each kind of kernel reads the members it needs.
 struct KernelSizes {
   struct Product {
     std::int64_t m, k, n;
-    std::int64_t experts = 1;  // above 1: as many products, of which each has m rows
+    std::int64_t experts = 1;  // above 1: this many products, each with m rows
   };
   std::vector<Product> products;
   struct Attention {
     std::int64_t batch, sequence, groups, group_heads, head_dim;
   };
   std::vector<Attention> attentions;
-  struct Routing {  // of tokens to `choices` experts each, into slots for balanced loads
+  // Routing of tokens to `choices` experts each, into slots for balanced loads.
+  struct Routing {
     std::int64_t tokens, experts, choices, hidden;
   };
   std::vector<Routing> routings;
   std::int64_t batch = 1, sequence = 1, hidden = 1, vocabulary = 1;
-  std::int64_t elements = 1;  // of flat buffers: an optimizer's, and what is copied
+  std::int64_t elements = 1;  // elements of flat buffers: an optimizer's, or a copy's
 };
 
-// Every kind but communication, at sizes that the device takes milliseconds for. Dtypes: on a CPU fp32, which is what
-// it stores; on a GPU also bf16 and fp16, and fp8 where `fp8` says that it has units for that.
+// Returns cases of every kind but communication, at sizes that take the device milliseconds. Dtypes: on a CPU fp32, the
+// only one it stores; on a GPU also bf16 and fp16, and fp8 if `fp8` says that it has fp8 units.
 std::vector<KernelCase> kernel_cases(DeviceKind device, bool fp8);
-// The dtypes of a device's cases, but fp8; those that exist in one only are of the first.
+// The dtypes of a device's cases, except fp8. Kernels with a single dtype use the first.
 std::vector<Dtype> kernel_dtypes(DeviceKind device);
-// The same kinds, whatever their size, in one dtype (fp8: products alone, of sizes that tensor cores can multiply).
+// Returns all kinds of kernels at these sizes, in one dtype. fp8: only products whose sizes tensor cores support.
 std::vector<KernelCase> kernel_cases_of(DeviceKind device, const KernelSizes& sizes, Dtype dtype);
 
 struct StepCase {

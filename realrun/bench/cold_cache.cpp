@@ -21,7 +21,7 @@ double largest_cpu_cache_bytes() {
   for (const benchmark::CPUInfo::CacheInfo& cache : benchmark::CPUInfo::Get().caches)
     largest = std::max(largest, long{cache.size});
 #ifdef _SC_LEVEL3_CACHE_SIZE
-  // A virtual machine's kernel may not say what its processor does.
+  // A virtual machine's kernel may not report its processor's caches.
   if (largest == 0)
     for (const int level : {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE})
       largest = std::max(largest, sysconf(level));

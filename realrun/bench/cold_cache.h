@@ -1,4 +1,4 @@
-// Puts out of a device's caches what lies in them, so that the next kernel finds its operands in memory.
+// Evicts a device's caches, so that the next kernel finds its operands in memory.
 #pragma once
 
 #include <cstddef>
@@ -10,19 +10,18 @@
 
 namespace orrery::bench {
 
-// Of this machine's CPU, as the system says it; 0: it does not.
+// Largest cache of this machine's CPU as the system reports it; 0: unknown.
 double largest_cpu_cache_bytes();
-// The L2 cache of a GPU by its preset's data sheet (facts.h: preset_named). Throws InputError where there is no preset,
-// or it does not say.
+// L2 cache of a GPU, from its preset's data sheet (facts.h: preset_named). Throws InputError if it is not known.
 double gpu_cache_bytes(const std::string& device, const std::string& preset);
 
-// Twice the cache, as replacement is not strictly by age: a CPU reads a word of each line, a GPU writes all of it, on
-// the stream of the kernel that follows.
+// Reads or writes twice the cache's size, as replacement is not strictly by age. On a CPU it reads a word of each line;
+// on a GPU it writes all of it, on the stream of the next kernel.
 class CacheEvictor {
  public:
-  // Of a CPU. Throws InputError for 0 bytes.
+  // For a CPU. Throws InputError for 0 bytes.
   explicit CacheEvictor(double cache_bytes);
-  // Of a GPU, which must outlive it.
+  // For a GPU. `backend` must outlive this object.
   CacheEvictor(Backend& backend, double cache_bytes);
   ~CacheEvictor();
   CacheEvictor(const CacheEvictor&) = delete;
@@ -33,7 +32,7 @@ class CacheEvictor {
 
  private:
   std::int64_t bytes_;
-  std::vector<std::uint64_t> words_;  // of a CPU
+  std::vector<std::uint64_t> words_;  // on a CPU
   Backend* backend_ = nullptr;
   void* memory_ = nullptr;
 };

@@ -29,7 +29,7 @@ Sample sample_of(const Series& series, const MachineState& machine) {
   return s;
 }
 
-// By how much the machine alone may have slowed a benchmark.
+// The range of factors by which the machine alone may have slowed a benchmark.
 struct Explained {
   double least = 1, most = 1;
 };
@@ -42,7 +42,8 @@ Explained explained_by(std::span<const double> drift) {
 struct Pair {
   Difference difference;
   Sample before, after;
-  double slower_p = 1, faster_p = 1;  // were all of the new run's times the machine's least, or most, doing
+  // p if the machine explains the least possible part (slower_p), or the most (faster_p), of the new run's times.
+  double slower_p = 1, faster_p = 1;
 };
 
 Pair pair_of(const Series* before, const Series* after, const MachineState& before_machine,
@@ -84,8 +85,8 @@ bool comparable(const Pair& pair) {  // both ran, whether or not often enough
   return pair.difference.baseline_repetitions > 0 && pair.difference.new_repetitions > 0;
 }
 
-// What is slower than before may be so by the larger, what is faster by the smaller; what lies between cannot be told
-// from the machine.
+// Attributes a slow-down to the machine up to the larger end of its range, and a speed-up down to the smaller end. A
+// ratio within the range cannot be told from the machine's influence.
 void test(Pair& pair, const Explained& machine) {
   Difference& d = pair.difference;
   d.explained = std::clamp(d.ratio, machine.least, machine.most);
@@ -129,7 +130,7 @@ double least_slowdown(const Pair& pair, const Explained& machine, std::size_t te
   return std::max({limit, by_fastest, by_test}) * machine.most / machine.least - 1;
 }
 
-// For sorting: what asks for attention first.
+// Sort key: what needs attention comes first.
 int group_of(Verdict verdict) {
   switch (verdict) {
     case Verdict::failed:

@@ -1,4 +1,4 @@
-// The forms of a comparison.
+// Output formats of a comparison.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -70,7 +70,7 @@ std::string some_of(const std::vector<std::string>& names) {
   return names.size() > kShown ? fmt::format("{} and {} more", text, names.size() - kShown) : text;
 }
 
-// What a reader of the verdicts must know, a sentence each.
+// Returns what a reader of the verdicts must know, one sentence each.
 std::vector<std::string> remarks(const Comparison& c) {
   std::vector<std::string> lines;
   if (c.nothing_told()) lines.emplace_back("nothing could be told of any benchmark: this comparison passes nothing");
@@ -99,7 +99,7 @@ std::vector<std::string> remarks(const Comparison& c) {
   return lines;
 }
 
-// What could have been seen: a run that sees little is green for nothing.
+// Says what could have been detected: a run that detects little is green without meaning.
 std::string sight(const Comparison& c) {
   const LeastSlowdown s = c.least_slowdown();
   if (s.benchmarks == 0) return "no slow-down, however large, can be seen in these runs";
@@ -181,7 +181,7 @@ std::string comparison_markdown(const Comparison& comparison) {
 }
 
 std::string comparison_junit(const Comparison& comparison) {
-  // Readers of the file alone see no exit code: where nothing could be told, no test case is merely skipped.
+  // Those who only read the file see no exit code: if nothing could be told, it must not consist of skipped test cases.
   const bool nothing_told = comparison.nothing_told();
   const auto is_error = [&](const Difference& d) { return d.verdict == Verdict::failed || nothing_told; };
   const auto is_failure = [&](const Difference& d) { return !is_error(d) && comparison.fails(d); };
@@ -261,7 +261,7 @@ std::string comparison_json(const Comparison& comparison) {
     }
     if (!d.note.empty()) line["note"] = d.note;
   }
-  // Names of files may be any bytes.
+  // Names of files may contain any bytes.
   return json.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 

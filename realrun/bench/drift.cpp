@@ -14,14 +14,14 @@
 namespace orrery::bench {
 namespace {
 
-using Part = std::pair<std::size_t, std::size_t>;  // of the runs: [first, second)
+using Part = std::pair<std::size_t, std::size_t>;  // a range of runs: [first, second)
 
 struct Found {
   std::size_t first = 0;
   double adjusted_p = 1;
 };
 
-// Changes before and behind one that was found.
+// Searches for changes before and after one that was found.
 void search(std::span<const double> seconds, Part part, double least_p, double tests, double alpha,
             std::vector<Found>& found) {
   const ChangePoint change = change_point(seconds.subspan(part.first, part.second - part.first), alpha / tests);
@@ -93,7 +93,7 @@ void judge(Trend& trend, std::vector<Found> found, const DriftOptions& options) 
   if (found.size() > 1 &&
       mann_whitney(medians(0, found.front().first), medians(found.back().first, trend.points.size())).p >=
           options.alpha)
-    return;  // it is again what it was
+    return;  // the level is the same again
   if (std::max(trend.ratio, trend.fastest_ratio) < 1 / limit) {
     trend.verdict = Verdict::improvement;
   } else if (std::min(trend.ratio, trend.fastest_ratio) > 1) {
@@ -103,10 +103,10 @@ void judge(Trend& trend, std::vector<Found> found, const DriftOptions& options) 
   }
 }
 
-// Runs with which more than half of the benchmarks of a device changed, in one direction.
+// Runs in which more than half of the benchmarks of a device changed in one direction.
 std::vector<std::string> common_changes(const std::vector<Trend>& trends) {
   std::map<std::string, std::size_t> tested;                                          // by device
-  std::map<std::tuple<std::string, std::string, std::string, bool>, std::size_t> of;  // device, date, commit, slower
+  std::map<std::tuple<std::string, std::string, std::string, bool>, std::size_t> of;  // by device, date, commit, slower
   for (const Trend& trend : trends) {
     if (is_told(trend.verdict)) ++tested[trend.device];
     for (const LevelChange& change : trend.changes) {
@@ -126,7 +126,7 @@ std::vector<std::string> common_changes(const std::vector<Trend>& trends) {
   return lines;
 }
 
-// For sorting: what asks for attention first.
+// Sort key: what needs attention comes first.
 int urgency_of(Verdict verdict) { return verdict == Verdict::regression ? 0 : is_told(verdict) ? 1 : 2; }
 
 }  // namespace
@@ -158,7 +158,7 @@ Drift find_drift(std::vector<HistorySeries> series, const DriftOptions& options)
   Drift result{.history = {}, .options = options, .trends = {}, .warnings = {}};
   for (HistorySeries& s : series) {
     if (options.wanted && !options.wanted(s.name)) continue;
-    // A file of SQLite may hold any number.
+    // An SQLite file may hold any number.
     std::erase_if(s.points, [](const HistoryPoint& p) {
       return !(p.median_seconds > 0 && p.fastest_seconds > 0 && std::isfinite(p.median_seconds));
     });

@@ -1,20 +1,21 @@
-// Has anything become slower over the runs of a history, when, and by how much? One verdict for each benchmark.
+// Finds slow-downs over the runs of a history: has anything become slower, when, and by how much? One verdict per
+// benchmark.
 //
-// A run is one value, the median of its repetitions: what moves a whole run (clocks, neighbours, where the loader puts
-// things) makes its repetitions alike, so that only runs are independent of each other. Over the runs of one benchmark
-// on one device:
-//  - change_point (statistics.h), a maximally selected rank statistic, finds the run from which on the level is
-//    another. Its p is adjusted by Holm's procedure for the number of benchmarks (compare.h says why Holm);
-//  - before and behind a change that is found the search goes on in the same way, each part tested at alpha by the
-//    number of benchmarks: binary segmentation (Vostrikova 1981, Soviet Mathematics Doklady 24). So of a history in
-//    which nothing changed the chance that anything is reported is alpha at the most; of one in which something did,
-//    each further part of that benchmark may add alpha / benchmarks;
-//  - levels are medians over the runs between changes. A benchmark is slower where its last level is above the fastest
-//    level before it by more than the threshold, of the medians and of the fastest repetitions: a slow-down that was
-//    made good is no failure, one that follows a speed-up is, and so are several that are small.
+// Each run counts as one value, the median of its repetitions. What moves a whole run (clocks, neighbours, placement by
+// the loader) makes its repetitions alike, so that only runs are independent of each other. Over the runs of one
+// benchmark on one device:
+//  - change_point (statistics.h), a maximally selected rank statistic, finds the run at which the level changes. Its p
+//    is adjusted by Holm's procedure for the number of benchmarks (compare.h says why Holm);
+//  - before and after a change the search continues in the same way, each part tested at alpha / number of benchmarks:
+//    binary segmentation (Vostrikova 1981, Soviet Mathematics Doklady 24). So if nothing changed in a history, the
+//    chance of any report is at most alpha. If something did, each further part of that benchmark may add alpha /
+//    benchmarks;
+//  - levels are medians over the runs between changes. A benchmark is slower if its last level is above its fastest
+//    earlier level by more than the threshold, for the medians and for the fastest repetitions. So a slow-down that was
+//    undone is no failure; one that follows a speed-up is, and so are several small ones together.
 //
-// Runs are taken for independent. Where neighbouring runs are alike (made within one slow hour, say) a slow phase looks
-// like a change of level; the threshold is what then keeps it from being a regression.
+// Runs are assumed to be independent. If neighbouring runs are alike (for example made within one slow hour), a slow
+// phase looks like a change of level; then only the threshold keeps it from being a regression.
 #pragma once
 
 #include <cstddef>
@@ -28,42 +29,42 @@
 namespace orrery::bench {
 
 struct DriftOptions {
-  // Less than between two runs (CompareOptions): that runs of one binary differ by a few percent is what the test sees
-  // in the runs themselves.
+  // Smaller than in CompareOptions: the runs themselves show the test that runs of one binary differ by a few percent.
   double threshold = 0.02;
-  double alpha = 0.01;                                  // chance of a false alarm over all benchmarks, at the most
-  bool strict = false;                                  // a benchmark of too few runs fails
+  double alpha = 0.01;                                  // largest chance of a false alarm over all benchmarks
+  bool strict = false;                                  // a benchmark with too few runs is a failure
   std::function<bool(const std::string&)> wanted = {};  // by name; empty: all
 };
 
-// The run from which on a benchmark took another time.
+// A run at which a benchmark's time changed.
 struct LevelChange {
-  std::size_t first = 0;                         // index into Trend::points: the first run of the new level, not 0
+  std::size_t first = 0;                         // index into Trend::points of the first run of the new level; never 0
   double before_seconds = 0, after_seconds = 0;  // the levels
-  double ratio = 1, fastest_ratio = 1;           // after by before: of medians, and of the fastest repetitions
+  double ratio = 1, fastest_ratio = 1;           // after / before: of medians, and of the fastest repetitions
   double adjusted_p = 1;
   std::vector<std::string> machine;  // "software was CUDA 12.8 and is CUDA 13.0": facts that changed with that run
 };
 
 struct Trend {
   std::string name, device;
-  // too_few_repetitions: of runs. Never failed, cannot_tell, only_in_baseline or only_in_new.
+  // too_few_repetitions means too few runs. Never failed, cannot_tell, only_in_baseline or only_in_new.
   Verdict verdict = Verdict::unchanged;
   std::vector<HistoryPoint> points;
-  std::vector<LevelChange> changes;     // by date
-  double seconds = 0;                   // the last level
-  double ratio = 1, fastest_ratio = 1;  // the last level by the fastest before it if slower for it, else by the first
-  double adjusted_p = 1;                // of the surest change
+  std::vector<LevelChange> changes;  // by date
+  double seconds = 0;                // the last level
+  // The last level over the fastest earlier one if the benchmark is slower than that, otherwise over the first.
+  double ratio = 1, fastest_ratio = 1;
+  double adjusted_p = 1;  // of the most significant change
 };
 std::string_view trend_verdict(const Trend& trend);  // name_of(verdict), but "too few runs"
 
 struct Drift {
   std::string history;
-  std::size_t runs = 0;  // that were looked at of each device, at the most
+  std::size_t runs = 0;  // most runs used of each device
   DriftOptions options;
-  std::vector<Trend> trends;          // slowest first, then what cannot be told
-  std::size_t needed_runs = 0;        // of a benchmark among so many for a change to be significant
-  std::vector<std::string> warnings;  // runs with which most benchmarks changed, which the machine may have
+  std::vector<Trend> trends;          // slowest first, then those without a verdict
+  std::size_t needed_runs = 0;        // runs that a benchmark among this many needs for a significant change
+  std::vector<std::string> warnings;  // runs in which most benchmarks changed, perhaps because of the machine
 
   std::size_t count(Verdict verdict) const;
   bool nothing_told() const;

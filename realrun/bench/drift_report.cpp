@@ -1,4 +1,4 @@
-// The forms of what a history says of drift.
+// Output formats of a drift.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ std::vector<Column> columns_of(const Drift& drift) {
   return columns;
 }
 
-// A row for each change, or one; the verdict in the first of a benchmark.
+// One row per change, at least one; only the first row of a benchmark has the verdict.
 std::vector<std::vector<std::string>> rows_of(const Drift& drift, const Trend& trend, const std::string& verdict) {
   std::vector<std::string> front{line_text(trend.name)};
   if (has_devices(drift)) front.push_back(trend.device.empty() ? "-" : line_text(trend.device));
@@ -178,7 +178,7 @@ std::string drift_json(const Drift& drift) {
                                  {"machine", c.machine}});
     }
   }
-  // A file of SQLite may hold any bytes.
+  // The names of files may contain any bytes.
   return json.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 

@@ -40,7 +40,7 @@ void trim(std::string& text) {
   text.erase(text.begin(), std::find_if_not(text.begin(), text.end(), is_space));
 }
 
-// Seconds of the fastest of a few.
+// Returns the seconds of the fastest of a few runs.
 template <class Work>
 double fastest(Backend& backend, Stream stream, Work work) {
   constexpr int kTimes = 8;
@@ -130,7 +130,7 @@ double Peaks::flops(Dtype dtype) const {
 }
 
 std::string preset_named(const std::string& device) {
-  // Whole, without the vendor, then word by word from its end: "H100 80GB HBM3" is "h100".
+  // Tries the whole name without the vendor, then drops words from its end: "H100 80GB HBM3" is "h100".
   std::string name = device;
   if (name.starts_with("NVIDIA ")) name.erase(0, std::string_view("NVIDIA ").size());
   while (!name.empty()) {
@@ -138,7 +138,7 @@ std::string preset_named(const std::string& device) {
     std::replace(alias.begin(), alias.end(), ' ', '-');
     try {
       return find_device(alias).name;
-    } catch (const InputError&) {  // not that
+    } catch (const InputError&) {  // not this name
     }
     const std::size_t space = name.rfind(' ');
     name.erase(space == std::string::npos ? 0 : space);

@@ -1,4 +1,4 @@
-// What a run was made on and with: recorded, never changed.
+// Facts about a run's machine and software. They are recorded, never changed.
 #pragma once
 
 #include <string>
@@ -12,25 +12,24 @@ namespace orrery::bench {
 
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-// Backend::facts, the CPU's model, governor and clock where the system says them.
+// Facts of the backend, and the CPU's model, governor and clock if the system reports them.
 Facts machine_facts(const BackendFacts& backend);
-// Clocks, temperature and power of the first GPU, as nvidia-smi reports them just now; empty without it. The names
-// begin with `prefix`.
+// Clocks, temperature and power of the first GPU by nvidia-smi; empty without it. Names begin with `prefix`.
 Facts gpu_state(const std::string& prefix);
 
-// What FLOPs and bytes are held against.
+// The device's peaks, which FLOPs and bytes are compared with.
 struct Peaks {
-  std::string source;                                      // of both, for people
+  std::string source;                                      // of both peaks, for people
   double bytes_per_second = 0;                             // of device memory, reads and writes
   double copy_bytes_per_second = 0;                        // to and from the host; 0: not known
   std::vector<std::pair<Dtype, double>> flops_per_second;  // of matrix products
 
   double flops(Dtype dtype) const;  // 0: not known
 };
-// Of the device's preset, if it has one: "NVIDIA H200" is H200-SXM5-141GB. Otherwise what `backend` reaches in a large
-// copy and in the best of a few matrix products, measured in some tenths of a second.
+// Returns the peaks of the device's preset, if it has one: "NVIDIA H200" is H200-SXM5-141GB. Otherwise measures what
+// `backend` reaches in a large copy and in the best of a few matrix products, in some tenths of a second.
 Peaks peaks_of(Backend& backend);
-// The preset that a device's own name means; empty if none does.
+// Returns the preset for a device's own name; empty if there is none.
 std::string preset_named(const std::string& device);
 
 }  // namespace orrery::bench

@@ -16,10 +16,10 @@
 namespace orrery::bench {
 namespace {
 
-constexpr int kApplicationId = 0x4f527279;  // "ORry": SQLite's mark of whose file it is
+constexpr int kApplicationId = 0x4f527279;  // "ORry": SQLite's field for the application that owns the file
 constexpr int kSchemaVersion = 1;
 
-// context: all facts of the run as a JSON object. A series is a benchmark of a run.
+// context: all facts of the run as a JSON object. A series is one benchmark in one run.
 constexpr const char* kSchema = R"(
   CREATE TABLE runs (
     id INTEGER PRIMARY KEY,
@@ -47,7 +47,7 @@ constexpr const char* kSchema = R"(
     cpu_seconds REAL NOT NULL,
     PRIMARY KEY (series, number)) WITHOUT ROWID;)";
 
-// A file of SQLite may hold any text for a context.
+// An SQLite file may hold any text as context.
 MachineFacts machine_of(const std::string& context) {
   MachineFacts facts;
   const nlohmann::json json = nlohmann::json::parse(context, nullptr, /*allow_exceptions=*/false);
@@ -92,7 +92,7 @@ bool History::add(const BenchmarkRun& run) {
     }
     nlohmann::ordered_json context = nlohmann::ordered_json::object();
     for (const auto& [key, value] : run.context) context[key] = value;
-    // SQLite turns a date with an offset into UTC, by which runs of several places are ordered.
+    // SQLite converts a date with an offset to UTC, which orders runs from different places.
     Statement(
         *database_,
         "INSERT INTO runs (digest, date, utc, git_commit, version, device, context) VALUES (?1, ?2, datetime(?2), "

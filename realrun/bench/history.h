@@ -15,20 +15,22 @@ class Database;
 
 namespace orrery::bench {
 
-// What a run says of its machine: kMachineFacts (run_file.h) in their order, empty where it says nothing.
+// A run's facts about its machine: kMachineFacts (run_file.h) in their order; empty: unknown.
 using MachineFacts = std::array<std::string, kMachineFacts.size()>;
 
-// What one run says of one benchmark.
+// One benchmark in one run.
 struct HistoryPoint {
-  std::string date, commit, version, device;  // empty: the run does not say; "..., cold caches": a device of its own
+  // Empty: unknown. A device with ", cold caches" is a separate device.
+  std::string date, commit, version, device;
   std::size_t repetitions = 0;
   double median_seconds = 0, low_seconds = 0, high_seconds = 0;  // quartiles
   double fastest_seconds = 0;
-  double ratio = 0;  // of the median to that of the run before on the same device; 0: there is none
+  // Median over that of the previous run on the same device; 0: there is none.
+  double ratio = 0;
   MachineFacts machine;
 };
 
-// A benchmark on a device over runs, by date.
+// A benchmark's runs on one device, by date.
 struct HistorySeries {
   std::string name, device;
   std::vector<HistoryPoint> points;
@@ -39,32 +41,32 @@ struct HistorySeries {
 class History {
  public:
   enum class Mode { read, write };  // write: creates the file if it is not there
-  // Throws InputError for what is not a history, and where it cannot be opened (or written, for Mode::write).
+  // Throws InputError if the file is not a history, or cannot be opened (or written, for Mode::write).
   History(const std::string& path, Mode mode);
   ~History();
   History(const History&) = delete;
   History& operator=(const History&) = delete;
 
-  // False: the run (BenchmarkRun::digest) is there already; nothing changes.
+  // Returns false if the run (BenchmarkRun::digest) is already there; nothing changes then.
   bool add(const BenchmarkRun& run);
 
   std::int64_t runs() const;
   std::vector<std::string> benchmarks() const;  // by name
-  // By date. Throws InputError, with the nearest name, for a benchmark that no run has. `name` may leave out the suffix
-  // /real_time or /manual_time.
+  // Returns points by date. `name` may omit the suffix /real_time or /manual_time. Throws InputError, with the nearest
+  // name, for a benchmark that no run has.
   std::vector<HistoryPoint> points(const std::string& name) const;
-  // All benchmarks over the last so many runs of each device, by device and name. ratio is not set.
+  // Returns all benchmarks over the last `runs` runs of each device, by device and name. Does not set `ratio`.
   std::vector<HistorySeries> last_runs(std::size_t runs) const;
 
  private:
   std::unique_ptr<Database> database_;
 };
 
-// The forms of a history.
+// Output formats of a history.
 std::string history_text(const std::string& benchmark, const std::vector<HistoryPoint>& points);
 std::string history_csv(const std::string& benchmark, const std::vector<HistoryPoint>& points);
 std::string history_json(const std::string& benchmark, const std::vector<HistoryPoint>& points);
-// Medians over runs with their quartiles, a line a device. A standalone document.
+// A standalone SVG: medians over runs with their quartiles, one line per device.
 std::string history_svg(const std::string& benchmark, const std::vector<HistoryPoint>& points);
 
 }  // namespace orrery::bench

@@ -1,4 +1,4 @@
-// The forms of a history.
+// Output formats of a history.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -73,7 +73,7 @@ std::string history_json(const std::string& benchmark, const std::vector<History
            {"third_quartile_seconds", p.high_seconds}};
     if (p.ratio > 0) run["ratio_to_previous"] = p.ratio;
   }
-  // A file of SQLite may hold any bytes.
+  // The names of files may contain any bytes.
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -1,4 +1,4 @@
-// What the yardsticks of a run say of its machine.
+// Detects disturbances of the machine from a run's yardsticks.
 #pragma once
 
 #include <array>
@@ -10,24 +10,24 @@
 
 namespace orrery::bench {
 
-// A yardstick that took so much more than usual says that something else had the machine. Memory is restless, and most
-// kernels feel little of it.
+// A yardstick that takes this much longer than usual shows that something else used the machine. Memory times vary
+// more, and most kernels depend little on them.
 inline constexpr std::array<double, kYardsticks.size()> kDisturbance{0.05, 0.1};
 
-// A shared machine is slow for tens of seconds at a time, most of a run if it must be: usual is what the quickest
-// twentieth of the repetitions saw.
+// A shared machine is slow for tens of seconds at a time, in the worst case for most of a run. Usual times are
+// therefore this quantile: what the fastest twentieth of the repetitions saw.
 inline constexpr double kUsualQuantile = 0.05;
 
 struct MachineState {
   std::array<double, kYardsticks.size()> usual_seconds{};  // over the whole run; 0: not measured
 
   explicit MachineState(const BenchmarkRun& run);
-  // The series' repetitions that nothing disturbed. What is usual beside a benchmark may be more than over the run:
-  // wide vector instructions lower the clock for a millisecond or so after the benchmark that used them.
+  // Returns the series' undisturbed repetitions. The usual time beside a benchmark may be longer than over the run:
+  // wide vector instructions lower the clock for about a millisecond after the benchmark that used them.
   std::vector<Repetition> undisturbed(const Series& series) const;
 };
 
-// The benchmarks of a run with less than so many repetitions that nothing disturbed, and the most that one lacks.
+// The benchmarks of a run with fewer undisturbed repetitions than wanted, and the most that any one of them lacks.
 struct Lacking {
   std::vector<std::string> names;
   std::size_t repetitions = 0;

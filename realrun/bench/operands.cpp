@@ -8,14 +8,14 @@
 namespace orrery::bench {
 namespace {
 
-constexpr std::int64_t kTile = 1 << 16;  // elements that are made; what is larger repeats them
+constexpr std::int64_t kTile = 1 << 16;  // number of elements that are generated; larger tensors repeat them
 
-// The same for every run of every build.
+// The same numbers in every run of every build.
 const std::vector<float>& normal_numbers() {
   static const std::vector<float> numbers = [] {
     std::mt19937 generator(1);
     std::vector<float> values(kTile);
-    constexpr double kTerms = 12;  // a sum of so many uniform numbers has a variance of 1
+    constexpr double kTerms = 12;  // the sum of this many uniform numbers has variance 1
     for (float& value : values) {
       double sum = -kTerms / 2;
       for (int i = 0; i < static_cast<int>(kTerms); ++i) sum += static_cast<double>(generator()) / 4294967296.0;
@@ -64,7 +64,7 @@ Operands::Operands(Backend& backend, const KernelCase& kernel)
 Operands::~Operands() {
   try {
     backend_.synchronize();
-  } catch (const DeviceError&) {  // was thrown to who runs the op
+  } catch (const DeviceError&) {  // was already thrown to the caller that ran the op
   }
   for (void* memory : memory_)
     if (memory != nullptr) backend_.release(memory);
@@ -81,7 +81,7 @@ void* Operands::place(std::size_t id) {
 
 void Operands::fill(void* memory, const Tensor& tensor, const Contents& contents) {
   const std::int64_t elements = tensor.elements();
-  if (tensor.dtype == Dtype::fp8) {  // written through a cast, which chooses the scale
+  if (tensor.dtype == Dtype::fp8) {  // written through a cast, which sets the scale
     Tensor wide = tensor;
     wide.dtype = Dtype::bf16;
     void* const from = backend_.allocate(elements, wide.dtype, Place::device, Stream::compute);
@@ -97,7 +97,7 @@ void Operands::fill(void* memory, const Tensor& tensor, const Contents& contents
   const std::vector<float> tile = tile_of(contents, elements);
   const auto filled = static_cast<std::int64_t>(tile.size());
   backend_.write({memory, tensor.dtype, 0, filled}, tile);
-  // What is there is copied behind itself: a few copies fill what gigabytes from the host would.
+  // Copies what is there behind itself: a few copies fill gigabytes faster than the host would.
   const std::int64_t size = backend_.stored_bytes(tensor.dtype);
   auto* const bytes = static_cast<std::byte*>(memory);
   for (std::int64_t done = filled; done < elements;) {

@@ -11,7 +11,7 @@ namespace orrery::bench {
 
 class Operands {
  public:
-  // Allocated and filled. Throws DeviceError when memory is short.
+  // Allocates and fills the operands. Throws DeviceError if memory is short.
   Operands(Backend& backend, const KernelCase& kernel);
   ~Operands();
   Operands(const Operands&) = delete;

@@ -29,7 +29,7 @@ std::string fnv1a(const std::string& text) {
   return fmt::format("{:016x}", hash);
 }
 
-// A day, or one with a time and perhaps an offset from UTC: what SQLite's datetime() understands.
+// A day, optionally with a time and an offset from UTC: what SQLite's datetime() understands.
 bool is_iso_8601(const std::string& text) {
   static const std::regex kForm(
       R"((\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2}):(\d{2})(?::(\d{2})(?:\.\d{1,9})?)?(?:Z|[+-](\d{2}):(\d{2}))?)?)");
@@ -105,7 +105,7 @@ class Reader {
     return known->second;
   }
 
-  // Ratios of what passes, and their powers, are finite.
+  // Limits ensure that ratios of times, and their powers, are finite.
   void check_time(const std::string& pointer, double seconds) const {
     constexpr double kLeast = 1e-18, kMost = 1e9;
     if (!(seconds >= kLeast && seconds <= kMost)) fail(pointer, seconds, "a time from 1e-18 to 1e9 seconds");
@@ -125,7 +125,7 @@ class Reader {
     }
     const double seconds = unit(entry), real = number(entry, "real_time") * seconds;
     const double cpu = number(entry, "cpu_time") * seconds, iterations = number(entry, "iterations");
-    constexpr double kMostIterations = 1e15;  // of a nanosecond each: two weeks
+    constexpr double kMostIterations = 1e15;  // of one nanosecond each: two weeks
     if (!(iterations <= kMostIterations)) fail(at_ + "/iterations", iterations, "a count of at most 1e15");
     Repetition repetition{real, cpu, static_cast<std::int64_t>(iterations), {}};
     check_time(at_ + (series.by_real_time ? "/real_time" : "/cpu_time"), series.seconds(repetition));

@@ -15,7 +15,7 @@
 namespace orrery::bench {
 namespace {
 
-// What cuBLAS and the kernels count by.
+// Index type of cuBLAS and the kernels.
 constexpr std::int64_t kLongestAxis = std::numeric_limits<std::int32_t>::max();
 
 std::string quoted(const std::string& text) { return '"' + text + '"'; }
@@ -33,7 +33,7 @@ void set_axis(Shape& shape, const std::string& axis, std::int64_t size) {
   shape.axes.emplace_back(axis, size);
 }
 
-// "linear/bias" of "linear/bias/fp32/64x512x512"
+// Returns "linear/bias" for "linear/bias/fp32/64x512x512".
 std::string kernel_of(const std::string& name) {
   const std::size_t sizes = name.rfind('/');
   return name.substr(0, name.rfind('/', sizes - 1));
@@ -44,7 +44,7 @@ bool is_meant(const std::string& kernel, const KernelCase& c) {
   return own == kernel || own.starts_with(kernel + "/");
 }
 
-// Of the suite, one case of the kind that is meant.
+// Returns a case of the suite for the kind that the shape names.
 const KernelCase& example_of(const Shape& shape, const std::vector<KernelCase>& suite) {
   const auto found =
       std::find_if(suite.begin(), suite.end(), [&](const KernelCase& c) { return is_meant(shape.kernel, c); });
@@ -60,7 +60,7 @@ const KernelCase& example_of(const Shape& shape, const std::vector<KernelCase>& 
                    nearest_name(shape.kernel, std::vector<std::string>(names.begin(), names.end())));
 }
 
-// Flat buffers and a router's scores, whatever the model's dtype.
+// Flat buffers and a router's scores are fp32, whatever the model's dtype.
 bool is_in_fp32(OpKind kind) {
   return kind == OpKind::gradient_norm || kind == OpKind::scale || kind == OpKind::adam || kind == OpKind::sgd ||
          kind == OpKind::route || kind == OpKind::route_backward || kind == OpKind::hash_route ||
@@ -68,10 +68,10 @@ bool is_in_fp32(OpKind kind) {
          kind == OpKind::router_loss_backward;
 }
 
-// A product of the layers' own, with an expert's weights where there are any; not one with a mask.
+// A product with a layer's or expert's weights, not one with a mask.
 bool is_of_weights(OpKind kind) { return is_matmul(kind) && !traits_of(kind).regroups; }
 
-// An axis that a shape need not give: it is 1 then.
+// An axis that a shape may omit: it is 1 then.
 bool is_optional(OpKind kind, std::string_view axis) { return is_of_weights(kind) && axis == "experts"; }
 
 Dtype dtype_of(const Shape& shape, OpKind kind, DeviceKind device, bool fp8) {
@@ -117,7 +117,7 @@ KernelSizes sizes_of_shape(const Shape& shape, OpKind kind) {
   return sizes;
 }
 
-// Of the operands on the device.
+// Bytes of the operands on the device.
 double operand_bytes(const KernelCase& c, DeviceKind device) {
   double bytes = 0;
   for (const Tensor& t : c.tensors) {
@@ -260,7 +260,7 @@ std::vector<KernelCase> shape_cases(DeviceKind device, bool fp8, double memory_b
                          "at most the device's memory, " + bytes_text(memory_bytes));
       if (names.insert(c.name).second) result.push_back(std::move(c));
     }
-    if (!any)  // of fp8, whose other variants and sizes have no kernel
+    if (!any)  // fp8: other variants and sizes have no kernel
       throw InputError(shape.where, fmt::format("{} in {}", shape.kernel, name_of(dtype)),
                        "linear without a variant, of sizes that are multiples of 16");
   }

@@ -15,9 +15,9 @@ namespace {
 // (the largest value is one of the n, above all m, or one of the m) is
 //   p(n, m, u) = n/(n+m) p(n-1, m, u-m) + m/(n+m) p(n, m-1, u).
 std::vector<double> distribution(std::size_t n, std::size_t m) {
-  std::vector<std::vector<double>> by_m(m + 1, std::vector<double>{1});  // of n = 0: u is 0
+  std::vector<std::vector<double>> by_m(m + 1, std::vector<double>{1});  // n = 0: u is 0
   for (std::size_t i = 1; i <= n; ++i)
-    for (std::size_t j = 1; j <= m; ++j) {  // by_m[j] is p(i-1, j, .), by_m[j-1] already p(i, j-1, .)
+    for (std::size_t j = 1; j <= m; ++j) {  // by_m[j] is p(i-1, j, .), by_m[j-1] is already p(i, j-1, .)
       std::vector<double> here(i * j + 1);
       const double of_i = static_cast<double>(i) / static_cast<double>(i + j);
       for (std::size_t u = 0; u < by_m[j].size(); ++u) here[u + j] += of_i * by_m[j][u];
@@ -29,7 +29,7 @@ std::vector<double> distribution(std::size_t n, std::size_t m) {
   return std::move(result);
 }
 
-// P(U <= u). Hundreds of benchmarks have the same few numbers of repetitions.
+// P(U <= u). Cached: hundreds of benchmarks have the same few numbers of repetitions.
 double lower_tail(std::size_t n, std::size_t m, double u) {
   thread_local std::map<std::pair<std::size_t, std::size_t>, std::vector<double>> known;
   std::vector<double>& tails = known[{n, m}];
@@ -45,7 +45,7 @@ struct Value {
 // `tied`: the sum of t^3 - t over groups of t equal values.
 bool is_exact(std::size_t n, std::size_t m, double tied) { return tied == 0 && std::max(n, m) <= kExactMost; }
 
-// Two-sided, of n and m values with this U.
+// Two-sided p for n and m values with this U.
 double p_of(std::size_t n, std::size_t m, double u, double tied) {
   const auto pairs = static_cast<double>(n) * static_cast<double>(m), total = static_cast<double>(n + m);
   if (is_exact(n, m, tied)) return std::min(1.0, 2 * lower_tail(n, m, std::min(u, pairs - u)));
@@ -56,7 +56,7 @@ double p_of(std::size_t n, std::size_t m, double u, double tied) {
   return std::min(1.0, std::erfc(z / std::numbers::sqrt2));
 }
 
-// The fewest values on either side of a change that could be significant; 0: none could.
+// The fewest values on either side of a change that could be significant; 0: no change could.
 std::size_t least_side(std::size_t values, double level) {
   std::size_t least = 0;
   for (std::size_t side = values / 2; side > 0; --side) {
@@ -102,7 +102,7 @@ double smallest_p(std::size_t n, std::size_t m) {
 double least_significant_factor(std::span<const double> a, std::span<const double> b, double level) {
   constexpr double kPrecision = 1e-4;
   std::vector<double> raised(b.size());
-  const auto larger = [&](double factor) {  // once true, true of all larger factors
+  const auto larger = [&](double factor) {  // once true, it is true for all larger factors
     std::transform(b.begin(), b.end(), raised.begin(), [&](double value) { return value * factor; });
     const MannWhitney test = mann_whitney(a, raised);
     return test.p < level && 2 * test.u < static_cast<double>(a.size()) * static_cast<double>(b.size());
@@ -111,7 +111,7 @@ double least_significant_factor(std::span<const double> a, std::span<const doubl
   double below = 1, above = 1 + kPrecision;
   above *= std::max(1.0, *std::max_element(a.begin(), a.end()) / *std::min_element(b.begin(), b.end()));
   if (!larger(above))
-    return std::numeric_limits<double>::infinity();  // ties: the normal approximation is never so sure
+    return std::numeric_limits<double>::infinity();  // ties: the normal approximation never reaches this level
   while (above / below > 1 + kPrecision) {
     const double middle = std::sqrt(below * above);
     (larger(middle) ? above : below) = middle;
@@ -149,7 +149,7 @@ ChangePoint change_point(std::span<const double> values, double level) {
     for (; begin < end; ++begin) ranks[order[begin]] = rank;
     tied += t * t * t - t;
   }
-  double sum = 0;  // of the ranks before the place
+  double sum = 0;  // sum of the ranks before the place
   double smallest = 2;
   for (std::size_t place = 1; place + least <= count; ++place) {
     sum += ranks[place - 1];

@@ -1,4 +1,4 @@
-// The statistics of comparing two sets of repetitions.
+// Statistics for comparing two sets of repetitions.
 #pragma once
 
 #include <cstddef>
@@ -13,42 +13,41 @@ struct MannWhitney {
   bool exact = true;
 };
 
-// The rank-sum test of Mann & Whitney 1947 (Annals of Mathematical Statistics 18(1)): would a and b look this different
-// were they drawn from one distribution? Without ties and with at most kExactMost values on either side, p follows from
-// their recurrence: P = 2 P(U <= min(u, nm - u)). Otherwise from the normal approximation with correction for
-// continuity and ties (Lehmann 1975, Nonparametrics, chapter 1). p is 1 where a side is empty.
+// The rank-sum test of Mann & Whitney 1947 (Annals of Mathematical Statistics 18(1)): would a and b differ this much if
+// they were drawn from one distribution? Without ties and with at most kExactMost values on either side, p follows from
+// their recurrence: P = 2 P(U <= min(u, nm - u)). Otherwise it is the normal approximation, corrected for continuity
+// and ties (Lehmann 1975, Nonparametrics, chapter 1). p is 1 if a side is empty.
 inline constexpr std::size_t kExactMost = 40;
 MannWhitney mann_whitney(std::span<const double> a, std::span<const double> b);
 
-// The smallest p that samples of these sizes can have: 2 / binomial(n + m, n), when one lies wholly above the other.
+// The smallest p that samples of these sizes can have: 2 / binomial(n + m, n), if one lies wholly above the other.
 double smallest_p(std::size_t n, std::size_t m);
 
-// The least factor from 1 on by which every b must be multiplied for mann_whitney(a, b) to call b the larger with p
-// below `level`, to a ten-thousandth; infinity where no factor does. It is one end of the confidence interval of the
-// factor that the test inverts to (Hodges & Lehmann 1963, Annals of Mathematical Statistics 34(2)). REQUIRES: values
-// above 0.
+// The least factor >= 1 such that mann_whitney(a, factor x b) calls b the larger with p below `level`, to a
+// ten-thousandth; infinity if there is none. It is one end of the confidence interval of the factor that the test
+// inverts to (Hodges & Lehmann 1963, Annals of Mathematical Statistics 34(2)). REQUIRES: values above 0.
 double least_significant_factor(std::span<const double> a, std::span<const double> b, double level);
 
-// p-values adjusted for their number, in their order: Holm 1979 (Scandinavian Journal of Statistics 6(2)). Rejecting
-// where the adjusted value is below alpha makes one false alarm or more with a probability of alpha at the most,
-// however the tests depend on each other.
+// Returns p-values adjusted for their number, in the same order: Holm 1979 (Scandinavian Journal of Statistics 6(2)).
+// If hypotheses are rejected where the adjusted value is below alpha, the probability of any false alarm is at most
+// alpha, however the tests depend on each other.
 std::vector<double> holm(std::span<const double> p);
 
-// Where values that were taken one after another change their level.
+// A place at which the level of consecutive values changes.
 struct ChangePoint {
   std::size_t first =
       0;         // index of the first value of the new level; 0: of so few values no change could be significant
   double p = 1;  // two-sided, adjusted for the number of places
 };
 
-// The place at which mann_whitney of the values before and behind it has the smallest p, the earliest of several: a
-// maximally selected rank statistic (Lausen & Schumacher 1992, Biometrics 48(1)). It is the statistic of Pettitt 1979
-// (Applied Statistics 28(2)) divided by its spread at each place, without which a change among the last runs would have
-// to be larger than one in the middle. p is the smallest p times the number of places (Bonferroni): an upper bound
-// however the places depend on each other. Tried are the places at which smallest_p times their number is below
-// `level`; at others, which follow from the number of values alone, nothing could be significant.
+// Returns the place at which mann_whitney of the values before and after it has the smallest p, the earliest among
+// equals: a maximally selected rank statistic (Lausen & Schumacher 1992, Biometrics 48(1)). It is the statistic of
+// Pettitt 1979 (Applied Statistics 28(2)) divided by its spread at each place; without this a change among the last
+// runs would have to be larger than one in the middle. p is the smallest p times the number of places (Bonferroni): an
+// upper bound however the places depend on each other. Only places where smallest_p times their number is below `level`
+// are tried. The others depend on the number of values alone, and nothing could be significant there.
 ChangePoint change_point(std::span<const double> values, double level);
-// The least number of values of which a change could be significant at `level`. REQUIRES: 0 < level.
+// The least number of values in which a change could be significant at `level`. REQUIRES: 0 < level.
 std::size_t values_for_change(double level);
 
 }  // namespace orrery::bench

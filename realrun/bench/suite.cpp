@@ -90,7 +90,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// How many of all repetitions are done, on one line that is written over.
+// Shows how many of all repetitions are done, on one line that is overwritten.
 class Progress {
  public:
   explicit Progress(bool wanted) : wanted_(wanted) {}
@@ -98,7 +98,7 @@ class Progress {
     if (wanted_) fmt::print(stderr, "\r\x1b[K");
   }
   void expect(std::size_t repetitions) { repetitions_ += repetitions; }
-  // Google Benchmark tries numbers of iterations before the first repetition: such a call is shorter than one.
+  // Before the first repetition Google Benchmark tries numbers of iterations: such a call is shorter than a repetition.
   void called(const std::string& name, std::int64_t iterations, double seconds, double least_seconds) {
     std::int64_t& last = iterations_[name];
     if (last == iterations || seconds >= least_seconds) done_ = std::min(done_ + 1, repetitions_);
@@ -132,17 +132,17 @@ class Runner {
 
   Backend& backend() { return *backend_; }
   const Peaks& peaks() const { return peaks_; }
-  // What is read or written before each iteration; 0: caches are left as they are.
+  // Bytes read or written before each iteration; 0: caches are left as they are.
   std::int64_t evicted_bytes() const { return evictor_ ? evictor_->bytes() : 0; }
 
   void kernel(benchmark::State& state, const KernelCase& c) {
     const auto begin = std::chrono::steady_clock::now();
     run_guarded(state, [&] {
-      // Fresh memory for each repetition on a CPU: where it lies is then part of the noise, not of the run.
+      // On a CPU each repetition allocates anew: the placement of memory is then noise of repetitions, not of the run.
       const std::unique_ptr<Backend> own = on_cpu_ ? make_cpu_backend() : nullptr;
       Backend& backend = on_cpu_ ? *own : *backend_;
       Operands operands(backend, c);
-      operands.run();  // warms caches, and what a backend chooses or loads when an op is new
+      operands.run();  // warms caches, and lets the backend choose or load what a new op needs
       backend.synchronize();
       beside_yardsticks(state, /*real_time=*/false,
                         [&] { on_cpu_ ? time_cpu(state, operands, c.name) : time_gpu(state, operands, c.op.stream); });
@@ -211,8 +211,8 @@ class Runner {
     for ([[maybe_unused]] auto _ : state) operands.run();
   }
 
-  // The library counts timed seconds alone: it would evict for minutes to fill them. A repetition is as many iterations
-  // as last min_seconds with what is not timed, at least one; the library wants as many of each repetition.
+  // The library counts only timed seconds, and would evict for minutes to fill them. A repetition therefore has as many
+  // iterations as fit into min_seconds with untimed work, at least one, and equally many in each repetition.
   void time_cold_cpu(benchmark::State& state, Operands& operands, const std::string& name) {
     benchmark::IterationCount& iterations = cold_iterations_[name];
     if (iterations == 0) {
@@ -233,8 +233,7 @@ class Runner {
     }
   }
 
-  // Ops back to back, by the device's clock: the host runs ahead and its time to issue an op does not show, unless the
-  // op is shorter.
+  // Ops run back to back, by the device's clock. The host runs ahead: its time per op shows only if the op is shorter.
   void time_gpu(benchmark::State& state, Operands& operands, Stream stream) {
     constexpr benchmark::IterationCount kBatch = 16;
     while (evictor_ && state.KeepRunningBatch(kBatch)) {
@@ -271,7 +270,7 @@ class Runner {
 
   static void count(benchmark::State& state, double bytes, double flops, double bound_seconds) {
     const auto rate = [](double value) { return Counter(value, Counter::kIsIterationInvariantRate); };
-    // No zeros: the library's coefficient of variation would be NaN, which is no JSON.
+    // No zeros: the library's coefficient of variation would be NaN, which is not valid JSON.
     if (bytes > 0) state.counters["bytes"] = bytes;
     if (flops > 0) state.counters["flops"] = flops;
     if (bytes > 0) state.counters["bytes_per_second"] = rate(bytes);
@@ -285,15 +284,15 @@ class Runner {
   Peaks peaks_;
   Yardsticks yardsticks_;
   Progress progress_;
-  std::optional<CacheEvictor> evictor_;                               // caches are to be cold
-  std::map<std::string, benchmark::IterationCount> cold_iterations_;  // of a repetition, by benchmark
+  std::optional<CacheEvictor> evictor_;                               // if caches are to be cold
+  std::map<std::string, benchmark::IterationCount> cold_iterations_;  // per repetition, by benchmark
 };
 
 void initialize_library(double min_seconds, std::int64_t repetitions) {
   std::vector<std::string> arguments{fmt::format("--benchmark_min_time={}", min_seconds),
                                      fmt::format("--benchmark_repetitions={}", repetitions),
                                      "--benchmark_enable_random_interleaving=true"};
-  static char program[] = "orrery bench";  // the library keeps its address for the reports
+  static char program[] = "orrery bench";  // the reports keep its address
   std::vector<char*> pointers{program};
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
@@ -303,7 +302,7 @@ void initialize_library(double min_seconds, std::int64_t repetitions) {
 
 using Document = nlohmann::ordered_json;
 
-// The library's document of the benchmarks that `wanted` says of.
+// Returns the library's document for the benchmarks that `wanted` selects.
 Document run_round(Runner& runner, const Suite& suite, bool on_cpu,
                    const std::function<bool(const std::string&)>& wanted) {
   for (const KernelCase& c : suite.kernels) {
@@ -327,7 +326,7 @@ Document run_round(Runner& runner, const Suite& suite, bool on_cpu,
   return Document::parse(text.str());
 }
 
-// A further round's repetitions behind those of the rounds before.
+// Appends a further round's repetitions to those of the rounds before.
 void append(Document& document, const Document& round) {
   auto& entries = document["benchmarks"].get_ref<Document::array_t&>();
   std::map<std::string, std::int64_t> repetitions;
@@ -366,7 +365,7 @@ std::vector<SuiteEntry> suite_entries(const SuiteOptions& options) {
 }
 
 std::string run_suite(const SuiteOptions& options) {
-  suite_entries(options);  // a filter that does not fit, before a device is touched
+  suite_entries(options);  // reports a filter without matches before a device is used
   const bool on_cpu = options.device == DeviceKind::cpu;
   std::unique_ptr<Backend> backend = on_cpu ? make_cpu_backend() : make_cuda_backend();
   const BackendFacts device = backend->facts();
@@ -402,7 +401,7 @@ std::string run_suite(const SuiteOptions& options) {
         lacking_repetitions(parse_run(json_text(document), ""), static_cast<std::size_t>(options.repetitions));
     if (lacking.names.empty()) break;
     runner.expect(lacking.names.size() * lacking.repetitions);
-    // Two at the least: of one alone the library writes another name.
+    // At least two: with one repetition the library writes another name.
     initialize_library(library_seconds, std::max<std::int64_t>(2, static_cast<std::int64_t>(lacking.repetitions)));
     append(document, run_round(runner, suite, on_cpu, [&](const std::string& name) {
              return std::any_of(lacking.names.begin(), lacking.names.end(),
@@ -412,7 +411,7 @@ std::string run_suite(const SuiteOptions& options) {
   facts.emplace_back("rounds", fmt::format("{}", rounds));
   if (!on_cpu) add(gpu_state("after_"));
 
-  // Reported as they end, which is random.
+  // Repetitions are reported as they end, in random order.
   auto& entries = document["benchmarks"].get_ref<nlohmann::ordered_json::array_t&>();
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
     return a.value("family_index", 0) < b.value("family_index", 0);
@@ -427,7 +426,7 @@ std::string run_text(const BenchmarkRun& run) {
   std::vector<std::vector<std::string>> rows;
   const MachineState machine(run);
   std::size_t repetitions = 0, set_aside = 0;
-  std::vector<std::string> busy;  // all of their repetitions
+  std::vector<std::string> busy;  // benchmarks whose repetitions were all disturbed
   bool failed = false;
   for (const Series& series : run.series) {
     if (!series.error.empty()) {
@@ -435,7 +434,7 @@ std::string run_text(const BenchmarkRun& run) {
       failed = true;
       continue;
     }
-    // Those that a comparison goes by.
+    // The repetitions that a comparison uses.
     std::vector<Repetition> good = machine.undisturbed(series);
     repetitions += series.repetitions.size();
     set_aside += series.repetitions.size() - good.size();

@@ -1,8 +1,8 @@
-// The benchmarks, run by Google Benchmark.
+// Runs the benchmarks with Google Benchmark.
 //
-// Repetitions of all benchmarks are run in random order (compare.h says why) with the yardsticks beside each, and all
-// of them are kept. Times: of a CPU's kernels the thread's CPU time; of a GPU's the device's clock, of training steps
-// the time between the ends of steps (both "/manual_time").
+// Repetitions of all benchmarks run in random order (compare.h says why), each with the yardsticks beside it, and all
+// are kept. Times: CPU kernels by the thread's CPU time; GPU kernels by the device's clock and training steps by the
+// time between the ends of steps (both "/manual_time").
 #pragma once
 
 #include <cstdint>
@@ -18,38 +18,38 @@ namespace orrery::bench {
 
 struct SuiteOptions {
   DeviceKind device = DeviceKind::cpu;
-  std::string filter;             // a regular expression (ECMAScript) that a name must contain a match of; empty: all
-  std::vector<Shape> shapes;      // these kernels instead of the suite's kernels and steps
-  std::int64_t repetitions = 25;  // compare.h: fewer are soon too few among hundreds of benchmarks
-  double min_seconds = 0.02;      // of a repetition
-  // Where the machine was busy beside repetitions (machine_state.h), more follow until each benchmark has so many that
-  // were not disturbed: a round is begun within so many seconds of the first one's end. Of a CPU.
+  // A regular expression (ECMAScript) that must match a part of a name; empty: all.
+  std::string filter;
+  std::vector<Shape> shapes;      // run these kernels instead of the suite's kernels and steps
+  std::int64_t repetitions = 25;  // with fewer, hundreds of benchmarks soon have too few (compare.h)
+  double min_seconds = 0.02;      // per repetition
+  // CPU only. If repetitions were disturbed (machine_state.h), more rounds follow until each benchmark has
+  // `repetitions` undisturbed ones. A round begins only within this time after the end of the first one.
   double patience_seconds = 60;
-  // Before each iteration what it reads is put out of the caches, untimed (cold_cache.h). Kernels only: a step's own
-  // ops fill and empty the caches.
+  // Evicts the operands of each iteration from the caches first, untimed (cold_cache.h). Kernels only: a step's own ops
+  // fill and empty the caches.
   bool cold_cache = false;
-  bool progress = false;                                   // on standard error
-  std::vector<std::pair<std::string, std::string>> facts;  // of the program: version, commit
+  bool progress = false;                                   // reported on standard error
+  std::vector<std::pair<std::string, std::string>> facts;  // about the program: version, commit
 };
 
 struct SuiteEntry {
   std::string name;
-  double bytes = 0, flops = 0;  // of an iteration; a step's bytes are not counted
+  double bytes = 0, flops = 0;  // per iteration; 0 bytes for a step, as they are not counted
 };
 
-// What options.filter leaves. Throws InputError for a filter that is no regular expression or that nothing matches, and
-// for shapes that cannot be (shape_cases; that they fit a GPU's memory is known once it is there: run_suite says so).
+// Returns the entries that options.filter selects. Throws InputError for a filter that is not a regular expression or
+// matches nothing, and for impossible shapes (shape_cases). run_suite checks whether they fit a GPU's memory.
 std::vector<SuiteEntry> suite_entries(const SuiteOptions& options);
 
-// Runs it: a document in Google Benchmark's JSON format. The context has the machine's facts; every repetition has the
-// counters bytes and flops (where there are any), bytes_per_second, flops_per_second, percent_of_peak (the time that
-// FLOPs or bytes would take at the device's peak, whichever is longer, by the time taken; context: peak_source) and the
-// yardsticks. FLOPs and bytes are those of sim/program/work.h. Throws DeviceError when the device cannot be used. Once
-// a process at a time. What Google Benchmark aggregates (mean, median, ...) is there of benchmarks of one round only.
+// Runs the suite. Returns a document in Google Benchmark's JSON format. Its context has the machine's facts. Every
+// repetition has the counters bytes and flops (if any), bytes_per_second, flops_per_second, percent_of_peak (the time
+// that FLOPs or bytes would take at the device's peak, whichever is longer, over the time taken; context: peak_source)
+// and the yardsticks. FLOPs and bytes are those of sim/program/work.h. Only benchmarks of one round have the library's
+// aggregates (mean, median, ...). Throws DeviceError if the device cannot be used. Only one call at a time.
 std::string run_suite(const SuiteOptions& options);
 
-// A run as an aligned table; medians and quartiles over the repetitions that nothing disturbed (machine_state.h), as
-// compare_runs takes them.
+// Formats a run as an aligned table, with medians and quartiles over the undisturbed repetitions, as in compare_runs.
 std::string run_text(const BenchmarkRun& run);
 
 }  // namespace orrery::bench

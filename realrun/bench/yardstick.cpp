@@ -19,7 +19,7 @@ double now(bool real_time) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// Aligned, so that two builds run them at the same speed.
+// Aligned, so that two builds run it at the same speed.
 [[gnu::noinline, gnu::aligned(64)]] void arithmetic() {
   std::array<double, kChains> x{1, 2, 3, 4, 5, 6, 7, 8};
   for (int i = 0; i < kRounds; ++i)

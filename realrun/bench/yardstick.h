@@ -1,4 +1,4 @@
-// How fast is the machine right now? Fixed work that has nothing to do with what is measured.
+// Measures how fast the machine is right now, with fixed work that is independent of the benchmarks.
 #pragma once
 
 #include <array>
@@ -9,12 +9,13 @@
 
 namespace orrery::bench {
 
-// Independent chains of multiply-adds in registers, and the sum of an array that is larger than a core's own caches.
-// Each is done a few times, and the fastest counts: a single interruption is not what repetitions suffer from.
+// The work: independent chains of multiply-adds in registers, and the sum of an array that is larger than a core's own
+// caches. Each is done a few times and the fastest counts, so that a single interruption does not matter.
 class Yardsticks {
  public:
   Yardsticks();
-  // Seconds each, in the order of kYardsticks. On the thread's CPU clock, or with `real_time` by the wall.
+  // Returns the seconds of each, in the order of kYardsticks: of the thread's CPU clock, or with `real_time` of wall
+  // time.
   std::array<double, kYardsticks.size()> measure(bool real_time);
 
  private:

@@ -26,7 +26,7 @@ namespace {
 constexpr double kLeastPointSeconds = 0.02, kMostPointSeconds = 2;
 constexpr std::int64_t kMostCollectiveRanks = 4;
 
-// Other ranks on the same host, each at work on a point of its own, for as long as this exists.
+// Other ranks on the same host, each of which keeps measuring a point of its own as long as this object exists.
 class Companions {
  public:
   Companions(const MakeBackend& make_backend, const KernelPoint& point, double footprint_bytes, std::int64_t count) {
@@ -55,7 +55,7 @@ class Companions {
   std::vector<std::thread> threads_;
 };
 
-// Points that are also measured with all hardware threads busy: of products and attention, as most of a step is.
+// Points that are also measured with all hardware threads busy: products and attention, most of a step.
 std::vector<const KernelPoint*> busy_points(const std::vector<KernelPoint>& points) {
   constexpr std::size_t kEach = 4;
   constexpr double kMostFlops = 5e8;
@@ -70,7 +70,7 @@ std::vector<const KernelPoint*> busy_points(const std::vector<KernelPoint>& poin
   return chosen;
 }
 
-// A host of so many ranks that exchange in its memory.
+// A host with `ranks` ranks that exchange data in its memory.
 Cluster host_of(const Device& device, std::int64_t ranks) {
   Cluster cluster;
   cluster.device = device;
@@ -116,7 +116,7 @@ std::string describe_method(const BackendFacts& facts, const CalibrateOptions& o
       measured, planned, time, 1e-6 * o.footprint_bytes);
 }
 
-// One calibration: what there is to measure, measured in passes within a budget, and fitted.
+// One calibration: lists what to measure, measures in passes within a budget, and fits.
 class CalibrationRun {
  public:
   CalibrationRun(const MakeBackend& make_backend, const CalibrateOptions& options)
@@ -147,7 +147,7 @@ class CalibrationRun {
     return Journal(options.journal, {facts.kind, facts.device, facts.software, options.date});
   }
 
-  // One pass, as far as the budget goes.
+  // Runs one pass, as far as the budget allows.
   void measure_all(bool first) {
     for (const KernelPoint& point : points_) {
       if (to_be_skipped(point.id, first)) continue;
@@ -160,7 +160,7 @@ class CalibrationRun {
       measure(*point, busy_id(point->id));
     }
     for (const OverlapPair& pair : pairs_) {
-      if (to_be_skipped(pair.copy_beside, first)) continue;  // the last of the four
+      if (to_be_skipped(pair.copy_beside, first)) continue;  // the last of the four measurements
       if (stop()) break;
       measure(pair);
     }
@@ -172,7 +172,7 @@ class CalibrationRun {
     }
   }
 
-  // An interrupted calibration goes on with its first pass, and then measures everything again.
+  // An interrupted calibration first finishes its first pass, and then measures everything again.
   bool to_be_skipped(const std::string& id, bool first) {
     const bool known = first && journal_.points().count(id) > 0;
     if (known) ++progress_.done;
@@ -184,7 +184,7 @@ class CalibrationRun {
     return interrupted_ || wall_seconds() >= begin_ + options_.budget_seconds;
   }
 
-  // What one point may take of the time that is left.
+  // Seconds for one point, out of the time that is left.
   double point_seconds() const {
     const double left =
         (begin_ + options_.budget_seconds - wall_seconds()) / static_cast<double>(progress_.total - progress_.done);
@@ -202,7 +202,7 @@ class CalibrationRun {
     try {
       journal_.add(id, meter_.measure(point, point_seconds()));
     } catch (const DeviceError&) {
-      backend_->synchronize();  // throws again where it was more than memory
+      backend_->synchronize();  // throws again if more than memory failed
       impossible_.insert(id);
     }
     report(id);
@@ -254,12 +254,13 @@ class CalibrationRun {
   const std::unique_ptr<Backend> backend_;
   const BackendFacts facts_;
   const std::vector<KernelPoint> points_;
-  std::vector<const KernelPoint*> busy_;  // measured once more beside as many others as there are processors
+  // Measured again, with all other hardware threads busy too.
+  std::vector<const KernelPoint*> busy_;
   std::vector<RankCollective> collectives_;
   std::vector<OverlapPair> pairs_;
   Journal journal_;
   Meter meter_;
-  std::set<std::string> impossible_;  // too large for the memory
+  std::set<std::string> impossible_;  // too large for the device's memory
   bool streams_take_turns_ = false, interrupted_ = false;
   CalibrationProgress progress_;
   const double begin_;

@@ -13,25 +13,26 @@
 namespace orrery {
 
 struct CalibrationProgress {
-  std::size_t done = 0, total = 0;  // points, each counted once a pass
+  std::size_t done = 0, total = 0;  // points; each counts once per pass
   double seconds = 0, budget_seconds = 0;
-  std::string point;  // the one that was measured last
+  std::string point;  // the last measured one
 };
 
 struct CalibrateOptions {
   double budget_seconds = 600;
   SweepOptions sweep;
-  std::int64_t passes = 3;  // over the sweep, where the budget allows; the fastest of a point counts
+  // Number of passes over the sweep, if the budget allows; the fastest measurement of a point counts.
+  std::int64_t passes = 3;
   double footprint_bytes = 48e6;
   std::string journal;   // path
-  bool restart = false;  // without the points of an earlier journal
-  std::string date;      // of today, "2026-11-21"
+  bool restart = false;  // ignore the points of an earlier journal
+  std::string date;      // today, "2026-11-21"
   std::optional<Device> preset;
   std::function<void(const CalibrationProgress&)> progress;
-  // Asked between points: true ends the sweep; what was measured is in the journal.
+  // Called between points: true ends the sweep. Points measured so far are in the journal.
   std::function<bool()> interrupted;
 };
-// What suits a device; budget, journal, date and preset are the caller's.
+// Returns options that suit the device. The caller sets budget, journal, date and preset.
 CalibrateOptions options_for(const BackendFacts& facts);
 
 struct CalibrateResult {
@@ -43,8 +44,9 @@ struct CalibrateResult {
 
 using MakeBackend = std::function<std::unique_ptr<Backend>()>;
 
-// `make_backend` is called once, and on a CPU once more for every hardware thread, to see what ranks do to each other.
-// Throws DeviceError for what the device cannot do, InputError for a journal of another machine and for too few points.
+// Measures a device and fits its calibration. Calls `make_backend` once, and on a CPU once more for every hardware
+// thread, to measure how ranks slow each other down. Throws DeviceError for what the device cannot do, InputError for a
+// journal of another machine and for too few points.
 CalibrateResult calibrate(const MakeBackend& make_backend, const CalibrateOptions& options);
 
 }  // namespace orrery

@@ -21,10 +21,10 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr double kLarge = 1 << 20;  // sizes that bandwidth decides, not latency
+constexpr double kLarge = 1 << 20;  // sizes above this depend on bandwidth, not latency
 constexpr double kSmallWeight = 0.5;
 constexpr double kLeastRate = 1e-3;  // the least rate, as a part of the one that the bundled calibration gives
-constexpr double kPull = 0.01;       // weight of the pull on a parameter's logarithm, towards where it starts
+constexpr double kPull = 0.01;       // weight of the pull on a parameter's logarithm, towards its start
 
 struct Free {
   std::string name;
@@ -122,9 +122,9 @@ class CollectiveFitter {
     return chosen;
   }
 
-  // A log does not say which algorithm ran, and where one algorithm becomes slower, the prediction takes another. So
-  // all shares of a link begin at the common rate that meets the large sizes best. The search for it only goes down:
-  // the fit can raise single shares later.
+  // A log does not say which algorithm ran, and if one algorithm becomes slower, the prediction uses another. So all
+  // shares of a link start at the common rate that matches the large sizes best. The search for it only goes down: the
+  // fit can raise single shares later.
   void slow_links(const std::vector<const CollectiveCurve*>& curves, const std::vector<Free>& free) {
     std::vector<double> bundled;
     for (const Free& f : free) bundled.push_back(*f.value);
@@ -185,7 +185,7 @@ bool has(const std::vector<const CollectiveCurve*>& curves, std::initializer_lis
 constexpr std::initializer_list<OpKind> kRings{OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter,
                                                OpKind::broadcast, OpKind::reduce};
 
-// Those that the curves say something about.
+// The parameters that the curves determine.
 std::vector<Free> free_of_node(const Cluster& cluster, const std::vector<const CollectiveCurve*>& curves,
                                IntraCalibration& c) {
   std::vector<Free> free;

@@ -1,5 +1,5 @@
-// From measured collectives to a calibration of collectives: the model of sim/cost/collective_cost.h, fitted with that
-// very code. What realrun/calibrate/fit_collectives.py does for the published curves, for a user's own.
+// Fits a calibration of collectives to measured ones: the model of sim/cost/collective_cost.h, evaluated by that code.
+// It does for a user's own curves what realrun/calibrate/fit_collectives.py does for the published ones.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -38,9 +38,10 @@ struct CollectiveFit {
   std::vector<std::string> fitted;  // parameters, "node: ring_share"
 };
 
-// Sets curve.nodes, the number of nodes of `cluster` that the curve's hosts are. A host is one node, unless a node is a
-// rack of several hosts (devices_per_host): then it takes the fewest nodes that hold all hosts. Throws InputError where
-// hosts or ranks do not fit into the cluster, where the hosts do not divide evenly into these nodes, and where the log
+// Sets curve.nodes: the number of nodes of `cluster` that the curve's hosts correspond to. A host is one node, unless a
+// node is a rack of several hosts (devices_per_host): then it is the smallest number of nodes that holds all hosts.
+// Throws InputError if hosts or ranks do not fit into the cluster, if the hosts do not divide evenly over these nodes,
+// or if the log names another device than the cluster's.
 // names another device than the cluster's.
 void place_on(const Cluster& cluster, CollectiveCurve& curve);
 

@@ -23,7 +23,7 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::array<Dtype, 3> kFittedDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16};
-constexpr double kNothing = 1e-9;  // a bound that stands for zero, of parameters around 1
+constexpr double kNothing = 1e-9;  // a bound that stands for zero, for parameters around 1
 
 struct Measured {
   const KernelPoint* point;
@@ -33,8 +33,8 @@ using Points = std::vector<Measured>;
 
 std::size_t index_of(Dtype dtype) { return static_cast<std::size_t>(dtype); }
 
-// Lists of tiles to choose from. One processor: a single tile, where partly filled register blocks cost what full ones
-// do. A device of many: those of fit_published.py.
+// Lists of tiles to choose from. One processor: a single tile, as partly filled register blocks cost as much as full
+// ones. A device with many: those of fit_published.py.
 std::vector<std::vector<MatmulTile>> tile_lists(std::int64_t multiprocessors) {
   if (multiprocessors == 1) return {{{1, 1}}, {{4, 4}}, {{8, 4}}, {{4, 8}}, {{16, 8}}, {{16, 16}}, {{32, 8}}};
   return {{{256, 128}, {128, 256}, {256, 64}, {64, 256}, {64, 64}},
@@ -66,7 +66,7 @@ class KernelFitter {
     return errors;
   }
 
-  // Fits what `put` sets from the parameters, first without the held-out points, then to all.
+  // Fits the values that `put` sets from the parameters: first without the held-out points, then to all points.
   CurveFit fit(const std::string& name, const Points& points, const std::vector<FitParameter>& parameters,
                const std::function<void(const std::vector<double>&)>& put) {
     Points kept, held_out;
@@ -95,7 +95,7 @@ class KernelFitter {
   }
   double loss() const { return loss_; }
 
-  // As the file states it; next to nothing is nothing.
+  // Rounds as the file does; values close to 0 become 0.
   static double round(double value) {
     constexpr double kVanishes = 1e-15;
     return value <= kVanishes ? 0 : std::stod(fmt::format("{:.4g}", value));
@@ -109,7 +109,7 @@ class KernelFitter {
   double loss_ = 0;
 };
 
-// The measured device before anything is fitted: rates no kernel reaches, which become those of the fit afterwards.
+// Initial rates of a measured device: no kernel reaches them, and the fit replaces them.
 double best_rate(const KernelFitter& fitter, Dtype dtype) {
   double best = 0;
   for (const Measured& m : fitter.group(fmt::format("matmul {}", name_of(dtype))))
@@ -125,7 +125,7 @@ double best_byte_rate(const KernelFitter& fitter) {
   return best;
 }
 
-// Of the largest copy, which no cache holds.
+// The rate of the largest copy, which no cache holds.
 double copy_rate(const KernelFitter& fitter) {
   double largest = 0, rate = 0;
   for (const char* kind : {"copy copy_to_device", "copy copy_to_host"})
@@ -182,7 +182,7 @@ void fit_matmul(KernelFitter& fitter, Dtype dtype, CalibrationFit& result) {
   MatmulCurve best;
   CurveFit best_fit;
   double least = 0;
-  constexpr double kWorthMoreTiles = 0.98;  // of the loss: a longer list must earn its place
+  constexpr double kWorthMoreTiles = 0.98;  // of the loss: a longer list must improve it by this
   for (const auto& tiles : tile_lists(fitter.device.multiprocessors)) {
     MatmulCurve& curve = fitter.calibration.matmul[index_of(dtype)];
     curve.tiles = tiles;
@@ -238,7 +238,7 @@ const std::vector<FitParameter>& memory_parameters() {
   return parameters;
 }
 
-// What stands for kinds without numbers of their own: plain streams.
+// Points that stand for kinds without a fit of their own: plain streams.
 Points streams_of(const KernelFitter& fitter) {
   Points streams;
   for (const char* kind : {"memory add", "memory multiply", "memory cast"})
@@ -279,14 +279,13 @@ void fit_memory(KernelFitter& fitter, CalibrationFit& result) {
   fitter.calibration.memory_kinds = std::move(kinds);
 }
 
-// The rates of a device that was measured, and not described, are the highest that its kernels approach; efficiencies
-// are then shares of them.
+// Without a data sheet, rates are the highest that the device's kernels approach, and efficiencies fractions of them.
 void state_measured_rates(KernelFitter& fitter) {
   Device& d = fitter.device;
   Calibration& c = fitter.calibration;
   const auto rescale_to = [](double& rate, double highest, const std::vector<double*>& shares) {
     if (highest <= 0) return;
-    const double stated = std::stod(fmt::format("{:.3g}", 1.005 * highest));  // rounded, and not below
+    const double stated = std::stod(fmt::format("{:.3g}", 1.005 * highest));  // rounded, but not below the highest
     for (double* share : shares) *share = std::min(1.0, KernelFitter::round(*share * rate / stated));
     rate = stated;
   };
@@ -308,18 +307,19 @@ void state_measured_rates(KernelFitter& fitter) {
   double highest = 0;
   for (MemoryCurve& curve : c.memory_kinds) {
     shares.push_back(&curve.efficiency);
-    // Pooling may read one token of a sequence; its bytes are those of all.
+    // Pooling may read only one token of a sequence, but its bytes count all.
     if (curve.name != name_of(OpKind::pool)) highest = std::max(highest, curve.efficiency * d.memory_bytes_per_second);
   }
   highest = std::max(highest, c.memory_efficiency * d.memory_bytes_per_second);
   for (const MatmulCurve& curve : c.matmul)
     if (curve.measured) highest = std::max(highest, curve.memory_efficiency * d.memory_bytes_per_second);
   rescale_to(d.memory_bytes_per_second, highest, shares);
-  if (d.pcie_bytes_per_second <= 0) d.pcie_bytes_per_second = d.memory_bytes_per_second;  // cut off before any copy
+  // 0: the calibration was cut off before any copy.
+  if (d.pcie_bytes_per_second <= 0) d.pcie_bytes_per_second = d.memory_bytes_per_second;
 }
 
-// Speed of a rank while all hardware threads are busy, over its speed alone: the geometric mean over the points that
-// were measured both ways; 1 without any.
+// The speed of a rank while all hardware threads are busy, over its speed alone: the geometric mean over the points
+// measured both ways; 1 if there are none.
 double busy_share(const std::vector<KernelPoint>& points, const std::map<std::string, Measurement>& measured) {
   double logs = 0;
   int both = 0;
@@ -332,7 +332,7 @@ double busy_share(const std::vector<KernelPoint>& points, const std::map<std::st
   return both == 0 ? 1 : std::min(1.0, KernelFitter::round(std::exp(logs / both)));
 }
 
-// Efficiencies have changed with the rates: parameters and residuals as the file will state them.
+// Efficiencies have changed with the rates: recomputes parameters and residuals as the file will state them.
 void state_again(KernelFitter& fitter, CalibrationFit& result) {
   Calibration& c = fitter.calibration;
   for (CurveFit& curve : result.curves) {
@@ -461,7 +461,7 @@ CalibrationFit fit_calibration(const std::vector<KernelPoint>& points,
     throw InputError({}, fmt::format("{} measured points", measured.size()),
                      "more products to fit a curve to: a longer --budget");
   fit_memory(fitter, result);
-  // One attention curve for all types: bf16's where the device has them.
+  // One attention curve for all dtypes: bf16's if the device has it.
   for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp32})
     if (!fitter.group(fmt::format("attention {}", name_of(dtype))).empty()) {
       fit_attention(fitter, dtype, result);
@@ -596,7 +596,7 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
 }
 
 std::string fit_table(const CalibrationFit& fit) {
-  constexpr double kMostFactor = 100;  // either way: beyond it not even the magnitude is known
+  constexpr double kMostFactor = 100;  // either way: beyond it not even the order of magnitude is known
   const auto percent = [](double x) { return fmt::format("{:.1f}%", 100 * x); };
   std::string text = fmt::format("{:32} {:>6} {:>7} {:>7} {:>7} {:>16}  {}\n", "curve", "points", "median", "90th",
                                  "bias", "held out: median", "parameters (95% interval: value / .. x factor)");

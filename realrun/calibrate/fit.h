@@ -1,4 +1,4 @@
-// From measured points to a calibration: the formulas of sim/cost/kernel_cost.h, fitted with that very code.
+// Fits a calibration to measured points: the formulas of sim/cost/kernel_cost.h, evaluated by that code.
 #pragma once
 
 #include <map>
@@ -27,21 +27,22 @@ struct CurveFit {
   std::string name;  // "matmul fp32", "memory rotary"
   std::vector<FittedParameter> parameters;
   Residual residual;  // of the curve, fitted to all points
-  Residual held_out;  // of shapes that were left out of a fit to the others; no points: too few to leave any out
+  // Of shapes that were left out of a fit to the others. No points: too few to leave any out.
+  Residual held_out;
 };
 
 struct CalibrationFit {
   Calibration calibration;
   Device device;
-  bool device_is_measured = false;  // its rates are those of this sweep; false: the data sheet's
+  bool device_is_measured = false;  // true: its rates are from this sweep; false: from the data sheet
   std::vector<CurveFit> curves;
   std::vector<std::string> missing;  // curves for which too few points were measured
   CollectiveClasses collectives;     // between ranks on the same host; may be empty
   std::optional<CopyOverlaps> overlaps;
-  std::string no_overlaps;  // why there are none; both empty: nobody has looked
+  std::string no_overlaps;  // why there are none; both empty: not measured
 };
 
-// `preset`: the data sheet's peaks, where the device has a preset. Throws InputError when the points are too few for
+// `preset`: gives the data sheet's peaks if the device has a preset. Throws InputError if there are too few points for
 // any product or any memory-bound kernel.
 CalibrationFit fit_calibration(const std::vector<KernelPoint>& points,
                                const std::map<std::string, Measurement>& measured, const BackendFacts& facts,
@@ -50,12 +51,12 @@ CalibrationFit fit_calibration(const std::vector<KernelPoint>& points,
 // In the format of results/calibration/*.json.
 std::string calibration_text(const CalibrationFit& fit, const std::string& source, const std::string& date,
                              const std::string& method);
-// Parameters with their intervals, residuals, held-out errors.
+// A table of parameters with their intervals, residuals and held-out errors.
 std::string fit_table(const CalibrationFit& fit);
 
-// A CPU's name as a device's: without trademarks and blanks, "Intel-Xeon-Platinum-8259CL-2.50GHz".
+// Returns a CPU's name as the name of a device, without trademarks and blanks: "Intel-Xeon-Platinum-8259CL-2.50GHz".
 std::string device_name(const BackendFacts& facts);
-// Under which the measurement of a point stands that was taken while all hardware threads of the host were busy.
+// Returns the id of a point's measurement while all hardware threads of the host were busy.
 std::string busy_id(const std::string& id);
 
 Residual residual_of(const std::vector<double>& log_errors);

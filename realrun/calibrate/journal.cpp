@@ -59,11 +59,11 @@ JournalHeader read_header(const Json& json, const std::string& path) {
   return header;
 }
 
-constexpr std::int64_t kMostOfAPoint = 1'000'000'000'000;  // of a point of any journal: sums of them stay integers
+constexpr std::int64_t kMostOfAPoint = 1'000'000'000'000;  // limit per point in any journal: sums of them stay integers
 
 struct Parsed {
   JournalContents contents;
-  std::size_t whole_bytes = 0;  // up to the end of the last whole line
+  std::size_t whole_bytes = 0;  // end of the last complete line
 };
 
 Parsed parse(const std::string& text, const std::string& path) {

@@ -1,4 +1,4 @@
-// What a calibration has measured so far, a line of JSON each, so that one that was interrupted goes on where it was.
+// The measurements of a calibration so far, one line of JSON each, so that an interrupted calibration can be continued.
 #pragma once
 
 #include <cstdio>
@@ -10,10 +10,10 @@
 
 namespace orrery {
 
-// The first line: what was measured, with what. Points of another header are another machine's.
+// The first line: what was measured, and with what. Points under a different header are from another machine.
 struct JournalHeader {
   std::string kind, device, software;
-  std::string date;  // of the beginning, "2026-11-21"; not compared
+  std::string date;  // of the first measurement, "2026-11-21"; not compared
   bool same_machine(const JournalHeader& other) const {
     return kind == other.kind && device == other.device && software == other.software;
   }
@@ -21,8 +21,8 @@ struct JournalHeader {
 
 class Journal {
  public:
-  // Opens a journal to be continued, or begins one. Throws InputError when `path` cannot be written, is no journal, or
-  // is that of another device or software. A last line that was cut off is measured again.
+  // Opens a journal to continue it, or begins one. Throws InputError if `path` cannot be written, is not a journal, or
+  // belongs to another device or software. A last line that was cut off is measured again.
   Journal(std::string path, const JournalHeader& header);
   ~Journal();
   Journal(const Journal&) = delete;
@@ -30,7 +30,7 @@ class Journal {
 
   const JournalHeader& header() const { return header_; }
   const std::map<std::string, Measurement>& points() const { return points_; }
-  // On disk when it returns. Of several measurements of a point the fastest counts.
+  // Adds a measurement; it is on disk on return. The fastest of several measurements of a point counts.
   void add(const std::string& id, const Measurement& measurement);
 
  private:
@@ -40,7 +40,7 @@ class Journal {
   std::FILE* file_ = nullptr;
 };
 
-// A finished one.
+// A finished journal.
 struct JournalContents {
   JournalHeader header;
   std::map<std::string, Measurement> points;

@@ -9,9 +9,9 @@ namespace {
 
 using Vector = Eigen::VectorXd;
 
-constexpr double kHuberWidth = 0.1;  // beyond it a point is an outlier, whose pull no longer grows
-constexpr double kDifference = 1e-4;  // of a parameter's logarithm, for differences
-constexpr double kNormal95 = 1.96;   // of the normal distribution's 95% interval, in standard deviations
+constexpr double kHuberWidth = 0.1;   // beyond it a point is an outlier, whose pull no longer grows
+constexpr double kDifference = 1e-4;  // step of a parameter's logarithm, for finite differences
+constexpr double kNormal95 = 1.96;    // of the normal distribution's 95% interval, in standard deviations
 
 double loss_of(const Vector& errors) {
   double total = 0;
@@ -45,7 +45,7 @@ class Search {
     const std::vector<double> e = log_errors_(values(x));
     return Eigen::Map<const Vector>(e.data(), static_cast<Eigen::Index>(e.size()));
   }
-  // By differences into the side that is within bounds.
+  // By finite differences towards the side that is within bounds.
   Eigen::MatrixXd jacobian(const Vector& x, const Vector& at_x) const {
     Eigen::MatrixXd j(at_x.size(), x.size());
     for (Eigen::Index i = 0; i < x.size(); ++i) {
@@ -115,7 +115,7 @@ FitResult fit_least_squares(const std::vector<FitParameter>& parameters, const L
   const auto n = static_cast<Eigen::Index>(parameters.size());
   Vector start(n);
   for (Eigen::Index i = 0; i < n; ++i) start[i] = std::log(parameters[static_cast<std::size_t>(i)].start);
-  // Waves of tiles and maxima have valleys of their own: from several starts, each parameter moved both ways.
+  // Waves of tiles and maxima cause local minima: starts from several points, with each parameter moved both ways.
   Vector best = search.descend(start);
   double least = loss_of(search.errors(best));
   constexpr double kMove = 1.5;
@@ -138,7 +138,7 @@ FitResult fit_least_squares(const std::vector<FitParameter>& parameters, const L
   if (e.size() <= n) return result;
   const Eigen::MatrixXd j = search.jacobian(best, e);
   const Vector w = Search::weights(e);
-  // Of the parameters inside their bounds that the points react to.
+  // The parameters inside their bounds that affect the points.
   std::vector<Eigen::Index> free;
   constexpr double kAtBound = 1e-6, kNoEffect = 1e-4;
   for (Eigen::Index i = 0; i < n; ++i) {

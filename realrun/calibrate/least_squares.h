@@ -1,6 +1,6 @@
-// Robust least squares in log space: Levenberg-Marquardt (Levenberg 1944, Marquardt 1963) on Huber's loss (Huber 1964);
-// for points slower than fitted on Cauchy's, which lets go of them: what else runs on a machine makes kernels slower,
-// and never faster.
+// Robust least squares in log space by Levenberg-Marquardt (Levenberg 1944, Marquardt 1963). The loss is Huber's (Huber
+// 1964); for points slower than fitted it is Cauchy's, which gives outliers almost no weight: other work on a machine
+// makes kernels slower, never faster.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace orrery {
 
-// Searched for by its logarithm. Where `least` is next to nothing, it stands for nothing.
+// A parameter, fitted by its logarithm. A `least` close to 0 stands for 0.
 struct FitParameter {
   std::string name;
   double start = 1, least = 0, most = 1;  // least > 0
@@ -23,7 +23,7 @@ struct FitResult {
   double loss = 0;  // mean over the points
 };
 
-// log(fitted / measured) of every point, for the parameters' values.
+// Returns log(fitted / measured) of every point, for given values of the parameters.
 using LogErrors = std::function<std::vector<double>(const std::vector<double>&)>;
 
 FitResult fit_least_squares(const std::vector<FitParameter>& parameters, const LogErrors& log_errors);

@@ -16,14 +16,14 @@ namespace {
 
 constexpr std::int64_t kMostSets = 16;
 constexpr int kLeastRepetitions = 5, kMostRepetitions = 200;
-constexpr int kMostOverlapRepetitions = 20;  // each is many ops
-// Clocks are read around as many ops as take this long, so that reading them costs nothing against it.
+constexpr int kMostOverlapRepetitions = 20;  // each consists of many ops
+// A batch of ops takes this long, so that reading the clocks around it costs nothing in comparison.
 constexpr double kCpuBatchSeconds = 100e-6, kCudaBatchSeconds = 500e-6;
 constexpr std::int64_t kMostInBatch = 4096;
-// What runs beside something else: so long that both beginnings are one, and long against the clock's resolution.
+// Length of work that runs beside other work: long against the difference of their starts and the clock's resolution.
 constexpr double kOverlapSeconds = 20e-3;
 // Streams that take turns do together what one does alone, to the clock's accuracy, or hardly overlap.
-constexpr double kLeastSpeeds = 1.02, kLeastOverlap = 0.5;  // the latter: of the shorter of the two
+constexpr double kLeastSpeeds = 1.02, kLeastOverlap = 0.5;  // kLeastOverlap: fraction of the shorter of the two
 
 double thread_seconds() {
   timespec t{};
@@ -82,7 +82,7 @@ class OperandSet {
       return;
     }
     std::vector<float> values(static_cast<std::size_t>(t.elements()));
-    // At random, as data is: a kernel whose branches or exponents a regular pattern foretells runs up to twice as fast.
+    // Random, as real data: a kernel whose branches or exponents a regular pattern predicts runs up to twice as fast.
     for (std::size_t e = 0; e < values.size(); ++e) {
       const auto uniform = [&](std::uint64_t draw) { return realrun::counter_uniform(draw, i, e); };  // [-1, 1)
       const double at = (uniform(0) + 1) / 2;
@@ -115,8 +115,8 @@ OperandSets operand_sets(Backend& backend, const KernelPoint& point, double foot
   return sets;
 }
 
-// Speed, as a share of that alone, while the other runs: of work that takes `work` alone and took `duration`, of which
-// `overlap` beside the other.
+// Speed while the other work runs, relative to the speed alone: for work that takes `work` alone and took `duration`,
+// of which `overlap` beside the other.
 double speed_beside(double work, double duration, double overlap) { return (work - (duration - overlap)) / overlap; }
 
 // One of two points that run at the same time.
@@ -127,7 +127,7 @@ class Runner {
 
   Stream stream() const { return point_.op.stream; }
   void issue() { sets_[next_++ % sets_.size()]->run(point_.op); }
-  // For each of so many, by the device's clock.
+  // Measures `ops` ops by the device's clock; returns seconds per op.
   double alone(std::int64_t ops) {
     const Backend::Mark from = backend_.mark(stream());
     for (std::int64_t i = 0; i < ops; ++i) issue();
@@ -138,9 +138,9 @@ class Runner {
     return spent;
   }
 
-  std::int64_t count = 1;         // of ops, in kOverlapSeconds
-  std::vector<double> seconds;    // of one, alone
-  std::vector<double> slowdowns;  // times as long beside the other
+  std::int64_t count = 1;         // ops in kOverlapSeconds
+  std::vector<double> seconds;    // of one op, alone
+  std::vector<double> slowdowns;  // time beside the other over time alone
 
  private:
   Backend& backend_;
@@ -177,7 +177,7 @@ std::optional<OverlapMeasurement> Meter::measure_overlap(const KernelPoint& comp
     const double product_work = products.seconds.back() * static_cast<double>(products.count);
     const double copy_work = copies.seconds.back() * static_cast<double>(copies.count);
     const Backend::Mark copy_from = backend_.mark(copies.stream()), from = backend_.mark(products.stream());
-    // Evenly, so that neither stream runs dry while the other is fed.
+    // Alternates evenly, so that neither stream runs empty while the other is filled.
     for (std::int64_t i = 0, j = 0; i < products.count || j < copies.count;) {
       const bool copy_next = j < copies.count && (i == products.count || j * products.count <= i * copies.count);
       (copy_next ? copies : products).issue();
@@ -223,7 +223,7 @@ Measurement Meter::measure(const KernelPoint& point, double seconds) {
   const Stream stream = point.op.stream;
   std::size_t next = 0;
   double issue = 0;
-  const auto once = [&](std::int64_t batch) {  // seconds for each op of a batch
+  const auto once = [&](std::int64_t batch) {  // seconds per op of a batch
     const double wall = wall_seconds(), thread = thread_seconds();
     const Backend::Mark from = cpu ? 0 : backend_.mark(stream);
     for (std::int64_t i = 0; i < batch; ++i) sets[next++ % sets.size()]->run(point.op);

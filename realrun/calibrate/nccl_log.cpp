@@ -26,7 +26,7 @@ namespace {
 using Json = nlohmann::json;
 
 struct Kind {
-  const char* program;  // of nccl-tests, before "_perf"
+  const char* program;  // name in nccl-tests, without "_perf"
   const char* name;
   OpKind kind;
 };
@@ -52,7 +52,7 @@ std::string letters_of(std::string_view text) {
   return letters;
 }
 
-// The collective that a text names; longer names first, as "reduce" is part of others.
+// The collective that a text names. Longer names come first, as "reduce" is a part of others.
 const Kind* kind_in(std::string_view text) {
   const std::string letters = letters_of(text);
   const Kind* found = nullptr;
@@ -108,18 +108,18 @@ struct Run {
   std::string device, dtype;
   std::vector<std::string> columns;
   std::vector<CollectivePoint> points;
-  double seconds_per_unit = 1e-6;  // the unit of the column "time"; 0: the header does not say it
+  double seconds_per_unit = 1e-6;  // unit of the column "time"; 0: the header does not say it
   Bandwidths fastest;              // of the row with the greatest algorithm bandwidth
   double seconds_per_unit_of_fastest = 0;
-  bool reduces = false, only_moves = false;  // the column redop of some row says so
-  bool rows = false, unmeasured = false;     // it has rows; a row has no time ("N/A")
+  bool reduces = false, only_moves = false;  // by the column redop of some row
+  bool rows = false, unmeasured = false;     // rows: it has rows; unmeasured: a row has no time ("N/A")
   bool ended = false;
-  std::optional<InputError> error;  // of the first row that has one
+  std::optional<InputError> error;  // of the first row with an error
 
   bool empty() const { return ranks.empty() && columns.empty() && !rows; }
 };
 
-// Finds out what the ranks of a log are: the members of one communicator, or of several alike, each within a host.
+// Determines what the ranks of a log are: members of one communicator, or of several equal ones, each within a host.
 void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where& where, CollectiveCurve& curve) {
   const std::string alone =
       ": processes that do not know each other measure nothing together (nccl-tests has to be built with MPI=1)";
@@ -129,7 +129,7 @@ void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where&
       throw InputError(where,
                        fmt::format("rank {} twice, in lines {} and {}", rank.number, at->second->line, rank.line),
                        "each rank once" + alone);
-  std::map<std::int64_t, std::map<std::string, std::int64_t>> groups;  // ranks on each host
+  std::map<std::int64_t, std::map<std::string, std::int64_t>> groups;  // number of ranks on each host
   std::set<std::string> hosts;
   std::int64_t expected = 0;
   for (const auto& [number, rank] : by_number) {
@@ -148,7 +148,7 @@ void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where&
   if (parts > 1) {
     if (parts == count)
       throw InputError(where, fmt::format("{} groups of one rank", parts), "2 ranks or more in a group");
-    // Groups that share no network are as one group by itself.
+    // Groups that share no network behave like one group by itself.
     for (const auto& [group, on] : groups)
       if (on.size() > 1 || on.begin()->second * parts != count)
         throw InputError(
@@ -210,8 +210,8 @@ bool names_a_type(std::string_view word) {
   return false;
 }
 
-// Launchers put their tags before a line ("[1,0]<stdout>:", "0: ", "host: ", a time), with or without a space. So what
-// a line says is looked for anywhere in it.
+// Launchers put tags before a line ("[1,0]<stdout>:", "0: ", "host: ", a time), with or without a space. Therefore the
+// text of a line is searched for anywhere in it.
 class TableParser {
  public:
   TableParser(std::string file, bool in_place) : file_(std::move(file)), in_place_(in_place) {}
@@ -344,7 +344,7 @@ class TableParser {
       words.pop_back();
       if (words.back().find('-', 1) != std::string::npos && !number(words.back())) words.pop_back();
     }
-    // Before the times stand some columns that may be empty: a test need not have a redop or a root.
+    // Some columns before the times may be empty: a test need not have a redop or a root.
     const auto values = static_cast<std::size_t>(columns.end() - first);
     constexpr std::size_t kLeast = 3;  // size, count, type
     if (words.size() < kLeast + values)
@@ -392,7 +392,7 @@ class TableParser {
     if (size > 0) run_.points.push_back({size, *taken, line_});
   }
 
-  // The oldest versions count in milliseconds and do not say so; the bandwidth beside the time does.
+  // The oldest versions report milliseconds without saying so; the bandwidth beside the time reveals it.
   void settle_unit() {
     if (run_.seconds_per_unit == 0 && run_.fastest.algorithm > 0)
       run_.seconds_per_unit = run_.seconds_per_unit_of_fastest > 3e-5 ? 1e-3 : 1e-6;
@@ -402,7 +402,7 @@ class TableParser {
     for (CollectivePoint& point : run_.points) point.seconds *= run_.seconds_per_unit;
   }
 
-  // Bandwidths are printed with two decimals; below this one a 0 beside them says nothing.
+  // Bandwidths are printed with two decimals; for sizes below this a 0 beside them has no meaning.
   static constexpr double kShown = 0.1;
 
   std::string file_;
@@ -511,7 +511,7 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
   // nthreads x ngpus apart.
   std::int64_t each = 1;
   for (const char* of : {"nthreads", "ngpus"}) {
-    constexpr std::int64_t kMost = 1 << 20;  // a process, by far
+    constexpr std::int64_t kMost = 1 << 20;  // far more than a process can have
     const Json& count = need(config, of, "/config");
     if (!count.is_number_integer() || count < 1 || count > kMost)
       throw InputError({file, std::string("/config/") + of}, describe(count),

@@ -19,12 +19,12 @@ bool is_measured(const OverlapPair& pair, const std::map<std::string, Measuremen
   return true;
 }
 
-// Stated as the file states it.
+// Rounded as the file does.
 double slowdown_of(const std::vector<double>& log_ratios) {
   double sum = 0;
   for (const double ratio : log_ratios) sum += ratio;
   const double mean = std::expm1(sum / static_cast<double>(log_ratios.size()));
-  return std::max(0.0, std::stod(fmt::format("{:.4f}", mean)));  // below zero it is the clock's noise
+  return std::max(0.0, std::stod(fmt::format("{:.4f}", mean)));  // below zero it is noise of the clock
 }
 
 Residual scatter_of(double slowdown, std::vector<double> log_ratios) {

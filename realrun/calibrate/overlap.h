@@ -1,5 +1,5 @@
-// What products, attention and copies between host and device cost each other: `orrery calibrate` runs both at once, on
-// backends whose streams do (BackendFacts::asynchronous_streams).
+// How much products, attention and copies between host and device slow each other down: `orrery calibrate` runs pairs
+// at the same time, on backends with BackendFacts::asynchronous_streams.
 #pragma once
 
 #include <map>
@@ -14,17 +14,17 @@
 namespace orrery {
 
 struct OverlapPair {
-  KernelPoint compute, copy;  // a product or an attention
-  // Under which the journal has each: alone, and while the other runs.
+  KernelPoint compute, copy;  // compute: a product or an attention
+  // Ids in the journal: each alone, and each beside the other.
   std::string compute_alone, copy_alone, compute_beside, copy_beside;
 };
 
-// Large products of the first dtype, beside copies of both directions; attention beside the one that a step hides
-// behind it: the forward beside copies to the host, the backward beside those back.
+// Returns large products of the first dtype beside copies of both directions, and attention beside the copy that a step
+// hides behind it: the forward beside copies to the host, the backward beside copies back.
 std::vector<OverlapPair> overlap_pairs(const SweepOptions& options);
 
-// Of the pairs with products that were measured, the geometric mean of each direction; their scatter is the residual.
-// Nothing where a direction has no pair. Those with attention one by one.
+// For pairs with products, returns the geometric mean of each direction; their scatter is the residual. Pairs with
+// attention are returned one by one. Returns nothing if a direction has no measured pair.
 std::optional<CopyOverlaps> fit_overlaps(const std::vector<OverlapPair>& pairs,
                                          const std::map<std::string, Measurement>& measured);
 

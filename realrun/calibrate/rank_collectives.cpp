@@ -88,7 +88,7 @@ double time_rank_collective(const RankCollective& collective,
   };
   try {
     for (std::size_t rank = 0; rank < ranks; ++rank) threads.emplace_back(work, rank);
-  } catch (const std::system_error&) {  // ends the ranks that wait for the missing one
+  } catch (const std::system_error&) {  // also ends the ranks that wait for the missing one
     shared.fail(std::current_exception());
   }
   for (std::thread& thread : threads) thread.join();

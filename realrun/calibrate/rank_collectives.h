@@ -17,14 +17,14 @@ struct RankCollective {
   std::string collective;
   OpKind kind = OpKind::all_reduce;
   std::int64_t ranks = 2;
-  double bytes = 0;  // nccl-tests' size
+  double bytes = 0;  // as nccl-tests counts them
 };
 
-// All-reduce, all-gather, reduce-scatter, all-to-all and exchange of neighbours from 1 KiB to 16 MiB, sizes of each
-// spread over the list.
+// Returns all-reduce, all-gather, reduce-scatter, all-to-all and exchange of neighbours from 1 KiB to 16 MiB, with the
+// sizes of each spread over the list.
 std::vector<RankCollective> rank_collectives(std::int64_t ranks);
 
-// Wall time of one, the 10th percentile of repetitions: ranks wait for each other, so processor time would not do.
+// Returns the wall time of one call (ranks wait for each other), the 10th percentile of repetitions.
 double time_rank_collective(const RankCollective& collective,
                             const std::function<std::unique_ptr<Backend>()>& make_backend);
 

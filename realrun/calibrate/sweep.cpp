@@ -18,7 +18,7 @@ namespace {
 
 using Fill = OperandFill::Kind;
 
-// Halton 1960: the i-th number of a sequence that fills [0, 1) evenly, however far it is drawn.
+// Halton 1960: the i-th number of a sequence that fills [0, 1) evenly, at any length.
 double halton(std::int64_t i, std::int64_t base) {
   double value = 0, digit = 1;
   for (std::int64_t n = i + 1; n > 0; n /= base) {
@@ -28,7 +28,7 @@ double halton(std::int64_t i, std::int64_t base) {
   return value;
 }
 
-// Sizes that models have: a power of two or one and a half of it, so many to an octave.
+// Sizes as in models: a power of two, or 1.5 times one.
 std::int64_t size_between(std::int64_t least, std::int64_t most, double at) {
   std::vector<std::int64_t> sizes;
   for (std::int64_t power = 1; power <= most; power *= 2)
@@ -75,7 +75,7 @@ class PointBuilder {
   std::size_t reads_ = 0, writes_ = 0;
 };
 
-// A product of a linear layer of `tokens` from `k` to `n` features, as the forward or one of the backwards.
+// A product of a linear layer for `tokens` tokens, from `k` to `n` features: the forward or one of the backwards.
 KernelPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t n, std::int64_t k, bool bias,
                    bool transposed) {
   PointBuilder b(kind);
@@ -111,12 +111,12 @@ double flops_of(const KernelPoint& p) { return flops(p.op, p.tensors); }
 void add_products(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
   constexpr std::array kinds{OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient};
   std::set<std::string> seen;
-  // Drawn until there are enough; shapes beyond the limit are drawn again, which ends where no shape is within it.
+  // Draws shapes until there are enough within the limit; the number of draws is bounded, as there may be none.
   const std::int64_t most_draws = 20 * o.products;
   for (std::int64_t i = 0, made = 0; made < o.products && i < most_draws; ++i) {
     const std::int64_t tokens = size_between(o.least_tokens, o.most_tokens, halton(i, 2));
     const std::int64_t hidden = size_between(o.least_hidden, o.most_hidden, halton(i, 3));
-    // Fused QKV, projection, up, down, head, and one of free aspect ratio.
+    // Fused QKV, projection, up, down, head, and one with any aspect ratio.
     constexpr std::int64_t kLayers = 6;
     std::int64_t n = hidden, k = hidden;
     bool transposed = false;
@@ -202,7 +202,7 @@ void add_attention(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>&
       const std::int64_t heads = size_between(1, 16, halton(i, 3));
       const std::int64_t batch = size_between(1, std::max<std::int64_t>(1, o.most_tokens / sequence), halton(i, 5));
       const std::int64_t head_dim = kHeadDims[static_cast<std::size_t>(i) % kHeadDims.size()];
-      // Most of what trains is causal, with queries, keys and values in one tensor.
+      // Most training uses causal attention with queries, keys and values in one tensor.
       KernelPoint p = attention(backward, dtype, batch, sequence, heads, head_dim, i % 3 != 2, i % 5 != 4);
       if (flops_of(p) > o.most_flops || !seen.insert(p.id).second) continue;
       points.push_back(std::move(p));
@@ -211,7 +211,7 @@ void add_attention(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>&
   }
 }
 
-// The memory-bound kernels. `tokens` x `width` is what most of them go over.
+// The memory-bound kernels. Most of them work on `tokens` x `width` elements.
 struct Size {
   std::int64_t tokens, width;
 };
@@ -287,7 +287,7 @@ KernelPoint activation(Dtype dtype, Size s, ActivationFunction function, bool bi
   return finish(b, s);
 }
 
-// Reads so many tensors of one shape, writes so many.
+// Reads `reads` tensors of one shape and writes `writes`.
 KernelPoint elementwise(OpKind kind, Dtype dtype, Size s, int reads, int writes, bool bias = false, int masks = 0) {
   PointBuilder b(kind);
   b.op().scalar = 0.1f;  // dropout
@@ -337,7 +337,7 @@ KernelPoint cross_entropy(const SweepOptions& o, Dtype dtype, Size s, std::int64
   return finish(b, s);
 }
 
-// Over flat buffers: `width` is not a width.
+// On flat buffers: `width` is not a width here.
 KernelPoint optimizer(OpKind kind, Dtype dtype, Size s, bool master) {
   PointBuilder b(kind);
   const std::int64_t n = s.tokens * s.width;
@@ -351,7 +351,7 @@ KernelPoint optimizer(OpKind kind, Dtype dtype, Size s, bool master) {
     b.write(flat("scaled", Dtype::fp32));
     return finish(b, {1, n});
   }
-  // Weights and moments in place: fp32 masters where there are any, and then the parameters too.
+  // Weights and moments are updated in place: fp32 masters if there are any, and then the parameters too.
   if (master) b.write(flat("parameter", dtype));
   b.write(b.read(flat("weight", master ? Dtype::fp32 : dtype)));
   b.write(b.read(flat("moment", Dtype::fp32), {Fill::constant, 1e-3}));
@@ -398,7 +398,7 @@ KernelPoint merge_attention(Dtype dtype, Size s) {
 
 KernelPoint pool(Dtype dtype, Size s, bool backward) {
   PointBuilder b(backward ? OpKind::pool_backward : OpKind::pool);
-  constexpr std::int64_t kEach = 16;  // tokens of a sequence
+  constexpr std::int64_t kEach = 16;  // tokens per sequence
   const std::int64_t sequences = std::max<std::int64_t>(1, s.tokens / kEach);
   const auto whole = [&](const char* name) {
     return tensor(name, dtype, {{sequences, Axis::batch}, {kEach, Axis::sequence}, {s.width, Axis::hidden}});
@@ -477,7 +477,7 @@ void add_memory_bound(const SweepOptions& o, std::vector<KernelPoint>& points) {
     std::set<std::string> seen;
     const std::int64_t most_draws = 20 * o.of_a_kind;
     for (std::int64_t i = 0, made = 0; made < o.of_a_kind && i < most_draws; ++i) {
-      // The second point is all fixed time.
+      // The second point measures fixed time only.
       const Size size{made == 1 ? 1 : size_between(o.least_tokens, o.most_tokens, halton(i, 2)),
                       made == 1 ? o.least_hidden : size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 3))};
       KernelPoint p = make(o, o.dtypes.front(), size, i);
@@ -491,7 +491,7 @@ void add_memory_bound(const SweepOptions& o, std::vector<KernelPoint>& points) {
   }
 }
 
-// Copies between the memories of a host and its device.
+// Copies between the memories of the host and its device.
 void add_copies(const SweepOptions& o, std::span<const std::int64_t> kilobytes, std::vector<KernelPoint>& points) {
   for (const bool up : {true, false})
     for (const std::int64_t size : kilobytes) {
@@ -522,7 +522,7 @@ SweepOptions gpu_sweep(std::vector<Dtype> dtypes) {
   o.most_flops = 2e13;
   o.most_elements = 3e8;
   o.products = 200;
-  o.overlap_sequences = {32768, 65536, 131072, 262144};  // where MEMO and FPDT copy behind attention
+  o.overlap_sequences = {32768, 65536, 131072, 262144};  // at these lengths MEMO and FPDT copy during attention
   return o;
 }
 
@@ -536,7 +536,7 @@ std::vector<KernelPoint> sweep(const SweepOptions& options) {
   constexpr std::array<std::int64_t, 7> kKilobytes{4, 64, 1024, 4096, 16384, 65536, 262144};
   add_copies(options, kKilobytes, points);
 
-  // By how much of its group is measured before a point.
+  // The fraction of its group that is measured before a point.
   std::map<std::string, std::int64_t> sizes, numbers;
   const auto group_of = [](const KernelPoint& p) {
     return p.group + (p.op.kind == OpKind::attention_backward ? " backward" : "");
@@ -560,7 +560,7 @@ std::vector<KernelPoint> overlap_products(const SweepOptions& options) {
     const std::int64_t hidden = size_between(options.least_hidden, options.most_hidden, share);
     return product(kind, options.dtypes.front(), tokens, 4 * hidden, hidden, /*bias=*/false, /*transposed=*/false);
   };
-  // Sizes along the upper half of the sweep's.
+  // Sizes in the upper half of the sweep's range.
   std::vector<KernelPoint> points{at(OpKind::linear, 0.5), at(OpKind::linear_input_gradient, 0.65),
                                  at(OpKind::linear_weight_gradient, 0.8)};
   std::erase_if(points, [&](const KernelPoint& p) { return flops_of(p) > options.most_flops; });
@@ -568,7 +568,7 @@ std::vector<KernelPoint> overlap_products(const SweepOptions& options) {
 }
 
 std::vector<KernelPoint> overlap_attentions(const SweepOptions& options) {
-  constexpr std::int64_t kHeads = 2, kHeadDim = 128;  // blocks of queries that fill a device several times
+  constexpr std::int64_t kHeads = 2, kHeadDim = 128;  // enough blocks of queries to fill a device several times
   std::vector<KernelPoint> points;
   for (const std::int64_t sequence : options.overlap_sequences)
     for (const bool backward : {false, true})
@@ -578,7 +578,7 @@ std::vector<KernelPoint> overlap_attentions(const SweepOptions& options) {
 }
 
 std::vector<KernelPoint> overlap_copies(const SweepOptions& options) {
-  constexpr std::array<std::int64_t, 2> kKilobytes{16384, 65536};  // long enough to go at the link's full rate
+  constexpr std::array<std::int64_t, 2> kKilobytes{16384, 65536};  // long enough to run at the link's full rate
   std::vector<KernelPoint> points;
   add_copies(options, kKilobytes, points);
   return points;

@@ -1,4 +1,4 @@
-// JSON as the files of results/calibration lay it out: objects of objects a line an entry, the innermost on one line.
+// Writes JSON as in results/calibration: one entry per line in objects of objects, the innermost on one line.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

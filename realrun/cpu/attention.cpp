@@ -1,6 +1,5 @@
-// Attention (Vaswani et al. 2017, arXiv 1706.03762, eq. 1), head by head with the scores of a head in memory; the
-// backward is FlashAttention's (Dao et al. 2022, arXiv 2205.14135, algorithm 4), which recomputes them from
-// log-sum-exps.
+// Attention (Vaswani et al. 2017, arXiv 1706.03762, eq. 1), head by head, with a head's scores in memory. The backward
+// is FlashAttention's (Dao et al. 2022, arXiv 2205.14135, algorithm 4), which recomputes the scores from log-sum-exps.
 #include <Eigen/Dense>
 #include <algorithm>
 #include <cmath>
@@ -19,10 +18,10 @@ using Rows = Eigen::Map<Matrix, 0, Eigen::OuterStride<>>;
 
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-// Which keys a query sees.
+// Tells which keys a query attends to.
 class Mask {
  public:
-  // The keys of a fused QKV are at the queries' positions.
+  // The keys of a fused QKV have the queries' positions.
   Mask(const KernelCall& call, std::int64_t queries, std::int64_t keys, bool fused)
       : query_positions_(call.context.query_positions),
         key_positions_(fused ? call.context.query_positions : call.context.key_positions),
@@ -43,7 +42,7 @@ class Mask {
 
   bool all() const { return !causal_ && window_ == 0; }
 
-  // The queries that see any key and the keys that any query sees, from the first to the last: what is computed.
+  // The range of queries that attend to any key, and of keys that any query attends to: only this part is computed.
   struct Rectangle {
     std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;
   };
@@ -55,7 +54,7 @@ class Mask {
     const auto [k, k_count] = span_of(key_positions_, query_positions_, after, before);
     return {q, q_count, k, k_count};
   }
-  // Of the documents of so many sequences, each of as many positions.
+  // Checks the documents of this many sequences, each with as many positions.
   void check_documents(const KernelCall& call, std::int64_t sequences) {
     if (begins_.empty()) return;
     length_ = static_cast<std::int64_t>(begins_.size()) / sequences;
@@ -70,19 +69,19 @@ class Mask {
     const std::int64_t q =
         query_positions_.empty() ? query + shift_ : query_positions_[static_cast<std::size_t>(query)];
     const std::int64_t k = key_positions_.empty() ? key : key_positions_[static_cast<std::size_t>(key)];
-    // Rows that have no position.
+    // Rows without a position.
     if ((q < 0 && !query_positions_.empty()) || (k < 0 && !key_positions_.empty())) return false;
     if (!begins_.empty() && k < begins_[static_cast<std::size_t>(sequence * length_ + q)]) return false;
     if (causal_) return k <= q && (window_ == 0 || k > q - window_);
-    // Around the query, as many positions as the window has.
+    // As many positions around the query as the window has.
     return window_ == 0 || (k - q >= -(window_ - 1) / 2 && k - q <= window_ / 2);
   }
 
  private:
   static constexpr std::int64_t kFar = std::int64_t{1} << 60;
 
-  // Of those that have a partner from `before` positions before to `after` behind them: the first, and how many there
-  // are up to the last.
+  // Range of elements with a partner from `before` positions before to `after` positions after them: returns the first
+  // element and the number up to the last.
   static std::pair<std::int64_t, std::int64_t> span_of(std::span<const std::int64_t> these,
                                                        std::span<const std::int64_t> partners, std::int64_t before,
                                                        std::int64_t after) {
@@ -104,12 +103,12 @@ class Mask {
   std::int64_t window_;
 };
 
-// [batch, sequence, groups, parts, dim], of which some elements of one group of one sequence are a matrix [sequence,
+// A tensor [batch, sequence, groups, parts, dim]. Some elements of one group of one sequence form a matrix [sequence,
 // width].
 struct HeadsTensor {
   const Buffer& buffer;
   std::int64_t size(int d) const { return buffer.tensor->sizes[d]; }
-  // Of the first `sequence` positions, `width` elements from `begin` of the group on.
+  // The matrix of the first `sequence` positions, `width` elements from `begin` of the group on.
   Rows columns(std::int64_t b, std::int64_t group, std::int64_t begin, std::int64_t width,
                std::int64_t sequence) const {
     const std::int64_t row = size(2) * size(3) * size(4);
@@ -125,7 +124,7 @@ struct Shape {
   std::int64_t batch, queries, keys, groups, heads;
   bool fused;
   std::int64_t key_width, value_width;  // of queries and keys; of values and contexts
-  std::int64_t key_begin, value_begin;  // where keys and values are in a group
+  std::int64_t key_begin, value_begin;  // offsets of keys and values within a group
   double scale;
 };
 
@@ -158,7 +157,7 @@ Shape shape_of(const KernelCall& call, const Buffer& q, const Buffer* kv, const 
   return s;
 }
 
-// [queries, keys, groups, heads]: added to the scores of every sequence. Absent: no data.
+// [queries, keys, groups, heads], added to the scores of every sequence. No data: absent.
 struct PositionBias {
   PositionBias(const KernelCall& call, const Shape& s, const Buffer* b)
       : data(b == nullptr ? nullptr : b->data), keys(s.keys), heads(s.groups * s.heads) {
@@ -172,7 +171,7 @@ struct PositionBias {
   std::int64_t keys, heads;
 };
 
-// Of the rectangle's queries and keys.
+// Computes the scores of the rectangle's queries and keys.
 void masked_scores(const Mask& mask, std::int64_t sequence, const Mask::Rectangle& r, const Rows& q, const Rows& k,
                    double scale, const PositionBias& bias, std::int64_t head, Matrix& scores) {
   scores.noalias() = q.middleRows(r.first_query, r.queries) * k.middleRows(r.first_key, r.keys).transpose();
@@ -187,7 +186,7 @@ void masked_scores(const Mask& mask, std::int64_t sequence, const Mask::Rectangl
       if (!mask.sees(sequence, r.first_query + i, r.first_key + j)) scores(i, j) = kMasked;
 }
 
-// In place; returns log(sum(exp)). A row of nothing but masked scores becomes zeros.
+// Works in place and returns log(sum(exp)). A row with only masked scores becomes zeros.
 double softmax_row(float* row, std::int64_t n) {
   const float maximum = *std::max_element(row, row + n);
   if (maximum == kMasked) {
@@ -222,7 +221,7 @@ class Rotation {
                  "there is not a position for every token");
   }
 
-  // `add`: to what `out` holds, which must not be `in` then.
+  // `add`: adds to the content of `out`, which must then not be `in`.
   void turn(std::int64_t token, const float* in, float* out, bool add = false) const {
     const auto position = static_cast<double>(positions_.empty() ? token : positions_[static_cast<std::size_t>(token)]);
     const std::int64_t half = width_ / 2;
@@ -247,7 +246,7 @@ void require_heads(const KernelCall& call, const Tensor& t) {
                "rotary tensors are [batch, sequence, groups, heads, head_dim]");
 }
 
-// Each query and key from rotary_begin on. Of a fused QKV the values pass.
+// Rotates the elements of each query and key from rotary_begin on. The values of a fused QKV are copied.
 void rotate(const KernelCall& call, double direction) {
   const Buffer &x = call.read(0), &y = call.write(0);
   call.require_same_elements(x, y);
@@ -265,7 +264,7 @@ void rotate(const KernelCall& call, double direction) {
   }
 }
 
-// What latent attention makes of kv, and the key that all heads share: each head's elements, the key between them.
+// The keys of latent attention: each head's part of kv, with the key that all heads share before the value.
 struct SharedKey {
   SharedKey(const KernelCall& call, const Buffer& kv, const Buffer& key, const Buffer& whole)
       : begin(call.op.rotary_begin) {
@@ -349,7 +348,7 @@ void attention_backward(const KernelCall& call) {
   call.require(same_sizes(call.read(3), call.write(0)), "the gradient of the queries does not fit the queries");
   const Buffer& key_gradient = s.fused ? call.write(0) : call.write(1);
   if (!s.fused) {
-    // A ring step may see only the first of a rank's keys: the others' gradient is zero.
+    // A ring step may use only the first of a rank's keys: the gradient of the others is zero.
     const auto &d = key_gradient.tensor->sizes, &k = kv_buffer->tensor->sizes;
     call.require(
         key_gradient.tensor->rank == 5 && d[1] >= k[1] && d[0] == k[0] && d[2] == k[2] && d[3] == k[3] && d[4] == k[4],
@@ -397,8 +396,8 @@ void attention_backward(const KernelCall& call) {
   });
 }
 
-// Two contexts over different keys become that over all: each counts by the share of its keys in the sum of
-// exponentials (Milakov & Gimelshein 2018, arXiv 1805.02867; Liu et al. 2023, arXiv 2310.01889).
+// Merges two contexts over different keys into the context over all keys. Each is weighted by the share of its keys in
+// the sum of exponentials (Milakov & Gimelshein 2018, arXiv 1805.02867; Liu et al. 2023, arXiv 2310.01889).
 void merge_attention(const KernelCall& call) {
   const Buffer &context = call.write(0), &lse = call.write(1);
   call.require(context.tensor->rank == 5, "a context is [batch, sequence, groups, heads, head_dim]");
@@ -408,7 +407,7 @@ void merge_attention(const KernelCall& call) {
   call.require(lse.elements() == c[0] * c[1] * c[2] * c[3], "the log-sum-exps do not fit the context");
   const std::int64_t heads = c[2] * c[3], width = c[4];
   for (std::int64_t v = 0; v < context.elements() / width; ++v) {
-    // Contexts run over [batch, sequence, heads], log-sum-exps over [batch, heads, sequence].
+    // Contexts are [batch, sequence, heads], log-sum-exps [batch, heads, sequence].
     const std::int64_t head = v % heads, position = v / heads % c[1], b = v / (heads * c[1]);
     const std::int64_t at = (b * heads + head) * c[1] + position;
     const double first = call.read(1).data[at], second = call.read(3).data[at], larger = std::max(first, second);
@@ -436,7 +435,7 @@ void softmax(const KernelCall& call) {
   }
 }
 
-// ds = scale p (dp - sum(dp p)); what is masked has p = 0.
+// ds = scale p (dp - sum(dp p)); masked elements have p = 0.
 void softmax_backward(const KernelCall& call) {
   const Buffer &dp = call.read(0), &p = call.read(1), &ds = call.write(0);
   call.require_same_elements(dp, p);

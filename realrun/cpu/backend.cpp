@@ -1,4 +1,4 @@
-// The CPU as a backend: every stored element is an fp32, every stream the caller's thread.
+// The CPU backend: every stored element is an fp32, and every stream runs in the caller's thread.
 #include "realrun/backend.h"
 
 #include <sys/utsname.h>
@@ -47,7 +47,7 @@ class CpuBackend final : public Backend {
   }
   std::int64_t stored_bytes(Dtype) const override { return kElement; }
 
-  // Blocks are kept for the next one of their size: fresh pages would cost more than the kernels that fill them.
+  // Blocks are kept for the next allocation of their size: new pages would cost more than the kernels that fill them.
   void* allocate(std::int64_t elements, Dtype, Place, Stream) override {
     const std::size_t bytes =
         (static_cast<std::size_t>(std::max<std::int64_t>(elements, 1) * kElement) + kAlignment - 1) / kAlignment *

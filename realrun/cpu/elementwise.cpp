@@ -1,4 +1,4 @@
-// Kernels that work element by element.
+// Element-wise kernels.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -28,7 +28,7 @@ ValueAndSlope sigmoid_linear(double x, double steepness) {
   return {x * s, s + steepness * x * s * (1 - s)};
 }
 
-// Of a gated kind: the gate's function (Shazeer 2020, arXiv 2002.05202, eq. 6).
+// For a gated kind, evaluates the gate's function (Shazeer 2020, arXiv 2002.05202, eq. 6).
 ValueAndSlope evaluate(ActivationFunction function, double x) {
   constexpr double kQuickGelu = 1.702;  // the approximation's constant, section 2
   switch (function) {
@@ -47,7 +47,7 @@ ValueAndSlope evaluate(ActivationFunction function, double x) {
   throw std::logic_error("activation: unknown function");
 }
 
-// [.., 2, ffn]: gate, then what it multiplies. Each half of a row is `width` long; the gate alone has one half.
+// [.., 2, ffn]: the gate, then what it multiplies. Each half of a row has `width` elements; a plain gate has one half.
 struct ActivationShape {
   std::int64_t rows, width;
   bool gated;
@@ -64,13 +64,13 @@ ActivationShape activation_shape(const KernelCall& call, const Buffer& x, const 
   }
   return {y.elements() / width, width, gated};
 }
-// One number for each row, where there are any.
+// Requires one weight per row, if there are weights.
 void require_weights(const KernelCall& call, std::size_t weights, const ActivationShape& s) {
   if (call.has_read(weights))
     call.require(call.read(weights).elements() == s.rows, "the weights are not one for each row");
 }
 
-// Inverted dropout: what is kept is scaled up, so that the expectation stays (Srivastava et al. 2014, section 10).
+// Inverted dropout: kept elements are scaled up to preserve the expectation (Srivastava et al. 2014, section 10).
 double kept_scale(const KernelCall& call) {
   const double p = call.op.scalar;
   call.require(p >= 0 && p < 1, "a dropout probability is in [0, 1)");
@@ -224,7 +224,7 @@ void multiply(const KernelCall& call) {
 
 void bias_gradient(const KernelCall& call) {
   const Buffer &dy = call.read(0), &db = call.write(0);
-  std::int64_t groups = 1;  // experts, of which each has rows of its own
+  std::int64_t groups = 1;  // experts, each with its own rows
   for (int d = 0; d < call.op.group_dims; ++d) {
     groups *= db.tensor->sizes[d];
     call.require(dy.tensor->sizes[d] == db.tensor->sizes[d], "operands differ in experts");
@@ -244,7 +244,7 @@ void bias_gradient(const KernelCall& call) {
   }
 }
 
-// Between dtypes the numbers stay: what bf16 does to them is run_kernel's option.
+// Copies numbers between dtypes; rounding to bf16 is an option of run_kernel.
 void cast(const KernelCall& call) {
   const Buffer &x = call.read(0), &y = call.write(0);
   call.require_same_elements(x, y);

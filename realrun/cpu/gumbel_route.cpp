@@ -1,5 +1,5 @@
 // The dense-to-sparse gate (Router::gumbel_temperature; Nie et al. 2021, arXiv 2112.14397): p = softmax((logits +
-// Gumbel noise) / temperature) weighs the experts that it is above a threshold for.
+// Gumbel noise) / temperature) is the weight of each expert for which it is above a threshold.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -43,7 +43,7 @@ class Gate {
   }
 
  private:
-  // -log(-log(u)) of u within (0, 1): the middle of each of 2^32 parts.
+  // -log(-log(u)), with u the middle of one of 2^32 equal parts of (0, 1).
   double gumbel(std::int64_t element) const {
     const double u = uniform(call_.context.seed, call_.context.dropout_stream, index_(element)) + 0x1p-33;
     return -std::log(-std::log(u));
@@ -78,7 +78,7 @@ void gumbel_route(const KernelCall& call) {
   }
 }
 
-// The noise is what it was in the forward; what is not active has no weight, and so no gradient of one.
+// The noise equals that of the forward. An inactive expert has no weight, so its weight has no gradient.
 void gumbel_route_backward(const KernelCall& call) {
   const Buffer &dweights = call.read(0), &logits = call.read(1), &choices = call.read(2), &dlogits = call.write(0);
   const Gate gate(call, logits, choices);

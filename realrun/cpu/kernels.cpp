@@ -24,7 +24,7 @@ void dispatch(const KernelCall& call) {
   }
 }
 
-// To the nearest bf16, ties to even; a NaN stays one, though its payload may be in the lower half.
+// Rounds to the nearest bf16, ties to even. A NaN stays NaN, even if its payload is in the lower half.
 float rounded_to_bf16(float x) {
   if (std::isnan(x)) return x;
   constexpr int kDropped = 16;  // bits of the mantissa that bf16 does not have

@@ -8,16 +8,17 @@
 namespace orrery::cpu {
 namespace {
 
-// Which part of x is normalised by which weights. x is a list of vectors of `length`; of each the first `width`
-// elements are normalised, the others pass (the rotary key behind DeepSeek's latent). Of a fused QKV the queries and
-// the key are normalised head by head, the value passes.
+// Tells which part of x is normalised with which weights. x is a list of vectors of `length` elements. The first
+// `width` elements of each are normalised, the others are copied (the rotary key behind DeepSeek's latent). In a fused
+// QKV queries and key are normalised head by head, and the value is copied.
 struct NormShape {
   std::int64_t vectors, length, width;
-  std::int64_t groups = 1, parts = 1;  // fused QKV: parts of a group; 1 otherwise
-  std::int64_t weight_rows = 1;        // 1; 2 for queries and key; one for each query head and key of every group
-  bool centred = false;                // LayerNorm
+  std::int64_t groups = 1, parts = 1;  // fused QKV: parts per group; 1 otherwise
+  // 1; 2 for queries and key; or one for each query head and key of every group.
+  std::int64_t weight_rows = 1;
+  bool centred = false;  // LayerNorm
 
-  // The weights of a vector, as a row of the weight tensor; -1: the vector passes.
+  // Returns the row of the weight tensor for a vector; -1: the vector is copied.
   std::int64_t weight_row(std::int64_t vector) const {
     if (parts == 1) return 0;
     const std::int64_t part = vector % parts, group = vector / parts % groups;

@@ -1,4 +1,4 @@
-// Optimizers over flat buffers. Sums and updates in double: a step's rounding is the storage's.
+// Optimizers on flat buffers. Sums and updates use double: only the storage rounds.
 #include <algorithm>
 #include <cmath>
 
@@ -9,7 +9,7 @@ namespace {
 
 std::size_t norm_at(const KernelCall& call) { return static_cast<std::size_t>(norm_operand(call.op.kind)); }
 
-// What is read but for the norm.
+// The operands that are read, without the norm.
 std::span<const Buffer> states(const KernelCall& call) { return call.reads.first(std::min(norm_at(call), call.reads.size())); }
 
 double factor_of(const KernelCall& call) {
@@ -20,8 +20,8 @@ double factor_of(const KernelCall& call) {
   return clipped_factor(call.op, square.data[0]);
 }
 
-// The weights that are updated: fp32 master copies where there are any, otherwise the parameters. Either are the
-// second tensor read; the parameters are the first written.
+// The weights that are updated: fp32 master copies if there are any, otherwise the parameters. They are the second
+// tensor read; the parameters are the first written.
 void check_sizes(const KernelCall& call) {
   const Buffer& gradient = call.read(0);
   for (const Buffer& b : states(call))
@@ -83,7 +83,7 @@ void adam(const KernelCall& call) {
 void sgd(const KernelCall& call) {
   check_sizes(call);
   const std::size_t read = count(states(call)), written = count(call.writes);
-  // Without master weights the parameter is among the reads, so that these are the gradient and all that is written.
+  // Without master weights the parameter is read too, so that the reads are the gradient and everything written.
   const bool has_master = read == written;
   const bool has_momentum = read == 3;
   call.require((read == 2 || read == 3) && (has_master || read == written + 1),

@@ -1,5 +1,5 @@
 // Philox4x32-10, the counter-based generator of Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3",
-// section 3.3: what PyTorch's dropout draws from. Any element's draw is computed without those before it.
+// section 3.3. PyTorch's dropout uses it. Any draw is computed without the draws before it.
 #pragma once
 
 #include <array>
@@ -32,15 +32,15 @@ inline PhiloxWords words_of_draw(std::uint64_t seed, std::uint64_t stream, std::
   return philox({low(index), high(index), low(stream), high(stream)}, {low(seed), high(seed)});
 }
 
-// In [0, 1): draw `index` of a stream.
+// Returns draw `index` of a stream, uniform in [0, 1).
 inline double uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   return words_of_draw(seed, stream, index)[0] * 0x1p-32;
 }
 
-// Standard normal, of two words (Box and Muller 1958): draw `index` of a stream.
+// Returns draw `index` of a stream, standard normal, from two words (Box and Muller 1958).
 inline double normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   const PhiloxWords words = words_of_draw(seed, stream, index);
-  const double radius = std::sqrt(-2 * std::log((words[0] + 1.0) * 0x1p-32));  // of a number in (0, 1]
+  const double radius = std::sqrt(-2 * std::log((words[0] + 1.0) * 0x1p-32));  // from a number in (0, 1]
   return radius * std::cos(2 * std::numbers::pi * (words[1] * 0x1p-32));
 }
 

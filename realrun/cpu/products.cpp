@@ -11,7 +11,7 @@ namespace {
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using View = Eigen::Map<Matrix>;
 
-// A weight as a matrix, of one expert where products are grouped: [k, n], or transposed [n, k].
+// A weight as a matrix [k, n], or transposed [n, k]; for grouped products that of one expert.
 struct Weight {
   std::int64_t k = 1, n = 1;
 };
@@ -27,7 +27,7 @@ Weight weight_shape(const KernelCall& call, const Tensor& w) {
   return shape;
 }
 
-// How many products there are; of all operands these are the first dimensions.
+// Number of products: the first dimensions of all operands.
 std::int64_t groups(const KernelCall& call, std::initializer_list<const Buffer*> operands) {
   std::int64_t groups = 1;
   const Tensor& first = *(*operands.begin())->tensor;
@@ -39,7 +39,7 @@ std::int64_t groups(const KernelCall& call, std::initializer_list<const Buffer*>
   return groups;
 }
 
-// Of one group.
+// Rows of one group.
 std::int64_t rows(const KernelCall& call, const Buffer& b, std::int64_t columns, std::int64_t groups) {
   call.require(columns > 0 && groups > 0 && b.elements() % (columns * groups) == 0,
                "a tensor's trailing dimensions are not those of the weight");
@@ -136,8 +136,8 @@ void mask_gradient(const KernelCall& call) {
       matrix(dx, 0, s.tokens, s.width) * matrix(rows, 0, s.all, s.width).transpose();
 }
 
-// A batch dimension of size 1 repeats where it is read (grouped queries share a key) and is a sum where it is written
-// (the gradient of that key).
+// A batch dimension of size 1 is repeated when read (grouped queries share a key), and summed when written (its
+// gradient).
 void batched_matmul(const KernelCall& call) {
   const Buffer &a = call.read(0), &b = call.read(1), &c = call.write(0);
   const int rank = a.tensor->rank, batch_dims = rank - 2;
@@ -159,7 +159,7 @@ void batched_matmul(const KernelCall& call) {
                    (call.op.transpose_b ? size(b, 2) : size(b, 1)) == n &&
                    (call.op.transpose_b ? size(b, 1) : size(b, 2)) == k,
                "matrices do not fit");
-  // Which matrix of an operand belongs to a product.
+  // Index of the operand's matrix that a product uses.
   const auto matrix = [&](const Buffer& operand, std::int64_t product) {
     std::int64_t index = 0, stride = 1;
     for (int d = batch_dims - 1; d >= 0; --d) {

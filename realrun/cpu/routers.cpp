@@ -1,4 +1,4 @@
-// Routers that no token decides alone, and the one that no logits decide (realrun/routers.h).
+// Routers in which tokens do not choose on their own, and the one without logits (realrun/routers.h).
 #include "realrun/routers.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace orrery::cpu {
 namespace {
 
-// An auction among `experts` with `seats` each for the rows of `logits`.
+// An auction among `experts`, with `seats` each, for the rows of `logits`.
 class Auction {
  public:
   Auction(std::span<const float> logits, std::int64_t experts)
@@ -27,7 +27,7 @@ class Auction {
     step_ = std::max((most - least) * auction::kStepOfRange, auction::kLeastStep);
   }
 
-  // The expert of each token.
+  // Returns the expert of each token.
   const std::vector<std::int64_t>& run() {
     while (free_tokens() > 0 && rounds_ < auction::kMostRounds) round();
     for (std::size_t t = 0; t < owners_.size(); ++t) {
@@ -73,7 +73,7 @@ class Auction {
     if (wanted == 0) return;
     const auto value = [&](std::size_t t) {
       const float v = logit(t, expert) - prices_[t];
-      return std::isnan(v) ? -std::numeric_limits<float>::infinity() : v;  // so that there is an order
+      return std::isnan(v) ? -std::numeric_limits<float>::infinity() : v;  // -infinity: NaN has no order
     };
     const auto before = [&](std::size_t a, std::size_t b) {
       return value(a) > value(b) || (value(a) == value(b) && a < b);
@@ -92,9 +92,9 @@ class Auction {
   std::int64_t experts_, tokens_, seats_;
   float step_ = 0;
   int rounds_ = 0;
-  std::vector<float> prices_;         // of tokens
-  std::vector<std::int64_t> owners_;  // of tokens; -1: none yet
-  std::vector<std::int64_t> owned_;   // of experts: how many tokens
+  std::vector<float> prices_;         // by token
+  std::vector<std::int64_t> owners_;  // by token; -1: none yet
+  std::vector<std::int64_t> owned_;   // by expert: number of tokens
 };
 
 }  // namespace

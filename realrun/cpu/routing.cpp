@@ -1,4 +1,4 @@
-// Mixture of experts: which experts a token goes to, and the rows that lie in their slots.
+// Mixture of experts: which experts a token goes to, and the rows in their slots.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -9,7 +9,7 @@
 namespace orrery::cpu {
 namespace {
 
-// As DeepSeek-V3's router divides (arXiv 2412.19437; modeling_deepseek.py, MoEGate): never by zero.
+// DeepSeek-V3's router adds this to the sum that it divides by (arXiv 2412.19437; modeling_deepseek.py, MoEGate).
 constexpr double kLeastSum = 1e-20;
 
 using Scores = std::vector<double>;
@@ -31,7 +31,7 @@ Scores sigmoid(std::span<const float> logits) {
 
 bool is_softmax(RouterScore score) { return score == RouterScore::softmax || score == RouterScore::softmax_of_top; }
 
-// [tokens.., experts] and [tokens.., k].
+// Logits [tokens.., experts] and choices [tokens.., k].
 struct RouteShape {
   RouteShape(const KernelCall& call, const Buffer& logits, const Buffer& choices)
       : tokens(choices.elements() / last_size(choices)), experts(last_size(logits)), k(last_size(choices)) {
@@ -44,7 +44,7 @@ struct RouteShape {
   }
 };
 
-// The first `n` by descending value, equals in their order.
+// Returns the first `n` indices by descending value; equal values in their order.
 std::vector<std::int64_t> largest(const Scores& values, std::int64_t n) {
   std::vector<std::int64_t> order(values.size());
   std::iota(order.begin(), order.end(), std::int64_t{0});
@@ -55,7 +55,7 @@ std::vector<std::int64_t> largest(const Scores& values, std::int64_t n) {
   return order;
 }
 
-// Experts of groups that are not among the best compare as minus infinity.
+// Sets the compared scores of experts in groups that are not among the best to minus infinity.
 void keep_best_groups(const KernelCall& call, const Scores& scores, Scores& compared) {
   const Router& router = call.op.router;
   if (router.groups == 0) return;
@@ -75,7 +75,7 @@ void keep_best_groups(const KernelCall& call, const Scores& scores, Scores& comp
     if (!kept[e / size]) compared[e] = -std::numeric_limits<double>::infinity();
 }
 
-// Of the chosen experts, before Router::scale.
+// Weights of the chosen experts, before Router::scale.
 std::vector<double> weights_of(const Router& router, const std::vector<double>& chosen_scores,
                                std::span<const float> chosen_logits) {
   switch (router.score) {
@@ -94,20 +94,20 @@ std::vector<double> weights_of(const Router& router, const std::vector<double>& 
   throw std::logic_error("route: unknown score");
 }
 
-// Where the rows of tokens lie: the contract of op_traits.h.
+// Finds the rows of tokens, as op_traits.h defines them.
 class Slots {
  public:
-  // rows: [experts, slots, width].
+  // `rows`: [experts, slots, width].
   Slots(const KernelCall& call, const Buffer& rows, const Buffer& choices, const Buffer& x)
       : Slots(call, *rows.tensor, choices, last_size(rows)) {
     call.require(rows.tensor->rank == 3, "rows are [experts, slots, width]");
     call.require(x.elements() == tokens_ * width_ && last_size(x) == width_, "rows are not as wide as tokens");
   }
-  // by_row: [experts, slots], a number for each row.
+  // `by_row`: [experts, slots], a number per row.
   Slots(const KernelCall& call, const Buffer& by_row, const Buffer& choices) : Slots(call, *by_row.tensor, choices, 1) {
     call.require(by_row.tensor->rank == 2, "weights by row are [experts, slots]");
   }
-  // mask: [tokens.., experts, slots].
+  // `mask`: [tokens.., experts, slots].
   static Slots of_mask(const KernelCall& call, const Buffer& mask, const Buffer& choices) {
     Tensor rows = *mask.tensor;
     call.require(rows.rank >= 3, "a mask is [tokens.., experts, slots]");
@@ -121,7 +121,7 @@ class Slots {
   }
   std::int64_t width() const { return width_; }
 
-  // visit(token, assignment, row) of what has found a slot; assignments count choices token by token.
+  // Calls visit(token, assignment, row) for every choice that has a slot. Assignments number choices token by token.
   template <class Visit>
   void for_each(Visit visit) const {
     for (std::size_t at = 0; at < row_of_.size(); ++at)
@@ -134,7 +134,7 @@ class Slots {
     const std::vector<std::vector<std::int64_t>> copies = copies_of_experts(call, rows.sizes[0]);
     std::vector<std::int64_t> taken(copies.size());
     const std::int64_t first = call.context.first_expert;
-    const bool divided = !rows.over[0].empty();  // then choices of other ranks' experts find no slot here
+    const bool divided = !rows.over[0].empty();  // then choices of other ranks' experts get no slot here
     row_of_.assign(static_cast<std::size_t>(tokens_ * k_), -1);
     for (std::int64_t choice = 0; choice < k_; ++choice)
       for (std::int64_t token = 0; token < tokens_; ++token) {
@@ -152,7 +152,7 @@ class Slots {
       }
   }
 
-  // Of each expert, where along the rows' first dimension it is.
+  // The indices of each expert's copies along the rows' first dimension.
   static std::vector<std::vector<std::int64_t>> copies_of_experts(const KernelCall& call, std::int64_t slots) {
     const std::span<const std::int64_t> experts = call.context.expert_of_slot;
     call.require(experts.empty() || static_cast<std::int64_t>(experts.size()) == slots,
@@ -197,7 +197,7 @@ void route(const KernelCall& call) {
     const Scores scores = is_softmax(router.score) ? softmax(row) : sigmoid(row);
     Scores biased = scores;
     for (std::size_t e = 0; call.has_read(1) && e < biased.size(); ++e) biased[e] += call.read(1).data[e];
-    // Scores rise with logits, which tell apart what rounds to one score.
+    // Scores increase with logits; comparing logits distinguishes what rounds to one score.
     Scores compared = call.has_read(1) ? biased : Scores(row.begin(), row.end());
     keep_best_groups(call, biased, compared);
     const std::vector<std::int64_t> chosen =
@@ -242,7 +242,7 @@ void route_backward(const KernelCall& call) {
     const std::vector<double> w = weights_of(router, chosen_scores, chosen_logits);
     const double mean = std::inner_product(d.begin(), d.end(), w.begin(), 0.0);
     float* const dl = dlogits.data + t * s.experts;
-    // Of what a softmax over all gives, every logit has a gradient.
+    // The gradients of a softmax over all experts reach every logit.
     for (std::size_t e = 0; e < scores.size(); ++e)
       dl[e] = static_cast<float>(router.score == RouterScore::softmax ? -scores[e] * mean : 0);
     for (std::size_t j = 0; j < chosen.size(); ++j) {
@@ -256,7 +256,7 @@ void route_backward(const KernelCall& call) {
         case RouterScore::sigmoid:
           slope = d[j] * score * (1 - score);
           break;
-        case RouterScore::sigmoid_of_top:  // of score / (sum of scores), times the sigmoid's own slope
+        case RouterScore::sigmoid_of_top:  // score / (sum of scores), times the sigmoid's own slope
           slope = w[j] * (d[j] - mean) * (1 - score);
           break;
       }
@@ -364,10 +364,10 @@ void expert_counts(const KernelCall& call) {
 
 namespace {
 
-// Of each token: E x (the share of all choices that each expert has), and how much of the token it is given.
+// Per token: E x (the share of all choices that each expert has), and its mean with the token's shares as weights.
 struct TokenBalance {
   std::vector<double> loads, shares, scores;
-  double mean = 0;  // of loads, by shares
+  double mean = 0;  // mean of loads, weighted by shares
 };
 TokenBalance balance_of(const KernelCall& call, std::span<const float> row, std::int64_t token, std::int64_t tokens) {
   const Router& router = call.op.router;
@@ -437,7 +437,7 @@ void router_loss_backward(const KernelCall& call) {
     for (std::size_t e = 0; e < row.size(); ++e) {
       double slope = router.z * 2 * z * std::exp(static_cast<double>(row[e]) - z);
       if (call.has_read(1)) {
-        const double own = is_softmax(router.score) ? 1 : 1 - b.scores[e];  // of the sigmoid
+        const double own = is_softmax(router.score) ? 1 : 1 - b.scores[e];  // the sigmoid's slope
         slope += router.balance * b.shares[e] * own * (b.loads[e] - b.mean);
       }
       dlogits.data[t * experts + static_cast<std::int64_t>(e)] = static_cast<float>(call.op.factor * slope);

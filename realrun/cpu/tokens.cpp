@@ -1,4 +1,4 @@
-// Kernels that pick by index: embeddings, the loss, pooling.
+// Kernels that select by index: embeddings, the loss, pooling.
 #include <algorithm>
 #include <cmath>
 
@@ -7,7 +7,7 @@
 namespace orrery::cpu {
 namespace {
 
-// The local row of a table (or column of logits) of `rows` that an id stands for; -1: another rank holds it.
+// Returns the local row of a table (or column of logits) with `rows` rows for an id; -1: another rank holds it.
 std::int64_t local_row(const KernelCall& call, const Tensor& table, std::int64_t rows, float id) {
   const bool vocabulary = table.find(Axis::vocab) >= 0;
   const std::int64_t row = static_cast<std::int64_t>(id) - (vocabulary ? call.context.first_vocabulary_row : 0);
@@ -39,7 +39,7 @@ std::int64_t side_of(const KernelCall& call, std::int64_t square) {
   return side;
 }
 
-// A map of patches, kept window by window: token numbers by row and column.
+// A map of patches that is stored window by window: token indices by row and column.
 struct PatchMap {
   std::int64_t windows_per_side, window_side;
 
@@ -51,8 +51,8 @@ struct PatchMap {
   }
 };
 
-// Calls visit(merged, large): for each vector of the unmerged patches its number in the merged ones, which are four
-// vectors wide. The order of the four: Swin (Liu et al. 2021, arXiv 2103.14030), the authors' PatchMerging.
+// Calls visit(merged, large) for each vector of the unmerged patches, with its index in the merged ones, which are four
+// vectors wide. The four have the order of PatchMerging in the authors' code (Liu et al. 2021, arXiv 2103.14030).
 template <class Visit>
 void merge_patches(const KernelCall& call, const Tensor& patches, const Tensor& merged, Visit visit) {
   const std::int64_t images = call.context.images;
@@ -70,11 +70,11 @@ void merge_patches(const KernelCall& call, const Tensor& patches, const Tensor& 
       }
 }
 
-// `x` and `y` are the large and the small side, forward or backward.
+// `x` is the larger side and `y` the smaller one, in the forward and in the backward.
 struct PoolShape {
-  std::int64_t width;   // of a vector of x
+  std::int64_t width;  // of a vector of x
   std::int64_t pooled;  // vectors of y
-  std::int64_t each;    // vectors of x for each of y
+  std::int64_t each;  // vectors of x per vector of y
   bool merging, mean;
 };
 PoolShape pool_shape(const KernelCall& call, const Buffer& x, const Buffer& y) {
@@ -86,12 +86,12 @@ PoolShape pool_shape(const KernelCall& call, const Buffer& x, const Buffer& y) {
   s.pooled = y.elements() / last_size(y);
   call.require(s.pooled > 0 && x.elements() % (s.pooled * s.width) == 0, "vectors do not divide evenly");
   s.each = x.elements() / (s.pooled * s.width);
-  // Over several windows there is no first token.
+  // With several windows there is no first token.
   s.mean = call.context.pool_mean || x.tensor->sizes[0] != y.tensor->sizes[0];
   return s;
 }
 
-// `vector` before each sequence of `x`: `y`, forward or backward.
+// Puts `vector` before each sequence of `x` to make `y`, or the backward of that.
 struct PrependShape {
   PrependShape(const KernelCall& call, const Buffer& x, const Buffer& vector, const Buffer& y)
       : batch(y.tensor->sizes[0]), width(vector.elements()), length(x.elements() / batch) {

@@ -1,4 +1,4 @@
-// Which element of a whole tensor a rank's element is: what random draws are numbered by (realrun/kernel.h).
+// Index in the whole tensor of a rank's element: random draws are numbered by it (realrun/kernel.h).
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace orrery::cpu {
 
-// Where an element of a part lies in the whole tensor.
+// Maps an element of a part to its index in the whole tensor.
 class WholeIndex {
  public:
   WholeIndex(const Tensor& part, const KernelContext& context) : part_(part), context_(context) {

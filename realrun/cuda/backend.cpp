@@ -32,13 +32,13 @@ using namespace cuda;
 
 namespace {
 
-constexpr std::int64_t kTransferElements = 8 << 20;  // that write() and read() convert at a time
+constexpr std::int64_t kTransferElements = 8 << 20;  // elements that write() and read() convert at a time
 constexpr std::int64_t kScaleSlots = 256;            // fp8 scales in one allocation
 constexpr std::uintptr_t kFp8PointerAlignment = 16;  // cuBLAS manual, "cublasLtMatmul", fp8
 
 bool has_priority(Stream stream) { return stream != Stream::compute && stream != Stream::host; }
 
-// "580.65.06", or the CUDA version it supports where the kernel module does not say.
+// Returns "580.65.06", or the CUDA version that the driver supports if the kernel module does not report its version.
 std::string driver_text() {
   std::ifstream file("/proc/driver/nvidia/version");
   for (std::string word; file >> word;)
@@ -62,7 +62,7 @@ std::uint64_t hash_of(std::span<const std::int64_t> values) {  // FNV-1a, by wor
   return hash;
 }
 
-// Memory of one op, which comes and goes in the stream's order.
+// Memory of one op, allocated and freed in the stream's order.
 class Temporary {
  public:
   Temporary(std::int64_t bytes, cudaStream_t stream) : stream_(stream) {
@@ -104,14 +104,14 @@ struct CudaBackend::State {
       throw DeviceError(fmt::format("CUDA: {} inside a capture: run the block once before capturing", what));
   }
 
-  // Memory of a stream's kernels, which every op may use in its turn.
+  // Memory for the kernels of a stream; each op may use it in turn.
   struct Scratch {
     void* data = nullptr;
     std::int64_t bytes = 0;
   };
   Scratch& scratch(Stream s, std::int64_t bytes);
 
-  // Constants in device memory, placed once.
+  // Puts constants into device memory, once.
   const std::int64_t* place(std::span<const std::int64_t> values);
   const std::int64_t* positions(std::span<const std::int64_t> values);
   DeviceSlice slice(const Slice& from);
@@ -132,7 +132,7 @@ struct CudaBackend::State {
   Fp8Scale* make_scale(const void* tensor, std::int64_t bytes);
   void forget_scales(const void* begin, std::int64_t bytes);
 
-  struct CheckDevice {  // before anything else of this backend touches the GPU
+  struct CheckDevice {  // before anything else in this backend uses the GPU
     explicit CheckDevice(int device) {
       require_device(device);
       check(cudaSetDevice(device), "choosing the GPU");
@@ -164,11 +164,12 @@ struct CudaBackend::State {
     Fp8Scale* scale = nullptr;
     std::int64_t bytes = 0;
   };
-  std::map<const void*, Scaled> scales;  // by where what shares one begins
+  std::map<const void*, Scaled> scales;  // by the first address of the tensor that has the scale
   std::vector<Fp8Scale*> free_scales;
   std::int32_t* nan_flag = nullptr;
 
-  bool sizes_follow_data = false;  // of the product that runs: another time it has others, so no choice pays
+  // The product's sizes depend on the data. They differ each time, so timing candidates does not pay.
+  bool sizes_follow_data = false;
   bool capturing = false;
   Stream capture_stream = Stream::compute;
   std::vector<cudaGraphExec_t> graphs;
@@ -252,7 +253,7 @@ CudaBackend::State::Scratch& CudaBackend::State::scratch(Stream s, std::int64_t 
   if (found.bytes >= bytes) return found;
   refuse_capture("a kernel wants more scratch memory");
   const cudaStream_t on = stream(s);
-  if (found.data != nullptr) {  // behind its last use
+  if (found.data != nullptr) {  // after its last use
     synchronize(s);
     memory.release(found.data, nullptr);
     found = {};
@@ -299,14 +300,15 @@ DeviceSlice CudaBackend::State::slice(const Slice& from) {
 }
 
 Fp8Scale* CudaBackend::State::scale_of(const void* tensor) const {
-  auto found = scales.upper_bound(tensor);  // parts of a tensor, as of one expert, have the scale of the whole
+  auto found = scales.upper_bound(tensor);  // parts of a tensor, e.g. of one expert, have the scale of the whole
   if (found == scales.begin()) return nullptr;
   --found;
   return tensor < static_cast<const char*>(found->first) + found->second.bytes ? found->second.scale : nullptr;
 }
 
 Fp8Scale* CudaBackend::State::make_scale(const void* tensor, std::int64_t bytes) {
-  if (bytes > 1) forget_scales(static_cast<const char*>(tensor) + 1, bytes - 1);  // of parts, which are written again
+  // Forgets the scales of its parts, which are about to be overwritten.
+  if (bytes > 1) forget_scales(static_cast<const char*>(tensor) + 1, bytes - 1);
   Scaled& scaled = scales[tensor];
   scaled.bytes = std::max<std::int64_t>(bytes, 1);
   Fp8Scale*& found = scaled.scale;
@@ -373,7 +375,7 @@ bool CudaBackend::State::run_fp8(const Op& op, const MatmulPlan& plan, std::span
                          is_aligned(moved.c, kFp8PointerAlignment);
     if (aligned && run_product(fp8.product, plan.launches, op.kind == OpKind::linear, moved, s)) return true;
   }
-  // Batches, and sizes that the units do not take: the same numbers in 16 bits.
+  // For batches and sizes that fp8 units do not support: multiplies the same numbers in 16 bits.
   BlasProduct wide = product;
   wide.a.dtype = wide.b.dtype = product.c.dtype == Dtype::fp16 ? Dtype::fp16 : Dtype::bf16;
   const auto widen = [&](std::size_t read, Temporary& to) {
@@ -438,7 +440,7 @@ void CudaBackend::State::run_matmul(const Op& op, std::span<const Operand> reads
   Op add;
   add.kind = OpKind::add;
   add.name = op.name;
-  // Of grouped products, each expert's bias to its own rows.
+  // For grouped products, adds each expert's bias to its own rows.
   Tensor rows = *writes[0].tensor, bias = *reads[2].tensor;
   const std::int64_t experts = plan.bias_stride > 0 ? product.c.batch : 1;
   for (int d = 0; plan.bias_stride > 0 && d < op.group_dims; ++d) rows.sizes[d] = bias.sizes[d] = 1;
@@ -454,7 +456,7 @@ void CudaBackend::State::run_cast(const Op& op, std::span<const Operand> reads, 
                                   const KernelContext& context, Stream s) {
   const Operand &from = reads[0], &to = writes[0];
   const bool to_fp8 = to.tensor->dtype == Dtype::fp8, from_fp8 = from.tensor->dtype == Dtype::fp8;
-  if (to_fp8 == from_fp8) {  // bytes as they are, with their scale
+  if (to_fp8 == from_fp8) {  // copies bytes and their scale
     run_kernel(op, reads, writes, context, s);
     const Fp8Scale* const scale = to_fp8 ? scale_of(from.data) : nullptr;
     if (scale != nullptr)
@@ -506,7 +508,7 @@ void CudaBackend::State::run_host(const Op& op, std::span<const Operand> reads, 
   work.release();
 }
 
-// --- The interface
+// ---- The interface ----
 
 CudaBackend::CudaBackend(int device, bool tf32) : state_(std::make_unique<State>(device, tf32)) {}
 CudaBackend::~CudaBackend() = default;
@@ -515,7 +517,7 @@ BackendFacts CudaBackend::facts() const {
   state_->use();
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, state_->device), "asking for the GPU's properties");
-  constexpr std::size_t kMajor = 10000, kMinor = 100;  // of cublasLtGetVersion
+  constexpr std::size_t kMajor = 10000, kMinor = 100;  // decimal places of cublasLtGetVersion
   const std::size_t blas = cublasLtGetVersion();
   BackendFacts facts;
   facts.kind = "cuda";
@@ -569,17 +571,17 @@ void CudaBackend::merge_statistics(Stream stream, std::span<const void* const> p
 
 namespace {
 
-// A dense device slice of which elements [begin, begin + elements) are meant.
+// The address of elements [begin, begin + elements) of a dense device slice.
 void* part_of(const DeviceSlice& s, std::int64_t begin) {
   return static_cast<char*>(s.base) + (s.offset + begin) * bytes_of(s.dtype, 1);
 }
 
-// Memory of a backend for as long as one call takes.
+// Memory of a backend for the duration of one call.
 class Held {
  public:
   Held(Memory& memory, std::int64_t bytes, Place place, cudaStream_t stream)
       : memory_(memory), data_(memory.allocate(bytes, place, stream)) {}
-  ~Held() { memory_.release(data_, nullptr); }  // the call has waited for what used it
+  ~Held() { memory_.release(data_, nullptr); }  // the call has waited for its uses
   Held(const Held&) = delete;
   void* data() const { return data_; }
 
@@ -706,7 +708,7 @@ void CudaBackend::begin_capture(Stream stream) {
   State& s = *state_;
   s.refuse_capture("another capture begins");
   s.synchronize();
-  // Other ranks of the process go on as they like.
+  // Thread-local: other ranks of the process go on undisturbed.
   check(cudaStreamBeginCapture(s.stream(stream), cudaStreamCaptureModeThreadLocal), "beginning a capture");
   s.capturing = true;
   s.capture_stream = stream;

@@ -1,13 +1,13 @@
-// The backend on an NVIDIA GPU. No CUDA headers here: callers are compiled without them.
+// The backend on an NVIDIA GPU. This header includes no CUDA headers: callers are compiled without them.
 //
-// Streams are CUDA streams, one for each orrery::Stream, made when first used; those that communicate or copy have
-// priority over compute, whose kernels fill whatever they leave. Stream::host is one too: its ops are functions that
-// CUDA calls on the host when their turn comes, so events order them like any other.
+// Each orrery::Stream has a CUDA stream, made when it is first used. Streams for communication and copies have priority
+// over compute, whose kernels fill the remaining multiprocessors. Stream::host is a CUDA stream too: its ops are
+// functions that CUDA calls on the host in their turn, so that events order them like any other op.
 //
 // Host memory is pinned and in the GPU's address space: fill, gather, scatter and sum reach it over PCIe.
 //
-// fp8 tensors carry a scale, which the cast that writes them measures; it is kept by the tensor's address and follows a
-// whole copy. A tensor that no cast of this backend wrote has scale 1.
+// An fp8 tensor has a scale, which the cast that writes it measures. The scale is kept by the tensor's address and is
+// copied with a copy of the whole tensor. A tensor that no cast of this backend wrote has scale 1.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace orrery {
 
 class CudaBackend : public Backend {
  public:
-  // tf32: fp32 products on the matrix units with ten bits of mantissa, which is what a device preset with "tf32" times.
+  // tf32: fp32 products run on the matrix units with ten bits of mantissa, as a device preset with "tf32" assumes.
   explicit CudaBackend(int device = 0, bool tf32 = true);
   ~CudaBackend() override;
 
@@ -52,22 +52,23 @@ class CudaBackend : public Backend {
   double seconds(Mark from, Mark to) override;
   void forget_marks() override;
 
-  // What a communicator needs.
+  // For communicators.
   int device() const;
   CUstream_st* stream(Stream stream);
 
-  // Allocated by this rank, in bytes; peaks since the last reset.
+  // Bytes allocated by this rank; peaks since the last reset.
   struct MemoryUse {
     std::int64_t device = 0, device_peak = 0, host = 0, host_peak = 0;
   };
   MemoryUse memory_use() const;
   void reset_peaks();
 
-  // CUDA graphs, for blocks that launch faster than the host can. What is issued to `stream`, and to streams that wait
-  // for it, is recorded instead of run; at the end, `stream` must wait for all of them. Addresses and every value of
-  // KernelContext (step, learning rate, dropout stream) are recorded too: a replay repeats them. Run what is captured
-  // once before: that places index lists, positions and scratch memory and times the products, none of which can
-  // happen inside (DeviceError). allocate(), release() and everything that returns a value must wait for the end.
+  // CUDA graphs, for blocks whose kernels are shorter than their launches. Between begin_capture and end_capture, work
+  // issued to `stream`, and to streams that wait for it, is recorded instead of run. Before the end `stream` must wait
+  // for all of them. A graph also records addresses and every value of KernelContext (step, learning rate, dropout
+  // stream): a replay repeats them. Run the captured work once before the capture: this places index lists, positions
+  // and scratch memory and times the products, which is impossible inside (DeviceError). allocate(), release() and
+  // everything that returns a value must wait until after the capture.
   using Graph = std::uint64_t;
   void begin_capture(Stream stream);
   Graph end_capture();

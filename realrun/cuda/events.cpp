@@ -6,7 +6,7 @@
 
 namespace orrery::cuda {
 namespace {
-constexpr std::size_t kLookFrom = 16;  // pending events of a stream, before recording looks for past ones
+constexpr std::size_t kLookFrom = 16;  // number of pending events of a stream at which recording looks for past ones
 }
 
 Events::~Events() {
@@ -38,7 +38,7 @@ void Events::wait(cudaStream_t on, Backend::Event event) {
   const std::uint64_t number = number_of(event);
   if (number < log.past) return;
   const Pending& p = log.pending.at(static_cast<std::size_t>(number - log.past));
-  // What was recorded before a capture is past by its beginning, and may not be waited for inside.
+  // Events recorded before a capture have passed when it begins, and must not be waited for inside it.
   if (capturing_ && !p.captured) return;
   check(cudaStreamWaitEvent(on, p.event, 0), "waiting for another stream");
 }

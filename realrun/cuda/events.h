@@ -12,8 +12,8 @@
 
 namespace orrery::cuda {
 
-// An event is a stream and how many events of it came before. Streams run in order: once one is past, all before it
-// are, and their CUDA events serve again. Nobody releases an event, and none is kept for longer than its work.
+// An event is a stream and a number: how many events of the stream came before. Streams run in order: once an event has
+// passed, all earlier ones have, and their CUDA events are reused. Nobody needs to release events.
 class Events {
  public:
   ~Events();
@@ -21,10 +21,10 @@ class Events {
   Backend::Event record(Stream stream, cudaStream_t on);
   void wait(cudaStream_t on, Backend::Event event);
   bool done(Backend::Event event);
-  // All recorded so far on `stream` is past (it has been synchronised with).
+  // Marks all events recorded so far on `stream` as passed: the caller has synchronised with it.
   void all_done(Stream stream);
 
-  // Between these, events order the capture: done() of one that was recorded inside is true afterwards.
+  // Between these, events order work inside the capture: done() of an event recorded inside is true afterwards.
   void begin_capture() { capturing_ = true; }
   void end_capture();
 
@@ -34,7 +34,7 @@ class Events {
     bool captured = false;
   };
   struct Log {
-    std::uint64_t past = 0;  // events that are no longer held
+    std::uint64_t past = 0;  // number of events that are no longer held
     std::deque<Pending> pending;
   };
   static std::size_t stream_of(Backend::Event event) { return static_cast<std::size_t>(event >> kNumberBits); }

@@ -1,5 +1,5 @@
-// The fmt library as an object of the program: Debian's package has it as a shared library alone, which a machine that
-// has only a GPU lacks. What format.cc of fmt 9 holds.
+// The fmt library compiled into the program. Debian's package has it only as a shared library, which a machine that
+// only has a GPU may lack. This file has the content of fmt 9's format.cc.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

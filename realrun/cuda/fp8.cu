@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarp = 32;
 constexpr std::int64_t kBlocksPerProcessor = 8;
-constexpr int kTile = 32, kTileRows = 8;       // a tile of bytes, and how many of its rows a block moves at once
+constexpr int kTile = 32, kTileRows = 8;       // a tile of bytes, and the number of its rows that a block moves at once
 constexpr std::int64_t kMostGridRows = 65535;  // gridDim.y
 
 __device__ float load(const float* from, std::int64_t i) { return from[i]; }
@@ -28,7 +28,7 @@ __device__ void store(__half* to, std::int64_t i, float x) { to[i] = __float2hal
 __device__ std::int64_t first_element() { return static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 __device__ std::int64_t elements_at_once() { return static_cast<std::int64_t>(gridDim.x) * kThreads; }
 
-// Magnitudes compare like their bits, a NaN above all: one atomic maximum a block, whatever the order.
+// Magnitudes compare like their bits, NaN above all: one atomic maximum per block gives the same result in any order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) find_largest(const T* from, std::int64_t elements, Fp8Scale* scale) {
   int largest = 0;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kTile* kTileRows)
     transpose_tiles(const std::uint8_t* from, std::uint8_t* to, std::int64_t rows, std::int64_t columns) {
-  __shared__ std::uint8_t tile[kTile][kTile + 4];  // rows begin in different banks
+  __shared__ std::uint8_t tile[kTile][kTile + 4];  // padding: rows begin in different banks
   const std::int64_t column = static_cast<std::int64_t>(blockIdx.x) * kTile;
   for (std::int64_t row = static_cast<std::int64_t>(blockIdx.y) * kTile; row < rows;
        row += static_cast<std::int64_t>(gridDim.y) * kTile) {

@@ -18,7 +18,7 @@ struct AdamFactors {
   float gradient_scale, beta1, beta2, l2, kept, step_size, correction2, epsilon;
 };
 
-// `squared_norm`: nullptr where nothing is clipped.
+// `squared_norm`: nullptr if gradients are not clipped.
 AdamFactors factors_of(const Op& op, const float* squared_norm, const KernelContext& c) {
   if (c.step < 1) throw std::logic_error("kernel adam: steps count from 1");
   const auto step = static_cast<double>(c.step);
@@ -72,12 +72,12 @@ void adam(const Op& op, std::span<const Operand> reads, std::span<const Operand>
       throw std::logic_error("kernel adam: tensors differ in their number of elements");
   const AdamFactors factors = factors_of(op, static_cast<const float*>(square), context);
   workers.divide(elements, kBlock, [&](std::int64_t begin, std::int64_t end) {
-    std::array<std::array<float, kBlock>, 4> block;  // as the reads: gradient, weight, two moments
+    std::array<std::array<float, kBlock>, 4> block;  // as in the reads: gradient, weight, two moments
     for (std::int64_t e = begin; e < end; e += kBlock) {
       const std::int64_t size = std::min(kBlock, end - e);
       for (std::size_t i = 0; i < 4; ++i) to_floats(at(reads[i], e), reads[i].tensor->dtype, block[i].data(), size);
       adam_block(factors, block[0].data(), block[1].data(), block[2].data(), block[3].data(), size);
-      // The parameter, the master copy where there is one, the moments.
+      // The parameter, the master copy if there is one, the moments.
       for (std::size_t i = 0; i < written; ++i) {
         const std::size_t from = i == 0 ? 1 : i + 4 - written;
         from_floats(block[from].data(), at(writes[i], e), writes[i].tensor->dtype, size);

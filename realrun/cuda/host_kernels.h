@@ -1,5 +1,5 @@
-// Ops of Stream::host: kernels on the CPU over typed memory, such as the update of an offloaded optimizer (Ren et al.
-// 2021, arXiv 2101.06840, section 5: its CPU Adam). No CUDA.
+// Ops of Stream::host: CPU kernels on typed memory, such as the update of an offloaded optimizer (Ren et al. 2021,
+// arXiv 2101.06840, section 5: its CPU Adam). Uses no CUDA.
 #pragma once
 
 #include <condition_variable>
@@ -15,14 +15,14 @@
 
 namespace orrery::cuda {
 
-// Threads that divide a range of elements among them.
+// Threads that share the work on a range of elements.
 class Workers {
  public:
   explicit Workers(std::size_t threads);
   ~Workers();
 
-  // body(begin, end), which must not throw, for parts of [0, elements) that begin at multiples of `granule`; returns
-  // when all are done.
+  // Calls body(begin, end), which must not throw, for parts of [0, elements) that begin at multiples of `granule`.
+  // Returns when all calls have returned.
   void divide(std::int64_t elements, std::int64_t granule, const std::function<void(std::int64_t, std::int64_t)>& body);
 
  private:
@@ -37,8 +37,8 @@ class Workers {
   std::vector<std::thread> threads_;
 };
 
-// One op whose operands are in host memory, each in its tensor's dtype. Adam in blocks by all workers; any other kernel
-// through fp32 copies on realrun/cpu/kernels.h. Contract: there.
+// Runs one op whose operands are in host memory, each in its tensor's dtype: Adam in blocks on all workers, any other
+// kernel on fp32 copies by realrun/cpu/kernels.h, whose contract applies.
 void run_on_host(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                  const KernelContext& context, Workers& workers);
 

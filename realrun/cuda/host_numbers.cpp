@@ -33,7 +33,7 @@ float widen(std::uint32_t bits) {
   return sign * std::ldexp(m + static_cast<float>(1u << kMantissa), static_cast<int>(exponent) - F::kBias - kMantissa);
 }
 
-// To the nearest, ties to even, by adding a number whose last bit is worth the format's last bit.
+// Rounds to nearest, ties to even, by adding a number whose last bit equals the format's last bit.
 template <class F, int kExponent, int kMantissa>
 std::uint32_t narrow_finite(float magnitude) {
   constexpr int kLeast = 1 - F::kBias;  // exponent of the smallest normal number
@@ -42,7 +42,7 @@ std::uint32_t narrow_finite(float magnitude) {
   std::frexp(magnitude, &exponent);
   exponent = std::max(exponent - 1, kLeast);
   const auto steps = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, kMantissa - exponent)));
-  // Normal numbers carry the hidden bit in `steps`; a carry beyond it moves into the exponent by itself.
+  // `steps` of normal numbers include the hidden bit; a carry beyond it moves into the exponent.
   return steps + (static_cast<std::uint32_t>(exponent - kLeast) << kMantissa);
 }
 
@@ -78,14 +78,15 @@ std::uint16_t float_to_bf16(float x) {
   constexpr std::uint32_t kBelowHalf = (1u << (kBf16Dropped - 1)) - 1, kQuiet = 0x40;
   const auto bits = std::bit_cast<std::uint32_t>(x);
   const std::uint32_t rounded = (bits + kBelowHalf + ((bits >> kBf16Dropped) & 1)) >> kBf16Dropped;
-  const std::uint32_t nan = bits >> kBf16Dropped | kQuiet;  // its payload may be in the lower half alone
+  const std::uint32_t nan = bits >> kBf16Dropped | kQuiet;  // its payload may be only in the lower half
   return static_cast<std::uint16_t>(x != x ? nan : rounded);
 }
 
 template <class Integer>
 Integer float_to_integer(float x) {
   constexpr auto kLeast = static_cast<float>(std::numeric_limits<Integer>::min());
-  constexpr auto kMost = static_cast<float>(std::numeric_limits<Integer>::max());  // rounded up: reaching it saturates
+  // Rounded up, so that values from here on saturate.
+  constexpr auto kMost = static_cast<float>(std::numeric_limits<Integer>::max());
   if (std::isnan(x) || x >= kMost) return std::numeric_limits<Integer>::max();
   if (x <= kLeast) return std::numeric_limits<Integer>::min();
   return static_cast<Integer>(x);

@@ -21,7 +21,7 @@ namespace {
 struct Names {
   const char *rank, *ranks, *local_rank;
 };
-// Open MPI, MPICH and its like, Slurm, torchrun.
+// Open MPI, MPICH and its derivatives, Slurm, torchrun.
 constexpr std::array kNames{Names{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
                             Names{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"}, Names{"RANK", "WORLD_SIZE", "LOCAL_RANK"},
                             Names{"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"}};
@@ -37,7 +37,7 @@ std::optional<std::size_t> number(const char* name) {
   return value;
 }
 
-// What NCCL too takes for one host.
+// What NCCL also takes as the identity of a host.
 std::string host() {
   std::array<char, 256> name{};
   gethostname(name.data(), name.size() - 1);
@@ -77,7 +77,7 @@ bool ranks_share_a_device(const NcclOptions& options, const std::string& device)
       throw ExecutionError(fmt::format("the ranks meet in the folder \"{}\", where rank {} cannot write",
                                        options.id_directory, options.rank));
   }
-  fs::rename(unfinished, file_of(options.rank));  // all of it appears at once
+  fs::rename(unfinished, file_of(options.rank));  // the file appears at once, complete
   const auto begun = Clock::now();
   std::vector<std::string> devices;
   for (std::size_t rank = 0; rank < options.ranks; ++rank) {

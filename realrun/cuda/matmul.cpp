@@ -14,9 +14,9 @@ namespace {
 
 constexpr int kCandidates = 8;
 constexpr int kTimedRuns = 3;
-// A candidate replaces the heuristic's first only if it is clearly faster: equals would be chosen by chance.
+// A candidate replaces the heuristic's first only if it is clearly faster: between equal ones chance would decide.
 constexpr float kClearlyFaster = 0.98f;
-constexpr std::uintptr_t kBestAlignment = 256;  // bytes; what cuBLASLt assumes if nothing is said
+constexpr std::uintptr_t kBestAlignment = 256;  // in bytes; cuBLASLt assumes this by default
 constexpr std::uintptr_t kBiasAlignment = 16;
 
 void check(cublasStatus_t status, const char* what) {
@@ -79,7 +79,7 @@ std::string text_of(const BlasProduct& p, bool accumulate) {
                      name_of(p.b.dtype), name_of(p.c.dtype), accumulate ? ", added" : "");
 }
 
-// Memory for one measurement; absent where there is none.
+// Memory for one measurement; null if there is not enough.
 class Scratch {
  public:
   Scratch(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
@@ -186,7 +186,7 @@ cublasStatus_t Matmul::launch(Prepared& prepared, const cublasLtMatmulAlgo_t& al
 void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const Operands& operands, const Place& place,
                     Prepared& prepared) {
   Shared& all = shared();
-  const std::lock_guard lock(all.mutex);  // ranks that time at once would time each other
+  const std::lock_guard lock(all.mutex);  // ranks that time at once would disturb each other
   const auto known = all.chosen.find(key);
   if (known != all.chosen.end() && (known->second.timed || !place.may_wait)) {
     prepared.algorithm = known->second.algorithm;
@@ -222,7 +222,7 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
   chosen.timed = place.may_wait;
   std::size_t best = 0;
   if (found > 1 && place.may_wait) {
-    // A product that adds is timed into memory of its own; any other into its result, which it writes next anyway.
+    // A product that adds is timed on separate memory; any other on its result, which it overwrites next anyway.
     std::optional<Scratch> scratch;
     void* to = operands.c;
     if (accumulate) {

@@ -1,6 +1,6 @@
-// Matrix products by cuBLASLt. For every new product the first candidates of its heuristic are timed on the device, and
-// the fastest is kept for all ranks of the process: the same product then gives the same bits on every rank. Internal
-// to realrun/cuda.
+// Matrix products by cuBLASLt. For every new product the first candidates of its heuristic are timed on the device. All
+// ranks of the process use the fastest one: the same product gives the same bits on every rank. Internal to
+// realrun/cuda.
 #pragma once
 
 #include <cublasLt.h>
@@ -16,17 +16,18 @@
 
 namespace orrery::cuda {
 
-// What was chosen for a product, for reports.
+// The algorithm chosen for a product, for reports.
 struct MatmulChoice {
-  std::string product;          // "T N 4096 x 8192 x 1024 bf16 bf16 -> bf16"
-  std::int64_t candidates = 0;  // that were timed; 0: taken without timing, from inside a capture or for lack of memory
-  std::int64_t chosen = 0;      // its place in the heuristic's order
-  double seconds = 0, first_seconds = 0;  // of the chosen, and of the heuristic's first
+  std::string product;  // "T N 4096 x 8192 x 1024 bf16 bf16 -> bf16"
+  // Number of candidates timed; 0: not timed, because of a capture or lack of memory.
+  std::int64_t candidates = 0;
+  std::int64_t chosen = 0;                // index in the heuristic's order
+  double seconds = 0, first_seconds = 0;  // of the chosen algorithm, and of the heuristic's first
 };
 
 class Matmul {
  public:
-  // tf32: fp32 products on the matrix units, with ten bits of mantissa.
+  // tf32: fp32 products run on the matrix units, with ten bits of mantissa.
   explicit Matmul(bool tf32);
   ~Matmul();
   Matmul(const Matmul&) = delete;
@@ -34,7 +35,7 @@ class Matmul {
   struct Operands {
     const void *a = nullptr, *b = nullptr;
     void* c = nullptr;
-    const void* bias = nullptr;                          // of c's dtype
+    const void* bias = nullptr;                          // in c's dtype
     std::int64_t bias_stride = 0;                        // MatmulPlan::bias_stride
     const float *a_scale = nullptr, *b_scale = nullptr;  // fp8: device memory; nullptr: 1
   };
@@ -44,13 +45,13 @@ class Matmul {
     std::size_t workspace_bytes = 0;
     bool may_wait = true;  // for timing; false inside a capture
   };
-  // False: cuBLASLt has no kernel for this. fast_accumulation: of fp8, as for a forward (fewer bits in long sums).
+  // Returns false if cuBLASLt has no kernel for it. fast_accumulation: fp8 as in a forward (fewer bits in long sums).
   bool run(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands,
            const Place& place);
 
-  static std::vector<MatmulChoice> choices();  // of this process, in the order of their first use
+  static std::vector<MatmulChoice> choices();  // of this process, in order of first use
 
-  // What products of this size ask for on Hopper (cuBLAS manual, cublasSetWorkspace: 32 MiB).
+  // The workspace recommended for Hopper (cuBLAS manual, cublasSetWorkspace: 32 MiB).
   static constexpr std::size_t kWorkspaceBytes = 32 << 20;
 
  private:
@@ -62,7 +63,7 @@ class Matmul {
     cublasLtMatmulAlgo_t algorithm{};
     bool exists = false, timed = false;
   };
-  struct Shared;  // of the process: what was chosen
+  struct Shared;  // per process: the choices
   static Shared& shared();
 
   Key key_of(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands) const;

@@ -19,7 +19,7 @@ const Tensor& tensor(const Op& op, std::span<const Operand> operands, std::size_
   return *operands[i].tensor;
 }
 
-// A batch dimension: how far each operand moves along it; 0: not at all.
+// A batch dimension, and how far each operand moves along it; 0: not at all.
 struct BatchDim {
   std::int64_t size = 1, left = 0, right = 0, result = 0;
 };
@@ -36,7 +36,7 @@ BlasMatrix matrix(Dtype dtype, std::int64_t rows, std::int64_t columns) {
   return {.dtype = dtype, .rows = rows, .columns = columns, .leading = rows, .batch = 1, .batch_stride = 0};
 }
 
-// What the class comment says: A is right, B is left; a row-major matrix as stored is its transpose, column-major.
+// As in matmul_plan.h: A is the right operand, B the left; a row-major matrix is its transpose in column-major order.
 BlasProduct column_major(const Product& p, Dtype left, Dtype right, Dtype result) {
   BlasProduct blas;
   blas.m = p.columns, blas.n = p.rows, blas.k = p.inner;
@@ -48,7 +48,7 @@ BlasProduct column_major(const Product& p, Dtype left, Dtype right, Dtype result
   return blas;
 }
 
-// A weight as a matrix, of one expert where products are grouped: [k, n], or transposed [n, k].
+// A weight as a matrix [k, n], or transposed [n, k]; for grouped products that of one expert.
 struct Weight {
   std::int64_t k = 1, n = 1;
 };
@@ -64,7 +64,7 @@ Weight weight_shape(const Op& op, const Tensor& w) {
   return shape;
 }
 
-// How many products there are; of all operands these are the first dimensions.
+// Number of products: the first dimensions of all operands.
 std::int64_t groups(const Op& op, std::initializer_list<const Tensor*> operands) {
   std::int64_t groups = 1;
   const Tensor& first = **operands.begin();
@@ -76,15 +76,15 @@ std::int64_t groups(const Op& op, std::initializer_list<const Tensor*> operands)
   return groups;
 }
 
-// Of one group.
+// Rows of one group.
 std::int64_t rows(const Op& op, const Tensor& t, std::int64_t columns, std::int64_t groups) {
   require(op, columns > 0 && groups > 0 && t.elements() % (columns * groups) == 0,
           "a tensor's trailing dimensions are not those of the weight");
   return t.elements() / (columns * groups);
 }
 
-// Batch dimensions that are one more dimension of a matrix: products that share the right operand are more rows
-// (grouped queries and their key), products that are summed are more of the inner dimension (the key's gradient).
+// Turns batch dimensions into a further dimension of a matrix where possible: products that share the right operand
+// become more rows (grouped queries and their key); summed products extend the inner dimension (the key's gradient).
 void fold_into_matrices(Product& p) {
   while (!p.batch.empty()) {
     const BatchDim& d = p.batch.back();
@@ -117,7 +117,7 @@ void join_adjacent(std::vector<BatchDim>& dims) {
   dims = std::move(joined);
 }
 
-// One strided batch, and a launch for everything else. Sums over a batch dimension are launches that add.
+// One dimension becomes a strided batch, others launches. Sums over a batch dimension are launches that add.
 void lay_out_batch(const Product& p, MatmulPlan& plan) {
   std::vector<BatchDim> dims = p.batch;
   join_adjacent(dims);
@@ -160,7 +160,7 @@ MatmulPlan plan_batched(const Op& op, std::span<const Operand> reads, std::span<
               b.sizes[op.transpose_b ? rank - 2 : rank - 1] == p.columns &&
               b.sizes[op.transpose_b ? rank - 1 : rank - 2] == p.inner,
           "matrices do not fit");
-  // From the innermost dimension outwards; an operand of size 1 repeats (or is a sum) and does not move.
+  // From the innermost dimension outwards. An operand of size 1 is repeated (or is a sum) and does not move.
   std::int64_t left = p.rows * p.inner, right = p.inner * p.columns, result = p.rows * p.columns;
   for (int d = batch_dims - 1; d >= 0; --d) {
     const std::int64_t size = std::max({a.sizes[d], b.sizes[d], c.sizes[d]});
@@ -180,7 +180,7 @@ MatmulPlan plan_batched(const Op& op, std::span<const Operand> reads, std::span<
   return plan;
 }
 
-// Products with a mask [tokens.., experts, slots] of rows [experts, slots, width].
+// Products of a mask [tokens.., experts, slots] with rows [experts, slots, width].
 MatmulPlan plan_of_mask(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes) {
   const Tensor &first = tensor(op, reads, 0), &second = tensor(op, reads, 1), &result = tensor(op, writes, 0);
   const bool permutes = op.kind == OpKind::mask_permute, gradient = op.kind == OpKind::mask_gradient;
@@ -263,7 +263,7 @@ MatmulPlan plan_matmul(const Op& op, std::span<const Operand> reads, std::span<c
   plan.product = column_major(p, left.dtype, right.dtype, result.dtype);
   plan.a_read = exchanged ? 0 : 1;
   plan.b_read = exchanged ? 1 : 0;
-  // Gradients of results: of the input's product the first operand, of the weight's the second.
+  // The gradient of the result: the first operand of the input's product, the second of the weight's.
   const std::size_t gradient = op.kind == OpKind::linear_input_gradient ? 0 : 1;
   const auto is_rounded = [&](std::size_t read, BlasMatrix& m, Dtype other) {
     const bool narrower = other == Dtype::bf16 || other == Dtype::fp16;
@@ -297,7 +297,7 @@ bool dtypes_multiply(const BlasProduct& product) {
 }
 
 namespace {
-constexpr std::int64_t kFp8Alignment = 16;  // bytes, which are elements
+constexpr std::int64_t kFp8Alignment = 16;  // in bytes, which are elements in fp8
 }
 
 bool fp8_sizes_fit(const BlasProduct& product) {

@@ -1,9 +1,9 @@
-// A matrix product of a Program as calls of cublasLtMatmul: host code, so that the mapping is tested where there is no
-// GPU (tests/realrun/cuda_matmul_test.cpp holds it, through an emulator of cuBLASLt's semantics, against the CPU
+// Maps a matrix product of a Program to calls of cublasLtMatmul. It is host code, so that the mapping is tested without
+// a GPU (tests/realrun/cuda_matmul_test.cpp compares it, through an emulator of cuBLASLt's semantics, with the CPU
 // kernels).
 //
 // Programs are row-major and cuBLASLt is column-major: a row-major [r, c] is a column-major c x r. So C = L R is
-// computed as C' = R' L': cuBLASLt's A is the right operand, its B the left one, its m our columns.
+// computed as C' = R' L': cuBLASLt's A is the right operand, its B the left one, and its m our number of columns.
 #pragma once
 
 #include <cstdint>
@@ -43,29 +43,28 @@ struct BlasLaunch {
 struct MatmulPlan {
   BlasProduct product;
   std::size_t a_read = 0, b_read = 0;  // which of op.reads is cuBLASLt's A, B
-  // That operand is a result's gradient in fp32, the other of 16 bits, to which it is rounded first: a router's logits
-  // are fp32, and torch.autocast does so. The product has the dtypes behind that.
+  // The operand is an fp32 gradient of a result and the other operand has 16 bits: the gradient is rounded to that
+  // dtype first, as torch.autocast does. Router logits are such results. The product's dtypes are those after rounding.
   bool round_a = false, round_b = false;
   bool bias = false;                 // reads[2] is added to every row of the result
-  std::int64_t bias_stride = 0;      // elements of it for each matrix of the batch; 0: one for all
+  std::int64_t bias_stride = 0;      // elements of the bias per matrix of the batch; 0: all share one
   std::vector<BlasLaunch> launches;  // in this order
 };
 
-// Shapes are those of realrun/cpu/kernels.h; throws std::logic_error for those that do not fit together.
+// Shapes are those of realrun/cpu/kernels.h. Throws std::logic_error for shapes that do not fit together.
 MatmulPlan plan_matmul(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes);
 
-// The dtypes that cublasLtMatmul multiplies with fp32 accumulation (cuBLAS manual, its table of types): two equal
-// ones into themselves or into fp32, fp8 into any wider one.
+// Whether cublasLtMatmul multiplies these dtypes with fp32 accumulation (cuBLAS manual, its table of types): two equal
+// dtypes into themselves or into fp32, fp8 into any wider one.
 bool dtypes_multiply(const BlasProduct& product);
 
 // fp8 tensor cores of Hopper read both operands along k: op(a) transposed, op(b) not, every leading dimension a
-// multiple of 16 (cuBLAS manual, "cublasLtMatmul", fp8). The plan with those operands replaced by dense transposes of
-// their matrices.
+// multiple of 16 (cuBLAS manual, "cublasLtMatmul", fp8). Here other operands are replaced by dense transposes.
 struct Fp8Plan {
   BlasProduct product;
   bool copy_a = false, copy_b = false;  // the operand must be transposed first
 };
-// Whether fp8 matrix units take the product's sizes at all.
+// Whether fp8 matrix units support the product's sizes.
 bool fp8_sizes_fit(const BlasProduct& product);
 Fp8Plan along_k(const BlasProduct& product);
 

@@ -11,9 +11,9 @@ namespace orrery::cuda {
 namespace {
 
 constexpr std::int64_t kAlignment = 256;
-// Pinning costs a system call for every page: requests share sizes, so that a next step finds what this one released.
+// Pinning costs a system call per page. Requests are rounded to this, so that a next step reuses what is released.
 constexpr std::int64_t kHostGranule = 64 << 10;
-// Kept pinned memory serves a request of at least this share of its size.
+// Kept pinned memory serves requests of at least this fraction of its size.
 constexpr std::int64_t kWorstFitDivisor = 2;
 
 std::int64_t rounded_up(std::int64_t bytes, std::int64_t to) { return (std::max(bytes, to) + to - 1) / to * to; }
@@ -22,9 +22,9 @@ std::int64_t rounded_up(std::int64_t bytes, std::int64_t to) { return (std::max(
 
 Memory::Memory(int device) : device_(device) {
   check(cudaStreamCreateWithFlags(&idle_, cudaStreamNonBlocking), "creating a stream");
-  // The default pool is that of all ranks of the process: what one has released another can have.
+  // All ranks of the process use the default pool: memory that one has released is available to another.
   check(cudaDeviceGetDefaultMemPool(&pool_, device), "asking for the memory pool");
-  std::uint64_t keep = std::numeric_limits<std::uint64_t>::max();  // give nothing back to the driver at synchronisation
+  std::uint64_t keep = std::numeric_limits<std::uint64_t>::max();  // return no memory to the driver at synchronisation
   check(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep), "setting up the memory pool");
 }
 
@@ -59,7 +59,7 @@ void* Memory::allocate(std::int64_t bytes, Place place, cudaStream_t stream) {
 void* Memory::allocate_device(std::int64_t bytes, cudaStream_t stream) {
   void* memory = nullptr;
   cudaError_t error = cudaMallocAsync(&memory, static_cast<std::size_t>(bytes), stream);
-  if (error == cudaErrorMemoryAllocation) {  // once more with all that the pool keeps unused
+  if (error == cudaErrorMemoryAllocation) {  // tries again with everything unused that the pool holds
     cudaGetLastError();
     check(cudaDeviceSynchronize(), "waiting for the GPU, which is short of memory,");
     check(cudaMemPoolTrimTo(pool_, 0), "emptying the memory pool");
@@ -113,7 +113,7 @@ void Memory::release(void* memory, cudaStream_t last) noexcept {
   blocks_.erase(found);
   if (block.place == Place::device) {
     const cudaStream_t behind = last == nullptr ? idle_ : last;
-    cudaFreeAsync(memory, behind);  // an error stays with the device and is found by the next checked call
+    cudaFreeAsync(memory, behind);  // an error stays with the device, and the next checked call reports it
     counters_.device -= block.bytes;
   } else {
     kept_.emplace(block.bytes, memory);

@@ -1,5 +1,5 @@
-// Memory of one rank: of the GPU from the driver's stream-ordered pool, of the host pinned and kept. Internal to
-// realrun/cuda.
+// Memory of one rank: device memory from the driver's stream-ordered pool, and pinned host memory that is kept for
+// reuse. Internal to realrun/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +12,7 @@
 
 namespace orrery::cuda {
 
-struct MemoryCounters {  // bytes that are allocated, by this rank
+struct MemoryCounters {  // bytes allocated by this rank
   std::int64_t device = 0, device_peak = 0, host = 0, host_peak = 0;
 };
 
@@ -23,10 +23,10 @@ class Memory {
   Memory(const Memory&) = delete;
 
   void* allocate(std::int64_t bytes, Place place, cudaStream_t stream);
-  // Device memory serves again when `last` is past the work issued to it so far (nullptr: at once), host memory at
+  // Device memory is reusable when `last` has passed the work issued to it so far (nullptr: at once), host memory at
   // once.
   void release(void* memory, cudaStream_t last) noexcept;
-  // Bytes of the allocation that begins at `memory`; 0: not one of ours.
+  // Bytes of the allocation that begins at `memory`; 0: not an allocation of this object.
   std::int64_t bytes_at(const void* memory) const;
 
   const MemoryCounters& counters() const { return counters_; }
@@ -42,9 +42,9 @@ class Memory {
 
   int device_;
   cudaMemPool_t pool_ = nullptr;
-  cudaStream_t idle_ = nullptr;  // has no work: what is released here is free at once
+  cudaStream_t idle_ = nullptr;  // has no work, so that memory released on it is free at once
   std::unordered_map<const void*, Block> blocks_;
-  std::multimap<std::int64_t, void*> kept_;  // pinned memory that is free, by size
+  std::multimap<std::int64_t, void*> kept_;  // free pinned memory, by size
   MemoryCounters counters_;
 };
 

@@ -34,10 +34,10 @@ using cuda::check;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-constexpr std::chrono::milliseconds kWatchPeriod{50};  // between two looks of the watching thread
-constexpr std::chrono::microseconds kPollPeriod{50};   // between two looks of a waiting rank
+constexpr std::chrono::milliseconds kWatchPeriod{50};  // period of the watchdog thread
+constexpr std::chrono::microseconds kPollPeriod{50};   // period at which a waiting rank polls
 
-// Communicators do not block: a call that is still under way has not failed, inside a group neither.
+// Communicators are non-blocking: a call in progress has not failed, also inside a group.
 bool is_taken(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
 ncclDataType_t type_of(Dtype dtype) {
@@ -71,10 +71,10 @@ std::uint64_t hash_of(const std::string& text) {  // FNV-1a: the same on every r
   return hash;
 }
 
-// Which communicator: of a group's operations on a stream, of messages over a boundary, or of host values.
+// Identifies a communicator: for a group's operations on a stream, for messages over a boundary, or for host values.
 struct Channel {
   Members members;
-  int stream = 0;  // of Stream; kMessages, kValues
+  int stream = 0;  // a Stream, kMessages or kValues
   std::int64_t position = 0;
   bool backward = false;
   auto operator<=>(const Channel&) const = default;
@@ -125,7 +125,7 @@ class NcclCommunicator final : public Communicator {
   using Lock = std::unique_lock<std::mutex>;
   struct Peer {
     ncclComm_t comm = nullptr;
-    cudaStream_t stream = nullptr;  // of sends alone
+    cudaStream_t stream = nullptr;  // only for sends
   };
   struct Pending {
     cudaEvent_t begin = nullptr, end = nullptr;
@@ -151,7 +151,7 @@ class NcclCommunicator final : public Communicator {
   void look(Lock& lock);
   cudaEvent_t new_event();
   std::string waits_for(const std::string& what, const Members& members, double seconds) const;
-  void stop(std::exception_ptr failure);  // under the lock
+  void stop(std::exception_ptr failure);  // REQUIRES: the lock is held
   void rethrow(const Lock&) const {
     if (failure_) std::rethrow_exception(failure_);
   }
@@ -161,7 +161,7 @@ class NcclCommunicator final : public Communicator {
   std::atomic<const char*> block_{"start"}, op_{""};
   std::atomic<std::int64_t> micro_batch_{-1};
 
-  mutable std::mutex mutex_;  // of all below
+  mutable std::mutex mutex_;  // protects everything below
   std::map<Channel, Peer> peers_;
   std::map<cudaStream_t, std::deque<Pending>> pending_;
   std::vector<cudaEvent_t> free_events_;
@@ -180,7 +180,7 @@ NcclCommunicator::NcclCommunicator(CudaBackend& backend, const NcclOptions& opti
         fmt::format("NCCL: the ranks meet in the directory \"{}\", which is not there: make it, where "
                     "all of them see it",
                     options.id_directory));
-  // Before NCCL reads its environment, at its first call.
+  // Must precede NCCL's first call, when it reads its environment.
   if (options.one_device) setenv("NCCL_HOSTID", fmt::format("orrery-rank-{}", options.rank).c_str(), 1);
   watcher_ = std::thread([this] { watch(); });
 }
@@ -194,7 +194,7 @@ NcclCommunicator::~NcclCommunicator() {
   watcher_.join();
   cudaSetDevice(backend_.device());
   for (const auto& [channel, peer] : peers_) {
-    // After a failure the communicators are gone already.
+    // After a failure the communicators no longer exist.
     if (!failure_ && peer.comm != nullptr) {
       ncclCommFinalize(peer.comm);
       ncclResult_t state = ncclInProgress;
@@ -248,7 +248,7 @@ void NcclCommunicator::check_nccl(Lock& lock, ncclResult_t result, ncclComm_t co
   rethrow(lock);
 }
 
-// Communicators are of the kind that does not block: a call has been taken when NCCL is no longer "in progress".
+// Communicators are non-blocking: a call is complete when NCCL no longer reports "in progress".
 void NcclCommunicator::settle(Lock& lock, ncclComm_t comm, const std::string& what, const Members& members) {
   const auto begun = Clock::now();
   while (true) {
@@ -276,7 +276,7 @@ ncclUniqueId NcclCommunicator::unique_id(Lock& lock, const Channel& channel, con
       file.write(id.internal, sizeof id.internal);
       if (!file) throw ExecutionError(fmt::format("NCCL: cannot write \"{}\"", unfinished.string()));
     }
-    std::filesystem::rename(unfinished, path);  // all of it appears at once
+    std::filesystem::rename(unfinished, path);  // the file appears at once, complete
     return id;
   }
   const auto begun = Clock::now();
@@ -334,7 +334,7 @@ void NcclCommunicator::issue(const Channel& channel, const std::string& what, cu
   Pending pending{.begin = new_event(), .end = new_event(), .what = what, .members = channel.members, .begun = {}};
   check(cudaEventRecord(pending.begin, on), "recording an event");
   check_nccl(lock, issue_to(to.comm), to.comm, what, channel.members);
-  settle(lock, to.comm, what, channel.members);  // only then is its kernel in the stream
+  settle(lock, to.comm, what, channel.members);  // only now is its kernel in the stream
   check(cudaEventRecord(pending.end, on), "recording an event");
   pending_[on].push_back(std::move(pending));
 }
@@ -412,7 +412,7 @@ void NcclCommunicator::all_to_all_v(const Members& members, const std::string& w
     ncclResult_t result = ncclGroupStart();
     for (std::size_t m = 0; m < members.size() && is_taken(result); ++m) {
       const int peer = static_cast<int>(m);
-      // Both ends know what is empty.
+      // Both ends know which messages are empty.
       if (sends[m] > 0) result = ncclSend(source, static_cast<std::size_t>(sends[m]), type_of(dtype), peer, comm, on);
       if (is_taken(result) && receives[m] > 0)
         result = ncclRecv(target, static_cast<std::size_t>(receives[m]), type_of(dtype), peer, comm, on);
@@ -443,7 +443,7 @@ void NcclCommunicator::send(std::size_t to, const MessageTag& tag, Stream stream
                             std::int64_t elements, Dtype dtype) {
   const Channel channel{{std::min(to, rank()), std::max(to, rank())}, Channel::kMessages, tag.position, tag.backward};
   const std::string what = fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch);
-  const cudaStream_t callers = backend_.stream(stream);  // first of all: it also chooses the GPU
+  const cudaStream_t callers = backend_.stream(stream);  // first, as it also selects the GPU
   cudaStream_t on = nullptr;
   {
     Lock lock(mutex_);
@@ -453,7 +453,7 @@ void NcclCommunicator::send(std::size_t to, const MessageTag& tag, Stream stream
       check(cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking), "creating a stream");
     on = made.stream;
   }
-  // A copy that belongs to the message: the caller's stream goes on, however late the receiver is.
+  // A copy that belongs to the message: the caller's stream continues, however late the receiver is.
   const auto bytes = static_cast<std::size_t>(bytes_of(dtype, elements));
   void* copy = nullptr;
   check(cudaMallocAsync(&copy, std::max<std::size_t>(bytes, 1), callers), "allocating memory for a message");
@@ -462,7 +462,7 @@ void NcclCommunicator::send(std::size_t to, const MessageTag& tag, Stream stream
   check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "creating an event");
   check(cudaEventRecord(copied, callers), "recording an event");
   check(cudaStreamWaitEvent(on, copied, 0), "waiting for a message's copy");
-  check(cudaEventDestroy(copied), "releasing an event");  // when it is past
+  check(cudaEventDestroy(copied), "releasing an event");  // CUDA destroys it when it has passed
   issue(channel, what, on, [&](ncclComm_t comm) {
     return ncclSend(copy, static_cast<std::size_t>(elements), type_of(dtype), to < rank() ? 0 : 1, comm, on);
   });
@@ -498,7 +498,7 @@ void NcclCommunicator::wait_for(Lock& lock, cudaStream_t stream, const std::stri
   rethrow(lock);
 }
 
-// The operation's name, then as many words as the caller has, from every member; all members give as many.
+// Sends the operation's name and the caller's words to every member; all members give equally many words.
 std::vector<std::uint64_t> NcclCommunicator::gather_words(const Members& members, const std::string& what,
                                                           std::span<const std::uint64_t> words) {
   std::vector<std::uint64_t> own{hash_of(what)};
@@ -510,7 +510,7 @@ std::vector<std::uint64_t> NcclCommunicator::gather_words(const Members& members
   void* data = nullptr;  // this rank's words, then everyone's
   check(cudaMallocAsync(&data, bytes * (members.size() + 1), on), "allocating memory for values");
   void* const gathered = static_cast<char*>(data) + bytes;
-  // Whatever is thrown, `own` and `all` stay until the copies are past. After a failure nothing else holds these up.
+  // If anything throws, `own` and `all` stay until the copies have passed. After a failure nothing else delays these.
   const struct Past {
     cudaStream_t stream;
     ~Past() { cudaStreamSynchronize(stream); }
@@ -585,7 +585,7 @@ void NcclCommunicator::watch() {
   }
 }
 
-// Takes what is past off the lists; stops everything where an operation takes too long or NCCL reports an error.
+// Removes finished operations from the lists. Stops everything if an operation takes too long or NCCL reports an error.
 void NcclCommunicator::look(Lock& lock) {
   if (failure_) return;
   const auto now = Clock::now();

@@ -8,7 +8,7 @@ namespace {
 // cudaDriverGetVersion and CUDART_VERSION: 1000 major + 10 minor.
 constexpr int kMajor = 1000, kMinor = 10;
 
-// What to do about an error; "" where its own text says all that can be said.
+// What to do about an error; "" if its own text says enough.
 std::string advice(cudaError_t error) {
   switch (error) {
     case cudaErrorNoDevice:
@@ -56,7 +56,7 @@ void require_device(int device) {
   int driver = 0;
   check(cudaDriverGetVersion(&driver), "asking for the driver's version");
   if (driver == 0) throw DeviceError("CUDA: no NVIDIA driver is installed here: install one, or use --device cpu");
-  // Minor versions of a toolkit run on every driver of the same major version ("minor version compatibility").
+  // A toolkit's minor versions run on every driver of the same major version ("minor version compatibility").
   if (driver / kMajor < CUDART_VERSION / kMajor)
     throw DeviceError(
         fmt::format("CUDA: the driver supports {}, and this build needs {}: update the driver, or build with an older "

@@ -1,5 +1,4 @@
-// Every call of the CUDA runtime is checked here: what failed becomes a DeviceError of one sentence that says what to
-// do. Internal to realrun/cuda.
+// Checks of CUDA runtime calls. A failure becomes a DeviceError that says what to do. Internal to realrun/cuda.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +10,7 @@
 
 namespace orrery::cuda {
 
-// "CUDA 13.0" of 13000.
+// Returns "CUDA 13.0" for 13000.
 std::string version_text(int version);
 
 [[noreturn]] void fail(cudaError_t error, const char* what);
@@ -19,8 +18,8 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) fail(error, what);
 }
 
-// Whether what a query answered means "done". "Not ready" stays behind as the thread's last error, where the check
-// after the next kernel's launch would find it: it is cleared.
+// Whether the result of a query means "done". "Not ready" would remain as the thread's last error, and the check after
+// the next kernel launch would report it; this clears it.
 inline bool is_done(cudaError_t answer, const char* what) {
   if (answer == cudaErrorNotReady) {
     cudaGetLastError();
@@ -30,10 +29,10 @@ inline bool is_done(cudaError_t answer, const char* what) {
   return true;
 }
 
-// Where there is no usable GPU of this number, says why: no driver, a driver older than the build, no such GPU.
+// Throws if the GPU of this number cannot be used, and says why: no driver, a driver older than the build, no such GPU.
 void require_device(int device);
 
-// "wanted 2.1 GB": of a byte count, for messages.
+// Formats a byte count for messages: "2.1 GB" in "wanted 2.1 GB".
 std::string bytes_text(double bytes);
 
 }  // namespace orrery::cuda

@@ -32,7 +32,7 @@ CollectiveAlgorithm algorithm_of(const CollectiveSweep& sweep) {
                    "ring, tree, halving_doubling, direct or hierarchical");
 }
 
-// Small whole numbers, whose sums fp32 holds exactly.
+// Small whole numbers, whose sums are exact in fp32.
 float value_of(std::size_t rank, std::int64_t i) {
   return static_cast<float>((static_cast<std::int64_t>(rank) * 7 + i) % 101);
 }
@@ -82,7 +82,7 @@ class Sweep {
 
  private:
   void barrier() { communicator_.gather_values(all_, "barrier", {}); }
-  // From the first rank's beginning to the last one's end. They share a clock.
+  // From the start of the first rank to the end of the last. They share a clock.
   double span(Clock::time_point begin, Clock::time_point end) {
     const auto seconds = [](Clock::time_point t) {
       return std::chrono::duration<double>(t.time_since_epoch()).count();
@@ -122,7 +122,7 @@ class Sweep {
       sends_.push_back(part(own_, m));
       receives_.push_back(part(m, own_));
     }
-    // Never empty, as no buffer of MPI is.
+    // Never empty, as MPI buffers must not be.
     in_.resize(1 + static_cast<std::size_t>(std::reduce(sends_.begin(), sends_.end())));
     out_.assign(1 + static_cast<std::size_t>(std::reduce(receives_.begin(), receives_.end())), 0);
   }
@@ -178,7 +178,7 @@ class Sweep {
     for (std::size_t i = 0; i < here; ++i) node_.push_back(own_ / here * here + i);
     for (std::size_t r = own_ % here; r < n; r += here) rail_.push_back(r);
   }
-  // Of a message that leaves a node, what goes over its i-th rank.
+  // The part of a message leaving a node that goes over its i-th rank.
   std::int64_t routed_part(std::size_t i) const {
     const auto parts = static_cast<std::int64_t>(node_.size()), index = static_cast<std::int64_t>(i);
     return (index + 1) * each_ / parts - index * each_ / parts;
@@ -199,8 +199,9 @@ class Sweep {
     carried_.resize(static_cast<std::size_t>(1 + std::reduce(receives_.begin(), receives_.end())));
     crossed_.resize(static_cast<std::size_t>(1 + routed_part(i)));
   }
-  // Every rank's message to the next, as CollectiveAlgorithm::hierarchical is modelled: within a node whole; what
-  // leaves it in equal parts to the node's ranks, from each to its like in the next node, and there to the first.
+  // Every rank sends a message to the next, as CollectiveAlgorithm::hierarchical is modelled: within a node as a whole.
+  // A message that leaves the node goes in equal parts to the node's ranks, from each to its counterpart in the next
+  // node, and there to the destination.
   void routed_shift() {
     constexpr Stream kStream = Stream::compute;
     const std::size_t i = own_ % node_.size(), nodes = rail_.size(), at = own_ / node_.size();
@@ -214,7 +215,7 @@ class Sweep {
                                i == 0 ? out_.data() : carried_.data(), from_doors_, Dtype::fp32);
   }
 
-  // Every member with the next: there and back.
+  // Every member exchanges messages with the next: there and back.
   void ping_pong() {
     const std::size_t n = members_.size();
     if (n % 2 != 0) throw InputError({"KIND", ""}, fmt::format("ping_pong of {} ranks", n), "an even number of them");
@@ -261,9 +262,10 @@ class Sweep {
   Members all_, members_;
   std::size_t own_ = 0;
   std::int64_t each_ = 0;
-  std::vector<double> rows_;  // where parts differ
+  std::vector<double> rows_;  // if parts differ
   std::vector<std::int64_t> sends_, receives_;
-  Members node_, rail_;  // of a routed shift: who shares the node, and who is this one's like in each; else empty
+  // For a routed shift: the ranks of this node, and this rank's counterparts in all nodes; otherwise empty.
+  Members node_, rail_;
   std::vector<std::int64_t> to_door_, from_doors_;
   std::vector<float> carried_, crossed_;
   std::vector<float> in_, out_;

@@ -32,16 +32,16 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kStepDone = "rank 0: step done: ";
-constexpr int kBadInput = 2;               // the ranks' exit code for it
-constexpr int kLookMilliseconds = 100;     // between looks for signals and mpirun's end
-constexpr int kGraceMilliseconds = 10000;  // that mpirun has to end its ranks
+constexpr int kBadInput = 2;               // the ranks' exit code for bad input
+constexpr int kLookMilliseconds = 100;     // period of polling for signals and mpirun's end
+constexpr int kGraceMilliseconds = 10000;  // time that mpirun has to end its ranks
 constexpr const char* kResults = "results";
 constexpr std::array kForwarded{SIGINT, SIGTERM, SIGHUP};
 
 volatile std::sig_atomic_t received = 0;
 void receive(int signal) { received = signal; }
 
-// Notes signals while it lives, and then lets the last one do what it would have done.
+// Records signals while it lives; its destructor then raises the last one with its normal effect.
 class Signals {
  public:
   Signals() {
@@ -61,8 +61,8 @@ class Signals {
   std::array<struct sigaction, kForwarded.size()> before_{};
 };
 
-// A folder that goes away with the object, or, where this process was killed, with the next one: its owner has a lock
-// on a file in it, which ends with the owner however that ends.
+// A folder that is removed with the object or, if this process was killed, by the next object. The owner holds a lock
+// on a file in it, which ends with the owner in any case.
 class Folder {
  public:
   Folder() {
@@ -71,7 +71,7 @@ class Folder {
     if (mkdtemp(name.data()) == nullptr)
       throw ExecutionError(fmt::format("no temporary folder {}: {}", name, std::strerror(errno)));
     path_ = name;
-    // Others see the file when it is locked already.
+    // Others see the file only after it is locked.
     const std::string unseen = file("locked");
     lock_ = open(unseen.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR);
     if (lock_ >= 0 && flock(lock_, LOCK_EX | LOCK_NB) == 0) std::rename(unseen.c_str(), file(kLock).c_str());
@@ -98,7 +98,7 @@ class Folder {
     for (fs::directory_iterator at(fs::temp_directory_path(ignored), ignored), end; at != end; at.increment(ignored)) {
       if (ignored || !at->path().filename().string().starts_with(kPrefix)) continue;
       const int lock = open((at->path() / kLock).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-      if (lock < 0) continue;  // just made, or somebody else's
+      if (lock < 0) continue;  // just created, or owned by somebody else
       if (flock(lock, LOCK_EX | LOCK_NB) == 0) forsaken.push_back(at->path());
       close(lock);
     }
@@ -109,7 +109,7 @@ class Folder {
   int lock_ = -1;
 };
 
-// What mpirun starts, and how it begins a sentence about what has failed.
+// What mpirun starts, and how a sentence about a failure begins.
 struct RankProgram {
   std::string name;
   fs::path path;
@@ -142,14 +142,14 @@ std::optional<fs::path> on_path(const char* program) {
   return std::nullopt;
 }
 
-// This process's environment, and what is not in it yet.
+// Returns this process's environment with missing variables added.
 std::vector<std::string> environment(const RankWatch& watch, RankKind kind) {
   std::vector<std::string> all{watch.variable()};
   for (char** entry = environ; *entry != nullptr; ++entry) all.emplace_back(*entry);
   const auto add = [&all](const char* name, const char* value) {
     if (std::getenv(name) == nullptr) all.push_back(fmt::format("{}={}", name, value));
   };
-  // mpirun guards root against jobs by mistake; these ranks are no more than the threads that they stand for.
+  // mpirun protects root from accidental jobs; these ranks do no more than the threads that they replace.
   add("OMPI_ALLOW_RUN_AS_ROOT", "1");
   add("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   add("OMPI_MCA_rmaps_base_oversubscribe", "1");
@@ -168,7 +168,7 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
   return result;
 }
 
-// mpirun, with its standard error in a pipe. Ended, with all ranks, when the object goes.
+// mpirun, with its standard error in a pipe. It is ended, with all ranks, when the object is destroyed.
 class Processes {
  public:
   Processes(std::vector<std::string> arguments, std::vector<std::string> variables) {
@@ -178,8 +178,8 @@ class Processes {
     const pid_t parent = getpid();
     pid_ = fork();
     if (pid_ == 0) {
-      // A group of its own: an interrupt from the terminal reaches it once, through this process (a second one would
-      // make mpirun leave without its ranks). Where this process is killed, the kernel tells it.
+      // A process group of its own: an interrupt from the terminal reaches it once, through this process (a second one
+      // would make mpirun exit without its ranks). If this process is killed, the kernel signals it.
       setpgid(0, 0);
       prctl(PR_SET_PDEATHSIG, SIGTERM);
       if (getppid() != parent) _exit(1);
@@ -210,8 +210,8 @@ class Processes {
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
 
-  // Until mpirun has ended or a signal has come; lines of its standard error go to `hear`. Its wait status. Throws
-  // ExecutionError where `watch` sees what mpirun does not.
+  // Waits until mpirun has ended or a signal has come, and passes lines of its standard error to `hear`. Returns its
+  // wait status. Throws ExecutionError if `watch` sees a failure that mpirun does not.
   template <class Hear>
   std::optional<int> wait(const Hear& hear, RankWatch& watch) {
     bool open = true;
@@ -254,7 +254,7 @@ class Processes {
     waitpid(pid_, &status_, 0);
     pid_ = 0;
   }
-  // False at the end of the stream.
+  // Returns false at the end of the stream.
   template <class Hear>
   bool read_lines(const Hear& hear) {
     std::array<char, 4096> buffer{};
@@ -300,10 +300,10 @@ std::vector<std::string> command_line(const fs::path& mpirun, const RankProgram&
   return line;
 }
 
-// What ranks and mpirun say on standard error.
+// What ranks and mpirun wrote to standard error.
 struct Heard {
-  std::string first_rank;             // to fail
-  std::vector<std::string> all_else;  // without mpirun's rules
+  std::string first_rank;             // of the first rank that failed
+  std::vector<std::string> all_else;  // without mpirun's separator lines
 };
 
 void hear(std::string_view line, std::string_view says, const ExecutionOptions& options, Heard& heard) {
@@ -319,7 +319,7 @@ void hear(std::string_view line, std::string_view says, const ExecutionOptions& 
   }
 }
 
-// `lost`: what the watch says of the ranks, or "".
+// `lost`: what the watch reports about the ranks, or "".
 [[noreturn]] void fail(const std::string& program, int status, const Heard& heard, const std::string& lost) {
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   std::string said = heard.first_rank;
@@ -370,7 +370,7 @@ void write_bytes(std::ofstream& file, std::string_view bytes) {
   write_number(file, static_cast<std::uint64_t>(bytes.size()));
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
-// False where the file, of `most` bytes, holds less.
+// Returns false if the file, which has `most` bytes, holds less.
 bool read_bytes(std::ifstream& file, std::uintmax_t most, std::string& bytes) {
   std::uint64_t size = 0;
   if (!read_number(file, size) || size > most) return false;

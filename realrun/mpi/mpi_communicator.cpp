@@ -52,14 +52,14 @@ void sleep_for(double seconds) {
   nanosleep(&time, nullptr);
 }
 
-// What a schedule's elements are.
+// The buffers that a schedule's elements refer to.
 struct Buffers {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
   std::size_t element_bytes = sizeof(float);
 };
 
-// The name of an operation, as it is sent: a hash of all of it, and its beginning.
+// An operation's name as it is sent: a hash of all of it, and its beginning.
 struct SentName {
   std::uint64_t hash = 0;
   std::array<char, 56> text{};
@@ -77,8 +77,8 @@ std::string text_of(const SentName& name) {
   return std::string(name.text.begin(), end) + (end == name.text.end() ? "..." : "");
 }
 
-// One end of a message in pieces: bytes [k x largest, ...), one MPI message each; the last may be shorter, and there is
-// at least one. A name, if there is one, comes ahead of the data in the first.
+// One end of a message in pieces: bytes [k x largest, ...), one MPI message each. The last piece may be shorter; there
+// is at least one. A name, if any, precedes the data in the first piece.
 struct Ends {
   std::size_t largest = 0;
   MPI_Comm comm = MPI_COMM_NULL;
@@ -117,7 +117,7 @@ struct Ends {
       need(MPI_Type_create_struct(2, counts.data(), addresses.data(), types.data(), &both), "MPI_Type_create_struct");
       need(MPI_Type_commit(&both), "MPI_Type_commit");
       post_piece(MPI_BOTTOM, 1, both, k);
-      MPI_Type_free(&both);  // once the message is through
+      MPI_Type_free(&both);  // MPI frees it when the message is complete
     }
   }
 };
@@ -139,7 +139,7 @@ std::string name_of(const MessageTag& tag) {
 MpiSession::MpiSession(int* argc, char*** argv) {
   int provided = 0;
   need(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-  // Sleeps that end when they should: the usual slack is as long as the sleeps themselves.
+  // Makes sleeps end on time: the default slack is as long as the sleeps themselves.
   prctl(PR_SET_TIMERSLACK, 1);
 }
 
@@ -166,7 +166,7 @@ struct MpiCommunicator::Rep {
     return fmt::format("rank {} ({} of micro-batch {}, op \"{}\")", rank, block, micro_batch, op);
   }
 
-  // Until `progress` says that all is done. It returns whether anything happened.
+  // Waits until `done`. `progress` returns whether anything happened.
   template <class Progress, class Done, class Describe>
   void wait(Progress progress, Done done, Describe describe) {
     const auto yielding = std::chrono::duration<double>(options.yield_seconds);
@@ -187,7 +187,7 @@ struct MpiCommunicator::Rep {
     }
   }
 
-  // Forgets messages between stages that have left.
+  // Removes messages between stages that have been sent.
   bool retire_sent() {
     bool any = false;
     for (auto m = sent.begin(); m != sent.end();) {
@@ -226,15 +226,15 @@ struct MpiCommunicator::Rep {
   const MpiOptions options;
   MPI_Comm collectives = MPI_COMM_NULL, messages = MPI_COMM_NULL;
   std::size_t rank = 0, ranks = 1;
-  int largest_tag = 32767;  // the least that the MPI standard allows
+  int largest_tag = 32767;  // the minimum that the MPI standard guarantees
   const char *block = "start", *op = "";
   std::int64_t micro_batch = -1;
-  std::list<MpiMessage> sent;  // between stages, still under way
+  std::list<MpiMessage> sent;  // between stages, still being sent
 };
 
 namespace {
 
-// A schedule that runs: which transfers are under way, and what waits for them.
+// A running schedule: which transfers are under way, and what waits for them.
 class Running {
  public:
   Running(const mpi::Schedule& schedule, const Members& members, const Buffers& buffers, const std::string& name,
@@ -247,7 +247,7 @@ class Running {
         missing_(schedule.size()),
         waiting_(schedule.size()),
         packed_(schedule.size()) {
-    std::map<std::size_t, int> sends, receives;  // so far, by the other end
+    std::map<std::size_t, int> sends, receives;  // so far, by partner
     for (std::size_t t = 0; t < schedule.size(); ++t) {
       const Transfer& transfer = schedule[t];
       const int number = (transfer.kind == Kind::send ? sends : receives)[transfer.member]++;
@@ -275,7 +275,7 @@ class Running {
         MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), statuses_.data());
     if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) need(code, "MPI_Testsome");
     if (count == MPI_UNDEFINED || count == 0) return false;
-    // Names first: what comes with a wrong one need not fit.
+    // Checks names first: a message under a wrong name need not fit.
     for (int k = 0; k < count; ++k) {
       const auto slot = static_cast<std::size_t>(finished_[static_cast<std::size_t>(k)]);
       const std::size_t t = transfer_of_[slot];
@@ -293,7 +293,7 @@ class Running {
     return true;
   }
 
-  // The ranks that have not sent, or not taken, what they should.
+  // Returns the ranks that have not sent, or not received, what they should.
   std::string waited_for() const {
     std::vector<std::size_t> late;
     for (std::size_t slot = 0; slot < transfer_of_.size(); ++slot)
@@ -310,7 +310,7 @@ class Running {
           fmt::format("comes to {}, where rank {} is in {}", name_, ends_[t].peer, text_of(names_[t])));
   }
 
-  // MPI takes a message that is shorter than its receiver expects.
+  // Needed because MPI accepts a message that is shorter than its receiver expects.
   void check_size(std::size_t t, std::size_t piece, const MPI_Status& status) const {
     const std::size_t bytes = bytes_of(schedule_[t]), largest = ends_[t].largest;
     const std::size_t name = piece == 0 && ends_[t].tag == 0 ? sizeof(SentName) : 0,
@@ -380,11 +380,11 @@ class Running {
   const Buffers buffers_;
   const std::string name_;
   const SentName sent_name_;
-  // By transfer:
+  // Indexed by transfer:
   std::vector<Ends> ends_;
   std::vector<SentName> names_;  // as received
   std::vector<std::size_t> first_slot_, pieces_left_;
-  // By slot, piece by piece of the transfers:
+  // Indexed by slot, piece by piece of the transfers:
   std::vector<std::size_t> transfer_of_;
   std::vector<MPI_Request> requests_;
   std::vector<int> finished_;
@@ -579,7 +579,7 @@ void MpiCommunicator::fail(std::exception_ptr failure) {
   }
   std::fflush(nullptr);
   MPI_Abort(MPI_COMM_WORLD, 1);
-  std::abort();  // MPI_Abort need not be noreturn
+  std::abort();  // MPI_Abort need not be declared noreturn
 }
 
 void MpiCommunicator::finish() {

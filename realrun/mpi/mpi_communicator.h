@@ -1,12 +1,12 @@
-// Ranks as MPI processes, for backends whose memory is the host's and holds every dtype as fp32 (the CPU's).
+// Ranks as MPI processes, for backends that keep every dtype as fp32 in host memory (the CPU's).
 //
 // The algorithms are not the MPI library's: the messages of schedule.h go over MPI_Isend and MPI_Irecv, so that what
-// runs is what is modelled, under every MPI. The first message to each partner also names the operation; ranks that
-// meet under different names find out there. No communicators are made for groups: a rank does one thing after another,
-// so the order of messages between two ranks is that of the Program.
+// runs is what is modelled, under every MPI. The first message to each partner also names the operation, so that ranks
+// which meet under different names find out. Groups need no MPI communicators: a rank does one thing after another, so
+// messages between two ranks are in the order of the Program.
 //
-// Waiting ranks sleep between looks at the network instead of spinning, since ranks that share cores would otherwise
-// take them from those that compute.
+// Waiting ranks sleep between polls of the network instead of spinning: ranks that share cores would otherwise take
+// them from ranks that compute.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@
 
 namespace orrery {
 
-// MPI from construction to destruction; once a process. Throws ExecutionError where MPI cannot start.
+// Initialises MPI, and finalises it on destruction; once per process. Throws ExecutionError if MPI cannot start.
 class MpiSession {
  public:
   MpiSession(int* argc, char*** argv);
@@ -26,21 +26,21 @@ class MpiSession {
 };
 
 struct MpiOptions {
-  // For one wait in which nothing arrives and nothing leaves.
+  // Longest wait in which nothing arrives and nothing is sent.
   double watchdog_seconds = 20;
-  // Of all_reduce (ring, tree, halving_doubling), all_gather and reduce_scatter (ring unless halving_doubling).
+  // Algorithm of all_reduce (ring, tree, halving_doubling), all_gather, reduce_scatter (halving_doubling, else ring).
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;
-  // Larger messages are sent in pieces of this size. Below Open MPI's limit
-  // for messages over TCP that need no handshake (btl_tcp_eager_limit, 64 KiB with its header): the handshake of one
-  // direction would queue behind the data of the other on their common connection.
+  // Larger messages are sent in pieces of this size. It is below Open MPI's limit for TCP messages without a handshake
+  // (btl_tcp_eager_limit, 64 KiB including its header): the handshake of one direction would queue behind the data of
+  // the other on their common connection.
   std::int64_t message_bytes = 61440;
-  std::int64_t chunk_bytes = 16384;  // pieces in which chains and trees pass on a message
-  // A wait first yields for so long, then sleeps for so long between looks (realrun/netlab/README.md has the
-  // measurement behind these).
+  std::int64_t chunk_bytes = 16384;  // size of the pieces in which chains and trees pass on a message
+  // A wait first yields for yield_seconds, then sleeps for sleep_seconds between polls (realrun/netlab/README.md has
+  // the measurement behind these values).
   double yield_seconds = 20e-6, sleep_seconds = 200e-6;
 };
 
-// One thread; needs an MpiSession that outlives it.
+// For one thread; needs an MpiSession that outlives it.
 class MpiCommunicator final : public Communicator {
  public:
   explicit MpiCommunicator(const MpiOptions& options = {});
@@ -65,7 +65,7 @@ class MpiCommunicator final : public Communicator {
                std::int64_t elements, Dtype dtype, std::size_t to_member, std::size_t from_member) override;
   std::vector<std::vector<double>> gather_values(const Members& members, const std::string& what,
                                                  std::vector<double> values) override;
-  // From the first member; not part of the contract, as no Program broadcasts.
+  // Broadcasts from the first member. Not part of Communicator, as no Program broadcasts.
   void broadcast(const Members& members, const std::string& what, void* data, std::int64_t elements);
 
   void send(std::size_t to, const MessageTag& tag, Stream stream, const void* data, std::int64_t elements,
@@ -73,7 +73,7 @@ class MpiCommunicator final : public Communicator {
   void receive(std::size_t from, const MessageTag& tag, Stream stream, void* data, std::int64_t elements,
                Dtype dtype) override;
 
-  // Says on standard error what failed and ends all ranks (MPI_Abort): does not return.
+  // Reports the failure on standard error and ends all ranks (MPI_Abort). Does not return.
   [[noreturn]] void fail(std::exception_ptr failure) override;
   void finish() override;
 

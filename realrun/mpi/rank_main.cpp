@@ -57,7 +57,7 @@ void add_run(Command app, RankTraining& run) {
   command.callback([&run] { run_training(run); });
 }
 
-// Its exit code.
+// Returns the exit code.
 int one_rank(int argc, char** argv) {
   const CommandLine line("One rank of a job that mpirun starts", kExamples);
   CollectiveSweep sweep;
@@ -70,7 +70,7 @@ int one_rank(int argc, char** argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     try {
       line.parse(argc, argv);
-    } catch (const Exit& end) {  // the same on every rank, as what follows
+    } catch (const Exit& end) {  // thrown on every rank alike, like the errors below
       if (rank == 0) fmt::print("{}", end.text);
       return end.code;
     } catch (const UsageError& error) {

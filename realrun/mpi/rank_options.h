@@ -1,4 +1,4 @@
-// The options that every program of ranks has.
+// The options that all programs with ranks share.
 #pragma once
 
 #include "cli/command.h"
@@ -7,7 +7,7 @@ namespace orrery {
 
 struct RankTraining;
 
-// SCENARIO and all that RankTraining says; `run` outlives the command.
+// Adds SCENARIO and an option for each member of RankTraining. `run` must outlive the command.
 void add_rank_options(Command command, RankTraining& run);
 
 }  // namespace orrery

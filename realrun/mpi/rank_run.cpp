@@ -20,7 +20,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// A communicator of one rank, which has nobody to wait for.
+// A communicator of one rank, which never waits.
 class Alone final : public Communicator {
  public:
   std::size_t rank() const override { return 0; }

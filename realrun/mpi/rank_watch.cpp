@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kVariable = "ORRERY_LAUNCHER";
 constexpr char kDone = 'd';
-constexpr std::chrono::seconds kAllHaveCome{30};  // after the first; coming is the first thing that a rank does
+constexpr std::chrono::seconds kAllHaveCome{30};  // after the first; ranks connect before anything else
 
 // Linux's abstract names need no folder and leave nothing behind.
 struct Address {
@@ -40,7 +40,7 @@ ucred other_end(int socket) {
   return who;
 }
 
-int launcher = -1;  // this process's line to it
+int launcher = -1;  // this process's connection to the launcher
 
 }  // namespace
 
@@ -67,7 +67,7 @@ std::string RankWatch::variable() const { return fmt::format("{}={}", kVariable,
 std::string RankWatch::look() {
   for (int come = 0; (come = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0;) {
     const ucred who = other_end(come);
-    if (who.uid != geteuid() || ranks_.size() == expected_) {  // a stranger
+    if (who.uid != geteuid() || ranks_.size() == expected_) {  // not a rank of this job
       close(come);
       continue;
     }

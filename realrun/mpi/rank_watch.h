@@ -1,5 +1,5 @@
-// A line from each rank to the program that has mpirun start it: either end sees at once when the other is gone, also
-// where mpirun does not (a rank that dies before it has joined MPI; mpirun itself killed).
+// A connection from each rank to the program that starts them with mpirun. Either end notices at once when the other is
+// gone, also where mpirun does not (a rank that dies before it has joined MPI; mpirun itself killed).
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace orrery {
 
-// The launcher's end. Ranks whose launcher is gone end themselves, so nothing of a job outlives this object.
+// The launcher's end. Ranks end themselves when the launcher is gone, so nothing of a job outlives this object.
 class RankWatch {
  public:
   explicit RankWatch(std::size_t ranks);  // throws ExecutionError without a socket
@@ -17,11 +17,11 @@ class RankWatch {
   RankWatch(const RankWatch&) = delete;
   RankWatch& operator=(const RankWatch&) = delete;
 
-  // "NAME=value" for the ranks' environment.
+  // "NAME=value", to be set in the ranks' environment.
   std::string variable() const;
 
-  // Notes who has come and gone; to be called often. "" as long as all is well, else what is wrong: a rank that went
-  // without a word, or ranks that have not come within half a minute of the first.
+  // Checks which ranks have come and gone; call it often. Returns "" if all is well, otherwise what is wrong: a rank
+  // that ended without tell_launcher_of_end(), or ranks that have not come within half a minute of the first.
   std::string look();
 
  private:
@@ -37,10 +37,10 @@ class RankWatch {
   std::chrono::steady_clock::time_point first_{};
 };
 
-// The rank's end, from before it joins MPI: where the environment names a launcher, the process ends (exit code 1) as
-// soon as that is gone. Without one, nothing happens.
+// The rank's end; call it before joining MPI. If the environment names a launcher, the process ends (exit code 1) as
+// soon as the launcher is gone. Otherwise it does nothing.
 void end_with_launcher();
-// The rank will end by itself now.
+// Tells the launcher that this rank is about to end normally.
 void tell_launcher_of_end();
 
 }  // namespace orrery

@@ -16,7 +16,7 @@ using Kind = Transfer::Kind;
 
 std::int64_t as_int(std::size_t n) { return static_cast<std::int64_t>(n); }
 
-// Part `i` of `elements` in `parts` as equal as can be.
+// Part `i` of `elements`, divided into `parts` parts as equally as possible.
 Range part_of(std::int64_t elements, std::int64_t parts, std::int64_t i) {
   const std::int64_t begin = elements * i / parts;
   return {begin, elements * (i + 1) / parts - begin};
@@ -41,7 +41,7 @@ class ScheduleBuilder {
   Schedule schedule_;
 };
 
-// Patarasuk and Yuan 2009: in each step a member passes on what it got in the step before.
+// Patarasuk and Yuan 2009: in each step a member passes on what it received in the step before.
 Schedule ring(OpKind kind, std::size_t n, std::size_t i, std::int64_t elements) {
   ScheduleBuilder b;
   const std::size_t next = (i + 1) % n, previous = (i + n - 1) % n;
@@ -49,7 +49,7 @@ Schedule ring(OpKind kind, std::size_t n, std::size_t i, std::int64_t elements) 
     return kind == OpKind::all_reduce ? part_of(elements, as_int(n), as_int(c)) : Range{as_int(c) * elements, elements};
   };
   const std::size_t rounds = kind == OpKind::all_reduce ? 2 : 1;
-  // What a member sends first: its own part when gathering; when reducing, the part that comes to its owner last.
+  // The part that a member sends first: its own when gathering; when reducing, the part that reaches its owner last.
   const std::size_t first = kind == OpKind::all_gather ? i : previous;
   std::vector<std::optional<std::size_t>> sent(n);  // the last send of each part
   std::optional<std::size_t> received;
@@ -60,7 +60,7 @@ Schedule ring(OpKind kind, std::size_t n, std::size_t i, std::int64_t elements) 
     sent[out] = b.add(Kind::send, next, {part(out)}, after);
     const bool adds = kind == OpKind::reduce_scatter || (kind == OpKind::all_reduce && step < n - 1);
     after.clear();
-    if (sent[in]) after.push_back(*sent[in]);  // what is overwritten has left
+    if (sent[in]) after.push_back(*sent[in]);  // the overwritten data has been sent
     received = b.add(adds ? Kind::receive_and_add : Kind::receive, previous, {part(in)}, after);
   }
   return b.take();
@@ -85,8 +85,8 @@ Schedule all_to_all(std::size_t n, std::size_t i, std::int64_t elements) {
   return b.take();
 }
 
-// The parent of a node in NCCL's binary tree (src/graph/trees.cc, ncclGetBtree), and in the second tree, where the
-// leaves of the first are inside (ncclGetDtree). -1: the root.
+// The parent of a node in NCCL's binary tree (src/graph/trees.cc, ncclGetBtree), and in the second tree, in which the
+// first one's leaves are inner nodes (ncclGetDtree). -1: the root.
 std::int64_t parent_in_first(std::int64_t n, std::int64_t v) {
   if (v == 0) return -1;
   const std::int64_t bit = v & -v, up = (v ^ bit) | (bit << 1);
@@ -99,7 +99,7 @@ std::int64_t parent_in_second(std::int64_t n, std::int64_t v) {
   return mirror ? n - 1 - parent : (parent + 1) % n;
 }
 
-// Half of the bytes up and down each of two trees.
+// Half of the bytes go up and down each of two trees.
 Schedule trees(std::size_t n, std::size_t i, std::int64_t elements, std::int64_t chunk) {
   ScheduleBuilder b;
   for (const std::int64_t tree : {0, 1}) {
@@ -127,7 +127,7 @@ Schedule halving_doubling(OpKind kind, std::size_t n, std::size_t i, std::int64_
   ScheduleBuilder b;
   const HalvingDoubling exchange(kind, as_int(n));
   const std::int64_t participants = exchange.participants(), extra = exchange.extra();
-  // A participant's block: an equal part of the buffer, or the parts of the ranks that it stands for.
+  // A participant's block: an equal part of the buffer, or the parts of the ranks that it represents.
   const auto block = [&](std::int64_t v) -> std::vector<Range> {
     if (kind == OpKind::all_reduce) return {part_of(elements, participants, v)};
     if (v < extra) return {{2 * v * elements, 2 * elements}};
@@ -149,7 +149,7 @@ Schedule halving_doubling(OpKind kind, std::size_t n, std::size_t i, std::int64_
     return ranges;
   };
   const bool folded = as_int(i) < 2 * extra;
-  if (folded && i % 2 == 0) {  // an extra rank: all through its odd neighbour
+  if (folded && i % 2 == 0) {  // an extra rank: everything goes through its odd neighbour
     const std::size_t in = b.add(Kind::send, i + 1,
                                  kind == OpKind::all_reduce   ? std::vector{all()}
                                  : kind == OpKind::all_gather ? std::vector{own(i)}
@@ -176,7 +176,7 @@ Schedule halving_doubling(OpKind kind, std::size_t n, std::size_t i, std::int64_
     const std::int64_t mask = (std::int64_t{2} << bit) - 1, partner = me ^ (std::int64_t{1} << bit);
     const auto peer = static_cast<std::size_t>(exchange.rank_of(partner));
     const bool halves = exchange.halves(step);
-    // Halving gives away what agrees with the partner so far and keeps the rest; doubling gives what it has.
+    // Halving sends the part that agrees with the partner so far and keeps the rest; doubling sends what it has.
     const std::int64_t given = halves ? partner : me, taken = halves ? me : partner;
     const std::size_t out =
         b.add(Kind::send, peer, blocks([&](std::int64_t v) { return (v & mask) == (given & mask); }), before);

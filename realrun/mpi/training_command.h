@@ -5,8 +5,8 @@
 
 namespace orrery {
 
-// On every rank; rank 0 reports (report_results). Throws InputError. Other failures end the job
-// (MpiCommunicator::fail), a layout that computes something else too.
+// Call it on every rank; rank 0 reports (report_results). Throws InputError. Other failures end the job
+// (MpiCommunicator::fail), also a layout that computes something else.
 void run_training(const RankTraining& run);
 
 }  // namespace orrery

@@ -12,7 +12,7 @@ void ActiveExperts::note(const OpCall& call) {
                    weights.elements() / weights.sizes[weights.rank - 1]});
 }
 
-// What is not active has no weight.
+// Inactive experts have no weight.
 ActiveExperts::Sums ActiveExperts::take() {
   Sums sums;
   std::vector<float> weights;

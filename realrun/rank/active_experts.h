@@ -1,4 +1,4 @@
-// How many experts tokens have, where a router's threshold decides (Router::gumbel_temperature).
+// Counts experts per token, for routers whose threshold decides them (Router::gumbel_temperature).
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ class ActiveExperts {
  public:
   explicit ActiveExperts(TensorMemory& memory) : memory_(memory) {}
 
-  // Keeps what an op has written if it is such a router's weights.
+  // Keeps an op's result if it is the weights of such a router.
   void note(const OpCall& call);
 
-  // Of all layers and micro-batches since the last time, a token of each counted by itself.
+  // Sums over all layers and micro-batches since the last call. A token counts once per layer.
   struct Sums {
     std::int64_t active = 0, tokens = 0;
   };

@@ -1,4 +1,4 @@
-// Ops that run once for several instances (Op::every): they wait until the last of them is reached.
+// Ops that run once for several instances (Op::every): each waits until the last of its instances is reached.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,11 @@ class Buckets {
  public:
   struct Waiting {
     const Instance* instance = nullptr;
-    std::size_t op = 0;  // of the block
+    std::size_t op = 0;  // index in the block
   };
-  // Adds an instance's op to the block's `bucket`-th bucket: variants of a piece have the same buckets. Returns what
-  // runs now: nothing while the bucket fills. Throws std::logic_error where it does not hold what it covers.
+  // Adds an instance's op to bucket number `bucket` of the block; variants of a piece have the same buckets. Returns
+  // the ops to run now: none while the bucket fills. Throws std::logic_error if the bucket lacks an instance that it
+  // covers.
   std::vector<Waiting> add(std::size_t block, std::size_t bucket, const InLine& at, std::size_t op);
 
  private:

@@ -25,7 +25,7 @@ void CarriedState::add(const Key& key, std::int64_t element, std::span<const flo
     if (behind != stretches.begin()) {
       const auto last = std::prev(behind);
       const std::int64_t end = last->first + static_cast<std::int64_t>(last->second.size());
-      if (at < end) {  // another copy of the same
+      if (at < end) {  // already there, from another copy
         i += static_cast<std::size_t>(end - at);
         continue;
       }
@@ -58,7 +58,7 @@ void CarriedState::complete(Communicator& communicator, const std::vector<Stretc
     for (const std::int64_t number : {s.key.parameter, s.key.what, s.element, s.elements})
       asked.push_back(static_cast<double>(number));
   std::vector<std::vector<double>> questions = communicator.gather_values(all, "what ranks lack", std::move(asked));
-  constexpr std::size_t kNumbers = 4;  // of a stretch
+  constexpr std::size_t kNumbers = 4;  // per stretch
   std::vector<std::vector<double>> different;
   for (const std::vector<double>& of_rank : questions)
     for (std::size_t i = 0; i < of_rank.size(); i += kNumbers)

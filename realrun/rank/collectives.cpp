@@ -9,19 +9,19 @@
 namespace orrery::realrun {
 namespace {
 
-// The name under which ranks meet.
+// Returns the name under which ranks meet.
 std::string meeting(const OpCall& call) {
   const Op& op = call.op;
-  if (call.plan().reduces_norm(op)) return "gradient norm";                        // of all pieces
-  if (op.stages != 0) return "sum " + std::to_string(op.stages) + " over stages";  // of several pieces' ops
+  if (call.plan().reduces_norm(op)) return "gradient norm";                        // over all pieces
+  if (op.stages != 0) return "sum " + std::to_string(op.stages) + " over stages";  // over ops of several pieces
   return std::string(op.name) + ", " + name_of(op.phase);
 }
 
-// How a gather or scatter divides `whole`: into so many parts along a dimension.
+// How a gather or scatter divides `whole` along a dimension.
 struct Partition {
   int dim = 0;
   std::int64_t parts = 1, elements = 0;  // of a part
-  bool in_order = false;                 // in memory part lies after part
+  bool in_order = false;                 // the parts are consecutive in memory
 };
 
 int divided_dimension(const Tensor& whole, const Tensor& part) {
@@ -198,8 +198,8 @@ void Collectives::reduce_scatter(const OpCall& call) {
   note_read({gathered, ordered}, call.stream);
 }
 
-// Every rank sends each what it has and that one has in the new layout, operand by operand in the order of the whole;
-// parts are as long as the longest. Rows without an index hold zeros.
+// Every rank sends each other rank what it has and the other needs in the new layout, operand by operand in the order
+// of the whole. All parts have the length of the longest. Rows without an index hold zeros.
 void Collectives::redistribute(const OpCall& call) {
   const Tensor& after = call.written(0);
   const Members members = position_.group(call.op.group);
@@ -247,8 +247,8 @@ void Collectives::redistribute(const OpCall& call) {
   note_read({sent, received}, call.stream);
 }
 
-// What each member gets is what it has afterwards of what this rank has: in the order of experts, chunks and ranks that
-// the rows are of, which all know from the counts.
+// Each member gets those of this rank's rows that it has in the new layout, ordered by expert, chunk and source rank.
+// All ranks know this order from the counts.
 void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
   const Op& op = call.op;
   const bool adds = op.kind == OpKind::reduce_scatter;
@@ -260,12 +260,12 @@ void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
       t.elements() / (t.sizes[0] * (t.find(Axis::chunks) < 0 ? 1 : t.sizes[1]) * t.sizes[t.find(Axis::slots)]);
   const Members members = members_of(op);
   const auto common = [](const std::vector<RowStretch>& of, const std::vector<RowStretch>& in) {
-    std::vector<RowStretch> both;  // lists in the same order
+    std::vector<RowStretch> both;  // stretches that both lists have; the lists are in the same order
     auto at = in.begin();
     for (const RowStretch& stretch : of) {
       while (at != in.end() && at->of() < stretch.of()) ++at;
       if (at == in.end() || at->of() != stretch.of() || stretch.rows == 0) continue;
-      // Side by side in memory: one copy.
+      // Contiguous in memory: one copy.
       if (!both.empty() && both.back().begin + both.back().rows == stretch.begin) {
         both.back().rows += stretch.rows;
       } else {
@@ -309,7 +309,7 @@ void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
       at += s.rows * width;
     }
   communicator_.all_to_all_v(members, meeting(call), call.stream, sent->data, sends, received->data, receives, dtype);
-  if (adds && receives[0] > 0) {  // as much from each member, in the same order
+  if (adds && receives[0] > 0) {  // equally many rows from each member, in the same order
     std::vector<const void*> parts;
     for (std::size_t m = 0; m < members.size(); ++m)
       parts.push_back(memory_.element(received->data, static_cast<std::int64_t>(m) * receives[0], dtype));
@@ -346,12 +346,13 @@ void Collectives::ring_shift(const OpCall& call) {
   note_read({gathered}, call.stream);
 }
 
-// Waits for its operands itself: the buffer that the op names is filled by no op.
+// Waits for its operands itself: no op fills the buffer that the op names.
 void Collectives::reduce_packed_gradients(const OpCall& call) {
   const auto& elements = call.plan().packed(call.op);
   const Dtype dtype = call.read(0).dtype;
   std::int64_t all = 0;
-  std::vector<std::pair<std::int64_t, Slice>> parts;  // where in the buffer, of what is held of each set
+  // Places in the buffer, and the parts of each set's held gradients.
+  std::vector<std::pair<std::int64_t, Slice>> parts;
   for (std::size_t set = 0; set < elements.size(); ++set) {
     if (elements[set].empty()) continue;
     Storage& s = memory_.storage(call, call.plan().held()[set].gradients, Access::read);

@@ -1,5 +1,4 @@
-// The collectives of a rank: operands made dense and put in the order that the communicator takes, results put where
-// they belong.
+// Runs a rank's collectives: makes operands dense, orders them for the communicator, and writes results to tensors.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +16,8 @@ class Collectives {
   Collectives(const Program& program, const Position& position, TensorMemory& memory, ElementIndices& indices,
               const ExpertRows& rows, Communicator& communicator);
 
-  // `rows`: of what it moves, if they are counted. REQUIRES: a communication op. Throws std::logic_error for operands
-  // that do not fit.
+  // `rows`: the number of rows that the op moves, if they are counted. REQUIRES: a communication op. Throws
+  // std::logic_error for operands that do not fit.
   void run(const OpCall& call, const RowCounts* rows);
 
  private:
@@ -28,14 +27,14 @@ class Collectives {
   void all_gather(const OpCall& call);
   void reduce_scatter(const OpCall& call);
   void redistribute(const OpCall& call);
-  // Of experts the rows that are there: redistributed, gathered from all, or added up and scattered.
+  // Moves only the rows of experts that exist: redistributed, gathered from all, or summed and scattered.
   void exchange_rows(const OpCall& call, const RowCounts& rows);
   void ring_shift(const OpCall& call);
   void reduce_packed_gradients(const OpCall& call);
 
   Members members_of(const Op& op) const;
   std::int64_t bytes(std::int64_t elements, Dtype dtype) const { return elements * backend_.stored_bytes(dtype); }
-  // What is read through memory that is no tensor's: noted, so that the memory is not freed before.
+  // Records that `scratch`, memory of no tensor, is read, so that it is not freed before.
   void note_read(std::initializer_list<StoragePtr> scratch, Stream stream);
 
   const Program& program_;

@@ -7,7 +7,7 @@
 namespace orrery::realrun {
 namespace {
 
-// Elements of one step along a dimension, and how often that is repeated.
+// Runs of elements along a dimension, and the number of repetitions.
 struct Extents {
   std::int64_t outer = 1, inner = 1;
 };

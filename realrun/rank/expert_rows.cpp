@@ -9,13 +9,13 @@
 namespace orrery::realrun {
 namespace {
 
-// Of what puts tokens into rows and takes them from there: by which choices. kNoTensor: another op.
+// Returns the choices by which an op puts tokens into rows or takes them out; kNoTensor: another op.
 TensorId choices_of(const Op& op) {
   if (!traits_of(op.kind).regroups) return kNoTensor;
   return op.reads[op.kind == OpKind::unpermute_backward ? 2 : 1];
 }
 
-// Of a view the first chunk.
+// First chunk of a view.
 std::int64_t first_chunk(const Piece& piece, TensorId id) {
   std::int64_t first = 0;
   while (piece.tensors[id].alias_of != kNoTensor) {
@@ -75,7 +75,7 @@ RowCountsPtr ExpertRows::count(const OpCall& call, TensorId choices, TensorId ro
   memory_.backend().read({data, chosen.dtype, 0, chosen.elements(), nullptr}, values);
   std::vector<double> own(static_cast<std::size_t>(counts->experts));
   for (const float expert : values) {
-    if (expert == -1) continue;  // of an expert that has not chosen the token
+    if (expert == -1) continue;  // an expert that has not chosen the token
     if (!(expert >= 0) || expert >= static_cast<float>(counts->experts))
       throw std::logic_error("a choice is no expert");
     ++own[static_cast<std::size_t>(expert)];
@@ -127,7 +127,7 @@ std::vector<RowStretch> ExpertRows::held(const OpCall& call, TensorId id, std::s
   const int experts = t.find(Axis::experts), chunks = t.find(Axis::chunks), slots = t.find(Axis::slots);
   if (experts != 0 || slots != (chunks < 0 ? 1 : 2) || (chunks >= 0 && chunks != 1))
     throw std::logic_error(std::string("rows \"") + t.name + "\" are not [experts, (chunks,) slots, ..]");
-  // Of ranks that the slots are divided over, those whose rows this one has.
+  // The ranks that the slots are divided over and whose rows this rank has.
   const MeshGroup divided = t.over[slots].group() & shared_;
   std::vector<std::size_t> sources;
   for (std::size_t s = 0; s < counts.ranks.size(); ++s)

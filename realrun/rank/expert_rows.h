@@ -1,10 +1,10 @@
-// Rows that experts have in a dropless run: tensors with Axis::slots have room for whatever tokens may come, and what
-// is there is counted where the router has chosen. A rank counts its own choices; ranks whose tokens meet the same
-// experts tell each other, once for each layer and micro-batch; from that each knows how many rows lie where, in the
-// forward and in the backward.
+// Counts the rows of experts in a dropless run. Tensors with Axis::slots have room for any number of tokens; the rows
+// that exist are counted where the router has chosen. A rank counts its own choices. Ranks whose tokens go to the same
+// experts tell each other their counts, once per layer and micro-batch. From these each rank knows how many rows lie
+// where, in the forward and in the backward.
 //
-// In memory a tensor keeps its capacity: [experts, (chunks,) slots, ..]. Its blocks, one of each expert and chunk, are
-// filled from their first slot on, by the rank that the tokens are of, ascending. What is behind is undefined.
+// In memory a tensor keeps its capacity: [experts, (chunks,) slots, ..]. Each block (one expert, one chunk) is filled
+// from its first slot on, ordered by the rank that the tokens come from, ascending. Slots beyond are undefined.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,11 @@
 
 namespace orrery::realrun {
 
-// Of all ranks that share the experts, of one layer and micro-batch.
+// Counts of all ranks that share the experts, for one layer and micro-batch.
 struct RowCounts {
   Members ranks;  // ascending
   std::int64_t experts = 0;
-  std::vector<std::int64_t> tokens;  // [rank's place * experts + expert]
+  std::vector<std::int64_t> tokens;  // [index in `ranks` * experts + expert]
 
   std::int64_t at(std::size_t place, std::int64_t expert) const {
     return tokens[place * static_cast<std::size_t>(experts) + static_cast<std::size_t>(expert)];
@@ -30,11 +30,11 @@ struct RowCounts {
 };
 using RowCountsPtr = std::shared_ptr<const RowCounts>;
 
-// Rows of one source that lie behind each other in a tensor.
+// Consecutive rows of one source rank in a tensor.
 struct RowStretch {
-  std::int64_t expert = 0, chunk = 0;                            // of the model; of the whole
-  std::size_t source = 0;                                        // whose tokens they are: its place in RowCounts::ranks
-  std::int64_t begin = 0, rows = 0;                              // first row, counted by slots
+  std::int64_t expert = 0, chunk = 0;  // expert in the model; chunk in the whole tensor
+  std::size_t source = 0;              // index in RowCounts::ranks of the rank that the tokens come from
+  std::int64_t begin = 0, rows = 0;    // first row, in slots
   auto of() const { return std::tuple(expert, chunk, source); }  // ascending in memory
 };
 
@@ -42,16 +42,17 @@ class ExpertRows {
  public:
   ExpertRows(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator);
 
-  // Of what the op reads or writes, known from then on of what it writes. Counts and meets the others where the op is
-  // the first that regroups by these choices. nullptr: the op has no rows, or all slots are sent and computed.
+  // Returns the counts of the rows that an op reads or writes, and keeps them for the tensors that it writes. If the op
+  // is the first that regroups rows by these choices, counts them and exchanges counts with the other ranks. nullptr:
+  // the op has no rows, or sends and computes all slots.
   RowCountsPtr of(const OpCall& call);
 
   bool is_rows(const OpCall& call, TensorId id) const {
     return id != kNoTensor && call.instance.tensor(id).find(Axis::slots) >= 0;
   }
-  // What a rank has in a tensor of its layout, in the order of memory.
+  // Returns the stretches that `rank` has in a tensor of its layout, in the order of memory.
   std::vector<RowStretch> held(const OpCall& call, TensorId id, std::size_t rank, const RowCounts& counts) const;
-  // By block of this rank: how many rows it has.
+  // Returns the number of rows in each block of this rank.
   std::vector<std::int64_t> blocks(const OpCall& call, TensorId id, const RowCounts& counts) const;
 
   const RoutedRows& routed() const { return routed_; }  // of the run so far

@@ -118,7 +118,7 @@ void GradientNorm::find_counted(const Instance& instance, std::size_t set, Count
   }
 }
 
-// Of experts that have copies one copy each.
+// Counts one copy of each expert with copies.
 void GradientNorm::add_first_copies(const Tensor& t, int dim, std::int64_t begin,
                                     std::pair<std::int64_t, std::int64_t> range, const View& gradients,
                                     Counted& counted) const {
@@ -142,7 +142,7 @@ std::vector<OpCall> GradientNorm::ops_of_exchange() const {
   return exchanges;
 }
 
-// Into the operand of the last, which runs.
+// Adds the instances' squares into the operand of the last exchange, which is the one that runs.
 void GradientNorm::add_instances(std::span<const OpCall> exchanges) {
   const OpCall& last = exchanges.back();
   if (exchanges.size() == 1) return;
@@ -172,7 +172,7 @@ double GradientNorm::hand_to_all(std::span<const OpCall> exchanges) {
   double factor = 1;
   const PiecePlan& plan = last.plan();
   for (std::size_t s = 0; s < plan.piece().sets.size(); ++s)
-    if (!plan.piece().sets[s].frozen()) factor = plan.factor_behind_norm(s);  // of all sets the same
+    if (!plan.piece().sets[s].frozen()) factor = plan.factor_behind_norm(s);  // the same for all sets
   for (const OpCall& call : exchanges) memory_.end_lives(call, call.block, call.index);
   return factor * std::sqrt(static_cast<double>(square));
 }

@@ -1,6 +1,6 @@
-// The norm of a step's gradients: the ops of kind gradient_norm, and the exchange of their results. An instance leaves
-// the square of what the Program counts of it (sim/program/gradient_norm.h); the exchange is one for all pieces of a
-// stage (UpdatePart::norm) and sums what their instances have left.
+// Computes the norm of a step's gradients: the ops of kind gradient_norm, and the exchange of their results. Each
+// instance leaves the square of the norm of what the Program counts for it (sim/program/gradient_norm.h). One exchange
+// for all pieces of a stage (UpdatePart::norm) sums these squares.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ class GradientNorm {
  public:
   GradientNorm(const RunSetup& setup, const Position& position, const RankModel& model, TensorMemory& memory);
 
-  // REQUIRES: OpKind::gradient_norm, of a set's held gradients or of what other norms have left.
+  // REQUIRES: OpKind::gradient_norm, on a set's held gradients or on results of other norms.
   void run(const OpCall& call);
-  // Runs the exchange behind the instances' norms, by `run(call)`; ops of the update can read its result then. Returns
-  // the norm, unscaled; 0 where the Program has none.
+  // Runs the exchange after the instances' norms, by `run(call)`; afterwards ops of the update can read its result.
+  // Returns the norm without the loss scale; 0 if the Program has no norm.
   template <class Run>
   double exchange(Run&& run) {
     std::vector<OpCall> exchanges = ops_of_exchange();
@@ -30,17 +30,18 @@ class GradientNorm {
   }
 
  private:
-  struct Counted {  // elements of a set's held gradients
+  // The elements of a set's held gradients that are counted.
+  struct Counted {
     bool known = false;
     std::vector<std::pair<std::int64_t, std::int64_t>> ranges;  // first, one past the last
-    std::vector<std::int64_t> scattered;                        // that lie apart, as elements of their storage
+    std::vector<std::int64_t> scattered;                        // scattered ones, as elements of their storage
   };
   const Counted& counted(const Instance& instance, std::size_t set);
   void find_counted(const Instance& instance, std::size_t set, Counted& counted) const;
   void add_first_copies(const Tensor& t, int dim, std::int64_t begin, std::pair<std::int64_t, std::int64_t> range,
                         const View& gradients, Counted& counted) const;
   StoragePtr square_of(const OpCall& call, void* data, std::int64_t elements, Dtype dtype);
-  // The sum of single numbers, in their order; none: zero.
+  // Sums single numbers in their order; none: zero.
   void sum(std::span<const void* const> parts, const Slice& to, Stream stream);
 
   std::vector<OpCall> ops_of_exchange() const;

@@ -1,4 +1,4 @@
-// What comes out of a rank: the parts of parameters and of their gradients that it holds.
+// A rank's results: the parts of parameters and of their gradients that it holds.
 #pragma once
 
 #include <vector>
@@ -12,9 +12,9 @@ class HeldParts {
   HeldParts(const RunSetup& setup, const Position& position, const RankModel& model, TensorMemory& memory)
       : setup_(setup), position_(position), model_(model), memory_(memory), gradients_(model.instances()) {}
 
-  // Keeps an instance's gradients as they are now, unscaled: what follows PiecePlan::norm_begin() changes them.
+  // Keeps an instance's gradients as they are now, unscaled. Ops after PiecePlan::norm_begin() change them.
   void keep_gradients(const Instance& instance);
-  // Parameters as they are now, beside the gradients that have been kept.
+  // Returns the parameters as they are now, with the gradients that have been kept.
   std::vector<HeldPart> parts();
 
  private:

@@ -12,8 +12,8 @@ namespace {
 constexpr std::size_t kNoSet = kNoTensor;
 
 double initial_value(const WholeParameter& parameter, double uniform) {
-  constexpr double kUniform = 1.7320508075688772;  // deviation 1
-  constexpr double kSmall = 0.2, kTable = 0.5;     // far enough from zero and one to show in every gradient
+  constexpr double kUniform = 1.7320508075688772;  // standard deviation 1
+  constexpr double kSmall = 0.2, kTable = 0.5;     // far enough from 0 and 1 to affect every gradient
   switch (parameter.initial) {
     case InitialValue::scale:
       return 1 + kSmall * uniform;
@@ -37,8 +37,8 @@ float first_value(const RunSetup& setup, std::int64_t parameter, std::int64_t el
   return static_cast<float>(value);
 }
 
-// visit(index, parameter, element): elements first to first + n of a set's whole flat buffer, each with the parameter
-// of the model whose values it has and the element of that.
+// Calls visit(index, parameter, element) for elements first to first + n of a set's whole flat buffer, with the model's
+// parameter whose values the element has, and its index there.
 template <class Visit>
 void for_each_element(const RunSetup& setup, const Position& position, const Instance& instance, std::size_t set,
                       std::int64_t first, std::int64_t n, Visit visit) {
@@ -64,7 +64,7 @@ void for_each_element(const RunSetup& setup, const Position& position, const Ins
   }
 }
 
-// A tensor that begins with values: of which set, and what of its parameters (CarriedState::Key::what).
+// A tensor that begins with values: its set, and which value of the parameters it is (CarriedState::Key::what).
 struct Role {
   std::size_t set = kNoSet;
   std::int64_t what = 0;
@@ -72,8 +72,8 @@ struct Role {
 
 struct Roles {
   std::vector<Role> of;         // by storage
-  std::vector<bool> optimizer;  // touched by one
-  // What the rank updates, or has of what is frozen: tensors and their roles.
+  std::vector<bool> optimizer;  // whether an optimizer uses it
+  // Tensors that the rank updates, or its part of frozen ones, with their roles.
   std::vector<std::pair<TensorId, Role>> held;
 };
 
@@ -93,7 +93,7 @@ Roles roles_of(const PiecePlan& plan) {
     for (const auto& ids : {std::span<const TensorId>(op.reads), std::span<const TensorId>(op.writes)})
       for (const TensorId id : ids)
         if (id != kNoTensor) roles.optimizer[plan.root(id)] = true;
-    // The optimizer's second operand is the weights that it updates; its first result are the parameters; further
+    // The optimizer's second operand is the weights that it updates. Its first result is the parameters; further
     // results are states.
     add(op.reads[1], set, CarriedState::kWeights);
     add(op.writes[0], set, CarriedState::kResult);
@@ -104,13 +104,13 @@ Roles roles_of(const PiecePlan& plan) {
   return roles;
 }
 
-// Of what its storage begins with: where in the set's whole flat buffer, how many elements.
+// The part of the set's whole flat buffer that a tensor's storage begins with.
 struct Part {
   std::int64_t from = 0, elements = 0;
 };
 Part part_of_storage(const PiecePlan& plan, const Position& position, TensorId id, std::size_t set) {
   const Tensor& t = plan.tensor(id);
-  // A part with storage of its own begins in the middle of the flat buffer.
+  // A part with its own storage begins in the middle of the flat buffer.
   const std::int64_t from = position.part(t.over[0]) * t.sizes[0];
   return {from, std::max<std::int64_t>(0, std::min(plan.capacity(id), plan.held()[set].elements - from))};
 }
@@ -119,7 +119,7 @@ bool begins(const PiecePlan& plan, TensorId id) {
   return t.alias_of == kNoTensor && t.rank == 1 && plan.lasts(id);
 }
 
-// What a parameter of this Program was in the last; null: there was none.
+// Returns the parameter of the last Program that this one continues; null: none.
 const CarriedParameter* carried_parameter(const RunSetup& setup, std::int64_t parameter) {
   if (setup.carried.empty()) return nullptr;
   const CarriedParameter& carried = setup.carried[static_cast<std::size_t>(parameter)];
@@ -168,7 +168,7 @@ void keep(const RunSetup& setup, const Position& position, const Instance& insta
     slice.elements = n;
     values.resize(static_cast<std::size_t>(n));
     memory.backend().read(slice, values);
-    // Stretches of neighbouring elements.
+    // Joins neighbouring elements into stretches.
     CarriedState::Stretch stretch;
     std::size_t begin = 0;
     const auto add = [&](std::size_t end) {

@@ -1,4 +1,4 @@
-// Parameters, gradients and optimizer states as the first step finds them.
+// Values of parameters, gradients and optimizer states before the first step.
 #pragma once
 
 #include <vector>
@@ -8,13 +8,13 @@
 
 namespace orrery::realrun {
 
-// Begins the flat buffers of an instance: parameters by their place in the whole model, a master copy with the
-// parameters' values, moments and gradients zero. What has been in the Program before begins as it ended there.
-// REQUIRES: nothing that `carried` lacks.
+// Initialises the flat buffers of an instance: parameters by their index in the whole model, a master copy with the
+// parameters' values, moments and gradients with zero. Values from the last Program continue from there. REQUIRES:
+// `carried` has everything that lacking() returns.
 void initialise(const RunSetup& setup, const Position& position, const Instance& instance, const CarriedState& carried,
                 TensorMemory& memory);
 
-// What an instance begins with and `carried` lacks; what it leaves, of that which the rank updates itself.
+// lacking: what an instance needs and `carried` lacks. keep: adds what the instance holds and this rank updates itself.
 std::vector<CarriedState::Stretch> lacking(const RunSetup& setup, const Position& position, const Instance& instance,
                                            const CarriedState& carried);
 void keep(const RunSetup& setup, const Position& position, const Instance& instance, TensorMemory& memory,

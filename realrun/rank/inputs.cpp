@@ -7,7 +7,7 @@
 namespace orrery::realrun {
 namespace {
 
-// Of ids: how many there are, and which stream of random numbers draws them.
+// The number of different ids, and the stream of random numbers that draws them.
 struct Ids {
   std::int64_t kinds = 0;
   std::uint64_t stream = 0;
@@ -28,7 +28,7 @@ Ids ids_of(Input input, const Model& model) {
       return {model.vocab, 0};
   }
 }
-constexpr std::uint64_t kPatches = 4;  // another stream
+constexpr std::uint64_t kPatches = 4;  // a different stream
 
 }  // namespace
 
@@ -45,7 +45,7 @@ std::vector<std::int64_t> sequence_positions(const PiecePlan& plan, const Tensor
 
 std::vector<float> input_values(const RunSetup& setup, const Position& position, const PiecePlan& plan, const Tensor& t,
                                 std::int64_t micro_batch) {
-  constexpr std::uint64_t kInputs = std::uint64_t{1} << 40;  // streams apart from the parameters'
+  constexpr std::uint64_t kInputs = std::uint64_t{1} << 40;  // separate from the parameters' streams
   const Model& model = setup.scenario.model;
   std::vector<float> values(static_cast<std::size_t>(t.elements()));
   const std::int64_t sequences = t.sizes[0], width = t.elements() / sequences;
@@ -56,7 +56,7 @@ std::vector<float> input_values(const RunSetup& setup, const Position& position,
   const auto set = [&](std::int64_t e, auto value) { values[static_cast<std::size_t>(e)] = static_cast<float>(value); };
   switch (t.input) {
     case Input::none:
-    case Input::sinusoids:  // of models that are not run yet (check_runnable)
+    case Input::sinusoids:  // for models that cannot be run yet (check_runnable)
       throw std::logic_error(std::string("\"") + t.name + "\" is given no values from outside");
     case Input::distances:
     case Input::past_distances:

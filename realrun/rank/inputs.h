@@ -1,5 +1,5 @@
-// What a rank's tensors are given from outside: data of the run, as of a data set. The Program says which tensor is
-// given what (Tensor::input); how many kinds of ids there are is the model's.
+// Inputs of a rank's tensors, in place of a data set. The Program says which tensor gets which input (Tensor::input);
+// the model says how many different ids there are.
 #pragma once
 
 #include <vector>
@@ -8,11 +8,11 @@
 
 namespace orrery::realrun {
 
-// Positions of a tensor that runs along the sequence; none of another sequence than the piece's.
+// Returns the positions of a tensor along the sequence; none if it runs along another sequence than the piece's.
 std::vector<std::int64_t> sequence_positions(const PiecePlan& plan, const Tensor& t, const Position& position);
 
-// Values of a tensor with an Input: functions of the seed, the sequence of the global batch and the position in it, or
-// patch and pixel, whatever the layout.
+// Returns the values of a tensor with an Input. They are functions of the seed, the sequence in the global batch, and
+// the position in it (or patch and pixel), whatever the layout.
 std::vector<float> input_values(const RunSetup& setup, const Position& position, const PiecePlan& plan,
                                 const Tensor& tensor, std::int64_t micro_batch);
 

@@ -15,8 +15,7 @@ namespace {
 
 bool is_table_of_positions(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::sequence; }
 
-// Where an op stands among those of its block with the same random draw, and how many they are: a piece of several
-// layers repeats its ops.
+// An op's index among its block's ops with the same random draw, and their number: pieces of several layers repeat ops.
 struct Repetition {
   std::int64_t before = 0, all = 0;
 };
@@ -31,13 +30,14 @@ Repetition repetition_of(const OpCall& call) {
   return repetition;
 }
 
-// Whose elements number the draws: of a router its logits.
+// The tensor whose elements number the draws: for a router its logits.
 const Tensor& drawn_for(const OpCall& call) { return call.op.kind == OpKind::route ? call.read(0) : call.written(0); }
 
 }  // namespace
 
 struct Kernels::Binding {
-  struct Result {  // that is not dense
+  // A result that is not dense.
+  struct Result {
     std::size_t write = 0;
     Slice to;
     StoragePtr from;
@@ -49,7 +49,7 @@ struct Kernels::Binding {
   std::array<Tensor, 4> out_tensors;
   std::array<Operand, 6> reads;
   std::array<Operand, 4> writes;
-  std::vector<StoragePtr> gathered;  // operands, until the kernel is issued
+  std::vector<StoragePtr> gathered;  // gathered operands, kept until the kernel is issued
   std::vector<Result> results;
 };
 
@@ -99,7 +99,7 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
   } else if (op.is_random()) {
     binding.query_positions = sequence_positions(call.plan(), drawn_for(call), position_);
   }
-  // Of some tokens of a sequence (recomputed ones) the result is a view of those of all.
+  // For some tokens of a sequence (recomputed ones), the result is a view of the result for all tokens.
   const Piece& piece = call.instance.piece();
   if ((op.kind == OpKind::rotary || op.is_random()) && piece.tensors[op.writes[0]].alias_of != kNoTensor)
     if (std::vector<std::int64_t> own = positions_of_tokens(piece, op.writes[0], position_); !own.empty())
@@ -110,7 +110,7 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
   binding.context.key_positions = binding.key_positions;
 }
 
-// Of the sequences of the micro-batch, whatever class of micro-batches it is timed as.
+// Uses the micro-batch's own sequences, whatever class of micro-batches it is timed as.
 std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
   const PackedSequences& packed = *setup_.program.packed;
   const std::int64_t sequences = call.read(queries_operand(call.op.kind)).sizes[0],
@@ -125,14 +125,13 @@ std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
   return begins;
 }
 
-// Of experts with copies. Ranks begin with another copy each, so that what is left over of a division goes to all
-// alike.
+// For experts with copies. Ranks begin with different copies, so that remainders of a division are spread evenly.
 void Kernels::find_copies(KernelContext& context) const {
   context.expert_of_slot = setup_.program.expert_of_slot;
   context.first_copy = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), MeshAxis::ep);
 }
 
-// An op's place in the model is that of the first parameter of its layer.
+// The place of an op in the model is that of its layer's first parameter.
 void Kernels::place_draws(const OpCall& call, KernelContext& context) const {
   const Repetition repetition = repetition_of(call);
   const std::size_t layer = call.instance.first_parameter + static_cast<std::size_t>(repetition.before) *
@@ -150,7 +149,7 @@ void Kernels::place_draws(const OpCall& call, KernelContext& context) const {
     context.whole_sizes[i] = y.sizes[d];
     if (y.axes[d] == Axis::sequence) {
       context.whole_sizes[i] = call.plan().sequence();
-    } else if (y.axes[d] != Axis::batch) {  // whose parts have numbers of their own
+    } else if (y.axes[d] != Axis::batch) {  // parts of a batch have their own numbers
       context.whole_sizes[i] = y.sizes[d] * position_.mesh->size(y.over[d].group());
       context.part_begin[i] = position_.begin(y, d);
     }
@@ -184,7 +183,7 @@ std::int64_t Kernels::part_in(Division part, Division whole) const {
   return position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), part.group().without(whole.group()));
 }
 
-// An embedding whose result is divided along the width, of rows that are whole.
+// An embedding whose result is divided along the width, while the table's rows are whole.
 void Kernels::take_own_columns(const OpCall& call, Binding& binding) {
   Tensor& t = binding.in_tensors[0];
   const Tensor& y = call.written(0);
@@ -211,7 +210,7 @@ void Kernels::take_own_rows(const OpCall& call, Binding& binding) {
   binding.reads[2].data = memory_.element(binding.reads[2].data, part * t.elements(), t.dtype);
 }
 
-// Of the gradient of such a table the rows that this rank's part of the sequence is added to.
+// The rows of such a table's gradient that belong to this rank's part of the sequence.
 Slice Kernels::own_rows(const OpCall& call, const Binding& binding, Slice to, Tensor& t) {
   const Tensor& x = binding.in_tensors[0];
   if (call.op.kind != OpKind::bias_gradient || !is_table_of_positions(t) || x.sizes[1] >= t.sizes[0]) return to;
@@ -274,7 +273,7 @@ void Kernels::run_rows(const OpCall& call, Binding& binding, const RowCounts& ro
                      chunks = static_cast<std::int64_t>(blocks.size()) / experts;
   std::array<Tensor, 6> read_tensors;
   std::array<Tensor, 4> write_tensors;
-  // The part of an operand that is of an expert, and of rows, of a chunk.
+  // The part of an operand that belongs to an expert, and for rows to a chunk.
   const auto part_of = [&](const Operand& whole, std::int64_t expert, std::int64_t chunk, std::int64_t count,
                            Tensor& t) -> Operand {
     if (whole.tensor == nullptr || whole.data == nullptr) return whole;
@@ -290,7 +289,7 @@ void Kernels::run_rows(const OpCall& call, Binding& binding, const RowCounts& ro
     }
     return {memory_.element(whole.data, begin, t.dtype), &t};
   };
-  // Gradients of an expert's weights: of all its rows, whatever chunk they are in.
+  // Gradients of an expert's weights sum over all its rows, in all chunks.
   const auto is_sum = [&](std::size_t write) {
     const Tensor* const t = binding.writes[write].tensor;
     return t != nullptr && accumulates(call.op.kind, write) && t->find(Axis::slots) < 0;

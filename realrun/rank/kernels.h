@@ -1,4 +1,4 @@
-// The kernels of a rank: operands bound to memory, and what a kernel must know of its place in the whole model.
+// Runs the kernels of a rank: binds operands to memory, and tells kernels where their part lies in the whole model.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ class Kernels {
   Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices,
           const ExpertRows& rows);
 
-  // Optimizers count steps, dropouts and routers draw anew in each; from 0.
+  // Sets the step, counted from 0: optimizers count steps; dropouts and routers draw new numbers in each.
   void begin_step(std::int64_t step) { step_ = step; }
-  // `rows`: of what it reads or writes, if they are counted. REQUIRES: no communication, no copy.
+  // `rows`: the number of rows that the op reads or writes, if counted. REQUIRES: neither communication nor a copy.
   void run(const OpCall& call, const RowCounts* rows);
 
  private:
-  struct Binding;  // of one call
+  struct Binding;  // operands of one call
 
   KernelContext context() const;
   void find_positions(const OpCall& call, Binding& binding) const;
@@ -31,17 +31,17 @@ class Kernels {
   void bind_reads(const OpCall& call, Binding& binding);
   void bind_writes(const OpCall& call, Binding& binding);
   void note_experts(const OpCall& call, const Tensor& t, KernelContext& context) const;
-  // Of operands that are whole where the op works on a part: the part.
+  // If an operand is whole and the op works on a part of it: takes the part.
   void take_own_columns(const OpCall& call, Binding& binding);
   void take_own_rows(const OpCall& call, Binding& binding);
   Slice own_rows(const OpCall& call, const Binding& binding, Slice to, Tensor& table);
-  // What ops add is added where it belongs: add_results().
+  // Clears the buffers for results that the op adds; add_results() adds them to the tensors.
   void zero_what_is_added(Binding& binding);
   void run_bound(Binding& binding);
-  // Block by block of experts' rows.
+  // Runs the kernel for each block of experts' rows.
   void run_rows(const OpCall& call, Binding& binding, const RowCounts& rows);
   void add_results(const OpCall& call, Binding& binding);
-  // This rank's part of what `whole` leaves together: that of the digits which divide `part` alone.
+  // Index of this rank among the parts of `part` within one part of `whole`, by the digits that only `part` has.
   std::int64_t part_in(Division part, Division whole) const;
 
   const RunSetup& setup_;

@@ -6,7 +6,7 @@
 namespace orrery::realrun {
 namespace {
 
-// What is computed again is counted once.
+// Recomputed losses are not counted again.
 bool gives_router_losses(const OpCall& call) {
   return call.op.kind == OpKind::router_loss && call.op.phase == Phase::forward;
 }
@@ -30,7 +30,7 @@ void Losses::note(const OpCall& call) {
   for (std::size_t d = 0; d < mesh.digits().size(); ++d) same = same | MeshGroup::of_digit(static_cast<int>(d));
   if (!position_.is_first(same.without(parts))) return;
   targets.sizes[of_router ? targets.rank - 1 : 0] = 1;
-  // Statistics of a chunk of the sequence are some of those of all positions.
+  // Statistics of a chunk of the sequence are part of those of all positions.
   std::int64_t positions = targets.elements() * mesh.size(targets.divided_over()) * program_.schedule.micro_batches;
   if (const int d = targets.find(Axis::sequence); d >= 0)
     positions = positions / (targets.sizes[d] * mesh.size(targets.over[d].group())) * call.plan().sequence();

@@ -1,5 +1,4 @@
-// The loss of a step: the mean of the cross entropy over all positions of the global batch, and of what routers add to
-// it in each layer.
+// The loss of a step: the mean cross entropy over all positions of the global batch, plus all routers' losses.
 #pragma once
 
 #include <utility>
@@ -14,17 +13,18 @@ class Losses {
   Losses(const Program& program, const Position& position, TensorMemory& memory)
       : program_(program), position_(position), memory_(memory) {}
 
-  // Keeps what an op has written if it is the cross entropy's statistics of the whole vocabulary, or a router's losses.
-  // All ranks of a stage that have the same targets have the same; one of them keeps it.
+  // Keeps an op's result if it is the cross entropy's statistics of the whole vocabulary, or a router's losses. Ranks
+  // of a stage with the same targets have the same results; only one of them keeps them.
   void note(const OpCall& call);
-  // This rank's share of the loss of what has been kept since the last time.
+  // Returns this rank's share of the loss since the last call.
   double take();
 
  private:
   struct Kept {
-    StoragePtr statistics;  // the maximum, the sum of exponentials, the target's logit: of each position
-    double positions = 0;   // of the whole batch
-    bool of_router = false;  // then they are losses, to be added up
+    // [3, positions]: the maximum, the sum of exponentials, the target's logit.
+    StoragePtr statistics;
+    double positions = 0;    // of the whole batch
+    bool of_router = false;  // `statistics` are losses instead, to be added
   };
   const Program& program_;
   const Position& position_;

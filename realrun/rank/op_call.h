@@ -1,4 +1,4 @@
-// An op that is issued: of which instance, for which micro-batch.
+// A call of an op: for which instance and which micro-batch.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct OpCall : Work {
         index(number) {}
 
   const Op& op;
-  std::size_t block, index;  // which of the block's ops
+  std::size_t block, index;  // the op's block, and its index in it
 
   const PiecePlan& plan() const { return *instance.plan; }
   const Tensor& read(std::size_t i) const { return instance.tensor(op.reads[i]); }

@@ -6,7 +6,7 @@
 namespace orrery::realrun {
 namespace {
 
-// visit(id, access) for the tensors of an op that streams order.
+// Calls visit(id, access) for the tensors of an op whose uses streams must order.
 template <class Visit>
 void for_each_operand(const Op& op, Visit visit) {
   for (const TensorId id : op.reads)
@@ -73,7 +73,7 @@ Issue OpRunner::issue_of(const OpCall& call) const {
   return issue;
 }
 
-// Data from other streams, and the kernels issued before it.
+// Waits for data from other streams, and for the kernels issued before it.
 std::uint64_t OpRunner::wait_for_operands(const OpCall& call) {
   std::uint64_t waited_for = 0;
   if (call.plan().is_packed_reduction(call.op)) return waited_for;
@@ -111,7 +111,7 @@ void OpRunner::copy_between_memories(const OpCall& call) {
               to = memory_.slice(call, call.op.writes[0], Access::write);
   if (from.dtype != to.dtype || from.elements != to.elements)
     throw std::logic_error("a copy between memories changes the tensor's dtype or size");
-  // What is not dense on the device is gathered and scattered there.
+  // A tensor that is not dense on the device is gathered and scattered there.
   StoragePtr gathered;
   const void* const source = memory_.dense(call, call.op.reads[0], gathered);
   const TensorMemory::Target target = memory_.target(call, call.op.writes[0]);
@@ -121,7 +121,7 @@ void OpRunner::copy_between_memories(const OpCall& call) {
   memory_.put(target, call.stream);
 }
 
-// Of rows: whether any that is there has.
+// For rows, checks only those that exist.
 bool OpRunner::has_nan(const OpCall& call, TensorId id, const RowCounts* rows) {
   const Slice slice = memory_.slice(call, id, Access::read);
   if (rows == nullptr || !rows_.is_rows(call, id)) return memory_.backend().has_nan(slice);

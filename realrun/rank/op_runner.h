@@ -1,5 +1,5 @@
-// Runs the ops of a rank: each waits for its operands, runs as what it is (kernel, collective, copy, gradient
-// norm), and is noted as their last use.
+// Runs the ops of a rank. Each op waits for its operands, runs by its kind (kernel, collective, copy, gradient norm),
+// and is recorded as a use of its operands.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ class OpRunner {
            StepClock& clock, GradientNorm& norm, Losses& losses, ActiveExperts& active);
 
   void begin_step(std::int64_t step) { kernels_.begin_step(step); }
-  // Throws ExecutionError for an op that cannot run, or (ExecutionOptions::find_undefined) writes NaN.
+  // Throws ExecutionError for an op that cannot run, or that writes NaN (with ExecutionOptions::find_undefined).
   void run(const OpCall& call);
   const RoutedRows& routed() const { return rows_.routed(); }
 

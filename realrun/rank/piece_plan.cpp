@@ -51,7 +51,7 @@ void PiecePlan::find_capacities(const Program& program) {
   for (std::size_t b = 0; b < kBlocks.size(); ++b)
     for (const Op& op : ops(b)) {
       if (op.kind != OpKind::all_gather || tensor(op.writes[0]).rank != 1) continue;
-      const View& whole = view(op.writes[0]);  // of a flat buffer: with the padding of the last parts
+      const View& whole = view(op.writes[0]);  // a flat buffer, including the padding of the last parts
       capacity_[whole.root] =
           std::max(capacity_[whole.root], whole.offset + tensor(op.reads[0]).elements() * program.mesh.size(op.group));
     }
@@ -64,7 +64,7 @@ void PiecePlan::find_held(const Position& position) {
     if (!tensor(p.parameter).shared) held_.at(p.set).elements += tensor(p.parameter).elements();
 }
 
-// Where the gradients that the Program packs lie in what this rank holds.
+// Finds the places of the gradients that the Program packs within what this rank holds.
 void PiecePlan::find_packed(const PackedGradients& packing, const Program& program) {
   const Mesh& mesh = program.mesh;
   std::vector<std::vector<std::int64_t>>& packed = packed_[packing.buffer];
@@ -87,10 +87,10 @@ void PiecePlan::find_packed(const PackedGradients& packing, const Program& progr
       if (at >= 0 && at < size) packed[p.set].push_back(view(held.gradients).at(at));
     }
     if (*partial == p.gradient) continue;
-    // Packed as many rows as the sequence has, of a table that may have more.
+    // A table of positions packs as many rows as the sequence has; it may have more.
     elements[p.set] += tensor(*partial).elements() * mesh.size(tensor(*partial).divided_over()) - t.elements();
   }
-  // Of shards, each packs what it has of them: the Program counts the mean.
+  // Each shard packs its part; the Program counts the mean over shards.
   std::int64_t all = 0;
   for (std::size_t s = 0; s < elements.size(); ++s) {
     if (piece_->sets[s].frozen()) continue;

@@ -1,6 +1,6 @@
-// What a rank knows of a piece before it runs it: where its tensors lie, when they begin and end, which ops are issued
-// ahead, what of its parameters the rank holds. A pure function of the Program and the rank's position; the same for
-// all instances and micro-batches.
+// What a rank knows of a piece before it runs it: where tensors lie, when their lives begin and end, which ops are
+// issued ahead, and which part of the parameters the rank holds. It depends only on the Program and the rank's
+// position, and is the same for all instances and micro-batches.
 #pragma once
 
 #include <array>
@@ -16,14 +16,15 @@
 
 namespace orrery::realrun {
 
-// The number of the set to which a buffer of the update belongs. Throws ExecutionError where there is none.
+// Returns the number of the set that a buffer of the update belongs to. Throws ExecutionError if there is none.
 std::size_t set_number(const Piece& piece, TensorId buffer);
 inline bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
 
-// Of a parameter set what a rank updates: all of it, or its part; of a frozen one, which has no gradients, what it has.
+// The part of a parameter set that a rank updates: all of it or its shard. A frozen set has no gradients; here it is
+// the part that the rank has.
 struct HeldSet {
   TensorId parameters = kNoTensor, gradients = kNoTensor;
-  std::int64_t begin = 0, elements = 0;  // where the part begins in the whole flat buffers; elements of the whole
+  std::int64_t begin = 0, elements = 0;  // first element in the whole flat buffers; number of elements of the whole
 };
 
 class PiecePlan {
@@ -33,21 +34,21 @@ class PiecePlan {
   const Piece& piece() const { return *piece_; }
   const Tensor& tensor(TensorId id) const { return piece_->tensors[id]; }
   const std::vector<Op>& ops(std::size_t block) const { return (piece_->*kBlocks[block]).ops; }
-  std::int64_t sequence() const { return sequence_; }  // whole length of those that it works on
+  std::int64_t sequence() const { return sequence_; }  // whole length of the piece's sequences
 
-  // Where tensors lie. Views stay where they are as long as the plan lives (Slice::index).
+  // Where tensors lie. Views keep their addresses as long as the plan lives (Slice::index).
   const View& view(TensorId id) const { return views_[id]; }
   TensorId root(TensorId id) const { return views_[id].root; }
-  std::int64_t capacity(TensorId storage) const { return capacity_[storage]; }  // of elements
+  std::int64_t capacity(TensorId storage) const { return capacity_[storage]; }  // in elements
 
-  // Whether a storage lives for the whole run, not for a micro-batch; whether it ends once the block has handed it on.
+  // lasts(): a storage lives for the whole run. ends_handed_on(): it ends when the block has handed it on.
   bool lasts(TensorId storage) const { return lives_.of(storage).keeper == Keeper::step; }
   bool ends_handed_on(TensorId storage, std::size_t block) const;
-  // Storages that nothing uses behind the op, here or at a neighbour; those that last, but begin anew there: gradients
-  // of all micro-batches in one buffer that is reduced in each.
+  // ends(): storages that no later op uses, here or in a neighbouring piece. begin_anew(): storages that last but are
+  // zeroed after the op: a buffer for the gradients of all micro-batches that is reduced in each.
   std::span<const TensorId> ends(std::size_t block, std::size_t op) const { return ends_[block][op]; }
   std::span<const TensorId> begin_anew(std::size_t block, std::size_t op) const { return begin_anew_[block][op]; }
-  // Whether any op adds to what a storage holds (Op::accumulate): it begins at zero.
+  // Whether any op adds to the storage (Op::accumulate), so that it begins at zero.
   bool begins_at_zero(TensorId storage) const { return added_to_[storage]; }
 
   bool is_ahead(std::size_t block, std::size_t op) const { return !ahead_[block].empty() && ahead_[block][op] != 0; }
@@ -56,17 +57,18 @@ class PiecePlan {
 
   std::span<const HeldSet> held() const { return held_; }  // by set
   std::pair<std::size_t, std::size_t> update_range(UpdatePart part) const { return update_.range(part); }
-  // The update's first op behind which gradients are no longer as they were summed: the norm, or what follows it.
+  // Index of the update's first op after which gradients are no longer the sums: the norm, or what follows it.
   std::size_t norm_begin() const;
-  // What a set's held gradients are still multiplied by behind that, or where the host has a copy, but for clipping:
-  // the inverse of a loss scale.
+  // Factor that a set's held gradients, or the host's copy, need after norm_begin(), clipping aside: 1 / the loss
+  // scale.
   double factor_behind_norm(std::size_t set) const;
 
-  // Sums gradients in a buffer that no op fills; of each set the elements of the held gradients that lie in the buffer.
+  // is_packed_reduction(): the op sums gradients in a packed buffer that no op fills. packed(): for each set, the
+  // elements of the held gradients that lie in the buffer.
   bool is_packed_reduction(const Op& op) const { return is_communication(op.kind) && packed_.contains(op.reads[0]); }
   const std::vector<std::vector<std::int64_t>>& packed(const Op& op) const { return packed_.at(op.reads[0]); }
 
-  // Sums the ranks' gradient norms; of one instance those of its sets, or of its parts (gradient_norm.h).
+  // reduces_norm(): the op sums the ranks' gradient norms. sums_norms(): one instance's over its sets or parts.
   bool reduces_norm(const Op& op) const { return is_communication(op.kind) && is_norm(op.reads[0]); }
   bool sums_norms(const Op& op) const { return op.kind == OpKind::gradient_norm && is_norm(op.reads[0]); }
 
@@ -83,7 +85,7 @@ class PiecePlan {
   const Piece* piece_;
   std::int64_t sequence_ = 0;
   std::vector<View> views_;
-  std::vector<std::int64_t> capacity_;  // of each storage: shards may reach beyond the buffer they divide
+  std::vector<std::int64_t> capacity_;  // by storage; a shard may reach beyond the end of the buffer that it divides
   Liveness lives_;
   UpdateParts update_;
   ByOp ends_, begin_anew_;

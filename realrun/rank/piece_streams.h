@@ -1,5 +1,4 @@
-// What pieces of a stage hand each other in a micro-batch: the residual stream and those beside it (Piece::sides),
-// and their gradients.
+// Hands streams from piece to piece of a stage: the residual stream, side streams (Piece::sides), their gradients.
 #pragma once
 
 #include <array>
@@ -9,7 +8,7 @@
 
 namespace orrery::realrun {
 
-struct StreamPart {  // empty where nothing flows
+struct StreamPart {  // storage is null if there is no such stream
   StoragePtr storage;
   std::int64_t elements = 0;
   Dtype dtype = Dtype::fp32;
@@ -20,9 +19,9 @@ class PieceStreams {
  public:
   explicit PieceStreams(TensorMemory& memory) : memory_(memory) {}
 
-  // Before and behind a forward or backward block of an instance. What neighbours have in one layout is handed on where
-  // it lies; a copy is made where one of them has a part of a larger storage. The last piece to read a side
-  // stream is handed a gradient of zeros. Throws ExecutionError for neighbours of different sizes.
+  // Called before and after a forward or backward block of an instance. A stream is passed on without a copy if both
+  // pieces have it in one layout, and copied if one of them has it as part of a larger storage. The last piece that
+  // reads a side stream receives a gradient of zeros. Throws ExecutionError if neighbours differ in size.
   void hand_in(const Instance& instance, std::size_t block, std::int64_t micro_batch, Streams& streams);
   void hand_on(const Instance& instance, std::size_t block, std::int64_t micro_batch, Streams& streams);
 

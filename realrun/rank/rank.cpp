@@ -47,7 +47,7 @@ CarriedState Rank::leave() {
 void Rank::run(RankResult& result) {
   const ExecutionOptions& options = setup_.options;
   result_ = std::move(result);
-  result_.step_seconds.clear();  // are of this Program, as what follows
+  result_.step_seconds.clear();  // the members below are of this Program only
   result_.marked_step_seconds.clear();
   result_.ops.clear();
   result_.intervals.clear();
@@ -73,7 +73,7 @@ Backend::Mark Rank::begin_step(std::int64_t step) {
   const ExecutionOptions& options = setup_.options;
   const std::int64_t measured = step - options.warmup_steps;
   ops_.begin_step(setup_.first_step + step);
-  // Marks around every op would slow the steps whose time counts.
+  // Marks around every op would slow the steps that give the step time.
   clock_.set_marking(options.measure && measured >= options.steps / 2);
   if (!options.measure) return 0;
   if (measured == 0) memory_.ledger().forget_peak();
@@ -87,7 +87,7 @@ Backend::Mark Rank::begin_step(std::int64_t step) {
 
 void Rank::end_step(std::int64_t step, Backend::Mark begin) {
   if (setup_.options.measure && step >= setup_.options.warmup_steps) {
-    for (int s = 1; s < kStreams; ++s) {  // the step ends when all streams have
+    for (int s = 1; s < kStreams; ++s) {  // the step ends when all streams have ended
       const auto stream = static_cast<Stream>(s);
       backend_.wait(Stream::compute, backend_.record(stream));
     }
@@ -204,7 +204,7 @@ void Rank::run_update(UpdatePart part, const Instance& instance) {
   if (part == kStepEnd.back() && summed == ops.size()) note_sums(instance);
 }
 
-// Gradients are those of all ranks that hold the same; now of copies, too.
+// Gradients were summed over the ranks that hold the same parameters; now they are summed over copies of experts, too.
 void Rank::note_sums(const Instance& instance) {
   replicas_.run(instance);
   if (setup_.options.keep_tensors) held_.keep_gradients(instance);

@@ -1,11 +1,11 @@
-// One rank of a Program that runs: the walk over the schedule. Internal to the executor. A run whose steps differ has a
-// Rank for each of its Programs, one after the other.
+// Runs one rank of a Program: walks over the schedule. Internal to the executor. A run whose steps differ has one Rank
+// for each of its Programs, one after the other.
 //
-//   RankModel     what of the model it runs (PiecePlan: what follows from a piece and the rank's position)
-//   TensorMemory  where tensors are; PieceStreams, StageMessages: how they come to the next piece, the next stage
-//   OpRunner      one op: Kernels, Collectives, GradientNorm, Losses, ActiveExperts; ExpertRows: how many rows experts
-//                 have; ReplicaSums: what no op is, between two
-//   StepClock     where the time goes; HeldParts: what comes out
+//   RankModel     the part of the model that the rank runs (PiecePlan: what follows from piece and position)
+//   TensorMemory  memory of tensors; PieceStreams, StageMessages: move them to the next piece, to the next stage
+//   OpRunner      one op: Kernels, Collectives, GradientNorm, Losses, ActiveExperts; ExpertRows: counts experts' rows;
+//                 ReplicaSums: sums over copies of experts, which no op does
+//   StepClock     measures time; HeldParts: the results
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@ namespace orrery::realrun {
 
 class Rank {
  public:
-  // Begins with what `carried` holds, which it completes from other ranks.
+  // Begins with the state in `carried`, which it completes from other ranks.
   Rank(const RunSetup& setup, Backend& backend, Communicator& communicator, CarriedState carried = {});
 
-  // All steps, in what has come out of those before. Call it once.
+  // Runs all steps. `result` holds the results of earlier parts and is extended. Call it once.
   void run(RankResult& result);
-  // Behind that, once: what the next Program begins with; memory is free then.
+  // Returns the state for the next Program and frees the memory. Call it once, after run().
   CarriedState leave();
 
  private:
@@ -33,19 +33,19 @@ class Rank {
   void end_step(std::int64_t step, Backend::Mark begin);
   void run_step();
 
-  // A block of all instances of a chunk, in a line; behind its last use of a micro-batch, that ends.
+  // Run a block for all instances of a chunk, in order. After its last use a micro-batch's memory is freed.
   void run_slot(const Slot& slot);
   void run_line(std::size_t block, const RankChunk& chunk, std::int64_t micro_batch);
-  // `begun`: when the first kernel has been issued.
+  // `begun` is called when the first kernel has been issued.
   template <class Begun>
   void run_block(std::size_t block, const InLine& at, std::int64_t micro_batch, Begun begun);
-  // Its ops that are issued so many instances ahead.
+  // Runs the block's ops that are issued between `least` and `most` instances ahead.
   void run_ahead(std::size_t block, const Instance& instance, std::int64_t micro_batch, int least, int most);
   void run_op(const OpCall& call);
   bool runs(const Op& op, std::int64_t micro_batch) const {
     return !op.piece && (bit(op.when) & conditions_of(micro_batch, program_.schedule.micro_batches)) != 0;
   }
-  void run_update(UpdatePart part, const Instance& instance);  // all but the norm's exchange
+  void run_update(UpdatePart part, const Instance& instance);  // all ops but the norm's exchange
   void note_sums(const Instance& instance);
 
   const RunSetup& setup_;

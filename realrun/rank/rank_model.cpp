@@ -6,7 +6,7 @@
 namespace orrery::realrun {
 namespace {
 
-// Parameters of the model before each chunk, in the order of the chunks' positions, and behind the last.
+// Returns the number of the model's parameters before each chunk, in the order of positions, and the total.
 std::vector<std::size_t> parameters_before_chunks(const Program& program) {
   std::vector<std::size_t> before(program.schedule.position.size() + 1, 0);
   for (std::size_t s = 0; s < program.stages.size(); ++s)

@@ -1,5 +1,5 @@
-// The part of the model that a rank runs: the chunks of its stage, in each the instances of pieces in their order.
-// Built once; nothing in it changes while the rank runs.
+// The part of the model that a rank runs: the chunks of its stage, and the instances of pieces in each, in order. Built
+// once; constant while the rank runs.
 #pragma once
 
 #include <array>
@@ -12,31 +12,31 @@ namespace orrery::realrun {
 
 struct Instance {
   const PiecePlan* plan = nullptr;
-  std::size_t number = 0;           // among the rank's
-  std::size_t first_parameter = 0;  // in the model
+  std::size_t number = 0;           // index among the rank's instances
+  std::size_t first_parameter = 0;  // index in the model
 
   const Piece& piece() const { return plan->piece(); }
   const Tensor& tensor(TensorId id) const { return plan->tensor(id); }
 };
 
-// An instance where a line (sim/program/issue.h) reaches it.
+// An instance and its place in a line of ops that are issued together (sim/program/issue.h).
 struct InLine {
   const Instance* instance = nullptr;
   PlaceInStretch place;
 };
 
 struct RankChunk {
-  std::int64_t position = 0;  // in the model
+  std::int64_t position = 0;  // chunk's position in the model
   std::vector<Instance> instances;
-  std::vector<InLine> forwards, backwards;                   // lines of them
-  std::array<std::int64_t, kBlocks.size()> longest_ahead{};  // of a block's ops
+  std::vector<InLine> forwards, backwards;                   // in the order of the forward, and of the backward
+  std::array<std::int64_t, kBlocks.size()> longest_ahead{};  // of a block's ops, in instances
 
   const std::vector<InLine>& line(std::size_t block) const { return block == kForwardBlock ? forwards : backwards; }
 };
 
 class RankModel {
  public:
-  // Throws ExecutionError for stages that do not hold the model's parameters.
+  // Throws ExecutionError if the stages together do not hold exactly the model's parameters.
   RankModel(const RunSetup& setup, const Position& position);
   RankModel(const RankModel&) = delete;
   RankModel& operator=(const RankModel&) = delete;
@@ -49,8 +49,8 @@ class RankModel {
       for (const Instance& instance : chunk.instances) visit(instance);
   }
 
-  // The instance that keeps a tensor, and which tensor it is there: of a table that pieces of the stage share, or its
-  // gradient, the embedding's. Throws ExecutionError for such a table without its embedding.
+  // Returns the instance that stores a tensor, and the tensor's id there. For a table that several pieces of the stage
+  // share, or its gradient, it is the embedding's; throws ExecutionError if the stage has no embedding.
   struct Owner {
     const Instance* instance = nullptr;
     TensorId id = kNoTensor;
@@ -65,7 +65,7 @@ class RankModel {
   std::vector<PiecePlan> plans_;  // by piece
   std::vector<RankChunk> chunks_;
   std::size_t instances_ = 0;
-  const Instance* embedding_ = nullptr;  // of this stage
+  const Instance* embedding_ = nullptr;  // of this stage, if it has one
   TensorId table_ = kNoTensor, table_gradient_ = kNoTensor;
 };
 

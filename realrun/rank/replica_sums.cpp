@@ -29,7 +29,7 @@ std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instanc
   const Mesh& mesh = *position_.mesh;
   const MeshGroup dividing = mesh.group(MeshAxis::ep);
   const auto slots = static_cast<std::int64_t>(expert_of_slot.size()), each = slots / mesh.size(dividing);
-  // Parts of a copy lie on other ranks than the same parts of another one, where states are divided.
+  // If states are divided, equal parts of two copies lie on different ranks.
   const Members group = position_.group(dividing | plan.tensor(held.gradients).over[0].group());
   const auto own = mesh.coordinate(static_cast<std::int64_t>(position_.rank), dividing);
   const auto is_of = [&](std::int64_t coordinate, std::int64_t expert) {
@@ -52,7 +52,7 @@ std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instanc
         const Tensor& t = plan.tensor(p.parameter);
         if (t.shared || p.set != set) continue;
         if (const int dim = copied_dimension(t, position_); dim >= 0) {
-          std::int64_t behind = 1;  // elements of one index of the dimension
+          std::int64_t behind = 1;  // elements per index of the dimension
           for (int d = dim + 1; d < t.rank; ++d) behind *= t.sizes[d];
           for (std::int64_t element = 0; element < t.elements(); ++element) {
             const std::int64_t at = begin + element;
@@ -96,7 +96,7 @@ void ReplicaSums::sum(const Expert& expert, const Slice& gradients) {
   const auto elements = [&](void* base, const std::vector<std::int64_t>& index) {
     return Slice{base, dtype, 0, static_cast<std::int64_t>(index.size()), &index};
   };
-  // visit(elements of the gradients, of the buffer, memory between them)
+  // Calls visit(elements of the gradients, elements of the buffer, memory of both).
   const auto for_each_slot = [&](auto visit) {
     for (const Slot& slot : expert.slots) {
       if (slot.held.empty()) continue;

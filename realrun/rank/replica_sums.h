@@ -1,5 +1,5 @@
-// Gradients of experts that have copies (Program::expert_of_slot): each expert's are summed over its copies, in the
-// group of the ranks that hold it, before the update, which then leaves copies equal.
+// Gradients of experts with copies (Program::expert_of_slot): before the update, each expert's gradients are summed
+// over its copies, within the group of ranks that hold it. The update then keeps copies equal.
 #pragma once
 
 #include <deque>
@@ -14,17 +14,17 @@ class ReplicaSums {
  public:
   ReplicaSums(const Position& position, const RankModel& model, TensorMemory& memory, Communicator& communicator);
 
-  // Of an instance, whose gradients are summed over ranks that hold the same slots.
+  // Sums an instance's gradients, which were already summed over ranks with the same slots.
   void run(const Instance& instance);
 
  private:
-  // Of a slot on this rank: elements of the held gradients, and where in the expert's buffer they belong.
+  // A slot on this rank: elements of the held gradients, and their places in the expert's buffer.
   struct Slot {
     std::vector<std::int64_t> held, buffer;
   };
   struct Expert {
-    std::int64_t number = 0, elements = 0;  // of the model; of its gradients in a set
-    Members members;                        // that have copies of it, or parts of them
+    std::int64_t number = 0, elements = 0;  // expert in the model; elements of its gradients in a set
+    Members members;                        // ranks with copies of it, or with parts of them
     std::vector<Slot> slots;
   };
   using BySet = std::vector<std::vector<Expert>>;
@@ -36,7 +36,7 @@ class ReplicaSums {
   const Position& position_;
   TensorMemory& memory_;
   Communicator& communicator_;
-  std::deque<BySet> known_;  // by instance; index lists stay where they are
+  std::deque<BySet> known_;  // by instance; index lists keep their addresses
 };
 
 }  // namespace orrery::realrun

@@ -1,4 +1,4 @@
-// What is run, of one Program of a run: the same for all ranks.
+// The arguments of a run of one Program, the same for all ranks.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,23 @@
 
 namespace orrery::realrun {
 
-// Lengths in positions: of the whole model's sequences, and of those that the loss is of.
+// Sequence lengths in positions: of the whole model, and of the decoder, which the loss is computed on.
 struct SequenceLengths {
   std::int64_t whole = 0, decoder = 0;
 };
 
-// REQUIRES: outlives the ranks; Program and parameters are of the scenario.
+// REQUIRES: all references outlive the ranks; `program` and `parameters` belong to `scenario`.
 struct RunSetup {
   const Scenario& scenario;
   const Program& program;
   const ExecutionOptions& options;
   const std::vector<WholeParameter>& parameters;
   SequenceLengths sequences;
-  // Of a Program that is not the run's first: how many steps were before it, warm-up included; of each parameter what
-  // it was in the last.
+  // If not the run's first Program: the steps before it, warm-up included, and each parameter's number in the last one.
   std::int64_t first_step = 0;
   std::span<const CarriedParameter> carried = {};
 };
 
-inline constexpr std::int64_t kOfStep = -1;  // in place of a micro-batch
+inline constexpr std::int64_t kOfStep = -1;  // instead of a micro-batch's number: belongs to the step
 
 }  // namespace orrery::realrun

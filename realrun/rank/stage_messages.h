@@ -1,5 +1,5 @@
-// Messages between the chunks of a rank's stage and their neighbours: through the communicator to other stages, at hand
-// where a stage is its own neighbour.
+// Messages between the chunks of a rank's stage and their neighbours. They go through the communicator to other stages,
+// and stay local where a stage is its own neighbour.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ class StageMessages {
   StageMessages(const Program& program, const Position& position, TensorMemory& memory, Communicator& communicator,
                 StepClock& clock);
 
-  // All streams that cross a border on their way to the chunk at a position. Throws ExecutionError where a stage waits
-  // for what it has yet to send itself.
+  // Receives and sends all streams that cross the border to the chunk at `position`. Throws ExecutionError if a stage
+  // waits for a message that it has yet to send to itself.
   Streams receive(std::int64_t position, std::int64_t micro_batch, bool backward);
   void send(std::int64_t position, std::int64_t micro_batch, bool backward, Streams& streams);
 
  private:
   StreamPart receive(const MessageTag& tag, const Tensor& tensor);
-  // In so many parts, of which this rank sends its own.
+  // Sends the tensor in `parts` parts, of which this rank sends one.
   void send(const MessageTag& tag, StreamPart& part, std::int64_t parts);
   void* own_part(const StreamPart& part, std::int64_t parts) const;
   std::size_t rank_at(std::int64_t position) const;

@@ -18,9 +18,9 @@ double& term_of(const Op& op, TimeBreakdown& time) {
   return is_attention(op.kind) ? time.attention : time.memory_bound;
 }
 
-// Of the compute stream, before an op that waited for other streams.
+// The term for a gap of the compute stream, before an op that waited for other streams.
 double& term_of_gap(std::uint64_t waited_for, TimeBreakdown& time) {
-  int waited = 0;  // the last of them
+  int waited = 0;  // the last stream waited for
   for (int s = 1; s < kStreams; ++s)
     if (waited_for >> s & 1u) waited = s;
   if (waited == 0) return time.host_issue;
@@ -58,7 +58,7 @@ void StepClock::add_step(Backend::Mark begin, Backend::Mark end, RankResult& res
   issues_.clear();
 }
 
-// A CPU does one thing after the other; elsewhere what the compute stream does not do it waits for.
+// A CPU does one thing after the other. Elsewhere, time in which the compute stream does nothing is waiting time.
 TimeBreakdown StepClock::terms_of_step(Backend::Mark begin, double seconds) const {
   const bool serial = backend_.facts().kind == "cpu";
   TimeBreakdown time;
@@ -79,7 +79,7 @@ TimeBreakdown StepClock::terms_of_step(Backend::Mark begin, double seconds) cons
       account(receives ? time.bubble : time.exposed[static_cast<std::size_t>(row_of(issue.stream).account)], length);
     }
   }
-  time.host_issue += std::max(0.0, seconds - accounted);  // between the ops, and after the last
+  time.host_issue += std::max(0.0, seconds - accounted);  // between the ops, and after the last one
   return time;
 }
 

@@ -1,4 +1,4 @@
-// Where the seconds of a measured step go: marks around ops and messages, and the terms that follow from them.
+// Measures where the time of a step goes: marks around ops and messages, and the report's terms that follow from them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace orrery::realrun {
 
-// What runs, where its time is noted.
+// A timed op or message.
 struct Issue {
   enum class Kind : std::uint8_t {
     op,
@@ -23,7 +23,7 @@ struct Issue {
   std::uint16_t op = 0;
   Stream stream = Stream::compute;
   std::int64_t micro_batch = -1;
-  std::uint64_t waited_for = 0;  // set of streams
+  std::uint64_t waited_for = 0;  // set of streams that it waited for
   Backend::Mark begin = 0, end = 0;
 };
 
@@ -32,7 +32,7 @@ class StepClock {
   StepClock(const Program& program, const Position& position, Backend& backend)
       : program_(program), position_(position), backend_(backend) {}
 
-  // Whether marks are set around what is issued from here on: they slow a step.
+  // Turns marks around all following work on or off. Marks slow a step.
   void set_marking(bool marking) { marking_ = marking; }
   void begin(Issue& issue) {
     if (marking_) issue.begin = backend_.mark(issue.stream);

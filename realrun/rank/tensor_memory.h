@@ -1,5 +1,4 @@
-// Where the elements of a rank's tensors are: storages that begin with their first use and end with the last, and the
-// parts of them that tensors are.
+// Memory of a rank's tensors: storages that live from their first use to the last, and tensors as slices of them.
 #pragma once
 
 #include <map>
@@ -11,7 +10,7 @@
 
 namespace orrery::realrun {
 
-// For which instance and micro-batch something is done, on which stream.
+// The instance and micro-batch that work belongs to, and its stream.
 struct Work {
   const Instance& instance;
   std::int64_t micro_batch = kOfStep;
@@ -28,17 +27,17 @@ class TensorMemory {
   StreamOrder& order() { return order_; }
   MemoryLedger& ledger() { return ledger_; }
 
-  // What a tensor lies in. It begins here if nothing has touched it: zero if ops add to it, filled if given from
-  // outside. Throws ExecutionError where anything else is read before it is written.
+  // Returns the storage of a tensor. Creates it on first use: with zeros if ops add to it, with values if it is an
+  // input. Throws ExecutionError if anything else is read before it is written.
   Storage& storage(const Work& work, TensorId id, Access access) { return *pointer(work, id, access); }
-  // The same, to be held beyond its life.
+  // The same as a shared pointer, which keeps the storage beyond its life.
   StoragePtr share(const Work& work, TensorId id) { return pointer(work, id, Access::read); }
-  // The tensor's part of it.
+  // Returns the tensor's part of its storage.
   Slice slice(const Work& work, TensorId id, Access access);
-  // A tensor that is read, dense: where it is, or gathered into `gathered`.
+  // Returns a tensor's dense data: in place, or gathered into `gathered`.
   void* dense(const Work& work, TensorId id, StoragePtr& gathered);
 
-  // Where a result that must be dense goes: the tensor itself, or what put() scatters into it afterwards.
+  // Destination of a result that must be dense: the tensor itself, or a copy that put() then scatters into the tensor.
   struct Target {
     void* data = nullptr;
     Slice slice;
@@ -47,7 +46,7 @@ class TensorMemory {
   Target target(const Work& work, TensorId id);
   void put(const Target& target, Stream stream);
 
-  // Memory that is no tensor's.
+  // Allocates memory that belongs to no tensor.
   StoragePtr scratch(std::int64_t elements, Dtype dtype, Stream stream);
   StoragePtr allocate(std::int64_t elements, Dtype dtype, Category category, Stream stream,
                       Place place = Place::device);
@@ -55,15 +54,15 @@ class TensorMemory {
   void* element(const Slice& slice) const { return element(slice.base, slice.offset, slice.dtype); }
   void fill(Storage& storage, float value, Stream stream);
 
-  // Gives a storage (a tensor that is no view) the memory that something else has filled.
+  // Gives a storage (a tensor that is not a view) the memory of another one that was already filled.
   void adopt(const Work& work, TensorId storage, StoragePtr memory);
   void end(const Work& work, TensorId storage);
-  // What nothing uses behind the op ends; what begins anew is zero again.
+  // Ends storages that nothing uses after the op, and zeroes those that begin anew.
   void end_lives(const Work& work, std::size_t block, std::size_t op);
-  // All that belongs to a micro-batch, or to any.
+  // Releases everything of one micro-batch, or of all micro-batches.
   void release(const Instance& instance, std::int64_t micro_batch);
   void release_micro_batches();
-  void forget() { held_.clear(); }  // all that there is; REQUIRES: nobody uses it any more
+  void forget() { held_.clear(); }  // releases everything; REQUIRES: nobody uses it any more
 
  private:
   using StorageSet = std::vector<StoragePtr>;  // by tensor

@@ -65,7 +65,7 @@ void ToHost::copy_both_ways(TensorId from, TensorId to) {
 }
 
 void ToHost::finish() {
-  // Views of what comes back, for those of what has gone; a view of a view comes behind what it views.
+  // Makes views of what comes back for the views of what has gone. A view of a view comes after what it views.
   for (std::size_t id = 0; id < returned_.size(); ++id) {
     const TensorId base = piece_.tensors[id].alias_of;
     if (base == kNoTensor || base >= returned_.size() || returned_[base] == kNoTensor) continue;

@@ -1,4 +1,4 @@
-// Activations that leave the device behind a layer's forward and come back ahead of its backward.
+// Moves activations to host memory after a layer's forward and back before its backward.
 #pragma once
 
 #include <cstdint>
@@ -8,26 +8,26 @@
 
 namespace orrery::activation_offload {
 
-// The storages that a layer's forward keeps on the device for its backward: activations, with the layer's input.
+// Returns the storages that a layer's forward keeps on the device for its backward: activations and the layer's input.
 std::vector<TensorId> kept_activations(const Piece& piece);
 
-// The tokens from `begin` on, `count` of them, of a tensor that runs along the sequence: a view. REQUIRES: it has them.
+// Returns a view of the `count` tokens from `begin` of a tensor with a sequence axis. REQUIRES: it has these tokens.
 TensorId view_of_tokens(Piece& piece, TensorId id, std::int64_t begin, std::int64_t count);
 
+// Rewrites a piece so that the storages passed to move() wait in host memory. Call finish() once, after all moves.
 class ToHost {
  public:
-  // `buffers`: Op::buffers of the copies.
+  // `buffers` becomes Op::buffers of the copies.
   explicit ToHost(Piece& piece, std::uint16_t buffers = 0)
       : piece_(piece), buffers_(buffers), returned_(piece.tensors.size(), kNoTensor) {}
 
-  // A storage of kept_activations(): all of it goes, or its first `tokens`. What else the backward needs of it is for
-  // others to write.
+  // Moves a storage of kept_activations(): all of it, or its first `tokens`. The caller restores the rest.
   void move(TensorId id);
   void move(TensorId id, std::int64_t tokens);
-  // In front of the backward: the copies; the backward reads what has come back, and views of it.
+  // Puts the copies back to the device in front of the backward, and makes the backward read what was copied back.
   void finish();
 
-  // What the backward has in place of a storage that was moved; kNoTensor for any other tensor.
+  // Returns the tensor that replaces a moved storage in the backward; kNoTensor for any other tensor.
   TensorId returned(TensorId id) const { return returned_[id]; }
 
  private:
@@ -35,7 +35,7 @@ class ToHost {
 
   Piece& piece_;
   const std::uint16_t buffers_;
-  std::vector<TensorId> returned_;  // by what has gone to the host, and its views
+  std::vector<TensorId> returned_;  // by the tensor that was moved, and by its views
   std::vector<Op> back_;
 };
 

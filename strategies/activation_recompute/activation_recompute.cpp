@@ -12,24 +12,23 @@
 namespace orrery::activation_recompute {
 namespace {
 
-// What an op of the forward fills once for all micro-batches (fp8 copies of the weights) is still there in the
-// backward.
+// Whether the result of a forward op that runs once for all micro-batches (fp8 weights) still exists in the backward.
 bool stays(const Piece& piece, const Op& op) {
   const TensorId id = op.writes[0];
   return id != kNoTensor && piece.tensors[id].resident;
 }
 
-// Clones of what the repeated ops write, and of its views.
+// Clones of the tensors that the repeated ops write, and of their views.
 class Clones {
  public:
   explicit Clones(Piece& piece) : piece_(piece), copy_(piece.tensors.size(), kNoTensor) {}
 
   void add(TensorId id) {
-    // A tensor written part by part (overlapped products) is copied whole: its parts are views of the one copy.
+    // A tensor written in parts (overlapped products) is cloned whole; its parts become views of the one clone.
     const TensorId root = storage_of(piece_, id);
     if (copy_[root] == kNoTensor) copy_[root] = clone_tensor(piece_, root);
   }
-  // Views of copied tensors are views of the copies.
+  // Views of cloned tensors become views of the clones.
   void add_views() {
     for (std::size_t id = 0; id < copy_.size(); ++id) {
       const TensorId base = piece_.tensors[id].alias_of;
@@ -39,7 +38,7 @@ class Clones {
       copy_[id] = piece_.add(view);
     }
   }
-  // What is not repeated is read as it is.
+  // Tensors without a clone are read as they are.
   TensorId of(TensorId id) const {
     return id == kNoTensor || id >= copy_.size() || copy_[id] == kNoTensor ? id : copy_[id];
   }
@@ -49,8 +48,7 @@ class Clones {
   std::vector<TensorId> copy_;
 };
 
-// Casts of a forward that is repeated, for weight gradients alone (columns in nvfp4): the backward reads what the
-// repeated ones write.
+// Drops casts of a repeated forward that only weight gradients read (columns in nvfp4): these read the repeated casts.
 void drop_unread_casts(Piece& piece) {
   std::vector<std::uint8_t> read(piece.tensors.size());
   for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
@@ -67,9 +65,9 @@ void drop_unread_casts(Piece& piece) {
   });
 }
 
-// Prepends to the backward a copy of the forward ops that `chosen` picks, on fresh tensors, and lets the backward ops
-// that `reader` picks read those. What only they needed is then no longer kept; what they handed on is (as
-// torch.utils.checkpoint).
+// Prepends to the backward a copy of the forward ops that `chosen` picks, on new tensors. The backward ops that
+// `reader` picks read the new tensors. What only the copied ops produced for the backward is then no longer kept; what
+// the forward hands on is kept (as torch.utils.checkpoint does).
 template <class Chosen, class Reader>
 void recompute(Piece& piece, Chosen chosen, Reader reader) {
   Clones clones(piece);
@@ -100,14 +98,14 @@ void recompute(Piece& piece, Wanted wanted) {
 
 // ---- by ops ---------------------------------------------------------------------------------------------------------
 
-// A run of indices of a product's result along the dimension in which several matrices stand side by side.
+// A range of a product's result along the dimension that holds several matrices side by side.
 struct Part {
   std::int64_t begin = 0, count = 1;
   bool kept = false;
 };
 
-// The dimension of a fused projection that counts its matrices, and they: the query's heads, the key and the value of
-// each group; a gate and what it gates. -1: there is one matrix, or ranks divide what is fused.
+// Returns the dimension of a fused projection that counts its matrices, and the matrices as `parts`: each group's query
+// heads, key and value; or a gate and what it gates. -1: there is one matrix, or ranks divide the fused dimension.
 int find_parts(const Tensor& result, std::vector<Part>& parts) {
   parts.assign(1, {});
   for (int d = 0; d < result.rank; ++d) {
@@ -126,9 +124,9 @@ int find_parts(const Tensor& result, std::vector<Part>& parts) {
   return -1;
 }
 
-// Which of a layer's results are kept: those of attention, of a ring's steps together; and, as torchtitan's selective
-// checkpointing per op has it, those of reduce-scatters and of every second product, beginning with the first; separate
-// matrices are products of their own. What is repeated is what the backward needs of the rest.
+// Chooses which results of a layer are kept: those of attention (of all steps of a ring together) and, as in
+// torchtitan's selective checkpointing per op, those of reduce-scatters and of every second product, beginning with the
+// first. Separate matrices are separate products. Repeats what the backward needs of the rest.
 class ByOps {
  public:
   ByOps(Piece& piece, Mode mode)
@@ -146,14 +144,14 @@ class ByOps {
   enum class What : std::uint8_t { repeated, kept, kept_in_parts, unneeded };
   struct Fate {
     What what = What::repeated;
-    int dim = -1;  // kept_in_parts: of the result
+    int dim = -1;  // for kept_in_parts: dimension of the result
     std::vector<Part> parts;
-    std::vector<TensorId> kept;  // of the parts that are
+    std::vector<TensorId> kept;  // parts that are kept
   };
 
   void decide() {
     std::int64_t products = 0;
-    std::vector<std::pair<TensorId, What>> counted;  // results of which overlapped products write a part each
+    std::vector<std::pair<TensorId, What>> counted;  // results of overlapped products, which write a part each
     for (std::size_t i = 0; i < fates_.size(); ++i) {
       const Op& op = piece_.forward.ops[i];
       Fate& fate = fates_[i];
@@ -201,7 +199,8 @@ class ByOps {
     }
   }
 
-  // The part of what is laid out like a fused projection's result, or its matrix or bias; `dim` as counted from behind.
+  // Returns a view of a part of a tensor that is laid out like a fused projection's result, matrix or bias. The
+  // dimension is counted from the last one.
   TensorId view_of(TensorId id, int from_behind, const Part& part) {
     Tensor view = piece_.tensors[id];
     const int dim = view.rank - from_behind;
@@ -210,7 +209,7 @@ class ByOps {
     view.resident = false;
     view.input = Input::none;
     view.sizes[dim] = part.count;
-    if (view.axes[dim] == Axis::none) {  // one of two: it has no such dimension
+    if (view.axes[dim] == Axis::none) {  // one of two matrices: it has no such dimension
       for (int d = dim; d + 1 < view.rank; ++d) {
         view.sizes[d] = view.sizes[d + 1];
         view.axes[d] = view.axes[d + 1];
@@ -235,7 +234,7 @@ class ByOps {
     return op;
   }
 
-  // What is kept of a fused result lies apart from what is not.
+  // Stores the kept parts of a fused result in a tensor of their own.
   void keep_parts() {
     std::vector<Op> ops;
     ops.reserve(piece_.forward.ops.size());
@@ -304,14 +303,14 @@ class ByOps {
 
   Piece& piece_;
   const bool of_attention_alone_;
-  std::vector<Fate> fates_;  // of the forward's ops
-  std::vector<Op> forward_;  // as it was
+  std::vector<Fate> fates_;  // by forward op
+  std::vector<Op> forward_;  // the forward before the rewrite
 };
 
 // ---- by modules -----------------------------------------------------------------------------------------------------
 
-// The ops of Megatron-Core's modules, told by what they do: norms are of the residual stream; an MLP is what surrounds
-// the activation function, between the casts and collectives that serve nothing else.
+// Finds the ops of Megatron-Core's modules by what they do. Norms are those of the residual stream. An MLP is the
+// activation function and what surrounds it, up to casts and collectives that serve something else too.
 class ByModules {
  public:
   ByModules(Piece& piece, const Options& options)
@@ -340,7 +339,7 @@ class ByModules {
   bool reads(const Op& op, TensorId storage) const {
     return std::ranges::any_of(op.reads, [&](TensorId id) { return id != kNoTensor && root(id) == storage; });
   }
-  // visit(i) for each op that reads what op i writes, or writes what it reads.
+  // Calls visit(i) for each op that reads what op i writes, or writes what it reads.
   template <class Visit>
   void for_each_reader(std::size_t i, Visit visit) const {
     for (std::size_t j = i + 1; j < ops_.size(); ++j)
@@ -363,7 +362,7 @@ class ByModules {
       mlp[i] = 1;
       for_each_writer(i, [&](std::size_t j) { mlp[j] |= ops_[j].kind == OpKind::linear; });
     }
-    // What comes of the activation, to the products and their sums over ranks.
+    // What follows from the activation, up to the products and their sums over ranks.
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       if (mlp[i] == 0) continue;
       const bool product = ops_[i].kind == OpKind::linear;
@@ -373,7 +372,7 @@ class ByModules {
         mlp[j] |= product ? is_communication(kind) : goes_on;
       });
     }
-    // What is made for the first products alone.
+    // What only the first products read.
     for (std::size_t i = ops_.size(); i-- > 0;) {
       if (mlp[i] != 0 || !passes_on(ops_[i]) || stays(piece_, ops_[i])) continue;
       bool any = false, all = true;
@@ -381,7 +380,8 @@ class ByModules {
         any = true;
         all = all && mlp[j] != 0;
       });
-      // Of what no op of the forward reads, what reads the same is asked: the columns of what is quantised by rows.
+      // For a result that no forward op reads, looks at its operand's other readers: columns of what is quantised by
+      // rows.
       if (!any)
         for (std::size_t j = i + 1; j < ops_.size(); ++j)
           any |= mlp[j] != 0 && ops_[j].kind == OpKind::cast && ops_[j].reads[0] == ops_[i].reads[0];
@@ -395,7 +395,7 @@ class ByModules {
     return t.rank == stream.rank && t.sizes == stream.sizes;
   }
 
-  // With the casts around it where it is computed in fp32.
+  // Includes the casts around a norm that is computed in fp32.
   void choose_norms() {
     const Dtype stored = piece_.tensors[piece_.input].dtype;
     for (std::size_t i = 0; i < ops_.size(); ++i) {
@@ -428,7 +428,7 @@ class ByModules {
   }
   std::size_t permuting() const { return first_of({OpKind::permute, OpKind::mask_permute}); }
 
-  // All ops that lead from what `from` reads first to any of `to`.
+  // Marks all ops that lead from what `from` reads first to any op of `to`.
   std::vector<std::uint8_t> between(const std::vector<std::uint8_t>& from, const std::vector<std::uint8_t>& to) const {
     std::vector<std::uint8_t> reached = from, wanted = to;
     for (std::size_t i = 0; i < ops_.size(); ++i)
@@ -439,8 +439,7 @@ class ByModules {
     return reached;
   }
 
-  // The norm before the experts: what the router's tokens are.
-  // Before they are quantised and gathered for the experts.
+  // The output of the norm before the experts, not yet quantised and gathered for them: the router's tokens.
   TensorId tokens_of_experts() const {
     TensorId tokens = ops_[permuting()].reads[0];
     for (std::size_t i = permuting(); i-- > 0;) {
@@ -451,7 +450,7 @@ class ByModules {
     }
     return tokens;
   }
-  // What is added to the residual stream.
+  // The op whose result is added to the residual stream.
   std::size_t last_of_experts() const {
     std::size_t routed = first_of({OpKind::unpermute, OpKind::mask_unpermute});
     for (std::size_t i = routed + 1; i < ops_.size(); ++i)
@@ -485,7 +484,7 @@ class ByModules {
     for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= chosen[i];
   }
 
-  // With what is made of them for the products behind; nothing of it is kept.
+  // Includes what is derived from them for the products that follow; nothing of it is kept.
   void choose_discarded(std::size_t i) {
     chosen_[i] = of_norm_[i] = 1;
     for_each_reader(i, [&](std::size_t j) {
@@ -497,7 +496,7 @@ class ByModules {
       if (ops_[i].kind == OpKind::activation && is_of_slots(ops_[i].writes[0])) choose_discarded(i);
   }
 
-  // Queries, keys and values of latent attention from their latents.
+  // The ops from the latents of latent attention to its queries, keys and values.
   void choose_latent_projections() {
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       if (ops_[i].kind != OpKind::attention || ops_[i].reads[1] == kNoTensor) continue;
@@ -507,9 +506,9 @@ class ByModules {
         open.pop_back();
         for_each_writer(at, [&](std::size_t j) {
           const bool made = ops_[j].kind == OpKind::rotary || ops_[j].kind == OpKind::linear || passes_on(ops_[j]);
-          const bool projected = ops_[at].kind == OpKind::linear;  // what it reads is the latent
+          const bool projected = ops_[at].kind == OpKind::linear;  // its operand is the latent
           if (!made || projected || of_norm_[j] != 0) return;
-          // A key that all heads share comes from the joint projection, which makes the latent, too.
+          // A key that all heads share comes from the joint projection, which also computes the latent.
           bool feeds_norm = false;
           for_each_reader(j, [&](std::size_t k) { feeds_norm |= ops_[k].kind == OpKind::norm; });
           if (feeds_norm) return;
@@ -520,7 +519,7 @@ class ByModules {
     }
   }
 
-  // What a module hands on is kept, but what norms do: theirs is computed again before it is used.
+  // What a module hands on is kept, except by norms: their results are computed again before they are used.
   void repeat() {
     std::vector<std::uint8_t> handed_on(piece_.tensors.size()), discarded(piece_.tensors.size());
     for (std::size_t i = 0; i < ops_.size(); ++i)
@@ -555,16 +554,16 @@ class ByModules {
   }
 
   Piece& piece_;
-  const std::vector<Op>& ops_;  // the forward's
+  const std::vector<Op>& ops_;  // of the forward
   const Options& options_;
   std::vector<std::uint8_t> chosen_, of_norm_;
 };
 
-// `copies` instances of a layer as one piece, each reading what the one before wrote.
+// Joins `copies` instances of a layer into one piece; each reads what the one before wrote.
 void concatenate(Piece& piece, std::int64_t copies) {
   const Piece one = piece;
   piece.layers *= copies;
-  piece.variant_of = kNoPiece;  // of other parameters
+  piece.variant_of = kNoPiece;  // other parameters
   std::vector<std::vector<TensorId>> names{{}};
   names[0].resize(one.tensors.size());
   for (std::size_t id = 0; id < one.tensors.size(); ++id) names[0][id] = static_cast<TensorId>(id);
@@ -592,8 +591,7 @@ void concatenate(Piece& piece, std::int64_t copies) {
       block.ops.push_back(op);
     }
   };
-  // Instance c's output gradient is instance c+1's input gradient. Of what is frozen in front of them no side stream
-  // has gradients.
+  // Instance c's output gradient is instance c+1's input gradient. Side streams have none if all before c is frozen.
   for (std::size_t c = 0; c + 1 < names.size(); ++c) {
     names[c][one.output_gradient] = names[c + 1][one.input_gradient];
     for (const SideStream& side : one.sides)
@@ -678,7 +676,7 @@ void check(const Scenario& scenario) {
   }
 }
 
-// recompute_layers: the first so many of each chunk.
+// recompute_layers: the first layers of each chunk.
 void plan_layers(const Scenario& scenario, LayerPlans& plans) {
   const Options& options = scenario.plan.recompute;
   if (options.mode != Mode::full || options.layers < 0) return;
@@ -704,7 +702,7 @@ void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& pie
   }
 }
 
-// recompute_every: within each chunk, so many instances as one piece.
+// recompute_every: joins this many instances within each chunk into one piece.
 void rewrite(const Scenario& scenario, Program& program) {
   const auto grouped = [](const Plan& plan) { return plan.recompute.mode == Mode::full && plan.recompute.every > 1; };
   if (!any_plan(scenario, grouped)) return;
@@ -776,9 +774,9 @@ std::span<const SearchAxis> search_axes() {
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              const Plan& plan = chosen.plan;
-             // all_but_attention is no usual stack's.
+             // all_but_attention: no common stack has it.
              for (const Mode mode : {Mode::none, Mode::selective, Mode::full, Mode::selective_op}) {
-               // Of what the kernel repeats anyway.
+               // Skip modes that repeat only what the kernel repeats anyway.
                const bool nothing = mode == Mode::selective && plan.framework.flash_attention &&
                                     plan.recompute.repeats(Module::core_attention);
                if (!nothing) values.push_back(static_cast<std::int64_t>(mode));

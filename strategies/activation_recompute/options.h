@@ -29,7 +29,7 @@ struct Options {
   Mode mode = Mode::none;
   std::int64_t every = 1;
   std::int64_t layers = -1;
-  std::vector<std::int64_t> modules;  // of Module; none: core_attention
+  std::vector<std::int64_t> modules;  // values of Module; empty: core_attention
 
   bool repeats(Module module) const {
     const auto number = static_cast<std::int64_t>(module);

@@ -19,7 +19,7 @@ class Gathering {
   }
 
  private:
-  // Keys and values of the whole sequence, in the order of its positions.
+  // Returns keys and values of the whole sequence, in the order of its positions.
   TensorId of_all(TensorId keys) {
     const TensorId id = clone_tensor(piece_, keys);
     Tensor& t = piece_.tensors[id];
@@ -32,7 +32,7 @@ class Gathering {
     return id;
   }
 
-  // Keys and values apart, as the published code has it.
+  // Keys and values are sent separately, as in the published code.
   void communicate(OpKind kind, const char* name, TensorId from, TensorId to, const Op& cause) {
     Op op = communication(kind, name, Stream::context_communication, group_, from, to);
     op.phase = cause.phase;
@@ -47,7 +47,7 @@ class Gathering {
     out_.push_back(context_parallel::attention_of_parts(whole, q, keys, ranks_));
   }
 
-  // Gathered anew: a rank keeps its own keys only.
+  // Gathers again: a rank keeps only its own keys.
   void backward(const Op& whole) {
     const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[3], whole.reads[4]);
     const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
@@ -70,7 +70,7 @@ class Gathering {
 void check(const Scenario& scenario) { context_parallel::check_deal(scenario, kTypes, scenario.plan.context.degree); }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
-  // What others, of whom layers may be, have not laid.
+  // Add the digit unless another strategy adds it for some layers.
   if (context_parallel::has_layers_of_type(scenario, kTypes))
     mesh.add(MeshAxis::cp, scenario.plan.context.degree / mesh.size(MeshAxis::cp));
 }

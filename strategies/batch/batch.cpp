@@ -9,7 +9,7 @@ namespace orrery::batch {
 
 namespace {
 
-// Writes "96 or 120". One of the two may be 0: there is none.
+// Writes "96 or 120". One of the two may be 0 and is then omitted.
 std::string either(std::int64_t below, std::int64_t above) {
   if (below == 0 || above == 0) return std::to_string(std::max(below, above));
   return std::to_string(below) + " or " + std::to_string(above);

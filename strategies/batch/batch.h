@@ -1,4 +1,4 @@
-// How the global batch is cut: replicas x micro-batches x micro-batch size. Gradient accumulation is what remains.
+// The global batch is replicas x micro-batches x micro-batch size. The number of micro-batches follows from the rest.
 #pragma once
 
 #include <span>
@@ -10,7 +10,7 @@
 namespace orrery::batch {
 
 void check(const Scenario& scenario);
-// Every dimension along the batch is divided over the data-parallel digits.
+// Divides every dimension along the batch over the data-parallel digits.
 void rewrite(const Scenario& scenario, Program& program);
 std::span<const SearchAxis> search_axes();
 

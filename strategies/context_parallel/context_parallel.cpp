@@ -14,13 +14,13 @@
 namespace orrery::context_parallel {
 namespace {
 
-// A part of a fused tensor.
+// Returns a part of a fused tensor.
 TensorId part_of_fused(Piece& piece, TensorId base, std::int64_t begin, std::int64_t width, Axis axis) {
   Tensor t = piece.tensors[base];
   t.sizes[3] = width;
   t.axes[3] = axis;
   t.set_deal(3, Deal::contiguous);
-  if (axis == Axis::none) t.over[3] = {};  // keys and values: every rank has them
+  if (axis == Axis::none) t.over[3] = {};  // keys and values: every rank has all of them
   t.alias_of = base;
   t.alias_begin = begin;
   return piece.add(t);
@@ -62,9 +62,9 @@ class Ring {
     return op;
   }
 
-  // Of each round of the outer ring, the steps of the inner one up to the last with anything to see for any rank;
-  // rounds up to the last that has such steps. Neighbouring chunks of a zigzag deal lie on neighbouring ranks in either
-  // direction, so that even a short window needs the ring's last step.
+  // For each round of the outer ring, the steps of the inner ring up to the last one in which any rank attends to
+  // something; only rounds up to the last one with such steps. With a zigzag deal, neighbouring chunks lie on
+  // neighbouring ranks in both directions, so that even a short window needs the ring's last step.
   struct Steps {
     std::vector<std::vector<bool>> attended;  // [round][step]
     std::size_t rounds() const { return attended.size(); }
@@ -86,7 +86,7 @@ class Ring {
   }
 
  public:
-  // The keys of a round set out for the next before they go round the inner ring.
+  // The keys of a round are sent to the next inner ring before they go round this one.
   void forward(const Op& whole) {
     const auto [q, local] = queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
     TensorId context = kNoTensor, lse = kNoTensor;
@@ -125,8 +125,8 @@ class Ring {
     }
   }
 
-  // Keys go round once more. Their gradients travel with them round an inner ring and come home after its last step,
-  // straight to their owner where it ends early; sums of rounds travel from ring to ring beside the next round.
+  // Keys go round once more. Their gradients travel with them round an inner ring and return after its last step,
+  // directly to their owner if the ring ends early. Sums of rounds travel from ring to ring during the next round.
   void backward(const Op& whole) {
     const auto [q, local] = queries_and_keys(piece_, whole.reads[3], whole.reads[4]);
     const auto [dq, dlocal] = queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
@@ -150,7 +150,7 @@ class Ring {
           Op op = step_of(whole, q, keys, static_cast<std::int64_t>(round), static_cast<std::int64_t>(i));
           op.writes = {part_q, part_k, kNoTensor, kNoTensor};
           out_.push_back(op);
-          if (steps.only()) return;  // nobody else's keys were looked at
+          if (steps.only()) return;  // no rank has read another rank's keys
           dquery = dquery == kNoTensor
                        ? exact(part_q, whole)
                        : sum(dquery, part_q, steps.is_last(round, i) ? dq : summed(clone_tensor(piece_, dq)), whole);
@@ -176,7 +176,7 @@ class Ring {
   }
 
  private:
-  // Sends gradients of keys on, at last into `home`.
+  // Sends gradients of keys on; the last time into `home`.
   TensorId send(MeshGroup group, const char* name, TensorId sums, std::int64_t places, TensorId home, TensorId like,
                 const Op& cause) {
     const bool as_it_comes = home != kNoTensor && !sums_apart(home);
@@ -186,13 +186,13 @@ class Ring {
     return arrived;
   }
 
-  // Whether sums of such a gradient are in another dtype than itself.
+  // Whether sums of this gradient have another dtype than the gradient.
   bool sums_apart(TensorId gradient) const { return fp32_gradients_ && piece_.tensors[gradient].dtype != Dtype::fp32; }
   TensorId summed(TensorId gradient) {
     if (fp32_gradients_) piece_.tensors[gradient].dtype = Dtype::fp32;
     return gradient;
   }
-  // What a first step gives, for others to be added to.
+  // Returns the result of a first step in the dtype of the sums, for others to be added.
   TensorId exact(TensorId part, const Op& cause) {
     if (!sums_apart(part)) return part;
     const TensorId sums = summed(clone_tensor(piece_, part));
@@ -217,7 +217,7 @@ class Ring {
 
 constexpr const char* kBlocks = "context_parallel_blocks";
 
-// Of a plan that deals by a table: it gives every rank as many blocks, which divide the sequence.
+// Checks a plan that deals by a table: every rank has equally many blocks, and the blocks divide the sequence.
 void check_table(const Plan& plan, const std::string& at, std::int64_t ranks, std::int64_t length) {
   const auto fail = [&](const std::string& found, const std::string& expected) {
     throw InputError({"", at + kBlocks}, found, expected);
@@ -238,7 +238,7 @@ void check_table(const Plan& plan, const std::string& at, std::int64_t ranks, st
            "as many for each of the " + std::to_string(ranks) + " ranks");
 }
 
-// Blocks that nothing is dealt by.
+// Refuses blocks that no deal uses.
 void check_blocks_used(const Scenario& scenario) {
   const auto fail = [](const std::string& at, const Plan& plan) {
     throw InputError({"", at + kBlocks}, std::to_string(plan.context.blocks.size()) + " blocks",
@@ -247,7 +247,7 @@ void check_blocks_used(const Scenario& scenario) {
   bool used = false;
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     used = used || plan.context.balance == Balance::table;
-    // A range has those of the plan around it, for ranges that are dealt by them.
+    // A range inherits the blocks of the plan around it, for ranges that are dealt by them.
     if (plan.context.balance != Balance::table && !plan.context.blocks.empty() &&
         plan.context.blocks != scenario.plan.context.blocks)
       fail(at, plan);
@@ -398,7 +398,7 @@ void append_ring(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp
 }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
-  // A ring takes ranks as others, of whom layers may be, have divided them.
+  // In mixed plans, a ring uses the digits that other strategies add.
   if (is_all_of_type(scenario, kTypes))
     loongtrain::add_ring(scenario, mesh, scenario.plan.context.degree, name_of(MeshAxis::cp));
 }
@@ -437,7 +437,7 @@ std::span<const SearchAxis> search_axes() {
        .turns = Turns::mesh,
        .usual = true,
        .set = [](Plan& plan, std::int64_t value) { plan.context.degree = value; },
-       // As long as a rank has kLeastTokens of a sequence.
+       // Only degrees that leave each rank at least kLeastTokens of a sequence.
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              constexpr std::int64_t kLeastTokens = 1024;

@@ -1,7 +1,7 @@
-// Context parallelism: every rank holds 1/cp of each sequence, through the whole layer. What attention does then is for
-// the plan's context_parallel_type to say. Here it is a ring (Liu et al. 2023, arXiv 2310.01889): keys and values
-// travel round the ranks, each step computes attention with one part and merges the results by their log-sum-exp. Under
-// a causal mask the zigzag deal gives every rank equal work.
+// Context parallelism: every rank holds 1/cp of each sequence through the whole layer. The plan's context_parallel_type
+// chooses how attention reaches the other parts. This folder implements the ring (Liu et al. 2023, arXiv 2310.01889):
+// keys and values travel round the ranks, each step computes attention with one part and merges the results by their
+// log-sum-exp. Under a causal mask the zigzag deal gives every rank equal work.
 #pragma once
 
 #include <array>
@@ -21,37 +21,38 @@ std::int64_t ranks(const Plan& plan);
 std::span<const PlanWord> words();
 void check_runnable(const Scenario& scenario);
 
-// The ring's names; p2p is Megatron-Core's.
+// Names of the ring; p2p is Megatron-Core's.
 inline constexpr std::array<std::string_view, 2> kTypes{"ring", "p2p"};
 
 // ---- for all strategies that lay out attention over divided sequences ----
 
-// One of type_names(). Throws std::logic_error for no such name.
+// Returns the type of a name in type_names(). Throws std::logic_error for any other name.
 Type type_named(std::string_view name);
-// Whether sequences are divided and layers of this plan have attention laid out in one of these ways; whether the plan
-// or one of its ranges does; whether all do.
+// Whether sequences are divided and attention has one of these types: in layers of `plan`; in the scenario's plan or
+// one of its ranges; in all layers.
 bool is_of_type(const Scenario& scenario, const Plan& plan, std::span<const std::string_view> names);
 bool has_layers_of_type(const Scenario& scenario, std::span<const std::string_view> names);
 bool is_all_of_type(const Scenario& scenario, std::span<const std::string_view> names);
 
-// How positions are dealt to `ranks` of a ring, or to those that gather all keys, in layers of this plan.
+// Returns how positions are dealt to `ranks` ranks that form a ring, or gather all keys, in layers of this plan.
 Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks);
-// Throws InputError unless the sequence can be dealt so in all layers of these types.
+// Throws InputError unless the sequence can be dealt to `ranks` ranks in all layers of these types.
 void check_deal(const Scenario& scenario, std::span<const std::string_view> names, std::int64_t ranks);
 
-// Divides the sequences of a piece over digits, the major one first, of which the first deals them.
+// Divides the sequences of a piece over the digits in `over`, the major one first. The first digit deals positions as
+// `deal` says; the others divide them in order.
 void divide_sequence(Piece& piece, const Mesh& mesh, Division over, Deal deal);
 
-// A fused QKV tensor as views of its queries and of its keys and values, in two tensors; what is apart stays so.
+// Views of a fused QKV tensor: its queries, and its keys with values. Tensors that are already separate are returned.
 struct QueriesAndKeys {
   TensorId queries = kNoTensor, keys = kNoTensor;
 };
 QueriesAndKeys queries_and_keys(Piece& piece, TensorId first, TensorId second);
 
-// The attention over `parts` parts of a sequence, of these queries and keys.
+// Returns the attention op on `parts` of the parts of a sequence, with these queries and keys.
 Op attention_of_parts(const Op& whole, TensorId queries, TensorId keys, std::int64_t parts);
 
-// Replaces every attention of a piece by what forward(op) and backward(op) append to `out`.
+// Replaces every attention op of a piece: forward(op) and backward(op) append the replacement to `out`.
 template <class Forward, class Backward>
 void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Backward backward) {
   for (Block* block : {&piece.forward, &piece.backward}) {
@@ -69,18 +70,18 @@ void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Back
   }
 }
 
-// A ring, or a ring of rings (strategies/loongtrain): of the digits that a ring is of those of its `inner_ranks`
-// neighbours, and the rest. 1: no rings within it.
+// The groups of a ring, or of a ring of rings (strategies/loongtrain): `inner` holds `inner_ranks` neighbours, `outer`
+// the rest of the ring's digits. With inner_ranks 1 there is one ring.
 struct RingGroups {
   MeshGroup inner, outer;
-  Stream stream = Stream::context_communication;  // of the inner one
+  Stream stream = Stream::context_communication;  // of the inner ring
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
 };
 RingGroups ring_groups(const Mesh& mesh, MeshGroup ring, std::int64_t inner_ranks);
-// Makes a ring of every attention over sequences that are divided over both groups, forward and backward.
-// `fp32_gradients`: Options.
+// Replaces every attention op over sequences that are divided over both groups by a ring, forward and backward.
+// `fp32_gradients`: see Options.
 void ring_attention(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients);
-// The same of one attention, forward or backward, whose ops it appends.
+// Appends the ring for one attention op, forward or backward.
 void append_ring(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients, const Op& whole,
                  std::vector<Op>& out);
 std::span<const SearchAxis> search_axes();

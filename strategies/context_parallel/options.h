@@ -7,9 +7,9 @@
 
 namespace orrery::context_parallel {
 
-// What attention does on divided sequences: a place among type_names(). The first is the ring's.
+// How attention works on divided sequences: an index into type_names(). 0 is the ring.
 enum class Type : std::uint8_t { ring };
-// The names of all strategies of the list that lay attention out so (Strategy::context_types).
+// The names of all strategies that implement a type (Strategy::context_types).
 std::span<const std::string_view> type_names();
 
 enum class Balance : std::uint8_t { contiguous, zigzag, striped, table };

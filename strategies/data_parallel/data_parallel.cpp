@@ -19,7 +19,7 @@
 namespace orrery::data_parallel {
 namespace {
 
-// Ops that come before others of a block.
+// Ops to insert before other ops of a block.
 struct Insertion {
   std::size_t before = 0;
   Op op;
@@ -36,7 +36,7 @@ void insert(std::vector<Insertion>& insertions, Block& block) {
   block.ops.swap(ops);
 }
 
-// Lays out one set.
+// Lays out one parameter set.
 class Shard {
  public:
   Shard(const Sharding& sharding, const Options& options, double bucket_bytes, const Mesh& mesh, Piece& piece,
@@ -68,7 +68,7 @@ class Shard {
     divide_parameters();
     divide_gradients();
     for (Op& op : piece_.update.ops) {
-      // Every micro-batch adds to all that is held: all of it starts from zero.
+      // Every micro-batch adds to everything held, so all of it starts from zero.
       replace(op, whole_gradients_, op.kind == OpKind::zero_fill ? set_.gradients : set_.own_gradients);
       replace(op, whole_parameters_, set_.own_parameters);
       if (op.stages != 0 && set_.gradients != whole_gradients_) sum_what_is_held(op);
@@ -78,7 +78,7 @@ class Shard {
     reduce_gradients();
   }
 
-  // For ops of the forward, or of the backward if these do not read what the forward has gathered.
+  // For ops of the forward, or of the backward if it does not reuse what the forward has gathered.
   TensorId gather_for(Block& block, const GatheredCopy& ops, std::vector<Insertion>& insertions) {
     const bool second = &block != &piece_.forward && set_.secondary != kNoTensor;
     Gathers gathers{.ops = {}, .prefetch = ops.ahead ? 1 : 0};
@@ -96,8 +96,8 @@ class Shard {
   TensorId whole_parameters() const { return whole_parameters_; }
 
  private:
-  // The part of a flat buffer that is divided over `group` rather than what it is divided over now. All parts are made
-  // of equal units, as many as the states have parts: the last ones reach beyond the buffer.
+  // Divides a flat buffer over `group` instead of its present division. All parts consist of equal units, as many as
+  // the states have parts; the last parts may reach beyond the buffer.
   void divide(Tensor& flat, MeshGroup group) const {
     if (flat.over[0].group() == group) return;
     std::int64_t minor = 1;
@@ -108,7 +108,7 @@ class Shard {
     for (const MeshGroup level : levels_)
       if (group.contains(level) && !flat.over[0].group().contains(level)) flat.over[0].append(level);
   }
-  // What `flat` is divided over now and `group` besides: as a buffer of its own, or as a view of it.
+  // Returns a part of `flat`, divided over `group` in addition to its present division: as a new buffer, or as a view.
   TensorId part(TensorId flat, MeshGroup group, const char* name, bool view) {
     Tensor t = piece_.tensors[flat];
     divide(t, group);
@@ -140,7 +140,7 @@ class Shard {
       set_.own_parameters = part(set_.parameters, over_.states, "parameter_shard", true);
   }
 
-  // A sum that is taken in every micro-batch is added to what earlier ones have left, in a buffer of its own.
+  // A sum that is taken in every micro-batch is added to the sums of earlier ones, in a separate buffer.
   void divide_gradients() {
     if (!s_.reduced.empty()) {
       set_.gradients = part(whole_gradients_, over_.gradients, "reduced_gradients", false);
@@ -151,7 +151,7 @@ class Shard {
       set_.own_gradients = part(set_.gradients, over_.states, "gradient_shard", true);
   }
 
-  // Sums over stages are of what has been reduced: of a set that is divided all, of another the same part.
+  // Sums over stages work on reduced gradients: all of them for a set that is divided, the same part for another set.
   void sum_what_is_held(Op& op) {
     const Tensor& gradient = piece_.tensors[op.reads[0]];
     if (gradient.alias_of != whole_gradients_) return;
@@ -178,23 +178,23 @@ class Shard {
     op.when = when;
     if (s_.pieces.any() && kind == OpKind::all_reduce && when == When::last_micro_batch && in_pieces(op)) return;
     const bool in_every_micro_batch = !s_.reduced.empty();
-    const auto bytes = static_cast<double>(piece_.tensors[whole_gradients_].bytes());  // what fills the buckets
-    // Gradients of one micro-batch never exist whole for longer than a bucket: without overlap the backward waits.
+    const auto bytes = static_cast<double>(piece_.tensors[whole_gradients_].bytes());  // fills the buckets
+    // Gradients of one micro-batch are never whole for longer than a bucket: without overlap the backward waits.
     if (!options_.overlap_gradients && in_every_micro_batch) {
       op.account = op.stream;
       op.stream = Stream::compute;
     }
     if (options_.overlap_gradients || in_every_micro_batch) {
       if (bucket_bytes_ == 0 || (in_every_micro_batch && bytes < bucket_bytes_)) {
-        // One collective per piece: FSDP's wrapped unit. What does not stay whole does not wait for a bucket to fill.
+        // One collective per piece: FSDP's wrapped unit. A buffer that does not stay whole does not wait for a bucket.
       } else if (bytes >= bucket_bytes_) {
-        // DeepSpeed reduces what exceeds a bucket by itself.
+        // DeepSpeed reduces tensors larger than a bucket separately.
         if (!in_turn() || !in_every_micro_batch) op.count = buckets_of(bytes);
       } else {
         op.every = static_cast<std::uint16_t>(std::clamp(bucket_bytes_ / std::max(bytes, 1.0), 1.0, 60000.0));
       }
       op.phase = Phase::weight_gradient;
-      // Behind the weight gradients, which zero-bubble schedules run apart.
+      // After the weight gradients, which zero-bubble schedules run separately.
       Block& block = piece_.weight_gradient.ops.empty() ? piece_.backward : piece_.weight_gradient;
       block.ops.insert(block.ops.begin() + reduced_before(block, from), op);
     } else {
@@ -205,7 +205,7 @@ class Shard {
     }
   }
 
-  // Each bucket is a collective, and an evaluation holds those of all layers at once.
+  // Each bucket is one collective, and an evaluation stores those of all layers at once.
   std::uint16_t buckets_of(double bytes) const {
     constexpr double kMost = 10'000;
     if (bytes > kMost * bucket_bytes_)
@@ -215,8 +215,8 @@ class Shard {
     return static_cast<std::uint16_t>(std::max(bytes / bucket_bytes_ + 0.5, 1.0));
   }
 
-  // Where the block has experts' exchanges on a stream of their own, of which the first half leaves. What the instance
-  // before has is then whole: kernels of this one have come before.
+  // Issues the reduction in pieces if the block has experts' exchanges on a separate stream; the first half are
+  // dispatches. The gradients of the instance before are complete then, as this instance's kernels come later.
   bool in_pieces(const Op& whole) {
     std::vector<std::size_t> exchanges;
     Block& block = piece_.backward;
@@ -255,7 +255,7 @@ class Shard {
     return true;
   }
 
-  // Where in the block: in turn as soon as `from` is complete.
+  // The index in the block: in turn, as soon as `from` is complete.
   std::ptrdiff_t reduced_before(const Block& block, TensorId from) const {
     auto at = static_cast<std::ptrdiff_t>(block.ops.size());
     const TensorId storage = storage_of(piece_, from);
@@ -268,7 +268,7 @@ class Shard {
     return at;
   }
 
-  // From all of a sum, or a part of it, to a smaller part: level by level.
+  // Reduce-scatters from all of a sum, or a part of it, to a smaller part: level by level.
   void scatter(TensorId from, TensorId to, When when, bool accumulate) {
     for (const MeshGroup level : levels_) {
       const MeshGroup divided = piece_.tensors[from].divided_over(), target = piece_.tensors[to].divided_over();
@@ -291,12 +291,12 @@ class Shard {
     if (!over_.gradients.empty()) scatter(whole_gradients_, set_.gradients, When::every_micro_batch, true);
     if (set_.own_gradients != set_.gradients)
       scatter(set_.gradients, set_.own_gradients, When::last_micro_batch, false);
-    // The scattered parts of a bucket, and no bucket before it is scattered.
+    // The scattered parts of a bucket, only after the bucket is scattered.
     if (const MeshGroup rest = s_.ranks.without(s_.reduced | over_.states); !rest.empty())
       all_reduce(rest, set_.own_gradients, set_.own_gradients, When::last_micro_batch);
   }
 
-  // Where more ranks share the states than the weights: the updated parts are gathered under the next step's first
+  // If the states are divided over more ranks than the weights: gathers updated parts during the next step's first
   // forward, or right after the update.
   void gather_updated_parameters() {
     const bool overlap = options_.overlap_parameters && !s_.gathered_after_update;
@@ -325,13 +325,13 @@ class Shard {
 
   bool in_turn() const { return s_.in_turn.live > 0; }
 
-  // Each block works on gathered copies of the weights. The forward's may serve the backward, too, and all
-  // micro-batches of the step; or the backward gathers what the forward has left it in a smaller group.
+  // Each block uses gathered copies of the weights. The forward's copy may also serve the backward and all
+  // micro-batches of the step; or the backward gathers within a smaller group what the forward has left.
   void gather_parameters_in_blocks() {
     const TensorId forward_copy = gathered_before(piece_.forward, set_.parameters, over_.weights);
     if (s_.stays_gathered) piece_.tensors[forward_copy].resident = true;
     if (s_.stays_gathered || !options_.reshard_after_forward) return keep_for_backward(forward_copy);
-    if (piece_.backward.ops.empty()) return;  // of what is frozen up to here
+    if (piece_.backward.ops.empty()) return;  // everything up to here is frozen
     if (over_.secondary.empty()) {
       gathered_before(piece_.backward, set_.parameters, over_.weights);
     } else {
@@ -344,13 +344,13 @@ class Shard {
     }
   }
 
-  // What makes a gathered copy, and how many layers ahead it is issued.
+  // How a gathered copy is made, and how many layers ahead the gather is issued.
   struct Gathers {
     std::vector<Op> ops;
     std::int64_t prefetch = 0;
   };
 
-  // For all ops of the block.
+  // A copy for all ops of the block.
   TensorId gathered_before(Block& block, TensorId shard, MeshGroup group) {
     Gathers gathers{.ops = {}, .prefetch = options_.prefetch};
     const TensorId whole = gathered(block, 0, block.ops.size(), shard, group, gathers);
@@ -406,22 +406,22 @@ class Shard {
     return whole;
   }
 
-  // Norms are gathered along, the thousandth part of a layer: torchao leaves them in 16 bits.
+  // Norms are gathered together with the weights; they are 0.1% of a layer. torchao leaves them in 16 bits.
   Dtype gathered_dtype() const { return s_.fp8_gathers ? Dtype::fp8 : piece_.tensors[whole_parameters_].dtype; }
 
-  // What is gathered of weights that are kept in another dtype.
+  // Returns the shard that is gathered, for weights that are kept in another dtype.
   TensorId add_cast_shard(TensorId shard) {
     Tensor cast = piece_.tensors[shard];
     cast.name = "cast_shard";
-    // What is gathered level by level is a matrix in it, as in any flat buffer of parameters.
+    // A shard that is gathered level by level is a matrix within it, as in any flat buffer of parameters.
     if (s_.gathered_first.empty()) cast.category = Category::communication_buffer;
     cast.dtype = gathered_dtype();
     cast.resident = false;
     return piece_.add(cast);
   }
 
-  // Parts lie in the order of the first digits, then of the second: as a matrix they are gathered along its rows by
-  // those that share a column, then along the columns.
+  // Parts are ordered by the first digits, then by the second ones. They form a matrix: it is gathered along rows by
+  // the ranks that share a column, then along columns.
   struct Matrix {
     TensorId part = kNoTensor, column = kNoTensor, whole = kNoTensor;
   };
@@ -454,7 +454,7 @@ class Shard {
     return {piece_.add(part), piece_.add(column), piece_.add(matrix)};
   }
 
-  // A second copy of the weights, divided over fewer ranks: each keeps its part of what the forward has gathered.
+  // A second copy of the weights, divided over fewer ranks: each rank keeps its part of what the forward has gathered.
   Op secondary_of(TensorId gathered) {
     Tensor own = piece_.tensors[gathered];
     const std::int64_t ranks = mesh_.size(over_.secondary);
@@ -498,11 +498,11 @@ class Shard {
   Piece& piece_;
   ParameterSet& set_;
   const TensorId whole_parameters_, whole_gradients_;
-  std::array<MeshGroup, 3> levels_;  // of over.states, each dividing what the one before it leaves: major digits first
+  std::array<MeshGroup, 3> levels_;  // of over.states, major digits first; each divides what the one before leaves
   std::ptrdiff_t reductions_before_update_ = 0;
 };
 
-// The sets' gathers among the ops of the forward and the backward.
+// Inserts the gathers of the sets between the ops of the forward and the backward.
 void gather_in_turn(framework::GatherLimits limits, const Options& options, Piece& piece, std::span<Shard> shards) {
   std::vector<TensorId> whole;
   for (const Shard& shard : shards) whole.push_back(shard.whole_parameters());
@@ -548,7 +548,7 @@ bool is_of_experts(const Piece& piece, const ParameterGradient& p) {
   return piece.tensors[p.parameter].find(Axis::experts) >= 0;
 }
 
-// Sets that have both get a number for the experts in them, behind all others.
+// Gives the experts of sets that also have other parameters a separate set number, after all others.
 void set_experts_apart(Piece& piece) {
   std::uint8_t sets = 0;
   for (const ParameterGradient& p : piece.parameters) sets = std::max<std::uint8_t>(sets, p.set);
@@ -656,7 +656,7 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 
 namespace {
 
-// Over `ranks`, which hold the same parameters; the shards that zero_stage makes are divided over `shard` of them.
+// `ranks` hold the same parameters; zero_stage divides their shards over `shard`, a subset of them.
 Sharding sharding_over(const Scenario& scenario, const Plan& plan, const Program& program, MeshGroup ranks,
                        MeshGroup shard) {
   const Options& options = plan.data;
@@ -705,8 +705,8 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
   for (const Sharding& sharding : by_set) states = states | sharding.over.states;
   for (Op& op : piece.update.ops)
     if (op.kind == OpKind::all_reduce && is_gradient_norm(piece, op.reads[0]))
-      op.group = op.group | states;  // each rank knows the norms of its parts only
-  // What is frozen is divided as far as the weights of what is not.
+      op.group = op.group | states;  // each rank knows only the norms of its own parts
+  // Frozen sets are divided as the weights of the others are.
   const auto of_weights = [](Sharding sharding) {
     sharding.over.gradients = sharding.reduced = {};
     sharding.over.states = sharding.over.weights;
@@ -722,18 +722,17 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
   std::vector<Shard> shards;
   for (std::size_t i = 0; i < piece.sets.size(); ++i)
     shards.emplace_back(shardings[i], options, bucket_bytes, mesh, piece, piece.sets[i]);
-  // The last set first: what comes before a block's ops is then in the order of the sets.
+  // The last set first, so that ops inserted before a block are in the order of the sets.
   for (std::size_t i = shards.size(); i-- > 0;) shards[i].run();
   if (by_set.front().in_turn.live > 0) gather_in_turn(by_set.front().in_turn, options, piece, shards);
   if (!divided) return;
-  for (const PackedGradients& packed : piece.packed)  // ranks pack what they have of them
+  for (const PackedGradients& packed : piece.packed)  // each rank packs only its part
     piece.tensors[packed.buffer].sizes[0] = packed_elements(mesh, piece, packed);
 }
 
 namespace {
 
-// The table that the embedding and the head have in common stays gathered all step long: a module that holds both is at
-// work in between.
+// The table that embedding and head share stays gathered all step long: a module with both is active in between.
 std::int64_t elements_held_between_layers(const Program& program) {
   std::int64_t most = 0;
   for (const Piece& piece : program.pieces) {
@@ -746,7 +745,7 @@ std::int64_t elements_held_between_layers(const Program& program) {
   return most;
 }
 
-// Where the head is in another chunk of the embedding's stage, micro-batches in flight are between the two. All of them
+// If the head is in another chunk of the embedding's stage, micro-batches in flight lie between the two. All of them
 // use one gathered copy of the table.
 bool lends_to_another_chunk(const Program& program, const Piece& piece) {
   return program.stages.front().size() > 1 && std::ranges::any_of(piece.tensors, [](const Tensor& tensor) {
@@ -772,7 +771,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   const double bucket = plan.data.bucket_bytes > 0
                             ? static_cast<double>(plan.data.bucket_bytes)
                             : framework::gradient_bucket_bytes(scenario.plan, program.mesh.size(sharding.ranks));
-  // Of a layer whose weights are quantised the second set is what is not: norms and biases.
+  // In a layer with quantised weights the second set holds what is not quantised: norms and biases.
   Sharding rest = sharding;
   rest.gathered_after_update = is_layer(piece) && keeps_weights_quantised(scenario, plan);
   experts.in_turn = sharding.in_turn;
@@ -808,7 +807,7 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
-// Returns whether another rank computes gradients of the same weights.
+// Whether another rank computes gradients of the same weights.
 static bool shares_gradients(const Scenario& scenario) {
   return orrery::ranks(scenario) > scenario.plan.pipeline.degree;
 }
@@ -820,7 +819,7 @@ std::span<const SearchAxis> search_axes() {
        .turns = Turns::mesh,
        .usual = true,
        .set = [](Plan& plan, std::int64_t value) { plan.data.degree = value; },
-       .values = [](const Scenario&, std::vector<std::int64_t>& values) { values.push_back(0); }},  // what remains
+       .values = [](const Scenario&, std::vector<std::int64_t>& values) { values.push_back(0); }},  // 0: all remaining devices
       {.field = "zero_stage",
        .label = "zero",
        .turns = Turns::replicas,
@@ -852,7 +851,7 @@ std::span<const SearchAxis> search_axes() {
              values.push_back(0);
              if (chosen.plan.data.zero_stage == 0) return;
              append_divisors(data_parallel_degree(chosen), values);
-             values.pop_back();  // all replicas: what 0 stands for
+             values.pop_back();  // all replicas: the same as 0
              std::erase(values, 1);
            },
        .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0; }},

@@ -1,20 +1,21 @@
 // Data parallelism and its sharded forms.
-//   zero_stage 0  gradients are all-reduced bucket by bucket under the last micro-batch's backward (Li et al. 2020,
+//   zero_stage 0  gradients are all-reduced bucket by bucket during the last micro-batch's backward (Li et al. 2020,
 //                 arXiv 2006.15704)
-//   1             optimizer states are sharded: gradients reduce-scattered, updated parameters gathered (Rajbhandari
-//                 et al. 2020, arXiv 1910.02054; Megatron-LM's distributed optimizer)
+//   1             optimizer states are sharded: gradients are reduce-scattered, updated parameters gathered
+//                 (Rajbhandari et al. 2020, arXiv 1910.02054; Megatron-LM's distributed optimizer)
 //   2             gradients are sharded too
-//   3             parameters are sharded too, gathered layer by layer (FSDP: Zhao et al. 2023, arXiv 2304.11277) or,
-//                 of large layers, matrix by matrix (DeepSpeed: gather_order.h)
+//   3             parameters are sharded too, and gathered layer by layer (FSDP: Zhao et al. 2023, arXiv 2304.11277)
+//                 or, in large layers, matrix by matrix (DeepSpeed: gather_order.h)
 // zero_shard_degree < data-parallel degree replicates the shard groups (HSDP): gradients are then all-reduced between
 // the replicas as well. Context-parallel ranks hold the same parameters and take part in both.
 //
-// Gradients are reduced once a step, and are whole on every rank until then, or in every micro-batch
-// (reduce_gradients): then a rank keeps no more of them than its part of the sum, and stages 1 and 2 are the same
+// Gradients are reduced once a step, and are whole on every rank until then; or they are reduced in every micro-batch
+// (reduce_gradients). In the second case a rank keeps only its part of the sum, and stages 1 and 2 give the same
 // Program.
 //
-// All this is one pass with values: over which ranks a parameter set's weights, gradients, states and a second copy of
-// the weights are divided (Sharding). Other strategies change the values (Strategy::shard) and write no pass.
+// One pass implements all forms. Its parameters (Sharding) say over which ranks the weights, gradients, optimizer
+// states and a second copy of the weights of a parameter set are divided. Other strategies change these parameters
+// (Strategy::shard) and have no pass of their own.
 #pragma once
 
 #include <span>
@@ -26,61 +27,64 @@
 
 namespace orrery::data_parallel {
 
-// Over which ranks a parameter set is divided, and when what they have meets. Of a frozen set only weights count.
+// How a parameter set is divided over ranks, and when it is reduced and gathered. Frozen sets use only weights' values.
 struct Sharding {
-  MeshGroup ranks;  // hold the same parameters: gradients are summed over them
-  // weights within states; gradients as far as `reduced` goes, within states too and no less than weights.
+  MeshGroup ranks;  // ranks with the same parameters: gradients are summed over them
+  // The groups of weights lie within those of states. The groups of gradients contain those of weights, and lie within
+  // `reduced` and those of states.
   ShardGroups over;
-  MeshGroup reduced;  // of ranks, over which gradients are summed in every micro-batch; over the rest once a step
-  MeshGroup gathered_first;       // of over.weights' outer digits: a gather of its own, before the one over the rest
-  bool keeps_parameters = false;  // gathered once a step
-  // Divided weights are fp32 and what the optimizer updates, with no copy beside them; what is gathered is cast first.
+  // The part of `ranks` over which gradients are summed in every micro-batch; over the rest they are once a step.
+  MeshGroup reduced;
+  // Outer digits of over.weights. Weights are gathered over them first, and over the other digits in a second gather.
+  MeshGroup gathered_first;
+  bool keeps_parameters = false;  // gathered parameters stay whole; they are gathered once a step
+  // Sharded weights are fp32, with no copy beside them, and the optimizer updates them. They are cast before a gather.
   bool fp32_weights = false;
-  bool stays_gathered = false;  // what the forward gathers is whole to the end of the step
-  bool fp8_gathers = false;     // what is gathered is cast to fp8 first, and is what products read
-  // Each parameter set is gathered for its own ops (gather_order.h) and its gradients are reduced when they are there;
-  // no limit: all sets are gathered before the block, and reduced behind it.
+  bool stays_gathered = false;  // what the forward gathers stays whole until the end of the step
+  bool fp8_gathers = false;     // parameters are cast to fp8 before a gather, and matrix products read the fp8 copy
+  // Each parameter set is gathered when its own ops need it (gather_order.h), and its gradients are reduced as soon as
+  // they exist. Without a limit all sets are gathered before the block, and reduced after it.
   framework::GatherLimits in_turn;
-  // Where gradients are summed whole and once a step: what part of a layer's is sent in the next layer's backward,
-  // behind what leaves for its experts, and what part behind what comes back from them; the rest before the update.
+  // For gradients that are summed whole and once a step: the share of a layer's gradients that is sent in the backward
+  // of the next layer after its dispatch to experts (`beside_experts`), and after its last combine (`beside_dense`).
+  // The rest is sent before the update.
   struct Pieces {
     double beside_experts = 0, beside_dense = 0;
     bool any() const { return beside_experts > 0 || beside_dense > 0; }
   } pieces;
-  // Updated parts are gathered once for all layers, also where the plan overlaps it: of what fills no bucket.
+  // Updated parts are gathered once for all layers after the update, even if the plan overlaps the gathers: used for
+  // sets that are too small to fill a bucket.
   bool gathered_after_update = false;
 };
-// As zero_stage and reduce_gradients have it, and then as other strategies do.
+// Returns the sharding by zero_stage and reduce_gradients, as changed by other strategies.
 Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);
-// The same of experts, which other ranks hold alike (expert_parallel::expert_replicas).
+// Returns the sharding of experts, whose replicas are other ranks (expert_parallel::expert_replicas).
 Sharding expert_sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);
 
-// Lays a piece's parameter sets out: the i-th by the i-th sharding, or by the last; all pieces by the same. Throws
-// std::logic_error for groups that do not hold one another.
+// Applies shardings to a piece: the i-th to the i-th parameter set, the last one to all further sets. Call it for all
+// pieces with the same values. Throws std::logic_error if the groups are not nested.
 void lay_out(std::span<const Sharding> by_set, const Options& options, double bucket_bytes, const Mesh& mesh,
              Piece& piece);
 
-// Numbers the parameter sets of a piece, of which not all are gathered at once, or held by the same ranks; to be called
-// before they are laid out.
+// Numbers a piece's parameter sets that are gathered at different times or held by different ranks, before lay_out().
 void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece);
 
 void check(const Scenario& scenario);
-// Of dp_shard, and outside of it of dp_replicate, what others have not laid inside.
+// Adds dp_shard and, outside of it, dp_replicate: those ranks of both axes that other strategies have not added.
 void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);
 std::span<const PlanWord> words();
 
-// Whether the products' weights of layers of this plan are kept quantised and in no wider copy (fp8_param_gather,
-// fp4_param_gather): the optimizer's fp32 copies are cast to them once a step.
+// Whether layers of this plan keep the weights of matrix products quantised only, without a wider copy
+// (fp8_param_gather, fp4_param_gather). The optimizer's fp32 copies are cast to them once a step.
 bool keeps_weights_quantised(const Scenario& scenario, const Plan& layers);
-// What reduce_gradients, or the stack where it is automatic, comes to. Of one micro-batch stages 2 and 3 keep nothing
-// whole in either case.
+// Returns what reduce_gradients means; `automatic` is resolved by the training framework. With one micro-batch, stages
+// 2 and 3 keep no whole gradients in either case.
 bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches);
-// Whether a rank keeps nothing of a micro-batch's gradients but its part of their sum: of a single rank it is all of
-// it.
+// Whether a rank keeps only its part of the sum of a micro-batch's gradients; a single rank's part is the whole sum.
 bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches);
-// Refuses what the executor has no kernels for.
+// Refuses options for which the executor has no kernels.
 void check_runnable(const Scenario& scenario);
 std::span<const SearchAxis> search_axes();
 

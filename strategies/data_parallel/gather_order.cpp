@@ -52,7 +52,7 @@ void divide_into_sets(const GatherLimits& limits, Piece& piece) {
     bool first_of_module = false;
   };
   std::vector<Used> order;
-  std::int64_t left = 0;  // elements
+  std::int64_t left = 0;  // elements left in the set
   const auto add = [&](TensorId id, bool first_of_module) {
     for (ParameterGradient& p : piece.parameters) {
       if (p.parameter != id || piece.tensors[id].shared) continue;
@@ -68,7 +68,7 @@ void divide_into_sets(const GatherLimits& limits, Piece& piece) {
     for (const TensorId id : op.reads)
       if (id != kNoTensor && add(storage_of(piece, id), first)) first = false;
   }
-  for (const ParameterGradient& p : piece.parameters) add(p.parameter, false);  // what no op of the forward reads
+  for (const ParameterGradient& p : piece.parameters) add(p.parameter, false);  // parameters that no forward op reads
 
   const std::int64_t least = std::max<std::int64_t>(limits.prefetch, 1);
   std::int64_t in_set = 0;

@@ -6,7 +6,7 @@
 
 namespace orrery::data_parallel {
 
-// Of gradients over data-parallel ranks; automatic: as the stack does.
+// When gradients are reduced over data-parallel ranks. automatic: as the training framework does.
 enum class Reduction : std::uint8_t { automatic, every_micro_batch, once };
 inline constexpr std::array<std::string_view, 3> kReductionNames{"automatic", "every_micro_batch", "once"};
 

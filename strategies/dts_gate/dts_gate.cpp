@@ -19,10 +19,10 @@ namespace {
 constexpr std::int64_t kSampledTokens = 1 << 12, kSampledSteps = 64;  // of the decay: intervals
 constexpr std::uint64_t kSeed = 1;
 constexpr double kHundredth = 100;
-// Of a gate's noise (Op::draw): behind those that a model's pieces count.
+// Op::draw of a gate's noise: greater than the numbers that a model's pieces use.
 constexpr std::uint8_t kDraw = 255;
 
-// Experts of a token by step, sampled once a gate and linear between the sampled steps of its decay.
+// Experts per token by step, sampled once per gate and interpolated linearly between sampled steps of the decay.
 class Curve {
  public:
   explicit Curve(const Gate& gate) : gate_(gate), tokens_(gate.experts, kSampledTokens, kSeed) {
@@ -35,7 +35,7 @@ class Curve {
     const std::int64_t offset = std::clamp<std::int64_t>(step - gate_.seed_steps, 0, gate_.decay_steps);
     std::int64_t i = std::min(offset * kSampledSteps / gate_.decay_steps, kSampledSteps - 1);
     while (i + 1 < kSampledSteps && step_at(i + 1) - gate_.seed_steps <= offset)
-      ++i;  // short decays sample steps twice
+      ++i;  // short decays sample some steps twice
     const std::int64_t begin = step_at(i) - gate_.seed_steps, length = step_at(i + 1) - step_at(i);
     const double part = length > 0 ? static_cast<double>(offset - begin) / static_cast<double>(length) : 1;
     const auto at = static_cast<std::size_t>(i);
@@ -56,7 +56,7 @@ Gate gate_of(const Scenario& scenario) {
   return gate;
 }
 
-// A training asks for one gate step after step.
+// Cached, as a training asks for one gate step after step.
 const Curve& curve_of(const Gate& g) {
   thread_local Gate met;
   thread_local std::unique_ptr<Curve> curve;
@@ -73,14 +73,14 @@ double active_experts(const Gate& gate, std::int64_t step) {
   return phase(gate, step) == Phase::soft ? curve_of(gate).active(step) : 1;
 }
 
-// To a hundredth, so that steps of which nobody could tell the difference are alike.
+// Rounded to 0.01, so that steps that hardly differ have the same Program.
 double computed_experts(const Gate& gate, std::int64_t step) {
   if (phase(gate, step) != Phase::soft) return 1;
   if (gate.padded) return static_cast<double>(gate.experts);
   return std::round(active_experts(gate, step) * kHundredth) / kHundredth;
 }
 
-// Whether each expert has a slot for every token, whose number of experts is then its own.
+// Whether each expert has a slot for every token, so that the data decide the number of experts per token.
 bool has_room_for_all(const Scenario& scenario) {
   return scenario.plan.expert.capacity_factor >= static_cast<double>(scenario.model.experts);
 }

@@ -1,13 +1,14 @@
-// The dense-to-sparse gate as a plan's choice (Nie et al. 2021, arXiv 2112.14397): by the workload's step a token has
-// one expert that all tokens share, nearly all experts, fewer and fewer, one. gate.h has the schedule.
+// The dense-to-sparse gate as an option of the plan (Nie et al. 2021, arXiv 2112.14397). As steps go on, a token is
+// given to one expert that all tokens share, then to nearly all experts, then to fewer and fewer, and finally to one.
+// gate.h has the schedule of the phases:
 //
-//   single_expert  the model without experts: each device has the one expert, its gradients are all-reduced
-//   soft           rows of as many experts a token as are computed on average (GateState::computed_experts, to a
-//                  hundredth); memory and exchanges go with them
+//   single_expert  the model without experts: each device has the one expert, whose gradients are all-reduced
+//   soft           rows for the average number of experts that compute a token (GateState::computed_experts, rounded to
+//                  0.01); memory and exchanges scale with it
 //   hard           top-1
 //
-// A run, which has a slot for every token in each expert (moe_expert_capacity_factor of at least the experts), decides
-// by its numbers how many experts a token has.
+// In a run the data decide how many experts a token has. A run therefore has a slot for every token in each expert
+// (moe_expert_capacity_factor of at least the number of experts).
 #pragma once
 
 #include <memory>
@@ -19,9 +20,9 @@ namespace orrery::dts_gate {
 
 void check(const Scenario& scenario);
 std::optional<Scenario> settle(const Scenario& scenario);
-// Figures: gate_temperature, active_experts, computed_experts.
-// Routers' noise, temperature and threshold at the workload's step.
+// Sets the routers' noise, temperature and threshold at the workload's step.
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
+// Figures: gate_temperature, active_experts, computed_experts.
 std::unique_ptr<RunController> control(const Scenario& scenario);
 void make_runnable(Scenario& scenario);
 bool begins_anew(const Scenario& scenario);

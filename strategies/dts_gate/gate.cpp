@@ -15,13 +15,13 @@ namespace {
 constexpr double kPi = 3.14159265358979323846;
 constexpr std::int64_t kSampledIntervals = 64;  // intervals of the decay
 
-// Of the soft phase, from 0 to 1 where the temperature is the last.
+// Progress of the soft phase: from 0 to 1, where the last temperature is reached.
 double progress(const Gate& gate, std::int64_t step) {
   const double steps = static_cast<double>(std::max<std::int64_t>(0, step - gate.seed_steps));
   return std::min(1.0, steps / static_cast<double>(gate.decay_steps));
 }
 
-// In (0, 1).
+// Uniform in (0, 1).
 double uniform(std::mt19937_64& random) { return (static_cast<double>(random() >> 11) + 0.5) * 0x1p-53; }
 
 }  // namespace
@@ -105,7 +105,7 @@ double mean_computed_experts(const Gate& gate, const SampledGate& tokens, std::i
   double sum = static_cast<double>(std::max<std::int64_t>(0, std::min(steps, gate.seed_steps))) +
                static_cast<double>(std::max<std::int64_t>(0, steps - std::max(gate.hard_step, gate.seed_steps)));
   const auto computed = [&](std::int64_t step) { return state(gate, tokens, step).computed_experts; };
-  // Between two sampled steps, the first with and the last without, what is linear adds up to.
+  // Sum of a linear function over the steps between two sampled ones, the first included, the last not.
   const std::int64_t decay = decay_end - gate.seed_steps, parts = std::min(decay, kSampledIntervals);
   for (std::int64_t part = 0; part < parts; ++part) {
     const std::int64_t begin = gate.seed_steps + decay * part / parts,

@@ -13,7 +13,7 @@ inline constexpr std::array<std::string_view, 2> kDecayNames{"exponential", "lin
 
 struct Options {
   MoeGate kind = MoeGate::top_k;
-  Gate gate{};  // its number of experts is the model's
+  Gate gate{};  // gate.experts is set from the model
 
   void visit_fields(FieldVisitor& v) {
     constexpr IntegerRange kSteps{.least = 0, .most = std::int64_t{1} << 24};

@@ -20,7 +20,7 @@ bool quantises(const Op& op, const Piece& piece) {
   return op.kind == OpKind::cast && piece.tensors[op.writes[0]].dtype == Dtype::fp8;
 }
 
-// Lays the experts of a piece out, and moves rows between where their tokens are and where their experts are.
+// Lays out the experts of a piece, and moves rows between the ranks of their tokens and the ranks of their experts.
 class Experts {
  public:
   Experts(const Options& options, const Model& model, const Mesh& mesh, std::span<const Load> loads, Piece& piece)
@@ -68,7 +68,7 @@ class Experts {
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(slots), 1, std::max<std::int64_t>(1, most));
   }
 
-  // To what the busiest expert needs: rows that are all there, as far as engines go.
+  // Pads to the rows of the busiest expert; engines treat all of them as rows.
   void pad() {
     for (Tensor& t : piece_.tensors) {
       if (t.load == 0 || !loads_[t.load - 1u].padded) continue;
@@ -78,13 +78,13 @@ class Experts {
     slots_ = static_cast<std::int64_t>(std::ceil(static_cast<double>(slots_) * padding_));
   }
 
-  // Of an expert of the rank that has the most rows, its experts being alike.
+  // Rows per expert on the rank with the most rows, assuming that its experts are alike.
   std::int64_t rows_of(const Tensor& t, std::int64_t mean) const {
     if (t.load == 0) return mean;
     return static_cast<std::int64_t>(std::ceil(static_cast<double>(mean) * loads_[t.load - 1u].busiest_rank));
   }
 
-  // Parameters and what experts compute: everything on the experts' side.
+  // Divides parameters and all tensors on the experts' side.
   void divide() {
     const std::int64_t here = mesh_.size(expert_), parts = mesh_.size(tensor_);
     for (Tensor& t : piece_.tensors)
@@ -109,7 +109,7 @@ class Experts {
     piece_.tensors[copy].name = name;
     return copy;
   }
-  // What the ranks of an expert have of its rows before they gather them.
+  // The part of an expert's rows that one of its etp ranks has before they gather them.
   TensorId part_of(TensorId rows) {
     const TensorId id = like(rows, "expert_rows");
     Tensor& t = piece_.tensors[id];
@@ -139,7 +139,7 @@ class Experts {
     op.phase = cause.phase;
     return op;
   }
-  // Blocks of rows, by rank as they travel and by expert as products read them.
+  // Sorts blocks of rows between the order of exchanges (by rank) and that of products (by expert).
   void sort(TensorId from, TensorId to, const Op& cause) {
     Op op;
     op.kind = OpKind::cast;
@@ -149,7 +149,7 @@ class Experts {
     op.writes[0] = to;
     out_.push_back(op);
   }
-  // Tokens that travel once are put into rows where they arrive: what is permuted before is not sorted again.
+  // Tokens that are sent once are put into rows where they arrive, and need no sort.
   bool sorts() const {
     return !expert_.empty() && model_.placed_experts() > mesh_.size(expert_) && options_.dispatcher != Dispatcher::flex;
   }
@@ -172,7 +172,7 @@ class Experts {
     if (sorts()) sort(part, leaves, cause);
     out_.push_back(redistribution(leaves, home, "combine", cause));
   }
-  // Every rank gives each other one as much, or as many rows as the load says.
+  // Each rank sends equally much to each other, or the rows that the load says.
   Op redistribution(TensorId from, TensorId to, const char* name, const Op& cause) const {
     Op op = collective(OpKind::redistribute, name, expert_, from, to, cause);
     op.router = router_;
@@ -220,8 +220,7 @@ class Experts {
 
   // ---- fp8 on the way to the experts ----
 
-  // Rows, and those that stand for them when they have arrived in fp8: products of that read them as they come, what
-  // else there is of them is cast.
+  // Rows, and those that replace them after arrival in fp8. Products of these read them directly, all others a cast.
   struct Quantised {
     TensorId exact = kNoTensor, narrow = kNoTensor;
   };
@@ -233,18 +232,18 @@ class Experts {
     quantised_.push_back(q);
     return q;
   }
-  // Before they are put into rows, once each.
+  // Tokens are quantised once each, before they are put into rows.
   TensorId quantised_tokens(TensorId tokens, const Op& cause) {
     const TensorId narrow = like(tokens, "fp8_tokens");
     piece_.tensors[narrow].dtype = Dtype::fp8_blocks;
     cast("quantise_tokens", tokens, narrow, cause);
     return narrow;
   }
-  // Of an op that puts tokens, or their gradients, into rows.
+  // For an op that puts tokens, or their gradients, into rows.
   Quantised quantise_rows(Op& op, const Block& block) {
     if (!options_.fp8_dispatch || (op.kind != OpKind::permute && op.kind != OpKind::unpermute_backward)) return {};
     const Quantised q = quantised_rows(op.writes[0], block);
-    // What is weighed on the way is quantised behind that, row by row, unless it is weighed where it arrives.
+    // Rows weighted on the way are quantised afterwards, row by row; not those weighted where they arrive.
     if (op.kind == OpKind::permute || options_.dispatcher == Dispatcher::allgather)
       op.reads[0] = quantised_tokens(op.reads[0], op);
     op.writes[0] = q.narrow;
@@ -274,13 +273,13 @@ class Experts {
 
   // ---- all tokens to all ranks of the experts ----
 
-  // Of a dimension the digits of ranks that share experts, and those before them.
+  // The digits of a dimension that belong to ranks which share experts, and the digits before them.
   struct Step {
     int dim = 0;
     MeshGroup group;
     Division rest;
   };
-  // How a tensor of a rank's own tokens becomes one of all that share experts with it, dimension by dimension.
+  // Steps, one per dimension, from a tensor of a rank's own tokens to one of all ranks that share experts with it.
   std::vector<Step> steps(const Tensor& t) const {
     std::vector<Step> all;
     for (int d = 0; d < t.rank; ++d) {
@@ -300,7 +299,7 @@ class Experts {
     }
     return all;
   }
-  // As `id` is when that step has been taken.
+  // Returns `id` as it is after this step.
   TensorId step_from(TensorId id, const Step& step, const char* name) {
     const TensorId whole = like(id, name);
     Tensor& t = piece_.tensors[whole];
@@ -308,7 +307,7 @@ class Experts {
     t.over[step.dim] = step.rest;
     return whole;
   }
-  // Once for both blocks: what is kept of choices and weights is small.
+  // Gathered once for both blocks: choices and weights are small enough to keep.
   TensorId gathered(TensorId id, const Op& cause) {
     if (gathered_[id] != kNoTensor) return gathered_[id];
     TensorId at = id;
@@ -329,7 +328,7 @@ class Experts {
       const Quantised quantised = quantise_rows(op, block);
       for (TensorId& id : op.reads)
         if (id != kNoTensor && !is_rows(piece_.tensors[id])) id = gathered(id, op);
-      std::vector<Op> scatters;  // from behind
+      std::vector<Op> scatters;  // in reverse order
       for (TensorId& id : op.writes) {
         if (id == kNoTensor || is_rows(piece_.tensors[id])) continue;
         TensorId at = id;
@@ -350,8 +349,7 @@ class Experts {
 
   // ---- products with masks ----
 
-  // Made once for both blocks: of GShard's two masks, of choices and of weights, the backward needs what the forward
-  // has.
+  // Made once for both blocks: GShard has a mask of choices and one of weights, and the backward needs the forward's.
   TensorId mask_of(TensorId choices, TensorId weights, TensorId rows, const Op& cause) {
     for (const Mask& known : masks_)
       if (known.choices == choices && known.weights == weights) return known.mask;
@@ -409,8 +407,8 @@ class Experts {
 
   // ---- losses of routers ----
 
-  // How many of a sequence go to each expert, where ranks have parts of it (Megatron-Core reduces over the same); of
-  // the whole micro-batch that all replicas have together.
+  // Sums the tokens per expert over ranks with parts of the same sequence (Megatron-Core reduces over these ranks too),
+  // or over the whole micro-batch of all replicas.
   void sum_counts(Block& block) {
     out_.clear();
     for (Op op : block.ops) {
@@ -439,12 +437,12 @@ class Experts {
       if (id != kNoTensor) marked[storage_of(piece_, id)] = 1;
   }
 
-  // The ops of a block that shared experts alone are made of. Of the forward: what only the sum with the routed ones
-  // reads in the end. Of the backward: what reads their weights or what they have kept, and the weight gradients.
+  // Finds the ops of a block that only serve shared experts. Forward: ops that only lead to the sum with the routed
+  // experts. Backward: ops that read their weights or what they have kept, and their weight gradients.
   std::vector<std::uint8_t> shared_ops(const Block& block) {
     std::vector<std::uint8_t> chosen(block.ops.size());
     if (&block == &piece_.forward) {
-      // From behind: whose results nobody else reads.
+      // From the end: ops whose results nobody else reads.
       std::vector<std::uint8_t> wanted(piece_.tensors.size()), elsewhere(piece_.tensors.size());
       if (piece_.output != kNoTensor) elsewhere[storage_of(piece_, piece_.output)] = 1;
       const Op* const sum = sum_of_experts();
@@ -480,7 +478,7 @@ class Experts {
       chosen[i] = 1;
       mark_writes(op, gradients);
     }
-    // Casts and gathers of the gradient that comes in, for them alone.
+    // Casts and gathers of the incoming gradient that only serve them.
     for (std::size_t i = block.ops.size(); i-- > 0;) {
       const Op& op = block.ops[i];
       if (chosen[i] != 0 || (op.kind != OpKind::cast && op.kind != OpKind::all_gather)) continue;
@@ -493,7 +491,7 @@ class Experts {
     return chosen;
   }
 
-  // What adds what shared experts give to what the routed ones do.
+  // The op that adds the shared experts' output to that of the routed ones.
   const Op* sum_of_experts() const {
     TensorId routed = kNoTensor;
     for (const Op& op : piece_.forward.ops) {
@@ -504,8 +502,8 @@ class Experts {
     return nullptr;
   }
 
-  // Half of what shared experts compute behind the exchange that leaves, half behind the one that comes back; both on a
-  // stream of their own (Megatron-Core's --moe-shared-expert-overlap).
+  // Runs half of the shared experts' ops during the dispatch and half during the combine, both on a separate stream
+  // (Megatron-Core's --moe-shared-expert-overlap).
   void overlap_shared_experts() {
     for (Block* block : {&piece_.forward, &piece_.backward}) {
       const std::vector<std::uint8_t> chosen = shared_ops(*block);
@@ -514,7 +512,7 @@ class Experts {
       std::vector<std::size_t> exchanges;
       for (std::size_t i = 0; i < rest.size(); ++i)
         if (rest[i].kind == OpKind::redistribute && rest[i].account == Stream::expert_communication &&
-            piece_.tensors[rest[i].reads[0]].find(Axis::hidden) >= 0)  // of rows, not of their weights
+            piece_.tensors[rest[i].reads[0]].find(Axis::hidden) >= 0)  // rows, not their weights
           exchanges.push_back(i);
       if (shared.empty() || exchanges.size() != 2) continue;
       const auto middle = std::ranges::find_if(
@@ -533,8 +531,10 @@ class Experts {
   std::span<const Load> loads_;
   const MeshGroup expert_, tensor_;
   Piece& piece_;
-  std::vector<TensorId> home_;      // of rows on their experts' side: those of a rank's own tokens
-  std::vector<TensorId> gathered_;  // of what is of a rank's own tokens: of those of all that share experts
+  // By rows on the experts' side: the rows of a rank's own tokens.
+  std::vector<TensorId> home_;
+  // By tensor of a rank's own tokens: that of the tokens of all ranks that share the experts.
+  std::vector<TensorId> gathered_;
   std::vector<Quantised> quantised_;
   struct Mask {
     TensorId choices = kNoTensor, weights = kNoTensor, mask = kNoTensor;
@@ -543,9 +543,9 @@ class Experts {
   std::vector<Op> out_;
   std::vector<std::uint8_t> shared_;  // weights of shared experts, and what they write in the forward
   Router router_;
-  MeshGroup divided_;       // that tokens are
+  MeshGroup divided_;       // group over which tokens are divided
   std::int64_t slots_ = 1;  // of an expert, for one rank's tokens
-  double padding_ = 1;      // over what balanced routing needs
+  double padding_ = 1;      // slots over what balanced routing needs
 };
 
 }  // namespace
@@ -622,7 +622,7 @@ void check(const Scenario& scenario) {
   if (options.dispatcher == Dispatcher::allgather) {
     if (scenario.plan.fsmoe.schedule != fsmoe::MoeSchedule::sequential)
       fail("moe_token_dispatcher", "\"allgather\"", "another one with moe_schedule, whose chunks are of an exchange");
-    // Megatron-Core's rules: there is no exchange for them to hide.
+    // Megatron-Core's rules: without an exchange there is nothing to overlap.
     if (options.overlap_shared)
       fail("moe_shared_expert_overlap", "true", "false with moe_token_dispatcher \"allgather\"");
     if (options.overlap_pairs)
@@ -637,7 +637,7 @@ void check(const Scenario& scenario) {
     if (schedule != ScheduleKind::one_f_one_b && schedule != ScheduleKind::interleaved &&
         schedule != ScheduleKind::dualpipe_v)
       fail(kField, "true", "false except with the schedules 1f1b, interleaved and dualpipev");
-    // One chunk a stage would wait for both neighbours in every pair.
+    // With one chunk, a stage would wait for both neighbours in every pair.
     if (scenario.plan.pipeline.degree > 1 && schedule == ScheduleKind::one_f_one_b)
       fail(kField, "true", "false with pipeline_parallel above 1 and virtual_pipeline 1, as in Megatron-Core");
   }
@@ -673,7 +673,7 @@ double factor_without_drops(const Model& model) {
 void rewrite(const Scenario& scenario, Program& program) {
   const Model& model = scenario.model;
   const double factor = scenario.plan.expert.capacity_factor;
-  // Slots are executed whether they are filled or not, and what finds none is not.
+  // Slots are executed whether they are filled or not; tokens without a slot are not computed.
   if (model.has_experts() && factor > 0) {
     const double products = model.gated() ? 3 : 2, passes = 3,
                  of_row = 2 * products * static_cast<double>(model.hidden) * static_cast<double>(model.expert_ffn),
@@ -692,7 +692,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
 void disable(Plan& plan) {
   const Options whole = plan.expert;
   plan.expert = {};
-  plan.expert.capacity_factor = whole.capacity_factor;  // what is dropped belongs to what is computed
+  plan.expert.capacity_factor = whole.capacity_factor;  // dropped tokens change what is computed
   plan.expert.counted = whole.counted;
 }
 
@@ -715,7 +715,7 @@ void make_runnable(Scenario& scenario) {
   refuse_padding(scenario.plan.expert);
   if (!scenario.model.has_experts()) return;
   Options& options = scenario.plan.expert;
-  // A gate gives tokens fewer experts, and who gathers tokens has rows of some alone: all slots are computed.
+  // With a gate that gives tokens fewer experts, or gathered tokens, rows are not counted: all slots are computed.
   if (options.dispatcher == Dispatcher::allgather || scenario.plan.dts_gate.kind != dts_gate::MoeGate::top_k) {
     if (options.capacity_factor == 0) options.capacity_factor = factor_without_drops(scenario.model);
     return;
@@ -726,7 +726,7 @@ void make_runnable(Scenario& scenario) {
 
 namespace {
 
-// What one rank can be held against: it has all tokens of as many micro-batches as all replicas together.
+// Refuses routers that one rank cannot reproduce: it has the tokens of all replicas in each micro-batch.
 void check_runnable_router(const Scenario& scenario) {
   const Model& model = scenario.model;
   const bool divides = scenario.plan.tensor.degree > 1 || scenario.plan.context.degree > 1;
@@ -741,7 +741,7 @@ void check_runnable_router(const Scenario& scenario) {
   };
   if (scenario.workload.global_batch_size != replicas * scenario.plan.batch.micro_batch_size)
     refuse("another one in a run of several micro-batches and replicas: one rank's would be of other sequences");
-  // They are drawn micro-batch by micro-batch, and one rank has one for all replicas.
+  // Dropout and noise are drawn per micro-batch, and one rank has one micro-batch for all replicas.
   if (model.dropout > 0 || model.router_noise)
     refuse("another one in a run of several replicas with dropout or router_noise: one rank would draw other numbers");
 }
@@ -761,7 +761,7 @@ void check_runnable(const Scenario& scenario) {
   const std::string found = fmt::format("{:g}", options.capacity_factor);
   if (options.capacity_factor == 0)
     throw InputError(where, found, no_drops + " in a run, whose routing need not be balanced");
-  // One rank counts slots over the same tokens where only sequences are divided, not positions of one.
+  // One rank counts slots over the same tokens only if sequences, and not their positions, are divided.
   if (scenario.plan.tensor.degree > 1 || scenario.plan.context.degree > 1)
     throw InputError(where, found,
                      no_drops + " in a run whose ranks have parts of a sequence: one rank would drop other tokens");

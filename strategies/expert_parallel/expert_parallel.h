@@ -1,21 +1,22 @@
-// Expert parallelism: the experts of a layer are divided over ranks, each of which has tokens of its own. Tokens travel
-// to their experts and back by all-to-all (Lepikhin et al. 2020, arXiv 2006.16668). The ranks of an expert group, and
-// those that divide each expert's matrices, are folded over the tensor, context and data ranks of the rest of a layer
-// (Liu et al. 2025, arXiv 2504.14960); what is left of them holds the same experts and reduces their gradients.
+// Expert parallelism: the experts of a layer are divided over ranks, each of which has its own tokens. An all-to-all
+// sends tokens to their experts, another one sends results back (Lepikhin et al. 2020, arXiv 2006.16668). The axes ep
+// (ranks of an expert group) and etp (ranks that divide each expert's matrices) are folded over the tensor, context and
+// data ranks of the other parts of a layer (Liu et al. 2025, arXiv 2504.14960). The remaining ranks hold the same
+// experts and reduce their gradients.
 //
-//   permute      a rank's tokens into slots           [experts, slots, hidden], of all experts
-//   dispatch     redistribute over ep                 [experts / ep, slots x ep, hidden]
-//                sort, by expert what came by rank    the same
-//                all_gather over etp                  [experts / ep, slots x ep x etp, hidden]
-//   experts      grouped products                     a part of the sum over etp
-//   combine      the same way back: reduce_scatter over etp, sort, redistribute; then unpermute
+//   permute      a rank's tokens into slots               [experts, slots, hidden] for all experts
+//   dispatch     redistribute over ep                     [experts / ep, slots x ep, hidden]
+//                sort rows that came by rank, by expert   same shape
+//                all_gather over etp                      [experts / ep, slots x ep x etp, hidden]
+//   experts      grouped products                         partial sums over etp
+//   combine      the reverse: reduce_scatter over etp, sort, redistribute; then unpermute
 //
-// Where routing is unequal (sim/program/load.h), a rank has rows from each other one as the load of its layer says, and
-// the sizes behind the exchange are those of the rank with the most.
+// If routing is unequal (sim/program/load.h), the load of a layer says how many rows a rank gets from each other rank.
+// Tensors after the exchange have the sizes of the rank with the most rows.
 //
-// Each rank has `slots` for each expert: ceil(capacity factor x its tokens x experts_per_token / experts), at most its
-// tokens; dropless: what balanced routing needs. A run, whose routing its data decide, has slots for all its tokens
-// instead, and counts the rows that are there (make_runnable).
+// Each rank has `slots` slots for each expert: ceil(capacity factor x its tokens x experts_per_token / experts), at
+// most its tokens. Dropless plans have the slots that balanced routing needs. In a dropless run the data decide the
+// routing; the run has slots for all its tokens and counts the rows that are filled (make_runnable).
 #pragma once
 
 #include <memory>
@@ -26,22 +27,22 @@
 namespace orrery::expert_parallel {
 
 void check(const Scenario& scenario);
-// Folds the axes ep and etp. Throws InputError where the mesh's digits cannot be cut so.
+// Folds the axes ep and etp. Throws InputError if the mesh's digits cannot be divided this way.
 void fold(const Scenario& scenario, Mesh& mesh);
 void rewrite(const Scenario& scenario, Program& program);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);
 std::span<const PlanWord> words();
-// Of a dropless plan slots for all tokens, of which those that hold rows are counted (Options::counted).
+// Gives a dropless plan slots for all tokens and makes it count the filled rows (Options::counted).
 void make_runnable(Scenario& scenario);
 void check_runnable(const Scenario& scenario);
 std::span<const SearchAxis> search_axes();
-// Of a training whose tokens are not routed to all experts alike: steps that route alike are alike.
+// Controller of a training with unequal routing: steps with the same routing have the same state.
 std::unique_ptr<RunController> control(const Scenario& scenario);
 
-// The plan's, or as many as tensor_parallel where it leaves them open.
+// expert_tensor_parallel, or tensor_parallel if it is 0.
 std::int64_t expert_tensor_ranks(const Plan& plan);
-// Ranks that hold the same experts: of all but those of pp.
+// Ranks that hold the same experts, over all axes but pp.
 MeshGroup expert_replicas(const Mesh& mesh);
 
 }  // namespace orrery::expert_parallel

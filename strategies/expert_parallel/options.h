@@ -6,14 +6,13 @@
 
 namespace orrery::expert_parallel {
 
-// How tokens come to their experts: NCCL's all-to-all of rows; the same in two hops, within nodes and between them
-// (Tutel, DeepSpeed-MoE); each token once to a node and there once to a rank (DeepEP, HybridEP); or all tokens to all
-// ranks. Megatron-Core's names for all but the second.
+// How tokens reach their experts. alltoall: NCCL's all-to-all of rows. hierarchical: the same in two hops, within nodes
+// and between them (Tutel, DeepSpeed-MoE). flex: each token goes once to a node and there once to a rank (DeepEP,
+// HybridEP). allgather: all tokens go to all ranks. All names but hierarchical are Megatron-Core's.
 enum class Dispatcher : std::uint8_t { alltoall, hierarchical, flex, allgather };
 inline constexpr std::array<std::string_view, 4> kDispatcherNames{"alltoall", "hierarchical", "flex", "allgather"};
 
-// What puts tokens into rows and back: kernels that go by the numbers of rows, or products with masks (GShard's
-// einsum).
+// How tokens are put into rows and back. index: kernels that use row numbers. einsum: products with masks (GShard).
 enum class Permute : std::uint8_t { index, einsum };
 inline constexpr std::array<std::string_view, 2> kPermuteNames{"index", "einsum"};
 
@@ -25,8 +24,8 @@ struct Options {
   double capacity_factor = 0;
   bool overlap_shared = false, overlap_pairs = false, fp8_dispatch = false;
   bool pad_to_busiest = false;
-  // Of a dropless run, no field: there are slots for all tokens, and rows are counted where its data route them. What
-  // is sent and computed is what is there (realrun/rank/expert_rows.h).
+  // Not a field of the plan; set for dropless runs. There are slots for all tokens, the data decide the routing, and
+  // only the rows that are filled are sent and computed (realrun/rank/expert_rows.h).
   bool counted = false;
   bool counts_rows() const { return counted && capacity_factor == 0; }
 

@@ -24,27 +24,27 @@ namespace {
   throw InputError({"", std::string("/workload/") + field}, found, expected);
 }
 
-// Which have a skew and noise of their own.
+// Presets have their own skew and noise.
 bool is_preset(ExpertRouting routing) {
   return routing == ExpertRouting::trained_with_auxiliary_loss || routing == ExpertRouting::young_router ||
          routing == ExpertRouting::worst;
 }
 
-// Of a trace the last step that is no later, or its first.
+// Returns the last step of a trace that is not later than the workload's, or its first.
 std::size_t recorded_step(const Workload& workload) {
   const std::vector<std::int64_t>& steps = workload.recorded_routing->shape().steps;
   const auto behind = std::ranges::upper_bound(steps, workload.step);
   return static_cast<std::size_t>(std::max<std::ptrdiff_t>(behind - steps.begin() - 1, 0));
 }
 
-// Of an expert group's source ranks.
+// The rows of one expert group's source ranks.
 RoutingMatrix of_group(const RoutingMatrix& all, std::int64_t ranks, std::int64_t group) {
   if (all.source_ranks <= ranks) return all;
   const auto begin = all.tokens.begin() + static_cast<std::ptrdiff_t>(group * ranks * all.experts);
   return {ranks, all.experts, {begin, begin + static_cast<std::ptrdiff_t>(ranks * all.experts)}};
 }
 
-// What a group's busiest rank has in all layers: the step ends with the group that has the most.
+// Rows of a group's busiest rank, summed over layers: the step ends with the group that has the most.
 std::int64_t busiest_rows(const RoutingCounts& counts, std::size_t step, std::int64_t ranks, std::int64_t group) {
   std::int64_t rows = 0;
   for (std::size_t layer = 0; layer < counts.shape().layers.size(); ++layer)
@@ -60,7 +60,7 @@ std::int64_t busiest_rows(const RoutingCounts& counts, std::size_t step, std::in
   return rows;
 }
 
-// The group that all others wait for; 0 where all route together.
+// The group that all others wait for; 0 if all groups have the same routing.
 std::int64_t slowest_group(const RoutingCounts& counts, std::size_t step, std::int64_t ranks) {
   std::int64_t slowest = 0, most = -1;
   if (counts.shape().source_ranks <= ranks) return 0;
@@ -119,11 +119,11 @@ RoutingGenerator generator_of(const Scenario& scenario) {
   g.layers = static_cast<std::int64_t>(kDrawnLayers);
   g.micro_batch_noise = w.routing_micro_batch_noise;
   if (g.micro_batch_noise > 0) g.micro_batches = std::min(micro_batches(scenario), kMostDrawnMicroBatches);
-  g.tokens = std::int64_t{1} << 22;  // of which whole ones are fine enough for any popularity
+  g.tokens = std::int64_t{1} << 22;  // enough that whole tokens resolve any popularity
   return g;
 }
 
-// All that what is drawn follows from, but for the step.
+// Everything that drawn routing depends on, except the step.
 using DrawnKey =
     std::tuple<RoutingPattern, double, double, double, double, double, std::int64_t, std::int64_t, std::int64_t,
                std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, std::uint64_t>;
@@ -133,7 +133,7 @@ DrawnKey key_of(const RoutingGenerator& g) {
           g.expert_ranks,      g.source_ranks,  g.micro_batches, g.raggedness, g.seed};
 }
 
-// A search lowers many plans of one workload, a training one plan step after step.
+// Cached: a search lowers many plans of one workload, a training one plan step after step.
 RoutingSteps& drawn_steps(const Scenario& scenario) {
   const RoutingGenerator g = generator_of(scenario);
   const DrawnKey key = key_of(g);
@@ -146,7 +146,7 @@ RoutingSteps& drawn_steps(const Scenario& scenario) {
   return *steps;
 }
 
-// `rows`: of all, what goes from each rank to each other, in any unit.
+// `rows`: rows from each rank to each other, in any unit.
 Load load_of_rows(const RoutingMatrix& m, std::int64_t ranks, std::span<const double> rows) {
   Load load;
   load.ranks = ranks;
@@ -175,12 +175,12 @@ Load load_of(const RoutingMatrix& m, std::int64_t ranks, double capacity_factor)
   const auto pairs = static_cast<double>(m.source_ranks * ranks);
   for (std::int64_t from = 0; from < m.source_ranks; ++from)
     for (std::int64_t to = 0; to < ranks; ++to) {
-      std::int64_t rows = 0;  // of the source, or of all of them
+      std::int64_t rows = 0;  // of one source rank, or of all of them
       for (std::int64_t e = to * here; e < (to + 1) * here; ++e) rows += m.at(from, e);
       load.rows[static_cast<std::size_t>(from * ranks + to)] = static_cast<double>(rows) * pairs / total;
       of_rank[static_cast<std::size_t>(to)] += rows;
     }
-  for (std::int64_t from = m.source_ranks; from < ranks; ++from)  // all alike
+  for (std::int64_t from = m.source_ranks; from < ranks; ++from)  // all the same
     std::copy_n(load.rows.begin(), ranks, load.rows.begin() + static_cast<std::ptrdiff_t>(from * ranks));
   load.busiest_rank = max_over_mean(of_rank);
   const std::vector<std::int64_t> by_expert = m.by_expert();
@@ -194,7 +194,7 @@ Load load_of(const RoutingMatrix& m, std::int64_t ranks, double capacity_factor)
   return load;
 }
 
-// Slots of every expert for each source's rows, of the most rows that any expert has from any.
+// As many slots per expert and source as the most rows that any expert has from any source.
 Load padded_load(const RoutingMatrix& m, std::int64_t ranks) {
   Load load;
   load.ranks = ranks;
@@ -212,8 +212,9 @@ Load balanced_load(std::int64_t ranks) {
   return load;
 }
 
-// Micro-batches of which each waits for its own busiest rank: ranks in the order of their rows, each place with the
-// mean of all micro-batches. Whoever has a place in all of them together stands for it. `weights`: rows of each.
+// Combines micro-batches of which each waits for its own busiest rank. Ranks are ordered by their rows in each
+// micro-batch, and the rows at each place are averaged over micro-batches. In the result a rank has the place that it
+// has in the sum of all. `weights`: rows of each micro-batch.
 Load load_of_places(std::span<const Load> of_micro_batches, std::span<const double> weights) {
   const auto ranks = static_cast<std::size_t>(of_micro_batches.front().ranks);
   const auto in_order = [&](std::span<const double> of_ranks) {
@@ -251,14 +252,13 @@ Load load_of_places(std::span<const Load> of_micro_batches, std::span<const doub
   return load;
 }
 
-// As many rows of all that there would be.
+// Scales a load to this share of all rows.
 void take_share(double share, Load& load) {
   for (double& rows : load.rows) rows *= share;
   load.busiest_rank *= share;
 }
 
-// Rows of one micro-batch of several, over those of the mean one. One that has none has next to none: no op is of
-// nothing.
+// Rows of one of several micro-batches over those of the mean one; a small share if it has none: no op has size 0.
 double share_of(double rows, double all, std::size_t micro_batches) {
   constexpr double kLeast = 1e-3;
   return all > 0 ? std::max(kLeast, rows * static_cast<double>(micro_batches) / all) : 1;
@@ -272,8 +272,8 @@ bool is_balanced(const Load& load) {
   return std::ranges::all_of(load.rows, [](double rows) { return rows == 1; });
 }
 
-// Things in the order of what they have, cut into so many runs of equal length: of each run the one that is nearest to
-// its mean. `chosen`: of each thing its run.
+// Orders things by value, cuts them into runs of equal length, and returns for each run the thing nearest to the run's
+// mean. `chosen`: the run of each thing.
 template <class Value>
 std::vector<std::size_t> nearest_of_runs(std::size_t things, std::size_t runs, Value&& value,
                                          std::vector<std::size_t>& chosen) {
@@ -295,7 +295,7 @@ std::vector<std::size_t> nearest_of_runs(std::size_t things, std::size_t runs, V
   return nearest;
 }
 
-// Of each of `numbers` the load that it has in the end; what nobody has is gone.
+// Joins loads that are alike, at most to `most`, and renumbers `numbers`; unused loads are removed.
 void join_alike(std::vector<Load>& loads, std::vector<std::size_t>& numbers, std::size_t most) {
   std::vector<Load> kept;
   std::vector<std::size_t> now(loads.size());
@@ -322,7 +322,7 @@ void set_load(Piece& piece, std::uint8_t load) {
     if (t.find(Axis::slots) >= 0) t.load = load;
 }
 
-// The piece itself for the load that is met first, copies for others.
+// Variants of pieces by load: the piece itself for the first load that is met, copies for others.
 class Variants {
  public:
   explicit Variants(Program& program) : program_(program) {}
@@ -385,7 +385,7 @@ bool has_experts(const Piece& piece) {
 
 namespace {
 
-// "3 to 60", "1, 3, 5 to 23": the first and the last, and how far they are apart.
+// Returns "3 to 60" or "1, 3, 5 to 23": the first and the last layer, and their period.
 std::string expert_layers_text(const Model& model) {
   const std::int64_t first = model.dense_layers + model.expert_period - 1,
                      last = first + (model.expert_layers() - 1) * model.expert_period;
@@ -465,7 +465,7 @@ void check_routing(const Scenario& scenario) {
 
 namespace {
 
-// The layers of the model with experts.
+// Indices of the model's layers with experts.
 std::vector<std::int64_t> layers_with_experts(const Program& program) {
   std::vector<std::int64_t> layers;
   std::int64_t at = 0;
@@ -478,14 +478,14 @@ std::vector<std::int64_t> layers_with_experts(const Program& program) {
   return layers;
 }
 
-// Loads by micro-batch and layer of the source; one micro-batch: all are alike.
+// Loads by micro-batch and layer of the source; with one entry all micro-batches are alike.
 using LoadsByMicroBatch = std::vector<std::vector<Load>>;
 
 bool same(const std::vector<Load>& a, const std::vector<Load>& b) {
   return std::ranges::equal(a, b, [](const Load& x, const Load& y) { return same(x, y); });
 }
 
-// Of a trace: of `micro_batches` of the step, each with those of the trace that it has.
+// Loads of a recorded trace, for `micro_batches` of the step; each combines its micro-batches of the trace.
 template <class LoadOf>
 LoadsByMicroBatch recorded_loads(const Scenario& scenario, std::int64_t micro_batches, LoadOf&& load_of_tokens) {
   const RoutingCounts& counts = *scenario.workload.recorded_routing;
@@ -513,11 +513,11 @@ LoadsByMicroBatch recorded_loads(const Scenario& scenario, std::int64_t micro_ba
       all[part].push_back(alike || rows_of[part] == 0 ? of_each.front() : load_of_places(of_each, rows));
       rows_of_all += rows_of[part];
     }
-    // Of the mean micro-batch's rows, as tensors have it.
+    // Relative to the mean micro-batch's rows, as tensors have them.
     for (std::size_t part = 0; part < parts && parts > 1; ++part)
       if (const double share = share_of(rows_of[part], rows_of_all, parts); share != 1)
         take_share(share, all[part].back());
-    // Of what a group has in the mean, the same.
+    // Likewise relative to the mean over expert groups.
     const RoutingMatrix of_all_groups = counts.matrix(step, layer);
     const std::int64_t groups = std::max<std::int64_t>(1, of_all_groups.source_ranks / ranks);
     if (groups > 1 && of_all_groups.total() > 0)
@@ -564,7 +564,7 @@ LoadsByMicroBatch loads_of(const Scenario& scenario) {
   return all;
 }
 
-// Which of the source's layers each of `layers` takes.
+// The source's layer that each of `layers` uses.
 std::vector<std::size_t> layers_of_source(const Workload& workload, std::span<const std::int64_t> layers,
                                           std::size_t of_source) {
   std::vector<std::size_t> numbers;
@@ -580,7 +580,7 @@ std::vector<std::size_t> layers_of_source(const Workload& workload, std::span<co
   return numbers;
 }
 
-// The line with each layer's load, and that of modules of multi-token prediction, which are no layers.
+// The line with each layer's load, and that of modules of multi-token prediction, which are not layers.
 std::vector<Run> line_with(const Program& program, Variants& variants, std::span<const Run> of,
                            std::span<const std::size_t> numbers, std::size_t of_modules) {
   std::vector<Run> line;
@@ -605,7 +605,7 @@ std::vector<Run> line_with(const Program& program, Variants& variants, std::span
   return line;
 }
 
-// The loads that layers have in the end, and which of them each of the layers has, micro-batch by micro-batch.
+// The loads that are kept, and the load of each layer in each micro-batch.
 struct JoinedLoads {
   std::vector<Load> loads;
   std::vector<std::size_t> numbers;
@@ -628,7 +628,7 @@ JoinedLoads joined_loads(const Scenario& scenario, std::span<const std::int64_t>
   return joined;
 }
 
-// Of what is drawn once for all plans that divide it alike.
+// Cached: routing is drawn once for all plans that divide it in the same way.
 const JoinedLoads& loads_to_lay(const Scenario& scenario, const std::vector<std::int64_t>& layers, double given) {
   using Key = std::tuple<DrawnKey, std::int64_t, std::int64_t, double, bool, double, std::vector<std::int64_t>>;
   thread_local std::optional<Key> met;
@@ -640,7 +640,7 @@ const JoinedLoads& loads_to_lay(const Scenario& scenario, const std::vector<std:
     key.emplace(key_of(generator_of(scenario)), routing_step(workload), scenario.plan.expert.degree,
                 scenario.plan.expert.capacity_factor, scenario.plan.expert.pad_to_busiest, given, layers);
   if (!drawn || key != met) {
-    met.reset();  // should it throw
+    met.reset();  // in case it throws
     joined = joined_loads(scenario, layers, given);
     met = std::move(key);
   }
@@ -652,12 +652,12 @@ const JoinedLoads& loads_to_lay(const Scenario& scenario, const std::vector<std:
 void lay_loads(const Scenario& scenario, Program& program) {
   const Workload& workload = scenario.workload;
   const Model& model = scenario.model;
-  // What a gate gives each token in the mean, of the experts that there is room for.
+  // Mean experts per token that a gate gives, out of the slots for them.
   const double given = model.has_experts() && model.mean_experts_per_token > 0
                            ? model.mean_experts_per_token / static_cast<double>(model.experts_per_token)
                            : 1;
   const double capacity = scenario.plan.expert.capacity_factor;
-  const bool too_few_slots = capacity > 0 && capacity < 1;  // of balanced rows, too, some find none
+  const bool too_few_slots = capacity > 0 && capacity < 1;  // even balanced routing lacks slots then
   if (!model.has_experts() || (!workload.routes_unequally() && given == 1 && !too_few_slots)) return;
 
   const std::vector<std::int64_t> layers = layers_with_experts(program);
@@ -669,8 +669,8 @@ void lay_loads(const Scenario& scenario, Program& program) {
     return std::span<const std::size_t>(numbers).subspan(part * layers.size(), layers.size());
   };
 
-  // Parts of the same loads are of one class.
-  std::vector<std::size_t> classes, class_of(parts);  // of each class one of its parts
+  // Micro-batches with the same loads form one class.
+  std::vector<std::size_t> classes, class_of(parts);  // one micro-batch of each class; the class of each
   for (std::size_t part = 0; part < parts; ++part) {
     const auto like = std::ranges::find_if(
         classes, [&](std::size_t other) { return std::ranges::equal(numbers_of(other), numbers_of(part)); });
@@ -697,7 +697,7 @@ void lay_loads(const Scenario& scenario, Program& program) {
   program.loads = std::move(loads);
   if (capacity > 0) return;
 
-  // A module of multi-token prediction routes as the last layer, in the mean of the micro-batches.
+  // A module of multi-token prediction routes as the last layer, averaged over micro-batches.
   double mean = 0;
   const auto of_last = [&](std::size_t part) { return numbers_of(classes[class_of[part]]).back(); };
   for (std::size_t part = 0; part < parts; ++part)
@@ -709,7 +709,7 @@ void lay_loads(const Scenario& scenario, Program& program) {
 
   Variants variants(program);
   const std::vector<Run> line = std::move(program.line);
-  // The first micro-batch is of class 0.
+  // The first micro-batch has class 0.
   const std::size_t of_first = class_of.front();
   program.line = line_with(program, variants, line, numbers_of(classes[of_first]), of_modules);
   if (classes.size() == 1) return;

@@ -40,7 +40,7 @@ Placement in_blocks(const Scenario& scenario) {
   return Placement::in_blocks(scenario.model.experts, scenario.plan.expert.degree, slots_per_rank(scenario));
 }
 
-// Of `given`: how many placements there are, and which holds at a step.
+// For `given`: the number of placements, and the one that holds at a step.
 std::int64_t given_placements(const Scenario& scenario) {
   return static_cast<std::int64_t>(scenario.plan.flexmoe.placement.size()) /
          (slots_per_rank(scenario) * scenario.plan.expert.degree);
@@ -53,17 +53,17 @@ std::span<const std::int64_t> given_slots(const Scenario& scenario, std::int64_t
   return std::span(scenario.plan.flexmoe.placement).subspan(static_cast<std::size_t>(placement) * slots, slots);
 }
 
-// At a step that begins with it, whatever routing was.
+// Placement at a step that begins with it, whatever the routing was.
 Placement placement_at(const Scenario& scenario, std::int64_t step) {
   if (scenario.plan.flexmoe.balancer != Balancer::given) return in_blocks(scenario);
   return {scenario.model.experts, scenario.plan.expert.degree, slots_per_rank(scenario),
           given_slots(scenario, given_at(scenario, step))};
 }
 
-// Whether a step's own routing says what is done in it, and no expert stays elsewhere behind it.
+// Whether a balancer acts within a step, by that step's routing, and leaves no expert elsewhere afterwards.
 bool within_steps(Balancer balancer) { return balancer == Balancer::fastermoe || balancer == Balancer::swipe; }
 
-// What goes from each rank to each other, [from * ranks + to]; an expert's tokens evenly to its vExperts.
+// Rows from each rank to each other, [from * ranks + to]; an expert's tokens are divided evenly over its vExperts.
 std::vector<double> rows_between(const Placement& placement, const RoutingMatrix& tokens) {
   const auto ranks = static_cast<std::size_t>(placement.ranks());
   std::vector<double> rows(ranks * ranks);
@@ -77,14 +77,14 @@ std::vector<double> rows_between(const Placement& placement, const RoutingMatrix
   return rows;
 }
 
-// Of a layer in a step, that an expert group has.
+// Rows of an expert group, per layer and step.
 double rows_of_group(const Scenario& scenario) {
   const double groups = static_cast<double>(scenario.cluster.devices()) /
                         static_cast<double>(scenario.plan.pipeline.degree * scenario.plan.expert.degree);
   return expert_rows(scenario.model, scenario.workload, scenario.workload.global_batch_size) / groups;
 }
 
-// Of a group's step, by layer and source rank: all send alike where nothing else is known.
+// Rows of a group's step, by layer and source rank; all ranks send the same where nothing else is known.
 std::vector<RoutingMatrix> rows_by_source(const Scenario& scenario) {
   const std::int64_t ranks = scenario.plan.expert.degree;
   std::vector<RoutingMatrix> all;
@@ -119,7 +119,7 @@ class BalanceController final : public RunController {
     layers_of_each_ = static_cast<double>(model.expert_layers()) /
                       (stages * static_cast<double>(std::max<std::size_t>(placements_.size(), 1)));
     gradient_bytes_ = parameters * width_of(framework::gradient_dtype(scenario.plan));
-    // SYMI's states lie apart from the weights, on all ranks alike, and stay there.
+    // SYMI's states are separate from the weights, divided evenly over all ranks, and stay there.
     copy_bytes_ =
         parameters * (options_.balancer == Balancer::symi ? width_of(scenario.plan.precision.storage())
                                                           : optimizer::bytes_kept_per_parameter(scenario.plan));
@@ -155,7 +155,7 @@ class BalanceController final : public RunController {
   }
 
   void begin(Scenario& scenario) override {
-    const bool first = !known_;  // which is what it is alone
+    const bool first = !known_;  // the first step, predicted on its own
     if (within_steps(options_.balancer)) digest_ = digest_of(first ? "in blocks" : "within steps");
     arrived_ = std::exchange(arriving_, 0);
     const std::int64_t routing = expert_parallel::routing_state(scenario);
@@ -209,7 +209,7 @@ class BalanceController final : public RunController {
   static constexpr std::array<std::string_view, 3> kFigures{"balance", "replicas", "moved_copies"};
   static constexpr std::array<std::string_view, 2> kSwipeFigures{"balance", "rerouted_share"};
 
-  // What the step's routing makes of the experts' places.
+  // Applies the balancer to the step's routing.
   void weigh(const Scenario& scenario, bool first) {
     tokens_ = rows_by_source(scenario);
     auto rows = std::make_shared<Rows>();
@@ -245,7 +245,7 @@ class BalanceController final : public RunController {
     replicas_ += static_cast<std::int64_t>(shadowed.size()) * (ranks_ - 1);
   }
 
-  // Choice by choice, as if all choices of a token were alike. What workers must know of each other are counts.
+  // One pass per choice, as if all choices of a token were alike. Workers only exchange counts.
   void swipe(std::vector<double>& rows) {
     double all = 0;
     for (const double r : rows) all += r;
@@ -300,7 +300,7 @@ class BalanceController final : public RunController {
     return next;
   }
 
-  // Of the rank that sends or gets the most; a copy comes from the rank that sends it the fastest.
+  // Time of the rank that sends or receives the most; a copy comes from the rank that sends it fastest.
   double moving_seconds() {
     std::vector<double> sent(static_cast<std::size_t>(ranks_)), got(sent.size());
     copies_ = 0;
@@ -347,8 +347,8 @@ class BalanceController final : public RunController {
   Options options_;
   std::int64_t ranks_;
   double gradient_bytes_ = 0, copy_bytes_ = 0, token_bytes_ = 0;
-  double layers_of_each_ = 0;  // of a stage, that a layer of the routing's source stands for
-  double group_rows_ = 0;      // of a layer in a step, that an expert group has
+  double layers_of_each_ = 0;  // layers of a stage per layer of the routing's source
+  double group_rows_ = 0;      // rows of an expert group, per layer and step
   std::int64_t micro_batches_ = 1, choices_ = 1;
   double weight_bytes_ = 0, hidden_ = 0, hidden_ratio_ = 0;
   ShadowingProfile shadowing_;
@@ -356,12 +356,12 @@ class BalanceController final : public RunController {
   PlacementCost cost_;
 
   std::vector<Placement> placements_, next_;  // by layer of the routing's source
-  std::shared_ptr<const Rows> rows_;          // of the step, by the same layers
+  std::shared_ptr<const Rows> rows_;          // of this step, by layer of the routing's source
   std::vector<RoutingMatrix> tokens_;
   std::uint64_t digest_ = 0, weighed_ = 0;
   std::int64_t routing_ = 0, replicas_ = 0, copies_ = 0, arriving_ = 0, arrived_ = 0;
   double balance_ = 1, rerouted_ = 0;
-  double synchronising_ = 0, step_synchronising_ = 0;  // the latter of the step under way
+  double synchronising_ = 0, step_synchronising_ = 0;  // step_synchronising_: of the current step
   bool known_ = false, looked_ = false, moving_ = false;
 };
 
@@ -369,7 +369,7 @@ class BalanceController final : public RunController {
   throw InputError({"", std::string("/plan/") + field}, found, expected);
 }
 
-// By which each slot of a rank has room for all tokens of another.
+// Capacity factor with which each slot of a rank has room for all tokens of another rank.
 double factor_without_drops(const Scenario& scenario) {
   return static_cast<double>(slots_per_rank(scenario) * scenario.plan.expert.degree) /
          static_cast<double>(scenario.model.experts_per_token);

@@ -7,7 +7,7 @@
 
 namespace orrery::flexmoe {
 
-// What moves experts between steps, or their weights or tokens within one, where routing is unequal.
+// How unequal routing is balanced: by moving experts between steps, or by moving their weights or tokens within a step.
 enum class Balancer : std::uint8_t { none, flexmoe, eplb, symi, given, fastermoe, swipe };
 inline constexpr std::array<std::string_view, 7> kBalancerNames{"none",  "flexmoe",   "eplb", "symi",
                                                                 "given", "fastermoe", "swipe"};
@@ -19,7 +19,7 @@ struct Options {
   std::int64_t slots_per_rank = 0;
   double threshold = kThreshold;
   std::int64_t interval = 1;
-  std::vector<std::int64_t> placement;  // of `given`: the expert of each slot, one placement after another
+  std::vector<std::int64_t> placement;  // for `given`: the expert of each slot, one placement after another
   bool also_busiest_rank = false;
 
   void visit_fields(FieldVisitor& v) {

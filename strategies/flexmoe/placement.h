@@ -1,6 +1,6 @@
-// Which experts lie on which ranks. A vExpert is one of a rank's slots, bound to an expert; an expert has as many as
-// its load asks for, on one rank or several, and its tokens are divided evenly among them. vExperts of one expert on
-// one rank share its weights (FlexMoE, Nie et al. 2023, arXiv 2304.03946).
+// Which experts lie on which ranks. A vExpert is a slot of a rank that is bound to an expert. An expert has as many
+// vExperts as its load asks for, on one rank or several, and its tokens are divided evenly among them. vExperts of one
+// expert on one rank share its weights (FlexMoE, Nie et al. 2023, arXiv 2304.03946).
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ namespace orrery::flexmoe {
 
 class Placement {
  public:
-  // All slots are free. Throws InputError where there are fewer slots than experts.
+  // A placement with all slots free. Throws InputError if there are fewer slots than experts.
   Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank);
-  // Of the expert in each slot, [rank * slots_per_rank + slot]; -1: free. Throws InputError where an expert is none of
-  // `experts`, or has no slot.
+  // A placement from the expert in each slot, [rank * slots_per_rank + slot]; -1: free. Throws InputError if an
+  // expert's number is out of range or an expert has no slot.
   Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank,
             std::span<const std::int64_t> expert_of_slot);
-  // Expert parallelism's: a vExpert each, the same number of neighbours on each rank. Throws InputError where ranks do
-  // not divide the experts, or slots do not hold them.
+  // The placement of plain expert parallelism: one vExpert per expert, the same number of consecutive experts on each
+  // rank. Throws InputError if the experts are not a multiple of the ranks, or do not fit into the slots.
   static Placement in_blocks(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank);
 
   std::int64_t experts() const { return experts_; }
@@ -30,10 +30,11 @@ class Placement {
   std::int64_t vexperts(std::int64_t expert) const { return of_expert_[static_cast<std::size_t>(expert)]; }
   std::int64_t vexperts(std::int64_t expert, std::int64_t rank) const { return at_[place(expert, rank)]; }
   std::int64_t free_slots(std::int64_t rank) const { return free_[static_cast<std::size_t>(rank)]; }
-  std::vector<std::int64_t> ranks_of(std::int64_t expert) const;  // that hold its weights, ascending
+  // Ranks that hold the expert's weights, ascending.
+  std::vector<std::int64_t> ranks_of(std::int64_t expert) const;
 
-  // The primitives. Throw InputError, and change nothing, where `rank` has no free slot; where it has none of the
-  // expert's vExperts, or the expert no other; where one of both is not where it is said to be.
+  // The primitives. They throw InputError, and change nothing: expand if `rank` has no free slot; shrink if `rank` has
+  // no vExpert of the expert, or it is the last; migrate if one of the two experts has no vExpert on its rank.
   void expand(std::int64_t expert, std::int64_t rank);
   void shrink(std::int64_t expert, std::int64_t rank);
   void migrate(std::int64_t expert, std::int64_t rank, std::int64_t other_expert, std::int64_t other_rank);
@@ -53,19 +54,19 @@ class Placement {
   std::vector<std::int64_t> of_expert_, free_;
 };
 
-// Tokens that each rank computes where experts have these. Throws as Placement::check, and where the numbers of experts
-// differ.
+// Tokens that each rank computes, by the tokens of experts. Throws as Placement::check, and for another number of
+// experts.
 std::vector<double> rank_loads(const Placement& placement, std::span<const std::int64_t> tokens_of_experts);
-// Of the most loaded rank over the mean (eq. 6).
+// Tokens of the most loaded rank over the mean (eq. 6).
 double balance_ratio(const Placement& placement, std::span<const std::int64_t> tokens_of_experts);
 
-// Expert and rank of each copy of weights that `to` has and `from` has not: what changing the placement must send.
-// Ordered by expert, then rank.
+// Expert and rank of each copy of weights that `to` has and `from` has not: the copies that changing the placement must
+// send. Ordered by expert, then rank.
 std::vector<std::pair<std::int64_t, std::int64_t>> new_copies(const Placement& from, const Placement& to);
 
-// vExperts in the order of their tokens, each onto the least loaded rank with a free slot (longest processing time
-// first; Graham 1969). Throws InputError where vexperts are no number of at least 1 for each expert, or more than there
-// are slots.
+// Places vExperts in descending order of their tokens, each onto the least loaded rank with a free slot (longest
+// processing time first; Graham 1969). Throws InputError unless vexperts has a number of at least 1 for each expert and
+// their sum is at most the number of slots.
 Placement pack_largest_first(std::span<const std::int64_t> tokens_of_experts, std::span<const std::int64_t> vexperts,
                              std::int64_t ranks, std::int64_t slots_per_rank);
 

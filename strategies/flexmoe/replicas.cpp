@@ -13,15 +13,15 @@ namespace orrery::flexmoe {
 namespace {
 
 struct Packed {
-  std::size_t pack, place;  // of an item: its pack, and its place in that
+  std::size_t pack, place;  // an item's pack, and its place in the pack
 };
 
-// Items by descending weight, each into the lightest pack that is not full; as many items a pack.
+// Puts items by descending weight into the lightest pack that is not full; equally many items per pack.
 std::vector<Packed> pack_evenly(const std::vector<double>& weights, std::size_t packs) {
   const std::size_t each = weights.size() / packs;
   std::vector<std::size_t> order(weights.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  if (each > 1)  // with one item a pack, order is all there is to keep
+  if (each > 1)  // with one item per pack, their order stays
     std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return weights[a] > weights[b]; });
   std::vector<Packed> packed(weights.size());
   std::vector<double> weight(packs);
@@ -102,7 +102,7 @@ std::vector<std::int64_t> slots_by_popularity(std::span<const std::int64_t> toke
     throw InputError({}, fmt::format("{} slots", slots), fmt::format("one at least for each of {} experts", experts));
   double all = 0;
   for (const std::int64_t tokens : tokens_of_experts) all += static_cast<double>(tokens);
-  std::vector<double> lacking;  // of the share
+  std::vector<double> lacking;  // missing slots relative to the share
   std::vector<std::int64_t> given;
   std::int64_t left = slots;
   for (const std::int64_t tokens : tokens_of_experts) {
@@ -119,7 +119,8 @@ std::vector<std::int64_t> slots_by_popularity(std::span<const std::int64_t> toke
   };
   while (left > 0)
     change(static_cast<std::size_t>(std::max_element(lacking.begin(), lacking.end()) - lacking.begin()), 1);
-  while (left < 0) {  // those that have one although their share is less take it from who has most to spare
+  // Experts with one slot, although their share is less, take it from the expert with the largest surplus.
+  while (left < 0) {
     std::size_t richest = given.size();
     for (std::size_t e = 0; e < given.size(); ++e)
       if (given[e] > 1 && (richest == given.size() || lacking[e] < lacking[richest])) richest = e;

@@ -14,11 +14,11 @@ namespace {
 // Forward once, backward twice (eq. 7); dispatch and combine, forward and backward (eq. 8).
 constexpr double kPasses = 3, kAllToAlls = 4;
 
-// Of a cost that is a sum of many, what may be rounding is no saving.
+// Savings smaller than the rounding error of a sum of many terms do not count.
 constexpr double kRounding = 1e-12;
 bool saves(double now, double before) { return now < before * (1 - kRounding); }
 
-// Of a token from one rank to another: [to * ranks + from]; none within a rank.
+// Seconds of a token from one rank to another: [to * ranks + from]; 0 within a rank.
 std::vector<double> token_seconds(const LayerProfile& profile, std::int64_t ranks) {
   std::vector<double> seconds;
   for (std::int64_t to = 0; to < ranks; ++to)
@@ -59,7 +59,7 @@ double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, co
   return *std::max_element(seconds.begin(), seconds.end());
 }
 
-// Keeps the cheapest of what is tried.
+// Keeps the cheapest of the plans that are tried.
 class Cheapest {
  public:
   Cheapest(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost)
@@ -80,7 +80,7 @@ class Cheapest {
   const RoutingMatrix& tokens_;
   const PlacementCost& cost_;
   double seconds_;
-  std::vector<Adjustment> plan_;  // empty: nothing is cheaper than what there is
+  std::vector<Adjustment> plan_;  // empty: nothing is cheaper than the given placement
 };
 
 }  // namespace

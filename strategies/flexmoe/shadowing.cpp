@@ -12,7 +12,7 @@ double compute_seconds(double tokens, const ShadowingProfile& p) {
 double exchange_seconds(double tokens, const ShadowingProfile& p) {
   return 4 * tokens * p.hidden * p.element_bytes / p.bytes_per_second;
 }
-// Of an expert, once.
+// Sends an expert once.
 double expert_seconds(const ShadowingProfile& p) {
   return 2 * p.hidden_ratio * p.hidden * p.hidden * p.element_bytes / p.bytes_per_second;
 }

@@ -1,5 +1,5 @@
 // FasterMoE's dynamic shadowing (He et al. 2022, PPoPP '22): popular experts are broadcast to every rank for a step, so
-// that their tokens stay where they are. Formulas count multiply-adds as two FLOPs and a worker as one rank with one
+// that their tokens stay where they are. Formulas count a multiply-add as two FLOPs; a worker is a rank with one
 // expert.
 #pragma once
 
@@ -17,18 +17,19 @@ struct ShadowingProfile {
   double bytes_per_second = 0;  // W_net, of a rank's link
 };
 
-// Seconds of a layer, forward and backward, whose busiest worker has these tokens: 3 x 4 B a H^2 / P + 4 B H / W_net.
+// Seconds of a layer, both passes, if the busiest worker has B = most_tokens: 3 x 4 B a H^2 / P + 4 B H / W_net.
 double imbalanced_seconds(double most_tokens, const ShadowingProfile& profile);
-// With `shadowed` experts broadcast and their gradients reduced: 3 x 4 B' a H^2 / P + 2 r 2 a H^2 / W_net.
+// The same with r = `shadowed` experts broadcast and their gradients reduced, where B' = most_tokens_left:
+// 3 x 4 B' a H^2 / P + 2 r 2 a H^2 / W_net.
 double shadowed_seconds(double most_tokens_left, std::int64_t shadowed, const ShadowingProfile& profile);
-// Whether the latter is less, as the paper states it: r a H < B, or 3 (B - B') a H / (r a H - B) > P / W_net.
+// Whether shadowing takes less time, as the paper states it: r a H < B, or 3 (B - B') a H / (r a H - B) > P / W_net.
 bool shadowing_pays(double most_tokens, double most_tokens_left, std::int64_t shadowed,
                     const ShadowingProfile& profile);
 
-// The policy of its code (fmoe/fastermoe/shadow_policy.py): experts in descending order of tokens, as long as
-// broadcasting one more makes the layer faster, where the next expert's tokens are then the most; the least popular is
-// never shadowed. `tokens_of_experts`: those of a micro-batch, the mean where there are several. Returns the numbers of
-// the experts, the most popular first.
+// The policy of the published code (fmoe/fastermoe/shadow_policy.py): takes experts in descending order of tokens, as
+// long as broadcasting one more makes the layer faster; the next expert's tokens are then the most. The least popular
+// expert is never shadowed. `tokens_of_experts`: tokens of a micro-batch, or the mean over several. Returns the indices
+// of the experts, the most popular first.
 std::vector<std::int64_t> shadowed_experts(std::span<const double> tokens_of_experts,
                                            const ShadowingProfile& profile);
 

@@ -1,5 +1,5 @@
-// SWIPE, which balances by changing what routers chose: workers take as many tokens as they have room for, and what is
-// left over goes to others (FastMoE's SwipeGate: fmoe/gates/swipe_gate.py, cuda/balancing.cu).
+// SWIPE balances by changing the routers' choices: each worker takes as many tokens as it has room for, and tokens
+// beyond that go to other workers (FastMoE's SwipeGate: fmoe/gates/swipe_gate.py, cuda/balancing.cu).
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 namespace orrery::flexmoe {
 
 struct SwipePass {
-  RoutingMatrix tokens;    // by worker, as balanced
-  std::int64_t moved = 0;  // tokens that go elsewhere than their router said
+  RoutingMatrix tokens;    // by worker, after balancing
+  std::int64_t moved = 0;  // tokens that go to another worker than their router chose
 };
 
-// One pass, of one choice of every token. `tokens` says by source rank how many go to each worker (its experts
-// together: RoutingMatrix::experts is the number of workers), `room` how many each still takes, which is brought up to
-// date. Sources are served in the order of their ranks; overflow fills workers from the first on. Room for T x top_k
-// tokens a worker, over all passes, leaves every worker as many. Throws InputError where sizes differ, or room is less
-// than tokens.
+// One pass over one choice of every token. `tokens`: how many tokens go from each source rank to each worker;
+// RoutingMatrix::experts is the number of workers, as a worker's experts count together. `room`: how many tokens each
+// worker still takes; it is updated. Source ranks are served in order; overflow fills workers from the first on. If
+// each worker has room for T x top_k tokens over all passes, where T is the tokens of a rank, all end with as many.
+// Throws InputError if sizes differ, or if there is less room than tokens.
 SwipePass swipe_once(const RoutingMatrix& tokens, std::vector<std::int64_t>& room);
 
 }  // namespace orrery::flexmoe

@@ -13,8 +13,8 @@ namespace {
 
 bool is_of_residual_width(const Piece& piece, TensorId id) { return piece.tensors[id].find(Axis::hidden) >= 0; }
 
-// Attention, and what makes its operands of tensors of the residual stream's width; its derivative, and what follows
-// from that up to such tensors. Empty: the piece attends to nothing.
+// Returns the ops of attention: those that compute its operands from tensors of the residual stream's width, and in the
+// backward its derivative and what follows up to such tensors. Empty: the piece has no attention.
 Region region_of_attention(const Piece& piece) {
   Region region;
   const std::vector<Op>&forward = piece.forward.ops, &backward = piece.backward.ops;
@@ -69,16 +69,16 @@ class ChunkedAttention {
   }
 
  private:
-  // Where a tensor of a chunk waits: on the host, or where it is.
+  // A tensor of a chunk while it waits: on the host, or where it is.
   struct Waiting {
     TensorId device = kNoTensor, host = kNoTensor;
   };
-  // Of a chunk what its forward leaves.
+  // What the forward of a chunk leaves.
   struct Left {
     Waiting queries, keys, context, log_sum_exp;
-    std::vector<Waiting> saved;  // of saved_, in their order
+    std::vector<Waiting> saved;  // saved_, in the same order
   };
-  // Of a chunk of queries what its backward works on.
+  // What the backward of a chunk of queries works on.
   struct Queries {
     TensorId queries = kNoTensor, context = kNoTensor, log_sum_exp = kNoTensor, context_gradient = kNoTensor,
              gradient = kNoTensor;
@@ -90,7 +90,7 @@ class ChunkedAttention {
   SequenceChunk chunk(std::int64_t m) { return SequenceChunk(piece_, inside_, chunks_, m, ranks_, chunks_ > 1); }
   const Op& attention() const { return piece_.forward.ops[region_.forward.back()]; }
 
-  // What ops of the backward read of the forward beside attention's own: the projection's operand.
+  // Finds what the backward reads of the forward besides attention's operands: the projection's operand.
   void find_saved() {
     std::vector<std::uint8_t> made(piece_.tensors.size());
     if (piece_.input != kNoTensor) made[piece_.input] = 1;
@@ -154,7 +154,7 @@ class ChunkedAttention {
       op.causal = own_keys;
       return op;
     };
-    // Its own keys first, so that beside those of a step only the next step's are there.
+    // Its own keys first: then only the next step's keys are on the device beside those of the current step.
     TensorId next = m > 0 ? fetch(left_[0].keys, whole.phase) : kNoTensor;
     Op merged = attend(keys.all, true);
     out_.push_back(merged);
@@ -218,7 +218,7 @@ class ChunkedAttention {
     }
   }
 
-  // Of the queries that a step is of; in the first round the gradient of their context comes from all ranks.
+  // Fetches the queries of a step; in the first round the gradient of their context comes from all ranks.
   Queries fetch_queries(const Step& at) {
     const auto j = static_cast<std::size_t>(at.queries);
     const Phase phase = whole_.phase;
@@ -261,7 +261,7 @@ class ChunkedAttention {
     }
     return result;
   }
-  // In the dtype of the activations.
+  // Returns the sum in the dtype of the activations.
   TensorId rounded(TensorId sum, Dtype dtype) {
     if (piece_.tensors[sum].dtype == dtype) return sum;
     const TensorId result = clone_tensor(piece_, sum);
@@ -270,7 +270,7 @@ class ChunkedAttention {
     return result;
   }
 
-  // The gradients of a chunk's queries, keys and values, to the ranks that have their positions, and what follows.
+  // Sends the gradients of a chunk's queries, keys and values to the ranks with their positions, and runs what follows.
   void give_back(std::int64_t i, TensorId query_gradient, TensorId key_gradient) {
     SequenceChunk& own = own_[static_cast<std::size_t>(i)];
     const auto [dq, dkv] =
@@ -298,11 +298,11 @@ class ChunkedAttention {
   std::vector<TensorId> saved_;
   std::vector<Left> left_;  // by chunk
 
-  // Of the backward, by chunk.
+  // State of the backward; vectors are by chunk.
   Op whole_;
   std::vector<SequenceChunk> own_;
   std::vector<Waiting> context_gradients_, gradients_;
-  TensorId finished_ = kNoTensor;  // of the queries whose own keys are this round's
+  TensorId finished_ = kNoTensor;  // gradient of the queries whose own keys are this round's
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Causal attention chunk by chunk, between Ulysses' exchanges of each chunk.
+// Causal attention chunk by chunk, with an exchange of Ulysses before and after each chunk.
 #pragma once
 
 #include "sim/program/program.h"
@@ -7,13 +7,13 @@ namespace orrery::fpdt {
 
 struct ChunkedAttentionOptions {
   std::int64_t chunks = 1;
-  bool offload = true;          // to host memory, where there are several chunks
-  bool fp32_gradients = false;  // sums of a chunk's gradients
+  bool offload = true;          // keep chunks in host memory if there are several
+  bool fp32_gradients = false;  // sum a chunk's gradients in fp32
 };
 
-// Of a piece's attention, if it has one: what makes queries, keys and values of the residual stream's norm, the
-// exchanges, attention, and the same backward. REQUIRES: positions are divided, chunk m of all ranks being the m-th
-// piece of the sequence.
+// Rewrites the attention of a piece, if it has one, forward and backward: from the ops that compute queries, keys and
+// values, through the exchanges, to attention itself. REQUIRES: positions are divided such that chunk m of all ranks
+// together is the m-th part of the sequence.
 void chunk_attention(Piece& piece, const Mesh& mesh, const ChunkedAttentionOptions& options);
 
 }  // namespace orrery::fpdt

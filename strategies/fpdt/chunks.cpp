@@ -102,7 +102,7 @@ Op SequenceChunk::part(Op op) {
 
 void replace(Block& block, const Piece& piece, const std::vector<std::size_t>& region, const std::vector<Op>& by) {
   if (region.empty()) return;
-  std::vector<std::uint8_t> waits(piece.tensors.size());  // storages that are not there before the region has run
+  std::vector<std::uint8_t> waits(piece.tensors.size());  // storages that do not exist before the region has run
   const auto writes = [&](const Op& op) {
     for (const TensorId id : op.writes)
       if (id != kNoTensor) waits[storage_of(piece, id)] = 1;

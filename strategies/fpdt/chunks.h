@@ -1,4 +1,4 @@
-// Ops of a piece repeated chunk by chunk along the sequence.
+// Repeats ops of a piece chunk by chunk along the sequence.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace orrery::fpdt {
 
-// By their places in the blocks of a piece, ascending.
+// A set of ops: indices into the blocks of a piece, ascending.
 struct Region {
   std::vector<std::size_t> forward, backward;
 };
 
-// What the ops on tensors along the sequence and along `axis` are: of an MLP, or of logits.
+// Returns the ops on tensors that have both a sequence axis and `axis`: e.g. the ops of an MLP, or of logits.
 Region ops_along(const Piece& piece, Axis axis);
 
-// Which storages only the ops of a region use. There is no need for all of one at a time.
+// The storages that only the ops of a region use. They need not exist as a whole at any time.
 class Inside {
  public:
   Inside(const Piece& piece, const Region& region);
@@ -26,18 +26,19 @@ class Inside {
   std::vector<std::uint8_t> inside_;  // by tensor
 };
 
-// The tensors of one chunk: of what lies inside the region tensors of its own, views of the rest. What does not run
-// along the sequence (weights, their gradients) is the same for all chunks.
+// The tensors of one chunk. A tensor inside the region gets a tensor of the chunk's size; any other tensor gets a view.
+// Tensors without a sequence axis (weights, their gradients) are the same for all chunks.
 class SequenceChunk {
  public:
-  // The index-th of `count` equal chunks of what a rank has. `of_sequence`: of all ranks together it is a piece of the
-  // sequence, in which the ranks have their parts in order.
+  // Chunk `index` of `count` equal chunks of a rank's positions. `of_sequence`: the chunks of all ranks together are a
+  // contiguous part of the sequence, in which the ranks' parts lie in order.
   SequenceChunk(Piece& piece, const Inside& inside, std::int64_t count, std::int64_t index, std::int64_t ranks,
                 bool of_sequence);
 
+  // Return the chunk's tensor for `id`, and a copy of `op` on the chunk's tensors. Tensors are created on first use.
   TensorId part(TensorId id);
   Op part(Op op);
-  // In place of what part(id) would make.
+  // Makes part(id) return `part` instead.
   void set(TensorId id, TensorId part) { parts_[id] = part; }
   bool has(TensorId id) const { return id < parts_.size() && parts_[id] != kNoTensor; }
 
@@ -48,10 +49,11 @@ class SequenceChunk {
   const Inside* inside_;
   std::int64_t count_, index_, ranks_;
   bool of_sequence_;
-  std::vector<TensorId> parts_;  // by the tensor that they are of
+  std::vector<TensorId> parts_;  // by whole tensor
 };
 
-// Puts ops in the place of a region's. What stands between those goes in front where it can.
+// Replaces a region's ops by `by`. Other ops between those of the region move in front of `by`, or behind it if they
+// read what the region writes.
 void replace(Block& block, const Piece& piece, const std::vector<std::size_t>& region, const std::vector<Op>& by);
 
 }  // namespace orrery::fpdt

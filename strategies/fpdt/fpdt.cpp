@@ -20,7 +20,7 @@ namespace {
 // Megatron-DeepSpeed, megatron/model/transformer.py: fpdt_FFN_chunk_size = chunk size / sequence-parallel ranks / 2.
 constexpr std::int64_t kMlpChunksOfAChunk = 2;
 
-// Steps of attention grow with the square of the chunks; more than these have no numbers left for their tensors.
+// Steps of attention grow with the square of the chunks; with more chunks, ids for their tensors run out.
 constexpr std::int64_t kMostChunks = 64;
 
 bool is_used(const Scenario& scenario) { return context_parallel::has_layers_of_type(scenario, kTypes); }
@@ -30,8 +30,8 @@ std::int64_t chunks_of(const Scenario& scenario) {
                                 sequence_length(scenario.model, scenario.workload) / scenario.plan.fpdt.chunk_tokens);
 }
 
-// Chunk m of all ranks is the m-th piece of the sequence, in which they have their parts in order: an all-to-all of
-// chunks then gives chunks that are causal to each other.
+// Chunk m of all ranks together is the m-th part of the sequence, in which the ranks' parts lie in order. After an
+// all-to-all of chunks, chunks are then causal to each other.
 Deal deal_of(std::int64_t chunks, std::int64_t ranks) {
   if (chunks == 1) return Deal::contiguous;
   std::vector<std::int64_t> owners;
@@ -45,7 +45,7 @@ Deal deal_of(std::int64_t chunks, std::int64_t ranks) {
   }
 }
 
-// The ops along an axis chunk by chunk. The backward repeats what has the axis (FPDT_FFN, FPDT_LogitsLoss).
+// Runs the ops along an axis chunk by chunk. The backward repeats the forward's ops on it (FPDT_FFN, FPDT_LogitsLoss).
 class ChunkedOps {
  public:
   ChunkedOps(Piece& piece, Axis axis, std::int64_t chunks, std::int64_t ranks)
@@ -101,8 +101,8 @@ class ChunkedOps {
   const std::int64_t chunks_, ranks_;
   const Region region_;
   const Inside inside_;
-  std::vector<bool> axes_;             // by tensor: has it
-  std::vector<std::size_t> repeated_;  // of the forward's ops
+  std::vector<bool> axes_;             // by tensor: whether it has the axis
+  std::vector<std::size_t> repeated_;  // by op of the forward
 };
 
 void check_chunks(const Scenario& scenario) {

@@ -1,5 +1,5 @@
-// Long sequences in chunks: Ulysses' exchanges, online attention, MLP and loss chunk by chunk, and chunks in host
-// memory between their uses (FPDT, also Ulysses-Offload: Yao et al. 2024, arXiv 2408.16978;
+// FPDT: long sequences in chunks. Ulysses' exchanges, online attention, MLP and loss run chunk by chunk, and chunks
+// wait in host memory between their uses (also called Ulysses-Offload: Yao et al. 2024, arXiv 2408.16978;
 // deepspeed/sequence/fpdt_layer.py).
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace orrery::fpdt {
 
-// Of context_parallel_type.
+// Values of context_parallel_type.
 inline constexpr std::array<std::string_view, 1> kTypes{"fpdt"};
 
 void check(const Scenario& scenario);

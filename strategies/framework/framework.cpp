@@ -30,7 +30,7 @@ struct StackPreset {
   bool gathers_quantised_weights = false;
   bool weighs_activations = false;
   bool deals_uneven_chunks = false;
-  // For 16-bit parameters: the least zero_stage at which gradients have the parameters' dtype; kNoStage: at none.
+  // For 16-bit parameters: the least zero_stage at which gradients have the parameters' dtype; kNoStage: never.
   std::int64_t fp16_gradients_from_zero = kNoStage, bf16_gradients_from_zero = kNoStage;
   bool flat_reduction_buffers = false, copies_gradients_for_update = false;
   double sub_group_elements = 0;
@@ -170,7 +170,7 @@ bool scatters_transfers(const Plan& plan) { return preset(plan).scatters_transfe
 
 bool reduces_shards_in_every_micro_batch(const Plan& plan) {
   const StackPreset& s = preset(plan);
-  // The stack's own rule: under a pipeline DeepSpeed, for one, reduces once (stacks.json).
+  // The stack's own rule. For example, DeepSpeed reduces once under a pipeline (stacks.json).
   return plan.pipeline.degree > 1 ? s.reduces_in_every_micro_batch_of_pipeline : s.reduces_in_every_micro_batch;
 }
 
@@ -236,7 +236,7 @@ void check(const Scenario& scenario) {
 }
 
 std::string_view stack_known_as(std::string_view name) {
-  // What each stack runs: its "summary" in stacks.json.
+  // Other names of stacks, by what they run: see "summary" in stacks.json.
   static constexpr std::pair<std::string_view, std::string_view> kOtherNames[]{
       {"torchtitan", "fsdp"},        {"pytorch", "fsdp"},       {"ddp", "fsdp"},
       {"llm-foundry", "fsdp"},       {"nemo", "megatron-core"}, {"megatron-lm", "megatron-core"},
@@ -249,8 +249,7 @@ std::string_view stack_known_as(std::string_view name) {
 
 namespace {
 
-// Adds the buffers into which DeepSpeed's ZeRO copies gradients to reduce them. They have the bucket's size, however
-// little is in it.
+// Adds the buffers into which DeepSpeed's ZeRO copies gradients to reduce them: always of the bucket's size.
 void add_reduction_buffers(const Scenario& scenario, Runtime& runtime) {
   const Plan& plan = scenario.plan;
   const std::int64_t stage = plan.data.zero_stage;
@@ -281,7 +280,7 @@ void rewrite(const Scenario& scenario, Program& program) {
       chosen == pipeline_parallel::SentOutputs::automatic
           ? stack.sent_outputs
           : chosen == pipeline_parallel::SentOutputs::freed ? SentOutputs::freed : SentOutputs::kept;
-  // Where parameters are sharded, products do not add to a buffer of the stack's own (Megatron FSDP).
+  // If parameters are sharded, products do not add to a buffer of the stack's own (Megatron FSDP).
   if (scenario.plan.data.zero_stage == 3) program.runtime.placeholder_gradients = false;
   program.runtime.cuda_graphs = scenario.plan.framework.cuda_graphs;
   program.runtime.graphs_leave_experts =
@@ -291,7 +290,7 @@ void rewrite(const Scenario& scenario, Program& program) {
 }
 
 std::span<const SearchAxis> search_axes() {
-  // Of Megatron-LM: stages farthest apart, or replicas (its --use-tp-pp-dp-mapping).
+  // Megatron-LM's orders: the stages farthest apart, or the replicas (its --use-tp-pp-dp-mapping).
   static constexpr std::array<const char*, 2> kOrders{kMeshOrder, "tp-cp-ep-pp-dp"};
   static constexpr SearchAxis kAxes[]{
       {.field = "mesh_order",

@@ -8,7 +8,7 @@
 
 namespace orrery::framework {
 
-// A training stack's generation: the kernels it fuses, how fast its host issues them, what memory it holds.
+// A version of a training framework: the kernels it fuses, how fast its host issues them, how much memory it holds.
 enum class Stack : std::uint8_t {
   megatron_core,
   megatron_2021,
@@ -24,19 +24,19 @@ inline constexpr std::array<std::string_view, 9> kStackNames{"megatron-core", "m
                                                              "deepspeed",     "fsdp",          "fsdp-compiled",
                                                              "nanotron",      "jax",           "orrery"};
 
-// A generation of fused attention kernels; automatic: that of the stack.
+// A generation of fused attention kernels; automatic: the stack's.
 enum class AttentionKernel : std::uint8_t { automatic, flash_attention_1, flash_attention_2, flash_attention_3, cudnn };
 inline constexpr std::array<std::string_view, 5> kAttentionKernelNames{
     "automatic", "flash_attention_1", "flash_attention_2", "flash_attention_3", "cudnn"};
 
-// How much of the logits a loss keeps; automatic: as the stack does.
+// How the loss handles the logits; automatic: as the stack does.
 //   unfused  PyTorch's cross_entropy as it is: fp32 logits, their log-softmax and both gradients are tensors
 //   fp32     one kernel each way on a copy of the logits in fp32 (Megatron-LM's vocab_parallel_cross_entropy)
 //   fused    one kernel each way on the logits as they are (torch.compile, Liger)
 enum class CrossEntropy : std::uint8_t { automatic, unfused, fp32, fused };
 inline constexpr std::array<std::string_view, 4> kCrossEntropyNames{"automatic", "unfused", "fp32", "fused"};
 
-// From neighbouring ranks outwards; Megatron's default.
+// Axes from neighbouring ranks outwards; Megatron's default.
 inline constexpr const char* kMeshOrder = "tp-cp-ep-dp-pp";
 
 struct Options {

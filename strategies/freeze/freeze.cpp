@@ -19,7 +19,7 @@ bool used(const Scenario& scenario) {
   return ends.embedding || ends.head || any_plan(scenario, [](const Plan& plan) { return plan.freeze.layers; });
 }
 
-// By layer.
+// Whether each layer is frozen.
 std::vector<bool> frozen_layers(const Scenario& scenario) {
   const std::int64_t layers = scenario.model.total_layers();
   std::vector<bool> frozen(static_cast<std::size_t>(layers), scenario.plan.freeze.layers);
@@ -29,17 +29,17 @@ std::vector<bool> frozen_layers(const Scenario& scenario) {
   return frozen;
 }
 
-// Of what pieces hand on, the streams to which something leads that is trained: their gradients are needed.
+// The streams that a piece hands on which depend on trained parameters: their gradients are needed.
 struct Trained {
   bool residual = false;
   std::array<bool, kSideStreams> sides{};
   bool operator==(const Trained&) const = default;
 };
 
-// A table of tokens, which the head of a tied model has in common with the embedding.
+// A token table, which a tied model's head shares with the embedding.
 bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
 
-// Takes the gradients of some parameters out of a piece, and of its backward what only they needed.
+// Removes the gradients of some parameters from a piece, and from its backward everything that only they needed.
 class Freezer {
  public:
   Freezer(Piece& piece, const Trained& before) : piece_(piece), before_(before) {}
@@ -81,8 +81,7 @@ class Freezer {
       if (const TensorId on = piece_.sides[s].output; on != kNoTensor) behind_.sides[s] = trained[root(on)];
   }
 
-  // From the end: an op stays if anybody needs a result of it, and a result that nobody needs goes where the kernel can
-  // leave it out.
+  // From the end: an op stays if one of its results is needed. An unneeded result is dropped if the kernel can omit it.
   void prune() {
     std::vector<bool> needed(piece_.tensors.size());
     const auto need = [&](TensorId id) { needed[root(id)] = true; };
@@ -100,7 +99,7 @@ class Freezer {
     }
     std::vector<Op>& ops = piece_.backward.ops;
     const auto is_needed = [&](TensorId id) { return id != kNoTensor && needed[root(id)]; };
-    std::vector<Op> kept;  // from the last
+    std::vector<Op> kept;  // in reverse order
     for (std::size_t i = ops.size(); i-- > 0;) {
       Op op = ops[i];
       if (std::ranges::none_of(op.writes, is_needed)) continue;
@@ -124,7 +123,7 @@ class Freezer {
   bool pruned_ = false;
 };
 
-// Products of the backward that are no more, of two for each of the forward's.
+// Products that the backward no longer has; there are two for each product of the forward.
 ProductFlops spared(const Piece& piece, double expert_rows, const PackedSequences* packed) {
   ProductFlops flops;
   for (const Op& op : piece.forward.ops) flops.add(product_flops(op, piece.tensors, expert_rows, packed), 2);
@@ -133,14 +132,14 @@ ProductFlops spared(const Piece& piece, double expert_rows, const PackedSequence
       flops.add(product_flops(op, piece.tensors, expert_rows, packed), -1);
       continue;
     }
-    for (const Op& forward : piece.forward.ops)  // four products, of one kernel
+    for (const Op& forward : piece.forward.ops)  // four products, one kernel
       if (forward.kind == OpKind::attention && forward.writes[0] == op.reads[1])
         flops.add(product_flops(forward, piece.tensors, 0, packed), -2);
   }
   return flops;
 }
 
-// Cuts the line where what is trained changes, and makes the pieces anew.
+// Cuts the line where the trained parameters change, and builds the pieces anew.
 class Line {
  public:
   Line(const Scenario& scenario, Program& program)
@@ -153,7 +152,7 @@ class Line {
     for (const Run& run : program_.line)
       for (std::int64_t left = run.count; left > 0; left -= runs.back().count) {
         const Made made = piece(run.piece, before);
-        // Once an instance hands on what it takes all that follow are like it.
+        // Once an instance hands on what it takes, all that follow are like it.
         const std::int64_t count = made.behind == before ? left : 1;
         runs.push_back({made.piece, count});
         spared_.add(made.spared, static_cast<double>(count));
@@ -182,7 +181,7 @@ class Line {
       made.spared =
           spared(piece, expert_rows(scenario_.model, scenario_.workload, scenario_.plan.batch.micro_batch_size),
                  program_.packed.get());
-      piece.variant_of = kNoPiece;  // its buckets of gradients, if any, are its own
+      piece.variant_of = kNoPiece;  // its gradient buckets, if any, are its own
     } else if (piece.variant_of != kNoPiece) {
       piece.variant_of = family(piece.variant_of, made.piece);
     }
@@ -191,7 +190,7 @@ class Line {
     return made;
   }
 
-  // Variants that train all they have stay such.
+  // Keeps variants without frozen parameters as variants.
   std::uint16_t family(std::uint16_t before, std::uint16_t first) {
     for (const auto& [from, to] : families_)
       if (from == before) return to;
@@ -220,13 +219,12 @@ class Line {
   throw InputError({"", std::string("/plan/") + field}, found, expected);
 }
 
-// Every boundary between model chunks is crossed by gradients, and where they are clipped every stage takes part in
-// their norm.
+// Checks that gradients cross every border between model chunks, and if clipped, that every stage has a norm.
 void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
   const pipeline_parallel::Options& pipeline = scenario.plan.pipeline;
   const Options& ends = scenario.plan.freeze;
   const Model& model = scenario.model;
-  // An impossible split is for the pipeline to say.
+  // pipeline_parallel reports an impossible split.
   if (pipeline_parallel::options_limit(pipeline, model.total_layers())) return;
   const std::vector<std::int64_t> layers = pipeline_parallel::split_layers(model.total_layers(), pipeline);
   if (layers.size() == 1) return;

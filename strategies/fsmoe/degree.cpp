@@ -13,7 +13,7 @@ PipelinedLayer pipelined(const LayerTimes& times, std::int64_t degree, double al
   const double a2a = times.all_to_all.of_chunk(r), ag = times.all_gather.of_chunk(r),
                rs = times.reduce_scatter.of_chunk(r), exp = times.experts.of_chunk(r), gar = all_reduce_seconds;
   const bool q1 = a2a > ag, q2 = r * exp > 2 * (r - 1) * a2a, q3 = r * exp > (r - 1) * (ag + rs);
-  // What the link between nodes idles, by Q1 with Q2 or Q3; Q4 to Q7 ask whether the all-reduce takes longer.
+  // Idle time of the link between nodes: Q1 with Q2 or Q3 choose the case; Q4 to Q7 ask if the all-reduce takes longer.
   const bool experts = q1 ? q2 : q3;
   const double idle = experts ? r * exp - 2 * (r - 1) * a2a + ag + rs  // Q5, Q7
                       : q1    ? ag + rs                                // Q4

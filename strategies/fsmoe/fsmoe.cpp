@@ -20,7 +20,7 @@ namespace {
 
 bool is_exchange(const Op& op) { return is_communication(op.kind); }
 
-// The layers with experts of a piece, chunk by chunk.
+// Runs the layers with experts of a piece chunk by chunk.
 class Chunks {
  public:
   Chunks(const Options& options, Piece& piece)
@@ -63,10 +63,11 @@ class Chunks {
     if (!travel) home_slots_ = 0;
   }
 
-  // Rows get the dimension of chunks. What tokens are put into, and taken from, keeps its shape and gets a view of it.
+  // Gives rows the dimension of chunks. The tensors that tokens are put into and taken from keep their shape, and get a
+  // view with that dimension.
   void divide(TensorId id) {
     chunked_.resize(piece_.tensors.size(), kNoTensor);
-    const std::int64_t slots = (home_slots_ + parts_ - 1) / parts_;  // of a chunk, for one rank's tokens
+    const std::int64_t slots = (home_slots_ + parts_ - 1) / parts_;  // per chunk, for one rank's tokens
     Tensor& t = piece_.tensors[id];
     const int d = t.find(Axis::slots);
     const std::int64_t of_ranks = t.sizes[d] / home_slots_;
@@ -94,7 +95,7 @@ class Chunks {
     chunked_[id] = piece_.add(cut);
   }
 
-  // Chunk `index` of `degree`.
+  // Returns chunk `index` of `degree`.
   TensorId chunk(TensorId id, std::int64_t index, std::int64_t degree) {
     if (!has_slots(id)) return id;
     const TensorId whole = chunked_[id];
@@ -106,7 +107,8 @@ class Chunks {
     const int d = part.find(Axis::chunks);
     part.sizes[d] = parts_ / degree;
     if (const TensorId base = part.alias_of; base != kNoTensor && piece_.tensors[base].find(Axis::chunks) >= 0) {
-      part.alias_of = chunk(base, index, degree);  // as much of the base, and there what the view is of it
+      // The same chunk of the base, and of that what the view shows.
+      part.alias_of = chunk(base, index, degree);
     } else {
       part.alias_of = whole;
       part.alias_begin = index * part.sizes[d];
@@ -135,7 +137,7 @@ class Chunks {
     block.ops = out_;
   }
 
-  // By op: whether one on rows that comes later needs it.
+  // By op: whether a later op on rows needs it.
   std::vector<std::uint8_t> needed_by_rows(const Block& block) const {
     std::vector<std::uint8_t> needed(block.ops.size()), wanted(piece_.tensors.size());
     for (std::size_t i = block.ops.size(); i-- > 0;) {
@@ -162,7 +164,7 @@ class Chunks {
     return std::ranges::any_of(earlier, [&](const Op& e) { return depends(op, e); });
   }
 
-  // Streams as the ops are issued to them: each in order. The compute stream comes last.
+  // Streams, in the order in which ops are issued to them. The compute stream comes last.
   enum Lane : std::uint8_t { all_to_alls, within_nodes, kernels, kLanes };
   Lane lane_of(const Op& op) const {
     if (!is_exchange(op)) return kernels;
@@ -174,7 +176,7 @@ class Chunks {
     std::int64_t chunk;
   };
 
-  // All pending ops, chunk by chunk, and what waits for them.
+  // Writes all pending ops chunk by chunk, then the ops that wait for them.
   void flush(std::int64_t degree) {
     if (!pending_.empty()) pipeline(degree);
     out_.insert(out_.end(), behind_.begin(), behind_.end());
@@ -182,8 +184,8 @@ class Chunks {
     behind_.clear();
   }
 
-  // Experts' backward is one call of autograd, and what takes its rows on waits for all of it: the product that gives
-  // them comes behind the weight gradients.
+  // The experts' backward is one call of autograd, and what uses its row gradients waits for all of it: the product
+  // that computes them comes after the weight gradients.
   void give_rows_last(std::size_t first, std::size_t last) {
     std::size_t rows = last;
     while (rows > first && pending_[rows].phase == Phase::weight_gradient) --rows;
@@ -194,7 +196,7 @@ class Chunks {
   }
 
   void pipeline(std::int64_t degree) {
-    // Before the products, the products, and behind them.
+    // Splits ops into those before the products, the products, and those behind.
     const auto is_product = [](const Op& op) { return is_matmul(op.kind); };
     const auto first = static_cast<std::size_t>(std::ranges::find_if(pending_, is_product) - pending_.begin());
     std::size_t last = first;
@@ -204,8 +206,8 @@ class Chunks {
     const auto side = [&](std::size_t i) { return i < first ? 0 : i <= last ? 1 : 2; };
 
     std::array<std::deque<Step>, kLanes> lanes;
-    // Kernels before and behind the products (rows that are sorted) come a chunk early and late, so that products do
-    // not wait for them; those behind when all before them are issued, as streams have all that leaves first.
+    // Kernels before and behind the products (sorts of rows) are issued a chunk early and late, so that products do not
+    // wait for them. Those behind are issued when everything before them is, as each stream runs all dispatches first.
     for (std::int64_t round = 0; round < degree + 2; ++round)
       for (const int of_side : {0, 1, 2})
         for (std::int64_t c = 0; c < degree; ++c)
@@ -235,7 +237,7 @@ class Chunks {
           const Step step = lane.front();
           issued[at(step.op, step.chunk)] = 1;
           emit(pending_[step.op], step.chunk, degree);
-          if (&lane == &lanes[kernels]) {  // what travels is issued as soon as it can be
+          if (&lane == &lanes[kernels]) {  // exchanges are issued as soon as they can be
             lane.pop_front(), --left;
             break;
           }
@@ -259,10 +261,10 @@ class Chunks {
   Piece& piece_;
   const std::int64_t parts_;               // chunks of the pass that has more
   std::int64_t home_slots_ = 0;            // of an expert, for one rank's tokens
-  std::vector<std::uint8_t> rows_, home_;  // by tensor: has slots; is read or written by what puts tokens into them
-  std::vector<TensorId> chunked_;          // with the dimension of chunks
+  std::vector<std::uint8_t> rows_, home_;  // by tensor: has slots; is read or written by what puts tokens into slots
+  std::vector<TensorId> chunked_;          // by tensor: with the dimension of chunks
   std::vector<std::pair<std::array<std::int64_t, 3>, TensorId>> views_;
-  std::vector<Op> pending_, behind_, out_;  // of rows; behind those; done
+  std::vector<Op> pending_, behind_, out_;  // ops on rows; ops after those; finished ops
 };
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 using Layers = std::span<const GeneralisedLayer>;
 using Degrees = std::span<const std::int64_t>;
 
-// Elements of which sums may differ by rounding.
+// Relative difference by which rounding may change sums of elements.
 constexpr double kRounding = 1e-9;
 
 void check_layers(Layers layers, const LinearTime& all_reduce) {
@@ -40,7 +40,7 @@ double all_reduce_seconds(const LinearTime& all_reduce, double elements) {
   return elements > 0 ? all_reduce.seconds(elements) : 0;
 }
 
-// A part of a layer, in which a piece may be all-reduced.
+// A part of a layer in which a piece may be all-reduced.
 struct Slot {
   std::size_t layer;
   bool is_moe;
@@ -58,14 +58,14 @@ GradientPartition no_pieces(std::size_t layers) {
   return partition;
 }
 
-// What a slot is worth: with this many seconds of transfer in it, so much less is left for the end than the slot gets
+// Value of a slot: `transfer` seconds in it save `saved` seconds: what the end gets shorter less what the slot gets
 // longer.
 struct Point {
   double transfer = 0, saved = 0;
 };
 
-// Time of a slot by that of its all-reduce runs flat up to the idle time of a degree, and then in step with it: all
-// that is worth taking are the ends of what is flat, and part of that where no more is there.
+// The time of a slot as a function of its all-reduce is flat up to the idle time of a degree, and then grows with it.
+// Only the ends of the flat parts are worth choosing, or a part of that if less is available.
 std::vector<Point> points_of(const GeneralisedLayer& layer, bool is_moe, double start_up, Degrees degrees) {
   std::vector<double> ends;
   if (is_moe)
@@ -85,12 +85,12 @@ std::vector<Point> points_of(const GeneralisedLayer& layer, bool is_moe, double 
 // A choice of points up to a slot.
 struct State {
   Point sum;
-  std::size_t before = 0;  // of the slot before, the state that this one goes on from
+  std::size_t before = 0;  // index of the state of the previous slot that this one continues
   double own = 0;          // transfer of the slot's own point
 };
 
-// With less to send than a state's sum it saves that much less, and with more nothing more. Leaves those that are best
-// for some amount, ascending.
+// If less is available than a state's sum, the state saves that much less; more saves nothing. Keeps the states that
+// are best for some amount, ascending.
 void keep_best(std::vector<State>& states) {
   std::sort(states.begin(), states.end(), [](const State& a, const State& b) {
     return a.sum.transfer != b.sum.transfer ? a.sum.transfer < b.sum.transfer : a.sum.saved > b.sum.saved;
@@ -103,7 +103,7 @@ void keep_best(std::vector<State>& states) {
     kept.push_back(s);
   }
   if (kept.size() > kMostStates) {
-    // The best of each of as many equal ranges, which is its last; the largest of all among them.
+    // Keeps the best of each of as many equal ranges, which is the last of each; the largest of all among them.
     const double width = kept.back().sum.transfer / static_cast<double>(kMostStates);
     std::vector<State> fewer;
     for (std::size_t i = 0; i < kept.size(); ++i)
@@ -162,7 +162,7 @@ GradientPartition best_partition(Layers layers, const LinearTime& all_reduce, De
   GradientPartition best = greedy_partition(layers, all_reduce, degrees);
   // States of each slot, in order; transfer in seconds.
   std::vector<Slot> slots;
-  std::vector<double> there;  // of each slot, all transfer up to it
+  std::vector<double> there;  // by slot: all transfer available up to it
   std::vector<std::vector<State>> states{{State{}}};
   double sum = 0;
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -173,7 +173,7 @@ GradientPartition best_partition(Layers layers, const LinearTime& all_reduce, De
         for (const Point& p : points) {
           const Point& before = states.back()[s].sum;
           Point both{before.transfer + p.transfer, before.saved + p.saved};
-          const double lacking = std::max(0.0, both.transfer - sum);  // no more is there
+          const double lacking = std::max(0.0, both.transfer - sum);  // no more is available
           both.transfer -= lacking;
           both.saved -= lacking;
           next.push_back({both, s, p.transfer});
@@ -193,7 +193,7 @@ GradientPartition best_partition(Layers layers, const LinearTime& all_reduce, De
     transfer[n] = states[n + 1][state].own;
     state = states[n + 1][state].before;
   }
-  // Where less is there than was chosen, the last pieces give way.
+  // If less is available than was chosen, the last pieces shrink.
   GradientPartition partition = no_pieces(layers.size());
   double used = 0;
   for (std::size_t n = 0; n < slots.size(); ++n) {

@@ -1,5 +1,5 @@
-// FSMoE's adaptive partition of gradients (Pan et al. 2025, arXiv 2501.10714, section 5): the all-reduce of gradients
-// is cut so that its pieces fill what the link between nodes idles in the layers that follow backward.
+// FSMoE's adaptive partition of gradients (Pan et al. 2025, arXiv 2501.10714, section 5): the gradient all-reduce is
+// cut into pieces that fill the idle times of the link between nodes in the layers that follow in the backward.
 #pragma once
 
 #include <cstdint>
@@ -10,40 +10,39 @@
 
 namespace orrery::fsmoe {
 
-// A layer with experts and all that follows it backward up to the next one, in this order: the dense part, the layer's
-// own.
+// A layer with experts and the dense part between two such layers, in the order of the backward: the dense part, then
+// the layer itself.
 struct GeneralisedLayer {
   LayerTimes moe;                // backward
-  double dense_seconds = 0;      // in which the link between nodes idles
-  double gradient_elements = 0;  // that it leaves to be all-reduced from the next layer on
+  double dense_seconds = 0;      // idle time of the link between nodes
+  double gradient_elements = 0;  // its gradients, all-reduced from the next layer on
 };
 
 struct GradientPartition {
-  std::vector<double> in_dense, in_moe;  // elements all-reduced in each layer's dense part and in its own
+  std::vector<double> in_dense, in_moe;  // elements all-reduced in each layer's dense part, and in its experts' part
   std::vector<PipelinedLayer> layers;    // with these pieces, at their best degree
-  double after = 0;                      // elements left for the end
-  // Of all layers and of what is left: each piece has its start-up, the rest its time by elements alone, as the last
-  // layer's gradient is there to start up for in any case.
+  double after = 0;                      // elements all-reduced after the last layer
+  // Time of all layers and of the remaining all-reduce. Each piece pays its start-up. The remainder pays by elements
+  // only, since the last layer's gradient needs a start-up there anyway.
   double seconds = 0;
 };
 
-// Both take layers in the order of the backward pass, and degrees as best_degree. Throw InputError where times or
-// elements are negative, or the all-reduce takes none by element.
+// greedy_partition and best_partition take layers in the order of the backward pass, and degrees as best_degree does.
+// They throw InputError if times or elements are negative, or if the all-reduce takes no time per element.
 
-// Step 1: each part in turn takes of the gradients that are there what fits its idle time.
+// Step 1: each part in turn all-reduces as many of the available gradients as fit into its idle time.
 GradientPartition greedy_partition(std::span<const GeneralisedLayer> layers, const LinearTime& all_reduce,
                                    std::span<const std::int64_t> degrees = kDegrees);
 
-// Step 2, for which the paper takes differential evolution: the partition of least time, in which layers may take more
-// than their idle time where another degree makes up for it. Found exactly, by dynamic programming over the ends of
-// idle times, up to `kMostStates` partitions that are worth keeping at a layer; of more those next to each other are
-// merged. Never slower than the greedy one.
+// Step 2: the partition of least time. A layer may exceed its idle time if another degree makes up for it. The paper
+// uses differential evolution; here dynamic programming over the ends of idle times finds the exact optimum as long as
+// no layer has more than `kMostStates` partitions worth keeping. Beyond that, neighbouring ones are merged. Never
+// slower than the greedy partition.
 inline constexpr std::size_t kMostStates = 4096;
 GradientPartition best_partition(std::span<const GeneralisedLayer> layers, const LinearTime& all_reduce,
                                  std::span<const std::int64_t> degrees = kDegrees);
 
-// What a partition takes, whoever made it; fills in all but in_dense and in_moe. Throws InputError where more is
-// all-reduced than is there.
+// Computes all but in_dense and in_moe from these two. Throws InputError if more is all-reduced than exists.
 void evaluate(std::span<const GeneralisedLayer> layers, const LinearTime& all_reduce,
               std::span<const std::int64_t> degrees, GradientPartition& partition);
 

@@ -6,12 +6,12 @@
 
 namespace orrery::fsmoe {
 
-// What of a layer with experts runs beside what, chunk by chunk.
+// Which parts of a layer with experts overlap, chunk by chunk.
 enum class MoeSchedule : std::uint8_t {
-  sequential,    // nothing: the next kernels wait for each exchange (DeepSpeed-MoE)
-  tutel,         // exchanges, all on one stream, beside experts; as many chunks backward as forward (PipeMoE, Tutel)
-  fsmoe_no_iio,  // the same, with degrees of their own forward and backward
-  fsmoe,         // all-gathers and reduce-scatters within a node on a stream of their own, beside all-to-alls
+  sequential,    // none: the next kernels wait for each exchange (DeepSpeed-MoE)
+  tutel,         // exchanges, all on one stream, overlap experts; forward and backward have one degree (PipeMoE, Tutel)
+  fsmoe_no_iio,  // the same, with different degrees forward and backward
+  fsmoe,         // all-gathers and reduce-scatters within a node have their own stream and overlap all-to-alls too
 };
 inline constexpr std::array<std::string_view, 4> kMoeScheduleNames{"sequential", "tutel", "fsmoe_no_iio", "fsmoe"};
 

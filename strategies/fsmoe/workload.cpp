@@ -3,7 +3,7 @@
 namespace orrery::fsmoe {
 namespace {
 
-// Doubles: products are beyond 2^53 only where they are no counts any more.
+// Doubles: counts of products beyond 2^53 need not be exact.
 struct Sizes {
   explicit Sizes(const LayerSize& s)
       : b(static_cast<double>(s.sequences)),

@@ -11,7 +11,7 @@ namespace {
 
 class Separator {
  public:
-  // `handed_over`: a gradient of the dtype it is accumulated in needs no adding.
+  // `handed_over`: a gradient in the dtype of the accumulation needs no adding.
   Separator(Piece& piece, Dtype computed, bool handed_over)
       : piece_(piece), computed_(computed), handed_over_(handed_over) {}
 
@@ -41,7 +41,7 @@ class Separator {
   }
 
  private:
-  // Adds to some rows of a table (words, positions): of a table of zeros then.
+  // Whether the op adds to some rows of a table (words, positions): it then adds to a table of zeros.
   bool is_of_rows(const Op& op) const {
     return op.kind == OpKind::embedding_backward ||
            (op.kind == OpKind::bias_gradient && piece_.tensors[op.writes[0]].rank > 1);

@@ -1,4 +1,4 @@
-// Adding a micro-batch's gradients to those of earlier ones, by the kernels that compute them or by kernels of their own.
+// Adds a micro-batch's gradients to those of earlier ones: in the kernels that compute them, or in separate kernels.
 #pragma once
 
 #include "sim/program/program.h"
@@ -6,9 +6,10 @@
 
 namespace orrery::gradient_accumulation {
 
-// Whether gradients that are whole on a rank are added by kernels of their own.
+// Whether separate kernels add gradients that are whole on a rank.
 bool is_separate(const Plan& plan);
-// Gradients that are reduced in every micro-batch are added where they are reduced: their pieces stay as they are.
+// Inserts the separate kernels. Gradients that are reduced in every micro-batch are added by the reduction instead;
+// their pieces stay as they are.
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 
 }  // namespace orrery::gradient_accumulation

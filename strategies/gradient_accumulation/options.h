@@ -9,8 +9,9 @@
 namespace orrery::gradient_accumulation {
 
 // How a micro-batch's gradients are added to those of earlier ones; automatic: as the stack does.
-//   fused     what computes a gradient adds it (Megatron-LM's gradient_accumulation_fusion)
-//   separate  a tensor of its own first, then a kernel that adds it (autograd's AccumulateGrad; hooks on main_grad)
+//   fused     the kernel that computes a gradient also adds it (Megatron-LM's gradient_accumulation_fusion)
+//   separate  the gradient is a separate tensor, which another kernel adds (autograd's AccumulateGrad; hooks on
+//             main_grad)
 enum class Accumulation : std::uint8_t { automatic, fused, separate };
 inline constexpr std::array<std::string_view, 3> kAccumulationNames{"automatic", "fused", "separate"};
 

@@ -32,12 +32,12 @@ class TokenWise {
         discarded_(originals_, kNoTensor),
         to_host_(piece, kRoundingBuffers) {
     kept_ = activation_offload::kept_activations(piece);
-    // Of a frozen layer the backward may need its input for nothing but what is recomputed.
+    // The backward of a frozen layer may need its input only for recomputation.
     const TensorId input = storage_of(piece, piece.input);
     if (std::ranges::find(kept_, input) == kept_.end()) kept_.push_back(input);
     classify();
-    // The same tokens of every tensor: a rank that holds more of a sequence than another tensor's rank (gathered over
-    // tensor-parallel ranks) holds the others' tokens, too.
+    // Selects the same tokens of every tensor. A rank that holds more of a sequence in one tensor than in another
+    // (gathered over tensor-parallel ranks) has the tokens of the smaller one too.
     least_ = tokens_of(input);
     for (const TensorId id : kept_) least_ = std::min(least_, tokens_of(id));
     swapped_ = std::llround(alpha * static_cast<double>(least_));
@@ -59,8 +59,8 @@ class TokenWise {
  private:
   enum class Kind : std::uint8_t {
     passing,  // not kept
-    whole,    // swapped, all of it
-    tokens,   // kept: a part of the tokens is swapped
+    whole,  // swapped whole
+    tokens,  // kept: some of its tokens are swapped
   };
 
   std::int64_t tokens_of(TensorId id) const {
@@ -71,8 +71,8 @@ class TokenWise {
   std::int64_t swapped_of(TensorId id) const { return tokens_of(id) / least_ * swapped_; }
   TensorId root(TensorId id) const { return storage_of(piece_, id); }
 
-  // Swapped whole: the input, which no op here makes; what attention makes, which takes too long to make again; masks
-  // of dropouts, of which the last stands behind the last product; what does not run along the sequence.
+  // Swapped whole: the input, which no op here computes; results of attention, which take too long to recompute;
+  // dropout masks, the last of which comes after the last product; and what has no sequence axis.
   void classify() {
     for (const TensorId id : kept_) {
       const Tensor& t = piece_.tensors[id];
@@ -85,7 +85,7 @@ class TokenWise {
           if (id != kNoTensor && kinds_[root(id)] != Kind::passing) kinds_[root(id)] = Kind::whole;
   }
 
-  // Ops of the forward that make what was discarded from what was swapped whole, in their order, on the discarded
+  // Returns the forward ops that compute what was discarded from what was swapped whole, in order, on the discarded
   // tokens.
   std::vector<Op> recomputed() {
     std::vector<std::uint8_t> needed(originals_), repeated(forward_.size());
@@ -114,8 +114,8 @@ class TokenWise {
     return again;
   }
 
-  // The discarded tokens: of what is kept in what the backward reads, of all else in a tensor that lives while tokens
-  // are recomputed. What has no tokens (parameters) is read as it is.
+  // The discarded tokens of a tensor: a view of the returned tensor if the backward reads it, else a tensor that lives
+  // only during recomputation. Tensors without tokens (parameters) are read as they are.
   TensorId discarded(TensorId id) {
     if (id == kNoTensor || piece_.tensors[root(id)].find(Axis::sequence) < 0) return id;
     if (discarded_[id] != kNoTensor) return discarded_[id];
@@ -137,19 +137,19 @@ class TokenWise {
     }
     return discarded_[id] = part;
   }
-  // A mask that comes back, and that an op which is repeated for its other result makes once more.
+  // Whether a mask that comes back is computed again by an op that is repeated for its other result.
   bool is_made_again(TensorId id) const { return piece_.tensors[id].dtype == Dtype::uint8; }
 
   Piece& piece_;
   const std::vector<Op> forward_;  // without copies
-  const std::size_t originals_;    // tensors
+  const std::size_t originals_;  // number of tensors before the rewrite
   std::vector<Kind> kinds_;        // by storage
   std::vector<TensorId> kept_, discarded_;
   ToHost to_host_;
   std::int64_t least_ = 0, swapped_ = 0;  // of the tensor with the fewest tokens
 };
 
-// Says why layers of this plan cannot be swapped: the field at fault, what it holds, what it must hold.
+// Why layers of this plan cannot be swapped: the field at fault, its value, and what was expected.
 struct Refusal {
   const char* field;
   std::string (*found)(const Plan& plan);
@@ -232,7 +232,7 @@ void check(const Scenario& scenario) {
                      "\"1f1b\", \"gpipe\" or \"interleaved\" with memo: two buffers do not wait for weight gradients");
 }
 
-// The last two layers of a chunk: their backward is the first, and they have the two buffers.
+// The last two layers of a chunk: the backward begins with them, and they stay in the two buffers.
 void plan_layers(const Scenario& scenario, LayerPlans& plans) {
   if (!any_plan(scenario, swaps)) return;
   std::int64_t begin = 0;

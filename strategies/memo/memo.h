@@ -1,6 +1,6 @@
-// MEMO (arXiv 2407.12117): activations that wait for the backward in host memory, token by token. Of what a layer
-// keeps, its input and attention's output are swapped whole; of all else the first part alpha of the tokens is, the
-// rest is recomputed before the layer's backward, which needs neither attention nor the last product.
+// MEMO (arXiv 2407.12117): activations wait for the backward in host memory, chosen by token. A layer's input and
+// attention's output are swapped whole. Of its other activations the first fraction alpha of the tokens is swapped, and
+// the rest is recomputed before the layer's backward; this repeats neither attention nor the last product.
 #pragma once
 
 #include "sim/program/program.h"
@@ -9,8 +9,8 @@
 
 namespace orrery::memo {
 
-// Buffers of one layer's activations that layers take in turn (section 4.1), and so the layers at the end of a chunk
-// that stay in them.
+// Number of buffers for the activations of one layer, which layers use in turn (section 4.1). The last layers of a
+// chunk, as many as there are buffers, stay in them and are not swapped.
 inline constexpr std::uint16_t kRoundingBuffers = 2;
 
 void check(const Scenario& scenario);

@@ -13,7 +13,7 @@ constexpr const char* kInNode = "dp_shard.node";
 
 bool used(const Scenario& scenario) { return scenario.plan.mics.shard_size > 0; }
 
-// Ranks within a node that hold parts of the same weights; 0: no whole number of them. Those of the axes before data
+// Ranks within a node that hold parts of the same weights; 0: not a whole number. Ranks of the axes before data
 // parallelism in the mesh's order lie between them.
 std::int64_t ranks_in_node(const Scenario& scenario) {
   const Plan& plan = scenario.plan;

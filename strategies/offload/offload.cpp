@@ -25,8 +25,8 @@ Op copy(const char* name, Stream stream, TensorId from, TensorId to) {
   return op;
 }
 
-// Before the optimizer, does anything but the global norm and what scales by it still change the gradients? A packed
-// buffer stands for those that it was packed from, so every collective counts that does not carry the norm.
+// Whether anything before the optimizer, besides the global norm and what scales by it, still changes the gradients. A
+// packed buffer stands for those that it was packed from, so every collective counts unless it carries the norm.
 bool changed_in_update(const Piece& piece, std::size_t optimizer, TensorId gradients) {
   std::vector<TensorId> of_norm;
   for (std::size_t i = 0; i < optimizer; ++i) {
@@ -34,7 +34,7 @@ bool changed_in_update(const Piece& piece, std::size_t optimizer, TensorId gradi
     const bool norm = op.kind == OpKind::gradient_norm ||
                       (is_communication(op.kind) &&
                        std::find(of_norm.begin(), of_norm.end(), storage_of(piece, op.reads[0])) != of_norm.end());
-    // A packed buffer lies apart from what it was packed from.
+    // A packed buffer is separate from what it was packed from.
     const bool of_another_set = is_communication(op.kind) ? op.stages != 0 && storage_of(piece, op.writes[0]) !=
                                                                                   storage_of(piece, gradients)
                                                           : op.writes[0] != gradients;
@@ -44,7 +44,7 @@ bool changed_in_update(const Piece& piece, std::size_t optimizer, TensorId gradi
   return false;
 }
 
-// Between replicas of shard groups, once a step: the shards wait for it on the device.
+// Whether shards are reduced between replicas of shard groups, once a step: they stay on the device until then.
 bool reduces_shards(const Block& block) {
   return std::any_of(block.ops.begin(), block.ops.end(), [](const Op& op) {
     return op.kind == OpKind::all_reduce && op.stream == Stream::data_communication;
@@ -57,7 +57,7 @@ class ToHost {
   ToHost(Piece& piece, ParameterSet& set, bool accumulates)
       : piece_(piece), set_(set), ops_(piece.update.ops), accumulates_(accumulates) {}
 
-  // `leave`: gradients of each micro-batch need not stay.
+  // `leave`: gradients of each micro-batch need not stay on the device.
   void run(bool leave) {
     const auto at = static_cast<std::size_t>(
         std::find_if(ops_.begin(), ops_.end(),
@@ -73,7 +73,7 @@ class ToHost {
     host_gradients_ = host_twin(piece_, gradients_, "host_gradients");
     host_parameters_ = host_twin(piece_, parameters_, "host_parameters");
 
-    // Gradients are unscaled and clipped where they are when the norm is known: the CPU does both at once.
+    // Gradients are unscaled and clipped when the norm is known, in host memory: the CPU does both at once.
     std::vector<Op> before, on_cpu;
     for (std::size_t i = 0; i < at; ++i) {
       const bool scales = ops_[i].kind == OpKind::scale && ops_[i].writes[0] == gradients_;
@@ -104,8 +104,8 @@ class ToHost {
     if (copied_in_update) {
       before.push_back(down);
     } else {
-      // Behind the reduction in the last backward, if there is one, and bucket by bucket as it is: copies then hide
-      // under the rest of the backward.
+      // After the reduction in the last backward, if there is one, and bucket by bucket like it: copies then overlap
+      // the rest of the backward.
       down.phase = Phase::weight_gradient;
       down.when = When::last_micro_batch;
       for (const Op& op : last.ops)
@@ -124,18 +124,19 @@ class ToHost {
  private:
   Op on_host(Op op) const {
     op.stream = Stream::host;
-    op.every = 1;  // layer by layer, so that copies and the CPU work side by side
+    op.every = 1;  // layer by layer, so that copies and the CPU work concurrently
     replace_reads(op, gradients_, host_gradients_);
     std::replace(op.writes.begin(), op.writes.end(), gradients_, host_gradients_);
     return op;
   }
 
-  // ZeRO-Offload keeps no gradients on the device: those of each micro-batch go down as soon as they are reduced. What
-  // the host has of earlier micro-batches comes up and is added to before (DeepSpeed: the CPU would be too slow).
+  // ZeRO-Offload keeps no gradients on the device: the gradients of each micro-batch are copied to the host as soon as
+  // they are reduced. What the host has of earlier micro-batches is copied back first and added to on the device (as in
+  // DeepSpeed: the CPU would be too slow).
   void leave_the_device(Op& down, std::vector<Op>& update, std::vector<Op>& last) {
     piece_.tensors[gradients_].resident = false;
     set_.gradients = set_.own_gradients = host_gradients_;
-    Stream stream = Stream::compute;  // or the one that reduces: what else is done to gradients is done there
+    Stream stream = Stream::compute;  // or the stream that reduces, on which gradients are changed then
     for (Op& op : last) {
       if (op.kind != OpKind::reduce_scatter || op.writes[0] != gradients_) continue;
       stream = op.stream;
@@ -167,7 +168,7 @@ class ToHost {
       last.insert(last.end(), {up, clear, add});
       down.reads[0] = sum;
     }
-    // The norm is taken on the device, of what is about to leave it; the update adds up the layers' parts.
+    // The norm is computed on the device, from the gradients about to be copied; the update adds up the layers' parts.
     const auto norm = std::find_if(update.begin(), update.end(), [&](const Op& op) {
       return op.kind == OpKind::gradient_norm && op.reads[0] == gradients_;
     });

@@ -36,7 +36,7 @@ TensorId flat(Piece& piece, const char* name, Category category, Dtype dtype, st
   return id;
 }
 
-// An op over a whole flat buffer, once a step.
+// An op on a whole flat buffer, once a step.
 Op over_buffer(OpKind kind, const char* name) {
   Op op;
   op.kind = kind;
@@ -59,7 +59,7 @@ Op scale(const char* name, TensorId gradients, double factor) {
   return op;
 }
 
-// Puts the parameters of a set side by side into flat buffers; if they are frozen into one, of weights.
+// Puts the parameters of a set side by side into flat buffers; a frozen set has one buffer, of weights.
 void lay_out(Piece& piece, std::size_t number, Dtype gradient_dtype) {
   const auto each = [&](auto visit) {
     for (const ParameterGradient& p : piece.parameters)
@@ -91,10 +91,10 @@ void lay_out(Piece& piece, std::size_t number, Dtype gradient_dtype) {
   });
 }
 
-// What gradients are divided by, and clipped with: a pass of its own, or with the update.
+// The factor that gradients are divided by, and their clipping: in a separate pass, or within the update.
 struct Scaling {
   double factor = 1;
-  TensorId norm = kNoTensor;  // none: they are not clipped
+  TensorId norm = kNoTensor;  // none: gradients are not clipped
   float clip = 0;
 
   bool any() const { return norm != kNoTensor || factor != 1; }
@@ -112,7 +112,7 @@ void for_each_trained(const Piece& piece, Visit&& visit) {
     if (!set.frozen()) visit(set);
 }
 
-// Of the gradients of all sets.
+// The norm over the gradients of all sets.
 TensorId add_norm(Piece& piece, const Mesh& mesh) {
   Tensor scalar;
   scalar.name = "gradient_norm";
@@ -140,8 +140,8 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
     });
     add(scalar.alias_of, local);
   }
-  // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits where it shards.
-  // Without tensor parallelism the sum goes where gradients do.
+  // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits if it shards. Without
+  // tensor parallelism the sum uses the stream of the gradients.
   const Stream stream =
       mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
   Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", stream,
@@ -152,10 +152,10 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
   return global;
 }
 
-// What is narrower than gradients are computed in is no parameter that a rule updates, but a cast of one.
+// Tensors with fewer bits than gradients are computed in are not parameters that a rule updates, but casts of them.
 bool is_quantised(Dtype dtype) { return bits_of(dtype) < 16; }
 
-// `master_copy`: in fp32, beside parameters of another dtype; of Options::parameter_remainders what the parameter lacks.
+// `master_copy`: in fp32, beside parameters of another dtype; Options::parameter_remainders: only the bits these lack.
 void add_update(Piece& piece, const ParameterSet& set, const Options& options, bool master_copy,
                 const Scaling& scaling) {
   const std::int64_t elements = piece.tensors[set.parameters].elements();
@@ -170,7 +170,7 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
   update.writes[w++] =
       quantised ? flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements) : set.parameters;
   const bool master = master_copy && !quantised && storage != Dtype::fp32;
-  if (master && options.parameter_remainders)  // 16 bits, of whatever meaning
+  if (master && options.parameter_remainders)  // 16 bits, whose dtype does not matter
     update.writes[w++] = flat(piece, "parameter_remainders", Category::optimizer_state, Dtype::bf16, elements);
   else if (master)
     update.writes[w++] = flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements);
@@ -178,7 +178,7 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
   if (adam || options.rule == Rule::sgd_momentum)
     update.writes[w++] = flat(piece, "first_moment", Category::optimizer_state, moments, elements);
   if (adam) update.writes[w++] = flat(piece, "second_moment", Category::optimizer_state, moments, elements);
-  // States are read and written; so is the parameter itself where no master copy stands for it.
+  // States are read and written, and so is the parameter itself if it has no master copy.
   for (std::size_t i = 0, r = 1; i < w; ++i)
     if (i > 0 || !master) update.reads[r++] = update.writes[i];
   scaling.put(update);
@@ -208,7 +208,7 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, bool master
   if (std::ranges::all_of(piece.sets, &ParameterSet::frozen)) return;
 
   using framework::GradientScaling;
-  // Dynamic loss scaling: what divides by the scale searches for overflows as well.
+  // Dynamic loss scaling: the op that divides by the scale also searches for overflows.
   Scaling scaling{1 / gradients.loss_scale, kNoTensor, 0};
   if (scaling.factor != 1 && gradients.scaling == GradientScaling::passes) {
     for_each_trained(piece, [&](const ParameterSet& set) {
@@ -233,12 +233,12 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, bool master
   for_each_trained(piece, [&](const ParameterSet& set) { add_update(piece, set, options, master_copy, scaling); });
 }
 
-// The loss is the mean over all positions of the step: of ranks and micro-batches, whose gradients are summed.
+// The loss is the mean over all positions of the step: over ranks and micro-batches, whose gradients are summed.
 void scale_loss(Piece& piece, const Program& program, double loss_scale) {
   for (Op& op : piece.backward.ops) {
     const bool of_router = op.kind == OpKind::router_loss_backward;
     if (op.kind != OpKind::cross_entropy_backward && !of_router) continue;
-    // Logits of each position, targets: of an op on a chunk of them all that it is a chunk of.
+    // Logits of each position, or targets. An op on a chunk of them counts the whole tensor.
     const Tensor& t = piece.tensors[storage_of(piece, op.reads[of_router ? 0 : 1])];
     const std::int64_t positions = of_router ? t.elements() / t.sizes[t.rank - 1] : t.elements();
     op.factor = loss_scale /
@@ -288,7 +288,7 @@ double bytes_kept_per_parameter(const Plan& plan) {
   const auto bytes = [](Dtype dtype) { return static_cast<double>(bits_of(dtype)) / 8; };
   const bool narrow = plan.precision.storage() != Dtype::fp32;
   const bool masters = options.master_parameters && narrow;
-  // Shards in fp32 are parameter and master copy in one.
+  // fp32 shards are parameter and master copy in one.
   const bool fp32_shards = masters && plan.data.zero_stage == 3 && framework::shards_in_fp32(plan);
   double kept = fp32_shards ? bytes(Dtype::fp32) : bytes(plan.precision.storage());
   if (masters && !fp32_shards) kept += bytes(options.parameter_remainders ? Dtype::bf16 : Dtype::fp32);

@@ -24,7 +24,7 @@ const char* field_of(const Workload& workload) {
   return workload.recorded_documents ? "/workload/documents_file" : "/workload/documents";
 }
 
-// Which replicas wait for each other in each micro-batch: those of one set.
+// The sets of replicas that wait for each other in each micro-batch.
 class ReplicaSets {
  public:
   explicit ReplicaSets(const Program& program) {
@@ -56,7 +56,7 @@ class ReplicaSets {
   std::vector<std::vector<std::size_t>> members_;
 };
 
-// What attention has to do, by replica and micro-batch.
+// The work of attention, by replica and micro-batch.
 class Work {
  public:
   Work(const PackedSequences& packed, std::size_t replicas, std::size_t micro_batches)
@@ -94,7 +94,7 @@ class Work {
   std::vector<double> pairs_;
 };
 
-// The class of each micro-batch; the first has class 0.
+// Returns the class of each micro-batch; the first has class 0.
 std::vector<std::uint8_t> classes_of(const Work& work, const ReplicaSets& sets,
                                      const std::vector<std::size_t>& slowest) {
   const std::size_t n = work.micro_batches();
@@ -127,7 +127,7 @@ std::vector<DocumentLoad> loads_of(const Work& work, const ReplicaSets& sets, co
     std::vector<double> of_all(sets.replicas(), 0);
     for (const std::size_t r : set)
       for (std::size_t m = 0; m < work.micro_batches(); ++m) of_all[r] += work.at(r, m);
-    // Who has the i-th most of a micro-batch stands for whoever has the i-th most of all.
+    // The replica with the i-th most work of a micro-batch represents the one with the i-th most work in total.
     std::vector<std::size_t> places = set;
     std::ranges::stable_sort(places, [&](std::size_t a, std::size_t b) { return of_all[a] > of_all[b]; });
     for (std::size_t m = 0; m < work.micro_batches(); ++m) {
@@ -146,7 +146,7 @@ std::vector<DocumentLoad> loads_of(const Work& work, const ReplicaSets& sets, co
   return loads;
 }
 
-// Whether it attends at all.
+// Returns whether the piece has attention.
 bool give_load(std::uint8_t load, Piece& piece) {
   bool any = false;
   for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})

@@ -1,5 +1,5 @@
-// Sequences packed from documents, which attention does not leave: what the workload says of them, as loads of the
-// Program (sim/program/document_load.h).
+// Sequences packed from documents: attention does not cross a document's borders. Turns the workload's documents into
+// loads of the Program (sim/program/document_load.h).
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace orrery::packed_documents {
 
-// Micro-batches of unlike work are classes of the Program, of which each layer has a copy: at most so many. Of more,
-// those that are next to each other in the order of their work are one, which has the mean of their costs.
+// Micro-batches with different work become classes of the Program, with a copy of each layer per class: at most this
+// many. If there are more, neighbours in the order of their work are joined, with the mean of their costs.
 inline constexpr std::size_t kMostMicroBatchClasses = 8;
 
-// Of the global batch; null: sequences are no packed documents.
+// The sequences of the global batch; null: sequences are not packed from documents.
 std::shared_ptr<const PackedSequences> sequences_of(const Scenario& scenario);
 
 void check(const Scenario& scenario);
-// What no plan changes: that documents and how they are packed can be had. Throws InputError (pointer "/workload/..").
+// Checks that documents exist and can be packed, which no plan changes. Throws InputError (pointer "/workload/..").
 void check_workload(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
 std::unique_ptr<RunController> control(const Scenario& scenario);

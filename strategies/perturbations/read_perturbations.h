@@ -1,4 +1,4 @@
-// The "perturbations" of a scenario: a list of objects, each with the fields that its kind has.
+// Reads a scenario's "perturbations": a list of objects, each with the fields of its kind.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -12,18 +12,18 @@
 
 namespace orrery {
 
-// The fields of a kind of perturbation beside "kind" itself.
+// The fields of a kind of perturbation, without "kind" itself.
 struct PerturbationFields {
   std::span<const std::string_view> needed;
-  std::span<const std::string_view> targets;  // at least one of them, where there are any
+  std::span<const std::string_view> targets;  // if not empty, at least one is needed
   std::span<const std::string_view> optional;
 
   bool has(std::string_view name) const;
 };
 PerturbationFields fields_of(PerturbationKind kind);
 
-// Throws InputError, among others for a field that the kind does not have and for devices and nodes beyond the cluster.
-// Whether `link` names any is checked by the engine, which knows the links.
+// Throws InputError, also for a field that the kind does not have and for devices and nodes that the cluster does not
+// have. The engine checks the names in `link`, as it knows the links.
 std::vector<Perturbation> read_perturbations(const nlohmann::json& json, const InputError::Where& where,
                                              const Cluster& cluster);
 

@@ -11,12 +11,12 @@ enum class ScheduleKind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1,
 inline constexpr std::array<std::string_view, 6> kScheduleNames{"gpipe", "1f1b",      "interleaved",
                                                                  "zb-h1", "zb-v", "dualpipev"};
 
-// What tensor-parallel ranks hold alike crosses stages whole, from each rank (off), or in parts, one a rank, gathered
-// behind the border (on); automatic: as the stack does.
+// How tensors that all tensor-parallel ranks hold are sent to the next stage. off: each rank sends the whole tensor.
+// on: each rank sends a part, and the parts are gathered on the next stage. automatic: as the stack does.
 enum class ScatterGather : std::uint8_t { automatic, on, off };
 inline constexpr std::array<std::string_view, 3> kScatterGatherNames{"automatic", "on", "off"};
 
-// What a stage does with an output that it has sent on: it frees it at once (Megatron-LM's
+// What a stage does with an output after it was sent: it frees the output at once (Megatron-LM's
 // deallocate_pipeline_outputs), or keeps it until the backward. automatic: as the stack does.
 enum class SentOutputs : std::uint8_t { automatic, freed, kept };
 inline constexpr std::array<std::string_view, 3> kSentOutputsNames{"automatic", "freed", "kept"};

@@ -17,8 +17,8 @@
 namespace orrery::pipeline_parallel {
 namespace {
 
-// Takes layers from the line of runs as chunks ask for them. A run that is no repeated layer (embeddings, patch
-// merging, head) goes with the layer behind it, the head with the last layer.
+// Takes layers from the line of runs as chunks ask for them. A piece that is not a layer (embeddings, patch merging)
+// goes with the layer that follows; the head goes with the last layer.
 class Dealer {
  public:
   Dealer(const std::vector<Piece>& pieces, const std::vector<Run>& line) : pieces_(pieces), line_(line) {}
@@ -46,16 +46,16 @@ class Dealer {
   const std::vector<Piece>& pieces_;
   const std::vector<Run>& line_;
   std::size_t next_ = 0;
-  std::int64_t taken_ = 0;  // layers of the next run
+  std::int64_t taken_ = 0;  // taken layers of the next run
 };
 
 void split_weight_gradients(Piece& piece) {
   std::vector<Op> rest;
   rest.reserve(piece.backward.ops.size());
-  std::vector<bool> wanted(piece.tensors.size(), false);  // storages, by the input gradients that stay
+  std::vector<bool> wanted(piece.tensors.size(), false);  // storages that the remaining input gradients read
   for (std::size_t i = piece.backward.ops.size(); i-- > 0;) {
     const Op& op = piece.backward.ops[i];
-    // A gather that only weight gradients read goes with them.
+    // A gather that only weight gradients read moves with them.
     const bool gather_for_weights = op.kind == OpKind::all_gather && !wanted[storage_of(piece, op.writes[0])];
     if (op.phase == Phase::weight_gradient || gather_for_weights) {
       piece.weight_gradient.ops.push_back(op);
@@ -69,8 +69,7 @@ void split_weight_gradients(Piece& piece) {
   std::reverse(rest.begin(), rest.end());
   piece.backward.ops.swap(rest);
 
-  // What both halves need gathered is gathered twice rather than held from one to the other, which would cost a
-  // micro-batch in flight its whole sequence.
+  // What both halves read is gathered twice: holding it would cost each micro-batch in flight a whole sequence.
   std::vector<Op> regathered;
   for (const Op& gather : piece.backward.ops) {
     if (gather.kind != OpKind::all_gather) continue;
@@ -100,7 +99,7 @@ void split_weight_gradients(Piece& piece) {
   piece.weight_gradient.ops.insert(piece.weight_gradient.ops.begin(), regathered.begin(), regathered.end());
 }
 
-// A parameter of which as many rows are read as the sequence has positions.
+// Whether a parameter is a table with a row per position of the sequence.
 bool is_table_of_positions(const Piece& piece, TensorId parameter) {
   return std::any_of(piece.tensors.begin(), piece.tensors.end(), [parameter](const Tensor& t) {
     return t.alias_of == parameter && t.rank > 0 && t.axes[0] == Axis::sequence;
@@ -112,10 +111,9 @@ bool is_table_of_tokens(const Piece& piece, TensorId parameter) {
   return t.rank == 2 && t.find(Axis::vocab) == 0;
 }
 
-// The output head reuses the embedding's table, and so do the inputs of a second stack, positions included, and of
-// multi-token prediction. On one
-// stage it is the same memory; otherwise the stages hold a copy each and sum its gradients once a step (Narayanan et
-// al. 2021, section 4.1).
+// Tied tables. The output head uses the embedding's table; so do the inputs of a second stack, positions included, and
+// multi-token prediction. On one stage they share the memory. Otherwise each stage holds a copy, and their gradients
+// are summed once a step (Narayanan et al. 2021, section 4.1).
 class Ties {
  public:
   Ties(const Scenario& scenario, Program& program) : scenario_(scenario), program_(program) {
@@ -147,7 +145,7 @@ class Ties {
   }
 
   void tie(std::uint8_t number, bool (*is_it)(const Piece&, TensorId), const char* name) {
-    std::vector<Copy> copies;  // the first of each stage
+    std::vector<Copy> copies;  // the first copy of each stage
     const auto tied = [&](const Copy& c) -> ParameterGradient& {
       return program_.pieces[c.piece].parameters[c.parameter];
     };
@@ -184,14 +182,14 @@ class Ties {
       sum.phase = Phase::update;
       sum.stages = static_cast<std::uint8_t>(program_.stage_groups.size());
       piece.update.ops.push_back(sum);
-      // Shards of the stages have to be of the same elements: buffers of its own, as Megatron-Core's distributed
-      // optimizer has for shared embeddings, of one data-parallel rank too. Hence the stage, and not what is divided.
+      // Shards of the stages must have the same elements: a tied table has separate buffers, as shared embeddings have
+      // in Megatron-Core's distributed optimizer, even with one data-parallel rank. Hence the test of zero_stage.
       if (scenario_.plan.data.zero_stage > 0) tied(c).set = own_set(piece, c.parameter);
     }
   }
 
-  // What ranks of a stage owe each other of a gradient they sum once, in the piece where it lies: of a table of
-  // positions as many rows as the longer of the two sequences has.
+  // Packs what the ranks of a stage sum once of a gradient, in the piece where the gradient lies. For a table of
+  // positions this is as many rows as the longer of the two sequences has.
   void pack_where_it_lies(const Copy& copy, const Copy& owner) {
     Piece &from = program_.pieces[copy.piece], &to = program_.pieces[owner.piece];
     const TensorId gradient = from.parameters[copy.parameter].gradient, kept = to.parameters[owner.parameter].gradient;
@@ -220,7 +218,7 @@ class Ties {
     }
   }
 
-  // One that no other parameter of the piece is in.
+  // Returns a set that has no other parameter of the piece.
   static std::uint8_t own_set(const Piece& piece, std::size_t parameter) {
     bool alone = true;
     std::uint8_t next = 0;
@@ -264,7 +262,7 @@ void rewrite(const Scenario& scenario, Program& program) {
                                              ? framework::scatters_transfers(scenario.plan)
                                              : options.scatter_gather == ScatterGather::on;
 
-  join_layouts(program);  // by now every piece is laid out
+  join_layouts(program);  // every piece is laid out by now
   const std::vector<std::int64_t> layers = split_layers(scenario.model.total_layers(), options);
   std::vector<Chunk*> at(static_cast<std::size_t>(stages * chunks));
   program.for_each_class([&](const std::vector<Run>& line, std::vector<std::vector<Chunk>>& dealt) {
@@ -294,7 +292,7 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
-// Returns whether the stack lays out these chunks without being told their layers.
+// Whether the stack lays out these chunks without being told their layers.
 static bool is_laid_out(const Scenario& scenario, const Options& options) {
   return framework::deals_uneven_chunks(scenario.plan) || is_even(scenario.model.total_layers(), options);
 }
@@ -334,7 +332,7 @@ std::span<const SearchAxis> search_axes() {
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              const Plan& plan = chosen.plan;
-             // Layers that are dealt by hand are dealt to so many stages.
+             // If the user gives the layers of each stage, this fixes the number of stages.
              if (!plan.pipeline.stage_layers.empty()) return values.push_back(plan.pipeline.degree);
              append_divisors(chosen.cluster.devices() / (model_parallel_ranks(plan) / plan.pipeline.degree), values);
              const std::int64_t counted = counted_layers(chosen.model.total_layers(), plan.pipeline);
@@ -379,7 +377,7 @@ std::span<const SearchAxis> search_axes() {
              const std::int64_t layers = chosen.model.total_layers(), n = micro_batches(chosen);
              for (std::int64_t v = 2; v * options.degree <= layers; ++v) {
                options.virtual_stages = v;
-               // As even as they come: chunks that are not wait for the longest.
+               // Only even splits: uneven chunks wait for the longest.
                const bool even = layers % v == 0 || is_even(layers, options);
                if (even && is_laid_out(chosen, options) && !options_limit(options, layers) &&
                    !schedule_limit(options.schedule, options.degree, v, n))

@@ -53,7 +53,7 @@ class OrderWriter {
                           static_cast<std::uint32_t>(steps[i].micro_batch)};
   }
 
-  // The same, without the slots of micro-batches that do not exist.
+  // The same, but skips slots of micro-batches that do not exist.
   void add_existing(std::initializer_list<Step> steps, std::int64_t repeats) {
     const std::int64_t m = out_.micro_batches;
     for (std::int64_t done = 0; done < repeats;) {
@@ -124,9 +124,9 @@ void zb_v(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage
   order.add_existing({{W, 0, full - s}}, s);
 }
 
-// DualPipeV (github deepseek-ai/DualPipe, dualpipev.py): the V of zb-v, in whose steady state a forward of one chunk runs
-// beside a backward of the other. DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) on 2p stages, which is fed from
-// both ends, are two of these on p stages each, with half of the micro-batches.
+// DualPipeV (github deepseek-ai/DualPipe, dualpipev.py): the V of zb-v; in its steady state a forward of one chunk runs
+// beside a backward of the other. DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) on 2p stages, which is fed
+// from both ends, equals two of these on p stages each, with half of the micro-batches each.
 void dualpipe_v(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage) {
   const std::int64_t s = stage, down = p - s - 1, steady = m - 2 * p + s + 1;
   std::int64_t f0 = 0, f1 = 0, b0 = 0, b1 = 0, w0 = 0, w1 = 0;
@@ -140,7 +140,7 @@ void dualpipe_v(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t
   b1 += steady, w1 += steady, f1 += steady, b0 = w0 = steady;
   order.add({{B, 1, b1}, {W, 1, w1}, {F, 1, f1}, {B, 0, b0}, {W, 0, w0}}, down);
   b1 += down, w1 += down, b0 += down, w0 += down;
-  // The last backwards: from the middle on without their weight gradients, which fill what is left.
+  // The last backwards: from the middle on without their weight gradients, which fill the remaining slots.
   std::vector<Step> late;
   const auto backward = [&](std::int64_t chunk, bool with_weights) {
     std::int64_t &b = chunk == 0 ? b0 : b1, &w = chunk == 0 ? w0 : w1;
@@ -256,12 +256,12 @@ std::size_t stage_of_position(const Options& options, std::size_t position) {
 
 std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
                                     std::int64_t micro_batches) {
-  constexpr std::int64_t kMost = 65535;  // what Slot::chunk holds; stages alike
+  constexpr std::int64_t kMost = 65535;  // largest value of Slot::chunk; the same limit holds for stages
   if (stages < 1 || stages > kMost)
     return Limit{"pipeline_parallel", fmt::to_string(stages), fmt::format("1 to {} stages", kMost)};
   if (chunks < 1 || chunks > kMost)
     return Limit{"virtual_pipeline", fmt::to_string(chunks), fmt::format("1 to {} model chunks per stage", kMost)};
-  constexpr std::int64_t kMostMicroBatches = std::int64_t{1} << 20;  // no step has had a hundredth of it
+  constexpr std::int64_t kMostMicroBatches = std::int64_t{1} << 20;  // far more than any real step has
   const std::int64_t most = std::min(kMostMicroBatches, std::numeric_limits<std::int32_t>::max() / chunks);
   if (micro_batches < 1 || micro_batches > most)
     return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),

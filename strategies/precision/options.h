@@ -18,11 +18,11 @@ struct Options {
   GradientDtype gradients = GradientDtype::automatic;
   double loss_scale = 65536;
 
-  // Of parameters and activations.
+  // Dtype of parameters and activations.
   Dtype storage() const;
-  // Of the layers' matrix products: what MFU is measured against.
+  // Dtype of the layers' matrix products, which MFU is measured against.
   Dtype compute() const;
-  // What gradients are larger by than the loss says, up to the update.
+  // Factor by which gradients are scaled until the update: the loss scale.
   double gradient_factor() const { return mix == Mix::fp16 ? loss_scale : 1; }
 
   void visit_fields(FieldVisitor& v) {

@@ -13,17 +13,19 @@
 namespace orrery::precision {
 namespace {
 
-// Quantises what the products of a block read: activations and output gradients at each use, once. In nvfp4 there are
-// two copies of each tensor: scales are of blocks along the dimension that is summed over, which is another one in the
-// transposed product (NVIDIA 2025, arXiv 2509.25149, section 2). Two casts read the 16 bits twice, as much as a pass
-// for the tensor's maximum and one that writes both copies.
+// Quantises what the products of a block read: activations and output gradients once at each use. nvfp4 has two copies
+// of each tensor, because scales are of blocks along the dimension that is summed over, which is another one in the
+// transposed product (NVIDIA 2025, arXiv 2509.25149, section 2). The two casts read the 16-bit tensor twice, as much as
+// a pass for its maximum and one that writes both copies.
 class Quantiser {
  public:
   enum class Weights : std::uint8_t {
     stay,
-    come_and_go,   // each block of each micro-batch gathers its weights (ZeRO-3), and quantises what it gathered
-    come_in_fp8,   // and gathers them quantised
-    are_quantised  // in rows, before the step begins; columns are made of these once a step
+    // Each block of each micro-batch gathers its weights (ZeRO-3), and quantises what it gathered.
+    come_and_go,
+    come_in_fp8,  // the same, but gathers them quantised
+    // Quantised by rows before the step begins; the copies by columns are made once a step.
+    are_quantised
   };
   Quantiser(Piece& piece, Dtype dtype, Weights weights)
       : piece_(piece), dtype_(dtype), copies_(block_of(dtype) > 0 ? 2 : 1), weights_(weights) {
@@ -55,10 +57,10 @@ class Quantiser {
   }
 
  private:
-  // Blocks lie along a row of the tensor, or along a column.
+  // Whether blocks of scales lie along a row of the tensor, or along a column.
   enum Copy : std::uint8_t { by_rows, by_columns };
 
-  // Not those of routers, whose logits are fp32.
+  // Excludes the products of routers, whose logits are fp32.
   bool is_product(const Op& op) const {
     const auto is_fp32 = [&](TensorId id) { return piece_.tensors[id].dtype == Dtype::fp32; };
     switch (op.kind) {
@@ -72,7 +74,7 @@ class Quantiser {
         return false;
     }
   }
-  // Which one a product reads: its weight gradient sums over tokens, the input gradient over the product's results.
+  // The copy that a product reads: its weight gradient sums over tokens, its input gradient over the product's results.
   Copy copy_of(const Op& op, int read) const {
     if (copies_ == 1) return by_rows;
     if (op.kind == OpKind::linear_weight_gradient) return by_columns;
@@ -88,8 +90,8 @@ class Quantiser {
             needed_[op.reads[static_cast<std::size_t>(read)]][copy_of(op, read)] = true;
   }
 
-  // The weights of products are a parameter set of their own, as buffers of another dtype are in Megatron-Core; what
-  // reads them has no other copy.
+  // Puts the weights of products into a parameter set of their own, as Megatron-Core does with buffers of another
+  // dtype. There is no other copy of them.
   void keep_quantised() {
     std::vector<bool> is_weight(piece_.tensors.size());
     for (const Block* block : {&piece_.forward, &piece_.backward})
@@ -130,8 +132,7 @@ class Quantiser {
     return quantised_[wanted][id];
   }
 
-  // The forward's quantised input serves the weight gradient too: it is what is kept for the backward, of two copies
-  // the one by columns.
+  // The forward's quantised input also serves the weight gradient. It is kept for that; of two copies, that by columns.
   TensorId quantise(TensorId id, const Op& cause, Copy wanted) {
     if (quantised_[wanted][id] != kNoTensor) return quantised_[wanted][id];
     for (const Copy copy : {by_columns, by_rows}) {
@@ -224,7 +225,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
       .run();
 }
 
-// Layers that keep their weights quantised have other parameters than those that do not, and buckets of their own.
+// Layers with quantised weights have other parameters than other layers, and separate buckets.
 void rewrite(const Scenario& scenario, Program& program) {
   if (!scenario.plan.data.fp8_param_gather && !scenario.plan.data.fp4_param_gather) return;
   const LayerPlans plans = layer_plans(scenario);

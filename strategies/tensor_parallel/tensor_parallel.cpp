@@ -26,8 +26,7 @@ constexpr bool is_divided(Axis axis) {
 
 class Partition {
  public:
-  // `group_heads`: query heads of a key/value group. `keeps_gathered`: what a product of the forward gathers serves the
-  // weight gradient, too.
+  // `group_heads`: query heads per key/value group. `keeps_gathered`: gathered inputs also serve the weight gradient.
   Partition(const Options& options, bool keeps_gathered, const Mesh& mesh, std::int64_t group_heads, Piece& piece)
       : options_(options),
         keeps_gathered_(keeps_gathered),
@@ -99,13 +98,13 @@ class Partition {
     t.over[groups_dim].append(all_.without(sharing_));
     const std::int64_t heads = group_heads_ / ranks_per_group_;
     bool has_heads = false;
-    std::int64_t shared = t.elements();  // of it, what all ranks of the group hold
+    std::int64_t shared = t.elements();  // the part that all ranks of the group hold
     for (int d = 0; d < t.rank; ++d) {
       const bool of_group =
           t.axes[d] == Axis::group_qkv || (t.axes[d] == Axis::group_heads && t.sizes[d] >= group_heads_);
       if (!of_group) continue;
       has_heads = true;
-      const std::int64_t keys = t.sizes[d] - group_heads_;  // behind the query heads: none, the key, or key and value
+      const std::int64_t keys = t.sizes[d] - group_heads_;  // after the query heads: nothing, the key, or key and value
       t.sizes[d] = heads + keys;
       t.over[d].append(sharing_);
       if (keys > 0) {
@@ -121,7 +120,7 @@ class Partition {
       shared_elements_ += shared;
       shared_.push_back(id);
     }
-    // A view of the key or the value, which now come after fewer heads.
+    // A view of the key or the value, which now comes after fewer heads.
     if (t.alias_of != kNoTensor && !has_heads && t.alias_begin >= group_heads_ &&
         piece_.tensors[t.alias_of].find(Axis::group_qkv) >= 0)
       t.alias_begin -= group_heads_ - heads;
@@ -145,7 +144,7 @@ class Partition {
     return op;
   }
 
-  // A tensor like `id` that owns its memory and, where `id` is a shard of the sequence, has the whole of it.
+  // Returns a tensor like `id` that owns its memory, and has the whole sequence if `id` is a shard of it.
   TensorId add_whole(TensorId id, Category category) {
     Tensor whole = piece_.tensors[id];
     whole.alias_of = kNoTensor;
@@ -158,7 +157,7 @@ class Partition {
     return add_tensor(whole, replicated);
   }
 
-  // The whole sequence of a sharded tensor; gathered once per block.
+  // Returns the whole sequence of a sharded tensor; gathered once per block.
   TensorId gather(TensorId id, const Op& cause) {
     if (gathered_[id] != kNoTensor) return gathered_[id];
     const TensorId w =
@@ -170,7 +169,7 @@ class Partition {
 
   TensorId whole(TensorId id, const Op& cause) { return layout(id) == sequence_sharded ? gather(id, cause) : id; }
 
-  // Emits `op`, whose first output is a partial sum over the tensor-parallel ranks, and the reduction behind it.
+  // Emits `op`, whose first output is a partial sum over the tensor-parallel ranks, and then the reduction.
   void emit_partial(Op op) {
     const TensorId result = op.writes[0];
     // A row-parallel bias is added once, after the reduction.
@@ -186,7 +185,7 @@ class Partition {
     reduce(p, result, {bias, kNoTensor}, op);
   }
 
-  // The sum over the ranks, and then each bias, once.
+  // Sums over the ranks, and then adds each bias once.
   void reduce(TensorId partial, TensorId result, std::array<TensorId, 2> biases, const Op& cause) {
     if (biases[0] == kNoTensor) std::swap(biases[0], biases[1]);
     const auto before_bias = [&] { return add_tensor(piece_.tensors[result], layout(result)); };
@@ -216,14 +215,14 @@ class Partition {
     return add_tensor(part, layout(id));
   }
 
-  // A product and the collective before or behind it in chunks: while one part is computed the next one travels.
-  // False when the product has neither, or its collective has already run.
+  // Splits a product and the collective before or behind it into chunks: while one is computed, the next one is sent.
+  // Returns false if the product has no collective, or its collective has already run.
   bool overlap(const Op& op) {
     const TensorId x = op.reads[0], y = op.writes[0];
     if (layout(x) == sequence_sharded && gathered_[x] == kNoTensor && !contracts_divided(op)) {
       const TensorId w = gathered_[x] =
           add_whole(x, keeps_gathered_ ? piece_.tensors[x].category : Category::communication_buffer);
-      // Part after part, so that a product waits for its own part; the gathers for nothing but their data.
+      // Part after part: a product waits for its own part, the gathers only for their data.
       for (int i = 0; i < kOverlapChunks; ++i) {
         Op part = op;
         part.reads[0] = chunk(w, i);
@@ -249,7 +248,7 @@ class Partition {
     return false;
   }
 
-  // Two partial sums that meet in an addition (parallel attention and MLP blocks) are added first and reduced once.
+  // Whether two partial sums meet in an addition (parallel attention and MLP): they are added first and reduced once.
   bool deferred_to_sum(TensorId id) const {
     for (const Op& op : block_->ops) {
       if (op.kind != OpKind::add || (op.reads[0] != id && op.reads[1] != id)) continue;
@@ -309,16 +308,16 @@ class Partition {
       case OpKind::embedding_backward:
         op.reads[1] = whole(op.reads[1], op);
         break;
-      case OpKind::rotary:  // a key that all heads share, for the heads of this rank
+      case OpKind::rotary:  // a key that all heads share, for this rank's heads
         if (op.reads[1] != kNoTensor && layout(op.reads[0]) == divided) op.reads[1] = whole(op.reads[1], op);
         break;
       case OpKind::rotary_backward:
         if (op.writes[1] != kNoTensor && layout(op.reads[0]) == divided) return sum_shared_key_gradient(op);
         break;
-      case OpKind::pool:  // of the whole sequence, on every rank: as Megatron-LM's pooler gathers it
+      case OpKind::pool:  // on every rank, over the whole sequence: Megatron-LM's pooler gathers it
         op.reads[0] = whole(op.reads[0], op);
         break;
-      case OpKind::pool_backward:  // on every rank for the whole sequence, of which each takes its own part
+      case OpKind::pool_backward:  // on every rank for the whole sequence; each takes its own part
         if (const TensorId dx = op.writes[0]; layout(dx) == sequence_sharded) {
           op.writes[0] = add_whole(dx, piece_.tensors[dx].category);
           piece_.tensors[dx].alias_of = op.writes[0];
@@ -345,7 +344,7 @@ class Partition {
 
   void rewrite_product(Op op, const Op* next) {
     const bool divided_weight = layout(op.reads[1]) == divided;
-    // The weight gradient's gather goes out before the input gradient, which hides it, as in Megatron-LM.
+    // The weight gradient's gather is issued before the input gradient, which overlaps it, as in Megatron-LM.
     if (divided_weight && next != nullptr && next->kind == OpKind::linear_weight_gradient) whole(next->reads[0], op);
     if (options_.overlap && divided_weight && overlap(op)) return;
     if (divided_weight) op.reads[0] = whole(op.reads[0], op);
@@ -353,7 +352,7 @@ class Partition {
     out_.push_back(op);
   }
 
-  // Of a key that all heads share each rank's heads give a part of the gradient.
+  // The gradient of a key that all heads share is a sum over the ranks' heads.
   void sum_shared_key_gradient(Op op) {
     const TensorId key = op.writes[1];
     op.writes[1] = add_whole(key, piece_.tensors[key].category);
@@ -361,7 +360,7 @@ class Partition {
     reduce(op.writes[1], key, {kNoTensor, kNoTensor}, op);
   }
 
-  // False where it is not two partial sums that are added (deferred_to_sum()).
+  // Returns false unless two partial sums are added (deferred_to_sum()).
   bool add_partials(Op op) {
     Partial a, b;
     if (!take_partial(op.reads[0], a) || !take_partial(op.reads[1], b)) return false;
@@ -375,7 +374,7 @@ class Partition {
     return true;
   }
 
-  // Of logits that are divided along the vocabulary: maximum, sum of exponentials, target's logit, one reduction each.
+  // For logits divided along the vocabulary: one reduction each of maximum, sum of exponentials, target's logit.
   void merge_cross_entropy(const Op& op) {
     out_.push_back(op);
     const TensorId local = op.writes[0];
@@ -388,8 +387,8 @@ class Partition {
     replaced_.push_back({local, global});
   }
 
-  // Where PyTorch makes the gradient of log-probabilities a tensor of its own (zeros that the loss's is added to), over
-  // a divided vocabulary the exponentials are another: torch/distributed/tensor/parallel/loss.py,
+  // PyTorch makes the gradient of log-probabilities a separate tensor (zeros that the loss's gradient is added to).
+  // With a divided vocabulary the exponentials are another one: torch/distributed/tensor/parallel/loss.py,
   // _nll_loss_and_log_softmax_backward: (grad_input + torch.exp(x)) * grad_output.
   void keep_exponentials() {
     auto& ops = piece_.backward.ops;
@@ -408,15 +407,14 @@ class Partition {
     ops.insert(ops.begin() + at, fill);
   }
 
-  // The gradient of a replicated parameter is a partial sum when what it was computed from is sharded.
+  // The gradient of a replicated parameter is a partial sum if its source is sharded.
   void note_replicated(TensorId gradient, TensorId source) {
     if (gradient == kNoTensor || layout(gradient) != replicated || layout(source) == replicated) return;
     replicated_elements_ += piece_.tensors[gradient].elements();
     replicated_.push_back(gradient);
   }
 
-  // Once a step. Packed into a buffer of its own: the gradients it sums may be
-  // sharded by then.
+  // Reduces once a step, packed into a separate buffer: the gradients it sums may be sharded by then.
   void reduce_packed(const char* name, const char* op_name, std::int64_t elements, MeshGroup group,
                      PackedGradients packed) {
     if (elements == 0) return;
@@ -462,7 +460,7 @@ class Partition {
   std::vector<TensorId> gathered_;
   std::vector<Partial> partial_of_;
   std::vector<Replacement> replaced_;
-  std::vector<TensorId> replicated_, shared_;  // gradients, parameters
+  std::vector<TensorId> replicated_, shared_;  // gradients; parameters
   std::int64_t replicated_elements_ = 0, shared_elements_ = 0;
 };
 
@@ -479,7 +477,7 @@ void check(const Scenario& scenario) {
   const auto fail = [&](const std::string& expected) {
     throw InputError({"", "/plan/tensor_parallel"}, std::to_string(t), expected);
   };
-  if (t == 1) return;  // sequence_parallel then changes nothing
+  if (t == 1) return;  // sequence_parallel has no effect then
   const auto check_heads = [&](std::int64_t heads) {
     if (heads % t != 0) fail("a divisor of the model's " + std::to_string(heads) + " attention heads");
   };
@@ -491,7 +489,7 @@ void check(const Scenario& scenario) {
   if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
   const std::int64_t length = sequence_length(model, scenario.workload),
                      decoder_length = decoder_sequence_length(model, scenario.workload);
-  // The parts of a sequence are those of both degrees: the one rule of two strategies here.
+  // The sequence is divided by both degrees: the only rule here that involves two strategies.
   const std::int64_t parts = t * scenario.plan.context.degree;
   if (options.sequence_parallel) {
     if (model.vision())
@@ -559,7 +557,7 @@ std::span<const SearchAxis> search_axes() {
        .turns = Turns::mesh,
        .usual = true,
        .set = [](Plan& plan, std::int64_t value) { plan.tensor.degree = value; },
-       // Within a node: every layer waits for its collectives.
+       // Only degrees within a node: every layer waits for its collectives.
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              append_divisors(chosen.cluster.devices(), values);

@@ -12,8 +12,8 @@
 namespace orrery::tensor_parallel {
 
 void check(const Scenario& scenario);
-// One digit, or where there are fewer key/value heads than ranks two: the ranks that share a head ("tp.shared"), which
-// are neighbours, and the heads ("tp.groups").
+// Adds one digit; or two if there are fewer key/value heads than ranks: neighbouring ranks share a head ("tp.shared"),
+// and "tp.groups" divides the heads.
 void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);

@@ -35,7 +35,7 @@ Exchange::Exchange(const Mesh& mesh, Division outer, Piece& piece, std::vector<O
       piece_(piece),
       out_(out) {}
 
-// With positions of all ranks of `group`, and of the heads the part of `group`.
+// Returns a tensor with the positions of all ranks of `group`, and this rank's part of the heads within `group`.
 TensorId Exchange::with_positions_of(TensorId id, MeshGroup group) {
   const TensorId all = clone_tensor(piece_, id);
   Tensor& t = piece_.tensors[all];
@@ -71,7 +71,7 @@ Exchange::Keys Exchange::with_all_positions_of_keys(TensorId local, TensorId que
   return keys;
 }
 
-// K and V travel apart, as the published code has it.
+// Keys and values are sent separately, as in the published code.
 void Exchange::communicate(OpKind kind, const char* name, MeshGroup group, TensorId from, TensorId to, const Op& cause,
                            Tensors tensors) {
   if (group.empty()) return;

@@ -1,5 +1,4 @@
-// Ulysses' exchange: around attention the ranks of a group give each other positions for heads. For all strategies that
-// exchange so.
+// Ulysses' exchange, for all strategies that use it: around attention, ranks of a group trade positions for heads.
 #pragma once
 
 #include <vector>
@@ -9,33 +8,34 @@
 
 namespace orrery::usp {
 
-// Of a rank, when tensor parallelism has taken its part.
+// Heads per rank after tensor parallelism.
 struct Heads {
   std::int64_t key_value = 1, query = 1;
 };
 Heads heads_of(const Scenario& scenario);
 
-// Digits of the axis cp for `ranks` that exchange: those that have different key/value heads, and those that share one.
+// Adds digits of the axis cp for `ranks` ranks that exchange: ranks with different key/value heads, then those sharing
+// one.
 void add_exchange_digits(const Scenario& scenario, std::int64_t ranks, Mesh& mesh);
-// Of these digits those that the mesh has.
+// The digits of the mesh that add_exchange_digits() has added.
 MeshGroup exchanging_ranks(const Mesh& mesh);
 
-// Of their own positions all heads become, of all positions their own heads. Where there are more ranks than key/value
-// heads, several share one and its query heads. Tensors are [batch, sequence, ..heads..], of the sequence or a chunk of
-// it, whose positions are divided over `outer` and then over the ranks that exchange.
+// Before the exchange a rank has all heads at its own positions; after it, its own heads at all positions. With more
+// ranks than key/value heads, several share one, and its query heads are divided over them. Tensors are [batch,
+// sequence, ..heads..] of the sequence or a chunk of it, whose positions are divided over `outer`, then over the ranks.
 class Exchange {
  public:
   Exchange(const Mesh& mesh, Division outer, Piece& piece, std::vector<Op>& out);
 
-  // A new tensor like `local`, of the own heads and all positions of the group.
+  // Adds a tensor like `local` with this rank's heads and all positions of the group.
   TensorId with_all_positions(TensorId local);
-  // Of keys and values, or their gradients: of the heads that a rank shares with none; all that it attends to.
+  // Tensors of keys and values, or their gradients. `own`: what no other rank shares. `all`: what the rank attends to.
   struct Keys {
     TensorId own = kNoTensor, all = kNoTensor;
   };
   Keys with_all_positions_of_keys(TensorId local, TensorId queries);
 
-  // Each appends communication to `out`, in the phase of `cause`.
+  // Each of these appends communication to `out`, in the phase of `cause`.
   void give_positions(const char* name, TensorId local, TensorId all, const Op& cause);
   void take_positions(const char* name, TensorId all, TensorId local, const Op& cause);
   void give_keys(TensorId local, Keys keys, const Op& cause);

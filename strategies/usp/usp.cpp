@@ -19,7 +19,7 @@ constexpr std::span<const std::string_view> kUlysses{kTypes.data(), 2}, kUsp{kTy
 
 constexpr const char* kRing = "cp.ring";
 
-// Ranks that exchange in layers of this plan.
+// Number of ranks that exchange in layers of this plan.
 std::int64_t ulysses_ranks(const Scenario& scenario, const Plan& layers) {
   const Plan& plan = scenario.plan;
   if (!context_parallel::is_of_type(scenario, layers, kTypes)) return 1;
@@ -28,7 +28,7 @@ std::int64_t ulysses_ranks(const Scenario& scenario, const Plan& layers) {
   return std::gcd(plan.context.degree, heads_of(scenario).key_value);
 }
 
-// The same in all layers that are of a type of ours (check()).
+// The same for all layers of this strategy's types, which agree (check()).
 std::int64_t ulysses_ranks(const Scenario& scenario) {
   std::int64_t ranks = 1;
   for_each_plan(scenario,
@@ -38,18 +38,18 @@ std::int64_t ulysses_ranks(const Scenario& scenario) {
 
 std::int64_t ring_ranks(const Scenario& scenario) { return scenario.plan.context.degree / ulysses_ranks(scenario); }
 
-// Of the ranks that exchange, those that have different key/value heads.
+// The number of exchanging ranks that have different key/value heads.
 std::int64_t head_ranks(const Scenario& scenario) {
   return std::gcd(ulysses_ranks(scenario), heads_of(scenario).key_value);
 }
 
-// Digits of the mesh that they are: as many as have more than one rank.
+// The number of mesh digits that they form: one for each part with more than one rank.
 int groups(const Scenario& scenario) {
   const std::int64_t heads = head_ranks(scenario);
   return (ring_ranks(scenario) > 1) + (heads > 1) + (ulysses_ranks(scenario) > heads);
 }
 
-// Around each attention the ranks of a group exchange positions for heads.
+// Around each attention, the ranks of a group trade sequence positions for heads.
 class ExchangedAttention {
  public:
   ExchangedAttention(const Mesh& mesh, Division ring, Piece& piece)
@@ -61,7 +61,7 @@ class ExchangedAttention {
   }
 
  private:
-  // Tensors of a forward, all positions of a rank's heads, and the context by which its backward knows them.
+  // Tensors of a forward with all positions of a rank's heads, and the context by which the backward finds them.
   struct Attention {
     TensorId local_context, queries, keys, context, log_sum_exp;
   };
@@ -163,11 +163,11 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   const MeshGroup ring = mesh.group(kRing), exchanging = exchanging_ranks(mesh);
   Division rings;
   rings.append(ring);
-  Division over = rings;  // a ring's part of the sequence, and of that an exchanging rank's
+  Division over = rings;  // a ring's part of the sequence, divided further over the ranks that exchange
   over.append(exchanging);
   const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario));
   context_parallel::divide_sequence(piece, mesh, over, deal);
-  if (!exchanging.empty()) ExchangedAttention(mesh, rings, piece).run();  // else a ring alone
+  if (!exchanging.empty()) ExchangedAttention(mesh, rings, piece).run();  // otherwise a plain ring
   if (ring.empty()) return;
   context_parallel::ring_attention(
       piece, mesh, context_parallel::ring_groups(mesh, ring, scenario.plan.loongtrain.inner_ring_degree),

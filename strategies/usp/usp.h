@@ -1,5 +1,5 @@
-// Sequences divided over ranks that exchange heads for positions around attention (DeepSpeed-Ulysses: Jacobs et al.
-// 2023, arXiv 2309.14509), and these groups in rings (USP: Fang & Zhao 2024, arXiv 2405.07719).
+// Context parallelism by ranks that trade sequence positions for heads around attention (DeepSpeed-Ulysses: Jacobs et
+// al. 2023, arXiv 2309.14509), optionally with such groups arranged in rings (USP: Fang & Zhao 2024, arXiv 2405.07719).
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace orrery::usp {
 
-// Of context_parallel_type; a2a and a2a+p2p are Megatron-Core's names.
+// Values of context_parallel_type; a2a and a2a+p2p are Megatron-Core's names.
 inline constexpr std::array<std::string_view, 4> kTypes{"ulysses", "a2a", "usp", "a2a+p2p"};
 
 void check(const Scenario& scenario);

@@ -8,7 +8,7 @@
 
 namespace orrery::zeppelin {
 
-// Which ranks have a document: see partition.h.
+// How documents are assigned to ranks: see partition.h.
 enum class PartitionRule : std::uint8_t { zones, hybrid, even, flexsp };
 inline constexpr std::array<std::string_view, 4> kPartitionRuleNames{"zones", "hybrid", "even", "flexsp"};
 

@@ -22,7 +22,7 @@ struct Document {
   double pairs() const { return static_cast<double>(length()) * static_cast<double>(length()) / 2; }
 };
 
-// The longest first, of equals the first.
+// Returns documents in descending order of length; equal ones in order of position.
 std::vector<Document> documents_of(std::span<const std::int64_t> ends) {
   std::vector<Document> documents;
   for_each_document(ends, [&](std::int64_t begin, std::int64_t end) { documents.push_back({begin, end}); });
@@ -32,7 +32,7 @@ std::vector<Document> documents_of(std::span<const std::int64_t> ends) {
 
 double as_double(std::int64_t n) { return static_cast<double>(n); }
 
-// What ranks have so far.
+// What each rank has been given so far.
 class Room {
  public:
   Room(const Ranks& ranks, double capacity)
@@ -41,7 +41,7 @@ class Room {
         tokens_(static_cast<std::size_t>(ranks.count), 0),
         pairs_(static_cast<std::size_t>(ranks.count), 0) {}
 
-  // Of the rings of so many ranks among `count` ranks from `first` on, the one with the least attention that has room.
+  // Returns, of the rings of this size within `count` ranks from `first`, the one with room and the least attention.
   std::optional<std::int64_t> find(const Document& d, std::int64_t ring, std::int64_t first, std::int64_t count) const {
     std::optional<std::int64_t> best;
     double least = std::numeric_limits<double>::infinity();
@@ -93,8 +93,8 @@ std::int64_t next_ring(const Ranks& ranks, std::int64_t ring) {
   return at == ranks.rings.end() ? ranks.count + 1 : *at;
 }
 
-// A document on the smallest ring of at least and at most so many ranks that has room for it, among `count` ranks from
-// `first` on. False where there is none.
+// Places a document on the smallest ring with room, of `least` to `most` ranks, among `count` ranks from `first`.
+// Returns false if there is none.
 bool place(const Document& d, const Ranks& ranks, std::int64_t least, std::int64_t most, std::int64_t first,
            std::int64_t count, Room& room, Placements& placements) {
   for (std::int64_t ring = least; ring <= most; ring = next_ring(ranks, ring))
@@ -106,13 +106,13 @@ bool place(const Document& d, const Ranks& ranks, std::int64_t least, std::int64
   return false;
 }
 
-// Within a node: documents over ranks of it, or whole to one. False where there is no room.
+// Within a node: divides documents over its ranks, or places them whole on one. Returns false if there is no room.
 bool place_in_node(const std::vector<Document>& here, const Ranks& ranks, std::int64_t first, Room& room,
                    Placements& placements, double capacity) {
   double pairs = room.pairs_of_node(first);
   for (const Document& d : here) pairs += d.pairs();
   const double mean = pairs / as_double(ranks.of_node);
-  std::size_t cut = 0;  // documents that are cut
+  std::size_t cut = 0;  // number of divided documents
   while (cut < here.size() && as_double(here[cut].length()) > capacity) ++cut;
   for (; cut <= here.size(); ++cut) {
     Room trial = room;
@@ -133,7 +133,7 @@ bool place_in_node(const std::vector<Document>& here, const Ranks& ranks, std::i
   return false;
 }
 
-// With so many documents over nodes, the others whole to a node each.
+// Divides `cut` documents over nodes and places the others whole on one node each.
 std::optional<Placements> by_zones(const std::vector<Document>& documents, std::size_t cut, std::int64_t tokens,
                                    const Ranks& ranks, double capacity) {
   const std::int64_t nodes = ranks.count / ranks.of_node;
@@ -199,8 +199,8 @@ Placements over_all(const std::vector<Document>& documents, const Ranks& ranks) 
   return placements;
 }
 
-// Of the rank that takes the longest: each step of a ring takes as long as what is computed or as what is sent. What
-// ranks have more than the mean moves, within the node or out of it, or is computed where it is.
+// Time of the slowest rank. Each step of a ring takes as long as its computation or its transfer, whichever is longer.
+// Tokens beyond the mean move, within the node or out of it, or are computed where they are.
 double estimated_seconds(const Placements& placements, const Ranks& ranks, const Rates& rates, bool remapping) {
   std::vector<double> seconds(static_cast<std::size_t>(ranks.count), 0), tokens(seconds.size(), 0);
   for (const Placement& p : placements) {
@@ -225,7 +225,7 @@ double estimated_seconds(const Placements& placements, const Ranks& ranks, const
   for (std::size_t first = 0; first < tokens.size(); first += static_cast<std::size_t>(ranks.of_node))
     of_nodes.push_back(std::accumulate(tokens.begin() + static_cast<std::ptrdiff_t>(first),
                                        tokens.begin() + static_cast<std::ptrdiff_t>(first) + ranks.of_node, 0.0));
-  // What leaves a node leaves it over the NICs of all its ranks.
+  // What leaves a node is sent over the NICs of all its ranks.
   const double in_node = surplus(tokens, mean),
                between = surplus(of_nodes, mean * as_double(ranks.of_node)) / as_double(ranks.of_node);
   return *std::ranges::max_element(seconds) +
@@ -248,7 +248,7 @@ void limit_sizes(Placements& placements) {
   }
 }
 
-// Groups that exchange (FlexSP): of each the documents, and what a rank of it has to do.
+// A group that exchanges (FlexSP): its documents, and the work of each of its ranks.
 struct Group {
   std::int64_t ring = 1, tokens = 0;
   double seconds = 0;
@@ -288,7 +288,7 @@ class Groups {
   static double longest(const std::vector<Group>& groups) {
     return std::ranges::max_element(groups, {}, &Group::seconds)->seconds;
   }
-  // The parts of its tokens that leave a rank for the others of its node, and for other nodes, by heads.
+  // Fractions of a rank's tokens, by heads, that go to other ranks of its node and to other nodes.
   double seconds(const Document& d, std::int64_t ring) const {
     const double n = as_double(ring), in_node = as_double(std::min(ring, ranks_.of_node));
     const double moved = std::max((in_node - 1) / n * rates_.seconds_per_moved_in_node,
@@ -304,8 +304,8 @@ class Groups {
     group.seconds += seconds(d, group.ring);
   }
 
-  // None of which takes longer, on no more ranks than there are. A document goes to the smallest group that has room
-  // for it, of such to the one that it leaves the least.
+  // Forms groups of which none takes longer than `limit`, on no more ranks than there are. A document goes to the
+  // smallest group that has room for it; among these to the one that it leaves the least room.
   std::optional<std::vector<Group>> within(double limit) const {
     std::vector<Group> groups;
     std::int64_t used = 0;
@@ -329,7 +329,7 @@ class Groups {
     return groups;
   }
 
-  // Ranks that are left join the slowest group that they make larger by a step.
+  // Adds left-over ranks to the slowest group that they are enough to enlarge by one step.
   void widen(std::vector<Group>& groups) const {
     std::int64_t left = ranks_.count;
     for (const Group& group : groups) left -= group.ring;
@@ -354,10 +354,10 @@ class Groups {
   const Ranks& ranks_;
   const Rates& rates_;
   const double capacity_;
-  std::size_t smallest_ = 0;  // of the sizes that groups may have
+  std::size_t smallest_ = 0;  // smallest allowed group size
 };
 
-// The positions of a group's documents in their order, each rank of it the next part of them.
+// The positions of a group's documents in order; each rank has the next part of them.
 void lay(const Group& group, std::int64_t first, Zone& zone) {
   std::vector<Document> documents = group.documents;
   std::ranges::sort(documents, {}, &Document::begin);
@@ -390,7 +390,7 @@ std::vector<Zone> zones_of(const std::vector<Group>& groups, const Ranks& ranks)
   return zones;
 }
 
-// Chunks as equal as they can be; what is left over goes to the ranks of the ring that have the fewest tokens.
+// Chunks as equal as possible; extra tokens go to the ranks of the ring that have the fewest.
 void lay(const Placement& p, std::vector<std::int64_t>& tokens, Zone& zone) {
   const auto ring = static_cast<std::size_t>(p.ring), first = static_cast<std::size_t>(p.first);
   std::vector<std::int64_t> chunks(2 * ring, p.document.length() / (2 * p.ring));
@@ -412,7 +412,8 @@ void lay(const Placement& p, std::vector<std::int64_t>& tokens, Zone& zone) {
   zone.documents.push_back({p.document.begin, p.document.end, p.first});
 }
 
-// Parts of `whole` in proportion to `of`, none larger than it: their sum is `whole`. REQUIRES: no more than `of` have.
+// Divides `whole` in proportion to `of`, with no share larger than its entry; the shares sum to `whole`. REQUIRES:
+// `whole` is at most the sum of `of`.
 std::vector<std::int64_t> shares_of(std::int64_t whole, const std::vector<std::int64_t>& of) {
   std::vector<std::int64_t> shares;
   const std::int64_t all = std::reduce(of.begin(), of.end());
@@ -428,8 +429,8 @@ std::vector<std::int64_t> shares_of(std::int64_t whole, const std::vector<std::i
   return shares;
 }
 
-// Every rank keeps of what it attends with as much as it is to have; the rest goes to ranks that have less, first to
-// those of its node, from each and to each in proportion to what it has too many and lacks.
+// Every rank keeps as many of the tokens it attends with as it is to have. The rest goes to ranks that have fewer,
+// first within its node, in proportion to each rank's surplus and shortage.
 class Homes {
  public:
   Homes(const std::vector<Zone>& zones, const Ranks& ranks, std::int64_t tokens)
@@ -457,7 +458,7 @@ class Homes {
   }
 
  private:
-  // Among these ranks.
+  // Matches surplus and shortage among these ranks.
   void match(std::int64_t first, std::int64_t count) {
     const auto of = [&](const std::vector<std::int64_t>& all) {
       return std::vector<std::int64_t>(all.begin() + first, all.begin() + first + count);

@@ -26,7 +26,7 @@ bool is_used(const Scenario& scenario) { return context_parallel::has_layers_of_
 
 bool exchanges(const Scenario& scenario) { return scenario.plan.zeppelin.partition == PartitionRule::flexsp; }
 
-// Those of context_parallel in a node, where tensor_parallel has ranks of it, too.
+// The context_parallel ranks within a node, if tensor_parallel uses ranks of it, too.
 Ranks context_ranks(const Scenario& scenario) {
   const std::int64_t count = scenario.plan.context.degree,
                      of_node = scenario.cluster.node.devices / scenario.plan.tensor.degree;
@@ -36,7 +36,7 @@ Ranks context_ranks(const Scenario& scenario) {
   return ranks;
 }
 
-// Of datasheets: what is chosen by them is which of several capacities is to be had.
+// Data-sheet rates: they only decide which of several capacities is chosen.
 Rates rates_of(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Cluster& cluster = scenario.cluster;
@@ -45,9 +45,9 @@ Rates rates_of(const Scenario& scenario) {
                keys = std::max(head, static_cast<double>(model.effective_kv_heads()) / tp * head),
                layer = static_cast<double>(parameters(model)) / static_cast<double>(model.total_layers()) / tp,
                peak = cluster.device.peak(Dtype::bf16);
-  // Two products forward and five backward; keys and values forward, those and their gradients backward; queries, keys,
-  // values, the context and the gradients of all four; a multiply and an add of each parameter, forward, and twice as
-  // many backward. Of two bytes each.
+  // Attention has two products forward and five backward. A ring passes on keys and values forward, and these and their
+  // gradients backward. Moved are queries, keys, values, the context and the gradients of all four. Outside attention
+  // there is a multiply and an add per parameter forward, and twice as many backward. Each element has two bytes.
   const double pair = (4 + 10) * heads / peak, key = 3 * 2 * keys * 2, moved = 2 * (2 * heads + 2 * keys) * 2,
                token = 6 * layer / peak;
   const double link = cluster.node.intra_bytes_per_second, all_nics = cluster.inter_node_bytes_per_second() / tp,
@@ -71,7 +71,7 @@ struct Layout {
   struct OfZone {
     std::int64_t ring = 1;
     Deal deal = Deal::contiguous;
-    std::int64_t sharing = 1;  // ranks that have the same positions
+    std::int64_t sharing = 1;  // ranks with the same positions
     std::int64_t rows = 0;     // of the rank with the most
   };
   std::vector<OfZone> zones;
@@ -86,7 +86,7 @@ RunsOfParts of_groups(const Zone& zone) {
   return groups;
 }
 
-// What a zone's parts have of a sequence, its only part all of it.
+// What a zone's parts have of a sequence; one part has all of it.
 RunsOfParts runs_of(const Layout::OfZone& zone, std::int64_t whole) {
   return is_table(zone.deal) ? table_of(zone.deal).of_part : RunsOfParts{{{0, whole}}};
 }
@@ -105,7 +105,7 @@ Layout layout_of(const Scenario& scenario) {
     }
     std::int64_t rows = 0;
     for (const std::vector<IndexRun>& runs : home) rows = std::max(rows, rows_of(runs));
-    // Tensor parallelism cuts what a rank has into equal parts.
+    // Tensor parallelism cuts a rank's tokens into equal parts.
     const std::int64_t tp = scenario.plan.tensor.degree;
     layout.home = deal_by_runs(std::move(home), whole, parts, (rows + tp - 1) / tp * tp);
     for (const Zone& zone : partition.zones) {
@@ -130,8 +130,8 @@ Layout layout_of(const Scenario& scenario) {
 
 struct Moves {
   std::vector<Load> loads;
-  std::vector<std::uint8_t> to_zone;  // of each zone: one more than its load's number, 0 where nothing moves
-  std::uint8_t home = 0;              // the way back, of all zones
+  std::vector<std::uint8_t> to_zone;  // by zone: 1 + the number of its load; 0 if nothing moves
+  std::uint8_t home = 0;              // the way back, for all zones
 };
 
 Moves moves_of(const Layout& layout) {
@@ -163,7 +163,7 @@ Moves moves_of(const Layout& layout) {
   return moves;
 }
 
-// What moves in front of attention or behind it, by name.
+// A named move of tensors before or after attention.
 struct Move {
   const char *remap, *exchange;
 };
@@ -173,8 +173,8 @@ constexpr Move kQueries{"remap.queries", "exchange.queries"}, kKeys{"remap.keys"
     kQueryGradient{"remap.query_gradient", "exchange.query_gradient"},
     kKeyGradient{"remap.key_gradient", "exchange.key_gradient"};
 
-// The attention of a piece, zone by zone. Where heads are exchanged that is one all-to-all with what moves tokens, of
-// unequal parts: not that of strategies/usp/exchange.h, in which all ranks have as many positions and may share a head.
+// The attention of a piece, zone by zone. If heads are exchanged, one all-to-all of unequal parts does this and moves
+// tokens too. strategies/usp/exchange.h cannot: there all ranks have equally many positions, and may share a head.
 class ZonedAttention {
  public:
   ZonedAttention(const Scenario& scenario, bool fp32_gradients, const Layout& layout, const Moves& moves,
@@ -196,10 +196,10 @@ class ZonedAttention {
  private:
   // Tensors of a forward in a zone.
   struct Attention {
-    TensorId first, second, context, log_sum_exp;  // queries, keys and values, or both in the first
+    TensorId first, second, context, log_sum_exp;  // queries; keys and values; or both in the first
   };
   struct Attentions {
-    TensorId context;  // by which the backward knows them
+    TensorId context;  // by which the backward finds them
     std::vector<Attention> zones;
   };
 
@@ -222,7 +222,7 @@ class ZonedAttention {
     return clone;
   }
 
-  // Digits of cp that have so many ranks, side by side.
+  // Returns adjacent digits of cp with `count` ranks in total.
   MeshGroup innermost_ranks(std::int64_t count) const {
     MeshGroup group;
     for (int d = 0; d < Mesh::kMaxDigits && mesh_.size(group) < count; ++d)
@@ -230,7 +230,7 @@ class ZonedAttention {
     return group;
   }
 
-  // Where heads are exchanged that is what moves tokens, too.
+  // If heads are exchanged, this also moves tokens.
   void remap(const Move& move, std::vector<TensorId> from, TensorId to, std::uint8_t load, const Op& cause) {
     std::vector<const Tensor*> parts;
     for (const TensorId id : from) parts.push_back(&piece_.tensors[id]);
@@ -268,7 +268,7 @@ class ZonedAttention {
     context_parallel::RingGroups ring;
     ring.inner = innermost_ranks(layout.ring);
     if (layout.ring > of_node_) {
-      ring.stream = Stream::outer_ring_communication;  // beside the rings in the nodes
+      ring.stream = Stream::outer_ring_communication;  // concurrent with the rings within nodes
       if (routing_) ring.algorithm = CollectiveAlgorithm::hierarchical;
     }
     context_parallel::append_ring(piece_, mesh_, ring, fp32_gradients_, whole, out_);
@@ -325,7 +325,7 @@ class ZonedAttention {
   std::vector<Attentions> attentions_;
 };
 
-// Rows of a rank, which may be more than its part of the positions, in place of all of them.
+// Replaces positions by the rows of a rank, which may be more than its part of the positions.
 void divide_positions(Deal home, std::int64_t whole, const Mesh& mesh, Piece& piece) {
   for (const Tensor& t : piece.tensors)
     if (const int d = t.find(Axis::sequence); d >= 0 && t.sizes[d] * mesh.size(t.over[d].group()) != whole)

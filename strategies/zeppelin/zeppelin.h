@@ -1,12 +1,12 @@
-// Documents of a batch on as many ranks as each needs (Zeppelin, arXiv 2509.21841): the batch of all data-parallel
-// ranks is one sequence over context_parallel, and attention is done zone by zone (partition.h), each a ring of its own
-// size (strategies/context_parallel), over positions that the zone's ranks have:
+// Zeppelin places each document of a batch on as many ranks as it needs (arXiv 2509.21841). The batch of all
+// data-parallel ranks is one sequence over context_parallel. Attention runs zone by zone (partition.h): each zone is a
+// set of rings of one size (strategies/context_parallel) over the positions of the zone's ranks:
 //
-//   remap      redistribute over cp       queries, keys, values of a rank's tokens to where its documents attend
-//   attention  rings, the largest first; the next zone's keys travel meanwhile
-//   remap      redistribute over cp       contexts back
+//   remap      redistribute over cp       moves queries, keys and values of tokens to where their documents attend
+//   attention  rings, the largest first; the next zone's keys are sent meanwhile
+//   remap      redistribute over cp       moves contexts back
 //
-// and the same of gradients. Outside attention every rank has as many tokens.
+// The same is done for gradients. Outside attention every rank has equally many tokens.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ namespace orrery::zeppelin {
 
 inline constexpr std::array<std::string_view, 1> kTypes{"zeppelin"};
 
-// Of the scenario's batch. REQUIRES: check() has passed, and the plan has layers of this type.
+// Partition of the scenario's batch. REQUIRES: check() has passed, and the plan has layers of this type.
 Partition partition_of(const Scenario& scenario);
 
 void check(const Scenario& scenario);

@@ -1,6 +1,6 @@
-// ZeRO++'s hierarchical partitioning (hpZ: Wang et al. 2023, arXiv 2306.10209, section 3.2): what the forward has
-// gathered over the whole shard group leaves a second copy, divided over neighbouring ranks only, and the backward
-// gathers that.
+// ZeRO++'s hierarchical partitioning (hpZ: Wang et al. 2023, arXiv 2306.10209, section 3.2): after the forward has
+// gathered weights over the whole shard group, it keeps a second copy divided over neighbouring ranks only. The
+// backward gathers that copy.
 #pragma once
 
 #include "strategies/strategy.h"
@@ -8,7 +8,7 @@
 namespace orrery::zeropp {
 
 void check(const Scenario& scenario);
-// Of dp_shard, the ranks that divide the second copy.
+// Adds the digit of dp_shard whose ranks divide the second copy.
 void add_digits(const Scenario& scenario, Mesh& mesh);
 void shard(const Scenario& scenario, const Plan& plan, const Mesh& mesh, data_parallel::Sharding& sharding);
 void disable(Plan& plan);

@@ -17,7 +17,7 @@ using DocumentNumbers = std::vector<std::uint32_t>;
 
 enum class SculptDraw : std::uint64_t { sample, centers, neighbours };
 
-// `count` of `numbers`, each as likely, in their order (selection sampling).
+// Returns `count` of `numbers`, all equally likely, in their order (selection sampling).
 DocumentNumbers sampled(const DocumentNumbers& numbers, std::size_t count, std::uint64_t seed, SculptDraw draw) {
   if (count >= numbers.size()) return numbers;
   RandomBits random(seed, draw, {});
@@ -33,14 +33,14 @@ void append_row(const float* row, std::size_t depth, std::vector<float>& rows) {
   rows.insert(rows.end(), row, row + depth);
 }
 
-// Centres of clusters as they come and move.
+// Centres of clusters while they are found and moved.
 class Clustering {
  public:
   Clustering(const Documents& documents, const DataSculptOptions& options)
       : documents_(documents), options_(options), depth_(static_cast<std::size_t>(documents.dimension())) {}
 
-  // Where documents are dense, few suffice: the initial number of centres is the documents times their mean similarity
-  // to neighbours, here their kNeighbours nearest in a sample.
+  // Dense documents need few clusters: the initial number of centres is the documents times their mean similarity to
+  // neighbours, here to their kNeighbours nearest in a sample.
   void found(const DocumentNumbers& sample) {
     constexpr std::size_t kNeighbours = 10, kMostCompared = 1024;
     const DocumentNumbers some = sampled(sample, kMostCompared, options_.seed, SculptDraw::neighbours);
@@ -53,7 +53,7 @@ class Clustering {
         for (std::size_t i = 0; i < rows; ++i) {
           const float* row = products + i * clusters();
           near.assign(row, row + some.size());
-          near.erase(near.begin() + static_cast<std::ptrdiff_t>(begin + i));  // itself
+          near.erase(near.begin() + static_cast<std::ptrdiff_t>(begin + i));  // the document itself
           const std::size_t k = std::min(kNeighbours, near.size());
           std::partial_sort(near.begin(), near.begin() + static_cast<std::ptrdiff_t>(k), near.end(), std::greater<>());
           sum += std::accumulate(near.begin(), near.begin() + static_cast<std::ptrdiff_t>(k), 0.0) /
@@ -68,7 +68,7 @@ class Clustering {
     set_centers(sampled(sample, count, options_.seed, SculptDraw::centers));
   }
 
-  // The nearest centre of each; who has none nearer than delta founds a cluster while there may be more.
+  // Finds the nearest centre of each document. A document without one nearer than delta founds a cluster, if allowed.
   void assign(const DocumentNumbers& numbers, std::vector<std::uint32_t>& labels,
               const std::function<void(double)>& progress) {
     labels.resize(numbers.size());
@@ -81,7 +81,7 @@ class Clustering {
         float cosine = -2;
         for (std::size_t c = 0; c < known; ++c)
           if (row[c] > cosine) cosine = row[best = c];
-        for (std::size_t c = known; c < clusters(); ++c)  // that this block has founded
+        for (std::size_t c = known; c < clusters(); ++c)  // clusters that this block has founded
           if (const float own = inner_product(e, center(c), depth_); own > cosine) {
             cosine = own;
             best = c;
@@ -96,8 +96,7 @@ class Clustering {
     });
   }
 
-  // Centres move to the mean of their documents; those without any go. How far they have moved: 1 - cosine, in the
-  // mean.
+  // Moves centres to the mean of their documents, removes those without any. Returns the mean movement, as 1 - cosine.
   double recenter(const DocumentNumbers& numbers, const std::vector<std::uint32_t>& labels) {
     std::vector<double> sums(centers_.size());
     sizes_.assign(clusters(), 0);
@@ -122,7 +121,7 @@ class Clustering {
     return moved / static_cast<double>(kept);
   }
 
-  // Centres that are nearer than delta become one, the largest first.
+  // Merges centres that are nearer than delta, the largest first.
   void merge() {
     std::vector<std::size_t> order(clusters());
     std::iota(order.begin(), order.end(), std::size_t{0});
@@ -151,7 +150,7 @@ class Clustering {
  private:
   const float* center(std::size_t c) const { return centers_.data() + c * depth_; }
 
-  // Nothing where the sum has no direction.
+  // Leaves `to` unchanged if the sum has no direction.
   void direction_of(const double* sum, float* to) const {
     double squares = 0;
     for (std::size_t k = 0; k < depth_; ++k) squares += sum[k] * sum[k];
@@ -165,7 +164,7 @@ class Clustering {
     for (const std::uint32_t d : at) append_row(documents_.embedding(d), depth_, centers_);
   }
 
-  // Calls visit(first, how many, products with all centres) for documents in blocks.
+  // Calls visit(first, number, products with all centres) for blocks of documents.
   template <class Visit>
   void for_blocks(const DocumentNumbers& numbers, Visit visit) {
     constexpr std::size_t kBlock = 240;
@@ -186,7 +185,7 @@ class Clustering {
   std::vector<std::int64_t> sizes_;
 };
 
-// The sequences of a cluster, or of a part of one, as they fill.
+// The sequences of a cluster, or of a part of one, while they are filled.
 class Windows {
  public:
   Windows(const Documents& documents, std::int64_t context, std::size_t count)
@@ -200,7 +199,7 @@ class Windows {
         totals_(count * depth_),
         contents_(count) {}
 
-  // Pieces, the longest first. Cut to the room that is left; who finds none is `left_over`.
+  // Distributes pieces, the longest first, cut to the room that is left. Pieces without room go to `left_over`.
   void deal(std::span<const PackedPiece> pieces, std::vector<PackedPiece>& left_over) {
     constexpr std::size_t kBlock = 96;
     const std::size_t windows = contents_.size();
@@ -222,7 +221,7 @@ class Windows {
         }
         const std::size_t w = best(products.data() + i * windows);
         take(w, block[i], rows.data() + i * depth_, double{products[i * windows + w]});
-        for (std::size_t j = i + 1; j < block.size(); ++j)  // that were multiplied with the sum as it was
+        for (std::size_t j = i + 1; j < block.size(); ++j)  // pieces whose products used the sum before this change
           products[j * windows + w] += among[i * block.size() + j];
       }
     }
@@ -237,7 +236,7 @@ class Windows {
   }
 
  private:
-  // Of cosine to the mean times room, which is sum . e / |sum| x room; of an empty window the cosine is 1.
+  // The sequence of largest cosine to its mean x room, sum . e / |sum| x room; the cosine with an empty sequence is 1.
   std::size_t best(const float* products) const {
     std::size_t at = 0;
     float most = -std::numeric_limits<float>::infinity();
@@ -266,17 +265,17 @@ class Windows {
   const Documents& documents_;
   std::size_t depth_;
   std::vector<std::int64_t> rooms_;
-  std::size_t open_;                     // windows with room
+  std::size_t open_;                     // number of windows with room
   std::vector<double> squares_;          // |sum|^2
   std::vector<float> weights_, offers_;  // score = product x weight + offer
   std::vector<float> totals_;            // [window * depth_]: sums of embeddings
   std::vector<std::vector<PackedPiece>> contents_;
 };
 
-// More windows than these take time that grows with their square; pieces are then dealt to several parts in turn.
+// Time grows with the square of the windows; beyond this number pieces are dealt to several parts in turn.
 constexpr std::size_t kMostWindows = 512;
 
-// Pieces of one cluster, the longest first.
+// Packs the pieces of one cluster, the longest first.
 void pack_cluster(const Documents& documents, std::span<const PackedPiece> pieces, Packing& packing,
                   std::vector<PackedPiece>& left_over) {
   std::int64_t tokens = 0;
@@ -296,7 +295,7 @@ void pack_cluster(const Documents& documents, std::span<const PackedPiece> piece
     }
     return;
   }
-  // As many as fill the windows, and as many more as there are windows.
+  // As many pieces as fill the windows, plus as many as there are windows.
   std::size_t kept = 0;
   for (std::int64_t sum = 0; kept < pieces.size(); ++kept)
     if ((sum += pieces[kept].tokens) > static_cast<std::int64_t>(windows) * packing.context) break;
@@ -328,7 +327,8 @@ std::vector<std::uint32_t> cluster(const Documents& documents, const DataSculptO
   clustering.assign(all, labels, [&](double done) {
     if (progress) progress("clustering", done);
   });
-  std::vector<std::uint32_t> numbers(clustering.clusters());  // without those that nobody has joined
+  // New numbers of clusters, without those that no document has joined.
+  std::vector<std::uint32_t> numbers(clustering.clusters());
   for (const std::uint32_t label : labels) numbers[label] = 1;
   std::exclusive_scan(numbers.begin(), numbers.end(), numbers.begin(), 0u);
   for (std::uint32_t& label : labels) label = numbers[label];

@@ -19,13 +19,13 @@ using Shape = LengthBin::Shape;
 double below_normal(double z) { return std::erfc(-z / std::sqrt(2.0)) / 2; }
 
 // DataSculpt's figure of document lengths (Lu et al. 2024, arXiv 2409.00997): % below 4K, 8K, 16K, 32K, 64K tokens and
-// above, and % of the mixture. Below 4K: a log-normal that fits the histogram, cut there (`mu`, `sigma`), or where none
-// does, lengths spread over their logarithm, from 256 on (an assumption).
+// above, and % of the mixture. Lengths below 4K follow a log-normal that fits the histogram, cut at 4K (`mu`, `sigma`).
+// If none fits, they are log-uniform from 256 on (an assumption).
 struct Domain {
   const char* name;
   double percent[6];
   double mixture_percent;
-  double mu, sigma;  // sigma 0: none
+  double mu, sigma;  // sigma 0: no log-normal fits
 };
 constexpr Domain kDomains[] = {
     {"book-zh", {2.06, 1.55, 2.61, 4.29, 10.02, 79.46}, 6.5, 0, 0},
@@ -37,14 +37,14 @@ constexpr Domain kDomains[] = {
     {"web-zh", {99.02, 0.73, 0.21, 0.04, 0, 0}, 13.5, 5.4, 1.15},
     {"others", {99.99, 0.01, 0, 0, 0, 0}, 5, 5.8, 0.65},
 };
-constexpr double kDomainEdges[] = {1, 4096, 8192, 16384, 32768, 65536, 262144};  // the last is an assumption
+constexpr double kDomainEdges[] = {1, 4096, 8192, 16384, 32768, 65536, 262144};  // the last edge is an assumption
 
-// The default of MagiAttention's generator: documents by length.
+// The default of MagiAttention's generator: numbers of documents by length.
 constexpr double kMagiEdges[] = {1, 11, 51, 101, 201, 501, 1025, 2049, 4097, 8193, 16385, 32769, 65537, 131073, 196609};
 constexpr double kMagiCounts[] = {30254,  391188, 699596, 1377757, 3794735, 3316785, 2106566,
                                   988525, 410002, 173574, 115007,  18428,   22513,   18284};
 
-// A million documents of Wikipedia that FlexSP brings: % of documents and of tokens up to a length; their mean.
+// A million documents of Wikipedia from FlexSP: % of documents and of tokens up to a length, and their mean.
 constexpr double kWikipediaEdges[] = {1, 1025, 2049, 4097, 8193, 16385, 32769, 65537, 131073, 196609, 393217};
 constexpr double kWikipediaDocuments[] = {78.8087, 10.8382, 5.9582, 2.7959, 1.1221,
                                           0.3465,  0.1027,  0.0228, 0.003,  0.0017};
@@ -84,7 +84,7 @@ LengthDistribution magi_attention() {
   return d;
 }
 
-// Within a bin as a power of a uniform number, with the mean that the bin's shares of documents and tokens give.
+// Within a bin: a power of a uniform number, with the mean that the bin's shares of documents and tokens give.
 LengthDistribution wikipedia() {
   LengthDistribution d{"wikipedia", {}};
   for (std::size_t i = 0; i < std::size(kWikipediaDocuments); ++i) {
@@ -92,7 +92,8 @@ LengthDistribution wikipedia() {
                   .most = kWikipediaEdges[i + 1],
                   .share = kWikipediaDocuments[i],
                   .shape = Shape::power};
-    const double mean = kWikipediaMean * kWikipediaTokens[i] / kWikipediaDocuments[i] + 0.5;  // whole tokens lie below
+    // + 0.5, as draws are rounded down.
+    const double mean = kWikipediaMean * kWikipediaTokens[i] / kWikipediaDocuments[i] + 0.5;
     bin.a = (bin.most - bin.least) / (mean - bin.least) - 1;
     d.bins.push_back(bin);
   }
@@ -165,7 +166,7 @@ std::int64_t drawn_length(const LengthBin& bin, RandomBits& random) {
   return static_cast<std::int64_t>(std::min(std::floor(x), bin.most - 1));
 }
 
-// Of topics, then of documents: their topic and noise of evenly spread bytes.
+// Draws topics, then documents: the document's topic plus noise of evenly spread bytes.
 void draw_embeddings(const DocumentGenerator& g, Documents& documents) {
   const auto dimension = static_cast<std::size_t>(g.dimension);
   std::vector<float> topics(static_cast<std::size_t>(g.topics) * dimension);

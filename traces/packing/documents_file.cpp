@@ -93,8 +93,8 @@ class DocumentLines {
 
 // Reads the header of a .npy file (numpy.lib.format): a dictionary of Python with three keys, then blanks.
 struct NpyHeader {
-  std::string descr, fortran_order, shape;  // as they are written
-  std::size_t begin = 0;                    // of the data, in the file
+  std::string descr, fortran_order, shape;  // as written in the file
+  std::size_t begin = 0;                    // offset of the data in the file
 };
 
 class NpyHeaderReader {
@@ -130,7 +130,7 @@ class NpyHeaderReader {
     return header;
   }
 
-  // "(2, 3)", "(4,)", "()".
+  // Parses "(2, 3)", "(4,)" or "()".
   std::vector<std::int64_t> sizes(const std::string& shape) {
     rest_ = shape;
     std::vector<std::int64_t> sizes;
@@ -185,18 +185,17 @@ class NpyHeaderReader {
     if (!at(c)) fail_to_read();
     rest_.remove_prefix(1);
   }
-  // Takes a value as it is written: a text with its quotes, a word, a number, or a list with its brackets. It is not
-  // empty.
+  // Returns the next value as written, not empty: a text with quotes, a word, a number, or a list with brackets.
   std::string value() {
     std::size_t end = 0;
     if (at('\'') || at('"')) {
       end = rest_.find(rest_.front(), 1);
     } else if (at('(')) {
       end = rest_.find(')');
-    } else if (at('[')) {  // the fields of a record, which may have shapes of their own
+    } else if (at('[')) {  // the fields of a record, which may have shapes
       end = rest_.rfind(']');
     } else {
-      end = std::min(rest_.find_first_of(" \n,:;(){}[]'\""), rest_.size()) - 1;  // of nothing it is npos
+      end = std::min(rest_.find_first_of(" \n,:;(){}[]'\""), rest_.size()) - 1;  // npos if there is nothing
     }
     if (end == std::string_view::npos) fail_to_read();
     const std::string text(rest_.substr(0, end + 1));

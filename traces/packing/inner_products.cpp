@@ -8,7 +8,7 @@ namespace orrery {
 void inner_products(std::span<const float> a, std::span<const float> b, std::size_t depth,
                     std::vector<float>& products) {
   using Rows = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
-  // By itself Eigen cuts longer rows by the size of the machine's caches, and rounding would follow it.
+  // On its own, Eigen cuts longer rows by the size of the machine's caches, and rounding would depend on them.
   constexpr Eigen::Index kDepthAtOnce = 256;
   const auto all = static_cast<Eigen::Index>(depth);
   const Rows left(a.data(), static_cast<Eigen::Index>(a.size()) / all, all);

@@ -6,7 +6,7 @@
 namespace orrery {
 namespace {
 
-// The mean cosine of two of so many unit vectors, by the length of their sum: |sum|^2 = n + n (n - 1) mean.
+// The mean cosine between unit vectors, from the length of their sum: |sum|^2 = n + n (n - 1) mean.
 double mean_cosine(const Documents& documents, std::span<const PackedPiece> pieces, std::vector<double>& sum) {
   std::fill(sum.begin(), sum.end(), 0.0);
   for (const PackedPiece& piece : pieces) {

@@ -34,7 +34,7 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
 }
 
-// A line that `orrery pack --out` writes.
+// Parses a line that `orrery pack --out` writes.
 std::vector<std::int64_t> parse_sequence(std::string_view line, const InputError::Where& where) {
   const auto fail = [&](std::string found, std::string expected) {
     throw InputError(where, std::move(found), std::move(expected));
@@ -151,7 +151,7 @@ Sequences listed_sequences(const Workload& workload, std::int64_t length) {
 
 std::uint64_t seed_of(const Workload& workload) { return static_cast<std::uint64_t>(workload.documents_seed); }
 
-// At least as many sequences as the batch has.
+// Draws at least as many sequences as the batch has.
 Sequences drawn_sequences(const Workload& workload, std::int64_t length) {
   DocumentGenerator generator;
   generator.lengths = workload.documents;
@@ -176,7 +176,7 @@ Sequences drawn_sequences(const Workload& workload, std::int64_t length) {
     const std::vector<std::int64_t>& last = sequences[static_cast<std::size_t>(wanted - 1)];
     if (workload.packing == PackingPolicy::concat &&
         std::accumulate(last.begin(), last.end(), std::int64_t{0}) < length)
-      continue;  // documents go on into the next batch
+      continue;  // documents continue into the next batch
     if (!keeps_order(workload.packing)) shuffle_sequences(seed_of(workload), workload.step, sequences);
     return sequences;
   }
@@ -227,7 +227,7 @@ std::shared_ptr<const PackedSequences> packed_sequences(const Workload& workload
   if (workload.global_batch_size > kMostDrawnDocuments)
     refuse("global_batch_size", std::to_string(workload.global_batch_size),
            fmt::format("at most {} packed sequences", kMostDrawnDocuments));
-  // Searches ask for the same again and again.
+  // Cached: searches ask for the same batch again and again.
   using Key = std::tuple<std::string, std::shared_ptr<const RecordedDocuments>, PackingPolicy, std::int64_t,
                          std::int64_t, std::int64_t, std::int64_t>;
   thread_local std::optional<Key> met;
@@ -240,7 +240,7 @@ std::shared_ptr<const PackedSequences> packed_sequences(const Workload& workload
           workload.global_batch_size,
           length};
   if (met != key) {
-    met.reset();  // should it throw
+    met.reset();  // in case it throws
     packed = std::make_shared<const PackedSequences>(packed_batch(workload, length));
     met = std::move(key);
   }

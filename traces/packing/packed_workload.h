@@ -12,37 +12,36 @@
 
 namespace orrery {
 
-// What Workload::documents_file holds: documents, or sequences that are packed already.
+// The content of Workload::documents_file: documents, or sequences that are already packed.
 struct RecordedDocuments {
   std::string file;
-  Documents documents;                               // a line each; none where there are sequences
-  std::vector<std::vector<std::int64_t>> sequences;  // tokens of each of a sequence's documents
+  Documents documents;                               // one per line; empty if the file has sequences
+  std::vector<std::vector<std::int64_t>> sequences;  // lengths of each sequence's documents, in tokens
   std::int64_t longest = 0, longest_line = 0;        // tokens of the longest sequence, and its line
 
   bool packed() const { return !sequences.empty(); }
 };
-// Lines of documents (parse_documents), or as `orrery pack --out` writes them. Throws InputError with file and line.
+// Reads lines of documents (parse_documents), or as `orrery pack --out` writes. Throws InputError with file and line.
 RecordedDocuments read_recorded_documents(const std::string& path);
 
-// The global batch of the workload's step, of sequences of `length` tokens; null: its sequences are no packed
-// documents.
+// Returns the global batch of the workload's step, in sequences of `length` tokens; null if its sequences are not
+// packed from documents. The result depends only on the workload and the length.
 //
-// Listed sequences ("2048,4096;8192": Workload::documents) and those of a file are taken step by step, one after the
-// other, from the start again at the end. What no document fills is one by itself. Drawn documents are other ones in
-// each step. All policies but concat and pad lay the documents of at least kPackedTogether sequences together, whose
-// order is drawn; of these a step takes the first. The same for the same workload and length. Throws InputError
-// (pointer "/workload/..").
+// Listed sequences ("2048,4096;8192": Workload::documents) and those of a file are used step by step, starting over at
+// the end. Space that no document fills counts as a document of its own. Drawn documents differ from step to step. All
+// policies but concat and pad pack the documents of at least kPackedTogether sequences at once; the order of these
+// sequences is drawn, and a step uses the first ones. Throws InputError (pointer "/workload/..").
 std::shared_ptr<const PackedSequences> packed_sequences(const Workload& workload, std::int64_t length);
 
-// Whether such a text lists sequences: lengths of documents behind each other, semicolons between sequences.
+// Whether the text lists sequences: lengths of documents separated by commas, sequences by semicolons.
 bool lists_sequences(const std::string& documents);
 
-// Whether a policy lays documents into sequences in the order in which they come.
+// Whether a policy packs documents in the order in which they come.
 bool keeps_order(PackingPolicy policy);
 void shuffle_sequences(std::uint64_t seed, std::int64_t step, std::vector<std::vector<std::int64_t>>& sequences);
 
 inline constexpr std::int64_t kPackedTogether = 256;
-// Of one step: documents that are drawn, and sequences.
+// Most drawn documents, and most sequences, of one step.
 inline constexpr std::int64_t kMostDrawnDocuments = std::int64_t{1} << 22;
 
 }  // namespace orrery

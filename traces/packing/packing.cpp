@@ -19,9 +19,8 @@ constexpr std::int64_t kMostSequences = std::int64_t{1} << 31;
 
 using Bin = std::uint32_t;  // a sequence, while it is filled
 
-// Sequences by the room that they have left: which has the least that is enough? A tree over all capacities, 64 to a
-// node (the segment tree of Ding et al. 2024, section 3.2, with 64 branches), and of each capacity the sequences in a
-// list.
+// Finds the sequence with the least room that is enough. It is a tree over all capacities with 64 branches (the segment
+// tree of Ding et al. 2024, section 3.2), with a list of sequences for each capacity.
 class BinsByRoom {
  public:
   explicit BinsByRoom(std::int64_t context) : first_(static_cast<std::size_t>(context) + 1, kNone) {
@@ -42,11 +41,11 @@ class BinsByRoom {
     }
   }
 
-  // The one of the least room that is `needed` or more, which leaves; kNone where there is none.
+  // Removes and returns the sequence with the least room of at least `needed`; kNone if there is none.
   Bin take(std::int64_t needed, std::int64_t& room) {
     auto at = static_cast<std::size_t>(needed);
     std::size_t height = 0;
-    for (;; ++height) {  // up, to where a later branch has something
+    for (;; ++height) {  // up, until a later branch has something
       if (height == levels_.size() || at / 64 >= levels_[height].size()) return kNone;
       const std::uint64_t later = levels_[height][at / 64] & (~std::uint64_t{0} << at % 64);
       if (later != 0) {
@@ -71,16 +70,16 @@ class BinsByRoom {
 
  private:
   std::vector<Bin> first_, next_;                   // by room; by sequence
-  std::vector<std::vector<std::uint64_t>> levels_;  // bits: something is there; the widest level first
+  std::vector<std::vector<std::uint64_t>> levels_;  // bits: the branch is not empty; the widest level first
 };
 
-// Sequences in their order: which is the first with room enough? A tree of the most room of each half.
+// Finds the first sequence with enough room. It is a tree of the most room in each half.
 class BinsInOrder {
  public:
   explicit BinsInOrder(std::size_t most_bins, std::int64_t context)
       : leaves_(std::bit_ceil(most_bins)), most_room_(2 * leaves_, static_cast<std::int32_t>(context)) {}
 
-  // Of sequences that are all empty at first: there is one always.
+  // There always is one, as all sequences are empty at first.
   Bin take(std::int32_t needed) {
     std::size_t at = 1;
     while (at < leaves_) at = 2 * at + (most_room_[2 * at] >= needed ? 0 : 1);
@@ -95,7 +94,7 @@ class BinsInOrder {
   std::vector<std::int32_t> most_room_;
 };
 
-// Behind what is there, each sequence with its pieces in their order.
+// Appends sequences, each with its pieces in order.
 void append_bins(const std::vector<PackedPiece>& pieces, const std::vector<Bin>& bins, std::size_t count,
                  Packing& packing) {
   const std::size_t before = packing.pieces.size(), sequences = packing.ends.size();
@@ -108,7 +107,7 @@ void append_bins(const std::vector<PackedPiece>& pieces, const std::vector<Bin>&
   for (std::size_t i = 0; i < pieces.size(); ++i) packing.pieces[ends[bins[i]]++] = pieces[i];
 }
 
-// Documents as far as the context goes.
+// Returns the beginnings of documents, up to the context's length.
 std::vector<PackedPiece> beginnings(const Documents& documents, std::int64_t context) {
   std::vector<PackedPiece> pieces;
   pieces.reserve(static_cast<std::size_t>(documents.count()));
@@ -147,8 +146,8 @@ void pack_first_fit(std::vector<PackedPiece> pieces, Packing& packing) {
   append_bins(pieces, of_pieces, count, packing);
 }
 
-// The memory that packing takes for a piece. The piece is held twice, in the order of documents and in that of
-// sequences; beside it are the number of its sequence and its place in a list.
+// Memory that packing takes per piece. The piece is stored twice, in the order of documents and in that of sequences.
+// Its sequence's number and its place in a list are stored too.
 constexpr double kBytesOfPiece = 2 * sizeof(PackedPiece) + 2 * sizeof(Bin) + sizeof(std::size_t);
 
 [[noreturn]] void refuse_memory(std::int64_t pieces, const Documents& documents, const PackingOptions& options) {
@@ -159,7 +158,7 @@ constexpr double kBytesOfPiece = 2 * sizeof(PackedPiece) + 2 * sizeof(Bin) + siz
                    "a longer context, or more memory");
 }
 
-// Returns a number that packing does not exceed.
+// Returns an upper bound on the number of pieces.
 std::int64_t most_pieces(const Documents& documents, const PackingOptions& options) {
   const bool cuts = options.policy == PackingPolicy::concat || options.policy == PackingPolicy::best_fit ||
                     options.policy == PackingPolicy::datasculpt;
@@ -175,7 +174,7 @@ void check(const Documents& documents, const PackingOptions& options) {
   if (documents.all_tokens() / context + documents.count() > kMostSequences)
     throw InputError({"", "/context"}, fmt::format("{}, for {} tokens", context, documents.all_tokens()),
                      fmt::format("a context of which at most {} pieces are made", kMostSequences));
-  // A system that promises more memory than it has does not refuse now: it kills some process later.
+  // Checked here, as a system that overcommits memory does not refuse now but kills some process later.
   const std::int64_t pieces = most_pieces(documents, options);
   const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
   if (static_cast<double>(pieces) * kBytesOfPiece > memory) refuse_memory(pieces, documents, options);

@@ -1,5 +1,5 @@
-// Attention: shapes, which kernels run it, and those in fp32 arithmetic for what tensor cores do not take (fp32, odd
-// head_dim, mixed dtypes): a warp a query, or a warp a key.
+// Attention: shapes, the choice of kernels, and the kernels in fp32 arithmetic for what tensor cores do not support
+// (fp32, odd head_dim, mixed dtypes): one warp per query, or one warp per key.
 #include <algorithm>
 #include <cmath>
 
@@ -12,7 +12,7 @@ constexpr int kMaxDim = 256;
 constexpr int kPerLane = kMaxDim / kWarp;
 constexpr int kWarps = kThreads / kWarp;
 
-// Lane l has elements l, l + 32, ... of a vector.
+// A vector distributed over a warp: lane l has elements l, l + 32, ...
 struct Vector {
   float at[kPerLane];
 
@@ -38,7 +38,7 @@ struct Vector {
   }
 };
 
-// A vector of this warp in shared memory, as fp32; slots have room for so many elements.
+// Copies a vector of this warp to shared memory, as fp32. Each of `slots` slots has room for `room` elements.
 __device__ float* stage(int slot, int slots, int room, const Any& from, std::int64_t begin, int dim) {
   float* const to =
       reinterpret_cast<float*>(dynamic_shared()) + (static_cast<int>(threadIdx.x) / kWarp * slots + slot) * room;
@@ -56,7 +56,7 @@ __device__ float dot(const float* staged, const Any& other, std::int64_t begin, 
 struct Place {
   std::int64_t b, g, h, i;
 };
-// Of row `number` of [batch, groups, heads, rows].
+// Coordinates of row `number` of [batch, groups, heads, rows].
 __device__ Place place_of(std::int64_t number, std::int64_t groups, std::int64_t heads, std::int64_t rows) {
   return {number / (rows * heads * groups), number / (rows * heads) % groups, number / rows % heads, number % rows};
 }
@@ -169,14 +169,14 @@ __global__ void attention_backward_keys_kernel(const __grid_constant__ Attention
   dv.write(s.dv.tensor, s.dv.at(p.b, p.g, 0, p.i), s.value_dim, 1);
 }
 
-// From the `first` element of a group on.
+// Heads from the `first` element of a group on.
 Heads heads_of(const Call& call, const Operand& o, std::int64_t first) {
   const auto& z = o.tensor->sizes;
   const std::int64_t group = z[3] * z[4], token = z[2] * group;
   return {call.numbers(o), first, z[1] * token, token, group, z[4]};
 }
 
-// As realrun/cpu/attention.cpp's: kv is nullptr where q is a fused QKV.
+// As in realrun/cpu/attention.cpp: kv is nullptr if q is a fused QKV.
 AttentionShape shape_of(const Call& call, const Operand& q, const Operand* kv, const Operand& context,
                         const Operand& lse) {
   for (const Operand* o : {&q, &context, kv})
@@ -254,7 +254,7 @@ void attention_backward(const Call& call) {
   call.require_same_elements(call.read(0), call.read(1));
   call.require_same_elements(call.read(3), dq);
   const Operand& dkv = fused ? dq : call.write(1);
-  // Of the gradients' tensors the shapes are those of what they are gradients of.
+  // The gradients have the shapes of the tensors that they are gradients of.
   const auto like = [](const Operand& o, const Operand& shape, Tensor& room) {
     room = *shape.tensor;
     room.dtype = o.tensor->dtype;
@@ -264,7 +264,7 @@ void attention_backward(const Call& call) {
   s.dq = heads_of(call, like(dq, call.read(3), room_q), 0);
   s.d_context = heads_of(call, like(call.read(0), call.read(1), room_d), 0);
   if (!fused) {
-    // A ring step may see only the first of a rank's keys: the others' gradient is zero.
+    // A ring step may use only the first of a rank's keys: the gradient of the others is zero.
     const auto &d = dkv.tensor->sizes, &k = kv->tensor->sizes;
     call.require(dkv.tensor->rank == 5 && d[1] >= k[1] && d[0] == k[0] && d[2] == k[2] && d[3] == k[3] && d[4] == k[4],
                  "the gradient of the keys does not fit the keys");

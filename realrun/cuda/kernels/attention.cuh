@@ -1,4 +1,4 @@
-// What attention's kernels share: shapes, and tiles in shared memory for tensor cores. Internal.
+// Common parts of the attention kernels: shapes, and tiles in shared memory for tensor cores. Internal.
 #pragma once
 
 #include "realrun/cuda/kernels/mask.cuh"
@@ -16,20 +16,20 @@ struct Heads {
 };
 
 struct AttentionShape {
-  std::int64_t batch, queries, keys, groups, heads;  // heads: queries' in a group, which share a key and a value
-  int dim, value_dim;  // of queries and keys; of values and contexts
+  std::int64_t batch, queries, keys, groups, heads;  // heads: query heads of a group, which share a key and a value
+  int dim, value_dim;                                // of queries and keys; of values and contexts
   float scale;
   Mask mask;
   Heads q, k, v, context, d_context, dq, dk, dv;
   float* lse;    // [batch, groups, heads, queries]
-  float* delta;  // likewise: sum over value_dim of d_context * context (Dao 2023, arXiv 2307.08691, algorithm 2)
+  float* delta;  // same shape: sum over value_dim of d_context * context (Dao 2023, arXiv 2307.08691, algorithm 2)
 
   __device__ std::int64_t row(std::int64_t b, std::int64_t g, std::int64_t h) const {
     return ((b * groups + g) * heads + h) * queries;
   }
 };
 
-// Whether tensor cores can work on it.
+// Whether tensor cores support this shape.
 bool fits_tensor_cores(const AttentionShape& s, bool backward);
 void attention_on_tensor_cores(const AttentionShape& s, CUstream_st* stream);
 void attention_backward_on_tensor_cores(const AttentionShape& s, CUstream_st* stream);
@@ -50,11 +50,11 @@ struct Half {
 };
 
 inline constexpr int kTile = 16;      // rows of a product on tensor cores
-inline constexpr int kChunk = 8;      // elements of 16 bytes
+inline constexpr int kChunk = 8;      // elements of 16 bits in 16 bytes
 inline constexpr int kFragments = 4;  // registers of a 16x16 (a) or 16x8 (c) fragment
 
-// Rows of kDim elements of 16 bits. Chunks are permuted so that the 8 rows that ldmatrix reads at once, and the chunks
-// that a row's copies write, lie in different banks.
+// Rows of kDim 16-bit elements. Chunks are permuted so that the 8 rows that ldmatrix reads at once, and the chunks that
+// the copies of a row write, lie in different banks.
 template <int kDim>
 struct SharedTile {
   static_assert(kDim % 32 == 0 && (kDim % 64 == 0 || kDim == 32 || kDim == 96));
@@ -64,8 +64,7 @@ struct SharedTile {
     const int permuted = kDim % 64 == 0 ? c ^ (row & 7) : c ^ (row >> 1 & 3);
     return data + row * kDim + permuted * kChunk;
   }
-  // `lane`: of the calling thread, opaque.
-  // Fragment of rows [row, row + 16) and columns [16 step, 16 step + 16): `a` of a product.
+  // Loads rows [row, row + 16), columns [16 step, 16 step + 16): `a` of a product. `lane`: the thread's, made opaque.
   __device__ void load_a(int row, int step, std::uint32_t (&a)[kFragments], int lane) const {
     load_matrices(a, chunk(row + lane % 16, 2 * step + lane / 16));
   }
@@ -77,7 +76,7 @@ struct SharedTile {
   __device__ void load_b_transposed(int row, int step, std::uint32_t (&b)[kFragments], int lane) const {
     load_matrices_transposed(b, chunk(row + lane % 16, 2 * step + lane / 16));
   }
-  // Copies rows [begin, begin + kRows) of a head, of which rows from `end` on and columns from `dim` on are zero.
+  // Copies rows [begin, begin + kRows) of a head; rows from `end` on and columns from `dim` on become zero.
   template <int kRows, int kThreadsOfBlock>
   __device__ void fill(const Heads& heads, std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t begin,
                        std::int64_t end, int dim) const {

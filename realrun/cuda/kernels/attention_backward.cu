@@ -1,16 +1,16 @@
-// FlashAttention-2's backward pass (Dao 2023, arXiv 2307.08691, algorithm 2) on tensor cores by mma.sync, in two
-// kernels of one form, so that no gradient needs atomics: one whose blocks own keys and go over the queries of all
-// heads that share them (dk, dv), one whose blocks own queries and go over keys (dq). Each recomputes the
-// probabilities: seven products instead of five.
+// FlashAttention-2's backward pass (Dao 2023, arXiv 2307.08691, algorithm 2) on tensor cores by mma.sync. Two instances
+// of one kernel avoid atomics: in one, blocks own keys and iterate over the queries of all heads that share them (dk,
+// dv); in the other, blocks own queries and iterate over keys (dq). Each recomputes the probabilities, so there are
+// seven products instead of five.
 #include "realrun/cuda/kernels/attention.cuh"
 
 namespace orrery::cuda {
 namespace {
 
-// Of one form: with own rows x1, x2 and other rows y1, y2,
+// The common form, with own rows x1, x2 and other rows y1, y2:
 //   p = exp(scale x1 y1^T - lse), ds = p (x2 y2^T - delta), first = scale ds y1, second = p y2.
 // Owning queries: x = (q, d_context), y = (k, v), first = dq. Owning keys: x = (k, v), y = (q, d_context), first = dk,
-// second = dv; there p and ds are the transposed ones, so that a warp's rows are rows of its results.
+// second = dv; p and ds are then transposed, so that a warp's rows are rows of its results.
 enum class Owns { queries, keys };
 
 template <int kTiles>
@@ -21,7 +21,7 @@ __device__ void zero(float (&c)[kTiles][4]) {
     for (int i = 0; i < 4; ++i) c[d][i] = 0;
 }
 
-// c += x y^T, of a warp's rows of x and all of y.
+// c += x y^T, for a warp's rows of x and all rows of y.
 template <class Number, int kWidth, int kTiles>
 __device__ void multiply_rows(const SharedTile<kWidth>& x, int warp_row, const SharedTile<kWidth>& y,
                               float (&c)[kTiles][4], int lane) {
@@ -38,7 +38,7 @@ __device__ void multiply_rows(const SharedTile<kWidth>& x, int warp_row, const S
   }
 }
 
-// One of the two rows that a lane has of a result.
+// One of the two rows of a result that a lane has.
 template <class Number, int kTiles>
 __device__ void write_row(const float (&c)[kTiles][4], int half, float factor, std::uint16_t* to, int dim, int lane) {
 #pragma unroll
@@ -61,12 +61,12 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
   std::uint16_t *const y1s = x2.data + kOwn * kValueDim, *const y2s = y1s + 2 * kOther * kDim;
   const auto y1 = [&](int buffer) { return SharedTile<kDim>{y1s + buffer * kOther * kDim}; };
   const auto y2 = [&](int buffer) { return SharedTile<kValueDim>{y2s + buffer * kOther * kValueDim}; };
-  // Of the other rows, where these are queries: [buffer][lse, delta][kOther].
+  // For other rows that are queries: [buffer][lse, delta][kOther].
   auto* const other_rows = reinterpret_cast<float*>(y2s + 2 * kOther * kValueDim);
 
   const std::int64_t own_count = kKeys ? s.keys : s.queries, other_count = kKeys ? s.queries : s.keys;
   const std::int64_t tiles = (own_count + kOwn - 1) / kOwn, other_tiles = (other_count + kOther - 1) / kOther;
-  // Under a causal mask the first keys and the last queries have the most to do: they begin.
+  // Under a causal mask the first keys and the last queries have the most work, and begin.
   const std::int64_t first = (kKeys ? blockIdx.x % tiles : tiles - 1 - blockIdx.x % tiles) * kOwn;
   const std::int64_t number = blockIdx.x / tiles, own_heads = kKeys ? 1 : s.heads;
   const std::int64_t own_head = number % own_heads, g = number / own_heads % s.groups,
@@ -76,14 +76,14 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
   const Range own_range = s.mask.range(!kKeys, first, last);
   const float scale = s.scale * kLog2E;
 
-  // Of a query: what makes p its share of the sum, and delta. Where a query sees nothing, or is none, p is 0.
+  // Per query: log2 of the sum that normalises p, and delta. p is 0 if a query attends to nothing or does not exist.
   const auto log2_sum = [&](std::int64_t h, std::int64_t i) {
     const float lse = i < s.queries ? s.lse[s.row(b, g, h) + i] : minus_infinity();
     return lse == minus_infinity() ? -lse : lse * kLog2E;
   };
   const auto delta_of = [&](std::int64_t h, std::int64_t i) { return i < s.queries ? s.delta[s.row(b, g, h) + i] : 0; };
 
-  // Steps: tiles of other rows; owning keys, of each head.
+  // Steps: tiles of other rows, and when owning keys for each head.
   const std::int64_t steps = other_tiles * (kKeys ? s.heads : 1);
   bool whole = false;
   const auto find = [&](std::int64_t n) {
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
     const bool masked = !whole;
     const int own_lane = opaque(lane);
     await_copies<0>();
-    __syncthreads();  // this step's rows are here, and no warp needs the other buffer any more
+    __syncthreads();  // this step's rows have arrived, and no warp needs the other buffer any more
     const std::int64_t following = find(n + 1);
     if (following < steps) fetch(following, 1 - buffer);
     commit_copies();
@@ -248,7 +248,7 @@ void issue_at_once(const AttentionShape& s, CUstream_st* stream) {
   issue<Number, kDim, kValueDim, 64, 8, Owns::keys, true, true>(s, stream);
   issue<Number, kDim, kValueDim, 64, 8, Owns::queries, true, false>(s, stream);
 }
-// Where dk and dv together have no room in registers.
+// For sizes whose dk and dv together do not fit into registers.
 template <class Number, int kDim, int kValueDim>
 void issue_apart(const AttentionShape& s, CUstream_st* stream) {
   issue<Number, kDim, kValueDim, 32, 8, Owns::keys, true, false>(s, stream);

@@ -1,5 +1,5 @@
-// FlashAttention-2's forward pass (Dao 2023, arXiv 2307.08691, algorithm 1) on tensor cores by mma.sync: a block has a
-// tile of queries, goes over tiles of keys, and copies the next one while it computes.
+// FlashAttention-2's forward pass (Dao 2023, arXiv 2307.08691, algorithm 1) on tensor cores by mma.sync: a block owns a
+// tile of queries, iterates over tiles of keys, and copies the next tile while it computes.
 #include "realrun/cuda/kernels/attention.cuh"
 
 namespace orrery::cuda {
@@ -8,7 +8,7 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kBlockThreads = kWarps * kWarp;
 
-// A warp has kRowTiles * 16 queries, a tile of keys kKeys.
+// A warp has kRowTiles * 16 queries; a tile of keys has kKeys keys.
 template <class Number, int kDim, int kValueDim, int kRowTiles, int kKeys>
 __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const __grid_constant__ AttentionShape s) {
   constexpr int kQueries = kWarps * kRowTiles * kTile;
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
   const SharedTile<kValueDim> v{k.data + kKeys * kDim};
   const std::int64_t tiles = (s.queries + kQueries - 1) / kQueries;
   const int key_tiles = static_cast<int>((s.keys + kKeys - 1) / kKeys);
-  // The last queries see the most keys: they begin.
+  // The last queries attend to the most keys, and begin.
   const std::int64_t first = (tiles - 1 - blockIdx.x % tiles) * kQueries;
   const std::int64_t number = blockIdx.x / tiles, h = number % s.heads, g = number / s.heads % s.groups,
                      b = number / (s.heads * s.groups);
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
   const std::int64_t last = first + kQueries < s.queries ? first + kQueries : s.queries;
   const Range query_range = s.mask.range(true, first, last);
 
-  // The first tile from `n` on of which any query sees a key, and whether all see all of it.
+  // Finds the first tile from `n` on in which any query attends to a key, and whether all queries attend to all of it.
   bool whole = false;
   const auto find = [&](int n) {
     for (; n < key_tiles; ++n) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
     const bool masked = !whole;
     const int own_lane = opaque(lane);
     await_copies<0>();
-    __syncthreads();  // these keys are here, and no warp needs the values before them
+    __syncthreads();  // these keys have arrived, and no warp needs the values before them
     v.template fill<kKeys, kBlockThreads>(s.v, b, g, 0, static_cast<std::int64_t>(n) * kKeys, s.keys, s.value_dim);
     commit_copies();
 
@@ -107,12 +107,12 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
     }
     const int following = find(n + 1);
     await_copies<0>();
-    __syncthreads();  // these values are here, and no warp needs the keys any more
+    __syncthreads();  // these values have arrived, and no warp needs the keys any more
     if (following < key_tiles)
       k.template fill<kKeys, kBlockThreads>(s.k, b, g, 0, static_cast<std::int64_t>(following) * kKeys, s.keys, s.dim);
     commit_copies();
 
-    // Online softmax; rows of a warp's tile are those of lane / 4 and lane / 4 + 8, over four lanes.
+    // Online softmax. The rows of a warp's tile are lane / 4 and lane / 4 + 8, each over four lanes.
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r)
 #pragma unroll
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
           out[r][d][half * 2 + 1] *= factor;
         }
       }
-      // The accumulators' layout is that of the next product's `a`.
+      // The accumulators have the layout of the next product's `a`.
 #pragma unroll
     for (int c = 0; c < kKeys / kTile; ++c) {
       std::uint32_t a[kRowTiles][kFragments];

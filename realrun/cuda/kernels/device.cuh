@@ -1,6 +1,6 @@
-// What the kernels take from the device beyond C++: conversions, warp operations, tensor cores, asynchronous copies and
-// launches, each behind a name. Compiled by nvcc, the names are PTX; compiled by another compiler, those of a stand-in
-// that runs blocks on a CPU (stand_in.h on the include path: tests/realrun/cuda_stand_in).
+// Device features beyond C++ that the kernels use, each behind a name: conversions, warp operations, tensor cores,
+// asynchronous copies and launches. Compiled by nvcc, the names are PTX. Compiled by another compiler, they are those
+// of a stand-in that runs blocks on a CPU (stand_in.h on the include path: tests/realrun/cuda_stand_in).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace orrery::cuda {
 
-// Two numbers to bf16 (to the nearest, ties to even), the first in the lower half.
+// Converts two numbers to bf16 (to nearest, ties to even), the first into the lower half.
 __device__ inline std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
@@ -31,7 +31,7 @@ __device__ inline float half_to_float(std::uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
-// fp8 e4m3 (Micikevicius et al. 2022, arXiv 2209.05433); what is too large becomes the largest number.
+// fp8 e4m3 (Micikevicius et al. 2022, arXiv 2209.05433); values beyond the largest number become it.
 __device__ inline std::uint16_t pack_e4m3(float low, float high) {
   std::uint16_t packed;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
@@ -43,15 +43,15 @@ __device__ inline float e4m3_to_float(std::uint8_t bits) {
   return half_to_float(static_cast<std::uint16_t>(halves));
 }
 
-// 2^x within 2 ulp; of -infinity, 0.
+// 2^x within 2 ulp; 0 for -infinity.
 __device__ inline float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// x, of which the compiler is not to know that it is the same in every round of a loop: what follows from it is
-// computed again rather than kept in registers.
+// Returns x, but hides from the compiler that it is the same in every iteration of a loop: values derived from it are
+// recomputed instead of kept in registers.
 __device__ inline int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -62,8 +62,8 @@ __device__ inline unsigned char* dynamic_shared() {
   return shared_bytes;
 }
 
-// Four 8x8 matrices of 16-bit elements from shared memory; lane l gives the address of row l % 8 of matrix l / 8 (PTX
-// ISA, ldmatrix).
+// Loads four 8x8 matrices of 16-bit elements from shared memory. Lane l passes row l % 8 of matrix l / 8 (PTX:
+// ldmatrix).
 __device__ inline void load_matrices(std::uint32_t (&to)[4], const void* row) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -93,13 +93,13 @@ __device__ inline void multiply_add_half(float (&c)[4], const std::uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 16 bytes from global to shared memory without registers; of them the first `bytes` (0 or 16), the rest zero.
+// Copies 16 bytes from global to shared memory without registers: the first `bytes` (0 or 16), then zeros.
 __device__ inline void copy_async(void* to, const void* from, int bytes) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most `kPending` of this thread's latest groups are on their way.
+// Waits until at most `kPending` of this thread's latest groups are under way.
 template <int kPending>
 __device__ inline void await_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -110,7 +110,7 @@ inline void check_launch(const char* name, cudaError_t error) {
     throw DeviceError(std::string("kernel ") + name + " did not start: " + cudaGetErrorString(error));
 }
 
-// Each argument is converted to the kernel's parameter.
+// Converts each argument to the type of the kernel's parameter.
 template <class... Parameters, class... Arguments>
 void launch(const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, std::int64_t shared_bytes,
             CUstream_st* stream, const Arguments&... arguments) {
@@ -138,7 +138,7 @@ namespace orrery::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-// A tensor whose dtype is known when the kernel runs: the branches are the same for all threads.
+// A tensor whose dtype is known when the kernel runs. The branches are the same for all threads.
 struct Any {
   void* data = nullptr;
   Dtype dtype = Dtype::fp32;
@@ -202,15 +202,14 @@ __device__ inline void store(const Any& to, std::int64_t i, float value) {
   }
 }
 
-// An id or a target.
+// Loads an id or a target.
 __device__ inline std::int64_t load_index(const Any& from, std::int64_t i) {
   return from.dtype == Dtype::int64 ? static_cast<const std::int64_t*>(from.data)[i]
                                     : static_cast<const std::int32_t*>(from.data)[i];
 }
 
-// kVector neighbouring elements as they lie in memory: first all operands are loaded, then unpacked, so that the loads
-// are on their way together. kVector is 8 where rows and addresses allow 16-byte loads (8 bytes of fp8 and masks),
-// else 1.
+// kVector neighbouring elements as they lie in memory. All operands are loaded first and then unpacked, so that the
+// loads overlap. kVector is 8 if rows and addresses allow 16-byte loads (8 bytes for fp8 and masks), else 1.
 inline constexpr int kWide = 8;
 
 template <int kVector>
@@ -337,7 +336,7 @@ __device__ inline void store_vector<kWide>(const Any& to, std::int64_t i, const 
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 __device__ inline float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// Over the lanes of a warp, in every lane; the order of the additions is the same in all.
+// Reduces over the lanes of a warp; every lane gets the result. All lanes add in the same order.
 template <class Number>
 __device__ inline Number warp_sum(Number value) {
 #pragma unroll
@@ -351,12 +350,12 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-// Over a block, in every thread; `room` is shared memory for a number of each warp. All threads must come.
+// Reduces over a block, for every thread. `room`: shared memory for one number per warp. All threads must call it.
 template <class Number>
 __device__ inline Number block_sum(Number value, Number* room) {
   value = warp_sum(value);
   if (blockDim.x <= kWarp) return value;
-  __syncthreads();  // an earlier use of the room
+  __syncthreads();  // waits for an earlier use of the room
   if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = value;
   __syncthreads();
   Number sum = 0;

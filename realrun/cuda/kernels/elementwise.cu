@@ -1,4 +1,4 @@
-// Kernels that work element by element: a thread takes kVector neighbours, loads all operands, then computes.
+// Element-wise kernels: a thread takes kVector neighbours, loads all operands, then computes.
 #include <cmath>
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -17,7 +17,7 @@ __device__ ValueAndSlope sigmoid_linear(float x, float steepness) {
   return {x * s, s + steepness * x * s * (1 - s)};
 }
 
-// As realrun/cpu/elementwise.cpp, with the papers.
+// As in realrun/cpu/elementwise.cpp, which names the papers.
 __device__ ValueAndSlope evaluate(ActivationFunction function, float x) {
   constexpr float kQuickGelu = 1.702f, kInverseRoot2 = 0.70710678f, kInverseRoot2Pi = 0.39894228f;
   switch (function) {
@@ -38,13 +38,13 @@ __device__ ValueAndSlope evaluate(ActivationFunction function, float x) {
   return {0, 0};
 }
 
-// [rows, halves, width]; a bias of `period` elements repeats over all of x; weights: [rows].
+// [rows, halves, width]; a bias of `period` elements is repeated over all of x; weights: [rows].
 struct ActivationShape {
   std::int64_t elements, width, period;
   bool gated;
 };
 
-// Where element `first` of y is in x.
+// Index in x of element `first` of y.
 __device__ std::int64_t input_index(const ActivationShape& s, std::int64_t first) {
   return s.gated ? first / s.width * 2 * s.width + first % s.width : first;
 }
@@ -78,7 +78,7 @@ __global__ void activation_kernel(ActivationShape s, ActivationFunction function
   store_vector<kVector>(y, first, gate);
 }
 
-// Writes dx of kVector elements of y; their sum of dy times what the row's weight multiplied.
+// Writes dx for kVector elements of y. Returns the sum of dy times what the row's weight multiplied.
 template <int kVector>
 __device__ float activation_gradient(const ActivationShape& s, ActivationFunction function, std::int64_t first,
                                      float weight, const Any& dy, const Any& x, const Any& bias, const Any& dx) {
@@ -113,7 +113,7 @@ __global__ void activation_backward_kernel(ActivationShape s, ActivationFunction
   if (first < s.elements) activation_gradient<kVector>(s, function, first, 1.0f, dy, x, bias, dx);
 }
 
-// A block a row. dweights may lie where weights do: all threads have read those when the first writes.
+// One block per row. dweights may overwrite weights: all threads have read them before the first one writes.
 template <int kVector>
 __global__ void weighted_activation_backward_kernel(ActivationShape s, ActivationFunction function, Any dy, Any x,
                                                     Any bias, Any weights, Any dx, Any dweights) {
@@ -128,16 +128,16 @@ __global__ void weighted_activation_backward_kernel(ActivationShape s, Activatio
   if (threadIdx.x == 0 && dweights.data != nullptr) store(dweights, row, sum);
 }
 
-// Which elements are kept (realrun/cpu/elementwise.cpp).
+// Tells which elements are kept (realrun/cpu/elementwise.cpp).
 struct Dropout : WholeElements {
   std::uint64_t seed, stream;
-  std::uint64_t threshold;  // kept: a word of at least this
+  std::uint64_t threshold;  // an element is kept if its word is at least this
   float scale;
 
   __device__ bool kept(std::uint64_t whole_index) const { return philox(seed, stream, whole_index).x >= threshold; }
 };
 
-// kVector > 1: rows are whole vectors along the last dimension, whose neighbours are neighbours in the whole tensor.
+// kVector > 1: rows are whole vectors along the last dimension, and neighbours are also neighbours in the whole tensor.
 template <int kVector>
 __global__ void dropout_kernel(Dropout drop, Any x, Any residual, Any bias, std::int64_t period, Any y, Any mask) {
   const std::int64_t first = thread_number() * kVector;
@@ -161,7 +161,7 @@ __global__ void dropout_kernel(Dropout drop, Any x, Any residual, Any bias, std:
   store_vector<kVector>(mask, first, keep);
 }
 
-// As realrun/cpu/philox.h draws it: standard normal.
+// Standard normal, drawn as in realrun/cpu/philox.h.
 __device__ float normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   const uint2 words = philox(seed, stream, index);
   const float radius = sqrtf(-2 * logf((static_cast<float>(words.x) + 1) * 0x1p-32f));
@@ -219,7 +219,7 @@ __global__ void multiply_kernel(std::int64_t elements, Any a, Any b, Any y) {
   store_vector<kVector>(y, first, product);
 }
 
-// A row times one number of its own.
+// Multiplies each row by its own number.
 template <int kVector>
 __global__ void multiply_rows_kernel(std::int64_t elements, std::int64_t width, Any a, Any b, Any y) {
   const std::int64_t first = thread_number() * kVector;
@@ -232,7 +232,7 @@ __global__ void multiply_rows_kernel(std::int64_t elements, std::int64_t width, 
   store_vector<kVector>(y, first, product);
 }
 
-// The products of two rows: a block each.
+// Inner products of pairs of rows: one block each.
 template <int kVector>
 __global__ void multiply_sum_kernel(std::int64_t width, Any a, Any b, Any y) {
   auto* const room = reinterpret_cast<float*>(dynamic_shared());  // [kThreads / kWarp]
@@ -269,14 +269,14 @@ ActivationShape activation_shape(const Call& call, const Operand& x, const Opera
   return {elements(y), width, period, gated};
 }
 
-// One number for each row, where there are any.
+// Returns the tensor with one number per row, if there is one.
 Any weights_of_rows(const Call& call, const ActivationShape& s, std::size_t weights) {
   if (!call.has_read(weights)) return {};
   call.require(elements(call.read(weights)) * s.width == s.elements, "the weights are not one for each row");
   return call.numbers(call.read(weights));
 }
 
-// Rows of which a bias and halves are made: what vectors must divide.
+// Length of the rows that the bias and the halves consist of, which vectors must divide.
 std::int64_t common_row(const Call& call, std::int64_t row, std::size_t bias) {
   if (!call.has_read(bias)) return row;
   const std::int64_t period = elements(call.read(bias));
@@ -290,13 +290,13 @@ Dropout dropout_of(const Call& call, const Tensor& t) {
   static_cast<WholeElements&>(d) = whole_elements_of(call, t);
   d.seed = call.context.seed;
   d.stream = call.context.dropout_stream;
-  constexpr double kWords = 4294967296.0;  // of 32 bits
+  constexpr double kWords = 4294967296.0;  // number of 32-bit words
   d.threshold = static_cast<std::uint64_t>(std::ceil(p * kWords));
   d.scale = static_cast<float>(1 / (1 - p));
   return d;
 }
 
-// Where the last dimension goes by position, neighbours are apart.
+// If the last dimension is indexed by position, neighbours are not contiguous.
 std::int64_t dropout_row(const Dropout& d) {
   if (d.whole) return d.elements;
   return d.rank == 0 || d.by_position == d.rank - 1 ? 1 : d.sizes[d.rank - 1];

@@ -1,4 +1,4 @@
-// The dense-to-sparse gate (Router::gumbel_temperature): a warp a token.
+// The dense-to-sparse gate (Router::gumbel_temperature): one warp per token.
 #include <cmath>
 
 #include "realrun/cuda/kernels/random.cuh"
@@ -15,14 +15,14 @@ struct Gate {
   std::uint64_t seed, stream;
   WholeElements whole;  // of the logits
 
-  // As realrun/cpu/gumbel_route.cpp, in double: the same noise to the last bit but for logarithms.
+  // As in realrun/cpu/gumbel_route.cpp, in double: the same noise to the last bit, except for logarithms.
   __device__ float noisy(const Any& logits, std::int64_t element) const {
     const double u = (static_cast<double>(philox(seed, stream, whole.index(element)).x) + 0.5) * 0x1p-32;
     return (load(logits, element) - static_cast<float>(log(-log(u)))) / temperature;
   }
 };
 
-// Probabilities of a token's experts, in shared memory.
+// Writes the probabilities of a token's experts to shared memory.
 __device__ void find_probabilities(const Gate& g, const Any& logits, std::int64_t token, float* p) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float maximum = minus_infinity(), sum = 0;
@@ -40,7 +40,7 @@ __device__ void find_probabilities(const Gate& g, const Any& logits, std::int64_
   __syncwarp();
 }
 
-// Shared memory for each warp: [2 experts].
+// Shared memory per warp: [2 experts].
 __global__ void gumbel_route_kernel(Gate g, Any logits, Any weights, Any choices) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + warp;
@@ -58,14 +58,14 @@ __global__ void gumbel_route_kernel(Gate g, Any logits, Any weights, Any choices
   }
 }
 
-// Shared memory for each warp: [experts].
+// Shared memory per warp: [experts].
 __global__ void gumbel_route_backward_kernel(Gate g, Any dweights, Any logits, Any choices, Any dlogits) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + warp;
   if (token >= g.tokens) return;
   float* const p = reinterpret_cast<float*>(dynamic_shared()) + warp * g.experts;
   find_probabilities(g, logits, token, p);
-  // What is chosen and not active has no weight, and no gradient of one.
+  // A chosen expert that is not active has no weight, so its weight has no gradient.
   const auto active_expert = [&](int j) {
     const std::int64_t expert = load_index(choices, token * g.k + j);
     return expert >= 0 && expert < g.experts && p[expert] > g.threshold ? static_cast<int>(expert) : -1;
@@ -87,7 +87,7 @@ Gate gate_of(const Call& call, const Operand& logits, const Operand& choices) {
   Gate g{};
   const std::int64_t experts = last_size(logits), k = last_size(choices);
   g.tokens = elements(choices) / k;
-  constexpr std::int64_t kMostExperts = 1 << 12;  // whose probabilities a block has shared memory for
+  constexpr std::int64_t kMostExperts = 1 << 12;  // experts whose probabilities fit into a block's shared memory
   call.require(k >= 1 && k <= experts && elements(logits) == g.tokens * experts, "logits and choices do not fit");
   call.require(experts <= kMostExperts, "a block has no room for so many experts");
   g.experts = static_cast<int>(experts);

@@ -1,4 +1,4 @@
-// Which function runs an op.
+// Dispatches an op to its kernel.
 #include "realrun/cuda/kernels.h"
 #include "realrun/cuda/kernels/call.cuh"
 

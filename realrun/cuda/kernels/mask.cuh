@@ -1,4 +1,4 @@
-// Which keys a query sees: the contract is realrun/cpu/attention.cpp's.
+// Tells which keys a query attends to, as realrun/cpu/attention.cpp does.
 #pragma once
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -7,7 +7,7 @@ namespace orrery::cuda {
 
 inline constexpr int kNowhere = 0x7fffffff;
 
-// Of positions.
+// A range of positions.
 struct Range {
   int low, high;
 };
@@ -28,12 +28,12 @@ struct Mask {
   }
   __device__ std::int64_t key(std::int64_t j) const { return key_positions == nullptr ? j : key_positions[j]; }
   __host__ __device__ bool all() const { return !causal && window == 0; }
-  // Of positions.
+  // Whether the query at position q attends to the key at position k.
   __device__ bool sees(std::int64_t q, std::int64_t k) const {
     if (causal) return k <= q && (window == 0 || k > q - window);
     return window == 0 || (k - q >= -(window - 1) / 2 && k - q <= window / 2);
   }
-  // Positions of the keys that the query at position p sees; or of the queries that see the key at p.
+  // The positions of the keys that the query at position p attends to, or of the queries that attend to the key at p.
   __device__ Interval partners(bool of_query, std::int64_t p) const {
     const auto clamped = [](std::int64_t x) {
       constexpr std::int64_t kMost = kNowhere - 1;
@@ -50,24 +50,24 @@ struct Mask {
     }
     return {clamped(p - (of_query ? before : after)), clamped(p + (of_query ? after : before))};
   }
-  // Position of query or key i; of none, kNowhere.
+  // Position of query or key i; kNowhere if it has none.
   __device__ int position(bool of_query, int i, int count) const {
     if (i >= count) return kNowhere;
     const std::int64_t* const positions = of_query ? query_positions : key_positions;
     return positions == nullptr ? i + (of_query ? static_cast<int>(shift) : 0) : static_cast<int>(positions[i]);
   }
-  // Whether any query of a range may see any key of another; and whether all see all.
+  // Whether any query of a range may attend to any key of another, and whether all attend to all.
   __device__ bool touches(Range q, Range k) const {
-    const std::int64_t ahead = std::int64_t{k.low} - q.high, behind = std::int64_t{q.low} - k.high;  // at the least
+    const std::int64_t ahead = std::int64_t{k.low} - q.high, behind = std::int64_t{q.low} - k.high;  // at least
     if (causal) return ahead <= 0 && (window == 0 || behind < window);
     return window == 0 || (behind <= (window - 1) / 2 && ahead <= window / 2);
   }
   __device__ bool covers(Range q, Range k) const {
-    const std::int64_t ahead = std::int64_t{k.high} - q.low, behind = std::int64_t{q.high} - k.low;  // at the most
+    const std::int64_t ahead = std::int64_t{k.high} - q.low, behind = std::int64_t{q.high} - k.low;  // at most
     if (causal) return ahead <= 0 && (window == 0 || behind < window);
     return window == 0 || (behind <= (window - 1) / 2 && ahead <= window / 2);
   }
-  // Positions of queries (or keys) [begin, end): a warp calls together, every lane gets the range.
+  // Positions of queries (or keys) [begin, end). All lanes of a warp must call it; every lane gets the range.
   __device__ Range range(bool of_queries, std::int64_t begin, std::int64_t end) const {
     const std::int64_t* const positions = of_queries ? query_positions : key_positions;
     if (positions == nullptr) {
@@ -89,7 +89,7 @@ struct Mask {
   }
 };
 
-// The keys of a fused QKV are at the queries' positions.
+// The keys of a fused QKV have the queries' positions.
 inline Mask mask_of(const Call& call, std::int64_t queries, std::int64_t keys, bool fused) {
   Mask mask{nullptr, nullptr, keys - queries, call.op.window, call.op.causal};
   if (mask.all()) return mask;

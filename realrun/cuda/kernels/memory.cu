@@ -1,4 +1,4 @@
-// What a Backend needs beside ops: fills, copies by index and by strides, conversions, sums.
+// Operations of a Backend other than ops: fills, copies by index and by strides, conversions, sums.
 #include <cstring>
 #include <numeric>
 
@@ -127,7 +127,7 @@ __global__ void copy_strided_kernel(Strides s, const Word* from, Word* to) {
   to[target] = from[source];
 }
 
-constexpr std::size_t kMaxParts = 256;  // their addresses are parameters of a kernel, of which 4 KiB fit
+constexpr std::size_t kMaxParts = 256;  // their addresses are kernel parameters, which have 4 KiB
 struct Parts {
   int count;
   const void* data[kMaxParts];
@@ -183,7 +183,7 @@ bool aligned(std::int64_t bytes, T... pointers) {
   return ((reinterpret_cast<std::uintptr_t>(pointers) % static_cast<std::uintptr_t>(bytes) == 0) && ...);
 }
 
-// The widest word, in bytes, by which both sides can be moved; at most 16.
+// The widest word, in bytes, in which both sides can be moved; at most 16.
 std::int64_t word_bytes(const DeviceSlice& s, const void* dense) {
   const std::int64_t element = bytes_of(s.dtype, 1);
   for (std::int64_t bytes = 16; bytes > element; bytes /= 2) {
@@ -227,7 +227,7 @@ void move(CUstream_st* stream, const DeviceSlice& slice, void* dense, bool to_sl
 IndexPlan plan_index(std::span<const std::int64_t> index) {
   IndexPlan plan;
   if (index.empty()) return plan;
-  // A run may end where the next one begins, so that its length divides the distance between any two breaks.
+  // A run may end where the next one begins, so its length must divide the distance between any two breaks.
   const auto n = static_cast<std::int64_t>(index.size());
   std::int64_t run = n;
   for (std::size_t i = 1; i < index.size(); ++i)
@@ -282,7 +282,7 @@ void copy_strided(CUstream_st* stream, const void* from, std::span<const std::in
     s.to[d] = to_strides[d];
     s.count *= sizes[d];
   }
-  // Neighbours of the last dimension by the widest word that all offsets allow.
+  // Moves neighbours of the last dimension in the widest word that all offsets allow.
   const std::int64_t element = bytes_of(dtype, 1);
   std::int64_t bytes = element;
   if (s.rank > 0 && s.from[s.rank - 1] == 1 && s.to[s.rank - 1] == 1) {

@@ -1,6 +1,5 @@
 // LayerNorm and RMSNorm (realrun/cpu/norm.cpp has the papers and the shapes), and sums over rows. Gradients of weights
-// and biases are summed in two stages, without atomics: workers over their share of the rows, then columns over
-// workers.
+// and biases are summed without atomics: first by workers over their rows, then over the workers' sums by column.
 #include <cmath>
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -14,7 +13,7 @@ constexpr int kMaxGroup = 1024;  // threads that share a vector
 constexpr int kThreadsPerProcessor = 512;
 static_assert(kMaxNormWidth == kPerThread * kMaxGroup);
 
-// Which weights normalise which vector: realrun/cpu/norm.cpp.
+// Which weights normalise which vector: see realrun/cpu/norm.cpp.
 struct NormShape {
   std::int64_t vectors, length, width;
   std::int64_t groups, parts, weight_rows;
@@ -35,7 +34,7 @@ struct NormShape {
 struct Group {
   int size, lane;
   bool block;
-  std::int64_t number;  // of the group in the grid
+  std::int64_t number;  // index of the group in the grid
 
   __device__ explicit Group(int threads)
       : size(threads),
@@ -55,7 +54,7 @@ __device__ void store_statistics(const NormShape& s, std::int64_t v, std::int64_
   stored[s.centred ? 1 : 0] = row < 0 ? 0 : reciprocal;
 }
 
-// For rows and addresses that vectors do not fit: the vector is read again for each sum.
+// For rows and addresses that vector loads do not fit. Each sum reads the vector again.
 __global__ void norm_narrow_kernel(NormShape s, int group_threads, float epsilon, Any x, Any weight, Any bias, Any y,
                                    float* statistics) {
   const Group group(group_threads);
@@ -82,7 +81,7 @@ __global__ void norm_narrow_kernel(NormShape s, int group_threads, float epsilon
   if (group.lane == 0) store_statistics(s, v, row, mean, reciprocal, statistics);
 }
 
-// The worker's sums are kept in `partial`.
+// `partial` holds the worker's sums.
 __global__ void norm_backward_narrow_kernel(NormShape s, int group_threads, std::int64_t chunks, Any dy, Any x,
                                             Any weight, const float* statistics, Any dx, float* partial) {
   const Group group(group_threads);
@@ -121,7 +120,7 @@ __global__ void __launch_bounds__(kMaxGroup)
     norm_kernel(NormShape s, int group_threads, float epsilon, Any x, Any weight, Any bias, Any y, float* statistics) {
   const Group group(group_threads);
   const std::int64_t v = group.number;
-  if (v >= s.vectors) return;  // a whole warp; blocks have no vectors too many
+  if (v >= s.vectors) return;  // a whole warp; blocks have exactly as many vectors as needed
   const std::int64_t base = v * s.length, row = s.weight_row(v);
   const std::int64_t width = row < 0 ? 0 : s.width;
   Raw<kWide> raw[kVectors];
@@ -206,7 +205,7 @@ __global__ void __launch_bounds__(kMaxThreads)
       }
     }
     const float mean_g = s.centred ? group.sum(sum_g) / n : 0, mean_gz = group.sum(sum_gz) / n;
-    // Once more over the vector, which the first-level cache still has.
+    // Reads the vector again; the first-level cache still has it.
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       const std::int64_t i = static_cast<std::int64_t>(k * group.size + group.lane) * kWide;
@@ -236,7 +235,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
-// kSlices threads a column add the workers' sums, each every kSlices-th, then one adds theirs.
+// kSlices threads per column add the workers' sums, each every kSlices-th one; then one thread adds theirs.
 constexpr int kSlices = kThreads / kWarp;
 
 __global__ void add_workers_kernel(NormShape s, std::int64_t workers, const float* partial, std::int64_t worker_stride,
@@ -265,8 +264,8 @@ __global__ void add_workers_kernel(NormShape s, std::int64_t workers, const floa
   store(out, at, accumulate ? load(out, at) + sum : sum);
 }
 
-// [rows, columns], one behind the other by blockIdx.y: a block takes kWarp * kVector columns of every
-// (chunks * kSlices)-th row.
+// Sums [rows, columns] tensors, one per blockIdx.y. A block takes kWarp * kVector columns of every (chunks * kSlices)th
+// row.
 template <int kVector>
 __global__ void column_sums_kernel(std::int64_t rows, std::int64_t columns, std::int64_t chunks, Any x,
                                    float* partial) {
@@ -324,7 +323,7 @@ NormShape norm_shape(const Call& call, const Operand& x, const Operand& weight, 
   return s;
 }
 
-// As few warps as keep a vector in registers.
+// The fewest warps that keep a vector in registers.
 int group_threads(std::int64_t width) {
   return static_cast<int>(divide_up(divide_up(width, kPerThread), kWarp) * kWarp);
 }
@@ -339,7 +338,7 @@ std::int64_t chunks_of(const NormShape& s, std::int64_t processors) {
 constexpr std::int64_t kRoomBytes = kMaxGroup / kWarp * sizeof(float);
 
 struct SumShape {
-  std::int64_t groups, rows, columns, tiles, chunks;  // groups: experts, each with rows and columns of its own
+  std::int64_t groups, rows, columns, tiles, chunks;  // groups: experts, each with its own rows and columns
   bool wide;
 };
 SumShape sum_shape(const Call& call) {
@@ -410,7 +409,7 @@ void norm_backward(const Call& call) {
     launch("norm_backward_kernel", kernel, blocks(group_blocks(group, workers)), block_threads(group), kRoomBytes,
            call.launch.stream, s, group, chunks, d, in, w, stored, out, partial);
   };
-  // With 512 threads at the most, each may use twice the registers.
+  // With at most 512 threads, each may use twice as many registers.
   constexpr int kUsual = kMaxGroup / 2;
   !is_wide          ? issue(norm_backward_narrow_kernel)
   : group <= kUsual ? issue(norm_backward_kernel<kUsual>)

@@ -1,4 +1,4 @@
-// Optimizers over flat buffers.
+// Optimizers on flat buffers.
 #include <cmath>
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -8,8 +8,7 @@ namespace {
 
 __device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// --- Sums of squares: blocks over their share, then one block over the blocks; in double, whose units are not what
-// limits reading.
+// ---- Sums of squares, by blocks and then over the blocks' sums. In double: its units are faster than the reads.
 
 constexpr std::int64_t kBlocksPerProcessor = 8;
 
@@ -43,9 +42,9 @@ std::int64_t square_blocks(const Call& call) {
                                   call.launch.processors * kBlocksPerProcessor);
 }
 
-// --- Scaling and clipping
+// ---- Scaling and clipping
 
-// clipped_factor() (realrun/kernel.h), where the norm is. No norm: the factor.
+// clipped_factor() (realrun/kernel.h) if there is a norm, else the factor.
 struct Scaling {
   float factor, limit;
   const float* square;
@@ -58,7 +57,7 @@ struct Scaling {
 
 std::size_t norm_at(const Call& call) { return static_cast<std::size_t>(norm_operand(call.op.kind)); }
 
-// What is read but for the norm.
+// The operands that are read, without the norm.
 std::span<const Operand> states(const Call& call) { return call.reads.first(std::min(norm_at(call), call.reads.size())); }
 
 Scaling scaling_of(const Call& call) {
@@ -83,7 +82,7 @@ __global__ void scale_kernel(std::int64_t elements, Scaling scaling, Any x, Any 
   store_vector<kVector>(y, i, values);
 }
 
-// --- Updates
+// ---- Updates
 
 struct Adam {
   std::int64_t elements;
@@ -201,7 +200,7 @@ void scale(const Call& call) {
   is_wide ? issue(scale_kernel<kWide>) : issue(scale_kernel<1>);
 }
 
-// Operands: realrun/cpu/optimizer.cpp. Factors are computed in double.
+// Operands are those of realrun/cpu/optimizer.cpp. Factors are computed in double.
 void adam(const Call& call) {
   check_sizes(call);
   const std::size_t written = count(call.writes);
@@ -231,7 +230,7 @@ void adam(const Call& call) {
 void sgd(const Call& call) {
   check_sizes(call);
   const std::size_t read = count(states(call)), written = count(call.writes);
-  // Without master weights the parameter is among the reads, so that these are the gradient and all that is written.
+  // Without master weights the parameter is read too, so that the reads are the gradient and everything written.
   const bool has_master = read == written;
   const bool has_momentum = read == 3;
   call.require((read == 2 || read == 3) && (has_master || read == written + 1),

@@ -1,4 +1,4 @@
-// Random draws by counter, and by which number an element of a part draws: the same numbers whatever the layout of ranks.
+// Random draws by counter, numbered by element of the whole tensor: the same numbers whatever the layout of ranks.
 #pragma once
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -6,7 +6,7 @@
 namespace orrery::cuda {
 namespace {
 
-// Words of Philox4x32-10 (realrun/cpu/philox.h, which says where the constants are from): the first two.
+// The first two words of Philox4x32-10 (realrun/cpu/philox.h has the source of the constants).
 __device__ uint2 philox(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   constexpr std::uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
@@ -27,10 +27,10 @@ __device__ uint2 philox(std::uint64_t seed, std::uint64_t stream, std::uint64_t 
   return {c0, c1};
 }
 
-// Where an element of a part lies in the whole tensor (realrun/cpu/whole_index.h).
+// Maps an element of a part to its index in the whole tensor (realrun/cpu/whole_index.h).
 struct WholeElements {
   std::int64_t elements;
-  bool whole;  // an element's index is its own
+  bool whole;  // elements are numbered by their index in the part
   int rank, by_position;
   std::int64_t sizes[Tensor::kMaxRank], begin[Tensor::kMaxRank], strides[Tensor::kMaxRank];
   const std::int64_t* positions;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kMaxHalf = 128;
 
-// Of one position the turns of `half` pairs.
+// Rotations of `half` pairs for one position.
 struct Turns {
   std::int64_t half;
   const std::int64_t* positions;  // nullptr: a token's own index
@@ -21,8 +21,7 @@ struct SinesAndCosines {
   float *sines, *cosines;  // [half], in shared memory
 };
 
-// By a whole block, which then waits for itself. Angles are reduced in double, so that the thousandth turn is as exact
-// as the first.
+// Called by a whole block; synchronises at the end. Angles are reduced in double, for exactness at large positions.
 __device__ SinesAndCosines turn_to(const Turns& turns, std::int64_t token) {
   auto* const cosines = reinterpret_cast<float*>(dynamic_shared());
   float* const sines = cosines + turns.half;
@@ -38,7 +37,7 @@ __device__ SinesAndCosines turn_to(const Turns& turns, std::int64_t token) {
   return {sines, cosines};
 }
 
-// Turns pairs (a, b) from the i-th on.
+// Rotates pairs (a, b) from the i-th on.
 template <int kVector>
 __device__ void turn(const SinesAndCosines& by, std::int64_t i, float (&a)[kVector], float (&b)[kVector]) {
 #pragma unroll
@@ -51,12 +50,12 @@ __device__ void turn(const SinesAndCosines& by, std::int64_t i, float (&a)[kVect
 
 // Vectors (heads, queries, keys) of [batch, sequence, groups, heads, head_dim].
 struct Heads {
-  std::int64_t batch, length, vectors, heads, width;  // vectors of a token; heads: of a group; width: of a vector
-  std::int64_t begin;                                 // where the turned part begins
+  std::int64_t batch, length, vectors, heads, width;  // vectors per token; heads per group; width of a vector
+  std::int64_t begin;                                 // first rotated element
   bool fused;                                         // the last vector of a group is a value
 };
 
-// A block takes a token of each sequence: its sines serve all heads.
+// A block takes one token of each sequence: its sines serve all heads.
 template <int kVector>
 __global__ void rotary_kernel(const __grid_constant__ Turns turns, Heads s, Any x, Any y) {
   const std::int64_t token = blockIdx.x;
@@ -86,7 +85,7 @@ __global__ void rotary_kernel(const __grid_constant__ Turns turns, Heads s, Any 
   }
 }
 
-// `heads.width` is kv's: without the shared part, whose 2 half elements lie at heads.begin of what is whole.
+// `heads.width` is that of kv, without the shared part, whose 2 half elements lie at heads.begin of the whole.
 template <int kVector>
 __global__ void shared_key_kernel(const __grid_constant__ Turns turns, Heads s, Any kv, Any key, Any whole) {
   const std::int64_t token = blockIdx.x;
@@ -111,8 +110,7 @@ __global__ void shared_key_kernel(const __grid_constant__ Turns turns, Heads s, 
   }
 }
 
-// The key's gradient is the sum over heads, in fp32 and in an order that does not depend on the grid; turning back is
-// linear, so the sum is turned.
+// The key's gradient sums over heads, in fp32 and in a fixed order. Rotating back is linear, so the sum is rotated.
 template <int kVector>
 __global__ void shared_key_backward_kernel(const __grid_constant__ Turns turns, Heads s, Any whole, Any kv, Any key) {
   const std::int64_t token = blockIdx.x;
@@ -173,7 +171,7 @@ Turns turns_of(const Call& call, std::int64_t length, std::int64_t width, double
   return turns;
 }
 
-// Every part of a vector can be taken kWide elements at a time.
+// Whether every part of a vector can be read kWide elements at a time.
 bool wide_parts(const Turns& turns, const Heads& s, std::initializer_list<Any> operands) {
   return wide(turns.half, operands) && s.begin % kWide == 0 && s.width % kWide == 0;
 }
@@ -191,7 +189,7 @@ void rotate(const Call& call, double direction) {
   wide_parts(turns, s, {in, out}) ? issue(rotary_kernel<kWide>) : issue(rotary_kernel<1>);
 }
 
-// `kv`, `key` and `whole` in the order of a forward op.
+// `kv`, `key` and `whole` have the order of a forward op.
 void share_key(const Call& call, const Operand& kv, const Operand& key, const Operand& whole, double direction) {
   const Heads s = heads_of(call, kv), all = heads_of(call, whole);
   const Turns turns = turns_of(call, s.length, all.width - s.width, direction);

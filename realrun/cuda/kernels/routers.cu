@@ -1,4 +1,4 @@
-// Routers that no token decides alone, and the one that no logits decide (realrun/routers.h).
+// Routers in which tokens do not choose on their own, and the one without logits (realrun/routers.h).
 #include "realrun/cuda/kernels/call.cuh"
 #include "realrun/routers.h"
 
@@ -7,22 +7,22 @@ namespace {
 
 constexpr int kWarps = kThreads / kWarp;
 
-// Rises with the number; never 0, which stands for none.
+// A key that rises with the number; never 0, which stands for no number.
 __device__ std::uint32_t key_of_number(float x) {
-  const std::uint32_t bits = __float_as_uint(x + 0.0f);  // -0 is 0
+  const std::uint32_t bits = __float_as_uint(x + 0.0f);  // + 0.0f: -0 becomes 0
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 __device__ float number_of_key(std::uint32_t key) {
   return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-// The n largest of a block's candidates: all keys above `key`, and of those that are it the first `of_key`.
+// The n largest of a block's candidates: all with keys above `key`, and the first `of_key` of those with this key.
 struct Cut {
   std::uint32_t key;
   int of_key;
 };
 
-// REQUIRES: at least n candidates, n >= 1. room: shared, of each warp. All threads must come.
+// REQUIRES: at least n candidates, n >= 1. room: shared memory, one element per warp. All threads must call it.
 template <class KeyOf>
 __device__ Cut cut_of(int count, int n, const KeyOf& key_of, int* room) {
   const auto at_least = [&](std::uint32_t key) {
@@ -37,7 +37,7 @@ __device__ Cut cut_of(int count, int n, const KeyOf& key_of, int* room) {
   return cut;
 }
 
-// visit(candidate, its key, whether it is among the largest), by the thread of candidate % kThreads.
+// Calls visit(candidate, its key, whether it is among the largest), in thread candidate % kThreads.
 template <class KeyOf, class Visit>
 __device__ void for_each(int count, const Cut& cut, const KeyOf& key_of, int* room, const Visit& visit) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
@@ -59,7 +59,7 @@ __device__ void for_each(int count, const Cut& cut, const KeyOf& key_of, int* ro
   __syncthreads();
 }
 
-// A block an expert. weights: the scores, of which what is not chosen becomes 0.
+// One block per expert. weights: the scores; those that are not chosen become 0.
 __global__ void choose_tokens_kernel(int tokens, int experts, int seats, float scale, Any weights, Any choices) {
   auto* const room = reinterpret_cast<int*>(dynamic_shared());  // [kWarps]
   const auto expert = static_cast<int>(blockIdx.x);
@@ -83,8 +83,8 @@ __device__ float block_max(float value, float* room) {
   return most;
 }
 
-// One block holds the auction. prices and owners: of the tokens. Shared: [tokens] offers, [tokens] bidders, [experts]
-// how many each owns, [kWarps].
+// One block holds the auction. prices, owners: by token. Shared memory: [tokens] offers, [tokens] bidders, [experts]
+// number of tokens that each owns, [kWarps].
 __global__ void auction_kernel(int tokens, int experts, int seats, Any logits, float* prices, Any owners) {
   auto* const offers = reinterpret_cast<float*>(dynamic_shared());
   auto* const bidders = reinterpret_cast<int*>(offers + tokens);
@@ -129,7 +129,7 @@ __global__ void auction_kernel(int tokens, int experts, int seats, Any logits, f
         offers[t] = price;
       });
     }
-    __syncthreads();  // who has looked at what each owns
+    __syncthreads();  // all have read how many tokens each owns
     for (int t = thread; t < tokens; t += kThreads) {
       if (bidders[t] < 0) continue;
       if (const int before = owner_of(t); before >= 0) atomicAdd(owned + before, -1);
@@ -175,7 +175,7 @@ void hold_auction(const Call& call) {
   const Operand &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
   const std::int64_t experts = last_size(logits), tokens = elements(logits) / experts;
   call.require(last_size(choices) == 1, "an auction gives a token one expert");
-  constexpr std::int64_t kMostShared = 227 << 10;  // of a block (CUDA C++ Programming Guide, compute capability 9.0)
+  constexpr std::int64_t kMostShared = 227 << 10;  // per block (CUDA C++ Programming Guide, compute capability 9.0)
   const std::int64_t shared = (2 * tokens + experts) * static_cast<std::int64_t>(sizeof(int)) + kRoom;
   call.require(shared <= kMostShared, "a block has no room for the prices of so many tokens");
   ORRERY_LAUNCH(auction_kernel, blocks(1), kThreads, shared, call.launch.stream, static_cast<int>(tokens),

@@ -1,4 +1,4 @@
-// Mixture of experts: which experts a token goes to, and the rows that lie in their slots (sim/program/op_traits.h).
+// Mixture of experts: which experts a token goes to, and the rows in their slots (sim/program/op_traits.h).
 #include <cmath>
 
 #include "realrun/cuda/kernels/routing.cuh"
@@ -6,9 +6,9 @@
 namespace orrery::cuda {
 namespace {
 
-// --- The router: a warp a token
+// ---- The router: one warp per token
 
-// As DeepSeek-V3's router divides (arXiv 2412.19437; modeling_deepseek.py, MoEGate): never by zero.
+// DeepSeek-V3's router adds this to the sum that it divides by (arXiv 2412.19437; modeling_deepseek.py, MoEGate).
 constexpr float kLeastSum = 1e-20f;
 
 struct RouteShape {
@@ -17,14 +17,14 @@ struct RouteShape {
   RouterScore score;
   int groups, best_groups;
   float scale;
-  bool assigned;  // choices are there
+  bool assigned;  // the choices are given
 
   __host__ __device__ bool is_softmax() const {
     return score == RouterScore::softmax || score == RouterScore::softmax_of_top;
   }
 };
 
-// Of a row of logits: what scores follow from.
+// A row of logits, and the scores that follow from it.
 struct RowOfLogits {
   Any logits;
   std::int64_t begin;
@@ -48,7 +48,7 @@ __device__ RowOfLogits row_of_logits(const RouteShape& s, const Any& logits, std
   return row;
 }
 
-// What experts outside the best groups compare as: minus infinity.
+// Sets the compared scores of experts outside the best groups to minus infinity.
 __device__ void keep_best_groups(const RouteShape& s, const RowOfLogits& row, const Any& bias, float* compared,
                                  float* of_group) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, size = s.experts / s.groups;
@@ -81,7 +81,7 @@ __device__ float sum_of(const float* values, int k) {
   return warp_sum(sum);
 }
 
-// Of the k chosen experts' scores, or logits (softmax_of_top), in shared memory: the weights before Router::scale.
+// Replaces the k chosen experts' scores, or logits (softmax_of_top), in shared memory by weights before Router::scale.
 __device__ void weigh(const RouteShape& s, float* chosen) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float sum = 1;
@@ -98,7 +98,7 @@ __device__ void weigh(const RouteShape& s, float* chosen) {
   __syncwarp();
 }
 
-// Shared memory for each warp: [experts + groups + k].
+// Shared memory per warp: [experts + groups + k].
 __global__ void route_kernel(RouteShape s, Any logits, Any bias, Any weights, Any choices) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + warp;
@@ -106,7 +106,7 @@ __global__ void route_kernel(RouteShape s, Any logits, Any bias, Any weights, An
   float* const compared = reinterpret_cast<float*>(dynamic_shared()) + warp * (s.experts + s.groups + s.k);
   float *const of_group = compared + s.experts, *const chosen = of_group + s.groups;
   const RowOfLogits row = row_of_logits(s, logits, token);
-  // Scores rise with logits, which tell apart what rounds to one score.
+  // Scores increase with logits; comparing logits distinguishes what rounds to one score.
   for (int e = lane; e < s.experts; e += kWarp)
     compared[e] = bias.data != nullptr ? row.score(e) + load(bias, e) : row.logit(e);
   __syncwarp();
@@ -131,7 +131,7 @@ __global__ void scores_kernel(RouteShape s, Any logits, Any scores) {
   for (int e = lane; e < s.experts; e += kWarp) store(scores, row.begin + e, row.score(e));
 }
 
-// Shared memory for each warp: [k].
+// Shared memory per warp: [k].
 __global__ void route_backward_kernel(RouteShape s, Any dweights, Any logits, Any choices, Any dlogits) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + warp;
@@ -148,7 +148,7 @@ __global__ void route_backward_kernel(RouteShape s, Any dweights, Any logits, An
   float mean = 0;
   for (int j = lane; j < s.k; j += kWarp) mean += s.scale * load(dweights, token * s.k + j) * chosen[j];
   mean = warp_sum(mean);
-  // Of what a softmax over all gives, every logit has a gradient.
+  // The gradients of a softmax over all experts reach every logit.
   for (int e = lane; e < s.experts; e += kWarp)
     store(dlogits, row.begin + e, s.score == RouterScore::softmax ? -row.score(e) * mean : 0.0f);
   __syncwarp();
@@ -157,22 +157,23 @@ __global__ void route_backward_kernel(RouteShape s, Any dweights, Any logits, An
     if (expert < 0) continue;
     const float d = s.scale * load(dweights, token * s.k + j);
     float slope = s.score == RouterScore::sigmoid ? d * chosen[j] : chosen[j] * (d - mean);
-    if (!s.is_softmax()) slope *= 1 - row.score(expert);  // the sigmoid's own
+    if (!s.is_softmax()) slope *= 1 - row.score(expert);  // the sigmoid's slope
     store(dlogits, row.begin + expert, slope);
   }
 }
 
-// --- Slots
+// ---- Slots
 
 constexpr int kOrdersPerThread = 4;
 
 struct SlotShape {
   std::int32_t tokens, k, slots;
-  const std::int64_t* expert_of_slot;  // of copies of experts (KernelContext); nullptr: each expert once
+  // For copies of experts (KernelContext); nullptr: each expert has one slot.
+  const std::int64_t* expert_of_slot;
   std::int32_t first_copy, first_expert;
 };
 
-// The copy of an expert that a block owns: of `copies`, so many behind the one that gets the expert's first row.
+// The copy of an expert that a block owns: of `copies`, the one `behind` places after that of the expert's first row.
 struct Copy {
   std::int32_t expert, behind, copies;
 };
@@ -189,9 +190,8 @@ __device__ Copy copy_of_block(const SlotShape& s) {
   return {expert, (before + copies - s.first_copy % copies) % copies, copies};
 }
 
-// A block owns an expert, or a copy of one, and reads all choices, first ones before second ones, tokens in their
-// order. row_of: of each choice, token by token; -1: dropped, or of no expert. choice_of: of each row; -1: free. Either
-// may be absent.
+// A block owns an expert, or a copy of one. It reads all choices: first choices before second ones, tokens in order.
+// row_of: by choice, token by token; -1: dropped, or no expert. choice_of: by row; -1: free. Either may be null.
 __global__ void find_slots_kernel(SlotShape s, Any choices, std::int32_t* row_of, std::int32_t* choice_of) {
   auto* const per_warp = reinterpret_cast<std::int32_t*>(dynamic_shared());  // [kThreads / kWarp]
   const auto [expert, behind, copies] = copy_of_block(s);
@@ -232,7 +232,7 @@ __global__ void find_slots_kernel(SlotShape s, Any choices, std::int32_t* row_of
     __syncthreads();
   }
   if (choice_of == nullptr) return;
-  const std::int32_t own = (taken + copies - 1 - behind) / copies;  // of all rows of the expert
+  const std::int32_t own = (taken + copies - 1 - behind) / copies;  // out of all rows of the expert
   for (std::int32_t slot = own + thread; slot < s.slots; slot += kThreads) choice_of[first_row + slot] = -1;
 }
 
@@ -241,11 +241,11 @@ __global__ void no_rows_kernel(std::int64_t choices, std::int32_t* row_of) {
   if (i < choices) row_of[i] = -1;
 }
 
-// --- Rows
+// ---- Rows
 
 __device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// `clears`: slots without a row are set to zero; else they stay as they are.
+// `clears`: slots without a row are set to zero; otherwise they are left as they are.
 template <int kVector>
 __global__ void permute_kernel(std::int64_t rows, std::int64_t width, std::int32_t k, bool clears, Any x,
                                const std::int32_t* choice_of, Any to) {
@@ -282,14 +282,14 @@ __global__ void unpermute_kernel(std::int64_t tokens, std::int64_t width, std::i
   store_vector<kVector>(x, token * width + column, sum);
 }
 
-// A block a row. Weights of what has been dropped have no gradient: zero before.
+// One block per row. Weights of dropped rows have no gradient; theirs are zeroed before.
 template <int kVector>
 __global__ void unpermute_backward_kernel(std::int64_t width, std::int32_t k, bool clears, Any dx, Any rows,
                                           const std::int32_t* choice_of, Any weights, Any drows, Any dweights) {
   auto* const room = reinterpret_cast<float*>(dynamic_shared());  // [kThreads / kWarp]
   const std::int64_t row = blockIdx.x;
   const std::int32_t choice = choice_of[row];
-  if (choice < 0 && !clears) return;  // all of the block
+  if (choice < 0 && !clears) return;  // for the whole block
   const float weight = choice < 0 ? 0 : load(weights, choice);
   float dot = 0;
   for (std::int64_t column = static_cast<std::int64_t>(threadIdx.x) * kVector; column < width;
@@ -308,21 +308,21 @@ __global__ void unpermute_backward_kernel(std::int64_t width, std::int32_t k, bo
     }
     store_vector<kVector>(drows, row * width + column, d);
   }
-  if (choice < 0) return;  // all of the block
+  if (choice < 0) return;  // for the whole block
   dot = block_sum(dot, room);
   if (threadIdx.x == 0) store(dweights, choice, dot);
 }
 
-// Of each row, or of each choice, the number that `place` says; where there is none, zero, if it clears.
+// Writes for each row, or each choice, the number at `place`; if there is none, zero if `clears`.
 __global__ void place_weights_kernel(std::int64_t count, bool clears, Any from, const std::int32_t* place, Any to) {
   const std::int64_t i = thread_number();
   if (i >= count || (place[i] < 0 && !clears)) return;
   store(to, i, place[i] < 0 ? 0.0f : load(from, place[i]));
 }
 
-// --- Masks
+// ---- Masks
 
-// Of each row its token's column: `mask` is zero elsewhere.
+// Writes each row's column for its token; `mask` is zero elsewhere.
 __global__ void slot_mask_kernel(std::int32_t rows, std::int32_t k, const std::int32_t* choice_of, Any weights,
                                  Any mask) {
   const std::int64_t row = thread_number();
@@ -338,9 +338,9 @@ __global__ void slot_mask_backward_kernel(std::int64_t choices, std::int64_t row
   store(dweights, i, row_of[i] < 0 ? 0.0f : load(dmask, i / k * rows + row_of[i]));
 }
 
-// --- Losses of the router
+// ---- Losses of the router
 
-// A block a sequence. Shared memory: a count for each expert.
+// One block per sequence. Shared memory: a count per expert.
 __global__ void expert_counts_kernel(std::int64_t each, int experts, Any choices, Any counts) {
   auto* const found = reinterpret_cast<std::int32_t*>(dynamic_shared());
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) found[e] = 0;
@@ -357,18 +357,18 @@ __global__ void expert_counts_kernel(std::int64_t each, int experts, Any choices
 
 struct LossShape {
   RouteShape route;
-  std::int64_t batch, each;  // sequences; tokens of one
+  std::int64_t batch, each;  // sequences; tokens per sequence
   float balance, z;
   bool by_sequence;
 };
 
-// A token's share of the losses, by a warp.
+// A token's share of the losses, computed by a warp.
 struct TokenLoss {
   RowOfLogits row;
   float maximum, log_sum;  // of the logits
   float score_sum;         // of sigmoids
-  float choices;           // of the tokens whose loads are compared
-  float mean = 0;          // of loads, by shares
+  float choices;           // number of choices of the tokens whose loads are compared
+  float mean = 0;          // mean of loads, weighted by shares
 
   __device__ float share(int e) const { return row.is_softmax ? row.score(e) : row.score(e) / score_sum; }
 };
@@ -425,14 +425,14 @@ __global__ void router_loss_backward_kernel(LossShape s, float factor, Any logit
   }
 }
 
-// --- Hosts
+// ---- Host code
 
 RouteShape route_shape(const Call& call, const Operand& logits, const Operand& choices) {
   const Router& router = call.op.router;
   RouteShape s{};
   const std::int64_t experts = last_size(logits), k = last_size(choices);
   s.tokens = elements(choices) / k;
-  constexpr std::int64_t kMostExperts = 1 << 15;  // whose scores a block has shared memory for
+  constexpr std::int64_t kMostExperts = 1 << 15;  // experts whose scores fit into a block's shared memory
   call.require(k >= 1 && k <= experts && elements(logits) == s.tokens * experts, "logits and choices do not fit");
   call.require(experts <= kMostExperts, "a block has no room for so many experts");
   s.experts = static_cast<int>(experts);
@@ -482,14 +482,14 @@ Rows rows_of(const Call& call, const Operand& rows, const Operand& choices, cons
   return r;
 }
 
-// Numbers by choice, and by row.
+// Numbers by choice and by row.
 Rows rows_of_weights(const Call& call, const Operand& by_row, const Operand& choices, const Operand& weights) {
   call.require(by_row.tensor->rank == 2, "weights by row are [experts, slots]");
   call.require_same_elements(weights, choices);
   return rows_of(call, by_row, choices);
 }
 
-// Exactly one of the two lists. Where ranks divide experts no block owns the choices of others'.
+// Finds exactly one of the two lists. If ranks divide experts, no block owns the choices of other ranks' experts.
 void find_slots(const Call& call, const Rows& r, const Operand& choices, const Operand& rows, std::int32_t* row_of,
                 std::int32_t* choice_of) {
   if (row_of != nullptr && !rows.tensor->over[0].empty())
@@ -621,7 +621,7 @@ void unpermute_weights(const Call& call) {
 
 namespace {
 
-// The rows that a mask is of: [experts, slots].
+// The rows that a mask refers to: [experts, slots].
 Tensor rows_of_mask(const Call& call, const Operand& mask) {
   Tensor rows = *mask.tensor;
   call.require(rows.rank >= 3, "a mask is [tokens.., experts, slots]");

@@ -1,4 +1,4 @@
-// What routers share: a warp a token, whose values lie in shared memory.
+// Common parts of routers: one warp per token, whose values lie in shared memory.
 #pragma once
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kNobody = 0x7fffffff;
 
-// The largest of a warp's values in shared memory that has not been taken, of equals the first; it is taken then: NaN.
+// Takes a warp's largest value in shared memory, the first among equals, and marks it as taken by NaN.
 __device__ int take_largest(float* values, int count) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float best = minus_infinity();
@@ -27,14 +27,14 @@ __device__ int take_largest(float* values, int count) {
       at = other_at;
     }
   }
-  if (at == kNobody) at = count - 1;  // of NaN alone
+  if (at == kNobody) at = count - 1;  // only NaN left
   __syncwarp();
   if (lane == 0) values[at] = __uint_as_float(0x7fffffffu);
   __syncwarp();
   return at;
 }
 
-// As many tokens to a block as have room in what a kernel gets without asking.
+// As many tokens per block as fit into the shared memory that a kernel gets by default.
 inline int route_threads(std::int64_t shared_bytes_of_warp) {
   constexpr std::int64_t kRoom = 48 << 10;
   return static_cast<int>(std::clamp<std::int64_t>(kRoom / shared_bytes_of_warp, 1, kThreads / kWarp)) * kWarp;

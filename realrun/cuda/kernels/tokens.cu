@@ -1,4 +1,4 @@
-// Kernels that pick by index or go by row: embeddings, the loss, softmax, pooling, merging.
+// Kernels that select by index or work by row: embeddings, the loss, softmax, pooling, merging.
 #include <cmath>
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -9,7 +9,7 @@ namespace {
 
 __device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// --- Embeddings
+// ---- Embeddings
 
 template <int kVector>
 __global__ void embedding_kernel(std::int64_t ids_count, std::int64_t width, std::int64_t rows, std::int64_t first_row,
@@ -24,8 +24,8 @@ __global__ void embedding_kernel(std::int64_t ids_count, std::int64_t width, std
   store_vector<kVector>(y, id * width + column, values);
 }
 
-// The tokens of each row as a list in the order of the tokens, without sorting and without atomics: a block owns
-// kOwned rows, reads all ids tile by tile and links those it owns. head[row] and next[token]: -1 ends a list.
+// Builds the list of tokens of each row, in token order, without sorting and without atomics: a block owns kOwned rows,
+// reads all ids tile by tile and links the tokens of its rows. head[row] and next[token]: -1 ends a list.
 constexpr int kOwned = 128;
 
 __global__ void link_tokens_kernel(std::int64_t tokens, std::int64_t rows, std::int64_t first_row, Any ids,
@@ -107,7 +107,7 @@ __global__ void embedding_backward_kernel(std::int64_t rows, std::int64_t width,
   store_vector<kVector>(dtable, row * width + column, sum);
 }
 
-// --- Rows of scores and logits
+// ---- Rows of scores and logits
 
 // Maximum and sum of exponentials relative to it, in one pass (Milakov & Gimelshein 2018, arXiv 1805.02867).
 struct Online {
@@ -143,7 +143,7 @@ __device__ Online warp_merge(Online o) {
   return o;
 }
 
-// Of all threads of a block; `room` holds two numbers a warp.
+// Merges over all threads of a block. `room` holds two numbers per warp.
 __device__ Online block_merge(Online o, float* room) {
   o = warp_merge(o);
   __syncthreads();
@@ -171,7 +171,7 @@ __global__ void cross_entropy_kernel(std::int64_t tokens, std::int64_t columns, 
     float most = values[0];
 #pragma unroll
     for (int j = 1; j < kVector; ++j) most = larger(most, values[j]);
-    // One rescaling a vector; a NaN stays in the sum.
+    // One rescaling per vector; a NaN stays in the sum.
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) sum += most == minus_infinity() && values[j] == most ? 0 : expf(values[j] - most);
@@ -240,9 +240,9 @@ __global__ void softmax_backward_kernel(std::int64_t keys, float scale, Any dp, 
   }
 }
 
-// --- Pooling
+// ---- Pooling
 
-// A map of patches kept window by window, and the order of the four that merge: realrun/cpu/tokens.cpp.
+// A map of patches that is stored window by window; realrun/cpu/tokens.cpp has the order of the four that merge.
 struct PatchMap {
   std::int64_t windows_per_side, window_side;
 
@@ -260,7 +260,7 @@ struct Pool {
   PatchMap from, to;
 };
 
-// A thread for every element of a patch; `large` and `small` are the unmerged and the merged side.
+// One thread per element of a patch. `large` and `small`: the unmerged and the merged side.
 __global__ void merge_patches_kernel(Pool s, Any large, Any small, bool forward) {
   const std::int64_t i = thread_number();
   if (i >= s.images * s.from.tokens() * s.width) return;
@@ -277,7 +277,7 @@ __global__ void merge_patches_kernel(Pool s, Any large, Any small, bool forward)
   }
 }
 
-// A vector before each sequence (ViT's class token); sizes in elements, `length` of a sequence without it.
+// Puts a vector before each sequence (ViT's class token). Sizes in elements; `length`: of a sequence without it.
 struct Prepend {
   std::int64_t batch, width, length;
 };
@@ -289,7 +289,7 @@ __global__ void prepend_kernel(Prepend s, Any x, Any vector, Any y) {
   store(y, i, at < s.width ? load(vector, at) : load(x, i / whole * s.length + at - s.width));
 }
 
-// A thread for every element of dx, then for those of dvector.
+// One thread per element of dx, then one per element of dvector.
 __global__ void prepend_backward_kernel(Prepend s, Any dy, Any dx, Any dvector, bool accumulate) {
   const std::int64_t i = thread_number(), whole = s.width + s.length, rest = s.batch * s.length;
   if (i < rest) {
@@ -322,9 +322,9 @@ __global__ void pool_backward_kernel(Pool s, Any dy, Any dx) {
   store(dx, i, s.mean ? d / static_cast<float>(s.each) : e == 0 ? d : 0);
 }
 
-// --- Merging two ring steps
+// ---- Merging two ring steps
 
-// Contexts run over [batch, sequence, heads], log-sum-exps over [batch, heads, sequence].
+// Contexts are [batch, sequence, heads], log-sum-exps [batch, heads, sequence].
 struct Merge {
   std::int64_t batch, sequence, heads, width;
 };
@@ -348,7 +348,7 @@ __global__ void merge_context_kernel(Merge s, Any a, const float* a_lse, Any b, 
   store_vector<kVector>(y, i * kVector, x);
 }
 
-// After the contexts, since a log-sum-exp may be written where it was read.
+// Runs after the contexts, since a log-sum-exp may be overwritten in place.
 __global__ void merge_lse_kernel(std::int64_t count, const float* a, const float* b, float* y) {
   const std::int64_t i = thread_number();
   if (i >= count) return;
@@ -356,7 +356,7 @@ __global__ void merge_lse_kernel(std::int64_t count, const float* a, const float
   y[i] = most == minus_infinity() ? most : most + logf(expf(first - most) + expf(second - most));
 }
 
-// --- Shapes
+// ---- Shapes
 
 dim3 grid_for(std::int64_t count) { return blocks(divide_up(count, kThreads)); }
 
@@ -385,7 +385,7 @@ std::int64_t side_of(const Call& call, std::int64_t square) {
   return side;
 }
 
-// `x` and `y` are the large and the small side, forward or backward.
+// `x` is the larger side and `y` the smaller one, in the forward and in the backward.
 Prepend prepend_shape(const Call& call, const Operand& x, const Operand& vector, const Operand& y) {
   const std::int64_t batch = y.tensor->sizes[0], width = elements(vector);
   call.require(x.tensor->rank == 3 && y.tensor->rank == 3 && last_size(x) == width && last_size(y) == width &&
@@ -413,7 +413,7 @@ Pool pool_shape(const Call& call, const Operand& x, const Operand& y) {
   s.pooled = elements(y) / last_size(y);
   call.require(s.pooled > 0 && elements(x) % (s.pooled * s.width) == 0, "vectors do not divide evenly");
   s.each = elements(x) / (s.pooled * s.width);
-  // Over several windows there is no first token.
+  // With several windows there is no first token.
   s.mean = call.context.pool_mean || large.sizes[0] != small.sizes[0];
   return s;
 }
