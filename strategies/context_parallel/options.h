@@ -25,23 +25,22 @@ struct Options {
   void visit_fields(FieldVisitor& v) {
     v.field("context_parallel", degree, orrery::degree(), "ranks that share each sequence", Scope::mesh);
     v.field("context_parallel_type", type, type_names(),
-            "how attention meets what the other ranks have of a sequence; Megatron-Core's names say the same. Of "
-            "context_parallel 1 none",
+            "how attention reaches the other ranks' parts of a sequence; Megatron-Core's names are accepted. Unused "
+            "with context_parallel 1",
             Scope::layer);
     v.field("context_parallel_balance", balance, kBalanceNames,
-            "how positions are dealt to ranks: contiguous; zigzag (equal causal work, as Megatron-LM); striped (the "
-            "same, position i to rank i mod context_parallel, as Striped Attention); table (context_parallel_blocks)",
+            "which positions each rank has: contiguous; zigzag (equal causal work, as in Megatron-LM); striped (equal "
+            "causal work, position i on rank i mod context_parallel, as in Striped Attention); table "
+            "(context_parallel_blocks)",
             Scope::layer);
     v.field("context_parallel_blocks", blocks, orrery::degree(0),
-            "of context_parallel_balance table: which rank has each of so many equal blocks of the sequence, in order; "
-            "every rank has as many (of usp: which rank of its ring)",
+            "context_parallel_balance table: the rank of each block, for equal blocks of the sequence in order; every "
+            "rank has equally many (usp: the rank within its ring)",
             Scope::layer);
-    v.field(
-        "context_parallel_fp32_gradients", fp32_gradients,
-        "of a ring or fpdt's chunks: gradients of queries, keys and values are summed over the steps in fp32, and in "
-        "a ring those of keys and values travel so (ring-flash-attention, USP; DeepSpeed); else in the activations' "
-        "dtype (Transformer Engine)",
-        Scope::layer);
+    v.field("context_parallel_fp32_gradients", fp32_gradients,
+            "ring, fpdt: sum gradients of queries, keys and values in fp32, and send those of keys and values in fp32 "
+            "in a ring (ring-flash-attention, USP; DeepSpeed); else in the activations' dtype (Transformer Engine)",
+            Scope::layer);
   }
 };
 

@@ -19,26 +19,27 @@ struct Options {
     constexpr IntegerRange kSteps{.least = 0, .most = std::int64_t{1} << 24};
     constexpr NumberRange kTemperature{.least = 1e-3, .most = 1e3}, kDeviation{.least = 0, .most = 1e3};
     v.field("moe_gate", kind, kMoeGateNames,
-            "experts of a token: the model's experts_per_token (top_k), or nearly all at first and one in the end "
-            "(dense_to_sparse: DTS-Gate), by the workload's step");
+            "experts per token: the model's experts_per_token (top_k), or by step from nearly all to one "
+            "(dense_to_sparse: DTS-Gate)");
     v.field("moe_gate_seed_steps", gate.seed_steps, kSteps,
-            "dense_to_sparse: first steps, of a single expert that all tokens go to");
-    v.field("moe_gate_hard_step", gate.hard_step, kSteps, "dense_to_sparse: the first step of one expert a token");
+            "dense_to_sparse: first steps, in which all tokens go to a single expert");
+    v.field("moe_gate_hard_step", gate.hard_step, kSteps, "dense_to_sparse: first step with one expert per token");
     v.field("moe_gate_decay", gate.decay, kDecayNames, "dense_to_sparse: how the temperature falls");
     v.field("moe_gate_decay_steps", gate.decay_steps, IntegerRange{.least = 1, .most = kSteps.most},
             "dense_to_sparse: steps from the first temperature to the last");
     v.field("moe_gate_first_temperature", gate.first_temperature, kTemperature,
-            "dense_to_sparse: of the softmax over logits with Gumbel noise");
-    v.field("moe_gate_last_temperature", gate.last_temperature, kTemperature, "dense_to_sparse: at most the first");
+            "dense_to_sparse: first temperature of the softmax over logits with Gumbel noise");
+    v.field("moe_gate_last_temperature", gate.last_temperature, kTemperature,
+            "dense_to_sparse: last temperature, at most the first");
     v.field("moe_gate_threshold", gate.threshold, NumberRange{.least = 1e-12, .most = 0.999999},
             "dense_to_sparse: experts are active above this probability");
     v.field("moe_gate_first_logit_deviation", gate.first_logit_deviation, kDeviation,
-            "dense_to_sparse: standard deviation of a token's logits in front of the decay");
+            "dense_to_sparse: standard deviation of a token's logits before the decay");
     v.field("moe_gate_last_logit_deviation", gate.last_logit_deviation, kDeviation,
-            "dense_to_sparse: the same behind it");
+            "dense_to_sparse: standard deviation of a token's logits after the decay");
     v.field("moe_gate_padded", gate.padded,
-            "dense_to_sparse: until the hard step every expert computes all tokens, active or not, as in the authors' "
-            "code");
+            "dense_to_sparse: until the hard step every expert computes all tokens, active or not, as the authors' "
+            "code does");
   }
 };
 

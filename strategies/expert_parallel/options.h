@@ -31,33 +31,31 @@ struct Options {
 
   void visit_fields(FieldVisitor& v) {
     v.field("expert_parallel", degree, orrery::degree(),
-            "ranks that the experts of a layer are divided over: of tensor, context and data ranks, as Megatron-Core "
-            "folds them",
+            "ranks that share the experts of a layer, taken from tensor, context and data ranks as in Megatron-Core",
             Scope::mesh);
     v.field("expert_tensor_parallel", tensor_degree, orrery::degree(0),
-            "ranks that each expert's matrices are divided over; 0: as tensor_parallel", Scope::mesh);
-    v.field("moe_token_dispatcher", dispatcher, kDispatcherNames,
-            "how tokens come to their experts and back: all-to-all of rows (alltoall), the same in two hops within and "
-            "between nodes (hierarchical), each token once to a node and there once to a rank (flex: DeepEP), or all "
-            "tokens to all ranks of the experts (allgather)");
+            "ranks that share each expert's matrices; 0: as tensor_parallel", Scope::mesh);
     v.field(
-        "moe_permute", permute, kPermuteNames,
-        "what puts tokens into rows and back: kernels that go by the numbers of rows (index), or products with masks "
-        "of tokens, experts and slots (einsum: GShard, DeepSpeed-MoE without Tutel)");
+        "moe_token_dispatcher", dispatcher, kDispatcherNames,
+        "how tokens reach their experts: one all-to-all of rows (alltoall), two hops, within and between nodes "
+        "(hierarchical), once per node and then once per rank (flex: DeepEP), or all tokens to all ranks (allgather)");
+    v.field("moe_permute", permute, kPermuteNames,
+            "how tokens get into rows and back: kernels with row indices (index), or products with masks of tokens, "
+            "experts and slots (einsum: GShard, DeepSpeed-MoE without Tutel)");
     v.field("moe_fp8_dispatch", fp8_dispatch,
-            "tokens travel to their experts in fp8 with a scale for each 128 elements, and so do gradients of what "
-            "experts give; both come back in the activations' dtype (DeepSeek-V3)");
+            "send tokens to experts, and gradients of experts' outputs, in fp8 with one scale per 128 elements; both "
+            "return in the activations' dtype (DeepSeek-V3)");
     v.field("moe_expert_capacity_factor", capacity_factor, NumberRange{.least = 0, .most = 1024},
-            "slots of an expert for one rank's tokens, over what balanced routing needs; tokens beyond them are "
-            "dropped, slots that are left over are computed all the same. 0: dropless");
+            "slots per expert for one rank's tokens, relative to balanced routing; tokens beyond are dropped, empty "
+            "slots are computed. 0: dropless");
     v.field("moe_pad_to_busiest_expert", pad_to_busiest,
-            "dropless: every expert has as many slots as the busiest one needs, which are computed and sent all the "
-            "same (DeepSpeed-MoE without dropping, Tutel's capacity factor of 0)");
+            "dropless: every expert has as many slots as the busiest one needs, all computed and sent (DeepSpeed-MoE "
+            "without dropping, Tutel's capacity factor of 0)");
     v.field("moe_shared_expert_overlap", overlap_shared,
-            "shared experts compute while tokens travel to the routed ones, and back");
+            "compute shared experts while tokens travel to the routed ones and back");
     v.field("overlap_moe_expert_parallel_comm", overlap_pairs,
-            "the forward of one micro-batch runs beside the backward of another: tokens of one travel while the other "
-            "computes");
+            "run the forward of one micro-batch concurrently with the backward of another, so that one's exchanges "
+            "overlap the other's computation");
   }
 };
 

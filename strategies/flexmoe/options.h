@@ -23,25 +23,22 @@ struct Options {
   bool also_busiest_rank = false;
 
   void visit_fields(FieldVisitor& v) {
-    v.field(
-        "moe_balancer", balancer, kBalancerNames,
-        "between steps experts get copies on more ranks where many tokens go to them: step by step where a cost "
-        "model says that it pays (flexmoe), all anew every so many steps (eplb), every step (symi), or as "
-        "moe_expert_placement says (given); or popular experts are on all ranks within a step (fastermoe), or tokens "
-        "go to other experts (swipe)");
+    v.field("moe_balancer", balancer, kBalancerNames,
+            "how unequal routing is balanced: copies of busy experts, placed when a cost model says it pays (flexmoe), "
+            "every few steps (eplb), every step (symi), or as moe_expert_placement says (given); within a step by "
+            "broadcasting popular experts (fastermoe) or rerouting tokens (swipe)");
     v.field("moe_slots_per_rank", slots_per_rank, IntegerRange{.least = 0, .most = 65536},
-            "experts that a rank has room for, copies included; 0: experts / expert_parallel");
+            "expert slots per rank, copies included; 0: experts / expert_parallel");
     v.field("moe_balance_threshold", threshold, NumberRange{.least = 1, .most = 1e6},
-            "flexmoe: rows of the busiest rank over the mean from which on placements are adjusted");
+            "flexmoe: adjust placements when the busiest rank has this many times the mean rows");
     v.field("moe_balance_interval", interval, IntegerRange{.least = 1, .most = std::int64_t{1} << 24},
-            "eplb, given: steps from one placement to the next");
-    v.field(
-        "moe_expert_placement", placement, IntegerRange{.least = 0, .most = 65535},
-        "given: the expert in each slot, rank by rank of expert_parallel; several placements one after the other are "
-        "taken in turn, the last is kept");
+            "eplb, given: steps between placements");
+    v.field("moe_expert_placement", placement, IntegerRange{.least = 0, .most = 65535},
+            "given: the expert in each slot, rank by rank of expert_parallel; several placements in a row are taken in "
+            "turn, and the last one is kept");
     v.field("moe_balance_busiest_rank", also_busiest_rank,
-            "flexmoe: copies are tried of the busiest rank's most loaded expert, too, where the paper tries the expert "
-            "with the most tokens a copy alone");
+            "flexmoe: also try copies of the busiest rank's most loaded expert; the paper tries only the expert with "
+            "the most tokens per copy");
   }
 };
 

@@ -9,13 +9,11 @@ struct Options {
   bool offload = true;
 
   void visit_fields(FieldVisitor& v) {
-    v.field(
-        "fpdt_chunk_tokens", chunk_tokens, degree(),
-        "fpdt: positions of the sequence in a chunk, of all ranks together; of a shorter sequence there is one chunk",
-        Scope::mesh);
+    v.field("fpdt_chunk_tokens", chunk_tokens, degree(),
+            "fpdt: sequence positions per chunk, all ranks together; a shorter sequence is one chunk", Scope::mesh);
     v.field("fpdt_offload", offload,
-            "fpdt: chunks of queries, keys, values and contexts wait in host memory between their uses; false: on the "
-            "device",
+            "fpdt: chunks of queries, keys, values and contexts wait in host memory between their uses; false: they "
+            "stay on the device",
             Scope::mesh);
   }
 };

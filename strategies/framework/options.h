@@ -52,24 +52,25 @@ struct Options {
   void visit_fields(FieldVisitor& v) {
     v.field("framework", stack, kStackNames, "training stack: fused kernels, host issue rate, memory overheads");
     v.field("flash_attention", flash_attention, "fused attention that never stores the score matrix", Scope::layer);
-    v.field(
-        "attention_kernel", attention_kernel, kAttentionKernelNames,
-        "generation of the fused attention kernels; automatic: the stack's. A device without measurements of it keeps "
-        "its default");
+    v.field("attention_kernel", attention_kernel, kAttentionKernelNames,
+            "version of the fused attention kernels; automatic: the framework's. Devices without measurements of it "
+            "use their default");
     v.field("cross_entropy", cross_entropy, kCrossEntropyNames,
             "the loss: PyTorch's own on fp32 logits (unfused), one kernel each way on fp32 logits (fp32) or on the "
-            "logits as they are (fused); automatic: the stack's");
+            "logits as they are (fused); automatic: the framework's");
     v.field("cuda_graphs", cuda_graphs, "blocks are launched as graphs: the host's issue cost is paid once per block");
-    v.field("cuda_graphs_of_experts", graphs_hold_experts,
-            "the graphs hold dropless experts as well, whose shapes routing decides (full-iteration graphs with room for "
-            "any number of tokens); false: the host issues these kernels");
-    v.field("collective_algorithm", collective_algorithm, kForcedAlgorithmNames,
-            "of all collectives that have it, as NCCL_ALGO forces it; automatic: the fastest, as NCCL chooses");
-    v.field("collective_protocol", collective_protocol, kCollectiveProtocolNames, "the same for NCCL_PROTO");
     v.field(
-        "mesh_order", mesh_order,
-        "axes from neighbouring ranks outwards, as Megatron writes them; tp-cp-ep-pp-dp is its --use-tp-pp-dp-mapping",
-        Scope::mesh);
+        "cuda_graphs_of_experts", graphs_hold_experts,
+        "the graphs hold dropless experts as well, whose shapes routing decides (full-iteration graphs with room for "
+        "any number of tokens); false: the host issues these kernels");
+    v.field("collective_algorithm", collective_algorithm, kForcedAlgorithmNames,
+            "algorithm of all collectives that support it, like NCCL_ALGO; automatic: the fastest");
+    v.field("collective_protocol", collective_protocol, kCollectiveProtocolNames,
+            "protocol of all collectives that support it, like NCCL_PROTO; automatic: the fastest");
+    v.field("mesh_order", mesh_order,
+            "axes from neighbouring ranks outwards, as Megatron-LM writes them; tp-cp-ep-pp-dp is its "
+            "--use-tp-pp-dp-mapping",
+            Scope::mesh);
   }
 };
 

@@ -11,14 +11,12 @@ struct Options {
 
   void visit_fields(FieldVisitor& v) {
     v.field("freeze", layers,
-            "fine-tuning: layers are not trained (requires_grad False): no weight gradients, no optimizer states, no "
-            "master copy, and no backward where nothing before them is trained",
+            "fine-tuning: do not train these layers (requires_grad False): no weight gradients, optimizer states or "
+            "master copy, and no backward if nothing before them is trained",
             Scope::layer);
     v.field("freeze_embedding", embedding,
-            "freeze: what stands before a stack's layers is not trained, tables of tokens and positions; nor is a head "
-            "that is tied to them");
-    v.field("freeze_head", head,
-            "freeze: what stands behind the last layer is not trained, final norm and output layer");
+            "freeze token and position tables before a stack's layers, and a head tied to them");
+    v.field("freeze_head", head, "freeze the final norm and the output layer");
   }
 };
 

@@ -21,20 +21,19 @@ struct Options {
   double share_beside_experts = 0, share_beside_dense = 0;
 
   void visit_fields(FieldVisitor& v) {
-    v.field(
-        "moe_schedule", schedule, kMoeScheduleNames,
-        "a layer with experts: exchanges and experts one after another (sequential), exchanges on one stream beside "
-        "experts (tutel; fsmoe_no_iio with degrees of their own forward and backward), or all-to-alls, the "
-        "gathers and scatters of expert_tensor_parallel and experts all beside each other (fsmoe)");
+    v.field("moe_schedule", schedule, kMoeScheduleNames,
+            "layers with experts: exchanges and experts in sequence (sequential), exchanges on one stream overlapping "
+            "experts (tutel; fsmoe_no_iio with separate degrees forward and backward), or all-to-alls, gathers within "
+            "nodes and experts all overlapping (fsmoe)");
     v.field("moe_pipeline_degree_forward", forward_degree, IntegerRange{.least = 1, .most = 64},
-            "chunks of an expert's slots that follow each other through exchanges and experts, forward");
+            "chunks in the forward, into which an expert's slots are cut");
     v.field("moe_pipeline_degree_backward", backward_degree, IntegerRange{.least = 1, .most = 64},
-            "the same, backward; with moe_schedule tutel as forward");
+            "chunks in the backward; with moe_schedule tutel equal to the forward's");
     v.field("moe_gradient_share_experts", share_beside_experts, NumberRange{.least = 0, .most = 1},
-            "of the gradients that a layer leaves to be all-reduced, the part that is sent in the backward of the next "
-            "layer with experts, between its last dispatch and its first combine (fsmoe, fsmoe_no_iio)");
+            "share of a layer's gradients all-reduced in the next layer's backward, between its last dispatch and "
+            "first combine (fsmoe, fsmoe_no_iio)");
     v.field("moe_gradient_share_dense", share_beside_dense, NumberRange{.least = 0, .most = 1},
-            "the same, behind its last combine, beside attention; what both leave is sent before the update");
+            "share all-reduced after its last combine, during attention; the rest is sent before the update");
   }
 };
 

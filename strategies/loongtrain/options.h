@@ -9,8 +9,8 @@ struct Options {
 
   void visit_fields(FieldVisitor& v) {
     v.field("inner_ring_degree", inner_ring_degree, degree(),
-            "of a ring the neighbours that make a ring within it (LoongTrain's window size): keys go round these while "
-            "those of the next such ring are on their way; 1: one ring",
+            "neighbouring ranks of a ring that form an inner ring (LoongTrain's window size): keys go round it while "
+            "those of the next inner ring are sent; 1: one ring",
             Scope::mesh);
   }
 };

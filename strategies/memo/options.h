@@ -9,14 +9,13 @@ struct Options {
   double alpha = 1;
 
   void visit_fields(FieldVisitor& v) {
-    v.field(
-        "memo", swap,
-        "a layer's input and attention's output wait for the backward in host memory, of all else that it keeps the "
-        "first tokens, the rest being recomputed; the last two layers of a stage's chunk stay (MEMO)",
-        Scope::layer);
+    v.field("memo", swap,
+            "swap a layer's input, attention's output and the first tokens of other activations to the host and "
+            "recompute the rest; the last two layers of a stage's chunk stay (MEMO)",
+            Scope::layer);
     v.field("memo_alpha", alpha, NumberRange{.least = 0, .most = 1},
-            "memo: of the other activations, the part of the tokens that is swapped; orrery simulate S --explain "
-            "memo_alpha prints the largest that hides and has room",
+            "memo: the part of the other activations' tokens that is swapped; orrery simulate S --explain memo_alpha "
+            "prints the largest that is hidden and fits",
             Scope::layer);
   }
 };

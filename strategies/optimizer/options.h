@@ -19,10 +19,11 @@ struct Options {
 
   void visit_fields(FieldVisitor& v) {
     v.field("optimizer", rule, kRuleNames, "update rule, with its states");
-    v.field("optimizer_dtype", moments, kMomentDtypeNames, "of the optimizer's moments");
+    v.field("optimizer_dtype", moments, kMomentDtypeNames, "dtype of the optimizer's moments");
     v.field("master_parameters", master_parameters, "keep an fp32 copy of 16-bit parameters for the optimizer");
-    v.field("store_param_remainders", parameter_remainders,
-            "of fp32 copies keep the lower 16 bits alone: the bf16 parameter is the upper half (Apex, Transformer Engine)");
+    v.field(
+        "store_param_remainders", parameter_remainders,
+        "keep only the lower 16 bits of fp32 copies; the bf16 parameter is the upper half (Apex, Transformer Engine)");
     v.field("clip_grad", clip_grad, NumberRange{},
             "global norm that gradients are clipped to, which all ranks agree on before the update; 0: not clipped");
   }

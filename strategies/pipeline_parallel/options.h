@@ -8,8 +8,8 @@
 namespace orrery::pipeline_parallel {
 
 enum class ScheduleKind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe_v };
-inline constexpr std::array<std::string_view, 6> kScheduleNames{"gpipe", "1f1b",      "interleaved",
-                                                                 "zb-h1", "zb-v", "dualpipev"};
+inline constexpr std::array<std::string_view, 6> kScheduleNames{"gpipe", "1f1b", "interleaved",
+                                                                "zb-h1", "zb-v", "dualpipev"};
 
 // How tensors that all tensor-parallel ranks hold are sent to the next stage. off: each rank sends the whole tensor.
 // on: each rank sends a part, and the parts are gathered on the next stage. automatic: as the stack does.
@@ -43,11 +43,11 @@ struct Options {
     v.field("overlap_p2p_communication", overlap_transfers,
             "stages compute while they send and receive; otherwise they wait for their transfers");
     v.field("scatter_gather_tensors_in_pipeline", scatter_gather, kScatterGatherNames,
-            "without sequence parallelism: each tensor-parallel rank sends its part of what all hold, and it is gathered "
-            "behind the border (Megatron-LM until 2023, DeepSpeed); automatic: as the stack does");
+            "without sequence parallelism: each tensor-parallel rank sends a part of a tensor that all hold, and the "
+            "next stage gathers it (Megatron-LM until 2023, DeepSpeed); automatic: the framework's choice");
     v.field("pipeline_outputs", sent_outputs, kSentOutputsNames,
-            "what a stage has sent on is freed at once (Megatron-LM's deallocate_pipeline_outputs; Llama 3) or kept "
-            "until its backward; automatic: as the stack does");
+            "outputs that a stage has sent are freed at once (Megatron-LM's deallocate_pipeline_outputs; Llama 3) or "
+            "kept until its backward; automatic: the framework's choice");
   }
 };
 

@@ -27,11 +27,11 @@ struct Options {
 
   void visit_fields(FieldVisitor& v) {
     v.field("precision", mix, kMixNames,
-            "of matrix products and activations; fp8, nvfp4: the layers' products in that, the rest in bf16",
-            Scope::layer);
+            "dtype of matrix products and activations; fp8, nvfp4: layers' products only, the rest bf16", Scope::layer);
     v.field("gradient_dtype", gradients, kGradientDtypeNames,
-            "in which gradients are accumulated and reduced; automatic: as the stack does, fp32 where it says nothing");
-    v.field("loss_scale", loss_scale, positive(), "of fp16: by which the loss is multiplied and gradients are divided");
+            "dtype in which gradients are accumulated and reduced; automatic: the framework's, else fp32");
+    v.field("loss_scale", loss_scale, positive(),
+            "fp16: factor by which the loss is multiplied and gradients are divided");
   }
 };
 

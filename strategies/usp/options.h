@@ -10,11 +10,11 @@ struct Options {
 
   void visit_fields(FieldVisitor& v) {
     v.field("ulysses_degree", ulysses_degree, degree(0),
-            "usp: of context_parallel the ranks that exchange heads for positions, rings having the rest; 0: as many "
-            "as divide a rank's key/value heads",
+            "usp: ranks of context_parallel that exchange heads for positions; the others form rings; 0: as many as "
+            "divide a rank's key/value heads",
             Scope::mesh);
     v.field("ulysses_inner", ulysses_inner,
-            "usp: ranks that exchange are neighbours (use_ulysses_low); false: those of a ring are", Scope::mesh);
+            "usp: exchanging ranks are neighbours (use_ulysses_low); false: ranks of a ring are", Scope::mesh);
   }
 };
 

@@ -26,17 +26,16 @@ struct Options {
         "even (all: Transformer Engine), flexsp (groups that exchange heads, of sizes that even out their time: "
         "FlexSP, with zeppelin_remapping false)",
         Scope::mesh);
-    v.field(
-        "zeppelin_capacity", capacity, or_none({.least = 1}),
-        "zeppelin: tokens of which a rank may do the attention, over the mean of all ranks; 0: of 1, 1.125 .. 2 what "
-        "an estimate finds fastest (hybrid: 1, flexsp: 2)",
-        Scope::mesh);
+    v.field("zeppelin_capacity", capacity, or_none({.least = 1}),
+            "zeppelin: attention tokens a rank may have, over the mean; 0: the fastest of 1, 1.125 .. 2 by an estimate "
+            "(hybrid: 1, flexsp: 2)",
+            Scope::mesh);
     v.field("zeppelin_routing", routing,
-            "zeppelin: what a ring sends from node to node goes over all NICs of the node, not over those of one rank",
+            "zeppelin: a ring's messages between nodes use all NICs of the node; false: those of one rank",
             Scope::mesh);
     v.field("zeppelin_remapping", remapping,
-            "zeppelin: outside attention every rank has as many tokens, which move before and behind it; false: each "
-            "computes the tokens that it attends with, and the others wait for the rank that has the most",
+            "zeppelin: outside attention every rank has equally many tokens, moved before and after; false: each rank "
+            "computes its attention's tokens and waits for the fullest",
             Scope::mesh);
   }
 };
