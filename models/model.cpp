@@ -43,7 +43,8 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("kv_heads", kv_heads, width_range(0), "key and value heads; 0: as heads, 1: multi-query attention");
   v.field("head_dim", head_dim, width_range(0), "elements per head; 0: hidden / heads");
   v.field("ffn", ffn, width_range(0), "inner width of the MLP; 0: 4 hidden");
-  v.field("activation", activation, kActivations, "of the MLP; swiglu and geglu are gated (three matrices)");
+  v.field("activation", activation, kActivations,
+          "activation function of the MLP; swiglu and geglu are gated (three matrices)");
   v.field("vocab", vocab, rows_range(0), "rows of the embedding table");
   v.field("max_positions", max_positions, rows_range(1), "longest sequence; learned positions: rows of their table");
   v.field("positions", positions, kPositions, "how positions enter the model");
@@ -80,8 +81,8 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("value_head_dim", value_head_dim, width_range(0), "latent attention: value elements per head");
   v.field("image_size", image_size, up_to(kMostImage), "side of the image, in pixels");
   v.field("patch_size", patch_size, up_to(kMostPatch), "side of a patch, in pixels");
-  v.field("channels", channels, IntegerRange{.least = 1, .most = kMostPatch}, "of the image");
-  v.field("classes", classes, rows_range(0), "of the classifier");
+  v.field("channels", channels, IntegerRange{.least = 1, .most = kMostPatch}, "channels of the image");
+  v.field("classes", classes, rows_range(0), "classes of the classifier");
   v.field("stage_layers", stage_layers, layers_range(1), "Swin: layers of each stage");
   v.field("stage_heads", stage_heads, width_range(1), "Swin: heads of each stage");
   v.field("window", window, up_to(kMostWindow), "Swin: side of the attention window, in patches");
@@ -93,14 +94,14 @@ void Model::visit_fields(FieldVisitor& v) {
           "inner width of the experts that all tokens go to, together; 0: none");
   v.field("shared_expert_gate", shared_expert_gate, "the shared experts' output is gated (Qwen2-MoE)");
   v.field("dense_layers", dense_layers, layers_range(0), "first layers that have an MLP instead of experts");
-  v.field("expert_period", expert_period, layers_range(1), "behind them: every n-th layer has experts");
+  v.field("expert_period", expert_period, layers_range(1), "after the dense layers, every n-th layer has experts");
   v.field("router_type", router_type, kRouters,
           "who chooses: tokens their best experts (top_k), experts their best tokens (expert_choice), an assignment of "
           "equal numbers (base), or a token's id (hash)");
   v.field("router_score", router_score, kScores,
-          "what experts are chosen and weighed by; of_top: weights sum to one over the chosen");
+          "score that experts are chosen and weighted by; of_top: weights of the chosen sum to one");
   v.field("router_groups", router_groups, up_to(kMostGroups),
-          "groups of experts of which a token meets some; 0: no groups");
+          "groups of experts; a token is sent to some of them only; 0: no groups");
   v.field("router_best_groups", router_best_groups, up_to(kMostGroups),
           "groups that a token's experts are chosen from");
   v.field("router_scale", router_scale, NumberRange{.least = 0, .most = 1000}, "factor on the experts' weights");
@@ -108,9 +109,9 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("router_score_bias", router_score_bias, "bias on the compared scores that balances loads (DeepSeek-V3)");
   v.field("expert_bias", expert_bias, "biases of the experts' matrices (gpt-oss)");
   v.field("mtp_num_layers", mtp_num_layers, IntegerRange{.least = 0, .most = 1},
-          "modules of multi-token prediction behind the last layer (DeepSeek-V3), each with a layer of its own");
+          "modules of multi-token prediction after the last layer (DeepSeek-V3), each with a layer of its own");
   v.field("router_noise", router_noise,
-          "normal noise on the router's logits, of a deviation that a second projection gives (noisy top-k)");
+          "normal noise on the router's logits, with a deviation from a second projection (noisy top-k)");
   v.field(
       "moe_router_load_balancing_type", load_balancing, kLoadBalancings,
       "whose loads the loss of balance compares: of a micro-batch (aux_loss), of each sequence (seq_aux_loss), or of "
@@ -118,10 +119,11 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("moe_aux_loss_coeff", aux_loss, NumberRange{.least = 0, .most = 1000},
           "factor on each router's loss of balance; 0: none");
   v.field("moe_z_loss_coeff", z_loss, NumberRange{.least = 0, .most = 1000},
-          "factor on the loss of each router's logits' size (z-loss); 0: none");
+          "factor on each router's z-loss (the size of its logits); 0: none");
   v.field("published_active_parameters", published_active_parameters, NumberRange{},
-          "that one token meets, as published; 0: not published");
-  v.field("published_parameters", published_parameters, NumberRange{}, "as published; 0: not published");
+          "published number of parameters that one token meets; 0: not published");
+  v.field("published_parameters", published_parameters, NumberRange{},
+          "published number of parameters; 0: not published");
 }
 
 std::int64_t Model::total_layers() const {

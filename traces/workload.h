@@ -60,7 +60,7 @@ struct Workload {
     v.field("sequence_length", sequence_length, IntegerRange{0, kMost},
             "tokens per sequence; 0 takes the model's own length");
     v.field("decoder_sequence_length", decoder_sequence_length, IntegerRange{0, kMost},
-            "encoder-decoder models: tokens of the target");
+            "encoder-decoder models: tokens of the target sequence");
     v.field("global_batch_size", global_batch_size, IntegerRange{1, kMost},
             "sequences per optimizer step, over all data-parallel ranks");
     v.field(
@@ -72,21 +72,22 @@ struct Workload {
     v.field("routing_skew", routing_skew, NumberRange{.least = 0, .most = 10},
             "zipf, rotating: the exponent of popularity by rank; hot_expert, hot_rank, burst: the share of popularity, "
             "below 1; ragged: by which part of the mean ranks have more or fewer tokens, at most");
-    v.field("routing_seed", routing_seed, IntegerRange{0, kMost}, "of what is drawn: which experts are popular");
+    v.field("routing_seed", routing_seed, IntegerRange{0, kMost}, "seed that decides which experts are popular");
     v.field(
         "routing_noise", routing_noise, NumberRange{.least = 0, .most = 5},
         "standard deviation of the noise on log-popularity, which drifts from step to step; presets have their own");
     v.field("routing_autocorrelation", routing_autocorrelation, NumberRange{.least = 0, .most = 0.999999},
-            "of that noise from one step to the next (AR(1))");
+            "AR(1) coefficient of that noise from step to step");
     v.field(
         "routing_micro_batch_noise", routing_micro_batch_noise, NumberRange{.least = 0, .most = 5},
         "standard deviation of more noise on log-popularity, drawn anew for each micro-batch: they differ then, and "
         "stages of a pipeline wait for those that are slow");
     v.field("routing_period", routing_period, IntegerRange{1, kMostSteps},
-            "rotating: steps until popularity moves on by an expert; burst: steps from one burst to the next");
-    v.field("routing_burst_steps", routing_burst_steps, IntegerRange{1, kMostSteps}, "burst: steps that one lasts");
+            "rotating: steps until popularity moves to the next expert; burst: steps between bursts");
+    v.field("routing_burst_steps", routing_burst_steps, IntegerRange{1, kMostSteps},
+            "burst: length of a burst in steps");
     v.field("routing_interval", routing_interval, IntegerRange{1, kMostSteps},
-            "steps of a training for which routing stays as it is");
+            "steps of a training between changes of routing");
     v.field("routing_file", routing_file,
             "a recorded routing instead: the path, from the scenario's folder, of a file of counts (docs/traces.md); "
             "layers that it lacks route as the one before, steps that it lacks as the step before");
@@ -99,8 +100,7 @@ struct Workload {
     v.field("documents_file", documents_file,
             "documents or packed sequences from a file instead: its path, from the scenario's folder (docs/pack.md)");
     v.field("packing", packing, kPackingPolicyNames, "how sequences are filled with documents (docs/pack.md)");
-    v.field("documents_seed", documents_seed, IntegerRange{0, kMost},
-            "of documents that are drawn, and of their order");
+    v.field("documents_seed", documents_seed, IntegerRange{0, kMost}, "seed of the drawn documents and of their order");
     v.field(
         "step", step, IntegerRange{0, kMostSteps},
         "the training's step that is simulated, or the first one of --steps: routing, gates and documents follow it");

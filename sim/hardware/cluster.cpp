@@ -36,7 +36,7 @@ double Device::peak(Dtype dtype) const {
 }
 
 void Device::visit_fields(FieldVisitor& v) {
-  v.field("name", name, "of the device type; a calibration is looked up by it");
+  v.field("name", name, "name of the device type, by which a calibration is looked up");
   v.field("vendor", vendor, "maker");
   v.field("architecture", architecture, "generation: Ampere, Hopper, CDNA3");
   v.field("source", source, "where the figures were read");
@@ -59,74 +59,79 @@ void Device::visit_fields(FieldVisitor& v) {
   v.field("pcie_bytes_per_second", pcie_bytes_per_second, kRate, "PCIe rate, one direction");
   v.field("scale_up_links", scale_up_links, degree(0), "NVLinks or xGMI links of the device");
   v.field("scale_up_link_bytes_per_second", scale_up_link_bytes_per_second, or_none(kRate),
-          "rate of one of them, one direction");
+          "rate of one NVLink or xGMI link, one direction");
   v.field("tdp_watts", tdp_watts, kWatts, "thermal design power");
 }
 
 void Node::visit_rates(FieldVisitor& v) {
   v.field("intra_fabric", intra, kIntraFabricNames, "how the devices of a node are joined");
   v.field("intra_node_bytes_per_second", intra_bytes_per_second, or_none(kRate),
-          "per device and direction over the scale-up fabric; 0: the device's own");
+          "rate of the scale-up fabric per device and direction; 0: the device's own");
   v.field("pair_bytes_per_second", pair_bytes_per_second, or_none(kRate),
-          "between two devices alone, one direction; 0: as intra_node_bytes_per_second");
+          "rate between two devices alone, one direction; 0: as intra_node_bytes_per_second");
   v.field("in_switch_reduction", in_switch_reduction, "the scale-up switch reduces (NVLink SHARP)");
   v.field("pcie_bytes_per_second", pcie_bytes_per_second, or_none(kRate),
-          "between host and one device, one direction; 0: the device's PCIe rate");
+          "PCIe rate between host and one device, one direction; 0: the device's own");
   v.field("devices_per_pcie_switch", devices_per_pcie_switch, degree(), "devices behind one PCIe switch");
   v.field("devices_per_pcie_root", devices_per_pcie_root, degree(0),
           "devices that reach each other below one PCIe root (host bridge), past one switch or several; 0: those of a "
           "switch");
   v.field("pcie_switch_bytes_per_second", pcie_switch_bytes_per_second, or_none(kRate),
-          "between host and one PCIe switch, one direction, for all devices behind it; 0: as wide as they are together "
+          "rate between host and one PCIe switch, one direction, shared by all devices under it; 0: as wide as they "
+          "are together "
           "(intra_fabric pcie: as one of them)");
   v.field("nics", nics, IntegerRange{.least = 0, .most = kPerNode.most}, "network ports of a node that devices use");
-  v.field("nic_bytes_per_second", nic_bytes_per_second, or_none(kRate), "of one NIC, one direction");
+  v.field("nic_bytes_per_second", nic_bytes_per_second, or_none(kRate), "rate of one NIC, one direction");
   v.field("host_memory_bytes", host_memory_bytes, or_none(kSize), "CPU memory of a node");
   v.field("host_memory_bytes_per_second", host_memory_bytes_per_second, or_none(kRate), "rate of the CPU memory");
   v.field("host_flops_per_second", host_flops_per_second, or_none(kFlops), "fp32 vector peak of the CPUs of a node");
   v.field("nvme_bytes", nvme_bytes, or_none(kSize), "local solid-state storage of a node");
-  v.field("nvme_read_bytes_per_second", nvme_read_bytes_per_second, or_none(kRate), "of all drives of a node");
-  v.field("nvme_write_bytes_per_second", nvme_write_bytes_per_second, or_none(kRate), "of all drives of a node");
+  v.field("nvme_read_bytes_per_second", nvme_read_bytes_per_second, or_none(kRate),
+          "read rate of all drives of a node");
+  v.field("nvme_write_bytes_per_second", nvme_write_bytes_per_second, or_none(kRate),
+          "write rate of all drives of a node");
 }
 
 void Node::visit_fields(FieldVisitor& v) {
-  v.field("name", name, "of the node type");
+  v.field("name", name, "name of the node type");
   v.field("source", source, "where the figures were read");
   v.field("devices", devices, kPerNode, "per node");
-  v.field("devices_per_host", devices_per_host, degree(0), "where a node is a rack of several hosts; 0: one host");
+  v.field("devices_per_host", devices_per_host, degree(0),
+          "devices of a host, if a node is a rack of several hosts; 0: one host");
   v.field("fabric", fabric, "fabric preset that usually joins such nodes");
   visit_rates(v);
 }
 
 void Fabric::visit_fields(FieldVisitor& v) {
-  v.field("name", name, "of the fabric");
+  v.field("name", name, "name of the fabric");
   v.field("source", source, "where the figures were read");
   v.field("kind", kind, kFabricKindNames, "topology");
   v.field("nodes_per_leaf", nodes_per_leaf, degree(0),
           "nodes under one leaf switch (or one set of rail switches); 0: one leaf reaches every node");
-  v.field("oversubscription", oversubscription, NumberRange{.least = 1, .most = 1e3}, "leaf down-links over up-links");
-  v.field("latency_seconds", latency_seconds, kLatency, "one way, between nodes under one leaf");
-  v.field("hop_latency_seconds", hop_latency_seconds, kLatency, "added by each further switch");
+  v.field("oversubscription", oversubscription, NumberRange{.least = 1, .most = 1e3},
+          "ratio of a leaf's down-links to its up-links");
+  v.field("latency_seconds", latency_seconds, kLatency, "one-way latency between nodes under one leaf");
+  v.field("hop_latency_seconds", hop_latency_seconds, kLatency, "latency that each further switch adds");
   v.field("nodes_per_group", nodes_per_group, degree(0), "dragonfly: nodes of a group");
   v.field("groups", groups, degree(0), "dragonfly: groups; 0: as many as the nodes fill");
-  v.field("global_taper", global_taper, kRatio, "dragonfly: injection over global bandwidth");
+  v.field("global_taper", global_taper, kRatio, "dragonfly: ratio of injection to global bandwidth");
   v.field("dimensions", dimensions, degree(), "torus: nodes along each dimension; left out: the most cubic three");
   v.field("adaptive_routing", adaptive_routing,
-          "packets are spread over all up-links of a switch; false: the destination chooses one (static tables, ECMP)");
+          "spread packets over all up-links of a switch; false: the destination chooses one (static tables, ECMP)");
   v.field("in_network_reduction", in_network_reduction,
-          "the switches reduce (SHARP on InfiniBand): all-reduce between nodes may use it");
+          "switches reduce (SHARP on InfiniBand): all-reduces between nodes may use it");
 }
 
 void Cluster::visit_fields(FieldVisitor& v) {
-  v.field("name", name, "of the cluster");
+  v.field("name", name, "name of the cluster");
   v.field("source", source, "where the figures were read");
   v.field("nodes", nodes, kNodes, "nodes of the cluster");
-  v.field("production", production, "steps are slowed as jobs on shared production clusters are");
-  v.field("devices_per_node", node.devices, kPerNode, "if other than the node's");
+  v.field("production", production, "slow steps down as on shared production clusters");
+  v.field("devices_per_node", node.devices, kPerNode, "devices of a node, if other than the node type's");
   node.visit_rates(v);
   const double before = inter_node_bytes_per_second();
   double inter = before;
-  v.field("inter_node_bytes_per_second", inter, kRate, "all NICs of a node together, one direction");
+  v.field("inter_node_bytes_per_second", inter, kRate, "rate of all NICs of a node together, one direction");
   if (inter != before) {
     if (node.nics == 0) node.nics = 1;
     node.nic_bytes_per_second = inter / static_cast<double>(node.nics);
