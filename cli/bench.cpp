@@ -305,23 +305,23 @@ void add_bench(Command app) {
       .type_name("KERNEL:AXIS=SIZE,...");
   command.add_option("--shapes", arguments->shapes_file, "A JSON array of such shapes; - for standard input")
       .type_name("FILE");
-  command.add_option("--device", arguments->device, "What runs them").one_of({"cpu", "cuda"}).capture_default();
-  command.add_option("--repetitions", arguments->suite.repetitions, "Of each benchmark, in random order")
+  command.add_option("--device", arguments->device, "Device to run on").one_of({"cpu", "cuda"}).capture_default();
+  command.add_option("--repetitions", arguments->suite.repetitions, "Repetitions of each benchmark, in random order")
       .between(1, 10'000)
       .capture_default();
-  command.add_option("--min-time", arguments->suite.min_seconds, "Seconds that a repetition lasts at least")
+  command.add_option("--min-time", arguments->suite.min_seconds, "Least duration of a repetition in seconds")
       .within(1e-6, 1e3)
       .capture_default();
   command
       .add_option("--patience", arguments->suite.patience_seconds,
-                  "Seconds that more repetitions may take where the machine was busy beside some; 0: none")
+                  "Time for extra repetitions in seconds, if other work disturbed some; 0: none")
       .within(0, 1e6)
       .capture_default();
   command.add_flag("--cold-cache", arguments->suite.cold_cache,
-                   "Put operands out of the caches before each iteration; kernels only, no steps");
+                   "Clear operands from the caches before each iteration; kernels only, no steps");
   add_file(command, "--output", arguments->output, "Write the run as Google Benchmark's JSON; - for standard output");
   command.add_option("--history", arguments->history, "Keep the run in this file").type_name("FILE");
-  command.add_flag("--list", arguments->list, "Say what would run");
+  command.add_flag("--list", arguments->list, "List the benchmarks without running them");
   add_compare_runs(command);
   add_history(command);
   add_drift(command);

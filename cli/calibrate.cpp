@@ -222,21 +222,21 @@ void add_calibrate(Command app) {
       "calibrate", "How fast this machine's kernels are: measured, and fitted to what predictions go by");
   command.footer(kCalibrateExamples);
   command.require_subcommand(0, 1);
-  command.add_option("--device", arguments->device, "What is measured: cpu (one thread is one rank) or cuda")
+  command.add_option("--device", arguments->device, "Device to measure: cpu (one thread is one rank) or cuda")
       .one_of({"cpu", "cuda"})
       .capture_default();
   const auto file = [&](const char* option, std::string& path, const char* text) {
     command.add_option(option, path, text).type_name("FILE");
   };
-  file("--output", arguments->output, "The calibration [DEVICE.json]; - for standard output");
-  file("--journal", arguments->journal, "What was measured, point by point [beside the output: DEVICE.points.jsonl]");
+  file("--output", arguments->output, "File of the calibration [DEVICE.json]; - for standard output");
+  file("--journal", arguments->journal, "File of the measured points [beside the output: DEVICE.points.jsonl]");
   command.add_option("--budget", arguments->budget, "Time for measuring: 90s, 10min [10min; --quick: 1min]")
       .type_name("TIME");
-  command.add_flag("--quick", arguments->quick, "Once over the sweep, in a minute");
-  command.add_flag("--restart", arguments->restart, "Measure anew, without the points of an earlier journal");
+  command.add_flag("--quick", arguments->quick, "Measure each point once, in about a minute");
+  command.add_flag("--restart", arguments->restart, "Start again without the points of an earlier journal");
   command
       .add_option("--preset", arguments->preset,
-                  "The device's preset, whose peaks efficiencies are shares of [found by the device's name]")
+                  "Preset of the device, whose peaks are the base of efficiencies [found by the device's name]")
       .type_name("DEVICE")
       .offers_names({"devices"});
   file("--device-output", arguments->device_output,

@@ -374,27 +374,28 @@ void add_collective(Command app) {
     return of_kind.emplace_back(command.add_option(names, value, what).type_name("N"));
   };
   offer_clusters(text("--cluster", arguments->cluster, "A cluster, node or scenario, or the JSON file of one"));
-  text("--node", arguments->node, "A node; with --nodes so many, on their usual fabric").offers_names({"nodes"});
+  text("--node", arguments->node, "A node type; with --nodes several of them on their usual fabric")
+      .offers_names({"nodes"});
   text("--device", arguments->device, "A device, in its usual node, --node or --cluster").offers_names({"devices"});
-  count("--nodes", arguments->nodes, "Number of nodes; 1, or as many as --cluster has, when left out");
-  count("--ranks", arguments->ranks, "Devices that take part, node by node; all when left out");
-  count("--ranks-per-node", arguments->ranks_per_node, "Devices of each node that can take part; all when left out");
-  count("--groups", arguments->groups, "Groups at once, to which ranks are dealt in turn").capture_default();
+  count("--nodes", arguments->nodes, "Number of nodes [1, or those of --cluster]");
+  count("--ranks", arguments->ranks, "Number of devices that take part, node by node [all]");
+  count("--ranks-per-node", arguments->ranks_per_node, "Devices of each node that take part [all]");
+  count("--groups", arguments->groups, "Number of groups at once; ranks are assigned to them in turn")
+      .capture_default();
   text("--rows", arguments->rows,
-       "Of all_to_all, parts that differ: what each rank sends each other one over what it is where all are equal, "
-       "first "
-       "rank first")
+       "all_to_all with unequal parts: what each rank sends to each other rank, relative to equal parts, first rank "
+       "first")
       .type_name("N,N,...");
   text("-b,--minbytes", arguments->least_bytes, "Smallest size: 8, 1K, 64M, 8G").type_name("SIZE").capture_default();
   text("-e,--maxbytes", arguments->most_bytes, "Largest size").type_name("SIZE").capture_default();
-  count("-f,--stepfactor", arguments->step_factor, "From each size to the next").capture_default();
-  text("--algorithm", arguments->algorithm, "Instead of the fastest, as NCCL_ALGO")
+  count("-f,--stepfactor", arguments->step_factor, "Factor from each size to the next").capture_default();
+  text("--algorithm", arguments->algorithm, "Use this algorithm instead of the fastest, like NCCL_ALGO")
       .one_of_in_any_case(texts(kForcedAlgorithmNames));
-  text("--protocol", arguments->protocol, "Instead of the fastest, as NCCL_PROTO")
+  text("--protocol", arguments->protocol, "Use this protocol instead of the fastest, like NCCL_PROTO")
       .one_of_in_any_case(texts(kCollectiveProtocolNames));
   of_kind.push_back(command
                         .add_option("--calibration", arguments->calibrations,
-                                    "Collectives as `orrery calibrate import` has them, in place of the bundled ones")
+                                    "A result of `orrery calibrate import` to use instead of the bundled calibration")
                         .one_value_each()
                         .type_name("FILE"));
   command
@@ -404,7 +405,8 @@ void add_collective(Command app) {
             arguments->measured = true;
             arguments->filter = filter;
           },
-          "Predict published measurements: all, or those whose name, source, system, network or collective says so")
+          "Predict published measurements: all, or those with this in their name, source, system, network or "
+          "collective")
       .value_optional()
       .type_name("FILTER");
   const auto file = [&](const char* name, std::string& path, const char* what) {

@@ -181,16 +181,16 @@ void add_compare(Command app) {
       .type_name("FILE");
   command
       .add_option("--calibration", arguments->calibrations,
-                  "What `orrery calibrate` has measured, for both, in place of the bundled calibration")
+                  "A result of `orrery calibrate` to use for both instead of the bundled calibration")
       .one_value_each()
       .type_name("FILE");
-  command.add_option("--threshold", arguments->threshold, "Databases: the smallest change that counts: 2% or 0.02 (1%)")
+  command.add_option("--threshold", arguments->threshold, "Databases: smallest change that counts: 2% or 0.02 [1%]")
       .type_name("SHARE");
   command
       .add_option("--fields", arguments->figures,
-                  "Databases: which columns of `simulate --csv` (step_seconds,memory_peak_bytes,memory_fits)")
+                  "Databases: columns of `simulate --csv` to compare [step_seconds,memory_peak_bytes,memory_fits]")
       .type_name("NAME,...");
-  command.add_option("--top", arguments->top, "Databases: how many of those that moved most are shown (20)")
+  command.add_option("--top", arguments->top, "Databases: number of the most changed points to show [20]")
       .between(1, 1000000)
       .type_name("N");
   arguments->engine.add_to(command, /*both=*/false);

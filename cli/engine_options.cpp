@@ -18,14 +18,14 @@ void EngineArguments::add_to(Command command, bool both) {
       .one_of(engines);
   command.add_option("--fidelity", fidelity, "des: collectives as steady flows, or message by message")
       .one_of(texts(kFidelityNames));
-  command.add_option("--routing", routing, "des: how switches with several ways up pick one")
+  command.add_option("--routing", routing, "des: how switches choose among several up-links")
       .one_of(texts(kRoutingNames));
   command
       .add_option(
           "--limit", [this](const std::string& text) { limit = text; },
-          "des: kernels and transfers beyond which a run is refused")
+          "des: refuse simulations of more kernels and transfers than this")
       .type_name("N");
-  command.add_flag("--exact", exact, "des: fold only what is exactly alike, however long it takes");
+  command.add_flag("--exact", exact, "des: fold only ranks that are exactly alike, however long it takes");
 }
 
 void EngineArguments::become_program_with_engine() const {

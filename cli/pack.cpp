@@ -323,48 +323,52 @@ void add_pack(Command app) {
   };
   file("DOCUMENTS", arguments->documents,
        "Lines of JSON, a document each: {\"id\": .., \"tokens\": .., \"embedding\": [..]}");
-  file("--embeddings", arguments->embeddings, "Embeddings of DOCUMENTS in a .npy file, a row each");
-  command.add_option("--context", arguments->context, "Tokens of a sequence; that of --scenario when left out")
-      .type_name("N");
-  command.add_option("--policy", arguments->policies, "How to pack; several are compared; best_fit when left out")
+  file("--embeddings", arguments->embeddings, "Embeddings of DOCUMENTS in a .npy file, one row each");
+  command.add_option("--context", arguments->context, "Tokens of a sequence [that of --scenario]").type_name("N");
+  command.add_option("--policy", arguments->policies, "How to pack; several are compared [best_fit]")
       .one_value_each()
       .one_of(texts(kPackingPolicyNames));
-  command.add_option("--generate", arguments->generate, "Instead of DOCUMENTS, so many that are drawn").type_name("N");
+  command.add_option("--generate", arguments->generate, "Draw this many documents instead of reading DOCUMENTS")
+      .type_name("N");
   command
       .add_option("--lengths", arguments->generator.lengths,
                   "Their lengths: names of published histograms and log-normal:MU:SIGMA, mixed by weights")
       .type_name("NAME=WEIGHT,...")
       .capture_default()
       .offers_words(length_distribution_names());
-  command.add_option("--weighting", arguments->weighting, "What weights of --lengths are shares of")
+  command.add_option("--weighting", arguments->weighting, "What the weights of --lengths count")
       .one_of({"tokens", "documents"})
       .capture_default();
-  command.add_option("--dimension", arguments->generator.dimension, "Numbers of a drawn embedding; 0: none")
+  command.add_option("--dimension", arguments->generator.dimension, "Dimension of drawn embeddings; 0: none")
       .type_name("N")
       .capture_default();
-  command.add_option("--topics", arguments->generator.topics, "Directions that drawn embeddings lie around")
+  command
+      .add_option("--topics", arguments->generator.topics,
+                  "Number of topics, the directions around which embeddings are drawn")
       .type_name("N")
       .capture_default();
   command.add_option("--similarity", arguments->generator.similarity, "Cosine of a drawn embedding and its topic")
       .capture_default();
-  command.add_option("--seed", arguments->seed, "Of what is drawn, and of datasculpt's sample")
+  command.add_option("--seed", arguments->seed, "Seed of all drawn values and of datasculpt's sample")
       .between(0, std::int64_t{1} << 62)
       .capture_default();
   command
       .add_option("--delta", arguments->datasculpt.delta,
-                  "datasculpt: the cosine above which documents join a cluster, and clusters each other")
+                  "datasculpt: cosine above which documents join a cluster and clusters merge")
       .within(-1, 1)
       .capture_default();
   command
-      .add_option("--epsilon", arguments->datasculpt.epsilon, "datasculpt: clustering ends where centres move by less")
+      .add_option("--epsilon", arguments->datasculpt.epsilon, "datasculpt: clustering ends when centres move by less")
       .within(0, 2)
       .capture_default();
-  command.add_option("--iterations", arguments->datasculpt.iterations, "datasculpt: or after so many")
+  command
+      .add_option("--iterations", arguments->datasculpt.iterations,
+                  "datasculpt: clustering ends after this many iterations")
       .between(1, 1000)
       .capture_default();
   offer_scenarios(command
                       .add_option("--scenario", arguments->scenario,
-                                  "Predict its training step with each packing's mask, too: a name or a JSON file")
+                                  "Also predict this scenario's step with each packing's mask: a name or a JSON file")
                       .type_name("SCENARIO"));
   offer_fields(command.add_option("--set", arguments->sets, "Override a field of --scenario")
                    .one_value_each()

@@ -107,39 +107,39 @@ void add_plan(Command app) {
       .offers_names({"plans"})
       .offers_files();
   command.add_flag("--published", arguments->published,
-                   "No plan of yours: trainings that were published, what is predicted of them, and the errors");
-  command.add_option("--set", request.sets, "Override a field, as candidates.0.devices=512")
+                   "Instead of a plan: published trainings, their predictions and the errors");
+  command.add_option("--set", request.sets, "Override a field: candidates.0.devices=512")
       .one_value_each()
       .type_name("KEY=VALUE");
-  command.add_flag(
-      "--worst", request.worst,
-      "Hold candidates to deadline and budget by the slow end of the step's interval, not by what is expected");
+  command.add_flag("--worst", request.worst,
+                   "Compare deadline and budget with the slow end of the step's interval, not with the expected step");
   command.add_flag(
       "--search", request.search,
-      "Search the fastest plan that surely fits for each size of each candidate, in place of its own plan");
-  command.add_option("--fix", request.fixed, "--search: a field of candidates' plans that stays")
+      "For each size of each candidate, search the fastest plan that surely fits, instead of its own plan");
+  command.add_option("--fix", request.fixed, "--search: keep this field of the candidates' plans")
       .one_value_each()
       .type_name("KEY");
   command.add_flag("--every-size", arguments->every_size,
-                   "A row for each size of each candidate, not for its best alone");
-  command.add_option("--of", request.output, "What sensitivities are of")
+                   "Print a row for each size of each candidate, not only for its best");
+  command.add_option("--of", request.output, "Figure whose sensitivities are shown")
       .one_of(texts(kPlanOutputNames))
       .capture_default();
-  command.add_option("--swing", request.options.swing, "By which share inputs are less and more, for sensitivities")
+  command.add_option("--swing", request.options.swing, "Share by which inputs are lowered and raised for sensitivities")
       .within(kLeastSwing, kMostSwing)
       .capture_default();
   command
       .add_option("--against", request.options.against,
-                  "The candidate to whose price others are compared, in place of the cheapest")
+                  "Candidate whose price the others are compared with [the cheapest]")
       .type_name("NAME");
-  command.add_option("--seed", request.options.histories.seed, "Of the first simulated history of failures")
+  command.add_option("--seed", request.options.histories.seed, "Seed of the first simulated history of failures")
       .capture_default();
-  command.add_option("--histories", request.options.history_count, "How many are simulated for each candidate")
+  command.add_option("--histories", request.options.history_count, "Number of histories simulated for each candidate")
       .between(1, kMostHistories)
       .capture_default();
   command
-      .add_option("--shape", request.options.histories.shape,
-                  "Of Weibull's distribution of the times between simulated failures: below 1 they come in clusters")
+      .add_option(
+          "--shape", request.options.histories.shape,
+          "Shape of the Weibull distribution of times between simulated failures; below 1 they come in clusters")
       .within(kLeastShape, kMostShape)
       .capture_default();
   const auto file = [&](const char* name, std::string& path, const char* text) {
@@ -150,7 +150,7 @@ void add_plan(Command app) {
   file("--svg", arguments->svg, "Draw the sensitivities as a tornado chart; - for standard output");
   command
       .add_option("--calibration", request.calibrations,
-                  "What `orrery calibrate` has measured, in place of the bundled calibration")
+                  "A result of `orrery calibrate` to use instead of the bundled calibration")
       .one_value_each()
       .type_name("FILE");
   command.callback([arguments] { plan(*arguments); });

@@ -467,7 +467,7 @@ void add_run(Command app) {
                    .type_name("KEY=VALUE"));
   command
       .add_option("--device", arguments->device,
-                  "Where ranks run: cpu or cuda (threads: all on one GPU; processes: each on its own, in turn)")
+                  "Where ranks run: cpu or cuda (threads share one GPU; each process has its own)")
       .one_of({"cpu", "cuda"})
       .capture_default();
   command
@@ -476,12 +476,15 @@ void add_run(Command app) {
       .one_of({"threads", "mpi"})
       .capture_default();
   command
-      .add_option("--steps", arguments->steps, "Measured steps: the first half for the step time, the second for ops")
+      .add_option("--steps", arguments->steps,
+                  "Number of measured steps: the first half gives the step time, the second half the ops")
       .between(0, 1'000'000)
       .capture_default();
-  command.add_option("--warmup", arguments->warmup, "Steps before them").between(0, 1'000'000).capture_default();
-  command.add_option("--seed", arguments->seed, "Of parameters and inputs").capture_default();
-  command.add_flag("--predict", arguments->predict, "Predict the same step, and set both side by side");
+  command.add_option("--warmup", arguments->warmup, "Number of steps before the measured ones")
+      .between(0, 1'000'000)
+      .capture_default();
+  command.add_option("--seed", arguments->seed, "Seed of parameters and inputs").capture_default();
+  command.add_flag("--predict", arguments->predict, "Also predict the step and show both side by side");
   command
       .add_option("--calibration", arguments->calibrations,
                   "A calibration made by `orrery calibrate`, for --predict; may be given several times")
@@ -490,10 +493,11 @@ void add_run(Command app) {
   command.add_flag(
       "--check", arguments->check,
       "First compare loss, gradients and updated parameters with those of one rank; exit 1 if they differ");
-  command.add_option("--tolerance", arguments->tolerance, "Of --check, relative [2e-5; 2e-2 in bf16 and narrower]")
+  command
+      .add_option("--tolerance", arguments->tolerance, "--check: relative tolerance [2e-5; 2e-2 in bf16 and narrower]")
       .positive();
   command.add_flag("--bf16-storage", arguments->emulate_bf16,
-                   "CPU: tensors of bf16 hold what bf16 can; without it all numbers are fp32");
+                   "CPU: round bf16 tensors to bf16; without it all numbers are fp32");
   command.add_flag("--ops", arguments->ops, "List every op");
   const auto file = [&](const char* name, std::string& path, const char* text) {
     command.add_option(name, path, text).type_name("FILE");

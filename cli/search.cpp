@@ -357,39 +357,41 @@ void add_search(Command app) {
   const auto several = [&](const char* name, std::vector<std::string>& values, const char* what, const char* type) {
     return command.add_option(name, values, what).one_value_each().type_name(type);
   };
-  offer_fields(
-      several("--set", arguments->request.sets, "Override a field; one of the plan is then not searched", "KEY=VALUE"));
+  offer_fields(several("--set", arguments->request.sets, "Override a field; a field of the plan is then not searched",
+                       "KEY=VALUE"));
   offer_fields(several("--fix", arguments->request.fixed, "Do not search this field of the plan", "KEY[=VALUE]"));
   offer_fields(several("--over", arguments->request.over,
-                       "Search this field of the plan: over these values, or over those that its strategy declares",
+                       "Search this field of the plan, over these values or over those that its strategy declares",
                        "KEY[=VALUE,VALUE]"));
   command.add_flag("--all", arguments->request.all,
-                   "Search all fields that strategies declare, not only the usual ones");
+                   "Search every field that strategies declare, not only the usual ones");
   command
       .add_option("--global-batch", arguments->request.global_batch,
-                  "Also over these batches, doubling from LEAST to MOST; the fastest is then by time a sequence")
+                  "Also search these global batch sizes, doubling from LEAST to MOST; plans are then compared by time "
+                  "per sequence")
       .type_name("LEAST..MOST");
-  command.add_option("--max-memory", arguments->request.most_memory, "Of a device, in place of its capacity: 64G")
+  command.add_option("--max-memory", arguments->request.most_memory, "Memory of a device, instead of its capacity: 64G")
       .type_name("SIZE");
-  command.add_flag("--safe", arguments->request.safe, "Predicted peaks must fit with the upper end of their interval");
-  command.add_option("--top", arguments->request.top, "How many plans")
+  command.add_flag("--safe", arguments->request.safe, "Require the upper end of the predicted peak's interval to fit");
+  command.add_option("--top", arguments->request.top, "Number of plans to show")
       .between(1, kMostPlansListed)
       .type_name("N")
       .capture_default();
   command
       .add_option("--front", arguments->request.front,
-                  "Trade time for memory up to so many times the fastest plan's time; larger takes longer")
+                  "Trade time for memory up to this many times the fastest plan's time; larger values search longer")
       .within(1, kMostFront)
       .type_name("TIMES")
       .capture_default();
   command
       .add_option("--network-within", arguments->network_within,
-                  "The slowest network with which the fastest plan takes at most so many per cent longer")
+                  "Find the slowest network with which the fastest plan takes at most this many per cent longer")
       .within(kLeastNetworkPercent, kMostNetworkPercent)
       .type_name("PERCENT")
       .on_value([arguments](const std::string&) { arguments->network_given = true; });
-  command.add_flag("--exhaustive", arguments->request.exhaustive, "Evaluate every plan, also those proven no answer");
-  command.add_option("--threads", arguments->request.threads, "0: as many as the machine has")
+  command.add_flag("--exhaustive", arguments->request.exhaustive,
+                   "Evaluate every plan, even those that a bound rules out");
+  command.add_option("--threads", arguments->request.threads, "Number of threads; 0: the machine's")
       .between(0, kMostSearchThreads)
       .type_name("N")
       .capture_default();
@@ -398,11 +400,11 @@ void add_search(Command app) {
   };
   file("--json", arguments->json, "Write the answer as JSON; - for standard output");
   file("--csv", arguments->csv, "Write the plans as CSV, a row each; - for standard output");
-  file("--best", arguments->best, "Write the fastest plan as a scenario that simulate and run take");
-  command.add_option("--label", arguments->label, "What the result is called in JSON").type_name("TEXT");
+  file("--best", arguments->best, "Write the fastest plan as a scenario for simulate and run");
+  command.add_option("--label", arguments->label, "Name of the result in JSON").type_name("TEXT");
   command
       .add_option("--calibration", arguments->request.calibrations,
-                  "What `orrery calibrate` has measured, in place of the bundled calibration")
+                  "A result of `orrery calibrate` to use instead of the bundled calibration")
       .one_value_each()
       .type_name("FILE");
   arguments->engine.add_to(command, /*both=*/false);

@@ -83,11 +83,12 @@ void add_show(Command app) {
       .offers_files();
   offer_clusters(command.add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file"));
   command.add_option("PATTERN", arguments->pattern, "links: of that name, in which * stands for anything");
-  command.add_option("--routing", arguments->routing, "links: sprayed makes the ways up from a switch one link")
+  command.add_option("--routing", arguments->routing, "links: sprayed shows the up-links of a switch as one link")
       .one_of(std::vector<std::string>(kRoutingNames.begin(), kRoutingNames.end()));
   command.add_flag("--json", arguments->json, "As a JSON object by kind; links: as an array");
-  command.add_flag("--scenario", arguments->scenario,
-                   "The scenario alone, of a bundled one or a published measurement: to be changed and simulated");
+  command.add_flag(
+      "--scenario", arguments->scenario,
+      "Print only the scenario of a bundled scenario or a published measurement, to be changed and simulated");
   command.callback([arguments] {
     if (arguments->name == "links") {
       if (arguments->of.empty())

@@ -320,43 +320,46 @@ void add_simulate(Command app) {
   file("--csv", arguments->csv, "Write the report as a row of CSV with a header; - for standard output");
   command
       .add_option("--label", arguments->label,
-                  "What the result is called in JSON and CSV; else its scenario and --sets. Of a batch, TEXT:LINE")
+                  "Name of the result in JSON and CSV [its scenario and --sets]; in a batch TEXT:LINE")
       .type_name("TEXT");
   file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
-  file("--memory-trace", arguments->memory_trace,
-       "Write what the fullest stage allocates in a step, for PyTorch's memory visualiser (pytorch.org/memory_viz)");
+  file(
+      "--memory-trace", arguments->memory_trace,
+      "Write the allocations of the fullest stage in a step, for PyTorch's memory visualiser (pytorch.org/memory_viz)");
   command.add_flag("--expandable-segments", arguments->expandable_segments,
-                   "Of --memory-trace: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True");
-  command.add_flag("--planned-memory", arguments->planned_memory,
-                   "Of --memory-trace: as a plan lays the step out before it runs (MEMO; --explain memory_plan), in "
-                   "place of PyTorch's allocator");
-  file("--svg", arguments->svg, "Write a picture of the pipeline's schedule, or of --steps");
-  file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");
+                   "--memory-trace: as with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True");
+  command.add_flag(
+      "--planned-memory", arguments->planned_memory,
+      "--memory-trace: addresses planned before the step (MEMO; --explain memory_plan) instead of PyTorch's allocator");
+  file("--svg", arguments->svg, "Draw the pipeline's schedule, or with --steps the training");
+  file("--batch", arguments->batch,
+       "Read one scenario per line; print one result or error per line, in the same order");
   command
-      .add_option("--fields", arguments->fields,
-                  "Of a batch these columns alone, in CSV and JSON, named as in the header of --csv: "
-                  "step_seconds,mfu,memory_fits")
+      .add_option(
+          "--fields", arguments->fields,
+          "Batch: only these columns in CSV and JSON, named as in the header of --csv: step_seconds,mfu,memory_fits")
       .type_name("NAME,NAME")
       .on_value([arguments](const std::string&) { arguments->fields_given = true; });
   command
-      .add_option(
-          "--calibration", arguments->calibrations,
-          "What `orrery calibrate` has measured, in place of the bundled calibration (several: kernels, collectives)")
+      .add_option("--calibration", arguments->calibrations,
+                  "A result of `orrery calibrate` to use instead of the bundled calibration; may be repeated (kernels, "
+                  "collectives)")
       .one_value_each()
       .type_name("FILE");
-  command.add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
+  command.add_option("--explain", arguments->explain, "Print how the number of an op or of a term is made up")
       .type_name("OP|TERM")
       .on_value([arguments](const std::string&) { arguments->explain_given = true; });
   command
       .add_option("--steps", arguments->steps,
-                  "Simulate so many steps of a training, from workload.step on: those that are alike once")
+                  "Simulate this many steps of a training, from workload.step on; equal steps are simulated once")
       .between(1, Workload::kMostSteps)
       .type_name("N");
-  file("--db", arguments->database, "Of --steps: keep them in this database; the same command goes on after a kill");
+  file("--db", arguments->database,
+       "--steps: keep the steps in this database; after an interruption the same command continues");
   command.add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
   command.add_flag("--verify", arguments->verify,
-                   "Prove the Program first: layouts, collectives, no sum lost; exit 1 where it is wrong");
-  command.add_flag("--verbose", arguments->verbose, "Jobs: the whole report of each");
+                   "Prove the Program first (layouts, collectives, complete sums); exit 1 if it is wrong");
+  command.add_flag("--verbose", arguments->verbose, "Jobs: print the whole report of each");
   arguments->engine.add_to(command, /*both=*/true);
   command.callback([arguments] { simulate(*arguments); });
 }

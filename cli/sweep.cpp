@@ -237,14 +237,14 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
 
 void add_export_options(Command command, ExportArguments& arguments) {
   command
-      .add_option("--export", arguments.file,
-                  "Write a row for each point: CSV, or JSON lines where the name ends in .jsonl; - for CSV on standard "
-                  "output")
+      .add_option(
+          "--export", arguments.file,
+          "Write a row for each point: CSV, or JSON lines if the name ends in .jsonl; - for CSV on standard output")
       .type_name("FILE");
   command
       .add_option("--fields", arguments.fields,
-                  "Only these: fields of axes, fields that a search found, columns of `simulate --csv`, error, sweep, "
-                  "number, key")
+                  "Only these columns: fields of axes, fields that a search found, columns of `simulate --csv`, error, "
+                  "sweep, number, key")
       .type_name("NAME,...");
 }
 
@@ -308,22 +308,25 @@ void add_sweep(Command app, SweepHelpers* helpers) {
       .offers_names({"sweeps"})
       .offers_files();
   SweepRequest& request = arguments->request;
-  command.add_option("--db", request.database, "Where results are kept; what is there is not computed again")
+  command.add_option("--db", request.database, "Database of results; points that it holds are not computed again")
       .type_name("FILE");
   command
       .add_option("--threads", request.threads,
-                  "0: as many as the machine has; with --mpi each rank's, 0: its part of its machine's")
+                  "Number of threads; 0: the machine's. With --mpi: of each rank; 0: its share of its machine's")
       .between(0, kMostSweepThreads)
       .type_name("N")
       .capture_default();
-  command.add_option("--shard", request.shard, "Only the I-th of N parts, for N machines; then orrery sweep merge")
+  command
+      .add_option("--shard", request.shard,
+                  "Compute only part I of N, one per machine; then join them with orrery sweep merge")
       .type_name("I/N");
-  command.add_flag("--mpi", arguments->mpi,
-                   "This is each of the ranks that mpirun or srun has started: the first hands out points and writes");
+  command.add_flag(
+      "--mpi", arguments->mpi,
+      "This process is one of the ranks that mpirun or srun has started; the first hands out points and writes");
   add_export_options(command, arguments->exported);
   command
       .add_option("--calibration", request.calibrations,
-                  "What `orrery calibrate` has measured, in place of the bundled calibration")
+                  "A result of `orrery calibrate` to use instead of the bundled calibration")
       .one_value_each()
       .type_name("FILE");
   add_merge(command);

@@ -132,27 +132,26 @@ void add_validate(Command app) {
       .one_of(texts(all_plan_words()));
   command
       .add_option("--seen", arguments->seen,
-                  "Steps that the calibration has been fitted on: those of all other sources (the default), of all, or "
-                  "none: kernels and collectives alone")
+                  "Published steps in the calibration: those of all other sources (the default), all, or none (kernels "
+                  "and collectives alone)")
       .one_of(texts(kSeenNames));
   const auto file = [&](const char* name, std::string& path, const char* text) {
     command.add_option(name, path, text).type_name("FILE");
   };
   file("--fit", arguments->fit,
-       "Fit results/calibration/steps.json anew (some minutes) and write it to a file, and steps_left_out.json beside "
-       "it; or, it alone, to -; nothing else is done");
-  command.add_flag("--points", arguments->points, "A row a point instead of a row a source");
+       "Only fit results/calibration/steps.json anew (some minutes): write it to this file and steps_left_out.json "
+       "beside it, or the first alone to -");
+  command.add_flag("--points", arguments->points, "Print a row per point instead of a row per source");
   command.add_flag("--figures", arguments->figures,
-                   "Published figures of mixtures of experts and of long contexts that are no steps, a row each: times "
-                   "of ops, rates, "
-                   "what fits, speed-ups");
+                   "Print published figures other than steps, of mixtures of experts and of long contexts: times of "
+                   "ops, rates, limits, speed-ups");
   file("--json", arguments->json, "All points and statistics as JSON, to a file or -");
   file("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
   file("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
   file("--baseline", arguments->baseline,
-       "Show what has moved since the figures of this file; exit 1 where a group got worse by more than its noise");
-  file("--write-baseline", arguments->write_baseline, "Write such a file");
-  file("--csv", arguments->csv, "A row a point, to a file or -");
+       "Show what has changed since this file was written; exit 1 if a group became worse by more than its noise");
+  file("--write-baseline", arguments->write_baseline, "Write the file that --baseline reads");
+  file("--csv", arguments->csv, "Write a row per point as CSV, to a file or -");
   command.callback([arguments] { validate(*arguments); });
 }
 
