@@ -1,4 +1,4 @@
-// Trainings in an SQLite file (docs/training.md has its tables): what is under way goes on after a kill.
+// Trainings in an SQLite file (docs/steps.md has its tables): what is under way goes on after a kill.
 #pragma once
 
 #include <cstdint>
