@@ -1,4 +1,4 @@
-// Stores trainings in an SQLite file (docs/training.md describes its tables), so that a training continues after a
+// Stores trainings in an SQLite file (docs/steps.md describes its tables), so that a training continues after a
 // kill.
 #pragma once
 
