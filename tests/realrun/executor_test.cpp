@@ -1053,7 +1053,7 @@ bool same(const std::vector<WholeTensor>& a, const std::vector<WholeTensor>& b) 
 
 bool computes_the_numbers_of(const Execution& one, const Scenario& scenario, const Program& program) {
   constexpr double kTolerance = 2e-5;
-  ExecutionOptions options = seeded(1, 2);
+  ExecutionOptions options = seeded(1, static_cast<std::int64_t>(one.losses.size()));
   options.watchdog_seconds = 2;
   try {
     const Execution many = execute(scenario, program, options);
@@ -1086,15 +1086,18 @@ TEST(Mutants, AreCaughtByTheCheckOrByTheNumbers) {
   for (const Layout& layout : layouts()) {
     const Scenario scenario = scenario_of(layout);
     const Program right = lowered(scenario);
-    Execution one;
+    std::array<Execution, 2> one;  // its first step, and both: most mutants show in the first
     const auto judge = [&](const Program& mutant, const Piece& piece, const Op& op, const char* how) {
       ++mutants;
       if (!check(mutant).empty()) {
         ++by_check;
         return;
       }
-      if (one.losses.empty()) one = execute(on_one_rank(scenario), seeded(1, 2));
-      if (computes_the_numbers_of(one, scenario, mutant))
+      const bool unnoticed = std::ranges::all_of(one, [&](Execution& steps) {
+        if (steps.losses.empty()) steps = execute(on_one_rank(scenario), seeded(1, &steps - one.data() + 1));
+        return computes_the_numbers_of(steps, scenario, mutant);
+      });
+      if (unnoticed)
         ADD_FAILURE() << layout.name << ": \"" << op.name << "\" of \"" << piece.name << "\" " << how
                       << ": nobody notices";
       ++by_numbers;
