@@ -39,7 +39,8 @@ struct Message {
 }  // namespace
 
 struct InProcessRanks::Rep {
-  Rep(std::size_t ranks, double watchdog_seconds) : patience(watchdog_seconds), places(ranks), returned(ranks) {}
+  Rep(std::size_t ranks, double watchdog_seconds)
+      : patience(watchdog_seconds), changed(ranks), places(ranks), returned(ranks) {}
 
   struct Meeting {
     std::string what;
@@ -58,8 +59,8 @@ struct InProcessRanks::Rep {
            ", op \"" + p.op + "\")";
   }
   template <class Ready, class Describe>
-  void wait(std::unique_lock<std::mutex>& lock, Ready ready, Describe describe) {
-    const bool in_time = changed.wait_for(lock, patience, [&] { return failure != nullptr || ready(); });
+  void wait(std::size_t rank, std::unique_lock<std::mutex>& lock, Ready ready, Describe describe) {
+    const bool in_time = changed[rank].wait_for(lock, patience, [&] { return failure != nullptr || ready(); });
     if (failure != nullptr) throw Stopped();
     if (!in_time) throw ExecutionError(describe());
   }
@@ -84,10 +85,12 @@ struct InProcessRanks::Rep {
     meeting->arrived[index] = true;
     if (--meeting->missing == 0) {
       meetings.erase(members);
-      changed.notify_all();
+      lock.unlock();  // who wakes finds it free
+      for (const std::size_t member : members)
+        if (member != rank) changed[member].notify_one();
     } else {
       wait(
-          lock, [&] { return meeting->missing == 0; },
+          rank, lock, [&] { return meeting->missing == 0; },
           [&] {
             std::string text = place(rank) + " waits in \"" + what + "\" of ranks " + list(members) + " for";
             for (std::size_t i = 0; i < members.size(); ++i)
@@ -101,12 +104,12 @@ struct InProcessRanks::Rep {
   void fail(std::exception_ptr first) {
     const std::lock_guard lock(mutex);
     if (failure == nullptr) failure = std::move(first);
-    changed.notify_all();
+    for (std::condition_variable& rank : changed) rank.notify_one();
   }
 
   std::chrono::duration<double> patience;
   mutable std::mutex mutex;
-  std::condition_variable changed;
+  std::vector<std::condition_variable> changed;  // what each rank waits for: only those concerned wake up
   std::map<Members, std::shared_ptr<Meeting>> meetings;
   std::map<std::pair<std::size_t, MessageTag>, Message> messages;  // by receiver
   std::vector<Arrival> places;
@@ -225,7 +228,7 @@ class InProcessCommunicator final : public Communicator {
     if (!shared_.messages.try_emplace({to, tag}, Message{copy, rank_}).second)
       throw ExecutionError("micro-batch " + std::to_string(tag.micro_batch) + " is sent to position " +
                            std::to_string(tag.position) + " twice");
-    shared_.changed.notify_all();
+    shared_.changed[to].notify_one();
   }
 
   void receive(std::size_t, const MessageTag& tag, Stream stream, void* data, std::int64_t elements,
@@ -236,7 +239,7 @@ class InProcessCommunicator final : public Communicator {
       if (shared_.failure != nullptr) throw Stopped();
       const std::pair key(rank_, tag);
       shared_.wait(
-          lock, [&] { return shared_.messages.contains(key); },
+          rank_, lock, [&] { return shared_.messages.contains(key); },
           [&] {
             std::string text = shared_.place(rank_) + " waits for the " + (tag.backward ? "output gradient" : "input") +
                                " of position " + std::to_string(tag.position) + ", micro-batch " +

@@ -314,15 +314,17 @@ TEST(FishCompletion, CompletesInFish) {
 
 // ---- Installation
 
-TEST(Install, PutsManualAndCompletionWhereTheyAreLookedFor) {
+TEST(Install, PutsManualCompletionAndSchemaWhereTheyAreLookedFor) {
   const Workplace place;
   const auto installed =
       place.shell("cmake --install \"$(dirname \"$ORRERY\")\" --component pages --prefix \"$PWD/usr\"");
   ASSERT_EQ(installed.code, 0) << installed.err;
-  EXPECT_THAT(place.files(), ElementsAre("usr/share/bash-completion/completions/orrery",
-                                         "usr/share/fish/vendor_completions.d/orrery.fish",
-                                         "usr/share/man/man1/orrery.1", "usr/share/zsh/site-functions/_orrery"));
+  EXPECT_THAT(place.files(),
+              ElementsAre("usr/share/bash-completion/completions/orrery",
+                          "usr/share/fish/vendor_completions.d/orrery.fish", "usr/share/man/man1/orrery.1",
+                          "usr/share/orrery/scenario.schema.json", "usr/share/zsh/site-functions/_orrery"));
   EXPECT_EQ(place.read("usr/share/man/man1/orrery.1"), place.orrery("man").out);
+  EXPECT_EQ(place.read("usr/share/orrery/scenario.schema.json"), place.orrery("schema").out);
   for (const auto& [file, shell] : {std::pair("bash-completion/completions/orrery", "bash"),
                                     {"fish/vendor_completions.d/orrery.fish", "fish"},
                                     {"zsh/site-functions/_orrery", "zsh"}})

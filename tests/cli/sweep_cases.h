@@ -27,30 +27,48 @@ inline std::string small_sweep() {
   return sweep_over({{"cluster.nodes", {2, 4}}, {"plan.tensor_parallel", {1, 2, 3}}, {"plan.zero_stage", {1, 3}}});
 }
 
-// So many points that a process can be killed among them.
+// So many points that a process can be ended among them.
 inline std::string large_sweep() {
   return sweep_over({{"cluster.nodes", {1, 2, 4, 8}},
                      {"plan.recompute", {"none", "full"}},
                      {"plan.tensor_parallel", {1, 2, 4, 8}},
                      {"plan.zero_stage", {0, 1, 2, 3}},
-                     {"workload.sequence_length", {{"from", 32}, {"to", 16384}, {"step", 32}}}});
+                     {"workload.sequence_length", {{"from", 128}, {"to", 16384}, {"step", 128}}}});
 }
-inline constexpr int kLargePoints = 4 * 2 * 4 * 4 * 512;
+inline constexpr int kLargePoints = 4 * 2 * 4 * 4 * 128;
 
-// A function of bash: until_written FILE [N] returns when a running sweep has written more than N points (0) there,
-// within milliseconds, so that much is left to be interrupted.
-inline const std::string kUntilWritten = R"sh(until_written() {
+// A function of bash: ended FILE SIGNAL RANK COMMAND... starts a sweep and sends it the signal within milliseconds of
+// its first points in FILE, so that much is left to be computed: to the rank of that number where mpirun starts it, to
+// the command itself for "-". It prints "exit CODE", as bash has it, and "all gone" once mpirun's ranks are.
+inline const std::string kEnded = R"sh(ended() {
   python3 - "$@" <<'END'
-import sqlite3, sys, time
-for _ in range(4000):
+import os, pathlib, signal, sqlite3, subprocess, sys, time
+file, name, rank, *command = sys.argv[1:]
+def points():
     try:
-        with sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True) as database:
-            if database.execute("SELECT count(*) FROM points").fetchone()[0] > int((*sys.argv, 0)[2]):
-                sys.exit(0)
+        with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as database:
+            return database.execute("SELECT count(*) FROM points").fetchone()[0]
     except sqlite3.Error:
-        pass  # not there yet
-    time.sleep(0.005)
-sys.exit("nothing was written")
+        return 0  # not there yet
+before = points()
+process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+while points() <= before:
+    if process.poll() is not None:
+        sys.exit(f"exit {process.returncode} before anything was written")
+    time.sleep(0.001)
+ranks = {}
+for child in pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+    for variable in pathlib.Path(f"/proc/{child}/environ").read_text().split("\0"):
+        if variable.startswith("OMPI_COMM_WORLD_RANK="):
+            ranks[variable.split("=")[1]] = int(child)
+os.kill(process.pid if rank == "-" else ranks[rank], getattr(signal, name))
+code = process.wait()
+print("exit", code if code >= 0 else 128 - code, flush=True)
+for _ in range(500):
+    if not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()):
+        print("all gone")
+        break
+    time.sleep(0.02)
 END
 }
 )sh";

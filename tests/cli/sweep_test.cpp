@@ -106,18 +106,12 @@ TEST(Sweep, GoesOnAfterKills) {
   const CommandResult whole = place.orrery("sweep sweep.json --db whole.db --threads 2");
   ASSERT_EQ(whole.code, 0) << whole.err;
   EXPECT_EQ(computed(whole), kLargePoints);
-  // Kills it three times, each when it has written some more; says how many points were there then.
-  const CommandResult killed = place.shell(kUntilWritten + R"sh(
-points() { test -e killed.db && $ORRERY sweep export killed.db --fields key | tail -n +2 | wc -l || echo 0; }
-for kill in 1 2 3; do
-  before=$(points)
-  $ORRERY sweep sweep.json --db killed.db --threads 1 >/dev/null & pid=$!
-  until_written killed.db $before
-  kill -9 $pid; wait $pid; test $? -eq 137 || { echo "it was not killed"; exit 1; }
-done
-points)sh");
+  const CommandResult killed = place.shell(kEnded + R"sh(
+for kill in 1 2 3; do ended killed.db SIGKILL - $ORRERY sweep sweep.json --db killed.db --threads 1 >out || exit 1; done
+cat out)sh");
   ASSERT_EQ(killed.code, 0) << killed.out << killed.err;
-  const std::int64_t there = std::stoll(killed.out);
+  EXPECT_THAT(killed.out, HasSubstr("exit 137\n"));
+  const std::int64_t there = lines_of(table_of(place, "killed.db")) - 1;
   EXPECT_GT(there, 0);
   EXPECT_LT(there, kLargePoints);
   const CommandResult rest = place.orrery("sweep sweep.json --db killed.db --threads 2");
@@ -129,10 +123,9 @@ points)sh");
 TEST(Sweep, SaysHowToGoOnWhenInterrupted) {
   const Workplace place;
   place.write("my sweep.json", large_sweep());
-  const CommandResult result = place.shell(kUntilWritten + R"sh(set -m
-$ORRERY sweep 'my sweep.json' --db results.db --threads 1 & pid=$!
-until_written results.db
-kill -INT $pid; wait $pid; echo "exit $?")sh");
+  const std::string interrupted =
+      kEnded + "ended results.db SIGINT - $ORRERY sweep 'my sweep.json' --db results.db --threads 1";
+  const CommandResult result = place.shell(interrupted);
   EXPECT_THAT(result.out, HasSubstr("exit 130"));
   EXPECT_THAT(result.err, AllOf(HasSubstr("orrery: interrupted: "),
                                 HasSubstr(fmt::format(" of {} points are in results.db", kLargePoints)),
@@ -140,10 +133,7 @@ kill -INT $pid; wait $pid; echo "exit $?")sh");
   const std::int64_t there = lines_of(table_of(place, "results.db")) - 1;
   EXPECT_THAT(result.err, HasSubstr(fmt::format("interrupted: {} of ", there)));
   // Again: what was there before counts, too.
-  const CommandResult again = place.shell(kUntilWritten + fmt::format(R"sh(set -m
-$ORRERY sweep 'my sweep.json' --db results.db --threads 1 & pid=$!
-until_written results.db {}
-kill -INT $pid; wait $pid)sh", there));
+  const CommandResult again = place.shell(interrupted);
   const std::int64_t more = lines_of(table_of(place, "results.db")) - 1;
   EXPECT_GT(more, there);
   EXPECT_THAT(again.err, HasSubstr(fmt::format("interrupted: {} of ", more)));
@@ -324,7 +314,8 @@ TEST(Sweep, GoesOnWithTheThreadsThatTheMachineStarts) {
   place.write("sweep.json", small_sweep());
   const CommandResult alone = place.orrery("sweep sweep.json --db alone.db --threads 1");
   ASSERT_EQ(alone.code, 0) << alone.err;
-  const auto little = place.shell("(ulimit -v 1500000; timeout 60 $ORRERY sweep sweep.json --db little.db --threads 512)");
+  const auto little =
+      place.shell("(ulimit -v 1500000; timeout 60 $ORRERY sweep sweep.json --db little.db --threads 512)");
   ASSERT_EQ(little.code, 0) << little.err;
   EXPECT_EQ(table_of(place, "little.db"), table_of(place, "alone.db"));
   // Beyond what waits to be written; as a user whose processes are counted.

@@ -43,7 +43,8 @@ def problems_of_source(notebook) -> list:
 
 def execute(notebook, figures: pathlib.Path, runtime: str) -> None:
     os.environ.update(ORRERY_FIGURES=str(figures), JUPYTER_RUNTIME_DIR=runtime, IPYTHONDIR=runtime,
-                      PYTHONDONTWRITEBYTECODE="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+                      PYTHONDONTWRITEBYTECODE="1", PYDEVD_DISABLE_FILE_VALIDATION="1",
+                      ORRERY_HISTORY_RUNS="6")  # which measures: what it draws is compared with nothing
     config = Config()
     config.KernelManager.transport = "ipc"  # of kernels that start at a time, none takes another's port
     config.KernelManager.ip = f"{runtime}/kernel"  # sockets beside each other, whatever folder who uses them is in
