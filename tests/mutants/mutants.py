@@ -11,7 +11,7 @@ one on at a time and looks which test fails.
 
 draw: the seed is today's date unless given. Libraries get sites in proportion to their lines, two each at least. It
 needs libclang's Python module (Debian: python3-clang); the other commands do not. --only PATH draws in a folder or file
-alone. --physics plants physics.txt, the faults that no random operator makes, in place of random ones.
+alone. --physics adds physics.txt, the faults that no random operator makes; with --sites 0 it plants these alone.
 
 Both reach and run may be interrupted and go on where they were. A suite that takes longer than --longest seconds, or
 that fails without a fault, is left out, and the report says so. Tests that compare output with a kept file are asked last:
@@ -105,6 +105,10 @@ def library(file: str) -> str:
     return "/".join(folders[:2 if deep else 1])
 
 
+def of_site(site: dict) -> str:
+    return "faults of physics" if site.get("physics") else library(site["file"])
+
+
 class Finder:
     """The sites of a source, from the extents of clang's syntax tree."""
 
@@ -142,20 +146,17 @@ class Finder:
             self.known[file] = list({(s["begin"], s["end"], s["mutated"]): s for s in self.found}.values())
         return self.known[file]
 
-    def text(self, begin: int, end: int) -> str:
-        return self.data[begin:end].decode()
-
     def of(self, cursor) -> str:
-        return self.text(cursor.extent.start.offset, cursor.extent.end.offset)
+        return self.data[cursor.extent.start.offset:cursor.extent.end.offset].decode()
 
     def add(self, kind: str, cursor, function: str, mutated: str, statement: bool = False):
         begin, end = cursor.extent.start.offset, cursor.extent.end.offset
         if statement:
             end = self.data.index(b";", end) + 1
-        if function and begin < end and not self.text(begin, end).startswith("#"):
+        if function and begin < end:
             self.found.append({"file": self.file, "line": cursor.extent.start.line, "function": function, "kind": kind,
-                               "begin": begin, "end": end, "original": self.text(begin, end), "mutated": mutated,
-                               "statement": statement})
+                               "begin": begin, "end": end, "original": self.data[begin:end].decode(),
+                               "mutated": mutated, "statement": statement})
 
     def walk(self, cursor, parent, function: str):
         k, kind = self.kinds, cursor.kind
@@ -176,7 +177,7 @@ class Finder:
         k, kind = self.kinds, cursor.kind
         if kind == k.BINARY_OPERATOR and len(children) == 2:
             left, right = self.of(children[0]), self.of(children[1])
-            between = self.text(children[0].extent.end.offset, children[1].extent.start.offset)
+            between = self.data[children[0].extent.end.offset:children[1].extent.start.offset].decode()
             operator = re.sub(r"//.*|\s", "", between)
             if operator in TURNED:
                 of = "logic" if operator in "&&||" else "arithmetic" if operator in "+-*/" else "comparison"
@@ -193,8 +194,8 @@ class Finder:
         elif kind == k.CONDITIONAL_OPERATOR and len(children) == 3:
             self.add("condition", children[0], function, f"!({self.of(children[0])})")
         elif kind == k.IF_STMT and children and children[0].kind.is_expression():
-            before = self.text(cursor.extent.start.offset, children[0].extent.start.offset)
-            if re.fullmatch(r"if\s*\(\s*", before):
+            before = self.data[cursor.extent.start.offset:children[0].extent.start.offset]
+            if re.fullmatch(rb"if\s*\(\s*", before):
                 leaves = any(c.kind in (k.RETURN_STMT, k.CONTINUE_STMT, k.BREAK_STMT) for c in children[1:2])
                 self.add("condition", children[0], function, f"!({self.of(children[0])})")
                 self.add("exit" if leaves else "body", children[0], function, "false")
@@ -203,10 +204,7 @@ class Finder:
                 self.forget(child, function)
         elif kind == k.CALL_EXPR:
             self.look_at_call(cursor, function)
-        inner = cursor
-        while inner.kind == k.UNEXPOSED_EXPR and len(list(inner.get_children())) == 1:
-            inner = next(inner.get_children())
-        self.look_at_statement(cursor, inner, parent, function)
+        self.look_at_statement(cursor, parent, function)
 
     def forget(self, cursor, function: str):
         value = self.of(cursor)
@@ -227,16 +225,13 @@ class Finder:
                 if argument.type.get_canonical().kind in self.integers and self.of(argument):
                     self.add("argument", argument, function, f"({self.of(argument)}) + 1")
 
-    def look_at_statement(self, cursor, inner, parent, function: str):
-        k = self.kinds
-        whole = parent is not None and (parent.kind == k.COMPOUND_STMT or parent.kind in (
-            k.IF_STMT, k.FOR_STMT, k.CXX_FOR_RANGE_STMT, k.WHILE_STMT))
-        before = self.data[:cursor.extent.start.offset].rstrip()[-4:].decode(errors="replace")
-        behind = self.data[cursor.extent.end.offset:].lstrip()[:1]
-        if not whole or behind != b";" or (parent.kind != k.COMPOUND_STMT and not before.endswith((")", "else"))):
-            return
-        text = self.of(cursor)
-        if text.startswith("(void)"):
+    def look_at_statement(self, cursor, parent, function: str):
+        k, text, inner = self.kinds, self.of(cursor), cursor
+        while inner.kind == k.UNEXPOSED_EXPR and len(list(inner.get_children())) == 1:
+            inner = next(inner.get_children())
+        before = self.data[:cursor.extent.start.offset].rstrip()[-4:]
+        if (not self.data[cursor.extent.end.offset:].lstrip().startswith(b";") or text.startswith("(void)")
+                or parent is None or (parent.kind != k.COMPOUND_STMT and not before.endswith((b")", b"else")))):
             return
         if re.search(r"=\s*(\{\}|0|std::nullopt|nullptr|false)$|\b(clear|reset)\(\)$", text):
             self.add("reset", cursor, function, "", statement=True)
@@ -252,23 +247,23 @@ def tracked() -> list:
     return [name for name in listed if name and (ROOT / name).is_file()]
 
 
-def drawn(count: int, seed: int, only: list) -> list:
+def drawn(count: int, seed: int, only: list, sites: list) -> list:
+    """Beside those that there are already."""
     lines = collections.defaultdict(dict)
     for name in tracked():
         if name.startswith(tuple(only)) and name.endswith((".cpp", ".h")) and not name.startswith(tuple(NOT_DRAWN)):
             lines[library(name)][name] = len((ROOT / name).read_bytes().splitlines())
     total = sum(sum(files.values()) for files in lines.values())
-    finder, dice, sites = Finder(), random.Random(seed), []
+    finder, dice = Finder(), random.Random(seed)
     for of, files in sorted(lines.items()):
         quota = max(2, round(count * sum(files.values()) / total))
         for _ in range(20 * quota):
-            here = [s for s in sites if library(s["file"]) == of]
-            if len(here) == quota:
+            if sum(of_site(s) == of for s in sites) == quota:
                 break
             file = dice.choices(sorted(files), [files[name] for name in sorted(files)])[0]
             free = collections.defaultdict(list)  # by kind, so that no kind drowns the others
             for site in finder.sites(file):
-                if all(site["end"] <= s["begin"] or s["end"] <= site["begin"] for s in here if s["file"] == file):
+                if all(site["end"] <= s["begin"] or s["end"] <= site["begin"] for s in sites if s["file"] == file):
                     free[site["kind"]].append(site)
             if not free:
                 continue
@@ -276,7 +271,7 @@ def drawn(count: int, seed: int, only: list) -> list:
             site = {"number": len(sites) + 1, **site}
             if finder.sound(finder.parse(file, with_sites((ROOT / file).read_bytes(), [site]))):
                 sites.append(site)
-        print(f"{of}: {sum(library(s['file']) == of for s in sites)} sites", file=sys.stderr)
+        print(f"{of}: {sum(of_site(s) == of for s in sites)} sites", file=sys.stderr)
     return sites
 
 
@@ -317,7 +312,7 @@ def physics() -> tuple[list, list]:
         begin = len((text[:found.pop()] + before).encode())
         sites.append({"number": len(sites) + 1, "file": file, "line": text.encode()[:begin].count(b"\n") + 1,
                       "function": function, "kind": breaks, "begin": begin, "end": begin + len(part.encode()),
-                      "original": part, "mutated": mutated, "statement": part.rstrip().endswith(";")})
+                      "original": part, "mutated": mutated, "statement": part.rstrip().endswith(";"), "physics": True})
     return sites, wrong
 
 
@@ -486,12 +481,12 @@ def report(folder: pathlib.Path, equivalent: dict) -> str:
     for site in sites:
         state = done.get(site["number"], {"state": "not run"})["state"]
         state = "equivalent" if state not in ("seen", "kept") and site["number"] in equivalent else state
-        for name in (library(site["file"]), "all"):
+        for name in (of_site(site), *([] if site.get("physics") else ["all"])):
             counts[name][state] += 1
     columns = ["seen", "kept", "not seen", "not reached", "equivalent", "not run"]
     lines = ["| library | drawn | seen by tests | by kept output alone | not seen | not reached | equivalent | not run | seen |",
              "|---|" + "---:|" * 8]
-    for name in sorted(counts, key=lambda n: (n == "all", n)):
+    for name in sorted(counts, key=lambda n: ("faults" in n, n == "all", n)):
         c = counts[name]
         of = sum(c[column] for column in columns[:4])
         lines.append(f"| {name} | {c.total()} | " + " | ".join(str(c[column]) for column in columns)
@@ -530,7 +525,8 @@ def main():
     if a.folder is None:
         parser.error(f"{a.command} needs a folder")
     if a.command == "draw":
-        plant(a.folder, physics()[0] if a.physics else drawn(a.sites, a.seed, a.only or ROOMS))
+        sites = physics()[0] if a.physics else []
+        plant(a.folder, drawn(a.sites, a.seed, a.only or ROOMS, sites) if a.sites else sites)
     elif a.command == "build":
         build(a.folder, ["--target", *a.targets] if a.targets else [])
     elif a.command == "reach":

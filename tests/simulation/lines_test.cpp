@@ -122,6 +122,7 @@ std::map<std::string, Json> kept_scenarios() {
                       {"plan", {{"context_parallel", 2}, {"framework", "orrery"}}}};
   all["routing"] = {{"model", "mixtral-8x7b"}, {"cluster", cluster}, {"workload", zipf}, {"plan", experts}};
   all["gate"] = all["routing"];
+  all["gate"]["model"] = "megablocks-moe-small";
   all["gate"]["workload"]["routing_interval"] = 1000;
   all["gate"]["plan"]["moe_gate"] = "dense_to_sparse";
   return all;
@@ -172,8 +173,9 @@ TEST(Lines, EveryFieldChangesTheDigest) {
     std::set<std::uint64_t> digests{digest(scenario)};
     for (const Json& other : with_other_values(scenario)) {
       EXPECT_TRUE(digests.insert(digest(other)).second) << other["workload"] << other["plan"];
-      if (const ScenarioReader::Line* read = reader.read_line(other.dump(), {"line", {}}))
+      if (const ScenarioReader::Line* read = reader.read_line(other.dump(), {"line", {}})) {
         EXPECT_EQ(read->digest, digest(other)) << other["workload"] << other["plan"];
+      }
     }
   }
 }

@@ -244,14 +244,12 @@ TEST(Training, StepsThatAreKnownAreWhatTheyWouldBeAnew) {
         {"moe_gate_decay_steps", 24}}},
       {{{"routing", "rotating"}, {"routing_skew", 1.2}, {"routing_period", 2}}, {{"moe_expert_capacity_factor", 1.25}}},
       {{{"routing", "burst"}, {"routing_skew", 0.6}, {"routing_period", 9}, {"routing_burst_steps", 2}}, {}}};
-  for (const char* balancer : {"flexmoe", "eplb", "symi", "fastermoe", "swipe"}) {
-    nlohmann::json plan{{"moe_balancer", balancer}};
-    if (cases.size() < 7) plan["moe_slots_per_rank"] = 2;
-    cases.emplace_back(drift(5), plan);
-  }
+  for (const char* balancer : {"flexmoe", "eplb", "symi"})
+    cases.push_back({drift(5), {{"moe_balancer", balancer}, {"moe_slots_per_rank", 10}}});
+  for (const char* balancer : {"fastermoe", "swipe"}) cases.push_back({drift(5), {{"moe_balancer", balancer}}});
   Simulator simulator;
   for (const auto& [routing, plan] : cases) {
-    nlohmann::json document{{"model", "mixtral-8x7b"},
+    nlohmann::json document{{"model", "megablocks-moe-small"},
                             {"cluster", "dgx-h100"},
                             {"workload", {{"sequence_length", 1024}, {"global_batch_size", 64}}},
                             {"plan", experts}};
@@ -264,9 +262,14 @@ TEST(Training, StepsThatAreKnownAreWhatTheyWouldBeAnew) {
     const Training each = train(simulator, scenario, std::move(anew), {.steps = 40});
     EXPECT_LT(known.different, 40) << document["workload"] << document["plan"];
     EXPECT_EQ(each.different, 40);
+    // FlexMoE's own rows are whole ones, and the first step, which is that of blocks, has fractions.
+    const double rounding = plan.contains("moe_slots_per_rank") ? 1e-3 : 0;
     for (std::size_t i = 0; i < known.columns.size(); ++i)
-      EXPECT_EQ(known.columns[i].values, each.columns[i].values)
-          << known.columns[i].name << document["workload"] << document["plan"];
+      for (std::size_t step = 0; step < 40; ++step) {
+        const double anew_value = each.columns[i].values[step];
+        ASSERT_NEAR(known.columns[i].values[step], anew_value, rounding * std::abs(anew_value))
+            << known.columns[i].name << " of step " << step << document["workload"] << document["plan"];
+      }
   }
 }
 
