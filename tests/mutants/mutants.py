@@ -49,37 +49,7 @@ KEPT = ["*Guide.PrintsWhatIsShown*", "Readme.TablesOfStrategiesAreAsPredicted", 
         "Schema.CheckedInCopyIsTheGeneratedOne"]
 TURNED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-", "-": "+",
           "*": "/", "/": "*", "|": "&", "&": "|"}
-
-HEADER_PATH = "tests/mutants/mutant.h"
-WARNINGS = "conversion extra unused parentheses return-type maybe-uninitialized bool-compare type-limits address div-by-zero"
-HEADER = "#pragma once\n" + "".join(f'#pragma GCC diagnostic ignored "-W{w}"\n' for w in WARNINGS.split()) + """
-#include <fcntl.h>
-#include <unistd.h>
-#include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <type_traits>
-inline int orrery_chosen_mutant() {
-  const char* text = std::getenv("ORRERY_MUTANT");
-  return text == nullptr ? 0 : std::atoi(text);
-}
-inline bool orrery_log_mutant(const char* path, int number) {
-  static std::atomic<bool> reached[10000];
-  if (!reached[number].exchange(true)) {
-    char line[16];
-    const int size = std::snprintf(line, sizeof line, "%d\\n", number);
-    const int file = open(path, O_WRONLY | O_APPEND | O_CREAT, 0644);
-    if (write(file, line, static_cast<std::size_t>(size)) < 0) std::abort();
-    close(file);
-  }
-  return false;
-}
-inline bool orrery_mutant(int number) {
-  static const int chosen = orrery_chosen_mutant();
-  static const char* const log = std::getenv("ORRERY_MUTANT_LOG");
-  return chosen == number || (log != nullptr && orrery_log_mutant(log, number));
-}
-"""
+HEADER = "tests/mutants/planted.h"
 
 
 # --- Sites: dicts of file, line, function, kind, begin and end (bytes), original and mutated text, whether a statement.
@@ -95,7 +65,7 @@ def planted(site: dict) -> str:
 def with_sites(data: bytes, sites: list) -> bytes:
     for site in sorted(sites, key=lambda s: -s["begin"]):
         data = data[:site["begin"]] + planted(site).encode() + data[site["end"]:]
-    include = f'#include "{HEADER_PATH}"\n'.encode()
+    include = f'#include "{HEADER}"\n'.encode()
     return data.replace(b"#pragma once\n", b"#pragma once\n" + include, 1) if b"#pragma once\n" in data else include + data
 
 
@@ -126,8 +96,7 @@ class Finder:
         self.options = ["-xc++", "-std=c++20", "-w", f"-I{ROOT}", '-DORRERY_VERSION="0"'] + [f"-isystem{s}" for s in system]
 
     def parse(self, file: str, data: bytes):
-        files = [(str(ROOT / file), data.decode()), (str(ROOT / HEADER_PATH), HEADER)]
-        return self.index.parse(str(ROOT / file), self.options, unsaved_files=files)
+        return self.index.parse(str(ROOT / file), self.options, unsaved_files=[(str(ROOT / file), data.decode())])
 
     @staticmethod
     def sound(unit) -> bool:  # clang 14 lacks captures of structured bindings, which C++20 has
@@ -332,9 +301,6 @@ def plant(folder: pathlib.Path, sites: list):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             path.chmod((ROOT / name).stat().st_mode)
-    header = folder / HEADER_PATH
-    if not header.exists() or header.read_text() != HEADER:
-        header.write_text(HEADER)
     write_json(folder / "mutants.json", sites)
 
 
