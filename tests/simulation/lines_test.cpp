@@ -1,5 +1,10 @@
 // Is a scenario that is a line of many what it is alone, whatever came before it?
+#include <algorithm>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <thread>
 
 #include "sim/report/columns.h"
 #include "sim/report/json.h"
@@ -71,6 +76,129 @@ TEST(Lines, AreWhatTheyAreAloneBehindAnyOther) {
       EXPECT_EQ(behind_others(i), alone[i]) << lines[i];
       ASSERT_EQ(behind_others(j), alone[j]) << lines[j] << "\nbehind\n" << lines[i];
     }
+}
+
+// Other values of each field of a workload or plan, whether or not the scenario can be laid out with them.
+class OtherValues final : public FieldVisitor {
+ public:
+  std::vector<std::pair<std::string, Json>> all;
+
+ private:
+  void integer(const char* name, std::int64_t& value, IntegerRange range, const char*) override {
+    for (const std::int64_t other : std::set<std::int64_t>{value > 0 ? 2 * value : 1, 8})
+      if (other != value && other <= range.most) all.emplace_back(name, other);
+  }
+  void number(const char* name, double& value, NumberRange, const char*) override {
+    all.emplace_back(name, value > 0 ? value / 2 : 0.5);
+    all.emplace_back(name, 1.25 * value + 1);
+  }
+  void boolean(const char* name, bool& value, const char*) override { all.emplace_back(name, !value); }
+  void text(const char* name, std::string& value, const char*) override {
+    if (std::string_view(name) != "documents") return;
+    for (const char* other : {"code", "1024,1024;2048"})
+      if (value != other) all.emplace_back(name, other);
+  }
+  void integers(const char* name, std::vector<std::int64_t>&, IntegerRange, const char*) override {
+    all.emplace_back(name, Json{8, 8});
+  }
+  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
+    for (std::size_t other = 1; other < std::min<std::size_t>(names.size(), 3); ++other)
+      all.emplace_back(name, names[(index + other) % names.size()]);
+  }
+  void choices(const char* name, std::vector<std::int64_t>&, std::span<const std::string_view> names,
+               const char*) override {
+    for (const std::string_view one : names) all.emplace_back(name, Json{one});
+  }
+};
+
+// Scenarios whose results are kept by something: documents, drawn routing, gates, balancers.
+std::map<std::string, Json> kept_scenarios() {
+  const Json cluster{{"node", "dgx-h100"}, {"nodes", 1}};
+  const Json experts{{"expert_parallel", 8}, {"zero_stage", 1}};
+  const Json zipf{{"sequence_length", 1024}, {"global_batch_size", 16}, {"routing", "zipf"},
+                  {"routing_skew", 1},       {"routing_noise", 0.3},    {"routing_autocorrelation", 0.5}};
+  std::map<std::string, Json> all;
+  all["documents"] = {{"model", "llama-3.2-1b"},
+                      {"cluster", cluster},
+                      {"workload", {{"sequence_length", 2048}, {"global_batch_size", 16}, {"documents", "wikipedia"}}},
+                      {"plan", {{"context_parallel", 2}, {"framework", "orrery"}}}};
+  all["routing"] = {{"model", "mixtral-8x7b"}, {"cluster", cluster}, {"workload", zipf}, {"plan", experts}};
+  all["gate"] = all["routing"];
+  all["gate"]["model"] = "megablocks-moe-small";
+  all["gate"]["workload"]["routing_interval"] = 1000;
+  all["gate"]["plan"]["moe_gate"] = "dense_to_sparse";
+  return all;
+}
+
+// The scenario with one other value, field by field.
+std::vector<Json> with_other_values(const Json& scenario) {
+  Scenario read = ScenarioReader().read(scenario, {"line", {}});
+  std::vector<Json> all;
+  const auto add = [&](const char* part, auto& fields) {
+    OtherValues others;
+    fields.visit_fields(others);
+    for (const auto& [name, value] : others.all) (all.emplace_back(scenario))[part][name] = value;
+  };
+  add("workload", read.workload);
+  add("plan", read.plan);
+  return all;
+}
+
+// The same for numbers of its cluster and model.
+std::vector<Json> on_other_devices(const Json& scenario) {
+  std::vector<Json> all;
+  const Json whole = written_out(scenario, {"line", {}}), leaves = whole.flatten();
+  for (const auto& [pointer, value] : leaves.items()) {
+    if (!value.is_number() || !(pointer.starts_with("/cluster") || pointer.starts_with("/model"))) continue;
+    Json& other = all.emplace_back(whole)[Json::json_pointer(pointer)];
+    other = value == 0                  ? Json(1)
+            : value.is_number_integer() ? Json(2 * value.get<std::int64_t>())
+                                        : Json(1.25 * value.get<double>());
+  }
+  return all;
+}
+
+// What is kept between predictions (drawn documents and routing, calibrations, engines, parts that were read) must be
+// asked for by all that it follows from. Threads keep nothing of each other.
+TEST(Lines, EveryFieldChangesALineAsItDoesAlone) {
+  for (const auto& [name, scenario] : kept_scenarios()) {
+    const std::string line = scenario.dump();
+    Simulator simulator;
+    std::size_t laid = 0;
+    std::vector<Json> others = with_other_values(scenario);
+    if (name == "routing") std::ranges::move(on_other_devices(scenario), std::back_inserter(others));
+    for (const Json& other : others) {
+      std::string alone, behind;
+      std::jthread([&] { alone = by_itself(other.dump()); }).join();
+      simulator.evaluate_line(line, {"line", {}}, true);
+      try {
+        behind = text_of(simulator.evaluate_line(other.dump(), {"line", {}}, true));
+        ++laid;
+      } catch (const InputError& error) {
+        behind = error.what();
+      }
+      EXPECT_EQ(behind, alone) << name << ": " << other;
+    }
+    EXPECT_GT(laid, 50U) << name;
+  }
+}
+
+// By which sweeps and trainings know their results again.
+TEST(Lines, EveryFieldChangesTheDigest) {
+  for (const auto& [name, scenario] : kept_scenarios()) {
+    ScenarioReader reader;
+    std::set<std::uint64_t> digests;
+    std::vector<Json> others = with_other_values(scenario);
+    std::ranges::move(on_other_devices(scenario), std::back_inserter(others));
+    others.push_back(scenario);
+    for (const Json& other : others) {
+      const ScenarioReader::Line* read = reader.read_line(other.dump(), {"line", {}});
+      if (read == nullptr) continue;  // no cluster or model has that value
+      EXPECT_EQ(read->digest, scenario_digest(written_out(other, {"line", {}}))) << other;
+      EXPECT_TRUE(digests.insert(read->digest).second) << other;
+    }
+    EXPECT_GT(digests.size(), 150U) << name;
+  }
 }
 
 }  // namespace

@@ -225,6 +225,54 @@ TEST(Training, StepsHaveAnEnd) {
   EXPECT_THROW(train(simulator, scenario, {.steps = 3}), InputError);
 }
 
+// Steps of which controllers say that they are like others, beside a controller that says that no step is.
+class EachStepAnew final : public RunController {
+ public:
+  std::uint64_t state(const Scenario& scenario) const override {
+    return static_cast<std::uint64_t>(scenario.workload.step);
+  }
+};
+
+TEST(Training, StepsThatAreKnownAreWhatTheyWouldBeAnew) {
+  const nlohmann::json experts{{"expert_parallel", 8}, {"zero_stage", 1}};
+  std::vector<std::pair<nlohmann::json, nlohmann::json>> cases{
+      {drift(5), {}},
+      {drift(7),
+       {{"moe_gate", "dense_to_sparse"},
+        {"moe_gate_seed_steps", 6},
+        {"moe_gate_hard_step", 30},
+        {"moe_gate_decay_steps", 24}}},
+      {{{"routing", "rotating"}, {"routing_skew", 1.2}, {"routing_period", 2}}, {{"moe_expert_capacity_factor", 1.25}}},
+      {{{"routing", "burst"}, {"routing_skew", 0.6}, {"routing_period", 9}, {"routing_burst_steps", 2}}, {}}};
+  for (const char* balancer : {"flexmoe", "eplb", "symi"})
+    cases.push_back({drift(5), {{"moe_balancer", balancer}, {"moe_slots_per_rank", 10}}});
+  for (const char* balancer : {"fastermoe", "swipe"}) cases.push_back({drift(5), {{"moe_balancer", balancer}}});
+  Simulator simulator;
+  for (const auto& [routing, plan] : cases) {
+    nlohmann::json document{{"model", "megablocks-moe-small"},
+                            {"cluster", "dgx-h100"},
+                            {"workload", {{"sequence_length", 1024}, {"global_batch_size", 64}}},
+                            {"plan", experts}};
+    document["workload"].update(routing);
+    if (!plan.is_null()) document["plan"].update(plan);
+    const Scenario scenario = ScenarioReader().read(document, {"training_test", {}});
+    std::vector<std::unique_ptr<RunController>> anew = controllers_of(scenario);
+    anew.push_back(std::make_unique<EachStepAnew>());
+    const Training known = train(simulator, scenario, {.steps = 40});
+    const Training each = train(simulator, scenario, std::move(anew), {.steps = 40});
+    EXPECT_LT(known.different, 40) << document["workload"] << document["plan"];
+    EXPECT_EQ(each.different, 40);
+    // FlexMoE's own rows are whole ones, and the first step, which is that of blocks, has fractions.
+    const double rounding = plan.contains("moe_slots_per_rank") ? 1e-3 : 0;
+    for (std::size_t i = 0; i < known.columns.size(); ++i)
+      for (std::size_t step = 0; step < 40; ++step) {
+        const double anew_value = each.columns[i].values[step];
+        ASSERT_NEAR(known.columns[i].values[step], anew_value, rounding * std::abs(anew_value))
+            << known.columns[i].name << " of step " << step << document["workload"] << document["plan"];
+      }
+  }
+}
+
 TEST(TrainingReport, HasARowForEachStepAndAPanelForWhatChanges) {
   Simulator simulator;
   const Training training = train(simulator, scenario_of(drift(5)), {.steps = 50});
