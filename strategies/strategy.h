@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sim/program/program.h"
+#include "sim/report/figure.h"
 #include "strategies/run_controller.h"
 #include "strategies/scenario.h"
 #include "strategies/search_axis.h"
@@ -77,6 +78,9 @@ struct Strategy {
   void (*check_runnable)(const Scenario& scenario) = nullptr;
   // Returns what a report says about the layout of the plan, a sentence each. Null: nothing.
   std::vector<std::string> (*notes)(const Scenario& scenario) = nullptr;
+  // Figures of a step that its report shows (sim/report/figure.h): their kinds, and those that a lowered Program has.
+  std::span<const FigureKind> (*figure_kinds)() = nullptr;
+  void (*figures)(const Scenario& scenario, const Program& program, std::vector<Figure>& figures) = nullptr;
   // Sets those fields of `plan`, a copy of the scenario's, that are left to the strategy but that the plan's stack must
   // be told. Null: there are none.
   void (*write_out)(const Scenario& scenario, Plan& plan) = nullptr;
@@ -96,5 +100,8 @@ bool begins_anew(const Scenario& scenario);
 // Words of all strategies, in their order; and those that a scenario's plan answers to.
 std::vector<std::string_view> all_plan_words();
 std::vector<std::string> plan_words(const Scenario& scenario);
+// Kinds of figures of all strategies, and the figures that a Program has.
+std::span<const FigureKind* const> all_figure_kinds();
+std::vector<Figure> figures_of(const Scenario& scenario, const Program& program);
 
 }  // namespace orrery

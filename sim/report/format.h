@@ -24,12 +24,16 @@ struct Column {
   std::string_view heading;
   bool right = true;  // aligned
 };
+// "<op|times|share": headings between bars; of a column that is aligned to the left behind '<'. They refer to `text`.
+std::vector<Column> columns_of(std::string_view text);
 // Rows under their headings, two spaces in, each column as wide as its widest cell. Cells of the last column may hold
 // what has no width (colours). Ends with a newline.
 std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
+std::string grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows);
 
 // The same rows as a table of GitHub's Markdown.
 std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
+std::string markdown_grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows);
 
 // Both write control characters as escapes (sim/base/one_line.h), except tabs and line breaks.
 std::string xml_text(std::string_view text);  // escaped for XML text and attributes

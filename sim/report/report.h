@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sim/program/program.h"
+#include "sim/report/figure.h"
 
 namespace orrery {
 
@@ -177,23 +179,6 @@ struct ExpectedStep {
   std::int64_t points = 0, sources = 0;
 };
 
-// How unequal the work of experts is, of the layers where it is the most unequal.
-struct RoutingReport {
-  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean
-  double mean_busiest_rank = 1;                 // of all layers with experts
-  double dropped_share = 0;                     // of all rows, those that find no slot; of all such layers
-};
-
-// Sequences that are packed from documents, of a step.
-struct DocumentsReport {
-  double documents = 0;            // of a sequence, in the mean; padding is one
-  std::int64_t longest = 0;        // positions of a document
-  double padded_share = 0;         // of all positions
-  double attention_share = 1;      // pairs that attention sees, over those of the causal mask of whole sequences
-  double busiest_replica = 1;      // of those pairs, over the mean of replicas
-  double busiest_micro_batch = 1;  // of a replica, over the mean of all
-};
-
 struct Report {
   std::string engine;  // "analytical", "des"
   double step_seconds = 0;
@@ -221,15 +206,17 @@ struct Report {
 
   std::vector<UnmeasuredShape> unmeasured;
   double unmeasured_share = 0;
-  std::optional<RoutingReport> routing;      // none: balanced
-  std::optional<DocumentsReport> documents;  // none: a sequence is one document
-  std::vector<std::string> notes;            // assumptions: borrowed calibration, ...
+  std::vector<Figure> figures;     // those of a group together
+  std::vector<std::string> notes;  // assumptions: borrowed calibration, ...
 
   std::optional<DiscreteEventReport> discrete_event;  // of that engine only
 
   // Filled on request only.
   std::vector<OpReport> ops;
   Timeline timeline;
+
+  // The figure of that group and key, or the group's first; nullptr: the report has none.
+  const Figure* figure(std::string_view group, std::string_view key = {}) const;
 };
 
 }  // namespace orrery

@@ -39,6 +39,17 @@ std::span<const SearchAxis> search_axes();
 // Of a training whose tokens are not routed to all experts alike: steps that route alike are alike.
 std::unique_ptr<RunController> control(const Scenario& scenario);
 
+// How unequal the work of experts is, of the layers where it is the most unequal.
+struct RoutedWork {
+  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean
+  double mean_busiest_rank = 1;                 // of all layers with experts
+  double dropped_share = 0;                     // of all rows, those that find no slot; of all such layers
+};
+std::span<const FigureKind> figure_kinds();
+void append_figures(const RoutedWork& work, std::vector<Figure>& figures);
+// None where routing is balanced.
+void figures(const Scenario& scenario, const Program& program, std::vector<Figure>& figures);
+
 // The plan's, or as many as tensor_parallel where it leaves them open.
 std::int64_t expert_tensor_ranks(const Plan& plan);
 // Ranks that hold the same experts: of all but those of pp.

@@ -13,7 +13,7 @@
 
 namespace orrery {
 
-struct Figure {
+struct PublishedFigure {
   std::string about;  // what its file is about: "mixtures of experts"
   std::string id, source, what, unit;
   double value = 0;           // as published, in the unit
@@ -26,13 +26,15 @@ struct Figure {
 };
 
 // Strict: unknown keys, ids that come twice, ops that a step does not have are InputErrors at their pointer.
-std::vector<Figure> predicted_figures(const nlohmann::json& document, const std::string& file, Simulator& simulator);
+std::vector<PublishedFigure> predicted_figures(const nlohmann::json& document, const std::string& file,
+                                               Simulator& simulator);
 // Of all bundled files.
-std::vector<Figure> predicted_figures(Simulator& simulator);
+std::vector<PublishedFigure> predicted_figures(Simulator& simulator);
 
 // Each after what it is about.
-std::string figures_table(std::span<const Figure> figures);  // a row a figure; then why others are not predicted
-std::string figures_line(std::span<const Figure> figures);   // in one line
-std::string figures_markdown(std::span<const Figure> figures);
+std::string figures_table(
+    std::span<const PublishedFigure> figures);  // a row a figure; then why others are not predicted
+std::string figures_line(std::span<const PublishedFigure> figures);  // in one line
+std::string figures_markdown(std::span<const PublishedFigure> figures);
 
 }  // namespace orrery

@@ -15,7 +15,8 @@ struct ValidationRuns {
 };
 
 // Markdown; `plot`: the picture's path from the page's folder.
-std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> figures, const std::string& plot);
+std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedFigure> figures,
+                          const std::string& plot);
 // Predicted against measured step times, both logarithmic, a colour a source. SVG. Throws InputError where no step is
 // predicted.
 std::string accuracy_plot(std::span<const PredictedPoint> points);

@@ -17,8 +17,7 @@ std::string validation_table(std::span<const PredictedPoint> points);  // a row 
 std::string points_table(std::span<const PredictedPoint> points);      // a row a point
 std::string points_csv(std::span<const PredictedPoint> points);
 // A row a run of which it was judged wrongly whether it fits.
-inline constexpr std::array<Column, 6> kWronglyJudged{
-    {{"id", false}, {"source", false}, {"it", false}, {"predicted peak"}, {"capacity"}, {"beyond it"}}};
+inline constexpr std::string_view kWronglyJudged = "<id|<source|<it|predicted peak|capacity|beyond it";
 std::vector<std::vector<std::string>> wrongly_judged(const FitsConfusion& confusion);
 nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points);
 
