@@ -1,5 +1,5 @@
-// The figures of a report that are a single value, by name: the columns of CSV, and what a batch's --fields chooses; and
-// reports as rows of comma-separated values (RFC 4180).
+// The figures of a report that are a single value, by name: the columns of CSV, and what a batch's --fields chooses.
+// Reports as rows of comma-separated values (RFC 4180).
 #pragma once
 
 #include <cstdint>
