@@ -60,12 +60,11 @@ struct BenchArguments {
 };
 
 std::string listing(const std::vector<bench::SuiteEntry>& entries) {
-  const std::vector<Column> columns{{"benchmark", false}, {"bytes"}, {"FLOPs"}};
   std::vector<std::vector<std::string>> rows;
   for (const bench::SuiteEntry& entry : entries)
     rows.push_back(
         {entry.name, entry.bytes > 0 ? bytes_text(entry.bytes) : "-", entry.flops > 0 ? rate_text(entry.flops) : "-"});
-  return grid(columns, rows);
+  return grid("<benchmark|bytes|FLOPs", rows);
 }
 
 void run(BenchArguments& arguments) {

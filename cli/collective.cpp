@@ -228,13 +228,10 @@ std::string table_of(const Prediction& p) {
   if (!p.calibration.note.empty()) text += " (" + p.calibration.note + ")";
   text += "; bandwidths in GB/s\n\n";
 
-  std::vector<std::string> headings{"bytes", "algorithm", "protocol"};
+  std::string columns = "bytes|<algorithm|<protocol";
   for (std::size_t e = 0; e < kEngines; ++e)
-    if (p.engines[e])
-      for (const char* what : {"us", "algbw", "busbw"}) headings.push_back(fmt::format("{} {}", kEngineNames[e], what));
-  if (p.arguments.engine.both()) headings.emplace_back("difference");
-  std::vector<Column> columns;
-  for (const std::string& heading : headings) columns.push_back({heading, columns.empty() || columns.size() > 2});
+    if (p.engines[e]) columns += fmt::format("|{0} us|{0} algbw|{0} busbw", kEngineNames[e]);
+  if (p.arguments.engine.both()) columns += "|difference";
   std::vector<std::vector<std::string>> rows;
   for (const SizeRow& row : p.rows) {
     std::vector<std::string>& cells = rows.emplace_back();

@@ -486,7 +486,7 @@ std::string explain_memory_part(const MemoryPart& part, const Simulation& simula
 
 std::string explain_routing(const Simulation& simulation) {
   const Report& r = simulation.report;
-  if (!r.routing) return "routing: balanced, every expert has as many rows as any other\n";
+  if (r.figure("routing") == nullptr) return "routing: balanced, every expert has as many rows as any other\n";
   const Workload& w = simulation.scenario.workload;
   const std::string source = w.recorded_routing ? "recorded in " + w.routing_file
                                                 : std::string(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
@@ -507,7 +507,7 @@ std::string explain_routing(const Simulation& simulation) {
 }
 
 std::string explain_documents(const Simulation& simulation) {
-  if (!simulation.report.documents) return "documents: none, attention sees the whole sequence\n";
+  if (simulation.report.figure("documents") == nullptr) return "documents: none, attention sees the whole sequence\n";
   const Program& program = *simulation.program;
   const PackedSequences& packed = *program.packed;
   const Workload& w = simulation.scenario.workload;
@@ -657,6 +657,12 @@ std::string explain(const std::string& name, const Simulation& simulation,
       if (name == word) return line.explain(simulation);
       known.emplace_back(word);
     }
+  for (const Figure& figure : report.figures) {
+    const FigureKind& kind = *figure.kind;
+    if (name == kind.label || name == kind.key || name == kind.group)
+      return fmt::format("{}: {}, {}\n", kind.key, figure_text(figure), kind.explanation);
+    known.emplace_back(kind.key);
+  }
   const TimeBreakdown none;
   for (const Term& term :
        terms_of(report.stages.empty() ? none : report.stages[static_cast<std::size_t>(report.bounding_stage)].time)) {

@@ -16,30 +16,17 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 struct Table {
-  std::vector<std::string> headings;
-  std::vector<bool> right;
-  std::vector<std::vector<std::string>> rows;
-
-  void column(std::string heading, bool is_right = true) {
-    headings.push_back(std::move(heading));
-    right.push_back(is_right);
-  }
-  void error_columns(const Engines& engines) {
-    for (const char* sizes : {"", ", all"})
-      for (std::size_t e = 0; e < kEngines; ++e)
-        if (engines[e]) column(fmt::format("{}{}", kEngineNames[e], sizes));
-  }
-
-  std::string text() const { return grid(columns(), rows); }
-  std::string markdown() const { return markdown_grid(columns(), rows); }
-
- private:
-  std::vector<Column> columns() const {
-    std::vector<Column> columns;
-    for (std::size_t c = 0; c < headings.size(); ++c) columns.push_back({headings[c], right[c]});
-    return columns;
-  }
+  std::string columns;
+  std::vector<std::vector<std::string>> rows{};
 };
+
+std::string error_columns(const Engines& engines) {
+  std::string columns;
+  for (const char* sizes : {"", ", all"})
+    for (std::size_t e = 0; e < kEngines; ++e)
+      if (engines[e]) columns += fmt::format("|{}{}", kEngineNames[e], sizes);
+  return columns;
+}
 
 // "4.9 (-1.2)": the median error and the bias, in percent.
 std::string error_cell(const PredictionError& error) {
@@ -51,13 +38,7 @@ std::string error_cell(const PredictionError& error) {
 }
 
 Table curve_table(const MeasuredCollectives& measured, const Engines& engines) {
-  Table table;
-  table.column("curve", false);
-  table.column("system", false);
-  table.column("collective", false);
-  table.column("nodes x devices");
-  table.column("points");
-  table.error_columns(engines);
+  Table table{"<curve|<system|<collective|nodes x devices|points" + error_columns(engines)};
   for (const MeasuredCurve& curve : measured.curves) {
     std::vector<std::string>& row = table.rows.emplace_back();
     const bool forced = curve.algorithm != name_of(CollectiveAlgorithm::automatic);
@@ -73,14 +54,9 @@ Table curve_table(const MeasuredCollectives& measured, const Engines& engines) {
 }
 
 Table summary_table(std::span<const ErrorSummary> summaries, const Engines& engines) {
-  Table table;
-  table.column("", false);
-  table.column("links", false);
-  table.column("curves");
-  table.column("points");
-  table.error_columns(engines);
+  Table table{"<|<links|curves|points" + error_columns(engines)};
   for (std::size_t e = 0; e < kEngines; ++e)
-    if (engines[e]) table.column(fmt::format("{}, by curve", kEngineNames[e]));
+    if (engines[e]) table.columns += fmt::format("|{}, by curve", kEngineNames[e]);
   for (const ErrorSummary& summary : summaries) {
     std::vector<std::string>& row = table.rows.emplace_back();
     const std::size_t points = std::max(summary.large[0].points, summary.large[1].points);
@@ -96,8 +72,7 @@ Table summary_table(std::span<const ErrorSummary> summaries, const Engines& engi
 
 constexpr const char* kLegend =
     "Median of |predicted / measured - 1| over points from 1 MiB on (\"all\": of all sizes) in percent, in brackets "
-    "the "
-    "median of predicted / measured - 1. By curve: median over curves of each one's own, from 1 MiB on.";
+    "the median of predicted / measured - 1. By curve: median over curves of each one's own, from 1 MiB on.";
 
 // Remarks on curves that differ from the others, one per line.
 std::vector<std::string> remarks(const MeasuredCollectives& measured) {
@@ -127,8 +102,9 @@ OrderedJson json_of(const PredictionError& error) {
 }  // namespace
 
 std::string measured_table(const MeasuredCollectives& measured, const Engines& engines) {
-  std::string text = curve_table(measured, engines).text();
-  text += "\n" + summary_table(summaries_of(measured.curves, engines), engines).text();
+  const Table curves = curve_table(measured, engines),
+              summary = summary_table(summaries_of(measured.curves, engines), engines);
+  std::string text = grid(curves.columns, curves.rows) + "\n" + grid(summary.columns, summary.rows);
   text += fmt::format("\n{}\n", kLegend);
   for (const std::string& line : remarks(measured)) text += line + "\n";
   return text;
@@ -141,8 +117,9 @@ std::string measured_markdown(const MeasuredCollectives& measured, const Engines
       "except where a * says otherwise: these are residuals, not forecasts. Both engines take their rates from it and "
       "differ where flows contend.\n\n",
       kLegend);
-  text += summary_table(summaries_of(measured.curves, engines), engines).markdown();
-  text += "\n" + curve_table(measured, engines).markdown();
+  const Table curves = curve_table(measured, engines),
+              summary = summary_table(summaries_of(measured.curves, engines), engines);
+  text += markdown_grid(summary.columns, summary.rows) + "\n" + markdown_grid(curves.columns, curves.rows);
   const std::vector<std::string> lines = remarks(measured);
   if (!lines.empty()) text += "\n";
   for (const std::string& line : lines) text += "- " + line + "\n";

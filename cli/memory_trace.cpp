@@ -19,8 +19,6 @@
 namespace orrery {
 std::string allocator_text(const Simulation& simulation) {
   const AllocationTrace trace = allocations(simulation);
-  constexpr std::array<Column, 6> kColumns{
-      {{"segments", false}, {"allocated"}, {"reserved"}, {"between"}, {"of reserved"}, {"retries"}}};
   std::vector<std::vector<std::string>> rows;
   for (const bool expandable : {false, true}) {
     const Replay r = replay(trace, allocator_options(simulation, expandable), kAllocatorSteps);
@@ -35,7 +33,7 @@ std::string allocator_text(const Simulation& simulation) {
              "PyTorch's caching allocator, pipeline stage {}, peaks of {} steps (without {} of the framework's)\n",
              fullest_stage(simulation).stage, kAllocatorSteps,
              bytes_text(fullest_stage(simulation).memory.framework_bytes)) +
-         grid(kColumns, rows);
+         grid("<segments|allocated|reserved|between|of reserved|retries", rows);
 }
 
 void become_program_with_cbc(const char* option, const char* asked, const char* instead) {
@@ -62,8 +60,6 @@ std::string memory_plan_text(const Simulation& simulation) {
   const BiLevelPlan plan = plan_of(simulation, trace);
   const StageReport& stage = fullest_stage(simulation);
   const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
-  constexpr std::array<Column, 8> kColumns{
-      {{"level", false}, {"block", false}, {"runs"}, {"storages"}, {"alive"}, {"planned"}, {"gap"}, {"by", false}}};
   std::vector<std::vector<std::string>> rows;
   const auto row = [&](const char* level, std::string block, std::int64_t runs, std::size_t storages,
                        const StorageLayout& layout) {
@@ -86,7 +82,7 @@ std::string memory_plan_text(const Simulation& simulation) {
              "Bi-level memory plan (MEMO, arXiv 2407.12117, section 4.2), pipeline stage {}, without {} of the "
              "framework's\n",
              stage.stage, bytes_text(stage.memory.framework_bytes)) +
-         grid(kColumns, rows) +
+         grid("<level|<block|runs|storages|alive|planned|gap|<by", rows) +
          fmt::format(
              "  planned {}: {} that stay, {} of the step; {} are alive at the worst instant\n"
              "  PyTorch's caching allocator reserves {}, with expandable segments {}\n",

@@ -125,10 +125,9 @@ std::string head_of(const Packed& packed) {
 }
 
 std::string table_of(const Packed& packed) {
-  std::vector<Column> columns{{"policy", false}, {"sequences"}, {"truncated"}, {""},          {"dropped tokens"},
-                              {"padding"},       {"pieces"},    {"most"},      {"attention"}, {"most"}};
-  if (packed.has_embeddings) columns.push_back({"similarity"});
-  if (packed.full_seconds) columns.push_back({"step, masked"});
+  std::string columns = "<policy|sequences|truncated||dropped tokens|padding|pieces|most|attention|most";
+  if (packed.has_embeddings) columns += "|similarity";
+  if (packed.full_seconds) columns += "|step, masked";
   std::vector<std::vector<std::string>> rows;
   for (const PackRow& row : packed.rows) {
     const PackingMeasures& m = row.measures;

@@ -21,10 +21,9 @@
 #include "sim/base/json_writer.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/memory/memory.h"
-#include "sim/report/csv.h"
+#include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
-#include "sim/report/read_json.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
 #include "strategies/lower.h"
@@ -111,8 +110,6 @@ std::string error_text(double measured, double predicted) {
 }
 
 std::string op_table(const Report& measured, const Report* predicted, bool all) {
-  constexpr std::array<Column, 6> kColumns{
-      {{"op", false}, {"stream", false}, {"times"}, {"measured a step"}, {"predicted a step"}, {"error"}}};
   const std::vector<OpPair> pairs = op_pairs(measured, predicted);
   std::vector<std::vector<std::string>> rows;
   double rest = 0;
@@ -127,7 +124,8 @@ std::string op_table(const Report& measured, const Report* predicted, bool all) 
       rows.back().push_back(error_text(pair.measured, pair.predicted));
     }
   }
-  const std::span<const Column> columns(kColumns.data(), predicted != nullptr ? 6 : 4);
+  const char* const columns = predicted != nullptr ? "<op|<stream|times|measured a step|predicted a step|error"
+                                                   : "<op|<stream|times|measured a step";
   std::string text = "\nOps of the stage that bounds the step\n" + grid(columns, rows);
   if (pairs.size() > rows.size())
     text += fmt::format("  {} more, {} measured (--ops lists all)\n", pairs.size() - rows.size(), seconds_text(rest));
@@ -221,7 +219,6 @@ struct RunOutcome {
 
 std::string steps_table(const std::vector<RunOutcome::Step>& steps) {
   if (steps.empty()) return {};
-  constexpr std::array<Column, 5> kColumns{{{"step"}, {"loss"}, {"gradient norm"}, {"time"}, {"active experts"}}};
   const bool gated = std::ranges::any_of(steps, [](const RunOutcome::Step& step) { return step.active_experts > 0; });
   std::vector<std::vector<std::string>> rows;
   for (const RunOutcome::Step& step : steps) {
@@ -230,7 +227,7 @@ std::string steps_table(const std::vector<RunOutcome::Step>& steps) {
     if (gated) rows.back().push_back(step.active_experts > 0 ? fmt::format("{:.4g}", step.active_experts) : "-");
   }
   return "\nSteps, which differ: what stands above is of the last\n" +
-         grid(std::span<const Column>(kColumns.data(), gated ? 5 : 4), rows);
+         grid(gated ? "step|loss|gradient norm|time|active experts" : "step|loss|gradient norm|time", rows);
 }
 
 // The steps of the workload, without warm-up.

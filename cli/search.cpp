@@ -12,7 +12,7 @@
 #include "cli/output.h"
 #include "cli/title.h"
 #include "sim/base/json_writer.h"
-#include "sim/report/csv.h"
+#include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
 #include "strategies/strategy.h"
@@ -65,12 +65,10 @@ std::vector<const Space::Axis*> differing(const Space& space, const std::vector<
 
 std::string plans_table(const Space& space, const std::vector<ShownPlan>& plans, bool des) {
   const std::vector<const Space::Axis*> axes = differing(space, plans);
-  std::vector<Column> columns{{""}};
-  for (const Space::Axis* axis : axes) columns.push_back({axis->label});
-  columns.insert(columns.end(), {{"dp"}, {"micro-batches"}, {"step"}});
-  if (des) columns.push_back({"by events"});
-  columns.insert(columns.end(),
-                 {{"tokens/s/device"}, {"MFU"}, {"memory"}, {"up to"}, {"", false}, {"loses most by", false}});
+  std::string columns;
+  for (const Space::Axis* axis : axes) columns += fmt::format("|{}", axis->label);
+  columns += fmt::format("|dp|micro-batches|step{}|tokens/s/device|MFU|memory|up to|<|<loses most by",
+                         des ? "|by events" : "");
   std::vector<std::vector<std::string>> rows;
   for (const ShownPlan& plan : plans) {
     const Report& r = plan.report;

@@ -54,14 +54,13 @@ std::string kinds_text(const Topology& topology, bool json) {
                        {"example", kind.example}});
     return json_text(array, 2) + "\n";
   }
-  constexpr std::array<Column, 4> kColumns{{{"kind", false}, {"links"}, {"rate of each"}, {"for example", false}}};
   std::vector<std::vector<std::string>> rows;
   for (const KindOfLink& kind : kinds) {
     std::string rate = bytes_per_second_text(kind.least_rate);
     if (kind.greatest_rate > kind.least_rate) rate += " to " + bytes_per_second_text(kind.greatest_rate);
     rows.push_back({name_of(kind.kind), std::to_string(kind.links), rate, kind.example});
   }
-  return grid(kColumns, rows);
+  return grid("<kind|links|rate of each|<for example", rows);
 }
 
 std::string matching_text(const Topology& topology, const std::string& pattern, bool json) {
@@ -77,12 +76,11 @@ std::string matching_text(const Topology& topology, const std::string& pattern, 
                        {"bytes_per_second", topology.bytes_per_second(link)}});
     return json_text(array, 2) + "\n";
   }
-  constexpr std::array<Column, 3> kColumns{{{"link", false}, {"kind", false}, {"rate"}}};
   std::vector<std::vector<std::string>> rows;
   for (const LinkId link : links)
     rows.push_back(
         {topology.name(link), name_of(topology.kind(link)), bytes_per_second_text(topology.bytes_per_second(link))});
-  return grid(kColumns, rows);
+  return grid("<link|<kind|rate", rows);
 }
 
 }  // namespace

@@ -19,10 +19,9 @@
 #include "cli/training.h"
 #include "sim/base/json_writer.h"
 #include "sim/program/check.h"
-#include "sim/report/csv.h"
+#include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
-#include "sim/report/read_json.h"
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
@@ -171,15 +170,13 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
 }
 
 std::string jobs_table(const std::vector<JobResult>& jobs, const SimulateArguments& arguments) {
-  constexpr std::array<Column, 6> kColumns{
-      {{"job", false}, {"nodes"}, {"step alone"}, {"step together"}, {"slowdown"}, {"link most shared", false}}};
   std::vector<std::vector<std::string>> rows;
   for (const JobResult& result : jobs)
     rows.push_back({result.job.name, std::to_string(result.job.scenario.cluster.nodes),
                     seconds_text(result.alone_seconds), seconds_text(result.together.step_seconds),
                     fmt::format("{:.3f}", result.slowdown()),
                     result.most_shared_link.empty() ? "-" : result.most_shared_link});
-  std::string text = grid(kColumns, rows);
+  std::string text = grid("<job|nodes|step alone|step together|slowdown|<link most shared", rows);
   if (!arguments.verbose) return text;
   const TableStyle style{.colour = colour_wanted()};
   for (const JobResult& result : jobs) {

@@ -12,6 +12,7 @@
 #include "realrun/in_process.h"
 #include "realrun/rank/rank.h"
 #include "sim/base/error.h"
+#include "sim/report/terms.h"
 #include "strategies/lower.h"
 #include "strategies/strategy.h"
 
@@ -312,10 +313,7 @@ void visit(Archive& archive, RankResult& r) {
     archive.number(op.piece), archive.number(op.op), archive.number(op.block), archive.number(op.times_per_step);
     archive.list(op.seconds, [&](double& x) { archive.number(x); });
   });
-  TimeBreakdown& t = r.time;
-  for (double* term : {&t.matmul, &t.attention, &t.memory_bound, &t.recompute, &t.host_issue, &t.bubble, &t.optimizer})
-    archive.number(*term);
-  for (double& x : t.exposed) archive.number(x);
+  for (const TimeTerm& term : time_terms()) archive.number(term.of(r.time));
   for (CategoryBytes& place : r.bytes_at_peak.places)
     for (double& x : place) archive.number(x);
   archive.number(r.peak_bytes);

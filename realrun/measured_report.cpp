@@ -10,6 +10,8 @@
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/summary.h"
+#include "sim/report/terms.h"
+#include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/precision/precision.h"
 
 namespace orrery {
@@ -24,17 +26,7 @@ std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<do
 }
 
 void scale(TimeBreakdown& time, double factor) {
-  for (double* term : {&time.matmul, &time.attention, &time.memory_bound, &time.recompute, &time.host_issue,
-                       &time.bubble, &time.optimizer})
-    *term *= factor;
-  for (double& exposed : time.exposed) exposed *= factor;
-}
-
-void add(TimeBreakdown& to, const TimeBreakdown& from) {
-  to.matmul += from.matmul, to.attention += from.attention, to.memory_bound += from.memory_bound;
-  to.recompute += from.recompute, to.host_issue += from.host_issue, to.bubble += from.bubble;
-  to.optimizer += from.optimizer;
-  for (std::size_t s = 0; s < to.exposed.size(); ++s) to.exposed[s] += from.exposed[s];
+  for (const TimeTerm& term : time_terms()) term.of(time) *= factor;
 }
 
 // Whether the op reads or writes rows of experts; only rows that were counted are then reported.
@@ -45,7 +37,7 @@ bool is_of_rows(const Op& op, const Piece& piece) {
 
 void report_rows(const std::vector<RankResult>& ranks, Report& report) {
   RoutedRows all;
-  RoutingReport routing;
+  expert_parallel::RoutedWork routing;
   for (const RankResult& rank : ranks) {
     const RoutedRows& rows = rank.rows;
     if (rows.layers == 0) continue;
@@ -57,7 +49,7 @@ void report_rows(const std::vector<RankResult>& ranks, Report& report) {
   }
   if (all.layers == 0) return;
   routing.mean_busiest_rank = all.sum_of_busiest_ranks / all.layers;
-  report.routing = routing;
+  expert_parallel::append_figures(routing, report.figures);
   std::string note = fmt::format("experts computed {:.0f} rows, {} of what they have slots for", all.computed,
                                  percent_text(all.computed / all.slots));
   if (all.slots_sent > 0)
@@ -137,7 +129,7 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
     stage.stage = s;
     for (const RankResult& rank : ranks) {
       if (rank.stage != s) continue;
-      add(stage.time, rank.time);
+      add_terms(rank.time, stage.time);
       if (rank.peak_bytes < stage.memory.peak_bytes) continue;
       stage.memory.peak_bytes = rank.peak_bytes;
       stage.memory.bytes = rank.bytes_at_peak;

@@ -145,6 +145,8 @@ constexpr Strategy kStrategies[] = {
      .words = expert_parallel::words,
      .make_runnable = expert_parallel::make_runnable,
      .check_runnable = expert_parallel::check_runnable,
+     .figure_kinds = expert_parallel::figure_kinds,
+     .figures = expert_parallel::figures,
      .search_axes = expert_parallel::search_axes},
     {.name = "fsmoe",
      .summary = "layers with experts in chunks: all-to-alls, gathers within nodes and experts beside each other",
@@ -277,7 +279,9 @@ constexpr Strategy kStrategies[] = {
      .check = packed_documents::check,
      .rewrite = packed_documents::rewrite,
      .control = packed_documents::control,
-     .begins_anew = packed_documents::begins_anew},
+     .begins_anew = packed_documents::begins_anew,
+     .figure_kinds = packed_documents::figure_kinds,
+     .figures = packed_documents::figures},
 };
 
 }  // namespace
@@ -335,6 +339,24 @@ std::vector<std::string> plan_words(const Scenario& scenario) {
       for (const PlanWord& word : strategy.words())
         if (word.used(scenario)) words.emplace_back(word.word);
   return words;
+}
+
+std::span<const FigureKind* const> all_figure_kinds() {
+  static const std::vector<const FigureKind*> kinds = [] {
+    std::vector<const FigureKind*> all;
+    for (const Strategy& strategy : kStrategies)
+      if (strategy.figure_kinds != nullptr)
+        for (const FigureKind& kind : strategy.figure_kinds()) all.push_back(&kind);
+    return all;
+  }();
+  return kinds;
+}
+
+std::vector<Figure> figures_of(const Scenario& scenario, const Program& program) {
+  std::vector<Figure> figures;
+  for (const Strategy& strategy : kStrategies)
+    if (strategy.figures != nullptr) strategy.figures(scenario, program, figures);
+  return figures;
 }
 
 }  // namespace orrery

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sim/program/program.h"
+#include "sim/report/figure.h"
 #include "strategies/run_controller.h"
 #include "strategies/scenario.h"
 #include "strategies/search_axis.h"
@@ -78,6 +79,10 @@ struct Strategy {
   void (*check_runnable)(const Scenario& scenario) = nullptr;
   // Returns what a report says about the layout of the plan, one sentence each. Null: nothing.
   std::vector<std::string> (*notes)(const Scenario& scenario) = nullptr;
+  // The figures that the strategy adds to a step's report (sim/report/figure.h): their kinds, and their values for a
+  // lowered Program.
+  std::span<const FigureKind> (*figure_kinds)() = nullptr;
+  void (*figures)(const Scenario& scenario, const Program& program, std::vector<Figure>& figures) = nullptr;
   // Sets those fields of `plan`, a copy of the scenario's plan, that are left to the strategy but that the training
   // framework must be given. Null: there are none.
   void (*write_out)(const Scenario& scenario, Plan& plan) = nullptr;
@@ -97,5 +102,8 @@ bool begins_anew(const Scenario& scenario);
 // The words of all strategies, in their order; and those that the scenario's plan uses.
 std::vector<std::string_view> all_plan_words();
 std::vector<std::string> plan_words(const Scenario& scenario);
+// The kinds of figures of all strategies, and the figures of one Program.
+std::span<const FigureKind* const> all_figure_kinds();
+std::vector<Figure> figures_of(const Scenario& scenario, const Program& program);
 
 }  // namespace orrery

@@ -16,7 +16,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
-#include "sim/report/read_json.h"
+#include "sim/report/json.h"
 #include "study/answers/build_commit.h"
 #include "study/answers/comparison.h"
 #include "study/answers/engine_choice.h"

@@ -47,8 +47,7 @@ std::vector<std::string> cells_of(const Difference& d) {
           was_tested(d) ? p_text(d.adjusted_p) : "-"};
 }
 
-constexpr std::array<std::string_view, 7> kHeadings{"benchmark", "baseline", "new",    "change",
-                                                    "fastest",   "p",        "verdict"};
+constexpr std::string_view kColumns = "<benchmark|baseline|new|change|fastest|p|<verdict";
 
 // "2 regressions, 1 improvement, 37 unchanged"
 std::string summary(const Comparison& comparison) {
@@ -140,16 +139,13 @@ std::string heading(const Comparison& c) {
 std::string comparison_text(const Comparison& comparison, bool colour) {
   std::string text = fmt::format("{}\n{}\n{}\n\n", heading(comparison), sight(comparison), rule(comparison));
   if (!comparison.differences.empty()) {
-    std::vector<Column> columns;
-    for (std::size_t c = 0; c < kHeadings.size(); ++c)
-      columns.push_back({kHeadings[c], c > 0 && c + 1 < kHeadings.size()});
     std::vector<std::vector<std::string>> rows;
     for (const Difference& d : comparison.differences) {
       rows.push_back(cells_of(d));
       const std::string escape = colour ? colour_of(d.verdict) : "";
       rows.back().push_back(escape + verdict_text(d) + (escape.empty() ? "" : "\x1b[0m"));
     }
-    text += grid(columns, rows) + "\n";
+    text += grid(kColumns, rows) + "\n";
   }
   for (const std::string& line : remarks(comparison)) text += line + "\n";
   return text + summary(comparison) + "\n";
@@ -158,22 +154,14 @@ std::string comparison_text(const Comparison& comparison, bool colour) {
 std::string comparison_markdown(const Comparison& comparison) {
   std::string text = fmt::format("**{}**: {}\n\n{}\n\n{}\n\n", summary(comparison), markdown_text(heading(comparison)),
                                  sight(comparison), rule(comparison));
-  const auto line = [&](const auto& cells) {
-    for (const auto& cell : cells) text += fmt::format("| {} ", cell);
-    text += "|\n";
-  };
-  if (!comparison.differences.empty()) {
-    line(kHeadings);
-    for (std::size_t c = 0; c < kHeadings.size(); ++c) text += c > 0 && c + 1 < kHeadings.size() ? "|---:" : "|---";
-    text += "|\n";
-    for (const Difference& d : comparison.differences) {
-      std::vector<std::string> cells = cells_of(d);
-      cells.push_back(verdict_text(d));
-      for (std::string& cell : cells) cell = markdown_text(cell);
-      if (comparison.fails(d)) cells.back() = "**" + cells.back() + "**";
-      line(cells);
-    }
+  std::vector<std::vector<std::string>> rows;
+  for (const Difference& d : comparison.differences) {
+    std::vector<std::string>& cells = rows.emplace_back(cells_of(d));
+    cells.push_back(verdict_text(d));
+    for (std::string& cell : cells) cell = markdown_text(cell);
+    if (comparison.fails(d)) cells.back() = "**" + cells.back() + "**";
   }
+  if (!rows.empty()) text += markdown_grid(kColumns, rows);
   const std::vector<std::string> lines = remarks(comparison);
   if (!lines.empty()) text += "\n";
   for (const std::string& remark : lines) text += "- " + markdown_text(remark) + "\n";

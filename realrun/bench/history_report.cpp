@@ -35,8 +35,6 @@ double slowest(const std::vector<HistoryPoint>& points) {
 
 std::string history_text(const std::string& benchmark, const std::vector<HistoryPoint>& points) {
   constexpr int kBarColumns = 24;
-  const std::vector<Column> columns{{"date", false}, {"commit", false},    {"device", false}, {"n"},
-                                    {"median"},      {"quartiles", false}, {"change"},        {"", false}};
   const double most = slowest(points);
   std::vector<std::vector<std::string>> rows;
   for (const HistoryPoint& p : points)
@@ -44,14 +42,13 @@ std::string history_text(const std::string& benchmark, const std::vector<History
                     fmt::format("{}", p.repetitions), seconds_text(p.median_seconds),
                     fmt::format("{} .. {}", seconds_text(p.low_seconds), seconds_text(p.high_seconds)),
                     p.ratio > 0 ? change_text(p.ratio) : "-", bar(p.median_seconds / most, kBarColumns)});
-  return line_text(benchmark) + "\n\n" + grid(columns, rows);
+  return line_text(benchmark) + "\n\n" + grid("<date|<commit|<device|n|median|<quartiles|change|<", rows);
 }
 
 std::string history_csv(const std::string& benchmark, const std::vector<HistoryPoint>& points) {
   std::string text =
       "benchmark,date,git_commit,version,device,repetitions,median_seconds,first_quartile_seconds,third_quartile_"
-      "seconds,"
-      "ratio_to_previous\n";
+      "seconds,ratio_to_previous\n";
   for (const HistoryPoint& p : points)
     text += fmt::format("{},{},{},{},{},{},{},{},{},{}\n", csv_text(benchmark), csv_text(p.date), csv_text(p.commit),
                         csv_text(p.version), csv_text(p.device), p.repetitions, p.median_seconds, p.low_seconds,

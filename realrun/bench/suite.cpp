@@ -422,7 +422,6 @@ std::string run_suite(const SuiteOptions& options) {
 
 std::string run_text(const BenchmarkRun& run) {
   constexpr double kLow = 0.25, kHigh = 0.75;
-  const std::vector<Column> columns{{"benchmark", false}, {"median"}, {"spread"}, {"byte/s"}, {"FLOP/s"}, {"of peak"}};
   std::vector<std::vector<std::string>> rows;
   const MachineState machine(run);
   std::size_t repetitions = 0, set_aside = 0;
@@ -456,7 +455,7 @@ std::string run_text(const BenchmarkRun& run) {
   if (!text.empty()) text += "\n";
   if (run.has_cold_caches()) text += "caches: cold before each iteration\n";
   if (const std::string* peak = run.fact("peak_source")) text += "peak: " + *peak + "\n";
-  text += "\n" + grid(columns, rows);
+  text += "\n" + grid("<benchmark|median|spread|byte/s|FLOP/s|of peak", rows);
   if (set_aside > 0) text += "\n" + set_aside_text(set_aside, repetitions) + "\n";
   for (const std::string& name : busy) text += name + ": all of its repetitions are, and the figures are theirs\n";
   if (failed) text += "\nsome benchmarks failed\n";

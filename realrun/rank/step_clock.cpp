@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sim/program/liveness.h"
+#include "sim/report/terms.h"
 
 namespace orrery::realrun {
 namespace {
@@ -27,13 +28,6 @@ double& term_of_gap(std::uint64_t waited_for, TimeBreakdown& time) {
   const auto stream = static_cast<Stream>(waited);
   if (stream == Stream::pipeline_communication) return time.bubble;
   return time.exposed[static_cast<std::size_t>(row_of(stream).account)];
-}
-
-void add_terms(const TimeBreakdown& from, TimeBreakdown& to) {
-  to.matmul += from.matmul, to.attention += from.attention, to.memory_bound += from.memory_bound;
-  to.recompute += from.recompute, to.host_issue += from.host_issue, to.bubble += from.bubble;
-  to.optimizer += from.optimizer;
-  for (std::size_t s = 0; s < kStreams; ++s) to.exposed[s] += from.exposed[s];
 }
 
 }  // namespace

@@ -39,50 +39,6 @@ double meeting(std::span<const NetworkUse> own, BlockKind kind, std::span<const 
   return used > 0 ? std::min(1.0, met / used) : 0;
 }
 
-std::optional<RoutingReport> routing_of(std::span<const Load> loads) {
-  if (loads.empty() || loads.front().axis != MeshAxis::ep) return std::nullopt;
-  RoutingReport r;
-  double layers = 0, busiest = 0, dropped = 0;
-  for (const Load& load : loads) {
-    const auto times = static_cast<double>(load.layers);
-    r.busiest_rank = std::max(r.busiest_rank, load.busiest_rank);
-    r.busiest_expert = std::max(r.busiest_expert, load.busiest_expert);
-    layers += times;
-    busiest += times * load.busiest_rank;
-    dropped += times * load.dropped;
-  }
-  r.mean_busiest_rank = busiest / layers;
-  r.dropped_share = dropped / layers;
-  return r;
-}
-
-std::optional<DocumentsReport> documents_of(const Program& program) {
-  if (program.document_loads.empty()) return std::nullopt;
-  const PackedSequences& packed = *program.packed;
-  DocumentsReport r;
-  const auto sequences = static_cast<double>(packed.count()), length = static_cast<double>(packed.length);
-  r.documents = static_cast<double>(packed.ends.size()) / sequences;
-  r.padded_share = static_cast<double>(packed.padded_positions) / (sequences * length);
-  const auto replicas = program.document_loads.front().sequences.size();
-  const std::int64_t of_replica = packed.count() / static_cast<std::int64_t>(replicas),
-                     of_micro_batch = of_replica / program.schedule.micro_batches;
-  double all = 0, replica = 0, busiest = 0, micro_batch = 0, most = 0;
-  for (std::int64_t s = 0; s < packed.count(); ++s) {
-    if (s % of_replica == 0) replica = 0;
-    if (s % of_micro_batch == 0) micro_batch = 0;
-    for_each_document(packed.ends_of(s),
-                      [&](std::int64_t begin, std::int64_t end) { r.longest = std::max(r.longest, end - begin); });
-    const double pairs = whole_pairs(packed.ends_of(s));
-    all += pairs;
-    busiest = std::max(busiest, replica += pairs);
-    most = std::max(most, micro_batch += pairs);
-  }
-  r.attention_share = all / (sequences * length * length / 2);
-  r.busiest_replica = busiest / (all / static_cast<double>(replicas));
-  r.busiest_micro_batch = most / (all * static_cast<double>(of_micro_batch) / sequences);
-  return r;
-}
-
 void check_timeline(const Program& program) {
   const Schedule& schedule = program.schedule;
   const auto stages = static_cast<std::int64_t>(program.stages.size());
@@ -127,8 +83,6 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
   }
   report = {};  // including fields that callers add: nothing of the plan before remains
   report.engine = "analytical";
-  report.routing = routing_of(program.loads);
-  report.documents = documents_of(program);
   r.fill_time(program, mfu_dtype, report);
   r.fill_memory(program, report);
   if (options.ops) r.fill_ops(program, report);

@@ -1,8 +1,10 @@
-// The single-valued figures of a report, by name: the columns of CSV, and the choices of a batch's --fields.
+// The single-valued figures of a report, by name: the columns of CSV, and the choices of a batch's --fields. Reports as
+// rows of comma-separated values (RFC 4180).
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -30,5 +32,13 @@ const ReportColumn* find_report_column(std::string_view name);
 // 4180 requires it.
 void append_csv(const ColumnValue& value, std::string& out);
 void write_json(const ColumnValue& value, JsonWriter& writer);
+
+// Both end with a newline. First column: "scenario"; last: `more`.
+std::string csv_header(std::span<const std::string_view> more = {});
+std::string csv_row(const std::string& scenario, const Report& report, std::span<const std::string> more = {});
+
+// A row for each of those columns that is not of ops: "column,a,b,difference", the last b - a, empty for what is no
+// number.
+std::string comparison_csv(const Report& a, const Report& b);
 
 }  // namespace orrery

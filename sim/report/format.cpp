@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "sim/base/one_line.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {
@@ -17,7 +18,7 @@ std::string digits(double value) {
   return fmt::format("{:.{}f}", value, size >= 999.95 ? 0 : size >= 99.995 ? 1 : size >= 9.9995 ? 2 : 3);
 }
 
-std::size_t columns_of(std::string_view text) {
+std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
@@ -57,7 +58,7 @@ std::string rate_text(double per_second) {
 std::string percent_text(double share) { return fmt::format("{:.1f} %", share * 100); }
 
 std::string left(std::string_view text, std::size_t columns) {
-  const std::size_t used = columns_of(text);
+  const std::size_t used = width_of(text);
   return std::string(text) + std::string(columns > used ? columns - used : 0, ' ');
 }
 
@@ -68,16 +69,34 @@ std::string signed_percent_text(double share) {
 }
 
 std::string right(std::string_view text, std::size_t columns) {
-  const std::size_t used = columns_of(text);
+  const std::size_t used = width_of(text);
   return std::string(columns > used ? columns - used : 0, ' ') + std::string(text);
+}
+
+std::vector<Column> columns_of(std::string_view text) {
+  std::vector<Column> columns;
+  for (std::string_view heading : split(text, '|')) {
+    const bool left = heading.starts_with('<');
+    if (left) heading.remove_prefix(1);
+    columns.push_back({heading, !left});
+  }
+  return columns;
+}
+
+std::string grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows) {
+  return grid(columns_of(columns), rows);
+}
+
+std::string markdown_grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows) {
+  return markdown_grid(columns_of(columns), rows);
 }
 
 std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths;
   for (std::size_t c = 0; c < columns.size(); ++c) {
-    widths.push_back(columns_of(columns[c].heading));
+    widths.push_back(width_of(columns[c].heading));
     if (c + 1 < columns.size())
-      for (const auto& row : rows) widths[c] = std::max(widths[c], columns_of(row[c]));
+      for (const auto& row : rows) widths[c] = std::max(widths[c], width_of(row[c]));
   }
   std::string text;
   const auto append = [&](std::size_t c, std::string_view cell) {

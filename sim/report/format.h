@@ -24,12 +24,17 @@ struct Column {
   std::string_view heading;
   bool right = true;  // alignment
 };
+// Columns with the headings that `text` lists between bars, "<op|times|share"; '<' before a heading aligns its column to
+// the left. The headings refer to `text`.
+std::vector<Column> columns_of(std::string_view text);
 // The rows under their headings, indented by two spaces; each column is as wide as its widest cell. Cells of the last
 // column may contain characters without width (colours). Ends with a newline.
 std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
+std::string grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows);
 
 // The same rows as a GitHub Markdown table.
 std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
+std::string markdown_grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows);
 
 // Both write control characters as escapes (sim/base/one_line.h), except tabs and line breaks.
 std::string xml_text(std::string_view text);  // escaped for XML text and attributes

@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sim/program/program.h"
+#include "sim/report/figure.h"
 
 namespace orrery {
 
@@ -184,23 +186,6 @@ struct ExpectedStep {
   std::int64_t points = 0, sources = 0;
 };
 
-// How unequal the work of experts is, in the layers where it is the most unequal.
-struct RoutingReport {
-  double busiest_rank = 1, busiest_expert = 1;  // rows of the busiest one over the mean
-  double mean_busiest_rank = 1;                 // mean of busiest_rank over all layers with experts
-  double dropped_share = 0;                     // share of all rows that find no slot, over all layers with experts
-};
-
-// The documents that a step's sequences are packed from.
-struct DocumentsReport {
-  double documents = 0;            // per sequence, on average; padding counts as one
-  std::int64_t longest = 0;        // positions of the longest document
-  double padded_share = 0;         // share of all positions
-  double attention_share = 1;      // pairs that attention sees, over those of the causal mask of whole sequences
-  double busiest_replica = 1;      // those pairs in the busiest replica, over the mean of replicas
-  double busiest_micro_batch = 1;  // those pairs in a replica's busiest micro-batch, over the mean of all
-};
-
 struct Report {
   std::string engine;  // "analytical", "des"
   double step_seconds = 0;
@@ -228,15 +213,17 @@ struct Report {
 
   std::vector<UnmeasuredShape> unmeasured;
   double unmeasured_share = 0;
-  std::optional<RoutingReport> routing;      // none: balanced
-  std::optional<DocumentsReport> documents;  // none: every sequence is one document
-  std::vector<std::string> notes;            // assumptions: borrowed calibration, ...
+  std::vector<Figure> figures;     // those of a group together
+  std::vector<std::string> notes;  // assumptions: borrowed calibration, ...
 
   std::optional<DiscreteEventReport> discrete_event;  // of the discrete-event engine only
 
   // Filled on request only.
   std::vector<OpReport> ops;
   Timeline timeline;
+
+  // The figure of that group and key, or the group's first; nullptr: the report has none.
+  const Figure* figure(std::string_view group, std::string_view key = {}) const;
 };
 
 }  // namespace orrery

@@ -27,29 +27,9 @@ constexpr std::size_t kRowsListed = 8;
 enum class Paint { bold, dim, good, bad, time, memory };
 
 std::string paint(std::string_view text, Paint paint, TableStyle style) {
+  constexpr std::array kCodes{"1", "2", "32", "1;31", "34", "35"};
   if (!style.colour || text.empty()) return std::string(text);
-  const char* code = "";
-  switch (paint) {
-    case Paint::bold:
-      code = "1";
-      break;
-    case Paint::dim:
-      code = "2";
-      break;
-    case Paint::good:
-      code = "32";
-      break;
-    case Paint::bad:
-      code = "1;31";
-      break;
-    case Paint::time:
-      code = "34";
-      break;
-    case Paint::memory:
-      code = "35";
-      break;
-  }
-  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+  return fmt::format("\x1b[{}m{}\x1b[0m", kCodes.at(static_cast<std::size_t>(paint)), text);
 }
 
 void heading(std::string& out, std::string_view text, TableStyle style) {
@@ -109,23 +89,10 @@ void headline(std::string& out, const Report& r, TableStyle style) {
        remark(r.step_seconds > 0 ? percent_text(r.exposed_communication_seconds / r.step_seconds) + " of the step"
                                  : ""));
   line(out, "bound by", "", r.bound_by);
-  if (r.documents) {
-    line(out, "documents of a sequence", fmt::format("{:.2f}", r.documents->documents),
-         remark(fmt::format("the longest of {} tokens; {} of all positions are padding", r.documents->longest,
-                            percent_text(r.documents->padded_share))));
-    line(out, "attention within them", percent_text(r.documents->attention_share),
-         remark("of the pairs of whole sequences"));
-    line(out, "attention, busiest replica", fmt::format("{:.2f}x", r.documents->busiest_replica),
-         remark(fmt::format("its pairs over the mean; of a micro-batch at most {:.2f}x",
-                            r.documents->busiest_micro_batch)));
-  }
-  if (!r.routing) return;
-  line(out, "routing, busiest rank", fmt::format("{:.2f}x", r.routing->busiest_rank),
-       remark(fmt::format("rows of its experts over the mean; {:.2f}x in the mean of all layers",
-                          r.routing->mean_busiest_rank)));
-  line(out, "routing, busiest expert", fmt::format("{:.2f}x", r.routing->busiest_expert),
-       remark(r.routing->dropped_share > 0 ? percent_text(r.routing->dropped_share) + " of all rows are dropped"
-                                           : "nothing is dropped"));
+  std::vector<Figure> figures = r.figures;
+  std::ranges::stable_sort(figures, {}, [](const Figure& figure) { return std::string_view(figure.kind->group); });
+  for (const Figure& figure : figures)
+    if (*figure.kind->label != '\0') line(out, figure.kind->label, figure_text(figure), remark(figure.remark));
 }
 
 void time_terms(std::string& out, const Report& r, TableStyle style) {
@@ -170,8 +137,7 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
                            bytes_text(interval->high_bytes)),
                Paint::dim, style));
   if (device_is_tight(r))
-    line(out, "", "",
-         fmt::format("one published peak in ten was more than {:.2f} times the predicted one", kPeakHigh));
+    line(out, "", "", fmt::format("one published peak in ten was more than {:.2f} times the predicted one", kPeakHigh));
   const auto shared = [&](const SharedMemory& tier, Place place, std::string_view label) {
     if (tier.peak_bytes <= 0) return;
     std::string parts;
@@ -241,7 +207,7 @@ void remarks(std::string& out, const Report& r, TableStyle style) {
 
 // A heading and the first of `items` as rows, followed by the number of the others and their seconds.
 template <class Item, class Row, class Seconds>
-void section(std::string& out, std::string_view title, std::span<const Column> columns, const std::vector<Item>& items,
+void section(std::string& out, std::string_view title, std::string_view columns, const std::vector<Item>& items,
              TableStyle style, Row row, Seconds seconds) {
   if (items.empty()) return;
   heading(out, title, style);
@@ -273,9 +239,8 @@ void simulated(std::string& out, const Report& r, const DiscreteEventReport& d, 
 }
 
 void busiest_links(std::string& out, const DiscreteEventReport& d, TableStyle style) {
-  constexpr std::array<Column, 5> kColumns{{{"link", false}, {"alike"}, {"rate"}, {"carried"}, {"    used", false}}};
   section(
-      out, "Busiest links", kColumns, d.busiest_links, style,
+      out, "Busiest links", "<link|alike|rate|carried|<    used", d.busiest_links, style,
       [&](const LinkReport& link) -> std::vector<std::string> {
         return {link.name, std::to_string(link.links), rate_text(link.bytes_per_second) + "B/s",
                 bytes_text(link.busiest_bytes),
@@ -286,12 +251,10 @@ void busiest_links(std::string& out, const DiscreteEventReport& d, TableStyle st
 }
 
 void contention(std::string& out, const DiscreteEventReport& d, TableStyle style) {
-  constexpr std::array<Column, 6> kColumns{
-      {{"who", false}, {"op", false}, {"link", false}, {"alone"}, {"took"}, {"lost"}}};
   const auto lost = [](const ContentionReport& c) { return c.seconds - c.seconds_alone; };
   section(
-      out, "Collectives slower than alone on undisturbed links (several at once: no sum)", kColumns, d.contention,
-      style,
+      out, "Collectives slower than alone on undisturbed links (several at once: no sum)",
+      "<who|<op|<link|alone|took|lost", d.contention, style,
       [&](const ContentionReport& c) -> std::vector<std::string> {
         return {c.who, c.op, c.link, seconds_text(c.seconds_alone), seconds_text(c.seconds), seconds_text(lost(c))};
       },
@@ -299,10 +262,8 @@ void contention(std::string& out, const DiscreteEventReport& d, TableStyle style
 }
 
 void critical_path(std::string& out, const Report& r, const DiscreteEventReport& d, TableStyle style) {
-  constexpr std::array<Column, 5> kColumns{
-      {{"who", false}, {"what", false}, {"times"}, {"seconds"}, {"   share", false}}};
   section(
-      out, "Critical path", kColumns, d.critical_path, style,
+      out, "Critical path", "<who|<what|times|seconds|<   share", d.critical_path, style,
       [&](const CriticalPathPart& part) -> std::vector<std::string> {
         const double share = r.step_seconds > 0 ? part.seconds / r.step_seconds : 0;
         return {
@@ -313,13 +274,10 @@ void critical_path(std::string& out, const Report& r, const DiscreteEventReport&
 }
 
 void waits(std::string& out, const DiscreteEventReport& d, TableStyle style) {
-  constexpr std::array<Column, 5> kColumns{
-      {{"who", false}, {"for whom", false}, {"at", false}, {"times"}, {"seconds"}}};
   section(
-      out, "Who waited for whom (many at once: no sum)", kColumns, d.waits, style,
+      out, "Who waited for whom (many at once: no sum)", "<who|<for whom|<at|times|seconds", d.waits, style,
       [](const WaitReport& wait) -> std::vector<std::string> {
-        const std::string who =
-            wait.alike > 0 ? fmt::format("{} and {} kinds alike", wait.who, wait.alike) : wait.who;
+        const std::string who = wait.alike > 0 ? fmt::format("{} and {} kinds alike", wait.who, wait.alike) : wait.who;
         return {who, wait.for_whom, wait.op, times_text(wait.times), seconds_text(wait.seconds)};
       },
       [](const WaitReport& wait) { return wait.seconds; });

@@ -1,6 +1,10 @@
 #include "sim/report/terms.h"
 
+#include <fmt/format.h>
+
 #include <utility>
+
+#include "sim/report/format.h"
 
 namespace orrery {
 namespace {
@@ -42,6 +46,10 @@ const std::vector<TimeTerm>& time_terms() {
   return all;
 }
 
+void add_terms(const TimeBreakdown& from, TimeBreakdown& to) {
+  for (const TimeTerm& term : time_terms()) term.of(to) += term.of(from);
+}
+
 std::vector<Term> terms_of(const TimeBreakdown& time) {
   std::vector<Term> terms;
   for (const TimeTerm& term : time_terms()) terms.push_back({term.name, term.label, term.of(time)});
@@ -77,6 +85,19 @@ std::vector<MemoryTerm> terms_of(const MemoryBreakdown& memory) {
   std::vector<MemoryTerm> terms;
   for (const MemoryPart& part : memory_parts()) terms.push_back({part.name, part.label, part.of(memory)});
   return terms;
+}
+
+std::string figure_text(const Figure& figure) {
+  const FigureUnit unit = figure.kind->unit;
+  if (unit == FigureUnit::share) return percent_text(figure.value);
+  return fmt::format("{:.{}f}{}", figure.value, unit == FigureUnit::count ? 0 : 2,
+                     unit == FigureUnit::times ? "x" : "");
+}
+
+const Figure* Report::figure(std::string_view group, std::string_view key) const {
+  for (const Figure& figure : figures)
+    if (figure.kind->group == group && (key.empty() || figure.kind->key == key)) return &figure;
+  return nullptr;
 }
 
 std::string_view flop_convention() {

@@ -36,9 +36,11 @@ struct TimeTerm {
   double TimeBreakdown::*field = nullptr;
   std::size_t stream = 0;  // index into `exposed` if `field` is null
 
-  double of(const TimeBreakdown& time) const { return field != nullptr ? time.*field : time.exposed[stream]; }
+  // Of a TimeBreakdown, const or not.
+  auto& of(auto& time) const { return field != nullptr ? time.*field : time.exposed[stream]; }
 };
 const std::vector<TimeTerm>& time_terms();
+void add_terms(const TimeBreakdown& from, TimeBreakdown& to);
 
 struct MemoryPart {
   std::string name, label;

@@ -26,7 +26,7 @@ using Nanoseconds = std::int64_t;
 Nanoseconds nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 std::string microseconds(Nanoseconds ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
 
-std::string json_text(std::string_view text) {
+std::string text_json(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -38,8 +38,8 @@ int thread_of(Stream stream) { return static_cast<int>(stream) + 1; }  // viewer
 
 // The places of a job's processes in the file.
 struct Processes {
-  std::string_view job;    // name; empty if it is the only job
-  std::int32_t first = 0;  // process of stage 0
+  std::string_view job;    // its name; empty: the only one
+  std::int32_t first = 0;  // stage 0
   std::int32_t stages = 0;
   std::int32_t ranks = 0;  // single ranks after the stages; the process after them has the links
 
@@ -48,7 +48,7 @@ struct Processes {
   std::int32_t links() const { return first + stages + ranks; }
   std::int32_t end() const { return links() + 1; }
   std::string name(std::string_view process) const {
-    return json_text(job.empty() ? std::string(process) : fmt::format("{}: {}", job, process));
+    return text_json(job.empty() ? std::string(process) : fmt::format("{}: {}", job, process));
   }
 };
 
@@ -64,23 +64,23 @@ struct Slice {
 
 // Kind, work and bound, for "args".
 std::string work_text(const TimelineOp& op) {
-  std::string text = fmt::format(R"("kind":{})", json_text(op.kind));
+  std::string text = fmt::format(R"("kind":{})", text_json(op.kind));
   if (op.flops > 0) text += fmt::format(R"(,"flops":{:.6g})", op.flops);
   if (op.bytes > 0) text += fmt::format(R"(,"bytes":{:.6g})", op.bytes);
-  if (!op.bound.empty()) text += fmt::format(R"(,"bound":{})", json_text(op.bound));
+  if (!op.bound.empty()) text += fmt::format(R"(,"bound":{})", text_json(op.bound));
   return text;
 }
 
 std::string slice_event(const Interval& interval, std::span<const TimelineOp> ops, Slice slice, std::int32_t process) {
   const bool compute = interval.stream == Stream::compute;
-  std::string args = interval.op != kNoOp ? work_text(ops[interval.op])
-                                          : fmt::format(R"("kind":"{}")", kKindNames[kind_of(interval)]);
+  std::string args =
+      interval.op != kNoOp ? work_text(ops[interval.op]) : fmt::format(R"("kind":"{}")", kKindNames[kind_of(interval)]);
   args += fmt::format(R"(,"seconds":{})", interval.end_seconds - interval.begin_seconds);
   if (kind_of(interval) != kUpdate)
     args += fmt::format(R"(,"micro_batch":{},"chunk":{})", interval.micro_batch, interval.chunk);
   return fmt::format(
       R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{{}}}}})",
-      json_text(interval_name(interval)), compute ? kKindNames[kind_of(interval)] : name_of(interval.stream), process,
+      text_json(interval_name(interval)), compute ? kKindNames[kind_of(interval)] : name_of(interval.stream), process,
       thread_of(interval.stream), microseconds(slice.begin), microseconds(slice.end - slice.begin), args);
 }
 
@@ -91,7 +91,7 @@ struct OpText {
 OpText op_text(const TimelineOp& op, Stream stream) {
   OpText text;
   const char* category = op.kind == "wait" ? "wait" : stream == Stream::compute ? "kernel" : name_of(stream);
-  text.head = fmt::format(R"({{"ph":"X","name":{},"cat":"{}")", json_text(op.name), category);
+  text.head = fmt::format(R"({{"ph":"X","name":{},"cat":"{}")", text_json(op.name), category);
   text.args = fmt::format(R"("args":{{{}}}}})", work_text(op));
   return text;
 }
@@ -107,9 +107,9 @@ std::map<std::int32_t, std::set<Stream>> add_ops(const Timeline& timeline, const
     OpText& text = texts[slice.op];
     if (text.head.empty()) text = op_text(timeline.ops[slice.op], slice.stream);
     streams[slice.stage].insert(slice.stream);
-    events.push_back({begin, fmt::format(R"({},"pid":{},"tid":{},"ts":{},"dur":{},{})", text.head,
-                                         processes.stage(slice.stage), thread_of_ops(slice.stream),
-                                         microseconds(begin), microseconds(end - begin), text.args)});
+    events.push_back(
+        {begin, fmt::format(R"({},"pid":{},"tid":{},"ts":{},"dur":{},{})", text.head, processes.stage(slice.stage),
+                            thread_of_ops(slice.stream), microseconds(begin), microseconds(end - begin), text.args)});
   }
   return streams;
 }
@@ -139,7 +139,7 @@ void add_links(const Report& report, const Processes& processes, std::vector<Eve
       const double percent = bin < bins ? kind.over_time[bin] * 100 : 0;
       events.push_back(
           {at, fmt::format(R"({{"ph":"C","name":{},"pid":{},"tid":0,"ts":{},"args":{{"busiest":{:.4g}}}}})",
-                           json_text(kind.name + " utilisation %"), processes.links(), microseconds(at), percent)});
+                           text_json(kind.name + " utilisation %"), processes.links(), microseconds(at), percent)});
     }
   }
 }
@@ -293,7 +293,7 @@ std::string jobs_trace(std::span<const TracedJob> jobs) {
 
   std::string out =
       fmt::format(R"({{"displayTimeUnit":"ms","otherData":{{"engine":{},"step_seconds":{}{}}},"traceEvents":[)",
-                  json_text(jobs.empty() ? "" : jobs.front().report->engine), seconds,
+                  text_json(jobs.empty() ? "" : jobs.front().report->engine), seconds,
                   jobs.size() == 1 ? bounds_text(jobs.front().report->timeline) : "");
   const char* separator = "\n";
   const auto append = [&](const std::string& text) {

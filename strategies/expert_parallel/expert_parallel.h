@@ -40,7 +40,18 @@ std::span<const SearchAxis> search_axes();
 // Controller of a training with unequal routing: steps with the same routing have the same state.
 std::unique_ptr<RunController> control(const Scenario& scenario);
 
-// expert_tensor_parallel, or tensor_parallel if it is 0.
+// How unequal the work of experts is, of the layers where it is the most unequal.
+struct RoutedWork {
+  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean
+  double mean_busiest_rank = 1;                 // of all layers with experts
+  double dropped_share = 0;                     // of all rows, those that find no slot; of all such layers
+};
+std::span<const FigureKind> figure_kinds();
+void append_figures(const RoutedWork& work, std::vector<Figure>& figures);
+// None where routing is balanced.
+void figures(const Scenario& scenario, const Program& program, std::vector<Figure>& figures);
+
+// The plan's, or as many as tensor_parallel where it leaves them open.
 std::int64_t expert_tensor_ranks(const Plan& plan);
 // Ranks that hold the same experts, over all axes but pp.
 MeshGroup expert_replicas(const Mesh& mesh);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <numeric>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/work.h"
+#include "sim/report/format.h"
 #include "traces/packing/packed_workload.h"
 
 namespace orrery::packed_documents {
@@ -262,5 +264,55 @@ std::unique_ptr<RunController> control(const Scenario& scenario) {
 }
 
 bool begins_anew(const Scenario& scenario) { return scenario.workload.has_documents() && scenario.workload.step > 0; }
+
+namespace {
+
+constexpr std::array<FigureKind, 6> kKinds{
+    {{"documents", "documents_per_sequence", FigureUnit::number, "documents of a sequence in the mean; padding is one",
+      "documents of a sequence"},
+     {"documents", "longest_document", FigureUnit::count, "positions of the longest document of the step"},
+     {"documents", "padded_share", FigureUnit::share, "padding, of all positions of the step"},
+     {"documents", "attention_share", FigureUnit::share,
+      "pairs that attention sees, over those of the causal mask of whole sequences", "attention within them"},
+     {"documents", "busiest_replica_over_mean", FigureUnit::times,
+      "pairs of the busiest replica over the mean of replicas", "attention, busiest replica"},
+     {"documents", "busiest_micro_batch_over_mean", FigureUnit::times,
+      "pairs of the busiest micro-batch of a replica over the mean of all"}}};
+
+}  // namespace
+
+std::span<const FigureKind> figure_kinds() { return kKinds; }
+
+void figures(const Scenario&, const Program& program, std::vector<Figure>& figures) {
+  if (program.document_loads.empty()) return;
+  const PackedSequences& packed = *program.packed;
+  const auto sequences = static_cast<double>(packed.count()), length = static_cast<double>(packed.length);
+  const double padded_share = static_cast<double>(packed.padded_positions) / (sequences * length);
+  const auto replicas = program.document_loads.front().sequences.size();
+  const std::int64_t of_replica = packed.count() / static_cast<std::int64_t>(replicas),
+                     of_micro_batch = of_replica / program.schedule.micro_batches;
+  std::int64_t longest = 0;
+  double all = 0, replica = 0, busiest = 0, micro_batch = 0, most = 0;
+  for (std::int64_t s = 0; s < packed.count(); ++s) {
+    if (s % of_replica == 0) replica = 0;
+    if (s % of_micro_batch == 0) micro_batch = 0;
+    for_each_document(packed.ends_of(s),
+                      [&](std::int64_t begin, std::int64_t end) { longest = std::max(longest, end - begin); });
+    const double pairs = whole_pairs(packed.ends_of(s));
+    all += pairs;
+    busiest = std::max(busiest, replica += pairs);
+    most = std::max(most, micro_batch += pairs);
+  }
+  const double busiest_micro_batch = most / (all * static_cast<double>(of_micro_batch) / sequences);
+  figures.push_back(
+      {&kKinds[0], static_cast<double>(packed.ends.size()) / sequences,
+       fmt::format("the longest of {} tokens; {} of all positions are padding", longest, percent_text(padded_share))});
+  figures.push_back({&kKinds[1], static_cast<double>(longest)});
+  figures.push_back({&kKinds[2], padded_share});
+  figures.push_back({&kKinds[3], all / (sequences * length * length / 2), "of the pairs of whole sequences"});
+  figures.push_back({&kKinds[4], busiest / (all / static_cast<double>(replicas)),
+                     fmt::format("its pairs over the mean; of a micro-batch at most {:.2f}x", busiest_micro_batch)});
+  figures.push_back({&kKinds[5], busiest_micro_batch});
+}
 
 }  // namespace orrery::packed_documents

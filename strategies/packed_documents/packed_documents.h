@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "sim/program/program.h"
+#include "sim/report/figure.h"
 #include "strategies/run_controller.h"
 #include "strategies/scenario.h"
 
@@ -24,5 +27,8 @@ void check_workload(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
 std::unique_ptr<RunController> control(const Scenario& scenario);
 bool begins_anew(const Scenario& scenario);
+std::span<const FigureKind> figure_kinds();
+// Of documents, and of what attention sees within them; none where a sequence is one document.
+void figures(const Scenario& scenario, const Program& program, std::vector<Figure>& figures);
 
 }  // namespace orrery::packed_documents

@@ -7,7 +7,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/report/json.h"
-#include "sim/report/read_json.h"
+#include "strategies/strategy.h"
 #include "study/answers/build_commit.h"
 #include "study/answers/inputs.h"
 
@@ -41,7 +41,7 @@ ComparedSide evaluate(const ScenarioArgument& scenario, std::vector<std::string>
     if (!sets.empty())
       throw InputError({source.file, ""}, fmt::format("a report, and {}", option),
                        "a scenario: a report's run is over");
-    ComparedSide side{.file = source.file, .report = read_report(document, {source.file, ""})};
+    ComparedSide side{.file = source.file, .report = read_report(document, {source.file, ""}, all_figure_kinds())};
     side.reported = side.report.engine == "measured" ? "a measured run" : "a prediction";
     if (document.contains("scenario") && document["scenario"].is_string())
       side.reported += " of " + document["scenario"].get<std::string>();

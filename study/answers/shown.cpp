@@ -9,7 +9,7 @@
 #include "sim/hardware/presets.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/planning/presets.h"
-#include "sim/report/read_json.h"
+#include "sim/report/json.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"
 #include "study/capacity/capacity_plan.h"

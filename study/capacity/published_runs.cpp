@@ -105,9 +105,7 @@ std::string published_runs_table(const std::vector<ReportedFigure>& figures) {
                                                                       number(f.quantity, f.predicted.high)),
                     met ? "holds" : signed_percent_text(f.error()), f.step_predicted ? "predicted" : "given"});
   }
-  constexpr std::array<Column, 7> kColumns{
-      {{"run", false}, {"quantity", false}, {"reported"}, {"predicted"}, {"80 %"}, {"error"}, {"step", false}}};
-  return grid(kColumns, rows);
+  return grid("<run|<quantity|reported|predicted|80 %|error|<step", rows);
 }
 
 nlohmann::ordered_json published_runs_json(const std::vector<ReportedFigure>& figures) {

@@ -35,29 +35,29 @@ std::string range_text(const Estimate& estimate, Text text) {
   return estimate.low == estimate.high ? "" : fmt::format("{} to {}", text(estimate.low), text(estimate.high));
 }
 
-// Of an output, with its unit.
-std::string output_text(PlanOutput output, double value, const std::string& currency) {
-  switch (output) {
-    case PlanOutput::wall_seconds:
-      return days_text(value) + " days";
-    case PlanOutput::ettr:
-    case PlanOutput::goodput:
-      return percent_text(value);
-    case PlanOutput::device_hours:
-      return rate_text(value) + " h";
-    case PlanOutput::cost:
-      return amount_text(value, currency);
-    case PlanOutput::energy_kwh:
-      return rate_text(value / 1000) + " MWh";
-    case PlanOutput::carbon_kg:
-      break;
-  }
-  return rate_text(value / 1000) + " t";
+// What an output is called, its unit in a text and in a picture, and how many of it a value is. The unit of the cost is
+// the plan's currency.
+struct OutputWords {
+  const char *name, *unit, *unit_drawn;
+  double factor;
+};
+const OutputWords& words_of(PlanOutput output) {
+  static constexpr std::array<OutputWords, kPlanOutputNames.size()> kWords{{{"time", "days", "days", 1 / kDay},
+                                                                            {"ETTR", "%", "%", kPercent},
+                                                                            {"goodput", "%", "%", kPercent},
+                                                                            {"device-hours", "h", "device-hours", 1},
+                                                                            {"cost", "", "", 1},
+                                                                            {"energy", "MWh", "MWh", 1e-3},
+                                                                            {"carbon", "t", "t CO2e", 1e-3}}};
+  return kWords[static_cast<std::size_t>(output)];
 }
 
-std::string name_of(PlanOutput output) {
-  constexpr std::array kNames{"time", "ETTR", "goodput", "device-hours", "cost", "energy", "carbon"};
-  return kNames[static_cast<std::size_t>(output)];
+std::string output_text(PlanOutput output, double value, const std::string& currency) {
+  const OutputWords& words = words_of(output);
+  value *= words.factor;
+  const bool few = output == PlanOutput::wall_seconds || output == PlanOutput::ettr || output == PlanOutput::goodput;
+  return fmt::format("{} {}", few ? fmt::format("{:.1f}", value) : rate_text(value),
+                     output == PlanOutput::cost ? currency : words.unit);
 }
 
 class Texts {
@@ -84,6 +84,7 @@ class Texts {
   const CapacityPlan& plan_;
   const Choice& choice_;
   bool every_size_;
+  std::string cost_ = "cost, " + plan_.currency;
   std::string text_;
 
   const SizedCandidate& at(std::size_t i) const { return answer_.candidates[i]; }
@@ -92,11 +93,15 @@ class Texts {
   double held(const Estimate& estimate) const {
     return answer_.options.held_by == HeldBy::worst ? estimate.high : estimate.value;
   }
+  // The same, with `cost` under the heading of the column at that place.
+  std::vector<Column> with_cost(std::string_view text, std::size_t place) const {
+    std::vector<Column> columns = columns_of(text);
+    columns[place].heading = cost_;
+    return columns;
+  }
   std::string money(double amount) const { return amount_text(amount, plan_.currency); }
 
-  template <std::size_t N>
-  void table(const char* title, const std::array<Column, N>& columns,
-             const std::vector<std::vector<std::string>>& rows) {
+  void table(const char* title, std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows) {
     if (!rows.empty()) text_ += fmt::format("\n{}\n{}", title, grid(columns, rows));
   }
 
@@ -158,7 +163,6 @@ class Texts {
   }
 
   void candidates() {
-    const std::string cost = "cost, " + plan_.currency;
     std::vector<std::vector<std::string>> rows, more;
     const auto add = [&](std::size_t i) {
       rows.push_back(row(i));
@@ -173,29 +177,9 @@ class Texts {
     }
     table(every_size_ ? "Candidates, in every size"
                       : "Candidates, each in its cheapest size that meets all, else in that which misses by least",
-          std::array<Column, 10>{{{"candidate", false},
-                                  {"devices"},
-                                  {"step"},
-                                  {"days"},
-                                  {"80 %"},
-                                  {cost},
-                                  {"80 %"},
-                                  {"memory", false},
-                                  {"deadline", false},
-                                  {"budget", false}}},
-          rows);
+          with_cost("<candidate|devices|step|days|80 %||80 %|<memory|<deadline|<budget", 5), rows);
     table("Use of devices, energy and carbon",
-          std::array<Column, 10>{{{"candidate", false},
-                                  {"devices"},
-                                  {"spare nodes"},
-                                  {"MFU"},
-                                  {"peak memory"},
-                                  {"ETTR"},
-                                  {"goodput"},
-                                  {"device-hours"},
-                                  {"MWh"},
-                                  {"t CO2e"}}},
-          more);
+          columns_of("<candidate|devices|spare nodes|MFU|peak memory|ETTR|goodput|device-hours|MWh|t CO2e"), more);
   }
 
   void impossible() {
@@ -203,7 +187,7 @@ class Texts {
     for (const SizedCandidate& sized : answer_.candidates)
       if (!sized.impossible.empty())
         rows.push_back({cluster_name(sized), std::to_string(sized.devices), sized.impossible});
-    table("Not possible", std::array<Column, 3>{{{"candidate", false}, {"devices"}, {"why", false}}}, rows);
+    table("Not possible", columns_of("<candidate|devices|<why"), rows);
   }
 
   std::string tried(std::size_t cluster) const {
@@ -222,9 +206,7 @@ class Texts {
                       fewest ? days_text(at(*fewest).forecast.wall_seconds.value) : "-",
                       fewest ? rate_text(at(*fewest).forecast.cost.value) : "-", tried(c)});
     }
-    const std::string cost = "cost, " + plan_.currency;
-    table("Devices needed: the fewest within the deadline",
-          std::array<Column, 5>{{{"candidate", false}, {"devices"}, {"days"}, {cost}, {"tried", false}}}, rows);
+    table("Devices needed: the fewest within the deadline", with_cost("<candidate|devices|days||<tried", 3), rows);
   }
 
   std::string in_words(std::size_t i) const {
@@ -276,9 +258,8 @@ class Texts {
     for (const std::size_t i : choice_.frontier)
       rows.push_back({days_text(held(at(i).forecast.wall_seconds)), name(i), std::to_string(at(i).devices),
                       rate_text(held(at(i).forecast.cost))});
-    const std::string cost = "cost, " + plan_.currency;
     table("Cheapest by deadline: with so many days or more, until the next line",
-          std::array<Column, 4>{{{"days"}, {"candidate", false}, {"devices"}, {cost}}}, rows);
+          with_cost("days|<candidate|devices|", 3), rows);
   }
 
   void failures() {
@@ -296,19 +277,8 @@ class Texts {
         fmt::format("Failures and checkpoints: in closed form, and the mean of {} simulated histories (seed {})",
                     answer_.options.history_count, answer_.options.histories.seed);
     table(title.c_str(),
-          std::array<Column, 13>{{{"candidate", false},
-                                  {"between"},
-                                  {"failures"},
-                                  {"stall"},
-                                  {"Young"},
-                                  {"Daly"},
-                                  {"optimum"},
-                                  {"interval"},
-                                  {"ETTR"},
-                                  {"simulated"},
-                                  {"days"},
-                                  {"simulated"},
-                                  {"80 % of histories"}}},
+          columns_of("<candidate|between|failures|stall|Young|Daly|optimum|interval|ETTR|simulated|days|simulated|80 % "
+                     "of histories"),
           rows);
   }
 
@@ -330,9 +300,9 @@ class Texts {
     }
     const std::string title =
         fmt::format("What moves the {} of {} on {} devices, {}: each input {:g} % less and more, the rest as it is",
-                    name_of(tornado.output), cluster_name(subject), subject.devices,
+                    words_of(tornado.output).name, cluster_name(subject), subject.devices,
                     output_text(tornado.output, tornado.value, plan_.currency), tornado.swing * kPercent);
-    table(title.c_str(), std::array<Column, 4>{{{"input", false}, {"less"}, {"more"}, {"", false}}}, rows);
+    table(title.c_str(), columns_of("<input|less|more|<"), rows);
     if (!still.empty()) text_ += fmt::format("  less than {:g} %: {}\n", kStill * kPercent, fmt::join(still, ", "));
   }
 
@@ -351,15 +321,7 @@ class Texts {
     const std::string title =
         fmt::format("Break-even against {} on {} devices at {:.2f} {} a device-hour", cluster_name(other),
                     other.devices, other.candidate.price.per_device_hour, plan_.currency);
-    table(title.c_str(),
-          std::array<Column, 7>{{{"candidate", false},
-                                 {"devices"},
-                                 {"asks"},
-                                 {"pays below"},
-                                 {"80 %"},
-                                 {"times its price"},
-                                 {"asks times"}}},
-          rows);
+    table(title.c_str(), columns_of("<candidate|devices|asks|pays below|80 %|times its price|asks times"), rows);
   }
 
   void figures() {
@@ -389,9 +351,7 @@ class Texts {
       const auto place = [&](const auto& row) { return std::find(kOrder.begin(), kOrder.end(), row.front()); };
       return place(a) < place(b);
     });
-    table("Figures",
-          std::array<Column, 5>{{{"", false}, {"preset", false}, {"", false}, {"date", false}, {"source", false}}},
-          rows);
+    table("Figures", columns_of("<|<preset|<|<date|<source"), rows);
   }
 };
 
@@ -402,31 +362,16 @@ std::string answer_text(const CapacityAnswer& answer, bool every_size) { return 
 std::string answer_svg(const CapacityAnswer& answer) {
   const SizedCandidate& subject = answer.candidates[*answer.subject];
   Tornado scaled = *answer.tornado;
-  const auto [unit, factor] = [&]() -> std::pair<std::string, double> {
-    switch (scaled.output) {
-      case PlanOutput::wall_seconds:
-        return {"days", 1 / kDay};
-      case PlanOutput::device_hours:
-        return {"device-hours", 1};
-      case PlanOutput::cost:
-        return {answer.plan.currency, 1};
-      case PlanOutput::energy_kwh:
-        return {"MWh", 1e-3};
-      case PlanOutput::carbon_kg:
-        return {"t CO2e", 1e-3};
-      default:
-        return {"%", kPercent};
-    }
-  }();
-  scaled.value *= factor;
+  const OutputWords& words = words_of(scaled.output);
+  scaled.value *= words.factor;
   for (TornadoBar& each : scaled.bars) {
-    each.at_less *= factor;
-    each.at_more *= factor;
+    each.at_less *= words.factor;
+    each.at_more *= words.factor;
   }
   return tornado_svg(scaled,
-                     fmt::format("What moves the {} of {} on {} devices", name_of(scaled.output),
+                     fmt::format("What moves the {} of {} on {} devices", words.name,
                                  answer.plan.clusters[subject.cluster].name, subject.devices),
-                     unit);
+                     scaled.output == PlanOutput::cost ? answer.plan.currency : words.unit_drawn);
 }
 
 }  // namespace orrery

@@ -111,8 +111,7 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
   if (selective_repeats_nothing(scenario, program))
     notes.emplace_back(
         "selective recomputation of the attention core saves no memory, as flash_attention stores no scores, and "
-        "repeats "
-        "nothing here (Megatron-Core runs the kernel once more); full or selective_op keep less");
+        "repeats nothing here (Megatron-Core runs the kernel once more); full or selective_op keep less");
   if (const std::int64_t gathers = gathers_of_weight_gradients(program); gathers > 0)
     notes.push_back(fmt::format(
         "weight gradients run apart from backwards and gather their sequence-parallel inputs for themselves, "
@@ -136,11 +135,8 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
 }
 
 std::string utilisation_note(const Report& report) {
-  if (report.routing && report.routing->dropped_share > 0)
-    return fmt::format(
-        "{} of the rows that tokens have at experts find no slot and are not computed; model FLOPs, and MFU with them, "
-        "count them all the same",
-        percent_text(report.routing->dropped_share));
+  for (const Figure& figure : report.figures)
+    if (!figure.caution.empty()) return figure.caution;
   if (const double most = std::max(report.mfu, report.hfu); most > 1)
     return fmt::format(
         "{} of the device's peak is more than it can do: its peak, or the efficiency of a kernel, is wrong",

@@ -99,6 +99,7 @@ Report predict(const Prepared& prepared, const AnalyticalOptions& options) {
   Report report;
   engine.evaluate(*prepared.program, precision::peak_dtype(prepared.scenario), options, report);
   check_ends(report);
+  report.figures = figures_of(prepared.scenario, *prepared.program);
   return report;
 }
 

@@ -15,6 +15,7 @@
 #include "sim/hardware/read_placement.h"
 #include "strategies/framework/framework.h"
 #include "strategies/precision/precision.h"
+#include "strategies/strategy.h"
 #include "study/prediction/planning_notes.h"
 #include "study/prediction/production.h"
 
@@ -86,8 +87,7 @@ constexpr const char* kOffloadIsFree =
     "the link cannot carry them all in time; --engine des shows what waits for them";
 constexpr const char* kCopiesMeetNothing =
     "copies of the optimizer's states between devices and their host are taken to have PCIe to themselves; where "
-    "devices "
-    "share a switch, or NICs stand behind it, --engine des shows what waits";
+    "devices share a switch, or NICs stand behind it, --engine des shows what waits";
 constexpr const char* kPerturbationsIgnored =
     "the scenario's perturbations are left out: they act in the discrete-event engine (--engine des)";
 
@@ -196,6 +196,7 @@ const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSour
       rep_->calibrator.lower(scenario, rep_->program);
       machine.engine.evaluate(rep_->program, precision::peak_dtype(scenario), {.timeline = false, .ops = ops},
                               rep_->report);
+      rep_->report.figures = figures_of(scenario, rep_->program);
       add_placement_note(scenario.cluster, rep_->program.mesh.ranks(), rep_->report, [&](OtherPlacement other) {
         std::unique_ptr<Rep::Machine>& there = machine.placed[static_cast<std::size_t>(other)];
         if (!there)
@@ -240,6 +241,7 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
     run_discrete_event(s.cluster, *result.collectives, {&job, 1}, s.perturbations, discrete_event_options(options),
                        {&report, 1});
     check_ends(report);
+    report.figures = figures_of(s, *result.program);
     add_planning_notes(s, *result.program, report);
     add_placement_note_in_closed_form(result, report);
     finish(s.cluster, report);
@@ -288,6 +290,7 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
     for (std::size_t i = 0; i < jobs.size(); ++i) {
       check_ends(reports[i]);
       Report by_itself = reports[i];
+      reports[i].figures = figures_of(read.jobs[i].scenario, programs[i]);
       add_planning_notes(read.jobs[i].scenario, programs[i], reports[i]);
       if (jobs.size() > 1) {
         by_itself = {};

@@ -277,7 +277,7 @@ std::string sweep_comparison_text(const SweepComparison& c, std::size_t most) {
     }
     rows.push_back(std::move(row));
   }
-  text += "\n" + grid(std::vector<Column>{{"", false}, {moved}, {"lowest"}, {"median"}, {"highest"}}, rows);
+  text += "\n" + grid(fmt::format("<|{}|lowest|median|highest", moved), rows);
   if (c.moved.empty()) return text;
   rows.clear();
   for (const MovedFigure& m : c.moved) {
@@ -285,7 +285,7 @@ std::string sweep_comparison_text(const SweepComparison& c, std::size_t most) {
     rows.push_back({m.figure, text_of(m.a, m.figure), text_of(m.b, m.figure),
                     std::isfinite(m.change) ? signed_percent_text(m.change) : "", fields_text(m.fields)});
   }
-  text += "\n" + grid(std::vector<Column>{{"", false}, {"A"}, {"B"}, {"change"}, {"at", false}}, rows);
+  text += "\n" + grid("<|A|B|change|<at", rows);
   if (c.moved.size() > most) text += fmt::format("  and {} more (--top, --json, --csv)\n", c.moved.size() - most);
   return text;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <unordered_set>
@@ -42,9 +43,9 @@ StepOutcome outcome_of(const Report& report) {
   outcome.memory_peak_bytes = report.memory_peak_bytes;
   outcome.memory_capacity_bytes = report.memory_capacity_bytes;
   outcome.memory_fits = report.memory_fits;
-  if (report.routing) {
-    outcome.busiest_rank = report.routing->busiest_rank;
-    outcome.dropped_share = report.routing->dropped_share;
+  for (const FigureKind* kind : figure_columns()) {
+    const Figure* figure = report.figure(kind->group, kind->key);
+    outcome.figures.push_back(figure != nullptr ? figure->value : kind->otherwise);
   }
   return outcome;
 }
@@ -70,6 +71,7 @@ class Runner {
     training_.first_step = step;
     training_.steps = options.steps;
     for (const std::string_view name : kTrainingColumns) training_.columns.push_back({std::string(name), {}});
+    for (const FigureKind* kind : figure_columns()) training_.columns.push_back({kind->column, {}});
     if (options_.known == nullptr) options_.known = &own_;
   }
 
@@ -132,9 +134,8 @@ class Runner {
                                step.tokens_per_second_per_device,
                                step.mfu,
                                step.exposed_communication_seconds,
-                               step.memory_peak_bytes,
-                               step.busiest_rank,
-                               step.dropped_share};
+                               step.memory_peak_bytes};
+    values.insert(values.end(), step.figures.begin(), step.figures.end());
     for (const auto& controller : controllers_) controller->figures(scenario_, values);
     move(step.idle_link_seconds);  // what arrives by it is the next step's
     training_.seconds += waited + step.seconds;
@@ -198,6 +199,16 @@ class Runner {
 
 const std::vector<double>& Training::column(std::string_view name) const {
   return std::ranges::find(columns, name, &TrainingColumn::name)->values;
+}
+
+std::span<const FigureKind* const> figure_columns() {
+  static const std::vector<const FigureKind*> columns = [] {
+    std::vector<const FigureKind*> all;
+    std::ranges::copy_if(all_figure_kinds(), std::back_inserter(all),
+                         [](const FigureKind* kind) { return *kind->column != '\0'; });
+    return all;
+  }();
+  return columns;
 }
 
 std::vector<std::unique_ptr<RunController>> controllers_of(const Scenario& scenario) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -24,7 +25,7 @@ struct StepOutcome {
   double idle_link_seconds = 0;  // time in which no communication of the bounding stage is under way
   double memory_peak_bytes = 0, memory_capacity_bytes = 0;
   bool memory_fits = false;
-  double busiest_rank = 1, dropped_share = 0;
+  std::vector<double> figures;  // by figure_columns()
 };
 // Known outcomes, by the digest of everything that a step depends on: scenario, state, engine, calibration, version.
 using KnownOutcomes = std::unordered_map<std::uint64_t, StepOutcome>;
@@ -51,7 +52,7 @@ struct Training {
   double unfinished_seconds = 0;  // time that movements still need after the last step
   double memory_capacity_bytes = 0;
   bool memory_fits = true;  // true if all steps fit
-  // The columns of kTrainingColumns, then the controllers'.
+  // The columns of kTrainingColumns, of figure_columns(), then the controllers'.
   std::vector<TrainingColumn> columns;
   Report first;  // report of the first step, without its ops
 
@@ -67,9 +68,9 @@ inline constexpr std::string_view kTrainingColumns[]{"step",
                                                      "tokens_per_second_per_device",
                                                      "mfu",
                                                      "exposed_communication_seconds",
-                                                     "memory_peak_bytes",
-                                                     "busiest_rank",
-                                                     "dropped_share"};
+                                                     "memory_peak_bytes"};
+// The figures of strategies that every training has a column for.
+std::span<const FigureKind* const> figure_columns();
 
 // The controllers of the scenario's strategies, which change it from step to step.
 std::vector<std::unique_ptr<RunController>> controllers_of(const Scenario& scenario);

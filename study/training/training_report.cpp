@@ -34,14 +34,17 @@ std::string rows_text(const Training& training) {
   const auto count = static_cast<std::size_t>(training.steps);
   const std::size_t rows = std::min(kMostRows, count);
   const double slowest = std::ranges::max(training.column("step_seconds"));
-  std::vector<Column> headings{{"steps"}, {"step"},    {"", false},     {"waiting"},
-                               {"MFU"},   {"exposed"}, {"peak memory"}, {"busiest rank"}};
-  const std::vector<double>& dropped = training.column("dropped_share");
-  const bool drops = std::ranges::max(dropped) > 0;
-  if (drops) headings.push_back({"dropped"});
-  const std::span<const TrainingColumn> figures =
-      std::span(training.columns).subspan(std::size(kTrainingColumns));  // the controllers'
-  for (const TrainingColumn& figure : figures) headings.push_back({figure.name});
+  std::string headings = "steps|step|<|waiting|MFU|exposed|peak memory";
+  std::vector<const FigureKind*> shown;
+  for (const FigureKind* kind : figure_columns()) {
+    const std::vector<double>& values = training.column(kind->column);
+    if (!kind->always && std::ranges::all_of(values, [&](double value) { return value == kind->otherwise; })) continue;
+    shown.push_back(kind);
+    headings += fmt::format("|{}", kind->heading);
+  }
+  const std::span<const TrainingColumn> figures =  // the controllers'
+      std::span(training.columns).subspan(std::size(kTrainingColumns) + figure_columns().size());
+  for (const TrainingColumn& figure : figures) headings += "|" + figure.name;
   std::vector<std::vector<std::string>> cells;
   for (std::size_t row = 0; row < rows; ++row) {
     const std::size_t begin = count * row / rows, end = count * (row + 1) / rows;
@@ -53,9 +56,11 @@ std::string rows_text(const Training& training) {
                      bar(seconds / slowest, kBarColumns), waiting > 0 ? seconds_text(waiting) : "-",
                      percent_text(mean(of(training.column("mfu")))),
                      seconds_text(mean(of(training.column("exposed_communication_seconds")))),
-                     bytes_text(std::ranges::max(of(training.column("memory_peak_bytes")))),
-                     fmt::format("{:.3f}", mean(of(training.column("busiest_rank"))))});
-    if (drops) cells.back().push_back(percent_text(mean(of(dropped))));
+                     bytes_text(std::ranges::max(of(training.column("memory_peak_bytes"))))});
+    for (const FigureKind* kind : shown) {
+      const double value = mean(of(training.column(kind->column)));
+      cells.back().push_back(kind->unit == FigureUnit::share ? percent_text(value) : fmt::format("{:.3f}", value));
+    }
     for (const TrainingColumn& figure : figures) cells.back().push_back(fmt::format("{:.4g}", mean(of(figure.values))));
   }
   return grid(headings, cells);

@@ -1,6 +1,7 @@
 #include "study/training/training_results.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 #include <charconv>
@@ -23,15 +24,28 @@ constexpr std::array kOutcomeColumns{
     OutcomeColumn{"exposed_communication_seconds", &StepOutcome::exposed_communication_seconds},
     OutcomeColumn{"idle_link_seconds", &StepOutcome::idle_link_seconds},
     OutcomeColumn{"memory_peak_bytes", &StepOutcome::memory_peak_bytes},
-    OutcomeColumn{"memory_capacity_bytes", &StepOutcome::memory_capacity_bytes},
-    OutcomeColumn{"busiest_rank", &StepOutcome::busiest_rank},
-    OutcomeColumn{"dropped_share", &StepOutcome::dropped_share}};
+    OutcomeColumn{"memory_capacity_bytes", &StepOutcome::memory_capacity_bytes}};
+
+// The columns of outcomes and of a training's steps.
+std::vector<std::string_view> outcome_names() {
+  std::vector<std::string_view> names{"key"};
+  for (const OutcomeColumn& column : kOutcomeColumns) names.emplace_back(column.name);
+  for (const FigureKind* kind : figure_columns()) names.emplace_back(kind->column);
+  names.emplace_back("memory_fits");
+  return names;
+}
+std::vector<std::string_view> step_names() {
+  std::vector<std::string_view> names(std::begin(kTrainingColumns), std::end(kTrainingColumns));
+  for (const FigureKind* kind : figure_columns()) names.emplace_back(kind->column);
+  return names;
+}
 
 const DatabaseKind& training_database() {
   static const DatabaseKind kind = [] {
     std::string outcomes, steps;
-    for (const OutcomeColumn& column : kOutcomeColumns) outcomes += fmt::format("    {} REAL NOT NULL,\n", column.name);
-    for (const std::string_view name : kTrainingColumns)
+    for (const std::string_view name : outcome_names())
+      if (name != "key" && name != "memory_fits") outcomes += fmt::format("    {} REAL NOT NULL,\n", name);
+    for (const std::string_view name : step_names())
       if (name != "step") steps += fmt::format("    {} REAL NOT NULL,\n", name);
     return DatabaseKind{"a database of trainings",
                         "orrery simulate --steps --db",
@@ -61,6 +75,13 @@ const DatabaseKind& training_database() {
   return kind;
 }
 
+// "INTO table (a, b) VALUES (?, ?)"
+std::string into(std::string_view table, std::span<const std::string_view> names) {
+  std::string places = "?";
+  for (std::size_t i = 1; i < names.size(); ++i) places += ", ?";
+  return fmt::format("INTO {} ({}) VALUES ({})", table, fmt::join(names, ", "), places);
+}
+
 std::string hexadecimal(std::uint64_t number) { return fmt::format("{:016x}", number); }
 
 }  // namespace
@@ -70,9 +91,7 @@ TrainingResults::TrainingResults(const std::string& path)
 
 KnownOutcomes TrainingResults::outcomes() const {
   KnownOutcomes known;
-  std::string names;
-  for (const OutcomeColumn& column : kOutcomeColumns) names += fmt::format("{}, ", column.name);
-  Statement rows(database_, "SELECT key, " + names + "memory_fits FROM outcomes");
+  Statement rows(database_, fmt::format("SELECT {} FROM outcomes", fmt::join(outcome_names(), ", ")));
   while (rows.step()) {
     const std::string key = rows.text(0);
     std::uint64_t number = 0;
@@ -81,6 +100,7 @@ KnownOutcomes TrainingResults::outcomes() const {
     StepOutcome& outcome = known[number];
     int at = 0;
     for (const OutcomeColumn& column : kOutcomeColumns) outcome.*column.value = rows.number(++at);
+    for (std::size_t i = 0; i < figure_columns().size(); ++i) outcome.figures.push_back(rows.number(++at));
     outcome.memory_fits = rows.integer(++at) != 0;
   }
   return known;
@@ -89,16 +109,11 @@ KnownOutcomes TrainingResults::outcomes() const {
 void TrainingResults::flush() {
   if (new_.empty()) return;
   Transaction transaction(database_);
-  std::string names, places;
-  for (const OutcomeColumn& column : kOutcomeColumns) {
-    names += fmt::format("{}, ", column.name);
-    places += "?, ";
-  }
-  Statement insert(database_,
-                   "INSERT OR IGNORE INTO outcomes (key, " + names + "memory_fits) VALUES (?, " + places + "?)");
+  Statement insert(database_, "INSERT OR IGNORE " + into("outcomes", outcome_names()));
   for (const auto& [key, outcome] : new_) {
     insert.bind(hexadecimal(key));
     for (const OutcomeColumn& column : kOutcomeColumns) insert.bind(outcome.*column.value);
+    for (const double figure : outcome.figures) insert.bind(figure);
     insert.bind(std::int64_t{outcome.memory_fits}).run();
   }
   transaction.commit();
@@ -126,19 +141,16 @@ void TrainingResults::add(const TrainingRecord& record, const Training& training
       .bind(record.calibrations)
       .run();
   const std::int64_t id = database_.last_row();
-  constexpr std::size_t kFixed = std::size(kTrainingColumns);
-  std::string names = "training, figures", places = "?, ?";
-  for (const std::string_view name : kTrainingColumns) {
-    names += fmt::format(", {}", name);
-    places += ", ?";
-  }
-  Statement insert(database_, "INSERT INTO steps (" + names + ") VALUES (" + places + ")");
+  std::vector<std::string_view> names = step_names();
+  const std::size_t fixed = names.size();
+  names.insert(names.begin(), {"training", "figures"});
+  Statement insert(database_, "INSERT " + into("steps", names));
   for (std::size_t row = 0; row < static_cast<std::size_t>(training.steps); ++row) {
     nlohmann::ordered_json figures = nlohmann::ordered_json::object();
-    for (std::size_t i = kFixed; i < training.columns.size(); ++i)
+    for (std::size_t i = fixed; i < training.columns.size(); ++i)
       figures[training.columns[i].name] = training.columns[i].values[row];
     insert.bind(id).bind(figures.dump());
-    for (std::size_t i = 0; i < kFixed; ++i) insert.bind(training.columns[i].values[row]);
+    for (std::size_t i = 0; i < fixed; ++i) insert.bind(training.columns[i].values[row]);
     insert.run();
   }
   transaction.commit();

@@ -93,8 +93,7 @@ std::string moved_table(const std::vector<MovedGroup>& moved) {
                     m.is_worse           ? "WORSE"
                     : m.after < m.before ? "better"
                                          : ""});
-  const std::vector<Column> columns{{"group", false}, {"median before"}, {"now"}, {"noise"}, {"", false}};
-  return grid(columns, rows);
+  return grid("<group|median before|now|noise|<", rows);
 }
 
 }  // namespace orrery

@@ -125,7 +125,7 @@ double largest_micro_batch(nlohmann::json document, const std::string& id, std::
   return static_cast<double>(fits);
 }
 
-double predict_figure(const nlohmann::json& json, const InputError::Where& where, const Figure& figure,
+double predict_figure(const nlohmann::json& json, const InputError::Where& where, const PublishedFigure& figure,
                       Simulator& simulator) {
   JsonReader reader(json, where);
   std::string kind;
@@ -174,16 +174,16 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
 
 std::string figure_value(double value) { return fmt::format("{:.4g}", value); }
 
-std::vector<double> errors_of(std::span<const Figure> figures) {
+std::vector<double> errors_of(std::span<const PublishedFigure> figures) {
   std::vector<double> errors;
-  for (const Figure& f : figures)
+  for (const PublishedFigure& f : figures)
     if (f.has_error() && f.in_sample.empty()) errors.push_back(f.error());
   return errors;
 }
 
-std::vector<std::vector<std::string>> predicted_rows(std::span<const Figure> figures) {
+std::vector<std::vector<std::string>> predicted_rows(std::span<const PublishedFigure> figures) {
   std::vector<std::vector<std::string>> rows;
-  for (const Figure& f : figures)
+  for (const PublishedFigure& f : figures)
     if (f.is_predicted())
       rows.push_back({f.id, f.what, figure_value(f.value), figure_value(f.predicted), f.unit,
                       f.has_error() ? signed_percent_text(f.error()) : "-", f.in_sample.empty() ? "" : "in sample"});
@@ -191,9 +191,9 @@ std::vector<std::vector<std::string>> predicted_rows(std::span<const Figure> fig
 }
 
 // Each reason, with how many figures it is of and the first of them.
-std::vector<std::vector<std::string>> why_not_rows(std::span<const Figure> figures) {
-  std::vector<std::pair<std::string, std::vector<const Figure*>>> by_reason;
-  for (const Figure& f : figures) {
+std::vector<std::vector<std::string>> why_not_rows(std::span<const PublishedFigure> figures) {
+  std::vector<std::pair<std::string, std::vector<const PublishedFigure*>>> by_reason;
+  for (const PublishedFigure& f : figures) {
     if (f.is_predicted()) continue;
     const auto found = std::find_if(by_reason.begin(), by_reason.end(),
                                     [&](const auto& entry) { return entry.first == f.not_predicted; });
@@ -208,7 +208,8 @@ std::vector<std::vector<std::string>> why_not_rows(std::span<const Figure> figur
 }
 
 // Calls visit(figures) for those of each file.
-void for_each_subject(std::span<const Figure> figures, const std::function<void(std::span<const Figure>)>& visit) {
+void for_each_subject(std::span<const PublishedFigure> figures,
+                      const std::function<void(std::span<const PublishedFigure>)>& visit) {
   while (!figures.empty()) {
     std::size_t n = 1;
     while (n < figures.size() && figures[n].about == figures.front().about) ++n;
@@ -217,21 +218,21 @@ void for_each_subject(std::span<const Figure> figures, const std::function<void(
   }
 }
 
-std::string line_of(std::span<const Figure> figures) {
+std::string line_of(std::span<const PublishedFigure> figures) {
   const ErrorStatistics e = error_statistics(errors_of(figures));
   return fmt::format(
       "Figures of {} that are no steps (--figures): {} predicted, median {}, 90th pct {}; {} not predicted\n",
       figures.front().about, e.points, percent_text(e.median), percent_text(e.percentile_90),
-      std::count_if(figures.begin(), figures.end(), [](const Figure& f) { return !f.is_predicted(); }));
+      std::count_if(figures.begin(), figures.end(), [](const PublishedFigure& f) { return !f.is_predicted(); }));
 }
 
-constexpr std::array<Column, 7> kPredicted{
-    {{"id", false}, {"what", false}, {"published"}, {"predicted"}, {"", false}, {"error"}, {"", false}}};
-constexpr std::array<Column, 3> kReasons{{{"figures"}, {"the first", false}, {"not predicted because", false}}};
+constexpr std::string_view kPredicted = "<id|<what|published|predicted|<|error|<";
+constexpr std::string_view kReasons = "figures|<the first|<not predicted because";
 
 }  // namespace
 
-std::vector<Figure> predicted_figures(const nlohmann::json& document, const std::string& file, Simulator& simulator) {
+std::vector<PublishedFigure> predicted_figures(const nlohmann::json& document, const std::string& file,
+                                               Simulator& simulator) {
   JsonReader of_file(document, {file, ""});
   figure_text(of_file, "schema");
   const std::string about = figure_text(of_file, "about");
@@ -241,11 +242,11 @@ std::vector<Figure> predicted_figures(const nlohmann::json& document, const std:
   of_file.take("notes");
   const nlohmann::json* reasons = of_file.take("reasons");  // that more than one figure is not predicted for, by name
   of_file.finish();
-  std::vector<Figure> figures;
+  std::vector<PublishedFigure> figures;
   std::set<std::string> ids;
   for (std::size_t i = 0; i < points->size(); ++i) {
     JsonReader reader((*points)[i], {file, pointer_to("/points", std::to_string(i))});
-    Figure& f = figures.emplace_back();
+    PublishedFigure& f = figures.emplace_back();
     f.about = about;
     for (const auto& [key, member] : {std::pair("id", &f.id), std::pair("source", &f.source),
                                       std::pair("what", &f.what), std::pair("unit", &f.unit)}) {
@@ -268,31 +269,31 @@ std::vector<Figure> predicted_figures(const nlohmann::json& document, const std:
   return figures;
 }
 
-std::vector<Figure> predicted_figures(Simulator& simulator) {
-  std::vector<Figure> all;
+std::vector<PublishedFigure> predicted_figures(Simulator& simulator) {
+  std::vector<PublishedFigure> all;
   for (const char* file : kFiguresFiles)
-    for (Figure& f : predicted_figures(parse_embedded(file), file, simulator)) all.push_back(std::move(f));
+    for (PublishedFigure& f : predicted_figures(parse_embedded(file), file, simulator)) all.push_back(std::move(f));
   return all;
 }
 
-std::string figures_table(std::span<const Figure> figures) {
+std::string figures_table(std::span<const PublishedFigure> figures) {
   std::string text;
-  for_each_subject(figures, [&](std::span<const Figure> of) {
+  for_each_subject(figures, [&](std::span<const PublishedFigure> of) {
     text += (text.empty() ? "" : "\n") + of.front().about + "\n" + grid(kPredicted, predicted_rows(of)) + "\n" +
             grid(kReasons, why_not_rows(of));
   });
   return text;
 }
 
-std::string figures_line(std::span<const Figure> figures) {
+std::string figures_line(std::span<const PublishedFigure> figures) {
   std::string text;
-  for_each_subject(figures, [&](std::span<const Figure> of) { text += line_of(of); });
+  for_each_subject(figures, [&](std::span<const PublishedFigure> of) { text += line_of(of); });
   return text;
 }
 
-std::string figures_markdown(std::span<const Figure> figures) {
+std::string figures_markdown(std::span<const PublishedFigure> figures) {
   std::string text;
-  for_each_subject(figures, [&](std::span<const Figure> of) {
+  for_each_subject(figures, [&](std::span<const PublishedFigure> of) {
     text += (text.empty() ? "" : "\n") + line_of(of) + "\n" + markdown_grid(kPredicted, predicted_rows(of)) + "\n" +
             markdown_grid(kReasons, why_not_rows(of));
   });

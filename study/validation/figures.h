@@ -13,8 +13,8 @@
 
 namespace orrery {
 
-struct Figure {
-  std::string about;  // subject of its file: "mixtures of experts"
+struct PublishedFigure {
+  std::string about;  // what its file is about: "mixtures of experts"
   std::string id, source, what, unit;
   double value = 0;           // as published, in `unit`
   double predicted = 0;       // in the same unit
@@ -25,15 +25,16 @@ struct Figure {
   double error() const { return predicted / value - 1; }
 };
 
-// Strict: throws InputError at the pointer for unknown keys, repeated ids, and ops that a step does not have.
-std::vector<Figure> predicted_figures(const nlohmann::json& document, const std::string& file, Simulator& simulator);
-// The figures of all bundled files.
-std::vector<Figure> predicted_figures(Simulator& simulator);
+// Strict: unknown keys, ids that come twice, ops that a step does not have are InputErrors at their pointer.
+std::vector<PublishedFigure> predicted_figures(const nlohmann::json& document, const std::string& file,
+                                               Simulator& simulator);
+// Of all bundled files.
+std::vector<PublishedFigure> predicted_figures(Simulator& simulator);
 
-// All group figures by their subject.
-// One row per figure; then the reasons why others are not predicted.
-std::string figures_table(std::span<const Figure> figures);
-std::string figures_line(std::span<const Figure> figures);  // in one line
-std::string figures_markdown(std::span<const Figure> figures);
+// Each after what it is about.
+std::string figures_table(
+    std::span<const PublishedFigure> figures);  // a row a figure; then why others are not predicted
+std::string figures_line(std::span<const PublishedFigure> figures);  // in one line
+std::string figures_markdown(std::span<const PublishedFigure> figures);
 
 }  // namespace orrery

@@ -52,16 +52,8 @@ std::string summary(const ValidationRuns& runs) {
   row("all sources (in sample)", runs.all);
   row("none: kernels and collectives alone", runs.none);
   row("all other sources; composed numbers counted too", runs.others, true);
-  const std::vector<Column> columns{{"the step calibration has seen", false},
-                                    {"steps"},
-                                    {"median"},
-                                    {"mean"},
-                                    {"90th pct"},
-                                    {"worst"},
-                                    {"bias"},
-                                    {"Kendall's tau"},
-                                    {"lost by trusting it"}};
-  return markdown_grid(columns, rows);
+  return markdown_grid(
+      "<the step calibration has seen|steps|median|mean|90th pct|worst|bias|Kendall's tau|lost by trusting it", rows);
 }
 
 struct Shown {
@@ -76,10 +68,10 @@ const nlohmann::json& medians_before() {
 }
 
 std::string groups(std::string_view heading, const std::vector<ErrorGroup>& groups, Shown shown) {
-  std::vector<Column> columns{{heading, false}, {"points"}, {"median"}, {"mean"}, {"90th pct"}, {"worst"}, {"bias"}};
-  if (shown.ranking) columns.push_back({"tau (tables)"});
-  if (!shown.before.empty()) columns.push_back({"median before"});
-  if (shown.not_predicted) columns.push_back({"not predicted"});
+  std::string columns = fmt::format("<{}|points|median|mean|90th pct|worst|bias", heading);
+  if (shown.ranking) columns += "|tau (tables)";
+  if (!shown.before.empty()) columns += "|median before";
+  if (shown.not_predicted) columns += "|not predicted";
   Rows rows;
   for (const ErrorGroup& g : groups) {
     std::vector<std::string>& row = rows.emplace_back();
@@ -105,9 +97,7 @@ std::string scaling(std::span<const PredictedPoint> points) {
                     percent_text(s.predicted_loss), signed_percent_text(s.points.front()->error()),
                     signed_percent_text(s.points.back()->error())});
   }
-  const std::vector<Column> columns{{"series", false},   {"constant", false}, {"devices", false}, {"lost, measured"},
-                                    {"lost, predicted"}, {"error, fewest"},   {"error, most"}};
-  return markdown_grid(columns, rows);
+  return markdown_grid("<series|<constant|<devices|lost, measured|lost, predicted|error, fewest|error, most", rows);
 }
 
 std::string worst(std::span<const PredictedPoint> points) {
@@ -125,9 +115,7 @@ std::string worst(std::span<const PredictedPoint> points) {
     rows.push_back({fmt::format("`{}`", p->point->id), p->source->name, text(p->point->value), text(p->predicted),
                     signed_percent_text(p->error()), why.empty() ? "not explained" : why});
   }
-  const std::vector<Column> columns{
-      {"`orrery simulate ...`", false}, {"source", false}, {"measured"}, {"predicted"}, {"error"}, {"why", false}};
-  return markdown_grid(columns, rows);
+  return markdown_grid("<`orrery simulate ...`|<source|measured|predicted|error|<why", rows);
 }
 
 std::string judged_wrongly(const FitsConfusion& fits) {
@@ -138,9 +126,7 @@ std::string judged_wrongly(const FitsConfusion& fits) {
     rows[i].front() = "`" + rows[i].front() + "`";
     rows[i].push_back(why.empty() ? "not explained" : why);
   }
-  std::vector<Column> columns(kWronglyJudged.begin(), kWronglyJudged.end());
-  columns.push_back({"why", false});
-  return markdown_grid(columns, rows) + "\n";
+  return markdown_grid(fmt::format("{}|<why", kWronglyJudged), rows) + "\n";
 }
 
 std::string not_predicted(std::span<const PredictedPoint> points) {
@@ -151,7 +137,7 @@ std::string not_predicted(std::span<const PredictedPoint> points) {
   std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second > b.second; });
   Rows rows;
   for (const auto& [why, count] : sorted) rows.push_back({std::to_string(count), why});
-  return markdown_grid(std::vector<Column>{{"points"}, {"why not", false}}, rows);
+  return markdown_grid("points|<why not", rows);
 }
 
 std::string peers(const ValidationRuns& runs) {
@@ -177,9 +163,7 @@ std::string peers(const ValidationRuns& runs) {
     if (claim.contains("worst")) theirs += ", worst " + percent_text(claim.at("worst").get<double>());
     rows.push_back({claim.at("simulator"), claim.at("on"), theirs, ours, in_sample, claim.at("source")});
   }
-  const std::vector<Column> columns{{"simulator", false},      {"on", false},       {"its claim, mean error"},
-                                    {"ours, source left out"}, {"ours, in sample"}, {"its source", false}};
-  return markdown_grid(columns, rows);
+  return markdown_grid("<simulator|<on|its claim, mean error|ours, source left out|ours, in sample|<its source", rows);
 }
 
 // One of results/published/goals.json, as it stands: the statistic of the points it is of.
@@ -232,21 +216,21 @@ std::string goals(const ValidationRuns& runs) {
     rows.push_back({goal.at("of"), statistic, in_sample, left_out, met ? "met" : "**missed**",
                     met ? "" : goal.at("cause").get<std::string>()});
   }
-  const std::vector<Column> columns{{"goal", false},     {"", false}, {"in sample"},
-                                    {"source left out"}, {"", false}, {"largest cause", false}};
-  return markdown_grid(columns, rows);
+  return markdown_grid("<goal|<|in sample|source left out|<|<largest cause", rows);
 }
 
 std::string kernels() {
   Rows rows;
+  const auto row = [&](const std::string& device, const std::string& kernels, const auto& residual) {
+    rows.push_back({device, kernels, std::to_string(residual.points), percent_text(residual.median),
+                    percent_text(residual.percentile_90), signed_percent_text(residual.bias)});
+  };
   for (const std::string& name : calibrated_devices()) {
     const Calibration c = find_calibration(find_device(name));
     for (const Dtype dtype : {Dtype::bf16, Dtype::fp8, Dtype::nvfp4}) {
       const MatmulCurve& curve = c.matmul[static_cast<std::size_t>(dtype)];
       if (!curve.measured || curve.residual.points == 0) continue;
-      rows.push_back({name, fmt::format("products, {}", name_of(dtype)), std::to_string(curve.residual.points),
-                      percent_text(curve.residual.median), percent_text(curve.residual.percentile_90),
-                      signed_percent_text(curve.residual.bias)});
+      row(name, fmt::format("products, {}", name_of(dtype)), curve.residual);
     }
     for (const Dtype dtype : {Dtype::bf16, Dtype::fp8}) {
       if (c.grouped.empty()) break;
@@ -254,18 +238,13 @@ std::string kernels() {
       if (!curve.borrowed_from.empty() || curve.residual.points == 0 ||
           (dtype == Dtype::fp8 && curve.source == c.grouped[static_cast<std::size_t>(Dtype::bf16)].source))
         continue;
-      rows.push_back({name, fmt::format("products of experts, {}", name_of(dtype)),
-                      std::to_string(curve.residual.points), percent_text(curve.residual.median),
-                      percent_text(curve.residual.percentile_90), signed_percent_text(curve.residual.bias)});
+      row(name, fmt::format("products of experts, {}", name_of(dtype)), curve.residual);
     }
     for (const AttentionCurve& curve : c.attention_kernels)
       if (curve.residual.points > 0 && c.attention_borrowed_from.empty())
-        rows.push_back({name, "attention, " + curve.name, std::to_string(curve.residual.points),
-                        percent_text(curve.residual.median), percent_text(curve.residual.percentile_90),
-                        signed_percent_text(curve.residual.bias)});
+        row(name, "attention, " + curve.name, curve.residual);
   }
-  return markdown_grid(
-      std::vector<Column>{{"device", false}, {"kernels", false}, {"points"}, {"median"}, {"90th pct"}, {"bias"}}, rows);
+  return markdown_grid("<device|<kernels|points|median|90th pct|bias", rows);
 }
 
 std::string collectives() {
@@ -277,14 +256,7 @@ std::string collectives() {
     rows.push_back({s.level, s.name, std::to_string(s.curves), std::to_string(s.all[0].points),
                     percent_text(s.large[0].median), percent_text(s.all[0].median),
                     signed_percent_text(s.large[0].bias)});
-  return markdown_grid(std::vector<Column>{{"level", false},
-                                           {"links", false},
-                                           {"curves"},
-                                           {"points"},
-                                           {"median, from 1 MiB"},
-                                           {"median, all sizes"},
-                                           {"bias, from 1 MiB"}},
-                       rows);
+  return markdown_grid("<level|<links|curves|points|median, from 1 MiB|median, all sizes|bias, from 1 MiB", rows);
 }
 
 std::vector<PredictedPoint> of_quantity(const std::vector<PredictedPoint>& points, Quantity quantity) {
@@ -313,10 +285,7 @@ std::string coverage(std::span<const PredictedPoint> points) {
     const auto all = plain.find(group);
     rows.back().push_back(all == plain.end() ? "-" : fmt::format("{} of {}", all->second.inside, all->second.points));
   }
-  return markdown_grid(
-      std::vector<Column>{
-          {"steps", false}, {"interval, of the prediction"}, {"inside, sources left out"}, {"of all steps, each once"}},
-      rows);
+  return markdown_grid("<steps|interval, of the prediction|inside, sources left out|of all steps, each once", rows);
 }
 
 std::vector<ErrorGroup> by_size(const std::vector<PredictedPoint>& steps) {
@@ -355,7 +324,8 @@ std::vector<ErrorGroup> by_device(const std::vector<PredictedPoint>& steps) {
 
 }  // namespace
 
-std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> figures, const std::string& plot) {
+std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedFigure> figures,
+                          const std::string& plot) {
   const std::vector<PredictedPoint> all_steps = of_quantity(runs.others, Quantity::step_seconds);
   std::vector<PredictedPoint> steps;
   std::map<std::string, std::string> composed;  // by source
@@ -371,33 +341,28 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> fi
   page += fmt::format(
       "Made by `orrery validate --markdown results/ACCURACY.md --plot {}`; the numbers behind it: `orrery validate "
       "--json FILE`.\n{} published measurements of {} sources stand in [published/steps](published/steps), each with "
-      "the "
-      "scenario it is of, or with the reason why it is not predicted. None is left out.\n\n",
+      "the scenario it is of, or with the reason why it is not predicted. None is left out.\n\n",
       "results/" + plot, runs.others.size(), published_sources().size());
   page +=
       "Errors are predicted / measured - 1. Kernels and collectives are calibrated on kernels and collectives alone; "
-      "what "
-      "training steps show beyond\nthem (sustained clocks, hosts, stacks) is fitted on published steps "
+      "what training steps show beyond\nthem (sustained clocks, hosts, stacks) is fitted on published steps "
       "([calibration](calibration/README.md#training-steps)). **The figure to trust is that of sources left out**: "
-      "each "
-      "source is predicted by\na calibration fitted on all others.\n\n";
+      "each source is predicted by\na calibration fitted on all others.\n\n";
   page += summary(runs);
   const auto [first, second] = coverage_of_halves(runs.others);
   page += fmt::format(
       "\nTau compares, within each published table of {} configurations or more, the predicted with the measured "
-      "order; "
-      "\"lost by trusting it\" is how\nmuch slower than the fastest the configuration is that is predicted fastest. "
-      "Reports state an 80 % interval: its width holds 80 % of the points of\nsources left out, stack by stack and by "
-      "whose curves a device has ([below](#intervals)). Tried out: the width found on one half of the sources holds "
-      "{:.0f} % of the\nother half's points, the other way round {:.0f} %.\n\nThe figures count "
-      "points. Sources of one author (vtrain, bigscience, mosaicml, torchtitan, NVIDIA's) are left out one at a time, "
+      "order; \"lost by trusting it\" is how\nmuch slower than the fastest the configuration is that is predicted "
+      "fastest. Reports state an 80 % interval: its width holds 80 % of the points of\nsources left out, stack by "
+      "stack and by whose curves a device has ([below](#intervals)). Tried out: the width found on one half of the "
+      "sources holds {:.0f} % of the\nother half's points, the other way round {:.0f} %.\n\nThe figures count points. "
+      "Sources of one author (vtrain, bigscience, mosaicml, torchtitan, NVIDIA's) are left out one at a time, "
       "though\ntheir systems are alike.\n\n",
       kLeastOfTable, kPercent * first, kPercent * second);
   for (const auto& [name, why] : composed)
     page += fmt::format(
         "**{} is composed, not measured.** {} Its {} numbers are fitted as one source of many, and\nno statistic but "
-        "its "
-        "own row and the last one above counts them.\n\n",
+        "its own row and the last one above counts them.\n\n",
         name, why, std::count_if(all_steps.begin(), all_steps.end(), [&name = name](const PredictedPoint& p) {
           return p.source->name == name && p.is_predicted();
         }));
@@ -405,10 +370,8 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> fi
   page +=
       "## By source\n\n\"Before\": with the calibration and the Programs of commit 1d3697f, when a stack had a factor "
       "of its own on products, and FSDP's\ncasts, losses and checkpointing per op were left out. Its fits without a "
-      "source "
-      "began where the fit of all sources had ended and so\nknew something of the source they left out; they begin "
-      "from "
-      "scratch now. Where \"now\" is worse, this is often why.\n\n" +
+      "source began where the fit of all sources had ended and so\nknew something of the source they left out; they "
+      "begin from scratch now. Where \"now\" is worse, this is often why.\n\n" +
       groups("source", groups_by(all_steps, [](const PredictedPoint& p) { return p.source->name; }),
              {.ranking = true, .not_predicted = true, .before = "step_seconds"});
   page += "\n## By training stack\n\n" +
@@ -419,11 +382,9 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> fi
   page += "\n## By device\n\n" + groups("device", by_device(steps), {});
   page +=
       "\n## Intervals\n\nOf devices with curves of their own; borrowed curves widen them. The share that they are held "
-      "to is weighed "
-      "(a source of many\npoints counts as thirty) and of points that are fitted; the last column counts all measured "
-      "steps, "
-      "those among them whose layout\nor machine nobody states (quality C), which no interval of a model can "
-      "cover.\n\n" +
+      "to is weighed (a source of many\npoints counts as thirty) and of points that are fitted; the last column counts "
+      "all measured steps, those among them whose layout\nor machine nobody states (quality C), which no interval of a "
+      "model can cover.\n\n" +
       coverage(runs.others);
   page +=
       "\n## As clusters grow\n\nPublished series of one model on one machine ([published/scaling.json]"

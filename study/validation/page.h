@@ -14,10 +14,11 @@ struct ValidationRuns {
   std::vector<PredictedPoint> others, all, none;
 };
 
-// Markdown. `plot`: path of the picture, relative to the page's folder.
-std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> figures, const std::string& plot);
-// Predicted against measured step times, both logarithmic, one colour per source, as SVG. Throws InputError if no step
-// is predicted.
+// Markdown; `plot`: the picture's path from the page's folder.
+std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedFigure> figures,
+                          const std::string& plot);
+// Predicted against measured step times, both logarithmic, a colour a source. SVG. Throws InputError where no step is
+// predicted.
 std::string accuracy_plot(std::span<const PredictedPoint> points);
 
 }  // namespace orrery

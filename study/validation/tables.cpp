@@ -37,11 +37,9 @@ std::vector<std::string> group_row(const ErrorGroup& group) {
 }
 
 std::string groups_table(std::string_view heading, const std::vector<ErrorGroup>& groups) {
-  const std::vector<Column> columns{{heading, false}, {"points"}, {"not predicted"}, {"median"},      {"mean"},
-                                    {"90th pct"},     {"worst"},  {"bias"},          {"tau (tables)"}};
   std::vector<std::vector<std::string>> rows;
   for (const ErrorGroup& group : groups) rows.push_back(group_row(group));
-  return grid(columns, rows);
+  return grid(fmt::format("<{}|points|not predicted|median|mean|90th pct|worst|bias|tau (tables)", heading), rows);
 }
 
 std::string fits_text(const FitsConfusion& c) {
@@ -93,14 +91,10 @@ std::string validation_table(std::span<const PredictedPoint> points) {
     rows.push_back({p->point->id, p->source->name, std::string(name_of(p->point->quantity)),
                     value_text(p->point->quantity, p->point->value), value_text(p->point->quantity, p->predicted),
                     signed_percent_text(p->error())});
-  const std::vector<Column> columns{{"id", false}, {"source", false}, {"", false},
-                                    {"measured"},  {"predicted"},     {"error"}};
-  return text + grid(columns, rows);
+  return text + grid("<id|<source|<|measured|predicted|error", rows);
 }
 
 std::string points_table(std::span<const PredictedPoint> points) {
-  const std::vector<Column> columns{{"id", false}, {"source", false}, {"measured"},
-                                    {"predicted"}, {"error"},         {"", false}};
   std::vector<std::vector<std::string>> rows;
   for (const PredictedPoint& p : points) {
     const Quantity quantity = p.point->quantity;
@@ -108,7 +102,7 @@ std::string points_table(std::span<const PredictedPoint> points) {
                     p.is_predicted() ? value_text(quantity, p.predicted) : "-",
                     has_error(p) ? signed_percent_text(p.error()) : "-", p.not_predicted});
   }
-  return grid(columns, rows);
+  return grid("<id|<source|measured|predicted|error|<", rows);
 }
 
 std::string points_csv(std::span<const PredictedPoint> points) {

@@ -17,9 +17,8 @@ namespace orrery {
 std::string validation_table(std::span<const PredictedPoint> points);
 std::string points_table(std::span<const PredictedPoint> points);  // one row per point
 std::string points_csv(std::span<const PredictedPoint> points);
-// One row per run for which it was predicted wrongly whether it fits.
-inline constexpr std::array<Column, 6> kWronglyJudged{
-    {{"id", false}, {"source", false}, {"it", false}, {"predicted peak"}, {"capacity"}, {"beyond it"}}};
+// A row a run of which it was judged wrongly whether it fits.
+inline constexpr std::string_view kWronglyJudged = "<id|<source|<it|predicted peak|capacity|beyond it";
 std::vector<std::vector<std::string>> wrongly_judged(const FitsConfusion& confusion);
 nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points);
 

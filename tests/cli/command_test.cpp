@@ -611,6 +611,11 @@ TEST(Documents, AreListedByTheirLengths) {
                                Not(HasSubstr("--over"))));
 }
 
+TEST(Explain, AFigureThatALineOnlyMentionsIsExplained) {
+  EXPECT_THAT(Workplace().orrery("simulate packed_documents --explain longest_document").out,
+              HasSubstr("longest_document: 32768, positions of the longest document"));
+}
+
 // Ranks that have fewer tokens than the fullest take their share of its kernels, and the formula has it.
 TEST(Explain, SharesOfRowsAreSaid) {
   const Workplace place;

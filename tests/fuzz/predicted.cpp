@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/program/check.h"
-#include "sim/report/csv.h"
+#include "sim/report/columns.h"
 #include "sim/report/json.h"
 #include "sim/report/svg.h"
 #include "sim/report/table.h"

@@ -3,18 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 
 #include "sim/report/columns.h"
-#include "sim/report/columns.h"
-#include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
 #include "sim/report/memory_verdict.h"
-#include "sim/report/read_json.h"
 #include "sim/report/summary.h"
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
@@ -416,6 +414,33 @@ TEST(ReportJson, HoldsWhatLiesOnTheHostAndReadsItBack) {
   EXPECT_EQ(back.host_memory.node_bytes, 56e9);
   EXPECT_EQ(back.host_memory.capacity_bytes, 100e9);
   EXPECT_TRUE(back.memory_fits);
+}
+
+TEST(ReportJson, ReadBackIsWhatWasWritten) {
+  json written = json::parse(report_json(example_report()).dump());
+  json again = json::parse(report_json(read_report(written, {})).dump());
+  for (json* of : {&written, &again})
+    for (const char* told : {"unmeasured", "unmeasured_share", "notes"}) of->erase(told);
+  EXPECT_EQ(again, written);
+}
+
+TEST(Figures, AreShownAndReadBackWhoeverHasThem) {
+  static constexpr FigureKind kHits{
+      .group = "caches", .key = "hit_share", .unit = FigureUnit::share, .label = "cache hits"};
+  static constexpr FigureKind kEntries{.group = "caches", .key = "entries", .unit = FigureUnit::count};
+  constexpr std::array kKinds{&kHits, &kEntries};
+  Report report = example_report();
+  EXPECT_EQ(report.figure("caches"), nullptr);
+  report.figures = {{.kind = &kHits, .value = 0.25, .remark = "of all lookups"}, {.kind = &kEntries, .value = 7}};
+  EXPECT_THAT(report_table(report, {}, {}), testing::ContainsRegex("\n  cache hits +25.0 %  of all lookups\n"));
+  json written = json::parse(report_json(report).dump());
+  EXPECT_EQ(written["caches"].dump(), "{\"entries\":7,\"hit_share\":0.25}");
+  const Report back = read_report(written, {}, kKinds);
+  EXPECT_EQ(back.figure("caches", "hit_share")->value, 0.25);
+  EXPECT_EQ(back.figure("caches", "entries")->value, 7);
+  EXPECT_TRUE(read_report(written, {}).figures.empty()) << "of kinds that nobody names";
+  written["caches"]["entries"] = 7.5;
+  EXPECT_THROW(read_report(written, {}, kKinds), InputError);
 }
 
 TEST(Table, OfOneStageHasNoTableOfStages) {

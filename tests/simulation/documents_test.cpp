@@ -138,13 +138,14 @@ TEST(Documents, ReportSaysHowUnlikeTheyAre) {
     unlike.push_back(r == 5 ? std::vector<std::int64_t>{kPackedLength}
                             : std::vector<std::int64_t>{kPackedLength / 2, kPackedLength / 2});
   const Report r = simulate(packed_from(packed_llama(), unlike));
-  ASSERT_TRUE(r.documents);
-  EXPECT_DOUBLE_EQ(r.documents->documents, 15.0 / 8);
-  EXPECT_EQ(r.documents->longest, kPackedLength);
-  EXPECT_DOUBLE_EQ(r.documents->attention_share, (7 * 0.5 + 1) / 8);
-  EXPECT_DOUBLE_EQ(r.documents->busiest_replica, 1 / ((7 * 0.5 + 1) / 8));
-  EXPECT_DOUBLE_EQ(r.documents->busiest_micro_batch, r.documents->busiest_replica);
-  EXPECT_FALSE(simulate(packed_llama()).documents);
+  ASSERT_NE(r.figure("documents"), nullptr);
+  EXPECT_DOUBLE_EQ(r.figure("documents", "documents_per_sequence")->value, 15.0 / 8);
+  EXPECT_EQ(r.figure("documents", "longest_document")->value, kPackedLength);
+  EXPECT_DOUBLE_EQ(r.figure("documents", "attention_share")->value, (7 * 0.5 + 1) / 8);
+  EXPECT_DOUBLE_EQ(r.figure("documents", "busiest_replica_over_mean")->value, 1 / ((7 * 0.5 + 1) / 8));
+  EXPECT_DOUBLE_EQ(r.figure("documents", "busiest_micro_batch_over_mean")->value,
+                   r.figure("documents", "busiest_replica_over_mean")->value);
+  EXPECT_EQ(simulate(packed_llama()).figure("documents"), nullptr);
 }
 
 // A quarter of a dealt pack may be one document, and the others' ranks see less. Whoever divides heads sees all.

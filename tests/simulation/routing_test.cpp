@@ -88,9 +88,9 @@ TEST(UnequalRouting, BalancedCountsChangeNothingBitForBit) {
   Scenario counted = plain;
   counted.workload.recorded_routing = recorded({{0, std::vector<std::int64_t>(8, 100)}});
   const Report a = simulate(plain), b = simulate(counted);
-  EXPECT_FALSE(a.routing.has_value());
-  ASSERT_TRUE(b.routing.has_value());
-  EXPECT_EQ(b.routing->busiest_rank, 1);
+  EXPECT_EQ(a.figure("routing"), nullptr);
+  ASSERT_NE(b.figure("routing"), nullptr);
+  EXPECT_EQ(b.figure("routing", "busiest_rank_over_mean")->value, 1);
   EXPECT_EQ(a.step_seconds, b.step_seconds);
   EXPECT_EQ(a.memory_peak_bytes, b.memory_peak_bytes);
   EXPECT_EQ(a.hfu, b.hfu);
@@ -116,7 +116,7 @@ TEST(UnequalRouting, ExpertsTakeTheBusiestRanksRows) {
     // What all ranks execute stays the same.
     EXPECT_NEAR(after.hfu * after.step_seconds, before.hfu * before.step_seconds,
                 1e-9 * before.hfu * before.step_seconds);
-    EXPECT_EQ(after.routing->busiest_rank, static_cast<double>(times));
+    EXPECT_EQ(after.figure("routing", "busiest_rank_over_mean")->value, static_cast<double>(times));
     before = after;
   }
 }
@@ -174,9 +174,9 @@ TEST(UnequalRouting, SlotsOfFixedNumberGrowNothingAndDropTheRest) {
   const Report skewed = simulate(s);
   EXPECT_EQ(skewed.step_seconds, balanced.step_seconds);
   EXPECT_EQ(skewed.memory_peak_bytes, balanced.memory_peak_bytes);
-  ASSERT_TRUE(skewed.routing.has_value());
-  EXPECT_EQ(skewed.routing->busiest_expert, 4);
-  EXPECT_DOUBLE_EQ(skewed.routing->dropped_share, 0.25);  // half of four eighths
+  ASSERT_NE(skewed.figure("routing"), nullptr);
+  EXPECT_EQ(skewed.figure("routing", "busiest_expert_over_mean")->value, 4);
+  EXPECT_DOUBLE_EQ(skewed.figure("routing", "dropped_share")->value, 0.25);  // half of four eighths
 }
 
 TEST(UnequalRouting, EnginesAgreeOnOneHotRank) {
@@ -569,7 +569,7 @@ TEST(UnequalRouting, SlotsThatOneMicroBatchLacksAreDroppedInTheMean) {
     s.workload.global_batch_size *= 2;
     s.plan.expert.capacity_factor = 2;
     s.workload.recorded_routing = recorded_in_parts({{hot(first)}, {hot(second)}});
-    EXPECT_DOUBLE_EQ(simulate(s).routing->dropped_share, 0.25 / 2) << first;
+    EXPECT_DOUBLE_EQ(simulate(s).figure("routing", "dropped_share")->value, 0.25 / 2) << first;
   }
 }
 
@@ -579,12 +579,12 @@ TEST(UnequalRouting, SlotsAreCountedWhereRoutingIsBalanced) {
   const Report dropless = simulate(s);
   s.plan.expert.capacity_factor = 0.5;
   const Report half = simulate(s);
-  ASSERT_TRUE(half.routing.has_value());
-  EXPECT_NEAR(half.routing->dropped_share, 0.5, 1e-12);
+  ASSERT_NE(half.figure("routing"), nullptr);
+  EXPECT_NEAR(half.figure("routing", "dropped_share")->value, 0.5, 1e-12);
   EXPECT_LT(half.hfu / half.mfu, 0.9);
   s.plan.expert.capacity_factor = 2;
   const Report twice = simulate(s);
-  EXPECT_FALSE(twice.routing.has_value());
+  EXPECT_EQ(twice.figure("routing"), nullptr);
   EXPECT_NEAR(dropless.hfu / dropless.mfu, 1, 1e-9);
   EXPECT_GT(twice.hfu / twice.mfu, 1.3);
 }

@@ -65,7 +65,7 @@ TEST(Training, EachStepIsWhatItIsAlone) {
     EXPECT_EQ(training.column("step")[i], static_cast<double>(3 + i));
     EXPECT_EQ(training.column("step_seconds")[i], alone.step_seconds) << i;
     EXPECT_EQ(training.column("memory_peak_bytes")[i], alone.memory_peak_bytes) << i;
-    EXPECT_EQ(training.column("busiest_rank")[i], alone.routing->busiest_rank) << i;
+    EXPECT_EQ(training.column("busiest_rank")[i], alone.figure("routing", "busiest_rank_over_mean")->value) << i;
   }
 }
 
@@ -345,7 +345,7 @@ TEST(TrainingResults, ADatabaseGivesBackWhatItGot) {
     EXPECT_EQ(found->second.seconds, outcome.seconds);
     EXPECT_EQ(found->second.idle_link_seconds, outcome.idle_link_seconds);
     EXPECT_EQ(found->second.memory_fits, outcome.memory_fits);
-    EXPECT_EQ(found->second.busiest_rank, outcome.busiest_rank);
+    EXPECT_EQ(found->second.figures, outcome.figures);
   }
   const Database& database = results.database();
   EXPECT_EQ(database.number("SELECT count(*) FROM trainings"), 1);

@@ -18,17 +18,17 @@ namespace {
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
-const std::vector<Figure>& bundled_figures() {
-  static const std::vector<Figure> figures = [] {
+const std::vector<PublishedFigure>& bundled_figures() {
+  static const std::vector<PublishedFigure> figures = [] {
     Simulator simulator;
     return predicted_figures(simulator);
   }();
   return figures;
 }
 
-const Figure& figure(const std::string& id) {
-  const auto found =
-      std::find_if(bundled_figures().begin(), bundled_figures().end(), [&](const Figure& f) { return f.id == id; });
+const PublishedFigure& figure(const std::string& id) {
+  const auto found = std::find_if(bundled_figures().begin(), bundled_figures().end(),
+                                  [&](const PublishedFigure& f) { return f.id == id; });
   if (found == bundled_figures().end()) throw std::out_of_range(id);
   return *found;
 }
@@ -37,7 +37,7 @@ TEST(Figures, AreAllPredictedOrSayWhyNot) {
   EXPECT_GE(bundled_figures().size(), 340u);
   std::set<std::string> reasons;
   int predicted = 0;
-  for (const Figure& f : bundled_figures()) {
+  for (const PublishedFigure& f : bundled_figures()) {
     EXPECT_NE(f.is_predicted(), !f.not_predicted.empty()) << f.id;
     if (f.is_predicted()) {
       ++predicted;
@@ -55,7 +55,7 @@ TEST(Figures, AreAllPredictedOrSayWhyNot) {
 // device hours of a training: a factor of unit or counting would be seen. Bounds are as wide as the worst misses
 // (DeepEP 14.5 %, device hours 12 %).
 TEST(Figures, ComeNearWhatIsPublishedWhereTheModelHasIt) {
-  for (const Figure& f : bundled_figures()) {
+  for (const PublishedFigure& f : bundled_figures()) {
     if (!f.id.starts_with("deepep-v") || !f.is_predicted()) continue;
     EXPECT_NEAR(f.predicted / f.value, 1, 0.16) << f.id;
     EXPECT_EQ(f.in_sample.empty(), !f.id.ends_with("-8") && !f.id.ends_with("-64")) << f.id;

@@ -1,9 +1,8 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
-#include "sim/report/csv.h"
+#include "sim/report/columns.h"
 #include "sim/report/json.h"
-#include "sim/report/read_json.h"
 #include "sim/report/table.h"
 #include "tests/fuzz/targets.h"
 
