@@ -305,7 +305,7 @@ void add_simulate(Command app) {
   auto arguments = std::make_shared<SimulateArguments>();
   const Command command =
       app.add_subcommand("simulate", "How long a training step takes, and where time and memory go");
-  command.footer(kSimulateExamples);
+  command.footer(kSimulateExamples + topics_text());
   offer_scenarios(command.add_option("SCENARIO", arguments->scenario,
                                      "A bundled scenario's name, a JSON file, or - for standard input"));
   offer_fields(command
@@ -346,6 +346,7 @@ void add_simulate(Command app) {
       .type_name("FILE");
   command.add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
       .type_name("OP|TERM")
+      .offers_words(explained_names())
       .on_value([arguments](const std::string&) { arguments->explain_given = true; });
   command
       .add_option("--steps", arguments->steps,

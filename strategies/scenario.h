@@ -8,6 +8,7 @@
 #include "models/model.h"
 #include "sim/hardware/cluster.h"
 #include "sim/hardware/perturbation.h"
+#include "sim/program/document_load.h"
 #include "strategies/plan.h"
 #include "traces/workload.h"
 
@@ -35,6 +36,10 @@ std::int64_t ranks(const Scenario& scenario);
 // Micro-batches each pipeline runs per step: global_batch_size / (data parallel x micro_batch_size); 0 where a replica
 // takes more devices than there are.
 std::int64_t micro_batches(const Scenario& scenario);
+
+// The global batch, packed from documents; null: its sequences are no packed documents. Throws InputError (pointer
+// "/workload/..").
+std::shared_ptr<const PackedSequences> packed_sequences(const Scenario& scenario);
 
 // Throws InputError when the parts do not fit together (degrees, divisibility, mesh larger than the cluster).
 void check(const Scenario& scenario);

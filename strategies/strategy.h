@@ -1,6 +1,7 @@
 // A strategy: how work is laid over ranks. Each lives in a folder of its own, declares the plan's fields it answers to
 // (an Options struct with visit_fields), and lowers by rewriting the pieces, the stages or the schedule of a Program.
-// Adding one: its folder, one member of Plan (plan.h), one line in the list (strategies.cpp).
+// Adding one: its folder, whose NAME/NAME.cpp has `Strategy NAME::describe()`, its name in the list (strategies.cpp),
+// and for options an include and a name in plan.h.
 #pragma once
 
 #include <memory>
@@ -14,6 +15,7 @@
 #include "strategies/run_controller.h"
 #include "strategies/scenario.h"
 #include "strategies/search_axis.h"
+#include "strategies/topic.h"
 
 namespace orrery {
 
@@ -33,11 +35,12 @@ struct Strategy {
   std::string_view summary;  // one line
   std::string_view paper;
 
-  // Throws InputError (pointer "/plan/...") when the plan cannot be laid over this model and cluster.
-  void (*check)(const Scenario& scenario);
+  // Throws InputError (pointer "/plan/...") when the plan cannot be laid over this model and cluster. Null: it always
+  // can.
+  void (*check)(const Scenario& scenario) = nullptr;
   // Rewrites `program`. Called in the order of the list, on a program that holds the result of those before it.
-  // A strategy that the plan does not use must return at once.
-  void (*rewrite)(const Scenario& scenario, Program& program);
+  // A strategy that the plan does not use must return at once. Null: it rewrites pieces only, or nothing.
+  void (*rewrite)(const Scenario& scenario, Program& program) = nullptr;
 
   // The scenario as it is at the workload's step, where that is not what it says: called in front of all lowering, on a
   // scenario that all have checked. Null, or none: as it says.
@@ -61,9 +64,19 @@ struct Strategy {
   void (*fold)(const Scenario& scenario, Mesh& mesh) = nullptr;
   // Takes it out of the plan: what is left when all have done so computes the same on one rank, step by step.
   void (*disable)(Plan& plan) = nullptr;
+  // Takes out of the plan what can only make a step longer, such as what saves memory: the step of what is left bounds
+  // the steps of all such plans from below (study/search). It need not fit.
+  void (*relax)(Plan& plan) = nullptr;
+  // Whether the backward repeats activations under the plan, or they wait for it elsewhere than on the device.
+  bool (*spares_activations)(const Plan& plan) = nullptr;
+  // Throws as check, for what no plan changes. A search asks once, before it looks at plans.
+  void (*check_workload)(const Scenario& scenario) = nullptr;
+  // How many neighbours are a ring within a ring of so many ranks, which hand keys and values on. Throws InputError
+  // where the ring cannot be cut so. Null, or 1: none are.
+  std::int64_t (*inner_ring)(const Scenario& scenario, std::int64_t ranks) = nullptr;
   // Ranks over which it divides a replica of the model.
   std::int64_t (*ranks)(const Plan& plan) = nullptr;
-  std::span<const PlanWord> (*words)() = nullptr;
+  std::span<const PlanWord> words = {};
   // Of context_parallel_type the names that it answers to: how attention works on divided sequences. It divides them
   // then, adds digits of the axis cp and lays attention out (strategies/context_parallel/context_parallel.h).
   std::span<const std::string_view> context_types = {};
@@ -81,7 +94,9 @@ struct Strategy {
   // be told. Null: there are none.
   void (*write_out)(const Scenario& scenario, Plan& plan) = nullptr;
   // What `orrery search` turns of its fields.
-  std::span<const SearchAxis> (*search_axes)() = nullptr;
+  std::span<const SearchAxis> search_axes = {};
+  // What `--explain` says of it (strategies/topic.h).
+  std::span<const Topic> topics = {};
 };
 
 // In the order in which they rewrite.

@@ -64,13 +64,6 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
 // before they are laid out.
 void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece);
 
-void check(const Scenario& scenario);
-// Of dp_shard, and outside of it of dp_replicate, what others have not laid inside.
-void add_digits(const Scenario& scenario, Mesh& mesh);
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
-void disable(Plan& plan);
-std::span<const PlanWord> words();
-
 // Whether the products' weights of layers of this plan are kept quantised and in no wider copy (fp8_param_gather,
 // fp4_param_gather): the optimizer's fp32 copies are cast to them once a step.
 bool keeps_weights_quantised(const Scenario& scenario, const Plan& layers);
@@ -80,8 +73,5 @@ bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_b
 // Whether a rank keeps nothing of a micro-batch's gradients but its part of their sum: of a single rank it is all of
 // it.
 bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches);
-// Refuses what the executor has no kernels for.
-void check_runnable(const Scenario& scenario);
-std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::data_parallel

@@ -25,17 +25,7 @@
 
 namespace orrery::expert_parallel {
 
-void check(const Scenario& scenario);
-// Folds the axes ep and etp. Throws InputError where the mesh's digits cannot be cut so.
-void fold(const Scenario& scenario, Mesh& mesh);
-void rewrite(const Scenario& scenario, Program& program);
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
-void disable(Plan& plan);
-std::span<const PlanWord> words();
-// Of a dropless plan slots for all tokens, of which those that hold rows are counted (Options::counted).
-void make_runnable(Scenario& scenario);
 void check_runnable(const Scenario& scenario);
-std::span<const SearchAxis> search_axes();
 // Of a training whose tokens are not routed to all experts alike: steps that route alike are alike.
 std::unique_ptr<RunController> control(const Scenario& scenario);
 
@@ -43,5 +33,8 @@ std::unique_ptr<RunController> control(const Scenario& scenario);
 std::int64_t expert_tensor_ranks(const Plan& plan);
 // Ranks that hold the same experts: of all but those of pp.
 MeshGroup expert_replicas(const Mesh& mesh);
+
+// `--explain routing`.
+std::span<const Topic> topics();
 
 }  // namespace orrery::expert_parallel

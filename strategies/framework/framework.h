@@ -3,11 +3,10 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <span>
 
 #include "models/layers.h"
 #include "sim/program/program.h"
@@ -74,9 +73,5 @@ bool keeps_gathered_inputs(const Plan& plan);
 // Weights that are kept quantised alone, and gathered so after the update (zero_stage 1 and 2).
 bool gathers_quantised_weights(const Plan& plan);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
-
-void check(const Scenario& scenario);
-void rewrite(const Scenario& scenario, Program& program);
-std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::framework

@@ -4,23 +4,23 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "strategies/fsmoe/degree.h"
 #include "strategies/fsmoe/gradient_partition.h"
-#include "study/simulation/simulation.h"
+#include "strategies/topic.h"
 
-namespace orrery {
+namespace orrery::fsmoe {
 
 // An operation of a layer with experts: alpha and beta of n units, by least squares over sizes.
 struct ProfiledTime {
-  fsmoe::LinearTime time;    // seconds, and seconds by element or by multiply-add
+  LinearTime time;           // seconds, and seconds by element or by multiply-add
   double determination = 1;  // r^2 of the fit; 1 where the layer has no such operation
   double units = 0;          // n of the layer: elements that a rank hands over or gathers, multiply-adds of a rank
 
-  fsmoe::ChunkedTime of_layer() const { return {time.start_up, units * time.per_unit}; }
+  ChunkedTime of_layer() const { return {time.start_up, units * time.per_unit}; }
 };
 
 struct StepByDegrees {
@@ -41,7 +41,7 @@ struct GradientPieces {
   ProfiledTime all_reduce;   // of a layer's gradients but the experts'
   double dense_seconds = 0;  // backward, of what has no rows of experts
   std::int64_t layers = 0;   // of a stage
-  fsmoe::GradientPartition greedy, global;
+  GradientPartition greedy, global;
   // Nothing beside layers; as the two partitions have it, in the mean of layers behind the first; the best of all
   // shares in quarters.
   std::vector<StepByShares> steps;
@@ -51,9 +51,9 @@ struct GradientPieces {
 struct PipelineDegrees {
   std::string layer;                                             // the piece
   ProfiledTime all_to_all, all_gather, reduce_scatter, experts;  // forward; an all-to-all is a dispatch or a combine
-  std::vector<fsmoe::PipelinedLayer> forward, backward;          // of each of fsmoe::kDegrees
-  fsmoe::PipelinedLayer chosen_forward, chosen_backward;         // no gradients reduced in the layer
-  std::vector<StepByDegrees> steps;                              // those of fsmoe::kDegrees that the schedule has
+  std::vector<PipelinedLayer> forward, backward;                 // of each of kDegrees
+  PipelinedLayer chosen_forward, chosen_backward;                // no gradients reduced in the layer
+  std::vector<StepByDegrees> steps;                              // those of kDegrees that the schedule has
   GradientPieces gradients;
 
   const StepByDegrees& fastest() const;  // of equal ones the first
@@ -61,8 +61,11 @@ struct PipelineDegrees {
   const StepByDegrees* chosen() const;
 };
 
-// `evaluate`: the engine. Throws InputError ("--explain") for plans whose layers with experts are not cut into chunks.
-PipelineDegrees pipeline_degrees(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate);
+// Throws InputError ("--explain") for plans whose layers with experts are not cut into chunks.
+PipelineDegrees pipeline_degrees(const Scenario& scenario, const Evaluate& evaluate);
 std::string pipeline_degree_text(const PipelineDegrees& degrees);
 
-}  // namespace orrery
+// `--explain moe_pipeline_degree`.
+std::span<const Topic> topics();
+
+}  // namespace orrery::fsmoe

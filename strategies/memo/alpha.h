@@ -2,14 +2,14 @@
 // 2407.12117, section 4.1). Its two bounds, from the cost models in place of a profile, beside what the engine finds.
 #pragma once
 
-#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "sim/report/memory_verdict.h"
-#include "study/simulation/simulation.h"
+#include "strategies/topic.h"
 
-namespace orrery {
+namespace orrery::memo {
 
 struct StepByAlpha {
   double alpha = 0;
@@ -19,7 +19,7 @@ struct StepByAlpha {
   MemoryVerdict verdict = MemoryVerdict::fits;
 };
 
-struct MemoAlpha {
+struct Alpha {
   // Bytes of one layer on one rank that go to the host whatever alpha is, and that do beside at alpha 1.
   double whole_bytes = 0, other_bytes = 0;
   double layer_seconds = 0;     // forward of a layer that copies nothing
@@ -37,9 +37,11 @@ struct MemoAlpha {
   const StepByAlpha& fastest() const;  // that fits, of equal ones the first; of none that fits the fastest of all
 };
 
-// `evaluate`: the engine. Throws InputError ("--explain") for plans without memo, or none of whose stages has a layer
-// that swaps.
-MemoAlpha memo_alpha(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate);
-std::string memo_alpha_text(const MemoAlpha& alpha);
+// Throws InputError ("--explain") for plans without memo, or none of whose stages has a layer that swaps.
+Alpha find_alpha(const Scenario& scenario, const Evaluate& evaluate);
+std::string text_of(const Alpha& alpha);
 
-}  // namespace orrery
+// `--explain memo_alpha`.
+std::span<const Topic> topics();
+
+}  // namespace orrery::memo
