@@ -15,22 +15,18 @@
 #include "cli/memory_trace.h"
 #include "sim/analytical/op_cost.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/one_line.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/cost/step_calibration.h"
 #include "sim/memory/memory.h"
 #include "sim/program/liveness.h"
-#include "sim/program/redistribute.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
-#include "strategies/context_parallel/context_parallel.h"
 #include "strategies/precision/precision.h"
-#include "strategies/zeppelin/zeppelin.h"
-#include "study/simulation/memo_alpha.h"
-#include "study/simulation/pipeline_degree.h"
+#include "strategies/strategy.h"
+#include "study/simulation/evaluated.h"
 
 namespace orrery {
 namespace {
@@ -484,108 +480,6 @@ std::string explain_memory_part(const MemoryPart& part, const Simulation& simula
   return text + "\n" + explain_memory(r);
 }
 
-std::string explain_routing(const Simulation& simulation) {
-  const Report& r = simulation.report;
-  if (r.figure("routing") == nullptr) return "routing: balanced, every expert has as many rows as any other\n";
-  const Workload& w = simulation.scenario.workload;
-  const std::string source = w.recorded_routing ? "recorded in " + w.routing_file
-                                                : std::string(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
-  std::string text = fmt::format(
-      "routing: {}, step {}; expert groups of {} ranks, {} expert{} each\n"
-      "rows over what balanced routing gives, by load, and the layers that have it:\n",
-      source, w.step, simulation.scenario.plan.expert.degree,
-      simulation.scenario.model.placed_experts() / simulation.scenario.plan.expert.degree,
-      simulation.scenario.model.placed_experts() == simulation.scenario.plan.expert.degree ? "" : "s");
-  constexpr std::array<Column, 4> kColumns{{{"layers"}, {"busiest rank"}, {"busiest expert"}, {"dropped"}}};
-  std::vector<std::vector<std::string>> rows;
-  for (const Load& load : simulation.program->loads)
-    rows.push_back({std::to_string(load.layers), fmt::format("{:.3f}x", load.busiest_rank),
-                    fmt::format("{:.3f}x", load.busiest_expert), load.dropped > 0 ? percent_text(load.dropped) : "-"});
-  return text + grid(kColumns, rows) +
-         "the report has the most of all loads, and the mean over layers; experts are laid out in blocks, and every "
-         "kernel on rows takes as long as on the busiest rank\n";
-}
-
-std::string explain_documents(const Simulation& simulation) {
-  if (simulation.report.figure("documents") == nullptr) return "documents: none, attention sees the whole sequence\n";
-  const Program& program = *simulation.program;
-  const PackedSequences& packed = *program.packed;
-  const Workload& w = simulation.scenario.workload;
-  constexpr std::size_t kMostOfList = 60;
-  const auto replicas = static_cast<double>(program.document_loads.front().sequences.size()),
-             micro_batches = static_cast<double>(program.schedule.micro_batches);
-  double mean = 0;  // mean pairs per micro-batch
-  for (std::int64_t s = 0; s < packed.count(); ++s) mean += whole_pairs(packed.ends_of(s)) / (replicas * micro_batches);
-  std::string text = fmt::format(
-      "documents: {}, step {}; {} sequences of {} tokens\n"
-      "pairs of a query and a key within documents, over those of the mean micro-batch, by classes of micro-batches:\n",
-      w.recorded_documents ? "recorded in " + w.documents_file : one_line(w.documents, kMostOfList), w.step,
-      packed.count(), packed.length);
-  constexpr std::array<Column, 4> kColumns{{{"micro-batches"}, {"documents"}, {"slowest replica"}, {"mean"}}};
-  std::vector<std::vector<std::string>> rows;
-  for (const DocumentLoad& load : program.document_loads) {
-    double documents = 0, all = 0, slowest = 0;
-    for (std::size_t r = 0; r < load.sequences.size(); ++r)
-      for (const std::int64_t s : load.sequences[r]) {
-        documents += static_cast<double>(packed.ends_of(s).size());
-        all += whole_pairs(packed.ends_of(s));
-        if (static_cast<std::int64_t>(r) == load.slowest_replica) slowest += whole_pairs(packed.ends_of(s));
-      }
-    const auto of_class = static_cast<double>(load.micro_batches);
-    rows.push_back({std::to_string(load.micro_batches), fmt::format("{:.1f}", documents / replicas / of_class),
-                    fmt::format("{:.3f}x", slowest / of_class / mean),
-                    fmt::format("{:.3f}x", all / replicas / of_class / mean)});
-  }
-  return text + grid(kColumns, rows) +
-         fmt::format(
-             "the analytical step is that of replica {}, the slowest of all micro-batches together; what attention "
-             "takes follows from each document: --explain attention\n",
-             program.document_loads.front().slowest_replica);
-}
-
-std::string explain_zones(const Simulation& simulation) {
-  const Scenario& scenario = simulation.scenario;
-  if (!context_parallel::has_layers_of_type(scenario, zeppelin::kTypes))
-    return "zones: none, context_parallel_type is not \"zeppelin\"\n";
-  const zeppelin::Partition partition = zeppelin::partition_of(scenario);
-  const auto ranks = static_cast<std::size_t>(scenario.plan.context.degree);
-  std::vector<double> pairs(ranks, 0);
-  std::vector<RowsOfParts> zones;
-  std::vector<std::vector<std::string>> documents;
-  double mean = 0;
-  for (const zeppelin::Zone& zone : partition.zones) {
-    zones.push_back({&zone.of_rank});
-    for (const zeppelin::PlacedDocument& d : zone.documents) {
-      const std::int64_t length = d.end - d.begin;
-      documents.push_back({std::to_string(length), std::to_string(zone.ring),
-                           zone.ring == 1 ? std::to_string(d.first_rank)
-                                          : fmt::format("{} to {}", d.first_rank, d.first_rank + zone.ring - 1)});
-      const double all = static_cast<double>(length) * static_cast<double>(length) / 2;
-      for (std::int64_t r = d.first_rank; r < d.first_rank + zone.ring; ++r)
-        pairs[static_cast<std::size_t>(r)] += all / static_cast<double>(zone.ring);
-      mean += all / static_cast<double>(ranks);
-    }
-  }
-  const std::vector<double> moved = moved_rows(zones, {&partition.at_home});
-  std::vector<std::vector<std::string>> rows;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    std::int64_t attends = 0;
-    for (const zeppelin::Zone& zone : partition.zones) attends += rows_of(zone.of_rank[r]);
-    const auto kept = static_cast<std::int64_t>(moved[r * ranks + r]);
-    const bool moves = scenario.plan.zeppelin.remapping;
-    rows.push_back({std::to_string(r), std::to_string(attends), fmt::format("{:.3f}x", pairs[r] / mean),
-                    std::to_string(moves ? attends - kept : 0),
-                    std::to_string(moves ? rows_of(partition.at_home[r]) - kept : 0)});
-  }
-  constexpr std::array<Column, 3> kDocuments{{{"tokens"}, {"ranks"}, {"of context_parallel"}}};
-  constexpr std::array<Column, 5> kRanks{
-      {{"rank"}, {"tokens it attends with"}, {"pairs, over the mean"}, {"from other ranks"}, {"at other ranks"}}};
-  return fmt::format("zones: \"{}\", step {}; a rank attends with at most {:.3f} times the mean of tokens\n",
-                     zeppelin::kPartitionRuleNames[static_cast<std::size_t>(scenario.plan.zeppelin.partition)],
-                     scenario.workload.step, partition.capacity) +
-         grid(kDocuments, documents) + "\n" + grid(kRanks, rows);
-}
-
 std::string explain_interval(const Simulation& simulation) {
   const Scenario& scenario = simulation.scenario;
   const Device& device = scenario.cluster.device;
@@ -619,7 +513,7 @@ struct HeadLine {
   std::array<std::string_view, 6> names;
   std::string (*explain)(const Simulation&);
 };
-constexpr std::array<HeadLine, 10> kHeadLines{{
+constexpr std::array<HeadLine, 7> kHeadLines{{
     {{"step", "step time", "step_seconds", "bound by", "bound_by", "total"},
      [](const Simulation& s) { return explain_step(s.report); }},
     {{"tokens/s", "tokens/s per device", "sequences/s", "tokens_per_second", "tokens_per_second_per_device",
@@ -631,10 +525,6 @@ constexpr std::array<HeadLine, 10> kHeadLines{{
     {{"hfu", "HFU"}, explain_hfu},
     {{"exposed communication", "exposed_communication_seconds"},
      [](const Simulation& s) { return explain_exposed_communication(s.report); }},
-    {{"routing", "routing, busiest rank", "routing, busiest expert", "busiest_rank", "dropped_share"}, explain_routing},
-    {{"documents", "documents of a sequence", "attention within them", "attention, busiest replica"},
-     explain_documents},
-    {{"zones"}, explain_zones},
     {{"interval", "80 %", "expected_step_seconds"}, explain_interval},
     {{"memory", "peak", "memory_peak_bytes", "peak_bytes"},
      [](const Simulation& s) { return explain_memory(s.report) + "\n" + allocator_text(s); }},
@@ -644,13 +534,17 @@ constexpr std::array<HeadLine, 10> kHeadLines{{
 
 std::string explain(const std::string& name, const Simulation& simulation,
                     const std::function<Simulation(const Scenario&)>& evaluate) {
-  static constexpr std::string_view kDegrees = "moe_pipeline_degree", kAlpha = "memo_alpha";
-  if (name == kDegrees) return pipeline_degree_text(pipeline_degrees(simulation.scenario, evaluate));
   if (name == kMemoryPlan) return memory_plan_text(simulation);
-  if (name == kAlpha) return memo_alpha_text(memo_alpha(simulation.scenario, evaluate));
   const std::vector<OpInPlace> ops = ops_in_place(simulation);
   const Report& report = simulation.report;
-  std::vector<std::string> known{std::string(kDegrees), std::string(kAlpha), std::string(kMemoryPlan)};
+  std::vector<std::string> known{std::string(kMemoryPlan)};
+  for (const Strategy& strategy : all_strategies())
+    for (const Topic& topic : strategy.topics)
+      for (const std::string_view word : topic.names) {
+        if (name == word)
+          return topic.text(*evaluated(simulation), [&](const Scenario& other) { return evaluated(evaluate(other)); });
+        known.emplace_back(word);
+      }
   for (const HeadLine& line : kHeadLines)
     for (const std::string_view word : line.names) {
       if (word.empty()) continue;
@@ -689,6 +583,22 @@ std::string explain(const std::string& name, const Simulation& simulation,
   throw InputError({"--explain", ""}, describe(name),
                    "an op (see --ops), or a line of the report: step, mfu, memory, matmul, gradients, ...",
                    nearest_name(name, known));
+}
+
+std::vector<std::string> explained_names() {
+  std::vector<std::string> names{std::string(kMemoryPlan)};
+  for (const HeadLine& line : kHeadLines)
+    if (line.names.front().find(' ') == std::string_view::npos) names.emplace_back(line.names.front());
+  for (const Strategy& strategy : all_strategies())
+    for (const Topic& topic : strategy.topics) names.emplace_back(topic.names.front());
+  return names;
+}
+
+std::string topics_text() {
+  std::string text = "\n\nTopics of --explain, beside ops and lines of the report:\n";
+  for (const Strategy& strategy : all_strategies())
+    for (const Topic& topic : strategy.topics) text += fmt::format("  {:<22}{}\n", topic.names.front(), topic.summary);
+  return text;
 }
 
 std::string op_table(const Simulation& simulation) {

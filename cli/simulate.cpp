@@ -302,7 +302,7 @@ void add_simulate(Command app) {
   auto arguments = std::make_shared<SimulateArguments>();
   const Command command =
       app.add_subcommand("simulate", "How long a training step takes, and where time and memory go");
-  command.footer(kSimulateExamples);
+  command.footer(kSimulateExamples + topics_text());
   offer_scenarios(command.add_option("SCENARIO", arguments->scenario,
                                      "A bundled scenario's name, a JSON file, or - for standard input"));
   offer_fields(command
@@ -345,6 +345,7 @@ void add_simulate(Command app) {
       .type_name("FILE");
   command.add_option("--explain", arguments->explain, "Print how the number of an op or of a term is made up")
       .type_name("OP|TERM")
+      .offers_words(explained_names())
       .on_value([arguments](const std::string&) { arguments->explain_given = true; });
   command
       .add_option("--steps", arguments->steps,

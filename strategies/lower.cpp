@@ -7,7 +7,6 @@
 #include "models/layers.h"
 #include "strategies/framework/framework.h"
 #include "strategies/layer_plans.h"
-#include "strategies/packed_documents/packed_documents.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
@@ -65,11 +64,11 @@ void lower(const Scenario& as_written, std::span<const Strategy> strategies, Pro
   const LayerPlans plans = layer_plans(scenario);
   plans.split(program);
   build_anew(scenario, plans, kernels, program);
-  program.packed = packed_documents::sequences_of(scenario);
+  program.packed = packed_sequences(scenario);
   program.model =
       model_work(scenario.model, scenario.workload, micro_batch, program.pieces, program.line, program.packed.get());
   for (const Strategy& strategy : strategies) {
-    strategy.rewrite(scenario, program);
+    if (strategy.rewrite != nullptr) strategy.rewrite(scenario, program);
     if (strategy.rewrite_piece == nullptr) continue;
     for (Piece& piece : program.pieces) strategy.rewrite_piece(scenario, plans.of(piece), program, piece);
   }

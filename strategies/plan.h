@@ -33,63 +33,49 @@
 #include "strategies/zeppelin/options.h"
 #include "strategies/zeropp/options.h"
 
+// Strategies with options and the members of Plan that these are, in the order in which help and schema show the
+// fields.
+#define ORRERY_PLAN(X)                            \
+  X(batch, batch)                                 \
+  X(tensor_parallel, tensor)                      \
+  X(context_parallel, context)                    \
+  X(usp, usp)                                     \
+  X(loongtrain, loongtrain)                       \
+  X(fpdt, fpdt)                                   \
+  X(zeppelin, zeppelin)                           \
+  X(expert_parallel, expert)                      \
+  X(fsmoe, fsmoe)                                 \
+  X(dts_gate, dts_gate)                           \
+  X(flexmoe, flexmoe)                             \
+  X(pipeline_parallel, pipeline)                  \
+  X(data_parallel, data)                          \
+  X(zeropp, zeropp)                               \
+  X(mics, mics)                                   \
+  X(activation_recompute, recompute)              \
+  X(activation_offload, activation_offload)       \
+  X(memo, memo)                                   \
+  X(precision, precision)                         \
+  X(freeze, freeze)                               \
+  X(gradient_accumulation, gradient_accumulation) \
+  X(optimizer, optimizer)                         \
+  X(offload, offload)                             \
+  X(framework, framework)
+
 namespace orrery {
 
 struct LayerRange;
 
 struct Plan {
-  batch::Options batch;
-  precision::Options precision;
-  framework::Options framework;
-  tensor_parallel::Options tensor;
-  context_parallel::Options context;
-  usp::Options usp;
-  loongtrain::Options loongtrain;
-  fpdt::Options fpdt;
-  zeppelin::Options zeppelin;
-  expert_parallel::Options expert;
-  fsmoe::Options fsmoe;
-  dts_gate::Options dts_gate;
-  flexmoe::Options flexmoe;
-  activation_recompute::Options recompute;
-  activation_offload::Options activation_offload;
-  memo::Options memo;
-  pipeline_parallel::Options pipeline;
-  data_parallel::Options data;
-  zeropp::Options zeropp;
-  mics::Options mics;
-  freeze::Options freeze;
-  gradient_accumulation::Options gradient_accumulation;
-  optimizer::Options optimizer;
-  offload::Options offload;
+#define ORRERY_MEMBER(strategy, member) strategy::Options member;
+  ORRERY_PLAN(ORRERY_MEMBER)
+#undef ORRERY_MEMBER
 
   std::vector<LayerRange> layers;  // strategies/layer_plans.h
 
   void visit_fields(FieldVisitor& v) {
-    batch.visit_fields(v);
-    tensor.visit_fields(v);
-    context.visit_fields(v);
-    usp.visit_fields(v);
-    loongtrain.visit_fields(v);
-    fpdt.visit_fields(v);
-    zeppelin.visit_fields(v);
-    expert.visit_fields(v);
-    fsmoe.visit_fields(v);
-    dts_gate.visit_fields(v);
-    flexmoe.visit_fields(v);
-    pipeline.visit_fields(v);
-    data.visit_fields(v);
-    zeropp.visit_fields(v);
-    mics.visit_fields(v);
-    recompute.visit_fields(v);
-    activation_offload.visit_fields(v);
-    memo.visit_fields(v);
-    precision.visit_fields(v);
-    freeze.visit_fields(v);
-    gradient_accumulation.visit_fields(v);
-    optimizer.visit_fields(v);
-    offload.visit_fields(v);
-    framework.visit_fields(v);
+#define ORRERY_VISIT(strategy, member) member.visit_fields(v);
+    ORRERY_PLAN(ORRERY_VISIT)
+#undef ORRERY_VISIT
   }
 };
 

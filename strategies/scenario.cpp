@@ -5,6 +5,7 @@
 #include "sim/base/error.h"
 #include "strategies/layer_plans.h"
 #include "strategies/strategy.h"
+#include "traces/packing/packed_workload.h"
 
 namespace orrery {
 namespace {
@@ -42,7 +43,8 @@ void check_workload(const Scenario& scenario) {
   if (model.vision()) return;
   if (scenario.workload.sequence_length == 0 && model.max_positions == 0)
     throw InputError({"", "/workload/sequence_length"}, "0", "a length: the model states none of its own");
-  if (model.positions == Positions::learned && model.max_positions > 0 && scenario.workload.sequence_length > model.max_positions)
+  if (model.positions == Positions::learned && model.max_positions > 0 &&
+      scenario.workload.sequence_length > model.max_positions)
     throw InputError({"", "/workload/sequence_length"}, std::to_string(scenario.workload.sequence_length),
                      "at most the model's " + std::to_string(model.max_positions) + " learned positions");
 }
@@ -70,11 +72,17 @@ std::int64_t micro_batches(const Scenario& scenario) {
   return sequences > 0 ? scenario.workload.global_batch_size / sequences : 0;
 }
 
+std::shared_ptr<const PackedSequences> packed_sequences(const Scenario& scenario) {
+  const std::int64_t length = scenario.workload.sequence_length;
+  return packed_sequences(scenario.workload, length > 0 ? length : scenario.model.max_positions);
+}
+
 void check(const Scenario& scenario) {
   check_mesh(scenario);
   check_workload(scenario);
   check_ranges(scenario);
-  for (const Strategy& strategy : all_strategies()) strategy.check(scenario);
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.check != nullptr) strategy.check(scenario);
 }
 
 }  // namespace orrery

@@ -8,6 +8,7 @@
 #include "models/model.h"
 #include "sim/hardware/cluster.h"
 #include "sim/hardware/perturbation.h"
+#include "sim/program/document_load.h"
 #include "strategies/plan.h"
 #include "traces/workload.h"
 
@@ -36,7 +37,11 @@ std::int64_t ranks(const Scenario& scenario);
 // replica needs more devices than the cluster has.
 std::int64_t micro_batches(const Scenario& scenario);
 
-// Throws InputError if the parts do not fit together (degrees, divisibility, mesh larger than the cluster).
+// The global batch, packed from documents; null: its sequences are no packed documents. Throws InputError (pointer
+// "/workload/..").
+std::shared_ptr<const PackedSequences> packed_sequences(const Scenario& scenario);
+
+// Throws InputError when the parts do not fit together (degrees, divisibility, mesh larger than the cluster).
 void check(const Scenario& scenario);
 
 }  // namespace orrery

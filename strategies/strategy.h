@@ -1,6 +1,7 @@
 // A strategy: how work is laid over ranks. Each lives in its own folder, declares its fields of the plan (an Options
 // struct with visit_fields), and rewrites the pieces, the stages or the schedule of a Program. To add one: its folder,
-// one member of Plan (plan.h), one entry in the list (strategies.cpp).
+// whose NAME/NAME.cpp defines `Strategy NAME::describe()`; its name in the list (strategies.cpp); and, if it has
+// options, an include and a name in plan.h.
 #pragma once
 
 #include <memory>
@@ -15,6 +16,7 @@
 #include "strategies/run_controller.h"
 #include "strategies/scenario.h"
 #include "strategies/search_axis.h"
+#include "strategies/topic.h"
 
 namespace orrery {
 
@@ -34,11 +36,11 @@ struct Strategy {
   std::string_view summary;  // one line
   std::string_view paper;    // its source
 
-  // Throws InputError (pointer "/plan/...") if the plan cannot be laid over this model and cluster.
-  void (*check)(const Scenario& scenario);
+  // Throws InputError (pointer "/plan/...") if the plan cannot be laid over this model and cluster. Null: every plan can.
+  void (*check)(const Scenario& scenario) = nullptr;
   // Rewrites `program`. Called in the order of the list, on the result of the strategies before it. Must return at once
-  // if the plan does not use this strategy.
-  void (*rewrite)(const Scenario& scenario, Program& program);
+  // if the plan does not use this strategy. Null: it rewrites pieces only, or nothing.
+  void (*rewrite)(const Scenario& scenario, Program& program) = nullptr;
 
   // Returns the scenario as it is at workload.step, if it differs from what the scenario says. Called before lowering,
   // on a scenario that all strategies have checked. Null, or no result: the scenario stays as it is.
@@ -62,9 +64,19 @@ struct Strategy {
   void (*fold)(const Scenario& scenario, Mesh& mesh) = nullptr;
   // Removes the strategy from the plan. After all have done so, it computes the same on one rank, step by step.
   void (*disable)(Plan& plan) = nullptr;
+  // Removes from the plan whatever can only make a step longer, such as what saves memory. The step of the relaxed plan
+  // is a lower bound on the steps of all such plans (study/search). It need not fit.
+  void (*relax)(Plan& plan) = nullptr;
+  // Whether the plan recomputes activations in the backward, or keeps them elsewhere than on the device.
+  bool (*spares_activations)(const Plan& plan) = nullptr;
+  // Throws as `check` does, for what no plan changes. A search calls it once, before it looks at plans.
+  void (*check_workload)(const Scenario& scenario) = nullptr;
+  // Returns how many neighbouring ranks form an inner ring of a ring of `ranks` ranks that hand keys and values on.
+  // Throws InputError if the ring cannot be divided so. Null, or 1: there are no inner rings.
+  std::int64_t (*inner_ring)(const Scenario& scenario, std::int64_t ranks) = nullptr;
   // Number of ranks over which the strategy divides one replica of the model.
   std::int64_t (*ranks)(const Plan& plan) = nullptr;
-  std::span<const PlanWord> (*words)() = nullptr;
+  std::span<const PlanWord> words = {};
   // The names of context_parallel_type that this strategy implements: how attention works on divided sequences. For
   // these it divides sequences, adds digits of the axis cp and lays out attention
   // (strategies/context_parallel/context_parallel.h).
@@ -81,13 +93,15 @@ struct Strategy {
   std::vector<std::string> (*notes)(const Scenario& scenario) = nullptr;
   // The figures that the strategy adds to a step's report (sim/report/figure.h): their kinds, and their values for a
   // lowered Program.
-  std::span<const FigureKind> (*figure_kinds)() = nullptr;
+  std::span<const FigureKind> figure_kinds = {};
   void (*figures)(const Scenario& scenario, const Program& program, std::vector<Figure>& figures) = nullptr;
   // Sets those fields of `plan`, a copy of the scenario's plan, that are left to the strategy but that the training
   // framework must be given. Null: there are none.
   void (*write_out)(const Scenario& scenario, Plan& plan) = nullptr;
   // The fields that `orrery search` varies.
-  std::span<const SearchAxis> (*search_axes)() = nullptr;
+  std::span<const SearchAxis> search_axes = {};
+  // Its topics of `--explain` (strategies/topic.h).
+  std::span<const Topic> topics = {};
 };
 
 // The strategies in the order in which they rewrite.

@@ -1,5 +1,5 @@
-#include "strategies/activation_offload/activation_offload.h"
-
+// Kept activations in host memory (Megatron-Core's CPU offloading): what a layer's forward keeps for its backward is
+// copied down behind the forward and comes back a layer ahead of the backward.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -7,9 +7,12 @@
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/activation_offload/to_host.h"
+#include "strategies/layer_plans.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/strategy.h"
 
 namespace orrery::activation_offload {
+namespace {
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.activation_offload;
@@ -51,24 +54,35 @@ void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& pie
 
 void disable(Plan& plan) { plan.activation_offload = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr auto offloads = [](const Plan& plan) { return plan.activation_offload.offload; };
-  static constexpr PlanWord kWords[]{{"activation-offload", [](const Scenario& s) { return any_plan(s, offloads); }}};
-  return kWords;
-}
+bool spares_activations(const Plan& plan) { return plan.activation_offload.offload; }
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "activation_offload",
-       .label = "act. offload",
-       .turns = Turns::activations,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.activation_offload.offload = value != 0; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_flags(chosen.cluster.device.pcie_bytes_per_second > 0, values);
-           }}};
-  return kAxes;
+constexpr PlanWord kWords[]{{"activation-offload", [](const Scenario& s) { return any_plan(s, spares_activations); }}};
+
+constexpr SearchAxis kAxes[]{
+    {.field = "activation_offload",
+     .label = "act. offload",
+     .turns = Turns::activations,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.activation_offload.offload = value != 0; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           append_flags(chosen.cluster.device.pcie_bytes_per_second > 0, values);
+         }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "activation_offload",
+          .summary = "activations that wait for the backward in host memory",
+          .paper = "-",
+          .check = check,
+          .rewrite_piece = rewrite_piece,
+          .plan_layers = plan_layers,
+          .disable = disable,
+          .relax = disable,
+          .spares_activations = spares_activations,
+          .words = kWords,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::activation_offload

@@ -1,5 +1,9 @@
-#include "strategies/activation_recompute/activation_recompute.h"
-
+// Activation recomputation: the backward repeats forward ops instead of keeping what they produced.
+//   full       each layer from its input (Chen et al. 2016, arXiv 1604.06174); every n-th input only, or the first n
+//              layers of each chunk only (Megatron-LM's uniform and block methods)
+//   all_but_attention  each layer but the results of attention (Gu et al. 2024, arXiv 2406.18485, section 5)
+//   selective  only the attention core, whose activations are large and cheap to compute (Korthikanti et al. 2022,
+//              section 5). FlashAttention does this inside its kernel: then there is nothing left to recompute.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -7,7 +11,9 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/layer_plans.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/strategy.h"
 
 namespace orrery::activation_recompute {
 namespace {
@@ -638,8 +644,6 @@ bool keeps_activations(const Piece& piece) {
 constexpr auto everything = [](const Op&) { return true; };
 constexpr auto in_core_attention = [](const Op& op) { return op.core_attention; };
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.recompute;
   const auto fail = [](const std::string& field, const std::string& found, const std::string& expected) {
@@ -747,59 +751,68 @@ void rewrite(const Scenario& scenario, Program& program) {
 
 void disable(Plan& plan) { plan.recompute = {}; }
 
-namespace {
+bool spares_activations(const Plan& plan) { return plan.recompute.mode != Mode::none; }
 
 bool recomputes(const Scenario& scenario, Mode mode) {
   return any_plan(scenario, [&](const Plan& plan) { return plan.recompute.mode == mode; });
 }
 
+constexpr PlanWord kWords[]{
+    {"recompute-selective", [](const Scenario& s) { return recomputes(s, Mode::selective); }},
+    {"recompute-full", [](const Scenario& s) { return recomputes(s, Mode::full); }},
+    {"recompute-op", [](const Scenario& s) { return recomputes(s, Mode::selective_op); }},
+    {"recompute-all-but-attention", [](const Scenario& s) { return recomputes(s, Mode::all_but_attention); }}};
+
+constexpr SearchAxis kAxes[]{
+    {.field = "recompute",
+     .label = "recompute",
+     .turns = Turns::activations,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.recompute.mode = static_cast<Mode>(value); },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           const Plan& plan = chosen.plan;
+           // all_but_attention is no usual stack's.
+           for (const Mode mode : {Mode::none, Mode::selective, Mode::full, Mode::selective_op}) {
+             // Of what the kernel repeats anyway.
+             const bool nothing = mode == Mode::selective && plan.framework.flash_attention &&
+                                  plan.recompute.repeats(Module::core_attention);
+             if (!nothing) values.push_back(static_cast<std::int64_t>(mode));
+           }
+         }},
+    {.field = "recompute_layers",
+     .label = "of layers",
+     .turns = Turns::activations,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.recompute.layers = value; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           values.push_back(-1);
+           if (chosen.plan.recompute.mode != Mode::full || chosen.plan.recompute.every > 1) return;
+           const std::vector<std::int64_t> chunks =
+               pipeline_parallel::split_layers(chosen.model.total_layers(), chosen.plan.pipeline);
+           for (std::int64_t n = 1; n < *std::max_element(chunks.begin(), chunks.end()); ++n) values.push_back(n);
+         },
+     .acts =
+         [](const Scenario& chosen) {
+           return chosen.plan.recompute.mode == Mode::full && chosen.plan.recompute.every <= 1;
+         }}};
+
 }  // namespace
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{
-      {"recompute-selective", [](const Scenario& s) { return recomputes(s, Mode::selective); }},
-      {"recompute-full", [](const Scenario& s) { return recomputes(s, Mode::full); }},
-      {"recompute-op", [](const Scenario& s) { return recomputes(s, Mode::selective_op); }},
-      {"recompute-all-but-attention", [](const Scenario& s) { return recomputes(s, Mode::all_but_attention); }}};
-  return kWords;
-}
-
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "recompute",
-       .label = "recompute",
-       .turns = Turns::activations,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.recompute.mode = static_cast<Mode>(value); },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             const Plan& plan = chosen.plan;
-             // all_but_attention: no common stack has it.
-             for (const Mode mode : {Mode::none, Mode::selective, Mode::full, Mode::selective_op}) {
-               // Skip modes that repeat only what the kernel repeats anyway.
-               const bool nothing = mode == Mode::selective && plan.framework.flash_attention &&
-                                    plan.recompute.repeats(Module::core_attention);
-               if (!nothing) values.push_back(static_cast<std::int64_t>(mode));
-             }
-           }},
-      {.field = "recompute_layers",
-       .label = "of layers",
-       .turns = Turns::activations,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.recompute.layers = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             values.push_back(-1);
-             if (chosen.plan.recompute.mode != Mode::full || chosen.plan.recompute.every > 1) return;
-             const std::vector<std::int64_t> chunks =
-                 pipeline_parallel::split_layers(chosen.model.total_layers(), chosen.plan.pipeline);
-             for (std::int64_t n = 1; n < *std::max_element(chunks.begin(), chunks.end()); ++n) values.push_back(n);
-           },
-       .acts =
-           [](const Scenario& chosen) {
-             return chosen.plan.recompute.mode == Mode::full && chosen.plan.recompute.every <= 1;
-           }}};
-  return kAxes;
+Strategy describe() {
+  return {.name = "activation_recompute",
+          .summary = "activations recomputed in the backward",
+          .paper = "Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022",
+          .check = check,
+          .rewrite = rewrite,
+          .rewrite_piece = rewrite_piece,
+          .plan_layers = plan_layers,
+          .disable = disable,
+          .relax = disable,
+          .spares_activations = spares_activations,
+          .words = kWords,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::activation_recompute

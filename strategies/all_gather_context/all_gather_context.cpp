@@ -1,12 +1,16 @@
-#include "strategies/all_gather_context/all_gather_context.h"
-
+// Sequences divided over ranks that gather the keys and values of all before attention (Llama 3, arXiv 2407.21783,
+// section 3.3.2; Megatron-Core's cp_comm_type all_gather).
 #include <vector>
 
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
+#include "strategies/strategy.h"
 
 namespace orrery::all_gather_context {
 namespace {
+
+// Of context_parallel_type; Megatron-Core writes the one, Transformer Engine the other.
+constexpr std::array<std::string_view, 2> kTypes{"all_gather", "allgather"};
 
 class Gathering {
  public:
@@ -65,8 +69,6 @@ class Gathering {
   std::vector<Op> out_;
 };
 
-}  // namespace
-
 void check(const Scenario& scenario) { context_parallel::check_deal(scenario, kTypes, scenario.plan.context.degree); }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
@@ -84,10 +86,20 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   Gathering(program.mesh, piece).run();
 }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{
-      {"all-gather-context", [](const Scenario& s) { return context_parallel::has_layers_of_type(s, kTypes); }}};
-  return kWords;
+constexpr PlanWord kWords[]{
+    {"all-gather-context", [](const Scenario& s) { return context_parallel::has_layers_of_type(s, kTypes); }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "all_gather_context",
+          .summary = "sequences divided over ranks that gather all keys and values",
+          .paper = "Llama Team 2024, arXiv 2407.21783",
+          .check = check,
+          .rewrite_piece = rewrite_piece,
+          .add_digits = add_digits,
+          .words = kWords,
+          .context_types = kTypes};
 }
 
 }  // namespace orrery::all_gather_context

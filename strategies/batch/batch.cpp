@@ -1,12 +1,13 @@
-#include "strategies/batch/batch.h"
-
+// How the global batch is cut: replicas x micro-batches x micro-batch size. Gradient accumulation is what remains.
 #include <algorithm>
 #include <string>
 
 #include "sim/base/error.h"
+#include "strategies/scenario.h"
+#include "strategies/search_axis.h"
+#include "strategies/strategy.h"
 
 namespace orrery::batch {
-
 namespace {
 
 // Writes "96 or 120". One of the two may be 0 and is then omitted.
@@ -37,8 +38,6 @@ std::string nearest_devices(const Scenario& scenario) {
   return below == 0 && above == 0 ? "" : "; or " + either(below, above) + " devices";
 }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const std::int64_t replicas = data_parallel_degree(scenario), size = scenario.plan.batch.micro_batch_size;
   const std::int64_t per_step = replicas * size, batch = scenario.workload.global_batch_size;
@@ -52,6 +51,7 @@ void check(const Scenario& scenario) {
                    multiple + ": " + either(below, below + per_step) + nearest_devices(scenario));
 }
 
+// Every dimension along the batch is divided over the data-parallel digits.
 void rewrite(const Scenario&, Program& program) {
   Division replicas;
   replicas.append(program.mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
@@ -61,19 +61,28 @@ void rewrite(const Scenario&, Program& program) {
       if (const int d = t.find(Axis::batch); d >= 0) t.over[d] = replicas;
 }
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "micro_batch_size",
-       .label = "mbs",
-       .turns = Turns::micro_batch,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.batch.micro_batch_size = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             const std::int64_t replicas = data_parallel_degree(chosen), batch = chosen.workload.global_batch_size;
-             if (replicas > 0 && batch % replicas == 0) append_divisors(batch / replicas, values);
-           }}};
-  return kAxes;
+constexpr SearchAxis kAxes[]{{.field = "micro_batch_size",
+                              .label = "mbs",
+                              .turns = Turns::micro_batch,
+                              .usual = true,
+                              .set = [](Plan& plan, std::int64_t value) { plan.batch.micro_batch_size = value; },
+                              .values =
+                                  [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+                                    const std::int64_t replicas = data_parallel_degree(chosen),
+                                                       batch = chosen.workload.global_batch_size;
+                                    if (replicas > 0 && batch % replicas == 0)
+                                      append_divisors(batch / replicas, values);
+                                  }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "batch",
+          .summary = "the global batch as replicas x micro-batches, with gradient accumulation",
+          .paper = "-",
+          .check = check,
+          .rewrite = rewrite,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::batch

@@ -9,7 +9,6 @@
 #include "sim/program/rewrite.h"
 #include "sim/program/work.h"
 #include "strategies/layer_plans.h"
-#include "strategies/loongtrain/loongtrain.h"
 
 namespace orrery::context_parallel {
 namespace {
@@ -255,8 +254,6 @@ void check_blocks_used(const Scenario& scenario) {
   if (!used && !scenario.plan.context.blocks.empty()) fail("/plan/", scenario.plan);
 }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const std::int64_t c = scenario.plan.context.degree;
   if (c == 1) return;
@@ -280,6 +277,8 @@ void check(const Scenario& scenario) {
   check_blocks_used(scenario);
   check_deal(scenario, kTypes, c);
 }
+
+}  // namespace
 
 Type type_named(std::string_view name) {
   const std::span<const std::string_view> names = type_names();
@@ -373,7 +372,24 @@ Op attention_of_parts(const Op& whole, TensorId queries, TensorId keys, std::int
   return op;
 }
 
-RingGroups ring_groups(const Mesh& mesh, MeshGroup ring, std::int64_t inner_ranks) {
+namespace {
+
+std::int64_t inner_ring(const Scenario& scenario, std::int64_t ranks) {
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.inner_ring != nullptr) return strategy.inner_ring(scenario, ranks);
+  return 1;
+}
+
+}  // namespace
+
+void add_ring(const Scenario& scenario, Mesh& mesh, std::int64_t ranks, const char* name) {
+  const std::int64_t inner = inner_ring(scenario, ranks);
+  mesh.add(MeshAxis::cp, inner, name);
+  mesh.add(MeshAxis::cp, ranks / inner, name);
+}
+
+RingGroups ring_groups(const Scenario& scenario, const Mesh& mesh, MeshGroup ring) {
+  const std::int64_t inner_ranks = inner_ring(scenario, mesh.size(ring));
   if (inner_ranks == 1) return {.inner = ring, .outer = {}};
   RingGroups groups;
   for (int d = 0; d < Mesh::kMaxDigits; ++d)
@@ -397,10 +413,11 @@ void append_ring(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp
   whole.kind == OpKind::attention ? of.forward(whole) : of.backward(whole);
 }
 
+namespace {
+
 void add_digits(const Scenario& scenario, Mesh& mesh) {
-  // In mixed plans, a ring uses the digits that other strategies add.
-  if (is_all_of_type(scenario, kTypes))
-    loongtrain::add_ring(scenario, mesh, scenario.plan.context.degree, name_of(MeshAxis::cp));
+  // A ring takes ranks as others, of whom layers may be, have divided them.
+  if (is_all_of_type(scenario, kTypes)) add_ring(scenario, mesh, scenario.plan.context.degree, name_of(MeshAxis::cp));
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
@@ -409,18 +426,14 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   Division over;
   over.append(ring);
   divide_sequence(piece, program.mesh, over, deal_over(scenario, plan, scenario.plan.context.degree));
-  ring_attention(piece, program.mesh, ring_groups(program.mesh, ring, scenario.plan.loongtrain.inner_ring_degree),
-                 plan.context.fp32_gradients);
+  ring_attention(piece, program.mesh, ring_groups(scenario, program.mesh, ring), plan.context.fp32_gradients);
 }
 
 void disable(Plan& plan) { plan.context = {}; }
 
 std::int64_t ranks(const Plan& plan) { return plan.context.degree; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"context", [](const Scenario& s) { return s.plan.context.degree > 1; }}};
-  return kWords;
-}
+constexpr PlanWord kWords[]{{"context", [](const Scenario& s) { return s.plan.context.degree > 1; }}};
 
 void check_runnable(const Scenario& scenario) {
   const std::int64_t degree = scenario.plan.context.degree;
@@ -430,35 +443,49 @@ void check_runnable(const Scenario& scenario) {
                      "1 for an encoder-decoder: two sequences in parts are not run yet");
 }
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "context_parallel",
-       .label = "cp",
-       .turns = Turns::mesh,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.context.degree = value; },
-       // Only degrees that leave each rank at least kLeastTokens of a sequence.
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             constexpr std::int64_t kLeastTokens = 1024;
-             if (!chosen.plan.framework.flash_attention || chosen.model.vision()) return values.push_back(1);
-             const std::int64_t length = sequence_length(chosen.model, chosen.workload);
-             append_divisors(chosen.cluster.devices() / chosen.plan.tensor.degree, values);
-             std::erase_if(
-                 values, [&](std::int64_t c) { return c > 1 && (length % (2 * c) != 0 || length / c < kLeastTokens); });
-           }},
-      {.field = "context_parallel_type",
-       .label = "cp type",
-       .turns = Turns::kernels,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.context.type = static_cast<Type>(value); },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             const std::size_t types = chosen.plan.context.degree > 1 ? type_names().size() : 1;
-             for (std::size_t type = 0; type < types; ++type) values.push_back(static_cast<std::int64_t>(type));
-           },
-       .acts = [](const Scenario& chosen) { return chosen.plan.context.degree > 1; }}};
-  return kAxes;
+constexpr SearchAxis kAxes[]{
+    {.field = "context_parallel",
+     .label = "cp",
+     .turns = Turns::mesh,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.context.degree = value; },
+     // As long as a rank has kLeastTokens of a sequence.
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           constexpr std::int64_t kLeastTokens = 1024;
+           if (!chosen.plan.framework.flash_attention || chosen.model.vision()) return values.push_back(1);
+           const std::int64_t length = sequence_length(chosen.model, chosen.workload);
+           append_divisors(chosen.cluster.devices() / chosen.plan.tensor.degree, values);
+           std::erase_if(values,
+                         [&](std::int64_t c) { return c > 1 && (length % (2 * c) != 0 || length / c < kLeastTokens); });
+         }},
+    {.field = "context_parallel_type",
+     .label = "cp type",
+     .turns = Turns::kernels,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.context.type = static_cast<Type>(value); },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           const std::size_t types = chosen.plan.context.degree > 1 ? type_names().size() : 1;
+           for (std::size_t type = 0; type < types; ++type) values.push_back(static_cast<std::int64_t>(type));
+         },
+     .acts = [](const Scenario& chosen) { return chosen.plan.context.degree > 1; }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "context_parallel",
+          .summary = "sequences divided over ranks, ring attention",
+          .paper = "Liu et al. 2023, arXiv 2310.01889",
+          .check = check,
+          .rewrite_piece = rewrite_piece,
+          .add_digits = add_digits,
+          .disable = disable,
+          .ranks = ranks,
+          .words = kWords,
+          .context_types = kTypes,
+          .check_runnable = check_runnable,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::context_parallel

@@ -13,15 +13,7 @@
 
 namespace orrery::context_parallel {
 
-void check(const Scenario& scenario);
-void add_digits(const Scenario& scenario, Mesh& mesh);
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
-void disable(Plan& plan);
-std::int64_t ranks(const Plan& plan);
-std::span<const PlanWord> words();
-void check_runnable(const Scenario& scenario);
-
-// Names of the ring; p2p is Megatron-Core's.
+// The ring's names; p2p is Megatron-Core's.
 inline constexpr std::array<std::string_view, 2> kTypes{"ring", "p2p"};
 
 // ---- for all strategies that lay out attention over divided sequences ----
@@ -70,20 +62,21 @@ void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Back
   }
 }
 
-// The groups of a ring, or of a ring of rings (strategies/loongtrain): `inner` holds `inner_ranks` neighbours, `outer`
-// the rest of the ring's digits. With inner_ranks 1 there is one ring.
+// Lays the digits of a ring of `ranks`, of the axis cp and of one name: those of an inner ring, where a strategy makes
+// one (Strategy::inner_ring), and behind them the rest. Throws InputError for an inner ring that is none of this one.
+void add_ring(const Scenario& scenario, Mesh& mesh, std::int64_t ranks, const char* name);
+// The digits of a ring: those of its inner ring, and the rest. Where it has no inner ring all digits are `inner`.
 struct RingGroups {
   MeshGroup inner, outer;
   Stream stream = Stream::context_communication;  // of the inner ring
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
 };
-RingGroups ring_groups(const Mesh& mesh, MeshGroup ring, std::int64_t inner_ranks);
-// Replaces every attention op over sequences that are divided over both groups by a ring, forward and backward.
-// `fp32_gradients`: see Options.
+RingGroups ring_groups(const Scenario& scenario, const Mesh& mesh, MeshGroup ring);
+// Makes a ring of every attention over sequences that are divided over both groups, forward and backward.
+// `fp32_gradients`: Options.
 void ring_attention(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients);
 // Appends the ring for one attention op, forward or backward.
 void append_ring(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients, const Op& whole,
                  std::vector<Op>& out);
-std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::context_parallel

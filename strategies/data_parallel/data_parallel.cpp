@@ -603,8 +603,6 @@ void check_param_gather(const Scenario& scenario, const char* field, precision::
   if (!allowed.empty()) throw InputError({"", std::string("/plan/") + field}, "true", allowed);
 }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.data;
   const std::int64_t degree = data_parallel_degree(scenario);
@@ -646,6 +644,7 @@ void check(const Scenario& scenario) {
   });
 }
 
+// Of dp_shard, and outside of it of dp_replicate, what others have not laid inside.
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   const Options& options = scenario.plan.data;
   const std::int64_t degree = data_parallel_degree(scenario);
@@ -654,9 +653,7 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   mesh.add(MeshAxis::dp_replicate, degree / shard);
 }
 
-namespace {
-
-// `ranks` hold the same parameters; zero_stage divides their shards over `shard`, a subset of them.
+// Over `ranks`, which hold the same parameters; the shards that zero_stage makes are divided over `shard` of them.
 Sharding sharding_over(const Scenario& scenario, const Plan& plan, const Program& program, MeshGroup ranks,
                        MeshGroup shard) {
   const Options& options = plan.data;
@@ -753,15 +750,17 @@ bool lends_to_another_chunk(const Program& program, const Piece& piece) {
          });
 }
 
-}  // namespace
+void rewrite(const Scenario& scenario, Program& program) {
+  program.runtime.releases_gradients =
+      scenario.plan.data.zero_stage >= 2 && !reduces_in_every_micro_batch(scenario, micro_batches(scenario));
+}
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   Sharding sharding = sharding_of(scenario, plan, program);
   Sharding experts = expert_sharding_of(scenario, plan, program);
   if (sharding.ranks.empty() && experts.ranks.empty()) return;
-  sharding.stays_gathered =
-      !is_layer(piece) && sharding.over.secondary.empty() &&
-      (framework::keeps_ends_gathered(scenario.plan) || lends_to_another_chunk(program, piece));
+  sharding.stays_gathered = !is_layer(piece) && sharding.over.secondary.empty() &&
+                            (framework::keeps_ends_gathered(scenario.plan) || lends_to_another_chunk(program, piece));
   sharding.fp8_gathers = sharding.fp8_gathers && is_layer(piece);
   if (const framework::GatherLimits limits = framework::gather_limits(scenario.plan);
       !sharding.over.weights.empty() && exceeds(limits, piece)) {
@@ -782,6 +781,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   if (!by_set.empty()) lay_out(by_set, plan.data, bucket, program.mesh, piece);
 }
 
+// Refuses what the executor has no kernels for.
 void check_runnable(const Scenario& scenario) {
   const auto refuse = [](const char* field) {
     throw InputError({"", std::string("/plan/") + field}, "true",
@@ -799,77 +799,100 @@ void disable(Plan& plan) {
   plan.data.degree = 1;
 }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"data", [](const Scenario& s) { return data_parallel_degree(s) > 1; }},
-                                     {"zero-1", [](const Scenario& s) { return s.plan.data.zero_stage == 1; }},
-                                     {"zero-2", [](const Scenario& s) { return s.plan.data.zero_stage == 2; }},
-                                     {"zero-3", [](const Scenario& s) { return s.plan.data.zero_stage == 3; }}};
-  return kWords;
+void relax(Plan& plan) {
+  plan.data.zero_stage = 0;
+  plan.data.overlap_gradients = true;
+  plan.data.shard_degree = 0;
+  plan.data.reshard_after_forward = true;
+  plan.data.float8_all_gather = false;
 }
 
-// Whether another rank computes gradients of the same weights.
+constexpr PlanWord kWords[]{{"data", [](const Scenario& s) { return data_parallel_degree(s) > 1; }},
+                            {"zero-1", [](const Scenario& s) { return s.plan.data.zero_stage == 1; }},
+                            {"zero-2", [](const Scenario& s) { return s.plan.data.zero_stage == 2; }},
+                            {"zero-3", [](const Scenario& s) { return s.plan.data.zero_stage == 3; }}};
+
+}  // namespace
+
+// Returns whether another rank computes gradients of the same weights.
 static bool shares_gradients(const Scenario& scenario) {
   return orrery::ranks(scenario) > scenario.plan.pipeline.degree;
 }
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "data_parallel",
-       .label = "dp",
-       .turns = Turns::mesh,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.data.degree = value; },
-       .values = [](const Scenario&, std::vector<std::int64_t>& values) { values.push_back(0); }},  // 0: all remaining devices
-      {.field = "zero_stage",
-       .label = "zero",
-       .turns = Turns::replicas,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.data.zero_stage = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             const std::int64_t shards = data_parallel_degree(chosen) * chosen.plan.context.degree;
-             for (std::int64_t stage = 0; stage <= (shards > 1 ? 3 : 0); ++stage) values.push_back(stage);
-           }},
-      {.field = "reshard_after_forward",
-       .label = "reshard",
-       .turns = Turns::replicas,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.data.reshard_after_forward = value != 0; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             values.push_back(1);
-             if (chosen.plan.data.zero_stage == 3) values.push_back(0);
-           },
-       .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage == 3; }},
-      {.field = "zero_shard_degree",
-       .label = "shard",
-       .turns = Turns::replicas,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.data.shard_degree = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             values.push_back(0);
-             if (chosen.plan.data.zero_stage == 0) return;
-             append_divisors(data_parallel_degree(chosen), values);
-             values.pop_back();  // all replicas: the same as 0
-             std::erase(values, 1);
-           },
-       .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0; }},
-      {.field = "overlap_grad_reduce",
-       .label = "overlap grads",
-       .turns = Turns::replicas,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_gradients = value != 0; },
-       .values = nullptr,
-       .acts = [](const Scenario& chosen) { return shares_gradients(chosen); }},
-      {.field = "overlap_param_gather",
-       .label = "overlap params",
-       .turns = Turns::replicas,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_parameters = value != 0; },
-       .values = nullptr,
-       .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0 && shares_gradients(chosen); }}};
-  return kAxes;
+namespace {
+
+constexpr SearchAxis kAxes[]{
+    {.field = "data_parallel",
+     .label = "dp",
+     .turns = Turns::mesh,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.data.degree = value; },
+     .values = [](const Scenario&, std::vector<std::int64_t>& values) { values.push_back(0); }},  // what remains
+    {.field = "zero_stage",
+     .label = "zero",
+     .turns = Turns::replicas,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.data.zero_stage = value; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           const std::int64_t shards = data_parallel_degree(chosen) * chosen.plan.context.degree;
+           for (std::int64_t stage = 0; stage <= (shards > 1 ? 3 : 0); ++stage) values.push_back(stage);
+         }},
+    {.field = "reshard_after_forward",
+     .label = "reshard",
+     .turns = Turns::replicas,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.data.reshard_after_forward = value != 0; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           values.push_back(1);
+           if (chosen.plan.data.zero_stage == 3) values.push_back(0);
+         },
+     .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage == 3; }},
+    {.field = "zero_shard_degree",
+     .label = "shard",
+     .turns = Turns::replicas,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.data.shard_degree = value; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           values.push_back(0);
+           if (chosen.plan.data.zero_stage == 0) return;
+           append_divisors(data_parallel_degree(chosen), values);
+           values.pop_back();  // all replicas: what 0 stands for
+           std::erase(values, 1);
+         },
+     .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0; }},
+    {.field = "overlap_grad_reduce",
+     .label = "overlap grads",
+     .turns = Turns::replicas,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_gradients = value != 0; },
+     .values = nullptr,
+     .acts = [](const Scenario& chosen) { return shares_gradients(chosen); }},
+    {.field = "overlap_param_gather",
+     .label = "overlap params",
+     .turns = Turns::replicas,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_parameters = value != 0; },
+     .values = nullptr,
+     .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0 && shares_gradients(chosen); }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "data_parallel",
+          .summary = "replicas, ZeRO-1/2/3, FSDP and HSDP",
+          .paper = "Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277",
+          .check = check,
+          .rewrite = rewrite,
+          .rewrite_piece = rewrite_piece,
+          .add_digits = add_digits,
+          .disable = disable,
+          .relax = relax,
+          .words = kWords,
+          .check_runnable = check_runnable,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::data_parallel

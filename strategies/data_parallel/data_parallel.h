@@ -69,23 +69,13 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
 // Numbers a piece's parameter sets that are gathered at different times or held by different ranks, before lay_out().
 void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece);
 
-void check(const Scenario& scenario);
-// Adds dp_shard and, outside of it, dp_replicate: those ranks of both axes that other strategies have not added.
-void add_digits(const Scenario& scenario, Mesh& mesh);
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
-void disable(Plan& plan);
-std::span<const PlanWord> words();
-
-// Whether layers of this plan keep the weights of matrix products quantised only, without a wider copy
-// (fp8_param_gather, fp4_param_gather). The optimizer's fp32 copies are cast to them once a step.
+// Whether the products' weights of layers of this plan are kept quantised and in no wider copy (fp8_param_gather,
+// fp4_param_gather): the optimizer's fp32 copies are cast to them once a step.
 bool keeps_weights_quantised(const Scenario& scenario, const Plan& layers);
 // Returns what reduce_gradients means; `automatic` is resolved by the training framework. With one micro-batch, stages
 // 2 and 3 keep no whole gradients in either case.
 bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches);
 // Whether a rank keeps only its part of the sum of a micro-batch's gradients; a single rank's part is the whole sum.
 bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches);
-// Refuses options for which the executor has no kernels.
-void check_runnable(const Scenario& scenario);
-std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::data_parallel

@@ -173,7 +173,6 @@ std::optional<Scenario> settle(const Scenario& scenario) {
     model.expert_period = 1;
     model.dense_layers = 0;
     settled.plan.expert = {};
-    settled.plan.fsmoe = {};
     settled.workload.routing = ExpertRouting::balanced;
     return settled;
   }
@@ -187,6 +186,9 @@ std::unique_ptr<RunController> control(const Scenario& scenario) {
   return used(scenario) ? std::make_unique<GateController>() : nullptr;
 }
 
+namespace {
+
+// Routers' noise, temperature and threshold at the workload's step.
 void rewrite_piece(const Scenario& scenario, const Plan&, const Program&, Piece& piece) {
   if (!used(scenario)) return;
   const Gate gate = scenario.plan.dts_gate.gate;
@@ -210,10 +212,12 @@ bool begins_anew(const Scenario& scenario) {
   return phase(gate, step) != Phase::single_expert && temperature(gate, step) != temperature(gate, step - 1);
 }
 
-// A token may have any number of experts.
+// A token may have any number of experts: all slots are computed, and no rows are counted.
 void make_runnable(Scenario& scenario) {
-  if (used(scenario) && scenario.model.has_experts())
-    scenario.plan.expert.capacity_factor = static_cast<double>(scenario.model.experts);
+  if (!used(scenario) || !scenario.model.has_experts()) return;
+  scenario.plan.expert.capacity_factor = static_cast<double>(scenario.model.experts);
+  scenario.plan.expert.counted = false;
+  for (LayerRange& range : scenario.plan.layers) range.plan.expert.counted = false;
 }
 
 void check_runnable(const Scenario& scenario) {
@@ -222,6 +226,21 @@ void check_runnable(const Scenario& scenario) {
     refuse("moe_gate_seed_steps", std::to_string(scenario.plan.dts_gate.gate.seed_steps),
            fmt::format("0 in a run of a model whose experts have {} and whose MLP has {}: the one becomes the others",
                        model.expert_bias ? "biases" : "no biases", model.linear_bias ? "some" : "none"));
+}
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "dts_gate",
+          .summary = "a gate that sends tokens to nearly all experts at first, and to one in the end",
+          .paper = "Nie et al. 2021, arXiv 2112.14397",
+          .check = check,
+          .settle = settle,
+          .control = control,
+          .rewrite_piece = rewrite_piece,
+          .make_runnable = make_runnable,
+          .begins_anew = begins_anew,
+          .check_runnable = check_runnable};
 }
 
 }  // namespace orrery::dts_gate

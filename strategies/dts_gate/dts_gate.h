@@ -20,12 +20,7 @@ namespace orrery::dts_gate {
 
 void check(const Scenario& scenario);
 std::optional<Scenario> settle(const Scenario& scenario);
-// Sets the routers' noise, temperature and threshold at the workload's step.
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 // Figures: gate_temperature, active_experts, computed_experts.
 std::unique_ptr<RunController> control(const Scenario& scenario);
-void make_runnable(Scenario& scenario);
-bool begins_anew(const Scenario& scenario);
-void check_runnable(const Scenario& scenario);
 
 }  // namespace orrery::dts_gate

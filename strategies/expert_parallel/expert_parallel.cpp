@@ -559,6 +559,8 @@ MeshGroup expert_replicas(const Mesh& mesh) {
       .without(mesh.group({MeshAxis::ep, MeshAxis::etp}));
 }
 
+namespace {
+
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.expert;
   const Model& model = scenario.model;
@@ -616,13 +618,9 @@ void check(const Scenario& scenario) {
       fail(kField, kFound, "\"index\" without moe_expert_capacity_factor: a mask has a fixed number of slots");
     if (options.fp8_dispatch)
       fail(kField, kFound, "\"index\" with moe_fp8_dispatch: masks multiply what is not quantised");
-    if (scenario.plan.fsmoe.schedule != fsmoe::MoeSchedule::sequential)
-      fail(kField, kFound, "\"index\" with moe_schedule, which cuts rows into chunks");
   }
   if (options.dispatcher == Dispatcher::allgather) {
-    if (scenario.plan.fsmoe.schedule != fsmoe::MoeSchedule::sequential)
-      fail("moe_token_dispatcher", "\"allgather\"", "another one with moe_schedule, whose chunks are of an exchange");
-    // Megatron-Core's rules: without an exchange there is nothing to overlap.
+    // Megatron-Core's rules: there is no exchange for them to hide.
     if (options.overlap_shared)
       fail("moe_shared_expert_overlap", "true", "false with moe_token_dispatcher \"allgather\"");
     if (options.overlap_pairs)
@@ -641,16 +639,11 @@ void check(const Scenario& scenario) {
     if (scenario.plan.pipeline.degree > 1 && schedule == ScheduleKind::one_f_one_b)
       fail(kField, "true", "false with pipeline_parallel above 1 and virtual_pipeline 1, as in Megatron-Core");
   }
-  if (scenario.plan.mics.shard_size > 1)
-    degree("mics_shard_size", scenario.plan.mics.shard_size,
-           "0 with experts, whose partition groups are not described");
-  if (scenario.plan.zeropp.secondary > 1)
-    degree("zero_hpz_partition_size", scenario.plan.zeropp.secondary,
-           "0 with experts, whose second copies are not described");
   if (tensor > 1 && model.expert_bias)
     degree("expert_tensor_parallel", tensor, "1 for experts with biases, which are added to a whole sum");
 }
 
+// Folds the axes ep and etp. Throws InputError where the mesh's digits cannot be cut so.
 void fold(const Scenario& scenario, Mesh& mesh) {
   if (!scenario.model.has_experts()) return;
   const std::int64_t tensor = expert_tensor_ranks(scenario.plan), degree = scenario.plan.expert.degree;
@@ -662,13 +655,9 @@ void fold(const Scenario& scenario, Mesh& mesh) {
   if (!mesh.fold(MeshAxis::ep, tensor, degree)) refuse("expert_parallel", degree);
 }
 
-namespace {
-
 double factor_without_drops(const Model& model) {
   return static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
 }
-
-}  // namespace
 
 void rewrite(const Scenario& scenario, Program& program) {
   const Model& model = scenario.model;
@@ -696,12 +685,7 @@ void disable(Plan& plan) {
   plan.expert.counted = whole.counted;
 }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"expert", [](const Scenario& s) { return s.plan.expert.degree > 1; }}};
-  return kWords;
-}
-
-namespace {
+constexpr PlanWord kWords[]{{"expert", [](const Scenario& s) { return s.plan.expert.degree > 1; }}};
 
 void refuse_padding(const Options& options) {
   if (options.pad_to_busiest)
@@ -709,14 +693,13 @@ void refuse_padding(const Options& options) {
                      "false in a run, whose slots are for all tokens whatever their experts");
 }
 
-}  // namespace
-
+// Of a dropless plan slots for all tokens, of which those that hold rows are counted (Options::counted).
 void make_runnable(Scenario& scenario) {
   refuse_padding(scenario.plan.expert);
   if (!scenario.model.has_experts()) return;
   Options& options = scenario.plan.expert;
-  // With a gate that gives tokens fewer experts, or gathered tokens, rows are not counted: all slots are computed.
-  if (options.dispatcher == Dispatcher::allgather || scenario.plan.dts_gate.kind != dts_gate::MoeGate::top_k) {
+  // A rank that gathers tokens has rows of some alone: all slots are computed.
+  if (options.dispatcher == Dispatcher::allgather) {
     if (options.capacity_factor == 0) options.capacity_factor = factor_without_drops(scenario.model);
     return;
   }
@@ -724,9 +707,7 @@ void make_runnable(Scenario& scenario) {
   for (LayerRange& range : scenario.plan.layers) range.plan.expert.counted = true;
 }
 
-namespace {
-
-// Refuses routers that one rank cannot reproduce: it has the tokens of all replicas in each micro-batch.
+// What one rank can be held against: it has all tokens of as many micro-batches as all replicas together.
 void check_runnable_router(const Scenario& scenario) {
   const Model& model = scenario.model;
   const bool divides = scenario.plan.tensor.degree > 1 || scenario.plan.context.degree > 1;
@@ -770,32 +751,52 @@ void check_runnable(const Scenario& scenario) {
                      no_drops + " in a run with moe_token_dispatcher \"allgather\", which fills slots with all tokens");
 }
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "expert_parallel",
-       .label = "ep",
-       .turns = Turns::mesh,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.expert.degree = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_divisors(chosen.model.experts, values);
-             // Stages and replicas are chosen later.
-             std::erase_if(values, [&](std::int64_t e) { return chosen.cluster.devices() % e != 0; });
-           },
-       .turns_of = [](const Model& model) { return model.has_experts(); }},
-      {.field = "expert_tensor_parallel",
-       .label = "etp",
-       .turns = Turns::mesh,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.expert.tensor_degree = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             values.push_back(1);
-             if (chosen.plan.tensor.degree > 1) values.push_back(chosen.plan.tensor.degree);
-           },
-       .turns_of = [](const Model& model) { return model.has_experts(); }}};
-  return kAxes;
+namespace {
+
+constexpr SearchAxis kAxes[]{{.field = "expert_parallel",
+                              .label = "ep",
+                              .turns = Turns::mesh,
+                              .usual = true,
+                              .set = [](Plan& plan, std::int64_t value) { plan.expert.degree = value; },
+                              .values =
+                                  [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+                                    append_divisors(chosen.model.experts, values);
+                                    // Stages and replicas are chosen later.
+                                    std::erase_if(values,
+                                                  [&](std::int64_t e) { return chosen.cluster.devices() % e != 0; });
+                                  },
+                              .turns_of = [](const Model& model) { return model.has_experts(); }},
+                             {.field = "expert_tensor_parallel",
+                              .label = "etp",
+                              .turns = Turns::mesh,
+                              .usual = true,
+                              .set = [](Plan& plan, std::int64_t value) { plan.expert.tensor_degree = value; },
+                              .values =
+                                  [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+                                    values.push_back(1);
+                                    if (chosen.plan.tensor.degree > 1) values.push_back(chosen.plan.tensor.degree);
+                                  },
+                              .turns_of = [](const Model& model) { return model.has_experts(); }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "expert_parallel",
+          .summary = "experts divided over ranks, to which tokens travel and back",
+          .paper = "Lepikhin et al. 2020, arXiv 2006.16668; Liu et al. 2025, arXiv 2504.14960",
+          .check = check,
+          .rewrite = rewrite,
+          .control = control,
+          .rewrite_piece = rewrite_piece,
+          .fold = fold,
+          .disable = disable,
+          .words = kWords,
+          .make_runnable = make_runnable,
+          .check_runnable = check_runnable,
+          .figure_kinds = figure_kinds(),
+          .figures = figures,
+          .search_axes = kAxes,
+          .topics = topics()};
 }
 
 }  // namespace orrery::expert_parallel

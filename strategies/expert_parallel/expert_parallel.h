@@ -26,17 +26,7 @@
 
 namespace orrery::expert_parallel {
 
-void check(const Scenario& scenario);
-// Folds the axes ep and etp. Throws InputError if the mesh's digits cannot be divided this way.
-void fold(const Scenario& scenario, Mesh& mesh);
-void rewrite(const Scenario& scenario, Program& program);
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
-void disable(Plan& plan);
-std::span<const PlanWord> words();
-// Gives a dropless plan slots for all tokens and makes it count the filled rows (Options::counted).
-void make_runnable(Scenario& scenario);
 void check_runnable(const Scenario& scenario);
-std::span<const SearchAxis> search_axes();
 // Controller of a training with unequal routing: steps with the same routing have the same state.
 std::unique_ptr<RunController> control(const Scenario& scenario);
 
@@ -55,5 +45,8 @@ void figures(const Scenario& scenario, const Program& program, std::vector<Figur
 std::int64_t expert_tensor_ranks(const Plan& plan);
 // Ranks that hold the same experts, over all axes but pp.
 MeshGroup expert_replicas(const Mesh& mesh);
+
+// `--explain routing`.
+std::span<const Topic> topics();
 
 }  // namespace orrery::expert_parallel

@@ -12,6 +12,7 @@
 #include "models/layers.h"
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
+#include "strategies/dts_gate/options.h"
 #include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/expert_parallel/routing_loads.h"
 #include "strategies/flexmoe/placement.h"
@@ -447,12 +448,18 @@ std::optional<Scenario> settle(const Scenario& scenario) {
   return settled;
 }
 
+namespace {
+
+// Figures: balance (rows of the busiest rank over the mean, mean of layers), replicas (ranks beyond one an expert, of
+// all layers of the routing's source), moved_copies (that arrived in front of the step; fastermoe: in each of its
+// micro-batches). Of swipe: balance, rerouted_share (of all rows, those that go elsewhere than their router said).
 std::unique_ptr<RunController> control(const Scenario& scenario) {
   return used(scenario) ? std::make_unique<BalanceController>(scenario) : nullptr;
 }
 
 void disable(Plan& plan) { plan.flexmoe = {}; }  // one rank has every expert
 
+// Program::expert_of_slot, of placements that are given.
 void rewrite(const Scenario& scenario, Program& program) {
   if (scenario.plan.flexmoe.balancer != Balancer::given) return;
   const std::span<const std::int64_t> slots = given_slots(scenario, given_at(scenario, scenario.workload.step));
@@ -464,12 +471,6 @@ bool begins_anew(const Scenario& scenario) {
   return given_at(scenario, scenario.workload.step) != given_at(scenario, scenario.workload.step - 1);
 }
 
-// Each copy may get all tokens of a rank.
-void make_runnable(Scenario& scenario) {
-  check_runnable(scenario);
-  if (used(scenario)) scenario.plan.expert.capacity_factor = factor_without_drops(scenario);
-}
-
 void check_runnable(const Scenario& scenario) {
   if (used(scenario) && scenario.plan.flexmoe.balancer != Balancer::given)
     refuse("moe_balancer",
@@ -478,6 +479,28 @@ void check_runnable(const Scenario& scenario) {
   if (used(scenario) && scenario.plan.offload.optimizer)
     refuse("optimizer_offload", "true",
            "false in a run with \"moe_balancer\": \"given\": gradients of copies are summed on the devices");
+}
+
+// Each copy may get all tokens of a rank.
+void make_runnable(Scenario& scenario) {
+  check_runnable(scenario);
+  if (used(scenario)) scenario.plan.expert.capacity_factor = factor_without_drops(scenario);
+}
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "flexmoe",
+          .summary = "experts that get copies where many tokens go to them, and move between steps",
+          .paper = "Nie et al. 2023, arXiv 2304.03946; Skiadopoulos et al. 2025, arXiv 2504.19925 (SYMI)",
+          .check = check,
+          .rewrite = rewrite,
+          .settle = settle,
+          .control = control,
+          .disable = disable,
+          .make_runnable = make_runnable,
+          .begins_anew = begins_anew,
+          .check_runnable = check_runnable};
 }
 
 }  // namespace orrery::flexmoe

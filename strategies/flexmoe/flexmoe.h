@@ -13,17 +13,6 @@
 namespace orrery::flexmoe {
 
 void check(const Scenario& scenario);
-// Sets Program::expert_of_slot for placements that the plan gives.
-void rewrite(const Scenario& scenario, Program& program);
 std::optional<Scenario> settle(const Scenario& scenario);
-// Figures: balance (rows of the busiest rank over the mean, averaged over layers), replicas (ranks per expert beyond
-// the first, summed over all experts and layers of the routing's source), moved_copies (copies that arrived before the
-// step; fastermoe: in each of its micro-batches). swipe has the figures balance and rerouted_share (fraction of all
-// rows that go to another expert than their router chose).
-std::unique_ptr<RunController> control(const Scenario& scenario);
-void disable(Plan& plan);
-bool begins_anew(const Scenario& scenario);
-void make_runnable(Scenario& scenario);
-void check_runnable(const Scenario& scenario);
 
 }  // namespace orrery::flexmoe

@@ -1,8 +1,11 @@
-#include "strategies/fpdt/fpdt.h"
-
+// Long sequences in chunks: Ulysses' exchanges, online attention, MLP and loss chunk by chunk, and chunks in host
+// memory between their uses (FPDT, also Ulysses-Offload: Yao et al. 2024, arXiv 2408.16978;
+// deepspeed/sequence/fpdt_layer.py).
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/layers.h"
@@ -12,10 +15,14 @@
 #include "strategies/fpdt/chunked_attention.h"
 #include "strategies/fpdt/chunks.h"
 #include "strategies/layer_plans.h"
+#include "strategies/strategy.h"
 #include "strategies/usp/exchange.h"
 
 namespace orrery::fpdt {
 namespace {
+
+// Of context_parallel_type.
+constexpr std::array<std::string_view, 1> kTypes{"fpdt"};
 
 // Megatron-DeepSpeed, megatron/model/transformer.py: fpdt_FFN_chunk_size = chunk size / sequence-parallel ranks / 2.
 constexpr std::int64_t kMlpChunksOfAChunk = 2;
@@ -121,8 +128,6 @@ void check_chunks(const Scenario& scenario) {
          std::to_string(kMostChunks) + " chunks of the sequence of " + std::to_string(length));
 }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const Options &options = scenario.plan.fpdt, defaults;
   if (!is_used(scenario)) {
@@ -195,9 +200,20 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
 
 void disable(Plan& plan) { plan.fpdt = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"fpdt", is_used}};
-  return kWords;
+constexpr PlanWord kWords[]{{"fpdt", is_used}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "fpdt",
+          .summary = "sequences in chunks that exchange heads, attend online and wait in host memory",
+          .paper = "Yao et al. 2024, arXiv 2408.16978",
+          .check = check,
+          .rewrite_piece = rewrite_piece,
+          .add_digits = add_digits,
+          .disable = disable,
+          .words = kWords,
+          .context_types = kTypes};
 }
 
 }  // namespace orrery::fpdt

@@ -8,8 +8,7 @@
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
-#include "strategies/data_parallel/data_parallel.h"
-#include "strategies/precision/precision.h"
+#include "strategies/strategy.h"
 
 namespace orrery::framework {
 namespace {
@@ -227,6 +226,8 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
   return order;
 }
 
+namespace {
+
 void check(const Scenario& scenario) {
   mesh_order(scenario.plan);
   if (scenario.plan.framework.collective_algorithm == CollectiveAlgorithm::collnet &&
@@ -234,6 +235,8 @@ void check(const Scenario& scenario) {
     throw InputError({"", "/plan/collective_algorithm"}, "\"collnet\"",
                      "another without cluster.fabric.in_network_reduction: the switches have to reduce");
 }
+
+}  // namespace
 
 std::string_view stack_known_as(std::string_view name) {
   // Other names of stacks, by what they run: see "summary" in stacks.json.
@@ -264,8 +267,6 @@ void add_reduction_buffers(const Scenario& scenario, Runtime& runtime) {
   runtime.reduction_buffer_bytes = stage == 2 && plan.data.overlap_gradients ? 2 * bytes : bytes;
 }
 
-}  // namespace
-
 void rewrite(const Scenario& scenario, Program& program) {
   const StackPreset& stack = preset(scenario.plan);
   program.runtime = stack.runtime;
@@ -273,14 +274,11 @@ void rewrite(const Scenario& scenario, Program& program) {
   const std::int64_t zero_stage = scenario.plan.data.zero_stage;
   program.runtime.copies_gradients_for_update = stack.copies_gradients_for_update;
   program.runtime.update_copy_elements = zero_stage == 3 ? stack.sub_group_elements : 0;
-  program.runtime.releases_gradients =
-      zero_stage >= 2 && !data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario));
   const auto chosen = scenario.plan.pipeline.sent_outputs;
-  program.runtime.sent_outputs =
-      chosen == pipeline_parallel::SentOutputs::automatic
-          ? stack.sent_outputs
-          : chosen == pipeline_parallel::SentOutputs::freed ? SentOutputs::freed : SentOutputs::kept;
-  // If parameters are sharded, products do not add to a buffer of the stack's own (Megatron FSDP).
+  program.runtime.sent_outputs = chosen == pipeline_parallel::SentOutputs::automatic ? stack.sent_outputs
+                                 : chosen == pipeline_parallel::SentOutputs::freed   ? SentOutputs::freed
+                                                                                     : SentOutputs::kept;
+  // Where parameters are sharded, products do not add to a buffer of the stack's own (Megatron FSDP).
   if (scenario.plan.data.zero_stage == 3) program.runtime.placeholder_gradients = false;
   program.runtime.cuda_graphs = scenario.plan.framework.cuda_graphs;
   program.runtime.graphs_leave_experts =
@@ -289,27 +287,31 @@ void rewrite(const Scenario& scenario, Program& program) {
   program.runtime.collective_protocol = scenario.plan.framework.collective_protocol;
 }
 
-std::span<const SearchAxis> search_axes() {
-  // Megatron-LM's orders: the stages farthest apart, or the replicas (its --use-tp-pp-dp-mapping).
-  static constexpr std::array<const char*, 2> kOrders{kMeshOrder, "tp-cp-ep-pp-dp"};
-  static constexpr SearchAxis kAxes[]{
-      {.field = "mesh_order",
-       .label = "order",
-       .turns = Turns::replicas,
-       .usual = false,
-       .set =
-           [](Plan& plan, std::int64_t value) {
-             plan.framework.mesh_order = kOrders[static_cast<std::size_t>(value)];
-           },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_flags(chosen.plan.pipeline.degree > 1 && data_parallel_degree(chosen) > 1, values);
-           },
-       .acts =
-           [](const Scenario& chosen) {
-             return chosen.plan.pipeline.degree > 1 && data_parallel_degree(chosen) > 1;
-           }}};
-  return kAxes;
+// Of Megatron-LM: stages farthest apart, or replicas (its --use-tp-pp-dp-mapping).
+constexpr std::array<const char*, 2> kOrders{kMeshOrder, "tp-cp-ep-pp-dp"};
+constexpr SearchAxis kAxes[]{
+    {.field = "mesh_order",
+     .label = "order",
+     .turns = Turns::replicas,
+     .usual = false,
+     .set = [](Plan& plan,
+               std::int64_t value) { plan.framework.mesh_order = kOrders[static_cast<std::size_t>(value)]; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           append_flags(chosen.plan.pipeline.degree > 1 && data_parallel_degree(chosen) > 1, values);
+         },
+     .acts =
+         [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1 && data_parallel_degree(chosen) > 1; }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "framework",
+          .summary = "the training stack: fused kernels, host issue rate, memory overheads",
+          .paper = "-",
+          .check = check,
+          .rewrite = rewrite,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::framework

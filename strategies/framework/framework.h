@@ -3,11 +3,10 @@
 #pragma once
 
 #include <array>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <span>
 
 #include "models/layers.h"
 #include "sim/program/program.h"
@@ -72,9 +71,5 @@ bool keeps_gathered_inputs(const Plan& plan);
 // Whether weights are kept quantised only, and gathered quantised after the update (zero_stage 1 and 2).
 bool gathers_quantised_weights(const Plan& plan);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
-
-void check(const Scenario& scenario);
-void rewrite(const Scenario& scenario, Program& program);
-std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::framework

@@ -1,5 +1,7 @@
-#include "strategies/freeze/freeze.h"
-
+// Parameters that a step does not train (requires_grad False): by ranges of layers, and the ends of the model. A frozen
+// parameter has no gradient (ParameterGradient::gradient), so that it lies in a parameter set of weights alone, which
+// are divided and gathered as others are. Of the backward stays what the gradients of trained parameters need: input
+// gradients through frozen layers, and nothing in front of the first trained parameter, where layers run forward only.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -10,6 +12,7 @@
 #include "sim/program/rewrite.h"
 #include "strategies/layer_plans.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/strategy.h"
 
 namespace orrery::freeze {
 namespace {
@@ -256,8 +259,6 @@ void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
                " holds is frozen, and the norm is one of all stages' gradients");
 }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   if (!used(scenario)) return;
   const Options& ends = scenario.plan.freeze;
@@ -271,6 +272,7 @@ void check(const Scenario& scenario) {
   check_pipeline(scenario, frozen);
 }
 
+// Comes before everything that rewrites the backward; takes what the backward spares off Program::model.
 void rewrite(const Scenario& scenario, Program& program) {
   if (!used(scenario)) return;
   const ProductFlops spared = Line(scenario, program).run();
@@ -281,9 +283,17 @@ void rewrite(const Scenario& scenario, Program& program) {
   program.model.flops_per_step_full_attention -= micro_batches * (spared.linear + spared.attention_full);
 }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"freeze", used}};
-  return kWords;
+constexpr PlanWord kWords[]{{"freeze", used}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "freeze",
+          .summary = "parameters that are not trained: layers, embedding, head",
+          .paper = "-",
+          .check = check,
+          .rewrite = rewrite,
+          .words = kWords};
 }
 
 }  // namespace orrery::freeze

@@ -1,5 +1,16 @@
-#include "strategies/fsmoe/fsmoe.h"
-
+// FSMoE's schedules, and those it is compared with, as Programs (Pan et al. 2025, arXiv 2501.10714, figure 3). What
+// expert_parallel has laid out between permute and unpermute is cut along the slots into chunks:
+//
+//   rows                 [experts, slots, ..]  become  [experts, chunks, slots / chunks, ..]
+//   one chunk            dispatch, all_gather, experts, reduce_scatter, combine, on views of these
+//   streams              all-to-alls: expert_communication. Gathers and scatters of expert_tensor_parallel: the same,
+//   or
+//                        (fsmoe) expert_tensor_communication. All wait for their data alone, not for other kernels.
+//
+// Forward and backward may have other numbers of chunks, of which one divides the other. Slots are rounded up to a
+// multiple of the larger one. On each stream all chunks leave before the first comes back, which is best where the
+// stream is what the layer waits for (PipeMoE, section 4). Degrees are the plan's; what FSMoE would choose is in
+// degree.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,8 +23,11 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/data_parallel/data_parallel.h"
 #include "strategies/fsmoe/degree.h"
+#include "strategies/fsmoe/pipeline_degree.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/strategy.h"
 
 namespace orrery::fsmoe {
 namespace {
@@ -267,10 +281,6 @@ class Chunks {
   std::vector<Op> pending_, behind_, out_;  // ops on rows; ops after those; finished ops
 };
 
-}  // namespace
-
-namespace {
-
 void check_pieces(const Scenario& scenario, const std::string& schedule) {
   const Options& options = scenario.plan.fsmoe;
   const Plan& plan = scenario.plan;
@@ -299,8 +309,6 @@ void check_pieces(const Scenario& scenario, const std::string& schedule) {
     refuse("0 with a pipeline_schedule that computes weight gradients apart");
 }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.fsmoe;
   const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
@@ -310,6 +318,12 @@ void check(const Scenario& scenario) {
                        *kBackward = "moe_pipeline_degree_backward";
   const std::int64_t forward = options.forward_degree, backward = options.backward_degree;
   const std::string name = "\"" + std::string(kMoeScheduleNames[static_cast<std::size_t>(options.schedule)]) + "\"";
+  if (options.schedule != MoeSchedule::sequential && scenario.model.has_experts()) {
+    if (scenario.plan.expert.permute == expert_parallel::Permute::einsum)
+      fail("moe_permute", "\"einsum\"", "\"index\" with moe_schedule, which cuts rows into chunks");
+    if (scenario.plan.expert.dispatcher == expert_parallel::Dispatcher::allgather)
+      fail("moe_token_dispatcher", "\"allgather\"", "another one with moe_schedule, whose chunks are of an exchange");
+  }
   check_pieces(scenario, name);
   if (options.schedule == MoeSchedule::sequential) {
     if (forward > 1) fail(kForward, std::to_string(forward), "1 with moe_schedule \"sequential\", which has no chunks");
@@ -331,12 +345,14 @@ void check(const Scenario& scenario) {
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan&, const Program&, Piece& piece) {
-  if (scenario.plan.fsmoe.schedule != MoeSchedule::sequential) Chunks(scenario.plan.fsmoe, piece).run();
+  if (scenario.plan.fsmoe.schedule != MoeSchedule::sequential && scenario.model.has_experts())
+    Chunks(scenario.plan.fsmoe, piece).run();
 }
 
+// Gradients of what is not an expert's, in pieces (moe_gradient_share_experts, moe_gradient_share_dense).
 void shard(const Scenario& scenario, const Plan&, const Mesh&, data_parallel::Sharding& sharding) {
   const Options& options = scenario.plan.fsmoe;
-  sharding.pieces = {options.share_beside_experts, options.share_beside_dense};
+  if (scenario.model.has_experts()) sharding.pieces = {options.share_beside_experts, options.share_beside_dense};
 }
 
 void disable(Plan& plan) { plan.fsmoe = {}; }
@@ -356,36 +372,49 @@ void check_runnable(const Scenario& scenario) {
             "rank would drop other tokens");
 }
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr auto degrees = [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-    if (chosen.plan.fsmoe.schedule == MoeSchedule::sequential) return values.push_back(1);
-    values.insert(values.end(), kDegrees.begin(), kDegrees.end());
-  };
-  static constexpr SearchAxis kAxes[]{
-      {.field = "moe_pipeline_degree_forward",
-       .label = "chunks",
-       .turns = Turns::kernels,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.forward_degree = value; },
-       .values = degrees,
-       .acts = [](const Scenario& chosen) { return chosen.plan.fsmoe.schedule != MoeSchedule::sequential; }},
-      {.field = "moe_pipeline_degree_backward",
-       .label = "chunks back",
-       .turns = Turns::kernels,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.backward_degree = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             if (chosen.plan.fsmoe.schedule == MoeSchedule::tutel)
-               return values.push_back(chosen.plan.fsmoe.forward_degree);
-             degrees(chosen, values);
-           },
-       .acts =
-           [](const Scenario& chosen) {
-             const MoeSchedule schedule = chosen.plan.fsmoe.schedule;
-             return schedule != MoeSchedule::sequential && schedule != MoeSchedule::tutel;
-           }}};
-  return kAxes;
+void append_degrees(const Scenario& chosen, std::vector<std::int64_t>& values) {
+  if (chosen.plan.fsmoe.schedule == MoeSchedule::sequential) return values.push_back(1);
+  values.insert(values.end(), kDegrees.begin(), kDegrees.end());
+}
+
+constexpr SearchAxis kAxes[]{
+    {.field = "moe_pipeline_degree_forward",
+     .label = "chunks",
+     .turns = Turns::kernels,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.forward_degree = value; },
+     .values = append_degrees,
+     .acts = [](const Scenario& chosen) { return chosen.plan.fsmoe.schedule != MoeSchedule::sequential; }},
+    {.field = "moe_pipeline_degree_backward",
+     .label = "chunks back",
+     .turns = Turns::kernels,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.backward_degree = value; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           if (chosen.plan.fsmoe.schedule == MoeSchedule::tutel)
+             return values.push_back(chosen.plan.fsmoe.forward_degree);
+           append_degrees(chosen, values);
+         },
+     .acts =
+         [](const Scenario& chosen) {
+           const MoeSchedule schedule = chosen.plan.fsmoe.schedule;
+           return schedule != MoeSchedule::sequential && schedule != MoeSchedule::tutel;
+         }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "fsmoe",
+          .summary = "layers with experts in chunks: all-to-alls, gathers within nodes and experts beside each other",
+          .paper = "Pan et al. 2025, arXiv 2501.10714; Hwang et al. 2023, arXiv 2206.03382 (Tutel)",
+          .check = check,
+          .rewrite_piece = rewrite_piece,
+          .shard = shard,
+          .disable = disable,
+          .check_runnable = check_runnable,
+          .search_axes = kAxes,
+          .topics = topics()};
 }
 
 }  // namespace orrery::fsmoe

@@ -1,10 +1,12 @@
-#include "strategies/gradient_accumulation/gradient_accumulation.h"
-
+// Adding a micro-batch's gradients to those of earlier ones, by the kernels that compute them or by kernels of their
+// own.
 #include <vector>
 
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
+#include "strategies/layer_plans.h"
+#include "strategies/strategy.h"
 
 namespace orrery::gradient_accumulation {
 namespace {
@@ -76,19 +78,30 @@ class Separator {
   std::vector<Op> out_;
 };
 
-}  // namespace
-
 bool is_separate(const Plan& plan) {
   const Accumulation given = plan.gradient_accumulation.accumulation;
   return given == Accumulation::automatic ? framework::accumulates_separately(plan) : given == Accumulation::separate;
 }
 
+void relax(Plan& plan) { plan.gradient_accumulation.accumulation = Accumulation::fused; }
+
+// Gradients that are reduced in every micro-batch are added where they are reduced: their pieces stay as they are.
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (!is_separate(scenario.plan)) return;
   if (!data_parallel::sharding_of(scenario, plan, program).reduced.empty()) return;
   Separator separator(piece, plan.precision.storage(), micro_batches(scenario) == 1);
   separator.run(piece.backward);
   separator.run(piece.weight_gradient);
+}
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "gradient_accumulation",
+          .summary = "gradients of micro-batches added up, by products or by kernels of their own",
+          .paper = "-",
+          .rewrite_piece = rewrite_piece,
+          .relax = relax};
 }
 
 }  // namespace orrery::gradient_accumulation

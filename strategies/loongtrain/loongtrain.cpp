@@ -1,9 +1,11 @@
-#include "strategies/loongtrain/loongtrain.h"
-
+// Rings of rings (LoongTrain's Double-Ring-Attention: Gu et al. 2024, arXiv 2406.18485): keys and values go round
+// `inner_ring_degree` neighbours, and from there to the next such ring beside what these do with them. The steps are
+// those of strategies/context_parallel, with or without groups that exchange heads (strategies/usp).
 #include <string>
 
 #include "sim/base/error.h"
 #include "strategies/context_parallel/context_parallel.h"
+#include "strategies/strategy.h"
 #include "strategies/usp/usp.h"
 
 namespace orrery::loongtrain {
@@ -12,8 +14,6 @@ namespace {
 [[noreturn]] void refuse(std::int64_t inner, const std::string& expected) {
   throw InputError({"", "/plan/inner_ring_degree"}, std::to_string(inner), expected);
 }
-
-}  // namespace
 
 void check(const Scenario& scenario) {
   const std::int64_t inner = scenario.plan.loongtrain.inner_ring_degree;
@@ -26,35 +26,40 @@ void check(const Scenario& scenario) {
 
 void disable(Plan& plan) { plan.loongtrain = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{
-      {"double-ring", [](const Scenario& s) { return s.plan.loongtrain.inner_ring_degree > 1; }}};
-  return kWords;
-}
+constexpr PlanWord kWords[]{{"double-ring", [](const Scenario& s) { return s.plan.loongtrain.inner_ring_degree > 1; }}};
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "inner_ring_degree",
-       .label = "inner ring",
-       .turns = Turns::mesh,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.loongtrain.inner_ring_degree = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_divisors(chosen.plan.context.degree, values);
-             std::erase_if(values, [&](std::int64_t w) { return w > 1 && w == chosen.plan.context.degree; });
-           },
-       .acts = [](const Scenario& chosen) { return chosen.plan.context.degree > 1; }}};
-  return kAxes;
-}
+constexpr SearchAxis kAxes[]{
+    {.field = "inner_ring_degree",
+     .label = "inner ring",
+     .turns = Turns::mesh,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.loongtrain.inner_ring_degree = value; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           append_divisors(chosen.plan.context.degree, values);
+           std::erase_if(values, [&](std::int64_t w) { return w > 1 && w == chosen.plan.context.degree; });
+         },
+     .acts = [](const Scenario& chosen) { return chosen.plan.context.degree > 1; }}};
 
-void add_ring(const Scenario& scenario, Mesh& mesh, std::int64_t ranks, const char* name) {
+std::int64_t inner_ring(const Scenario& scenario, std::int64_t ranks) {
   const std::int64_t inner = scenario.plan.loongtrain.inner_ring_degree;
   if (inner > 1 && (ranks % inner != 0 || ranks == inner))
     refuse(inner, ranks == 1 ? "1 where a ring is of one rank"
                              : "1, or a proper divisor of the " + std::to_string(ranks) + " ranks of a ring");
-  mesh.add(MeshAxis::cp, inner, name);
-  mesh.add(MeshAxis::cp, ranks / inner, name);
+  return inner;
+}
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "loongtrain",
+          .summary = "rings of rings: keys go round neighbours while those of the next ring are on their way",
+          .paper = "Gu et al. 2024, arXiv 2406.18485",
+          .check = check,
+          .disable = disable,
+          .inner_ring = inner_ring,
+          .words = kWords,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::loongtrain

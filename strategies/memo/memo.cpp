@@ -12,6 +12,7 @@
 #include "sim/program/rewrite.h"
 #include "strategies/activation_offload/to_host.h"
 #include "strategies/context_parallel/context_parallel.h"
+#include "strategies/memo/alpha.h"
 #include "strategies/pipeline_parallel/schedules.h"
 
 namespace orrery::memo {
@@ -186,11 +187,10 @@ std::optional<Refusal> refusal(const Scenario& scenario, const Plan& plan) {
                    "false: memo does not swap where it cuts products along the sequence"};
   using precision::Mix;
   if (plan.precision.mix == Mix::fp8 || plan.precision.mix == Mix::nvfp4)
-    return Refusal{"precision",
-                   [](const Plan& p) {
-                     return in_quotes(precision::kMixNames[static_cast<std::size_t>(p.precision.mix)]);
-                   },
-                   "bf16, fp16 or fp32: memo swaps a part of the tokens, and a scale is of all"};
+    return Refusal{
+        "precision",
+        [](const Plan& p) { return in_quotes(precision::kMixNames[static_cast<std::size_t>(p.precision.mix)]); },
+        "bf16, fp16 or fp32: memo swaps a part of the tokens, and a scale is of all"};
   if (scenario.plan.context.degree > 1 && !context_parallel::is_of_type(scenario, plan, context_parallel::kTypes))
     return Refusal{"context_parallel_type",
                    [](const Plan& p) {
@@ -201,7 +201,8 @@ std::optional<Refusal> refusal(const Scenario& scenario, const Plan& plan) {
 }
 
 void check_layers(const Scenario& scenario, const Plan& plan, const std::string& at) {
-  if (const auto why = refusal(scenario, plan)) throw InputError({"", at + why->field}, why->found(plan), why->expected);
+  if (const auto why = refusal(scenario, plan))
+    throw InputError({"", at + why->field}, why->found(plan), why->expected);
 }
 
 bool goes_with(const pipeline_parallel::Options& pipeline) {
@@ -211,8 +212,6 @@ bool goes_with(const pipeline_parallel::Options& pipeline) {
 }
 
 bool swaps(const Plan& plan) { return plan.memo.swap; }
-
-}  // namespace
 
 void check(const Scenario& scenario) {
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
@@ -250,38 +249,49 @@ void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& pie
 
 void disable(Plan& plan) { plan.memo = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"memo", [](const Scenario& s) { return any_plan(s, swaps); }}};
-  return kWords;
-}
+constexpr PlanWord kWords[]{{"memo", [](const Scenario& s) { return any_plan(s, swaps); }}};
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr std::int64_t kParts = 8;  // alpha in eighths
-  static constexpr SearchAxis kAxes[]{
-      {.field = "memo",
-       .label = "memo",
-       .turns = Turns::activations,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.memo.swap = value != 0; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_flags(chosen.cluster.device.pcie_bytes_per_second > 0 && !refusal(chosen, chosen.plan) &&
-                              goes_with(chosen.plan.pipeline),
-                          values);
-           }},
-      {.field = "memo_alpha",
-       .label = "alpha",
-       .turns = Turns::activations,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.memo.alpha = static_cast<double>(value) / kParts; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             if (chosen.plan.memo.swap)
-               for (std::int64_t part = 0; part < kParts; ++part) values.push_back(part);
-             values.push_back(kParts);
-           },
-       .acts = [](const Scenario& chosen) { return any_plan(chosen, swaps); }}};
-  return kAxes;
+constexpr std::int64_t kParts = 8;  // alpha in eighths
+constexpr SearchAxis kAxes[]{
+    {.field = "memo",
+     .label = "memo",
+     .turns = Turns::activations,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.memo.swap = value != 0; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           append_flags(chosen.cluster.device.pcie_bytes_per_second > 0 && !refusal(chosen, chosen.plan) &&
+                            goes_with(chosen.plan.pipeline),
+                        values);
+         }},
+    {.field = "memo_alpha",
+     .label = "alpha",
+     .turns = Turns::activations,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.memo.alpha = static_cast<double>(value) / kParts; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           if (chosen.plan.memo.swap)
+             for (std::int64_t part = 0; part < kParts; ++part) values.push_back(part);
+           values.push_back(kParts);
+         },
+     .acts = [](const Scenario& chosen) { return any_plan(chosen, swaps); }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "memo",
+          .summary = "activations swapped to host memory token by token, the rest recomputed",
+          .paper = "Zhao et al. 2024, arXiv 2407.12117",
+          .check = check,
+          .rewrite_piece = rewrite_piece,
+          .plan_layers = plan_layers,
+          .disable = disable,
+          .relax = disable,
+          .spares_activations = swaps,
+          .words = kWords,
+          .search_axes = kAxes,
+          .topics = topics()};
 }
 
 }  // namespace orrery::memo

@@ -13,11 +13,4 @@ namespace orrery::memo {
 // chunk, as many as there are buffers, stay in them and are not swapped.
 inline constexpr std::uint16_t kRoundingBuffers = 2;
 
-void check(const Scenario& scenario);
-void plan_layers(const Scenario& scenario, LayerPlans& plans);
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
-void disable(Plan& plan);
-std::span<const PlanWord> words();
-std::span<const SearchAxis> search_axes();
-
 }  // namespace orrery::memo

@@ -1,10 +1,12 @@
-#include "strategies/mics/mics.h"
-
+// MiCS (Zhang et al. 2022, arXiv 2205.00119): all states divided over partition groups of few ranks, gradients reduced
+// in two hops, weights gathered in two stages where a group spans nodes.
 #include <algorithm>
 
 #include "sim/base/error.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
+#include "strategies/strategy.h"
+#include "strategies/zeropp/options.h"
 
 namespace orrery::mics {
 namespace {
@@ -29,8 +31,6 @@ std::int64_t ranks_in_node(const Scenario& scenario) {
   return devices % inner == 0 ? devices / inner : 0;
 }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const Plan& plan = scenario.plan;
   const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
@@ -42,6 +42,8 @@ void check(const Scenario& scenario) {
     return;
   }
   const std::string size = std::to_string(plan.mics.shard_size);
+  if (plan.mics.shard_size > 1 && scenario.model.has_experts())
+    fail("mics_shard_size", size, "0 with experts, whose partition groups are not described");
   if (plan.data.zero_stage != 3) fail("mics_shard_size", size, "0 below zero_stage 3: MiCS divides weights, too");
   if (plan.data.shard_degree > 0)
     fail("zero_shard_degree", std::to_string(plan.data.shard_degree), "0 with mics_shard_size, which says the same");
@@ -65,6 +67,7 @@ void check(const Scenario& scenario) {
          "false: a partition group of " + size + " ranks is not of several nodes with several ranks each");
 }
 
+// dp_shard, cut where a node ends if weights are gathered in two stages; dp_replicate.
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (!used(scenario)) return;
   const Options& options = scenario.plan.mics;
@@ -84,9 +87,20 @@ void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_paralle
 
 void disable(Plan& plan) { plan.mics = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"mics", used}};
-  return kWords;
+constexpr PlanWord kWords[]{{"mics", used}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "mics",
+          .summary = "states divided over partition groups, gradients reduced in two hops",
+          .paper = "Zhang et al. 2022, arXiv 2205.00119",
+          .check = check,
+          .shard = shard,
+          .add_digits = add_digits,
+          .disable = disable,
+          .relax = disable,
+          .words = kWords};
 }
 
 }  // namespace orrery::mics

@@ -1,11 +1,12 @@
-#include "strategies/offload/offload.h"
-
+// CPU optimizer offload (ZeRO-Offload: Ren et al. 2021, arXiv 2101.06840): optimizer states live in host memory;
+// reduced gradients are copied down as the backward produces them, the CPU updates, and parameters are copied back.
 #include <algorithm>
 #include <vector>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/strategy.h"
 
 namespace orrery::offload {
 namespace {
@@ -34,10 +35,10 @@ bool changed_in_update(const Piece& piece, std::size_t optimizer, TensorId gradi
     const bool norm = op.kind == OpKind::gradient_norm ||
                       (is_communication(op.kind) &&
                        std::find(of_norm.begin(), of_norm.end(), storage_of(piece, op.reads[0])) != of_norm.end());
-    // A packed buffer is separate from what it was packed from.
-    const bool of_another_set = is_communication(op.kind) ? op.stages != 0 && storage_of(piece, op.writes[0]) !=
-                                                                                  storage_of(piece, gradients)
-                                                          : op.writes[0] != gradients;
+    // A packed buffer lies apart from what it was packed from.
+    const bool of_another_set = is_communication(op.kind)
+                                    ? op.stages != 0 && storage_of(piece, op.writes[0]) != storage_of(piece, gradients)
+                                    : op.writes[0] != gradients;
     if (!norm && !of_another_set && op.kind != OpKind::scale) return true;
     if (norm) of_norm.push_back(storage_of(piece, op.writes[0]));
   }
@@ -193,8 +194,6 @@ class ToHost {
   TensorId gradients_ = kNoTensor, parameters_ = kNoTensor, host_gradients_ = kNoTensor, host_parameters_ = kNoTensor;
 };
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   if (!scenario.plan.offload.optimizer) return;
   const auto& optimizer = scenario.plan.optimizer;
@@ -216,23 +215,30 @@ void rewrite(const Scenario& scenario, Program& program) {
 
 void disable(Plan& plan) { plan.offload = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"offload", [](const Scenario& s) { return s.plan.offload.optimizer; }}};
-  return kWords;
-}
+constexpr PlanWord kWords[]{{"offload", [](const Scenario& s) { return s.plan.offload.optimizer; }}};
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "optimizer_offload",
-       .label = "opt. offload",
-       .turns = Turns::replicas,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.offload.optimizer = value != 0; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_flags(chosen.cluster.node.host_memory_bytes_per_second > 0, values);
-           }}};
-  return kAxes;
+constexpr SearchAxis kAxes[]{{.field = "optimizer_offload",
+                              .label = "opt. offload",
+                              .turns = Turns::replicas,
+                              .usual = false,
+                              .set = [](Plan& plan, std::int64_t value) { plan.offload.optimizer = value != 0; },
+                              .values =
+                                  [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+                                    append_flags(chosen.cluster.node.host_memory_bytes_per_second > 0, values);
+                                  }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "offload",
+          .summary = "optimizer states and update on the CPU",
+          .paper = "Ren et al. 2021, arXiv 2101.06840",
+          .check = check,
+          .rewrite = rewrite,
+          .disable = disable,
+          .relax = disable,
+          .words = kWords,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::offload

@@ -15,12 +15,16 @@ namespace {
 
 Dtype moment_dtype(MomentDtype moments) {
   switch (moments) {
-    case MomentDtype::bf16: return Dtype::bf16;
-    case MomentDtype::fp16: return Dtype::fp16;
-    case MomentDtype::fp8: return Dtype::fp8;
+    case MomentDtype::bf16:
+      return Dtype::bf16;
+    case MomentDtype::fp16:
+      return Dtype::fp16;
+    case MomentDtype::fp8:
+      return Dtype::fp8;
     case MomentDtype::int4:
       return Dtype::int4;
-    default: return Dtype::fp32;
+    default:
+      return Dtype::fp32;
   }
 }
 
@@ -140,10 +144,9 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
     });
     add(scalar.alias_of, local);
   }
-  // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits if it shards. Without
-  // tensor parallelism the sum uses the stream of the gradients.
-  const Stream stream =
-      mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
+  // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits where it shards.
+  // Without tensor parallelism the sum goes where gradients do.
+  const Stream stream = mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
   Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", stream,
                             mesh.group({MeshAxis::tp, MeshAxis::pp, MeshAxis::ep, MeshAxis::etp}), local, global);
   reduce.phase = Phase::update;
@@ -155,7 +158,8 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
 // Tensors with fewer bits than gradients are computed in are not parameters that a rule updates, but casts of them.
 bool is_quantised(Dtype dtype) { return bits_of(dtype) < 16; }
 
-// `master_copy`: in fp32, beside parameters of another dtype; Options::parameter_remainders: only the bits these lack.
+// `master_copy`: in fp32, beside parameters of another dtype; of Options::parameter_remainders what the parameter
+// lacks.
 void add_update(Piece& piece, const ParameterSet& set, const Options& options, bool master_copy,
                 const Scaling& scaling) {
   const std::int64_t elements = piece.tensors[set.parameters].elements();
@@ -246,8 +250,6 @@ void scale_loss(Piece& piece, const Program& program, double loss_scale) {
   }
 }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.optimizer;
   const bool coded = options.moments == MomentDtype::fp8 || options.moments == MomentDtype::int4;
@@ -278,10 +280,12 @@ void rewrite(const Scenario& scenario, Program& program) {
     const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plans.of(piece), program);
     const bool own_masters = sharding.fp32_weights;
     data_parallel::divide_into_sets(scenario, sharding, piece);
-    lay_out(piece, program.mesh, scenario.plan.optimizer,
-            scenario.plan.optimizer.master_parameters && !own_masters, gradients);
+    lay_out(piece, program.mesh, scenario.plan.optimizer, scenario.plan.optimizer.master_parameters && !own_masters,
+            gradients);
   }
 }
+
+}  // namespace
 
 double bytes_kept_per_parameter(const Plan& plan) {
   const Options& options = plan.optimizer;
@@ -297,11 +301,25 @@ double bytes_kept_per_parameter(const Plan& plan) {
   return kept + moments * bytes(moment_dtype(options.moments));
 }
 
+namespace {
+
 void check_runnable(const Scenario& scenario) {
   if (scenario.plan.optimizer.parameter_remainders)
-    throw InputError({"", "/plan/store_param_remainders"}, "true", "false in real runs: no kernel joins the halves yet");
+    throw InputError({"", "/plan/store_param_remainders"}, "true",
+                     "false in real runs: no kernel joins the halves yet");
   if (scenario.plan.optimizer.moments == MomentDtype::int4)
     throw InputError({"", "/plan/optimizer_dtype"}, "\"int4\"", "\"fp8\" or wider: no kernel keeps 4-bit moments yet");
+}
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "optimizer",
+          .summary = "Adam and SGD with their states",
+          .paper = "Kingma & Ba 2014, arXiv 1412.6980",
+          .check = check,
+          .rewrite = rewrite,
+          .check_runnable = check_runnable};
 }
 
 }  // namespace orrery::optimizer

@@ -1,5 +1,6 @@
-// The optimizer lays out each piece's parameters and gradients as flat resident buffers, and adds the states of its
-// rule (Adam: Kingma & Ba 2014, arXiv 1412.6980) and the update block: the global gradient norm, then one fused update.
+// The optimizer: lays each piece's parameters and gradients out as flat resident buffers, adds the states its rule
+// needs (Adam: Kingma & Ba 2014, arXiv 1412.6980) and the update block: the global gradient norm, then one fused
+// update.
 #pragma once
 
 #include "sim/program/program.h"
@@ -7,11 +8,7 @@
 
 namespace orrery::optimizer {
 
-void check(const Scenario& scenario);
-void rewrite(const Scenario& scenario, Program& program);
-void check_runnable(const Scenario& scenario);
-
-// Bytes per trained parameter that a checkpoint needs: its value, the master copy and the moments.
+// What of a trained parameter must be kept to go on from: its value, the master copy, the moments.
 double bytes_kept_per_parameter(const Plan& plan);
 
 }  // namespace orrery::optimizer

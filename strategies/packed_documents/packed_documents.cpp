@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/one_line.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"
+#include "strategies/strategy.h"
 #include "traces/packing/packed_workload.h"
 
 namespace orrery::packed_documents {
@@ -198,13 +200,7 @@ class DocumentsController final : public RunController {
   }
 };
 
-}  // namespace
-
-std::shared_ptr<const PackedSequences> sequences_of(const Scenario& scenario) {
-  const std::int64_t length = scenario.workload.sequence_length;
-  return packed_sequences(scenario.workload, length > 0 ? length : scenario.model.max_positions);
-}
-
+// What no plan changes: that documents and how they are packed can be had. Throws InputError (pointer "/workload/..").
 void check_workload(const Scenario& scenario) {
   const Workload& workload = scenario.workload;
   if (!workload.has_documents()) {
@@ -222,7 +218,7 @@ void check_workload(const Scenario& scenario) {
   if (workload.packing == PackingPolicy::datasculpt)
     refuse("/workload/packing", "\"datasculpt\"",
            "a policy that packs by length: documents of a workload have no embeddings");
-  (void)sequences_of(scenario);
+  (void)packed_sequences(scenario);
   const bool packed =
       lists_sequences(workload.documents) || (workload.recorded_documents && workload.recorded_documents->packed());
   if (packed && workload.packing != PackingPolicy::concat)
@@ -265,8 +261,6 @@ std::unique_ptr<RunController> control(const Scenario& scenario) {
 
 bool begins_anew(const Scenario& scenario) { return scenario.workload.has_documents() && scenario.workload.step > 0; }
 
-namespace {
-
 constexpr std::array<FigureKind, 6> kKinds{
     {{"documents", "documents_per_sequence", FigureUnit::number, "documents of a sequence in the mean; padding is one",
       "documents of a sequence"},
@@ -278,10 +272,6 @@ constexpr std::array<FigureKind, 6> kKinds{
       "pairs of the busiest replica over the mean of replicas", "attention, busiest replica"},
      {"documents", "busiest_micro_batch_over_mean", FigureUnit::times,
       "pairs of the busiest micro-batch of a replica over the mean of all"}}};
-
-}  // namespace
-
-std::span<const FigureKind> figure_kinds() { return kKinds; }
 
 void figures(const Scenario&, const Program& program, std::vector<Figure>& figures) {
   if (program.document_loads.empty()) return;
@@ -313,6 +303,64 @@ void figures(const Scenario&, const Program& program, std::vector<Figure>& figur
   figures.push_back({&kKinds[4], busiest / (all / static_cast<double>(replicas)),
                      fmt::format("its pairs over the mean; of a micro-batch at most {:.2f}x", busiest_micro_batch)});
   figures.push_back({&kKinds[5], busiest_micro_batch});
+}
+
+std::string documents_text(const Evaluated& here, const Evaluate&) {
+  const Program& program = here.program();
+  if (program.document_loads.empty()) return "documents: none, attention sees the whole sequence\n";
+  const PackedSequences& packed = *program.packed;
+  const Workload& w = here.scenario().workload;
+  constexpr std::size_t kMostOfList = 60;
+  const auto replicas = static_cast<double>(program.document_loads.front().sequences.size()),
+             micro_batches = static_cast<double>(program.schedule.micro_batches);
+  double mean = 0;  // pairs of a micro-batch
+  for (std::int64_t s = 0; s < packed.count(); ++s) mean += whole_pairs(packed.ends_of(s)) / (replicas * micro_batches);
+  std::string text = fmt::format(
+      "documents: {}, step {}; {} sequences of {} tokens\n"
+      "pairs of a query and a key within documents, over those of the mean micro-batch, by classes of micro-batches:\n",
+      w.recorded_documents ? "recorded in " + w.documents_file : one_line(w.documents, kMostOfList), w.step,
+      packed.count(), packed.length);
+  constexpr std::array<Column, 4> kColumns{{{"micro-batches"}, {"documents"}, {"slowest replica"}, {"mean"}}};
+  std::vector<std::vector<std::string>> rows;
+  for (const DocumentLoad& load : program.document_loads) {
+    double documents = 0, all = 0, slowest = 0;
+    for (std::size_t r = 0; r < load.sequences.size(); ++r)
+      for (const std::int64_t s : load.sequences[r]) {
+        documents += static_cast<double>(packed.ends_of(s).size());
+        all += whole_pairs(packed.ends_of(s));
+        if (static_cast<std::int64_t>(r) == load.slowest_replica) slowest += whole_pairs(packed.ends_of(s));
+      }
+    const auto of_class = static_cast<double>(load.micro_batches);
+    rows.push_back({std::to_string(load.micro_batches), fmt::format("{:.1f}", documents / replicas / of_class),
+                    fmt::format("{:.3f}x", slowest / of_class / mean),
+                    fmt::format("{:.3f}x", all / replicas / of_class / mean)});
+  }
+  return text + grid(kColumns, rows) +
+         fmt::format(
+             "the analytical step is that of replica {}, the slowest of all micro-batches together; what attention "
+             "takes follows from each document: --explain attention\n",
+             program.document_loads.front().slowest_replica);
+}
+
+constexpr std::string_view kNames[]{"documents", "documents of a sequence", "attention within them",
+                                    "attention, busiest replica"};
+constexpr Topic kTopics[]{
+    {.names = kNames, .summary = "attention within the documents of each micro-batch", .text = documents_text}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "packed_documents",
+          .summary = "sequences packed from documents of unequal length, which attention does not leave",
+          .paper = "Krell et al. 2021, arXiv 2107.02027",
+          .check = check,
+          .rewrite = rewrite,
+          .control = control,
+          .check_workload = check_workload,
+          .begins_anew = begins_anew,
+          .figure_kinds = kKinds,
+          .figures = figures,
+          .topics = kTopics};
 }
 
 }  // namespace orrery::packed_documents

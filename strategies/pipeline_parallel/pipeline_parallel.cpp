@@ -1,5 +1,5 @@
-#include "strategies/pipeline_parallel/pipeline_parallel.h"
-
+// Pipeline parallelism: deals the model's runs to stages and chunks, chooses the schedule, and for zero-bubble
+// schedules runs weight gradients apart. The schedules themselves: schedules.h.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "strategies/framework/framework.h"
 #include "strategies/joints.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/strategy.h"
 
 namespace orrery::pipeline_parallel {
 namespace {
@@ -236,8 +237,6 @@ class Ties {
   std::vector<std::uint16_t> holders_;  // in model order
 };
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.pipeline;
   const auto fail = [](const Limit& limit) {
@@ -283,19 +282,24 @@ void rewrite(const Scenario& scenario, Program& program) {
 
 void disable(Plan& plan) { plan.pipeline = {}; }
 
+void relax(Plan& plan) {
+  plan.pipeline.schedule = ScheduleKind::one_f_one_b;
+  plan.pipeline.virtual_stages = 1;
+}
+
 std::int64_t ranks(const Plan& plan) { return plan.pipeline.degree; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{
-      {"pipeline", [](const Scenario& s) { return s.plan.pipeline.degree > 1; }},
-      {"interleaved", [](const Scenario& s) { return s.plan.pipeline.virtual_stages > 1; }}};
-  return kWords;
-}
+constexpr PlanWord kWords[]{{"pipeline", [](const Scenario& s) { return s.plan.pipeline.degree > 1; }},
+                            {"interleaved", [](const Scenario& s) { return s.plan.pipeline.virtual_stages > 1; }}};
+
+}  // namespace
 
 // Whether the stack lays out these chunks without being told their layers.
 static bool is_laid_out(const Scenario& scenario, const Options& options) {
   return framework::deals_uneven_chunks(scenario.plan) || is_even(scenario.model.total_layers(), options);
 }
+
+namespace {
 
 std::vector<std::string> notes(const Scenario& scenario) {
   const Options& options = scenario.plan.pipeline;
@@ -309,8 +313,8 @@ std::vector<std::string> notes(const Scenario& scenario) {
     dealt += fmt::format("{}{}", dealt.empty() ? "" : ", ", split[first]);
     if (q - first > 1) dealt += fmt::format(" x {}", q - first);
   }
-  std::string note = fmt::format("{} layers do not divide into {} model chunks: they are dealt as {}", layers,
-                                 split.size(), dealt);
+  std::string note =
+      fmt::format("{} layers do not divide into {} model chunks: they are dealt as {}", layers, split.size(), dealt);
   if (!is_laid_out(scenario, options))
     note += fmt::format("; {} does so only where it is told each chunk's layers (plan.pipeline_stage_layers)",
                         framework::stack_name(scenario.plan));
@@ -322,88 +326,102 @@ void write_out(const Scenario& scenario, Plan& plan) {
     plan.pipeline.stage_layers = split_layers(scenario.model.total_layers(), plan.pipeline);
 }
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "pipeline_parallel",
-       .label = "pp",
-       .turns = Turns::mesh,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.degree = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             const Plan& plan = chosen.plan;
-             // If the user gives the layers of each stage, this fixes the number of stages.
-             if (!plan.pipeline.stage_layers.empty()) return values.push_back(plan.pipeline.degree);
-             append_divisors(chosen.cluster.devices() / (model_parallel_ranks(plan) / plan.pipeline.degree), values);
-             const std::int64_t counted = counted_layers(chosen.model.total_layers(), plan.pipeline);
-             const bool even = !framework::deals_uneven_chunks(plan);
-             std::erase_if(values, [&](std::int64_t p) {
-               return p > chosen.model.total_layers() || (even && counted % p != 0);
-             });
-           }},
-      {.field = "pipeline_schedule",
-       .label = "schedule",
-       .turns = Turns::schedule,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.schedule = static_cast<ScheduleKind>(value); },
-       // GPipe takes as long as 1F1B and holds more. Megatron-Core refuses to interleave an encoder and a decoder
-       // (core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving).
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             if (chosen.plan.pipeline.degree == 1)
-               return values.push_back(static_cast<std::int64_t>(ScheduleKind::one_f_one_b));
-             Options options = chosen.plan.pipeline;
-             for (std::size_t i = 0; i < kScheduleNames.size(); ++i) {
-               const auto kind = static_cast<ScheduleKind>(i);
-               if (kind == ScheduleKind::gpipe) continue;
-               if (kind == ScheduleKind::interleaved && chosen.model.kind == ModelKind::encoder_decoder) continue;
-               options.schedule = kind;
-               options.virtual_stages = 1;
-               if (is_v(kind) && !is_laid_out(chosen, options)) continue;
-               values.push_back(static_cast<std::int64_t>(i));
-             }
-           },
-       .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
-      {.field = "virtual_pipeline",
-       .label = "vpp",
-       .turns = Turns::schedule,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.virtual_stages = value; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             Options options = chosen.plan.pipeline;
+constexpr SearchAxis kAxes[]{
+    {.field = "pipeline_parallel",
+     .label = "pp",
+     .turns = Turns::mesh,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.pipeline.degree = value; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           const Plan& plan = chosen.plan;
+           // Layers that are dealt by hand are dealt to so many stages.
+           if (!plan.pipeline.stage_layers.empty()) return values.push_back(plan.pipeline.degree);
+           append_divisors(chosen.cluster.devices() / (model_parallel_ranks(plan) / plan.pipeline.degree), values);
+           const std::int64_t counted = counted_layers(chosen.model.total_layers(), plan.pipeline);
+           const bool even = !framework::deals_uneven_chunks(plan);
+           std::erase_if(values,
+                         [&](std::int64_t p) { return p > chosen.model.total_layers() || (even && counted % p != 0); });
+         }},
+    {.field = "pipeline_schedule",
+     .label = "schedule",
+     .turns = Turns::schedule,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.pipeline.schedule = static_cast<ScheduleKind>(value); },
+     // GPipe takes as long as 1F1B and holds more. Megatron-Core refuses to interleave an encoder and a decoder
+     // (core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving).
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           if (chosen.plan.pipeline.degree == 1)
+             return values.push_back(static_cast<std::int64_t>(ScheduleKind::one_f_one_b));
+           Options options = chosen.plan.pipeline;
+           for (std::size_t i = 0; i < kScheduleNames.size(); ++i) {
+             const auto kind = static_cast<ScheduleKind>(i);
+             if (kind == ScheduleKind::gpipe) continue;
+             if (kind == ScheduleKind::interleaved && chosen.model.kind == ModelKind::encoder_decoder) continue;
+             options.schedule = kind;
              options.virtual_stages = 1;
-             if (options.schedule != ScheduleKind::interleaved) return values.push_back(1);
-             const std::int64_t layers = chosen.model.total_layers(), n = micro_batches(chosen);
-             for (std::int64_t v = 2; v * options.degree <= layers; ++v) {
-               options.virtual_stages = v;
-               // Only even splits: uneven chunks wait for the longest.
-               const bool even = layers % v == 0 || is_even(layers, options);
-               if (even && is_laid_out(chosen, options) && !options_limit(options, layers) &&
-                   !schedule_limit(options.schedule, options.degree, v, n))
-                 values.push_back(v);
-             }
-           },
-       .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
-      {.field = "overlap_p2p_communication",
-       .label = "overlap p2p",
-       .turns = Turns::kernels,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.overlap_transfers = value != 0; },
-       .values = nullptr,
-       .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
-      {.field = "scatter_gather_tensors_in_pipeline",
-       .label = "scatter p2p",
-       .turns = Turns::kernels,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.scatter_gather = static_cast<ScatterGather>(value); },
-       .values = nullptr,
-       .acts =
-           [](const Scenario& chosen) {
-             const Plan& plan = chosen.plan;
-             return plan.pipeline.degree > 1 && plan.tensor.degree > 1 && !plan.tensor.sequence_parallel;
-           }}};
-  return kAxes;
+             if (is_v(kind) && !is_laid_out(chosen, options)) continue;
+             values.push_back(static_cast<std::int64_t>(i));
+           }
+         },
+     .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
+    {.field = "virtual_pipeline",
+     .label = "vpp",
+     .turns = Turns::schedule,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.pipeline.virtual_stages = value; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           Options options = chosen.plan.pipeline;
+           options.virtual_stages = 1;
+           if (options.schedule != ScheduleKind::interleaved) return values.push_back(1);
+           const std::int64_t layers = chosen.model.total_layers(), n = micro_batches(chosen);
+           for (std::int64_t v = 2; v * options.degree <= layers; ++v) {
+             options.virtual_stages = v;
+             // As even as they come: chunks that are not wait for the longest.
+             const bool even = layers % v == 0 || is_even(layers, options);
+             if (even && is_laid_out(chosen, options) && !options_limit(options, layers) &&
+                 !schedule_limit(options.schedule, options.degree, v, n))
+               values.push_back(v);
+           }
+         },
+     .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
+    {.field = "overlap_p2p_communication",
+     .label = "overlap p2p",
+     .turns = Turns::kernels,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.pipeline.overlap_transfers = value != 0; },
+     .values = nullptr,
+     .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
+    {.field = "scatter_gather_tensors_in_pipeline",
+     .label = "scatter p2p",
+     .turns = Turns::kernels,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.pipeline.scatter_gather = static_cast<ScatterGather>(value); },
+     .values = nullptr,
+     .acts =
+         [](const Scenario& chosen) {
+           const Plan& plan = chosen.plan;
+           return plan.pipeline.degree > 1 && plan.tensor.degree > 1 && !plan.tensor.sequence_parallel;
+         }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "pipeline_parallel",
+          .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
+          .paper = "Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2023, arXiv 2401.10241",
+          .check = check,
+          .rewrite = rewrite,
+          .add_digits = add_digits,
+          .disable = disable,
+          .relax = relax,
+          .ranks = ranks,
+          .words = kWords,
+          .notes = notes,
+          .write_out = write_out,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::pipeline_parallel

@@ -86,8 +86,7 @@ class Quantiser {
     for (const Block* block : {&piece_.forward, &piece_.backward})
       for (const Op& op : block->ops)
         if (is_product(op))
-          for (const int read : {0, 1})
-            needed_[op.reads[static_cast<std::size_t>(read)]][copy_of(op, read)] = true;
+          for (const int read : {0, 1}) needed_[op.reads[static_cast<std::size_t>(read)]][copy_of(op, read)] = true;
   }
 
   // Puts the weights of products into a parameter set of their own, as Megatron-Core does with buffers of another
@@ -190,6 +189,8 @@ Dtype Options::compute() const {
   }
 }
 
+namespace {
+
 void check(const Scenario& scenario) {
   const Device& device = scenario.cluster.device;
   const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };
@@ -250,12 +251,24 @@ void check_runnable(const Scenario& scenario) {
   });
 }
 
+}  // namespace
+
 Dtype peak_dtype(const Scenario& scenario) {
   const Device& device = scenario.cluster.device;
   Dtype fastest = scenario.plan.precision.compute();
   for (const LayerRange& range : scenario.plan.layers)
     if (const Dtype dtype = range.plan.precision.compute(); device.peak(dtype) > device.peak(fastest)) fastest = dtype;
   return fastest;
+}
+
+Strategy describe() {
+  return {.name = "precision",
+          .summary = "bf16, fp16, fp32, fp8 and nvfp4 mixes",
+          .paper = "Micikevicius et al. 2017, arXiv 1710.03740",
+          .check = check,
+          .rewrite = rewrite,
+          .rewrite_piece = rewrite_piece,
+          .check_runnable = check_runnable};
 }
 
 }  // namespace orrery::precision

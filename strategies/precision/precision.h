@@ -9,11 +9,7 @@
 
 namespace orrery::precision {
 
-void check(const Scenario& scenario);
-void check_runnable(const Scenario& scenario);
-// The dtype whose peak MFU is counted against: the one with the fastest products among those that layers compute in.
+// Against whose peak MFU is counted: of the precisions that layers compute in, the one with the fastest products.
 Dtype peak_dtype(const Scenario& scenario);
-void rewrite(const Scenario& scenario, Program& program);
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 
 }  // namespace orrery::precision

@@ -1,5 +1,8 @@
-#include "strategies/tensor_parallel/tensor_parallel.h"
-
+// Megatron-LM tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053) and sequence parallelism (Korthikanti et al.
+// 2022, arXiv 2205.05198), as a partitioning pass: dimensions along the heads, the MLP's inner width and the vocabulary
+// are divided over the tensor-parallel ranks; a product that contracts a divided dimension yields a partial sum, which
+// is all-reduced, or with sequence parallelism reduce-scattered along the sequence; a product that needs a
+// sequence-sharded input gathers it first. Which layer is column- and which row-parallel follows from the shapes.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -9,6 +12,8 @@
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
+#include "strategies/layer_plans.h"
+#include "strategies/strategy.h"
 
 namespace orrery::tensor_parallel {
 namespace {
@@ -160,8 +165,7 @@ class Partition {
   // Returns the whole sequence of a sharded tensor; gathered once per block.
   TensorId gather(TensorId id, const Op& cause) {
     if (gathered_[id] != kNoTensor) return gathered_[id];
-    const TensorId w =
-        add_whole(id, keeps_gathered_ ? piece_.tensors[id].category : Category::communication_buffer);
+    const TensorId w = add_whole(id, keeps_gathered_ ? piece_.tensors[id].category : Category::communication_buffer);
     gathered_[id] = w;
     out_.push_back(collective(OpKind::all_gather, id, w, cause));
     return w;
@@ -468,8 +472,6 @@ std::int64_t key_value_groups(const Model& model) {
   return model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads();
 }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.tensor;
   const Model& model = scenario.model;
@@ -513,6 +515,8 @@ void check(const Scenario& scenario) {
   });
 }
 
+// One digit, or where there are fewer key/value heads than ranks two: the ranks that share a head ("tp.shared"), which
+// are neighbours, and the heads ("tp.groups").
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   const std::int64_t degree = scenario.plan.tensor.degree, groups = key_value_groups(scenario.model);
   if (degree <= groups) {
@@ -534,11 +538,8 @@ void disable(Plan& plan) { plan.tensor = {}; }
 
 std::int64_t ranks(const Plan& plan) { return plan.tensor.degree; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"tensor", [](const Scenario& s) { return s.plan.tensor.degree > 1; }},
-                                     {"sequence", [](const Scenario& s) { return s.plan.tensor.sequence_parallel; }}};
-  return kWords;
-}
+constexpr PlanWord kWords[]{{"tensor", [](const Scenario& s) { return s.plan.tensor.degree > 1; }},
+                            {"sequence", [](const Scenario& s) { return s.plan.tensor.sequence_parallel; }}};
 
 void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
@@ -550,45 +551,56 @@ void check_runnable(const Scenario& scenario) {
                      "false, or one length: parts of the longer one are not told apart yet");
 }
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "tensor_parallel",
-       .label = "tp",
-       .turns = Turns::mesh,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.tensor.degree = value; },
-       // Only degrees within a node: every layer waits for its collectives.
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_divisors(chosen.cluster.devices(), values);
-             std::erase_if(values, [&](std::int64_t t) {
-               return t > chosen.cluster.node.devices || chosen.model.heads % t != 0 || chosen.model.ffn % t != 0;
-             });
-           }},
-      {.field = "sequence_parallel",
-       .label = "sp",
-       .turns = Turns::kernels,
-       .usual = true,
-       .set = [](Plan& plan, std::int64_t value) { plan.tensor.sequence_parallel = value != 0; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_flags(chosen.plan.tensor.degree > 1 && !chosen.model.vision(), values);
-           },
-       .acts = [](const Scenario& chosen) { return chosen.plan.tensor.degree > 1; }},
-      {.field = "tensor_parallel_overlap",
-       .label = "overlap",
-       .turns = Turns::kernels,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.tensor.overlap = value != 0; },
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             append_flags(chosen.plan.tensor.degree > 1 && chosen.plan.tensor.sequence_parallel, values);
-           },
-       .acts =
-           [](const Scenario& chosen) {
-             return chosen.plan.tensor.degree > 1 && chosen.plan.tensor.sequence_parallel;
-           }}};
-  return kAxes;
+constexpr SearchAxis kAxes[]{
+    {.field = "tensor_parallel",
+     .label = "tp",
+     .turns = Turns::mesh,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.tensor.degree = value; },
+     // Within a node: every layer waits for its collectives.
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           append_divisors(chosen.cluster.devices(), values);
+           std::erase_if(values, [&](std::int64_t t) {
+             return t > chosen.cluster.node.devices || chosen.model.heads % t != 0 || chosen.model.ffn % t != 0;
+           });
+         }},
+    {.field = "sequence_parallel",
+     .label = "sp",
+     .turns = Turns::kernels,
+     .usual = true,
+     .set = [](Plan& plan, std::int64_t value) { plan.tensor.sequence_parallel = value != 0; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           append_flags(chosen.plan.tensor.degree > 1 && !chosen.model.vision(), values);
+         },
+     .acts = [](const Scenario& chosen) { return chosen.plan.tensor.degree > 1; }},
+    {.field = "tensor_parallel_overlap",
+     .label = "overlap",
+     .turns = Turns::kernels,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.tensor.overlap = value != 0; },
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           append_flags(chosen.plan.tensor.degree > 1 && chosen.plan.tensor.sequence_parallel, values);
+         },
+     .acts =
+         [](const Scenario& chosen) { return chosen.plan.tensor.degree > 1 && chosen.plan.tensor.sequence_parallel; }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "tensor_parallel",
+          .summary = "matrices divided over ranks, with sequence parallelism",
+          .paper = "Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al. 2022, arXiv 2205.05198",
+          .check = check,
+          .rewrite_piece = rewrite_piece,
+          .add_digits = add_digits,
+          .disable = disable,
+          .ranks = ranks,
+          .words = kWords,
+          .check_runnable = check_runnable,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::tensor_parallel

@@ -9,7 +9,6 @@
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/layer_plans.h"
-#include "strategies/loongtrain/loongtrain.h"
 #include "strategies/usp/exchange.h"
 
 namespace orrery::usp {
@@ -110,8 +109,6 @@ class ExchangedAttention {
   std::vector<Attention> attentions_;
 };
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   const std::int64_t whole = scenario.plan.context.degree, given = scenario.plan.usp.ulysses_degree;
   const auto fail = [](std::int64_t found, const std::string& expected) {
@@ -152,9 +149,9 @@ void check(const Scenario& scenario) {
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (!context_parallel::has_layers_of_type(scenario, kTypes)) return;
   const bool inner = scenario.plan.usp.ulysses_inner;
-  if (!inner) loongtrain::add_ring(scenario, mesh, ring_ranks(scenario), kRing);
+  if (!inner) context_parallel::add_ring(scenario, mesh, ring_ranks(scenario), kRing);
   add_exchange_digits(scenario, ulysses_ranks(scenario), mesh);
-  if (inner) loongtrain::add_ring(scenario, mesh, ring_ranks(scenario), kRing);
+  if (inner) context_parallel::add_ring(scenario, mesh, ring_ranks(scenario), kRing);
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
@@ -169,18 +166,28 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   context_parallel::divide_sequence(piece, mesh, over, deal);
   if (!exchanging.empty()) ExchangedAttention(mesh, rings, piece).run();  // otherwise a plain ring
   if (ring.empty()) return;
-  context_parallel::ring_attention(
-      piece, mesh, context_parallel::ring_groups(mesh, ring, scenario.plan.loongtrain.inner_ring_degree),
-      plan.context.fp32_gradients);
+  context_parallel::ring_attention(piece, mesh, context_parallel::ring_groups(scenario, mesh, ring),
+                                   plan.context.fp32_gradients);
 }
 
 void disable(Plan& plan) { plan.usp = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{
-      {"ulysses", [](const Scenario& s) { return ulysses_ranks(s) > 1; }},
-  };
-  return kWords;
+constexpr PlanWord kWords[]{
+    {"ulysses", [](const Scenario& s) { return ulysses_ranks(s) > 1; }},
+};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "usp",
+          .summary = "sequences divided over ranks that exchange heads for positions, alone or in rings",
+          .paper = "Jacobs et al. 2023, arXiv 2309.14509; Fang & Zhao 2024, arXiv 2405.07719",
+          .check = check,
+          .rewrite_piece = rewrite_piece,
+          .add_digits = add_digits,
+          .disable = disable,
+          .words = kWords,
+          .context_types = kTypes};
 }
 
 }  // namespace orrery::usp

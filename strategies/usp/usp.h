@@ -13,10 +13,4 @@ namespace orrery::usp {
 // Values of context_parallel_type; a2a and a2a+p2p are Megatron-Core's names.
 inline constexpr std::array<std::string_view, 4> kTypes{"ulysses", "a2a", "usp", "a2a+p2p"};
 
-void check(const Scenario& scenario);
-void add_digits(const Scenario& scenario, Mesh& mesh);
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
-void disable(Plan& plan);
-std::span<const PlanWord> words();
-
 }  // namespace orrery::usp

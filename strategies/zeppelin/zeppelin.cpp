@@ -16,7 +16,6 @@
 #include "sim/program/work.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/layer_plans.h"
-#include "strategies/packed_documents/packed_documents.h"
 #include "strategies/usp/exchange.h"
 
 namespace orrery::zeppelin {
@@ -343,9 +342,11 @@ void divide_positions(Deal home, std::int64_t whole, const Mesh& mesh, Piece& pi
 }  // namespace
 
 Partition partition_of(const Scenario& scenario) {
-  const auto packed = packed_documents::sequences_of(scenario);
+  const auto packed = packed_sequences(scenario);
   return partition(scenario.plan.zeppelin, packed->ends_of(0), context_ranks(scenario), rates_of(scenario));
 }
+
+namespace {
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.zeppelin;
@@ -413,10 +414,9 @@ void rewrite(const Scenario& scenario, Program& program) {
 
 void disable(Plan& plan) { plan.zeppelin = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"zeppelin", is_used}};
-  return kWords;
-}
+constexpr PlanWord kWords[]{{"zeppelin", is_used}};
+
+}  // namespace
 
 void check_runnable(const Scenario& scenario) {
   if (!is_used(scenario) || scenario.plan.zeppelin.remapping) return;
@@ -424,6 +424,20 @@ void check_runnable(const Scenario& scenario) {
       sequence_length(scenario.model, scenario.workload))
     throw InputError({"", "/plan/zeppelin_remapping"}, "false",
                      "true where documents leave ranks unequal numbers of tokens: outside attention these are not run");
+}
+
+Strategy describe() {
+  return {.name = "zeppelin",
+          .summary = "documents of a batch on one rank, ranks of a node or nodes, each as its length needs",
+          .paper = "arXiv 2509.21841",
+          .check = check,
+          .rewrite = rewrite,
+          .add_digits = add_digits,
+          .disable = disable,
+          .words = kWords,
+          .context_types = kTypes,
+          .check_runnable = check_runnable,
+          .topics = topics()};
 }
 
 }  // namespace orrery::zeppelin

@@ -23,11 +23,9 @@ inline constexpr std::array<std::string_view, 1> kTypes{"zeppelin"};
 // Partition of the scenario's batch. REQUIRES: check() has passed, and the plan has layers of this type.
 Partition partition_of(const Scenario& scenario);
 
-void check(const Scenario& scenario);
-void add_digits(const Scenario& scenario, Mesh& mesh);
-void rewrite(const Scenario& scenario, Program& program);
-void disable(Plan& plan);
-std::span<const PlanWord> words();
 void check_runnable(const Scenario& scenario);
+
+// `--explain zones`.
+std::span<const Topic> topics();
 
 }  // namespace orrery::zeppelin

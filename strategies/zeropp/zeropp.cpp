@@ -1,7 +1,9 @@
-#include "strategies/zeropp/zeropp.h"
-
+// ZeRO++'s hierarchical partitioning (hpZ: Wang et al. 2023, arXiv 2306.10209, section 3.2): what the forward has
+// gathered over the whole shard group leaves a second copy, divided over neighbouring ranks only, and the backward
+// gathers that.
 #include "sim/base/error.h"
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/strategy.h"
 
 namespace orrery::zeropp {
 namespace {
@@ -10,13 +12,12 @@ constexpr const char* kDigit = "dp_shard.secondary";
 
 bool used(const Scenario& scenario) { return scenario.plan.zeropp.secondary > 1; }
 
-}  // namespace
-
 void check(const Scenario& scenario) {
   if (!used(scenario)) return;
   const auto fail = [&](const std::string& expected) {
     throw InputError({"", "/plan/zero_hpz_partition_size"}, std::to_string(scenario.plan.zeropp.secondary), expected);
   };
+  if (scenario.model.has_experts()) fail("0 with experts, whose second copies are not described");
   const data_parallel::Options& data = scenario.plan.data;
   if (data.zero_stage != 3) fail("0 below zero_stage 3, whose weights are whole on every rank");
   const std::int64_t shards = data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(scenario);
@@ -29,6 +30,7 @@ void check(const Scenario& scenario) {
   });
 }
 
+// Of dp_shard, the ranks that divide the second copy.
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (used(scenario)) mesh.add(MeshAxis::dp_shard, scenario.plan.zeropp.secondary, kDigit);
 }
@@ -39,34 +41,43 @@ void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_paralle
 
 void disable(Plan& plan) { plan.zeropp = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"hpz", used}};
-  return kWords;
-}
+constexpr PlanWord kWords[]{{"hpz", used}};
 
-std::span<const SearchAxis> search_axes() {
-  static constexpr SearchAxis kAxes[]{
-      {.field = "zero_hpz_partition_size",
-       .label = "hpz",
-       .turns = Turns::replicas,
-       .usual = false,
-       .set = [](Plan& plan, std::int64_t value) { plan.zeropp.secondary = value; },
-       // Replicas that share a node.
-       .values =
-           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             values.push_back(0);
-             const data_parallel::Options& data = chosen.plan.data;
-             const std::int64_t shards = data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(chosen);
-             const std::int64_t inner = chosen.plan.tensor.degree * chosen.plan.context.degree;
-             const std::int64_t size = chosen.cluster.node.devices / inner;
-             if (data.zero_stage == 3 && data.reshard_after_forward && size > 1 && shards > size && shards % size == 0)
-               values.push_back(size);
-           },
-       .acts =
-           [](const Scenario& chosen) {
-             return chosen.plan.data.zero_stage == 3 && chosen.plan.data.reshard_after_forward;
-           }}};
-  return kAxes;
+constexpr SearchAxis kAxes[]{
+    {.field = "zero_hpz_partition_size",
+     .label = "hpz",
+     .turns = Turns::replicas,
+     .usual = false,
+     .set = [](Plan& plan, std::int64_t value) { plan.zeropp.secondary = value; },
+     // Replicas that share a node.
+     .values =
+         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+           values.push_back(0);
+           const data_parallel::Options& data = chosen.plan.data;
+           const std::int64_t shards = data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(chosen);
+           const std::int64_t inner = chosen.plan.tensor.degree * chosen.plan.context.degree;
+           const std::int64_t size = chosen.cluster.node.devices / inner;
+           if (data.zero_stage == 3 && data.reshard_after_forward && size > 1 && shards > size && shards % size == 0)
+             values.push_back(size);
+         },
+     .acts =
+         [](const Scenario& chosen) {
+           return chosen.plan.data.zero_stage == 3 && chosen.plan.data.reshard_after_forward;
+         }}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "zeropp",
+          .summary = "ZeRO++: a second copy of the weights in a smaller group (hpZ)",
+          .paper = "Wang et al. 2023, arXiv 2306.10209",
+          .check = check,
+          .shard = shard,
+          .add_digits = add_digits,
+          .disable = disable,
+          .relax = disable,
+          .words = kWords,
+          .search_axes = kAxes};
 }
 
 }  // namespace orrery::zeropp

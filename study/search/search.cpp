@@ -178,6 +178,8 @@ class Search {
     most_memory_ = options.most_memory_bytes > 0 ? options.most_memory_bytes : space.base().cluster.device.memory_bytes;
     for (std::size_t i = space.group_axes(); i < space.axes().size(); ++i)
       if (space.axes()[i].turns == Turns::replicas) replica_axes_.push_back(i);
+    for (const Strategy& strategy : all_strategies())
+      if (strategy.spares_activations != nullptr) spare_activations_.push_back(strategy.spares_activations);
   }
 
   SearchResult run() {
@@ -216,20 +218,8 @@ class Search {
     Plan plan = of.plan;
     Workload workload = of.workload;
     workload.global_batch_size = 3 * data_parallel_degree(of) * plan.batch.micro_batch_size;
-    plan.gradient_accumulation.accumulation = gradient_accumulation::Accumulation::fused;
-    plan.pipeline.schedule = pipeline_parallel::ScheduleKind::one_f_one_b;
-    plan.pipeline.virtual_stages = 1;
-    plan.recompute = {};
-    plan.activation_offload = {};
-    plan.memo = {};
-    plan.data.zero_stage = 0;
-    plan.data.overlap_gradients = true;
-    plan.data.shard_degree = 0;
-    plan.data.reshard_after_forward = true;
-    plan.data.float8_all_gather = false;
-    plan.zeropp = {};
-    plan.mics = {};
-    plan.offload = {};
+    for (const Strategy& strategy : all_strategies())
+      if (strategy.relax != nullptr) strategy.relax(plan);
     std::swap(evaluator.scenario.plan, plan);
     std::swap(evaluator.scenario.workload, workload);
     ComputeBound bound;
@@ -377,9 +367,8 @@ class Search {
     give_back(std::move(evaluator));
   }
 
-  static bool is_plain(const Plan& plan) {
-    return plan.recompute.mode == activation_recompute::Mode::none && !plan.activation_offload.offload &&
-           !plan.memo.swap;
+  bool is_plain(const Plan& plan) const {
+    return std::ranges::none_of(spare_activations_, [&](const auto spares) { return spares(plan); });
   }
   std::vector<std::int64_t> but_activations(std::vector<std::int64_t> chosen) const {
     for (std::size_t i = 0; i < chosen.size(); ++i)
@@ -400,6 +389,7 @@ class Search {
   const bool leanest_;
   double most_memory_ = 0;
   std::vector<std::size_t> replica_axes_;
+  std::vector<bool (*)(const Plan&)> spare_activations_;  // of strategies
   std::vector<Group> groups_;
   Answers answers_;
   SearchResult result_;

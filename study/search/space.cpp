@@ -11,7 +11,6 @@
 
 #include "sim/base/error.h"
 #include "strategies/framework/framework.h"
-#include "strategies/packed_documents/packed_documents.h"
 #include "strategies/strategy.h"
 #include "study/search/plan_field.h"
 
@@ -20,9 +19,8 @@ namespace {
 
 const SearchAxis* declared(std::string_view field) {
   for (const Strategy& strategy : all_strategies())
-    if (strategy.search_axes != nullptr)
-      for (const SearchAxis& axis : strategy.search_axes())
-        if (axis.field == field) return &axis;
+    for (const SearchAxis& axis : strategy.search_axes)
+      if (axis.field == field) return &axis;
   return nullptr;
 }
 
@@ -114,7 +112,8 @@ Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
 }  // namespace
 
 Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
-  packed_documents::check_workload(base);
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.check_workload != nullptr) strategy.check_workload(base);
   const auto is_fixed = [&](std::string_view field) {
     return std::find(options.fixed.begin(), options.fixed.end(), field) != options.fixed.end();
   };
@@ -146,9 +145,8 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
                        values.insert(values.end(), sizes.begin(), sizes.end());
                      }});
   std::move(undeclared.begin(), undeclared.end(), std::back_inserter(axes_));
-  for (const Strategy& strategy : all_strategies()) {
-    if (strategy.search_axes == nullptr) continue;
-    for (const SearchAxis& axis : strategy.search_axes()) {
+  for (const Strategy& strategy : all_strategies())
+    for (const SearchAxis& axis : strategy.search_axes) {
       if (is_fixed(axis.field) || (axis.turns_of != nullptr && !axis.turns_of(base.model))) continue;
       const auto request = request_of(axis.field);
       if (request != options.over.end() && !request->values.empty()) {
@@ -157,7 +155,6 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
         axes_.push_back(axis_of_stack(axis));
       }
     }
-  }
   std::stable_sort(axes_.begin(), axes_.end(), [](const Axis& a, const Axis& b) { return a.turns < b.turns; });
   const auto first_behind =
       std::find_if(axes_.begin(), axes_.end(), [](const Axis& axis) { return axis.turns > Turns::kernels; });

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -356,6 +357,97 @@ TEST(Headers, DefineEachTypeOnce) {
       }
     }
   EXPECT_GE(seen.size(), 300u);
+}
+
+// ---- Strategies
+
+bool is_code(const fs::path& file) {
+  static const std::set<std::string> extensions{".h", ".cpp", ".cu", ".cuh", ".py"};
+  return extensions.contains(file.extension().string());
+}
+
+std::set<std::string> words_of(const std::string& text) {
+  std::set<std::string> words;
+  for (auto at = text.begin(); at != text.end();) {
+    const auto begins = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+    const auto end = std::find_if_not(at, text.end(), begins);
+    if (end != at) words.emplace(at, end);
+    at = std::find_if(end, text.end(), begins);
+  }
+  return words;
+}
+
+// Without comments and literals.
+std::string bare(const std::string& code) {
+  static const std::regex apart(R"(//[^\n]*|"(\\.|[^"\\\n])*")");
+  return std::regex_replace(code, apart, " ");
+}
+
+// Folders of strategies whose headers the files of a folder include.
+std::set<std::string> included_by(const std::string& folder) {
+  static const std::regex include(R"(#include "strategies/(\w+)/)");
+  std::set<std::string> others;
+  for (const auto& entry : fs::directory_iterator(kRoot / "strategies" / folder)) {
+    if (!is_code(entry.path())) continue;
+    const std::string text = read(entry.path());
+    for (std::sregex_iterator at(text.begin(), text.end(), include), end; at != end; ++at)
+      if (at->str(1) != folder) others.insert(at->str(1));
+  }
+  return others;
+}
+
+// What every training has may be known to all. The others answer by members of Strategy alone.
+TEST(Strategies, AreKnownByNameToThemselvesAlone) {
+  std::set<std::string> names;
+  for (const Strategy& strategy : all_strategies()) names.emplace(strategy.name);
+  for (const char* usual : {"activation_offload", "activation_recompute", "batch", "context_parallel", "data_parallel",
+                            "expert_parallel", "framework", "freeze", "gradient_accumulation", "offload", "optimizer",
+                            "pipeline_parallel", "precision", "tensor_parallel"})
+    ASSERT_EQ(names.erase(usual), 1u) << usual;
+  std::size_t files = 0;
+  for (const char* room : {"sim", "models", "strategies", "study", "realrun", "traces", "cli", "python"})
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / room)) {
+      if (!is_code(entry.path())) continue;
+      const fs::path path = fs::relative(entry.path(), kRoot);
+      if (path == "strategies/plan.h" || path == "strategies/strategies.cpp") continue;
+      ++files;
+      const bool of_strategies = path.begin()->string() == "strategies";
+      const std::string folder = path.parent_path().filename().string(), text = read(entry.path());
+      const std::set<std::string> known =
+          of_strategies && folder != "strategies" ? included_by(folder) : std::set<std::string>();
+      for (const std::string& word : words_of(of_strategies ? bare(text) : text))
+        if (names.contains(word) && word != folder && !known.contains(word)) {
+          ADD_FAILURE() << path << " knows " << word;
+        }
+    }
+  EXPECT_GE(files, 500u);
+}
+
+TEST(Strategies, BringTopicsOfTheirOwn) {
+  std::map<std::string_view, std::string_view> seen;
+  for (const Strategy& strategy : all_strategies())
+    for (const Topic& topic : strategy.topics) {
+      EXPECT_FALSE(topic.summary.empty()) << strategy.name;
+      for (const std::string_view name : topic.names) {
+        const auto [at, fresh] = seen.emplace(name, strategy.name);
+        EXPECT_TRUE(fresh) << name << " is a topic of " << at->second << " and of " << strategy.name;
+      }
+    }
+  EXPECT_GE(seen.size(), 5u);
+}
+
+TEST(Strategies, IncludeInNoCircle) {
+  std::map<std::string, std::set<std::string>> left;
+  for (const auto& entry : fs::directory_iterator(kRoot / "strategies"))
+    if (entry.is_directory()) left[entry.path().filename()] = included_by(entry.path().filename());
+  EXPECT_GE(left.size(), 25u);
+  // Those go that include none of the others; a circle stays.
+  while (std::erase_if(left, [&](const auto& folder) {
+           return std::ranges::none_of(folder.second, [&](const std::string& other) { return left.contains(other); });
+         }) > 0) {
+  }
+  for (const auto& [folder, others] : left)
+    ADD_FAILURE() << folder << " is of a circle, or above one: it includes " << testing::PrintToString(others);
 }
 
 }  // namespace

@@ -414,8 +414,7 @@ TEST(SearchSpace, PlansThatOnlyDifferInWhatIsSwitchedOffAreOne) {
   const Space space(scenario_of("llama-3.2-1b", 1, 2048, 8, {{"pipeline_schedule", "1f1b"}}), options);
   std::map<std::string_view, bool (*)(const Scenario&)> acts;
   for (const Strategy& strategy : all_strategies())
-    if (strategy.search_axes != nullptr)
-      for (const SearchAxis& axis : strategy.search_axes()) acts[axis.field] = axis.acts;
+    for (const SearchAxis& axis : strategy.search_axes) acts[axis.field] = axis.acts;
   std::set<std::vector<std::int64_t>> unlike;
   std::size_t plans = 0, off = 0;
   Scenario scenario = space.base();
@@ -428,6 +427,20 @@ TEST(SearchSpace, PlansThatOnlyDifferInWhatIsSwitchedOffAreOne) {
   });
   EXPECT_GT(off, plans);
   EXPECT_EQ(unlike.size(), plans);
+}
+
+// A search bounds plans by what they are without their strategies that trade time for memory.
+TEST(Search, StrategiesThatSpareActivationsSaySo) {
+  std::size_t strategies = 0;
+  for (const Strategy& strategy : all_strategies()) {
+    const auto spares = [](const SearchAxis& axis) { return axis.turns == Turns::activations; };
+    if (std::ranges::none_of(strategy.search_axes, spares)) continue;
+    ++strategies;
+    EXPECT_NE(strategy.relax, nullptr) << strategy.name;
+    ASSERT_NE(strategy.spares_activations, nullptr) << strategy.name;
+    EXPECT_FALSE(strategy.spares_activations(Plan())) << strategy.name;
+  }
+  EXPECT_EQ(strategies, 3u);
 }
 
 TEST(SearchSpace, NothingIsSwappedWhereItCannotBe) {

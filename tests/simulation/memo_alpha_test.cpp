@@ -1,14 +1,13 @@
 // MEMO's alpha and what it rests on: the two bounds of arXiv 2407.12117, section 4.1, for the paper's 7B model on eight
 // A800.
-#include "study/simulation/memo_alpha.h"
-
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "sim/base/error.h"
+#include "strategies/memo/alpha.h"
 #include "strategies/read_scenario.h"
-#include "study/simulation/simulation.h"
+#include "study/simulation/evaluated.h"
 
 namespace orrery {
 namespace {
@@ -23,16 +22,18 @@ Scenario memo_of(std::int64_t tokens) {
        {"plan", {{"tensor_parallel", 8}, {"sequence_parallel", true}, {"memo", true}}}},
       {});
 }
-Simulation evaluated(const Scenario& scenario) {
+Simulation simulated(const Scenario& scenario) {
   static Simulator simulator;
   return simulator.evaluate(scenario, {.ops = true});
 }
-MemoAlpha alpha_of(const Scenario& scenario) { return memo_alpha(scenario, evaluated); }
+memo::Alpha alpha_of(const Scenario& scenario) {
+  return memo::find_alpha(scenario, [](const Scenario& other) { return evaluated(simulated(other)); });
+}
 
 TEST(MemoAlpha, ItsBoundsAreThePapers) {
   for (const std::int64_t tokens : {131072, 1048576}) {
     const Scenario s = memo_of(tokens);
-    const MemoAlpha a = alpha_of(s);
+    const memo::Alpha a = alpha_of(s);
     const double x = 2.0 * static_cast<double>(tokens) * kHidden / kRanks,
                  of_attention = 4.0 * static_cast<double>(tokens) * 32 / kRanks,
                  of_norms = 4.0 * static_cast<double>(tokens) * 2 * 2 / kRanks;
@@ -65,7 +66,7 @@ TEST(MemoAlpha, CopiesHideUnderAttentionWithinDocuments) {
   Scenario packed = whole;
   packed.workload.documents = "wikipedia";
   const auto attention = [](const Scenario& s) {
-    for (const OpReport& op : evaluated(s).report.ops)
+    for (const OpReport& op : simulated(s).report.ops)
       if (op.name.ends_with("forward.attention")) return op.seconds;
     return 0.0;
   };
@@ -76,10 +77,10 @@ TEST(MemoAlpha, CopiesHideUnderAttentionWithinDocuments) {
 
 // What hides is not felt; what does not is.
 TEST(MemoAlpha, TheEngineWaitsForWhatDoesNotHide) {
-  const MemoAlpha a = alpha_of(memo_of(65536));
+  const memo::Alpha a = alpha_of(memo_of(65536));
   ASSERT_LT(a.hidden(), 0.9);
   ASSERT_GT(a.hidden(), 0);
-  for (const StepByAlpha& step : a.steps) {
+  for (const memo::StepByAlpha& step : a.steps) {
     const double waits = (step.to_host_seconds + step.to_device_seconds) / step.seconds;
     if (step.alpha <= a.chosen()) {
       EXPECT_LT(waits, 0.02) << step.alpha;
@@ -91,17 +92,17 @@ TEST(MemoAlpha, TheEngineWaitsForWhatDoesNotHide) {
 
 TEST(MemoAlpha, OutOfHostMemoryIsNotOutOfDeviceMemory) {
   Scenario s = memo_of(131072);
-  const auto verdict = [&] { return memory_verdict(evaluated(s).report); };
+  const auto verdict = [&] { return memory_verdict(simulated(s).report); };
   EXPECT_EQ(verdict(), MemoryVerdict::fits);
   s.cluster.node.host_memory_bytes = 100e9;
   EXPECT_EQ(verdict(), MemoryVerdict::does_not_fit_node);
   EXPECT_EQ(name_of(verdict()), "does not fit the node");
   EXPECT_LT(alpha_of(s).room(), 1);
   s.cluster.node.host_memory_bytes = 10e9;
-  const MemoAlpha none = alpha_of(s);
+  const memo::Alpha none = alpha_of(s);
   EXPECT_LT(none.room(), 0);
   EXPECT_EQ(none.chosen(), 0);
-  EXPECT_NE(memo_alpha_text(none).find("OOHM at alpha 0"), std::string::npos);
+  EXPECT_NE(text_of(none).find("OOHM at alpha 0"), std::string::npos);
   s.cluster.device.memory_bytes = 10e9;
   EXPECT_EQ(verdict(), MemoryVerdict::does_not_fit) << "of both, the device's";
 }

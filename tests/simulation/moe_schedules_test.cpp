@@ -15,9 +15,9 @@
 #include "sim/des/engine.h"
 #include "sim/program/check.h"
 #include "strategies/fsmoe/degree.h"
-#include "strategies/fsmoe/fsmoe.h"
+#include "strategies/fsmoe/pipeline_degree.h"
 #include "strategies/read_scenario.h"
-#include "study/simulation/pipeline_degree.h"
+#include "study/simulation/evaluated.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {
@@ -25,7 +25,13 @@ namespace {
 
 using testing::HasSubstr;
 
+using fsmoe::GradientPieces;
 using fsmoe::MoeSchedule;
+using fsmoe::pipeline_degrees;
+using fsmoe::PipelineDegrees;
+using fsmoe::ProfiledTime;
+using fsmoe::StepByDegrees;
+using fsmoe::StepByShares;
 
 Scenario bundled(const std::string& name) {
   ScenarioReader reader;
@@ -394,7 +400,8 @@ TEST(MoeSchedules, GainLessFromInterAndIntraNodeOverlapWhereTheyShareLinks) {
 
 PipelineDegrees degrees_of(const Scenario& scenario) {
   Simulator simulator;
-  return pipeline_degrees(scenario, [&](const Scenario& other) { return simulator.evaluate(other, {.ops = true}); });
+  return pipeline_degrees(scenario,
+                          [&](const Scenario& other) { return evaluated(simulator.evaluate(other, {.ops = true})); });
 }
 
 double op_seconds(const Report& report, const std::string& name) {

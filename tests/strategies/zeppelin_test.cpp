@@ -17,7 +17,6 @@
 #include "sim/program/check.h"
 #include "sim/program/redistribute.h"
 #include "sim/program/work.h"
-#include "strategies/packed_documents/packed_documents.h"
 #include "tests/strategies/divided_sequences.h"
 
 namespace orrery {
@@ -196,7 +195,7 @@ TEST(Zeppelin, ACapacityIsChosenByWhatItCosts) {
       Scenario s = batch();
       s.workload.documents = seed % 2 == 0 ? "code" : "paper-en";
       s.workload.documents_seed = seed;
-      const auto packed = packed_documents::sequences_of(s);
+      const auto packed = packed_sequences(s);
       const auto seconds = [&](const Options& options, const zeppelin::Rates& by, bool remapping) {
         return seconds_of(partition(options, packed->ends_of(0), ranks, by), ranks, rates, remapping);
       };

@@ -1,22 +1,21 @@
-#include "study/simulation/memo_alpha.h"
+#include "strategies/memo/alpha.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <span>
+#include <utility>
 
-#include "sim/analytical/block_clock.h"
 #include "sim/base/error.h"
-#include "sim/program/liveness.h"
+#include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "strategies/layer_plans.h"
 
-namespace orrery {
+namespace orrery::memo {
 namespace {
 
-constexpr int kParts = 8;
+constexpr int kEighths = 8;
 
 // What a plan can say of alpha, in thousandths, and no more than there is.
 double in_thousandths(double alpha) {
@@ -28,7 +27,7 @@ double in_thousandths(double alpha) {
   throw InputError({"--explain", ""}, found, "a plan with memo, and a stage of more than two layers");
 }
 
-bool swaps(const Piece& piece) {
+bool is_swapping(const Piece& piece) {
   return std::ranges::any_of(piece.forward.ops, [](const Op& op) { return op.buffers > 0; });
 }
 
@@ -37,38 +36,25 @@ const Piece* swapping_layer(const Program& program) {
   for (const std::vector<Chunk>& stage : program.stages)
     for (const Chunk& chunk : stage)
       for (const Run& run : chunk.runs)
-        if (swaps(program.pieces[run.piece])) return &program.pieces[run.piece];
+        if (is_swapping(program.pieces[run.piece])) return &program.pieces[run.piece];
   return nullptr;
 }
 
 class Layer {
  public:
-  explicit Layer(const Simulation& simulation)
-      : program_(*simulation.program),
-        piece_(*swapping_layer(program_)),
-        costs_(simulation.scenario.cluster, *simulation.kernels, *simulation.collectives) {
-    costs_.set_program(program_);
-  }
+  explicit Layer(const Evaluated& evaluated) : evaluated_(evaluated), piece_(*swapping_layer(evaluated.program())) {}
 
   double copied_bytes() const {
     return over_copies([&](const Op& op) { return bytes(op, piece_.tensors); });
   }
   double bytes_per_second() const {
-    return copied_bytes() / over_copies([&](const Op& op) { return costs_.cost(op, piece_.tensors, 1).seconds; });
+    return copied_bytes() / over_copies([&](const Op& op) { return evaluated_.time(op, piece_.tensors).seconds; });
   }
 
   double forward_seconds() const {
     Piece without = piece_;
     std::erase_if(without.forward.ops, [](const Op& op) { return op.buffers > 0; });
-    Liveness lives;
-    lives.find(without);
-    BlockCode code;
-    BlockCompiler().compile(without, BlockKind::forward,
-                            CompileContext(without, costs_, program_.runtime, lives.storage(), false), code);
-    const LineItem line{.code = &code};
-    LineResult result;
-    LineClock().run(std::span(&line, 1), kUsual, 0, false, result);
-    return result.seconds;
+    return evaluated_.forward_seconds(without);
   }
 
  private:
@@ -80,9 +66,8 @@ class Layer {
     return sum;
   }
 
-  const Program& program_;
+  const Evaluated& evaluated_;
   const Piece& piece_;
-  OpCostModel costs_;
 };
 
 StepByAlpha step_of(double alpha, const Report& report) {
@@ -103,21 +88,21 @@ bool fits(const StepByAlpha& step) {
 
 }  // namespace
 
-double MemoAlpha::hidden() const { return (bytes_per_second * layer_seconds - whole_bytes) / other_bytes; }
+double Alpha::hidden() const { return (bytes_per_second * layer_seconds - whole_bytes) / other_bytes; }
 
-double MemoAlpha::room() const {
+double Alpha::room() const {
   if (host_capacity_bytes <= 0) return 1;
   return (host_capacity_bytes - least_host_bytes) / (most_host_bytes - least_host_bytes);
 }
 
-double MemoAlpha::chosen() const { return in_thousandths(std::clamp(std::min(hidden(), room()), 0.0, 1.0)); }
+double Alpha::chosen() const { return in_thousandths(std::clamp(std::min(hidden(), room()), 0.0, 1.0)); }
 
-const StepByAlpha& MemoAlpha::fastest() const {
+const StepByAlpha& Alpha::fastest() const {
   return *std::ranges::min_element(steps, {},
                                    [](const StepByAlpha& step) { return std::pair(!fits(step), step.seconds); });
 }
 
-MemoAlpha memo_alpha(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate) {
+Alpha find_alpha(const Scenario& scenario, const Evaluate& evaluate) {
   if (!any_plan(scenario, [](const Plan& plan) { return plan.memo.swap; })) refuse_alpha("memo false");
   const auto with = [&](double alpha) {
     Scenario changed = scenario;
@@ -127,32 +112,32 @@ MemoAlpha memo_alpha(const Scenario& scenario, const std::function<Simulation(co
     return evaluate(changed);
   };
   // Looked at one after the other: an evaluation may leave its Program to the next.
-  MemoAlpha result;
+  Alpha result;
   const Report least = [&] {
-    const Simulation simulation = with(0);
-    if (swapping_layer(*simulation.program) == nullptr) refuse_alpha("stages of two layers, which stay on the device");
-    const Layer layer(simulation);
+    const auto evaluated = with(0);
+    if (swapping_layer(evaluated->program()) == nullptr) refuse_alpha("stages of two layers, which stay on the device");
+    const Layer layer(*evaluated);
     result.whole_bytes = layer.copied_bytes();
     result.layer_seconds = layer.forward_seconds();
-    return simulation.report;
+    return evaluated->report();
   }();
   const Report most = [&] {
-    const Simulation simulation = with(1);
-    const Layer layer(simulation);
+    const auto evaluated = with(1);
+    const Layer layer(*evaluated);
     result.other_bytes = layer.copied_bytes() - result.whole_bytes;
     result.bytes_per_second = layer.bytes_per_second();
-    return simulation.report;
+    return evaluated->report();
   }();
   result.least_host_bytes = least.host_memory.node_bytes;
   result.most_host_bytes = most.host_memory.node_bytes;
   result.host_capacity_bytes = scenario.cluster.node.host_memory_bytes;
-  for (int part = 0; part <= kParts; ++part) {
-    const double alpha = static_cast<double>(part) / kParts;
-    result.steps.push_back(step_of(alpha, part == 0 ? least : part == kParts ? most : with(alpha).report));
+  for (int part = 0; part <= kEighths; ++part) {
+    const double alpha = static_cast<double>(part) / kEighths;
+    result.steps.push_back(step_of(alpha, part == 0 ? least : part == kEighths ? most : with(alpha)->report()));
   }
   const double chosen = result.chosen();
   const auto at = std::ranges::lower_bound(result.steps, chosen, {}, &StepByAlpha::alpha);
-  if (at == result.steps.end() || at->alpha != chosen) result.steps.insert(at, step_of(chosen, with(chosen).report));
+  if (at == result.steps.end() || at->alpha != chosen) result.steps.insert(at, step_of(chosen, with(chosen)->report()));
   return result;
 }
 
@@ -177,7 +162,7 @@ std::string_view verdict_text(MemoryVerdict verdict) {
 
 }  // namespace
 
-std::string memo_alpha_text(const MemoAlpha& a) {
+std::string text_of(const Alpha& a) {
   std::string text = "MEMO's alpha (arXiv 2407.12117, section 4.1), of one layer on one rank\n\n";
   const auto line = [&](std::string_view label, const std::string& value, const std::string& remark) {
     text += fmt::format("  {:<36}{:>14}  {}\n", label, value, remark);
@@ -208,4 +193,14 @@ std::string memo_alpha_text(const MemoAlpha& a) {
          "  OOM: out of device memory; OOHM: out of host memory\n";
 }
 
-}  // namespace orrery
+std::span<const Topic> topics() {
+  static constexpr std::string_view kNames[]{"memo_alpha"};
+  static constexpr Topic kTopics[]{{.names = kNames,
+                                    .summary = "MEMO's alpha by its two bounds, and the step at each eighth",
+                                    .text = [](const Evaluated& here, const Evaluate& evaluate) {
+                                      return text_of(find_alpha(here.scenario(), evaluate));
+                                    }}};
+  return kTopics;
+}
+
+}  // namespace orrery::memo

@@ -3,14 +3,14 @@
 // by the engine.
 #pragma once
 
-#include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "sim/report/memory_verdict.h"
-#include "study/simulation/simulation.h"
+#include "strategies/topic.h"
 
-namespace orrery {
+namespace orrery::memo {
 
 struct StepByAlpha {
   double alpha = 0;
@@ -20,8 +20,8 @@ struct StepByAlpha {
   MemoryVerdict verdict = MemoryVerdict::fits;
 };
 
-struct MemoAlpha {
-  // Bytes of one layer on one rank: those that go to the host for any alpha, and those that also go at alpha 1.
+struct Alpha {
+  // Bytes of one layer on one rank that go to the host whatever alpha is, and that do beside at alpha 1.
   double whole_bytes = 0, other_bytes = 0;
   double layer_seconds = 0;     // forward of a layer that copies nothing
   double bytes_per_second = 0;  // to the host, per device while all devices of the node copy
@@ -39,9 +39,11 @@ struct MemoAlpha {
   const StepByAlpha& fastest() const;  // that fits, the first of equal ones; if none fits, the fastest of all
 };
 
-// `evaluate`: the engine. Throws InputError ("--explain") for plans without memo, and if no stage has a layer that
-// swaps.
-MemoAlpha memo_alpha(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate);
-std::string memo_alpha_text(const MemoAlpha& alpha);
+// Throws InputError ("--explain") for plans without memo, or none of whose stages has a layer that swaps.
+Alpha find_alpha(const Scenario& scenario, const Evaluate& evaluate);
+std::string text_of(const Alpha& alpha);
 
-}  // namespace orrery
+// `--explain memo_alpha`.
+std::span<const Topic> topics();
+
+}  // namespace orrery::memo

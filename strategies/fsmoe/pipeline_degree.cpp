@@ -1,16 +1,15 @@
-#include "study/simulation/pipeline_degree.h"
+#include "strategies/fsmoe/pipeline_degree.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <span>
+#include <memory>
 
-#include "sim/analytical/op_cost.h"
 #include "sim/base/error.h"
 #include "sim/report/format.h"
 
-namespace orrery {
+namespace orrery::fsmoe {
 namespace {
 
 // Section 6.2: elements of collectives, and of what products read.
@@ -23,7 +22,7 @@ bool has_slots(const Piece& piece, TensorId id) { return id != kNoTensor && piec
 // Ops of one kind on rows, of a layer with experts on one rank: all of them are `operations` of the cases.
 class Profiler {
  public:
-  Profiler(const OpCostModel& costs, const Piece& piece) : costs_(costs), piece_(piece) {
+  Profiler(const Evaluated& evaluated, const Piece& piece) : evaluated_(evaluated), piece_(piece) {
     for (const Tensor& t : piece.tensors)
       if (const int d = t.find(Axis::slots); d >= 0) slots_ = slots_ == 0 ? t.sizes[d] : std::min(slots_, t.sizes[d]);
   }
@@ -53,7 +52,7 @@ class Profiler {
     std::vector<Measured> measured;
     for (std::int64_t i = 1; i <= kCollectiveSizes; ++i) {
       op.factor = static_cast<double>(i * kCollectiveStep) / whole;
-      measured.push_back({static_cast<double>(i * kCollectiveStep), costs_.cost(op, piece_.tensors, 1).seconds});
+      measured.push_back({static_cast<double>(i * kCollectiveStep), evaluated_.time(op, piece_.tensors).seconds});
     }
     ProfiledTime result = fitted(measured);
     result.units = whole;
@@ -68,7 +67,7 @@ class Profiler {
       if (op.stream == Stream::data_communication || std::ranges::any_of(op.reads, of_rows) ||
           std::ranges::any_of(op.writes, of_rows))
         continue;
-      if (const OpCost cost = costs_.cost(op, piece_.tensors, 1); !cost.absent) seconds += cost.seconds;
+      seconds += evaluated_.time(op, piece_.tensors).seconds;
     }
     return seconds;
   }
@@ -82,8 +81,8 @@ class Profiler {
     std::vector<Tensor> tensors = piece_.tensors;
     for (Tensor& t : tensors)
       if (const int d = t.find(Axis::slots); d >= 0) t.sizes[d] = t.sizes[d] / slots_ * slots;
-    const OpCost cost = costs_.cost(op, tensors, 1);
-    return {products ? cost.flops / 2 : elements(op, tensors), cost.absent ? 0 : cost.seconds};
+    const Evaluated::Time time = evaluated_.time(op, tensors);
+    return {products ? time.flops / 2 : elements(op, tensors), time.seconds};
   }
 
   // Of the larger side: what a rank hands over or gathers.
@@ -126,7 +125,7 @@ class Profiler {
     return result;
   }
 
-  const OpCostModel& costs_;
+  const Evaluated& evaluated_;
   const Piece& piece_;
   std::int64_t slots_ = 0;  // of an expert, for one rank's tokens
 };
@@ -137,15 +136,13 @@ class Profiler {
                    "\"fsmoe\", with experts over ranks");
 }
 
-void profile(const Simulation& sequential, PipelineDegrees& degrees) {
-  const Program& program = *sequential.program;
-  OpCostModel costs(sequential.scenario.cluster, *sequential.kernels, *sequential.collectives);
-  costs.set_program(program);
+void profile(const Evaluated& sequential, PipelineDegrees& degrees) {
+  const Program& program = sequential.program();
   const auto piece = std::ranges::find_if(
       program.pieces, [](const Piece& p) { return std::ranges::any_of(p.forward.ops, is_expert_product); });
   if (piece == program.pieces.end()) refuse("no experts");
   degrees.layer = piece->name;
-  const Profiler profiler(costs, *piece);
+  const Profiler profiler(sequential, *piece);
   const auto of_kind = [](OpKind kind) { return [kind](const Op& op) { return op.kind == kind; }; };
   degrees.all_to_all = profiler.of(of_kind(OpKind::redistribute), false, 2);
   degrees.all_gather = profiler.of(of_kind(OpKind::all_gather), false, 1);
@@ -169,7 +166,7 @@ void profile(const Simulation& sequential, PipelineDegrees& degrees) {
 }
 
 // Of layers behind the first, which has none before it, in the mean.
-StepByShares shares_of(const char* name, const fsmoe::GradientPartition& partition, double elements) {
+StepByShares shares_of(const char* name, const GradientPartition& partition, double elements) {
   StepByShares shares{name};
   const auto layers = static_cast<double>(partition.in_moe.size() - 1);
   for (std::size_t i = 1; i < partition.in_moe.size(); ++i) {
@@ -180,25 +177,25 @@ StepByShares shares_of(const char* name, const fsmoe::GradientPartition& partiti
   return shares;
 }
 
-void partition_gradients(const fsmoe::LayerTimes& backward, Scenario changed,
-                         const std::function<Simulation(const Scenario&)>& evaluate, PipelineDegrees& degrees) {
+void partition_gradients(const LayerTimes& backward, Scenario changed, const Evaluate& evaluate,
+                         PipelineDegrees& degrees) {
   GradientPieces& gradients = degrees.gradients;
   if (gradients.all_reduce.units == 0 || gradients.layers < 2) {
     gradients.refused = gradients.layers < 2 ? "a stage has one layer with experts: none is behind it"
                                              : "no gradients of layers are all-reduced";
     return;
   }
-  const std::vector<fsmoe::GeneralisedLayer> layers(static_cast<std::size_t>(gradients.layers),
-                                                    {backward, gradients.dense_seconds, gradients.all_reduce.units});
-  gradients.greedy = fsmoe::greedy_partition(layers, gradients.all_reduce.time);
-  gradients.global = fsmoe::best_partition(layers, gradients.all_reduce.time);
+  const std::vector<GeneralisedLayer> layers(static_cast<std::size_t>(gradients.layers),
+                                             {backward, gradients.dense_seconds, gradients.all_reduce.units});
+  gradients.greedy = greedy_partition(layers, gradients.all_reduce.time);
+  gradients.global = best_partition(layers, gradients.all_reduce.time);
 
   changed.plan.fsmoe.forward_degree = degrees.fastest().forward;
   changed.plan.fsmoe.backward_degree = degrees.fastest().backward;
   const auto with = [&](StepByShares shares) {
     changed.plan.fsmoe.share_beside_experts = shares.experts;
     changed.plan.fsmoe.share_beside_dense = shares.dense;
-    shares.seconds = evaluate(changed).report.step_seconds;
+    shares.seconds = evaluate(changed)->report().step_seconds;
     return shares;
   };
   std::vector<StepByShares> steps{with({"none"})};
@@ -231,29 +228,29 @@ const StepByDegrees* PipelineDegrees::chosen() const {
   return found == steps.end() ? nullptr : &*found;
 }
 
-PipelineDegrees pipeline_degrees(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate) {
-  const fsmoe::MoeSchedule schedule = scenario.plan.fsmoe.schedule;
-  if (schedule == fsmoe::MoeSchedule::sequential) refuse("moe_schedule \"sequential\"");
+PipelineDegrees pipeline_degrees(const Scenario& scenario, const Evaluate& evaluate) {
+  const MoeSchedule schedule = scenario.plan.fsmoe.schedule;
+  if (schedule == MoeSchedule::sequential) refuse("moe_schedule \"sequential\"");
   PipelineDegrees degrees;
   Scenario changed = scenario;
   changed.plan.fsmoe = {};
-  profile(evaluate(changed), degrees);
-  const fsmoe::LayerTimes forward{degrees.all_to_all.of_layer(), degrees.all_gather.of_layer(),
-                                  degrees.reduce_scatter.of_layer(), degrees.experts.of_layer()};
-  const fsmoe::LayerTimes backward = fsmoe::backward(forward);
-  for (const std::int64_t degree : fsmoe::kDegrees) {
-    degrees.forward.push_back(fsmoe::pipelined(forward, degree, 0));
-    degrees.backward.push_back(fsmoe::pipelined(backward, degree, 0));
+  profile(*evaluate(changed), degrees);
+  const LayerTimes forward{degrees.all_to_all.of_layer(), degrees.all_gather.of_layer(),
+                           degrees.reduce_scatter.of_layer(), degrees.experts.of_layer()};
+  const LayerTimes backward = fsmoe::backward(forward);
+  for (const std::int64_t degree : kDegrees) {
+    degrees.forward.push_back(pipelined(forward, degree, 0));
+    degrees.backward.push_back(pipelined(backward, degree, 0));
   }
-  degrees.chosen_forward = fsmoe::best_degree(forward, 0);
-  degrees.chosen_backward = fsmoe::best_degree(backward, 0);
+  degrees.chosen_forward = best_degree(forward, 0);
+  degrees.chosen_backward = best_degree(backward, 0);
   changed.plan.fsmoe = scenario.plan.fsmoe;
-  for (const std::int64_t f : fsmoe::kDegrees)
-    for (const std::int64_t b : fsmoe::kDegrees) {
-      if (schedule == fsmoe::MoeSchedule::tutel && f != b) continue;
+  for (const std::int64_t f : kDegrees)
+    for (const std::int64_t b : kDegrees) {
+      if (schedule == MoeSchedule::tutel && f != b) continue;
       changed.plan.fsmoe.forward_degree = f;
       changed.plan.fsmoe.backward_degree = b;
-      degrees.steps.push_back({f, b, evaluate(changed).report.step_seconds});
+      degrees.steps.push_back({f, b, evaluate(changed)->report().step_seconds});
     }
   partition_gradients(backward, changed, evaluate, degrees);
   return degrees;
@@ -265,7 +262,7 @@ std::string profile_text(const PipelineDegrees& degrees) {
   std::vector<std::vector<std::string>> rows;
   const auto row = [&](const char* name, const ProfiledTime& profiled, const char* unit) {
     if (profiled.units == 0) return;
-    const fsmoe::ChunkedTime whole = profiled.of_layer();
+    const ChunkedTime whole = profiled.of_layer();
     rows.push_back({name, seconds_text(profiled.time.start_up), fmt::format("{:.3g} ns", profiled.time.per_unit * 1e9),
                     fmt::format("{:.5f}", profiled.determination), seconds_text(whole.of_chunk(1)),
                     fmt::format("{:.4g} {}", profiled.units, unit)});
@@ -277,7 +274,7 @@ std::string profile_text(const PipelineDegrees& degrees) {
   return grid("<operation|alpha|beta|r^2|takes|<n of the layer", rows);
 }
 
-std::string bottleneck_text(fsmoe::Bottleneck bottleneck) {
+std::string bottleneck_text(Bottleneck bottleneck) {
   constexpr std::array<const char*, 5> kNames{"", "link between nodes", "experts", "all-to-alls", "within nodes"};
   const auto number = static_cast<std::size_t>(bottleneck);
   return fmt::format("{}, {}", number, kNames[number]);
@@ -286,7 +283,7 @@ std::string bottleneck_text(fsmoe::Bottleneck bottleneck) {
 std::string cases_text(const PipelineDegrees& degrees) {
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < degrees.forward.size(); ++i) {
-    const fsmoe::PipelinedLayer &f = degrees.forward[i], &b = degrees.backward[i];
+    const PipelinedLayer &f = degrees.forward[i], &b = degrees.backward[i];
     rows.push_back({std::to_string(f.degree), seconds_text(f.seconds), bottleneck_text(f.bottleneck),
                     seconds_text(b.seconds), bottleneck_text(b.bottleneck)});
   }
@@ -297,21 +294,20 @@ std::string cases_text(const PipelineDegrees& degrees) {
 
 std::string steps_text(const PipelineDegrees& degrees) {
   const StepByDegrees& fastest = degrees.fastest();
-  std::array<Column, fsmoe::kDegrees.size() + 2> columns{{{"forward \\ backward"}}};
-  std::array<std::string, fsmoe::kDegrees.size()> headings;
+  std::array<Column, kDegrees.size() + 2> columns{{{"forward \\ backward"}}};
+  std::array<std::string, kDegrees.size()> headings;
   columns.back() = {"", false};
   std::vector<std::vector<std::string>> rows;
-  for (std::size_t i = 0; i < fsmoe::kDegrees.size(); ++i) {
-    headings[i] = std::to_string(fsmoe::kDegrees[i]);
+  for (std::size_t i = 0; i < kDegrees.size(); ++i) {
+    headings[i] = std::to_string(kDegrees[i]);
     columns[i + 1] = {headings[i]};
     rows.push_back({headings[i]});
-    for (const std::int64_t backward : fsmoe::kDegrees) {
-      const auto step = std::ranges::find_if(degrees.steps, [&](const StepByDegrees& s) {
-        return s.forward == fsmoe::kDegrees[i] && s.backward == backward;
-      });
+    for (const std::int64_t backward : kDegrees) {
+      const auto step = std::ranges::find_if(
+          degrees.steps, [&](const StepByDegrees& s) { return s.forward == kDegrees[i] && s.backward == backward; });
       rows.back().push_back(step == degrees.steps.end() ? "-" : seconds_text(step->seconds));
     }
-    rows.back().push_back(fastest.forward == fsmoe::kDegrees[i] ? "<" : "");
+    rows.back().push_back(fastest.forward == kDegrees[i] ? "<" : "");
   }
   std::string text = grid(columns, rows) + fmt::format("  fastest: {} forward, {} backward, {} a step", fastest.forward,
                                                        fastest.backward, seconds_text(fastest.seconds));
@@ -327,9 +323,9 @@ std::string gradients_text(const GradientPieces& gradients) {
   if (gradients.steps.empty()) return heading + "  none: " + gradients.refused + "\n";
   std::vector<std::vector<std::string>> rows;
   for (const StepByShares& step : gradients.steps) {
-    const fsmoe::GradientPartition* const formula = step.partition == "greedy"   ? &gradients.greedy
-                                                    : step.partition == "global" ? &gradients.global
-                                                                                 : nullptr;
+    const GradientPartition* const formula = step.partition == "greedy"   ? &gradients.greedy
+                                             : step.partition == "global" ? &gradients.global
+                                                                          : nullptr;
     rows.push_back({step.partition, fmt::format("{:.3f}", step.experts), fmt::format("{:.3f}", step.dense),
                     formula == nullptr ? "-" : seconds_text(formula->seconds), seconds_text(step.seconds)});
   }
@@ -354,4 +350,15 @@ std::string pipeline_degree_text(const PipelineDegrees& degrees) {
       gradients_text(degrees.gradients));
 }
 
-}  // namespace orrery
+std::span<const Topic> topics() {
+  static constexpr std::string_view kNames[]{"moe_pipeline_degree"};
+  static constexpr Topic kTopics[]{
+      {.names = kNames,
+       .summary = "FSMoE's degrees and partition of gradients by its formulas, and the step of each",
+       .text = [](const Evaluated& here, const Evaluate& evaluate) {
+         return pipeline_degree_text(pipeline_degrees(here.scenario(), evaluate));
+       }}};
+  return kTopics;
+}
+
+}  // namespace orrery::fsmoe

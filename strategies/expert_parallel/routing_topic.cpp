@@ -1,0 +1,47 @@
+// How unequally tokens are routed to experts, by the loads of a Program.
+#include <fmt/format.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "sim/report/format.h"
+#include "strategies/expert_parallel/expert_parallel.h"
+
+namespace orrery::expert_parallel {
+namespace {
+
+std::string routing_text(const Evaluated& here, const Evaluate&) {
+  const std::vector<Load>& loads = here.program().loads;
+  if (loads.empty() || loads.front().axis != MeshAxis::ep)
+    return "routing: balanced, every expert has as many rows as any other\n";
+  const Scenario& scenario = here.scenario();
+  const Workload& w = scenario.workload;
+  const std::string source = w.recorded_routing ? "recorded in " + w.routing_file
+                                                : std::string(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
+  std::string text = fmt::format(
+      "routing: {}, step {}; expert groups of {} ranks, {} expert{} each\n"
+      "rows over what balanced routing gives, by load, and the layers that have it:\n",
+      source, w.step, scenario.plan.expert.degree, scenario.model.placed_experts() / scenario.plan.expert.degree,
+      scenario.model.placed_experts() == scenario.plan.expert.degree ? "" : "s");
+  constexpr std::array<Column, 4> kColumns{{{"layers"}, {"busiest rank"}, {"busiest expert"}, {"dropped"}}};
+  std::vector<std::vector<std::string>> rows;
+  for (const Load& load : loads)
+    rows.push_back({std::to_string(load.layers), fmt::format("{:.3f}x", load.busiest_rank),
+                    fmt::format("{:.3f}x", load.busiest_expert), load.dropped > 0 ? percent_text(load.dropped) : "-"});
+  return text + grid(kColumns, rows) +
+         "the report has the most of all loads, and the mean over layers; experts are laid out in blocks, and every "
+         "kernel on rows takes as long as on the busiest rank\n";
+}
+
+}  // namespace
+
+std::span<const Topic> topics() {
+  static constexpr std::string_view kNames[]{"routing", "routing, busiest rank", "routing, busiest expert",
+                                             "busiest_rank", "dropped_share"};
+  static constexpr Topic kTopics[]{
+      {.names = kNames, .summary = "rows of experts where tokens are routed unequally", .text = routing_text}};
+  return kTopics;
+}
+
+}  // namespace orrery::expert_parallel
