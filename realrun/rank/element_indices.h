@@ -27,7 +27,7 @@ class ElementIndices {
   // in the order of the whole; the number of what any member sends another, of all of `from` together.
   const Elements& exchanged(const Tensor& tensor, std::size_t rank, const Tensor& in, std::size_t other);
   std::int64_t longest_exchange(std::span<const Tensor* const> from, const Tensor& to, const Members& members);
-  // Elements of a rank's rows that no index has (deal_by_runs).
+  // Elements of a rank's rows that no index has (DealTables::by_runs).
   std::int64_t rows_without_index(const Tensor& tensor, std::size_t rank) const;
   // So many of a list, from the first on.
   const Elements& stretch(const Elements& of, std::int64_t first, std::int64_t count);

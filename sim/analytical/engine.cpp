@@ -40,10 +40,10 @@ double meeting(std::span<const NetworkUse> own, BlockKind kind, std::span<const 
 }
 
 std::optional<RoutingReport> routing_of(std::span<const Load> loads) {
-  if (loads.empty() || loads.front().axis != MeshAxis::ep) return std::nullopt;
   RoutingReport r;
   double layers = 0, busiest = 0, dropped = 0;
   for (const Load& load : loads) {
+    if (load.of != RowsOf::tokens) continue;
     const auto times = static_cast<double>(load.layers);
     r.busiest_rank = std::max(r.busiest_rank, load.busiest_rank);
     r.busiest_expert = std::max(r.busiest_expert, load.busiest_expert);
@@ -51,6 +51,7 @@ std::optional<RoutingReport> routing_of(std::span<const Load> loads) {
     busiest += times * load.busiest_rank;
     dropped += times * load.dropped;
   }
+  if (layers == 0) return std::nullopt;
   r.mean_busiest_rank = busiest / layers;
   r.dropped_share = dropped / layers;
   return r;
@@ -247,7 +248,7 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     const BlockCode& backward = data.block(BlockKind::backward);
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
       if (const Op& op = backward.ops[i]; op.phase == Phase::recompute)
-        data.recompute_flops += op.documents != 0 || costs.dealt_rows(op, piece.tensors)
+        data.recompute_flops += op.documents.has_value() || costs.dealt_rows(op, piece.tensors)
                                     ? costs.mean_flops(op, piece.tensors)
                                     : backward.costs[i].flops;
   }
@@ -476,7 +477,7 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
     if (part == UpdatePart::stages) {
       for (const LineItem& item : line)
         for (const ClockNode& node : item.code->nodes)
-          c.sums.push_back({item.code->ops[node.op].stages - 1u, node.seconds, item.code, node.op});
+          c.sums.push_back({item.code->ops[node.op].stages.value(), node.seconds, item.code, node.op});
     } else {
       // Nobody waits for the host behind the reductions: it goes on issuing, as far ahead as it is.
       LineStart start;

@@ -43,7 +43,7 @@ class OpCostModel {
   // `loads`: of the Program; must outlive the model.
   void set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
                 CollectiveProtocol protocol = CollectiveProtocol::automatic,
-                std::span<const std::vector<std::uint16_t>> stage_groups = {}, std::span<const Load> loads = {});
+                std::span<const StageGroup> stage_groups = {}, std::span<const Load> loads = {});
   // Instead, on the mesh of `all`, a model of the same cluster: collectives are those of this stage, whose groups may
   // span something else than another stage's, not the worst of all. `spans`: of the mesh; must outlive the model.
   // `busy`: by stage, the part of the time that it uses the network; they share NICs.
@@ -62,7 +62,7 @@ class OpCostModel {
   // The seconds of a replica, on a rank of the mesh. REQUIRES: attention within documents (Op::documents), or
   // dealt_rows.
   double document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica, std::int64_t rank) const;
-  // Where ranks have documents of their own (deal_by_runs), the one whose kernels take the longest in all layers
+  // Where ranks have documents of their own (DealTables::by_runs), the one whose kernels take the longest in all layers
   // together. -1: they have not.
   std::int64_t slowest_rank() const { return slowest_rank_; }
   // A dimension of what a kernel reads or writes of which ranks have rows of their own number.
@@ -127,7 +127,7 @@ class OpCostModel {
     OpKind kind;
     CollectiveAlgorithm algorithm;
     MeshGroup group;
-    std::uint8_t stages;
+    TableIndex<StageGroup> stages;
     double bytes;
     const Load* load;
     CollectiveCost cost;
@@ -138,14 +138,14 @@ class OpCostModel {
   KernelModel kernels_;
   CollectiveModel collectives_;
   Mesh mesh_;
-  std::span<const std::vector<std::uint16_t>> stage_groups_;
+  std::span<const StageGroup> stage_groups_;
   std::span<const Load> loads_;
   const PackedSequences* packed_ = nullptr;
   std::span<const DocumentLoad> document_loads_;
   std::int64_t slowest_rank_ = -1;
   // Of an op that sees documents, all that its pairs depend on.
   struct Attention {
-    std::uint8_t load = 0;
+    TableIndex<DocumentLoad> load;
     std::int32_t parts = 1, keys_before = 0, inner_parts = 1;
     Deal query_deal = Deal::contiguous, key_deal = Deal::contiguous;
     bool gathered = true;
@@ -165,7 +165,7 @@ class OpCostModel {
   double slowest_loss_ = 0;  // of this mesh's devices (sim/cost/scale_cost.h)
   struct Span {
     MeshGroup group;
-    std::uint8_t stages;
+    TableIndex<StageGroup> stages;
     Spanned spanned;
   };
   StageSpans* stage_spans_ = nullptr;  // none: collectives are those of any stage

@@ -57,7 +57,7 @@ struct FoldedLoad {
   std::vector<double> of_ranks;  // of the rank's experts, over the busiest's
 };
 inline constexpr std::int64_t kExactRanks = 16;
-// The loads of a Program, of one expert group. `exact`, and in groups of up to kExactRanks ranks: as they are. Else so
+// Loads of tokens, of one group of experts. `exact`, and in groups of up to kExactRanks ranks: as they are. Else so
 // that ranks fold: all send in the same proportions, and alike, or in levels where they send unlike much; the rank that
 // is the busiest of a load has what it has in all loads; of the others, in order of what they have of all layers
 // together, as many as there are nodes are alike, have the mean of each load, and lie on different nodes.
@@ -85,11 +85,11 @@ struct JobPlan {
   }
   // By position of the chunk that sends: to position + 1 forwards, to position - 1 backwards; kNoExchange on one stage.
   std::vector<std::uint32_t> forward, backward;
-  // By place in the expert group, over the busiest: of each of Program::loads.
+  // By place in the load's group, over the busiest: of each of Program::loads that is of tokens.
   std::vector<std::vector<double>> rows_of_ranks;
   std::vector<std::int32_t> rows;  // and its number in the traffic
   double rows_of(std::size_t load, std::int64_t rank) const {
-    return rows_of_ranks[load][static_cast<std::size_t>(program->mesh.coordinate(rank, MeshAxis::ep))];
+    return rows_of_ranks[load][static_cast<std::size_t>(program->mesh.coordinate(rank, program->loads[load].group))];
   }
   // Of replicas whose documents differ, and of the ranks of a sequence.
   std::size_t document_place(std::int64_t rank) const {
@@ -139,7 +139,7 @@ struct RunPlan {
 
  private:
   void fold_loads(std::int32_t id, JobPlan& job);
-  void add_loads_of_documents(std::int32_t id, JobPlan& job);
+  void add_load_of_positions(std::int32_t id, std::size_t load, JobPlan& job);
   // Replicas with unlike documents: each by itself, exactly and up to kExactRanks of them; else all take what the
   // slowest takes.
   void fold_documents(std::int32_t id, JobPlan& job);

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <compare>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <vector>
@@ -12,25 +14,28 @@
 
 namespace orrery {
 
-// Which indices each part of a dimension has.
-enum class Deal : std::uint16_t {
-  contiguous,   // part p the p-th of equal parts
-  zigzag,       // of twice as many blocks as parts, the p-th from the front and the p-th from the back: the ranks of a
-                // causal mask then have equal work
-  query_heads,  // of a key/value group: its query heads are divided, the key and the value behind them are on every
-                // rank
-  striped,      // index i to part i mod the parts: equal causal work, too, but for one diagonal
-  table,        // and whatever is above: by a table of blocks (deal_by_table), or of runs (deal_by_runs)
+struct BlockTable;
+
+// Which indices each part of a dimension has. A table's deals last as long as the DealTables that made them.
+struct Deal {
+  enum Kind : std::uint8_t {
+    contiguous,   // part p the p-th of equal parts
+    zigzag,       // of twice as many blocks as parts, the p-th from the front and the p-th from the back: the ranks of
+                  // a causal mask then have equal work
+    query_heads,  // of a key/value group: its query heads are divided, the key and the value behind them are on every
+                  // rank
+    striped,      // index i to part i mod the parts: equal causal work, too, but for one diagonal
+    by_table,     // as `table` says
+  };
+  Kind kind = contiguous;
+  const BlockTable* table = nullptr;  // of by_table alone
+
+  constexpr Deal() = default;
+  constexpr Deal(Kind of_kind, const BlockTable* of = nullptr) : kind(of_kind), table(of) {}
+  constexpr auto operator<=>(const Deal&) const = default;
 };
 inline constexpr int kDeals = 5;  // kinds of them
 const char* name_of(Deal deal);
-
-// A dimension in as many equal blocks as `owners` has, of which part owners[b] has block b; every part has as many, in
-// their order. Equal tables are one deal. Tables are kept as long as the process runs, so that a tensor names one by a
-// number. Throws std::logic_error for parts of unequal size and std::length_error beyond kMostTables.
-Deal deal_by_table(std::span<const std::int64_t> owners);
-inline constexpr int kMostTables = 16383;  // Tensor::deals numbers them
-constexpr bool is_table(Deal deal) { return deal >= Deal::table; }
 
 // The digits of a mesh that a dimension is divided over, major to minor: the first cuts the dimension, the next cuts
 // what one rank of the first has, and so on; but for those that deal it together (dealing_digits). Like a group it
@@ -121,7 +126,16 @@ inline std::int64_t rows_of(std::span<const IndexRun> runs) {
   return rows;
 }
 
-// REQUIRES: is_table(deal), and a part of it.
+// Pairs (query, key) that attention touches in one head of one sequence, from the positions that its operands have
+// (layouts, Op::parts, Op::keys_before): those that kernels mask by. Kernels skip what is masked.
+struct AttendedPairs {
+  std::int64_t seen = 0;
+  // What FLOPs count: on the edges of a causal mask, a query's own key and the first one behind its window, half of
+  // each pair. The dense half-square is the field's usual count.
+  double counted = 0;
+  std::int64_t keys = 0;  // in runs of neighbouring positions of which any is seen
+};
+
 struct BlockTable {
   std::int64_t blocks = 0;  // 0: of runs
   RunsOfParts of_part;      // of blocks, neighbours in one run; or of indices
@@ -131,14 +145,29 @@ struct BlockTable {
   // Of runs: what has to meet (the queries and keys of a document) is within so many parts that follow each other, from
   // a multiple of that on.
   std::int64_t meeting_parts = 0;
+  bool operator==(const BlockTable&) const = default;
 };
-const BlockTable& table_of(Deal deal);
+constexpr bool is_table_of_runs(Deal deal) { return deal.table != nullptr && deal.table->blocks == 0; }
 
-// Part p has the indices of_part[p] of a dimension of `whole`, and behind them rows without an index, until all parts
-// have `rows` of them (0: as many as the largest part has indices). As above otherwise: equal ones are one deal.
-// Throws std::logic_error for an index that two parts have, or that the dimension has not.
-Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0);
-bool is_table_of_runs(Deal deal);
+// The tables that a Program's dimensions are dealt by. Copies share them. Whoever asks for one changes nothing that the
+// Program says, but two threads must not ask at once.
+class DealTables {
+ public:
+  // A dimension in as many equal blocks as `owners` has, of which part owners[b] has block b; every part has as many,
+  // in their order. Equal tables are one deal. Throws std::logic_error for parts of unequal size.
+  Deal by_blocks(std::span<const std::int64_t> owners) const;
+  // Part p has the indices of_part[p] of a dimension of `whole`, and behind them rows without an index, until all parts
+  // have `rows` of them (0: as many as the largest part has indices). As above otherwise: equal ones are one deal.
+  // Throws std::logic_error for an index that two parts have, or that the dimension has not.
+  Deal by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0) const;
+  std::size_t count() const { return tables_.size(); }
+  void clear() { tables_.clear(); }
+
+ private:
+  Deal add(BlockTable table) const;
+  mutable std::vector<std::shared_ptr<const BlockTable>> tables_;
+};
+
 // Of a rank's rows of such a dimension those that an index has, over all. REQUIRES: is_table_of_runs(deal).
 double filled_share(Deal deal, Division over, const Mesh& mesh, std::int64_t rank);
 
@@ -147,7 +176,7 @@ template <class Visit>
 void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std::int64_t whole, std::int64_t local,
                           Visit&& visit) {
   if (parts == 1) deal = Deal::contiguous;
-  switch (deal) {
+  switch (deal.kind) {
     case Deal::contiguous:
       return visit(IndexRun{part * local, local});
     case Deal::zigzag:
@@ -160,8 +189,8 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
     }
     case Deal::striped:
       return visit(IndexRun{part, local, parts});
-    default: {
-      const BlockTable& table = table_of(deal);
+    case Deal::by_table: {
+      const BlockTable& table = *deal.table;
       if (table.blocks == 0) {
         for (const IndexRun& run : table.of_part.at(static_cast<std::size_t>(part))) visit(run);
         return;

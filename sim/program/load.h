@@ -1,7 +1,7 @@
 // Unequal work: how many rows each rank of a group has from each other one, over what it would have if all were equal:
 // of tokens from ranks to experts (routing), of positions from one layout to another (documents). A fact beside the
 // tensors: their `sizes` are capacity, of the rank with the most rows; what an op takes follows from the rows that are
-// there. All groups of the axis have the same load; an op whose group is a part of one moves what is between its
+// there. All groups of the same digits have the same load; an op whose group is a part of one moves what is between its
 // members (loads_within).
 #pragma once
 
@@ -13,10 +13,14 @@
 
 namespace orrery {
 
+// What moves: tokens to their experts, and back, or positions from one layout to another.
+enum class RowsOf : std::uint8_t { tokens, positions };
+
 struct Load {
-  MeshAxis axis = MeshAxis::ep;                 // the ranks of which are a group
+  RowsOf of = RowsOf::tokens;
+  MeshGroup group{};                            // whose ranks have rows of each other
   std::int64_t ranks = 1;                       // of the group
-  std::vector<double> rows;                     // [rank of the tokens * ranks + rank of their expert]; 1 in the mean
+  std::vector<double> rows;                     // [rank that has them * ranks + rank that gets them]; 1 in the mean
   double busiest_rank = 1, busiest_expert = 1;  // rows over the mean, of all tokens together
   double dropped = 0;                           // of all rows, those that find no slot
   bool padded = false;      // every expert has slots for as many rows as the busiest: busiest_rank times the mean
@@ -34,7 +38,7 @@ struct Load {
 // What ranks at these places of a group have from each other, as a load of a smaller group in which all of what a rank
 // sends would stay.
 Load load_of_places(const Load& load, std::span<const std::int64_t> places);
-// Of each of the groups that `group` makes of the axis. REQUIRES: digits of that axis.
+// Of each of the groups that `group` makes of the load's. REQUIRES: digits of that one.
 std::vector<Load> loads_within(const Load& load, const Mesh& mesh, MeshGroup group);
 
 }  // namespace orrery

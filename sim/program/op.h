@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "sim/program/collective_algorithm.h"
 #include "sim/program/mesh.h"
@@ -83,6 +84,9 @@ enum class Covers : std::uint8_t {
   last,    // its own, and only in the last one
 };
 
+struct DocumentLoad;
+using StageGroup = std::vector<std::uint16_t>;  // pipeline stages, ascending
+
 struct Op {
   OpKind kind = OpKind::linear;
   Phase phase = Phase::forward;
@@ -130,9 +134,8 @@ struct Op {
   // Of the products, masks and softmax between the QKV and the output projection, where they are ops of their own: what
   // selective recomputation repeats (Korthikanti et al. 2022, section 5).
   bool core_attention = false;
-  // One more than the number of the load in Program::document_loads: a query sees keys of its own document only. 0: the
-  // sequence is one.
-  std::uint8_t documents = 0;
+  // In Program::document_loads: a query sees keys of its own document only. None: the sequence is one.
+  TableIndex<DocumentLoad> documents;
   // Of adam: weights decay beside the gradient's step (AdamW); false: the decay is part of the gradient (L2).
   bool decoupled_weight_decay = true;
   std::int32_t inner_parts = 1;  // of a ring of rings: the ranks of one within it; see keys_before
@@ -157,15 +160,15 @@ struct Op {
   float scalar = 0;  // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
 
   // Communication.
-  // Of a redistribution in which ranks give unequal numbers of rows: one more than the number of the load in
-  // Program::loads that says how many. 0: that of the tensors, if they have one.
-  std::uint8_t load = 0;
+  // Of a redistribution in which ranks give unequal numbers of rows: the load in Program::loads that says how many.
+  // None: that of the tensors, if they have one.
+  TableIndex<Load> load;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op, whatever its Program forces
   MeshGroup group;
   Reduction reduction = Reduction::sum;
-  // One more than the number of a list of Program::stage_groups: the group are the ranks that have these stages and all
-  // other coordinates of this one. 0: none. Of an all-reduce in the update, in place of `group`.
-  std::uint8_t stages = 0;
+  // Of an all-reduce in the update, in place of `group`, in Program::stage_groups: the ranks that have these stages and
+  // all other coordinates of this one.
+  TableIndex<StageGroup> stages;
   std::int32_t places = 1;  // ring_shift: to the rank so many places behind
   // Buckets: the op runs once per `every` instances (the last of them) and then covers the tensors of all of them; or
   // `count` times per instance, each on 1/count of the bytes. Instances are counted over a stretch of a chunk's runs:
@@ -185,7 +188,7 @@ struct Op {
            (router.gumbel_temperature > 0 && (kind == OpKind::route || kind == OpKind::route_backward));
   }
   // Whether a collective is of one rank: its result is its operand.
-  bool is_alone() const { return group.empty() && stages == 0; }
+  bool is_alone() const { return group.empty() && !stages.has_value(); }
 };
 
 }  // namespace orrery

@@ -31,7 +31,9 @@ class Holders {
   // Of a parameter that this piece keeps.
   bool several(const Piece& piece, std::size_t parameter) const;
   // What another piece sums with it; null: this is the first.
-  const Tensor* meet(std::uint8_t stages, const Tensor& operand) { return std::exchange(operands_[stages], &operand); }
+  const Tensor* meet(TableIndex<StageGroup> stages, const Tensor& operand) {
+    return std::exchange(operands_[stages.value()], &operand);
+  }
 
  private:
   std::map<std::uint8_t, std::vector<std::uint16_t>> stages_;  // by ParameterGradient::tied, ascending

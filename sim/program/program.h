@@ -101,16 +101,18 @@ struct Program {
   std::vector<std::uint8_t> micro_batch_class;
   std::vector<MicroBatchClass> other_classes;
 
-  // Groups that no digits name (Op::stages): lists of pipeline stages, ascending. Ranks take sums over them in the
-  // order of the lists.
-  std::vector<std::vector<std::uint16_t>> stage_groups;
+  DealTables tables;  // that dimensions of tensors are dealt by
+
+  // Groups that no digits name (Op::stages). Ranks take sums over them in the order of the list.
+  std::vector<StageGroup> stage_groups;
 
   // The expert in each slot of a layer's experts, rank by rank of the group that divides them, where experts have
   // copies (replicas): a token's rows for an expert go to its copies in turn, and their gradients are summed before the
   // update. Empty: every expert once, in order.
   std::vector<std::int64_t> expert_of_slot;
 
-  std::vector<Load> loads;  // of layers with experts (Tensor::load); none: routing is balanced
+  // Of layers with experts (Tensor::load; none: routing is balanced), and of what is laid out anew (Op::load).
+  std::vector<Load> loads;
 
   // Of sequences that are packed from documents; null: attention sees the whole sequence. And what each class of
   // micro-batches attends to then (Op::documents).

@@ -19,9 +19,9 @@ struct Redistribution {
 // From one layout of a tensor to another; nothing where they are not of the same whole, divided over the same digits.
 std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& from, const Tensor& to);
 // The same from several tensors that have indices of it each, none of them two. Of dimensions dealt by runs
-// (deal_by_runs) `from` may have indices that `to` has not, and either side's last digits may divide another dimension
-// instead (heads for positions); the share is of what a rank has in the mean, and who sends how much is for the op's
-// load to say (moved_rows).
+// (DealTables::by_runs) `from` may have indices that `to` has not, and either side's last digits may divide another
+// dimension instead (heads for positions); the share is of what a rank has in the mean, and who sends how much is for
+// the op's load to say (moved_rows).
 std::optional<Redistribution> redistribution(const Mesh& mesh, std::span<const Tensor* const> from, const Tensor& to);
 
 // What parts have of a dimension dealt by runs: part p the indices of_part[p / sharing], of each an equal share of what

@@ -25,17 +25,9 @@ struct AttentionShape {
 // Of an `attention` or `attention_backward` op.
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors);
 
-// Pairs (query, key) that attention touches in one head of one sequence, from the positions that its operands have
-// (layouts, Op::parts, Op::keys_before): those that kernels mask by. Kernels skip what is masked.
-struct AttendedPairs {
-  std::int64_t seen = 0;
-  // What FLOPs count: on the edges of a causal mask, a query's own key and the first one behind its window, half of
-  // each pair. The dense half-square is the field's usual count.
-  double counted = 0;
-  std::int64_t keys = 0;  // in runs of neighbouring positions of which any is seen
-};
-// By the rank that has this part of the queries; by the one that sees the most in all steps of a ring together, for
-// which the others wait: neighbours wait for each other's keys, not all for the slowest in each step.
+// Of attention, those of the rank that has this part of the queries; of the one that sees the most in all steps of a
+// ring together, for which the others wait: neighbours wait for each other's keys, not all for the slowest in each
+// step.
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part);
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors);
 

@@ -34,8 +34,9 @@ bool is_of_type(const Scenario& scenario, const Plan& plan, std::span<const std:
 bool has_layers_of_type(const Scenario& scenario, std::span<const std::string_view> names);
 bool is_all_of_type(const Scenario& scenario, std::span<const std::string_view> names);
 
-// How positions are dealt to `ranks` of a ring, or to those that gather all keys, in layers of this plan.
-Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks);
+// How positions are dealt to `ranks` of a ring, or to those that gather all keys, in layers of this plan. `tables`: of
+// the Program.
+Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks, const DealTables& tables);
 // Throws InputError unless the sequence can be dealt so in all layers of these types.
 void check_deal(const Scenario& scenario, std::span<const std::string_view> names, std::int64_t ranks);
 

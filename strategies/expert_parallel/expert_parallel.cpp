@@ -71,17 +71,17 @@ class Experts {
   // To what the busiest expert needs: rows that are all there, as far as engines go.
   void pad() {
     for (Tensor& t : piece_.tensors) {
-      if (t.load == 0 || !loads_[t.load - 1u].padded) continue;
-      padding_ = loads_[t.load - 1u].busiest_rank;
-      t.load = 0;
+      if (!t.load.has_value() || !loads_[t.load.value()].padded) continue;
+      padding_ = loads_[t.load.value()].busiest_rank;
+      t.load = {};
     }
     slots_ = static_cast<std::int64_t>(std::ceil(static_cast<double>(slots_) * padding_));
   }
 
   // Of an expert of the rank that has the most rows, its experts being alike.
   std::int64_t rows_of(const Tensor& t, std::int64_t mean) const {
-    if (t.load == 0) return mean;
-    return static_cast<std::int64_t>(std::ceil(static_cast<double>(mean) * loads_[t.load - 1u].busiest_rank));
+    if (!t.load.has_value()) return mean;
+    return static_cast<std::int64_t>(std::ceil(static_cast<double>(mean) * loads_[t.load.value()].busiest_rank));
   }
 
   // Parameters and what experts compute: everything on the experts' side.
@@ -126,7 +126,7 @@ class Experts {
     t.sizes[experts] *= mesh_.size(expert_);
     t.over[experts] = {};
     t.sizes[slots] = slots_;
-    t.load = 0;
+    t.load = {};
     t.over[slots].append(tensor_);
     t.over[slots].append(expert_);
     return id;

@@ -174,7 +174,7 @@ class Ties {
     }
     const auto is_frozen = [&](const Copy& c) { return tied(c).gradient == kNoTensor; };
     if (copies.size() < 2 || std::all_of(copies.begin(), copies.end(), is_frozen)) return;
-    std::vector<std::uint16_t>& stages = program_.stage_groups.emplace_back();
+    StageGroup& stages = program_.stage_groups.emplace_back();
     for (const Copy& c : copies) stages.push_back(c.stage);
     std::sort(stages.begin(), stages.end());
     for (const Copy& c : copies) {
@@ -182,7 +182,7 @@ class Ties {
       Op sum = communication(OpKind::all_reduce, name, Stream::pipeline_communication, {}, tied(c).gradient,
                              tied(c).gradient);
       sum.phase = Phase::update;
-      sum.stages = static_cast<std::uint8_t>(program_.stage_groups.size());
+      sum.stages = TableIndex<StageGroup>(program_.stage_groups.size() - 1);
       piece.update.ops.push_back(sum);
       // Shards of the stages have to be of the same elements: buffers of its own, as Megatron-Core's distributed
       // optimizer has for shared embeddings, of one data-parallel rank too. Hence the stage, and not what is divided.

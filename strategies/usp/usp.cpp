@@ -165,7 +165,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   rings.append(ring);
   Division over = rings;  // a ring's part of the sequence, and of that an exchanging rank's
   over.append(exchanging);
-  const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario));
+  const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario), program.tables);
   context_parallel::divide_sequence(piece, mesh, over, deal);
   if (!exchanging.empty()) ExchangedAttention(mesh, rings, piece).run();  // else a ring alone
   if (ring.empty()) return;

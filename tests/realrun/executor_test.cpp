@@ -145,6 +145,11 @@ constexpr const char* kDocumentsOfABatch =
 constexpr const char* kDocumentsOfABatchGpt =
     R"({"model": {"max_positions": 96},
   "workload": {"documents": "log-normal:2:0.9", "documents_seed": 2, "sequence_length": 96, "global_batch_size": 1}})";
+constexpr const char* kDocumentsOfABatchExperts =
+    R"({"model": {"layers": 3, "activation": "swiglu", "ffn": 48, "kv_heads": 2, "positions": "rotary",
+  "norm": "rmsnorm", "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2,
+  "expert_ffn": 24, "router_score": "softmax_of_top", "dense_layers": 1, "max_positions": 96},
+  "workload": {"documents": "log-normal:2.2:1.1", "documents_seed": 3, "sequence_length": 96, "global_batch_size": 1}})";
 constexpr const char* kDocumentsExperts =
     R"({"model": {"layers": 3, "activation": "swiglu", "ffn": 48, "kv_heads": 2, "positions": "rotary",
   "norm": "rmsnorm", "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2,
@@ -1748,6 +1753,12 @@ const Layout kLayouts[] = {
      R"({"context_parallel": 4, "context_parallel_type": "zeppelin", "zeppelin_partition": "flexsp",
      "tensor_parallel": 2, "sequence_parallel": true})",
      kDocumentsOfABatchGpt, 1},
+    {"ZeppelinExperts", R"({"context_parallel": 8, "context_parallel_type": "zeppelin", "expert_parallel": 4})",
+     kDocumentsOfABatchExperts, 1},
+    {"ZeppelinFlexspExpertsTensor",
+     R"({"context_parallel": 4, "context_parallel_type": "zeppelin", "zeppelin_partition": "flexsp",
+     "tensor_parallel": 2, "sequence_parallel": true, "expert_parallel": 8, "expert_tensor_parallel": 1})",
+     kDocumentsOfABatchExperts, 1},
     {"DocumentsMemo", R"({"memo": true, "memo_alpha": 0.5, "data_parallel": 2})", kDocuments, 1},
     {"DocumentsExperts", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1})", kDocumentsExperts, 1},
 };
