@@ -160,7 +160,7 @@ std::string exchange_formula(const Op& op, std::span<const Tensor> tensors, cons
     text += fmt::format(
         "  in these the busiest rank's over that of balanced routing: {:.3f} within nodes, {:.3f} between them{}\n",
         skew.inside, skew.between,
-        load->axis == MeshAxis::ep ? fmt::format("; of rows at its experts {:.3f}", load->busiest_rank) : "");
+        load->of == RowsOf::tokens ? fmt::format("; of rows at its experts {:.3f}", load->busiest_rank) : "");
   }
   return text;
 }

@@ -11,7 +11,7 @@ namespace orrery {
 namespace {
 
 bool laid_out_alike(const Tensor& a, const Tensor& b) {
-  return a.over == b.over && a.deals == b.deals && a.sizes == b.sizes;
+  return a.over == b.over && a.is_dealt_as(b) && a.sizes == b.sizes;
 }
 
 Tensor handed_on(Tensor t) {

@@ -29,9 +29,9 @@ class Mask {
         shift_(keys - queries),
         causal_(call.op.causal),
         window_(call.op.window) {
-    call.require(call.op.documents == 0 || (causal_ && !begins_.empty()),
+    call.require(!call.op.documents.has_value() || (causal_ && !begins_.empty()),
                  "attention within documents takes a causal mask, and where documents begin");
-    if (call.op.documents == 0) begins_ = {};
+    if (!call.op.documents.has_value()) begins_ = {};
     if (all()) return;
     const auto fits = [](std::span<const std::int64_t> positions, std::int64_t n) {
       return positions.empty() || static_cast<std::int64_t>(positions.size()) == n;

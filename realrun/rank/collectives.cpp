@@ -12,8 +12,9 @@ namespace {
 // Returns the name under which ranks meet.
 std::string meeting(const OpCall& call) {
   const Op& op = call.op;
-  if (call.plan().reduces_norm(op)) return "gradient norm";                        // over all pieces
-  if (op.stages != 0) return "sum " + std::to_string(op.stages) + " over stages";  // over ops of several pieces
+  if (call.plan().reduces_norm(op)) return "gradient norm";  // of all pieces
+  if (op.stages.has_value())
+    return "sum " + std::to_string(op.stages.value()) + " over stages";  // of several pieces' ops
   return std::string(op.name) + ", " + name_of(op.phase);
 }
 
@@ -86,10 +87,10 @@ void Collectives::run(const OpCall& call, const RowCounts* rows) {
 }
 
 Members Collectives::members_of(const Op& op) const {
-  if (op.stages == 0) return position_.group(op.group);
+  if (!op.stages.has_value()) return position_.group(op.group);
   const Members line = position_.group(MeshAxis::pp);
   Members members;
-  for (const std::uint16_t stage : program_.stage_groups[op.stages - 1u]) members.push_back(line.at(stage));
+  for (const std::uint16_t stage : program_.stage_groups[op.stages.value()]) members.push_back(line.at(stage));
   return members;
 }
 

@@ -32,6 +32,17 @@ const ElementIndices::Elements& ElementIndices::part(const Tensor& whole, int di
   return found->second;
 }
 
+namespace {
+
+// How a dimension is divided, as a part of a key.
+void add_layout(const Tensor& t, int dim, ElementIndices::Elements& key) {
+  const Deal deal = t.deal(dim);
+  key.insert(key.end(), {deal.kind, reinterpret_cast<std::intptr_t>(deal.table)});
+  for (int n = 0; n < t.over[dim].count(); ++n) key.push_back(-1 - t.over[dim].digit(n));
+}
+
+}  // namespace
+
 const ElementIndices::Elements& ElementIndices::of_member(const Tensor& whole, const Tensor& part_of, int dim,
                                                           std::size_t rank, std::int64_t place) {
   const std::int64_t size = part_of.sizes[dim];
@@ -39,9 +50,9 @@ const ElementIndices::Elements& ElementIndices::of_member(const Tensor& whole, c
   const auto [outer, inner] = extents_around(whole, dim);
   const Elements dealt = dealt_indices(part_of.deal(dim), part_of.over[dim], whole.sizes[dim], size, mesh_,
                                        static_cast<std::int64_t>(rank));
-  std::int64_t dealt_so = static_cast<std::int64_t>(part_of.deal(dim));
-  for (int n = 0; n < part_of.over[dim].count(); ++n) dealt_so = dealt_so << 4 | (part_of.over[dim].digit(n) + 1);
-  auto [found, fresh] = parts_.try_emplace({outer, whole.sizes[dim], inner, dealt.front(), size, dealt_so});
+  Elements key{outer, whole.sizes[dim], inner, dealt.front(), size};
+  add_layout(part_of, dim, key);
+  auto [found, fresh] = parts_.try_emplace(std::move(key));
   if (!fresh) return found->second;
   for (std::int64_t o = 0; o < outer; ++o)
     for (const std::int64_t at : dealt)
@@ -54,8 +65,8 @@ const ElementIndices::Elements& ElementIndices::exchanged(const Tensor& tensor, 
   Elements key{static_cast<std::int64_t>(rank), static_cast<std::int64_t>(other)};
   for (const Tensor* t : {&tensor, &in})
     for (int d = 0; d < t->rank; ++d) {
-      key.insert(key.end(), {t->sizes[d], static_cast<std::int64_t>(t->deal(d))});
-      for (int n = 0; n < t->over[d].count(); ++n) key.push_back(-1 - t->over[d].digit(n));
+      key.push_back(t->sizes[d]);
+      add_layout(*t, d, key);
     }
   auto [found, fresh] = exchanged_.try_emplace(std::move(key));
   if (!fresh) return found->second;

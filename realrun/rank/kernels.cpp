@@ -104,7 +104,7 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
   if ((op.kind == OpKind::rotary || op.is_random()) && piece.tensors[op.writes[0]].alias_of != kNoTensor)
     if (std::vector<std::int64_t> own = positions_of_tokens(piece, op.writes[0], position_); !own.empty())
       binding.query_positions = std::move(own);
-  if (op.documents != 0) binding.document_begins = document_begins(call);
+  if (op.documents.has_value()) binding.document_begins = document_begins(call);
   binding.context.document_begins = binding.document_begins;
   binding.context.query_positions = binding.query_positions;
   binding.context.key_positions = binding.key_positions;

@@ -201,7 +201,7 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     const BlockCode& backward = data.block(BlockKind::backward);
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
       if (const Op& op = backward.ops[i]; op.phase == Phase::recompute)
-        data.recompute_flops += op.documents != 0 || costs.dealt_rows(op, piece.tensors)
+        data.recompute_flops += op.documents.has_value() || costs.dealt_rows(op, piece.tensors)
                                     ? costs.mean_flops(op, piece.tensors)
                                     : backward.costs[i].flops;
   }
@@ -430,7 +430,7 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
     if (part == UpdatePart::stages) {
       for (const LineItem& item : line)
         for (const ClockNode& node : item.code->nodes)
-          c.sums.push_back({item.code->ops[node.op].stages - 1u, node.seconds, item.code, node.op});
+          c.sums.push_back({item.code->ops[node.op].stages.value(), node.seconds, item.code, node.op});
     } else {
       // Nothing waits for the host after the reductions: it continues to issue, as far ahead as it is.
       LineStart start;

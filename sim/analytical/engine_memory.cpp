@@ -252,7 +252,7 @@ double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
     if (!data.used) continue;
     for (const BlockCode& code : data.blocks.front())
       for (const ClockNode& node : code.nodes)
-        if (node.moves && code.ops[node.op].stages == 0) use(code.ops[node.op].group);
+        if (node.moves && !code.ops[node.op].stages.has_value()) use(code.ops[node.op].group);
   }
   const MeshGroup stages = program.mesh.group(MeshAxis::pp);
   if (!stages.empty()) use(stages);

@@ -26,7 +26,7 @@ std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
   if (is_attention(op.kind)) {
     const AttentionShape a = attention_shape(op, tensors);
     return fmt::format("batch={} heads={} queries={} keys={} head_dim={} {}{}", a.batch, a.heads, a.queries, a.keys,
-                       a.head_dim, name_of(op.compute_dtype), op.documents == 0 ? "" : " within documents");
+                       a.head_dim, name_of(op.compute_dtype), op.documents.has_value() ? " within documents" : "");
   }
   return fmt::format("{:.0f} bytes", bytes(op, tensors));
 }

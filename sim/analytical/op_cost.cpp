@@ -25,7 +25,7 @@ void OpCostModel::set_program(const Program& program) {
 }
 
 void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
-                           std::span<const std::vector<std::uint16_t>> stage_groups, std::span<const Load> loads) {
+                           std::span<const StageGroup> stage_groups, std::span<const Load> loads) {
   if (mesh.ranks() != mesh_.ranks()) slowest_loss_ = slowest_device_loss(mesh.ranks(), calibration_.device_spread);
   mesh_ = mesh;
   stage_groups_ = stage_groups;
@@ -69,8 +69,8 @@ OpCostModel::Spanned OpCostModel::span(const Op& op) const {
     if (met.group == op.group && met.stages == op.stages) return met.spanned;
   Spanned spanned;
   GroupSpan& span = spanned.span;
-  if (op.stages != 0) {
-    span = span_of_stages(stage_groups_[op.stages - 1u]);
+  if (op.stages.has_value()) {
+    span = span_of_stages(stage_groups_[op.stages.value()]);
   } else if (stage_spans_ == nullptr || op.group.meets(mesh_.group(MeshAxis::pp))) {
     span = span_of(mesh_, op.group, cluster_.node.devices);
   } else {
@@ -79,7 +79,7 @@ OpCostModel::Spanned OpCostModel::span(const Op& op) const {
     if (!cluster_.is_scattered()) spanned.slowdown = slowdown_by_others(own, busy_);
   }
   if (cluster_.is_scattered() && span.nodes > 1)
-    span.load = op.stages != 0 ? load_of(stage_groups_[op.stages - 1u]) : load_of(op.group);
+    span.load = op.stages.has_value() ? load_of(stage_groups_[op.stages.value()]) : load_of(op.group);
   spans_met_.push_back({op.group, op.stages, spanned});
   return spanned;
 }
@@ -132,11 +132,11 @@ std::vector<std::int64_t> key_of(const Mesh& mesh, MeshGroup group) {
 
 const Load* OpCostModel::row_load(const Op& op, std::span<const Tensor> tensors) const {
   if (loads_.empty()) return nullptr;
-  if (op.load != 0) return &loads_[op.load - 1u];
+  if (op.load.has_value()) return &loads_[op.load.value()];
   for (const auto* ids : {op.reads.data(), op.writes.data()}) {
     const std::size_t count = ids == op.reads.data() ? op.reads.size() : op.writes.size();
     for (std::size_t i = 0; i < count; ++i)
-      if (ids[i] != kNoTensor && tensors[ids[i]].load != 0) return &loads_[tensors[ids[i]].load - 1u];
+      if (ids[i] != kNoTensor && tensors[ids[i]].load.has_value()) return &loads_[tensors[ids[i]].load.value()];
   }
   return nullptr;
 }
@@ -153,7 +153,7 @@ const DocumentPairs& OpCostModel::document_pairs_at(const Op& op, std::span<cons
                                                     std::int64_t part) const {
   const auto [met, is_new] = documents_met_.try_emplace({attention_of(op, tensors), replica, part});
   if (is_new) {
-    const auto& sequences = document_loads_[op.documents - 1u].sequences[static_cast<std::size_t>(replica)];
+    const auto& sequences = document_loads_[op.documents.value()].sequences[static_cast<std::size_t>(replica)];
     for (const std::int64_t s : sequences)
       met->second.add(document_pairs(op, tensors, part, packed_->ends_of(s), kAttentionRows),
                       1 / static_cast<double>(sequences.size()));
@@ -194,7 +194,7 @@ double OpCostModel::charged_share(const Op& op, std::span<const Tensor> tensors)
 std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
   const auto has_own_documents = [](const Piece& piece) {
     return std::ranges::any_of(piece.forward.ops, [&](const Op& op) {
-      return op.documents != 0 && is_table_of_runs(piece.tensors[op.reads[queries_operand(op.kind)]].deal(1));
+      return op.documents.has_value() && is_table_of_runs(piece.tensors[op.reads[queries_operand(op.kind)]].deal(1));
     });
   };
   if (std::ranges::none_of(program.pieces, has_own_documents)) return -1;
@@ -205,7 +205,7 @@ std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
   const std::int64_t replica = document_loads_.front().slowest_replica;
   const auto add = [&](const Piece& piece, const Op& op, double runs) {
     if (is_communication(op.kind) || row_of(op.stream).occupies == Occupies::host || op.kind == OpKind::copy) return;
-    if (op.documents == 0 && !dealt_rows(op, piece.tensors)) return;
+    if (!op.documents.has_value() && !dealt_rows(op, piece.tensors)) return;
     for (std::size_t i = 0; i < ranks.size(); ++i)
       seconds[i] += runs * document_seconds(op, piece.tensors, replica, ranks[i]);
   };
@@ -225,7 +225,7 @@ std::int64_t OpCostModel::busiest_part(const Op& op, std::span<const Tensor> ten
   if (slowest_rank_ >= 0) return part_of_queries(op, tensors, mesh_, slowest_rank_);
   const auto [met, is_new] = busiest_parts_.try_emplace(attention_of(op, tensors), 0);
   if (is_new) {
-    const DocumentLoad& load = document_loads_[op.documents - 1u];
+    const DocumentLoad& load = document_loads_[op.documents.value()];
     double most = -1;
     for (std::int64_t part = op.parts; part-- > 0;) {
       double pairs = 0;
@@ -241,12 +241,12 @@ std::int64_t OpCostModel::busiest_part(const Op& op, std::span<const Tensor> ten
 
 double OpCostModel::mean_flops(const Op& op, std::span<const Tensor> tensors) const {
   if (const std::optional<DealtRows> rows = dealt_rows(op, tensors)) {
-    const BlockTable& table = table_of(rows->deal);
+    const BlockTable& table = *rows->deal.table;
     const auto filled = static_cast<double>(std::reduce(table.filled.begin(), table.filled.end()));
     return kernel_cost(op, tensors, 1, nullptr).flops * filled /
            static_cast<double>(rows_of(table.of_part.front()) * static_cast<std::int64_t>(table.filled.size()));
   }
-  const auto replicas = static_cast<std::int64_t>(document_loads_[op.documents - 1u].sequences.size());
+  const auto replicas = static_cast<std::int64_t>(document_loads_[op.documents.value()].sequences.size());
   double pairs = 0;
   for (std::int64_t replica = 0; replica < replicas; ++replica)
     for (std::int64_t part = 0; part < op.parts; ++part) pairs += document_pairs_at(op, tensors, replica, part).counted;
@@ -256,8 +256,9 @@ double OpCostModel::mean_flops(const Op& op, std::span<const Tensor> tensors) co
 }
 
 const DocumentPairs* OpCostModel::documents_charged(const Op& op, std::span<const Tensor> tensors) const {
-  if (op.documents == 0 || packed_ == nullptr) return nullptr;
-  return &document_pairs_at(op, tensors, document_loads_[op.documents - 1u].slowest_replica, busiest_part(op, tensors));
+  if (!op.documents.has_value() || packed_ == nullptr) return nullptr;
+  return &document_pairs_at(op, tensors, document_loads_[op.documents.value()].slowest_replica,
+                            busiest_part(op, tensors));
 }
 
 double OpCostModel::document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica,
@@ -296,8 +297,7 @@ std::shared_ptr<const FabricLoad> OpCostModel::load_of(std::span<const std::uint
 
 ExchangeSkew OpCostModel::skew_under(const Load& load, const Op& op, std::int64_t ranks_per_node,
                                      const CollectiveCost& cost) const {
-  if (load.axis == MeshAxis::ep || mesh_.group(load.axis) == op.group)
-    return exchange_skew(load, ranks_per_node, cost.algorithm, cost.token_shares);
+  if (op.group.contains(load.group)) return exchange_skew(load, ranks_per_node, cost.algorithm, cost.token_shares);
   ExchangeSkew most{0, 0};
   for (const Load& within : loads_within(load, mesh_, op.group)) {
     const ExchangeSkew by = exchange_skew(within, ranks_per_node, cost.algorithm, cost.token_shares);
@@ -392,7 +392,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     cost.seconds = bytes(op, tensors) * static_cast<double>(instances) / r.bytes_per_second;
     cost.last_seconds = cost.seconds / op.count;
   } else {
-    const DocumentPairs* const documents = op.documents == 0 ? nullptr : documents_charged(op, tensors);
+    const DocumentPairs* const documents = !op.documents.has_value() ? nullptr : documents_charged(op, tensors);
     cost = kernel_cost(op, tensors, instances, documents);
     const double share = charged_share(op, tensors);
     cost.seconds *= share, cost.waiting *= share, cost.flops *= share;

@@ -43,7 +43,7 @@ class OpCostModel {
   // `stage_groups` and `loads` (those of the Program) outlive the model.
   void set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
                 CollectiveProtocol protocol = CollectiveProtocol::automatic,
-                std::span<const std::vector<std::uint16_t>> stage_groups = {}, std::span<const Load> loads = {});
+                std::span<const StageGroup> stage_groups = {}, std::span<const Load> loads = {});
   // Instead: makes this the model of one stage, on the cluster and mesh of `all`. Collectives are then those of this
   // stage, whose groups may have another extent than those of other stages, instead of the worst stage's. `busy`: by
   // stage, the share of time for which it uses the network; stages share NICs. REQUIRES: `spans`, those of the mesh,
@@ -134,7 +134,7 @@ class OpCostModel {
     OpKind kind;
     CollectiveAlgorithm algorithm;
     MeshGroup group;
-    std::uint8_t stages;
+    TableIndex<StageGroup> stages;
     double bytes;
     const Load* load;
     CollectiveCost cost;
@@ -145,14 +145,14 @@ class OpCostModel {
   KernelModel kernels_;
   CollectiveModel collectives_;
   Mesh mesh_;
-  std::span<const std::vector<std::uint16_t>> stage_groups_;
+  std::span<const StageGroup> stage_groups_;
   std::span<const Load> loads_;
   const PackedSequences* packed_ = nullptr;
   std::span<const DocumentLoad> document_loads_;
   std::int64_t slowest_rank_ = -1;
   // All inputs on which the pairs of an op with documents depend.
   struct Attention {
-    std::uint8_t load = 0;
+    TableIndex<DocumentLoad> load;
     std::int32_t parts = 1, keys_before = 0, inner_parts = 1;
     Deal query_deal = Deal::contiguous, key_deal = Deal::contiguous;
     bool gathered = true;
@@ -172,7 +172,7 @@ class OpCostModel {
   double slowest_loss_ = 0;  // for the number of devices of this mesh (sim/cost/scale_cost.h)
   struct Span {
     MeshGroup group;
-    std::uint8_t stages;
+    TableIndex<StageGroup> stages;
     Spanned spanned;
   };
   StageSpans* stage_spans_ = nullptr;  // null: collectives of any stage

@@ -112,8 +112,8 @@ ExchangeSkew skew_of(const Load& load, std::int64_t per_node, CollectiveAlgorith
       skewed);
   lay(
       load.ranks, per_node, algorithm, tokens, [](std::int64_t, std::int64_t) { return 1.0; }, balanced);
-  // At least the mean of experts' rows; for documents, most rows may stay where they are.
-  const double mean = load.axis == MeshAxis::ep ? std::accumulate(load.rows.begin(), load.rows.end(), 0.0) /
+  // What experts' rows do at least; of documents most rows may stay where they are.
+  const double mean = load.of == RowsOf::tokens ? std::accumulate(load.rows.begin(), load.rows.end(), 0.0) /
                                                       static_cast<double>(load.rows.size())
                                                 : 0;
   return {skewed.inside.busiest_over(balanced.inside, mean), skewed.between.busiest_over(balanced.between, mean)};
@@ -121,7 +121,7 @@ ExchangeSkew skew_of(const Load& load, std::int64_t per_node, CollectiveAlgorith
 
 // The inputs of a skew, and the skew.
 struct Met {
-  MeshAxis axis{};
+  RowsOf of{};
   std::vector<double> rows;
   std::int64_t per_node = 0;
   CollectiveAlgorithm algorithm{};
@@ -138,12 +138,12 @@ ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAl
   thread_local std::array<Met, kMost> met;
   thread_local std::size_t next = 0;
   for (const Met& m : met)
-    if (m.axis == load.axis && m.per_node == per_node && m.algorithm == algorithm && m.tokens == tokens &&
+    if (m.of == load.of && m.per_node == per_node && m.algorithm == algorithm && m.tokens == tokens &&
         m.rows.size() == load.rows.size() &&
         std::memcmp(m.rows.data(), load.rows.data(), load.rows.size() * sizeof(double)) == 0)
       return m.skew;
   Met& m = met[next++ % kMost];
-  m = {load.axis, load.rows, per_node, algorithm, tokens, skew_of(load, per_node, algorithm, tokens)};
+  m = {load.of, load.rows, per_node, algorithm, tokens, skew_of(load, per_node, algorithm, tokens)};
   return m.skew;
 }
 

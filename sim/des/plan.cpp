@@ -180,40 +180,52 @@ std::vector<FoldedLoad> folded_loads(std::span<const Load> loads, std::int64_t r
 
 void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
   const Program& program = *job.program;
-  if (program.loads.empty()) return;
-  if (program.loads.front().axis != MeshAxis::ep) return add_loads_of_documents(id, job);
-  const MeshGroup group = program.mesh.group(MeshAxis::ep);
+  job.rows.resize(program.loads.size());
+  job.rows_of_ranks.resize(program.loads.size());
+  std::vector<Load> of_tokens;
+  std::vector<std::size_t> numbers;  // of them
+  for (std::size_t load = 0; load < program.loads.size(); ++load) {
+    if (program.loads[load].of == RowsOf::positions) {
+      add_load_of_positions(id, load, job);
+      continue;
+    }
+    of_tokens.push_back(program.loads[load]);
+    numbers.push_back(load);
+  }
+  if (of_tokens.empty()) return;
+  const MeshGroup group = of_tokens.front().group;  // of all layers the same
   const std::int64_t per_node = span_of(program.mesh, group, cluster.node.devices).ranks_per_node;
   // Works if each rank of a group is simulated by itself.
   double works = 0;
   for (std::size_t s = 0; s < program.stages.size(); ++s)
     works += job.works_of(s) * static_cast<double>(program.mesh.size(group));
   const bool exact = !options.fold || works <= options.most_exact_works;
-  for (FoldedLoad& folded : folded_loads(program.loads, per_node, exact)) {
+  auto number = numbers.begin();
+  for (FoldedLoad& folded : folded_loads(of_tokens, per_node, exact)) {
     Load rows;
-    rows.ranks = program.loads.front().ranks;
+    rows.group = group;
+    rows.ranks = of_tokens.front().ranks;
     rows.rows = std::move(folded.rows);
-    job.rows.push_back(traffic.add_rows(std::move(rows)));
-    job.rows_of_ranks.push_back(std::move(folded.of_ranks));
+    job.rows[*number] = traffic.add_rows(std::move(rows));
+    job.rows_of_ranks[*number++] = std::move(folded.of_ranks);
   }
   for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank)
-    for (std::size_t load = 0; load < program.loads.size(); ++load)
+    for (const std::size_t load : numbers)
       traffic.mark_rank(id, rank, std::bit_cast<std::uint64_t>(job.rows_of(load, rank)));
 }
 
 // Ranks are simulated as they are: the places of documents decide how many rows each sends to each other.
-void RunPlan::add_loads_of_documents(std::int32_t id, JobPlan& job) {
-  const Program& program = *job.program;
-  for (const Load& load : program.loads) {
-    job.rows.push_back(traffic.add_rows(load));
-    for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank) {
-      const std::int64_t own = program.mesh.coordinate(rank, load.axis);
-      std::uint64_t mark = 0;
-      for (std::int64_t other = 0; other < load.ranks; ++other)
-        for (const double rows : {load.at(own, other), load.at(other, own)})
-          mark = mixed(mark + std::bit_cast<std::uint64_t>(rows));
-      traffic.mark_rank(id, rank, mark);
-    }
+void RunPlan::add_load_of_positions(std::int32_t id, std::size_t number, JobPlan& job) {
+  const Mesh& mesh = job.program->mesh;
+  const Load& load = job.program->loads[number];
+  job.rows[number] = traffic.add_rows(load);
+  for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank) {
+    const std::int64_t own = mesh.coordinate(rank, load.group);
+    std::uint64_t mark = 0;
+    for (std::int64_t other = 0; other < load.ranks; ++other)
+      for (const double rows : {load.at(own, other), load.at(other, own)})
+        mark = mixed(mark + std::bit_cast<std::uint64_t>(rows));
+    traffic.mark_rank(id, rank, mark);
   }
 }
 
@@ -318,12 +330,11 @@ void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
       };
       const auto add_kernel = [&](std::size_t op) {
         name.kernels.push_back(code.costs[op].seconds);
-        if (const Load* const load = job.costs->row_load(code.ops[op], piece.tensors);
-            load != nullptr && load->axis == MeshAxis::ep) {
+        if (const Load* const load = job.costs->row_load(code.ops[op], piece.tensors); load != nullptr) {
           name.seconds_by_rows += code.costs[op].seconds;
           name.load = static_cast<std::size_t>(load - job.program->loads.data());
         }
-        if (code.ops[op].documents != 0 || job.costs->dealt_rows(code.ops[op], piece.tensors)) {
+        if (code.ops[op].documents.has_value() || job.costs->dealt_rows(code.ops[op], piece.tensors)) {
           name.within_documents.push_back(&code.ops[op]);
           name.of = &piece;
         }
@@ -355,15 +366,15 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
     if (is_communication(op.kind)) {
       if (is_point_to_point(op.kind))
         throw std::logic_error("sends and receives between stages belong to the schedule, not to a block");
-      const std::int32_t communicator = op.stages == 0
-                                            ? traffic.groups(id, op.group)
-                                            : traffic.of_stages(id, {program.stage_groups[op.stages - 1u].begin(),
-                                                                     program.stage_groups[op.stages - 1u].end()});
+      const std::int32_t communicator = op.stages.has_value()
+                                            ? traffic.of_stages(id, {program.stage_groups[op.stages.value()].begin(),
+                                                                     program.stage_groups[op.stages.value()].end()})
+                                            : traffic.groups(id, op.group);
       const Load* const load = op.kind == OpKind::redistribute ? job.costs->row_load(op, piece.tensors) : nullptr;
       const std::int32_t rows = load == nullptr ? -1 : job.rows[static_cast<std::size_t>(load - program.loads.data())];
       x = add_exchange(communicator, collective_of(op.kind), payload,
                        job.costs->collective(op, piece.tensors, instances), {}, false, rows,
-                       load != nullptr && piece.tensors[op.reads[0]].load != 0);
+                       load != nullptr && piece.tensors[op.reads[0]].load.has_value());
     } else if (op.kind == OpKind::copy) {
       CollectiveCost cost;
       cost.seconds = cost.intra_seconds = job.costs->copy_seconds_alone(op, piece.tensors, instances);

@@ -92,7 +92,7 @@ struct JobPlan {
   std::vector<std::vector<double>> rows_of_ranks;
   std::vector<std::int32_t> rows;  // by load: its number in the traffic
   double rows_of(std::size_t load, std::int64_t rank) const {
-    return rows_of_ranks[load][static_cast<std::size_t>(program->mesh.coordinate(rank, MeshAxis::ep))];
+    return rows_of_ranks[load][static_cast<std::size_t>(program->mesh.coordinate(rank, program->loads[load].group))];
   }
   // The index of a rank in seconds_less: replicas have different documents, and so have the ranks of a sequence.
   std::size_t document_place(std::int64_t rank) const {
@@ -142,7 +142,7 @@ struct RunPlan {
 
  private:
   void fold_loads(std::int32_t id, JobPlan& job);
-  void add_loads_of_documents(std::int32_t id, JobPlan& job);
+  void add_load_of_positions(std::int32_t id, std::size_t load, JobPlan& job);
   // Replicas with different documents: each is simulated by itself if `exact` or if there are at most kExactRanks of
   // them. Otherwise all take the slowest replica's time.
   void fold_documents(std::int32_t id, JobPlan& job);

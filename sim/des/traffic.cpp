@@ -200,7 +200,7 @@ void Traffic::lay_pattern(std::int32_t p) {
       std::vector<std::int64_t> of_load;
       for (std::int64_t i = 0; i < groups.size; ++i)
         of_load.push_back(
-            job.mesh.coordinate(groups.members[static_cast<std::size_t>(g * groups.size + i)], load->axis));
+            job.mesh.coordinate(groups.members[static_cast<std::size_t>(g * groups.size + i)], load->group));
       rows = load_of_places(*load, of_load).rows;
       places.resize(devices.size());
       places.insert(places.end(), of_load.begin(), of_load.end());

@@ -54,7 +54,7 @@ class LineCheck {
   void meet(const HandedOn& from, TensorId handed_on, const Piece& to, TensorId taken) {
     if (from.piece == nullptr || handed_on == kNoTensor || taken == kNoTensor) return;
     const Tensor &a = from.piece->tensors[handed_on], &b = to.tensors[taken];
-    if (a.elements() == b.elements() && a.over == b.over && a.deals == b.deals) return;
+    if (a.elements() == b.elements() && a.over == b.over && a.is_dealt_as(b)) return;
     found_.push_back({Rule::pieces_fit, std::string("piece \"") + to.name + "\" takes \"" + b.name + "\" " +
                                             words(program_.mesh, b) + " of " + std::to_string(b.elements()) +
                                             " elements, piece \"" + from.piece->name + "\" hands on \"" + a.name +

@@ -1,26 +1,10 @@
 #include "sim/program/layout.h"
 
-#include <array>
-#include <atomic>
-#include <map>
-#include <memory>
-#include <mutex>
+#include <string_view>
 #include <utility>
 
 namespace orrery {
 namespace {
-
-struct Tables {
-  std::mutex mutex;
-  int count = 0;
-  std::map<std::vector<std::int64_t>, int> met;  // the definition of each table, and its number
-  // A table with a known number is found without the lock.
-  std::array<std::atomic<const BlockTable*>, kMostTables> tables{};
-};
-Tables& tables() {
-  static Tables all;
-  return all;
-}
 
 BlockTable by_part(std::span<const std::int64_t> owners) {
   BlockTable table{.blocks = static_cast<std::int64_t>(owners.size()), .of_part = {}};
@@ -43,24 +27,6 @@ BlockTable by_part(std::span<const std::int64_t> owners) {
   return table;
 }
 
-}  // namespace
-
-namespace {
-
-// `make`: makes the table that `key` defines.
-template <class Make>
-Deal numbered(std::vector<std::int64_t> key, Make&& make) {
-  const auto deal = [](int number) { return static_cast<Deal>(static_cast<int>(Deal::table) + number); };
-  Tables& all = tables();
-  const std::lock_guard lock(all.mutex);
-  if (const auto found = all.met.find(key); found != all.met.end()) return deal(found->second);
-  if (all.count == kMostTables) throw std::length_error("too many tables of blocks in one process");
-  auto table = std::make_unique<const BlockTable>(make());
-  all.met.emplace(std::move(key), all.count);
-  all.tables[static_cast<std::size_t>(all.count)] = table.release();
-  return deal(all.count++);
-}
-
 void expect_apart(const RunsOfParts& of_part, std::int64_t whole) {
   std::vector<IndexRun> all;
   for (const std::vector<IndexRun>& runs : of_part) all.insert(all.end(), runs.begin(), runs.end());
@@ -76,14 +42,19 @@ void expect_apart(const RunsOfParts& of_part, std::int64_t whole) {
 
 }  // namespace
 
-Deal deal_by_table(std::span<const std::int64_t> owners) {
-  return numbered({owners.begin(), owners.end()}, [&] { return by_part(owners); });
+Deal DealTables::add(BlockTable table) const {
+  for (const std::shared_ptr<const BlockTable>& met : tables_)
+    if (*met == table) return {Deal::by_table, met.get()};
+  tables_.push_back(std::make_shared<const BlockTable>(std::move(table)));
+  return {Deal::by_table, tables_.back().get()};
 }
 
-Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows) {
+Deal DealTables::by_blocks(std::span<const std::int64_t> owners) const { return add(by_part(owners)); }
+
+Deal DealTables::by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows) const {
   expect_apart(of_part, whole);
   for (const std::vector<IndexRun>& runs : of_part) rows = std::max(rows, rows_of(runs));
-  std::vector<std::int64_t> key{kNoIndex, whole, meeting_parts}, filled;  // no owner has the number kNoIndex
+  std::vector<std::int64_t> filled;
   for (std::vector<IndexRun>& runs : of_part) {
     std::vector<IndexRun> joined;
     for (const IndexRun& run : runs) {
@@ -97,32 +68,19 @@ Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_
     if (const std::int64_t rest = rows - filled.back(); rest > 0)
       joined.push_back({.begin = kNoIndex, .count = rest, .apart = 0});
     runs = std::move(joined);
-    for (const IndexRun& run : runs) key.insert(key.end(), {run.begin, run.count});
-    key.push_back(kNoIndex);
   }
-  return numbered(std::move(key), [&] {
-    return BlockTable{.blocks = 0,
-                      .of_part = std::move(of_part),
-                      .whole = whole,
-                      .filled = std::move(filled),
-                      .meeting_parts = meeting_parts};
-  });
-}
-
-bool is_table_of_runs(Deal deal) { return is_table(deal) && table_of(deal).blocks == 0; }
-
-const BlockTable& table_of(Deal deal) {
-  const auto n = static_cast<std::size_t>(deal) - static_cast<std::size_t>(Deal::table);
-  const BlockTable* table = n < kMostTables ? tables().tables[n].load() : nullptr;
-  if (table == nullptr) throw std::logic_error("no table of blocks has this number");
-  return *table;
+  return add({.blocks = 0,
+              .of_part = std::move(of_part),
+              .whole = whole,
+              .filled = std::move(filled),
+              .meeting_parts = meeting_parts});
 }
 
 int dealing_digits(Deal deal, Division over, const Mesh& mesh) {
   const int count = over.count();
   int digits = 0;
-  if (is_table(deal)) {
-    const auto of_table = static_cast<std::int64_t>(table_of(deal).of_part.size());
+  if (deal.table != nullptr) {
+    const auto of_table = static_cast<std::int64_t>(deal.table->of_part.size());
     for (std::int64_t parts = 1; digits < count && parts < of_table; ++digits)
       parts *= mesh.size(MeshGroup::of_digit(over.digit(digits)));
     return digits;
@@ -135,7 +93,7 @@ int dealing_digits(Deal deal, Division over, const Mesh& mesh) {
 }
 
 double filled_share(Deal deal, Division over, const Mesh& mesh, std::int64_t rank) {
-  const BlockTable& table = table_of(deal);
+  const BlockTable& table = *deal.table;
   Division dealing;
   for (int n = 0; n < dealing_digits(deal, over, mesh); ++n) dealing.append(MeshGroup::of_digit(over.digit(n)));
   return static_cast<double>(table.filled[static_cast<std::size_t>(part_of(dealing, mesh, rank))]) /

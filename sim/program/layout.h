@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <compare>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <vector>
@@ -12,26 +14,29 @@
 
 namespace orrery {
 
-// How the indices of a dimension are dealt out to its parts.
-enum class Deal : std::uint16_t {
-  contiguous,   // part p has the p-th of equal parts
-  zigzag,       // with twice as many blocks as parts, part p has the p-th block from the front and the p-th from
-                // the back: the ranks then have equal work under a causal mask
-  query_heads,  // for a key/value group: its query heads are divided; the key and the value behind them are on
-                // every rank
-  striped,      // index i is in part i mod parts: causal work is equal, too, except for one diagonal
-  table,        // this value and all above it: by a table of blocks (deal_by_table) or of runs (deal_by_runs)
+struct BlockTable;
+
+// How the indices of a dimension are dealt out to its parts. A deal by a table is valid as long as the DealTables that
+// made it.
+struct Deal {
+  enum Kind : std::uint8_t {
+    contiguous,   // part p has the p-th of equal parts
+    zigzag,       // with twice as many blocks as parts, part p has the p-th block from the front and the p-th from the
+                  // back: the ranks then have equal work under a causal mask
+    query_heads,  // for a key/value group: its query heads are divided; the key and the value behind them are on every
+                  // rank
+    striped,      // index i is in part i mod parts: causal work is equal, too, except for one diagonal
+    by_table,     // by `table`
+  };
+  Kind kind = contiguous;
+  const BlockTable* table = nullptr;  // set for by_table only
+
+  constexpr Deal() = default;
+  constexpr Deal(Kind of_kind, const BlockTable* of = nullptr) : kind(of_kind), table(of) {}
+  constexpr auto operator<=>(const Deal&) const = default;
 };
 inline constexpr int kDeals = 5;  // kinds of deals
 const char* name_of(Deal deal);
-
-// A dimension that consists of as many equal blocks as `owners` has entries: block b is in part owners[b]. Each part
-// keeps its blocks in order. All parts have the same number of blocks. Equal tables give the same Deal. Tables are kept
-// until the process ends, so that a tensor can name one by its number. Throws std::logic_error for parts of unequal
-// size and std::length_error beyond kMostTables tables.
-Deal deal_by_table(std::span<const std::int64_t> owners);
-inline constexpr int kMostTables = 16383;  // Tensor::deals has room for this number
-constexpr bool is_table(Deal deal) { return deal >= Deal::table; }
 
 // The digits of a mesh that a dimension is divided over, major to minor: the first cuts the dimension, the next cuts
 // each part of the first, and so on. The first `dealing_digits` deal the dimension out together instead. Like a group,
@@ -122,7 +127,16 @@ inline std::int64_t rows_of(std::span<const IndexRun> runs) {
   return rows;
 }
 
-// A table by which a dimension is dealt.
+// Pairs (query, key) that attention computes in one head of one sequence. They follow from the positions that the
+// operands have (layouts, Op::parts, Op::keys_before), by which kernels mask. Kernels skip what is masked.
+struct AttendedPairs {
+  std::int64_t seen = 0;
+  // Pairs as FLOPs count them. A pair on the edge of the mask counts half: a query with its own key, or with the first
+  // key behind its window. A causal square thus counts half of its pairs, as is usual in the field.
+  double counted = 0;
+  std::int64_t keys = 0;  // keys in runs of neighbouring positions of which any is seen
+};
+
 struct BlockTable {
   std::int64_t blocks = 0;  // 0: a table of runs
   RunsOfParts of_part;      // by part: runs of blocks (neighbours are in one run), or runs of indices
@@ -133,15 +147,30 @@ struct BlockTable {
   // For tables of runs: indices that attend to each other (queries and keys of a document) lie within this many
   // consecutive parts, of which the first is a multiple of this number.
   std::int64_t meeting_parts = 0;
+  bool operator==(const BlockTable&) const = default;
 };
-// REQUIRES: is_table(deal).
-const BlockTable& table_of(Deal deal);
+constexpr bool is_table_of_runs(Deal deal) { return deal.table != nullptr && deal.table->blocks == 0; }
 
-// Part p has the indices of_part[p] of a dimension of `whole` indices. Rows without an index follow until every part
-// has `rows` rows (0: as many as the largest part has indices). As with deal_by_table, equal tables give the same Deal.
-// Throws std::logic_error for an index that two parts have, or that the dimension does not have.
-Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0);
-bool is_table_of_runs(Deal deal);
+// The tables by which a Program's dimensions are dealt. Copies share the tables. Asking for a table does not change the
+// Program, but two threads must not ask at the same time.
+class DealTables {
+ public:
+  // A dimension that consists of as many equal blocks as `owners` has entries: block b is in part owners[b]. Each part
+  // keeps its blocks in order. All parts have the same number of blocks. Equal tables give the same deal. Throws
+  // std::logic_error for parts of unequal size.
+  Deal by_blocks(std::span<const std::int64_t> owners) const;
+  // Part p has the indices of_part[p] of a dimension of `whole` indices. Rows without an index follow until every part
+  // has `rows` rows (0: as many as the largest part has indices). Equal tables give the same deal. Throws
+  // std::logic_error for an index that two parts have, or that the dimension does not have.
+  Deal by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0) const;
+  std::size_t count() const { return tables_.size(); }
+  void clear() { tables_.clear(); }
+
+ private:
+  Deal add(BlockTable table) const;
+  mutable std::vector<std::shared_ptr<const BlockTable>> tables_;
+};
+
 // The share of a rank's rows, in a dimension dealt by runs, that have an index. REQUIRES: is_table_of_runs(deal).
 double filled_share(Deal deal, Division over, const Mesh& mesh, std::int64_t rank);
 
@@ -151,7 +180,7 @@ template <class Visit>
 void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std::int64_t whole, std::int64_t local,
                           Visit&& visit) {
   if (parts == 1) deal = Deal::contiguous;
-  switch (deal) {
+  switch (deal.kind) {
     case Deal::contiguous:
       return visit(IndexRun{part * local, local});
     case Deal::zigzag:
@@ -164,8 +193,8 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
     }
     case Deal::striped:
       return visit(IndexRun{part, local, parts});
-    default: {
-      const BlockTable& table = table_of(deal);
+    case Deal::by_table: {
+      const BlockTable& table = *deal.table;
       if (table.blocks == 0) {
         for (const IndexRun& run : table.of_part.at(static_cast<std::size_t>(part))) visit(run);
         return;

@@ -6,7 +6,7 @@ namespace orrery {
 
 Load load_of_places(const Load& load, std::span<const std::int64_t> places) {
   Load within;
-  within.axis = load.axis;
+  within.of = load.of;
   within.ranks = static_cast<std::int64_t>(places.size());
   const double share = static_cast<double>(within.ranks) / static_cast<double>(load.ranks);
   for (const std::int64_t from : places)
@@ -15,15 +15,17 @@ Load load_of_places(const Load& load, std::span<const std::int64_t> places) {
 }
 
 std::vector<Load> loads_within(const Load& load, const Mesh& mesh, MeshGroup group) {
-  const MeshGroup axis = mesh.group(load.axis);
-  std::map<std::int64_t, std::vector<std::int64_t>> places;  // by group: its members' places in the axis
+  std::map<std::int64_t, std::vector<std::int64_t>> places;  // by group: its members' places in the load's group
   for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank) {
-    std::vector<std::int64_t>& of_group = places[mesh.coordinate(rank, axis.without(group))];
+    std::vector<std::int64_t>& of_group = places[mesh.coordinate(rank, load.group.without(group))];
     of_group.resize(static_cast<std::size_t>(mesh.size(group)));
-    of_group[static_cast<std::size_t>(mesh.coordinate(rank, group))] = mesh.coordinate(rank, axis);
+    of_group[static_cast<std::size_t>(mesh.coordinate(rank, group))] = mesh.coordinate(rank, load.group);
   }
   std::vector<Load> loads;
-  for (const auto& [outer, of_group] : places) loads.push_back(load_of_places(load, of_group));
+  for (const auto& [outer, of_group] : places) {
+    loads.push_back(load_of_places(load, of_group));
+    loads.back().group = group;
+  }
   return loads;
 }
 

@@ -13,14 +13,18 @@
 
 namespace orrery {
 
+// The rows that move: tokens to their experts and back, or positions from one layout to another.
+enum class RowsOf : std::uint8_t { tokens, positions };
+
 struct Load {
-  MeshAxis axis = MeshAxis::ep;                 // the axis whose ranks are a group
+  RowsOf of = RowsOf::tokens;
+  MeshGroup group{};                            // the ranks that exchange rows
   std::int64_t ranks = 1;                       // ranks of the group
-  std::vector<double> rows;                     // [rank of the tokens * ranks + rank of their expert]; the mean is 1
+  std::vector<double> rows;                     // [sending rank * ranks + receiving rank]; the mean is 1
   double busiest_rank = 1, busiest_expert = 1;  // rows of the busiest one over the mean, all tokens together
   double dropped = 0;                           // share of all rows that find no slot
   bool padded = false;                          // each expert has slots as for the busiest: busiest_rank times the mean
-  std::int64_t layers = 0;  // of the model, that have this load; if micro-batches differ, summed over all
+  std::int64_t layers = 0;  // layers of the model that have this load; if micro-batches differ, summed over all
 
   double at(std::int64_t from, std::int64_t to) const { return rows[static_cast<std::size_t>(from * ranks + to)]; }
   // The rows of the rank's experts over the mean.

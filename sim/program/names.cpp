@@ -43,7 +43,7 @@ const char* name_of(Axis axis) {
 const char* name_of(Deal deal) {
   static constexpr std::array names{"contiguous", "zigzag", "query_heads", "striped", "table"};
   static_assert(names.size() == kDeals);
-  return pick(names, is_table(deal) ? Deal::table : deal);
+  return pick(names, deal.kind);
 }
 
 const char* name_of(MeshAxis axis) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "sim/program/collective_algorithm.h"
 #include "sim/program/mesh.h"
@@ -86,6 +87,9 @@ enum class Covers : std::uint8_t {
   last,    // its own instance, and only in the last instance of the stretch
 };
 
+struct DocumentLoad;
+using StageGroup = std::vector<std::uint16_t>;  // pipeline stages, ascending
+
 struct Op {
   OpKind kind = OpKind::linear;
   Phase phase = Phase::forward;
@@ -134,9 +138,9 @@ struct Op {
   // Marks the products, masks and softmax between the QKV and the output projection where they are separate ops:
   // selective recomputation repeats these (Korthikanti et al. 2022, section 5).
   bool core_attention = false;
-  // Above 0: attention stays within documents. The value is one more than the index in Program::document_loads. 0: the
-  // sequence is one document.
-  std::uint8_t documents = 0;
+  // If set, attention stays within documents: the entry in Program::document_loads. Unset: the sequence is one
+  // document.
+  TableIndex<DocumentLoad> documents;
   // For adam. True: weight decay is a term beside the gradient's step (AdamW). False: it is part of the gradient (L2).
   bool decoupled_weight_decay = true;
   std::int32_t inner_parts = 1;  // in a ring of rings: the number of ranks of an inner ring; see keys_before
@@ -161,15 +165,15 @@ struct Op {
   float scalar = 0;  // dropout probability; norm epsilon; for an op that reads a gradient norm, the limit to clip to
 
   // Communication.
-  // For a redistribution in which ranks give unequal numbers of rows: one more than the index of the load in
-  // Program::loads that counts them. 0: the load of the tensors, if they have one.
-  std::uint8_t load = 0;
+  // For a redistribution in which ranks give unequal numbers of rows: the load in Program::loads that counts them.
+  // Unset: the load of the tensors, if they have one.
+  TableIndex<Load> load;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op; overrides what its Program forces
   MeshGroup group;
   Reduction reduction = Reduction::sum;
-  // For an all-reduce of the update, in place of `group`: one more than the index in Program::stage_groups. The group
-  // is the ranks of these stages that have this rank's other coordinates. 0: none.
-  std::uint8_t stages = 0;
+  // For an all-reduce of the update, in place of `group`: the entry in Program::stage_groups. The group is the ranks of
+  // these stages that have this rank's other coordinates.
+  TableIndex<StageGroup> stages;
   std::int32_t places = 1;  // for ring_shift: data goes to the rank this many places after
   // Buckets. `every`: the op runs once per `every` instances, in the last of them, and covers the tensors of all of
   // them. `count`: it runs `count` times per instance, each time on 1/count of the bytes. Instances are counted over a
@@ -191,7 +195,7 @@ struct Op {
            (router.gumbel_temperature > 0 && (kind == OpKind::route || kind == OpKind::route_backward));
   }
   // Whether the group of a collective is one rank: its result is then its operand.
-  bool is_alone() const { return group.empty() && stages == 0; }
+  bool is_alone() const { return group.empty() && !stages.has_value(); }
 };
 
 }  // namespace orrery

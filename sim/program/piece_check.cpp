@@ -39,7 +39,7 @@ MeshGroup divided_without_rest(const Tensor& t) {
   return group;
 }
 
-Holders::Holders(const Program& program) : operands_(program.stage_groups.size() + 1) {
+Holders::Holders(const Program& program) : operands_(program.stage_groups.size()) {
   for (std::size_t s = 0; s < program.stages.size(); ++s)
     for (const Chunk& chunk : program.stages[s])
       for (const Run& run : chunk.runs)

@@ -30,9 +30,10 @@ class Holders {
   const std::vector<std::uint16_t>* of(const Piece& piece, std::size_t parameter) const;
   // Whether several stages hold the parameter, and this piece keeps it (not Tensor::shared).
   bool several(const Piece& piece, std::size_t parameter) const;
-  // Records `operand` for the sum over `stages`. Returns the operand of the piece that came before; null: this is the
-  // first.
-  const Tensor* meet(std::uint8_t stages, const Tensor& operand) { return std::exchange(operands_[stages], &operand); }
+  // What another piece sums with it; null: this is the first.
+  const Tensor* meet(TableIndex<StageGroup> stages, const Tensor& operand) {
+    return std::exchange(operands_[stages.value()], &operand);
+  }
 
  private:
   std::map<std::uint8_t, std::vector<std::uint16_t>> stages_;  // by ParameterGradient::tied, ascending

@@ -9,9 +9,7 @@
 namespace orrery::proof {
 namespace {
 
-bool same_layout(const Tensor& a, const Tensor& b) {
-  return a.rank == b.rank && a.over == b.over && a.deals == b.deals;
-}
+bool same_layout(const Tensor& a, const Tensor& b) { return a.rank == b.rank && a.over == b.over && a.is_dealt_as(b); }
 
 // "0, 2"
 std::string words(const std::vector<std::uint16_t>& stages) {
@@ -25,7 +23,7 @@ std::string words(const std::vector<std::uint16_t>& stages) {
 void PieceCheck::communicate(const Op& op) {
   const TensorId from = op.reads[0], to = op.writes[0];
   if (from == kNoTensor || to == kNoTensor) return;
-  if (op.stages != 0) return sum_over_stages(op, from, to);
+  if (op.stages.has_value()) return sum_over_stages(op, from, to);
   if (const auto packing = packings_.find(from); packing != packings_.end()) return sum_packed(op, *packing->second);
   if (from != to && state_[to].own_block == serial_)
     report(Rule::written_once, quoted(to) + " has been written in this block before");
@@ -231,8 +229,8 @@ std::vector<std::size_t> PieceCheck::gradients_in(TensorId id) const {
 
 void PieceCheck::sum_over_stages(const Op& op, TensorId from, TensorId to) {
   const auto wrong = [&](const std::string& text) { report(Rule::summed_over_holders, text); };
-  if (op.stages > program_.stage_groups.size()) return wrong("is of a list of stages that there is not");
-  const std::vector<std::uint16_t>& stages = program_.stage_groups[op.stages - 1u];
+  if (op.stages.value() >= program_.stage_groups.size()) return wrong("is of a list of stages that there is not");
+  const StageGroup& stages = program_.stage_groups[op.stages.value()];
   const bool leads = block_ == &piece_.update && std::all_of(block_->ops.data(), &op, [](const Op& before) {
                        return is_communication(before.kind);
                      });

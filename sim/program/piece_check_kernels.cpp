@@ -215,7 +215,7 @@ MeshGroup PieceCheck::meeting(const Tensor& t, int dim) const {
   if (over.empty() || !is_table_of_runs(t.deal(dim))) return over.group();
   MeshGroup minor;
   std::int64_t parts = 1;
-  for (int n = dealing_digits(t.deal(dim), over, mesh_); n-- > 0 && parts < table_of(t.deal(dim)).meeting_parts;) {
+  for (int n = dealing_digits(t.deal(dim), over, mesh_); n-- > 0 && parts < t.table->meeting_parts;) {
     minor = minor | MeshGroup::of_digit(over.digit(n));
     parts *= mesh_.size(MeshGroup::of_digit(over.digit(n)));
   }
@@ -282,7 +282,7 @@ void PieceCheck::attend_in_ring(const Op& op) {
   const int d = of_keys.find(Axis::sequence);
   std::int64_t within = inner_ranks_;
   if (d >= 0 && !of_keys.over[d].empty() && is_table_of_runs(of_keys.deal(d)))
-    if (const std::int64_t meet = table_of(of_keys.deal(d)).meeting_parts; meet < mesh_.size(of_keys.over[d].group()))
+    if (const std::int64_t meet = of_keys.table->meeting_parts; meet < mesh_.size(of_keys.over[d].group()))
       within = meet;
   if (op.inner_parts != within)
     report(Rule::sees_all_keys, "keys go round in rings of " + std::to_string(within) + " ranks, the op states " +
@@ -331,7 +331,7 @@ bool PieceCheck::visible(std::int64_t away, const Op* mask) const {
   Op op = *mask;
   const Tensor& queries = tensor(op.reads[queries_operand(op.kind)]);
   if (const int d = queries.find(Axis::sequence); d >= 0 && !queries.over[d].empty())
-    if (is_table_of_runs(queries.deal(d)) && away >= table_of(queries.deal(d)).meeting_parts) return false;
+    if (is_table_of_runs(queries.deal(d)) && away >= queries.table->meeting_parts) return false;
   op.keys_before = static_cast<std::int32_t>(away);
   return attends(op, piece_.tensors);
 }

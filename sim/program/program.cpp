@@ -57,6 +57,7 @@ void Program::clear() {
   mesh = Mesh{};
   micro_batch_class.clear();
   other_classes.clear();
+  tables.clear();
   stage_groups.clear();
   expert_of_slot.clear();
   loads.clear();
@@ -73,17 +74,17 @@ std::int64_t Program::micro_batches_of(std::size_t of_class) const {
 
 namespace {
 
-// The load of a piece; all its rows have the same one.
-std::uint8_t load_of(const Piece& piece) {
+// Layers of one piece's rows have one.
+TableIndex<Load> load_of(const Piece& piece) {
   const auto rows =
-      std::find_if(piece.tensors.begin(), piece.tensors.end(), [](const Tensor& t) { return t.load != 0; });
-  return rows == piece.tensors.end() ? 0 : rows->load;
+      std::find_if(piece.tensors.begin(), piece.tensors.end(), [](const Tensor& t) { return t.load.has_value(); });
+  return rows == piece.tensors.end() ? TableIndex<Load>() : rows->load;
 }
-// The document load of a piece; all its attention ops have the same one.
-std::uint8_t documents_of(const Piece& piece) {
+// All attention of a piece has the same.
+TableIndex<DocumentLoad> documents_of(const Piece& piece) {
   const std::vector<Op>& ops = piece.forward.ops;
-  const auto attention = std::find_if(ops.begin(), ops.end(), [](const Op& op) { return op.documents != 0; });
-  return attention == ops.end() ? 0 : attention->documents;
+  const auto attention = std::find_if(ops.begin(), ops.end(), [](const Op& op) { return op.documents.has_value(); });
+  return attention == ops.end() ? TableIndex<DocumentLoad>() : attention->documents;
 }
 
 }  // namespace
@@ -98,8 +99,12 @@ std::string piece_title(const Program& program, std::size_t piece) {
   std::int64_t all = 0;
   const std::vector<std::int64_t> layers = layers_of(program, piece, all);
   std::string text = std::string(p.name) + '[' + slices_of(layers, all);
-  if (!program.other_classes.empty() && load_of(p) != 0) text += ", load " + std::to_string(load_of(p));
-  if (!program.other_classes.empty() && documents_of(p) != 0) text += ", documents " + std::to_string(documents_of(p));
+  const auto add = [&](const char* what, auto index) {
+    if (!program.other_classes.empty() && index.has_value())
+      text += std::string(", ") + what + ' ' + std::to_string(index.value() + 1);
+  };
+  add("load", load_of(p));
+  add("documents", documents_of(p));
   return text + ']';
 }
 

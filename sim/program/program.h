@@ -104,9 +104,11 @@ struct Program {
   std::vector<std::uint8_t> micro_batch_class;
   std::vector<MicroBatchClass> other_classes;
 
-  // Groups of ranks given by lists of pipeline stages, ascending, rather than by digits (Op::stages). Ranks sum over
-  // them in the order of the lists.
-  std::vector<std::vector<std::uint16_t>> stage_groups;
+  DealTables tables;  // the tables by which dimensions of tensors are dealt
+
+  // Groups of ranks given by lists of pipeline stages rather than by digits (Op::stages). Ranks sum over them in the
+  // order of the list.
+  std::vector<StageGroup> stage_groups;
 
   // Expert replicas: the expert in each slot, for the ranks of the group that divides the experts, rank by rank. The
   // rows of an expert go to its copies in turn, and the copies' gradients are summed before the update. Empty: every

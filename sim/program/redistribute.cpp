@@ -42,13 +42,13 @@ std::int64_t kept(const Mesh& mesh, const Tensor& from, const Tensor& to, int di
 // A zigzag deal has twice as many blocks as parts.
 bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim) {
   const Deal deal = deal_of(t, dim);
-  if (deal != Deal::zigzag && !is_table(deal)) return true;
+  if (deal != Deal::zigzag && deal.table == nullptr) return true;
   std::int64_t parts = 1;
   for (int n = dealing_digits(deal, t.over[dim], mesh); n-- > 0;)
     parts *= mesh.size(MeshGroup::of_digit(t.over[dim].digit(n)));
   const std::int64_t whole = whole_of(mesh, t, dim);
   if (deal == Deal::zigzag) return whole % (2 * parts) == 0;
-  const BlockTable& table = table_of(deal);
+  const BlockTable& table = *deal.table;
   if (static_cast<std::int64_t>(table.of_part.size()) != parts) return false;
   return table.blocks == 0 ? rows_of(table.of_part.front()) * parts == whole : whole % table.blocks == 0;
 }
@@ -114,7 +114,7 @@ struct LayoutsOfRuns {
 };
 
 const BlockTable* table_of_runs(const Tensor& t, int dim) {
-  return !t.over[dim].empty() && is_table_of_runs(t.deal(dim)) ? &table_of(t.deal(dim)) : nullptr;
+  return !t.over[dim].empty() && is_table_of_runs(t.deal(dim)) ? t.table : nullptr;
 }
 
 // The number of parts that share an index in `coarse`. Its other dimensions must be divided like those of `fine`,
@@ -145,11 +145,11 @@ std::optional<LayoutsOfRuns> layouts_of_runs(const Mesh& mesh, std::span<const T
   for (const Tensor* t : {from[0], &to})
     for (int d = 0; d < t->rank; ++d)
       if (table_of_runs(*t, d) != nullptr) dim = d;
-  if (dim < 0 || dim >= to.rank || to.load != 0) return std::nullopt;
+  if (dim < 0 || dim >= to.rank || to.load.has_value()) return std::nullopt;
   const auto has_parts = [&](const Tensor& t) { return t.over[dim].empty() || table_of_runs(t, dim) != nullptr; };
   const Tensor* fine = &to;
   for (const Tensor* t : from) {
-    if (t->rank != to.rank || t->load != 0 || !has_parts(*t)) return std::nullopt;
+    if (t->rank != to.rank || t->load.has_value() || !has_parts(*t)) return std::nullopt;
     if (t->over[dim].count() > fine->over[dim].count()) fine = t;
   }
   if (!has_parts(to) || fine->over[dim].empty()) return std::nullopt;
@@ -268,7 +268,7 @@ std::optional<Redistribution> redistribution_of_parts(const Mesh& mesh, const Te
 }  // namespace
 
 std::optional<Redistribution> redistribution(const Mesh& mesh, std::span<const Tensor* const> from, const Tensor& to) {
-  const auto same = [&](const Tensor& t) { return t.over == to.over && t.deals == to.deals && t.sizes == to.sizes; };
+  const auto same = [&](const Tensor& t) { return t.over == to.over && t.is_dealt_as(to) && t.sizes == to.sizes; };
   if (from.size() != 1 || !same(*from[0]))
     if (const auto runs = layouts_of_runs(mesh, from, to)) return redistribution_of_runs(mesh, from, to, *runs);
   return from.size() == 1 ? redistribution_of_parts(mesh, *from[0], to) : std::nullopt;

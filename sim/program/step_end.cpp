@@ -8,8 +8,8 @@ UpdateParts::UpdateParts(const Piece& piece, std::span<const TensorId> storage, 
   const std::vector<Op>& ops = piece.update.ops;
   std::size_t stages = 0, norm = 0;
   if (sums_over_stages) {
-    while (stages < ops.size() && is_communication(ops[stages].kind) && ops[stages].stages == 0) ++stages;
-    for (norm = stages; norm < ops.size() && ops[norm].stages != 0;) ++norm;
+    while (stages < ops.size() && is_communication(ops[stages].kind) && !ops[stages].stages.has_value()) ++stages;
+    for (norm = stages; norm < ops.size() && ops[norm].stages.has_value();) ++norm;
   }
   std::size_t update = norm;  // one past the last op that belongs to the norms
   for (std::size_t i = norm; i < ops.size(); ++i) {

@@ -7,6 +7,7 @@
 #include <initializer_list>
 
 #include "sim/program/layout.h"
+#include "sim/program/table_index.h"
 
 namespace orrery {
 
@@ -91,6 +92,8 @@ struct Dim {
   Axis axis = Axis::none;
 };
 
+struct Load;
+
 using TensorId = std::uint16_t;
 inline constexpr TensorId kNoTensor = 0xffff;
 
@@ -111,32 +114,22 @@ struct Tensor {
   // In a dimension dealt by query heads: the indices behind the query heads, which every rank has.
   std::uint8_t kept = 0;
   std::array<Division, kMaxRank> over{};
-  // For rows after routing, at the ranks of their experts: one more than the index of their load in Program::loads.
-  // `sizes` are then those of the rank with the most rows. 0: every rank has the same number of rows.
-  std::uint8_t load = 0;
-  // Three bits per dimension: its kind of deal. The bits above hold the number, from 1, of the table that dimensions
-  // are dealt by; 0: none.
-  std::uint32_t deals = 0;
-  Deal deal(int dim) const {
-    const std::uint32_t kind = deals >> (3 * dim) & 7;
-    return static_cast<Deal>(kind == kTable ? kTable + (deals >> kTableBit) - 1 : kind);
-  }
+  // For rows after routing, at the ranks of their experts: their load in Program::loads. `sizes` are then those of the
+  // rank with the most rows. Unset: every rank has the same number of rows.
+  TableIndex<Load> load;
+  std::array<Deal::Kind, kMaxRank> deals{};
+  const BlockTable* table = nullptr;  // of the dimensions that are dealt by a table
+  Deal deal(int dim) const { return {deals[dim], deals[dim] == Deal::by_table ? table : nullptr}; }
   // Throws std::logic_error if another dimension is already dealt by another table.
   void set_deal(int dim, Deal deal) {
-    const auto number = static_cast<std::uint32_t>(deal);
-    deals = (deals & ~(7u << (3 * dim))) | std::min(number, kTable) << (3 * dim);
-    const std::uint32_t table = is_table(deal) ? number - kTable + 1 : 0, before = deals >> kTableBit;
-    if (table == before) return;
-    bool others = false;
-    for (int d = 0; d < kMaxRank; ++d) others = others || (d != dim && (deals >> (3 * d) & 7) == kTable);
-    if (!others) {
-      deals = (deals & ((1u << kTableBit) - 1)) | table << kTableBit;
-    } else if (table != 0) {
+    deals[dim] = Deal::contiguous;
+    const bool others = std::ranges::find(deals, Deal::by_table) != deals.end();
+    if (others && deal.table != nullptr && deal.table != table)
       throw std::logic_error("a tensor is dealt by two tables");
-    }
+    deals[dim] = deal.kind;
+    if (!others) table = deal.table;
   }
-  static constexpr std::uint32_t kTable = static_cast<std::uint32_t>(Deal::table);
-  static constexpr int kTableBit = 3 * kMaxRank;
+  bool is_dealt_as(const Tensor& other) const { return deals == other.deals && table == other.table; }
   MeshGroup divided_over() const {  // the digits that divide any dimension
     MeshGroup group;
     for (int d = 0; d < rank; ++d) group = group | over[d].group();

@@ -167,7 +167,7 @@ Dealt queries_of_part(const Op& op, const Tensor& q, std::int64_t part) {
 // The keys of all ranks together.
 Dealt all_keys(const Op& op, const Tensor& kv) {
   if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
-  if (is_table_of_runs(kv.deal(1))) return {.count = table_of(kv.deal(1)).whole};
+  if (is_table_of_runs(kv.deal(1))) return {.count = kv.table->whole};
   return {.count = kv.sizes[1] * op.parts};
 }
 
@@ -189,8 +189,8 @@ namespace {
 
 AttendedPairs pairs_of_busiest(const Op& op, std::span<const Tensor> tensors) {
   const Tensor& q = queries_of(op, tensors);
-  std::int64_t busiest = op.parts - 1;  // the last rank's queries have the most keys before them
-  if (op.parts > 1 && (op.window > 0 || is_table(q.deal(1)))) {
+  std::int64_t busiest = op.parts - 1;  // no rank's queries have more keys before them than the last one's
+  if (op.parts > 1 && (op.window > 0 || q.deal(1).table != nullptr)) {
     const Dealt all = all_keys(op, keys_of(op, tensors));
     double most = 0;
     for (std::int64_t part = op.parts; part-- > 0;)
@@ -345,7 +345,7 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
       double largest = 0;
       if (op.kind == OpKind::redistribute) {  // of unequal rows the mean: that of a rank's own tokens
         const Tensor &from = tensors[op.reads[0]], &to = tensors[op.writes[0]];
-        if (from.load != to.load) return size(from.load == 0 ? op.reads[0] : op.writes[0]) * op.factor;
+        if (from.load != to.load) return size(!from.load.has_value() ? op.reads[0] : op.writes[0]) * op.factor;
       }
       for (TensorId id : op.reads)
         if (id != kNoTensor) largest = std::max(largest, size(id));

@@ -26,15 +26,6 @@ struct AttentionShape {
 // For an `attention` or `attention_backward` op.
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors);
 
-// Pairs (query, key) that attention computes in one head of one sequence. They follow from the positions that the
-// operands have (layouts, Op::parts, Op::keys_before), by which kernels mask. Kernels skip what is masked.
-struct AttendedPairs {
-  std::int64_t seen = 0;
-  // Pairs as FLOPs count them. A pair on the edge of the mask counts half: a query with its own key, or with the first
-  // key behind its window. A causal square thus counts half of its pairs, as is usual in the field.
-  double counted = 0;
-  std::int64_t keys = 0;  // keys in runs of neighbouring positions of which any is seen
-};
 // The pairs of the rank that has part `part` of the queries. Without `part`: of the rank that sees the most pairs in
 // all steps of a ring together. In a ring, ranks wait for their neighbours' keys, not for the slowest rank of each
 // step, so this rank decides.

@@ -81,7 +81,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
   Division over;
   over.append(program.mesh.group(MeshAxis::cp));
-  const Deal deal = context_parallel::deal_over(scenario, plan, scenario.plan.context.degree);
+  const Deal deal = context_parallel::deal_over(scenario, plan, scenario.plan.context.degree, program.tables);
   context_parallel::divide_sequence(piece, program.mesh, over, deal);
   Gathering(program.mesh, piece).run();
 }

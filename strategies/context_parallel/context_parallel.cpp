@@ -301,7 +301,7 @@ bool is_all_of_type(const Scenario& scenario, std::span<const std::string_view> 
   return !any_plan(scenario, [&](const Plan& plan) { return !is_of_type(scenario, plan, names); });
 }
 
-Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks) {
+Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks, const DealTables& tables) {
   if (ranks == 1 || scenario.model.kind != ModelKind::decoder) return Deal::contiguous;
   switch (plan.context.balance) {
     case Balance::contiguous:
@@ -313,20 +313,16 @@ Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks) {
     case Balance::table:
       break;
   }
-  try {
-    return deal_by_table(plan.context.blocks);
-  } catch (const std::length_error&) {
-    throw InputError({"", "/plan/context_parallel_blocks"}, "one table more",
-                     "at most " + std::to_string(kMostTables) + " different ones in one command");
-  }
+  return tables.by_blocks(plan.context.blocks);
 }
 
 void check_deal(const Scenario& scenario, std::span<const std::string_view> names, std::int64_t ranks) {
   const std::int64_t length = sequence_length(scenario.model, scenario.workload);
+  DealTables tables;
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (!is_of_type(scenario, plan, names)) return;
     if (plan.context.balance == Balance::table && ranks > 1) check_table(plan, at, ranks, length);
-    if (deal_over(scenario, plan, ranks) != Deal::zigzag || length % (2 * ranks) == 0) return;
+    if (deal_over(scenario, plan, ranks, tables) != Deal::zigzag || length % (2 * ranks) == 0) return;
     const std::string blocks = "zigzag deal of " + std::to_string(2 * ranks) + " blocks divides the sequence of " +
                                std::to_string(length) + " tokens";
     if (&plan != &scenario.plan)
@@ -425,7 +421,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   const MeshGroup ring = program.mesh.group(MeshAxis::cp);
   Division over;
   over.append(ring);
-  divide_sequence(piece, program.mesh, over, deal_over(scenario, plan, scenario.plan.context.degree));
+  divide_sequence(piece, program.mesh, over, deal_over(scenario, plan, scenario.plan.context.degree, program.tables));
   ring_attention(piece, program.mesh, ring_groups(scenario, program.mesh, ring), plan.context.fp32_gradients);
 }
 

@@ -27,7 +27,8 @@ bool has_layers_of_type(const Scenario& scenario, std::span<const std::string_vi
 bool is_all_of_type(const Scenario& scenario, std::span<const std::string_view> names);
 
 // Returns how positions are dealt to `ranks` ranks that form a ring, or gather all keys, in layers of this plan.
-Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks);
+// `tables`: those of the Program.
+Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks, const DealTables& tables);
 // Throws InputError unless the sequence can be dealt to `ranks` ranks in all layers of these types.
 void check_deal(const Scenario& scenario, std::span<const std::string_view> names, std::int64_t ranks);
 

@@ -71,7 +71,7 @@ class Shard {
       // Every micro-batch adds to everything held, so all of it starts from zero.
       replace(op, whole_gradients_, op.kind == OpKind::zero_fill ? set_.gradients : set_.own_gradients);
       replace(op, whole_parameters_, set_.own_parameters);
-      if (op.stages != 0 && set_.gradients != whole_gradients_) sum_what_is_held(op);
+      if (op.stages.has_value() && set_.gradients != whole_gradients_) sum_what_is_held(op);
     }
     if (!over_.weights.empty() && !in_turn()) gather_parameters_in_blocks();
     if (set_.own_parameters != set_.parameters) gather_updated_parameters();

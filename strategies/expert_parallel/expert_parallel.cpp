@@ -71,17 +71,17 @@ class Experts {
   // Pads to the rows of the busiest expert; engines treat all of them as rows.
   void pad() {
     for (Tensor& t : piece_.tensors) {
-      if (t.load == 0 || !loads_[t.load - 1u].padded) continue;
-      padding_ = loads_[t.load - 1u].busiest_rank;
-      t.load = 0;
+      if (!t.load.has_value() || !loads_[t.load.value()].padded) continue;
+      padding_ = loads_[t.load.value()].busiest_rank;
+      t.load = {};
     }
     slots_ = static_cast<std::int64_t>(std::ceil(static_cast<double>(slots_) * padding_));
   }
 
   // Rows per expert on the rank with the most rows, assuming that its experts are alike.
   std::int64_t rows_of(const Tensor& t, std::int64_t mean) const {
-    if (t.load == 0) return mean;
-    return static_cast<std::int64_t>(std::ceil(static_cast<double>(mean) * loads_[t.load - 1u].busiest_rank));
+    if (!t.load.has_value()) return mean;
+    return static_cast<std::int64_t>(std::ceil(static_cast<double>(mean) * loads_[t.load.value()].busiest_rank));
   }
 
   // Divides parameters and all tensors on the experts' side.
@@ -126,7 +126,7 @@ class Experts {
     t.sizes[experts] *= mesh_.size(expert_);
     t.over[experts] = {};
     t.sizes[slots] = slots_;
-    t.load = 0;
+    t.load = {};
     t.over[slots].append(tensor_);
     t.over[slots].append(expert_);
     return id;

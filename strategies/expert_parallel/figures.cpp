@@ -41,10 +41,10 @@ void append_figures(const RoutedWork& work, std::vector<Figure>& figures) {
 }
 
 void figures(const Scenario&, const Program& program, std::vector<Figure>& figures) {
-  if (program.loads.empty() || program.loads.front().axis != MeshAxis::ep) return;
   RoutedWork work;
   double layers = 0, busiest = 0, dropped = 0;
   for (const Load& load : program.loads) {
+    if (load.of != RowsOf::tokens) continue;
     const auto times = static_cast<double>(load.layers);
     work.busiest_rank = std::max(work.busiest_rank, load.busiest_rank);
     work.busiest_expert = std::max(work.busiest_expert, load.busiest_expert);
@@ -52,6 +52,7 @@ void figures(const Scenario&, const Program& program, std::vector<Figure>& figur
     busiest += times * load.busiest_rank;
     dropped += times * load.dropped;
   }
+  if (layers == 0) return;
   work.mean_busiest_rank = busiest / layers;
   work.dropped_share = dropped / layers;
   append_figures(work, figures);

@@ -317,7 +317,7 @@ void join_alike(std::vector<Load>& loads, std::vector<std::size_t>& numbers, std
   loads = std::move(kept);
 }
 
-void set_load(Piece& piece, std::uint8_t load) {
+void set_load(Piece& piece, TableIndex<Load> load) {
   for (Tensor& t : piece.tensors)
     if (t.find(Axis::slots) >= 0) t.load = load;
 }
@@ -327,7 +327,7 @@ class Variants {
  public:
   explicit Variants(Program& program) : program_(program) {}
 
-  std::uint16_t of(std::uint16_t piece, std::uint8_t load) {
+  std::uint16_t of(std::uint16_t piece, TableIndex<Load> load) {
     const auto [first, is_first] = first_.try_emplace(piece, load);
     if (is_first) set_load(program_.pieces[piece], load);
     if (first->second == load) return piece;
@@ -343,8 +343,8 @@ class Variants {
 
  private:
   Program& program_;
-  std::map<std::uint16_t, std::uint8_t> first_;
-  std::map<std::pair<std::uint16_t, std::uint8_t>, std::uint16_t> copies_;
+  std::map<std::uint16_t, TableIndex<Load>> first_;
+  std::map<std::pair<std::uint16_t, TableIndex<Load>>, std::uint16_t> copies_;
 };
 
 }  // namespace
@@ -594,7 +594,7 @@ std::vector<Run> line_with(const Program& program, Variants& variants, std::span
     for (std::int64_t i = 0; i < run.count; ++i, number += layers_of_one) {
       const std::size_t load = layers_of_one > 0 ? *number : of_modules;
       const bool balanced = is_balanced(program.loads[load]);
-      const std::uint16_t piece = variants.of(run.piece, static_cast<std::uint8_t>(balanced ? 0 : load + 1));
+      const std::uint16_t piece = variants.of(run.piece, balanced ? TableIndex<Load>() : TableIndex<Load>(load));
       if (i > 0 && line.back().piece == piece) {
         ++line.back().count;
       } else {
@@ -662,9 +662,14 @@ void lay_loads(const Scenario& scenario, Program& program) {
 
   const std::vector<std::int64_t> layers = layers_with_experts(program);
   const JoinedLoads& joined = loads_to_lay(scenario, layers, given);
-  const std::vector<std::size_t>& numbers = joined.numbers;
+  std::vector<std::size_t> numbers = joined.numbers;  // behind the loads that are there
+  for (std::size_t& number : numbers) number += program.loads.size();
   const std::size_t parts = joined.parts;
-  std::vector<Load> loads = joined.loads;
+  std::vector<Load>& loads = program.loads;
+  for (const Load& load : joined.loads) {
+    loads.push_back(load);
+    loads.back().group = program.mesh.group(MeshAxis::ep);
+  }
   const auto numbers_of = [&](std::size_t part) {
     return std::span<const std::size_t>(numbers).subspan(part * layers.size(), layers.size());
   };
@@ -694,7 +699,6 @@ void lay_loads(const Scenario& scenario, Program& program) {
     for (std::size_t m = 0; m < n; ++m)
       for (const std::size_t number : numbers_of(classes[class_of[m % parts]])) ++loads[number].layers;
   }
-  program.loads = std::move(loads);
   if (capacity > 0) return;
 
   // A module of multi-token prediction routes as the last layer, averaged over micro-batches.

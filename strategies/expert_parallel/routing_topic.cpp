@@ -12,8 +12,7 @@ namespace orrery::expert_parallel {
 namespace {
 
 std::string routing_text(const Evaluated& here, const Evaluate&) {
-  const std::vector<Load>& loads = here.program().loads;
-  if (loads.empty() || loads.front().axis != MeshAxis::ep)
+  if (here.report().figure("routing") == nullptr)
     return "routing: balanced, every expert has as many rows as any other\n";
   const Scenario& scenario = here.scenario();
   const Workload& w = scenario.workload;
@@ -26,8 +25,9 @@ std::string routing_text(const Evaluated& here, const Evaluate&) {
       scenario.model.placed_experts() == scenario.plan.expert.degree ? "" : "s");
   constexpr std::array<Column, 4> kColumns{{{"layers"}, {"busiest rank"}, {"busiest expert"}, {"dropped"}}};
   std::vector<std::vector<std::string>> rows;
-  for (const Load& load : loads)
-    rows.push_back({std::to_string(load.layers), fmt::format("{:.3f}x", load.busiest_rank),
+  for (const Load& load : here.program().loads)
+    if (load.of == RowsOf::tokens)
+      rows.push_back({std::to_string(load.layers), fmt::format("{:.3f}x", load.busiest_rank),
                     fmt::format("{:.3f}x", load.busiest_expert), load.dropped > 0 ? percent_text(load.dropped) : "-"});
   return text + grid(kColumns, rows) +
          "the report has the most of all loads, and the mean over layers; experts are laid out in blocks, and every "

@@ -37,19 +37,14 @@ std::int64_t chunks_of(const Scenario& scenario) {
                                 sequence_length(scenario.model, scenario.workload) / scenario.plan.fpdt.chunk_tokens);
 }
 
-// Chunk m of all ranks together is the m-th part of the sequence, in which the ranks' parts lie in order. After an
-// all-to-all of chunks, chunks are then causal to each other.
-Deal deal_of(std::int64_t chunks, std::int64_t ranks) {
+// Chunk m of all ranks is the m-th piece of the sequence, in which they have their parts in order: an all-to-all of
+// chunks then gives chunks that are causal to each other.
+Deal deal_of(std::int64_t chunks, std::int64_t ranks, const DealTables& tables) {
   if (chunks == 1) return Deal::contiguous;
   std::vector<std::int64_t> owners;
   for (std::int64_t m = 0; m < chunks; ++m)
     for (std::int64_t r = 0; r < ranks; ++r) owners.push_back(r);
-  try {
-    return deal_by_table(owners);
-  } catch (const std::length_error&) {
-    throw InputError({"", "/plan/fpdt_chunk_tokens"}, "one deal of chunks more",
-                     "at most " + std::to_string(kMostTables) + " different ones in one command");
-  }
+  return tables.by_blocks(owners);
 }
 
 // Runs the ops along an axis chunk by chunk. The backward repeats the forward's ops on it (FPDT_FFN, FPDT_LogitsLoss).
@@ -192,7 +187,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   const std::int64_t ranks = scenario.plan.context.degree, chunks = chunks_of(scenario);
   Division over;
   over.append(usp::exchanging_ranks(program.mesh));
-  context_parallel::divide_sequence(piece, program.mesh, over, deal_of(chunks, ranks));
+  context_parallel::divide_sequence(piece, program.mesh, over, deal_of(chunks, ranks, program.tables));
   chunk_attention(piece, program.mesh,
                   {.chunks = chunks, .offload = plan.fpdt.offload, .fp32_gradients = plan.context.fp32_gradients});
   for (const Axis axis : {Axis::ffn, Axis::vocab}) ChunkedOps(piece, axis, kMlpChunksOfAChunk * chunks, ranks).run();

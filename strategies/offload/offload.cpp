@@ -36,9 +36,9 @@ bool changed_in_update(const Piece& piece, std::size_t optimizer, TensorId gradi
                       (is_communication(op.kind) &&
                        std::find(of_norm.begin(), of_norm.end(), storage_of(piece, op.reads[0])) != of_norm.end());
     // A packed buffer lies apart from what it was packed from.
-    const bool of_another_set = is_communication(op.kind)
-                                    ? op.stages != 0 && storage_of(piece, op.writes[0]) != storage_of(piece, gradients)
-                                    : op.writes[0] != gradients;
+    const bool of_another_set = is_communication(op.kind) ? op.stages.has_value() && storage_of(piece, op.writes[0]) !=
+                                                                                         storage_of(piece, gradients)
+                                                          : op.writes[0] != gradients;
     if (!norm && !of_another_set && op.kind != OpKind::scale) return true;
     if (norm) of_norm.push_back(storage_of(piece, op.writes[0]));
   }

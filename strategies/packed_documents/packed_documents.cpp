@@ -150,8 +150,8 @@ std::vector<DocumentLoad> loads_of(const Work& work, const ReplicaSets& sets, co
   return loads;
 }
 
-// Returns whether the piece has attention.
-bool give_load(std::uint8_t load, Piece& piece) {
+// Whether it attends at all.
+bool give_load(std::size_t load, Piece& piece) {
   bool any = false;
   for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
     for (Op& op : block->ops) {
@@ -159,7 +159,7 @@ bool give_load(std::uint8_t load, Piece& piece) {
         refuse("/plan/flash_attention", "false",
                "true: kernels that store the scores do not know the documents of a sequence");
       if (!is_attention(op.kind)) continue;
-      op.documents = load;
+      op.documents = TableIndex<DocumentLoad>(load);
       any = true;
     }
   return any;
@@ -169,13 +169,13 @@ void lay_classes(const std::vector<std::uint8_t>& classes, Program& program) {
   const std::size_t pieces = program.pieces.size(), all = program.document_loads.size();
   std::vector<std::vector<std::uint16_t>> copies(all, std::vector<std::uint16_t>(pieces));
   for (std::size_t p = 0; p < pieces; ++p) {
-    const bool attends = give_load(1, program.pieces[p]);
+    const bool attends = give_load(0, program.pieces[p]);
     for (std::size_t c = 0; c < all; ++c) {
       copies[c][p] = static_cast<std::uint16_t>(attends && c > 0 ? program.pieces.size() : p);
       if (!attends || c == 0) continue;
       if (program.pieces[p].variant_of == kNoPiece) program.pieces[p].variant_of = static_cast<std::uint16_t>(p);
       Piece copy = program.pieces[p];
-      give_load(static_cast<std::uint8_t>(c + 1), copy);
+      give_load(c, copy);
       program.pieces.push_back(std::move(copy));
     }
   }

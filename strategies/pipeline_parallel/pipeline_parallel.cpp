@@ -173,7 +173,7 @@ class Ties {
     }
     const auto is_frozen = [&](const Copy& c) { return tied(c).gradient == kNoTensor; };
     if (copies.size() < 2 || std::all_of(copies.begin(), copies.end(), is_frozen)) return;
-    std::vector<std::uint16_t>& stages = program_.stage_groups.emplace_back();
+    StageGroup& stages = program_.stage_groups.emplace_back();
     for (const Copy& c : copies) stages.push_back(c.stage);
     std::sort(stages.begin(), stages.end());
     for (const Copy& c : copies) {
@@ -181,7 +181,7 @@ class Ties {
       Op sum = communication(OpKind::all_reduce, name, Stream::pipeline_communication, {}, tied(c).gradient,
                              tied(c).gradient);
       sum.phase = Phase::update;
-      sum.stages = static_cast<std::uint8_t>(program_.stage_groups.size());
+      sum.stages = TableIndex<StageGroup>(program_.stage_groups.size() - 1);
       piece.update.ops.push_back(sum);
       // Shards of the stages must have the same elements: a tied table has separate buffers, as shared embeddings have
       // in Megatron-Core's distributed optimizer, even with one data-parallel rank. Hence the test of zero_stage.

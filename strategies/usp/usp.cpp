@@ -162,7 +162,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   rings.append(ring);
   Division over = rings;  // a ring's part of the sequence, divided further over the ranks that exchange
   over.append(exchanging);
-  const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario));
+  const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario), program.tables);
   context_parallel::divide_sequence(piece, mesh, over, deal);
   if (!exchanging.empty()) ExchangedAttention(mesh, rings, piece).run();  // otherwise a plain ring
   if (ring.empty()) return;

@@ -62,7 +62,7 @@ Rates rates_of(const Scenario& scenario) {
           .seconds_per_token = token};
 }
 
-std::int64_t rows_of_deal(Deal deal) { return rows_of(table_of(deal).of_part.front()); }
+std::int64_t rows_of_deal(Deal deal) { return rows_of(deal.table->of_part.front()); }
 
 // How positions lie outside attention and in each of its zones: over ranks, or over groups whose ranks share heads.
 struct Layout {
@@ -87,72 +87,66 @@ RunsOfParts of_groups(const Zone& zone) {
 
 // What a zone's parts have of a sequence; one part has all of it.
 RunsOfParts runs_of(const Layout::OfZone& zone, std::int64_t whole) {
-  return is_table(zone.deal) ? table_of(zone.deal).of_part : RunsOfParts{{{0, whole}}};
+  return zone.deal.table != nullptr ? zone.deal.table->of_part : RunsOfParts{{{0, whole}}};
 }
 
-Layout layout_of(const Scenario& scenario) {
+Layout layout_of(const Scenario& scenario, const DealTables& tables) {
   const Partition partition = partition_of(scenario);
   const std::int64_t parts = scenario.plan.context.degree, whole = sequence_length(scenario.model, scenario.workload);
   Layout layout;
-  try {
-    RunsOfParts home = partition.at_home;
-    if (!scenario.plan.zeppelin.remapping) {
-      home.assign(static_cast<std::size_t>(parts), {});
-      for (const Zone& zone : partition.zones)
-        for (std::size_t r = 0; r < home.size(); ++r)
-          home[r].insert(home[r].end(), zone.of_rank[r].begin(), zone.of_rank[r].end());
+  RunsOfParts home = partition.at_home;
+  if (!scenario.plan.zeppelin.remapping) {
+    home.assign(static_cast<std::size_t>(parts), {});
+    for (const Zone& zone : partition.zones)
+      for (std::size_t r = 0; r < home.size(); ++r)
+        home[r].insert(home[r].end(), zone.of_rank[r].begin(), zone.of_rank[r].end());
+  }
+  std::int64_t rows = 0;
+  for (const std::vector<IndexRun>& runs : home) rows = std::max(rows, rows_of(runs));
+  // Tensor parallelism cuts what a rank has into equal parts.
+  const std::int64_t tp = scenario.plan.tensor.degree;
+  layout.home = tables.by_runs(std::move(home), whole, parts, (rows + tp - 1) / tp * tp);
+  for (const Zone& zone : partition.zones) {
+    Layout::OfZone of_zone{.ring = zone.ring};
+    if (exchanges(scenario)) {
+      of_zone.sharing = zone.ring;
+      if (zone.ring < parts) of_zone.deal = tables.by_runs(of_groups(zone), whole, 1);
+    } else {
+      of_zone.deal = tables.by_runs(zone.of_rank, whole, zone.ring);
     }
-    std::int64_t rows = 0;
-    for (const std::vector<IndexRun>& runs : home) rows = std::max(rows, rows_of(runs));
-    // Tensor parallelism cuts a rank's tokens into equal parts.
-    const std::int64_t tp = scenario.plan.tensor.degree;
-    layout.home = deal_by_runs(std::move(home), whole, parts, (rows + tp - 1) / tp * tp);
-    for (const Zone& zone : partition.zones) {
-      Layout::OfZone of_zone{.ring = zone.ring};
-      if (exchanges(scenario)) {
-        of_zone.sharing = zone.ring;
-        if (zone.ring < parts) of_zone.deal = deal_by_runs(of_groups(zone), whole, 1);
-      } else {
-        of_zone.deal = deal_by_runs(zone.of_rank, whole, zone.ring);
-      }
-      of_zone.rows = is_table(of_zone.deal) ? rows_of_deal(of_zone.deal) : whole;
-      layout.zones.push_back(of_zone);
-    }
-  } catch (const std::length_error&) {
-    throw InputError({"", "/plan/context_parallel_type"}, "\"zeppelin\" on one batch more",
-                     fmt::format("a command with fewer batches or plans: each has tables of its own of which documents "
-                                 "lie where, and there are at most {}",
-                                 kMostTables));
+    of_zone.rows = of_zone.deal.table != nullptr ? rows_of_deal(of_zone.deal) : whole;
+    layout.zones.push_back(of_zone);
   }
   return layout;
 }
 
 struct Moves {
-  std::vector<Load> loads;
-  std::vector<std::uint8_t> to_zone;  // by zone: 1 + the number of its load; 0 if nothing moves
-  std::uint8_t home = 0;              // the way back, for all zones
+  std::vector<TableIndex<Load>> to_zone;  // of each zone; none where nothing moves
+  TableIndex<Load> home;                  // the way back, of all zones
 };
 
-Moves moves_of(const Layout& layout) {
+// Adds their loads.
+Moves moves_of(const Layout& layout, MeshGroup ranks, std::vector<Load>& loads) {
   Moves moves;
-  const std::size_t parts = table_of(layout.home).of_part.size();
-  const auto add = [&](std::span<const RowsOfParts> from, const RowsOfParts& to) -> std::uint8_t {
+  const std::size_t parts = layout.home.table->of_part.size();
+  const auto add = [&](std::span<const RowsOfParts> from, const RowsOfParts& to) -> TableIndex<Load> {
     std::vector<double> rows = moved_rows(from, to);
     bool moved = false;
     for (std::size_t i = 0; i < rows.size(); ++i) moved = moved || (rows[i] > 0 && i / parts != i % parts);
-    if (!moved) return 0;
+    if (!moved) return {};
     Load load;
-    load.axis = MeshAxis::cp;
+    load.of = RowsOf::positions;
+    load.group = ranks;
     load.ranks = static_cast<std::int64_t>(parts);
     const double mean = std::reduce(rows.begin(), rows.end()) / static_cast<double>(rows.size());
     for (double& n : rows) n /= mean;
     load.rows = std::move(rows);
-    moves.loads.push_back(std::move(load));
-    return static_cast<std::uint8_t>(moves.loads.size());
+    loads.push_back(std::move(load));
+    return TableIndex<Load>(loads.size() - 1);
   };
-  const RowsOfParts home[]{{&table_of(layout.home).of_part, 1}};
+  const RowsOfParts home[]{{&layout.home.table->of_part, 1}};
   std::vector<RunsOfParts> runs;
-  for (const Layout::OfZone& zone : layout.zones) runs.push_back(runs_of(zone, table_of(layout.home).whole));
+  for (const Layout::OfZone& zone : layout.zones) runs.push_back(runs_of(zone, layout.home.table->whole));
   std::vector<RowsOfParts> zones;
   for (std::size_t z = 0; z < runs.size(); ++z) {
     zones.push_back({&runs[z], layout.zones[z].sharing});
@@ -229,8 +223,8 @@ class ZonedAttention {
     return group;
   }
 
-  // If heads are exchanged, this also moves tokens.
-  void remap(const Move& move, std::vector<TensorId> from, TensorId to, std::uint8_t load, const Op& cause) {
+  // Where heads are exchanged that is what moves tokens, too.
+  void remap(const Move& move, std::vector<TensorId> from, TensorId to, TableIndex<Load> load, const Op& cause) {
     std::vector<const Tensor*> parts;
     for (const TensorId id : from) parts.push_back(&piece_.tensors[id]);
     const auto by = redistribution(mesh_, parts, piece_.tensors[to]);
@@ -380,7 +374,8 @@ void check(const Scenario& scenario) {
     fail("zeppelin_capacity", fmt::format("{}", options.capacity), "0 where documents are cut evenly over all ranks");
   if (scenario.model.attention == AttentionKind::latent)
     refuse("another type for latent attention, whose queries and keys are made apart");
-  if (scenario.model.experts > 0) refuse("another type for a model with experts, whose rows have loads already");
+  if (scenario.model.experts > 0 && !options.remapping)
+    fail("zeppelin_remapping", "false", "true for a model with experts, to which all ranks send as many tokens");
   const std::int64_t devices = scenario.cluster.node.devices, tp = scenario.plan.tensor.degree,
                      cp = scenario.plan.context.degree, of_node = devices / tp;
   if (tp > devices || devices % tp != 0 || (cp > of_node && cp % of_node != 0))
@@ -402,14 +397,13 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 
 void rewrite(const Scenario& scenario, Program& program) {
   if (!is_used(scenario)) return;
-  const Layout layout = layout_of(scenario);
-  const Moves moves = moves_of(layout);
+  const Layout layout = layout_of(scenario, program.tables);
+  const Moves moves = moves_of(layout, program.mesh.group(MeshAxis::cp), program.loads);
   const LayerPlans plans = layer_plans(scenario);
   for (Piece& piece : program.pieces) {
     divide_positions(layout.home, sequence_length(scenario.model, scenario.workload), program.mesh, piece);
     ZonedAttention(scenario, plans.of(piece).context.fp32_gradients, layout, moves, program.mesh, piece).run();
   }
-  program.loads = moves.loads;
 }
 
 void disable(Plan& plan) { plan.zeppelin = {}; }
@@ -420,7 +414,8 @@ constexpr PlanWord kWords[]{{"zeppelin", is_used}};
 
 void check_runnable(const Scenario& scenario) {
   if (!is_used(scenario) || scenario.plan.zeppelin.remapping) return;
-  if (rows_of_deal(layout_of(scenario).home) * scenario.plan.context.degree !=
+  DealTables tables;
+  if (rows_of_deal(layout_of(scenario, tables).home) * scenario.plan.context.degree !=
       sequence_length(scenario.model, scenario.workload))
     throw InputError({"", "/plan/zeppelin_remapping"}, "false",
                      "true where documents leave ranks unequal numbers of tokens: outside attention these are not run");

@@ -42,8 +42,8 @@ OrderedJson op_json(const Program& program, const Piece& piece, const Op& op) {
   for (std::size_t d = 0; d < digits.size(); ++d)
     if (op.group.contains(static_cast<int>(d))) group.push_back(digits[d].name);
   OrderedJson stages = OrderedJson::array();
-  if (op.stages != 0)
-    for (const std::uint16_t stage : program.stage_groups[op.stages - 1]) stages.push_back(stage);
+  if (op.stages.has_value())
+    for (const std::uint16_t stage : program.stage_groups[op.stages.value()]) stages.push_back(stage);
   return {{"kind", name_of(op.kind)},
           {"name", op.name},
           {"phase", name_of(op.phase)},

@@ -45,22 +45,29 @@ double all_reduce_seconds(const Places& places, double bytes, std::span<const st
   return places.model.cost(OpKind::all_reduce, bytes, span).seconds;
 }
 
-// Rows a second through the products of a layer's experts.
-double expert_tokens_per_second(const Prepared& prepared) {
+// A layer's experts: the ranks that they are divided over, and rows a second through their products.
+struct Experts {
+  MeshGroup ranks;
+  double tokens_per_second = 0;
+};
+Experts experts_of(const Prepared& prepared) {
   const Program& program = *prepared.program;
   OpCostModel costs(prepared.scenario.cluster, *prepared.kernels, *prepared.collectives);
   costs.set_program(program);
   for (const Piece& piece : program.pieces) {
+    Experts experts;
     double seconds = 0, rows = 0;
     for (const Op& op : piece.forward.ops) {
       if (!is_matmul(op.kind) || op.group_dims == 0) continue;
       const Tensor& x = piece.tensors[op.reads[0]];
       rows = static_cast<double>(x.sizes[0] * x.sizes[1]);
       seconds += costs.cost(op, piece.tensors, 1).seconds;
+      experts.ranks = x.over[0].group();
     }
-    if (seconds > 0) return rows / seconds;
+    experts.tokens_per_second = seconds > 0 ? rows / seconds : 0;
+    if (seconds > 0) return experts;
   }
-  return 0;
+  return {};
 }
 
 }  // namespace
@@ -68,7 +75,8 @@ double expert_tokens_per_second(const Prepared& prepared) {
 RunCosts run_costs(const Prepared& prepared) {
   const Cluster& cluster = prepared.scenario.cluster;
   const Mesh& mesh = prepared.program->mesh;
-  const GroupSpan span = span_of(mesh, mesh.group(MeshAxis::ep), cluster.node.devices);
+  const Experts experts = experts_of(prepared);
+  const GroupSpan span = span_of(mesh, experts.ranks, cluster.node.devices);
   const auto places = std::make_shared<const Places>(
       Places{CollectiveModel(cluster, *prepared.collectives), span.stride, cluster.node.devices});
   return {.send_seconds = [places](double bytes, std::int64_t from,
@@ -79,7 +87,7 @@ RunCosts run_costs(const Prepared& prepared) {
               },
           .group_seconds = [places, span](OpKind kind,
                                           double bytes) { return places->model.cost(kind, bytes, span).seconds; },
-          .expert_tokens_per_second = expert_tokens_per_second(prepared)};
+          .expert_tokens_per_second = experts.tokens_per_second};
 }
 
 }  // namespace orrery

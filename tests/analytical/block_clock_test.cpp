@@ -381,7 +381,7 @@ TEST(OpCosts, SumsOverStagesShareTheNicsOfANode) {
   Handmade h;
   const TensorId x = h.tensor(1 << 26);
   Op op = communication(OpKind::all_reduce, "sum", Stream::pipeline_communication, {}, x, x);
-  op.stages = 1;
+  op.stages = TableIndex<StageGroup>(0);
   const CollectiveModel model(world.cluster, world.collectives);
   const auto seconds = [&](std::int64_t groups) {
     const GroupSpan span{.ranks = 2, .ranks_per_node = 1, .nodes = 2, .groups_sharing_nics = groups, .stride = 8};

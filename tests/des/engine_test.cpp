@@ -699,7 +699,7 @@ TEST(Agreement, StagesThatHoldOneParameterSumItTogether) {
     sum.stream = Stream::pipeline_communication;
     sum.phase = Phase::update;
     sum.reads[0] = sum.writes[0] = piece.tensor(static_cast<std::int64_t>(3 * kNicRate), Category::gradient, true);
-    sum.stages = 1;
+    sum.stages = TableIndex<StageGroup>(0);
     piece.piece.update.ops.push_back(sum);
     piece.kernel(piece.piece.update, s == 3 ? 10 : 1).phase = Phase::update;
   }

@@ -193,13 +193,13 @@ TEST(Placement, EachGroupOfAMeshHasItsOwnLoad) {
   vector.rank = 1;
   vector.sizes[0] = 1 << 28;
   const std::vector<Tensor> tensors{vector};
-  const auto op_over = [](MeshGroup group, std::uint8_t of_stages) {
+  const auto op_over = [](MeshGroup group, TableIndex<StageGroup> of_stages) {
     Op op = communication(OpKind::all_reduce, "sum", Stream::data_communication, group, 0, 0);
     op.stages = of_stages;
     return op;
   };
-  const std::vector<Op> ops{op_over(mesh.group(MeshAxis::cp), 0), op_over(mesh.group(MeshAxis::pp), 0), op_over({}, 1),
-                            op_over({}, 2)};
+  const std::vector<Op> ops{op_over(mesh.group(MeshAxis::cp), {}), op_over(mesh.group(MeshAxis::pp), {}),
+                            op_over({}, TableIndex<StageGroup>(0)), op_over({}, TableIndex<StageGroup>(1))};
   const Calibration kernels = find_calibration(c.device);
   const CollectiveCalibration collectives = ideal_collectives();
   const auto seconds_in_turn = [&](const std::vector<Op>& in_turn) {

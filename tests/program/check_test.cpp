@@ -381,7 +381,7 @@ TEST(Check, ATableHasBlocksForEveryPart) {
     Small s;
     const std::vector<std::int64_t> two{1, 0, 0, 1}, three{1, 0, 2}, six{1, 0, 0, 1, 1, 0};
     const TensorId x = s.input("x", {{4, Axis::sequence, s.cp()}}), y = s.tensor("y", {{4, Axis::sequence, s.cp()}});
-    s.piece().tensors[x].set_deal(0, deal_by_table(how == 0 ? two : how == 1 ? three : six));
+    s.piece().tensors[x].set_deal(0, s.program.tables.by_blocks(how == 0 ? two : how == 1 ? three : six));
     s.piece().tensors[y].set_deal(0, s.piece().tensors[x].deal(0));
     s.op(OpKind::cast, {x}, {y});
     how == 0 ? expect_proven(s)
@@ -587,7 +587,7 @@ TEST(Check, AParameterOfSeveralStagesIsSummedOverThem) {
     if (how == kBehindAKernel) s.op(OpKind::scale, {gradients}, {gradients}, &Piece::update);
     for (int times = how == kMissing ? 0 : how == kTwice ? 2 : 1; times > 0; --times)
       s.collective(OpKind::all_reduce, how == kOfOthersToo ? s.tp() : MeshGroup{}, gradients, gradients, &Piece::update)
-          .stages = how == kOfOtherStages ? 2 : 1;
+          .stages = TableIndex<StageGroup>(how == kOfOtherStages ? 1 : 0);
     s.adam(gradients, parameters);
     Program& p = s.program;
     p.pieces.push_back(p.pieces[0]);
@@ -894,8 +894,9 @@ TEST(Division, DealsEveryIndex) {
   mesh.add(MeshAxis::cp, 3);
   Division over;
   over.append(mesh.group({MeshAxis::tp, MeshAxis::cp}));
-  for (const Deal deal : {Deal::contiguous, Deal::zigzag, Deal::striped,
-                          deal_by_table(std::vector<std::int64_t>{2, 0, 1, 1, 2, 0})}) {
+  DealTables tables;
+  for (const Deal deal : {Deal(Deal::contiguous), Deal(Deal::zigzag), Deal(Deal::striped),
+                          tables.by_blocks(std::vector<std::int64_t>{2, 0, 1, 1, 2, 0})}) {
     std::vector<std::int64_t> all;
     for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank)
       for (const std::int64_t i : dealt_indices(deal, over, 24, 4, mesh, rank)) all.push_back(i);
@@ -911,13 +912,13 @@ TEST(Division, DealsEveryIndex) {
   EXPECT_THAT(dealt_indices(Deal::striped, over, 24, 4, mesh, 3), testing::ElementsAre(13, 16, 19, 22));
   // Of context rank 1 of three blocks 2 and 3 of six, of which tensor ranks have one each.
   const std::vector<std::int64_t> owners{0, 2, 1, 1, 0, 2};
-  const Deal table = deal_by_table(owners);
-  EXPECT_EQ(table, deal_by_table(owners));
-  EXPECT_NE(table, deal_by_table(std::vector<std::int64_t>{0, 2, 1, 1, 2, 0}));
+  const Deal table = tables.by_blocks(owners);
+  EXPECT_EQ(table, tables.by_blocks(owners));
+  EXPECT_NE(table, tables.by_blocks(std::vector<std::int64_t>{0, 2, 1, 1, 2, 0}));
   EXPECT_THAT(dealt_indices(table, over, 24, 4, mesh, 2), testing::ElementsAre(8, 9, 10, 11));
   EXPECT_THAT(dealt_indices(table, over, 24, 4, mesh, 3), testing::ElementsAre(12, 13, 14, 15));
   EXPECT_THAT(dealt_indices(table, over, 24, 4, mesh, 5), testing::ElementsAre(20, 21, 22, 23));
-  EXPECT_THROW(deal_by_table(std::vector<std::int64_t>{0, 0, 1}), std::logic_error);
+  EXPECT_THROW(tables.by_blocks(std::vector<std::int64_t>{0, 0, 1}), std::logic_error);
   // Six query heads over two ranks, a key and a value that both have.
   Division heads;
   heads.append(mesh.group(MeshAxis::tp));

@@ -360,7 +360,7 @@ TEST(AttentionKernel, WithinDocumentsIsThatOfEachDocumentAlone) {
     op.window = window;
     Op alone = op, backward = op, backward_alone = op;
     backward.kind = backward_alone.kind = attention_backward;
-    op.documents = backward.documents = 1;
+    op.documents = backward.documents = TableIndex<DocumentLoad>(0);
     KernelContext kernel;
     kernel.document_begins = begins;
     const Operand q{s.q(), random_values(s.q().elements(), 1)}, kv{s.kv(), random_values(s.kv().elements(), 2)},
@@ -400,7 +400,7 @@ TEST(AttentionKernel, WithinDocumentsIsThatOfEachDocumentAlone) {
 TEST(AttentionKernel, RefusesDocumentsThatAreNotOfItsPositions) {
   const Heads s;
   Op op = op_of(attention);
-  op.documents = 1;
+  op.documents = TableIndex<DocumentLoad>(0);
   const Operand q{s.q(), random_values(s.q().elements(), 1)}, kv{s.kv(), random_values(s.kv().elements(), 2)};
   std::vector<std::int64_t> begins(static_cast<std::size_t>(s.batch * s.queries), 0);
   KernelContext kernel;

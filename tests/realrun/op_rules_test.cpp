@@ -60,6 +60,7 @@ const char* word(Axis axis) {
 // Sequences that one digit divides are dealt in all ways; `all_deals`: those that two divide, as well.
 std::vector<Layout> layouts_of(const Tensor& whole, const Mesh& mesh, bool may_owe, bool all_deals = false) {
   std::vector<Layout> found;
+  static DealTables tables;
   const int digits = static_cast<int>(mesh.digits().size());
   constexpr int kNone = -1, kOwed = -2;
   std::vector<int> choice(static_cast<std::size_t>(digits), kOwed);
@@ -85,7 +86,7 @@ std::vector<Layout> layouts_of(const Tensor& whole, const Mesh& mesh, bool may_o
       std::vector<std::int64_t> owners;  // of a table: the zigzag deal's, the last rank first
       const std::int64_t parts = mesh.size(MeshGroup::of_digit(l.tensor.over[d].digit(0)));
       for (std::int64_t b = 0; b < 2 * parts; ++b) owners.push_back(b < parts ? parts - 1 - b : b - parts);
-      l.tensor.set_deal(d, deal == Deal::table ? deal_by_table(owners) : deal);
+      l.tensor.set_deal(d, deal == Deal::by_table ? tables.by_blocks(owners) : deal);
       l.name += std::string(" ") + name_of(deal);
     }
     l.name += "]" + (l.owed.empty() ? "" : " owed over " + words(mesh, l.owed));
@@ -102,13 +103,13 @@ std::vector<Layout> layouts_of(const Tensor& whole, const Mesh& mesh, bool may_o
     add(false, Deal::contiguous);
     if (digits == 2 && choice[0] == choice[1] && choice[0] >= 0) add(true, Deal::contiguous);
     if (digits == 1 && choice[0] >= 0 && whole.axes[choice[0]] == Axis::sequence)
-      for (const Deal deal : {Deal::zigzag, Deal::striped, Deal::table}) add(false, deal);
+      for (const Deal deal : {Deal::zigzag, Deal::striped, Deal::by_table}) add(false, deal);
     if (digits != 2 || !all_deals) return;
     const auto along_sequence = [&](std::size_t d) {
       return choice[d] >= 0 && whole.axes[choice[d]] == Axis::sequence;
     };
     if (!along_sequence(0) && !along_sequence(1)) return;
-    for (const Deal deal : {Deal::zigzag, Deal::striped, Deal::table}) {
+    for (const Deal deal : {Deal::zigzag, Deal::striped, Deal::by_table}) {
       add(false, deal);
       if (choice[0] == choice[1]) add(true, deal);
     }
@@ -382,7 +383,8 @@ class Checker {
     w.rank = 2;
     w.axes = {Axis::expert_ffn, t.axes[last]};
     w.over = {x.over[last], t.over[last]};
-    w.deals = 0;
+    w.deals = {};
+    w.table = nullptr;
     w.set_deal(1, t.deal(last));
     Op product;
     product.name = "product";

@@ -268,7 +268,7 @@ TEST(UnequalRouting, ExchangesAreAsSkewedAsTheirFlows) {
 TEST(UnequalRouting, OfDocumentsThatMoveLittleAnExchangeIsShorter) {
   constexpr std::int64_t kRanks = 16, kPerNode = 4;
   Load load;
-  load.axis = MeshAxis::cp;
+  load.of = RowsOf::positions;
   load.ranks = kRanks;
   for (std::int64_t from = 0; from < kRanks; ++from)
     for (std::int64_t to = 0; to < kRanks; ++to) load.rows.push_back(from == to ? kRanks : 0);

@@ -702,7 +702,7 @@ TEST(Offload, CopiesInTheUpdateWhatIsSummedThere) {
 const Op* stage_sum(const Piece& piece) {
   const Op* found = nullptr;
   for (const Op& op : piece.update.ops)
-    if (op.stages != 0) {
+    if (op.stages.has_value()) {
       EXPECT_EQ(found, nullptr);
       found = &op;
     }

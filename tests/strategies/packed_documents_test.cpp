@@ -120,7 +120,7 @@ TEST(PackedDocuments, NoDocumentsLeaveTheProgramAsItIs) {
   const Program p = lowered_packs(s);
   EXPECT_EQ(p.packed, nullptr);
   for (const Piece& piece : p.pieces)
-    for (const Op& op : piece.forward.ops) EXPECT_EQ(op.documents, 0);
+    for (const Op& op : piece.forward.ops) EXPECT_FALSE(op.documents.has_value());
 }
 
 // sum l^2 / 2 pairs of a query and a key, or sum l^2 without the causal mask; the rest as ever.

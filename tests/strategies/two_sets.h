@@ -22,7 +22,7 @@ inline void divide_into_two_sets(const Scenario&, Program& program) {
     // What stages sum with others keeps a set of its own.
     const auto is_summed = [&](const ParameterGradient& p) {
       return std::ranges::any_of(piece.update.ops,
-                                 [&](const Op& op) { return op.stages != 0 && op.reads[0] == p.gradient; });
+                                 [&](const Op& op) { return op.stages.has_value() && op.reads[0] == p.gradient; });
     };
     const bool any_summed = std::ranges::any_of(piece.parameters, is_summed);
     const auto is_of_first = [&](const ParameterGradient& p) {

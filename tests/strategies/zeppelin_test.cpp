@@ -292,7 +292,7 @@ TEST(Zeppelin, ExchangesTakeTheTimeOfTheirLoads) {
       double sum = 0;
       for (const Op& op : layer.forward.ops)
         if (op.kind == OpKind::redistribute) {
-          unequal += op.load != 0 ? 1 : 0;
+          unequal += op.load.has_value() ? 1 : 0;
           sum += costs->cost(op, layer.tensors, 1).seconds;
         }
       return sum;
@@ -302,13 +302,29 @@ TEST(Zeppelin, ExchangesTakeTheTimeOfTheirLoads) {
   }
 }
 
+// Each step of a training lays other documents: as many steps as one likes, as none leaves its tables behind.
+TEST(Zeppelin, TablesOfAStepDieWithItsProgram) {
+  Scenario s = divided("llama-2-7b", 8, "zeppelin");
+  s.cluster.nodes = 1;
+  s.workload.global_batch_size = 1;
+  s.workload.sequence_length = 2048;
+  s.workload.documents = "log-normal:4:1";
+  Program p;
+  constexpr std::size_t kMoreThanNumbers = 1 << 14;  // of fourteen bits
+  for (std::size_t tables = 0; tables <= kMoreThanNumbers; tables += p.tables.count()) {
+    ++s.workload.documents_seed;
+    ASSERT_NO_THROW(lower(s, p)) << tables;
+    ASSERT_LE(p.tables.count(), 5u);
+  }
+}
+
 // Rows that stay on their rank are no part of an exchange, however many; of experts' an exchange has the mean at least.
 TEST(Zeppelin, WhatStaysIsNotExchanged) {
-  Load load{.axis = MeshAxis::cp, .ranks = 4, .rows = {}};
+  Load load{.of = RowsOf::positions, .group = {}, .ranks = 4, .rows = {}};
   for (int from = 0; from < 4; ++from)
     for (int to = 0; to < 4; ++to) load.rows.push_back(from == to ? 3.7 : 0.1);
   EXPECT_NEAR(exchange_skew(load, 4, CollectiveAlgorithm::direct, {}).inside, 0.1, 1e-9);
-  load.axis = MeshAxis::ep;
+  load.of = RowsOf::tokens;
   EXPECT_NEAR(exchange_skew(load, 4, CollectiveAlgorithm::direct, {}).inside, 1, 1e-9);
 }
 
@@ -656,13 +672,41 @@ TEST(Zeppelin, TheSlowestRankIsThatOfAllLayers) {
   }
 }
 
+// Layers have a load of their experts beside those of their documents, each over its own ranks.
+TEST(Zeppelin, ExpertsHaveLoadsBesideDocuments) {
+  Scenario s = batch(PartitionRule::zones, "mixtral-8x7b");
+  s.workload.documents = "code";
+  s.plan.expert.degree = 8;
+  Program p = lowered_of(s);
+  const std::size_t of_documents = p.loads.size();
+  EXPECT_GT(of_documents, 0u);
+  s.workload.routing = ExpertRouting::zipf;
+  s.workload.routing_skew = 1;
+  p = lowered_of(s);
+  ASSERT_GT(p.loads.size(), of_documents);
+  for (std::size_t load = 0; load < p.loads.size(); ++load) {
+    EXPECT_EQ(p.loads[load].of, load < of_documents ? RowsOf::positions : RowsOf::tokens);
+    EXPECT_EQ(p.mesh.size(p.loads[load].group), load < of_documents ? 16 : 8);
+  }
+  const Costs costs(s, p);
+  for (const Piece& piece : p.pieces)
+    for (const Op& op : piece.forward.ops)
+      if (const Load* const load = costs->row_load(op, piece.tensors)) {
+        const bool moves_documents = op.kind == OpKind::redistribute && op.load.has_value();
+        EXPECT_EQ(load->of, moves_documents ? RowsOf::positions : RowsOf::tokens) << op.name;
+      }
+  s.plan.zeppelin.remapping = false;
+  EXPECT_THROW(check(s), InputError);
+}
+
 // What ranks of a part give each other is what they give each other among all.
 TEST(Zeppelin, LoadsOfPartsAreThoseBetweenTheirRanks) {
   Mesh mesh;
   mesh.add(MeshAxis::cp, 2);
   mesh.add(MeshAxis::cp, 2);
   Load load;
-  load.axis = MeshAxis::cp;
+  load.of = RowsOf::positions;
+  load.group = mesh.group(MeshAxis::cp);
   load.ranks = 4;
   for (int i = 0; i < 16; ++i) load.rows.push_back(i);
   const std::vector<Load> within = loads_within(load, mesh, MeshGroup::of_digit(0));

@@ -231,7 +231,7 @@ bool fits_tensor_cores(const AttentionShape& s, bool backward) {
 }
 
 void attention(const Call& call) {
-  call.require(call.op.documents == 0, "attention within documents runs on CPUs alone");
+  call.require(!call.op.documents.has_value(), "attention within documents runs on CPUs alone");
   call.require(!call.has_read(2), "attention with a position bias runs on CPUs alone");
   const Operand* const kv = call.has_read(1) ? &call.read(1) : nullptr;
   const AttentionShape s = shape_of(call, call.read(0), kv, call.write(0), call.write(1));
@@ -245,7 +245,7 @@ std::int64_t attention_backward_scratch(const Call& call) {
 }
 
 void attention_backward(const Call& call) {
-  call.require(call.op.documents == 0, "attention within documents runs on CPUs alone");
+  call.require(!call.op.documents.has_value(), "attention within documents runs on CPUs alone");
   call.require(!call.has_read(5), "attention with a position bias runs on CPUs alone");
   const bool fused = !call.has_read(4);
   const Operand* const kv = fused ? nullptr : &call.read(4);
