@@ -8,6 +8,7 @@
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "strategies/strategy.h"
 
 namespace orrery::framework {
 namespace {

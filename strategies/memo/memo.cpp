@@ -12,6 +12,7 @@
 #include "sim/program/rewrite.h"
 #include "strategies/activation_offload/to_host.h"
 #include "strategies/context_parallel/context_parallel.h"
+#include "strategies/memo/alpha.h"
 #include "strategies/pipeline_parallel/schedules.h"
 
 namespace orrery::memo {
