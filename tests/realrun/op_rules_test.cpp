@@ -18,6 +18,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "realrun/backend.h"
@@ -148,10 +149,16 @@ std::int64_t part_in(MeshGroup group, const Mesh& mesh, std::int64_t rank) {
 
 // One of the uneven parts that a number is the sum of.
 double share(double whole, std::int64_t element, std::int64_t part, std::int64_t parts) {
+  static std::unordered_map<std::uint32_t, double> drawn;  // by seed: seeding takes longer than all else here
   double rest = whole;
   for (std::int64_t p = 0; p + 1 < parts; ++p) {
-    std::mt19937 generator(static_cast<std::uint32_t>(element * 31 + p * 7 + 1));
-    const double value = std::normal_distribution<double>(0, 1.5)(generator);
+    const auto seed = static_cast<std::uint32_t>(element * 31 + p * 7 + 1);
+    const auto [found, is_new] = drawn.try_emplace(seed);
+    if (is_new) {
+      std::mt19937 generator(seed);
+      found->second = std::normal_distribution<double>(0, 1.5)(generator);
+    }
+    const double value = found->second;
     if (p == part) return value;
     rest -= value;
   }
