@@ -252,10 +252,12 @@ bool belongs(const OpInPlace& place, std::string_view term) {
   return term == "memory_bound" && !is_matmul(op.kind) && !is_attention(op.kind);
 }
 
-std::string explain_term(const Term& term, std::vector<OpInPlace> ops, const Simulation& simulation) {
+std::string explain_term(const TimeTerm& term, std::vector<OpInPlace> ops, const Simulation& simulation) {
   const Report& report = simulation.report;
-  std::string text = fmt::format("{}: {}, {} of the step\n", term.label, seconds_text(term.seconds),
-                                 percent_text(report.step_seconds > 0 ? term.seconds / report.step_seconds : 0));
+  const double seconds =
+      report.stages.empty() ? 0 : term.of(report.stages[static_cast<std::size_t>(report.bounding_stage)].time);
+  std::string text = fmt::format("{}: {}, {} of the step\n", term.label, seconds_text(seconds),
+                                 percent_text(report.step_seconds > 0 ? seconds / report.step_seconds : 0));
   const auto definition = std::find_if(std::begin(kDefinitions), std::end(kDefinitions),
                                        [&](const TermText& t) { return term.name == t.name; });
   text += definition != std::end(kDefinitions)
@@ -310,8 +312,7 @@ std::string explain_term(const Term& term, std::vector<OpInPlace> ops, const Sim
       term.name == "matmul" || term.name == "attention" || term.name == "memory_bound" || term.name == "recompute";
   if (!of_kernels) return text;
   text += "beside collectives they are slower (overlap_slowdown of the calibration)";
-  if (program.stages.size() == 1)
-    text += fmt::format(": by {} in all", seconds_text(std::max(term.seconds - alone, 0.0)));
+  if (program.stages.size() == 1) text += fmt::format(": by {} in all", seconds_text(std::max(seconds - alone, 0.0)));
   text += ", which the term has, and these have not\n";
   return text;
 }
@@ -321,9 +322,10 @@ std::string explain_step(const Report& report) {
       fmt::format("step time: {}, the sum of what the compute stream of the bounding stage does and waits for\n",
                   seconds_text(report.step_seconds));
   if (report.stages.empty()) return text;
-  for (const Term& term : terms_of(report.stages[static_cast<std::size_t>(report.bounding_stage)].time))
-    if (term.seconds != 0)
-      text += fmt::format("  {:<44}{:>12}  {}\n", term.label, seconds_text(term.seconds), term.name);
+  const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
+  for (const TimeTerm& term : time_terms())
+    if (term.of(time) != 0)
+      text += fmt::format("  {:<44}{:>12}  {}\n", term.label, seconds_text(term.of(time)), term.name);
   return text;
 }
 
@@ -388,15 +390,17 @@ std::string explain_memory(const Report& r) {
   text += fmt::format(
       "stage {}, {:.4g} micro-batches in flight; every tensor lives from its first definition to its last use\n",
       stage.stage, stage.in_flight_micro_batches);
-  for (const MemoryTerm& term : terms_of(stage.memory))
-    if (term.bytes != 0) text += fmt::format("  {:<44}{:>14}\n", term.label, bytes_text(term.bytes));
+  for (const MemoryPart& part : memory_parts())
+    if (const double bytes = part.of(stage.memory); bytes != 0)
+      text += fmt::format("  {:<44}{:>14}\n", part.label, bytes_text(bytes));
   for (const auto& [place, shared] : {std::pair{Place::host, r.host_memory}, {Place::storage, r.storage}}) {
     if (shared.peak_bytes <= 0) continue;
     text +=
         fmt::format("{}: {} of {} of a node, which its devices share\n", name_of(place), bytes_text(shared.node_bytes),
                     shared.capacity_bytes > 0 ? bytes_text(shared.capacity_bytes) : "an unknown capacity");
-    for (const MemoryTerm& term : terms_of(stage.memory.bytes.at(place)))
-      if (term.bytes != 0) text += fmt::format("  {:<44}{:>14}\n", term.label, bytes_text(term.bytes));
+    for (const MemoryPart& part : category_parts())
+      if (const double bytes = stage.memory.bytes.at(place)[part.category]; bytes != 0)
+        text += fmt::format("  {:<44}{:>14}\n", part.label, bytes_text(bytes));
   }
   return text;
 }
@@ -557,11 +561,8 @@ std::string explain(const std::string& name, const Simulation& simulation,
       return fmt::format("{}: {}, {}\n", kind.key, figure_text(figure), kind.explanation);
     known.emplace_back(kind.key);
   }
-  const TimeBreakdown none;
-  for (const Term& term :
-       terms_of(report.stages.empty() ? none : report.stages[static_cast<std::size_t>(report.bounding_stage)].time)) {
-    if (name == term.name || name == term.label || name == term.name + "_seconds")
-      return explain_term(term, ops, simulation);
+  for (const TimeTerm& term : time_terms()) {
+    if (name == term.name || name == term.label || name == term.key) return explain_term(term, ops, simulation);
     known.push_back(term.name);
     known.push_back(term.label);
   }

@@ -10,9 +10,9 @@
 namespace orrery {
 
 // `name`: an op ("layer.forward.fc1", or its last part, "fc1"), a term of the time ("bubble", "exposed_...", see
-// terms_of), "step", "mfu", "memory", or a topic of a strategy (strategies/topic.h), which may ask `evaluate` what
-// other plans take: the same engine, and nothing that `simulation` points to. Throws InputError with the nearest name.
-// REQUIRES: the report has its ops.
+// time_terms), "step", "mfu", "memory", or a topic of a strategy (strategies/topic.h). A topic may call `evaluate` for
+// other plans; it must use the same engine and must not change what `simulation` points to. Throws InputError with the
+// nearest name. REQUIRES: the report has its ops.
 std::string explain(const std::string& name, const Simulation& simulation,
                     const std::function<Simulation(const Scenario&)>& evaluate);
 

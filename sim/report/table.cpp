@@ -95,31 +95,31 @@ void headline(std::string& out, const Report& r, TableStyle style) {
     if (*figure.kind->label != '\0') line(out, figure.kind->label, figure_text(figure), remark(figure.remark));
 }
 
-void time_terms(std::string& out, const Report& r, TableStyle style) {
+void time_table(std::string& out, const Report& r, TableStyle style) {
   if (r.stages.empty()) return;
   const StageReport& stage = r.stages[static_cast<std::size_t>(r.bounding_stage)];
   heading(out,
           fmt::format("Time of one step ({})", stage.who.empty() ? stage_words(stage, r.stages.size()) : stage.who),
           style);
   const double total = stage.time.total();
-  for (const Term& term : terms_of(stage.time)) {
-    if (term.seconds == 0) continue;
-    const double share = total > 0 ? term.seconds / total : 0;
-    line(out, term.label, seconds_text(term.seconds),
+  for (const TimeTerm& term : time_terms()) {
+    const double seconds = term.of(stage.time), share = total > 0 ? seconds / total : 0;
+    if (seconds == 0) continue;
+    line(out, term.label, seconds_text(seconds),
          fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::time, style)));
   }
   line(out, "total", seconds_text(total));
 }
 
-void memory_terms(std::string& out, const Report& r, TableStyle style) {
+void memory_table(std::string& out, const Report& r, TableStyle style) {
   if (r.stages.empty()) return;
   const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
   heading(out, fmt::format("Memory of one device at the peak ({})", stage_words(stage, r.stages.size())), style);
-  for (const MemoryTerm& term : terms_of(stage.memory)) {
-    if (term.bytes == 0) continue;
-    const double share = r.memory_capacity_bytes > 0 ? term.bytes / r.memory_capacity_bytes : 0;
-    if (term.name == name_of(Place::host) || term.name == name_of(Place::storage)) continue;
-    line(out, term.label, bytes_text(term.bytes),
+  for (const MemoryPart& part : memory_parts()) {
+    const double bytes = part.of(stage.memory);
+    const double share = r.memory_capacity_bytes > 0 ? bytes / r.memory_capacity_bytes : 0;
+    if (bytes == 0 || part.place != Place::device) continue;
+    line(out, part.label, bytes_text(bytes),
          fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::memory, style)));
   }
   const auto verdict = [&](double margin, bool tight = false) {
@@ -141,9 +141,9 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
   const auto shared = [&](const SharedMemory& tier, Place place, std::string_view label) {
     if (tier.peak_bytes <= 0) return;
     std::string parts;
-    for (const MemoryTerm& term : terms_of(stage.memory.bytes.at(place)))
-      if (term.bytes > 0)
-        parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", term.label, bytes_text(term.bytes));
+    for (const MemoryPart& part : category_parts())
+      if (const double bytes = stage.memory.bytes.at(place)[part.category]; bytes > 0)
+        parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.label, bytes_text(bytes));
     line(out, label, bytes_text(stage.memory.bytes.in(place)), parts);
     std::string node = fmt::format("{} of a node", bytes_text(tier.node_bytes));
     if (tier.process_bytes > 0) node += fmt::format(" ({} of them its processes')", bytes_text(tier.process_bytes));
@@ -291,8 +291,8 @@ std::string report_table(const Report& report, const std::vector<std::string>& t
     out += paint(title[i], i == 0 ? Paint::bold : Paint::dim, style) + '\n';
   if (!title.empty()) out += '\n';
   headline(out, report, style);
-  time_terms(out, report, style);
-  memory_terms(out, report, style);
+  time_table(out, report, style);
+  memory_table(out, report, style);
   stage_table(out, report, style);
   out += discrete_event_table(report, style);
   remarks(out, report, style);
@@ -350,18 +350,18 @@ std::string comparison_table(const Report& a, const Report& b, const std::vector
   if (a.stages.empty() || b.stages.empty()) return out;
 
   struct Difference {
-    Term term;
-    double b_seconds = 0;
-    double change() const { return b_seconds - term.seconds; }
+    const TimeTerm* term = nullptr;
+    double a_seconds = 0, b_seconds = 0;
+    double change() const { return b_seconds - a_seconds; }
   };
   std::vector<Difference> differences;
-  const auto terms_a = terms_of(a.stages[static_cast<std::size_t>(a.bounding_stage)].time);
-  const auto terms_b = terms_of(b.stages[static_cast<std::size_t>(b.bounding_stage)].time);
+  const TimeBreakdown &time_a = a.stages[static_cast<std::size_t>(a.bounding_stage)].time,
+                      &time_b = b.stages[static_cast<std::size_t>(b.bounding_stage)].time;
   const double negligible = kRounding * std::max(a.step_seconds, b.step_seconds);
-  for (std::size_t i = 0; i < terms_a.size(); ++i) {
-    const double seconds_a = terms_a[i].seconds, seconds_b = terms_b[i].seconds;
+  for (const TimeTerm& term : time_terms()) {
+    const double seconds_a = term.of(time_a), seconds_b = term.of(time_b);
     if (std::max(std::fabs(seconds_a), std::fabs(seconds_b)) <= negligible) continue;
-    differences.push_back({terms_a[i], std::fabs(seconds_b - seconds_a) <= negligible ? seconds_a : seconds_b});
+    differences.push_back({&term, seconds_a, std::fabs(seconds_b - seconds_a) <= negligible ? seconds_a : seconds_b});
   }
   std::stable_sort(differences.begin(), differences.end(), [](const Difference& x, const Difference& y) {
     return std::fabs(x.change()) > std::fabs(y.change());
@@ -373,7 +373,7 @@ std::string comparison_table(const Report& a, const Report& b, const std::vector
   for (const Difference& d : differences) {
     const std::string change = right(fmt::format("{}{}", d.change() > 0 ? "+" : "", seconds_text(d.change())), 11);
     const std::string length = bar(largest > 0 ? std::fabs(d.change()) / largest : 0, kBarColumns);
-    compared(out, d.term.label, seconds_text(d.term.seconds), seconds_text(d.b_seconds),
+    compared(out, d.term->label, seconds_text(d.a_seconds), seconds_text(d.b_seconds),
              fmt::format("{}  {}", change, paint(length, d.change() > 0 ? Paint::bad : Paint::good, style)));
   }
   return out;

@@ -50,12 +50,6 @@ void add_terms(const TimeBreakdown& from, TimeBreakdown& to) {
   for (const TimeTerm& term : time_terms()) term.of(to) += term.of(from);
 }
 
-std::vector<Term> terms_of(const TimeBreakdown& time) {
-  std::vector<Term> terms;
-  for (const TimeTerm& term : time_terms()) terms.push_back({term.name, term.label, term.of(time)});
-  return terms;
-}
-
 const std::vector<MemoryPart>& memory_parts() {
   static const std::vector<MemoryPart> all = [] {
     std::vector<MemoryPart> parts;
@@ -74,18 +68,7 @@ const std::vector<MemoryPart>& memory_parts() {
   return all;
 }
 
-std::vector<MemoryTerm> terms_of(const CategoryBytes& bytes) {
-  std::vector<MemoryTerm> terms;
-  for (std::size_t c = 0; c < kCategories; ++c)
-    terms.push_back({name_of(static_cast<Category>(c)), kCategoryLabels[c], bytes[c]});
-  return terms;
-}
-
-std::vector<MemoryTerm> terms_of(const MemoryBreakdown& memory) {
-  std::vector<MemoryTerm> terms;
-  for (const MemoryPart& part : memory_parts()) terms.push_back({part.name, part.label, part.of(memory)});
-  return terms;
-}
+std::span<const MemoryPart> category_parts() { return std::span(memory_parts()).first(kCategories); }
 
 std::string figure_text(const Figure& figure) {
   const FigureUnit unit = figure.kind->unit;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,35 +11,18 @@
 
 namespace orrery {
 
-struct Term {
-  std::string name;   // "exposed_tensor_communication": the key in JSON and CSV (with "_seconds"), and for --explain
-  std::string label;  // "exposed tensor-parallel communication": in words
-  double seconds = 0;
-};
-
-// All terms, zero or not, in a fixed order; their sum is time.total().
-std::vector<Term> terms_of(const TimeBreakdown& time);
-
-struct MemoryTerm {
-  std::string name;   // "optimizer_state"
-  std::string label;  // "optimizer states"
-  double bytes = 0;
-};
-// All parts of memory.peak_bytes in a fixed order, followed by "host" and "storage", which are not part of it.
-std::vector<MemoryTerm> terms_of(const MemoryBreakdown& memory);
-// The bytes of each category in one place, in a fixed order.
-std::vector<MemoryTerm> terms_of(const CategoryBytes& bytes);
-
-// A term without a value: its names, and where a breakdown has it.
+// A term of the step's time: its names, and where a breakdown has it.
 struct TimeTerm {
-  std::string name, label;
-  std::string key;  // "exposed_tensor_communication_seconds"
+  std::string name;   // "exposed_tensor_communication": for --explain
+  std::string label;  // "exposed tensor-parallel communication": in words
+  std::string key;    // "exposed_tensor_communication_seconds": in JSON and CSV
   double TimeBreakdown::*field = nullptr;
   std::size_t stream = 0;  // index into `exposed` if `field` is null
 
   // Of a TimeBreakdown, const or not.
   auto& of(auto& time) const { return field != nullptr ? time.*field : time.exposed[stream]; }
 };
+// All terms in a fixed order; their sum is TimeBreakdown::total().
 const std::vector<TimeTerm>& time_terms();
 void add_terms(const TimeBreakdown& from, TimeBreakdown& to);
 
@@ -55,7 +39,10 @@ struct MemoryPart {
     return place == Place::device ? memory.bytes.at(place)[category] : memory.bytes.in(place);
   }
 };
+// All parts of memory.peak_bytes in a fixed order, followed by "host" and "storage", which are not part of it.
 const std::vector<MemoryPart>& memory_parts();
+// The first of these parts: one for each category on the device. Other places have the same categories.
+std::span<const MemoryPart> category_parts();
 
 // A sentence that says how the report's FLOPs are counted.
 std::string_view flop_convention();

@@ -124,7 +124,7 @@ std::string memory_event(const MemorySample& sample, std::int32_t process) {
   const auto add = [&args](const char* name, double bytes) {
     args += fmt::format(R"({}"{}":{:.0f})", args.empty() ? "" : ",", name, bytes);
   };
-  for (const MemoryTerm& term : terms_of(sample.bytes.at(Place::device))) add(term.name.c_str(), term.bytes);
+  for (const MemoryPart& part : category_parts()) add(part.name.c_str(), sample.bytes.at(Place::device)[part.category]);
   return fmt::format(R"({{"ph":"C","name":"memory bytes","pid":{},"tid":0,"ts":{},"args":{{{}}}}})", process,
                      microseconds(nanoseconds(sample.seconds)), args);
 }

@@ -259,6 +259,8 @@ PipelineDegrees pipeline_degrees(const Scenario& scenario, const Evaluate& evalu
 namespace {
 
 std::string profile_text(const PipelineDegrees& degrees) {
+  constexpr std::array<Column, 6> kColumns{
+      {{"operation", false}, {"alpha"}, {"beta"}, {"r^2"}, {"takes"}, {"n of the layer", false}}};
   std::vector<std::vector<std::string>> rows;
   const auto row = [&](const char* name, const ProfiledTime& profiled, const char* unit) {
     if (profiled.units == 0) return;
@@ -271,7 +273,7 @@ std::string profile_text(const PipelineDegrees& degrees) {
   row("all-gather", degrees.all_gather, "elements");
   row("reduce-scatter", degrees.reduce_scatter, "elements");
   row("experts", degrees.experts, "multiply-adds");
-  return grid("<operation|alpha|beta|r^2|takes|<n of the layer", rows);
+  return grid(kColumns, rows);
 }
 
 std::string bottleneck_text(Bottleneck bottleneck) {
@@ -281,15 +283,15 @@ std::string bottleneck_text(Bottleneck bottleneck) {
 }
 
 std::string cases_text(const PipelineDegrees& degrees) {
+  constexpr std::array<Column, 5> kColumns{{{"degree"}, {"forward"}, {"case", false}, {"backward"}, {"case", false}}};
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < degrees.forward.size(); ++i) {
     const PipelinedLayer &f = degrees.forward[i], &b = degrees.backward[i];
     rows.push_back({std::to_string(f.degree), seconds_text(f.seconds), bottleneck_text(f.bottleneck),
                     seconds_text(b.seconds), bottleneck_text(b.bottleneck)});
   }
-  return grid("degree|forward|<case|backward|<case", rows) + fmt::format("  chosen: {} forward, {} backward\n",
-                                                                         degrees.chosen_forward.degree,
-                                                                         degrees.chosen_backward.degree);
+  return grid(kColumns, rows) + fmt::format("  chosen: {} forward, {} backward\n", degrees.chosen_forward.degree,
+                                            degrees.chosen_backward.degree);
 }
 
 std::string steps_text(const PipelineDegrees& degrees) {
@@ -321,6 +323,7 @@ std::string gradients_text(const GradientPieces& gradients) {
   const std::string heading =
       "Gradients of a layer, all-reduced in pieces beside the next layer backward (section 5)\n";
   if (gradients.steps.empty()) return heading + "  none: " + gradients.refused + "\n";
+  constexpr std::array<Column, 5> kColumns{{{"partition", false}, {"experts"}, {"dense"}, {"formula"}, {"step"}}};
   std::vector<std::vector<std::string>> rows;
   for (const StepByShares& step : gradients.steps) {
     const GradientPartition* const formula = step.partition == "greedy"   ? &gradients.greedy
@@ -333,7 +336,7 @@ std::string gradients_text(const GradientPieces& gradients) {
          fmt::format("  an all-reduce: alpha {}, beta {:.3g} ns, {:.4g} elements a layer; dense part {}; {} layers\n",
                      seconds_text(gradients.all_reduce.time.start_up), gradients.all_reduce.time.per_unit * 1e9,
                      gradients.all_reduce.units, seconds_text(gradients.dense_seconds), gradients.layers) +
-         grid("<partition|experts|dense|formula|step", rows) +
+         grid(kColumns, rows) +
          "  experts, dense: moe_gradient_share_experts, moe_gradient_share_dense; formula: of all layers backward and "
          "what is left\n";
 }

@@ -179,6 +179,14 @@ std::string text_of(const Alpha& a) {
                       a.host_capacity_bytes > 0 ? bound_text(a.room(), "none: OOHM at alpha 0")
                                                 : "not known: nor is the memory of a node's host",
                       "memo_alpha", a.room() < 0 ? "none has room" : fmt::format("{:.3f}", a.chosen()));
+  constexpr std::array<Column, 8> kColumns{{{"alpha"},
+                                            {"step"},
+                                            {"waits to host"},
+                                            {"to device"},
+                                            {"device peak"},
+                                            {"host of a node"},
+                                            {"memory", false},
+                                            {"", false}}};
   std::vector<std::vector<std::string>> rows;
   const StepByAlpha& fastest = a.fastest();
   for (const StepByAlpha& step : a.steps) {
@@ -188,9 +196,7 @@ std::string text_of(const Alpha& a) {
                     seconds_text(step.to_device_seconds), bytes_text(step.peak_bytes), bytes_text(step.node_host_bytes),
                     std::string(verdict_text(step.verdict)), mark});
   }
-  return text + "By the engine\n" +
-         grid("alpha|step|waits to host|to device|device peak|host of a node|<memory|<", rows) +
-         "  OOM: out of device memory; OOHM: out of host memory\n";
+  return text + "By the engine\n" + grid(kColumns, rows) + "  OOM: out of device memory; OOHM: out of host memory\n";
 }
 
 std::span<const Topic> topics() {

@@ -184,10 +184,10 @@ OrderedJson plan_json(const SearchAnswer& a, const ShownPlan& shown) {
 // The term that costs most of those that a faster plan could have less of.
 std::string loses_by(const Report& report) {
   const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
-  Term most;
-  for (const Term& term : terms_of(time))
-    if (term.name != "matmul" && term.name != "attention" && term.seconds > most.seconds) most = term;
-  return most.label.empty() ? "" : fmt::format("{} {}", most.label, percent_text(most.seconds / report.step_seconds));
+  const TimeTerm* most = nullptr;
+  for (const TimeTerm& term : time_terms())
+    if (term.name != "matmul" && term.name != "attention" && term.of(time) > (most ? most->of(time) : 0)) most = &term;
+  return most ? fmt::format("{} {}", most->label, percent_text(most->of(time) / report.step_seconds)) : "";
 }
 
 OrderedJson chosen_value(const Space::Axis& axis, const Scenario& scenario) {

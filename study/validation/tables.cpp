@@ -166,8 +166,8 @@ nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points) {
       one["measured_device"] = p.measured_device();
       one["strategies"] = p.strategies;
       one["bound_by"] = p.bound_by;
-      for (const Term& term : terms_of(p.time))
-        if (term.seconds > 0) one["terms"][term.name] = term.seconds;
+      for (const TimeTerm& term : time_terms())
+        if (term.of(p.time) > 0) one["terms"][term.name] = term.of(p.time);
     } else {
       one["not_predicted"] = p.not_predicted;
     }

@@ -519,7 +519,7 @@ TEST(Terms, AddUpToTheTotal) {
   for (std::size_t s = 1; s < kStreams; ++s)
     if (kStreamRows[s].account == kStreamRows[s].stream) exposed += time.exposed[s] = 128;
   double sum = 0;
-  for (const Term& term : terms_of(time)) sum += term.seconds;
+  for (const TimeTerm& term : time_terms()) sum += term.of(time);
   EXPECT_EQ(sum, 127 + exposed);
   EXPECT_EQ(time.total(), sum);
 }
