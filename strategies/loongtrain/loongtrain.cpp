@@ -51,7 +51,7 @@ std::span<const SearchAxis> search_axes() {
 void add_ring(const Scenario& scenario, Mesh& mesh, std::int64_t ranks, const char* name) {
   const std::int64_t inner = scenario.plan.loongtrain.inner_ring_degree;
   if (inner > 1 && (ranks % inner != 0 || ranks == inner))
-    refuse(inner, ranks == 1 ? "1 where a ring is of one rank"
+    refuse(inner, ranks == 1 ? "1 where a ring has one rank"
                              : "1, or a proper divisor of the " + std::to_string(ranks) + " ranks of a ring");
   mesh.add(MeshAxis::cp, inner, name);
   mesh.add(MeshAxis::cp, ranks / inner, name);

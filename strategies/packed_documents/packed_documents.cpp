@@ -152,8 +152,7 @@ bool give_load(std::uint8_t load, Piece& piece) {
   for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
     for (Op& op : block->ops) {
       if (op.kind == OpKind::softmax)
-        refuse("/plan/flash_attention", "false",
-               "true: kernels that store the scores do not know the documents of a sequence");
+        refuse("/plan/flash_attention", "false", "true: kernels that store the scores cannot mask documents");
       if (!is_attention(op.kind)) continue;
       op.documents = load;
       any = true;
@@ -216,7 +215,7 @@ void check_workload(const Scenario& scenario) {
   }
   if (workload.recorded_documents && !workload.documents.empty())
     refuse("/workload/documents", "\"" + workload.documents + "\"",
-           "nothing beside \"documents_file\", which says how long documents are");
+           "nothing with \"documents_file\", which gives the lengths of documents");
   if (workload.packing == PackingPolicy::datasculpt)
     refuse("/workload/packing", "\"datasculpt\"",
            "a policy that packs by length: documents of a workload have no embeddings");
@@ -225,7 +224,7 @@ void check_workload(const Scenario& scenario) {
       lists_sequences(workload.documents) || (workload.recorded_documents && workload.recorded_documents->packed());
   if (packed && workload.packing != PackingPolicy::concat)
     refuse("/workload/packing", fmt::format("\"{}\"", kPackingPolicyNames[static_cast<std::size_t>(workload.packing)]),
-           "\"concat\" of sequences that are listed or in a file: they are packed");
+           "\"concat\" for sequences that are listed or in a file: they are packed already");
 }
 
 void check(const Scenario& scenario) {
@@ -233,21 +232,20 @@ void check(const Scenario& scenario) {
   if (!scenario.workload.has_documents()) return;
   const Model& model = scenario.model;
   if (model.kind != ModelKind::decoder)
-    refuse(field_of(scenario.workload), "documents of a model that is no decoder",
+    refuse(field_of(scenario.workload), "documents for a model that is not a decoder",
            "a decoder, whose attention is causal");
   if (model.relative_projection)
-    refuse(field_of(scenario.workload), "documents of a model whose attention stores its scores",
-           "none: such kernels do not know the documents of a sequence");
+    refuse(field_of(scenario.workload), "documents for a model whose attention stores its scores",
+           "none: such kernels cannot mask documents");
   if (!scenario.plan.framework.flash_attention)
-    refuse("/plan/flash_attention", "false",
-           "true: kernels that store the scores do not know the documents of a sequence");
+    refuse("/plan/flash_attention", "false", "true: kernels that store the scores cannot mask documents");
 }
 
 void rewrite(const Scenario&, Program& program) {
   if (program.packed == nullptr) return;
   if (!program.micro_batch_class.empty())
-    refuse("/workload/routing", "micro-batches that route unlike",
-           "such that all route alike, where sequences are packed from documents: their micro-batches differ already");
+    refuse("/workload/routing", "routing that differs between micro-batches",
+           "the same routing for all: packed documents already make micro-batches differ");
   const ReplicaSets sets(program);
   const Work work(*program.packed, sets.replicas(), static_cast<std::size_t>(program.schedule.micro_batches));
   const std::vector<std::size_t>& slowest = *std::ranges::max_element(

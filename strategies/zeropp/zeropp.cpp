@@ -25,7 +25,7 @@ void check(const Scenario& scenario) {
   for_each_plan(scenario, [](const Plan& plan, const std::string& at) {
     if (!plan.data.reshard_after_forward)
       throw InputError({"", at + "reshard_after_forward"}, "false",
-                       "true with zero_hpz_partition_size: what the forward keeps the backward does not gather");
+                       "true with zero_hpz_partition_size: the backward gathers only what the forward has freed");
   });
 }
 

@@ -44,7 +44,7 @@ const BadValue kBadValues[] = {
      "scenario.json: /modle: found the unknown key \"modle\", expected a known key (did you mean \"model\"?)"},
     {"/model", "", "/model: found nothing, expected a model"},
     {"/cluster", "", "/cluster: found nothing, expected a cluster"},
-    {"/workload", "", "/workload: found nothing, expected what is fed to the model"},
+    {"/workload", "", "/workload: found nothing, expected a workload: an object or a file"},
     {"", "[]", "scenario.json: found an empty array, expected an object"},
     {"", "17", "scenario.json: found 17, expected an object"},
     {"/plan", "3", "/plan: found 3, expected an object"},
@@ -120,7 +120,7 @@ const BadValue kBadValues[] = {
     {"/plan/context_parallel_type", "\"ulyses\"", "(did you mean \"ulysses\"?)"},
     {"/plan/ulysses_degree", "-1", "/plan/ulysses_degree: found -1, expected an integer from 0 to 1048576"},
     {"/plan/ulysses_degree", "2",
-     "/plan/ulysses_degree: found 2, expected 0 or 1 with context_parallel 1, which leaves nobody to exchange with"},
+     "/plan/ulysses_degree: found 2, expected 0 or 1 with context_parallel 1: there is no other rank to exchange with"},
     {"/plan/ulysses_inner", "1", "/plan/ulysses_inner: found 1, expected true or false"},
     {"/plan/fpdt_chunk_tokens", "0", "/plan/fpdt_chunk_tokens: found 0, expected an integer from 1 to 1048576"},
     {"/plan/fpdt_chunk_tokens", "4096",
@@ -152,15 +152,15 @@ const BadValue kBadValues[] = {
     {"/plan/layers", "[{\"to\": 4, \"recompute\": \"full\"}, {\"from\": 80, \"recompute\": \"full\"}]",
      "/plan/layers/1/from: found 80, expected one of the model's layers 0 to 79"},
     {"/plan/layers", "[{\"from\": 70, \"to\": 81, \"recompute\": \"full\"}]",
-     "/plan/layers/0/to: found 81, expected at most 80: the model has layers 0 to 79, and \"to\" is behind the last"},
+     "/plan/layers/0/to: found 81, expected at most 80: the model has layers 0 to 79, and \"to\" is one past the last"},
     {"/plan/layers", "[{\"from\": 20, \"to\": 20, \"recompute\": \"full\"}]",
-     "/plan/layers/0/to: found 20, expected more than \"from\", 20: \"to\" is the first layer behind the range"},
+     "/plan/layers/0/to: found 20, expected more than \"from\", 20: \"to\" is the first layer after the range"},
     {"/plan/layers",
      "[{\"to\": 20, \"recompute\": \"full\"}, {\"from\": 30, \"recompute\": \"full\"}, {\"from\": 19, \"to\": 25, "
      "\"recompute\": \"full\"}]",
-     "/plan/layers/2: found layer 19, which /plan/layers/0 has, expected ranges that do not overlap"},
+     "/plan/layers/2: found layer 19, which is also in /plan/layers/0, expected ranges that do not overlap"},
     {"/plan/layers", "[{\"step\": 2, \"recompute\": \"full\"}, {\"step\": 3, \"from\": 1, \"recompute\": \"full\"}]",
-     "/plan/layers/1: found layer 4, which /plan/layers/0 has, expected ranges that do not overlap"},
+     "/plan/layers/1: found layer 4, which is also in /plan/layers/0, expected ranges that do not overlap"},
     {"/plan/layers", "[{\"recomputed\": \"full\"}]",
      "/plan/layers/0/recomputed: found the unknown key \"recomputed\", expected a known key (did you mean "
      "\"recompute\"?)"},
@@ -190,14 +190,13 @@ const BadValue kBadValues[] = {
     {"/plan/layers", "[{\"recompute\": \"full\", \"recompute_every\": 65}]",
      "/plan/layers/0/recompute_every: found 65, expected at most 64 layers"},
     {"/plan/layers", "[{\"precision\": \"fp16\"}]",
-     "/plan/layers/0/precision: found \"fp16\", expected a mix that keeps activations in bf16, as the other layers "
-     "hand "
-     "them on"},
+     "/plan/layers/0/precision: found \"fp16\", expected a mix that keeps activations in bf16, the dtype that the "
+     "other layers pass on"},
     {"/plan/layers", "[{\"prefetch\": 1001}]", "/plan/layers/0/prefetch: found 1001, expected at most 1000 layers"},
     // Perturbations (all of them: tests/strategies/perturbations_test.cpp) and jobs (jobs_test.cpp there).
     {"/perturbations", "{}", "/perturbations: found an empty object, expected an array of perturbations"},
     {"/perturbations", "[{\"kind\": \"slow_link\", \"factor\": 0.5}]",
-     "/perturbations/0/link: found nothing, expected a value, as \"slow_link\" needs one"},
+     "/perturbations/0/link: found nothing, expected a value: \"slow_link\" needs one"},
     {"/perturbations", "[{\"kind\": \"failing_node\", \"nodes\": [64]}]",
      "/perturbations/0/nodes/0: found 64, expected one of the cluster's nodes, 0 to 63"},
     {"/jobs", "[]", "/jobs: found jobs that share a cluster, expected --engine des"},
@@ -224,7 +223,7 @@ const BadValue kBadValues[] = {
     {"/plan/zero_hpz_partition_size", "8", "/plan/zero_hpz_partition_size: found 8, expected 0 below zero_stage 3"},
     {"/plan/mics_shard_size", "8", "/plan/mics_shard_size: found 8, expected 0 below zero_stage 3"},
     {"/plan/mics_hierarchical_params_gather", "true",
-     "/plan/mics_hierarchical_params_gather: found true, expected false without mics_shard_size"},
+     "/plan/mics_hierarchical_params_gather: found true, expected false with mics_shard_size 0"},
     {"/plan/recompute_every", "2", "/plan/recompute_every: found 2, expected 1 unless recompute is \"full\""},
 };
 
@@ -298,17 +297,17 @@ const BadCommand kBadCommands[] = {
     {"simulate twice.json", "twice.json: found the key \"model\" a second time at line 1"},
     {"simulate - ", "<stdin>: found a syntax error at line 1, column 1 (unexpected end of input"},
     {"simulate example.json --set plan.tensor_parallel",
-     "--set: found \"plan.tensor_parallel\", expected key.key=value, as in plan.tensor_parallel=4"},
+     "--set: found \"plan.tensor_parallel\", expected key.key=value, such as plan.tensor_parallel=4"},
     {"simulate example.json --set =4", "--set: found \"=4\", expected key.key=value"},
     {"simulate example.json --set plan..x=4", "--set: found \"plan..x=4\", expected key.key=value"},
     {"simulate example.json --set plan.recompute=full --set plan.recompute_layers=2 --set "
      "'plan.layers=[{\"recompute\":\"none\"}]'",
-     "/plan/layers/0/recompute: found \"none\", expected no recompute for a range of layers together with "
-     "recompute_layers: both choose layers"},
+     "/plan/layers/0/recompute: found \"none\", expected no recompute for a range of layers with recompute_layers: "
+     "both choose layers"},
     {"simulate example.json --set 'plan.layers=[{\"from\":90,\"freeze\":true}]'",
      "/plan/layers/0/from: found 90, expected one of"},
     {"simulate example.json --set plan.layers.0.to=10",
-     "--set plan.layers.0.to=10: /plan/layers: found \"0\", expected an index into a list, and there is none"},
+     "--set plan.layers.0.to=10: /plan/layers: found \"0\", expected a name: there is no list to take an index of"},
     {"simulate example.json --set cluster.nics=0",
      "--set cluster.nics=0: /cluster/nics: found 0, expected more than 0"},
     {"simulate example.json --set cluster.node.nics=0",
@@ -362,7 +361,8 @@ const BadCommand kBadCommands[] = {
     {"compare example.json --set-b plan.zero_stage",
      "error: --set-b: found \"plan.zero_stage\", expected key.key=value"},
     {"simulate example.json --set plan.collective_algorithm=collnet",
-     "/plan/collective_algorithm: found \"collnet\", expected another without cluster.fabric.in_network_reduction"},
+     "/plan/collective_algorithm: found \"collnet\", expected another algorithm without "
+     "cluster.fabric.in_network_reduction"},
     {"simulate example.json --set plan.recompute=full --set plan.recompute_layers=200",
      "/plan/recompute_layers: found 200, expected at most the 4 layers of a stage's chunk"},
     {"simulate example.json --set plan.activation_offload=true --set plan.activation_offload_layers=200",

@@ -458,7 +458,7 @@ $ORRERY simulate "$label.json"
   const CommandResult set = place.shell("$ORRERY simulate small-gpt --set \"plan.framework=$(printf '\\377')\"");
   EXPECT_EQ(set.code, 2);
   EXPECT_THAT(set.err,
-              HasSubstr("--set plan.framework=\\xff: found bytes that are no UTF-8, expected KEY=VALUE in UTF-8"));
+              HasSubstr("--set plan.framework=\\xff: found bytes that are not UTF-8, expected KEY=VALUE in UTF-8"));
 }
 
 TEST(Compare, KeepsControlCharactersOfAReportOffTheTerminal) {

@@ -202,7 +202,7 @@ TEST(SearchCommand, WritesTheLayoutThatTheStackMustBeTold) {
       "--best best.json --json -");
   ASSERT_EQ(found.code, 0) << found.err;
   const json plan = json::parse(found.out)["plans"][0];
-  EXPECT_THAT(plan["notes"].dump(), HasSubstr("32 layers do not divide into 3 model chunks"));
+  EXPECT_THAT(plan["notes"].dump(), HasSubstr("32 layers do not divide evenly into 3 model chunks"));
   EXPECT_EQ(json::parse(place.read("best.json"))["plan"]["pipeline_stage_layers"], (json{11, 11, 10}));
   const json report = json::parse(place.orrery("simulate best.json --json -").out);
   EXPECT_EQ(report["step_seconds"], plan["step_seconds"]);

@@ -156,7 +156,7 @@ TEST(MoeSchedules, AreRefusedWhereTheyHideNothingOrTheSame) {
   EXPECT_THAT(refused([](Scenario& s) {
                 s.plan.fsmoe = {MoeSchedule::tutel, 2, 4};
               }),
-              HasSubstr("2 as forward with moe_schedule \"tutel\""));
+              HasSubstr("2, the forward degree, with moe_schedule \"tutel\""));
   EXPECT_THAT(refused([](Scenario& s) {
                 s.plan.fsmoe = {MoeSchedule::fsmoe, 3, 2};
               }),
