@@ -632,7 +632,7 @@ constexpr std::array<HeadLine, 10> kHeadLines{{
     {{"exposed communication", "exposed_communication_seconds"},
      [](const Simulation& s) { return explain_exposed_communication(s.report); }},
     {{"routing", "routing, busiest rank", "routing, busiest expert", "busiest_rank", "dropped_share"}, explain_routing},
-    {{"documents", "documents of a sequence", "attention within them", "attention, busiest replica"},
+    {{"documents", "documents per sequence", "attention within documents", "attention, busiest replica"},
      explain_documents},
     {{"zones"}, explain_zones},
     {{"interval", "80 %", "expected_step_seconds"}, explain_interval},

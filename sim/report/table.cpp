@@ -110,18 +110,18 @@ void headline(std::string& out, const Report& r, TableStyle style) {
                                  : ""));
   line(out, "bound by", "", r.bound_by);
   if (r.documents) {
-    line(out, "documents of a sequence", fmt::format("{:.2f}", r.documents->documents),
-         remark(fmt::format("the longest of {} tokens; {} of all positions are padding", r.documents->longest,
+    line(out, "documents per sequence", fmt::format("{:.2f}", r.documents->documents),
+         remark(fmt::format("the longest has {} tokens; {} of all positions are padding", r.documents->longest,
                             percent_text(r.documents->padded_share))));
-    line(out, "attention within them", percent_text(r.documents->attention_share),
-         remark("of the pairs of whole sequences"));
+    line(out, "attention within documents", percent_text(r.documents->attention_share),
+         remark("of the query-key pairs of whole sequences"));
     line(out, "attention, busiest replica", fmt::format("{:.2f}x", r.documents->busiest_replica),
-         remark(fmt::format("its pairs over the mean; of a micro-batch at most {:.2f}x",
+         remark(fmt::format("its pairs over the mean; at most {:.2f}x in a micro-batch",
                             r.documents->busiest_micro_batch)));
   }
   if (!r.routing) return;
   line(out, "routing, busiest rank", fmt::format("{:.2f}x", r.routing->busiest_rank),
-       remark(fmt::format("rows of its experts over the mean; {:.2f}x in the mean of all layers",
+       remark(fmt::format("rows of its experts over the mean; {:.2f}x on average over layers",
                           r.routing->mean_busiest_rank)));
   line(out, "routing, busiest expert", fmt::format("{:.2f}x", r.routing->busiest_expert),
        remark(r.routing->dropped_share > 0 ? percent_text(r.routing->dropped_share) + " of all rows are dropped"
@@ -180,7 +180,7 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
         parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", term.label, bytes_text(term.bytes));
     line(out, label, bytes_text(stage.memory.bytes.in(place)), parts);
     std::string node = fmt::format("{} of a node", bytes_text(tier.node_bytes));
-    if (tier.process_bytes > 0) node += fmt::format(" ({} of them its processes')", bytes_text(tier.process_bytes));
+    if (tier.process_bytes > 0) node += fmt::format(" ({} of it for processes)", bytes_text(tier.process_bytes));
     const bool tight = place == Place::host && host_is_tight(r);
     line(out, "", "",
          tier.capacity_bytes > 0 ? fmt::format("{}, of {}: {}", node, bytes_text(tier.capacity_bytes),
@@ -188,7 +188,7 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
                                  : fmt::format("{}, whose capacity is not known", node));
     if (place == Place::host && r.engine != "measured")
       line(out, "", "",
-           paint(fmt::format("up to {}: {:.1f} times, as DeepSpeed tells users to plan (pinned buffers, copies)",
+           paint(fmt::format("up to {}: {:.1f} times as much, as DeepSpeed recommends (pinned buffers, copies)",
                              bytes_text(kHostHigh * tier.node_bytes), kHostHigh),
                  Paint::dim, style));
   };
@@ -290,8 +290,8 @@ void contention(std::string& out, const DiscreteEventReport& d, TableStyle style
       {{"who", false}, {"op", false}, {"link", false}, {"alone"}, {"took"}, {"lost"}}};
   const auto lost = [](const ContentionReport& c) { return c.seconds - c.seconds_alone; };
   section(
-      out, "Collectives slower than alone on undisturbed links (several at once: no sum)", kColumns, d.contention,
-      style,
+      out, "Collectives slower than alone on undisturbed links (concurrent: times do not add up)", kColumns,
+      d.contention, style,
       [&](const ContentionReport& c) -> std::vector<std::string> {
         return {c.who, c.op, c.link, seconds_text(c.seconds_alone), seconds_text(c.seconds), seconds_text(lost(c))};
       },
@@ -316,10 +316,10 @@ void waits(std::string& out, const DiscreteEventReport& d, TableStyle style) {
   constexpr std::array<Column, 5> kColumns{
       {{"who", false}, {"for whom", false}, {"at", false}, {"times"}, {"seconds"}}};
   section(
-      out, "Who waited for whom (many at once: no sum)", kColumns, d.waits, style,
+      out, "Who waited for whom (concurrent: times do not add up)", kColumns, d.waits, style,
       [](const WaitReport& wait) -> std::vector<std::string> {
         const std::string who =
-            wait.alike > 0 ? fmt::format("{} and {} kinds alike", wait.who, wait.alike) : wait.who;
+            wait.alike > 0 ? fmt::format("{} and {} similar kinds", wait.who, wait.alike) : wait.who;
         return {who, wait.for_whom, wait.op, times_text(wait.times), seconds_text(wait.seconds)};
       },
       [](const WaitReport& wait) { return wait.seconds; });

@@ -168,18 +168,16 @@ const BadValue kBadValues[] = {
      "/plan/layers/0/recompute: found \"ful\", expected one of \"none\", \"selective\", \"full\", \"selective_op\", "
      "\"all_but_attention\" (did you mean \"full\"?)"},
     {"/plan/layers", "[{\"tensor_parallel\": 4}]",
-     "/plan/layers/0/tensor_parallel: found 4, expected no tensor_parallel for a range of layers: all layers have "
-     "their ranks on one mesh; ranges may give from, to, step, "},
+     "/plan/layers/0/tensor_parallel: found 4, expected no tensor_parallel for a range of layers: all layers share one "
+     "mesh; ranges may give from, to, step, "},
     {"/plan/layers", "[{\"sequence_parallel\": true}]",
      "/plan/layers/0/sequence_parallel: found true, expected no sequence_parallel for a range of layers: all layers "
-     "hand "
-     "on the whole residual stream, or all of them parts of it; ranges may give "},
+     "divide the residual stream in the same way; ranges may give "},
     {"/plan/layers", "[{\"zero_stage\": 2}]",
-     "/plan/layers/0/zero_stage: found 2, expected no zero_stage for a range of layers: buckets of gradients run on "
-     "from "
-     "layer to layer; ranges may give "},
+     "/plan/layers/0/zero_stage: found 2, expected no zero_stage for a range of layers: buckets of gradients span "
+     "several layers; ranges may give "},
     {"/plan/layers", "[{\"recompute\": \"full\"}, {\"from\": 3, \"to\": 20}]",
-     "/plan/layers/1: found a range of layers that says nothing of them, expected what differs there, one of: "
+     "/plan/layers/1: found a range of layers that changes no field, expected the fields that differ there, one of: "
      "tensor_parallel_overlap, context_parallel_type, "},
     {"/plan/layers", "[{\"optimizer\": \"sgd\"}]",
      "/plan/layers/0/optimizer: found \"sgd\", expected no optimizer for a range of layers: it holds for the whole "
@@ -373,7 +371,8 @@ const BadCommand kBadCommands[] = {
     {"simulate example.json --set plan.framework=megatron-lm", "(did you mean \"megatron-core\"?)"},
     {"simulate example.json --set plan.framework=fsdp2", "(did you mean \"fsdp\"?)"},
     {"collective all_reduce --cluster dgx-h100 --calibration example.json",
-     "example.json: found a calibration neither of kernels nor of collectives, expected a file as `orrery calibrate`"},
+     "example.json: found neither a calibration of kernels nor one of collectives, expected a file from `orrery "
+     "calibrate`"},
     {"compare - -", "standard input"},
     {"list", "KIND is required: one of models, "},
     {"list planets", "planets"},

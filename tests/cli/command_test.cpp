@@ -603,7 +603,7 @@ TEST(Documents, AreListedByTheirLengths) {
   const auto one = place.orrery("simulate" + of + "32768"),
              several = place.orrery("simulate" + of + "'16384,16384;8192'");
   EXPECT_EQ(one.code, 0) << one.err;
-  EXPECT_THAT(one.out, ContainsRegex("attention within them +100\\.0 %"));
+  EXPECT_THAT(one.out, ContainsRegex("attention within documents +100\\.0 %"));
   EXPECT_EQ(several.code, 0) << several.err;
   const auto wrong = place.orrery("search" + of + "'2048,0'");
   EXPECT_EQ(wrong.code, 2);
@@ -1447,7 +1447,7 @@ TEST(Simulate, SaysWhyATorusHasNoPlacement) {
   const auto result = Workplace().orrery(
       "simulate data_parallel --set cluster.fabric=torus --set 'cluster.placement={\"nodes\": \"scattered\"}'");
   EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("/cluster/placement: "), HasSubstr("a job has a block of it"),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("/cluster/placement: "), HasSubstr("a job gets a block of the shape"),
                                 HasSubstr("cluster.fabric.dimensions"), HasSubstr("plan.mesh_order")));
 }
 

@@ -260,15 +260,15 @@ TEST(DiscreteEvent, PerturbationsAreBoundedByWhatTheyComeToTogether) {
 
   auto refused = run({device, device, device});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("/perturbations/1/factor: found what gives a device 1e-12 of its rate, together "
-                                     "with the 1 other at that time, expected at least 1e-06 of its rate"));
+  EXPECT_THAT(refused.err, HasSubstr("/perturbations/1/factor: found a device with 1e-12 of its rate, together with 1 "
+                                     "other perturbation at that time, expected at least 1e-06 of its rate"));
   refused = run({link, device, link});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("/perturbations/2/factor: found what gives a link 1e-08 of its rate"));
+  EXPECT_THAT(refused.err, HasSubstr("/perturbations/2/factor: found a link with 1e-08 of its rate"));
   refused = run({jitter, jitter});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, AllOf(HasSubstr("/perturbations/1/coefficient_of_variation: found what gives a device a "),
-                                 HasSubstr("expected at most a coefficient of variation of 10, all together")));
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("/perturbations/1/coefficient_of_variation: found a device with a "),
+                                 HasSubstr("expected at most a coefficient of variation of 10 in total")));
 
   json other = device;
   other["devices"] = {3};

@@ -176,7 +176,7 @@ TEST_F(SweepOverMpi, WhatCannotBeUsedIsSaidOnce) {
            {"", "a DOCUMENT is required"},
            {"missing.json --db results.db", "missing.json: found"},
            {"unknown.json --db results.db", R"(did you mean "plan.tensor_parallel"?)"},
-           {"sweep.json --db text.db", "no SQLite file"},
+           {"sweep.json --db text.db", "a file that is not an SQLite database"},
            {"sweep.json --db results.db --thread 2", "--thread"},
            {"sweep.json --db results.db --export - --fields step_second", R"(did you mean "step_seconds"?)"}}) {
     const CommandResult result = ranks(3, arguments);

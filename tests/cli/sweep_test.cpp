@@ -264,7 +264,7 @@ TEST(Sweep, TwoDatabasesAreCompared) {
   EXPECT_GT(all["moved"][0]["change"], 0.01);
   EXPECT_EQ(lines_of(place.read("moved.csv")), 9);
   for (const auto& [arguments, words] : {std::pair{"a.db", "a database on one side alone"},
-                                         {"a.db sweep.json", "sweep.json: found no SQLite file"},
+                                         {"a.db sweep.json", "sweep.json: found a file that is not an SQLite database"},
                                          {"a.db none.db", "none.db: found nothing"},
                                          {"none.db a.db", "none.db: found nothing"},
                                          {"a.db b.db --set plan.zero_stage=1", "--set"},
@@ -337,7 +337,7 @@ TEST(Sweep, GoesOnWithTheThreadsThatTheMachineStarts) {
   EXPECT_EQ(computed(many), 9000);
   const auto none = place.shell("timeout 60 " + as_other + "1 $ORRERY sweep many.json --db none.db --threads 8");
   EXPECT_EQ(none.code, 2);
-  EXPECT_THAT(none.err, HasSubstr("--threads: found a thread that the machine does not start"));
+  EXPECT_THAT(none.err, HasSubstr("--threads: found a thread that the machine cannot start"));
 }
 
 TEST(Sweep, FieldsAreCheckedBeforeAnythingRuns) {
@@ -365,7 +365,7 @@ TEST(Sweep, RefusesWhatCannotBeUsed) {
            {"sweep missing.json --db results.db", "missing.json: found"},
            {"sweep unknown.json --db results.db", R"(did you mean "plan.tensor_parallel"?)"},
            {"sweep never.json --db results.db", "2 points, each without a result"},
-           {"sweep sweep.json --db text.db", "no SQLite file"},
+           {"sweep sweep.json --db text.db", "a file that is not an SQLite database"},
            {"sweep sweep.json --db other.db",
             "found a database of sweeps of version 2, expected one of version 1: made by this version of orrery"},
            {"sweep merge results.db other.db", "found a database of sweeps of version 2, expected one of version 1"},
