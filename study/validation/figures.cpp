@@ -220,7 +220,7 @@ void for_each_subject(std::span<const Figure> figures, const std::function<void(
 std::string line_of(std::span<const Figure> figures) {
   const ErrorStatistics e = error_statistics(errors_of(figures));
   return fmt::format(
-      "Figures of {} that are no steps (--figures): {} predicted, median {}, 90th pct {}; {} not predicted\n",
+      "Figures of {} that are not steps (--figures): {} predicted, median {}, 90th pct {}; {} not predicted\n",
       figures.front().about, e.points, percent_text(e.median), percent_text(e.percentile_90),
       std::count_if(figures.begin(), figures.end(), [](const Figure& f) { return !f.is_predicted(); }));
 }
@@ -235,7 +235,7 @@ std::vector<Figure> predicted_figures(const nlohmann::json& document, const std:
   JsonReader of_file(document, {file, ""});
   figure_text(of_file, "schema");
   const std::string about = figure_text(of_file, "about");
-  if (about.empty()) of_file.fail("about", "what its figures are of");
+  if (about.empty()) of_file.fail("about", "the subject of its figures");
   const nlohmann::json* points = of_file.take("points");
   if (points == nullptr || !points->is_array()) of_file.fail("points", "an array");
   of_file.take("notes");
@@ -252,7 +252,7 @@ std::vector<Figure> predicted_figures(const nlohmann::json& document, const std:
       if (const nlohmann::json* value = reader.take(key); value != nullptr && value->is_string()) *member = *value;
       if (member->empty()) reader.fail(key, "a text");
     }
-    if (!ids.insert(f.id).second) reader.fail("id", "an id of its own");
+    if (!ids.insert(f.id).second) reader.fail("id", "a unique id");
     if (!reader.has("value")) reader.fail("value", "a number");
     reader.field("value", f.value, NumberRange{}, "");
     f.not_predicted = figure_text(reader, "not_predicted");

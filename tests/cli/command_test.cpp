@@ -1261,7 +1261,7 @@ TEST(Simulate, SaysWhichGroupsLieAcrossNodes) {
   // Of groups that would fit it is the order's doing.
   EXPECT_THAT(notes("--set plan.mesh_order=pp-dp-ep-cp-tp"),
               AllOf(HasSubstr("64 of 64 tensor-parallel groups"), HasSubstr("they would fit into one"),
-                    HasSubstr("plan.mesh_order lays other axes between their 8 ranks"),
+                    HasSubstr("plan.mesh_order puts other axes between their 8 ranks"),
                     Not(HasSubstr("a plan.tensor_parallel that"))));
   EXPECT_THAT(notes("--set plan.mesh_order=pp-dp-ep-cp-tp --set plan.tensor_parallel=16"),
               AllOf(HasSubstr("32 of 32 tensor-parallel groups"), HasSubstr("a plan.tensor_parallel that fits")));
@@ -1311,7 +1311,7 @@ TEST(Simulate, SaysThatPlacementByLeavesHidesOversubscription) {
     of["cluster"]["fabric"]["oversubscription"] = 8;
     return of;
   };
-  const std::string note = "oversubscription of 8 does not show";
+  const std::string note = "oversubscription of 8 has no effect";
   // Rings of the data-parallel groups of a pipeline's stage lie interleaved, and leave a leaf more than once.
   const json slower = report(narrow(scenario));
   EXPECT_GT(slower.at("step_seconds"), report(scenario).at("step_seconds"));
@@ -1324,14 +1324,14 @@ TEST(Simulate, SaysThatPlacementByLeavesHidesOversubscription) {
   EXPECT_THAT(hidden.at("notes").dump(), HasSubstr(note));
   const json line = json::parse(place.orrery("simulate --batch -", narrow(scenario).dump() + "\n").out);
   EXPECT_EQ(line.at("notes"), hidden.at("notes"));
-  EXPECT_THAT(hidden.at("notes").dump(), HasSubstr("drawn at random the step would take"));
+  EXPECT_THAT(hidden.at("notes").dump(), HasSubstr("with nodes in random order the step would take"));
 
   // It shows where nodes are scattered, and the note says what that costs.
   scenario["cluster"]["placement"] = {{"nodes", "scattered"}};
   const json scattered = report(scenario), narrow_and_scattered = report(narrow(scenario));
   EXPECT_GT(scattered.at("step_seconds"), hidden.at("step_seconds"));
   EXPECT_GT(narrow_and_scattered.at("step_seconds"), scattered.at("step_seconds"));
-  EXPECT_THAT(narrow_and_scattered.at("notes").dump(), HasSubstr("the nodes lie apart in the fabric"));
+  EXPECT_THAT(narrow_and_scattered.at("notes").dump(), HasSubstr("the nodes are spread over the fabric"));
   const json scattered_line = json::parse(place.orrery("simulate --batch -", narrow(scenario).dump() + "\n").out);
   EXPECT_EQ(scattered_line.at("notes"), narrow_and_scattered.at("notes"));
   EXPECT_EQ(scattered_line.at("step_seconds"), narrow_and_scattered.at("step_seconds"));
@@ -1356,14 +1356,14 @@ TEST(Simulate, SaysWhichDevicesStandIdleAndWhichSequencesAreTooLong) {
   const auto notes = [&](const std::string& sets) {
     return json::parse(place.orrery("simulate llama-3-70b-512-h100 --json -" + sets).out).at("notes").dump();
   };
-  EXPECT_THAT(notes(""), AllOf(Not(HasSubstr("stand idle")), Not(HasSubstr("max_positions"))));
-  EXPECT_THAT(notes(" --set plan.data_parallel=8"), HasSubstr("256 of the cluster's 512 devices stand idle"));
+  EXPECT_THAT(notes(""), AllOf(Not(HasSubstr("devices are idle")), Not(HasSubstr("max_positions"))));
+  EXPECT_THAT(notes(" --set plan.data_parallel=8"), HasSubstr("256 of the cluster's 512 devices are idle"));
   EXPECT_THAT(notes(" --set plan.data_parallel=8 --engine des"), HasSubstr("256 of the cluster's 512 devices"));
-  EXPECT_THAT(notes(" --set plan.data_parallel=16"), Not(HasSubstr("stand idle")));
+  EXPECT_THAT(notes(" --set plan.data_parallel=16"), Not(HasSubstr("devices are idle")));
   EXPECT_THAT(notes(" --set workload.sequence_length=16384"),
               HasSubstr("16384 tokens, more than the model's max_positions of 8192"));
   EXPECT_THAT(notes(" --set cluster.devices_per_node=16 --set cluster.nodes=32"),
-              HasSubstr("nodes have 16 devices where dgx-h100 has 8, and share its 8 NICs"));
+              HasSubstr("nodes have 16 devices, but dgx-h100 has 8; they share its 8 NICs"));
 }
 
 // Zero-bubble schedules can be slower than the bubble that they spare, and a share of the peak above it looks like a
@@ -1375,7 +1375,7 @@ TEST(Simulate, SaysWhatWeightGradientsApartGatherAgain) {
         .at("notes")
         .dump();
   };
-  const auto said = HasSubstr("weight gradients run apart from backwards and gather");
+  const auto said = HasSubstr("weight gradients run separately from the backward and gather");
   EXPECT_THAT(notes(" --set plan.pipeline_schedule=zb-h1"), AllOf(said, HasSubstr("4 all-gathers a layer")));
   EXPECT_THAT(notes(" --set plan.pipeline_schedule=zb-v --engine des"), said);
   EXPECT_THAT(notes(" --set plan.pipeline_schedule=1f1b"), Not(said));
@@ -1457,7 +1457,7 @@ TEST(Simulate, SaysWhereSelectiveRecomputationRepeatsNothing) {
   const auto report = [&](const std::string& sets) {
     return json::parse(place.orrery("simulate llama-3-70b-512-h100 --json - --set " + sets).out);
   };
-  const std::string note = "repeats nothing";
+  const std::string note = "recomputes nothing";
   const json none = report("plan.recompute=none"), selective = report("plan.recompute=selective");
   EXPECT_THAT(none.at("notes").dump(), Not(HasSubstr(note)));
   EXPECT_THAT(selective.at("notes").dump(), HasSubstr(note));
@@ -1477,7 +1477,7 @@ TEST(Simulate, SaysWhereSelectiveRecomputationRepeatsNothing) {
 
 TEST(Simulate, SaysThatTheAnalyticalEngineLeavesPerturbationsOut) {
   const Workplace place;
-  const std::string note = "perturbations are left out";
+  const std::string note = "perturbations are ignored";
   EXPECT_THAT(place.orrery("simulate straggler").out, HasSubstr(note));
   EXPECT_THAT(place.orrery("simulate straggler --set perturbations=[]").out, Not(HasSubstr(note)));
   EXPECT_THAT(json::parse(place.orrery("simulate straggler --json -").out).at("notes").dump(), HasSubstr(note));

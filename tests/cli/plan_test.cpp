@@ -37,7 +37,7 @@ TEST(Plan, ThatNothingMeetsIsAnAnswerOfExitCodeOne) {
     const auto result = place.orrery(std::string(kBundled) + " " + budget);
     EXPECT_EQ(result.code, 1) << budget;
     EXPECT_THAT(result.err, IsEmpty());
-    EXPECT_THAT(result.out, AllOf(HasSubstr("\nNothing meets all\n"), HasSubstr(" would let in ")));
+    EXPECT_THAT(result.out, AllOf(HasSubstr("\nNothing meets all constraints\n"), HasSubstr(" would allow ")));
   }
   // Met by what is expected, but not by the slow end.
   const std::string near = std::string(kBundled) + " --set budget.amount=16e6";

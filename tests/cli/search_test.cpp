@@ -162,7 +162,7 @@ TEST(SearchCommand, VerdictsAreOfTheMemoryThatIsAllowed) {
 TEST(SearchCommand, ShowsTheNotesOnTheFirst) {
   const Workplace place;
   const std::string search = "search straggler --fix zero_stage --fix recompute --json out.json";
-  EXPECT_THAT(place.orrery(search).out, HasSubstr("perturbations are left out"));
+  EXPECT_THAT(place.orrery(search).out, HasSubstr("perturbations are ignored"));
   EXPECT_EQ(json::parse(place.read("out.json"))["plans"][0]["notes"].size(), 1U);
 }
 

@@ -284,7 +284,7 @@ TEST(Sweep, SaysThatPerturbationsAreLeftOut) {
   place.write("sweep.json", R"({"scenario": "straggler", "axes": {"cluster.nodes": [4, 8]}})");
   const CommandResult done = place.orrery("sweep sweep.json --db out.db");
   EXPECT_EQ(done.code, 0);
-  EXPECT_THAT(done.err, HasSubstr("perturbations are left out"));
+  EXPECT_THAT(done.err, HasSubstr("perturbations are ignored"));
   place.write("factors.json", R"({"scenario": "straggler", "axes": {"perturbations.0.factor": [0.5, 0.8]}})");
   const CommandResult refused = place.orrery("sweep factors.json --db factors.db");
   EXPECT_EQ(refused.code, 2);
