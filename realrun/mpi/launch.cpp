@@ -125,7 +125,7 @@ RankProgram program_of(RankKind kind) {
   }
   const std::optional<fs::path> sibling = sibling_program("orrery-rank");
   if (!sibling)
-    throw InputError({"--ranks", ""}, "no program orrery-rank beside this one",
+    throw InputError({"--ranks", ""}, "no program orrery-rank next to this one",
                      "a build that found MPI (Debian: libopenmpi-dev openmpi-bin; then cmake and the build again)");
   return {"orrery-rank", *sibling, "run", "orrery-rank: "};
 }

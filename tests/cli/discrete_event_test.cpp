@@ -34,7 +34,7 @@ TEST(DiscreteEvent, ProgramOnItsOwnSaysWhatIsMissing) {
   const Workplace place;
   const auto simulated = place.shell("cp $ORRERY alone && ./alone simulate straggler --engine des");
   EXPECT_EQ(simulated.code, 2);
-  EXPECT_THAT(simulated.err, HasSubstr("no program orrery-des beside this one"));
+  EXPECT_THAT(simulated.err, HasSubstr("without the program orrery-des next to this one"));
   const auto predicted = place.shell("./alone simulate straggler");
   EXPECT_EQ(predicted.code, 0) << predicted.err;
 }

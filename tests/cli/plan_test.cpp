@@ -57,7 +57,7 @@ TEST(Plan, WhatCannotBeUsedIsOneSentenceOfExitCodeTwo) {
         {"plan llama-3-70b-60-days --set budget.currency=EUR", "found \"EUR\", expected USD"},
         {"plan llama-3-70b-60-days --set candidates.0.price='{\"per_device_hour\":2,\"currency\":\"USD\"}'",
          "/candidates/0/price/date: found nothing"},
-        {"plan llama-3-70b-60-days --published", "--published: found a plan beside it"},
+        {"plan llama-3-70b-60-days --published", "--published: found a plan as well"},
         {"plan llama-3-70b-60-days --histories 0", "--histories"},
         {"plan llama-3-70b-60-days --against B20", "--against: found \"B20\", expected the name of a candidate"},
         {"plan llama-3-70b-60-days --json a.json --svg a.json", "a.json"}}) {

@@ -186,9 +186,9 @@ TEST_F(RunOverMpi, WhatIsMissingIsSaidWithExitCodeTwo) {
   const fs::path alone = temporary_ / "orrery";
   fs::copy_file(ORRERY_COMMAND, alone);
   expect_refused(place.program(alone.string(), "run tiny.json --ranks mpi"),
-                 "found no program orrery-rank beside this one");
+                 "found no program orrery-rank next to this one");
   expect_refused(place.program(alone.string(), "run tiny.json --ranks mpi --device cuda"),
-                 "found no program orrery-gpu beside this one");
+                 "found no program orrery-gpu next to this one");
 }
 
 TEST_F(RunOverNccl, WhatIsMissingIsSaidAndNothingStays) {

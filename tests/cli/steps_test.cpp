@@ -104,8 +104,8 @@ TEST(Steps, ARunGoesThroughThem) {
   EXPECT_GT(report["steps"][0]["active_experts"], 1.5) << "nearly all of four, before the switch";
   EXPECT_EQ(report["steps"][2]["active_experts"], 1);
   EXPECT_LT(report["agreement"]["parameters"], 2e-5);
-  EXPECT_THAT(place.orrery("run gate.json --warmup 0 --steps 3" + gate).out, HasSubstr("Steps, which differ"));
-  EXPECT_THAT(place.orrery("run gate.json --warmup 0 --steps 2").out, testing::Not(HasSubstr("Steps, which differ")));
+  EXPECT_THAT(place.orrery("run gate.json --warmup 0 --steps 3" + gate).out, HasSubstr("The steps differ"));
+  EXPECT_THAT(place.orrery("run gate.json --warmup 0 --steps 2").out, testing::Not(HasSubstr("The steps differ")));
 
   const std::string given = "run gate.json --set plan.moe_balancer=given --set plan.moe_expert_placement=";
   for (const auto& [placement, says] :

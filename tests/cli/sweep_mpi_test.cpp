@@ -216,7 +216,7 @@ TEST(SweepWithoutMpi, SaysWhatDoesIt) {
   const CommandResult refused = place.shell("./alone sweep sweep.json --db results.db --mpi");
   EXPECT_EQ(refused.code, 2);
   EXPECT_EQ(refused.err,
-            "orrery: error: --mpi: found no program orrery-mpi beside this one: it was built without MPI, expected "
+            "orrery: error: --mpi: found no program orrery-mpi next to this one: it was built without MPI, expected "
             "--shard I/N on each machine, and then orrery sweep merge\n");
   const CommandResult other =
       place.shell("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 ./alone sweep sweep.json --db results.db --mpi");

@@ -263,7 +263,7 @@ TEST(Sweep, TwoDatabasesAreCompared) {
   EXPECT_EQ(all["points_in_both"], 12);
   EXPECT_GT(all["moved"][0]["change"], 0.01);
   EXPECT_EQ(lines_of(place.read("moved.csv")), 9);
-  for (const auto& [arguments, words] : {std::pair{"a.db", "a database on one side alone"},
+  for (const auto& [arguments, words] : {std::pair{"a.db", "a database on one side only"},
                                          {"a.db sweep.json", "sweep.json: found a file that is not an SQLite database"},
                                          {"a.db none.db", "none.db: found nothing"},
                                          {"none.db a.db", "none.db: found nothing"},
@@ -375,7 +375,7 @@ TEST(Sweep, RefusesWhatCannotBeUsed) {
            {"sweep sweep.json --db results.db --shard 4/3", "1/3, 2/3 or 3/3"},
            {"sweep sweep.json --db results.db --shard 2", "1/3, 2/3 or 3/3"},
            {"sweep sweep.json --db results.db --shard 0/3", "1/3, 2/3 or 3/3"},
-           {"compare other.db other.db --calibration sweep.json", "scenarios: what a sweep has found stays"},
+           {"compare other.db other.db --calibration sweep.json", "scenarios: results of a sweep cannot be changed"},
            {"sweep sweep.json --db results.db --export results.txt", ".csv or .jsonl"},
            {"sweep sweep.json --db results.db --fields mfu", "--export FILE"},
            {"sweep sweep.json --db results.db --export - --fields step_second", R"(did you mean "step_seconds"?)"},
