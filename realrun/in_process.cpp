@@ -78,7 +78,7 @@ struct InProcessRanks::Rep {
     const std::shared_ptr<Meeting> meeting = open;
     if (meeting->what != what)
       throw ExecutionError(place(rank) + " comes to \"" + what + "\" of ranks " + list(members) +
-                           ", where others wait in \"" + meeting->what + "\"");
+                           ", but other ranks wait in \"" + meeting->what + "\"");
     const auto index = static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
     meeting->shown.at(index) = std::move(own);
     meeting->arrived[index] = true;

@@ -2079,7 +2079,7 @@ TEST(Experts, AMeasuredReportIsOfTheRowsThatWereThere) {
   EXPECT_EQ(report.routing->busiest_rank, std::max(ranks[0].rows.busiest_rank, ranks[1].rows.busiest_rank));
   EXPECT_GE(report.routing->busiest_rank, report.routing->mean_busiest_rank);
   EXPECT_GT(report.routing->busiest_expert, 1);
-  EXPECT_THAT(report.notes, testing::Contains(HasSubstr("25.0 % of what they have slots for")));
+  EXPECT_THAT(report.notes, testing::Contains(HasSubstr("25.0 % of their slots")));
   std::map<std::string, double> found;
   for (const OpReport& row : report.ops) found.emplace(row.name, row.flops);
   int met = 0;
