@@ -600,12 +600,12 @@ constexpr std::array kForeignKeys{
     ForeignKey{"attn_layer_indices", "state-space layers"},
     ForeignKey{"attn_layer_offset", "state-space layers"},
     ForeignKey{"attn_layer_period", "state-space layers"},
-    ForeignKey{"attn_output_gate", "gates behind attention"},
+    ForeignKey{"attn_output_gate", "gates after attention"},
     ForeignKey{"attn_type_list", "linear attention"},
-    ForeignKey{"audio_config", "sound beside text"},
+    ForeignKey{"audio_config", "audio input"},
     ForeignKey{"block_configs", "layers of different sizes"},
     ForeignKey{"compress_ratios", "compressed attention"},
-    ForeignKey{"conv_L_cache", "convolutions beside attention"},
+    ForeignKey{"conv_L_cache", "convolution layers"},
     ForeignKey{"cross_attention_layers", "cross attention"},
     ForeignKey{"full_attention_interval", "linear attention"},
     ForeignKey{"hc_mult", "hyper-connections"},
@@ -624,7 +624,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"num_kv_shared_layers", "keys and values that layers share"},
     ForeignKey{"sparse_attention_config", "sparse attention"},
     ForeignKey{"ssm_", "state-space layers"},
-    ForeignKey{"vision_config", "images beside text"},
+    ForeignKey{"vision_config", "image input"},
 };
 
 // Values of layer_types for layers that are not attention.

@@ -129,7 +129,7 @@ std::vector<CarriedParameter> carried_parameters(const std::vector<WholeParamete
       carried[p] = {before[next++].values_of, was.elements()};
   }
   if (next < before.size())
-    throw ExecutionError("\"" + before[next].name + "\" has no place in the next Program of the run");
+    throw ExecutionError("\"" + before[next].name + "\" has no place in the run's next Program");
   return carried;
 }
 

@@ -707,7 +707,7 @@ Job ScenarioReader::read_job(const Json& json, const std::string& pointer, const
   job.scenario.cluster = cluster;
   job.scenario.cluster.name.clear();
   for (const char* key : {"model", "workload", "plan", "nodes"}) reader.take(key);
-  reader.field("name", job.name, "what reports call it");
+  reader.field("name", job.name, "name in reports");
   job.placement.visit_fields(reader);
   reader.finish();
   if (!reader.has("nodes")) reader.fail("nodes", "the number of the cluster's nodes that the job uses");

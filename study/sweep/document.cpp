@@ -344,10 +344,12 @@ SweepSearch read_search(const Json& json, const ValuePlace& place, const SweepDo
       search.space.fixed.push_back(std::move(name));
     }
   }
-  reader.field("global_batch_sizes", search.space.global_batch_sizes, at_least(1), "searched, too");
+  reader.field("global_batch_sizes", search.space.global_batch_sizes, at_least(1),
+               "global batch sizes that are also searched");
   reader.field("all", search.space.all, "also fields that are not usually searched");
   reader.field("safe", search.safe, "predicted peaks must fit with their margin");
-  reader.field("max_memory_bytes", search.most_memory_bytes, NumberRange{}, "of a device, in place of its capacity");
+  reader.field("max_memory_bytes", search.most_memory_bytes, NumberRange{},
+               "memory of a device, instead of its capacity");
   reader.finish();
   constexpr std::string_view kPlan = "plan.";
   // What an axis sets stays.
@@ -387,9 +389,8 @@ SweepDocument read_sweep(const Json& document, const std::string& file) {
   SweepDocument sweep;
   sweep.file = file;
   reader.field("engine", sweep.simulation.engine, kEngineNames, "how programs are timed");
-  reader.field("fidelity", sweep.simulation.fidelity, kFidelityNames, "of des: how collectives are simulated");
-  reader.field("routing", sweep.simulation.routing, kRoutingNames,
-               "of des: how switches with several ways up pick one");
+  reader.field("fidelity", sweep.simulation.fidelity, kFidelityNames, "des: how collectives are simulated");
+  reader.field("routing", sweep.simulation.routing, kRoutingNames, "des: how switches choose among several up-links");
   reader.finish();
   for (const char* key : {"fidelity", "routing"})
     if (reader.has(key) && sweep.simulation.engine != Engine::des)

@@ -267,7 +267,7 @@ const BadConfig kBadConfigs[] = {
     {"qwen3-8b", R"({"full_attention_interval": 4})", "expected a model without linear attention"},
     {"qwen3-8b", R"({"attn_output_gate": true})",
      "/model/attn_output_gate: found true, expected a model without gates"},
-    {"qwen3-8b", R"({"vision_config": {"depth": 27}})", "expected a model without images beside text"},
+    {"qwen3-8b", R"({"vision_config": {"depth": 27}})", "expected a model without image input"},
     {"qwen3-8b", R"({"use_qk_norm": false})", "/model/use_qk_norm: found false, expected true, as the family qwen3"},
     {"qwen3-8b", R"({"attention_bias": false, "layer_types": ["sliding_attention"]})",
      R"(found "sliding_attention" in layer 0, expected full_attention, as the family qwen3)"},
