@@ -123,7 +123,7 @@ std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
 }
 
 void append_op_head(std::string& text) {
-  text += fmt::format("  {:<44}{:>11}{:>10}{:>12}{:>9}{:>12}  {}\n", "op", "once", "times", "a step", "share",
+  text += fmt::format("  {:<44}{:>11}{:>10}{:>12}{:>9}{:>12}  {}\n", "op", "once", "times", "per step", "share",
                       "TFLOP/s", "bound by");
 }
 

@@ -69,8 +69,8 @@ std::string summary_text(const Training& training) {
   const std::vector<double>& steps = training.column("step_seconds");
   const std::vector<double>& waits = training.column("waiting_seconds");
   line("all steps", long_text(training.seconds));
-  line("a step", fmt::format("{} on average, {} to {}", seconds_text(mean(steps)),
-                             seconds_text(std::ranges::min(steps)), seconds_text(std::ranges::max(steps))));
+  line("per step", fmt::format("{} on average, {} to {}", seconds_text(mean(steps)),
+                               seconds_text(std::ranges::min(steps)), seconds_text(std::ranges::max(steps))));
   const double waited = std::accumulate(waits.begin(), waits.end(), 0.0);
   if (waited > 0)
     line("waiting", fmt::format("{} before {} steps", seconds_text(waited),
