@@ -198,8 +198,8 @@ TEST_F(SweepOverMpi, RanksThatSeeOtherFilesAreRefused) {
   const std::string run =
       "$MPIRUN -n 1 -wdir $PWD/here $ORRERY sweep sweep.json --db results.db --mpi : "
       "-n 2 -wdir $PWD/there $ORRERY sweep sweep.json --db results.db --mpi";
-  for (const char* says :
-       {"found another scenario of sweep.json, expected what rank 0 has", "found \"scenario.json: found nothing"}) {
+  for (const char* says : {"found another scenario of sweep.json, expected the same program and files as on rank 0",
+                           "found \"scenario.json: found nothing"}) {
     const CommandResult result = mpi(run);
     EXPECT_EQ(result.code, 2);
     EXPECT_THAT(result.err, AllOf(HasSubstr("orrery: error: rank "), HasSubstr(says)));

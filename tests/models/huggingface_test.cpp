@@ -368,7 +368,8 @@ const BadConfig kBadConfigs[] = {
     {"llama-3-8b", R"({"architectures": ["MPTForCausalLM"]})", "a class of the model_type llama, not of mpt"},
     {"llama-3-8b", R"({"architectures": ["MistralTunedForCausalLM"]})", "of the model_type llama, not of mistral"},
     {"phi-2", R"({"architectures": ["Phi3ForCausalLM"]})", "a class of the model_type phi, not of phi3"},
-    {"t5-small", R"({"architectures": ["T5EncoderModel"]})", "expected a class ForConditionalGeneration: other"},
+    {"t5-small", R"({"architectures": ["T5EncoderModel"]})",
+     "expected a class name with ForConditionalGeneration: other"},
     {"bert-base", R"({"architectures": ["BertForSequenceClassification"]})", "expected a class ForMaskedLM or ForPre"},
     {"vit-b-16", R"({"architectures": ["ViTForMaskedImageModeling"]})", "expected a class ForImageClassification"},
     // Experts that a dense family would pass over, and experts that a mixture does not count.

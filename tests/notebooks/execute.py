@@ -24,7 +24,7 @@ root = pathlib.Path(__file__).resolve().parents[2]
 committed = root / "results" / "figures"
 WIDTH_INCHES = 3.3
 REFRESH = "notebooks/README.md says how figures are drawn anew"
-# Most by which pixels may differ on average, from 0 (black) to 1 (white). Predictions that are half a per cent off
+# Most by which pixels may differ in the mean, from 0 (black) to 1 (white). Predictions that are half a per cent off
 # change scaling.png eight times as much.
 SAME_PICTURE = 2e-4
 

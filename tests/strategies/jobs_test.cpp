@@ -105,7 +105,7 @@ const Refusal kRefusals[] = {
     {"/jobs/0", "7", "/jobs/0: found 7, expected an object"},
     {"/jobs/0/name", "", "/jobs/0/name: found nothing, expected a name"},
     {"/jobs/0/name", "\"b\"", "/jobs/1/name: found \"b\" a second time"},
-    {"/jobs/0/nodes", "", "/jobs/0/nodes: found nothing, expected how many"},
+    {"/jobs/0/nodes", "", "/jobs/0/nodes: found nothing, expected the number"},
     {"/jobs/0/nodes", "0", "/jobs/0/nodes: found 0, expected an integer from 1 to 8"},
     {"/jobs/0/nodes", "9", "/jobs/0/nodes: found 9, expected an integer from 1 to 8"},
     {"/jobs/0/nodes", "5", "/jobs/0/nodes: found 5 nodes from 0 on, 2 apart, expected nodes of the cluster, 0 to 7"},
