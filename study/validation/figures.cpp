@@ -149,7 +149,7 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
   } else if (kind == "speedup") {
     const double seconds = simulator.evaluate(scenario_of(reader), source, {}).report.step_seconds;
     const nlohmann::json* over = reader.take("over");
-    if (over == nullptr) reader.fail("over", "the scenario that it is faster than");
+    if (over == nullptr) reader.fail("over", "the slower scenario");
     JsonReader slower(*over, reader.at("over"));
     value = simulator.evaluate(scenario_of(slower), source, {}).report.step_seconds / seconds;
     slower.finish();
@@ -261,7 +261,7 @@ std::vector<Figure> predicted_figures(const nlohmann::json& document, const std:
       if (const auto whole = reasons->find(f.not_predicted); whole != reasons->end()) f.not_predicted = *whole;
     const nlohmann::json* prediction = reader.take("prediction");
     if ((prediction == nullptr) == f.not_predicted.empty())
-      reader.fail("prediction", "how it is predicted, or \"not_predicted\": why not");
+      reader.fail("prediction", "how it is predicted, or the reason in \"not_predicted\"");
     if (prediction != nullptr) f.predicted = predict_figure(*prediction, reader.at("prediction"), f, simulator);
     reader.finish();
   }

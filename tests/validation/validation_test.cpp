@@ -182,7 +182,7 @@ TEST(PublishedSteps, FaultsInAFileAreNamed) {
   EXPECT_THAT(message((std::string(head) + R"("points": [{"id": "p", "quality": "A",
                        "measured": {"quantity": "fits", "value": 1, "steps": 2}}]})")
                           .c_str()),
-              HasSubstr("1 of a quantity that is no time"));
+              HasSubstr("1 for a quantity that is not a time"));
 }
 
 // Why vtrain_single says "composed". Runs differ by a few per mille from one to the next; these numbers do not.
