@@ -294,7 +294,7 @@ std::vector<std::string> read_fields(const std::string& text) {
 }
 
 void run_batch(const BatchOptions& options, UserCalibration user) {
-  LineReader lines(options.input, "a readable file of JSON lines, a scenario each");
+  LineReader lines(options.input, "a readable file of JSON lines with one scenario each");
   const std::string& name = lines.name();
   // Checks `sets` once: a set that no line can use is not each line's error.
   for (const std::string& set : options.sets) {
@@ -373,7 +373,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
     }
     progress.advance();
   }
-  if (scenarios == 0) throw InputError({name, ""}, "no scenario", "a scenario a line");
+  if (scenarios == 0) throw InputError({name, ""}, "no scenario", "one scenario per line");
   results.commit();
   if (verified > 0)
     fmt::print(stderr, "orrery: verified: {} program{}, {} with violations\n", verified, verified == 1 ? "" : "s",
@@ -382,7 +382,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
   if (failed == scenarios)
     throw InputError({name, ""},
                      scenarios == 1 ? "one scenario, in error" : fmt::format("{} scenarios, each in error", scenarios),
-                     "at least one that can be simulated; the output says what is wrong with each");
+                     "at least one that can be simulated; the output has the error of each");
   if (failed > 0)
     fmt::print(stderr, "orrery: {} of {} scenarios in error, the first: {}\n", failed, scenarios, first_error);
 }

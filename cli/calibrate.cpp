@@ -139,15 +139,15 @@ std::string report_of(const CalibrateResult& result, const CalibrateArguments& a
   const CalibrationFit& fit = result.fit;
   std::string text = fit_table(fit);
   if (result.measured < result.planned)
-    text += fmt::format("\n{} of {} points measured: the time was up; run again to go on with the rest\n",
+    text += fmt::format("\n{} of {} points measured when the time was up; run again to continue with the rest\n",
                         result.measured, result.planned);
   if (fit.device_is_measured)
     text += fmt::format(
         "\n{} has no preset: its rates are the highest that its kernels approach, {:.4g} FLOP/s in products and {:.4g} "
-        "bytes/s (caches included)\n",
+        "bytes/s (including caches)\n",
         fit.device.name, fit.device.peak(Dtype::fp32), fit.device.memory_bytes_per_second);
   if (fit.calibration.host_processors > 1)
-    text += fmt::format("with all {} hardware threads busy a rank keeps {:.1f}% of its speed alone\n",
+    text += fmt::format("with all {} hardware threads busy, a rank keeps {:.1f}% of its speed when alone\n",
                         fit.calibration.host_processors, 100 * fit.calibration.busy_share);
   return text + fmt::format("\nwritten: {}\n", arguments.output);
 }
@@ -196,10 +196,10 @@ void run(CalibrateArguments arguments) {
     result = calibrate(make_backend, options);
   }
   if (result.interrupted)
-    throw DeviceError(fmt::format("interrupted: what was measured is in {}, and the same command goes on from there",
-                                  arguments.journal));
+    throw DeviceError(fmt::format(
+        "interrupted: the measured points are in {}, and the same command continues from there", arguments.journal));
   if (device_output && !result.fit.device_is_measured)
-    throw InputError({"--device-output", ""}, "a device with a preset", "a device whose rates were measured");
+    throw InputError({"--device-output", ""}, "a device with a preset", "a device with measured rates");
   output.write(result.text);
   output.commit();
   if (device_output) {

@@ -45,7 +45,7 @@ std::string missed_text(const CurveError& curve) {
                     point.line > 0 ? fmt::format(" (line {})", point.line) : "", 1e6 * point.seconds, 1e6 * predicted);
   }
   if (curve.missed.size() > kShown) text += fmt::format("; and {} more", curve.missed.size() - kShown);
-  return fmt::format("{} of {} points missed by more than {} times: {}", curve.missed.size(), curve.points,
+  return fmt::format("{} of {} points are off by more than {} times: {}", curve.missed.size(), curve.points,
                      kMissedFactor, text);
 }
 
@@ -58,7 +58,7 @@ void import(const CalibrateImportArguments& arguments) {
       place_on(cluster, curve);
       curves.push_back(std::move(curve));
     }
-    for (const std::string& test : log.left_out) fmt::print(stderr, "orrery: left out of {}: {}\n", file, test);
+    for (const std::string& test : log.left_out) fmt::print(stderr, "orrery: ignored in {}: {}\n", file, test);
   }
   const std::string method =
       fmt::format("nccl-tests, {} columns", arguments.log.in_place ? "in-place" : "out-of-place");
@@ -67,9 +67,9 @@ void import(const CalibrateImportArguments& arguments) {
   const CollectiveFit fit = fit_collectives(cluster, curves, sources);
   for (std::size_t i = 0; i < curves.size(); ++i)
     if (fit.errors[i].is_missed() && !arguments.force)
-      throw InputError(
-          {curves[i].source, ""}, fmt::format("{}: {}", curves[i].id, missed_text(fit.errors[i])),
-          "a measurement of these ranks on this cluster, which a fit can follow; --force writes it all the same");
+      throw InputError({curves[i].source, ""}, fmt::format("{}: {}", curves[i].id, missed_text(fit.errors[i])),
+                       "a measurement of these ranks on this cluster that a fit can follow; --force writes the "
+                       "calibration nevertheless");
 
   std::string fitted;
   for (const std::string& name : fit.fitted) fitted += (fitted.empty() ? "" : ", ") + name;

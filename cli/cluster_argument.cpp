@@ -38,7 +38,7 @@ Cluster read_cluster_argument(const std::string& of, bool* perturbed) {
     std::vector<std::string> names = cluster_names();
     for (const std::string& node : node_names()) names.push_back(node);
     for (const BundledScenario& scenario : scenarios) names.emplace_back(scenario.name);
-    throw InputError({}, describe(of), "a cluster, node or scenario, or the file of one", nearest_name(of, names));
+    throw InputError({}, describe(of), "a cluster, node or scenario, or a file with one", nearest_name(of, names));
   }
 }
 

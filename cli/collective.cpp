@@ -63,7 +63,7 @@ constexpr const char* kCollectiveExamples = R"(Examples:
 double parse_bytes(const std::string& text, const char* option) {
   const std::optional<double> bytes = bytes_of_text(text);
   if (!bytes || *bytes != std::floor(*bytes))
-    throw InputError({option, ""}, describe(text), "a size from 1 to 1024T: 8, 1K, 64M, 8G");
+    throw InputError({option, ""}, describe(text), "a size from 1 to 1024T, such as 8, 1K, 64M or 8G");
   return *bytes;
 }
 
@@ -83,7 +83,7 @@ std::vector<double> sizes_of(const CollectiveArguments& arguments) {
 std::vector<double> rows_of(const CollectiveArguments& arguments, std::int64_t members) {
   if (arguments.rows.empty()) return {};
   if (arguments.kind != "all_to_all")
-    throw InputError({"--rows", ""}, describe(arguments.kind), "all_to_all, whose parts may differ");
+    throw InputError({"--rows", ""}, describe(arguments.kind), "all_to_all, the only collective with unequal parts");
   return rows_of_text(arguments.rows, members);
 }
 
@@ -91,12 +91,12 @@ Cluster cluster_by_itself(const CollectiveArguments& arguments) {
   try {
     bool perturbed = false;
     Cluster cluster = read_cluster_argument(arguments.cluster, &perturbed);
-    if (perturbed) fmt::print(stderr, "orrery: the perturbations of {} are left out\n", arguments.cluster);
+    if (perturbed) fmt::print(stderr, "orrery: the perturbations of {} are ignored\n", arguments.cluster);
     return cluster;
   } catch (const InputError& error) {
     if (node_catalog().find(arguments.cluster) == nullptr || error.found() != describe(arguments.cluster)) throw;
     throw InputError({"--device", ""}, "nothing",
-                     fmt::format("the device beside --cluster {}, which takes any: --device L40S", arguments.cluster));
+                     fmt::format("a device too, because --cluster {} accepts any: --device L40S", arguments.cluster));
   }
 }
 
@@ -106,13 +106,12 @@ Cluster cluster_of(const CollectiveArguments& arguments) {
     throw InputError({}, "no cluster", "--cluster, --node or --device (orrery collective --help)");
   nlohmann::json json = nlohmann::json::object();
   if (!arguments.cluster.empty()) {
-    if (!arguments.node.empty()) throw InputError({"--cluster", ""}, "--node beside it", "one of them");
+    if (!arguments.node.empty()) throw InputError({"--cluster", ""}, "--node as well", "one of them");
     if (!made_up && !arguments.nodes) return cluster_by_itself(arguments);
     const bool is_cluster = cluster_catalog().find(arguments.cluster) != nullptr;
     if (!is_cluster && node_catalog().find(arguments.cluster) == nullptr)
-      throw InputError(
-          {"--cluster", ""}, describe(arguments.cluster),
-          "the name of a cluster or node where --device or --nodes is beside it (a file says them itself)");
+      throw InputError({"--cluster", ""}, describe(arguments.cluster),
+                       "the name of a cluster or node if --device or --nodes is given (a file gives them itself)");
     json[is_cluster ? "base" : "node"] = arguments.cluster;
   }
   if (!arguments.node.empty()) json["node"] = arguments.node;
@@ -176,9 +175,9 @@ Prediction predict(const CollectiveArguments& arguments) {
   const auto algorithm = chosen<CollectiveAlgorithm>(arguments.algorithm, kForcedAlgorithmNames);
   const auto protocol = chosen<CollectiveProtocol>(arguments.protocol, kCollectiveProtocolNames);
   const auto refuse = [&](const char* option, const std::string& wanted, std::string_view ran) {
-    throw InputError(
-        {option, ""}, describe(wanted),
-        fmt::format("one that NCCL has for {} of {} ranks on this cluster, such as {}", arguments.kind, p.ranks, ran));
+    throw InputError({option, ""}, describe(wanted),
+                     fmt::format("one that NCCL offers for {} of {} ranks on this cluster, such as {}", arguments.kind,
+                                 p.ranks, ran));
   };
   const std::vector<double> sizes = sizes_of(arguments);
   if (p.engines[static_cast<std::size_t>(Engine::des)]) {
@@ -186,14 +185,13 @@ Prediction predict(const CollectiveArguments& arguments) {
     for (const double bytes : sizes) works += predictor.works(kind->op, bytes, algorithm, protocol);
     if (works > p.des.most_works)
       throw InputError({"--engine", ""},
-                       fmt::format("{}, and about {:.2g} flows of {} ranks to simulate, over {} size{}",
+                       fmt::format("{} with about {:.2g} flows of {} ranks to simulate, over {} size{}",
                                    arguments.engine.engine, works, p.ranks, sizes.size(), sizes.size() == 1 ? "" : "s"),
                        fmt::format("at most {:.2g}: --engine analytical, fewer sizes (-b, -e, -f), or a higher --limit",
                                    p.des.most_works));
     constexpr double kLong = 2, kGiga = 1e-9;  // kLong: seconds that are worth a message
     if (const double seconds = works * kFlowSeconds; seconds > kLong)
-      fmt::print(stderr,
-                 "orrery: about {:.2g} flows of {} ranks to lay over links, at {} size{}: some {:.0f} s, {:.1f} GB\n",
+      fmt::print(stderr, "orrery: about {:.2g} flows of {} ranks to route, at {} size{}: about {:.0f} s, {:.1f} GB\n",
                  works, p.ranks, sizes.size(), sizes.size() == 1 ? "" : "s", seconds,
                  works / static_cast<double>(sizes.size()) * kFlowBytes * kGiga);
   }
@@ -343,7 +341,7 @@ void collective(const CollectiveArguments& arguments) {
   if (arguments.measured) return compare_with_measured(arguments);
   if (arguments.kind.empty()) throw InputError({}, "no collective", "KIND or --measured (orrery collective --help)");
   if (!arguments.markdown.empty())
-    throw InputError({"--markdown", ""}, "no --measured beside it", "--measured, or --json or --csv");
+    throw InputError({"--markdown", ""}, "no --measured", "--measured as well, or --json or --csv");
   const Prediction prediction = predict(arguments);
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(json_of(prediction), 2) + "\n"; });
@@ -416,8 +414,9 @@ void add_collective(Command app) {
   command.callback([arguments, of_kind] {
     for (const Option& option : of_kind)
       if (arguments->measured && option.is_given())
-        throw InputError({option.name(), ""}, "--measured beside it",
-                         "nothing that a measured curve has of its own: cluster, ranks, sizes, algorithm, calibration");
+        throw InputError(
+            {option.name(), ""}, "--measured as well",
+            "no option that measured curves give themselves: cluster, ranks, sizes, algorithm, calibration");
     collective(*arguments);
   });
 }

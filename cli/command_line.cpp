@@ -44,7 +44,7 @@ int run_command_line(const char* program, const std::function<void()>& parse) {
     return fail(program, 1, error.what());
   } catch (const std::bad_alloc&) {
     return fail(program, 1,
-                "memory has ended: this takes more than the process may have (ulimit -v); fewer --threads take less");
+                "out of memory: this takes more than the process may have (ulimit -v); fewer --threads take less");
   } catch (const std::exception& error) {
     return fail(program, 1, error_text(error));
   }

@@ -104,7 +104,7 @@ void compare_databases(const CompareArguments& arguments) {
                                       {"--set-b", !arguments.sets_b.empty()},
                                       {"--calibration", !arguments.calibrations.empty()},
                                       {"--engine", arguments.engine.engine != EngineArguments().engine}})
-    if (given) throw InputError({option, ""}, "databases of sweeps", "scenarios: what a sweep has found stays");
+    if (given) throw InputError({option, ""}, "databases of sweeps", "scenarios: results of a sweep cannot be changed");
   SweepComparisonOptions options;
   if (!arguments.threshold.empty()) options.threshold = share_of_text(arguments.threshold, "--threshold");
   if (!arguments.figures.empty()) options.figures = list_of_text(arguments.figures);
@@ -127,7 +127,7 @@ void compare_databases(const CompareArguments& arguments) {
 void compare(const CompareArguments& arguments) {
   const bool database_a = is_database(arguments.a), database_b = is_database(arguments.b);
   if (database_a && arguments.b.empty())
-    throw InputError({arguments.a, ""}, "a database on one side alone", "two databases of sweeps, or two scenarios");
+    throw InputError({arguments.a, ""}, "a database on one side only", "two databases of sweeps, or two scenarios");
   if (database_a || database_b) return compare_databases(arguments);
   for (const auto& [option, given] : {std::pair("--threshold", !arguments.threshold.empty()),
                                       {"--fields", !arguments.figures.empty()},

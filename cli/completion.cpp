@@ -111,7 +111,7 @@ class Offers {
     for (const std::string& kind : value.name_kinds) {
       const auto listing =
           std::ranges::find(listings(), kind, [](const Listing& l) { return std::string_view(l.name); });
-      if (listing == listings().end()) throw std::logic_error("an option offers names of no kind: " + kind);
+      if (listing == listings().end()) throw std::logic_error("an option offers names of an unknown kind: " + kind);
       for (const std::string& name : names_of(*listing)) word(head + name + value.after_name);
     }
     if (!value.after_name.empty()) lines_ += ":nospace\n";

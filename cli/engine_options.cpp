@@ -32,7 +32,7 @@ void EngineArguments::become_program_with_engine() const {
   if (engine == kEngineNames[static_cast<std::size_t>(Engine::analytical)] || built_with_simgrid()) return;
   const auto sibling = sibling_program("orrery-des");
   if (!sibling)
-    throw InputError({"--engine", ""}, engine + ", but no program orrery-des beside this one", "analytical");
+    throw InputError({"--engine", ""}, engine + " without the program orrery-des next to this one", "analytical");
   become(*sibling);
 }
 

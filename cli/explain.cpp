@@ -119,7 +119,7 @@ std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
 }
 
 void append_op_head(std::string& text) {
-  text += fmt::format("  {:<44}{:>11}{:>10}{:>12}{:>9}{:>12}  {}\n", "op", "once", "times", "a step", "share",
+  text += fmt::format("  {:<44}{:>11}{:>10}{:>12}{:>9}{:>12}  {}\n", "op", "once", "times", "per step", "share",
                       "TFLOP/s", "bound by");
 }
 
@@ -152,15 +152,15 @@ std::string exchange_formula(const Op& op, std::span<const Tensor> tensors, cons
                       seconds_text(cost.inter_seconds));
   if (cost.algorithm == CollectiveAlgorithm::by_token)
     text += fmt::format(
-        "  a token has {:.4g} experts and travels once to each rank and node that has one: of the bytes of all rows "
-        "{:.4f} go from one rank to another, {:.4f} to another node over NICs\n",
+        "  a token has {:.4g} experts and is sent once to each rank and node that has one: {:.4f} of all rows' bytes "
+        "go to another rank, {:.4f} to another node over NICs\n",
         cost.token_shares.choices, cost.token_shares.to_rank, cost.token_shares.to_node);
   if (const Load* const load = costs.row_load(op, tensors); load != nullptr) {
     const ExchangeSkew skew = costs.skew_under(*load, op, span.ranks_per_node, cost);
     text += fmt::format(
-        "  in these the busiest rank's over that of balanced routing: {:.3f} within nodes, {:.3f} between them{}\n",
+        "  times of the busiest rank relative to balanced routing: {:.3f} within nodes, {:.3f} between them{}\n",
         skew.inside, skew.between,
-        load->of == RowsOf::tokens ? fmt::format("; of rows at its experts {:.3f}", load->busiest_rank) : "");
+        load->of == RowsOf::tokens ? fmt::format("; rows at its experts {:.3f}", load->busiest_rank) : "");
   }
   return text;
 }
@@ -187,17 +187,17 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
       KernelModel(cluster.device, *simulation.kernels).explain(op, tensors, costs.documents_charged(op, tensors));
   if (const double share = costs.charged_share(op, tensors); share < 1)
     text += fmt::format(
-        "\ntimes {:.3f}, the share of these rows that rank {} of context_parallel has, whose kernels take "
-        "the longest in all layers together",
+        "\ntimes {:.3f}, the share of these rows on rank {} of context_parallel, whose kernels take longest over all "
+        "layers",
         share, program.mesh.coordinate(costs.slowest_rank(), MeshAxis::cp));
   const std::int64_t devices = program.mesh.ranks();
   if (const double loss = slowest_device_loss(devices, simulation.kernels->device_spread);
       loss > 0 && (is_matmul(op.kind) || is_attention(op.kind)))
-    text += fmt::format("  times {:.4f}: until the slowest of {} devices has done (results/calibration/scale.json)\n",
+    text += fmt::format("  times {:.4f}: until the slowest of {} devices is done (results/calibration/scale.json)\n",
                         1 + loss, devices);
   const double once = bytes(op, tensors);
   if (covered > once)
-    text = fmt::format("one launch for {:.0f} instances of the piece, {}; of a single one:\n", covered / once,
+    text = fmt::format("one launch for {:.0f} instances of the piece, {}; for a single instance:\n", covered / once,
                        bytes_text(covered)) +
            text;
   return text;
@@ -227,8 +227,8 @@ constexpr TermText kDefinitions[] = {
     {"memory_bound", "kernels whose time follows from the bytes they move: norms, activations, dropouts, casts"},
     {"recompute", "all compute that repeats forward work in the backward"},
     {"slowest_device",
-     "products and attention last until the slowest of all devices has done with them: devices of one "
-     "type multiply at rates that spread at the power limit (results/calibration/scale.json)"},
+     "products and attention last until the slowest of all devices has finished: at the power limit, rates of devices "
+     "of one type differ (results/calibration/scale.json)"},
     {"host_issue", "the compute stream is empty because the CPU has not launched the next kernel yet"},
     {"bubble", "the stage waits for micro-batches of its neighbours"},
     {"optimizer", "gradient norm and parameter update after the last backward"},
@@ -285,15 +285,16 @@ std::string explain_term(const TimeTerm& term, std::vector<OpInPlace> ops, const
     const std::int64_t devices = program.mesh.ranks();
     const double spread = simulation.kernels->device_spread;
     text += fmt::format(
-        "= {:.4f} of products and attention: {:g} x (E({}) - E({})), E(n) the mean of the largest of n normal numbers\n"
-        "{:g}: standard deviation / mean of the rates of seven B200 under a lasting load, taken for all devices\n",
+        "= {:.4f} of products and attention: {:g} x (E({}) - E({})), where E(n) is the mean of the largest of n normal "
+        "numbers\n"
+        "{:g}: standard deviation / mean of the rates of seven B200 under sustained load, used for all devices\n",
         slowest_device_loss(devices, spread), spread, devices, calibrated_devices_of_steps(), spread);
     return text;
   }
   if (term.name == "production") {
     const ProductionSlowdown& slowdown = production_slowdown();
     text += fmt::format(
-        "= {} of the rest of the step: the median job; one in ten loses {} or less, one in ten {} or more\n",
+        "= {} of the rest of the step for the median job; one job in ten loses {} or less, one in ten {} or more\n",
         percent_text(slowdown.median), percent_text(slowdown.better_tenth()), percent_text(slowdown.worse_tenth()));
     return text;
   }
@@ -311,9 +312,9 @@ std::string explain_term(const TimeTerm& term, std::vector<OpInPlace> ops, const
   const bool of_kernels =
       term.name == "matmul" || term.name == "attention" || term.name == "memory_bound" || term.name == "recompute";
   if (!of_kernels) return text;
-  text += "beside collectives they are slower (overlap_slowdown of the calibration)";
-  if (program.stages.size() == 1) text += fmt::format(": by {} in all", seconds_text(std::max(seconds - alone, 0.0)));
-  text += ", which the term has, and these have not\n";
+  text += "kernels are slower while collectives run (overlap_slowdown of the calibration)";
+  if (program.stages.size() == 1) text += fmt::format(", by {} in all", seconds_text(std::max(seconds - alone, 0.0)));
+  text += "; the term includes this, and these times do not\n";
   return text;
 }
 
@@ -335,7 +336,7 @@ std::string explain_mfu(const Simulation& simulation) {
   const Dtype dtype = precision::peak_dtype(simulation.scenario);
   const double peak = r.mfu > 0 ? r.model_flops_per_second_per_device / r.mfu : 0;
   const std::string experts = work.active_parameters < work.parameters
-                                  ? fmt::format("of experts those that a token goes to: {} of {} parameters\n",
+                                  ? fmt::format("only experts that a token goes to count: {} of {} parameters\n",
                                                 rate_text(work.active_parameters), rate_text(work.parameters))
                                   : "";
   return fmt::format(
@@ -354,8 +355,7 @@ std::string explain_hfu(const Simulation& simulation) {
   const double per_device = r.mfu > 0 ? r.model_flops_per_second_per_device * r.hfu / r.mfu : 0;
   return fmt::format(
       "HFU: {}\n  = FLOPs that the devices execute / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {:.1f} "
-      "TFLOP/s)\nthose of the model ({:.4e}, see mfu), recomputation, and whatever a kernel computes beyond a causal "
-      "mask\n",
+      "TFLOP/s)\nFLOPs of the model ({:.4e}, see mfu), of recomputation, and of masked pairs that kernels compute\n",
       percent_text(r.hfu), per_device * r.step_seconds * static_cast<double>(r.devices), seconds_text(r.step_seconds),
       r.devices, r.hfu > 0 ? per_device / r.hfu * 1e-12 : 0, simulation.program->model.flops_per_step);
 }
@@ -363,8 +363,9 @@ std::string explain_hfu(const Simulation& simulation) {
 std::string explain_rates(const Simulation& simulation) {
   const Report& r = simulation.report;
   return fmt::format(
-      "tokens/s: {}, {} per device; sequences/s: {}\n  = those of one step / step time\n  = {:.0f} tokens in {:.0f} "
-      "sequences / {}; of the {} devices each has its share\n",
+      "tokens/s: {}, {} per device; sequences/s: {}\n  = tokens and sequences of one step / step time\n  = {:.0f} "
+      "tokens in {:.0f} "
+      "sequences / {}; per device: divided by {} devices\n",
       rate_text(r.tokens_per_second), rate_text(r.tokens_per_second_per_device), rate_text(r.sequences_per_second),
       r.tokens_per_second * r.step_seconds, r.sequences_per_second * r.step_seconds, seconds_text(r.step_seconds),
       r.devices);
@@ -372,7 +373,8 @@ std::string explain_rates(const Simulation& simulation) {
 
 std::string explain_exposed_communication(const Report& r) {
   std::string text = fmt::format(
-      "exposed communication: {}, what the bounding stage's compute stream waits for collectives and messages\n",
+      "exposed communication: {}, the time in which the bounding stage's compute stream waits for collectives and "
+      "messages\n",
       seconds_text(r.exposed_communication_seconds));
   if (r.stages.empty()) return text;
   const TimeBreakdown& time = r.stages[static_cast<std::size_t>(r.bounding_stage)].time;
@@ -395,9 +397,8 @@ std::string explain_memory(const Report& r) {
       text += fmt::format("  {:<44}{:>14}\n", part.label, bytes_text(bytes));
   for (const auto& [place, shared] : {std::pair{Place::host, r.host_memory}, {Place::storage, r.storage}}) {
     if (shared.peak_bytes <= 0) continue;
-    text +=
-        fmt::format("{}: {} of {} of a node, which its devices share\n", name_of(place), bytes_text(shared.node_bytes),
-                    shared.capacity_bytes > 0 ? bytes_text(shared.capacity_bytes) : "an unknown capacity");
+    text += fmt::format("{}: {} of {} per node, shared by its devices\n", name_of(place), bytes_text(shared.node_bytes),
+                        shared.capacity_bytes > 0 ? bytes_text(shared.capacity_bytes) : "an unknown capacity");
     for (const MemoryPart& part : category_parts())
       if (const double bytes = stage.memory.bytes.at(place)[part.category]; bytes != 0)
         text += fmt::format("  {:<44}{:>14}\n", part.label, bytes_text(bytes));
@@ -466,9 +467,9 @@ std::string explain_tensors(Category category, double bytes, const StageReport& 
     if (kept.size() > kMostListed) text += fmt::format("      and {} smaller ones\n", kept.size() - kMostListed);
   }
   if (std::abs(rest) < 1) return text;
-  return text + fmt::format("  {:<30}{:>14}\n", "what comes and goes", bytes_text(rest)) +
-         "    inside the block that runs at the peak; less what it has freed by then, and as chunks hold unequally "
-         "many\n";
+  return text + fmt::format("  {:<30}{:>14}\n", "temporary tensors", bytes_text(rest)) +
+         "    of the block that runs at the peak, less what it has freed by then; chunks with unequal numbers of "
+         "layers add to it\n";
 }
 
 std::string explain_memory_part(const MemoryPart& part, const Simulation& simulation) {
@@ -477,8 +478,8 @@ std::string explain_memory_part(const MemoryPart& part, const Simulation& simula
   if (r.stages.empty()) return part.label + "\n";
   const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
   const double bytes = part.of(stage.memory);
-  text = fmt::format("{}, a part of memory: {} at the peak, on the fullest stage ({})\n", part.label, bytes_text(bytes),
-                     stage.stage);
+  text =
+      fmt::format("{}: {} of the memory peak on the fullest stage ({})\n", part.label, bytes_text(bytes), stage.stage);
   if (part.field == nullptr && part.place == Place::device)
     return text + explain_tensors(static_cast<Category>(part.category), bytes, stage, *simulation.program);
   return text + "\n" + explain_memory(r);
@@ -492,23 +493,21 @@ std::string explain_interval(const Simulation& simulation) {
   const std::optional<StepInterval> found =
       step_interval(stack_of(scenario), curve_origin(device, *simulation.kernels, precision::peak_dtype(scenario)),
                     report.devices, seen);
-  if (!found) return "interval: none is stated, no step of this training stack was published\n";
-  if (!report.expected)
-    return "interval: none is stated of this engine's step, only of the analytical engine's (--engine analytical)\n";
+  if (!found) return "interval: none, because no step of this training stack was published\n";
+  if (!report.expected) return "interval: none for this engine, only for the analytical engine (--engine analytical)\n";
   std::string text = fmt::format(
-      "interval = step time x exp(-w) to step time x exp(w) = {} to {}, w = {:.3f}\n"
-      "  four of five published steps lay inside, each predicted without its own source\n"
-      "  class: {}\n  learned from: {} steps of {} sources, on up to {} devices\n"
-      "  w = {:.3f} of the stack",
+      "interval = step time x exp(-w) to step time x exp(w) = {} to {}, w = {:.3f}\n  four in five published steps lie "
+      "inside, each predicted without its own source\n"
+      "  class: {}\n  learned from: {} steps of {} sources, on up to {} devices\n  w = {:.3f} for the stack",
       seconds_text(report.expected->low_seconds), seconds_text(report.expected->high_seconds), std::log(found->high),
       found->comparable, found->points, found->sources, found->most_devices, found->stack_half_width);
   if (found->origin_factor > 1) text += fmt::format(" x {:.3f} for borrowed curves", found->origin_factor);
   if (!seen) text += fmt::format(" x {:.3f}, no step of {} was measured", found->unseen_device_factor, device.name);
   if (found->beyond_half_width > 0)
-    text += fmt::format(" + {:.3f} for {} devices, {:.3f} a doubling beyond {}", found->beyond_half_width,
+    text += fmt::format(" + {:.3f} for {} devices, {:.3f} per doubling beyond {}", found->beyond_half_width,
                         report.devices, interval_per_doubling(), found->most_devices);
   if (scenario.cluster.production)
-    text += "\n  wider by how much jobs on a production cluster differ: one in ten loses less, one in ten more";
+    text += "\n  widened by the spread of jobs on a production cluster: one in ten loses less, one in ten more";
   return text + "\n  source: results/calibration/steps.json, /intervals\n";
 }
 

@@ -48,7 +48,7 @@ void add_list(Command app) {
   command.add_flag("--json", arguments->json, "As a JSON array");
   command.add_flag("--names", arguments->names, "Names alone, one a line");
   command.callback([arguments] {
-    if (arguments->json && arguments->names) throw InputError({"--names", ""}, "--json beside it", "one of them");
+    if (arguments->json && arguments->names) throw InputError({"--names", ""}, "--json as well", "one of them");
     for (const Listing& listing : listings())
       if (arguments->kind == listing.name)
         print(arguments->names  ? names_text(listing)

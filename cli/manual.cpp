@@ -231,15 +231,14 @@ void add_manual(Command app) {
              "kernels and collectives.\n"
              "Results are tables on standard output, and JSON, CSV, traces and pictures where options ask for them. "
              "Errors are one line on standard error.",
-         .files =
-             {{"scenario.json",
-               "A scenario: model, cluster, workload and plan; orrery schema prints what it may contain."},
-              {"DEVICE.json, DEVICE.points.jsonl",
-               "What orrery calibrate writes for a device, and the journal of what it has measured."},
-              {"collectives.json", "What orrery calibrate import writes."},
-              {"orrery-des, orrery-mpi, orrery-rank, orrery-gpu",
-               "Programs beside orrery that it goes on as, or starts: for --engine des, for sweep --mpi, for ranks "
-               "over MPI, for --device cuda."}},
+         .files = {{"scenario.json",
+                    "A scenario: model, cluster, workload and plan; orrery schema prints what it may contain."},
+                   {"DEVICE.json, DEVICE.points.jsonl",
+                    "What orrery calibrate writes for a device, and the journal of its measurements."},
+                   {"collectives.json", "What orrery calibrate import writes."},
+                   {"orrery-des, orrery-mpi, orrery-rank, orrery-gpu",
+                    "Programs next to orrery that it runs: for --engine des, for sweep --mpi, for ranks over MPI, for "
+                    "--device cuda."}},
          .see_also = "\\fBmpirun\\fR(1), \\fBnvidia\\-smi\\fR(1), \\fBjq\\fR(1); https://ui.perfetto.dev for traces"}));
   });
 }

@@ -71,8 +71,8 @@ Table summary_table(std::span<const ErrorSummary> summaries, const Engines& engi
 }
 
 constexpr const char* kLegend =
-    "Median of |predicted / measured - 1| over points from 1 MiB on (\"all\": of all sizes) in percent, in brackets "
-    "the median of predicted / measured - 1. By curve: median over curves of each one's own, from 1 MiB on.";
+    "Median of |predicted / measured - 1| over points from 1 MiB on (\"all\": over all sizes) in percent; the median "
+    "of predicted / measured - 1 is in brackets. By curve: median over the curves' medians, from 1 MiB on.";
 
 // Remarks on curves that differ from the others, one per line.
 std::vector<std::string> remarks(const MeasuredCollectives& measured) {
@@ -91,7 +91,7 @@ std::vector<std::string> remarks(const MeasuredCollectives& measured) {
   for (const auto& [why, which] : not_fitted)
     lines.push_back(fmt::format("* Not used by the calibration: {}: {}", which, why));
   for (const LeftOutCurve& curve : measured.left_out)
-    lines.push_back(fmt::format("Published, no points kept: {}: {}", curve.id, curve.why));
+    lines.push_back(fmt::format("Published without points: {}: {}", curve.id, curve.why));
   return lines;
 }
 

@@ -30,7 +30,7 @@ std::string allocator_text(const Simulation& simulation) {
                     std::to_string(s.retries) + (r.out_of_memory ? ", then out of memory" : "")});
   }
   return fmt::format(
-             "PyTorch's caching allocator, pipeline stage {}, peaks of {} steps (without {} of the framework's)\n",
+             "PyTorch's caching allocator, pipeline stage {}, peaks over {} steps (without {} of the framework)\n",
              fullest_stage(simulation).stage, kAllocatorSteps,
              bytes_text(fullest_stage(simulation).memory.framework_bytes)) +
          grid("<segments|allocated|reserved|between|of reserved|retries", rows);
@@ -42,7 +42,8 @@ void become_program_with_cbc(const char* option, const char* asked, const char* 
   if (!sibling)
     throw InputError(
         {option, ""},
-        fmt::format("{}, but no program orrery-des beside this one, which is built with COIN-OR CBC", asked), instead);
+        fmt::format("{} without the program orrery-des, which is built with COIN-OR CBC, next to this one", asked),
+        instead);
   become(*sibling);
 }
 
@@ -76,21 +77,19 @@ std::string memory_plan_text(const Simulation& simulation) {
                           });
   const auto reserved = [&](bool expandable) {
     const Replay r = replay(trace, allocator_options(simulation, expandable), kAllocatorSteps);
-    return text(r.statistics.peak_reserved) + (r.out_of_memory ? " and is then out of memory" : "");
+    return text(r.statistics.peak_reserved) + (r.out_of_memory ? " and then runs out of memory" : "");
   };
   return fmt::format(
              "Bi-level memory plan (MEMO, arXiv 2407.12117, section 4.2), pipeline stage {}, without {} of the "
-             "framework's\n",
+             "framework\n",
              stage.stage, bytes_text(stage.memory.framework_bytes)) +
          grid("<level|<block|runs|storages|alive|planned|gap|<by", rows) +
          fmt::format(
-             "  planned {}: {} that stay, {} of the step; {} are alive at the worst instant\n"
+             "  planned {}: {} kept all step long, {} of the step; at most {} are alive at once\n"
              "  PyTorch's caching allocator reserves {}, with expandable segments {}\n",
              text(plan.bytes()), text(plan.resident_bytes), text(plan.step.bytes), text(plan.alive_bytes),
              reserved(false), reserved(true)) +
-         (found_best ? ""
-                     : "  best fit: the solver found nothing smaller within its nodes and pairs, and not that there is "
-                       "nothing\n");
+         (found_best ? "" : "  best fit: the solver found nothing smaller within its limits, but did not prove it\n");
 }
 
 namespace {

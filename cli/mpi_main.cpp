@@ -27,7 +27,7 @@ void require_ranks(const SweepRanks& ranks) {
   const std::optional<RankOfJob> place = rank_of_environment();
   if (!place || ranks.ranks() > 1 || place->ranks == 1) return;
   if (place->rank > 0) throw Exit{0};
-  throw InputError({"--mpi", ""}, fmt::format("{} ranks that do not find each other", place->ranks),
+  throw InputError({"--mpi", ""}, fmt::format("{} ranks that do not know each other", place->ranks),
                    "mpirun of the MPI that orrery was built with, or srun --mpi=pmix");
 }
 

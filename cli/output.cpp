@@ -18,7 +18,7 @@ namespace orrery {
 namespace {
 
 [[noreturn]] void fail_to_write(const std::string& path) {
-  throw InputError({path, ""}, std::string("that it cannot be written (") + std::strerror(errno) + ")",
+  throw InputError({path, ""}, std::string("a path that cannot be written (") + std::strerror(errno) + ")",
                    "the path of a file to write");
 }
 
@@ -131,8 +131,7 @@ void OutputFile::commit() {
 
 void Outputs::add(const std::string& path, const std::string& text) {
   if (path != "-") return files_.emplace_back(path).write(text);
-  if (standard_output_)
-    throw InputError({"standard output", ""}, "several outputs", "a place of its own for each output");
+  if (standard_output_) throw InputError({"standard output", ""}, "several outputs", "one place per output");
   standard_output_ = text;
 }
 

@@ -53,14 +53,14 @@ class MaskedStep {
  public:
   MaskedStep(const std::string& name, const std::vector<std::string>& sets) {
     const nlohmann::json document = scenario_argument(name, sets, source_);
-    if (has_jobs(document)) refuse("/jobs", "several jobs", "one training, whose sequences are packed");
+    if (has_jobs(document)) refuse("/jobs", "several jobs", "one training, the one with packed sequences");
     scenario_ = read_scenario(document, source_);
     if (scenario_.model.kind != ModelKind::decoder)
-      refuse("/model", "no decoder", "a decoder, whose attention is causal");
+      refuse("/model", "a model that is not a decoder", "a decoder, whose attention is causal");
     Workload& workload = scenario_.workload;
     if (workload.has_documents())
-      refuse(workload.documents.empty() ? "/workload/documents_file" : "/workload/documents", "documents of its own",
-             "none beside those that are packed");
+      refuse(workload.documents.empty() ? "/workload/documents_file" : "/workload/documents",
+             "documents in the scenario", "none in addition to those that are packed");
     workload.packing = PackingPolicy::concat;
     if (workload.sequence_length == 0) workload.sequence_length = scenario_.model.max_positions;
     full_seconds_ = seconds(scenario_);
@@ -226,7 +226,7 @@ void write_sequences(const Documents& documents, const Packing& packing, OutputS
 
 Documents documents_of(const PackArguments& arguments) {
   if (arguments.documents.empty() == !arguments.generate)
-    throw InputError({}, arguments.generate ? "documents beside --generate" : "no documents",
+    throw InputError({}, arguments.generate ? "documents as well as --generate" : "no documents",
                      "either a file of documents or --generate (orrery pack --help)");
   if (!arguments.generate) {
     Documents documents = read_documents(arguments.documents);
@@ -234,7 +234,7 @@ Documents documents_of(const PackArguments& arguments) {
     return documents;
   }
   if (!arguments.embeddings.empty())
-    throw InputError({"--embeddings", ""}, "--generate beside it", "--dimension, which draws them");
+    throw InputError({"--embeddings", ""}, "--generate as well", "--dimension, which draws them");
   DocumentGenerator generator = arguments.generator;
   generator.count = *arguments.generate;
   generator.by_documents = arguments.weighting == "documents";
@@ -246,13 +246,15 @@ void pack_documents(const PackArguments& arguments) {
   std::vector<std::string> policies = arguments.policies;
   if (policies.empty()) policies.emplace_back(kPackingPolicyNames[static_cast<std::size_t>(PackingPolicy::best_fit)]);
   if (!arguments.out.empty() && policies.size() > 1)
-    throw InputError({"--out", ""}, fmt::format("{} policies", policies.size()), "one, whose sequences are written");
+    throw InputError({"--out", ""}, fmt::format("{} policies", policies.size()),
+                     "one policy for the written sequences");
   if (arguments.scenario.empty() && !arguments.sets.empty())
-    throw InputError({"--set", ""}, "no --scenario beside it", "--scenario, whose field it changes");
+    throw InputError({"--set", ""}, "no --scenario", "--scenario as well, whose field it changes");
   std::optional<MaskedStep> step;
   if (!arguments.scenario.empty()) step.emplace(arguments.scenario, arguments.sets);
   if (!step && !arguments.context)
-    throw InputError({"--context", ""}, "nothing", "the tokens of a sequence, or --scenario, which has some");
+    throw InputError({"--context", ""}, "nothing",
+                     "the tokens of a sequence, or --scenario, which has a sequence length");
   Packed packed;
   packed.context = arguments.context ? *arguments.context : step->sequence_length();
   if (step && packed.context != step->sequence_length())

@@ -43,8 +43,8 @@ void published(const PlanArguments& arguments) {
   for (const auto& [option, given] : {std::pair("--csv", !arguments.csv.empty()),
                                       {"--svg", !arguments.svg.empty()},
                                       {"--set", !arguments.request.sets.empty()}})
-    if (given) throw InputError({option, ""}, "--published beside it", "one of the two");
-  if (!arguments.plan.empty()) throw InputError({"--published", ""}, "a plan beside it", "one of the two");
+    if (given) throw InputError({option, ""}, "--published as well", "one of the two");
+  if (!arguments.plan.empty()) throw InputError({"--published", ""}, "a plan as well", "one of the two");
   Simulator simulator(read_user_calibration(arguments.request.calibrations));
   const std::vector<ReportedFigure> figures = predict_published_runs(simulator);
   Outputs outputs;
@@ -86,7 +86,8 @@ void plan(PlanArguments& arguments) {
   outputs.add_wanted(arguments.csv, [&] { return answer_csv(result); });
   if (!arguments.svg.empty()) {
     if (!result.tornado)
-      throw InputError({"--svg", ""}, "a plan of which nothing fits, or whose answer is 0", "an answer to draw");
+      throw InputError({"--svg", ""}, "a plan without a candidate that fits, or with an answer of 0",
+                       "an answer to draw");
     outputs.add(arguments.svg, answer_svg(result));
   }
   if (!outputs.on_standard_output())

@@ -71,11 +71,11 @@ Report predict_here(const Scenario& scenario, const UserCalibration& user, bool 
   if (std::string note = utilisation_note(report); !note.empty()) report.notes.push_back(std::move(note));
   if (!user.kernels)
     report.notes.push_back(fmt::format(
-        "predicted as {} by the bundled calibration: `orrery calibrate` measures this machine (--calibration FILE)",
+        "predicted with the bundled calibration of {}: `orrery calibrate` measures this machine (--calibration FILE)",
         prepared.scenario.cluster.device.name));
   if (const double share = rank_share(*prepared.kernels, ranks_of_host); share < 1)
     report.notes.push_back(
-        fmt::format("ranks outnumber the processor's threads: each is given {} of one", percent_text(share)));
+        fmt::format("there are more ranks than processor threads: each rank gets {} of one", percent_text(share)));
   return report;
 }
 
@@ -169,7 +169,7 @@ BackendFactory backends(const std::string& device, bool exact) {
 // For ranks as processes on GPUs: reports what is missing before mpirun starts them.
 void require_nccl_ranks() {
   if (!built_with_cuda())
-    throw InputError({"--ranks", ""}, "no program orrery-gpu beside this one",
+    throw InputError({"--ranks", ""}, "no program orrery-gpu next to this one",
                      "a build where nvcc is (cmake -DORRERY_CUDA=ON)");
   if (!built_with_nccl())
     throw InputError({"--ranks", ""}, "mpi with --device cuda in a program without NCCL",
@@ -226,7 +226,7 @@ std::string steps_table(const std::vector<RunOutcome::Step>& steps) {
                     fmt::format("{:.4g}", step.gradient_norm), seconds_text(step.seconds)});
     if (gated) rows.back().push_back(step.active_experts > 0 ? fmt::format("{:.4g}", step.active_experts) : "-");
   }
-  return "\nSteps, which differ: what stands above is of the last\n" +
+  return "\nThe steps differ; the figures above are those of the last\n" +
          grid(gated ? "step|loss|gradient norm|time|active experts" : "step|loss|gradient norm|time", rows);
 }
 
@@ -252,7 +252,7 @@ std::vector<RunOutcome::Step> steps_of(const std::vector<RankResult>& ranks, std
 RunJob job_of(const RunArguments& arguments) {
   RunJob job;
   job.document = load_scenario_document(arguments.scenario, arguments.sets, job.source);
-  refuse_report(job.document, job.source.file, "a scenario, as stands under inputs.scenario of a report");
+  refuse_report(job.document, job.source.file, "a scenario, such as inputs.scenario of a report");
   if (has_jobs(job.document)) throw InputError({job.source.file, "/jobs"}, "jobs", "a scenario of one job");
   job.described = read_scenario(job.document, job.source);
   job.processes = arguments.ranks == "mpi";
@@ -275,7 +275,7 @@ RunJob job_of(const RunArguments& arguments) {
     throw InputError({"--trace", ""}, "ranks that are processes (--ranks mpi)", "threads: they share a timeline");
   if (arguments.steps == 0 && !arguments.check)
     throw InputError({"--steps", ""}, "0 without --check",
-                     "a step to measure; orrery simulate predicts without running");
+                     "at least one step; orrery simulate predicts without running");
   if (job.processes && job.on_gpus) require_nccl_ranks();
   return job;
 }
@@ -287,8 +287,8 @@ void require_memory(const RunJob& job, const BackendFacts& facts) {
   const std::int64_t ranks = job.program.mesh.ranks();
   throw InputError(
       {job.source.file, "/model"},
-      fmt::format("a model that takes {} at the least, on {} rank{}", bytes_text(least), ranks, ranks == 1 ? "" : "s"),
-      fmt::format("what fits into the {} of this machine's {}, as with --set model.layers=2",
+      fmt::format("a model that takes at least {} on {} rank{}", bytes_text(least), ranks, ranks == 1 ? "" : "s"),
+      fmt::format("a model that fits into the {} of this machine's {}, for example with --set model.layers=2",
                   bytes_text(facts.memory_bytes), job.on_gpus ? "GPU" : "memory"));
 }
 

@@ -98,8 +98,7 @@ std::string plans_table(const Space& space, const std::vector<ShownPlan>& plans,
                          text_of(chosen_value(axis, plans.front().scenario)));
   }
   if (!alike.empty()) text += fmt::format("  all: {}\n", alike);
-  if (!space.base().plan.layers.empty())
-    text += "  of all but the ranges of layers that the scenario gives plans of their own\n";
+  if (!space.base().plan.layers.empty()) text += "  except in ranges of layers with plans of their own\n";
   return text;
 }
 
@@ -109,10 +108,10 @@ std::string counts_text(const SearchAnswer& a) {
   if (r.too_slow > 0) text += fmt::format("; {} proven too slow", r.too_slow);
   if (r.too_large > 0) text += fmt::format("; {} proven too large", r.too_large);
   if (r.refused > 0) text += fmt::format("; {} cannot be laid out", r.refused);
-  text += fmt::format("\n{}, {} plans a second\n", seconds_text(a.seconds),
+  text += fmt::format("\n{}, {} plans per second\n", seconds_text(a.seconds),
                       rate_text(static_cast<double>(r.considered) / a.seconds));
   if (r.bound_slack > 0)
-    text += fmt::format("A plan lay below its bound: bounds were lowered by {}\n", percent_text(r.bound_slack));
+    text += fmt::format("A plan was faster than its bound: bounds were lowered by {}\n", percent_text(r.bound_slack));
   return text;
 }
 
@@ -143,13 +142,13 @@ std::vector<ShortMemory> short_memories(const SearchAnswer& a, bool safe) {
   const double peak = r.memory_peak_bytes;
   std::vector<ShortMemory> memories;
   if (peak * (safe ? kPeakHigh : 1) > a.most_memory_bytes)
-    memories.push_back({peak, a.most_memory_bytes, kPeakHigh * peak, "on the fullest device", "memory a device"});
+    memories.push_back({peak, a.most_memory_bytes, kPeakHigh * peak, "on the fullest device", "memory per device"});
   if (!host.fits() || (safe && host_is_tight(r)))
     memories.push_back({host.node_bytes, host.capacity_bytes, kHostHigh * host.node_bytes,
-                        "of the host memory of the fullest node", "host memory a node"});
+                        "of the host memory of the fullest node", "host memory per node"});
   if (!storage.fits())
     memories.push_back({storage.node_bytes, storage.capacity_bytes, storage.node_bytes,
-                        "of the storage of the fullest node", "storage a node"});
+                        "of the storage of the fullest node", "storage per node"});
   return memories;
 }
 
@@ -163,7 +162,7 @@ std::string nothing_text(const SearchAnswer& a, bool safe) {
     text += fmt::format("No plan fits{}. The leanest takes {}:\n  {}\n", safe ? " with its margin" : "", taken,
                         plan_text(a.space, a.leanest->scenario));
   } else {
-    text += "No plan can be laid out. Most often because of\n";
+    text += "No plan can be laid out. The most frequent reasons:\n";
     std::vector<std::pair<std::string, std::uint64_t>> reasons(a.result.refusals.begin(), a.result.refusals.end());
     std::stable_sort(reasons.begin(), reasons.end(), [](const auto& x, const auto& y) { return x.second > y.second; });
     constexpr std::size_t kMostReasons = 5;
@@ -175,7 +174,7 @@ std::string nothing_text(const SearchAnswer& a, bool safe) {
                           workload.gives_batch ? fmt::format(" of {}", workload.global_batch_size)
                                                : ", which is not given (workload.global_batch_size)");
       if (a.larger_batch > 0)
-        text += fmt::format("; the nearest that some divide: {}{}",
+        text += fmt::format("; the nearest batches that some divide: {}{}",
                             a.smaller_batch > 0 ? fmt::format("{} or ", a.smaller_batch) : "", a.larger_batch);
       text += '\n';
     }
@@ -188,7 +187,7 @@ std::string remedies_text(const SearchAnswer& a, bool safe) {
   if (!a.remedies.empty() || a.leanest)
     text += fmt::format("What fits (searched in {}):\n", seconds_text(a.remedy_seconds));
   for (const Remedy& remedy : a.remedies)
-    text += fmt::format("  with {}: {} a step, {}\n", remedy.what, seconds_text(remedy.plan.step_seconds),
+    text += fmt::format("  with {}: {} per step, {}\n", remedy.what, seconds_text(remedy.plan.step_seconds),
                         bytes_text(remedy.plan.memory_peak_bytes));
   if (a.leanest) {
     std::string offered, to_be_safe;
@@ -205,9 +204,9 @@ std::string remedies_text(const SearchAnswer& a, bool safe) {
 std::string network_text(const NetworkNeed& need) {
   const double gigabits = 8e-9;
   if (!need.any)
-    return fmt::format("\nNetwork: no rate costs the fastest plan {} of its step\n", percent_text(need.allowed));
+    return fmt::format("\nNetwork: no NIC rate slows the fastest plan by {}\n", percent_text(need.allowed));
   return fmt::format(
-      "\nNetwork: the fastest plan takes at most {} longer with {:.4g} Gbit/s a NIC, {} of what there is\n",
+      "\nNetwork: the fastest plan takes at most {} longer with {:.4g} Gbit/s per NIC, {} of the present rate\n",
       percent_text(need.allowed), gigabits * need.bytes_per_second,
       percent_text(need.bytes_per_second / need.nic_bytes_per_second));
 }
@@ -267,7 +266,7 @@ class ShowProgress {
     next_ = now + std::chrono::milliseconds(200);
     const double elapsed = std::chrono::duration<double>(now - start_).count();
     const double part = static_cast<double>(progress.groups) / static_cast<double>(progress.all_groups);
-    line_.show(fmt::format("{} plans, {} a second, {} to go at most", progress.considered,
+    line_.show(fmt::format("{} plans, {} per second, at most {} to go", progress.considered,
                            rate_text(static_cast<double>(progress.considered) / elapsed),
                            seconds_text(elapsed / part - elapsed)));
   }
@@ -315,24 +314,24 @@ void search_command(const SearchArguments& arguments) {
       const bool des = engine.engine == Engine::des;
       const Report& first = a.best.front().report;
       if (host_is_tight(first))
-        text += fmt::format("The first takes {} of {} of the host memory of its fullest node\n",
+        text += fmt::format("The first uses {} of the {} of host memory on its fullest node\n",
                             bytes_text(first.host_memory.node_bytes), bytes_text(first.host_memory.capacity_bytes));
       if (memory_verdict(first) == MemoryVerdict::tight)
-        text += "The first is tight: it may not fit after all; --safe asks for plans that surely do\n\n";
+        text += "The first is tight: it may not fit; --safe requires plans that surely fit\n\n";
       const std::string_view undisturbed = a.base.perturbations.empty() ? "" : " without the scenario's perturbations";
       text += des ? fmt::format(
-                        "The fastest in closed form{}, ordered by their times in discrete events; figures "
-                        "behind \"by events\" are those of events, but for memory\n",
+                        "The fastest in closed form{}, ordered by their times in discrete events; figures after \"by "
+                        "events\" are those of events, except memory\n",
                         undisturbed)
                   : "The fastest\n";
       text += plans_table(a.space, a.best, des);
       if (a.front.size() > 1)
-        text += fmt::format("\nLess memory for more time, up to {} times the fastest{}\n{}", request.front,
+        text += fmt::format("\nLess memory for more time, up to {} times the fastest plan's{}\n{}", request.front,
                             des ? fmt::format(", in closed form{}", undisturbed) : "",
                             plans_table(a.space, a.front, false));
       if (a.network) text += network_text(*a.network);
       const std::vector<std::string>& notes = a.best.front().asked().notes;
-      if (!notes.empty()) text += "\nNotes on the first\n";
+      if (!notes.empty()) text += "\nNotes on the first plan\n";
       for (const std::string& note : notes) text += fmt::format("  - {}\n", note);
     }
     outputs.add("-", text);

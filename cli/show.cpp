@@ -92,13 +92,13 @@ void add_show(Command app) {
   command.callback([arguments] {
     if (arguments->name == "links") {
       if (arguments->of.empty())
-        throw InputError({}, "nothing after links", "a cluster, node or scenario, or the file of one");
+        throw InputError({}, "nothing after links", "a cluster, node or scenario, or a file with one");
       const auto routing = std::find(kRoutingNames.begin(), kRoutingNames.end(), arguments->routing);
       return print(links_text(arguments->of, arguments->pattern, static_cast<Routing>(routing - kRoutingNames.begin()),
                               arguments->json));
     }
     if (!arguments->of.empty())
-      throw InputError({}, describe(arguments->of), "one name to show (only links are those of something)");
+      throw InputError({}, describe(arguments->of), "one name to show (only \"links\" takes a second)");
     const OrderedJson found = shown_json(arguments->name);
     if (arguments->scenario) return print(json_text(scenario_of(found), 2) + "\n");
     if (arguments->json) return print(json_text(found, 2) + "\n");

@@ -90,11 +90,11 @@ std::string measurement_text(const SimulateArguments& arguments, const Simulatio
                                              value_text(point->quantity, predicted), error));
   if (!point->not_fitted.empty()) line("not fitted", point->not_fitted);
   for (const std::string& assumption : point->assumptions) line("assumed", assumption);
-  line("why it is off", explanation_of(*point));
+  line("why the error", explanation_of(*point));
   if (point->quantity == Quantity::step_seconds || point->quantity == Quantity::forward_backward_seconds)
-    line("in orrery validate", "predicted by a calibration that has not seen this source, so slightly otherwise");
+    line("in orrery validate", "predicted by a calibration without this source, so slightly differently");
   if (is_of_layer(point->quantity))
-    line("in orrery validate", "predicted by kernels and collectives alone: what steps show beyond them is left out");
+    line("in orrery validate", "predicted from kernels and collectives alone, without calibrated steps");
   return text;
 }
 
@@ -190,7 +190,7 @@ std::string jobs_table(const std::vector<JobResult>& jobs, const SimulateArgumen
 void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
   if (arguments.engine.engine != "des")
     throw InputError({source.file, "/jobs"}, "jobs that share a cluster",
-                     "--engine des: the analytical engine knows one job at a time");
+                     "--engine des: the analytical engine simulates one job at a time");
   if (!arguments.svg.empty()) throw InputError({"--svg", ""}, "jobs", "a scenario of one job; --trace shows them all");
   if (!arguments.explain.empty()) throw InputError({"--explain", ""}, "jobs", "a scenario of one job");
   if (arguments.verify) throw InputError({"--verify", ""}, "jobs", "a scenario of one job");
@@ -224,7 +224,7 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
 
 void simulate_steps(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
   const auto refuse = [](const char* found) {
-    throw InputError({"--steps", ""}, fmt::format("{} beside it", found), "a single step for that");
+    throw InputError({"--steps", ""}, fmt::format("{} as well", found), "a single step");
   };
   if (has_jobs(document)) throw InputError({"--steps", ""}, "jobs", "a scenario of one job");
   if (!arguments.trace.empty()) refuse("--trace");
@@ -232,7 +232,7 @@ void simulate_steps(const nlohmann::json& document, const ScenarioSource& source
   if (!arguments.explain.empty()) refuse("--explain");
   if (arguments.ops) refuse("--ops");
   if (arguments.verify) refuse("--verify");
-  if (arguments.engine.both()) throw InputError({"--steps", ""}, "--engine both beside it", "one engine");
+  if (arguments.engine.both()) throw InputError({"--steps", ""}, "--engine both as well", "one engine");
   const Asked asked{document, source, arguments.calibrations, arguments.label};
   simulate_training(
       asked, {.steps = arguments.steps, .database = arguments.database, .engine = arguments.engine, .progress = {}},
@@ -240,13 +240,14 @@ void simulate_steps(const nlohmann::json& document, const ScenarioSource& source
 }
 
 void simulate_batch(const SimulateArguments& arguments) {
-  if (arguments.steps > 0) throw InputError({"--batch", ""}, "--steps beside it", "one scenario of many steps");
+  if (arguments.steps > 0) throw InputError({"--batch", ""}, "--steps as well", "--steps with a single scenario");
   if (!arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty() ||
       !arguments.memory_trace.empty())
-    throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json or --csv: a result a line");
-  if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
+    throw InputError({"--batch", ""}, "an output for a single scenario as well",
+                     "--json or --csv, with one result per line");
+  if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both as well", "one engine");
   if (arguments.ops && !arguments.fields.empty())
-    throw InputError({"--fields", ""}, "--ops beside it", "one of the two: a list of ops is no field");
+    throw InputError({"--fields", ""}, "--ops as well", "one of the two: a list of ops is not a field");
   BatchOptions options{.input = arguments.batch,
                        .sets = arguments.sets,
                        .calibrations = arguments.calibrations,
@@ -266,30 +267,29 @@ void simulate(const SimulateArguments& arguments) {
   arguments.engine.become_program_with_engine();
   if (arguments.explain == kMemoryPlan) become_program_with_cbc("--explain", "memory_plan", "memory");
   if (arguments.planned_memory)
-    become_program_with_cbc("--planned-memory", "it", "none: --memory-trace of PyTorch's allocator");
+    become_program_with_cbc("--planned-memory", "it", "none: --memory-trace for PyTorch's allocator");
   if (arguments.fields_given && arguments.fields.empty())
     throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
   if (arguments.explain_given && arguments.explain.empty())
-    throw InputError({"--explain", ""}, "nothing", "the name of an op or a term, as the report has it");
+    throw InputError({"--explain", ""}, "nothing", "the name of an op or a term in the report");
   if (arguments.batch.empty() && !arguments.fields.empty())
-    throw InputError({"--fields", ""}, "no --batch beside it", "--batch, whose results it shortens");
+    throw InputError({"--fields", ""}, "no --batch", "--batch as well, whose results it shortens");
   if (!arguments.database.empty() && arguments.steps == 0)
-    throw InputError({"--db", ""}, "no --steps beside it", "--steps N, whose steps it keeps (of one step: --json)");
+    throw InputError({"--db", ""}, "no --steps", "--steps N as well, whose steps it keeps (for one step use --json)");
   if (arguments.expandable_segments && arguments.memory_trace.empty())
-    throw InputError({"--expandable-segments", ""}, "no --memory-trace beside it",
-                     "--memory-trace FILE, which it is of");
+    throw InputError({"--expandable-segments", ""}, "no --memory-trace", "--memory-trace FILE as well");
   if (arguments.planned_memory && (arguments.memory_trace.empty() || arguments.expandable_segments))
     throw InputError({"--planned-memory", ""},
-                     arguments.expandable_segments ? "--expandable-segments beside it" : "no --memory-trace beside it",
-                     "--memory-trace FILE, which is of the plan or of PyTorch's allocator");
+                     arguments.expandable_segments ? "--expandable-segments as well" : "no --memory-trace",
+                     "--memory-trace FILE, for either the plan or PyTorch's allocator");
   if (arguments.batch.empty() == arguments.scenario.empty())
-    throw InputError({}, arguments.batch.empty() ? "no scenario" : "a scenario beside --batch",
+    throw InputError({}, arguments.batch.empty() ? "no scenario" : "a scenario as well as --batch",
                      "either a scenario or --batch (orrery simulate --help)");
   if (arguments.batch.empty()) {
     ScenarioSource source;
     const nlohmann::json document = scenario_argument(arguments.scenario, arguments.sets, source);
     refuse_report(document, source.file,
-                  "a scenario, as stands under inputs.scenario of a report, or orrery compare, which takes both");
+                  "a scenario, such as inputs.scenario of a report, or orrery compare, which takes both");
     if (arguments.steps > 0) return simulate_steps(document, source, arguments);
     return has_jobs(document) ? simulate_jobs(document, source, arguments) : simulate_one(document, source, arguments);
   }

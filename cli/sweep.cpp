@@ -85,7 +85,7 @@ class ShowSweepProgress {
     const std::int64_t done = progress.computed + progress.known;
     const double rate = static_cast<double>(done) / elapsed;
     const double left = static_cast<double>(progress.points - done) / rate;
-    const std::string text = fmt::format("{} of {} points, {} a second, {} to go", done, progress.points,
+    const std::string text = fmt::format("{} of {} points, {} per second, {} to go", done, progress.points,
                                          rate_text(rate), seconds_text(left));
     if (line_.on_terminal()) return line_.show(text);
     fmt::print(stderr, "orrery: {}\n", text);
@@ -108,8 +108,7 @@ bool as_json_lines(const std::string& file) { return file.ends_with(".jsonl") ||
 // `names`: columns that rows may have.
 void check_export(const ExportArguments& arguments, const std::vector<std::string>& names) {
   const std::string& file = arguments.file;
-  if (file.empty() && !arguments.fields.empty())
-    throw InputError({"--fields", ""}, "no --export beside it", "--export FILE");
+  if (file.empty() && !arguments.fields.empty()) throw InputError({"--fields", ""}, "no --export", "--export FILE");
   if (!file.empty() && file != "-" && !file.ends_with(".csv") && !as_json_lines(file))
     throw InputError({"--export", ""}, describe(Json(file)),
                      "a name that ends in .csv or .jsonl, or - for CSV on standard output");
@@ -169,7 +168,7 @@ std::string command_of(const SweepArguments& arguments) {
 constexpr int kBySignal = 128;  // added to the signal in exit codes, as shells do
 
 void say_interrupted(const SweepArguments& arguments, std::int64_t done, std::int64_t points) {
-  fmt::print(stderr, "orrery: interrupted: {} of {} points are in {}; to go on{}:\n  {}\n", done, points,
+  fmt::print(stderr, "orrery: interrupted: {} of {} points are in {}; to continue{}:\n  {}\n", done, points,
              arguments.request.database, arguments.mpi ? ", started as before" : "", command_of(arguments));
 }
 
@@ -178,13 +177,13 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
   if (arguments.document.empty()) throw UsageError("sweep: a DOCUMENT is required, or one of merge and export");
   if (request.database.empty()) throw UsageError("sweep: --db FILE is required: where results are kept");
   if (arguments.mpi && helpers == nullptr)
-    throw InputError({"--mpi", ""}, "no program orrery-mpi beside this one: it was built without MPI",
+    throw InputError({"--mpi", ""}, "no program orrery-mpi next to this one: it was built without MPI",
                      "--shard I/N on each machine, and then orrery sweep merge");
   request.helpers = helpers;
   const SweepDocument sweep = sweep_argument(arguments.document);
   if (sweep.simulation.engine == Engine::des) {
     if (arguments.document == "-" && !built_with_simgrid())
-      throw InputError({"<stdin>", "/engine"}, "\"des\"", "a document in a file: that engine is in another program");
+      throw InputError({"<stdin>", "/engine"}, "\"des\"", "a document in a file: this engine is in another program");
     EngineArguments des;
     des.engine = kEngineNames[static_cast<std::size_t>(Engine::des)];
     des.become_program_with_engine();

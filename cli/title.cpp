@@ -63,14 +63,14 @@ std::string when_reduced(const Scenario& scenario) {
   const bool open = data.reduce_gradients == data_parallel::Reduction::automatic && data.zero_stage >= 2;
   if (!open || data_parallel_degree(scenario) == 1 || micro_batches(scenario) == 1) return "";
   return data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario))
-             ? "reduce_gradients every_micro_batch (the stack's own)"
-             : "reduce_gradients once (the stack's own)";
+             ? "reduce_gradients every_micro_batch (the framework's choice)"
+             : "reduce_gradients once (the framework's choice)";
 }
 
 std::string narrow_gradients(const Plan& plan) {
   const Dtype dtype = framework::gradient_dtype(plan);
   if (plan.precision.gradients != precision::GradientDtype::automatic || dtype == Dtype::fp32) return "";
-  return fmt::format("gradient_dtype {} (the stack's own)", name_of(dtype));
+  return fmt::format("gradient_dtype {} (the framework's choice)", name_of(dtype));
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ std::vector<std::string> title_of(const Scenario& scenario) {
                               named(cluster.device.name, "an unnamed device")));
   const Model& model = scenario.model;
   const std::int64_t length = sequence_length(model, scenario.workload);
-  lines.push_back(fmt::format("{} {} a step, data_parallel {}, micro-batches a pipeline: {}",
+  lines.push_back(fmt::format("{} {} per step, data_parallel {}, micro-batches per pipeline: {}",
                               scenario.workload.global_batch_size,
                               model.vision() ? "images" : fmt::format("sequences of {} tokens", length),
                               data_parallel_degree(scenario), micro_batches(scenario)));

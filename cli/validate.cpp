@@ -70,17 +70,17 @@ void validate(const ValidateArguments& arguments) {
   };
   const bool shown = arguments.points || !arguments.json.empty() || !arguments.csv.empty() || !arguments.plot.empty() ||
                      !arguments.markdown.empty() || !arguments.baseline.empty() || !arguments.write_baseline.empty();
-  alone(!arguments.fit.empty() && (shown || arguments.seen != kSeenNames.front()), "--fit", "other options beside it",
-        "nothing else: a fit is all that is done");
+  alone(!arguments.fit.empty() && (shown || arguments.seen != kSeenNames.front()), "--fit", "other options as well",
+        "no other option: the command only fits");
   for (const auto& [name, value] :
        {std::pair("--markdown", &arguments.markdown), std::pair("--baseline", &arguments.baseline),
         std::pair("--write-baseline", &arguments.write_baseline)})
-    alone(!value->empty() && arguments.seen != kSeenNames.front(), name, "--seen beside it",
-          "the default: each source predicted by a calibration that has seen all others");
+    alone(!value->empty() && arguments.seen != kSeenNames.front(), name, "--seen as well",
+          "the default: each source predicted by a calibration of all others");
   alone(arguments.figures && (filtered || shown || !arguments.fit.empty() || arguments.seen != kSeenNames.front()),
-        "--figures", "other options beside it", "nothing else: they are no steps");
-  alone(!arguments.baseline.empty() && arguments.points, "--baseline", "--points beside it",
-        "one of them: what has moved, or every point");
+        "--figures", "other options as well", "no other option: these figures are not steps");
+  alone(!arguments.baseline.empty() && arguments.points, "--baseline", "--points as well",
+        "one of them: changes, or every point");
   if (!arguments.fit.empty()) return fit(arguments.fit);
   Simulator simulator;
   if (arguments.figures) {
@@ -111,7 +111,7 @@ void validate(const ValidateArguments& arguments) {
     if (!filtered && !arguments.points && !outputs.on_standard_output())
       text += "\n" + figures_line(predicted_figures(simulator));
     if (!f.gpu.empty() || !f.strategy.empty())
-      text += "\nPoints that are not predicted have no device and no plan, and are not among these\n";
+      text += "\nPoints that are not predicted have no device and no plan, and are not in this list\n";
   }
   if (!outputs.on_standard_output()) outputs.add("-", text);
   outputs.commit();

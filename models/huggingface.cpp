@@ -156,7 +156,7 @@ bool set_expert_layers(const Config& config, const char* key, Model& m, HasExper
   const auto expected = [&](std::int64_t layer) { return layer >= first && (layer - first) % period == 0; };
   bool holds = dense >= 0;
   for (std::int64_t layer = 0; holds && layer < layers; ++layer) holds = has_experts(layer) == expected(layer);
-  if (!holds) config.fail(key, "experts in every n-th layer behind the first dense ones, in the last of each n");
+  if (!holds) config.fail(key, "experts in every n-th layer after the first dense ones, in the last of each n");
   m.dense_layers = dense;
   m.expert_period = period;
   return true;
@@ -583,8 +583,9 @@ void refuse_other_heads(const Config& config, const Model& m) {
       other = other || (says && std::none_of(heads.begin(), heads.end(), is));
     }
     if (other)
-      throw InputError(config.at("architectures"), describe(value),
-                       fmt::format("a class For{}: other heads are not modelled", fmt::join(heads, " or For")));
+      throw InputError(
+          config.at("architectures"), describe(value),
+          fmt::format("a class name with For{}: other heads are not modelled", fmt::join(heads, " or For")));
   });
 }
 
@@ -599,12 +600,12 @@ constexpr std::array kForeignKeys{
     ForeignKey{"attn_layer_indices", "state-space layers"},
     ForeignKey{"attn_layer_offset", "state-space layers"},
     ForeignKey{"attn_layer_period", "state-space layers"},
-    ForeignKey{"attn_output_gate", "gates behind attention"},
+    ForeignKey{"attn_output_gate", "gates after attention"},
     ForeignKey{"attn_type_list", "linear attention"},
-    ForeignKey{"audio_config", "sound beside text"},
+    ForeignKey{"audio_config", "audio input"},
     ForeignKey{"block_configs", "layers of different sizes"},
     ForeignKey{"compress_ratios", "compressed attention"},
-    ForeignKey{"conv_L_cache", "convolutions beside attention"},
+    ForeignKey{"conv_L_cache", "convolution layers"},
     ForeignKey{"cross_attention_layers", "cross attention"},
     ForeignKey{"full_attention_interval", "linear attention"},
     ForeignKey{"hc_mult", "hyper-connections"},
@@ -623,7 +624,7 @@ constexpr std::array kForeignKeys{
     ForeignKey{"num_kv_shared_layers", "keys and values that layers share"},
     ForeignKey{"sparse_attention_config", "sparse attention"},
     ForeignKey{"ssm_", "state-space layers"},
-    ForeignKey{"vision_config", "images beside text"},
+    ForeignKey{"vision_config", "image input"},
 };
 
 // Values of layer_types for layers that are not attention.
@@ -685,7 +686,7 @@ void refuse_other_layers(const Config& config, std::string_view model_type, cons
                                                      (static_cast<std::int64_t>(i) + 1) % m.full_attention_period == 0);
     if (full != read_full && !window_is_all)
       throw InputError(config.at("layer_types"), fmt::format("{} in layer {}", describe(type), i),
-                       fmt::format("{}, as the family {} is read with this sliding_window",
+                       fmt::format("{}: the family {} is read so with this sliding_window",
                                    read_full ? "full_attention" : "sliding_attention", model_type));
   }
 }
@@ -709,7 +710,7 @@ void refuse_zeros(const Config& config, const Model& m) {
 // Throws if the config says something that the model, read as one of `model_type`, does not have.
 void refuse_contradictions(const Config& config, std::string_view model_type, const Model& m) {
   const auto as_read = [&](const std::string& what) {
-    return fmt::format("{}, as the family {} is read", what, model_type);
+    return fmt::format("{}: the family {} is read so", what, model_type);
   };
   refuse_other_heads(config, m);
   refuse_zeros(config, m);
@@ -758,7 +759,7 @@ const Family& find_family(const Config& config) {
   if (config.has("model_type")) {
     const std::string type = config.text_or("model_type", "");
     if (config.has("text_config"))
-      config.fail("text_config", "a model of text or of images alone; its text_config may be one");
+      config.fail("text_config", "a model of only text or only images; its text_config may be one");
     for (const Family& family : all_families()) {
       if (family.model_type == type) return family;
     }

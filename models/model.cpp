@@ -314,7 +314,7 @@ void complete_experts(Model& m) {
   require(m.dense_layers < m.layers, "dense_layers", m.dense_layers,
           "less than the " + to_string(m.layers) + " layers: the others have experts");
   require(m.expert_period <= m.layers - m.dense_layers, "expert_period", m.expert_period,
-          "at most the " + to_string(m.layers - m.dense_layers) + " layers behind the dense ones");
+          "at most the " + to_string(m.layers - m.dense_layers) + " layers after the dense ones");
   if (m.shared_expert_gate && m.shared_expert_ffn == 0)
     fail("shared_expert_gate", "true", "false without shared_expert_ffn");
   complete_router(m);

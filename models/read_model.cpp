@@ -123,7 +123,7 @@ bool names(const std::string& key, const Json& entry, const std::string& wanted)
 [[noreturn]] void fail_not_modelled(const std::string& name, const Json& entry, const InputError::Where& where) {
   const std::string reason = entry.at("reason").get<std::string>();
   throw InputError(where, '"' + name + "\", of the family " + entry.at("family").get<std::string>(),
-                   "a model that is modelled: " + reason + " are not modelled yet");
+                   "a supported model: " + reason + " are not modelled yet");
 }
 
 [[noreturn]] void fail_unknown(const std::string& name, const InputError::Where& where) {

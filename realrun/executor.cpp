@@ -78,16 +78,19 @@ class Assembly {
 void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   if (model.kind == ModelKind::swin)
-    throw InputError({"", "/model/kind"}, "swin", "another kind: shifted windows and their tables are no ops yet");
+    throw InputError({"", "/model/kind"}, "swin",
+                     "another kind: real runs have no ops for shifted windows and their tables yet");
   if (model.kind == ModelKind::encoder_decoder) {
     if (model.positions == Positions::learned)
       throw InputError({"", "/model/positions"}, "learned",
-                       "relative, rotary or none in an encoder-decoder: a table of positions that two stacks share is "
-                       "not run yet");
+                       "relative, rotary or none in an encoder-decoder: real runs do not support a table of positions "
+                       "that two stacks share yet");
     if (model.embedding_norm)
-      throw InputError({"", "/model/embedding_norm"}, "true", "false in an encoder-decoder: not run yet");
+      throw InputError({"", "/model/embedding_norm"}, "true",
+                       "false in an encoder-decoder: real runs do not support it yet");
   }
-  if (model.relative_projection) throw InputError({"", "/model/relative_projection"}, "true", "false: not run yet");
+  if (model.relative_projection)
+    throw InputError({"", "/model/relative_projection"}, "true", "false: real runs do not support it yet");
   for (const Strategy& strategy : all_strategies())
     if (strategy.check_runnable != nullptr) strategy.check_runnable(scenario);
 }
@@ -127,7 +130,7 @@ std::vector<CarriedParameter> carried_parameters(const std::vector<WholeParamete
       carried[p] = {before[next++].values_of, was.elements()};
   }
   if (next < before.size())
-    throw ExecutionError("\"" + before[next].name + "\" has no place in the next Program of the run");
+    throw ExecutionError("\"" + before[next].name + "\" has no place in the run's next Program");
   return carried;
 }
 
@@ -239,10 +242,10 @@ std::vector<RankResult> execute_ranks(std::span<const RunPart> run, const Execut
     try {
       for (std::size_t r = 0; r < ranks; ++r) threads.emplace_back(work, r);
     } catch (const std::system_error& why) {  // also ends the ranks that wait for the missing one
-      shared.fail(std::make_exception_ptr(ExecutionError(
-          fmt::format("a thread for each of {} ranks: the machine does not start one ({}); a plan of fewer ranks needs "
-                      "fewer, a higher limit of processes and memory allows more (ulimit -u, ulimit -v)",
-                      ranks, why.what()))));
+      shared.fail(std::make_exception_ptr(
+          ExecutionError(fmt::format("cannot start a thread for each of {} ranks ({}): use a plan with fewer ranks, or "
+                                     "a higher limit of processes and memory (ulimit -u, ulimit -v)",
+                                     ranks, why.what()))));
     }
   }
   shared.rethrow();
@@ -261,7 +264,7 @@ RankResult execute_rank(std::span<const RunPart> run, const ExecutionOptions& op
   const auto ranks = static_cast<std::size_t>(run.front().program.mesh.ranks());
   if (communicator.ranks() != ranks)
     throw InputError({"", "/plan"}, std::to_string(ranks) + " ranks",
-                     std::to_string(communicator.ranks()) + ", as many as were started");
+                     std::to_string(communicator.ranks()) + ", the number of ranks that were started");
   return run_rank(parts, backend, communicator);
 }
 

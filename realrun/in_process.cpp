@@ -79,7 +79,7 @@ struct InProcessRanks::Rep {
     const std::shared_ptr<Meeting> meeting = open;
     if (meeting->what != what)
       throw ExecutionError(place(rank) + " comes to \"" + what + "\" of ranks " + list(members) +
-                           ", where others wait in \"" + meeting->what + "\"");
+                           ", but other ranks wait in \"" + meeting->what + "\"");
     const auto index = static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
     meeting->shown.at(index) = std::move(own);
     meeting->arrived[index] = true;
@@ -191,8 +191,8 @@ class InProcessCommunicator final : public Communicator {
       const auto own = sent.begin() + index_in(members);
       const auto elements = static_cast<std::int64_t>(*own);
       if (elements != receives[i])
-        throw ExecutionError(shared_.place(rank_) + " takes " + std::to_string(receives[i]) + " elements of rank " +
-                             std::to_string(members[i]) + " in \"" + what + "\", which gives " +
+        throw ExecutionError(shared_.place(rank_) + " expects " + std::to_string(receives[i]) + " elements from rank " +
+                             std::to_string(members[i]) + " in \"" + what + "\", which sends " +
                              std::to_string(elements));
       const auto before = static_cast<std::int64_t>(std::accumulate(sent.begin(), own, 0.0));
       if (elements > 0)

@@ -335,7 +335,7 @@ std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whol
           {"", "/plan/tensor_parallel"},
           std::string("\"") + local.name + "\" with " + std::to_string(local.sizes[d] * parts) + " rows over all ranks",
           std::to_string(whole.sizes[d]) +
-              ", as on one rank: a vocabulary whose padding does not depend on tensor_parallel");
+              ", the number on one rank: a vocabulary whose padding does not depend on tensor_parallel");
     indices[static_cast<std::size_t>(d)] = dealt_indices(local.deal(d), local.over[d], whole.sizes[d], local.sizes[d],
                                                          mesh, static_cast<std::int64_t>(position.rank));
   }

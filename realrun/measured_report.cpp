@@ -50,12 +50,12 @@ void report_rows(const std::vector<RankResult>& ranks, Report& report) {
   if (all.layers == 0) return;
   routing.mean_busiest_rank = all.sum_of_busiest_ranks / all.layers;
   expert_parallel::append_figures(routing, report.figures);
-  std::string note = fmt::format("experts computed {:.0f} rows, {} of what they have slots for", all.computed,
+  std::string note = fmt::format("experts computed {:.0f} rows, {} of their slots", all.computed,
                                  percent_text(all.computed / all.slots));
   if (all.slots_sent > 0)
-    note += fmt::format("; {:.0f} rows went to other ranks, {} of what could", all.sent,
+    note += fmt::format("; {:.0f} rows were sent to other ranks, {} of the slots for them", all.sent,
                         percent_text(all.sent / all.slots_sent));
-  note += fmt::format("; the busiest rank had {:.2f} times the mean, {:.2f} in the mean of all layers",
+  note += fmt::format("; the busiest rank had {:.2f} times the mean, {:.2f} on average over layers",
                       routing.busiest_rank, routing.mean_busiest_rank);
   report.notes.push_back(note + " (one way, all layers, micro-batches and steps)");
 }
@@ -168,8 +168,9 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
                                      ranks.size() == 1 ? "" : "s"));
   if (!steps.empty()) {
     const auto [least, most] = std::minmax_element(steps.begin(), steps.end());
-    report.notes.push_back(fmt::format("steps took {} to {}; with marks around every op, from which the terms are, {}",
-                                       seconds_text(*least), seconds_text(*most), seconds_text(median(marked))));
+    report.notes.push_back(
+        fmt::format("steps took {} to {}, or {} with marks around every op; the terms are measured with marks",
+                    seconds_text(*least), seconds_text(*most), seconds_text(median(marked))));
   }
   return report;
 }

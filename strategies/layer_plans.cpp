@@ -156,15 +156,15 @@ void check_ranges(const Scenario& scenario) {
     if (range.from >= layers) fail("from", range.from, "one of the model's " + all);
     if (end > layers)
       fail("to", end,
-           "at most " + std::to_string(layers) + ": the model has " + all + ", and \"to\" is behind the last");
+           "at most " + std::to_string(layers) + ": the model has " + all + ", and \"to\" is one past the last");
     if (end <= range.from)
       fail("to", end,
-           "more than \"from\", " + std::to_string(range.from) + ": \"to\" is the first layer behind the range");
+           "more than \"from\", " + std::to_string(range.from) + ": \"to\" is the first layer after the range");
     for (std::int64_t layer = range.from; layer < end; layer += range.step) {
       std::size_t& of = owner[static_cast<std::size_t>(layer)];
       if (of < ranges.size())
         throw InputError({"", "/plan/layers/" + std::to_string(i)},
-                         "layer " + std::to_string(layer) + ", which /plan/layers/" + std::to_string(of) + " has",
+                         "layer " + std::to_string(layer) + ", which is also in /plan/layers/" + std::to_string(of),
                          "ranges that do not overlap");
       of = i;
     }

@@ -91,7 +91,8 @@ struct LayerRange {
   void visit_fields(FieldVisitor& v) {
     v.field("from", from, degree(0),
             "the range's first layer; layers are counted from 0 in model order, an encoder's before its decoder's");
-    v.field("to", to, degree(), "the first layer behind the range, as Python slices; absent: to the model's last");
+    v.field("to", to, degree(),
+            "the first layer after the range, as in Python slices; absent: through the model's last");
     v.field("step", step, degree(), "2: every second layer of the range, beginning with the first");
   }
 };

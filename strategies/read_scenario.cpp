@@ -67,7 +67,7 @@ struct Assignment {
     const bool complete = equals != std::string::npos &&
                           std::none_of(keys.begin(), keys.end(), [](const std::string& key) { return key.empty(); });
     if (!complete)
-      throw InputError({"--set", ""}, describe(Json(argument)), "key.key=value, as in plan.tensor_parallel=4");
+      throw InputError({"--set", ""}, describe(Json(argument)), "key.key=value, such as plan.tensor_parallel=4");
     value = argument.substr(equals + 1);
   }
 
@@ -262,7 +262,7 @@ InputError ScenarioSource::named_at(const std::string& pointer, const InputError
 void apply_set(Json& document, const std::string& argument, const std::string& file) {
   const Assignment assignment(argument);
   const InputError::Where where{"--set " + argument, ""};
-  if (!is_utf8(argument)) throw InputError(where, "bytes that are no UTF-8", "KEY=VALUE in UTF-8");
+  if (!is_utf8(argument)) throw InputError(where, "bytes that are not UTF-8", "KEY=VALUE in UTF-8");
   Json* at = &document;
   std::string pointer;
   for (std::size_t i = 0; i < assignment.keys.size(); ++i) {
@@ -280,7 +280,7 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
       at = &(*at)[std::stoul(key)];
     } else {
       if (at->is_null() && key.find_first_not_of("0123456789") == std::string::npos)
-        throw InputError({where.file, pointer}, describe(Json(key)), "an index into a list, and there is none");
+        throw InputError({where.file, pointer}, describe(Json(key)), "a name: there is no list to take an index of");
       if (at->is_null()) *at = Json::object();
       if (!at->is_object())
         throw InputError({where.file, pointer}, describe(*at), fmt::format("an object to set \"{}\" in", key));
@@ -556,7 +556,7 @@ const Json& need_model(JsonReader& reader) {
 
 const Json& need_workload(JsonReader& reader) {
   const Json* workload = reader.take("workload");
-  if (workload == nullptr) reader.fail("workload", "what is fed to the model each step: an object or a file");
+  if (workload == nullptr) reader.fail("workload", "a workload: an object or a file");
   return *workload;
 }
 
@@ -687,7 +687,7 @@ Scenario ScenarioReader::read(const Json& document, const ScenarioSource& source
   return blaming(source, [&] {
     if (has_jobs(document))
       throw InputError({source.file, "/jobs"}, describe(document["jobs"]),
-                       "one model, workload and plan: jobs that share a cluster are for simulate --engine des");
+                       "one model, workload and plan: only simulate --engine des takes jobs that share a cluster");
     JsonReader reader(document, {source.file, ""});
     for (const char* key : {"model", "cluster", "workload", "plan", "perturbations"}) reader.take(key);
     reader.finish();  // a mistyped key is reported before what is missing because of it
@@ -707,10 +707,10 @@ Job ScenarioReader::read_job(const Json& json, const std::string& pointer, const
   job.scenario.cluster = cluster;
   job.scenario.cluster.name.clear();
   for (const char* key : {"model", "workload", "plan", "nodes"}) reader.take(key);
-  reader.field("name", job.name, "what reports call it");
+  reader.field("name", job.name, "name in reports");
   job.placement.visit_fields(reader);
   reader.finish();
-  if (!reader.has("nodes")) reader.fail("nodes", "how many of the cluster's nodes the job has");
+  if (!reader.has("nodes")) reader.fail("nodes", "the number of the cluster's nodes that the job uses");
   if (job.name.empty()) reader.fail("name", "a name for the job");
   reader.field("nodes", job.scenario.cluster.nodes, IntegerRange{.least = 1, .most = cluster.nodes}, "");
   take_parts(reader, source, job.scenario);
@@ -729,7 +729,7 @@ JobsDocument ScenarioReader::read_jobs(const Json& document, const ScenarioSourc
   return blaming(source, [&] {
     JsonReader reader(document, {source.file, ""});
     for (const char* key : {"model", "workload", "plan"})
-      if (document.contains(key)) reader.fail(key, "nothing beside \"jobs\": each job has its own");
+      if (document.contains(key)) reader.fail(key, "nothing next to \"jobs\": each job has its own");
     const Json& jobs = *reader.take("jobs");
     reader.take("cluster");
     reader.take("perturbations");

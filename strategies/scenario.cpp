@@ -42,7 +42,7 @@ void check_workload(const Scenario& scenario) {
   const Model& model = scenario.model;
   if (model.vision()) return;
   if (scenario.workload.sequence_length == 0 && model.max_positions == 0)
-    throw InputError({"", "/workload/sequence_length"}, "0", "a length: the model states none of its own");
+    throw InputError({"", "/workload/sequence_length"}, "0", "a length: the model has no length of its own");
   if (model.positions == Positions::learned && model.max_positions > 0 &&
       scenario.workload.sequence_length > model.max_positions)
     throw InputError({"", "/workload/sequence_length"}, std::to_string(scenario.workload.sequence_length),

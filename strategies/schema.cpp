@@ -115,13 +115,13 @@ OrderedJson either(OrderedJson first, OrderedJson second) {
 
 OrderedJson with_base(OrderedJson properties, const char* what, const std::vector<std::string>& names) {
   properties["base"] =
-      name((std::string("preset of the ") + what + " whose fields are taken where absent here").c_str(), names);
+      name((std::string("preset of the ") + what + " that gives the fields that are absent here").c_str(), names);
   return properties;
 }
 
 OrderedJson model_schema() {
   OrderedJson properties = properties_of<Model>(false);
-  properties["preset"] = name("a model whose fields are taken where absent here", model_names());
+  properties["preset"] = name("a model that gives the fields that are absent here", model_names());
   const OrderedJson imported{
       {"description", "a Hugging Face config.json"},
       {"type", "object"},
@@ -142,7 +142,7 @@ OrderedJson placement_schema() {
                                     {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}}}}})},
       {"default", "contiguous"}};
   properties.update(properties_of<PlacementFields>(true));
-  return object("which nodes of the fabric the cluster's nodes are", std::move(properties));
+  return object("the fabric's nodes that form the cluster", std::move(properties));
 }
 
 OrderedJson cluster_schema(const OrderedJson& own_properties) {
@@ -188,11 +188,11 @@ OrderedJson perturbations_schema(const OrderedJson& elsewhere) {
 
 OrderedJson plan_schema() {
   OrderedJson properties = properties_of<Plan>(true);
-  properties["layers"] = OrderedJson{{"description", "ranges of layers of which fields of the plan differ"},
+  properties["layers"] = OrderedJson{{"description", "ranges of layers with other values of some fields"},
                                      {"type", "array"},
                                      {"items", reference("layers")},
                                      {"default", OrderedJson::array()}};
-  return object("how the work is laid over the devices", std::move(properties));
+  return object("how the work is divided over the devices", std::move(properties));
 }
 
 OrderedJson layers_schema() {
@@ -207,8 +207,8 @@ OrderedJson layers_schema() {
        field != properties.json.end(); ++field)
     says_something.push_back({{"required", {field.key()}}});
   OrderedJson json = object(
-      "layers from, from + step, ... below to; what a range does not give is as in the plan around it, and so are "
-      "layers in no range",
+      "layers from, from + step, ... below to; fields that a range does not set keep the plan's values, and so do "
+      "layers outside all ranges",
       std::move(properties.json));
   json["anyOf"] = std::move(says_something);
   return json;
@@ -216,9 +216,9 @@ OrderedJson layers_schema() {
 
 OrderedJson job_schema() {
   OrderedJson properties;
-  properties["name"] = OrderedJson{{"description", "what reports call it"}, {"type", "string"}, {"minLength", 1}};
-  properties["nodes"] =
-      OrderedJson{{"description", "how many of the cluster's nodes the job has"}, {"type", "integer"}, {"minimum", 1}};
+  properties["name"] = OrderedJson{{"description", "name in reports"}, {"type", "string"}, {"minLength", 1}};
+  properties["nodes"] = OrderedJson{
+      {"description", "number of the cluster's nodes that the job uses"}, {"type", "integer"}, {"minimum", 1}};
   properties.update(properties_of<Placement>(true));
   for (const char* part : {"model", "workload", "plan"}) properties[part] = reference(part);
   return object("one of the jobs that share the cluster", std::move(properties),
@@ -227,7 +227,7 @@ OrderedJson job_schema() {
 
 OrderedJson definitions() {
   OrderedJson device = properties_of<Device>(false);
-  device["usual_nodes"] = OrderedJson{{"description", "node presets that such devices are usually found in"},
+  device["usual_nodes"] = OrderedJson{{"description", "node presets that usually hold such devices"},
                                       {"type", "array"},
                                       {"items", {{"type", "string"}}}};
   OrderedJson node = properties_of<Node>(false);
@@ -247,7 +247,7 @@ OrderedJson definitions() {
   json["fabric"] =
       either(name("a preset", fabric_names()),
              object("how nodes are joined", with_base(properties_of<Fabric>(false), "fabric", fabric_names())));
-  json["workload"] = either(elsewhere, object("what is fed to the model each step", properties_of<Workload>(true)));
+  json["workload"] = either(elsewhere, object("the model's input in each step", properties_of<Workload>(true)));
   json["plan"] = either(elsewhere, plan_schema());
   json["layers"] = layers_schema();
   json["perturbation"] = perturbation_schema();
@@ -272,8 +272,8 @@ OrderedJson scenario_schema() {
       {"minItems", 1}};
   const auto required = [](const char* key) { return OrderedJson{{"required", {key}}}; };
   OrderedJson json{{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", "Orrery scenario"}};
-  json.update(
-      object("What is trained, where, on which input, and how it is laid out", std::move(properties), {"cluster"}));
+  json.update(object("A model, the cluster that trains it, its input, and how the work is divided",
+                     std::move(properties), {"cluster"}));
   const OrderedJson one{{"required", {"model", "workload"}}, {"not", required("jobs")}};
   const OrderedJson several{
       {"required", {"jobs"}},

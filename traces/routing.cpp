@@ -15,7 +15,7 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 40, kMostExperts = std::
                        kMostRows = std::int64_t{1} << 40;
 
 void check_ascending(const std::vector<std::int64_t>& numbers, std::string_view name, const InputError::Where& where) {
-  if (numbers.empty()) throw InputError(where, fmt::format("no {}", name), "one at least");
+  if (numbers.empty()) throw InputError(where, fmt::format("no {}", name), "at least one");
   if (numbers.front() < 0)
     throw InputError(where, fmt::format("{} {}", name, numbers.front()), "numbers of at least 0");
   for (std::size_t i = 1; i < numbers.size(); ++i)
@@ -78,22 +78,22 @@ RoutingCounts::RoutingCounts(RoutingShape shape) : shape_(std::move(shape)) { sh
 
 void RoutingCounts::append(std::int64_t tokens, std::span<const std::int64_t> of_experts,
                            const InputError::Where& where) {
-  if (complete()) throw InputError(where, "one more row", fmt::format("the {} rows of the trace's shape", rows()));
+  if (complete()) throw InputError(where, "another row", fmt::format("the {} rows of the trace's shape", rows()));
   if (static_cast<std::int64_t>(of_experts.size()) != shape_.experts)
     throw InputError(where, fmt::format("counts of {} experts", of_experts.size()),
-                     fmt::format("of {}", shape_.experts));
+                     fmt::format("counts of {} experts", shape_.experts));
   if (tokens < 0 || tokens > kMostTokens)
     throw InputError(where, fmt::format("{} tokens", tokens), fmt::format("0 to {}", kMostTokens));
   std::int64_t sum = 0;
   for (std::size_t e = 0; e < of_experts.size(); ++e) {
     if (of_experts[e] < 0 || of_experts[e] > tokens)
-      throw InputError(where, fmt::format("{} tokens of expert {}", of_experts[e], e),
+      throw InputError(where, fmt::format("{} tokens for expert {}", of_experts[e], e),
                        fmt::format("0 to {}, the tokens that are routed", tokens));
     sum += of_experts[e];
   }
   if (sum != tokens * shape_.top_k)
-    throw InputError(where, fmt::format("counts of {} together", sum),
-                     fmt::format("{}, {} of each of {} tokens", tokens * shape_.top_k, shape_.top_k, tokens));
+    throw InputError(where, fmt::format("counts that add up to {}", sum),
+                     fmt::format("{}, {} for each of {} tokens", tokens * shape_.top_k, shape_.top_k, tokens));
   for (const std::int64_t count : of_experts) {
     auto rest = static_cast<std::uint64_t>(count);
     for (; rest >= 0x80; rest >>= 7)

@@ -69,7 +69,7 @@ class RoutingReader {
     if (rest_.empty()) fail("the end of the file", line_ == 1 ? "a trace of routing" : "the rest of the trace");
     const std::size_t end = rest_.find('\n');
     if (end == std::string_view::npos)
-      fail(fmt::format("{} without an end of line", in_quotes(rest_)), "a whole line: the trace is cut");
+      fail(fmt::format("{} without an end of line", in_quotes(rest_)), "a whole line: the trace is truncated");
     std::string_view line = rest_.substr(0, end);
     rest_.remove_prefix(end + 1);
     if (line.ends_with('\r')) line.remove_suffix(1);
@@ -88,7 +88,8 @@ class RoutingReader {
     }
     if (rest_.empty()) return;
     ++line_;
-    fail(in_quotes(rest_.substr(0, rest_.find('\n'))), fmt::format("the end after {} rows", counts_->rows()));
+    fail(in_quotes(rest_.substr(0, rest_.find('\n'))),
+         fmt::format("the end of the trace after {} rows", counts_->rows()));
   }
 
   // ---- where the next row belongs
@@ -136,8 +137,7 @@ class RoutingReader {
   }
 
   void read_csv_title(std::string_view line) {
-    if (!line.starts_with(kTitle))
-      fail(in_quotes(line), "\"# routing steps=.. layers=.. top_k=..\", or a line of JSON");
+    if (!line.starts_with(kTitle)) fail(in_quotes(line), "\"# routing steps=.. layers=.. top_k=..\", or a JSON line");
     bool has_top_k = false;
     for (const std::string_view word : split(line.substr(kTitle.size()), ' ')) {
       const std::size_t equals = word.find('=');
@@ -203,7 +203,7 @@ class RoutingReader {
 
   Json parse(std::string_view line) const {
     Json value = Json::parse(line, nullptr, false);
-    if (value.is_discarded() || !value.is_object()) fail(in_quotes(line), "an object of JSON");
+    if (value.is_discarded() || !value.is_object()) fail(in_quotes(line), "a JSON object");
     return value;
   }
   std::int64_t integer(const Json& object, const char* name, std::optional<std::int64_t> otherwise = {}) const {

@@ -77,13 +77,13 @@ std::string simulate(const std::string& scenario, bool document, const Texts& se
   options.ops = true;
   ScenarioSource source;
   const nlohmann::json given = scenario_argument(argument_of(scenario, document), sets, source);
-  refuse_report(given, source.file, "a scenario, as stands under inputs.scenario of a report");
+  refuse_report(given, source.file, "a scenario, such as inputs.scenario of a report");
   const Asked asked{given, source, calibrations, label, ops};
   Simulator simulator(read_user_calibration(calibrations));
   if (has_jobs(given)) {
     if (engine != kEngineNames[static_cast<std::size_t>(Engine::des)])
       throw InputError({source.file, "/jobs"}, "jobs that share a cluster",
-                       "the engine des: the analytical engine knows one job at a time");
+                       "the engine des: the analytical engine simulates one job at a time");
     return json_text(jobs_json(asked, simulator.evaluate_jobs(given, source, options)));
   }
   std::optional<Report> analytical;

@@ -33,7 +33,7 @@ double gpu_cache_bytes(const std::string& device, const std::string& preset) {
   const double bytes = preset.empty() ? 0 : find_device(preset).l2_bytes;
   if (!(bytes > 0))
     throw InputError({"--cold-cache", ""}, fmt::format("a device whose L2 cache is not known ({})", device),
-                     "one with a preset that has l2_bytes (orrery list devices)");
+                     "a device whose preset has l2_bytes (orrery list devices)");
   return bytes;
 }
 
@@ -41,7 +41,7 @@ CacheEvictor::CacheEvictor(double cache_bytes)
     : bytes_(static_cast<std::int64_t>(kTimesTheCache * cache_bytes)),
       words_(static_cast<std::size_t>(bytes_) / sizeof(std::uint64_t), 1) {
   if (words_.empty())
-    throw InputError({"--cold-cache", ""}, "a machine that does not say how large its caches are", "one that does");
+    throw InputError({"--cold-cache", ""}, "a machine that does not report its cache sizes", "a machine that does");
 }
 
 CacheEvictor::CacheEvictor(Backend& backend, double cache_bytes)

@@ -223,7 +223,7 @@ Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candid
   const auto caches = [](const BenchmarkRun& run) { return run.has_cold_caches() ? "cold caches" : "warm caches"; };
   if (baseline.has_cold_caches() != candidate.has_cold_caches())
     throw InputError({candidate.file, "/context/cache_state"}, fmt::format("a run with {}", caches(candidate)),
-                     fmt::format("one with {}, as {} is (orrery bench --cold-cache)", caches(baseline), baseline.file));
+                     fmt::format("one with {}, like {} (orrery bench --cold-cache)", caches(baseline), baseline.file));
   Comparison result{.baseline_file = baseline.file,
                     .new_file = candidate.file,
                     .baseline_date = baseline.date,

@@ -79,19 +79,20 @@ std::vector<std::string> remarks(const Comparison& c) {
                                 some_of(missing)));
   for (std::size_t y = 0; y < kYardsticks.size(); ++y)
     if (std::max(c.drift[y], 1 / c.drift[y]) - 1 > c.options.threshold / 2)
-      lines.push_back(fmt::format("warning: the machine itself was not as fast as before: {} changed by {}",
-                                  kYardsticks[y], change_text(c.drift[y])));
+      lines.push_back(fmt::format("warning: the speed of the machine itself changed: {} by {}", kYardsticks[y],
+                                  change_text(c.drift[y])));
   if (c.set_aside > 0) lines.push_back(set_aside_text(c.set_aside, c.repetitions));
   if (std::any_of(c.differences.begin(), c.differences.end(), is_below_threshold))
-    lines.push_back(fmt::format(
-        "below the threshold: the test is sure of a change, but median or fastest repetition stay within {:g} %",
-        kPercent * c.options.threshold));
+    lines.push_back(
+        fmt::format("below the threshold: the change is significant, but the median or the fastest repetition changed "
+                    "by less than {:g} %",
+                    kPercent * c.options.threshold));
   if (c.count(Verdict::cannot_tell) > 0)
     lines.emplace_back(
-        "cannot tell: the machine was so different in the two runs that it may hide a change: measure again");
+        "cannot tell: the machine differed so much between the runs that it may hide a change: measure again");
   if (c.count(Verdict::too_few_repetitions) > 0)
     lines.push_back(
-        fmt::format("too few repetitions: {} on both sides are needed to be sure of anything among so many "
+        fmt::format("too few repetitions: {} on both sides are needed for a significant result with so many "
                     "benchmarks",
                     c.needed_repetitions));
   for (std::string& line : lines) line = line_text(line);

@@ -97,7 +97,7 @@ std::vector<std::string> remarks(const Drift& drift) {
       }
   if (drift.count(Verdict::too_few_repetitions) > 0)
     lines.push_back(
-        fmt::format("too few runs: {} are needed to be sure of anything among so many benchmarks", drift.needed_runs));
+        fmt::format("too few runs: {} are needed for a significant result with so many benchmarks", drift.needed_runs));
   for (std::string& line : lines) line = line_text(line);
   return lines;
 }

@@ -41,9 +41,8 @@ std::string markdown_text(std::string_view text) {
 
 std::string set_aside_text(std::size_t set_aside, std::size_t repetitions) {
   return fmt::format(
-      "{} of {} repetitions are set aside: the machine was busy beside them, a yardstick more than {:g} % (memory: "
-      "{:g} "
-      "%) above what is usual",
+      "{} of {} repetitions are ignored: the machine was busy with other work, and a yardstick was more than {:g} % "
+      "(memory: {:g} %) above its usual value",
       set_aside, repetitions, kPercent * kDisturbance[0], kPercent * kDisturbance[1]);
 }
 

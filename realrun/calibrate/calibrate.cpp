@@ -111,8 +111,8 @@ std::string describe_method(const BackendFacts& facts, const CalibrateOptions& o
                                  "pass of each point"
                                : "median of repetitions by the device's clock";
   return fmt::format(
-      "orrery calibrate: {} of {} points, {}; operands go round over {:.0f} MB; Huber fit in log space (width 0.1), "
-      "Levenberg-Marquardt, points slower than fitted let go of",
+      "orrery calibrate: {} of {} points, {}; operands rotate over {:.0f} MB; Huber fit in log space (width 0.1), "
+      "Levenberg-Marquardt, slow outliers dropped",
       measured, planned, time, 1e-6 * o.footprint_bytes);
 }
 
@@ -238,7 +238,7 @@ class CalibrationRun {
       result.fit.overlaps->source = source;
     } else {
       result.fit.no_overlaps = pairs_.empty()        ? "the backend runs its streams one after another"
-                               : streams_take_turns_ ? "copies and products took turns"
+                               : streams_take_turns_ ? "copies and products did not overlap"
                                                      : "the time was up before both directions were measured";
     }
     if (const std::vector<CollectiveCurve> curves = curves_of(collectives_, journal_); !curves.empty())

@@ -342,7 +342,7 @@ void refuse_other_device(const Cluster& cluster, const CollectiveCurve& curve) {
   if (measured == given || !is_known_model(measured) || !is_known_model(given)) return;
   throw InputError(
       {curve.source, ""}, "a log of " + curve.device,
-      fmt::format("one of the cluster's device, {}, or --cluster with the device of the log", cluster.device.name));
+      fmt::format("a log of the cluster's device, {}, or --cluster with the device of the log", cluster.device.name));
 }
 
 }  // namespace
@@ -367,10 +367,10 @@ void place_on(const Cluster& cluster, CollectiveCurve& curve) {
                        "the same number of hosts in every node");
   }
   if (curve.nodes <= cluster.nodes && curve.ranks / curve.nodes <= node.devices) return;
-  std::string expected = fmt::format("at most the {} node{} of {} devices of the cluster that was given", cluster.nodes,
+  std::string expected = fmt::format("at most the given cluster's {} node{} of {} devices", cluster.nodes,
                                      cluster.nodes == 1 ? "" : "s", node.devices);
   if (curve.hosts > 1 && curve.ranks <= cluster.devices() && node.devices_per_host == 0)
-    expected += "; where a node has several hosts, its devices_per_host says so";
+    expected += "; if a node has several hosts, set its devices_per_host";
   throw InputError({curve.source, ""}, fmt::format("{} ranks on {} hosts", curve.ranks, curve.hosts), expected);
 }
 
@@ -378,9 +378,9 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
                               const std::string& source) {
   for (const CollectiveCurve& curve : curves)
     if (curve.nodes > cluster.nodes || curve.ranks / curve.nodes > cluster.node.devices)
-      throw InputError({curve.source, ""}, fmt::format("{} ranks on {} nodes", curve.ranks, curve.nodes),
-                       fmt::format("at most the {} nodes of {} devices of the cluster that was given", cluster.nodes,
-                                   cluster.node.devices));
+      throw InputError(
+          {curve.source, ""}, fmt::format("{} ranks on {} nodes", curve.ranks, curve.nodes),
+          fmt::format("at most the given cluster's {} nodes of {} devices", cluster.nodes, cluster.node.devices));
   CollectiveFitter fitter(cluster, curves);
   CollectiveFit result;
   for (const CollectiveCurve& curve : curves)

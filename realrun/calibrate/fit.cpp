@@ -250,7 +250,7 @@ void fit_memory(KernelFitter& fitter, CalibrationFit& result) {
   const Points streams = streams_of(fitter);
   if (streams.size() <= memory_parameters().size())
     throw InputError({}, fmt::format("{} points of memory-bound kernels", streams.size()),
-                     "more of the sweep: a longer --budget");
+                     "more points: a longer --budget");
   CurveFit common = fitter.fit("memory", streams, memory_parameters(), [&](const std::vector<double>& v) {
     fitter.calibration.memory_efficiency = v[0];
     fitter.calibration.kernel_fixed_seconds = v[1];
@@ -459,7 +459,7 @@ CalibrationFit fit_calibration(const std::vector<KernelPoint>& points,
     if (!fitter.group(fmt::format("matmul {}", name_of(dtype))).empty()) fit_matmul(fitter, dtype, result);
   if (result.curves.empty())
     throw InputError({}, fmt::format("{} measured points", measured.size()),
-                     "more products to fit a curve to: a longer --budget");
+                     "more measured products: a longer --budget");
   fit_memory(fitter, result);
   // One attention curve for all dtypes: bf16's if the device has it.
   for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp32})
@@ -634,13 +634,14 @@ std::string fit_table(const CalibrationFit& fit) {
     overlap("copy_to_host beside product", down.copy_slowdown, down.copy_residual);
     for (const AttentionOverlap& row : fit.overlaps->attention)
       text += fmt::format(
-          "{} beside {}: {:.4g} ms, {:.3f} times as long beside the copy; {:.4g} GB/s, {:.3f} times as long\n",
+          "{} during {}: {:.4g} ms, {:.3f} times as long during the copy; {:.4g} GB/s, {:.3f} times as long\n",
           row.attention, row.copy, 1e3 * row.attention_seconds, 1 + row.attention_slowdown,
           1e-9 * row.copy_bytes_per_second, 1 + row.copy_slowdown);
   } else if (!fit.no_overlaps.empty()) {
     text += fmt::format("{:32} not measured: {}\n", "copies beside products", fit.no_overlaps);
   }
-  if (open) text += fmt::format("x -: the points leave it open by more than a factor of {:g}\n", kMostFactor);
+  if (open)
+    text += fmt::format("x -: the points do not determine the parameter within a factor of {:g}\n", kMostFactor);
   for (const std::string& name : fit.missing) text += fmt::format("{:32} too few points measured\n", name);
   return text;
 }

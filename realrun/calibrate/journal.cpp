@@ -47,7 +47,8 @@ void keep_fastest(std::map<std::string, Measurement>& points, const std::string&
 JournalHeader read_header(const Json& json, const std::string& path) {
   const InputError::Where where{path + ":1", ""};
   if (!json.is_object() || json.value("format", Json()) != kFormat)
-    throw InputError(where, "no journal of a calibration", "a file that begins with its format, or a new file");
+    throw InputError(where, "not a journal of a calibration",
+                     "a file that begins with the journal's format, or a new file");
   JsonReader reader(json, where);
   JournalHeader header;
   reader.take("format");
@@ -122,12 +123,12 @@ Journal::Journal(std::string path, const JournalHeader& header) : path_(std::mov
   }
   file_ = std::fopen(path_.c_str(), "ab");
   if (file_ == nullptr)
-    throw InputError({path_, ""}, fmt::format("that it cannot be written ({})", std::strerror(errno)),
+    throw InputError({path_, ""}, fmt::format("a path that cannot be written ({})", std::strerror(errno)),
                      "the path of a file to write");
   if (!there) {
     const std::string line = line_of(header_);
     if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0)
-      throw InputError({path_, ""}, "that it cannot be written", "space for the journal");
+      throw InputError({path_, ""}, "a path that cannot be written", "space for the journal");
   }
 }
 
@@ -139,7 +140,7 @@ void Journal::add(const std::string& id, const Measurement& measurement) {
   const std::string line = line_of(id, measurement);
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0 ||
       ::fsync(::fileno(file_)) != 0)
-    throw InputError({path_, ""}, fmt::format("that it cannot be written ({})", std::strerror(errno)),
+    throw InputError({path_, ""}, fmt::format("a path that cannot be written ({})", std::strerror(errno)),
                      "space for the journal");
   keep_fastest(points_, id, measurement);
 }

@@ -121,8 +121,7 @@ struct Run {
 
 // Determines what the ranks of a log are: members of one communicator, or of several equal ones, each within a host.
 void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where& where, CollectiveCurve& curve) {
-  const std::string alone =
-      ": processes that do not know each other measure nothing together (nccl-tests has to be built with MPI=1)";
+  const std::string alone = ": separate processes do not measure a collective together (build nccl-tests with MPI=1)";
   std::map<std::int64_t, const LoggedRank*> by_number;
   for (const LoggedRank& rank : ranks)
     if (const auto [at, fresh] = by_number.emplace(rank.number, &rank); !fresh)
@@ -153,7 +152,7 @@ void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where&
       if (on.size() > 1 || on.begin()->second * parts != count)
         throw InputError(
             where, fmt::format("{} groups that run at once over {} hosts (NCCL_TESTS_SPLIT)", parts, hosts.size()),
-            "one group of all ranks, or groups of as many ranks within a host each");
+            "one group of all ranks, or equal groups that each lie within a host");
     curve.ranks = count / parts;
     curve.hosts = 1;
   }
@@ -275,7 +274,7 @@ class TableParser {
   void mix() {
     if (!run_.error)
       run_.error = InputError(where(), "more results after the end of a table",
-                              "one run after the other: here the lines of several are mixed");
+                              "separate runs: lines of several runs are mixed here");
   }
 
   bool read_rank(const std::vector<std::string>& words) {
@@ -318,7 +317,7 @@ class TableParser {
     const auto colon = std::find(words.begin(), words.end(), ":");
     if (words.end() - colon < 2) return;
     if (const auto values = number(*(colon + 1)); values && *values > 0 && !run_.error)
-      run_.error = InputError(where(), *(colon + 1) + " values out of bounds", "results that nccl-tests found right");
+      run_.error = InputError(where(), *(colon + 1) + " values out of bounds", "results that nccl-tests found correct");
   }
 
   // Returns where a row begins: with a size, a count and a data type.
@@ -350,11 +349,11 @@ class TableParser {
     if (words.size() < kLeast + values)
       throw InputError(
           where(), fmt::format("{} columns", words.size()),
-          fmt::format("the {} that the header names, redop and root perhaps empty: the log may be cut off here",
+          fmt::format("the {} of the header, with redop and root possibly empty: the log may be truncated here",
                       columns.size()));
     if (words.size() > columns.size())
       throw InputError(where(), fmt::format("{} columns", words.size()),
-                       fmt::format("the {} that the header names", columns.size()));
+                       fmt::format("the {} of the header", columns.size()));
     const std::size_t before = words.size() - values;
     const bool reduction = before > kLeast && !number(words[kLeast]) && words[kLeast] != "none";
     (reduction ? run_.reduces : run_.only_moves) = true;
@@ -378,11 +377,11 @@ class TableParser {
     if (!taken || *taken <= 0)
       throw InputError(where(), describe(words[time]), fmt::format("a time in microseconds in column {}", time + 1));
     if (const auto wrong = value_of("wrong"); wrong && *wrong != 0)
-      throw InputError(where(), fmt::format("{} wrong values", *wrong), "results that nccl-tests found right");
+      throw InputError(where(), fmt::format("{} wrong values", *wrong), "results that nccl-tests found correct");
     const double algorithm = value_of("algbw").value_or(0);
     if (algorithm >= kShown && value_of("busbw") == 0)
       throw InputError(
-          where(), fmt::format("a bus bandwidth of 0 beside {} GB/s of the algorithm", algorithm),
+          where(), fmt::format("a bus bandwidth of 0 with an algorithm bandwidth of {} GB/s", algorithm),
           "a communicator of several ranks: this is one rank by itself (nccl-tests is built with MPI=1 to run on "
           "several hosts)");
     if (algorithm > run_.fastest.algorithm) {
@@ -397,7 +396,7 @@ class TableParser {
     if (run_.seconds_per_unit == 0 && run_.fastest.algorithm > 0)
       run_.seconds_per_unit = run_.seconds_per_unit_of_fastest > 3e-5 ? 1e-3 : 1e-6;
     if (run_.seconds_per_unit == 0 && !run_.points.empty() && !run_.error)
-      run_.error = InputError({fmt::format("{}:{}", file_, run_.last_line), ""}, "times of no unit",
+      run_.error = InputError({fmt::format("{}:{}", file_, run_.last_line), ""}, "times without a unit",
                               "a row that is large enough to show its bandwidth, or the unit (us) in the header");
     for (CollectivePoint& point : run_.points) point.seconds *= run_.seconds_per_unit;
   }
@@ -442,9 +441,10 @@ CollectiveCurve curve_of(const Run& run, const std::string& file, const LogOptio
   settle_ranks(run.ranks, where, curve);
   if (run.error) throw *run.error;
   if (!run.points.empty() && !run.ended)
-    throw InputError(at(run.last_line), "the end of the log", "the line \"Avg bus bandwidth\" that ends a whole one");
+    throw InputError(at(run.last_line), "the end of the log",
+                     "the line \"Avg bus bandwidth\", which ends a complete log");
   if (run.points.empty())
-    throw InputError(where, run.unmeasured ? "no times but N/A" : "no results",
+    throw InputError(where, run.unmeasured ? "only N/A as times" : "no results",
                      run.unmeasured
                          ? fmt::format("times in the {} columns", options.in_place ? "in-place" : "out-of-place")
                          : "a table of nccl-tests with a row for each size");
@@ -468,7 +468,8 @@ CollectiveLog parse_tables(const std::string& text, const std::string& file, con
   const Kind* wanted = wanted_kind(options);
   const std::vector<Run> runs = TableParser(file, options.in_place).parse(text);
   if (runs.empty())
-    throw InputError({file, ""}, "no log of nccl-tests", "what all_reduce_perf and its like print, or write with -J");
+    throw InputError({file, ""}, "not a log of nccl-tests",
+                     "the output of all_reduce_perf or another test, printed or written with -J");
   CollectiveLog log;
   std::string there;
   for (const Run& run : runs) {
@@ -497,7 +498,7 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
   const Json json = parse_json(text, file);
   const auto need = [&](const Json& object, const char* key, const std::string& pointer) -> const Json& {
     if (!object.is_object() || !object.contains(key))
-      throw InputError({file, pointer + "/" + key}, "nothing", "what nccl-tests writes there with -J");
+      throw InputError({file, pointer + "/" + key}, "nothing", "the output of nccl-tests with -J");
     return object[key];
   };
   const Kind* kind = nullptr;
@@ -536,7 +537,7 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
     if (!rank.is_number_integer()) continue;
     if (const auto [at, fresh] = firsts.emplace(rank.get<std::int64_t>(), i); !fresh)
       throw InputError({file, fmt::format("/config/devices/{}/rank", i)}, fmt::format("rank {} twice", rank.dump()),
-                       "each rank once: processes that do not know each other measure nothing together");
+                       "each rank once: separate processes do not measure a collective together");
   }
   curve.ranks = static_cast<std::int64_t>(devices.size()) * each;
   curve.hosts = curve.nodes = static_cast<std::int64_t>(std::max<std::size_t>(hosts.size(), 1));
@@ -544,7 +545,7 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
     throw InputError({file, ""}, fmt::format("{} ranks", curve.ranks), "a log that lists 2 ranks or more");
   if (curve.ranks % curve.hosts != 0)
     throw InputError({file, ""}, fmt::format("{} ranks on {} hosts", curve.ranks, curve.hosts),
-                     "as many ranks on every host");
+                     "equally many ranks on every host");
   const Json& results = need(json, "results", "");
   if (!results.is_array()) throw InputError({file, "/results"}, describe(results), "an array");
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -558,10 +559,10 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
       throw InputError({file, pointer + "/" + column + "/time"}, describe(time), "a time in microseconds");
     if (const auto wrong = of.find("nwrong"); wrong != of.end() && wrong->is_number() && *wrong != 0)
       throw InputError({file, pointer + "/" + column + "/nwrong"}, describe(*wrong),
-                       "results that nccl-tests found right");
+                       "results that nccl-tests found correct");
     const Json bus = of.value("bus_bw", Json(nullptr)), algorithm = of.value("alg_bw", Json(nullptr));
     if (bus.is_number() && algorithm.is_number() && bus == 0 && algorithm.get<double>() > 0)
-      throw InputError({file, pointer + "/" + column + "/bus_bw"}, "0 beside an algorithm bandwidth",
+      throw InputError({file, pointer + "/" + column + "/bus_bw"}, "0 with an algorithm bandwidth",
                        "a communicator of several ranks: this is one rank by itself");
     if (bus.is_number() && algorithm.is_number() && algorithm.get<double>() > fastest.algorithm)
       fastest = {algorithm.get<double>(), bus.get<double>()};

@@ -91,7 +91,7 @@ void gumbel_route_backward(const KernelCall& call) {
     std::ranges::fill(d, 0.0);
     for (std::int64_t j = 0; j < gate.k(); ++j) {
       const auto expert = static_cast<std::int64_t>(choices.data[t * gate.k() + j]);
-      call.require(expert < gate.experts(), "a choice is no expert");
+      call.require(expert < gate.experts(), "a choice is not an expert");
       if (expert < 0 || !gate.is_active(p[static_cast<std::size_t>(expert)])) continue;
       d[static_cast<std::size_t>(expert)] =
           static_cast<double>(router.scale) * static_cast<double>(dweights.data[t * gate.k() + j]);

@@ -20,7 +20,7 @@ void dispatch(const KernelCall& call) {
     ORRERY_KERNELS(ORRERY_RUN)
 #undef ORRERY_RUN
     default:
-      call.fail("moves data between ranks or memories, and is no kernel");
+      call.fail("moves data between ranks or memories, and is not a kernel");
   }
 }
 

@@ -142,7 +142,7 @@ class Slots {
         if (choices.data[at] == -1) continue;  // no expert
         const auto expert = static_cast<std::int64_t>(choices.data[at]) - first;
         if (divided && (expert < 0 || expert >= static_cast<std::int64_t>(copies.size()))) continue;
-        call.require(expert >= 0 && expert < static_cast<std::int64_t>(copies.size()), "a choice is no expert");
+        call.require(expert >= 0 && expert < static_cast<std::int64_t>(copies.size()), "a choice is not an expert");
         const std::vector<std::int64_t>& own = copies[static_cast<std::size_t>(expert)];
         const auto n = static_cast<std::int64_t>(own.size());
         call.require(n > 0, "an expert has no copy");
@@ -233,7 +233,7 @@ void route_backward(const KernelCall& call) {
     for (std::int64_t j = 0; j < s.k; ++j) {
       const auto e = static_cast<std::int64_t>(choices.data[t * s.k + j]);
       if (e == -1 && router.type == RouterType::expert_choice) continue;
-      call.require(e >= 0 && e < s.experts, "a choice is no expert");
+      call.require(e >= 0 && e < s.experts, "a choice is not an expert");
       chosen.push_back(static_cast<std::size_t>(e));
       chosen_scores.push_back(scores[chosen.back()]);
       chosen_logits.push_back(row[chosen.back()]);
@@ -357,7 +357,7 @@ void expert_counts(const KernelCall& call) {
   std::ranges::fill(counts.span(), 0.0f);
   for (std::int64_t i = 0; i < choices.elements(); ++i) {
     const auto expert = static_cast<std::int64_t>(choices.data[i]);
-    call.require(expert >= 0 && expert < experts, "a choice is no expert");
+    call.require(expert >= 0 && expert < experts, "a choice is not an expert");
     counts.data[i / each * experts + expert] += 1;
   }
 }

@@ -255,7 +255,7 @@ MatmulPlan plan_matmul(const Op& op, std::span<const Operand> reads, std::span<c
       break;
     }
     default:
-      require(op, false, "is no matrix product");
+      require(op, false, "is not a matrix product");
   }
   if (experts > 1) p.batch.push_back({experts, p.rows * p.inner, p.inner * p.columns, p.rows * p.columns});
   const bool exchanged = op.kind == OpKind::linear_weight_gradient && op.transposed_weight;

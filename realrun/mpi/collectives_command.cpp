@@ -115,7 +115,7 @@ class Sweep {
   void prepare_unequal() {
     const std::size_t n = members_.size();
     if (sweep_.kind != "all_to_all")
-      throw InputError({"--rows", ""}, describe(sweep_.kind), "all_to_all, whose parts may differ");
+      throw InputError({"--rows", ""}, describe(sweep_.kind), "all_to_all, the only collective with unequal parts");
     rows_ = rows_of_text(sweep_.rows, static_cast<std::int64_t>(n));
     sends_.clear(), receives_.clear();
     for (std::size_t m = 0; m < n; ++m) {
@@ -171,7 +171,7 @@ class Sweep {
                       n = all_.size();
     if (sweep_.kind != "send_recv" || sweep_.groups != 1)
       throw InputError({"--algorithm", ""}, describe(sweep_.algorithm),
-                       "another: send_recv of one group is the only collective that is routed");
+                       "another algorithm: only send_recv in one group can be hierarchical");
     if (here < 2 || n % here != 0 || n == here)
       throw InputError({"--ranks-per-node", ""}, fmt::format("{}", sweep_.ranks_per_node),
                        fmt::format("a number from 2 that divides the {} ranks into nodes", n));
@@ -218,7 +218,7 @@ class Sweep {
   // Every member exchanges messages with the next: there and back.
   void ping_pong() {
     const std::size_t n = members_.size();
-    if (n % 2 != 0) throw InputError({"KIND", ""}, fmt::format("ping_pong of {} ranks", n), "an even number of them");
+    if (n % 2 != 0) throw InputError({"KIND", ""}, fmt::format("ping_pong of {} ranks", n), "an even number of ranks");
     const std::size_t partner = members_[own_ ^ 1];
     constexpr Stream kStream = Stream::compute;
     const MessageTag there{}, back{.backward = true};

@@ -120,13 +120,13 @@ struct RankProgram {
 RankProgram program_of(RankKind kind) {
   if (kind == RankKind::cuda) {
     const std::optional<fs::path> self = running_program();
-    if (!self) throw ExecutionError("cannot start ranks: /proc/self/exe does not say which program this is");
+    if (!self) throw ExecutionError("cannot start ranks: /proc/self/exe does not name this program");
     return {"orrery-gpu", *self, "rank", "orrery-gpu: error: "};
   }
   const std::optional<fs::path> sibling = sibling_program("orrery-rank");
   if (!sibling)
-    throw InputError({"--ranks", ""}, "no program orrery-rank beside this one",
-                     "a build that found MPI (Debian: libopenmpi-dev openmpi-bin; then cmake and the build again)");
+    throw InputError({"--ranks", ""}, "no program orrery-rank next to this one",
+                     "a build with MPI (Debian: libopenmpi-dev openmpi-bin; then run cmake and build again)");
   return {"orrery-rank", *sibling, "run", "orrery-rank: "};
 }
 
@@ -327,10 +327,10 @@ void hear(std::string_view line, std::string_view says, const ExecutionOptions& 
   if (said.empty())
     for (const std::string& line : heard.all_else) said += (said.empty() ? "" : " ") + line;
   if (code == kBadInput)
-    throw InputError({program, ""}, fmt::format("ranks that say \"{}\"", said), "a scenario that they can run");
+    throw InputError({program, ""}, fmt::format("the ranks' error \"{}\"", said), "a scenario that they can run");
   const std::string end =
-      code >= 0 ? fmt::format("exit code {}", code) : fmt::format("mpirun, which signal {} ended", WTERMSIG(status));
-  throw ExecutionError(fmt::format("the ranks ended with {}: {}", end, said.empty() ? "nothing was said" : said));
+      code >= 0 ? fmt::format("exit code {}", code) : fmt::format("signal {} for mpirun", WTERMSIG(status));
+  throw ExecutionError(fmt::format("the ranks ended with {}: {}", end, said.empty() ? "there is no message" : said));
 }
 
 }  // namespace
@@ -414,7 +414,7 @@ JobResults read_rank_results(const std::string& path) {
     std::memcpy(numbers.data(), bytes.data(), bytes.size());
     results.ranks.push_back(rank_result_from(numbers));
   }
-  if (!whole || results.ranks.empty()) throw ExecutionError("the ranks have left no whole results in " + path);
+  if (!whole || results.ranks.empty()) throw ExecutionError("the ranks have not left complete results in " + path);
   return results;
 }
 

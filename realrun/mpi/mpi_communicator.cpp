@@ -306,8 +306,7 @@ class Running {
  private:
   void check_name(std::size_t t) const {
     if (names_[t] != sent_name_)
-      throw ExecutionError(
-          fmt::format("comes to {}, where rank {} is in {}", name_, ends_[t].peer, text_of(names_[t])));
+      throw ExecutionError(fmt::format("comes to {}, but rank {} is in {}", name_, ends_[t].peer, text_of(names_[t])));
   }
 
   // Needed because MPI accepts a message that is shorter than its receiver expects.
@@ -318,7 +317,7 @@ class Running {
     int received = 0;
     MPI_Get_elements(&status, MPI_BYTE, &received);
     if (static_cast<std::size_t>(received) != expected)
-      throw ExecutionError(fmt::format("takes {} bytes of rank {}, which gives {}", expected - name, ends_[t].peer,
+      throw ExecutionError(fmt::format("expects {} bytes from rank {}, which sends {}", expected - name, ends_[t].peer,
                                        static_cast<std::size_t>(received) - name));
   }
 
@@ -474,7 +473,7 @@ void MpiCommunicator::all_to_all_v(const Members& members, const std::string& wh
     return static_cast<std::size_t>(std::accumulate(parts.begin(), end, std::int64_t{0})) * sizeof(float);
   };
   if (sends[own] != receives[own])
-    throw ExecutionError(fmt::format("{} gives itself {} elements in \"{}\" and takes {}", rep_->place(), sends[own],
+    throw ExecutionError(fmt::format("{} sends itself {} elements in \"{}\" and expects {}", rep_->place(), sends[own],
                                      what, receives[own]));
   if (sends[own] > 0)
     std::memcpy(target + bytes_before(receives), source + bytes_before(sends),
@@ -565,7 +564,7 @@ void MpiCommunicator::receive(std::size_t from, const MessageTag& tag, Stream, v
       },
       [&] { return left == 0; }, [&] { return fmt::format("for {} from rank {}", name_of(tag), from); });
   if (received != bytes)
-    throw ExecutionError(fmt::format("{} got {} bytes of {} from rank {}, which should have {}", rep_->place(),
+    throw ExecutionError(fmt::format("{} received {} bytes of {} from rank {}, but expected {}", rep_->place(),
                                      received, name_of(tag), from, bytes));
 }
 

@@ -30,23 +30,23 @@ void add_collective(Command app, CollectiveSweep& sweep) {
       .required();
   command.add_option("-b,--minbytes", sweep.least_bytes, "Smallest size").bytes();
   command.add_option("-e,--maxbytes", sweep.most_bytes, "Largest size").bytes();
-  command.add_option("-f,--stepfactor", sweep.step_factor, "From each size to the next").capture_default();
+  command.add_option("-f,--stepfactor", sweep.step_factor, "Factor from each size to the next").capture_default();
   command.add_option("--algorithm", sweep.algorithm, "ring, tree, halving_doubling, direct, hierarchical")
       .capture_default();
-  command.add_option("--groups", sweep.groups, "Groups at once, to which ranks are dealt in turn");
-  command.add_option("--ranks-per-node", sweep.ranks_per_node,
-                     "Of a hierarchical send_recv: what leaves a node goes over so many ranks");
+  command.add_option("--groups", sweep.groups, "Number of groups at once; ranks are assigned to them in turn");
+  command.add_option("--ranks-per-node", sweep.ranks_per_node, "Hierarchical send_recv: number of ranks of a node");
   command
-      .add_option(
-          "--rows", sweep.rows,
-          "Of all_to_all, parts that differ: what each rank sends each other one over equal parts, first rank first")
+      .add_option("--rows", sweep.rows,
+                  "all_to_all with unequal parts: what each rank sends to each other rank, relative to equal parts, "
+                  "first rank first")
       .type_name("N,N,...");
-  command.add_option("--samples", sweep.samples, "Times to measure").capture_default();
-  command.add_option("--iterations", sweep.iterations, "Of a sample, back to back; 0: enough for --sample-seconds");
-  command.add_option("--sample-seconds", sweep.sample_seconds, "Of one sample").capture_default();
-  command.add_option("--watchdog-seconds", sweep.watchdog_seconds, "For one wait").capture_default();
-  command.add_option("--yield-seconds", sweep.yield_seconds, "A wait yields so long before it sleeps");
-  command.add_option("--sleep-seconds", sweep.sleep_seconds, "Between a sleeping wait's looks");
+  command.add_option("--samples", sweep.samples, "Number of samples").capture_default();
+  command.add_option("--iterations", sweep.iterations,
+                     "Iterations per sample, back to back; 0: enough for --sample-seconds");
+  command.add_option("--sample-seconds", sweep.sample_seconds, "Duration of one sample").capture_default();
+  command.add_option("--watchdog-seconds", sweep.watchdog_seconds, "Longest wait").capture_default();
+  command.add_option("--yield-seconds", sweep.yield_seconds, "Time for which a wait yields before it sleeps");
+  command.add_option("--sleep-seconds", sweep.sleep_seconds, "Time between checks of a sleeping wait");
   command.add_option("--message-bytes", sweep.message_bytes, "Largest MPI message");
   command.callback([&sweep] { run_collective_sweep(sweep); });
 }

@@ -135,7 +135,7 @@ void require_ranks(const PreparedRun& prepared, std::size_t started) {
   const std::int64_t wanted = prepared.program.mesh.ranks();
   if (!prepared.run.alone && wanted != static_cast<std::int64_t>(started))
     throw InputError({prepared.source.file, "/plan"}, fmt::format("a plan of {} ranks", wanted),
-                     fmt::format("one of the {} ranks that have been started", started));
+                     fmt::format("a plan of the {} ranks that were started", started));
 }
 
 std::vector<RankResult> execute_with_peers(const PreparedRun& prepared, Backend& backend, Communicator& communicator) {

@@ -85,12 +85,12 @@ std::string RankWatch::look() {
       rank.socket = -1;
     }
     if (rank.socket < 0 && !rank.done && wrong.empty())
-      wrong = fmt::format("a rank (process {}) is gone without a word", rank.process);
+      wrong = fmt::format("a rank (process {}) ended without a message", rank.process);
   }
   if (wrong.empty() && !ranks_.empty() && ranks_.size() < expected_ &&
       std::chrono::steady_clock::now() - first_ > kAllHaveCome)
-    wrong = fmt::format("{} of {} ranks have not come within {} s of the first", expected_ - ranks_.size(), expected_,
-                        kAllHaveCome.count());
+    wrong = fmt::format("{} of {} ranks have not started within {} s of the first", expected_ - ranks_.size(),
+                        expected_, kAllHaveCome.count());
   return wrong;
 }
 

@@ -77,7 +77,7 @@ RowCountsPtr ExpertRows::count(const OpCall& call, TensorId choices, TensorId ro
   for (const float expert : values) {
     if (expert == -1) continue;  // an expert that has not chosen the token
     if (!(expert >= 0) || expert >= static_cast<float>(counts->experts))
-      throw std::logic_error("a choice is no expert");
+      throw std::logic_error("a choice is not an expert");
     ++own[static_cast<std::size_t>(expert)];
   }
   const auto all = counts->ranks.size() == 1 ? std::vector<std::vector<double>>{own}

@@ -331,7 +331,7 @@ void AnalyticalEngine::Rep::fill_shared(const Program& program, Place place, Sha
   } else if (!shared.fits()) {
     report.memory_fits = false;
     report.notes.push_back("does not fit in " + words + ": a node's devices keep " + gibibytes(shared.node_bytes) +
-                           " there, it has " + gibibytes(shared.capacity_bytes) + " (" + field + ")");
+                           " there, but it has " + gibibytes(shared.capacity_bytes) + " (" + field + ")");
   }
 }
 

@@ -76,8 +76,7 @@ Json parse_json(std::string_view text, const std::string& file) {
   std::vector<std::set<std::string, std::less<>>> open_objects;
   const auto callback = [&](int depth, Json::parse_event_t event, Json& parsed) {
     if (depth > kMostDepth)
-      throw InputError({file, ""}, fmt::format("values {} deep in each other", depth),
-                       fmt::format("at most {}", kMostDepth));
+      throw InputError({file, ""}, fmt::format("values nested {} deep", depth), fmt::format("at most {}", kMostDepth));
     if (event == Json::parse_event_t::object_start) {
       open_objects.emplace_back();
     } else if (event == Json::parse_event_t::object_end) {
@@ -158,11 +157,11 @@ namespace {
 const char* reason(Scope scope) {
   switch (scope) {
     case Scope::mesh:
-      return "all layers have their ranks on one mesh";
+      return "all layers share one mesh";
     case Scope::stream:
-      return "all layers hand on the whole residual stream, or all of them parts of it";
+      return "all layers divide the residual stream in the same way";
     case Scope::buckets:
-      return "buckets of gradients run on from layer to layer";
+      return "buckets of gradients span several layers";
     default:
       return "it holds for the whole step";
   }
@@ -188,8 +187,8 @@ void JsonReader::finish() const {
   }
   const auto given = [&](const std::string& field) { return has(field.c_str()); };
   if (of_layers_ && std::none_of(of_layer_.begin(), of_layer_.end(), given))
-    throw InputError(where_, "a range of layers that says nothing of them",
-                     fmt::format("what differs there, one of: {}", fmt::join(of_layer_, ", ")));
+    throw InputError(where_, "a range of layers that changes no field",
+                     fmt::format("the fields that differ there, one of: {}", fmt::join(of_layer_, ", ")));
 }
 
 InputError::Where JsonReader::at(std::string_view key) const { return {where_.file, pointer_to(where_.pointer, key)}; }

@@ -94,7 +94,7 @@ std::string one_line(std::string_view text, std::size_t most_bytes) {
 
 std::string error_text(const std::exception& internal) {
   if (dynamic_cast<const std::bad_alloc*>(&internal) != nullptr)
-    return "out of memory: this needs more than the machine has, or than a limit allows (ulimit -v)";
+    return "out of memory: this needs more than the machine has or a limit allows (ulimit -v)";
   return fmt::format("internal: {}", internal.what());
 }
 

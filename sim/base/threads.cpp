@@ -59,7 +59,7 @@ void for_each_index(std::size_t count, int threads, const std::function<void(std
 
 InputError no_thread(const char* option, const std::system_error& why) {
   return {{option, ""},
-          std::string("a thread that the machine does not start (") + why.what() + ")",
+          std::string("a thread that the machine cannot start (") + why.what() + ")",
           "fewer threads, or a higher limit of processes and memory (ulimit -u, ulimit -v)"};
 }
 

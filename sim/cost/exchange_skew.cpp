@@ -170,12 +170,13 @@ std::vector<double> rows_of_text(const std::string& text, std::int64_t members) 
     char* end = nullptr;
     const double value = std::strtod(number.c_str(), &end);
     if (number.empty() || *end != '\0' || !std::isfinite(value) || value < 0)
-      throw InputError({"--rows", ""}, "\"" + number + "\"", "numbers from 0 on, with commas between them");
+      throw InputError({"--rows", ""}, "\"" + number + "\"", "numbers of at least 0, separated by commas");
     rows.push_back(value);
   }
   if (static_cast<std::int64_t>(rows.size()) != members * members || *std::ranges::max_element(rows) == 0)
-    throw InputError({"--rows", ""}, std::to_string(rows.size()) + " numbers",
-                     std::to_string(members) + " x " + std::to_string(members) + ", of each rank to each, not all 0");
+    throw InputError(
+        {"--rows", ""}, std::to_string(rows.size()) + " numbers",
+        std::to_string(members) + " x " + std::to_string(members) + ", one from each rank to each rank, not all 0");
   return rows;
 }
 

@@ -389,7 +389,7 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
                         shape.k, shape.n, name_of(op.compute_dtype), total.flops, total.bytes);
     text += fmt::format(
         "  = fixed {} + max(compute {}, memory {}) + {} of the shorter\n"
-        "  compute: waves of tiles over {} multiprocessors, {} of the {:.4g} FLOP/s peak for endless shapes,\n"
+        "  compute: waves of tiles over {} multiprocessors, {} of the {:.4g} FLOP/s peak for very large shapes,\n"
         "    {:.0f} steps of k before and after each tile, operand cost {:.3g} rows; this shape reaches {} of the "
         "peak\n",
         micro(curve.fixed_seconds), micro(t.compute), micro(t.memory), percent(curve.overlap_loss),
@@ -410,8 +410,8 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
                           percent(curve.sustained_efficiency), micro(curve.sustained_seconds));
     text += fmt::format("  memory: {} of {:.4g} bytes/s\n", percent(curve.memory_efficiency),
                         device_.memory_bytes_per_second);
-    text += fmt::format("  curve: {}{}; {}\n", calibration_.source,
-                        curve.measured ? "" : " (taken over from another type)", describe(curve.residual));
+    text += fmt::format("  curve: {}{}; {}\n", calibration_.source, curve.measured ? "" : " (taken from another dtype)",
+                        describe(curve.residual));
   } else if (is_attention(op.kind)) {
     const AttentionShape s = attention_shape(op, tensors);
     const AttentionCurve& curve = calibration_.attention;
@@ -426,7 +426,7 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
                         total.flops, total.bytes);
     text += fmt::format(
         "  = fixed {} + max(compute {}, memory {})\n"
-        "  compute: {} of the {:.4g} FLOP/s peak for endless shapes, half of it at {:.0f} keys and at head_dim "
+        "  compute: {} of the {:.4g} FLOP/s peak for very large shapes, half of it at {:.0f} keys and at head_dim "
         "{:.0f},\n"
         "    last wave {:.2f} of a tile; this shape reaches {} of the peak\n",
         micro(curve.fixed_seconds), micro(t.compute), micro(t.memory),
@@ -439,7 +439,7 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
           "with a document\n",
           documents->counted, documents->idle_pairs, kAttentionRows);
     if (curve.masked_share > 0)
-      text += fmt::format("    {} of the masked pairs are computed all the same\n", percent(curve.masked_share));
+      text += fmt::format("    {} of the masked pairs are computed anyway\n", percent(curve.masked_share));
     text += fmt::format("  curve: {}{}, {}; {}\n", curve.name,
                         calibration_.attention_borrowed_from.empty()
                             ? ""
@@ -461,7 +461,7 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
                                                          : calibration_.memory_bound_slowdown;
   if (slowdown != 1)
     text += fmt::format(
-        "  {} times {:.3f}: kernels in a training step against kernels alone (results/calibration/steps.json)\n",
+        "  {} times {:.3f}: kernels in a training step relative to kernels alone (results/calibration/steps.json)\n",
         memory_bound ? "memory" : "compute", slowdown);
   if (calibration_.measured) {
     text += fmt::format("  calibration: {}, {}\n", calibration_.name, calibration_.date);
@@ -469,7 +469,7 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
     text += fmt::format("  calibration: borrowed from {}, {}: {}\n", calibration_.borrowed_from, calibration_.date,
                         calibration_.note);
   }
-  if (!near_measured(op, tensors)) text += "  no measured kernel lies within a factor 2 of each dimension\n";
+  if (!near_measured(op, tensors)) text += "  no measured kernel lies within a factor of 2 in every dimension\n";
   return text;
 }
 

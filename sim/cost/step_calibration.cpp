@@ -181,16 +181,17 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
                                           std::int64_t devices, bool device_seen) {
   if (intervals.stacks.empty()) return std::nullopt;
   constexpr std::array<std::array<const char*, 2>, kCurveOrigins> kWhere{
-      {{" on measured devices", " on a device of which no step was measured"},
-       {" on devices with borrowed curves", " on a device with borrowed curves, of which no step was measured"},
-       {" on devices with curves of another vendor's", " on a device with curves of another vendor's, of which no step was measured"}}};
+      {{" on measured devices", " on a device without measured steps"},
+       {" on devices with borrowed curves", " on a device with borrowed curves and without measured steps"},
+       {" on devices with another vendor's curves",
+        " on a device with another vendor's curves and without measured steps"}}};
   auto found = intervals.stacks.find(stack);
   StepInterval interval;
   interval.comparable = stack;
   if (found == intervals.stacks.end()) {
     found = std::max_element(intervals.stacks.begin(), intervals.stacks.end(),
                              [](const auto& a, const auto& b) { return a.second.half_width < b.second.half_width; });
-    interval.comparable = "the widest of all stacks, " + found->first + ", for want of published steps";
+    interval.comparable = "the widest of all stacks, " + found->first + ", for lack of published steps";
   }
   interval.comparable += kWhere[static_cast<std::size_t>(origin)][device_seen ? 0 : 1];
   const StepIntervals::Stack& of_stack = found->second;

@@ -45,8 +45,8 @@ UserCalibration read_user_calibration(const Json& json, const InputError::Where&
     return user;
   }
   if (json.is_object() && !json.contains("name"))
-    throw InputError(where, "a calibration neither of kernels nor of collectives",
-                     "a file as `orrery calibrate` writes it, of a device's kernels or of collectives");
+    throw InputError(where, "neither a calibration of kernels nor one of collectives",
+                     "a file from `orrery calibrate`, for a device's kernels or for collectives");
   user.kernels = read_calibration(json, where);
   if (const auto device = json.find("device"); device != json.end()) {
     const InputError::Where at{where.file, where.pointer + "/device"};
@@ -69,7 +69,7 @@ UserCalibration read_user_calibration(std::span<const std::string> paths) {
     if (one.kernels) {
       if (all.kernels)
         throw InputError({path, ""}, "a second calibration of kernels",
-                         "one file with kernels, others with collectives");
+                         "one file with kernels; others may hold collectives");
       all.kernels = std::move(one.kernels);
       all.device = std::move(one.device);
     }

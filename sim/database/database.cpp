@@ -45,9 +45,9 @@ std::string immutable_uri(const std::string& path) {
 void Database::check(int code, const char* doing) const {
   if (code == SQLITE_OK) return;
   if (code == SQLITE_NOTADB || code == SQLITE_CORRUPT)
-    throw InputError({path_, ""}, "no SQLite file, or a damaged one", expected_);
+    throw InputError({path_, ""}, "a file that is not an SQLite database, or is damaged", expected_);
   throw InputError({path_, ""},
-                   fmt::format("that SQLite cannot {} it ({})", doing,
+                   fmt::format("a file that SQLite cannot {} ({})", doing,
                                database_ ? sqlite3_errmsg(database_.get()) : sqlite3_errstr(code)),
                    expected_);
 }
@@ -80,7 +80,7 @@ void Database::begin_write_ahead_log() const {
   mode.step();
   if (mode.text(0) != "wal")
     throw InputError({path_, ""}, fmt::format("a file system on which SQLite keeps journals of type {}", mode.text(0)),
-                     "one that SQLite's write-ahead log works on: processes share memory there");
+                     "one that supports SQLite's write-ahead log, where processes share memory");
 }
 
 void Database::roll_back() const { sqlite3_exec(database_.get(), "ROLLBACK", nullptr, nullptr, nullptr); }
@@ -91,7 +91,7 @@ Database::Database(const std::string& path, Mode mode, const DatabaseKind& kind)
   const bool exists = ::stat(path.c_str(), &status) == 0;
   if (!exists && mode == Mode::read)
     throw InputError({path, ""}, fmt::format("nothing ({})", std::strerror(errno)), expected_);
-  if (exists && !S_ISREG(status.st_mode)) throw InputError({path, ""}, "no regular file", kind.name);
+  if (exists && !S_ISREG(status.st_mode)) throw InputError({path, ""}, "a file that is not regular", kind.name);
   const bool is_new = !exists || status.st_size == 0;  // empty: the process that was to create it was killed
   if (is_new && mode == Mode::read) throw InputError({path, ""}, "an empty file", expected_);
   sqlite3* opened = nullptr;
@@ -108,7 +108,7 @@ Database::Database(const std::string& path, Mode mode, const DatabaseKind& kind)
   }
   sqlite3_busy_timeout(opened, kBusyMilliseconds);
   if (mode == Mode::write && sqlite3_db_readonly(opened, "main") != 0)
-    throw InputError({path, ""}, "that it cannot be written", "the path of a file to write");
+    throw InputError({path, ""}, "a path that cannot be written", "the path of a file to write");
   bool begun = false;
   if (mode == Mode::write && number("PRAGMA user_version") == 0) {
     execute("BEGIN IMMEDIATE", "write");

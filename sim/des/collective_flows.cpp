@@ -821,8 +821,8 @@ void all_to_all_v_flows(std::span<const double> bytes, const GroupMembers& membe
   Builder b(members, options, graph);
   const std::size_t n = members.devices.size();
   if (bytes.size() != n * n)
-    throw InputError({}, std::to_string(bytes.size()) + " sizes of messages",
-                     std::to_string(n * n) + ", one for each two of " + std::to_string(n) + " members");
+    throw InputError({}, std::to_string(bytes.size()) + " message sizes",
+                     std::to_string(n * n) + ", one for each pair of " + std::to_string(n) + " members");
   for (const double x : bytes)
     if (!(x >= 0) || !std::isfinite(x))
       throw InputError({}, std::to_string(x) + " bytes", "a finite number, 0 or more");

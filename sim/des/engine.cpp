@@ -33,7 +33,7 @@ void check_placements(const Cluster& cluster, std::span<const DiscreteEventJob> 
       const auto [at, is_new] = taken.try_emplace(device, j);
       if (!is_new)
         throw InputError({.file = {}, .pointer = fmt::format("/jobs/{}", j)},
-                         fmt::format("device {}, which \"{}\" has", device, jobs[at->second].name),
+                         fmt::format("device {}, which \"{}\" uses as well", device, jobs[at->second].name),
                          "devices of its own");
     }
   }
@@ -60,7 +60,7 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
   plan.fold();
   if (const double works = plan.works(); works > options.most_works)
     throw InputError({"--engine", ""},
-                     fmt::format("des, and {:.2g} kernels and transfers of {} classes of ranks to simulate", works,
+                     fmt::format("des with {:.2g} kernels and transfers of {} classes of ranks to simulate", works,
                                  plan.traffic.rank_classes().size()),
                      fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
   if (const double works = options.timeline ? plan.timeline_works() : 0; works > kMostTimelineWorks)
@@ -108,7 +108,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   run.protocol = cost.protocol;
   if (!(cost.seconds > 0)) return run;
   if (const double works = collective_works(cluster, collectives, request, options); works > options.most_works)
-    throw InputError({"--engine", ""}, fmt::format("des, and about {:.2g} flows of {} ranks to simulate", works, ranks),
+    throw InputError({"--engine", ""}, fmt::format("des with about {:.2g} flows of {} ranks to simulate", works, ranks),
                      fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
 
   RunPlan plan(cluster, options);
@@ -127,7 +127,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   for (const FlowClass& c : plan.traffic.flow_classes()) messages += c.messages;
   if (messages > options.most_works)
     throw InputError({"--engine", ""},
-                     fmt::format("des, and {:.2g} messages of {} classes of flows to simulate", messages,
+                     fmt::format("des with {:.2g} messages of {} classes of flows to simulate", messages,
                                  plan.traffic.flow_classes().size()),
                      fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
   const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_exchange(plan, exchange).pack(); }));

@@ -475,9 +475,9 @@ void check_together(std::span<const Perturbation> all, std::vector<std::size_t> 
     const double left = product(current);
     if (current.size() < 2 || left >= least) continue;
     throw InputError({.file = {}, .pointer = fmt::format("/perturbations/{}/{}", i, limit.field)},
-                     fmt::format("what gives a {} {}, together with the {} other{} at that time", limit.what,
+                     fmt::format("a {} with {}, together with {} other perturbation{} at that time", limit.what,
                                  limit.text(left), current.size() - 1, current.size() == 2 ? "" : "s"),
-                     fmt::format("{} {}, all together", limit.bound, limit.text(limit.least)));
+                     fmt::format("{} {} in total", limit.bound, limit.text(limit.least)));
   }
 }
 

@@ -390,9 +390,9 @@ void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, R
   for (const std::uint32_t c : speaker) timeline.stages.push_back(who(c));
   std::vector<std::uint32_t> others = named_ranks(job, named, speaker);
   if (others.size() > kMostRankTracks) {
-    report.notes.push_back(fmt::format("beside the stages' the trace has tracks of {} of the {} kinds of ranks that "
-                                       "the report names",
-                                       kMostRankTracks, others.size()));
+    report.notes.push_back(
+        fmt::format("besides the stages, the trace shows {} of the {} kinds of ranks that the report names",
+                    kMostRankTracks, others.size()));
     others.resize(kMostRankTracks);
   }
   std::map<std::uint32_t, std::size_t> track;  // by rank class
@@ -465,15 +465,15 @@ void Results::fill(std::size_t job, std::span<const std::int32_t> stage_classes,
   fill_waits(job, d);
   if (plan_.traffic.in_lockstep())
     report.notes.emplace_back(
-        "the edges of a collective move in lockstep, at the rate of the slowest, so that ranks which only their "
-        "distance from a disturbed one tells apart are simulated once: the step is right to about 0.1 %, or to 1 % where "
-        "collectives between nodes run most of the time (--exact: each by itself)");
+        "the edges of a collective move in lockstep, at the rate of the slowest, and ranks that differ only in their "
+        "distance from a disturbed rank are simulated once: the step is accurate to about 0.1 %, or to 1 % where "
+        "collectives between nodes take most of the time (--exact simulates each rank)");
   for (std::size_t i = 0; i < plan_.perturbations.size(); ++i) {
     const ResolvedPerturbation& r = plan_.perturbations[i];
     const bool touches = !r.ranks.empty() ||
                          std::any_of(r.links.begin(), r.links.end(), [&](LinkId l) { return plan_.traffic.uses(l); });
     if (!touches)
-      report.notes.push_back(fmt::format("perturbation {} ({}) touches nothing that the step uses", i,
+      report.notes.push_back(fmt::format("perturbation {} ({}) affects nothing that the step uses", i,
                                          kPerturbationKindNames[static_cast<std::size_t>(r.perturbation.kind)]));
     else if (r.perturbation.from_seconds >= report.step_seconds)
       report.notes.push_back(fmt::format("perturbation {} begins after the step has ended", i));

@@ -229,7 +229,7 @@ void Topology::lay_out_torus(const Cluster& cluster) {
   if (stride != nodes_)
     throw InputError({.file = {}, .pointer = "/cluster/fabric/dimensions"},
                      fmt::format("[{}]", fmt::join(dimensions, ", ")),
-                     fmt::format("sizes that multiply to the {} nodes", nodes_));
+                     fmt::format("sizes whose product is the {} nodes", nodes_));
   count_[index_of(LinkKind::torus)] = nodes_ * torus_links_;
   // Dimensions of one node also take their share of the NICs (CollectiveModel::crossing_of).
   rate_[index_of(LinkKind::torus)] = cluster.inter_node_bytes_per_second() / as_double(2 * std::ssize(dimensions));

@@ -45,7 +45,7 @@ class AmdParser {
         fail(fmt::format("{} rows of the table \"{}\"", table->rows.size(), table->title),
              fmt::format("a row for each of the {} GPUs", table->columns.size()));
     if (!hops_.rows.empty() && hops_.columns != types_.columns)
-      fail("other GPUs in the table of hops than in that of link types", "the same");
+      fail("different GPUs in the tables of hops and of link types", "the same");
     read_paths();
     return std::move(topology_);
   }
@@ -93,7 +93,8 @@ class AmdParser {
              Table& table) {
     for (const auto& [tool, title] : titles) {
       if (line.find(title) == std::string::npos) continue;
-      if (!table.columns.empty()) fail(fmt::format("the table \"{}\" again in line {}", title, line_), "it once");
+      if (!table.columns.empty())
+        fail(fmt::format("the table \"{}\" again in line {}", title, line_), "that table once");
       table.title = title;
       topology_.tool = tool;
       table_ = &table;
@@ -109,7 +110,7 @@ class AmdParser {
     for (std::size_t a = 0; a < gpus; ++a)
       for (std::size_t b = 0; b < gpus; ++b) {
         if (types_.rows[a][b] != types_.rows[b][a] || (!hops_.rows.empty() && hops_.rows[a][b] != hops_.rows[b][a]))
-          fail(fmt::format("another way from {} to {} than back", types_.columns[a], types_.columns[b]),
+          fail(fmt::format("different entries from {} to {} and back", types_.columns[a], types_.columns[b]),
                "symmetric tables");
         topology_.gpu_gpu[a].push_back({a == b ? TopologyLink::self : link_of(a, b)});
       }

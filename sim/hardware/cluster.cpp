@@ -38,7 +38,7 @@ double Device::peak(Dtype dtype) const {
 void Device::visit_fields(FieldVisitor& v) {
   v.field("name", name, "name of the device type, by which a calibration is looked up");
   v.field("vendor", vendor, "maker");
-  v.field("architecture", architecture, "generation: Ampere, Hopper, CDNA3");
+  v.field("architecture", architecture, "generation, such as Ampere, Hopper or CDNA3");
   v.field("source", source, "where the figures were read");
   v.field("fp32_flops_per_second", peak_flops_per_second[index_of(Dtype::fp32)], or_none(kFlops),
           "peak of fp32 matrix products; the TF32 rate if `tf32`");

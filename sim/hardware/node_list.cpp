@@ -88,8 +88,7 @@ class NodeList {
     if (equals < text.size() && std::all_of(key.begin(), key.end(), [](char c) { return of_a_name(c) && !digit(c); }) &&
         (key.find("node") != std::string::npos || key.find("host") != std::string::npos))
       text.remove_prefix(equals + 1);
-    if (is_path(text))
-      throw InputError(where_, fmt::format("\"{}\", a file's path", whole), "the text of the file itself: its lines");
+    if (is_path(text)) throw InputError(where_, fmt::format("\"{}\", a file's path", whole), "the lines of that file");
     while (!text.empty()) {
       const std::size_t end = std::min(text.find_first_of("\r\n"), text.size());
       read_line(text.substr(0, end));
@@ -99,8 +98,8 @@ class NodeList {
     if (after_comma_ || nodes_.empty()) refuse(whole);
     if (nodes_.size() == 1 && is_bare(nodes_.front()))
       throw InputError(
-          where_, fmt::format("\"{}\", a number of nodes or one node's", whole),
-          fmt::format("\"nodes\" of the cluster for a number of them, or \"node{0}\" or [{0}] for node {0}",
+          where_, fmt::format("\"{}\", either a number of nodes or the number of one", whole),
+          fmt::format("\"nodes\" of the cluster for a number of nodes, or \"node{0}\" or [{0}] for node {0}",
                       last_number(nodes_.front())));
     check_ranges();
     count_once();
@@ -149,7 +148,7 @@ class NodeList {
 
   [[noreturn]] void refuse_comma(std::string_view found) const {
     throw InputError(where_, fmt::format("\"{}\", which ends in a comma", found),
-                     "another node behind the comma, or no comma there");
+                     "another node after the comma, or no comma");
   }
 
   // Splits a line at spaces, commas, semicolons and plus signs outside of brackets; '#' begins a comment.
@@ -259,8 +258,8 @@ class NodeList {
   void read_item(std::string_view word) {
     if (is_address(word) || (word.starts_with('[') && is_address(word.substr(1))))
       throw InputError(where_, fmt::format("\"{}\", an address", word),
-                       "names that end in numbers, or numbers: no address says where in the fabric a node is (an array "
-                       "of numbers does; \"nodes\" without a placement says how many there are)");
+                       "names that end in numbers, or numbers: an address does not say where in the fabric a node is "
+                       "(give an array of numbers, or \"nodes\" without a placement)");
     std::string_view name = word;
     const std::string_view times = leading_digits(name);
     const bool counted = !times.empty() && name.substr(times.size()).starts_with('*');
@@ -515,10 +514,10 @@ class NodeList {
   void check_slots() const {
     for (const Node& node : nodes_)
       if (node.slots > 0 && rules_.devices_per_node > 0 && node.slots != rules_.devices_per_node)
-        throw InputError(where_, fmt::format("{} slots on {}", node.slots, name_of(node)),
-                         fmt::format("{}, the devices of a node (cluster.devices_per_node), or no slots where they are "
-                                     "cores",
-                                     rules_.devices_per_node));
+        throw InputError(
+            where_, fmt::format("{} slots on {}", node.slots, name_of(node)),
+            fmt::format("{}, the devices of a node (cluster.devices_per_node), or no slots if they count cores",
+                        rules_.devices_per_node));
   }
 
   // LSF lists the host from which a job is launched first, with one slot, although it runs no rank. Counts of cores may
@@ -532,10 +531,11 @@ class NodeList {
     const auto of = [&](const Node& node) { return counted ? node.count : node.times; };
     const bool rest_alike = std::all_of(rest, nodes_.end(), [&](const Node& n) { return of(n) == of(*rest); });
     if (rest_alike && of(first) == 1 && of(*rest) > 1 && !slotted)
-      throw InputError(where_, fmt::format("1 slot on {} and {} on {}", name_of(first), of(*rest), name_of(*rest)),
-                       fmt::format("as many on every host: {} differs; leave it out if it is the launch host, which "
-                                   "runs no ranks",
-                                   name_of(first)));
+      throw InputError(
+          where_, fmt::format("1 slot on {} and {} on {}", name_of(first), of(*rest), name_of(*rest)),
+          fmt::format("equally many on every host: {} differs; leave it out if it is the launch host, which "
+                      "runs no ranks",
+                      name_of(first)));
     if (!counted) return;
     const auto other =
         std::find_if(rest, nodes_.end(), [&](const Node& n) { return n.count > 0 && n.count != first.count; });
@@ -543,9 +543,10 @@ class NodeList {
     const Node& odd = rest_alike ? first : *other;
     throw InputError(
         where_, fmt::format("{} slots on {} and {} on {}", first.count, name_of(first), other->count, name_of(*other)),
-        fmt::format("as many on every host: {} differs; leave out the launch host, which runs no ranks, or give names "
-                    "alone",
-                    name_of(odd)));
+        fmt::format(
+            "equally many on every host: {} differs; leave out the launch host, which runs no ranks, or give names "
+            "alone",
+            name_of(odd)));
   }
 
   std::vector<std::int64_t> numbers() const {
@@ -571,13 +572,14 @@ class NodeList {
     for (const Node& node : nodes_) {
       const auto [at, is_new] = seen.emplace(last_number(node), &node);
       if (is_new || at->second->shape == node.shape) continue;
-      throw InputError(
-          where_, fmt::format("{} and {}, which differ in their prefix alone", name_of(*at->second), name_of(node)),
-          "another number for each node of the fabric: what stands before it is not looked at (an array "
-          "of numbers says where nodes of several names are)");
+      throw InputError(where_,
+                       fmt::format("{} and {}, which differ only in their prefix", name_of(*at->second), name_of(node)),
+                       "a different number for each node of the fabric: prefixes are ignored (an array of numbers can "
+                       "place nodes of several names)");
     }
-    throw InputError(where_, fmt::format("{} among names of other forms", name_of(nodes_.front())),
-                     "names of one form, or another last number in each (an array of numbers says where nodes are)");
+    throw InputError(
+        where_, fmt::format("{} among names of other forms", name_of(nodes_.front())),
+        "names of one form, or a different last number in each (an array of numbers can place such nodes)");
   }
 
   // For names of one form whose last numbers repeat: the numbers that differ count like the digits of one number.
@@ -606,13 +608,13 @@ class NodeList {
       throw InputError(
           where_,
           fmt::format("{} numbers in each name (\"{}\") and no \"first\"", digits.size(), name_of(nodes_.front())),
-          "\"first\" beside them, the number from which each of them counts: 1 or 0");
+          "\"first\" as well, the number from which each of them counts: 1 or 0");
     const std::int64_t first = rules_.first.value_or(0);
     std::int64_t whole = 1;
     for (std::size_t d = 0; d < digits.size(); ++d) {
       if (least[d] < first)
-        throw InputError(where_, fmt::format("{} in names as {}", least[d], name_of(nodes_.front())),
-                         fmt::format("numbers from {} on, as \"first\" says", first));
+        throw InputError(where_, fmt::format("{} in names such as {}", least[d], name_of(nodes_.front())),
+                         fmt::format("numbers from {} (\"first\") on", first));
       if (most[d] >= rules_.most || (d > 0 && most[d] - first + 1 > rules_.most / whole))
         throw InputError(where_, fmt::format("{} numbers up to {} in each name", digits.size(), most[d]),
                          fmt::format("names that count fewer than {} nodes", rules_.most));

@@ -89,22 +89,21 @@ void check_alike(const NodeTopology& topology, const Device& device, const Input
   }
   if (largest == 2 && alone.empty()) {
     if (pairs_apart.empty()) return;
-    throw InputError(
-        where, fmt::format("{} between GPU{} and GPU{}", kind, pairs_apart[0], pairs_apart[1]),
-        "pairs of neighbours: GPU0 and GPU1, GPU2 and GPU3 (CUDA_VISIBLE_DEVICES numbers GPUs; number rows "
-        "and columns of the file like it)");
+    throw InputError(where, fmt::format("{} between GPU{} and GPU{}", kind, pairs_apart[0], pairs_apart[1]),
+                     "pairs of neighbours: GPU0 and GPU1, GPU2 and GPU3 (CUDA_VISIBLE_DEVICES numbers GPUs; renumber "
+                     "the rows and columns of the file to match)");
   }
   const std::size_t rest = topology.gpu_gpu.size() - alone.size();
   // Behind a switch, a GPU shows its links once per peer.
   const bool by_switch = !topology.of_amd && nvlinks_of(topology).most_links > device.scale_up_links;
   const std::string others = by_switch && largest == rest ? "on a switch" : fmt::format("joined by {}", kind);
-  throw InputError(
-      where,
-      alone.empty() ? fmt::format("GPUs that {} joins in {} groups, the largest of {}", kind, groups.size(), largest)
-                    : fmt::format("{} without {}, the other {} {}", names_of(alone), kind, rest, others),
-      fmt::format("GPUs that are all joined, or in pairs: those of a node are alike (a node of {} is {{\"device\": "
-                  "\"{}\", \"devices_per_node\": {}}} without this file)",
-                  largest, device.name, largest));
+  throw InputError(where,
+                   alone.empty()
+                       ? fmt::format("GPUs that {} joins in {} groups, the largest of {}", kind, groups.size(), largest)
+                       : fmt::format("{} without {}, while the other {} are {}", names_of(alone), kind, rest, others),
+                   fmt::format("all GPUs joined, or pairs of them: GPUs of a node are alike (for a node of {} use "
+                               "{{\"device\": \"{}\", \"devices_per_node\": {}}} without this file)",
+                               largest, device.name, largest));
 }
 
 void join_by_nvlink(const NvlinkUse& use, const NodeTopology& topology, const Device& device,
@@ -186,8 +185,8 @@ NodeTopology read_topology_file(const std::string& path, const InputError::Where
 void apply(const NodeTopology& topology, const Device& device, const InputError::Where& where, Node& node) {
   const std::string vendor = topology.of_amd ? "AMD" : "NVIDIA";
   if (!device.vendor.empty() && device.vendor != vendor)
-    throw InputError(where, fmt::format("what {} prints", topology.tool),
-                     fmt::format("the topology of {} of {}", device.name, device.vendor));
+    throw InputError(where, fmt::format("the output of {}", topology.tool),
+                     fmt::format("the topology of a node of {} by {}", device.name, device.vendor));
   node.devices = topology.gpus;
   const NvlinkUse use = nvlinks_of(topology);
   if (use.most_peers > 0 && device.scale_up_bytes_per_second() <= 0)

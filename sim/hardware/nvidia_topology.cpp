@@ -166,7 +166,7 @@ class NvidiaParser {
       const bool diagonal = static_cast<std::int64_t>(i) == rows_;
       if (diagonal != (path->link == TopologyLink::self))
         fail(fmt::format("\"{}\" between {} and {} (line {})", word, name, columns_[i], line_),
-             diagonal ? "X" : "a link, as they differ");
+             diagonal ? "X" : "a link between two different GPUs");
       (static_cast<std::int64_t>(i) < topology_.gpus ? to_gpus : to_nics).push_back(*path);
     }
     topology_.cpu_affinity.push_back(words.size() > 1 + columns_.size() ? words[1 + columns_.size()] : "");

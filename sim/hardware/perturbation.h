@@ -41,18 +41,19 @@ struct Perturbation {
   double coefficient_of_variation = 0;  // standard deviation over mean
 
   void visit_fields(FieldVisitor& v) {
-    v.field("kind", kind, kPerturbationKindNames, "what happens");
-    v.field("devices", devices, at_least(0), "devices of the cluster it happens to (slow_device, jitter)");
-    v.field("nodes", nodes, at_least(0), "nodes it happens to (failing_node)");
-    v.field("link", link, "link it happens to: a name, or a pattern with * (orrery show links)");
-    v.field("count", count, at_least(0), "so many at random, of those named if any are; 0: all of them");
-    v.field("seed", seed, at_least(0), "of the random choice or of the jitter");
-    v.field("factor", factor, {.least = 0, .exclude_least = true}, "of the usual rate that remains");
-    v.field("from_seconds", from_seconds, {}, "when it begins, from the start of the step");
-    v.field("until_seconds", until_seconds, {}, "when it ends; 0: with the step");
-    v.field("bytes_per_second", bytes_per_second, {}, "background traffic");
-    v.field("distribution", distribution, kJitterDistributionNames, "of jitter");
-    v.field("coefficient_of_variation", coefficient_of_variation, {}, "of jitter: standard deviation over mean");
+    v.field("kind", kind, kPerturbationKindNames, "kind of perturbation");
+    v.field("devices", devices, at_least(0), "affected devices of the cluster (slow_device, jitter)");
+    v.field("nodes", nodes, at_least(0), "affected nodes (failing_node)");
+    v.field("link", link, "affected link: a name, or a pattern with * (orrery show links)");
+    v.field("count", count, at_least(0),
+            "number of targets drawn at random, from those named if any are; 0: all of them");
+    v.field("seed", seed, at_least(0), "seed of the random choice or of the jitter");
+    v.field("factor", factor, {.least = 0, .exclude_least = true}, "share of the usual rate that remains");
+    v.field("from_seconds", from_seconds, {}, "start of the perturbation, from the start of the step");
+    v.field("until_seconds", until_seconds, {}, "end of the perturbation; 0: the end of the step");
+    v.field("bytes_per_second", bytes_per_second, {}, "rate of the background traffic");
+    v.field("distribution", distribution, kJitterDistributionNames, "distribution of jitter");
+    v.field("coefficient_of_variation", coefficient_of_variation, {}, "jitter: standard deviation over mean");
   }
 };
 

@@ -104,7 +104,7 @@ void complete_fabric(const InputError::Where& where, Fabric& fabric, std::int64_
   const auto at = [&](const char* key) { return InputError::Where{where.file, where.pointer + "/fabric/" + key}; };
   if (fabric.in_network_reduction && (fabric.kind == FabricKind::torus || fabric.kind == FabricKind::dragonfly))
     throw InputError(at("in_network_reduction"), "true",
-                     fmt::format("false: no switch of a {} sums up what passes it",
+                     fmt::format("false: the switches of a {} do not reduce",
                                  kFabricKindNames[static_cast<std::size_t>(fabric.kind)]));
   if (fabric.kind == FabricKind::torus) {
     if (fabric.dimensions.empty()) fabric.dimensions = most_cubic(nodes);
@@ -112,7 +112,7 @@ void complete_fabric(const InputError::Where& where, Fabric& fabric, std::int64_
     for (const std::int64_t size : fabric.dimensions) product = size > nodes ? 0 : product * size;  // no overflow
     if (product != nodes)
       throw InputError(at("dimensions"), describe(fabric.dimensions),
-                       fmt::format("sizes that multiply to the {} nodes", nodes));
+                       fmt::format("sizes whose product is the {} nodes", nodes));
   }
   if (fabric.kind == FabricKind::dragonfly) {
     if (fabric.nodes_per_group == 0 && fabric.groups == 0)
@@ -156,13 +156,13 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   } else if (base == nullptr) {
     if (node == nullptr)
       reader.fail("node", "a node preset (\"node\"), a device (\"device\") or a cluster preset (\"base\")");
-    reader.fail("device", "the device, as node " + cluster.node.name + " takes any");
+    reader.fail("device", "a device: node " + cluster.node.name + " accepts any");
   }
   NodeTopology shown;
   if (topology != nullptr) {
     if (!topology->is_string())
       reader.fail("topology_file",
-                  "the path of a file with what nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology prints");
+                  "the path of a file with the output of nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology");
     shown = read_topology_file(topology->get<std::string>(), reader.at("topology_file"));
   }
   if (node == nullptr && base == nullptr) {
@@ -195,7 +195,7 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   if (cluster.node.in_switch_reduction && cluster.node.intra != IntraFabric::nvswitch) {
     // Either requested, or a property of a node whose fabric has been replaced.
     if (json.contains("in_switch_reduction"))
-      reader.fail("in_switch_reduction", fmt::format("false, as {} has no switch that could reduce",
+      reader.fail("in_switch_reduction", fmt::format("false: {} has no switch that can reduce",
                                                      kIntraFabricNames[static_cast<std::size_t>(cluster.node.intra)]));
     cluster.node.in_switch_reduction = false;
   }
@@ -212,9 +212,10 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   if (has_fabric && cluster.node.intra_bytes_per_second > 0 && cluster.node.devices > 1 &&
       cluster.device.scale_up_links == 0 && !cluster.device.usual_nodes.empty() && !states_rate(&json) && !states_rate(node)) {
     const InputError::Where blamed = device != nullptr ? reader.at("device") : reader.at("node");
-    throw InputError(blamed, describe(Json(cluster.device.name)),
-                     fmt::format("a device with scale-up links (NVLink, xGMI), as node {} needs them: {} has none, its own node is {}",
-                                 cluster.node.name, cluster.device.name, own_node(cluster.device, cluster.node.devices)));
+    throw InputError(
+        blamed, describe(Json(cluster.device.name)),
+        fmt::format("a device with scale-up links (NVLink, xGMI) for node {}: {} has none, its own node is {}",
+                    cluster.node.name, cluster.device.name, own_node(cluster.device, cluster.node.devices)));
   }
   complete_intra(reader, cluster.node, cluster.device);
 
@@ -233,7 +234,7 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
     const std::string why = topology == nullptr ? "node " + cluster.node.name + " has no network of its own"
                             : shown.nics.empty() ? "the topology file lists no NIC"
                                                  : "the topology file gives its NICs no rate";
-    reader.fail("inter_node_bytes_per_second", "a rate (5e10 is 400 Gbit/s), as " + why);
+    reader.fail("inter_node_bytes_per_second", "a rate (5e10 is 400 Gbit/s): " + why);
   }
   complete_fabric(where, cluster.fabric, cluster.fabric_nodes());
   if (cluster.name.empty()) cluster.name = fmt::format("{} x {}", cluster.nodes, cluster.node.name);

@@ -21,7 +21,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kNodesExpected =
-    "\"contiguous\", \"scattered\", a list as a scheduler or a hostfile has it (\"node[001-004,010]\"), or an array of "
+    "\"contiguous\", \"scattered\", a list as in a scheduler or a hostfile (\"node[001-004,010]\"), or an array of "
     "numbers";
 constexpr std::int64_t kMostPlaced = 1 << 22;  // nodes that are kept apart; each takes some bytes
 constexpr std::array<std::string_view, 2> kPlacements{"contiguous", "scattered"};
@@ -64,8 +64,7 @@ std::vector<std::int64_t> listed(const Json& nodes, const PlacementFields& field
   std::unordered_set<std::int64_t> seen;
   for (std::int64_t& node : list) {
     if (node < fields.first)
-      throw InputError(where, fmt::format("node {}", node),
-                       fmt::format("nodes from {} on, as \"first\" says", fields.first));
+      throw InputError(where, fmt::format("node {}", node), fmt::format("nodes from {} (\"first\") on", fields.first));
     if (!seen.insert(node).second) throw InputError(where, fmt::format("node {} twice", node), "each node once");
     node -= fields.first;
   }
@@ -85,14 +84,14 @@ std::vector<std::int64_t> drawn(std::int64_t count, std::vector<std::int64_t> al
 
 void PlacementFields::visit_fields(FieldVisitor& v) {
   v.field("of", of, IntegerRange{.least = 0, .most = kMostNodes},
-          "nodes of the fabric; 0: no more than hold the cluster's");
-  v.field("fill", fill, degree(0), "contiguous, scattered: of each leaf only so many nodes are used; 0: all");
-  v.field("first", first, at_least(0), "of a list: the number of the fabric's first node");
-  v.field("seed", seed, at_least(0), "scattered: of the draw");
-  v.field("sorted", sorted, "ranks are laid over the nodes in ascending order; false: in that of the list or the draw");
-  v.field(
-      "ring_order", ring_order, kRingOrderNames,
-      "in which order libraries join the nodes of a group to rings and trees: by rank, as NCCL does, or leaf by leaf");
+          "nodes of the fabric; 0: as many as the cluster's nodes need");
+  v.field("fill", fill, degree(0), "contiguous, scattered: number of nodes that are used of each leaf; 0: all");
+  v.field("first", first, at_least(0), "list: number of the fabric's first node");
+  v.field("seed", seed, at_least(0), "scattered: seed of the draw");
+  v.field("sorted", sorted, "assign ranks to nodes in ascending order; false: in the order of the list or the draw");
+  v.field("ring_order", ring_order, kRingOrderNames,
+          "order in which libraries connect the nodes of a group to rings and trees: by rank, as NCCL does, or leaf by "
+          "leaf");
 }
 
 void read_placement(const Json& json, const InputError::Where& where, bool count_given, Cluster& cluster) {
@@ -105,8 +104,8 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
   const auto kind = kFabricKindNames[static_cast<std::size_t>(fabric.kind)];
   if (fabric.kind == FabricKind::torus)
     throw InputError(where, "a placement",
-                     fmt::format("none on a {}: a job has a block of it, node after node along the first of "
-                                 "cluster.fabric.dimensions; these say its shape, plan.mesh_order how ranks lie in it",
+                     fmt::format("none on a {}: a job gets a block of the shape of cluster.fabric.dimensions, and "
+                                 "plan.mesh_order sets the order of ranks in it",
                                  kind));
 
   const bool by_name =
@@ -130,7 +129,7 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
   for (const Only& only : {Only{"first", is_list, "a list of nodes"}, Only{"seed", scattered, "scattered nodes"},
                            Only{"fill", !is_list, "contiguous and scattered nodes"}})
     if (reader.has(only.field) && !only.used)
-      reader.fail(only.field, fmt::format("nothing: it belongs to {}", only.by));
+      reader.fail(only.field, fmt::format("nothing: it applies only to {}", only.by));
   const std::int64_t leaf = nodes_of_leaf(fabric);
   if (fields.fill > 0 && (leaf == 0 || fields.fill > leaf))
     reader.fail("fill", leaf == 0 ? fmt::format("a fabric of several leaves: this {} has one", kind)
@@ -151,10 +150,9 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
     // Names from 1 to N are usually all nodes of a site that counts from 1.
     const std::int64_t least = *std::min_element(placement.nodes.begin(), placement.nodes.end());
     if (is_of_names(*nodes) && !reader.has("first") && count > 1 && least == 1 && last == count)
-      throw InputError(
-          reader.at("nodes"), fmt::format("nodes 1 to {} and no \"first\"", last),
-          "\"first\": 1 beside them, if names count from 1, or \"first\": 0, if the fabric's first node is "
-          "number 0 and not among them");
+      throw InputError(reader.at("nodes"), fmt::format("nodes 1 to {} and no \"first\"", last),
+                       "\"first\": 1 if names count from 1, or \"first\": 0 if the fabric's first node has number 0 "
+                       "and is not listed");
     if (fields.of > 0 && last >= fields.of)
       reader.fail("of", fmt::format("more than the {} nodes before node {}", last, last + fields.first));
     if (fields.of == 0) placement.of = last + 1;

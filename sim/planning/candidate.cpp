@@ -45,9 +45,10 @@ void read_length(JsonReader& reader, Candidate& candidate) {
   reader.field("tokens", tokens, kTokens, "");
   reader.field("tokens_per_step", candidate.tokens_per_step, kTokens, "");
   if (reader.has("steps") == reader.has("tokens"))
-    reader.fail("steps", "either steps or tokens, which say how long to train");
+    reader.fail("steps", "either steps or tokens, the length of the training");
   if (!reader.has("tokens")) return;
-  if (candidate.tokens_per_step <= 0) reader.fail("tokens_per_step", "the tokens of a step, as the run is of tokens");
+  if (candidate.tokens_per_step <= 0)
+    reader.fail("tokens_per_step", "the tokens of a step, because the length is given in tokens");
   const double steps = std::ceil(tokens / candidate.tokens_per_step);
   if (steps > 1e12) reader.fail("tokens", "at most 1e12 steps");
   candidate.run.steps = static_cast<std::int64_t>(steps);
@@ -96,7 +97,7 @@ void read_operations(JsonReader& reader, std::int64_t devices_per_node, Candidat
   candidate.grid = read_grid(required(reader, "grid", "a grid: a preset's name or an object"), reader.at("grid"));
   const std::string& priced = candidate.price.device;
   if (!priced.empty() && !candidate.power.device.empty() && priced != candidate.power.device)
-    reader.fail("power", fmt::format("power of {}, which the price is of", priced));
+    reader.fail("power", fmt::format("power of {}, the device of the price", priced));
 }
 
 Candidate read_candidate(const Json& json, const InputError::Where& where) {

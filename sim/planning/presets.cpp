@@ -183,57 +183,60 @@ const PresetCatalog& restart_overhead_catalog() {
 }  // namespace
 
 void Price::visit_fields(FieldVisitor& v) {
-  v.field("device", device, "the device preset that it is the price of");
-  v.field("provider", provider, "who asks for it");
-  v.field("term", term, kPriceTermNames, "for how long one commits oneself");
+  v.field("device", device, "device preset that the price is for");
+  v.field("provider", provider, "provider that asks this price");
+  v.field("term", term, kPriceTermNames, "length of the commitment");
   v.field("per_device_hour", per_device_hour, kAmount, "price of a device for an hour");
   v.field("currency", currency, "ISO 4217: USD, EUR");
-  v.field("date", date, "when it was asked: 2026, 2026-05 or 2026-05-31");
+  v.field("date", date, "date of the price: 2026, 2026-05 or 2026-05-31");
   v.field("source", source, "where the figure was read");
 }
 
 void Power::visit_fields(FieldVisitor& v) {
-  v.field("device", device, "the device preset that it is the power of");
-  v.field("busy_watts", busy_watts, kAmount, "of a device while it trains");
-  v.field("idle_watts", idle_watts, kAmount, "of a device that waits; 0: not known, taken for busy_watts");
-  v.field("node_watts", node_watts, kAmount, "of a node beside its devices");
-  v.field("date", date, "of the figure");
+  v.field("device", device, "device preset that the power is for");
+  v.field("busy_watts", busy_watts, kAmount, "power of a device while it trains");
+  v.field("idle_watts", idle_watts, kAmount, "power of an idle device; 0: not known, busy_watts is used");
+  v.field("node_watts", node_watts, kAmount, "power of a node without its devices");
+  v.field("date", date, "date of the figure");
   v.field("source", source, "where the figure was read");
 }
 
 void SiteOverhead::visit_fields(FieldVisitor& v) {
-  v.field("pue", pue, NumberRange{.least = 1, .most = 10}, "energy of the site over that of its computers");
-  v.field("date", date, "of the figure");
+  v.field("pue", pue, NumberRange{.least = 1, .most = 10}, "energy of the site divided by that of its computers");
+  v.field("date", date, "date of the figure");
   v.field("source", source, "where the figure was read");
 }
 
 void Grid::visit_fields(FieldVisitor& v) {
-  v.field("grams_per_kwh", grams_per_kwh, NumberRange{.least = 0, .most = 5000}, "grams of CO2-equivalent of a kWh");
+  v.field("grams_per_kwh", grams_per_kwh, NumberRange{.least = 0, .most = 5000}, "grams of CO2-equivalent per kWh");
   v.field("basis", basis, "what is counted: lifecycle or direct, by location or by market");
-  v.field("date", date, "of the figure");
+  v.field("date", date, "date of the figure");
   v.field("source", source, "where the figure was read");
 }
 
 void FailureRate::visit_fields(FieldVisitor& v) {
-  v.field("failures_per_node_day", failures_per_node_day, kNodeFailures, "interruptions for each node of 8 and day");
-  v.field("repair_share", repair_share, kShare, "share of them after which the node is repaired");
-  v.field("date", date, "of the figure");
+  v.field("failures_per_node_day", failures_per_node_day, kNodeFailures, "interruptions per node of 8 devices and day");
+  v.field("repair_share", repair_share, kShare, "share of interruptions after which the node is repaired");
+  v.field("date", date, "date of the figure");
   v.field("source", source, "where the figure was read");
 }
 
 void CheckpointStorage::visit_fields(FieldVisitor& v) {
-  v.field("write_bytes_per_second", write_bytes_per_second, kBandwidth, "of all nodes together");
-  v.field("read_bytes_per_second", read_bytes_per_second, or_none(kBandwidth), "of all nodes together; 0: as write");
-  v.field("snapshot_bytes_per_second", snapshot_bytes_per_second, or_none(kBandwidth),
-          "to memory, from where the write goes on beside training; 0: training waits for the write");
-  v.field("date", date, "of the figure");
+  v.field("write_bytes_per_second", write_bytes_per_second, kBandwidth, "write rate of all nodes together");
+  v.field("read_bytes_per_second", read_bytes_per_second, or_none(kBandwidth),
+          "read rate of all nodes together; 0: the write rate");
+  v.field(
+      "snapshot_bytes_per_second", snapshot_bytes_per_second, or_none(kBandwidth),
+      "rate of the copy to memory, from which the write continues during training; 0: training waits for the write");
+  v.field("date", date, "date of the figure");
   v.field("source", source, "where the figure was read");
 }
 
 void RestartOverhead::visit_fields(FieldVisitor& v) {
-  v.field("detection_seconds", detection_seconds, kDuration, "from a failure until it is noticed");
-  v.field("restart_seconds", restart_seconds, kDuration, "from there until training goes on, without the checkpoint");
-  v.field("date", date, "of the figure");
+  v.field("detection_seconds", detection_seconds, kDuration, "time from a failure to its detection");
+  v.field("restart_seconds", restart_seconds, kDuration,
+          "time from detection until training goes on, without reading the checkpoint");
+  v.field("date", date, "date of the figure");
   v.field("source", source, "where the figure was read");
 }
 

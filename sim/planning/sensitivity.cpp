@@ -99,9 +99,9 @@ std::vector<Sensitivity> sensitivities(const Candidate& candidate, PlanOutput ou
 BreakEven break_even(const Candidate& a, const Candidate& b) {
   if (a.price.currency != b.price.currency)
     throw InputError({"", "/price/currency"}, fmt::format("{} and {}", a.price.currency, b.price.currency),
-                     "prices in one currency, as two candidates are compared");
+                     "prices in one currency, to compare two candidates");
   if (b.price.per_device_hour <= 0)
-    throw InputError({"", "/price/per_device_hour"}, "0", "a price above 0 to take the ratio to");
+    throw InputError({"", "/price/per_device_hour"}, "0", "a price above 0 for the ratio of prices");
   const Forecast mine = forecast(a), other = forecast(b);
   const auto tie = [&](double Estimate::*my, double Estimate::*its) {
     const double electricity = mine.energy_kwh.*my * a.electricity_per_kwh;

@@ -62,9 +62,9 @@ RunOutcome expected_run(const TrainingRun& run) {
                 checkpoints;
   busy += between * std::exp(recovery / between) * std::expm1(lag / between);
   if (!(busy <= kHopeless * (out.useful_seconds + out.checkpoint_seconds + recovery)))
-    throw InputError({"", "/failures"}, fmt::format("a failure each {:.4g} s", between),
-                     fmt::format("rarer ones: with {:.4g} s from one durable checkpoint to the next and {:.4g} s to "
-                                 "recover the run would take more than {:.0f} times as long as without any",
+    throw InputError({"", "/failures"}, fmt::format("a failure every {:.4g} s", between),
+                     fmt::format("rarer failures: with {:.4g} s between durable checkpoints and {:.4g} s of recovery, "
+                                 "the run would take more than {:.0f} times as long as without failures",
                                  out.interval_seconds + stall + lag, recovery, kHopeless));
   out.failures = busy / between;
   // Each failure starts a recovery, which the next failure may interrupt.

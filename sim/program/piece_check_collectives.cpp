@@ -129,7 +129,7 @@ void PieceCheck::gather(const Op& op, TensorId from, TensorId to) {
   int dim = 0;
   if (op.group.empty() ? !same_layout(part, whole) : !differs_by(part, whole, op.group, dim)) {
     report(Rule::gathers, layout(from) + " does not become " + layout(to) + " by gathering over " +
-                              words(mesh_, op.group) + ", needed " + gathered(from, op.group));
+                              words(mesh_, op.group) + ", expected " + gathered(from, op.group));
   } else if (!op.group.empty()) {
     expect_parts(part, whole, dim, op.group);
   }
@@ -147,7 +147,7 @@ void PieceCheck::scatter(const Op& op, TensorId from, TensorId to) {
   int dim = 0;
   if (op.group.empty() ? !same_layout(part, whole) : !differs_by(part, whole, op.group, dim)) {
     report(Rule::scatters, layout(from) + " does not become " + layout(to) + " by scattering over " +
-                               words(mesh_, op.group) + ", needed " + scattered(from, part, op.group));
+                               words(mesh_, op.group) + ", expected " + scattered(from, part, op.group));
   } else if (!op.group.empty()) {
     expect_parts(part, whole, dim, op.group);
   }
@@ -158,7 +158,7 @@ void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
   if (!same_layout(tensor(from), tensor(to)) || tensor(from).elements() != tensor(to).elements())
     report(Rule::reduces, layout(from) + " of " + std::to_string(tensor(from).elements()) + " elements and its sum " +
                               layout(to) + " of " + std::to_string(tensor(to).elements()) +
-                              " are laid out differently, needed alike");
+                              " have different layouts, expected the same");
   if (norms_.erase(storage_of(piece_, from)) > 0) norms_.insert(storage_of(piece_, to));
   take_sum(op, from, to, Rule::reduces);
 }
@@ -192,17 +192,17 @@ void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
     expect_complete(id);
     if (id != from && owed(id) != owed(from))
       report(Rule::owed_alike, layout(id) + " owes the sum over " + words(mesh_, owed(id)) + ", " + layout(from) +
-                                   " over " + words(mesh_, owed(from)) + ", needed alike");
+                                   " over " + words(mesh_, owed(from)) + ", expected the same");
   }
   const std::optional<Redistribution> needed = redistribution(mesh_, parts, tensor(to));
   if (!needed || needed->group != op.group) {
     report(Rule::exchanges, layout(from) + " does not become " + layout(to) + " by an exchange over " +
                                 words(mesh_, op.group) +
                                 (needed ? ": what differs is over " + words(mesh_, needed->group)
-                                        : ": they are not of one whole over the same digits"));
+                                        : ": they do not belong to one whole over the same digits"));
   } else if (op.factor != needed->share) {
-    report(Rule::sizes, "of " + layout(from) + " a share of " + std::to_string(needed->share) + " becomes " +
-                            layout(to) + ", the op moves " + std::to_string(op.factor));
+    report(Rule::sizes, layout(from) + ": a share of " + std::to_string(needed->share) + " becomes " + layout(to) +
+                            ", the op moves " + std::to_string(op.factor));
   }
   write(to, owed(from));
 }
@@ -229,22 +229,22 @@ std::vector<std::size_t> PieceCheck::gradients_in(TensorId id) const {
 
 void PieceCheck::sum_over_stages(const Op& op, TensorId from, TensorId to) {
   const auto wrong = [&](const std::string& text) { report(Rule::summed_over_holders, text); };
-  if (op.stages.value() >= program_.stage_groups.size()) return wrong("is of a list of stages that there is not");
+  if (op.stages.value() >= program_.stage_groups.size()) return wrong("names a list of stages that does not exist");
   const StageGroup& stages = program_.stage_groups[op.stages.value()];
   const bool leads = block_ == &piece_.update && std::all_of(block_->ops.data(), &op, [](const Op& before) {
                        return is_communication(before.kind);
                      });
   if (op.kind != OpKind::all_reduce || !op.group.empty() || from != to || !leads)
-    wrong("sums over stages are all-reduces in place, over lists of stages alone, behind the update's reductions");
+    wrong("sums over stages must be in-place all-reduces over lists of stages only, after the update's reductions");
   const std::vector<std::size_t> parameters = gradients_in(from);
-  if (parameters.empty()) wrong(quoted(from) + " is no gradient");
+  if (parameters.empty()) wrong(quoted(from) + " is not a gradient");
   for (const std::size_t p : parameters) {
     const std::string of = "the gradient of " + quoted(piece_.parameters[p].parameter);
     const std::vector<std::uint16_t>* held = holders_.of(piece_, p);
     if (!owes_stages_[p]) {
       wrong(of + " owes no sum over stages");
     } else if (held == nullptr || *held != stages) {
-      wrong(of + " is summed over stages " + words(stages) + ", needed those that hold it" +
+      wrong(of + " is summed over stages " + words(stages) + ", expected those that hold it" +
             (held == nullptr ? std::string() : ", " + words(*held)));
     }
     owes_stages_[p] = false;
@@ -252,7 +252,7 @@ void PieceCheck::sum_over_stages(const Op& op, TensorId from, TensorId to) {
   if (const Tensor* other = holders_.meet(op.stages, tensor(from));
       other != nullptr && (other->elements() != tensor(from).elements() || other->over != tensor(from).over))
     wrong(layout(from) + " is summed with " + words(mesh_, *other) + " of " + std::to_string(other->elements()) +
-          " elements of another stage, needed alike");
+          " elements of another stage, expected the same");
 }
 
 void PieceCheck::expect_summed_over_stages(std::size_t p) {
@@ -269,7 +269,7 @@ void PieceCheck::sum_packed(const Op& op, const PackedGradients& packing) {
     const bool known = is_gradient_of_parameter(id, p) && piece_.parameters[p].set < piece_.sets.size();
     const auto held = flats_.find(known ? piece_.sets[piece_.parameters[p].set].own_gradients : kNoTensor);
     if (held == flats_.end() || !held->second.contains(p)) {
-      report(Rule::packed_gradients, quoted(id) + " is packed, but no gradient of a parameter held here");
+      report(Rule::packed_gradients, quoted(id) + " is packed, but is not the gradient of a parameter held here");
       continue;
     }
     MeshGroup& owes = held->second.at(p);

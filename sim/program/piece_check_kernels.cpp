@@ -53,7 +53,7 @@ bool PieceCheck::expect_whole(const Op& op) {
       const MeshGroup parts = tensor(id).over[d].group();
       if (parts.empty() || !needs_whole(op, i, tensor(id), d)) continue;
       report(Rule::whole_for_op, layout(id) + " is divided over " + words(mesh_, parts) + " along " +
-                                     axis_words(tensor(id), d) + ", needed " + layout_with(id, d, {}));
+                                     axis_words(tensor(id), d) + ", expected " + layout_with(id, d, {}));
       return false;
     }
   }
@@ -95,7 +95,7 @@ bool PieceCheck::meet(TensorId id, bool takes_part, bool read, std::vector<Divid
     if (alike && (known->deal == deal || t.over[d].empty())) continue;
     report(Rule::operands_agree, layout(id) + " and " + layout(known->first) + " are divided differently along " +
                                      name_of(axis) + ": over " + words(mesh_, t, d) + " and over " +
-                                     words(mesh_, tensor(known->first), known->dim) + ", needed alike");
+                                     words(mesh_, tensor(known->first), known->dim) + ", expected the same");
     return false;
   }
   return true;
@@ -121,14 +121,14 @@ MeshGroup PieceCheck::owed_by_reads(const Op& op) {
     }
     if (owe > 0 && owes != passed)
       report(Rule::owed_alike, layout(id) + " owes the sum over " + words(mesh_, owes) + ", " + layout(owing) +
-                                   " over " + words(mesh_, passed) + ", needed alike");
+                                   " over " + words(mesh_, passed) + ", expected the same");
     ++owe;
     passed = passed | owes;
     owing = id;
   }
   if (owe > 0 && owe < may_owe && !traits.product)
     report(Rule::owed_alike, layout(owing) + " owes the sum over " + words(mesh_, passed) +
-                                 ", what is put together with it does not, needed alike");
+                                 ", the other operand does not, expected the same");
   return passed;
 }
 
@@ -150,14 +150,14 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
       summed = summed | parts;
     } else {
       report(Rule::whole_for_op, layout(id) + " is made of parts over " + words(mesh_, parts) + " of " +
-                                     layout(a.first) + " along " + name_of(a.axis) + ", needed " +
+                                     layout(a.first) + " along " + name_of(a.axis) + ", expected " +
                                      layout_with(a.first, a.dim, {}));
     }
   }
   for (std::size_t i = 0; i < op.reads.size(); ++i)
     if (op.reads[i] != kNoTensor && has_operand(traits.added, i) && !(summed | passed).empty())
-      report(Rule::owed_alike, layout(op.reads[i]) + " is added on every rank to a part of the sum over " +
-                                   words(mesh_, summed | passed) + ", needed behind it");
+      report(Rule::owed_alike, layout(op.reads[i]) + " is added on every rank to a partial sum over " +
+                                   words(mesh_, summed | passed) + ", expected after the sum");
   MeshGroup owes = summed;
   if (!has_operand(traits.independent, result)) owes = owes | passed;
   if (const MeshGroup both = owes & divided_without_rest(t); !both.empty()) {
@@ -189,7 +189,7 @@ void PieceCheck::expect_own_rows(const Op& op) {
   report(Rule::own_rows, layout(x) + " has tokens of one part over " + words(mesh_, tokens) + ", " + layout(rows) +
                              " slots of one over " + words(mesh_, slots) + " and experts of one over " +
                              words(mesh_, experts) +
-                             ": needed are slots as tokens, and of experts a part over other ranks or none");
+                             ": slots must be divided as tokens, and experts over other ranks or not at all");
 }
 
 // ---- rings ----
@@ -206,7 +206,7 @@ void PieceCheck::expect_keys(const Op& op) {
     if (const MeshGroup parts = meeting(tensor(keys), d).without(ring_group_);
         !parts.empty() && op.window != 1)  // a window of one is the query's own position
       report(Rule::whole_for_op, layout(keys) + " has the keys of one part over " + words(mesh_, parts) +
-                                     ", and no ring brings the others, needed " + layout_with(keys, d, {}));
+                                     ", and no ring brings the others, expected " + layout_with(keys, d, {}));
 }
 
 // The digits over which the parts of a dimension have keys that their queries meet.

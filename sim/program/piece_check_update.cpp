@@ -21,11 +21,13 @@ void PieceCheck::elementwise_on_flat(const Op& op) {
   }
   for (const TensorId id : op.reads)
     if (id != kNoTensor && !clips_by(op, id) && tensor(id).over[0] != tensor(op.reads[0]).over[0])
-      report(Rule::operands_agree, layout(id) + " and " + layout(op.reads[0]) + " are shards of two kinds, needed one");
+      report(Rule::operands_agree,
+             layout(id) + " and " + layout(op.reads[0]) + " are shards of two kinds, expected one");
   for (const TensorId id : op.writes) {
     if (id == kNoTensor) continue;
     if (tensor(id).over[0] != tensor(op.reads[0]).over[0])
-      report(Rule::operands_agree, layout(id) + " and " + layout(op.reads[0]) + " are shards of two kinds, needed one");
+      report(Rule::operands_agree,
+             layout(id) + " and " + layout(op.reads[0]) + " are shards of two kinds, expected one");
     write(id, {});
     if (id != op.reads[0]) flats_[id] = flats_.at(op.reads[0]);
   }
@@ -67,9 +69,10 @@ void PieceCheck::optimize(const Op& op) {
     for (const TensorId id : ids) {
       if (id == kNoTensor || clips_by(op, id)) continue;
       if (tensor(id).over[0] != tensor(op.reads[0]).over[0] || tensor(id).sizes[0] != tensor(op.reads[0]).sizes[0])
-        report(Rule::gradient_meets_state,
-               "gradients " + layout(op.reads[0]) + " of " + std::to_string(tensor(op.reads[0]).sizes[0]) +
-                   " elements meet " + layout(id) + " of " + std::to_string(tensor(id).sizes[0]) + ", needed alike");
+        report(Rule::gradient_meets_state, "gradients " + layout(op.reads[0]) + " of " +
+                                               std::to_string(tensor(op.reads[0]).sizes[0]) + " elements meet " +
+                                               layout(id) + " of " + std::to_string(tensor(id).sizes[0]) +
+                                               ", expected the same");
     }
   for (const TensorId id : op.writes)
     if (id != kNoTensor) updated(id);
@@ -78,7 +81,7 @@ void PieceCheck::optimize(const Op& op) {
 void PieceCheck::expect_same_part(TensorId from, TensorId to) {
   if (tensor(from).over[0] == tensor(to).over[0] && tensor(from).sizes[0] == tensor(to).sizes[0]) return;
   report(Rule::operands_agree, layout(from) + " of " + std::to_string(tensor(from).sizes[0]) + " elements becomes " +
-                                   layout(to) + " of " + std::to_string(tensor(to).sizes[0]) + ", needed alike");
+                                   layout(to) + " of " + std::to_string(tensor(to).sizes[0]) + ", expected the same");
 }
 
 // Only parts of a parameter buffer are updated; the rest of it is stale.

@@ -146,7 +146,7 @@ void memory_table(std::string& out, const Report& r, TableStyle style) {
         parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.label, bytes_text(bytes));
     line(out, label, bytes_text(stage.memory.bytes.in(place)), parts);
     std::string node = fmt::format("{} of a node", bytes_text(tier.node_bytes));
-    if (tier.process_bytes > 0) node += fmt::format(" ({} of them its processes')", bytes_text(tier.process_bytes));
+    if (tier.process_bytes > 0) node += fmt::format(" ({} of it for processes)", bytes_text(tier.process_bytes));
     const bool tight = place == Place::host && host_is_tight(r);
     line(out, "", "",
          tier.capacity_bytes > 0 ? fmt::format("{}, of {}: {}", node, bytes_text(tier.capacity_bytes),
@@ -154,7 +154,7 @@ void memory_table(std::string& out, const Report& r, TableStyle style) {
                                  : fmt::format("{}, whose capacity is not known", node));
     if (place == Place::host && r.engine != "measured")
       line(out, "", "",
-           paint(fmt::format("up to {}: {:.1f} times, as DeepSpeed tells users to plan (pinned buffers, copies)",
+           paint(fmt::format("up to {}: {:.1f} times as much, as DeepSpeed recommends (pinned buffers, copies)",
                              bytes_text(kHostHigh * tier.node_bytes), kHostHigh),
                  Paint::dim, style));
   };
@@ -253,7 +253,7 @@ void busiest_links(std::string& out, const DiscreteEventReport& d, TableStyle st
 void contention(std::string& out, const DiscreteEventReport& d, TableStyle style) {
   const auto lost = [](const ContentionReport& c) { return c.seconds - c.seconds_alone; };
   section(
-      out, "Collectives slower than alone on undisturbed links (several at once: no sum)",
+      out, "Collectives slower than alone on undisturbed links (concurrent: times do not add up)",
       "<who|<op|<link|alone|took|lost", d.contention, style,
       [&](const ContentionReport& c) -> std::vector<std::string> {
         return {c.who, c.op, c.link, seconds_text(c.seconds_alone), seconds_text(c.seconds), seconds_text(lost(c))};
@@ -275,9 +275,10 @@ void critical_path(std::string& out, const Report& r, const DiscreteEventReport&
 
 void waits(std::string& out, const DiscreteEventReport& d, TableStyle style) {
   section(
-      out, "Who waited for whom (many at once: no sum)", "<who|<for whom|<at|times|seconds", d.waits, style,
+      out, "Who waited for whom (concurrent: times do not add up)", "<who|<for whom|<at|times|seconds", d.waits, style,
       [](const WaitReport& wait) -> std::vector<std::string> {
-        const std::string who = wait.alike > 0 ? fmt::format("{} and {} kinds alike", wait.who, wait.alike) : wait.who;
+        const std::string who =
+            wait.alike > 0 ? fmt::format("{} and {} similar kinds", wait.who, wait.alike) : wait.who;
         return {who, wait.for_whom, wait.op, times_text(wait.times), seconds_text(wait.seconds)};
       },
       [](const WaitReport& wait) { return wait.seconds; });

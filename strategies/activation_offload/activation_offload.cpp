@@ -29,8 +29,9 @@ void check(const Scenario& scenario) {
   }
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (options.layers >= 0 && plan.activation_offload.offload != options.offload)
-      throw InputError({"", at + "activation_offload"}, plan.activation_offload.offload ? "true" : "false",
-                       "none for a range of layers together with activation_offload_layers: both choose layers");
+      throw InputError(
+          {"", at + "activation_offload"}, plan.activation_offload.offload ? "true" : "false",
+          "no activation_offload for a range of layers with activation_offload_layers: both choose layers");
   });
 }
 
@@ -73,7 +74,7 @@ constexpr SearchAxis kAxes[]{
 
 Strategy describe() {
   return {.name = "activation_offload",
-          .summary = "activations that wait for the backward in host memory",
+          .summary = "activations kept in host memory until the backward",
           .paper = "-",
           .check = check,
           .rewrite_piece = rewrite_piece,

@@ -660,11 +660,10 @@ void check(const Scenario& scenario) {
       fail(at + "recompute_modules", "modules", "none unless recompute is \"selective\"");
     if (own.every > 64) fail(at + "recompute_every", std::to_string(own.every), "at most 64 layers");
     if (options.layers >= 0 && own.every > 1)
-      fail(at + "recompute_every", std::to_string(own.every),
-           "1 together with recompute_layers: the two are different methods");
+      fail(at + "recompute_every", std::to_string(own.every), "1 with recompute_layers: the two are different methods");
     if (options.layers >= 0 && of_range && own.mode != options.mode)
       fail(at + "recompute", '"' + std::string(kModeNames[static_cast<std::size_t>(own.mode)]) + '"',
-           "no recompute for a range of layers together with recompute_layers: both choose layers");
+           "no recompute for a range of layers with recompute_layers: both choose layers");
   });
   if (!full && options.every != 1)
     fail("/plan/recompute_every", std::to_string(options.every), "1 unless recompute is \"full\"");

@@ -234,7 +234,7 @@ void check_table(const Plan& plan, const std::string& at, std::int64_t ranks, st
   for (std::size_t r = 0; r < of_rank.size(); ++r)
     if (of_rank[r] * ranks != n)
       fail(std::to_string(of_rank[r]) + " of " + std::to_string(n) + " blocks for rank " + std::to_string(r),
-           "as many for each of the " + std::to_string(ranks) + " ranks");
+           "equally many for each of the " + std::to_string(ranks) + " ranks");
 }
 
 // Refuses blocks that no deal uses.
@@ -261,7 +261,8 @@ void check(const Scenario& scenario) {
     throw InputError({"", "/plan/context_parallel"}, std::to_string(c), expected);
   };
   if (scenario.model.vision()) fail("1 for a vision model, whose sequences are the patches of one image");
-  if (scenario.model.relative_buckets > 0) fail("1 for a model with a table of relative positions, which is not cut");
+  if (scenario.model.relative_buckets > 0)
+    fail("1 for a model with a table of relative positions, which is not divided");
   if (scenario.model.relative_projection)
     fail("1 for a model with projected relative positions, whose attention stores the scores");
   if (scenario.model.pooler) fail("1 for a model with a pooler, which reads the first token that one rank alone has");
@@ -436,7 +437,7 @@ void check_runnable(const Scenario& scenario) {
   if (degree == 1) return;
   if (scenario.model.kind == ModelKind::encoder_decoder)
     throw InputError({"", "/plan/context_parallel"}, std::to_string(degree),
-                     "1 for an encoder-decoder: two sequences in parts are not run yet");
+                     "1 for an encoder-decoder: real runs do not divide two sequences yet");
 }
 
 constexpr SearchAxis kAxes[]{

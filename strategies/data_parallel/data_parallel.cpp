@@ -585,10 +585,10 @@ void check_param_gather(const Scenario& scenario, const char* field, precision::
   const std::string name(precision::kMixNames[static_cast<std::size_t>(mix)]);
   std::string allowed;
   if (!any) {
-    allowed = "false where no layer has precision \"" + name + "\"";
+    allowed = "false: no layer has precision \"" + name + "\"";
   } else if (!framework::gathers_quantised_weights(plan)) {
     allowed = "false with framework \"" + std::string(framework::stack_name(plan)) +
-              "\", which keeps quantised weights beside wider ones";
+              "\", which keeps quantised weights in addition to wider ones";
   } else if (plan.data.zero_stage == 0) {
     allowed = "false with zero_stage 0, which gathers no parameters";
   } else if (plan.data.zero_stage == 3) {
@@ -624,14 +624,14 @@ void check(const Scenario& scenario) {
     if (elements == 0) continue;
     if (options.zero_stage < 3) fail(field, elements, "0 below zero_stage 3, whose parameters are whole on every rank");
     if (framework::gather_limits(scenario.plan).live == 0)
-      fail(field, elements, "0 without stage3_max_live_parameters: the stack gathers layers whole");
+      fail(field, elements, "0 without stage3_max_live_parameters: the framework gathers whole layers");
   }
   if (options.float8_all_gather) {
     const bool fp8 = any_plan(scenario, [](const Plan& plan) { return plan.precision.mix == precision::Mix::fp8; });
     if (options.zero_stage < 3 || !fp8)
       throw InputError({"", "/plan/enable_fsdp_float8_all_gather"}, "true",
                        options.zero_stage < 3 ? "false below zero_stage 3, which gathers no layers"
-                                              : "false where no layer has precision \"fp8\"");
+                                              : "false: no layer has precision \"fp8\"");
   }
   if (options.fp8_param_gather) check_param_gather(scenario, "fp8_param_gather", precision::Mix::fp8);
   if (options.fp4_param_gather) check_param_gather(scenario, "fp4_param_gather", precision::Mix::nvfp4);
@@ -791,7 +791,7 @@ void check_runnable(const Scenario& scenario) {
   if (scenario.plan.data.fp4_param_gather) refuse("fp4_param_gather");
   if (scenario.plan.data.float8_all_gather)
     throw InputError({"", "/plan/enable_fsdp_float8_all_gather"}, "true",
-                     "false in real runs: no scales of fp8 parts are agreed upon yet");
+                     "false in real runs: ranks do not agree on scales of fp8 shards yet");
 }
 
 void disable(Plan& plan) {

@@ -123,36 +123,37 @@ void check(const Scenario& scenario) {
   const Options& options = scenario.plan.dts_gate;
   if (!used(scenario)) {
     if (options.gate != Gate{})
-      refuse("moe_gate", "\"top_k\" beside another moe_gate_ field", "\"dense_to_sparse\", which they are of");
+      refuse("moe_gate", "\"top_k\" with another moe_gate_ field",
+             "\"dense_to_sparse\", which the other moe_gate_ field needs");
     return;
   }
   const std::string said = "\"dense_to_sparse\"";
   if (!model.has_experts()) refuse("moe_gate", said, "\"top_k\" for a model without experts");
   if (model.experts_per_token != 1)
-    refuse("moe_gate", said,
-           fmt::format("\"top_k\" for a model of {} experts a token: the gate ends at one", model.experts_per_token));
+    refuse(
+        "moe_gate", said,
+        fmt::format("\"top_k\" for a model with {} experts per token: the gate ends at one", model.experts_per_token));
   if (model.shared_expert_ffn > 0) refuse("moe_gate", said, "\"top_k\" for a model with shared experts");
   if (model.router_groups > 1) refuse("moe_gate", said, "\"top_k\" for a model whose experts are chosen by groups");
   if (model.router_bias) refuse("moe_gate", said, "\"top_k\" for a model whose router has a bias");
   if (model.router_type != RouterType::top_k)
     refuse("moe_gate", said, fmt::format("\"top_k\" with \"router_type\": \"{}\"", name_of(model.router_type)));
   if (const double factor = scenario.plan.expert.capacity_factor; factor > 0 && !has_room_for_all(scenario))
-    refuse(
-        "moe_expert_capacity_factor", fmt::format("{}", factor),
-        fmt::format("0 with \"moe_gate\": \"dense_to_sparse\", which drops no token, or {} and more, a slot for every "
-                    "token",
-                    model.experts));
+    refuse("moe_expert_capacity_factor", fmt::format("{}", factor),
+           fmt::format(
+               "0 with \"moe_gate\": \"dense_to_sparse\", which drops no token, or at least {}: a slot for every token",
+               model.experts));
   if (scenario.workload.recorded_routing)
     throw InputError({"", "/workload/routing_file"}, scenario.workload.routing_file,
-                     "none with \"moe_gate\": \"dense_to_sparse\", which says how many experts a token has");
+                     "none with \"moe_gate\": \"dense_to_sparse\", which sets the experts per token");
   if (scenario.workload.routes_unequally() && model.experts > RoutingGenerator::kMostTopK)
     throw InputError({"", "/workload/routing"}, "unequal routing",
                      fmt::format("\"balanced\" with \"moe_gate\": \"dense_to_sparse\" and more than {} experts",
                                  RoutingGenerator::kMostTopK));
   if (options.gate.seed_steps > 0 && model.expert_ffn != model.ffn)
-    refuse(
-        "moe_gate_seed_steps", std::to_string(options.gate.seed_steps),
-        fmt::format("0 for a model whose experts' inner width, {}, is not the MLP's, {}", model.expert_ffn, model.ffn));
+    refuse("moe_gate_seed_steps", std::to_string(options.gate.seed_steps),
+           fmt::format("0 for a model whose experts and MLP have different inner widths ({} and {})", model.expert_ffn,
+                       model.ffn));
   try {
     gate_of(scenario).check();
   } catch (const InputError& error) {
@@ -224,8 +225,9 @@ void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   if (used(scenario) && scenario.plan.dts_gate.gate.seed_steps > 0 && model.linear_bias != model.expert_bias)
     refuse("moe_gate_seed_steps", std::to_string(scenario.plan.dts_gate.gate.seed_steps),
-           fmt::format("0 in a run of a model whose experts have {} and whose MLP has {}: the one becomes the others",
-                       model.expert_bias ? "biases" : "no biases", model.linear_bias ? "some" : "none"));
+           fmt::format(
+               "0 in a real run of a model whose experts have {} and whose MLP has {}: the MLP becomes the experts",
+               model.expert_bias ? "biases" : "no biases", model.linear_bias ? "some" : "none"));
 }
 
 }  // namespace

@@ -30,19 +30,19 @@ void Gate::check() const {
   const auto fail = [](const char* field, const auto& found, std::string expected) {
     throw InputError({"", fmt::format("/{}", field)}, fmt::format("{}", found), std::move(expected));
   };
-  if (experts < 1) fail("experts", experts, "1 at least");
-  if (seed_steps < 0) fail("seed_steps", seed_steps, "0 at least");
-  if (hard_step < seed_steps) fail("hard_step", hard_step, fmt::format("{} at least, the seed steps", seed_steps));
-  if (decay_steps < 1) fail("decay_steps", decay_steps, "1 at least");
+  if (experts < 1) fail("experts", experts, "at least 1");
+  if (seed_steps < 0) fail("seed_steps", seed_steps, "at least 0");
+  if (hard_step < seed_steps) fail("hard_step", hard_step, fmt::format("at least {}, the seed steps", seed_steps));
+  if (decay_steps < 1) fail("decay_steps", decay_steps, "at least 1");
   if (!(last_temperature > 0) || !std::isfinite(last_temperature))
     fail("last_temperature", last_temperature, "above 0");
   if (!(first_temperature >= last_temperature) || !std::isfinite(first_temperature))
-    fail("first_temperature", first_temperature, fmt::format("{} at least, the last", last_temperature));
+    fail("first_temperature", first_temperature, fmt::format("at least {}, the last temperature", last_temperature));
   if (!(threshold > 0 && threshold < 1)) fail("threshold", threshold, "above 0 and below 1");
   if (!(first_logit_deviation >= 0) || !std::isfinite(first_logit_deviation))
-    fail("first_logit_deviation", first_logit_deviation, "0 at least");
+    fail("first_logit_deviation", first_logit_deviation, "at least 0");
   if (!(last_logit_deviation >= 0) || !std::isfinite(last_logit_deviation))
-    fail("last_logit_deviation", last_logit_deviation, "0 at least");
+    fail("last_logit_deviation", last_logit_deviation, "at least 0");
 }
 
 Phase phase(const Gate& gate, std::int64_t step) {

@@ -596,28 +596,28 @@ void check(const Scenario& scenario) {
            "a divisor of an expert's inner width of " + std::to_string(model.expert_ffn));
   if (ranks % (options.degree * tensor) != 0)
     degree("expert_parallel", options.degree,
-           "a number that times expert_tensor_parallel, " + std::to_string(tensor) + ", divides the " +
+           "a degree whose product with expert_tensor_parallel (" + std::to_string(tensor) + ") divides the " +
                std::to_string(ranks) + " ranks of tensor, context and data parallelism");
   if (scenario.plan.tensor.degree > 1 && !scenario.plan.tensor.sequence_parallel)
     fail("sequence_parallel", "false",
          "true with experts and tensor_parallel above 1: ranks that share a token would all send it to its experts");
   if (options.pad_to_busiest && options.capacity_factor > 0)
-    fail("moe_pad_to_busiest_expert", "true",
-         "false with moe_expert_capacity_factor, which says how many slots there are");
+    fail("moe_pad_to_busiest_expert", "true", "false with moe_expert_capacity_factor, which sets the number of slots");
   if (options.overlap_shared && model.shared_expert_ffn == 0)
     fail("moe_shared_expert_overlap", "true", "false for a model without shared experts");
   if (options.fp8_dispatch) {
-    if (options.degree == 1) fail("moe_fp8_dispatch", "true", "false with expert_parallel 1, where no token travels");
+    if (options.degree == 1)
+      fail("moe_fp8_dispatch", "true", "false with expert_parallel 1: tokens stay on their rank");
     const Device& device = scenario.cluster.device;
     if (device.peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] == 0)
-      fail("moe_fp8_dispatch", "true", "false on " + device.name + ", which has no fp8");
+      fail("moe_fp8_dispatch", "true", "false on " + device.name + ", which does not support fp8");
   }
   if (options.permute == Permute::einsum) {
     constexpr const char *kField = "moe_permute", *kFound = "\"einsum\"";
     if (options.capacity_factor == 0)
       fail(kField, kFound, "\"index\" without moe_expert_capacity_factor: a mask has a fixed number of slots");
     if (options.fp8_dispatch)
-      fail(kField, kFound, "\"index\" with moe_fp8_dispatch: masks multiply what is not quantised");
+      fail(kField, kFound, "\"index\" with moe_fp8_dispatch: products with masks read tokens that are not quantised");
   }
   if (options.dispatcher == Dispatcher::allgather) {
     // Megatron-Core's rules: there is no exchange for them to hide.
@@ -630,17 +630,18 @@ void check(const Scenario& scenario) {
     constexpr const char* kField = "overlap_moe_expert_parallel_comm";
     const auto schedule = pipeline_parallel::effective_schedule(scenario.plan.pipeline);
     using pipeline_parallel::ScheduleKind;
-    if (options.degree == 1) fail(kField, "true", "false with expert_parallel 1, where no token travels");
-    if (options.overlap_shared) fail(kField, "true", "false with moe_shared_expert_overlap, which hides the same");
+    if (options.degree == 1) fail(kField, "true", "false with expert_parallel 1: tokens stay on their rank");
+    if (options.overlap_shared)
+      fail(kField, "true", "false with moe_shared_expert_overlap: both overlap the same exchanges");
     if (schedule != ScheduleKind::one_f_one_b && schedule != ScheduleKind::interleaved &&
         schedule != ScheduleKind::dualpipe_v)
-      fail(kField, "true", "false except with the schedules 1f1b, interleaved and dualpipev");
+      fail(kField, "true", "false unless the schedule is 1f1b, interleaved or dualpipev");
     // With one chunk, a stage would wait for both neighbours in every pair.
     if (scenario.plan.pipeline.degree > 1 && schedule == ScheduleKind::one_f_one_b)
       fail(kField, "true", "false with pipeline_parallel above 1 and virtual_pipeline 1, as in Megatron-Core");
   }
   if (tensor > 1 && model.expert_bias)
-    degree("expert_tensor_parallel", tensor, "1 for experts with biases, which are added to a whole sum");
+    degree("expert_tensor_parallel", tensor, "1 for experts with biases: a bias is added to the complete sum");
 }
 
 // Folds the axes ep and etp. Throws InputError where the mesh's digits cannot be cut so.
@@ -649,7 +650,7 @@ void fold(const Scenario& scenario, Mesh& mesh) {
   const std::int64_t tensor = expert_tensor_ranks(scenario.plan), degree = scenario.plan.expert.degree;
   const auto refuse = [](const char* field, std::int64_t found) {
     throw InputError({"", std::string("/plan/") + field}, std::to_string(found),
-                     "a number that cuts tensor, context and data ranks into whole groups");
+                     "a degree that divides tensor, context and data ranks into whole groups");
   };
   if (!mesh.fold(MeshAxis::etp, 1, tensor)) refuse("expert_tensor_parallel", tensor);
   if (!mesh.fold(MeshAxis::ep, tensor, degree)) refuse("expert_parallel", degree);
@@ -690,7 +691,7 @@ constexpr PlanWord kWords[]{{"expert", [](const Scenario& s) { return s.plan.exp
 void refuse_padding(const Options& options) {
   if (options.pad_to_busiest)
     throw InputError({"", "/plan/moe_pad_to_busiest_expert"}, "true",
-                     "false in a run, whose slots are for all tokens whatever their experts");
+                     "false in a real run: its slots hold all tokens, whichever experts they choose");
 }
 
 // Of a dropless plan slots for all tokens, of which those that hold rows are counted (Options::counted).
@@ -712,19 +713,19 @@ void check_runnable_router(const Scenario& scenario) {
   const Model& model = scenario.model;
   const bool divides = scenario.plan.tensor.degree > 1 || scenario.plan.context.degree > 1;
   if (divides && (model.router_type == RouterType::expert_choice || model.router_type == RouterType::base))
-    throw InputError({"", "/model/router_type"}, '"' + std::string(name_of(model.router_type)) + '"',
-                     "\"top_k\" or \"hash\" in a run whose ranks have parts of a sequence: one rank would choose among "
-                     "other tokens");
+    throw InputError(
+        {"", "/model/router_type"}, '"' + std::string(name_of(model.router_type)) + '"',
+        "\"top_k\" or \"hash\" in a real run that divides sequences: one rank would choose among other tokens");
   const std::int64_t replicas = data_parallel_degree(scenario);
   if (model.aux_loss == 0 || model.load_balancing != LoadBalancing::global_aux_loss || replicas == 1) return;
   const auto refuse = [](const char* reason) {
     throw InputError({"", "/model/moe_router_load_balancing_type"}, "\"global_aux_loss\"", reason);
   };
   if (scenario.workload.global_batch_size != replicas * scenario.plan.batch.micro_batch_size)
-    refuse("another one in a run of several micro-batches and replicas: one rank's would be of other sequences");
+    refuse("another one in a real run with several micro-batches and replicas: one rank cannot reproduce it");
   // Dropout and noise are drawn per micro-batch, and one rank has one micro-batch for all replicas.
   if (model.dropout > 0 || model.router_noise)
-    refuse("another one in a run of several replicas with dropout or router_noise: one rank would draw other numbers");
+    refuse("another one in a real run of several replicas with dropout or router_noise: one rank draws other numbers");
 }
 
 }  // namespace
@@ -737,18 +738,19 @@ void check_runnable(const Scenario& scenario) {
     throw InputError({"", "/plan/moe_fp8_dispatch"}, "true", "false in real runs: no kernel quantises by blocks yet");
   refuse_padding(options);
   if (!model.has_experts() || options.counts_rows() || options.capacity_factor >= factor_without_drops(model)) return;
-  const std::string no_drops = fmt::format("{:g} or more, by which no token is dropped,", factor_without_drops(model));
+  const std::string no_drops = fmt::format("at least {:g}, which drops no token,", factor_without_drops(model));
   const InputError::Where where{"", "/plan/moe_expert_capacity_factor"};
   const std::string found = fmt::format("{:g}", options.capacity_factor);
   if (options.capacity_factor == 0)
-    throw InputError(where, found, no_drops + " in a run, whose routing need not be balanced");
+    throw InputError(where, found, no_drops + " in a real run: its routing may be unbalanced");
   // One rank counts slots over the same tokens only if sequences, and not their positions, are divided.
   if (scenario.plan.tensor.degree > 1 || scenario.plan.context.degree > 1)
     throw InputError(where, found,
-                     no_drops + " in a run whose ranks have parts of a sequence: one rank would drop other tokens");
+                     no_drops + " in a real run that divides sequences: one rank would drop other tokens");
   if (options.dispatcher == Dispatcher::allgather)
-    throw InputError(where, found,
-                     no_drops + " in a run with moe_token_dispatcher \"allgather\", which fills slots with all tokens");
+    throw InputError(
+        where, found,
+        no_drops + " in a real run with moe_token_dispatcher \"allgather\", which puts all tokens into slots");
 }
 
 namespace {
@@ -782,7 +784,7 @@ constexpr SearchAxis kAxes[]{{.field = "expert_parallel",
 
 Strategy describe() {
   return {.name = "expert_parallel",
-          .summary = "experts divided over ranks, to which tokens travel and back",
+          .summary = "experts divided over ranks, with tokens sent to them and back",
           .paper = "Lepikhin et al. 2020, arXiv 2006.16668; Liu et al. 2025, arXiv 2504.14960",
           .check = check,
           .rewrite = rewrite,

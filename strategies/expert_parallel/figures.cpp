@@ -29,7 +29,7 @@ void append_figures(const RoutedWork& work, std::vector<Figure>& figures) {
   const bool drops = work.dropped_share > 0;
   figures.push_back(
       {&kKinds[0], work.busiest_rank,
-       fmt::format("rows of its experts over the mean; {:.2f}x in the mean of all layers", work.mean_busiest_rank)});
+       fmt::format("rows of its experts over the mean; {:.2f}x on average over layers", work.mean_busiest_rank)});
   figures.push_back({&kKinds[1], work.mean_busiest_rank});
   figures.push_back(
       {&kKinds[2], work.busiest_expert, drops ? dropped + " of all rows are dropped" : "nothing is dropped"});

@@ -390,7 +390,7 @@ std::string expert_layers_text(const Model& model) {
   const std::int64_t first = model.dense_layers + model.expert_period - 1,
                      last = first + (model.expert_layers() - 1) * model.expert_period;
   if (model.expert_period == 1) return fmt::format("{} to {}", first, last);
-  return fmt::format("every {}. from {} to {}", model.expert_period, first, last);
+  return fmt::format("{} to {} in steps of {}", first, last, model.expert_period);
 }
 
 }  // namespace
@@ -403,16 +403,15 @@ void check_routing(const Scenario& scenario) {
              has_skew = w.routing != ExpertRouting::balanced && !is_preset(w.routing);
   const std::string skew = fmt::format("{}", w.routing_skew),
                     name(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
-  const std::string with = w.recorded_routing
-                               ? std::string(" beside \"routing_file\", which says how tokens are routed")
-                               : " with \"routing\": \"" + name + "\"";
+  const std::string with = w.recorded_routing ? std::string(" with \"routing_file\", which sets the routing")
+                                              : " with \"routing\": \"" + name + "\"";
   if (!has_skew && w.routing_skew != 0) refuse("routing_skew", skew, "0" + with);
   if (!has_skew && w.routing_noise != 0) refuse("routing_noise", fmt::format("{}", w.routing_noise), "0" + with);
   if (w.routing == ExpertRouting::balanced && w.routing_micro_batch_noise != 0)
     refuse("routing_micro_batch_noise", fmt::format("{}", w.routing_micro_batch_noise), "0" + with);
   if (w.routing_micro_batch_noise != 0 && scenario.plan.expert.capacity_factor > 0)
     refuse("routing_micro_batch_noise", fmt::format("{}", w.routing_micro_batch_noise),
-           "0 with moe_expert_capacity_factor, whose slots are as many in all micro-batches");
+           "0 with moe_expert_capacity_factor: all micro-batches have equally many slots");
   if (w.routing_noise == 0 && w.routing_autocorrelation != 0)
     refuse("routing_autocorrelation", fmt::format("{}", w.routing_autocorrelation), "0 without routing_noise");
   const bool has_period = w.routing == ExpertRouting::rotating || w.routing == ExpertRouting::burst;
@@ -420,37 +419,35 @@ void check_routing(const Scenario& scenario) {
   const std::int64_t most_burst = w.routing == ExpertRouting::burst ? w.routing_period : 1;
   if (w.routing_burst_steps > most_burst)
     refuse("routing_burst_steps", std::to_string(w.routing_burst_steps),
-           w.routing == ExpertRouting::burst ? fmt::format("at most the period, {}", most_burst) : "1" + with);
+           w.routing == ExpertRouting::burst ? fmt::format("at most routing_period, {}", most_burst) : "1" + with);
   if (!w.routes_unequally()) return;
   const char* const field = w.recorded_routing ? "routing_file" : "routing";
   const std::string said = w.recorded_routing ? w.routing_file : "\"" + name + "\"";
   if (!model.has_experts()) refuse(field, said, "none for a model without experts");
   if (model.router_type == RouterType::expert_choice || model.router_type == RouterType::base)
     refuse(field, said,
-           fmt::format("{} with router_type \"{}\", which gives all experts as many tokens",
+           fmt::format("{} with router_type \"{}\", which gives all experts equally many tokens",
                        w.recorded_routing ? "none" : "\"balanced\"", name_of(model.router_type)));
   if (w.recorded_routing) {
     if (w.routing != ExpertRouting::balanced)
-      refuse("routing", "\"" + name + "\"", "\"balanced\" beside \"routing_file\", which says how tokens are routed");
+      refuse("routing", "\"" + name + "\"", "\"balanced\" with \"routing_file\", which sets the routing");
     const RoutingShape& shape = w.recorded_routing->shape();
     if (shape.experts != model.experts)
-      refuse(field, fmt::format("{} of {} experts", said, shape.experts),
+      refuse(field, fmt::format("{} with counts of {} experts", said, shape.experts),
              fmt::format("counts of the model's {} experts", model.experts));
     if (shape.top_k != model.experts_per_token)
-      refuse(field, fmt::format("{} of {} experts a token", said, shape.top_k),
-             fmt::format("counts of {} experts a token, as the model has", model.experts_per_token));
+      refuse(field, fmt::format("{} with {} experts per token", said, shape.top_k),
+             fmt::format("the model's {} experts per token", model.experts_per_token));
     const std::int64_t groups =
         orrery::ranks(scenario) / (scenario.plan.pipeline.degree * ranks * expert_tensor_ranks(scenario.plan));
     if (shape.source_ranks != 1 && shape.source_ranks != ranks && shape.source_ranks != ranks * groups)
       refuse(
-          field, fmt::format("{} of {} source ranks", said, shape.source_ranks),
-          fmt::format("counts of as many source ranks as expert_parallel, {}, or those of all {} expert groups, or of "
-                      "all together",
-                      ranks, groups));
+          field, fmt::format("{} with counts of {} source ranks", said, shape.source_ranks),
+          fmt::format("source ranks of one expert group ({}), of all {} groups, or all ranks together", ranks, groups));
     for (const std::int64_t layer : shape.layers)
       if (layer >= model.layers || !model.is_expert_layer(layer))
         refuse(field, fmt::format("{} with layer {}", said, layer),
-               fmt::format("layers with experts as the model numbers them from 0, {}", expert_layers_text(model)));
+               fmt::format("layers with experts, numbered from 0: {}", expert_layers_text(model)));
     return;
   }
   if ((w.routing == ExpertRouting::hot_rank || w.routing == ExpertRouting::ragged) && ranks == 1)

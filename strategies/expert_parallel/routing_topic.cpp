@@ -12,15 +12,14 @@ namespace orrery::expert_parallel {
 namespace {
 
 std::string routing_text(const Evaluated& here, const Evaluate&) {
-  if (here.report().figure("routing") == nullptr)
-    return "routing: balanced, every expert has as many rows as any other\n";
+  if (here.report().figure("routing") == nullptr) return "routing: balanced, all experts have equally many rows\n";
   const Scenario& scenario = here.scenario();
   const Workload& w = scenario.workload;
   const std::string source = w.recorded_routing ? "recorded in " + w.routing_file
                                                 : std::string(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
   std::string text = fmt::format(
-      "routing: {}, step {}; expert groups of {} ranks, {} expert{} each\n"
-      "rows over what balanced routing gives, by load, and the layers that have it:\n",
+      "routing: {}, step {}; expert groups of {} ranks, {} expert{} each\nrows relative to balanced routing, for each "
+      "load and the number of layers that have it:\n",
       source, w.step, scenario.plan.expert.degree, scenario.model.placed_experts() / scenario.plan.expert.degree,
       scenario.model.placed_experts() == scenario.plan.expert.degree ? "" : "s");
   constexpr std::array<Column, 4> kColumns{{{"layers"}, {"busiest rank"}, {"busiest expert"}, {"dropped"}}};
@@ -28,10 +27,11 @@ std::string routing_text(const Evaluated& here, const Evaluate&) {
   for (const Load& load : here.program().loads)
     if (load.of == RowsOf::tokens)
       rows.push_back({std::to_string(load.layers), fmt::format("{:.3f}x", load.busiest_rank),
-                    fmt::format("{:.3f}x", load.busiest_expert), load.dropped > 0 ? percent_text(load.dropped) : "-"});
+                      fmt::format("{:.3f}x", load.busiest_expert),
+                      load.dropped > 0 ? percent_text(load.dropped) : "-"});
   return text + grid(kColumns, rows) +
-         "the report has the most of all loads, and the mean over layers; experts are laid out in blocks, and every "
-         "kernel on rows takes as long as on the busiest rank\n";
+         "the report shows the maximum over loads and the mean over layers; experts are assigned to ranks in blocks, "
+         "and every kernel on rows takes as long as on the busiest rank\n";
 }
 
 }  // namespace

@@ -412,7 +412,8 @@ void check(const Scenario& scenario) {
   const Model& model = scenario.model;
   const std::int64_t ranks = scenario.plan.expert.degree;
   if (!model.has_experts()) refuse("moe_balancer", "\"" + name + "\"", "\"none\" for a model without experts");
-  if (ranks == 1) refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_parallel 1, where one rank has all");
+  if (ranks == 1)
+    refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_parallel 1, where one rank has all experts");
   if (expert_parallel::expert_tensor_ranks(scenario.plan) > 1)
     refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_tensor_parallel above 1: experts move as a whole");
   if (scenario.plan.dts_gate.kind != dts_gate::MoeGate::top_k)
@@ -424,14 +425,14 @@ void check(const Scenario& scenario) {
   const std::int64_t least = model.experts / ranks;
   if (options.slots_per_rank > 0 && options.slots_per_rank < least)
     refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank),
-           fmt::format("{} at least, the {} experts on {} ranks", least, model.experts, ranks));
+           fmt::format("at least {}, for {} experts on {} ranks", least, model.experts, ranks));
   if (options.slots_per_rank > model.experts)
     refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank),
-           fmt::format("{} at most, one of each expert", model.experts));
+           fmt::format("at most {}, one of each expert", model.experts));
   if (const double factor = scenario.plan.expert.capacity_factor, all = factor_without_drops(scenario);
       factor > 0 && factor < all)
     refuse("moe_expert_capacity_factor", fmt::format("{}", factor),
-           fmt::format("0{}, which drops no token, or {:g} and more, a slot for every token", with, all));
+           fmt::format("0{}, which drops no token, or at least {:g}: a slot for every token", with, all));
   if (options.balancer == Balancer::given) check_given(scenario);
 }
 
@@ -475,10 +476,10 @@ void check_runnable(const Scenario& scenario) {
   if (used(scenario) && scenario.plan.flexmoe.balancer != Balancer::given)
     refuse("moe_balancer",
            fmt::format("\"{}\"", kBalancerNames[static_cast<std::size_t>(scenario.plan.flexmoe.balancer)]),
-           "\"given\" or \"none\" in a run: it does not choose placements by what its routers do");
+           "\"given\" or \"none\" in a real run, which does not choose placements from its routing");
   if (used(scenario) && scenario.plan.offload.optimizer)
     refuse("optimizer_offload", "true",
-           "false in a run with \"moe_balancer\": \"given\": gradients of copies are summed on the devices");
+           "false in a real run with \"moe_balancer\": \"given\": gradients of copies are summed on the devices");
 }
 
 // Each copy may get all tokens of a rank.
@@ -491,7 +492,7 @@ void make_runnable(Scenario& scenario) {
 
 Strategy describe() {
   return {.name = "flexmoe",
-          .summary = "experts that get copies where many tokens go to them, and move between steps",
+          .summary = "copies of busy experts, moved between steps",
           .paper = "Nie et al. 2023, arXiv 2304.03946; Skiadopoulos et al. 2025, arXiv 2504.19925 (SYMI)",
           .check = check,
           .rewrite = rewrite,

@@ -13,7 +13,7 @@ namespace {
 void check_experts(std::int64_t placed, std::size_t counted) {
   if (placed != static_cast<std::int64_t>(counted))
     throw InputError({}, fmt::format("tokens of {} experts", counted),
-                     fmt::format("of the {} that are placed", placed));
+                     fmt::format("tokens of the {} placed experts", placed));
 }
 
 }  // namespace
@@ -22,7 +22,7 @@ Placement::Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slot
     : experts_(experts), ranks_(ranks), slots_per_rank_(slots_per_rank) {
   if (experts < 1 || ranks < 1 || slots_per_rank < 1 || ranks * slots_per_rank < experts)
     throw InputError({}, fmt::format("{} ranks of {} slots", ranks, slots_per_rank),
-                     fmt::format("a slot for each of {} experts at least", experts));
+                     fmt::format("at least one slot for each of {} experts", experts));
   at_.resize(static_cast<std::size_t>(ranks * experts));
   of_expert_.resize(static_cast<std::size_t>(experts));
   free_.assign(static_cast<std::size_t>(ranks), slots_per_rank);
@@ -66,22 +66,23 @@ void Placement::add(std::int64_t expert, std::int64_t rank, std::int64_t vexpert
 
 void Placement::expand(std::int64_t expert, std::int64_t rank) {
   if (free_slots(rank) == 0)
-    throw InputError({}, fmt::format("no free slot for expert {} on rank {}", expert, rank), "one to expand to");
+    throw InputError({}, fmt::format("no free slot for expert {} on rank {}", expert, rank), "a free slot");
   add(expert, rank, 1);
 }
 
 void Placement::shrink(std::int64_t expert, std::int64_t rank) {
   if (vexperts(expert, rank) == 0)
-    throw InputError({}, fmt::format("no vExpert of expert {} on rank {}", expert, rank), "one to release");
+    throw InputError({}, fmt::format("no vExpert of expert {} on rank {}", expert, rank), "a vExpert to release");
   if (vexperts(expert) == 1)
-    throw InputError({}, fmt::format("the last vExpert of expert {} to be released", expert), "one that is left");
+    throw InputError({}, fmt::format("a release of the last vExpert of expert {}", expert),
+                     "at least one vExpert of every expert");
   add(expert, rank, -1);
 }
 
 void Placement::migrate(std::int64_t expert, std::int64_t rank, std::int64_t other_expert, std::int64_t other_rank) {
   for (const auto& [e, r] : {std::pair{expert, rank}, std::pair{other_expert, other_rank}})
     if (vexperts(e, r) == 0)
-      throw InputError({}, fmt::format("no vExpert of expert {} on rank {}", e, r), "one to exchange");
+      throw InputError({}, fmt::format("no vExpert of expert {} on rank {}", e, r), "a vExpert to exchange");
   add(expert, rank, -1);
   add(other_expert, other_rank, -1);
   add(expert, other_rank, 1);
@@ -91,7 +92,7 @@ void Placement::migrate(std::int64_t expert, std::int64_t rank, std::int64_t oth
 void Placement::check() const {
   for (std::int64_t e = 0; e < experts_; ++e)
     if (vexperts(e) == 0)
-      throw InputError({}, fmt::format("no replica of expert {}", e), "one at least of every expert");
+      throw InputError({}, fmt::format("no replica of expert {}", e), "at least one of every expert");
 }
 
 std::vector<double> rank_loads(const Placement& placement, std::span<const std::int64_t> tokens_of_experts) {
@@ -130,7 +131,7 @@ Placement pack_largest_first(std::span<const std::int64_t> tokens_of_experts, st
   for (std::size_t e = 0; e < vexperts.size(); ++e) {
     if (vexperts[e] < 1 || vexperts[e] > ranks * slots_per_rank - static_cast<std::int64_t>(all.size()))
       throw InputError({}, fmt::format("{} vExperts of expert {}", vexperts[e], e),
-                       fmt::format("1 at least of each, {} together at most", ranks * slots_per_rank));
+                       fmt::format("at least 1 of each expert, at most {} in all", ranks * slots_per_rank));
     all.insert(
         all.end(), static_cast<std::size_t>(vexperts[e]),
         {static_cast<std::int64_t>(e), static_cast<double>(tokens_of_experts[e]) / static_cast<double>(vexperts[e])});

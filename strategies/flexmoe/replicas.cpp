@@ -39,7 +39,7 @@ std::vector<Packed> pack_evenly(const std::vector<double>& weights, std::size_t 
 void check_divides(std::int64_t divisor, std::int64_t of, std::string_view divisors, std::string_view ofs) {
   if (divisor < 1 || of < 1 || of % divisor != 0)
     throw InputError({}, fmt::format("{} {} and {} {}", of, ofs, divisor, divisors),
-                     fmt::format("as many {} each", ofs));
+                     fmt::format("equally many {} for each", ofs));
 }
 
 }  // namespace
@@ -53,8 +53,7 @@ std::vector<std::int64_t> eplb(std::span<const std::int64_t> loads, std::int64_t
   check_divides(nodes, ranks, "nodes", "ranks");
   check_divides(ranks, replicas, "ranks", "replicas");
   if (replicas < experts)
-    throw InputError({}, fmt::format("{} replicas", replicas),
-                     fmt::format("{}, one of each expert, at least", experts));
+    throw InputError({}, fmt::format("{} replicas", replicas), fmt::format("at least {}, one of each expert", experts));
 
   // 1. Groups to nodes.
   const auto group_size = static_cast<std::size_t>(experts / groups),
@@ -99,7 +98,7 @@ std::vector<std::int64_t> eplb(std::span<const std::int64_t> loads, std::int64_t
 std::vector<std::int64_t> slots_by_popularity(std::span<const std::int64_t> tokens_of_experts, std::int64_t slots) {
   const auto experts = static_cast<std::int64_t>(tokens_of_experts.size());
   if (experts < 1 || slots < experts)
-    throw InputError({}, fmt::format("{} slots", slots), fmt::format("one at least for each of {} experts", experts));
+    throw InputError({}, fmt::format("{} slots", slots), fmt::format("at least one for each of {} experts", experts));
   double all = 0;
   for (const std::int64_t tokens : tokens_of_experts) all += static_cast<double>(tokens);
   std::vector<double> lacking;  // missing slots relative to the share

@@ -33,10 +33,12 @@ double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, co
   const auto ranks = static_cast<std::size_t>(placement.ranks()),
              experts = static_cast<std::size_t>(placement.experts());
   if (tokens.source_ranks != placement.ranks() || tokens.experts != placement.experts())
-    throw InputError({}, fmt::format("tokens of {} ranks for {} experts", tokens.source_ranks, tokens.experts),
-                     fmt::format("of the placement's {} for {}", placement.ranks(), placement.experts()));
+    throw InputError(
+        {}, fmt::format("tokens of {} ranks for {} experts", tokens.source_ranks, tokens.experts),
+        fmt::format("tokens of the placement's {} ranks for {} experts", placement.ranks(), placement.experts()));
   if (of_links.size() != ranks * ranks)
-    throw InputError({}, fmt::format("a placement on {} ranks", ranks), "one on as many as the cost is of");
+    throw InputError({}, fmt::format("a placement on {} ranks", ranks),
+                     "a placement on the cost function's number of ranks");
   std::vector<double> seconds(ranks), sent(ranks);
   for (std::size_t e = 0; e < experts; ++e) {
     const auto expert = static_cast<std::int64_t>(e);
@@ -158,7 +160,8 @@ std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatri
 Schedule schedule(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
                   double most_imbalance, bool also_busiest_rank) {
   if (!(most_imbalance >= 1))
-    throw InputError({}, fmt::format("a balance ratio of at most {}", most_imbalance), "1 at least, which is balance");
+    throw InputError({}, fmt::format("a balance ratio of at most {}", most_imbalance),
+                     "at least 1, which is perfect balance");
   const std::vector<std::int64_t> loads = tokens.by_expert();
   Schedule made{placement, {}};
   made.seconds_before = cost(placement, tokens);

@@ -11,9 +11,11 @@ namespace orrery::flexmoe {
 
 SwipePass swipe_once(const RoutingMatrix& tokens, std::vector<std::int64_t>& room) {
   if (tokens.experts != static_cast<std::int64_t>(room.size()))
-    throw InputError({}, fmt::format("tokens for {} workers", tokens.experts), fmt::format("for {}", room.size()));
+    throw InputError({}, fmt::format("tokens for {} workers", tokens.experts),
+                     fmt::format("tokens for {} workers", room.size()));
   const std::int64_t all_room = std::accumulate(room.begin(), room.end(), std::int64_t{0}), all = tokens.total();
-  if (all_room < all) throw InputError({}, fmt::format("room for {} tokens", all_room), fmt::format("for all {}", all));
+  if (all_room < all)
+    throw InputError({}, fmt::format("room for {} tokens", all_room), fmt::format("room for all {} tokens", all));
   SwipePass pass{tokens, 0};
   const auto workers = room.size(), sources = static_cast<std::size_t>(tokens.source_ranks);
   std::vector<std::int64_t> overflow(sources);

@@ -116,8 +116,8 @@ void check_chunks(const Scenario& scenario) {
   };
   if (length % chunk != 0) fail("a divisor of the sequence of " + std::to_string(length) + " tokens");
   if (chunk % parts != 0)
-    fail("chunks of a multiple of " + std::to_string(parts) + " tokens: " + std::to_string(ranks) +
-         " ranks divide them, whose MLPs halve their part");
+    fail("a multiple of " + std::to_string(parts) + " tokens: " + std::to_string(ranks) +
+         " ranks divide a chunk, and MLPs halve each part");
   if (length / chunk > kMostChunks)
     fail("at least " + std::to_string((length + kMostChunks - 1) / kMostChunks) + " tokens, " +
          std::to_string(kMostChunks) + " chunks of the sequence of " + std::to_string(length));
@@ -145,32 +145,32 @@ void check(const Scenario& scenario) {
          "a divisor of the " + std::to_string(heads) + " attention heads of a rank, which are exchanged");
   if (scenario.model.kind != ModelKind::decoder)
     fail("/plan/context_parallel_type", "\"fpdt\"",
-         "another type for a model that is no decoder: chunks attend to those before");
+         "another type for a model that is not a decoder: chunks attend to earlier chunks");
   if (scenario.model.sliding_window > 0)
     fail("/plan/context_parallel_type", "\"fpdt\"",
-         "another type for a model with a sliding window: chunks attend to all of those before");
+         "another type for a model with a sliding window: chunks attend to all earlier chunks");
   if (scenario.workload.has_documents())
     fail("/plan/context_parallel_type", "\"fpdt\"",
-         "another type for sequences of documents: chunks attend to all of those before");
+         "another type for packed documents: chunks attend to all earlier chunks");
   check_chunks(scenario);
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (!context_parallel::is_of_type(scenario, plan, kTypes)) {
       const std::string_view type = context_parallel::type_names()[static_cast<std::size_t>(plan.context.type)];
       fail(at + "context_parallel_type", '"' + std::string(type) + '"',
-           "\"fpdt\", as in other layers: it deals sequences by chunks");
+           "\"fpdt\", as in the other layers: it divides sequences by chunks");
     }
     if (plan.context.balance != context_parallel::Options().balance)
       fail(at + "context_parallel_balance",
            '"' + std::string(context_parallel::kBalanceNames[static_cast<std::size_t>(plan.context.balance)]) + '"',
-           "the default with context_parallel_type \"fpdt\", which deals sequences by chunks");
+           "the default with context_parallel_type \"fpdt\", which divides sequences by chunks");
     if (plan.tensor.overlap)
       fail(at + "tensor_parallel_overlap", "true",
-           "false with context_parallel_type \"fpdt\": its chunks are other ones");
+           "false with context_parallel_type \"fpdt\": both divide sequences into chunks");
     using activation_recompute::Mode;
     if (plan.recompute.mode != Mode::none && plan.recompute.mode != Mode::full)
       fail(at + "recompute",
            '"' + std::string(activation_recompute::kModeNames[static_cast<std::size_t>(plan.recompute.mode)]) + '"',
-           "\"none\" or \"full\" with context_parallel_type \"fpdt\", which repeats the MLP itself");
+           "\"none\" or \"full\" with context_parallel_type \"fpdt\", which recomputes the MLP itself");
     if (chunks * chunks * plan.recompute.every > kMostChunks * kMostChunks)
       fail(at + "recompute_every", std::to_string(plan.recompute.every),
            "at most " + std::to_string(kMostChunks * kMostChunks / (chunks * chunks)) + " with " +
@@ -201,7 +201,7 @@ constexpr PlanWord kWords[]{{"fpdt", is_used}};
 
 Strategy describe() {
   return {.name = "fpdt",
-          .summary = "sequences in chunks that exchange heads, attend online and wait in host memory",
+          .summary = "sequences in chunks that exchange heads, attend online and are kept in host memory",
           .paper = "Yao et al. 2024, arXiv 2408.16978",
           .check = check,
           .rewrite_piece = rewrite_piece,

@@ -232,8 +232,9 @@ void check(const Scenario& scenario) {
   mesh_order(scenario.plan);
   if (scenario.plan.framework.collective_algorithm == CollectiveAlgorithm::collnet &&
       !scenario.cluster.fabric.in_network_reduction)
-    throw InputError({"", "/plan/collective_algorithm"}, "\"collnet\"",
-                     "another without cluster.fabric.in_network_reduction: the switches have to reduce");
+    throw InputError(
+        {"", "/plan/collective_algorithm"}, "\"collnet\"",
+        "another algorithm without cluster.fabric.in_network_reduction: CollNet needs switches that reduce");
 }
 
 }  // namespace

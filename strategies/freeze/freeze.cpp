@@ -233,8 +233,7 @@ void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
   if (layers.size() == 1) return;
   if (ends.embedding && model.relative_buckets > 0)
     fail("freeze_embedding", "true",
-         "false with pipeline_parallel: it has tables of relative positions, whose "
-         "gradients stages hand on");
+         "false with pipeline_parallel: stages pass on the gradients of its relative position tables");
   std::vector<bool> trains(static_cast<std::size_t>(pipeline.degree));  // by stage
   std::int64_t begin = 0;
   for (std::size_t q = 0; q < layers.size(); begin += layers[q++]) {
@@ -246,8 +245,8 @@ void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
     }
     if (q == 0 && !any)
       fail("freeze_embedding", "true",
-           "false, or a layer that is trained among the first model chunk's " + std::to_string(layers[0]) +
-               ": stages without a backward are not in the pipeline's schedules");
+           "false, or a trained layer in the first model chunk (layers 0 to " + std::to_string(layers[0] - 1) +
+               "): every stage needs a backward");
     const std::size_t stage = pipeline_parallel::stage_of_position(pipeline, q);
     trains[stage] = trains[stage] || any;
   }
@@ -255,20 +254,18 @@ void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
   for (std::size_t s = 0; s < trains.size(); ++s)
     if (!trains[s])
       fail("pipeline_parallel", std::to_string(pipeline.degree),
-           "stages that train something, or clip_grad 0: all that stage " + std::to_string(s) +
-               " holds is frozen, and the norm is one of all stages' gradients");
+           "stages that each train something, or clip_grad 0: stage " + std::to_string(s) +
+               " is frozen, but the norm needs all stages");
 }
 
 void check(const Scenario& scenario) {
   if (!used(scenario)) return;
   const Options& ends = scenario.plan.freeze;
   if (ends.head && !ends.embedding && scenario.model.tied_embeddings && !scenario.model.vision())
-    fail("freeze_head", "true", "freeze_embedding as well: the head of this model is its embedding's table");
+    fail("freeze_head", "true", "false, or freeze_embedding too: this model's head is its embedding table");
   const std::vector<bool> frozen = frozen_layers(scenario);
   const bool layers = std::find(frozen.begin(), frozen.end(), false) == frozen.end();
-  if (layers && ends.embedding && ends.head)
-    fail("freeze_head", "true",
-         "false, or layers or an embedding that are trained: a step that trains nothing is none");
+  if (layers && ends.embedding && ends.head) fail("freeze_head", "true", "false, or something that is trained");
   check_pipeline(scenario, frozen);
 }
 

@@ -292,21 +292,23 @@ void check_pieces(const Scenario& scenario, const std::string& schedule) {
     throw InputError({"", std::string("/plan/") + field}, fmt::format("{}", share), expected);
   };
   if (options.schedule != MoeSchedule::fsmoe && options.schedule != MoeSchedule::fsmoe_no_iio)
-    refuse("0 with moe_schedule " + schedule + ", whose all-reduces share nothing with exchanges");
+    refuse("0 with moe_schedule " + schedule + ", which does not overlap all-reduces with exchanges");
   constexpr double kRounding = 1e-12;
   if (options.share_beside_experts + options.share_beside_dense > 1 + kRounding)
-    refuse(fmt::format("{} at most beside moe_gradient_share_dense, {}", 1 - options.share_beside_dense,
+    refuse(fmt::format("at most {} with moe_gradient_share_dense {}", 1 - options.share_beside_dense,
                        options.share_beside_dense));
-  if (plan.data.zero_stage > 0) refuse("0 with zero_stage above 0, where gradients are scattered");
-  if (!plan.data.overlap_gradients) refuse("0 without overlap_grad_reduce, which sends gradients beside the backward");
+  if (plan.data.zero_stage > 0) refuse("0 with zero_stage above 0: gradients are reduce-scattered");
+  if (!plan.data.overlap_gradients)
+    refuse("0 without overlap_grad_reduce, which reduces gradients during the backward");
   if (data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario)))
-    refuse("0 where gradients are summed in every micro-batch (reduce_gradients)");
+    refuse("0 where gradients are reduced in every micro-batch (reduce_gradients)");
   if (scenario.model.expert_period > 1)
-    refuse("0 for a model with dense layers between those with experts: the next layer backward has none");
+    refuse(
+        "0 for a model with dense layers between layers with experts: the next layer in the backward has no experts");
   using pipeline_parallel::ScheduleKind;
   const ScheduleKind kind = pipeline_parallel::effective_schedule(plan.pipeline);
   if (kind != ScheduleKind::gpipe && kind != ScheduleKind::one_f_one_b && kind != ScheduleKind::interleaved)
-    refuse("0 with a pipeline_schedule that computes weight gradients apart");
+    refuse("0 with a pipeline_schedule that computes weight gradients separately");
 }
 
 void check(const Scenario& scenario) {
@@ -322,7 +324,7 @@ void check(const Scenario& scenario) {
     if (scenario.plan.expert.permute == expert_parallel::Permute::einsum)
       fail("moe_permute", "\"einsum\"", "\"index\" with moe_schedule, which cuts rows into chunks");
     if (scenario.plan.expert.dispatcher == expert_parallel::Dispatcher::allgather)
-      fail("moe_token_dispatcher", "\"allgather\"", "another one with moe_schedule, whose chunks are of an exchange");
+      fail("moe_token_dispatcher", "\"allgather\"", "another one with moe_schedule: chunks need an exchange");
   }
   check_pieces(scenario, name);
   if (options.schedule == MoeSchedule::sequential) {
@@ -333,12 +335,12 @@ void check(const Scenario& scenario) {
   }
   if (!scenario.model.has_experts()) fail(kSchedule, name, "\"sequential\" for a model without experts");
   if (scenario.plan.expert.overlap_shared)
-    fail(kSchedule, name, "\"sequential\" with moe_shared_expert_overlap, which hides the same");
+    fail(kSchedule, name, "\"sequential\" with moe_shared_expert_overlap: both overlap the same exchanges");
   if (scenario.plan.expert.overlap_pairs)
-    fail(kSchedule, name, "\"sequential\" with overlap_moe_expert_parallel_comm, which hides the same");
+    fail(kSchedule, name, "\"sequential\" with overlap_moe_expert_parallel_comm: both overlap the same exchanges");
   if (options.schedule == MoeSchedule::tutel && forward != backward)
     fail(kBackward, std::to_string(backward),
-         std::to_string(forward) + " as forward with moe_schedule \"tutel\", which has one degree");
+         std::to_string(forward) + ", the forward degree, with moe_schedule \"tutel\", which has only one");
   if (std::max(forward, backward) % std::min(forward, backward) != 0)
     fail(kBackward, std::to_string(backward),
          "a divisor or a multiple of moe_pipeline_degree_forward, " + std::to_string(forward));
@@ -365,11 +367,10 @@ void check_runnable(const Scenario& scenario) {
     return;
   const double no_drops = static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
   if (const double factor = scenario.plan.expert.capacity_factor; factor < no_drops)
-    throw InputError(
-        {"", "/plan/moe_expert_capacity_factor"}, std::to_string(factor),
-        std::to_string(no_drops) +
-            " or more, by which no token is dropped, in a run whose experts have slots of whole chunks: one "
-            "rank would drop other tokens");
+    throw InputError({"", "/plan/moe_expert_capacity_factor"}, std::to_string(factor),
+                     std::to_string(no_drops) +
+                         " or more, which drops no token, in a real run with whole chunks of slots: one rank would "
+                         "drop other tokens");
 }
 
 void append_degrees(const Scenario& chosen, std::vector<std::int64_t>& values) {
@@ -406,7 +407,7 @@ constexpr SearchAxis kAxes[]{
 
 Strategy describe() {
   return {.name = "fsmoe",
-          .summary = "layers with experts in chunks: all-to-alls, gathers within nodes and experts beside each other",
+          .summary = "layers with experts in chunks: all-to-alls, gathers within nodes and experts overlap",
           .paper = "Pan et al. 2025, arXiv 2501.10714; Hwang et al. 2023, arXiv 2206.03382 (Tutel)",
           .check = check,
           .rewrite_piece = rewrite_piece,

@@ -20,11 +20,12 @@ constexpr double kRounding = 1e-9;
 void check_layers(Layers layers, const LinearTime& all_reduce) {
   const auto check = [](double value, const char* what) {
     if (!(value >= 0) || !std::isfinite(value))
-      throw InputError({}, fmt::format("{} of {}", what, value), "0 at least");
+      throw InputError({}, fmt::format("{} of {}", what, value), "at least 0");
   };
   check(all_reduce.start_up, "the start-up of an all-reduce");
   check(all_reduce.per_unit, "the time of an all-reduce");
-  if (all_reduce.per_unit == 0) throw InputError({}, "an all-reduce that takes no time by element", "one that does");
+  if (all_reduce.per_unit == 0)
+    throw InputError({}, "an all-reduce without time per element", "a time per element above 0");
   for (const GeneralisedLayer& layer : layers) {
     check(layer.dense_seconds, "the time of a dense part");
     check(layer.gradient_elements, "gradient elements");
@@ -126,7 +127,7 @@ void evaluate(Layers layers, const LinearTime& all_reduce, Degrees degrees, Grad
     for (const double piece : {partition.in_dense[i], partition.in_moe[i]}) {
       if (!(piece >= 0) || piece > left + kRounding * there)
         throw InputError({}, fmt::format("{} elements all-reduced in layer {}", piece, i),
-                         fmt::format("0 to the {} that are there", left));
+                         fmt::format("0 to the {} that are left", left));
       left = std::max(0.0, left - piece);
     }
     partition.seconds += seconds_of(layers[i], false, all_reduce_seconds(all_reduce, partition.in_dense[i]), degrees);

@@ -132,8 +132,8 @@ class Profiler {
 
 [[noreturn]] void refuse(const std::string& found) {
   throw InputError({"--explain", ""}, found,
-                   "a plan that cuts layers with experts into chunks: moe_schedule \"tutel\", \"fsmoe_no_iio\" or "
-                   "\"fsmoe\", with experts over ranks");
+                   "a plan that divides layers with experts into chunks: moe_schedule \"tutel\", \"fsmoe_no_iio\" or "
+                   "\"fsmoe\", with expert_parallel");
 }
 
 void profile(const Evaluated& sequential, PipelineDegrees& degrees) {
@@ -181,8 +181,8 @@ void partition_gradients(const LayerTimes& backward, Scenario changed, const Eva
                          PipelineDegrees& degrees) {
   GradientPieces& gradients = degrees.gradients;
   if (gradients.all_reduce.units == 0 || gradients.layers < 2) {
-    gradients.refused = gradients.layers < 2 ? "a stage has one layer with experts: none is behind it"
-                                             : "no gradients of layers are all-reduced";
+    gradients.refused =
+        gradients.layers < 2 ? "a stage has only one layer with experts" : "no layer's gradients are all-reduced";
     return;
   }
   const std::vector<GeneralisedLayer> layers(static_cast<std::size_t>(gradients.layers),
@@ -311,17 +311,18 @@ std::string steps_text(const PipelineDegrees& degrees) {
     }
     rows.back().push_back(fastest.forward == kDegrees[i] ? "<" : "");
   }
-  std::string text = grid(columns, rows) + fmt::format("  fastest: {} forward, {} backward, {} a step", fastest.forward,
-                                                       fastest.backward, seconds_text(fastest.seconds));
+  std::string text =
+      grid(columns, rows) + fmt::format("  fastest: {} forward, {} backward, {} per step", fastest.forward,
+                                        fastest.backward, seconds_text(fastest.seconds));
   if (const StepByDegrees* chosen = degrees.chosen(); chosen != nullptr && chosen != &fastest)
-    text += fmt::format("; as the cases choose {}, {}", seconds_text(chosen->seconds),
+    text += fmt::format("; with the degrees that the cases choose {}, {}", seconds_text(chosen->seconds),
                         signed_percent_text(chosen->seconds / fastest.seconds - 1));
   return text + "\n";
 }
 
 std::string gradients_text(const GradientPieces& gradients) {
   const std::string heading =
-      "Gradients of a layer, all-reduced in pieces beside the next layer backward (section 5)\n";
+      "Gradients of a layer, all-reduced in parts during the backward of the next layer (section 5)\n";
   if (gradients.steps.empty()) return heading + "  none: " + gradients.refused + "\n";
   constexpr std::array<Column, 5> kColumns{{{"partition", false}, {"experts"}, {"dense"}, {"formula"}, {"step"}}};
   std::vector<std::vector<std::string>> rows;
@@ -333,22 +334,22 @@ std::string gradients_text(const GradientPieces& gradients) {
                     formula == nullptr ? "-" : seconds_text(formula->seconds), seconds_text(step.seconds)});
   }
   return heading +
-         fmt::format("  an all-reduce: alpha {}, beta {:.3g} ns, {:.4g} elements a layer; dense part {}; {} layers\n",
+         fmt::format("  all-reduce: alpha {}, beta {:.3g} ns, {:.4g} elements per layer; dense part {}; {} layers\n",
                      seconds_text(gradients.all_reduce.time.start_up), gradients.all_reduce.time.per_unit * 1e9,
                      gradients.all_reduce.units, seconds_text(gradients.dense_seconds), gradients.layers) +
          grid(kColumns, rows) +
-         "  experts, dense: moe_gradient_share_experts, moe_gradient_share_dense; formula: of all layers backward and "
-         "what is left\n";
+         "  experts, dense: moe_gradient_share_experts, moe_gradient_share_dense; formula: the backward of all layers "
+         "and the rest of the gradients\n";
 }
 
 }  // namespace
 
 std::string pipeline_degree_text(const PipelineDegrees& degrees) {
   return fmt::format(
-      "pipeline degrees of {}, of one rank's rows in one micro-batch\n\n"
+      "pipeline degrees of {}, for one rank's rows in one micro-batch\n\n"
       "Profile of the cost models, t = alpha + n beta, by least squares over {} and {} sizes\n{}\n"
-      "By FSMoE's four cases (arXiv 2501.10714, section 4), no gradients reduced in the layer\n{}\n"
-      "By the engine: the time of a step\n{}\n{}",
+      "By FSMoE's four cases (arXiv 2501.10714, section 4), without gradients reduced in the layer\n{}\n"
+      "Predicted by the engine: the time of a step\n{}\n{}",
       degrees.layer, kCollectiveSizes, kProductSizes, profile_text(degrees), cases_text(degrees), steps_text(degrees),
       gradients_text(degrees.gradients));
 }

@@ -98,7 +98,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
 
 Strategy describe() {
   return {.name = "gradient_accumulation",
-          .summary = "gradients of micro-batches added up, by products or by kernels of their own",
+          .summary = "gradients of micro-batches accumulated by products or by separate kernels",
           .paper = "-",
           .rewrite_piece = rewrite_piece,
           .relax = relax};

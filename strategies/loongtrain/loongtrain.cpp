@@ -44,7 +44,7 @@ constexpr SearchAxis kAxes[]{
 std::int64_t inner_ring(const Scenario& scenario, std::int64_t ranks) {
   const std::int64_t inner = scenario.plan.loongtrain.inner_ring_degree;
   if (inner > 1 && (ranks % inner != 0 || ranks == inner))
-    refuse(inner, ranks == 1 ? "1 where a ring is of one rank"
+    refuse(inner, ranks == 1 ? "1 where a ring has one rank"
                              : "1, or a proper divisor of the " + std::to_string(ranks) + " ranks of a ring");
   return inner;
 }
@@ -53,7 +53,7 @@ std::int64_t inner_ring(const Scenario& scenario, std::int64_t ranks) {
 
 Strategy describe() {
   return {.name = "loongtrain",
-          .summary = "rings of rings: keys go round neighbours while those of the next ring are on their way",
+          .summary = "rings of rings: keys pass round an inner ring while those of the next are in transfer",
           .paper = "Gu et al. 2024, arXiv 2406.18485",
           .check = check,
           .disable = disable,

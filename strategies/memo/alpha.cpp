@@ -163,28 +163,29 @@ std::string_view verdict_text(MemoryVerdict verdict) {
 }  // namespace
 
 std::string text_of(const Alpha& a) {
-  std::string text = "MEMO's alpha (arXiv 2407.12117, section 4.1), of one layer on one rank\n\n";
+  std::string text = "MEMO's alpha (arXiv 2407.12117, section 4.1), for one layer on one rank\n\n";
   const auto line = [&](std::string_view label, const std::string& value, const std::string& remark) {
     text += fmt::format("  {:<36}{:>14}  {}\n", label, value, remark);
   };
   line("input, attention's output", bytes_text(a.whole_bytes), "swapped whole");
-  line("all else", bytes_text(a.other_bytes), "of which alpha is swapped");
+  line("other activations", bytes_text(a.other_bytes), "the share alpha is swapped");
   line("forward", seconds_text(a.layer_seconds), "without copies");
-  line("to the host", fmt::format("{:.1f} GB/s", a.bytes_per_second * 1e-9), "of a device while all of its node copy");
+  line("to the host", fmt::format("{:.1f} GB/s", a.bytes_per_second * 1e-9),
+       "per device, while all devices of a node copy");
   line("host memory of a node", bytes_text(a.least_host_bytes), "at alpha 0");
   line("", bytes_text(a.most_host_bytes), "at alpha 1");
-  line("", a.host_capacity_bytes > 0 ? bytes_text(a.host_capacity_bytes) : "unknown", "there is");
+  line("", a.host_capacity_bytes > 0 ? bytes_text(a.host_capacity_bytes) : "unknown", "capacity");
   text += fmt::format("\nBounds\n  {:<36}{}\n  {:<36}{}\n  {:<36}{}\n\n", "copies hide under the next forward",
-                      bound_text(a.hidden(), "none: the copies of alpha 0 take longer"), "host memory has room",
+                      bound_text(a.hidden(), "none: copies take longer even at alpha 0"), "host memory has room",
                       a.host_capacity_bytes > 0 ? bound_text(a.room(), "none: OOHM at alpha 0")
-                                                : "not known: nor is the memory of a node's host",
-                      "memo_alpha", a.room() < 0 ? "none has room" : fmt::format("{:.3f}", a.chosen()));
+                                                : "not known: the host memory of a node is not known",
+                      "memo_alpha", a.room() < 0 ? "none fits" : fmt::format("{:.3f}", a.chosen()));
   constexpr std::array<Column, 8> kColumns{{{"alpha"},
                                             {"step"},
                                             {"waits to host"},
                                             {"to device"},
                                             {"device peak"},
-                                            {"host of a node"},
+                                            {"node's host"},
                                             {"memory", false},
                                             {"", false}}};
   std::vector<std::vector<std::string>> rows;
@@ -196,7 +197,8 @@ std::string text_of(const Alpha& a) {
                     seconds_text(step.to_device_seconds), bytes_text(step.peak_bytes), bytes_text(step.node_host_bytes),
                     std::string(verdict_text(step.verdict)), mark});
   }
-  return text + "By the engine\n" + grid(kColumns, rows) + "  OOM: out of device memory; OOHM: out of host memory\n";
+  return text + "Predicted by the engine\n" + grid(kColumns, rows) +
+         "  OOM: out of device memory; OOHM: out of host memory\n";
 }
 
 std::span<const Topic> topics() {

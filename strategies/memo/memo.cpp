@@ -60,8 +60,8 @@ class TokenWise {
  private:
   enum class Kind : std::uint8_t {
     passing,  // not kept
-    whole,  // swapped whole
-    tokens,  // kept: some of its tokens are swapped
+    whole,    // swapped whole
+    tokens,   // kept: some of its tokens are swapped
   };
 
   std::int64_t tokens_of(TensorId id) const {
@@ -143,7 +143,7 @@ class TokenWise {
 
   Piece& piece_;
   const std::vector<Op> forward_;  // without copies
-  const std::size_t originals_;  // number of tensors before the rewrite
+  const std::size_t originals_;    // number of tensors before the rewrite
   std::vector<Kind> kinds_;        // by storage
   std::vector<TensorId> kept_, discarded_;
   ToHost to_host_;
@@ -167,13 +167,13 @@ std::optional<Refusal> refusal(const Scenario& scenario, const Plan& plan) {
   constexpr auto yes = [](const Plan&) -> std::string { return "true"; };
   const auto of_model = [&](const char* expected) { return Refusal{"memo", yes, expected}; };
   if (model.kind != ModelKind::decoder && model.kind != ModelKind::encoder)
-    return of_model("false but for decoders and encoders of one sequence");
+    return of_model("false unless the model is a decoder or an encoder of one sequence");
   if (model.experts > 0) return of_model("false for a mixture of experts, whose rows do not run along the sequence");
   if (model.attention == AttentionKind::latent) return of_model("false for latent attention");
   if (model.positions == Positions::relative) return of_model("false for relative positions");
   if (!plan.framework.flash_attention)
     return Refusal{"flash_attention", [](const Plan&) -> std::string { return "false"; },
-                   "true: memo swaps what belongs to single tokens, and stored scores belong to pairs"};
+                   "true: memo swaps activations by token, and stored scores belong to pairs of tokens"};
   if (plan.recompute.mode != activation_recompute::Mode::none)
     return Refusal{"recompute",
                    [](const Plan& p) {
@@ -184,19 +184,19 @@ std::optional<Refusal> refusal(const Scenario& scenario, const Plan& plan) {
     return Refusal{"activation_offload", yes, "false: memo swaps the activations already"};
   if (plan.tensor.overlap)
     return Refusal{"tensor_parallel_overlap", yes,
-                   "false: memo does not swap where it cuts products along the sequence"};
+                   "false: memo does not swap with products that are divided along the sequence"};
   using precision::Mix;
   if (plan.precision.mix == Mix::fp8 || plan.precision.mix == Mix::nvfp4)
     return Refusal{
         "precision",
         [](const Plan& p) { return in_quotes(precision::kMixNames[static_cast<std::size_t>(p.precision.mix)]); },
-        "bf16, fp16 or fp32: memo swaps a part of the tokens, and a scale is of all"};
+        "bf16, fp16 or fp32: memo swaps a part of the tokens, and a scale covers all"};
   if (scenario.plan.context.degree > 1 && !context_parallel::is_of_type(scenario, plan, context_parallel::kTypes))
     return Refusal{"context_parallel_type",
                    [](const Plan& p) {
                      return in_quotes(context_parallel::type_names()[static_cast<std::size_t>(p.context.type)]);
                    },
-                   "\"ring\": memo needs activations that stay where their tokens are"};
+                   "\"ring\": memo needs activations that stay on the rank of their tokens"};
   return std::nullopt;
 }
 
@@ -226,9 +226,10 @@ void check(const Scenario& scenario) {
                      "1, the default, unless memo is true");
   if (!any) return;
   if (const pipeline_parallel::Options& pipeline = scenario.plan.pipeline; !goes_with(pipeline))
-    throw InputError({"", "/plan/pipeline_schedule"},
-                     in_quotes(pipeline_parallel::kScheduleNames[static_cast<std::size_t>(pipeline.schedule)]),
-                     "\"1f1b\", \"gpipe\" or \"interleaved\" with memo: two buffers do not wait for weight gradients");
+    throw InputError(
+        {"", "/plan/pipeline_schedule"},
+        in_quotes(pipeline_parallel::kScheduleNames[static_cast<std::size_t>(pipeline.schedule)]),
+        "\"1f1b\", \"gpipe\" or \"interleaved\" with memo: its two buffers cannot wait for weight gradients");
 }
 
 // The last two layers of a chunk: the backward begins with them, and they stay in the two buffers.

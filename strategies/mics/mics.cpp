@@ -37,16 +37,16 @@ void check(const Scenario& scenario) {
     throw InputError({"", std::string("/plan/") + field}, found, expected);
   };
   if (!used(scenario)) {
-    if (plan.mics.hierarchical)
-      fail("mics_hierarchical_params_gather", "true", "false without mics_shard_size, which is 0");
+    if (plan.mics.hierarchical) fail("mics_hierarchical_params_gather", "true", "false with mics_shard_size 0");
     return;
   }
   const std::string size = std::to_string(plan.mics.shard_size);
   if (plan.mics.shard_size > 1 && scenario.model.has_experts())
-    fail("mics_shard_size", size, "0 with experts, whose partition groups are not described");
-  if (plan.data.zero_stage != 3) fail("mics_shard_size", size, "0 below zero_stage 3: MiCS divides weights, too");
+    fail("mics_shard_size", size, "0 for a model with experts: their partition groups are not modelled");
+  if (plan.data.zero_stage != 3) fail("mics_shard_size", size, "0 below zero_stage 3: MiCS also shards weights");
   if (plan.data.shard_degree > 0)
-    fail("zero_shard_degree", std::to_string(plan.data.shard_degree), "0 with mics_shard_size, which says the same");
+    fail("zero_shard_degree", std::to_string(plan.data.shard_degree),
+         "0 with mics_shard_size: both set the size of a shard group");
   if (plan.data.reduce_gradients == data_parallel::Reduction::once)
     fail("reduce_gradients", "\"once\"",
          "\"every_micro_batch\" or \"automatic\" with mics_shard_size: partition groups reduce in every micro-batch");
@@ -60,11 +60,11 @@ void check(const Scenario& scenario) {
   if (plan.context.degree > 1 &&
       std::find(order.begin(), order.end(), MeshAxis::cp) > std::find(order.begin(), order.end(), MeshAxis::dp_shard))
     fail("mesh_order", '"' + plan.framework.mesh_order + '"',
-         "one with cp before dp for mics_hierarchical_params_gather: what nodes hold together is gathered first");
+         "an order with cp before dp for mics_hierarchical_params_gather, which gathers between nodes first");
   const std::int64_t in_node = ranks_in_node(scenario);
   if (in_node < 2 || plan.mics.shard_size <= in_node || plan.mics.shard_size % in_node != 0)
     fail("mics_hierarchical_params_gather", "true",
-         "false: a partition group of " + size + " ranks is not of several nodes with several ranks each");
+         "false: a partition group of " + size + " ranks does not span several nodes with several ranks each");
 }
 
 // dp_shard, cut where a node ends if weights are gathered in two stages; dp_replicate.
@@ -93,7 +93,7 @@ constexpr PlanWord kWords[]{{"mics", used}};
 
 Strategy describe() {
   return {.name = "mics",
-          .summary = "states divided over partition groups, gradients reduced in two hops",
+          .summary = "MiCS: states sharded over partition groups, gradients reduced in two hops",
           .paper = "Zhang et al. 2022, arXiv 2205.00119",
           .check = check,
           .shard = shard,

@@ -231,7 +231,7 @@ constexpr SearchAxis kAxes[]{{.field = "optimizer_offload",
 
 Strategy describe() {
   return {.name = "offload",
-          .summary = "optimizer states and update on the CPU",
+          .summary = "optimizer states in host memory and updates on the CPU",
           .paper = "Ren et al. 2021, arXiv 2101.06840",
           .check = check,
           .rewrite = rewrite,

@@ -259,11 +259,12 @@ void check(const Scenario& scenario) {
                      "\"fp32\", \"bf16\" or \"fp16\" for this optimizer");
   if (!options.parameter_remainders) return;
   const char* allowed = nullptr;
-  if (options.rule != Rule::adam && options.rule != Rule::adamw) allowed = "false except of Adam";
+  if (options.rule != Rule::adam && options.rule != Rule::adamw)
+    allowed = "false unless the optimizer is adam or adamw";
   if (!options.master_parameters) allowed = "false without master_parameters";
   if (scenario.plan.data.zero_stage == 3 && framework::shards_in_fp32(scenario.plan))
     allowed = "false where shards of parameters are kept in fp32";
-  if (scenario.plan.precision.storage() != Dtype::bf16) allowed = "false except of parameters in bf16";
+  if (scenario.plan.precision.storage() != Dtype::bf16) allowed = "false unless parameters are in bf16";
   for (const auto& [gathers, with] : {std::pair{scenario.plan.data.fp8_param_gather, "false with fp8_param_gather"},
                                       std::pair{scenario.plan.data.fp4_param_gather, "false with fp4_param_gather"}})
     if (gathers) allowed = with;

@@ -156,8 +156,7 @@ bool give_load(std::size_t load, Piece& piece) {
   for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
     for (Op& op : block->ops) {
       if (op.kind == OpKind::softmax)
-        refuse("/plan/flash_attention", "false",
-               "true: kernels that store the scores do not know the documents of a sequence");
+        refuse("/plan/flash_attention", "false", "true: kernels that store the scores cannot mask documents");
       if (!is_attention(op.kind)) continue;
       op.documents = TableIndex<DocumentLoad>(load);
       any = true;
@@ -214,7 +213,7 @@ void check_workload(const Scenario& scenario) {
   }
   if (workload.recorded_documents && !workload.documents.empty())
     refuse("/workload/documents", "\"" + workload.documents + "\"",
-           "nothing beside \"documents_file\", which says how long documents are");
+           "nothing with \"documents_file\", which gives the lengths of documents");
   if (workload.packing == PackingPolicy::datasculpt)
     refuse("/workload/packing", "\"datasculpt\"",
            "a policy that packs by length: documents of a workload have no embeddings");
@@ -223,7 +222,7 @@ void check_workload(const Scenario& scenario) {
       lists_sequences(workload.documents) || (workload.recorded_documents && workload.recorded_documents->packed());
   if (packed && workload.packing != PackingPolicy::concat)
     refuse("/workload/packing", fmt::format("\"{}\"", kPackingPolicyNames[static_cast<std::size_t>(workload.packing)]),
-           "\"concat\" of sequences that are listed or in a file: they are packed");
+           "\"concat\" for sequences that are listed or in a file: they are packed already");
 }
 
 void check(const Scenario& scenario) {
@@ -231,21 +230,20 @@ void check(const Scenario& scenario) {
   if (!scenario.workload.has_documents()) return;
   const Model& model = scenario.model;
   if (model.kind != ModelKind::decoder)
-    refuse(field_of(scenario.workload), "documents of a model that is no decoder",
+    refuse(field_of(scenario.workload), "documents for a model that is not a decoder",
            "a decoder, whose attention is causal");
   if (model.relative_projection)
-    refuse(field_of(scenario.workload), "documents of a model whose attention stores its scores",
-           "none: such kernels do not know the documents of a sequence");
+    refuse(field_of(scenario.workload), "documents for a model whose attention stores its scores",
+           "none: such kernels cannot mask documents");
   if (!scenario.plan.framework.flash_attention)
-    refuse("/plan/flash_attention", "false",
-           "true: kernels that store the scores do not know the documents of a sequence");
+    refuse("/plan/flash_attention", "false", "true: kernels that store the scores cannot mask documents");
 }
 
 void rewrite(const Scenario&, Program& program) {
   if (program.packed == nullptr) return;
   if (!program.micro_batch_class.empty())
-    refuse("/workload/routing", "micro-batches that route unlike",
-           "such that all route alike, where sequences are packed from documents: their micro-batches differ already");
+    refuse("/workload/routing", "routing that differs between micro-batches",
+           "the same routing for all: packed documents already make micro-batches differ");
   const ReplicaSets sets(program);
   const Work work(*program.packed, sets.replicas(), static_cast<std::size_t>(program.schedule.micro_batches));
   const std::vector<std::size_t>& slowest = *std::ranges::max_element(
@@ -263,11 +261,11 @@ bool begins_anew(const Scenario& scenario) { return scenario.workload.has_docume
 
 constexpr std::array<FigureKind, 6> kKinds{
     {{"documents", "documents_per_sequence", FigureUnit::number, "documents of a sequence in the mean; padding is one",
-      "documents of a sequence"},
+      "documents per sequence"},
      {"documents", "longest_document", FigureUnit::count, "positions of the longest document of the step"},
      {"documents", "padded_share", FigureUnit::share, "padding, of all positions of the step"},
      {"documents", "attention_share", FigureUnit::share,
-      "pairs that attention sees, over those of the causal mask of whole sequences", "attention within them"},
+      "pairs that attention sees, over those of the causal mask of whole sequences", "attention within documents"},
      {"documents", "busiest_replica_over_mean", FigureUnit::times,
       "pairs of the busiest replica over the mean of replicas", "attention, busiest replica"},
      {"documents", "busiest_micro_batch_over_mean", FigureUnit::times,
@@ -296,12 +294,12 @@ void figures(const Scenario&, const Program& program, std::vector<Figure>& figur
   const double busiest_micro_batch = most / (all * static_cast<double>(of_micro_batch) / sequences);
   figures.push_back(
       {&kKinds[0], static_cast<double>(packed.ends.size()) / sequences,
-       fmt::format("the longest of {} tokens; {} of all positions are padding", longest, percent_text(padded_share))});
+       fmt::format("the longest has {} tokens; {} of all positions are padding", longest, percent_text(padded_share))});
   figures.push_back({&kKinds[1], static_cast<double>(longest)});
   figures.push_back({&kKinds[2], padded_share});
-  figures.push_back({&kKinds[3], all / (sequences * length * length / 2), "of the pairs of whole sequences"});
+  figures.push_back({&kKinds[3], all / (sequences * length * length / 2), "of the query-key pairs of whole sequences"});
   figures.push_back({&kKinds[4], busiest / (all / static_cast<double>(replicas)),
-                     fmt::format("its pairs over the mean; of a micro-batch at most {:.2f}x", busiest_micro_batch)});
+                     fmt::format("its pairs over the mean; at most {:.2f}x in a micro-batch", busiest_micro_batch)});
   figures.push_back({&kKinds[5], busiest_micro_batch});
 }
 
@@ -316,8 +314,8 @@ std::string documents_text(const Evaluated& here, const Evaluate&) {
   double mean = 0;  // pairs of a micro-batch
   for (std::int64_t s = 0; s < packed.count(); ++s) mean += whole_pairs(packed.ends_of(s)) / (replicas * micro_batches);
   std::string text = fmt::format(
-      "documents: {}, step {}; {} sequences of {} tokens\n"
-      "pairs of a query and a key within documents, over those of the mean micro-batch, by classes of micro-batches:\n",
+      "documents: {}, step {}; {} sequences of {} tokens\nquery-key pairs within documents, relative to the mean "
+      "micro-batch, by class of micro-batches:\n",
       w.recorded_documents ? "recorded in " + w.documents_file : one_line(w.documents, kMostOfList), w.step,
       packed.count(), packed.length);
   constexpr std::array<Column, 4> kColumns{{{"micro-batches"}, {"documents"}, {"slowest replica"}, {"mean"}}};
@@ -337,12 +335,12 @@ std::string documents_text(const Evaluated& here, const Evaluate&) {
   }
   return text + grid(kColumns, rows) +
          fmt::format(
-             "the analytical step is that of replica {}, the slowest of all micro-batches together; what attention "
-             "takes follows from each document: --explain attention\n",
+             "the analytical step is that of replica {}, the slowest over all micro-batches; attention time follows "
+             "from each document: --explain attention\n",
              program.document_loads.front().slowest_replica);
 }
 
-constexpr std::string_view kNames[]{"documents", "documents of a sequence", "attention within them",
+constexpr std::string_view kNames[]{"documents", "documents per sequence", "attention within documents",
                                     "attention, busiest replica"};
 constexpr Topic kTopics[]{
     {.names = kNames, .summary = "attention within the documents of each micro-batch", .text = documents_text}};

@@ -45,7 +45,8 @@ void check_indices(const JsonReader& reader, const char* key, const std::vector<
       throw InputError(std::move(where), std::to_string(indices[i]),
                        fmt::format("one of the cluster's {}, 0 to {}", key, limit - 1));
     if (!seen.insert(indices[i]).second)
-      throw InputError(std::move(where), fmt::format("{} a second time", indices[i]), fmt::format("other {}", key));
+      throw InputError(std::move(where), fmt::format("{} a second time", indices[i]),
+                       fmt::format("each of the {} once", key));
   }
 }
 
@@ -59,10 +60,10 @@ void check_fields(const JsonReader& reader, const Json& json, PerturbationKind k
     known.insert(known.end(), fields.targets.begin(), fields.targets.end());
     known.insert(known.end(), fields.optional.begin(), fields.optional.end());
     throw InputError(reader.at(key), describe(value),
-                     fmt::format("nothing: \"{}\" has only {}", name, fmt::join(known, ", ")));
+                     fmt::format("no such field: \"{}\" has only {}", name, fmt::join(known, ", ")));
   }
   for (const std::string_view key : fields.needed)
-    if (!json.contains(key)) reader.fail(key, fmt::format("a value, as \"{}\" needs one", name));
+    if (!json.contains(key)) reader.fail(key, fmt::format("a value: \"{}\" needs one", name));
 }
 
 void check_values(const JsonReader& reader, const Json& json, const Perturbation& p, const Cluster& cluster) {
@@ -74,7 +75,7 @@ void check_values(const JsonReader& reader, const Json& json, const Perturbation
   const auto& named = of_nodes ? p.nodes : p.devices;
   if (!fields.targets.empty() && named.empty() && p.count == 0)
     reader.fail(fields.targets.front(),
-                fmt::format("the {0} it happens to, or \"count\": so many at random", fields.targets.front()));
+                fmt::format("the {0} that it affects, or \"count\" for random ones", fields.targets.front()));
   if (!fields.has("link")) {
     const std::int64_t all = of_nodes ? cluster.nodes : cluster.devices();
     const std::int64_t most = named.empty() ? all : static_cast<std::int64_t>(named.size());
@@ -87,17 +88,16 @@ void check_values(const JsonReader& reader, const Json& json, const Perturbation
   if (json.contains("seed") && p.count == 0 && p.kind != PerturbationKind::jitter)
     reader.fail("seed", "none without \"count\": nothing is drawn at random");
   if (p.factor > 1) reader.fail("factor", "at most 1: the share of the usual rate that remains");
-  if (p.factor < kLeastFactor)
-    reader.fail("factor", "at least 1e-6; what carries nothing fails (failing_link, failing_node)");
+  if (p.factor < kLeastFactor) reader.fail("factor", "at least 1e-6; for a rate of 0 use failing_link or failing_node");
   if (p.until_seconds > 0 && p.until_seconds <= p.from_seconds)
     reader.fail("until_seconds",
-                fmt::format("more than the {} of from_seconds, or 0: to the step's end", p.from_seconds));
+                fmt::format("more than from_seconds, {}, or 0 for the end of the step", p.from_seconds));
   if (contains(fields.needed, "bytes_per_second") && p.bytes_per_second <= 0)
-    reader.fail("bytes_per_second", fmt::format("more than 0, as \"{}\" is traffic", name));
+    reader.fail("bytes_per_second", fmt::format("more than 0: \"{}\" is traffic", name));
   if (p.kind == PerturbationKind::jitter) {
     if (p.coefficient_of_variation <= 0) reader.fail("coefficient_of_variation", "more than 0: how much times vary");
     if (p.coefficient_of_variation > kMostVariation)
-      reader.fail("coefficient_of_variation", "at most 10: beyond, no sample of a step shows the mean");
+      reader.fail("coefficient_of_variation", "at most 10: above it, no sample of a step shows the mean");
     // Uniform on [1 - w, 1 + w] has the standard deviation w / sqrt(3); w > 1 would make times negative.
     if (p.distribution == JitterDistribution::uniform && p.coefficient_of_variation > std::numbers::inv_sqrt3)
       reader.fail(

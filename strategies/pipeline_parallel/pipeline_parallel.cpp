@@ -313,10 +313,10 @@ std::vector<std::string> notes(const Scenario& scenario) {
     dealt += fmt::format("{}{}", dealt.empty() ? "" : ", ", split[first]);
     if (q - first > 1) dealt += fmt::format(" x {}", q - first);
   }
-  std::string note =
-      fmt::format("{} layers do not divide into {} model chunks: they are dealt as {}", layers, split.size(), dealt);
+  std::string note = fmt::format("{} layers do not divide evenly into {} model chunks: they are split as {}", layers,
+                                 split.size(), dealt);
   if (!is_laid_out(scenario, options))
-    note += fmt::format("; {} does so only where it is told each chunk's layers (plan.pipeline_stage_layers)",
+    note += fmt::format("; {} does so only with an explicit split (plan.pipeline_stage_layers)",
                         framework::stack_name(scenario.plan));
   return {std::move(note)};
 }

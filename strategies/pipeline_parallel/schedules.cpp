@@ -273,9 +273,8 @@ std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std:
     if (stages < 2)
       return Limit{"pipeline_parallel", fmt::to_string(stages), "at least 2 stages for the interleaved schedule"};
     if (micro_batches % stages != 0)
-      return Limit{
-          "global_batch_size", fmt::format("{} micro-batches", micro_batches),
-          fmt::format("a multiple of the {} pipeline stages in micro-batches for the interleaved schedule", stages)};
+      return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
+                   fmt::format("a multiple of the {} pipeline stages for the interleaved schedule", stages)};
   } else if (is_v(kind)) {
     if (chunks != 2)
       return Limit{"virtual_pipeline", fmt::to_string(chunks),
@@ -283,7 +282,7 @@ std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std:
                                kScheduleNames[static_cast<std::size_t>(kind)])};
     if (kind == ScheduleKind::dualpipe_v && micro_batches < 2 * stages)
       return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
-                   fmt::format("at least {} micro-batches, two a stage, for the dualpipev schedule", 2 * stages)};
+                   fmt::format("at least {} micro-batches, two per stage, for the dualpipev schedule", 2 * stages)};
   } else if (chunks != 1) {
     return Limit{
         "virtual_pipeline", fmt::to_string(chunks),

@@ -209,7 +209,7 @@ void check(const Scenario& scenario) {
       fail("\"fp16\" or \"fp32\": there are no bf16 matrix units" + here);
     if (options.storage() != scenario.plan.precision.storage())
       fail(std::string("a mix that keeps activations in ") + name_of(scenario.plan.precision.storage()) +
-           ", as the other layers hand them on");
+           ", the dtype that the other layers pass on");
   });
 }
 

@@ -507,7 +507,7 @@ void check(const Scenario& scenario) {
     if (!plan.tensor.overlap) return;
     if (!options.sequence_parallel)
       throw InputError({"", at + "tensor_parallel_overlap"}, "true",
-                       "false without sequence_parallel, whose gathers and scatters overlap");
+                       "false without sequence_parallel, whose gathers and scatters it overlaps");
     for (const std::int64_t tokens : {length, decoder_length})
       if (tokens % (parts * kOverlapChunks) != 0)
         throw InputError({"", at + "tensor_parallel_overlap"}, "sequences of " + std::to_string(tokens) + " tokens",
@@ -548,7 +548,7 @@ void check_runnable(const Scenario& scenario) {
   if (model.kind == ModelKind::encoder_decoder && plan.overlap && workload.decoder_sequence_length > 0 &&
       workload.decoder_sequence_length != workload.sequence_length)
     throw InputError({"", "/plan/tensor_parallel_overlap"}, "true with sequences of two lengths",
-                     "false, or one length: parts of the longer one are not told apart yet");
+                     "false, or equal lengths: chunks of the longer sequence are not supported yet");
 }
 
 constexpr SearchAxis kAxes[]{

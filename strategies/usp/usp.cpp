@@ -116,7 +116,7 @@ void check(const Scenario& scenario) {
   };
   const bool usp = context_parallel::has_layers_of_type(scenario, kUsp);
   const std::int64_t ranks = ulysses_ranks(scenario), heads = heads_of(scenario).query;
-  if (given > 1 && whole == 1) fail(given, "0 or 1 with context_parallel 1, which leaves nobody to exchange with");
+  if (given > 1 && whole == 1) fail(given, "0 or 1 with context_parallel 1: there is no other rank to exchange with");
   if (given > 0 && !usp && given != ranks)
     fail(given, "0 without context_parallel_type \"usp\", whose groups it divides");
   if (!scenario.plan.usp.ulysses_inner && !usp)
@@ -137,11 +137,11 @@ void check(const Scenario& scenario) {
       throw InputError({"", "/plan/context_parallel"}, std::to_string(whole), expected);
     }
     if (ulysses_ranks(scenario, plan) != ranks)
-      fail_type("a type by which " + std::to_string(ranks) + " ranks exchange heads, as in other layers");
+      fail_type("a type with " + std::to_string(ranks) + " ranks that exchange heads, as in the other layers");
     if (mixed && groups(scenario) > 1)
-      fail_type("the type of the other layers, whose " + std::to_string(whole) +
-                " ranks are one group: here those of a ring, those that exchange and those that share a key/value "
-                "head are groups of their own");
+      fail_type("the type of the other layers, where all " + std::to_string(whole) +
+                " ranks form one group: here rings, exchanging ranks and ranks that share a key/value head form "
+                "separate groups");
   });
   context_parallel::check_deal(scenario, kTypes, ring_ranks(scenario));
 }

@@ -509,9 +509,8 @@ Partition partition(const Options& options, std::span<const std::int64_t> ends, 
     if (!groups)
       throw InputError(
           {"", "/plan/zeppelin_partition"}, "\"flexsp\"",
-          fmt::format("another one, or a zeppelin_capacity above {:g}: groups of up to {} ranks, as many as "
-                      "have key/value heads to exchange, have no room for the batch, whose longest document "
-                      "has {:.1f} times the mean of a rank's tokens",
+          fmt::format("another one, or a zeppelin_capacity above {:g}: groups of up to {} ranks, which key/value heads "
+                      "limit, cannot hold the batch; its longest document has {:.1f} times the mean tokens of a rank",
                       p.capacity, ranks.most_exchanging, as_double(documents.front().length()) / mean));
     p.zones = zones_of(*groups, ranks);
     p.at_home = Homes(p.zones, ranks, tokens).find();

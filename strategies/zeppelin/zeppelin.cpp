@@ -363,17 +363,18 @@ void check(const Scenario& scenario) {
   if (!context_parallel::is_all_of_type(scenario, kTypes)) refuse("the same type in all layers");
   if (!scenario.workload.has_documents())
     throw InputError({"", "/workload/documents"}, "no documents",
-                     "some with context_parallel_type \"zeppelin\", which lays each on ranks of its own");
+                     "documents with context_parallel_type \"zeppelin\", which places each on its own ranks");
   if (scenario.workload.global_batch_size != 1)
-    throw InputError({"", "/workload/global_batch_size"}, std::to_string(scenario.workload.global_batch_size),
-                     "1 with context_parallel_type \"zeppelin\": the batch of all ranks is one sequence, over "
-                     "context_parallel");
+    throw InputError(
+        {"", "/workload/global_batch_size"}, std::to_string(scenario.workload.global_batch_size),
+        "1 with context_parallel_type \"zeppelin\": the global batch is one sequence, divided over context_parallel");
   if (exchanges(scenario) && !options.routing)
     fail("zeppelin_routing", "false", "true with zeppelin_partition \"flexsp\", which has no rings to route");
   if (options.partition == PartitionRule::even && options.capacity != 0)
-    fail("zeppelin_capacity", fmt::format("{}", options.capacity), "0 where documents are cut evenly over all ranks");
+    fail("zeppelin_capacity", fmt::format("{}", options.capacity),
+         "0 with zeppelin_partition \"even\", which divides documents over all ranks");
   if (scenario.model.attention == AttentionKind::latent)
-    refuse("another type for latent attention, whose queries and keys are made apart");
+    refuse("another type for latent attention, whose queries and keys are computed separately");
   if (scenario.model.experts > 0 && !options.remapping)
     fail("zeppelin_remapping", "false", "true for a model with experts, to which all ranks send as many tokens");
   const std::int64_t devices = scenario.cluster.node.devices, tp = scenario.plan.tensor.degree,
@@ -381,12 +382,11 @@ void check(const Scenario& scenario) {
   if (tp > devices || devices % tp != 0 || (cp > of_node && cp % of_node != 0))
     throw InputError(
         {"", "/plan/context_parallel"}, std::to_string(cp),
-        fmt::format("a multiple of the {} ranks of a node, or fewer, and a divisor of tensor_parallel that "
-                    "fits a node",
+        fmt::format("a multiple of the {} ranks of a node, or fewer, and a tensor_parallel that divides a node",
                     std::max<std::int64_t>(1, of_node)));
   constexpr std::size_t kMostDigits = 7;  // a rank's part of the sequence may be divided once more
   if (context_ranks(scenario).rings.size() > kMostDigits + 1)
-    throw InputError({"", "/plan/context_parallel"}, std::to_string(cp), "ranks of at most 7 prime factors");
+    throw InputError({"", "/plan/context_parallel"}, std::to_string(cp), "a degree with at most 7 prime factors");
 }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
@@ -417,13 +417,14 @@ void check_runnable(const Scenario& scenario) {
   DealTables tables;
   if (rows_of_deal(layout_of(scenario, tables).home) * scenario.plan.context.degree !=
       sequence_length(scenario.model, scenario.workload))
-    throw InputError({"", "/plan/zeppelin_remapping"}, "false",
-                     "true where documents leave ranks unequal numbers of tokens: outside attention these are not run");
+    throw InputError(
+        {"", "/plan/zeppelin_remapping"}, "false",
+        "true in a real run that gives ranks unequal numbers of tokens: outside attention they must be equal");
 }
 
 Strategy describe() {
   return {.name = "zeppelin",
-          .summary = "documents of a batch on one rank, ranks of a node or nodes, each as its length needs",
+          .summary = "documents on one rank, the ranks of a node or several nodes, depending on their length",
           .paper = "arXiv 2509.21841",
           .check = check,
           .rewrite = rewrite,

@@ -49,8 +49,8 @@ std::string zones_text(const Evaluated& here, const Evaluate&) {
   }
   constexpr std::array<Column, 3> kDocuments{{{"tokens"}, {"ranks"}, {"of context_parallel"}}};
   constexpr std::array<Column, 5> kRanks{
-      {{"rank"}, {"tokens it attends with"}, {"pairs, over the mean"}, {"from other ranks"}, {"at other ranks"}}};
-  return fmt::format("zones: \"{}\", step {}; a rank attends with at most {:.3f} times the mean of tokens\n",
+      {{"rank"}, {"tokens in attention"}, {"pairs, over the mean"}, {"from other ranks"}, {"at other ranks"}}};
+  return fmt::format("zones: \"{}\", step {}; a rank has at most {:.3f} times the mean tokens in attention\n",
                      kPartitionRuleNames[static_cast<std::size_t>(scenario.plan.zeppelin.partition)],
                      scenario.workload.step, partition.capacity) +
          grid(kDocuments, documents) + "\n" + grid(kRanks, rows);

@@ -17,7 +17,7 @@ void check(const Scenario& scenario) {
   const auto fail = [&](const std::string& expected) {
     throw InputError({"", "/plan/zero_hpz_partition_size"}, std::to_string(scenario.plan.zeropp.secondary), expected);
   };
-  if (scenario.model.has_experts()) fail("0 with experts, whose second copies are not described");
+  if (scenario.model.has_experts()) fail("0 for a model with experts: their secondary copies are not modelled");
   const data_parallel::Options& data = scenario.plan.data;
   if (data.zero_stage != 3) fail("0 below zero_stage 3, whose weights are whole on every rank");
   const std::int64_t shards = data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(scenario);
@@ -26,7 +26,7 @@ void check(const Scenario& scenario) {
   for_each_plan(scenario, [](const Plan& plan, const std::string& at) {
     if (!plan.data.reshard_after_forward)
       throw InputError({"", at + "reshard_after_forward"}, "false",
-                       "true with zero_hpz_partition_size: what the forward keeps the backward does not gather");
+                       "true with zero_hpz_partition_size: the backward gathers only what the forward has freed");
   });
 }
 

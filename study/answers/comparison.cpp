@@ -39,8 +39,8 @@ ComparedSide evaluate(const ScenarioArgument& scenario, std::vector<std::string>
   const nlohmann::json document = scenario_argument(scenario, sets, source);
   if (is_report(document)) {
     if (!sets.empty())
-      throw InputError({source.file, ""}, fmt::format("a report, and {}", option),
-                       "a scenario: a report's run is over");
+      throw InputError({source.file, ""}, fmt::format("a report with {}", option),
+                       "a scenario: a report cannot be changed");
     ComparedSide side{.file = source.file, .report = read_report(document, {source.file, ""}, all_figure_kinds())};
     side.reported = side.report.engine == "measured" ? "a measured run" : "a prediction";
     if (document.contains("scenario") && document["scenario"].is_string())

@@ -24,7 +24,7 @@ double read_limit(const std::string& text) {
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, limit);
   if (error != std::errc() || stop != end || !std::isfinite(limit) || limit < 1 || limit != std::floor(limit))
-    throw InputError({"--limit", ""}, describe(text), "a whole number of at least 1, as 50e6");
+    throw InputError({"--limit", ""}, describe(text), "a whole number of at least 1, such as 50e6");
   return limit;
 }
 
@@ -47,7 +47,7 @@ SimulationOptions EngineChoice::options() const {
   if (both()) options.engine = Engine::des;
   const auto refuse = [&](const char* option, const std::string& found) {
     if (options.engine == Engine::analytical && !found.empty())
-      throw InputError({option, ""}, found, "--engine des beside it: the analytical engine has no such choice");
+      throw InputError({option, ""}, found, "--engine des with it: the analytical engine has no such choice");
   };
   refuse("--fidelity", fidelity.empty() ? "" : describe(fidelity));
   refuse("--routing", routing.empty() ? "" : describe(routing));

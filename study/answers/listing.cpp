@@ -124,7 +124,7 @@ std::vector<ListRow> prices() {
   std::vector<ListRow> rows;
   for (const std::string& name : price_names()) {
     const Price price = find_price(name);
-    rows.push_back({name, fmt::format("{:g} {} a device-hour of {}, {}, {}", price.per_device_hour, price.currency,
+    rows.push_back({name, fmt::format("{:g} {} per device-hour of {}, {}, {}", price.per_device_hour, price.currency,
                                       price.device.empty() ? "any device" : price.device,
                                       kPriceTermNames[static_cast<std::size_t>(price.term)], price.date)});
   }
@@ -135,7 +135,7 @@ std::vector<ListRow> power() {
   std::vector<ListRow> rows;
   for (const std::string& name : power_names()) {
     const Power found = find_power(name);
-    rows.push_back({name, fmt::format("{:g} W of {}, {}", found.busy_watts,
+    rows.push_back({name, fmt::format("{:g} W for {}, {}", found.busy_watts,
                                       found.device.empty() ? "any device" : found.device, found.date)});
   }
   return rows;
@@ -159,7 +159,7 @@ std::vector<ListRow> failure_rates() {
   std::vector<ListRow> rows;
   for (const std::string& name : failure_rate_names()) {
     const FailureRate rate = find_failure_rate(name);
-    rows.push_back({name, fmt::format("{:g} a node-day, {}", rate.failures_per_node_day, rate.date)});
+    rows.push_back({name, fmt::format("{:g} per node-day, {}", rate.failures_per_node_day, rate.date)});
   }
   return rows;
 }
@@ -177,8 +177,8 @@ std::vector<ListRow> restarts() {
   std::vector<ListRow> rows;
   for (const std::string& name : restart_overhead_names()) {
     const RestartOverhead found = find_restart_overhead(name);
-    rows.push_back({name, fmt::format("{:g} s from a failure on, {}", found.detection_seconds + found.restart_seconds,
-                                      found.date)});
+    rows.push_back(
+        {name, fmt::format("{:g} s after a failure, {}", found.detection_seconds + found.restart_seconds, found.date)});
   }
   return rows;
 }

@@ -49,7 +49,7 @@ PlanAnswer answer_plan(const ScenarioArgument& plan, const PlanRequest& request)
   options.held_by = request.worst ? HeldBy::worst : HeldBy::expectation;
   options.output = output_named(request.output);
   if (!request.search && !request.fixed.empty())
-    throw InputError({"--fix", ""}, "no --search beside it", "--search: else every field of the plan stays");
+    throw InputError({"--fix", ""}, "no --search", "--search: without it every field of the plan stays");
   const UserCalibration user = read_user_calibration(request.calibrations);
   Simulator simulator(user);
   if (!request.search) {

@@ -38,11 +38,11 @@ namespace {
         fmt::format("part of the name of a device with published measurements: {}", fmt::join(measured, ", "));
     for (const std::string& device : device_names())
       if (is_part_of(device, filter.gpu))
-        throw InputError({"--gpu", ""}, fmt::format("\"{}\", and {} has no published measurement", filter.gpu, device),
+        throw InputError({"--gpu", ""}, fmt::format("\"{}\": {} has no published measurement", filter.gpu, device),
                          expected);
     throw InputError({"--gpu", ""}, describe(filter.gpu), expected, nearest_name(filter.gpu, measured));
   }
-  throw InputError({}, "no predicted point of that source, GPU and strategy together", "one filter less");
+  throw InputError({}, "no predicted point with that source, GPU and strategy", "fewer filters");
 }
 
 }  // namespace

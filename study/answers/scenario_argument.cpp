@@ -53,7 +53,7 @@ nlohmann::json scenario_argument(const ScenarioArgument& given, const std::vecto
   }
   if (!point->not_predicted.empty())
     throw InputError({argument, ""}, "a measurement without a scenario (" + point->not_predicted + ")",
-                     "one that has one");
+                     "one with a scenario");
   source = {point->id, sets};
   nlohmann::json document = *point->scenario;
   for (const std::string& set : sets) apply_set(document, set, source.file);

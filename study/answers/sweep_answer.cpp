@@ -70,7 +70,7 @@ SweepRunOptions sweep_options(const SweepRequest& request) {
 void require_a_result(const SweepDocument& sweep, const SweepOutcome& outcome) {
   if (outcome.errors > 0 && outcome.errors == outcome.points)
     throw InputError({sweep.file, ""}, fmt::format("{} points, each without a result", outcome.points),
-                     "at least one that can be evaluated; the database says what is wrong with each");
+                     "at least one that can be evaluated; the database has the error of each");
 }
 
 std::vector<std::string> names_of_rows(const SweepDocument& sweep) {
@@ -132,7 +132,7 @@ std::vector<std::string> notes_on(const SweepDocument& sweep, const SweepResults
   std::vector<std::string> notes = results.doubts();
   if (sweep.leaves_out_perturbations())
     notes.emplace_back(
-        "the scenario's perturbations are left out: they act in the discrete-event engine (\"engine\": \"des\")");
+        "the scenario's perturbations are ignored: only the discrete-event engine uses them (\"engine\": \"des\")");
   return notes;
 }
 

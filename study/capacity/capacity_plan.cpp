@@ -53,7 +53,7 @@ class Reading {
     if (candidates == nullptr || !candidates->is_array() || candidates->empty())
       reader.fail("candidates", "an array of the clusters to choose among");
     if (const Json* all = reader.take(kAllCandidates); all != nullptr && !all->is_object())
-      reader.fail(kAllCandidates, "an object: what candidates do not say themselves");
+      reader.fail(kAllCandidates, "an object: values for candidates without their own");
     for (std::size_t i = 0; i < candidates->size(); ++i) read_candidate_at(i, (*candidates)[i]);
     check_alike();
     return std::move(plan_);
@@ -70,7 +70,7 @@ class Reading {
     reader.field("tokens", plan_.tokens, kTokens, "");
     reader.field("steps", plan_.steps, kSteps, "");
     if (reader.has("steps") == reader.has("tokens"))
-      reader.fail("tokens", "either tokens or steps, which say how long to train");
+      reader.fail("tokens", "either tokens or steps, the length of the training");
     double days = std::numeric_limits<double>::infinity();
     reader.field("deadline_days", days, kDays, "");
     if (const std::optional<double> between = days_between(reader)) days = *between;
@@ -82,8 +82,8 @@ class Reading {
     of_budget.field("amount", plan_.budget->amount, kAmount, "");
     of_budget.field("currency", plan_.budget->currency, "");
     of_budget.finish();
-    if (!of_budget.has("amount")) of_budget.fail("amount", "how much there is to spend");
-    if (plan_.budget->currency.empty()) of_budget.fail("currency", "the budget's currency, as USD");
+    if (!of_budget.has("amount")) of_budget.fail("amount", "the amount of money");
+    if (plan_.budget->currency.empty()) of_budget.fail("currency", "the budget's currency, such as USD");
   }
 
   // From the start to the deadline, where these are given.
@@ -98,15 +98,14 @@ class Reading {
           text.size() == 10 && std::sscanf(text.c_str(), "%4d-%2u-%2u%c", &year, &month, &day_of_month, &rest) == 3;
       const std::chrono::year_month_day date{std::chrono::year(year), std::chrono::month(month),
                                              std::chrono::day(day_of_month)};
-      if (reader.has(key) && !(read && date.ok())) reader.fail(key, "a day, as 2026-05-31");
+      if (reader.has(key) && !(read && date.ok())) reader.fail(key, "a day, such as 2026-05-31");
       return std::chrono::sys_days(date);
     };
     const auto start = day("start"), deadline = day("deadline");
     if (!reader.has("start") && !reader.has("deadline")) return std::nullopt;
-    if (reader.has("deadline_days"))
-      reader.fail("deadline_days", "either it or a start and a deadline, which say the same");
+    if (reader.has("deadline_days")) reader.fail("deadline_days", "either it or a start and a deadline, not both");
     for (const char* key : {"start", "deadline"})
-      if (!reader.has(key)) reader.fail(key, "a day, as 2026-05-31: a start and a deadline go together");
+      if (!reader.has(key)) reader.fail(key, "a day, such as 2026-05-31: a start and a deadline go together");
     if (deadline <= start) reader.fail("deadline", "a day after the start");
     return static_cast<double>((deadline - start).count());
   }
@@ -150,8 +149,7 @@ class Reading {
       reader.finish();
       cluster.whole.name = cluster.name;
     }
-    if (cluster.name.empty())
-      throw InputError({file_, pointer + "/name"}, "nothing", "a name, by which answers call it");
+    if (cluster.name.empty()) throw InputError({file_, pointer + "/name"}, "nothing", "a name for reports");
     if (!names_.insert(cluster.name).second)
       throw InputError({file_, pointer + "/name"}, describe(cluster.name), "a name that no other candidate has");
     plan_.clusters.push_back(std::move(cluster));
@@ -163,7 +161,8 @@ class Reading {
     if (plan_.steps > 0) whole["steps"] = plan_.steps;
     for (const char* key : {"tokens", "steps"})
       if (json.contains(key))
-        throw InputError({file_, pointer_to(pointer, key)}, describe(json[key]), "that the plan as a whole says it");
+        throw InputError({file_, pointer_to(pointer, key)}, describe(json[key]),
+                         "nothing: it belongs to the whole plan");
     cluster.whole = read_candidate(whole, {file_, pointer});
     cluster.name = cluster.whole.name;
     cluster.devices = {cluster.whole.run.devices};
@@ -175,12 +174,12 @@ class Reading {
     const Json* named = reader.take("scenario");
     for (const char* key : {"cluster", "plan", "workload"})
       if (reader.take(key) != nullptr && named != nullptr)
-        reader.fail(key, "no such part beside a scenario, which has its own");
+        reader.fail(key, "nothing next to a scenario, which has its own");
     if (named == nullptr) return put_together(json, pointer);
     for (const char* key : {"model", "workload"})
       if (document_.contains(key))
         throw InputError({file_, std::string("/") + key}, describe(document_[key]),
-                         fmt::format("none beside {}/scenario, which has its own", pointer));
+                         fmt::format("nothing next to {}/scenario, which has its own", pointer));
     if (named->is_object()) {
       try {
         return scenarios_.read(*named, {file_, {}});
@@ -219,7 +218,7 @@ class Reading {
       if (json.contains(key)) scenario[key] = json[key];
     if (!json.contains("cluster"))
       throw InputError({file_, pointer + "/cluster"}, "nothing",
-                       "a cluster (and a plan), a scenario, or the step_seconds that were measured");
+                       "a cluster (and a plan), a scenario, or measured step_seconds");
     try {
       return scenarios_.read(scenario, {file_, {}});
     } catch (const InputError& error) {
@@ -236,7 +235,7 @@ class Reading {
          {std::pair("price", &cluster.whole.price.device), std::pair("power", &cluster.whole.power.device)})
       if (!of->empty() && *of != device)
         throw InputError(reader.at(key), fmt::format("that of {}", *of),
-                         fmt::format("that of {}, which the cluster has", device));
+                         fmt::format("that of {}, the cluster's device", device));
   }
 
   void read_devices(JsonReader& reader, CandidateCluster& cluster) {
@@ -254,8 +253,8 @@ class Reading {
       if (most < least) range.fail("most", fmt::format("at least least, {}", least));
       cluster.devices = sizes_between(pattern, least, most);
       if (cluster.devices.empty())
-        reader.fail("devices", fmt::format("a range with whole nodes of {} devices that hold replicas of {} into which "
-                                           "the batch of {} divides",
+        reader.fail("devices", fmt::format("a range with a number of whole nodes ({} devices each) and whole replicas "
+                                           "({} devices each) over which the batch of {} divides",
                                            pattern.cluster.node.devices, model_parallel_ranks(pattern.plan),
                                            pattern.workload.global_batch_size));
     } else if (devices->is_array()) {
@@ -289,13 +288,13 @@ class Reading {
       if (plan_.currency.empty()) plan_.currency = currency;
       if (currency != plan_.currency)
         throw InputError({file_, cluster.pointer + "/price"}, fmt::format("a price in {}", currency),
-                         fmt::format("one in {}, as that of {}", plan_.currency, plan_.clusters.front().name));
+                         fmt::format("one in {}, the currency of {}", plan_.currency, plan_.clusters.front().name));
       if (!cluster.pattern) continue;
       if (modelled == nullptr) modelled = &cluster;
       const Model &first = modelled->pattern->model, &here = cluster.pattern->model;
       if (to_json(first) != to_json(here))
         throw InputError({file_, cluster.pointer}, fmt::format("a training of {}", here.name),
-                         fmt::format("one of {}, as {} is", first.name, modelled->name));
+                         fmt::format("one of {}, the model of {}", first.name, modelled->name));
     }
     if (plan_.budget && plan_.budget->currency != plan_.currency)
       throw InputError({file_, "/budget/currency"}, describe(plan_.budget->currency),

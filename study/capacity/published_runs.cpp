@@ -52,7 +52,7 @@ void predict_run(const nlohmann::json& run, const InputError::Where& where, Simu
     figure.assumptions = assumptions->get<std::vector<std::string>>();
   const nlohmann::json *plan_json = reader.take("plan"), *reported = reader.take("reported");
   reader.finish();
-  if (plan_json == nullptr) reader.fail("plan", "what `orrery plan` takes");
+  if (plan_json == nullptr) reader.fail("plan", "a document for `orrery plan`");
   if (reported == nullptr || !reported->is_array()) reader.fail("reported", "an array of figures");
   const CapacityPlan plan = read_capacity_plan(*plan_json, {where.file, {}});
   const std::vector<SizedCandidate> sized = size_up(plan, simulator);

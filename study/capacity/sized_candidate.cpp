@@ -54,7 +54,7 @@ Scenario with_replicas(const Scenario& pattern, std::int64_t devices) {
   Fabric& fabric = scenario.cluster.fabric;
   if (pattern.cluster.is_scattered() || fabric.kind == FabricKind::torus)
     throw InputError({"", "/devices"}, std::to_string(devices),
-                     fmt::format("{}, as the cluster's fabric is of one size", pattern.cluster.devices()));
+                     fmt::format("{}: the cluster's fabric has a fixed size", pattern.cluster.devices()));
   scenario.cluster.nodes = devices / node;
   if (fabric.kind == FabricKind::dragonfly)
     fabric.groups = (scenario.cluster.nodes + fabric.nodes_per_group - 1) / fabric.nodes_per_group;

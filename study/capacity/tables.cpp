@@ -118,7 +118,7 @@ class Texts {
 
   static std::string held_text(bool met, double excess, bool worst_meets) {
     if (!met) return fmt::format("{:.1f} % over", excess * kPercent);
-    return worst_meets ? "met" : "met, if not slow";
+    return worst_meets ? "met" : "met, unless slow";
   }
 
   std::vector<std::string> row(std::size_t i) const {
@@ -176,7 +176,7 @@ class Texts {
         if (best) add(*best);
     }
     table(every_size_ ? "Candidates, in every size"
-                      : "Candidates, each in its cheapest size that meets all, else in that which misses by least",
+                      : "Candidates, each in the cheapest size that meets all constraints, or else in the nearest",
           with_cost("<candidate|devices|step|days|80 %||80 %|<memory|<deadline|<budget", 5), rows);
     table("Use of devices, energy and carbon",
           columns_of("<candidate|devices|spare nodes|MFU|peak memory|ETTR|goodput|device-hours|MWh|t CO2e"), more);
@@ -222,18 +222,18 @@ class Texts {
                            in_words(*choice_.fastest));
       return;
     }
-    text_ += fmt::format("\nNothing meets all{}\n", by);
+    text_ += fmt::format("\nNothing meets all constraints{}\n", by);
     for (const Relaxation& r : choice_.relaxations) {
       std::string give;
       if (r.deadline_seconds)
         give =
-            fmt::format("a deadline of {} days in place of {:g} (+{:.1f} %)", days_text(*r.deadline_seconds),
+            fmt::format("a deadline of {} days instead of {:g} (+{:.1f} %)", days_text(*r.deadline_seconds),
                         plan_.deadline_seconds / kDay, (*r.deadline_seconds / plan_.deadline_seconds - 1) * kPercent);
       if (r.budget_amount)
-        give += fmt::format("{}a budget of {} in place of {} (+{:.1f} %)", give.empty() ? "" : " and ",
+        give += fmt::format("{}a budget of {} instead of {} (+{:.1f} %)", give.empty() ? "" : " and ",
                             money(*r.budget_amount), money(plan_.budget->amount),
                             (*r.budget_amount / plan_.budget->amount - 1) * kPercent);
-      text_ += fmt::format("  {} would let in {}\n", give, in_words(r.candidate));
+      text_ += fmt::format("  {} would allow {}\n", give, in_words(r.candidate));
     }
     if (choice_.relaxations.empty()) lacking();
   }
@@ -248,7 +248,7 @@ class Texts {
       text_ += "  no candidate can be laid out in any size that was tried\n";
       return;
     }
-    text_ += fmt::format("  no candidate fits in memory; nearest is {} on {} devices: {} of {} a device\n",
+    text_ += fmt::format("  no candidate fits in memory; the nearest is {} on {} devices: {} of {} per device\n",
                          name(*nearest), at(*nearest).devices, bytes_text(at(*nearest).memory_peak_bytes),
                          bytes_text(at(*nearest).memory_capacity_bytes));
   }
@@ -258,7 +258,7 @@ class Texts {
     for (const std::size_t i : choice_.frontier)
       rows.push_back({days_text(held(at(i).forecast.wall_seconds)), name(i), std::to_string(at(i).devices),
                       rate_text(held(at(i).forecast.cost))});
-    table("Cheapest by deadline: with so many days or more, until the next line",
+    table("Cheapest by deadline: from this number of days to that of the next line",
           with_cost("days|<candidate|devices|", 3), rows);
   }
 
@@ -274,7 +274,7 @@ class Texts {
                       days_text(wall.mean), fmt::format("{} to {}", days_text(wall.tenth), days_text(wall.ninetieth))});
     }
     const std::string title =
-        fmt::format("Failures and checkpoints: in closed form, and the mean of {} simulated histories (seed {})",
+        fmt::format("Failures and checkpoints: in closed form, and the mean over {} simulated histories (seed {})",
                     answer_.options.history_count, answer_.options.histories.seed);
     table(title.c_str(),
           columns_of("<candidate|between|failures|stall|Young|Daly|optimum|interval|ETTR|simulated|days|simulated|80 % "
@@ -299,7 +299,7 @@ class Texts {
                       widest > 0 ? bar(each.width() / widest, kBarColumns) : ""});
     }
     const std::string title =
-        fmt::format("What moves the {} of {} on {} devices, {}: each input {:g} % less and more, the rest as it is",
+        fmt::format("What moves the {} of {} on {} devices, {}: each input {:g} % less and more, the rest unchanged",
                     words_of(tornado.output).name, cluster_name(subject), subject.devices,
                     output_text(tornado.output, tornado.value, plan_.currency), tornado.swing * kPercent);
     table(title.c_str(), columns_of("<input|less|more|<"), rows);
@@ -319,7 +319,7 @@ class Texts {
     if (rows.empty()) return;
     const SizedCandidate& other = at(answer_.ties.front().against);
     const std::string title =
-        fmt::format("Break-even against {} on {} devices at {:.2f} {} a device-hour", cluster_name(other),
+        fmt::format("Break-even against {} on {} devices at {:.2f} {} per device-hour", cluster_name(other),
                     other.devices, other.candidate.price.per_device_hour, plan_.currency);
     table(title.c_str(), columns_of("<candidate|devices|asks|pays below|80 %|times its price|asks times"), rows);
   }
@@ -334,14 +334,14 @@ class Texts {
     };
     for (const CandidateCluster& cluster : plan_.clusters) {
       const Candidate& c = cluster.whole;
-      add("price", fmt::format("{:g} {} a device-hour", c.price.per_device_hour, c.price.currency), c.price);
+      add("price", fmt::format("{:g} {} per device-hour", c.price.per_device_hour, c.price.currency), c.price);
     }
     for (const CandidateCluster& cluster : plan_.clusters) {
       const Candidate& c = cluster.whole;
       add("power", fmt::format("{:g} W busy", c.power.busy_watts), c.power);
       add("PUE", fmt::format("{:g}", c.site.pue), c.site);
       add("grid", fmt::format("{:g} g/kWh", c.grid.grams_per_kwh), c.grid);
-      add("failures", fmt::format("{:g} a node-day", c.failures.failures_per_node_day), c.failures);
+      add("failures", fmt::format("{:g} per node-day", c.failures.failures_per_node_day), c.failures);
       add("storage", fmt::format("{:g} GB/s", c.storage.write_bytes_per_second * 1e-9), c.storage);
       add("restarts", fmt::format("{:g} s", c.restarts.detection_seconds + c.restarts.restart_seconds), c.restarts);
     }

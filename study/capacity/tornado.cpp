@@ -113,8 +113,8 @@ std::string tornado_svg(const Tornado& tornado, std::string_view title, std::str
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
       "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n"
       "<text x=\"16\" y=\"24\" font-size=\"15\" fill=\"#111\">{2}</text>\n"
-      "<text x=\"16\" y=\"44\" fill=\"#555\">each input {3:g} % less (blue) and more (orange), the others as they "
-      "are</text>\n",
+      "<text x=\"16\" y=\"44\" fill=\"#555\">each input {3:g} % less (blue) and more (orange), the others "
+      "unchanged</text>\n",
       kWidth, bottom + kBelow, xml_text(title), tornado.swing * kPercent);
   double y = kTop;
   for (const TornadoBar& bar : tornado.bars) {

@@ -32,7 +32,7 @@ std::string crossing_note(const Mesh& mesh, MeshAxis axis, std::string_view word
   const std::int64_t inside = axis == MeshAxis::tp ? 1 : mesh.size(mesh.group(MeshAxis::tp));
   if (block > size * inside && size * inside <= devices_per_node)
     return note + fmt::format(
-                      "they would fit into one, but plan.mesh_order lays other axes between their {} ranks; an order "
+                      "they would fit into one, but plan.mesh_order puts other axes between their {} ranks; an order "
                       "that begins with tp-cp keeps them off the network",
                       size);
   if (block > devices_per_node)
@@ -82,8 +82,8 @@ std::string larger_node_note(const Node& node) {
   const std::int64_t devices = find_node(node.name).devices;
   if (node.devices <= devices || node.devices_per_host > 0) return {};
   return fmt::format(
-      "nodes have {} devices where {} has {}, and share its {} NIC{} and its host's memory: cluster.nics "
-      "and cluster.host_memory_bytes change them",
+      "nodes have {} devices, but {} has {}; they share its {} NIC{} and its host memory, which cluster.nics and "
+      "cluster.host_memory_bytes change",
       node.devices, node.name, devices, node.nics, node.nics == 1 ? "" : "s");
 }
 
@@ -101,23 +101,23 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
                                 scenario.workload.sequence_length, scenario.model.max_positions));
   if (const std::int64_t ranks = program.mesh.ranks(), all = scenario.cluster.devices(); ranks < all)
     notes.push_back(
-        fmt::format("the plan has {} rank{} (plan.data_parallel {}): {} of the cluster's {} devices stand "
-                    "idle, and no rate counts them",
+        fmt::format("the plan has {} rank{} (plan.data_parallel {}): {} of the cluster's {} devices are idle, and "
+                    "rates do not count them",
                     ranks, ranks == 1 ? "" : "s", data_parallel_degree(scenario), all - ranks, all));
   if (std::string larger = larger_node_note(scenario.cluster.node); !larger.empty()) notes.push_back(std::move(larger));
   for (std::size_t i = 0; i < scenario.plan.layers.size(); ++i)
     if (!is_another_for_layers(scenario.plan.layers[i].plan, scenario.plan))
-      notes.push_back(fmt::format("plan.layers.{} changes nothing: what it gives is the plan's already", i));
+      notes.push_back(fmt::format("plan.layers.{} changes nothing: its values are those of the plan", i));
   if (selective_repeats_nothing(scenario, program))
     notes.emplace_back(
-        "selective recomputation of the attention core saves no memory, as flash_attention stores no scores, and "
-        "repeats nothing here (Megatron-Core runs the kernel once more); full or selective_op keep less");
+        "selective recomputation of the attention core saves no memory, because flash_attention stores no scores, and "
+        "it recomputes nothing here (Megatron-Core runs the kernel once more); full or selective_op save memory");
   if (const std::int64_t gathers = gathers_of_weight_gradients(program); gathers > 0)
-    notes.push_back(fmt::format(
-        "weight gradients run apart from backwards and gather their sequence-parallel inputs for themselves, "
-        "{} all-gather{} a layer with no other kernels to hide {}: where that takes longer than the bubble it "
-        "spares, pipeline_schedule 1f1b is faster (strategies/pipeline_parallel/README.md)",
-        gathers, gathers == 1 ? "" : "s", gathers == 1 ? "it" : "them"));
+    notes.push_back(
+        fmt::format("weight gradients run separately from the backward and gather their sequence-parallel inputs "
+                    "again: {} all-gather{} per layer, with no other kernels to hide {}; where that takes longer than "
+                    "the bubble it saves, pipeline_schedule 1f1b is faster (strategies/pipeline_parallel/README.md)",
+                    gathers, gathers == 1 ? "" : "s", gathers == 1 ? "it" : "them"));
   for (const Strategy& strategy : all_strategies())
     if (strategy.notes != nullptr)
       for (std::string& note : strategy.notes(scenario)) notes.push_back(std::move(note));
@@ -138,9 +138,8 @@ std::string utilisation_note(const Report& report) {
   for (const Figure& figure : report.figures)
     if (!figure.caution.empty()) return figure.caution;
   if (const double most = std::max(report.mfu, report.hfu); most > 1)
-    return fmt::format(
-        "{} of the device's peak is more than it can do: its peak, or the efficiency of a kernel, is wrong",
-        percent_text(most));
+    return fmt::format("{} of the device's peak is impossible: its peak or the efficiency of a kernel is wrong",
+                       percent_text(most));
   if (report.mfu_full_attention > 1)
     return fmt::format(
         "MFU with full attention, {}, is above the device's peak: it counts the FLOPs above attention's diagonal, "
@@ -189,10 +188,11 @@ std::string placement_note(const Cluster& cluster, std::int64_t ranks, double st
                            const std::function<double(OtherPlacement)>& step_on) {
   if (cluster.is_scattered()) {
     std::string note = fmt::format(
-        "the nodes lie apart in the fabric (cluster.placement): on full leaves, leaf by leaf, the step would take {}",
+        "the nodes are spread over the fabric (cluster.placement): on full leaves, leaf by leaf, the step would take "
+        "{}",
         against(step_on(OtherPlacement::leaf_by_leaf), step_seconds));
     if (cluster.placement.ring_order == RingOrder::rank)
-      note += fmt::format(", and where they are with rings and trees laid leaf by leaf {}",
+      note += fmt::format("; on these nodes with rings and trees ordered leaf by leaf it would take {}",
                           against(step_on(OtherPlacement::rings_by_leaf), step_seconds));
     return note;
   }
@@ -200,9 +200,9 @@ std::string placement_note(const Cluster& cluster, std::int64_t ranks, double st
   const double scattered = step_on(OtherPlacement::scattered), by_leaf = step_on(OtherPlacement::rings_by_leaf);
   const Fabric& fabric = cluster.fabric;
   return fmt::format(
-      "the fabric's oversubscription of {:g} does not show: ranks fill the nodes of one leaf ({} of them) after the "
-      "other, so that a ring leaves each leaf once; with its nodes in an order drawn at random the step would take {}, "
-      "and if rings and trees were still laid leaf by leaf {} (cluster.placement)",
+      "the fabric's oversubscription of {:g} has no effect: ranks fill one leaf of {} nodes after the other, so that a "
+      "ring leaves each leaf once; with nodes in random order the step would take {}, or {} if rings and trees were "
+      "ordered leaf by leaf (cluster.placement)",
       fabric.oversubscription, fabric.nodes_per_leaf, against(scattered, step_seconds), against(by_leaf, step_seconds));
 }
 

@@ -105,7 +105,8 @@ Report predict(const Prepared& prepared, const AnalyticalOptions& options) {
 
 void check_ends(const Report& report) {
   if (!std::isfinite(report.step_seconds))
-    throw InputError({"", ""}, "rates or sizes so extreme that the step never ends", "those of real hardware");
+    throw InputError({"", ""}, "rates or sizes so extreme that the step never ends",
+                     "rates and sizes of real hardware");
 }
 
 }  // namespace orrery

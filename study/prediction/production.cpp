@@ -21,10 +21,10 @@ void add_production(const Cluster& cluster, Report& report) {
     report.expected->low_seconds *= 1 + slowdown.better_tenth();
     report.expected->high_seconds *= 1 + slowdown.worse_tenth();
   }
-  report.notes.push_back(fmt::format(
-      "on a shared production cluster the median job's steps take {} longer, those of one in ten {} or more; "
-      "so of jobs of 128 and more devices (results/calibration/scale.json)",
-      percent_text(slowdown.median), percent_text(slowdown.worse_tenth())));
+  report.notes.push_back(
+      fmt::format("on a shared production cluster the median job's steps take {} longer, and those of one job in ten "
+                  "{} or more; measured on jobs with at least 128 devices (results/calibration/scale.json)",
+                  percent_text(slowdown.median), percent_text(slowdown.worse_tenth())));
   summarise_bounding_stage(report);
 }
 

@@ -42,7 +42,7 @@ std::vector<Remedy> remedies(const Scenario& base, const SpaceOptions& fields, c
   for (std::size_t i = 0; i < fields.fixed.size(); ++i) {
     SpaceOptions freed = fields;
     freed.fixed.erase(freed.fixed.begin() + static_cast<std::ptrdiff_t>(i));
-    attempts.attempt(fmt::format("plan.{} free", fields.fixed[i]), base, freed);
+    attempts.attempt(fmt::format("plan.{} searched", fields.fixed[i]), base, freed);
   }
   for (std::size_t i = 0; i < fields.over.size(); ++i) {
     if (fields.over[i].values.empty()) continue;

@@ -128,10 +128,10 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
     const std::string at = "/plan/" + request->field;
     if (is_fixed(request->field)) throw InputError({"", at}, "a field both fixed and searched", "one of the two");
     if (request_of(request->field) != request)
-      throw InputError({"", at}, "a field searched twice", "its values at once");
+      throw InputError({"", at}, "a field searched twice", "all its values at once");
     const SearchAxis* by_strategy = declared(request->field);
     if (request->values.empty() && (by_strategy == nullptr || by_strategy->values == nullptr))
-      throw InputError({"", at}, "no values", "those to try: no strategy says which of this field are worth it");
+      throw InputError({"", at}, "no values", "values to try: no strategy suggests any for this field");
     if (by_strategy != nullptr) continue;
     undeclared.push_back(axis_of(*request, base.plan));
   }

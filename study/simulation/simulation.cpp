@@ -83,13 +83,13 @@ void Simulator::use(const StepCalibration& steps) {
 namespace {
 
 constexpr const char* kOffloadIsFree =
-    "kept activations go to host memory and back: in closed form most of their copies hide behind kernels, even where "
-    "the link cannot carry them all in time; --engine des shows what waits for them";
+    "activations are copied to host memory and back: the analytical engine hides most copies behind kernels, even "
+    "where the link cannot carry them all in time; --engine des shows what waits for them";
 constexpr const char* kCopiesMeetNothing =
-    "copies of the optimizer's states between devices and their host are taken to have PCIe to themselves; where "
-    "devices share a switch, or NICs stand behind it, --engine des shows what waits";
+    "the analytical engine assumes that copies of optimizer states have PCIe to themselves; where devices share a "
+    "switch with each other or with NICs, --engine des shows what waits";
 constexpr const char* kPerturbationsIgnored =
-    "the scenario's perturbations are left out: they act in the discrete-event engine (--engine des)";
+    "the scenario's perturbations are ignored: only the discrete-event engine uses them (--engine des)";
 
 std::optional<ExpectedStep> expected_step(const std::string& stack, const Device& device, const Calibration& kernels,
                                           Dtype products, const Report& report) {

@@ -249,7 +249,7 @@ SweepComparison compare_sweeps(const std::string& a, const std::string& b, const
   for (std::size_t i = 0; i < file_b.points.size(); ++i)
     if (!pairs.taken[i]) comparison.only_in_b.push_back(file_b.points[i].fields);
   if (comparison.in_both == 0)
-    throw InputError({b, ""}, fmt::format("no point that {} has", a), "sweeps that have points in common");
+    throw InputError({b, ""}, fmt::format("no point of {}", a), "sweeps with points in common");
   comparing.finish();
   return comparison;
 }
@@ -263,7 +263,8 @@ std::string sweep_comparison_text(const SweepComparison& c, std::size_t most) {
     for (const std::string& doubt : side->doubts) text += doubt + "\n";
   text += fmt::format("{} in both, {} only in A, {} only in B\n", points_text(static_cast<std::size_t>(c.in_both)),
                       c.only_in_a.size(), c.only_in_b.size());
-  if (!c.only_in_a.empty()) text += fmt::format("Gone from A, the first: {}\n", fields_text(c.only_in_a.front()));
+  if (!c.only_in_a.empty())
+    text += fmt::format("First point that is only in A: {}\n", fields_text(c.only_in_a.front()));
   if (c.other_plans > 0)
     text += fmt::format("Searches found another plan at {}\n", points_text(static_cast<std::size_t>(c.other_plans)));
   const std::string moved = fmt::format("moved by more than {}", percent_text(c.threshold));

@@ -52,7 +52,7 @@ std::vector<Json> read_range(const Json& range, const ValuePlace& place) {
   const Json &from = number("from"), &to = number("to"), &by = number(by_key);
   const auto as_double = [](const Json& json) { return json.get<double>(); };
   if (adds ? !(as_double(by) > 0) : !(as_double(by) > 1)) reader.fail(by_key, adds ? "more than 0" : "more than 1");
-  if (!adds && !(as_double(from) > 0)) reader.fail("from", "more than 0: a factor leads nowhere from there");
+  if (!adds && !(as_double(from) > 0)) reader.fail("from", "more than 0: a factor cannot start from there");
   if (as_double(to) < as_double(from)) reader.fail("to", "at least \"from\"");
   const bool whole = from.is_number_integer() && by.is_number_integer();
   const double steps = adds ? (as_double(to) - as_double(from)) / as_double(by)
@@ -127,7 +127,7 @@ class AxesReader {
         if (axis.values.empty()) axis.values.resize(read.size());
         if (read.size() != axis.values.size())
           throw InputError(at.inside(field).where(), fmt::format("{} values", read.size()),
-                           fmt::format("as many as \"{}\" has: {}", axis.fields.front(), axis.values.size()));
+                           fmt::format("as many as \"{}\": {}", axis.fields.front(), axis.values.size()));
         axis.fields.push_back(field);
         for (std::size_t j = 0; j < read.size(); ++j)
           axis.values[j].push_back(beside_document(field, std::move(read[j])));
@@ -145,7 +145,7 @@ class AxesReader {
       const Json* axes = reader.take("axes");
       reader.finish();
       if (condition == nullptr || !condition->is_object() || condition->empty())
-        reader.fail("if", "an object of fields of axes and the values with which these axes are there");
+        reader.fail("if", "an object of fields of other axes and the values for which these axes apply");
       if (axes == nullptr) reader.fail("axes", "an object of fields and their values");
       std::vector<SweepAxis::Condition> conditions;
       const std::size_t known = sweep_.axes.size();
@@ -164,8 +164,8 @@ class AxesReader {
       if (drawn[i].is_object() && (drawn[i].contains("count") || drawn[i].value("kind", Json()) == "jitter"))
         axis.fields.push_back(fmt::format("perturbations.{}.seed", i));
     if (axis.fields.empty())
-      throw InputError(place.where(), "seeds for a scenario in which nothing is drawn at random",
-                       R"(perturbations in it with "count", or of kind "jitter")");
+      throw InputError(place.where(), "seeds for a scenario without random draws",
+                       R"(perturbations with "count" or of kind "jitter")");
     if (sweep_.simulation.engine != Engine::des)
       throw InputError(place.where(), "seeds with the analytical engine", kDes);
     for (const Json& seed : read) axis.values.emplace_back(axis.fields.size(), seed);
@@ -212,11 +212,11 @@ class AxesReader {
       condition.any_of.emplace_back(i, std::move(holds));
     }
     if (condition.any_of.empty())
-      throw InputError(place.where(), "a field of no axis before this", "a field of \"axes\" or \"zip\"",
+      throw InputError(place.where(), "a field of no earlier axis", "a field of \"axes\" or \"zip\"",
                        nearest_name(field, fields));
     for (std::size_t i = 0; i < wanted.size(); ++i)
       if (!met[i])
-        throw InputError(place.where(), describe(wanted[i]) + ", which its axis never has", "values of that axis");
+        throw InputError(place.where(), describe(wanted[i]) + ", which its axis does not have", "values of that axis");
     return condition;
   }
 
@@ -235,7 +235,7 @@ class AxesReader {
     places_.push_back(place);
   }
 
-  static constexpr const char* kDes = R"("engine": "des": perturbations act there)";
+  static constexpr const char* kDes = R"("engine": "des", which simulates perturbations)";
 
   SweepDocument& sweep_;
   std::string file_;
@@ -344,10 +344,12 @@ SweepSearch read_search(const Json& json, const ValuePlace& place, const SweepDo
       search.space.fixed.push_back(std::move(name));
     }
   }
-  reader.field("global_batch_sizes", search.space.global_batch_sizes, at_least(1), "searched, too");
+  reader.field("global_batch_sizes", search.space.global_batch_sizes, at_least(1),
+               "global batch sizes that are also searched");
   reader.field("all", search.space.all, "also fields that are not usually searched");
   reader.field("safe", search.safe, "predicted peaks must fit with their margin");
-  reader.field("max_memory_bytes", search.most_memory_bytes, NumberRange{}, "of a device, in place of its capacity");
+  reader.field("max_memory_bytes", search.most_memory_bytes, NumberRange{},
+               "memory of a device, instead of its capacity");
   reader.finish();
   constexpr std::string_view kPlan = "plan.";
   // What an axis sets stays.
@@ -387,13 +389,12 @@ SweepDocument read_sweep(const Json& document, const std::string& file) {
   SweepDocument sweep;
   sweep.file = file;
   reader.field("engine", sweep.simulation.engine, kEngineNames, "how programs are timed");
-  reader.field("fidelity", sweep.simulation.fidelity, kFidelityNames, "of des: how collectives are simulated");
-  reader.field("routing", sweep.simulation.routing, kRoutingNames,
-               "of des: how switches with several ways up pick one");
+  reader.field("fidelity", sweep.simulation.fidelity, kFidelityNames, "des: how collectives are simulated");
+  reader.field("routing", sweep.simulation.routing, kRoutingNames, "des: how switches choose among several up-links");
   reader.finish();
   for (const char* key : {"fidelity", "routing"})
     if (reader.has(key) && sweep.simulation.engine != Engine::des)
-      reader.fail(key, R"("engine": "des" beside it: the analytical engine has no such choice)");
+      reader.fail(key, R"("engine": "des" with it: the analytical engine has no such choice)");
   if (scenario == nullptr) reader.fail("scenario", "a scenario: a bundled one's name, a file, or an object");
   if (scenario->is_string()) {
     std::string name = scenario->get<std::string>();
@@ -414,7 +415,7 @@ SweepDocument read_sweep(const Json& document, const std::string& file) {
     throw InputError({sweep.source.file, "/jobs"}, "jobs that share a cluster", "a scenario of one job");
   AxesReader all(sweep, file);
   if (axes == nullptr && zip == nullptr && seeds == nullptr)
-    reader.fail("axes", "an object of fields and their values: what the sweep goes over");
+    reader.fail("axes", "an object of fields and their values, over which to sweep");
   if (axes != nullptr) all.read_axes(*axes, top.inside("axes"), {});
   if (zip != nullptr) all.read_zip(*zip, top.inside("zip"));
   if (when != nullptr) all.read_when(*when, top.inside("when"));

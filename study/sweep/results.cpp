@@ -154,7 +154,7 @@ std::vector<std::string> doubts_about(const Database& database) {
   if (earlier.empty()) return {};
   return {
       fmt::format("{}: results of orrery {}: where plan.framework has no published steps, expected_step_seconds_low "
-                  "and _high may be those of another point; sweep again for right ones",
+                  "and _high may be those of another point; sweep again for the right ones",
                   database.path(), fmt::join(earlier, ", "))};
 }
 
@@ -275,7 +275,7 @@ void SweepResults::add(std::int64_t sweep, std::span<const SweepRow> rows) {
 std::int64_t SweepResults::merge(const std::string& path) {
   std::error_code none;
   if (std::filesystem::equivalent(path, database_.path(), none))
-    throw InputError({path, ""}, "the file that results go into", "another one");
+    throw InputError({path, ""}, "the file that receives the results", "another one");
   { const SweepResults other(path, Database::Mode::read); }  // what is wrong with it, in its name
   {
     Statement attach(database_, "ATTACH ? AS other");

@@ -74,18 +74,18 @@ std::string summary_text(const Training& training) {
   const std::vector<double>& steps = training.column("step_seconds");
   const std::vector<double>& waits = training.column("waiting_seconds");
   line("all steps", long_text(training.seconds));
-  line("a step", fmt::format("{} in the mean, {} to {}", seconds_text(mean(steps)),
-                             seconds_text(std::ranges::min(steps)), seconds_text(std::ranges::max(steps))));
+  line("per step", fmt::format("{} on average, {} to {}", seconds_text(mean(steps)),
+                               seconds_text(std::ranges::min(steps)), seconds_text(std::ranges::max(steps))));
   const double waited = std::accumulate(waits.begin(), waits.end(), 0.0);
   if (waited > 0)
-    line("waiting", fmt::format("{} in front of {} steps", seconds_text(waited),
+    line("waiting", fmt::format("{} before {} steps", seconds_text(waited),
                                 std::ranges::count_if(waits, [](double wait) { return wait > 0; })));
   if (training.unfinished_seconds > 0)
-    line("still moving", fmt::format("{} of sending, behind the last step", seconds_text(training.unfinished_seconds)));
+    line("still moving", fmt::format("{} of sending after the last step", seconds_text(training.unfinished_seconds)));
   const double peak = std::ranges::max(training.column("memory_peak_bytes"));
-  line("memory", fmt::format("{} at most, of {}: {}", bytes_text(peak), bytes_text(training.memory_capacity_bytes),
+  line("memory", fmt::format("at most {} of {}: {}", bytes_text(peak), bytes_text(training.memory_capacity_bytes),
                              training.memory_fits ? "fits in every step" : "does not fit in every step"));
-  line("predicted", fmt::format("{} steps, of which all {} are", training.different, training.steps));
+  line("predicted", fmt::format("{} different steps for all {}", training.different, training.steps));
   return text;
 }
 

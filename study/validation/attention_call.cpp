@@ -71,7 +71,7 @@ Program attention_alone(const Program& program, std::size_t layer, AttentionPass
 
 double attention_seconds(const Simulation& simulation, std::size_t layer, AttentionPasses passes) {
   if (const std::size_t stages = simulation.program->stages.size(); stages > 1)
-    throw InputError({"", "/plan/pipeline_parallel"}, std::to_string(stages), "1, of a call of attention alone");
+    throw InputError({"", "/plan/pipeline_parallel"}, std::to_string(stages), "1 for a call of attention alone");
   const Program alone = attention_alone(*simulation.program, layer, passes);
   Prepared prepared = simulation;
   prepared.program = &alone;

@@ -149,7 +149,7 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
   } else if (kind == "speedup") {
     const double seconds = simulator.evaluate(scenario_of(reader), source, {}).report.step_seconds;
     const nlohmann::json* over = reader.take("over");
-    if (over == nullptr) reader.fail("over", "the scenario that it is faster than");
+    if (over == nullptr) reader.fail("over", "the slower scenario");
     JsonReader slower(*over, reader.at("over"));
     value = simulator.evaluate(scenario_of(slower), source, {}).report.step_seconds / seconds;
     slower.finish();
@@ -221,7 +221,7 @@ void for_each_subject(std::span<const PublishedFigure> figures,
 std::string line_of(std::span<const PublishedFigure> figures) {
   const ErrorStatistics e = error_statistics(errors_of(figures));
   return fmt::format(
-      "Figures of {} that are no steps (--figures): {} predicted, median {}, 90th pct {}; {} not predicted\n",
+      "Figures of {} that are not steps (--figures): {} predicted, median {}, 90th pct {}; {} not predicted\n",
       figures.front().about, e.points, percent_text(e.median), percent_text(e.percentile_90),
       std::count_if(figures.begin(), figures.end(), [](const PublishedFigure& f) { return !f.is_predicted(); }));
 }
@@ -236,7 +236,7 @@ std::vector<PublishedFigure> predicted_figures(const nlohmann::json& document, c
   JsonReader of_file(document, {file, ""});
   figure_text(of_file, "schema");
   const std::string about = figure_text(of_file, "about");
-  if (about.empty()) of_file.fail("about", "what its figures are of");
+  if (about.empty()) of_file.fail("about", "the subject of its figures");
   const nlohmann::json* points = of_file.take("points");
   if (points == nullptr || !points->is_array()) of_file.fail("points", "an array");
   of_file.take("notes");
@@ -253,7 +253,7 @@ std::vector<PublishedFigure> predicted_figures(const nlohmann::json& document, c
       if (const nlohmann::json* value = reader.take(key); value != nullptr && value->is_string()) *member = *value;
       if (member->empty()) reader.fail(key, "a text");
     }
-    if (!ids.insert(f.id).second) reader.fail("id", "an id of its own");
+    if (!ids.insert(f.id).second) reader.fail("id", "a unique id");
     if (!reader.has("value")) reader.fail("value", "a number");
     reader.field("value", f.value, NumberRange{}, "");
     f.not_predicted = figure_text(reader, "not_predicted");
@@ -262,7 +262,7 @@ std::vector<PublishedFigure> predicted_figures(const nlohmann::json& document, c
       if (const auto whole = reasons->find(f.not_predicted); whole != reasons->end()) f.not_predicted = *whole;
     const nlohmann::json* prediction = reader.take("prediction");
     if ((prediction == nullptr) == f.not_predicted.empty())
-      reader.fail("prediction", "how it is predicted, or \"not_predicted\": why not");
+      reader.fail("prediction", "how it is predicted, or the reason in \"not_predicted\"");
     if (prediction != nullptr) f.predicted = predict_figure(*prediction, reader.at("prediction"), f, simulator);
     reader.finish();
   }

@@ -96,7 +96,8 @@ void predict(const MeasuredOptions& options, const Cluster& cluster, MeasuredCur
     point.predicted = predictor.predict(op, point.bytes, algorithm, CollectiveProtocol::automatic, options.engines);
     point.predicted.run.reset();  // thousands of points: only their seconds are kept
     if (algorithm != CollectiveAlgorithm::automatic && point.predicted.algorithm != algorithm)
-      throw InputError({}, fmt::format("{}, forced", curve.algorithm), "an algorithm that this group can use");
+      throw InputError({}, fmt::format("{} as forced algorithm", curve.algorithm),
+                       "an algorithm that this group can use");
   }
 }
 

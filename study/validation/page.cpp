@@ -50,8 +50,8 @@ std::string summary(const ValidationRuns& runs) {
   };
   row("**all other sources** (leave one source out)", runs.others);
   row("all sources (in sample)", runs.all);
-  row("none: kernels and collectives alone", runs.none);
-  row("all other sources; composed numbers counted too", runs.others, true);
+  row("none: only kernels and collectives", runs.none);
+  row("all other sources, including composed numbers", runs.others, true);
   return markdown_grid(
       "<the step calibration has seen|steps|median|mean|90th pct|worst|bias|Kendall's tau|lost by trusting it", rows);
 }
@@ -341,28 +341,28 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedF
   page += fmt::format(
       "Made by `orrery validate --markdown results/ACCURACY.md --plot {}`; the numbers behind it: `orrery validate "
       "--json FILE`.\n{} published measurements of {} sources stand in [published/steps](published/steps), each with "
-      "the scenario it is of, or with the reason why it is not predicted. None is left out.\n\n",
+      "its scenario, or with the reason why it is not predicted. None is omitted.\n\n",
       "results/" + plot, runs.others.size(), published_sources().size());
   page +=
       "Errors are predicted / measured - 1. Kernels and collectives are calibrated on kernels and collectives alone; "
-      "what training steps show beyond\nthem (sustained clocks, hosts, stacks) is fitted on published steps "
+      "other effects in training\nsteps (sustained clocks, hosts, stacks) are fitted on published steps "
       "([calibration](calibration/README.md#training-steps)). **The figure to trust is that of sources left out**: "
       "each source is predicted by\na calibration fitted on all others.\n\n";
   page += summary(runs);
   const auto [first, second] = coverage_of_halves(runs.others);
   page += fmt::format(
       "\nTau compares, within each published table of {} configurations or more, the predicted with the measured "
-      "order; \"lost by trusting it\" is how\nmuch slower than the fastest the configuration is that is predicted "
-      "fastest. Reports state an 80 % interval: its width holds 80 % of the points of\nsources left out, stack by "
-      "stack and by whose curves a device has ([below](#intervals)). Tried out: the width found on one half of the "
-      "sources holds {:.0f} % of the\nother half's points, the other way round {:.0f} %.\n\nThe figures count points. "
+      "order; \"lost by trusting it\" says\nhow much slower the configuration that is predicted fastest is than the "
+      "fastest. Reports state an 80 % interval: its width holds 80 % of the points of\nsources left out, by stack and "
+      "by the origin of a device's curves ([below](#intervals)). As a check, the width found on one half of the "
+      "sources holds {:.0f} % of the\nother half's points, and the reverse {:.0f} %.\n\nThe figures count points. "
       "Sources of one author (vtrain, bigscience, mosaicml, torchtitan, NVIDIA's) are left out one at a time, "
       "though\ntheir systems are alike.\n\n",
       kLeastOfTable, kPercent * first, kPercent * second);
   for (const auto& [name, why] : composed)
     page += fmt::format(
-        "**{} is composed, not measured.** {} Its {} numbers are fitted as one source of many, and\nno statistic but "
-        "its own row and the last one above counts them.\n\n",
+        "**{} is composed, not measured.** {} Its {} numbers are fitted as one source of many, and\nonly its own row "
+        "and the last row above count them.\n\n",
         name, why, std::count_if(all_steps.begin(), all_steps.end(), [&name = name](const PredictedPoint& p) {
           return p.source->name == name && p.is_predicted();
         }));
@@ -381,15 +381,15 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedF
           groups("strategy", by_strategy(steps), {.ranking = true});
   page += "\n## By device\n\n" + groups("device", by_device(steps), {});
   page +=
-      "\n## Intervals\n\nOf devices with curves of their own; borrowed curves widen them. The share that they are held "
-      "to is weighed (a source of many\npoints counts as thirty) and of points that are fitted; the last column counts "
-      "all measured steps, those among them whose layout\nor machine nobody states (quality C), which no interval of a "
-      "model can cover.\n\n" +
+      "\n## Intervals\n\nFor devices with their own curves; borrowed curves widen the intervals. The share that they "
+      "must hold is weighted (a source with many\npoints counts as thirty) and counts fitted points; the last column "
+      "counts all measured steps, including those whose layout\nor machine is not stated (quality C), which no model's "
+      "interval can cover.\n\n" +
       coverage(runs.others);
   page +=
       "\n## As clusters grow\n\nPublished series of one model on one machine ([published/scaling.json]"
-      "(published/scaling.json)): the share of tokens a device and second that each doubling\nof the devices costs, "
-      "from the fewest to the most.\n\n" +
+      "(published/scaling.json)): the share of tokens per device and second that is lost\nwith each doubling of the "
+      "devices, from the fewest to the most.\n\n" +
       scaling(runs.others);
   page += "\n## Memory, layers, activations\n\n";
   for (const Quantity q :
@@ -410,14 +410,14 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedF
       fits.fits_as_predicted, fits.fails_as_predicted, fits.wrongly_fails, fits.wrongly_fits, fits.wrong_beyond_margin,
       kPercent * kFitsMargin);
   page += judged_wrongly(fits);
-  page += "## The worst, and why\n\nBy how many times too long or too short; two of a source at the most.\n\n" +
-          worst(runs.others);
+  page +=
+      "## The worst, and why\n\nOrdered by the factor of the error; at most two per source.\n\n" + worst(runs.others);
   page += "\n## What is no step\n\n" + figures_markdown(figures);
   page += "\n## Goals\n\n" + goals(runs);
   page += "\n## Beside other simulators\n\n" + peers(runs);
-  page += "\n## Kernels\n\nFitted on the same points: residuals.\n\n" + kernels();
+  page += "\n## Kernels\n\nThese errors are residuals: the curves are fitted on the same points.\n\n" + kernels();
   page +=
-      "\n## Collectives\n\nResiduals too; curve by curve: "
+      "\n## Collectives\n\nThese errors are residuals, too; for each curve: "
       "[published/collectives_errors.md](published/collectives_errors.md).\n\n" +
       collectives();
   page += "\n## Not predicted\n\n" + not_predicted(runs.others);
@@ -434,7 +434,7 @@ std::string accuracy_plot(std::span<const PredictedPoint> points) {
     sources.try_emplace(p.source->name, 0);
     for (const double v : {p.predicted, p.point->value}) least = std::min(least, v), most = std::max(most, v);
   }
-  if (sources.empty()) throw InputError({"--plot", ""}, "no predicted step among the points", "at least one");
+  if (sources.empty()) throw InputError({"--plot", ""}, "no predicted step in the points", "at least one");
   std::size_t next = 0;
   for (auto& [name, index] : sources) index = next++;
   const double low = std::floor(std::log10(least)), high = std::ceil(std::log10(most));

@@ -60,7 +60,7 @@ void read_measured(const Json& json, const InputError::Where& where, PublishedPo
   reader.field("quantity", point.quantity, kQuantityNames, "");
   point.value = number(reader, "value");
   reader.field("steps", point.steps, IntegerRange{1, kMostSteps}, "");
-  if (point.steps > 1 && !is_seconds(point.quantity)) reader.fail("steps", "1 of a quantity that is no time");
+  if (point.steps > 1 && !is_seconds(point.quantity)) reader.fail("steps", "1 for a quantity that is not a time");
   // How a rate became seconds: for readers.
   for (const char* key : {"tokens_per_step", "samples_per_step", "flops_per_step", "devices"}) number(reader, key);
   text(reader, "flops_formula");
@@ -161,7 +161,7 @@ PublishedSource read_published(const nlohmann::json& document, const std::string
     const std::string pointer = pointer_to("/points", std::to_string(i));
     result.points.push_back(read_point((*points)[i], {file, pointer}, shared));
     if (!ids.insert(result.points.back().id).second)
-      throw InputError({file, pointer + "/id"}, result.points.back().id, "an id of its own");
+      throw InputError({file, pointer + "/id"}, result.points.back().id, "a unique id");
   }
   reader.finish();
   return result;

@@ -45,8 +45,8 @@ std::string groups_table(std::string_view heading, const std::vector<ErrorGroup>
 std::string fits_text(const FitsConfusion& c) {
   if (c.fits_as_predicted + c.fails_as_predicted + c.wrongly_fits + c.wrongly_fails == 0) return "";
   std::string text = fmt::format(
-      "Out of memory or not: {} ran as predicted, {} failed as predicted, {} ran that should not fit, {} failed that "
-      "should fit;\nof the wrong ones {} lie more than {:.0f} % from the capacity\n",
+      "Out of memory or not: {} ran as predicted, {} failed as predicted, {} ran although predicted not to fit, {} "
+      "failed although predicted to fit;\n{} of the wrong predictions are more than {:.0f} % from the capacity\n",
       c.fits_as_predicted, c.fails_as_predicted, c.wrongly_fails, c.wrongly_fits, c.wrong_beyond_margin,
       kPercent * kFitsMargin);
   if (!c.wrong.empty()) text += grid(kWronglyJudged, wrongly_judged(c));
@@ -85,7 +85,7 @@ std::string validation_table(std::span<const PredictedPoint> points) {
   sort_worst_first(worst);
   worst.resize(std::min(worst.size(), kWorstShown));
   if (worst.empty()) return text;
-  text += "\nWorst, by how many times too long or too short (orrery simulate ID runs one of them again)\n";
+  text += "\nWorst, by the factor of the error (orrery simulate ID runs one of them again)\n";
   std::vector<std::vector<std::string>> rows;
   for (const PredictedPoint* p : worst)
     rows.push_back({p->point->id, p->source->name, std::string(name_of(p->point->quantity)),

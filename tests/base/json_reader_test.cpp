@@ -158,19 +158,17 @@ TEST(JsonReader, RefusesWhatHoldsForMoreThanARangeOfLayersWithTheReason) {
     return layers.recompute ? "recomputed" : "";
   };
   EXPECT_EQ(message(R"({"from": 3, "recompute": true})"), "recomputed");
-  EXPECT_THAT(
-      message(R"({"degree": 2})"),
-      HasSubstr(
-          "/0/degree: found 2, expected no degree for a range of layers: all layers have their ranks on one mesh; "
-          "ranges may give from, recompute"));
+  EXPECT_THAT(message(R"({"degree": 2})"),
+              HasSubstr("/0/degree: found 2, expected no degree for a range of layers: all layers share one mesh; "
+                        "ranges may give from, recompute"));
   EXPECT_THAT(message(R"({"whole": false})"),
-              HasSubstr("all layers hand on the whole residual stream, or all of them parts of it; ranges may"));
-  EXPECT_THAT(message(R"({"bucket": true})"), HasSubstr("buckets of gradients run on from layer to layer; ranges may"));
+              HasSubstr("all layers divide the residual stream in the same way; ranges may"));
+  EXPECT_THAT(message(R"({"bucket": true})"), HasSubstr("buckets of gradients span several layers; ranges may"));
   EXPECT_THAT(message(R"({"clip": false})"), HasSubstr("it holds for the whole step; ranges may give from, recompute"));
   EXPECT_THAT(message(R"({"recomputed": true})"), HasSubstr("did you mean \"recompute\"?"));
   for (const char* nothing : {R"({})", R"({"from": 3})", R"({"from": 3, "comment": "the last ones"})"})
-    EXPECT_THAT(message(nothing), HasSubstr("/0: found a range of layers that says nothing of them, expected what "
-                                            "differs there, one of: recompute"));
+    EXPECT_THAT(message(nothing), HasSubstr("/0: found a range of layers that changes no field, expected the fields "
+                                            "that differ there, one of: recompute"));
 }
 
 TEST(JsonReader, EqualKeysOfDifferentObjectsAreNoDuplicates) {

@@ -127,11 +127,11 @@ TEST(Answer, TheTextSaysWhatWouldHaveToGiveWay) {
   const CapacityAnswer result = answered(document);
   EXPECT_FALSE(result.choice.cheapest);
   const std::string text = answer_text(result, false);
-  EXPECT_THAT(text, AllOf(HasSubstr("Nothing meets all"), HasSubstr("a budget of "), HasSubstr(" would let in "),
-                          Not(HasSubstr("Cheapest: "))));
+  EXPECT_THAT(text, AllOf(HasSubstr("Nothing meets all constraints"), HasSubstr("a budget of "),
+                          HasSubstr(" would allow "), Not(HasSubstr("Cheapest: "))));
   document["all_candidates"]["plan"] = {{"zero_stage", 0}, {"recompute", "none"}};
   const std::string lacking = answer_text(answered(document), false);
-  EXPECT_THAT(lacking, HasSubstr("no candidate fits in memory; nearest is "));
+  EXPECT_THAT(lacking, HasSubstr("no candidate fits in memory; the nearest is "));
 }
 
 TEST(Answer, DataAndPictureHaveWhatTheTextHas) {

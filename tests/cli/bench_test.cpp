@@ -362,8 +362,7 @@ TEST(Bench, ColdAndWarmCachesAreKeptApart) {
       "--output ";
   ASSERT_EQ(place.orrery(options + "warm.json").code, 0);
   const CommandResult cold = place.orrery(options + "cold.json --cold-cache");
-  if (cold.code == 2 && cold.err.find("does not say how large its caches are") != std::string::npos)
-    GTEST_SKIP() << cold.err;
+  if (cold.code == 2 && cold.err.find("does not report its cache sizes") != std::string::npos) GTEST_SKIP() << cold.err;
   ASSERT_EQ(cold.code, 0) << cold.err;
   EXPECT_THAT(cold.out, HasSubstr("caches: cold before each iteration\n"));
   const json warm = json::parse(place.read("warm.json")), document = json::parse(place.read("cold.json"));

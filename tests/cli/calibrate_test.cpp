@@ -105,11 +105,11 @@ TEST(CalibrateImport, WritesNoFitThatMissesUnlessForced) {
   const Workplace place;
   place.write("all_reduce.log", std::string(kLog).replace(std::string(kLog).find("1500.00"), 7, "0.15   "));
   expect_one_sentence(place.orrery("calibrate import all_reduce.log --cluster dgx-h100"), 2,
-                      "missed by more than 2 times");
+                      "off by more than 2 times");
   EXPECT_THAT(place.files(), Not(Contains("collectives.json")));
   const CommandResult forced = place.orrery("calibrate import all_reduce.log --cluster dgx-h100 --force");
   EXPECT_EQ(forced.code, 0) << forced.err;
-  EXPECT_THAT(forced.out, HasSubstr("missed by more than 2 times"));
+  EXPECT_THAT(forced.out, HasSubstr("off by more than 2 times"));
   EXPECT_THAT(place.files(), Contains("collectives.json"));
 }
 

@@ -34,7 +34,7 @@ TEST(DiscreteEvent, ProgramOnItsOwnSaysWhatIsMissing) {
   const Workplace place;
   const auto simulated = place.shell("cp $ORRERY alone && ./alone simulate straggler --engine des");
   EXPECT_EQ(simulated.code, 2);
-  EXPECT_THAT(simulated.err, HasSubstr("no program orrery-des beside this one"));
+  EXPECT_THAT(simulated.err, HasSubstr("without the program orrery-des next to this one"));
   const auto predicted = place.shell("./alone simulate straggler");
   EXPECT_EQ(predicted.code, 0) << predicted.err;
 }
@@ -44,7 +44,7 @@ TEST(DiscreteEvent, WorkIsBounded) {
   const Workplace place;
   const auto endless = place.orrery("simulate tensor_parallel --engine des --set workload.global_batch_size=1000000");
   EXPECT_EQ(endless.code, 2);
-  EXPECT_THAT(endless.err, AllOf(HasSubstr("--engine: found des, and "), HasSubstr("kernels and transfers of "),
+  EXPECT_THAT(endless.err, AllOf(HasSubstr("--engine: found des with "), HasSubstr("kernels and transfers of "),
                                  HasSubstr("or a higher --limit")));
   const double events = report_of(place, "straggler --engine des").at("discrete_event").at("events").get<double>();
   const auto limited = [&](double share) {
@@ -130,7 +130,7 @@ TEST(DiscreteEvent, WithoutPerturbationsStartsFromTheAnalyticalStep) {
   const json des = report_of(place, "straggler --set perturbations=[] --engine des");
   EXPECT_DOUBLE_EQ(des["discrete_event"]["uncontended_step_seconds"].get<double>(), step(analytical));
   EXPECT_THAT(des.at("notes").dump(), Not(HasSubstr("perturbations")));
-  EXPECT_THAT(report_of(place, "straggler --engine des").at("notes").dump(), Not(HasSubstr("left out")));
+  EXPECT_THAT(report_of(place, "straggler --engine des").at("notes").dump(), Not(HasSubstr("are ignored")));
 }
 
 TEST(DiscreteEvent, EveryoneWaitsForTheStraggler) {
@@ -260,15 +260,15 @@ TEST(DiscreteEvent, PerturbationsAreBoundedByWhatTheyComeToTogether) {
 
   auto refused = run({device, device, device});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("/perturbations/1/factor: found what gives a device 1e-12 of its rate, together "
-                                     "with the 1 other at that time, expected at least 1e-06 of its rate"));
+  EXPECT_THAT(refused.err, HasSubstr("/perturbations/1/factor: found a device with 1e-12 of its rate, together with 1 "
+                                     "other perturbation at that time, expected at least 1e-06 of its rate"));
   refused = run({link, device, link});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("/perturbations/2/factor: found what gives a link 1e-08 of its rate"));
+  EXPECT_THAT(refused.err, HasSubstr("/perturbations/2/factor: found a link with 1e-08 of its rate"));
   refused = run({jitter, jitter});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, AllOf(HasSubstr("/perturbations/1/coefficient_of_variation: found what gives a device a "),
-                                 HasSubstr("expected at most a coefficient of variation of 10, all together")));
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("/perturbations/1/coefficient_of_variation: found a device with a "),
+                                 HasSubstr("expected at most a coefficient of variation of 10 in total")));
 
   json other = device;
   other["devices"] = {3};

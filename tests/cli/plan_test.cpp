@@ -37,7 +37,7 @@ TEST(Plan, ThatNothingMeetsIsAnAnswerOfExitCodeOne) {
     const auto result = place.orrery(std::string(kBundled) + " " + budget);
     EXPECT_EQ(result.code, 1) << budget;
     EXPECT_THAT(result.err, IsEmpty());
-    EXPECT_THAT(result.out, AllOf(HasSubstr("\nNothing meets all\n"), HasSubstr(" would let in ")));
+    EXPECT_THAT(result.out, AllOf(HasSubstr("\nNothing meets all constraints\n"), HasSubstr(" would allow ")));
   }
   // Met by what is expected, but not by the slow end.
   const std::string near = std::string(kBundled) + " --set budget.amount=16e6";
@@ -57,7 +57,7 @@ TEST(Plan, WhatCannotBeUsedIsOneSentenceOfExitCodeTwo) {
         {"plan llama-3-70b-60-days --set budget.currency=EUR", "found \"EUR\", expected USD"},
         {"plan llama-3-70b-60-days --set candidates.0.price='{\"per_device_hour\":2,\"currency\":\"USD\"}'",
          "/candidates/0/price/date: found nothing"},
-        {"plan llama-3-70b-60-days --published", "--published: found a plan beside it"},
+        {"plan llama-3-70b-60-days --published", "--published: found a plan as well"},
         {"plan llama-3-70b-60-days --histories 0", "--histories"},
         {"plan llama-3-70b-60-days --against B20", "--against: found \"B20\", expected the name of a candidate"},
         {"plan llama-3-70b-60-days --json a.json --svg a.json", "a.json"}}) {

@@ -186,9 +186,9 @@ TEST_F(RunOverMpi, WhatIsMissingIsSaidWithExitCodeTwo) {
   const fs::path alone = temporary_ / "orrery";
   fs::copy_file(ORRERY_COMMAND, alone);
   expect_refused(place.program(alone.string(), "run tiny.json --ranks mpi"),
-                 "found no program orrery-rank beside this one");
+                 "found no program orrery-rank next to this one");
   expect_refused(place.program(alone.string(), "run tiny.json --ranks mpi --device cuda"),
-                 "found no program orrery-gpu beside this one");
+                 "found no program orrery-gpu next to this one");
 }
 
 TEST_F(RunOverNccl, WhatIsMissingIsSaidAndNothingStays) {
@@ -208,7 +208,7 @@ TEST_F(RunOverNccl, WhatIsMissingIsSaidAndNothingStays) {
   expect_refused(place.program(gpu, "rank tiny.json"), 2, "found no rank in the environment");
   const std::string rank = "RANK=1 WORLD_SIZE=2 '" + gpu + "' rank tiny.json ";
   expect_refused(place.program("env", rank), 2,
-                 "found a plan of 4 ranks, expected one of the 2 ranks that have been started");
+                 "found a plan of 4 ranks, expected a plan of the 2 ranks that were started");
   expect_refused(place.program("env", rank + "--set plan.data_parallel=2"), 2,
                  "--id-directory: found nothing, expected an empty folder that all ranks see");
   if (fs::exists("/dev/nvidiactl")) GTEST_SKIP() << "there is a GPU here, so what is said without one was not tested";

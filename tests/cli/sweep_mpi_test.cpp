@@ -174,7 +174,7 @@ TEST_F(SweepOverMpi, WhatCannotBeUsedIsSaidOnce) {
            {"", "a DOCUMENT is required"},
            {"missing.json --db results.db", "missing.json: found"},
            {"unknown.json --db results.db", R"(did you mean "plan.tensor_parallel"?)"},
-           {"sweep.json --db text.db", "no SQLite file"},
+           {"sweep.json --db text.db", "a file that is not an SQLite database"},
            {"sweep.json --db results.db --thread 2", "--thread"},
            {"sweep.json --db results.db --export - --fields step_second", R"(did you mean "step_seconds"?)"}}) {
     const CommandResult result = ranks(3, arguments);
@@ -196,8 +196,8 @@ TEST_F(SweepOverMpi, RanksThatSeeOtherFilesAreRefused) {
   const std::string run =
       "$MPIRUN -n 1 -wdir $PWD/here $ORRERY sweep sweep.json --db results.db --mpi : "
       "-n 2 -wdir $PWD/there $ORRERY sweep sweep.json --db results.db --mpi";
-  for (const char* says :
-       {"found another scenario of sweep.json, expected what rank 0 has", "found \"scenario.json: found nothing"}) {
+  for (const char* says : {"found another scenario of sweep.json, expected the same program and files as on rank 0",
+                           "found \"scenario.json: found nothing"}) {
     const CommandResult result = mpi(run);
     EXPECT_EQ(result.code, 2);
     EXPECT_THAT(result.err, AllOf(HasSubstr("orrery: error: rank "), HasSubstr(says)));
@@ -214,7 +214,7 @@ TEST(SweepWithoutMpi, SaysWhatDoesIt) {
   const CommandResult refused = place.shell("./alone sweep sweep.json --db results.db --mpi");
   EXPECT_EQ(refused.code, 2);
   EXPECT_EQ(refused.err,
-            "orrery: error: --mpi: found no program orrery-mpi beside this one: it was built without MPI, expected "
+            "orrery: error: --mpi: found no program orrery-mpi next to this one: it was built without MPI, expected "
             "--shard I/N on each machine, and then orrery sweep merge\n");
   const CommandResult other =
       place.shell("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 ./alone sweep sweep.json --db results.db --mpi");

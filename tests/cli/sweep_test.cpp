@@ -253,8 +253,8 @@ TEST(Sweep, TwoDatabasesAreCompared) {
   EXPECT_EQ(all["points_in_both"], 12);
   EXPECT_GT(all["moved"][0]["change"], 0.01);
   EXPECT_EQ(lines_of(place.read("moved.csv")), 9);
-  for (const auto& [arguments, words] : {std::pair{"a.db", "a database on one side alone"},
-                                         {"a.db sweep.json", "sweep.json: found no SQLite file"},
+  for (const auto& [arguments, words] : {std::pair{"a.db", "a database on one side only"},
+                                         {"a.db sweep.json", "sweep.json: found a file that is not an SQLite database"},
                                          {"a.db none.db", "none.db: found nothing"},
                                          {"none.db a.db", "none.db: found nothing"},
                                          {"a.db b.db --set plan.zero_stage=1", "--set"},
@@ -274,7 +274,7 @@ TEST(Sweep, SaysThatPerturbationsAreLeftOut) {
   place.write("sweep.json", R"({"scenario": "straggler", "axes": {"cluster.nodes": [4, 8]}})");
   const CommandResult done = place.orrery("sweep sweep.json --db out.db");
   EXPECT_EQ(done.code, 0);
-  EXPECT_THAT(done.err, HasSubstr("perturbations are left out"));
+  EXPECT_THAT(done.err, HasSubstr("perturbations are ignored"));
   place.write("factors.json", R"({"scenario": "straggler", "axes": {"perturbations.0.factor": [0.5, 0.8]}})");
   const CommandResult refused = place.orrery("sweep factors.json --db factors.db");
   EXPECT_EQ(refused.code, 2);
@@ -328,7 +328,7 @@ TEST(Sweep, GoesOnWithTheThreadsThatTheMachineStarts) {
   EXPECT_EQ(computed(many), 9000);
   const auto none = place.shell("timeout 60 " + as_other + "1 $ORRERY sweep many.json --db none.db --threads 8");
   EXPECT_EQ(none.code, 2);
-  EXPECT_THAT(none.err, HasSubstr("--threads: found a thread that the machine does not start"));
+  EXPECT_THAT(none.err, HasSubstr("--threads: found a thread that the machine cannot start"));
 }
 
 TEST(Sweep, FieldsAreCheckedBeforeAnythingRuns) {
@@ -356,7 +356,7 @@ TEST(Sweep, RefusesWhatCannotBeUsed) {
            {"sweep missing.json --db results.db", "missing.json: found"},
            {"sweep unknown.json --db results.db", R"(did you mean "plan.tensor_parallel"?)"},
            {"sweep never.json --db results.db", "2 points, each without a result"},
-           {"sweep sweep.json --db text.db", "no SQLite file"},
+           {"sweep sweep.json --db text.db", "a file that is not an SQLite database"},
            {"sweep sweep.json --db other.db",
             "found a database of sweeps of version 2, expected one of version 1: made by this version of orrery"},
            {"sweep merge results.db other.db", "found a database of sweeps of version 2, expected one of version 1"},
@@ -366,7 +366,7 @@ TEST(Sweep, RefusesWhatCannotBeUsed) {
            {"sweep sweep.json --db results.db --shard 4/3", "1/3, 2/3 or 3/3"},
            {"sweep sweep.json --db results.db --shard 2", "1/3, 2/3 or 3/3"},
            {"sweep sweep.json --db results.db --shard 0/3", "1/3, 2/3 or 3/3"},
-           {"compare other.db other.db --calibration sweep.json", "scenarios: what a sweep has found stays"},
+           {"compare other.db other.db --calibration sweep.json", "scenarios: results of a sweep cannot be changed"},
            {"sweep sweep.json --db results.db --export results.txt", ".csv or .jsonl"},
            {"sweep sweep.json --db results.db --fields mfu", "--export FILE"},
            {"sweep sweep.json --db results.db --export - --fields step_second", R"(did you mean "step_seconds"?)"},

@@ -935,7 +935,7 @@ TEST(Stalled, StagesThatWaitForEachOther) {
   const std::pair gather{OpKind::all_gather, 1e9};
   const auto why = why_stalled(
       [&] { run_program(ideal_cluster(2), two_stages(Stream::tensor_communication, {gather}, {gather}).program); });
-  EXPECT_THAT(why, AllOf(HasSubstr("stage 0, rank 0 waits"), HasSubstr("piece.forward.of_the_first"),
+  EXPECT_THAT(why, AllOf(HasSubstr("stage 0, rank 0 has waited"), HasSubstr("piece.forward.of_the_first"),
                          HasSubstr("all_gather of 1e+09 bytes"), HasSubstr("for stage 1, rank 1")));
   EXPECT_THAT(why, HasSubstr("stage 1, rank 1 waits for the activations of micro-batch 0 from stage 0"));
 }
@@ -944,7 +944,8 @@ TEST(Stalled, OneStageWithoutTheCollective) {
   const auto why = why_stalled([&] {
     run_program(ideal_cluster(2), two_stages(Stream::data_communication, {{OpKind::all_gather, 1e9}}, {}).program);
   });
-  EXPECT_THAT(why, AllOf(HasSubstr("stage 0, rank 0 waits"), HasSubstr("of_the_first"), HasSubstr("stage 1, rank 1")));
+  EXPECT_THAT(why,
+              AllOf(HasSubstr("stage 0, rank 0 has waited"), HasSubstr("of_the_first"), HasSubstr("stage 1, rank 1")));
 }
 
 TEST(Stalled, ALinkThatFailsUnderTraffic) {

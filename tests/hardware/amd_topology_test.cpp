@@ -97,7 +97,7 @@ TEST(AmdTopology, SaysWhatIsWrong) {
            Wrong{"=== Link Type between two GPUs ===\n GPU0 GPU1\nGPU1 0 XGMI\n", "MI300X", "\"GPU1\" at the start"},
            Wrong{"=== Link Type between two GPUs ===\n GPU0 GPU1\nGPU0 0\n", "MI300X", "1 entries in the row of GPU0"},
            Wrong{"=== Link Type between two GPUs ===\n GPU0 GPU1\nGPU0 0 XGMI\nGPU1 PCIE 0\n", "MI300X",
-                 "another way from"},
+                 "different entries from"},
            Wrong{tables(2, xgmi) + tables(2, xgmi), "MI300X", "again in line"},
        }) {
     try {

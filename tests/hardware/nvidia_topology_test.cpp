@@ -75,7 +75,7 @@ TEST(NvidiaTopology, SeveralNodesNeedARateWhereTheFileListsNoNic) {
     ADD_FAILURE() << "read";
   } catch (const InputError& error) {
     EXPECT_EQ(error.where().pointer, "/cluster/inter_node_bytes_per_second");
-    EXPECT_EQ(error.expected(), "a rate (5e10 is 400 Gbit/s), as the topology file lists no NIC");
+    EXPECT_EQ(error.expected(), "a rate (5e10 is 400 Gbit/s): the topology file lists no NIC");
   }
 }
 

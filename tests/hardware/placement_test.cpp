@@ -156,15 +156,15 @@ TEST(NodeList, SaysWhatIsWrong) {
     const char* sentence;
   };
   for (const Wrong& wrong : {
-           Wrong{"dgx[001-256],hgx[001-256]", "which differ in their prefix alone"},
-           Wrong{"a[3-5],b4", "which differ in their prefix alone"},
-           Wrong{"7,node7", "which differ in their prefix alone"},
-           Wrong{"n1.east.example.com n1.west.example.com", "which differ in their prefix alone"},
+           Wrong{"dgx[001-256],hgx[001-256]", "which differ only in their prefix"},
+           Wrong{"a[3-5],b4", "which differ only in their prefix"},
+           Wrong{"7,node7", "which differ only in their prefix"},
+           Wrong{"n1.east.example.com n1.west.example.com", "which differ only in their prefix"},
            Wrong{"cn001-cn004", R"("cn[001-004]" for a range, "cn001-cn[004]" for one name)"},
            Wrong{"cn001.local-cn004.local", "a name or a range"},
            Wrong{"cn001-cn004.local", R"("cn[001-004]" for a range)"},
            Wrong{"ec2-54-1-2-3.compute-1.amazonaws.com", "an address"},
-           Wrong{"8", "a number of nodes or one node's"},
+           Wrong{"8", "either a number of nodes or the number of one"},
            Wrong{"node1-4", R"("node[1-4]" for a range, "node1-[4]" for one name)"},
            Wrong{"node1-4,node7-9", "a name or a range"},
            Wrong{"10.0.0.1,10.0.0.2", "an address"},
@@ -173,28 +173,27 @@ TEST(NodeList, SaysWhatIsWrong) {
            Wrong{"[fe80::1] slots=8", "an address"},
            Wrong{"ip-10-0-3-17.ec2.internal", "an address"},
            Wrong{"login,node2", "a name without a number"},
-           Wrong{"r[1-2]n[1-2]", "\"first\" beside them"},
+           Wrong{"r[1-2]n[1-2]", "\"first\" as well"},
            Wrong{"node1 slots=8\nnode2 slots=4", "found 4 slots on node2, expected 8, the devices of a node"},
            Wrong{"node1:4,node2:4", "4 slots on node1"},
            Wrong{"(node1:ncpus=64:ngpus=4)", "4 slots on node1"},
            // LSF lists the launch host first.
            Wrong{"login1 1 node2 8 node3 8",
-                 "found 1 slot on login1 and 8 on node2, expected as many on every host: "
-                 "login1 differs; leave it out if it is the launch host"},
+                 "found 1 slot on login1 and 8 on node2, expected equally many on every host: login1 differs; leave it "
+                 "out if it is the launch host"},
            Wrong{"batch5 1 h22n07 42 h22n08 42", "batch5 differs"},
            Wrong{"1*batch5:42*h22n07:42*h22n08", "batch5 differs"},
            Wrong{"LSB_HOSTS=batch5 h22n07 h22n07 h22n08 h22n08", "batch5 differs"},
            Wrong{"batch5 4 h22n07 42 h22n08 42", "batch5 differs; leave out the launch host"},
            Wrong{"node1 8 node2 8 node3 4",
-                 "found 8 slots on node1 and 4 on node3, expected as many on every host: "
-                 "node3 differs"},
+                 "found 8 slots on node1 and 4 on node3, expected equally many on every host: node3 differs"},
            Wrong{"node1 slots=0\nnode2 slots=8", "found 0 slots on node1, expected hosts with slots"},
            Wrong{"node1:0,node2:8", "found 0 slots on node1"},
            Wrong{"(node1:ncpus=8:ngpus=0)+(node2:ncpus=8:ngpus=8)", "found 0 slots on node1"},
            Wrong{"node1 0 node2 8", "found 0 slots on node1"},
            Wrong{"node1,node2,", "found \"node1,node2,\", which ends in a comma"},
            Wrong{"node[1,2,]", "which ends in a comma"},
-           Wrong{"hostfile.txt", "found \"hostfile.txt\", a file's path, expected the text of the file itself"},
+           Wrong{"hostfile.txt", "found \"hostfile.txt\", a file's path, expected the lines of that file"},
            Wrong{"nodes2.txt", "a file's path"},
            Wrong{"hostfile", "a file's path"},
            Wrong{"PBS_NODEFILE=/var/spool/pbs/aux/12.server", "a file's path"},
@@ -302,9 +301,9 @@ TEST(ReadPlacement, SaysWhatIsWrongAndWhere) {
   expect({{"nodes", Json{0, 1, -2}}}, "/nodes", "-2");
   expect({{"nodes", Json{0, 1, "a"}}}, "/nodes", "\"a\"");
   expect({{"nodes", Json::array()}}, "/nodes", "no nodes");
-  expect({{"nodes", "0-7"}, {"first", 1}}, "/nodes", "nodes from 1 on");
-  expect({{"nodes", "node[001-008]"}}, "/nodes", "\"first\": 1 beside them, if names count from 1");
-  expect({{"nodes", "node[001-008]"}, {"of", 8}}, "/nodes", "\"first\": 1 beside them, if names count from 1");
+  expect({{"nodes", "0-7"}, {"first", 1}}, "/nodes", "nodes from 1 (\"first\") on");
+  expect({{"nodes", "node[001-008]"}}, "/nodes", "\"first\": 1 if names count from 1");
+  expect({{"nodes", "node[001-008]"}, {"of", 8}}, "/nodes", "\"first\": 1 if names count from 1");
   expect({{"nodes", "8-15"}, {"of", 12}}, "/of", "more than the 15 nodes");
   expect({{"nodes", "scattered"}, {"of", 7}}, "/of", "at least 8");
   expect({{"fill", 2}, {"of", 12}}, "/of", "at least 14");

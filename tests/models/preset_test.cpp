@@ -220,8 +220,8 @@ TEST(WrittenOut, EveryPresetSurvivesWritingAndReading) {
 
 TEST(Mistakes, KnownModelsThatAreNotModelledAreNamed) {
   EXPECT_EQ(error_of("qwen3-next-80b-a3b"),
-            "scenario.json: /model: found \"qwen3-next-80b-a3b\", of the family Qwen3-Next, expected a model that is "
-            "modelled: hybrids of attention and gated delta nets are not modelled yet");
+            "scenario.json: /model: found \"qwen3-next-80b-a3b\", of the family Qwen3-Next, expected a supported "
+            "model: hybrids of attention and gated delta nets are not modelled yet");
   for (const EmbeddedFile& file : embedded_files("models/presets/")) {
     const Json presets = preset_file(file);
     if (!presets.contains("not_modelled")) continue;
@@ -266,7 +266,7 @@ const BadModel kBadModels[] = {
     {R"({"preset": "mixtral-8x7b", "dense_layers": 32})",
      "/dense_layers: found 32, expected less than the 32 layers: the others have experts"},
     {R"({"preset": "mixtral-8x7b", "dense_layers": 30, "expert_period": 3})",
-     "/expert_period: found 3, expected at most the 2 layers behind the dense ones"},
+     "/expert_period: found 3, expected at most the 2 layers after the dense ones"},
     {R"({"preset": "llama-3-8b", "router_noise": true})", "/router_noise: found true, expected false without experts"},
     {R"({"preset": "llama-3-8b", "moe_aux_loss_coeff": 0.01})",
      "/moe_aux_loss_coeff: found a factor, expected 0 without experts"},

@@ -94,7 +94,7 @@ TEST(DocumentsFile, EmbeddingsAreNumPys) {
   EXPECT_THAT(refusal_of_embeddings(npy(header, {3, 4, 0, 1, 1})), HasSubstr("20 bytes"));
   EXPECT_THAT(refusal_of_embeddings(npy(header, {3, 4, 0, 0})), HasSubstr("row 1"));
   EXPECT_THAT(refusal_of_embeddings(npy(with("'<f4'", "'<f8'"), numbers)), HasSubstr("'<f8'"));
-  EXPECT_THAT(refusal_of_embeddings(npy(with("False", "True"), numbers)), HasSubstr("columns"));
+  EXPECT_THAT(refusal_of_embeddings(npy(with("False", "True"), numbers)), HasSubstr("column order"));
   EXPECT_THAT(refusal_of_embeddings(npy(with("(2, 2)", "(4,)"), numbers)), HasSubstr("shape (4)"));
   EXPECT_THAT(refusal_of_embeddings(npy(with("(2, 2)", "(1, 4)"), numbers)), HasSubstr("2 documents"));
   EXPECT_THAT(refusal_of_embeddings(npy(with("'shape'", "'form'"), numbers)), HasSubstr("'shape'"));

@@ -105,12 +105,12 @@ TEST(PackedWorkload, TakesSequencesThatAreListed) {
 
 TEST(PackedWorkload, RefusesListsByWhatIsWrongWithThem) {
   for (const auto& [text, found] :
-       {std::pair{"20,x", "found \"x\" among lengths of documents"}, std::pair{"20;;30", "found \"\" among lengths"},
-        std::pair{" ;20", "found \"\" among lengths"}, std::pair{"+5", "found \"+5\" among lengths"},
-        std::pair{"20,0", "found \"0\" among lengths"}, std::pair{"20,-5", "found \"-5\" among lengths"},
-        std::pair{"20,30.5", "found \"30.5\" among lengths"},
+       {std::pair{"20,x", "found \"x\" in a list of document lengths"}, std::pair{"20;;30", "found \"\" in a list"},
+        std::pair{" ;20", "found \"\" in a list"}, std::pair{"+5", "found \"+5\" in a list"},
+        std::pair{"20,0", "found \"0\" in a list"}, std::pair{"20,-5", "found \"-5\" in a list"},
+        std::pair{"20,30.5", "found \"30.5\" in a list"},
         std::pair{"20;60,41", "found sequence 2 of 101 tokens, expected at most 100"},
-        std::pair{"99999999999999999999", "among lengths of documents"}}) {
+        std::pair{"99999999999999999999", "in a list of document lengths"}}) {
     try {
       packed_sequences(drawn(text, 1), 100);
       ADD_FAILURE() << text;
@@ -180,10 +180,10 @@ TEST(PackedWorkload, RefusesFilesByLine) {
   EXPECT_EQ(refusal_of_file(sequence), "accepted");
   EXPECT_THAT(refusal_of_file(""), HasSubstr("no documents"));
   EXPECT_THAT(refusal_of_file("{\"documents\":[{\"tokens\":5}],\"tokens\":9}\n"),
-              HasSubstr("found 9 \"tokens\" of a sequence, expected 5, as its documents have together"));
-  EXPECT_THAT(
-      refusal_of_file(sequence + "{\"documents\":[{\"start\":0,\"tokens\":4},{\"start\":2,\"tokens\":3}]}\n"),
-      AllOf(HasSubstr("line 2"), HasSubstr("found \"start\" 2 of a document, expected 4, behind those before it")));
+              HasSubstr("found 9 \"tokens\" of a sequence, expected 5, the sum of its documents"));
+  EXPECT_THAT(refusal_of_file(sequence + "{\"documents\":[{\"start\":0,\"tokens\":4},{\"start\":2,\"tokens\":3}]}\n"),
+              AllOf(HasSubstr("line 2"),
+                    HasSubstr("found \"start\" 2 of a document, expected 4, the end of the documents before it")));
   EXPECT_THAT(refusal_of_file("{\"tokens\": 0}\n"), AllOf(HasSubstr("line 1"), HasSubstr("found 0 tokens")));
   EXPECT_THAT(refusal_of_file("{\"tokens\": 4}\n{\"tokens\": -1}\n"),
               AllOf(HasSubstr("line 2"), HasSubstr("found -1 tokens")));

@@ -72,7 +72,7 @@ TEST(Candidate, WhatIsMissingUnknownOrContradictoryGetsItsSentence) {
   EXPECT_THAT(refusal("steps", 5), HasSubstr("expected either steps or tokens"));
   EXPECT_THAT(refusal("step_seconds_low", 13), HasSubstr("expected at most step_seconds, 12"));
   EXPECT_THAT(refusal("step_seconds_high", 11), HasSubstr("expected at least step_seconds, 12"));
-  EXPECT_THAT(refusal("power", "a100-board"), HasSubstr("expected power of H100-SXM5-80GB, which the price is of"));
+  EXPECT_THAT(refusal("power", "a100-board"), HasSubstr("expected power of H100-SXM5-80GB, the device of the price"));
   EXPECT_THAT(refusal("price", {{"per_device_hour", 2}, {"currency", "USD"}}), HasSubstr("/price/date: found nothing"));
   EXPECT_THAT(refusal("failures", -0.1), HasSubstr("expected the name of a failure-rate preset, or an object"));
   EXPECT_THAT(refusal("repair_seconds", -1), HasSubstr("found -1"));

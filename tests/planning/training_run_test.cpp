@@ -153,7 +153,7 @@ TEST(ExpectedRun, ARunThatHardlyEndsIsRefused) {
     expected_run(run);
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("/failures: found a failure each 18 s, expected rarer ones"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("/failures: found a failure every 18 s, expected rarer failures"));
   }
   EXPECT_THROW(simulate_run(run), InputError);
 }

@@ -138,7 +138,7 @@ TEST(Check, OperandsAreDividedAlike) {
     } else {
       expect_breaks(Rule::operands_agree, s,
                     R"(piece "piece", forward, add "op": "b" [-] and "a" [dp_shard] are divided differently )"
-                    R"(along batch: over nothing and over dp_shard, needed alike)");
+                    R"(along batch: over nothing and over dp_shard, expected the same)");
     }
   }
 }
@@ -149,9 +149,10 @@ TEST(Check, WhatAnOpNormalisesOrMasksOverIsWhole) {
     const TensorId x = s.input("x", {{4, Axis::batch}, {8, Axis::sequence, good ? MeshGroup{} : s.tp()}}),
                    y = s.tensor("y", {{4, Axis::batch}});
     s.op(OpKind::pool, {x}, {y});
-    good ? expect_proven(s) : expect_breaks(Rule::whole_for_op, s,
-                                           R"("y" [-] is made of parts over tp of "x" [- | tp] along sequence, )"
-                                           R"(needed "x" [- | -])");
+    good ? expect_proven(s)
+         : expect_breaks(Rule::whole_for_op, s,
+                         R"("y" [-] is made of parts over tp of "x" [- | tp] along sequence, )"
+                         R"(expected "x" [- | -])");
   }
 }
 
@@ -168,8 +169,9 @@ TEST(Check, KeysThatNoRingBringsAreMissed) {
                                     {1, Axis::group_heads},
                                     {4, Axis::head_dim}});
   s.op(OpKind::attention, {qkv}, {y});
-  expect_breaks(Rule::whole_for_op, s, R"("qkv" [- | cp | - | - | -] has the keys of one part over cp, and no ring brings the others, )"
-                R"(needed "qkv" [- | - | - | - | -])");
+  expect_breaks(Rule::whole_for_op, s,
+                R"("qkv" [- | cp | - | - | -] has the keys of one part over cp, and no ring brings the others, )"
+                R"(expected "qkv" [- | - | - | - | -])");
 }
 
 TEST(Check, OnlyLinearOpsReadWhatIsOwed) {
@@ -200,7 +202,8 @@ TEST(Check, ABiasIsNotAddedToAPartOfASum) {
   Small s;
   s.owed("y");
   s.piece().forward.ops.back().reads[2] = s.tensor("bias", {{6, Axis::hidden}}, Category::parameter);
-  expect_breaks(Rule::owed_alike, s, R"("bias" [-] is added on every rank to a part of the sum over tp, needed behind it)");
+  expect_breaks(Rule::owed_alike, s,
+                R"("bias" [-] is added on every rank to a partial sum over tp, expected after the sum)");
 }
 
 TEST(Check, TensorsAreWrittenBeforeTheyAreRead) {
@@ -246,10 +249,13 @@ TEST(Check, AGatherTakesTheMinorDigits) {
                                                   : s.cp() | s.tp()}});
     s.collective(OpKind::all_gather, how == 1 ? s.cp() : s.tp(), x, y);
     if (how == 0) expect_proven(s);
-    if (how == 1) expect_breaks(Rule::gathers, s, R"("x" [cp x tp] does not become "y" [tp] by gathering over cp, )"
-                    R"(needed an operand with cp as the minor digits of one dimension)");
+    if (how == 1)
+      expect_breaks(Rule::gathers, s,
+                    R"("x" [cp x tp] does not become "y" [tp] by gathering over cp, )"
+                    R"(expected an operand with cp as the minor digits of one dimension)");
     if (how == 2)
-      expect_breaks(Rule::gathers, s, R"("x" [cp x tp] does not become "y" [cp x tp] by gathering over tp, needed "x" [cp])");
+      expect_breaks(Rule::gathers, s,
+                    R"("x" [cp x tp] does not become "y" [cp x tp] by gathering over tp, expected "x" [cp])");
   }
 }
 
@@ -277,10 +283,10 @@ TEST(Check, AScatterDividesItsResult) {
     if (how == 0) expect_proven(s);
     if (how == 1)
       expect_breaks(Rule::scatters, s,
-                    R"("y" [- | -] does not become "part" [cp x tp | -] by scattering over tp, needed "y" [tp | -])");
+                    R"("y" [- | -] does not become "part" [cp x tp | -] by scattering over tp, expected "y" [tp | -])");
     if (how == 2)
       expect_breaks(Rule::scatters, s,
-                    R"("y" [- | -] does not become "part" [- | -] by scattering over tp, needed a result with one )"
+                    R"("y" [- | -] does not become "part" [- | -] by scattering over tp, expected a result with one )"
                     "dimension divided over tp as well");
   }
 }
@@ -290,8 +296,8 @@ TEST(Check, AReductionKeepsTheLayout) {
   const TensorId x = s.owed("y"), sum = s.tensor("sum", {{4, Axis::batch, s.dp()}, {6, Axis::hidden}});
   s.collective(OpKind::all_reduce, s.tp(), x, sum);
   expect_breaks(Rule::reduces, s,
-                R"("y" [- | -] of 24 elements and its sum "sum" [dp_shard | -] of 24 are laid out )"
-                "differently, needed alike");
+                R"("y" [- | -] of 24 elements and its sum "sum" [dp_shard | -] of 24 have )"
+                "different layouts, expected the same");
 }
 
 // The axis along which an op normalises stands in its sentence.
@@ -301,7 +307,7 @@ TEST(Check, WhatASoftmaxNormalisesOverIsNamed) {
                  y = s.tensor("y", {{4, Axis::sequence}, {8, Axis::key_sequence, s.cp()}});
   s.op(OpKind::softmax, {x}, {y});
   expect_breaks(Rule::whole_for_op, s,
-                R"("scores" [- | cp] is divided over cp along key_sequence, needed "scores" [- | -])");
+                R"("scores" [- | cp] is divided over cp along key_sequence, expected "scores" [- | -])");
 }
 
 TEST(Check, AReductionTakesASumThatIsOwed) {
@@ -357,7 +363,7 @@ TEST(Check, AnExchangeIsOverTheDigitsThatDiffer) {
     if (how < 2) expect_proven(s);
     if (how == 2) expect_breaks(Rule::exchanges, s, "by an exchange over cp: what differs is over cp x tp");
     if (how == 3) expect_breaks(Rule::exchanges, s, "by an exchange over cp x tp: what differs is over tp");
-    if (how == 4) expect_breaks(Rule::exchanges, s, "they are not of one whole over the same digits");
+    if (how == 4) expect_breaks(Rule::exchanges, s, "they do not belong to one whole over the same digits");
   }
 }
 
@@ -371,7 +377,7 @@ TEST(Check, ARedistributionMovesWhatTwoDealsDoNotShare) {
     // Of zigzag blocks 0 and 3 of three positions rank 0 keeps the first.
     s.collective(OpKind::redistribute, s.cp(), x, y).factor = how == 1 ? 0 : 1;
     if (how == 0) expect_proven(s);
-    if (how == 1) expect_breaks(Rule::sizes, s, R"(of "x" [cp zigzag] a share of 1.000000 becomes "y" [cp])");
+    if (how == 1) expect_breaks(Rule::sizes, s, R"("x" [cp zigzag]: a share of 1.000000 becomes "y" [cp])");
     if (how == 2) expect_breaks(Rule::sizes, s, R"("x" [cp zigzag] has no whole blocks of its deal for every part)");
   }
 }
@@ -545,7 +551,7 @@ TEST(Check, GradientsMeetTheStateThatTheyBelongTo) {
     s.adam(gradients, of);
     good ? expect_proven(s)
          : expect_breaks(Rule::gradient_meets_state, s,
-                         R"(gradients "gradients" [-] of 6 elements meet "shard" [dp_shard] of 3, needed alike)");
+                         R"(gradients "gradients" [-] of 6 elements meet "shard" [dp_shard] of 3, expected the same)");
   }
 }
 
@@ -605,9 +611,10 @@ TEST(Check, AParameterOfSeveralStagesIsSummedOverThem) {
     if (how == kMissing) breaks(R"(the gradient of "w" is not summed over the stages that hold it)");
     if (how == kTwice) breaks(R"(the gradient of "w" owes no sum over stages)");
     if (how == kOfOtherStages)
-      breaks(R"(the gradient of "w" is summed over stages 0, 1, 2, needed those that hold it, 0, 2)");
-    if (how == kOfOthersToo || how == kBehindAKernel) breaks("behind the update's reductions");
-    if (how == kOfAnotherSize) breaks(R"("gradients" [-] is summed with [-] of 6 elements of another stage, needed alike)");
+      breaks(R"(the gradient of "w" is summed over stages 0, 1, 2, expected those that hold it, 0, 2)");
+    if (how == kOfOthersToo || how == kBehindAKernel) breaks("after the update's reductions");
+    if (how == kOfAnotherSize)
+      breaks(R"("gradients" [-] is summed with [-] of 6 elements of another stage, expected the same)");
   }
 }
 

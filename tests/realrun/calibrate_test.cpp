@@ -221,8 +221,9 @@ TEST(CalibrationFit, StatesNoIntervalThatSaysNothing) {
                         .parameters = {{"known", 0.5, 1.25}, {"at_bound", 1, 0}, {"open", 3, 28043259148656.46}},
                         .residual = {},
                         .held_out = {}});
-  EXPECT_THAT(fit_table(fit), AllOf(HasSubstr("known 0.5 (x 1.25), at_bound 1, open 3 (x -)\n"),
-                                    HasSubstr("x -: the points leave it open by more than a factor of 100\n")));
+  EXPECT_THAT(fit_table(fit),
+              AllOf(HasSubstr("known 0.5 (x 1.25), at_bound 1, open 3 (x -)\n"),
+                    HasSubstr("x -: the points do not determine the parameter within a factor of 100\n")));
   fit.curves.front().parameters.pop_back();
   EXPECT_THAT(fit_table(fit), ::testing::Not(HasSubstr("x -")));
 }
@@ -330,9 +331,8 @@ TEST(OverlapFit, IsWrittenWithItsSourceAndReadBack) {
   overlaps.attention = {{"attention at 32K", "64 MiB to the host", 0.5, 0.01, 5e10, 0.03}};
   overlaps.source = "a test of copies";
   fit.overlaps = overlaps;
-  EXPECT_THAT(fit_table(fit),
-              HasSubstr("attention at 32K beside 64 MiB to the host: 500 ms, 1.010 times as long beside "
-                        "the copy; 50 GB/s, 1.030 times as long"));
+  EXPECT_THAT(fit_table(fit), HasSubstr("attention at 32K during 64 MiB to the host: 500 ms, 1.010 times as long "
+                                        "during the copy; 50 GB/s, 1.030 times as long"));
   const auto read = [](const std::string& text) {
     return read_user_calibration(parse_json(text, "ideal.json"), {"ideal.json", ""});
   };
@@ -542,11 +542,11 @@ void expect_refused(const std::string& log, const std::string& file_and_line, co
 }
 
 TEST(NcclLog, MalformedLogsAreRefusedAtTheirLine) {
-  expect_refused("hello\n", "my.log", "no log");
+  expect_refused("hello\n", "my.log", "not a log");
   expect_refused(replaced(kLog, "    25.00   10.49", "    fast   10.49"), "my.log:16", "fast");
-  expect_refused(replaced(kLog, "10.49   15.73      0    24.00   10.92   16.38    N/A", ""), "my.log:16", "cut off");
+  expect_refused(replaced(kLog, "10.49   15.73      0    24.00   10.92   16.38    N/A", ""), "my.log:16", "truncated");
   expect_refused(replaced(kLog, "15.73      0", "15.73      7"), "my.log:16", "wrong");
-  expect_refused(std::string(kLog).substr(0, std::string(kLog).find("# Out of")), "my.log:17", "whole");
+  expect_refused(std::string(kLog).substr(0, std::string(kLog).find("# Out of")), "my.log:17", "complete");
   expect_refused(replaced(replaced(kLog, "# Collective test starting: all_reduce_perf", "#"), "#       size", "#"),
                  "my.log:15", "header");
   std::string one_rank = kLog;

@@ -81,7 +81,7 @@ TEST(UnequalExchange, OfCountsThatDoNotFitSaysWhose) {
     });
     FAIL();
   } catch (const ExecutionError& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("takes 20 elements of rank 1 in \"rows\", which gives 10"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("expects 20 elements from rank 1 in \"rows\", which sends 10"));
   }
 }
 

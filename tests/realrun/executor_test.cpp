@@ -493,7 +493,7 @@ bool is_not_run(const std::string& flag) {
     check(scenario);
     check_runnable(runnable(scenario));
   } catch (const InputError& error) {
-    return error.where().pointer == "/plan/" + flag && error.expected().find("in a run") != std::string::npos;
+    return error.where().pointer == "/plan/" + flag && error.expected().find("in a real run") != std::string::npos;
   }
   return false;
 }

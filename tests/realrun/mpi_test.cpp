@@ -88,7 +88,7 @@ TEST_F(Mpi, AWaitInVainSaysForWhom) {
 }
 TEST_F(Mpi, MessagesThatDoNotFitAreReported) {
   expect_end("left_over", "rank 1 has never received a message from rank 0");
-  expect_end("wrong_counts", "in \"exchange\" of ranks {0, 1}: takes 80 bytes of rank 1, which gives 40");
+  expect_end("wrong_counts", "in \"exchange\" of ranks {0, 1}: expects 80 bytes from rank 1, which sends 40");
   expect_end("wrong_length", "got 40 bytes of the input of position 2, micro-batch 5 from rank 0");
 }
 TEST_F(Mpi, ARankThatFailsEndsTheOthers) {
@@ -142,7 +142,7 @@ TEST_F(Mpi, WhatTheFirstRankThatFailsSaysIsTheError) {
     execute_ranks_over_mpi({.scenario = "small-gpt", .sets = {}, .ranks = 2}, options);
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("found a plan of 1 ranks, expected one of the 2 ranks that have been started"));
+    EXPECT_THAT(error.what(), HasSubstr("found a plan of 1 ranks, expected a plan of the 2 ranks that were started"));
   }
 }
 

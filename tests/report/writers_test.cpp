@@ -387,7 +387,7 @@ TEST(Table, SaysThatHostMemoryIsTight) {
   report.host_memory.process_bytes = 1 << 30;
   EXPECT_EQ(memory_verdict(report), MemoryVerdict::tight);
   EXPECT_THAT(report_table(report, {}, {}),
-              AllOf(HasSubstr("tight, 26.00 GiB to spare"), HasSubstr("1.00 GiB of them its processes'"),
+              AllOf(HasSubstr("tight, 26.00 GiB to spare"), HasSubstr("1.00 GiB of it for processes"),
                     HasSubstr("fits, 18.63 GiB to spare"), HasSubstr("to spare on the fullest node"),
                     Not(HasSubstr("on the fullest device"))));
   const json written = json::parse(report_json(report).dump());

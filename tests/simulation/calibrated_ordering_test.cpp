@@ -378,9 +378,9 @@ TEST(UtilisationNote, TellsACountedShareFromAnImpossibleOne) {
   report.mfu_full_attention = 1.2;
   EXPECT_THAT(utilisation_note(report), testing::HasSubstr("120.0 %, is above the device's peak: it counts the FLOPs"));
   report.hfu = 1.1;
-  EXPECT_THAT(utilisation_note(report), testing::StartsWith("110.0 % of the device's peak is more than it can do"));
+  EXPECT_THAT(utilisation_note(report), testing::StartsWith("110.0 % of the device's peak is impossible"));
   report.mfu = 1.15;
-  EXPECT_THAT(utilisation_note(report), testing::StartsWith("115.0 % of the device's peak is more than it can do"));
+  EXPECT_THAT(utilisation_note(report), testing::StartsWith("115.0 % of the device's peak is impossible"));
 }
 
 }  // namespace

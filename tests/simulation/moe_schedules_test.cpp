@@ -162,7 +162,7 @@ TEST(MoeSchedules, AreRefusedWhereTheyHideNothingOrTheSame) {
   EXPECT_THAT(refused([](Scenario& s) {
                 s.plan.fsmoe = {MoeSchedule::tutel, 2, 4};
               }),
-              HasSubstr("2 as forward with moe_schedule \"tutel\""));
+              HasSubstr("2, the forward degree, with moe_schedule \"tutel\""));
   EXPECT_THAT(refused([](Scenario& s) {
                 s.plan.fsmoe = {MoeSchedule::fsmoe, 3, 2};
               }),
@@ -487,7 +487,7 @@ TEST(PipelineDegree, PartitionsGradientsByThePapersStepsAndTheEnginesOwn) {
   EXPECT_THAT(degrees_of(bundled("fsmoe")).gradients.refused, HasSubstr("one layer with experts"));
   Scenario sharded = scenario;
   sharded.plan.data.zero_stage = 1;
-  EXPECT_THAT(degrees_of(sharded).gradients.refused, HasSubstr("no gradients of layers are all-reduced"));
+  EXPECT_THAT(degrees_of(sharded).gradients.refused, HasSubstr("no layer's gradients are all-reduced"));
   EXPECT_THAT(degrees_of(with(scenario, MoeSchedule::tutel, 2, 2)).gradients.refused,
               HasSubstr("moe_gradient_share_experts"));
 }

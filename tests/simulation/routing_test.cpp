@@ -434,7 +434,7 @@ TEST(UnequalRouting, StepsEndWithTheSlowestGroup) {
       << "or the other group's, which has as many rows on each rank";
   std::vector<std::vector<std::int64_t>> odd(5, hot(3));
   s.workload.recorded_routing = recorded_in_parts({odd});
-  EXPECT_THAT(refusal_of(s), testing::HasSubstr("of all 2 expert groups"));
+  EXPECT_THAT(refusal_of(s), testing::HasSubstr("of all 2 groups"));
 }
 
 // Ranks whose own tokens are more send more; experts have as many as ever.
@@ -486,7 +486,7 @@ TEST(UnequalRouting, RefusesWhatDoesNotFit) {
               s.model.router_type = RouterType::expert_choice;
               s.workload.routing = ExpertRouting::zipf;
               s.workload.routing_skew = 1;
-            }).find("which gives all experts as many tokens"),
+            }).find("which gives all experts equally many tokens"),
             std::string::npos);
   EXPECT_NE(refusal([](Scenario& s) {
               s.workload.routing = ExpertRouting::hot_rank;
@@ -505,12 +505,12 @@ TEST(UnequalRouting, RefusesWhatDoesNotFit) {
             std::string::npos);
   EXPECT_NE(refusal([](Scenario& s) {
               s.workload.recorded_routing = recorded({{0, std::vector<std::int64_t>(8, 1)}}, 1);
-            }).find("counts of 2 experts a token"),
+            }).find("the model's 2 experts per token"),
             std::string::npos);
   EXPECT_NE(refusal([](Scenario& s) {
               s.workload.recorded_routing = recorded({{0, hot(2)}});
               s.workload.routing = ExpertRouting::worst;
-            }).find("\"balanced\" beside \"routing_file\""),
+            }).find("\"balanced\" with \"routing_file\""),
             std::string::npos);
   Scenario dense = scenario_of("llama-3-8b", "dgx-h100", 1);
   dense.workload.global_batch_size = 8;

@@ -155,7 +155,7 @@ TEST(DtsGate, RefusesSchedulesThatAreNone) {
     return std::string("accepted");
   };
   EXPECT_EQ(refusal([](Gate&) {}), "accepted");
-  EXPECT_THAT(refusal([](Gate& g) { g.hard_step = 99; }), HasSubstr("/hard_step: found 99, expected 100 at least"));
+  EXPECT_THAT(refusal([](Gate& g) { g.hard_step = 99; }), HasSubstr("/hard_step: found 99, expected at least 100"));
   EXPECT_THAT(refusal([](Gate& g) { g.first_temperature = 0.4; }), HasSubstr("/first_temperature"));
   EXPECT_THAT(refusal([](Gate& g) { g.last_temperature = 0; }), HasSubstr("/last_temperature"));
   EXPECT_THAT(refusal([](Gate& g) { g.threshold = 1; }), HasSubstr("/threshold"));

@@ -313,7 +313,7 @@ TEST(ExpertParallel, RunsOfRoutersThatLookAtAllTokensOfARankNeedThemAlike) {
   EXPECT_THAT(refusal([&](Scenario& other) { global(other, one); }),
               testing::Not(HasSubstr("moe_router_load_balancing_type")));
   EXPECT_THAT(refusal([&](Scenario& other) { global(other, one), other.model.dropout = 0.1; }),
-              HasSubstr("one rank would draw other numbers"));
+              HasSubstr("one rank draws other numbers"));
 }
 
 // One stream orders the exchanges, the other what shared experts compute behind each of them.
@@ -465,7 +465,7 @@ TEST(ExpertParallel, WhatCannotBeIsRefusedByName) {
           [](Scenario& s) { s.plan.tensor.degree = 2, s.plan.data.degree = 4; });
   refused("overlap_moe_expert_parallel_comm", "false with expert_parallel 1",
           [](Scenario& s) { s.plan.expert.degree = 1, s.plan.expert.overlap_pairs = true; });
-  refused("overlap_moe_expert_parallel_comm", "hides the same",
+  refused("overlap_moe_expert_parallel_comm", "both overlap the same exchanges",
           [](Scenario& s) { s.plan.expert.overlap_shared = s.plan.expert.overlap_pairs = true; });
   refused("overlap_moe_expert_parallel_comm", "virtual_pipeline 1",
           [](Scenario& s) { s.plan.pipeline.degree = 2, s.plan.data.degree = 4, s.plan.expert.overlap_pairs = true; });
@@ -488,7 +488,7 @@ TEST(ExpertParallel, WhatCannotBeIsRefusedByName) {
   });
   refused("moe_fp8_dispatch", "false with expert_parallel 1",
           [](Scenario& s) { s.plan.expert.degree = 1, s.plan.expert.fp8_dispatch = true; });
-  refused("moe_fp8_dispatch", "which has no fp8", [](Scenario& s) {
+  refused("moe_fp8_dispatch", "which does not support fp8", [](Scenario& s) {
     s.plan.expert.fp8_dispatch = true;
     s.cluster.device.peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] = 0;
   });

@@ -60,7 +60,7 @@ TEST(ExpertPlacement, PutsBlocksOfExpertsOnRanks) {
   EXPECT_THAT(p.ranks_of(5), ElementsAre(2));
   EXPECT_EQ(p.free_slots(1), 2);
   EXPECT_THAT(refused([] { Placement::in_blocks(6, 4, 4); }), HasSubstr("found 6 experts, expected a multiple of 4"));
-  EXPECT_THAT(refused([] { Placement(7, 3, 2); }), HasSubstr("a slot for each of 7 experts"));
+  EXPECT_THAT(refused([] { Placement(7, 3, 2); }), HasSubstr("at least one slot for each of 7 experts"));
 }
 
 TEST(ExpertPlacement, DividesAnExpertsTokensEvenlyAmongItsVExperts) {
@@ -82,7 +82,7 @@ TEST(ExpertPlacement, RefusesExpertsWithoutAReplica) {
   EXPECT_THAT(refused([] {
                 Placement(3, 2, 2, std::vector<std::int64_t>{0, 1, 1, -1});
               }),
-              HasSubstr("found no replica of expert 2, expected one at least of every expert"));
+              HasSubstr("found no replica of expert 2, expected at least one of every expert"));
   const Placement empty(3, 2, 2);
   EXPECT_THAT(refused([&] {
                 rank_loads(empty, std::vector<std::int64_t>{1, 1, 1});
@@ -121,7 +121,7 @@ TEST(ExpertPlacement, PacksTheLargestFirst) {
   const Placement p = pack_largest_first(std::vector<std::int64_t>{8, 1, 1}, std::vector<std::int64_t>{2, 1, 1}, 2, 2);
   EXPECT_THAT(rank_loads(p, std::vector<std::int64_t>{8, 1, 1}), ElementsAre(5, 5));
   EXPECT_THAT(refused([&] { pack_largest_first(jobs, std::vector<std::int64_t>(7, 2), 2, 5); }),
-              HasSubstr("10 together at most"));
+              HasSubstr("at most 10 in all"));
   EXPECT_THAT(refused([&] {
                 pack_largest_first(jobs, std::vector<std::int64_t>{1, 0, 1, 1, 1, 1, 1}, 3, 5);
               }),
@@ -192,7 +192,7 @@ TEST(FlexMoe, SchedulesUntilRanksAreBalancedOrNothingIsGained) {
       EXPECT_THAT(schedule(before, tokens, cost, made.balance_before).adjustments, IsEmpty()) << "not triggered";
     }
   EXPECT_THAT(refused([] { schedule(Placement::in_blocks(2, 2, 1), skewed(2, 2, 1), cost_of(profile(), 2), 0.9); }),
-              HasSubstr("1 at least"));
+              HasSubstr("at least 1"));
 }
 
 // Two experts of one rank, neither of which has the most tokens of all.

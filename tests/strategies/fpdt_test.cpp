@@ -302,7 +302,7 @@ TEST(Fpdt, PlansThatCannotBeCutAreRefusedInOneSentence) {
   const std::vector<Bad> all{
       {"/plan/fpdt_chunk_tokens", "found 10000, expected a divisor of the sequence of 65536 tokens",
        [](Scenario& s) { s.plan.fpdt.chunk_tokens = 10000; }},
-      {"/plan/fpdt_chunk_tokens", "expected chunks of a multiple of 16 tokens: 8 ranks divide them",
+      {"/plan/fpdt_chunk_tokens", "expected a multiple of 16 tokens: 8 ranks divide a chunk",
        [](Scenario& s) {
          s.workload.sequence_length = 128;
          s.plan.fpdt.chunk_tokens = 8;
@@ -323,11 +323,11 @@ TEST(Fpdt, PlansThatCannotBeCutAreRefusedInOneSentence) {
        }},
       {"/plan/context_parallel_type", "another type for a model with a sliding window",
        [](Scenario& s) { s.model.sliding_window = 4096; }},
-      {"/plan/context_parallel_type", "another type for sequences of documents",
+      {"/plan/context_parallel_type", "another type for packed documents",
        [](Scenario& s) { s.workload.documents = "log-normal:6:1"; }},
-      {"/plan/context_parallel_type", "another type for a model that is no decoder",
+      {"/plan/context_parallel_type", "another type for a model that is not a decoder",
        [](Scenario& s) { s.model.kind = ModelKind::encoder; }},
-      {"/plan/layers/0/context_parallel_type", "found \"ulysses\", expected \"fpdt\", as in other layers",
+      {"/plan/layers/0/context_parallel_type", "found \"ulysses\", expected \"fpdt\", as in the other layers",
        [](Scenario& s) {
          LayerRange range{0, 4, 1, s.plan};
          range.plan.context.type = context_parallel::type_named("ulysses");

@@ -300,9 +300,9 @@ TEST(Freeze, RefusesWhatIsNoStep) {
   };
   EXPECT_EQ(refusal([](Scenario&) {}), "nothing");
   EXPECT_THAT(refusal([](Scenario& s) { s.plan.freeze = {.layers = true, .embedding = true, .head = true}; }),
-              HasSubstr("/plan/freeze_head: found true, expected false, or layers or an embedding that are trained"));
+              HasSubstr("/plan/freeze_head: found true, expected false, or something that is trained"));
   EXPECT_THAT(refusal([](Scenario& s) { s.plan.freeze = {.layers = false, .embedding = false, .head = true}; }),
-              HasSubstr("/plan/freeze_head: found true, expected freeze_embedding as well"));
+              HasSubstr("/plan/freeze_head: found true, expected false, or freeze_embedding too"));
   // Half of the layers on each of two stages.
   const auto staged = [&](std::int64_t to) {
     return refusal([&](Scenario& s) {
@@ -311,8 +311,8 @@ TEST(Freeze, RefusesWhatIsNoStep) {
     });
   };
   EXPECT_EQ(staged(23), "nothing");
-  EXPECT_THAT(staged(24), HasSubstr("/plan/freeze_embedding: found true, expected false, or a layer that is trained "
-                                    "among the first model chunk's 24"));
+  EXPECT_THAT(staged(24), HasSubstr("/plan/freeze_embedding: found true, expected false, or a trained layer in the "
+                                    "first model chunk (layers 0 to 23)"));
   const auto last_of_four = [&](bool head, double clip_grad = 1) {
     return refusal([&](Scenario& s) {
       s.plan.optimizer.clip_grad = clip_grad;
@@ -323,8 +323,8 @@ TEST(Freeze, RefusesWhatIsNoStep) {
     });
   };
   EXPECT_EQ(last_of_four(false), "nothing");
-  EXPECT_THAT(last_of_four(true), HasSubstr("/plan/pipeline_parallel: found 4, expected stages that train something, "
-                                            "or clip_grad 0: all that stage 3 holds is frozen"));
+  EXPECT_THAT(last_of_four(true), HasSubstr("/plan/pipeline_parallel: found 4, expected stages that each train "
+                                            "something, or clip_grad 0: stage 3 is frozen"));
   EXPECT_EQ(last_of_four(true, 0), "nothing") << "no norm, no stage that it needs";
 }
 

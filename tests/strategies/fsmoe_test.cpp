@@ -264,11 +264,11 @@ TEST(FsMoeGradients, RefuseWhatIsNotThere) {
   EXPECT_THAT(refusal([&] {
                 evaluate(layers, {0, 1}, kDegrees, p);
               }),
-              HasSubstr("found 1 elements all-reduced in layer 0, expected 0 to the 0 that are there"));
+              HasSubstr("found 1 elements all-reduced in layer 0, expected 0 to the 0 that are left"));
   p.in_moe = {0, 10};
   EXPECT_EQ(refusal([&] { evaluate(layers, {0, 1}, kDegrees, p); }), "accepted");
   EXPECT_EQ(p.after, 10);
-  EXPECT_THAT(refusal([&] { best_partition(layers, {0, 0}); }), HasSubstr("takes no time by element"));
+  EXPECT_THAT(refusal([&] { best_partition(layers, {0, 0}); }), HasSubstr("without time per element"));
   std::vector<GeneralisedLayer> negative = layers;
   negative[1].gradient_elements = -1;
   EXPECT_THAT(refusal([&] { greedy_partition(negative, {0, 1}); }), HasSubstr("gradient elements of -1"));

@@ -106,11 +106,12 @@ TEST(Joints, TypesOfSeveralGroupsAreRefusedBesideOthers) {
   };
   EXPECT_THAT(refusal(8, "ring", 2, "usp"),
               HasSubstr("/plan/layers/0/context_parallel_type: found \"usp\", expected the type of the other layers, "
-                        "whose 8 ranks are one group"));
-  EXPECT_THAT(refusal(16, "ring", 0, "ulysses"), HasSubstr("those that share a key/value head"));
+                        "where all 8 ranks form one group"));
+  EXPECT_THAT(refusal(16, "ring", 0, "ulysses"), HasSubstr("ranks that share a key/value head"));
   EXPECT_THAT(refusal(8, "usp", 2, "ring"), HasSubstr("/plan/context_parallel_type: found \"usp\""));
-  EXPECT_THAT(refusal(8, "usp", 2, "ulysses"),
-              HasSubstr("/plan/context_parallel_type: found \"usp\", expected a type by which 8 ranks exchange heads"));
+  EXPECT_THAT(
+      refusal(8, "usp", 2, "ulysses"),
+      HasSubstr("/plan/context_parallel_type: found \"usp\", expected a type with 8 ranks that exchange heads"));
   EXPECT_EQ(refusal(8, "usp", 2, "a2a+p2p"), "nothing");
   EXPECT_EQ(refusal(8, "usp", 8, "ring"), "nothing") << "one group";
   EXPECT_EQ(refusal(8, "all_gather", 1, "usp"), "nothing") << "one ring";
@@ -197,7 +198,7 @@ TEST(ContextDeals, TablesThatDoNotFitAreRefusedAtTheirField) {
        {Bad{{}, "found none, expected the rank of each block"},
         Bad{{0, 1, 2}, "found 3 blocks, expected a divisor of the sequence of 65536 tokens"},
         Bad{{0, 1, 2, 4}, "found 4, expected one of the ranks 0 to 3"},
-        Bad{{1, 1, 2, 3}, "found 0 of 4 blocks for rank 0, expected as many for each of the 4 ranks"}}) {
+        Bad{{1, 1, 2, 3}, "found 0 of 4 blocks for rank 0, expected equally many for each of the 4 ranks"}}) {
     for (const bool of_range : {false, true}) {
       Scenario s = divided("llama-3-8b", 4, "ring");
       if (of_range) s.plan.layers = {dealt(s, 3, 4, Balance::table)};

@@ -172,8 +172,10 @@ TEST(Mics, RefusesWhatItCannotLayOut) {
   };
   EXPECT_EQ(of_contexts("tp-cp-dp-pp"), "nothing");
   EXPECT_THAT(of_contexts("tp-dp-cp-pp"), HasSubstr("/plan/mesh_order: found \"tp-dp-cp-pp\""));
-  EXPECT_THAT(refusal([](Plan& p) { p.mics = {0, true}; }),
-              HasSubstr("/plan/mics_hierarchical_params_gather: found true, expected false without mics_shard_size"));
+  EXPECT_THAT(refusal([](Plan& p) {
+                p.mics = {0, true};
+              }),
+              HasSubstr("/plan/mics_hierarchical_params_gather: found true, expected false with mics_shard_size 0"));
 }
 
 }  // namespace

@@ -490,7 +490,7 @@ TEST(ParamGather, IsProven) {
                 for (Op& op : piece.update.ops)
                   if (op.kind == OpKind::cast) op.writes[0] = piece.tensors[op.writes[0]].alias_of;
               }),
-              HasSubstr("needed alike"));
+              HasSubstr("expected the same"));
 }
 
 TEST(ParamGather, ComposesWithEveryLayout) {

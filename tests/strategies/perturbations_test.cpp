@@ -65,13 +65,13 @@ const BadPerturbation kBadPerturbations[] = {
     {R"({"kind": "slow_device", "devices": [1], "factr": 0.5})", "/factr", "(did you mean \"factor\"?)"},
     // What a kind needs.
     {R"({"kind": "slow_device", "devices": [1]})", "/factor", "as \"slow_device\" needs one"},
-    {R"({"kind": "slow_device", "factor": 0.5})", "/devices", "or \"count\": so many at random"},
+    {R"({"kind": "slow_device", "factor": 0.5})", "/devices", "or \"count\" for random ones"},
     {R"({"kind": "slow_device", "devices": [], "count": 0, "factor": 0.5})", "/devices", "or \"count\""},
     {R"({"kind": "slow_link", "factor": 0.5})", "/link", "as \"slow_link\" needs one"},
     {R"({"kind": "slow_link", "link": "node0.nic0"})", "/factor", "as \"slow_link\" needs one"},
     {R"({"kind": "slow_link", "link": "", "factor": 0.5})", "/link", "a link's name, or a pattern"},
     {R"({"kind": "failing_link"})", "/link", "needs one"},
-    {R"({"kind": "failing_node"})", "/nodes", "the nodes it happens to, or \"count\""},
+    {R"({"kind": "failing_node"})", "/nodes", "the nodes that it affects, or \"count\""},
     {R"({"kind": "background_traffic", "link": "node0.nic0"})", "/bytes_per_second", "needs one"},
     {R"({"kind": "background_traffic", "link": "node0.nic0", "bytes_per_second": 0})", "/bytes_per_second",
      "expected more than 0"},
@@ -79,7 +79,7 @@ const BadPerturbation kBadPerturbations[] = {
     {R"({"kind": "jitter", "coefficient_of_variation": 0})", "/coefficient_of_variation", "expected more than 0"},
     // What means nothing for a kind.
     {R"({"kind": "jitter", "coefficient_of_variation": 0.1, "factor": 0.5})", "/factor",
-     "found 0.5, expected nothing: \"jitter\" has only coefficient_of_variation, devices, seed, distribution, "
+     "found 0.5, expected no such field: \"jitter\" has only coefficient_of_variation, devices, seed, distribution, "
      "from_seconds, until_seconds"},
     {R"({"kind": "slow_device", "link": "node0.nic0", "factor": 0.5})", "/link", "\"slow_device\" has only"},
     {R"({"kind": "slow_link", "link": "node0.nic0", "devices": [0], "factor": 0.5})", "/devices", "has only"},
@@ -91,7 +91,7 @@ const BadPerturbation kBadPerturbations[] = {
     {R"({"kind": "slow_device", "devices": [0], "factor": -1})", "/factor", "expected a number greater than 0"},
     {R"({"kind": "slow_device", "devices": [0], "factor": 1.25})", "/factor", "found 1.25, expected at most 1"},
     {R"({"kind": "slow_device", "devices": [0], "factor": 0.5, "from_seconds": 2, "until_seconds": 1})",
-     "/until_seconds", "found 1, expected more than the 2 of from_seconds"},
+     "/until_seconds", "found 1, expected more than from_seconds, 2,"},
     {R"({"kind": "slow_device", "devices": [0], "factor": 0.5, "from_seconds": -1})", "/from_seconds", "at least 0"},
     {R"({"kind": "slow_device", "devices": [0, 32], "factor": 0.5})", "/devices/1",
      "found 32, expected one of the cluster's devices, 0 to 31"},

@@ -803,13 +803,13 @@ TEST(Zeppelin, RefusesWhatItCannotLay) {
     }
     return "";
   };
-  EXPECT_THAT(refusal([](Scenario& s) { s.workload.documents.clear(); }), HasSubstr("lays each on ranks of its own"));
+  EXPECT_THAT(refusal([](Scenario& s) { s.workload.documents.clear(); }), HasSubstr("places each on its own ranks"));
   EXPECT_THAT(refusal([](Scenario& s) { s.workload.global_batch_size = 2; }), HasSubstr("is one sequence"));
   EXPECT_THAT(refusal([](Scenario& s) {
                 s.plan.zeppelin.partition = PartitionRule::even;
                 s.plan.zeppelin.capacity = 2;
               }),
-              HasSubstr("0 where documents are cut evenly"));
+              HasSubstr("0 with zeppelin_partition \"even\""));
   EXPECT_THAT(refusal([](Scenario& s) {
                 s.plan.zeppelin.partition = PartitionRule::flexsp;
                 s.plan.zeppelin.routing = false;
@@ -819,7 +819,7 @@ TEST(Zeppelin, RefusesWhatItCannotLay) {
                 s.plan.zeppelin.partition = PartitionRule::flexsp;
                 s.model.kv_heads = 2;
               }),
-              HasSubstr("groups of up to 2 ranks, as many as have key/value heads"));
+              HasSubstr("groups of up to 2 ranks, which key/value heads limit"));
   EXPECT_THAT(refusal([](Scenario& s) {
                 s.plan.context.type = context_parallel::type_named("ring");
                 s.plan.zeppelin.routing = false;

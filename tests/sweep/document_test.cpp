@@ -182,8 +182,8 @@ TEST(SweepDocument, SaysWhatIsWrongAndWhere) {
            with(
                {{"axes", {{"cluster.nodes", {2}}}},
                 {"when", json::array({{{"if", {{"cluster.nodes", 3}}}, {"axes", {{"plan.zero_stage", {1}}}}}})}}),
-           "3, which its axis never has"},
-          {"seeds of nothing", with({{"seeds", {1}}}), "nothing is drawn at random"},
+           "3, which its axis does not have"},
+          {"seeds of nothing", with({{"seeds", {1}}}), "a scenario without random draws"},
           {"a field that no plan has",
            with({{"axes", {{"cluster.nodes", {2}}}}, {"search", {{"over", {{"zero_stag", {1}}}}}}}),
            R"(/search/over/zero_stag: found no field of a plan, expected one of them (orrery list fields) (did you mean "zero_stage"?))"},

@@ -84,8 +84,9 @@ TEST(RoutingFile, ThatIsCutAnywhereIsRefused) {
     for (std::size_t bytes = 0; bytes < whole.size(); ++bytes)
       EXPECT_THAT(refusal(whole.substr(0, bytes)), StartsWith("trace: line ")) << bytes;
   }
-  EXPECT_EQ(refusal(kPerRank.substr(0, kPerRank.size() - 3)),
-            "trace: line 6: found \"501,1,1,8,8,8\" without an end of line, expected a whole line: the trace is cut");
+  EXPECT_EQ(
+      refusal(kPerRank.substr(0, kPerRank.size() - 3)),
+      "trace: line 6: found \"501,1,1,8,8,8\" without an end of line, expected a whole line: the trace is truncated");
   EXPECT_EQ(
       refusal(kPerRank.substr(0, kPerRank.find("501,1,1,"))),
       "trace: line 6: found the end of the trace after 3 rows, expected 4 rows; next step 501, layer 1, source rank 1");
@@ -93,18 +94,18 @@ TEST(RoutingFile, ThatIsCutAnywhereIsRefused) {
 
 TEST(RoutingFile, ThatIsNoRoutingIsRefusedWithItsLine) {
   EXPECT_EQ(refusal(replaced(kPerRank, "7,8,1\n", "7,8,2\n")),
-            "trace: line 4: found counts of 17 together, expected 16, 2 of each of 8 tokens");
+            "trace: line 4: found counts that add up to 17, expected 16, 2 for each of 8 tokens");
   EXPECT_EQ(refusal(replaced(kPerRank, "8,8,5,3\n", "8,8,9,-1\n")),
-            "trace: line 3: found 9 tokens of expert 1, expected 0 to 8, the tokens that are routed");
+            "trace: line 3: found 9 tokens for expert 1, expected 0 to 8, the tokens that are routed");
   EXPECT_EQ(refusal(replaced(kPerRank, "8,8,5,3\n", "8,8,8,-1\n")),
-            "trace: line 3: found -1 tokens of expert 2, expected 0 to 8, the tokens that are routed");
+            "trace: line 3: found -1 tokens for expert 2, expected 0 to 8, the tokens that are routed");
   EXPECT_EQ(refusal(replaced(kPerRank, "8,8,5,3\n", "8,8,5,3,0\n")), "trace: line 3: found 8 columns, expected 7");
   EXPECT_EQ(refusal(replaced(kPerRank, "8,8,5,3\n", "8,8,5.0,3\n")),
             "trace: line 3: found \"5.0\", expected a whole number");
   EXPECT_EQ(refusal(replaced(kPerRank, "layers=1", "layers=1-2")),
             "trace: line 5: found step 501, layer 1, source rank 0, expected step 500, layer 2, source rank 0");
   EXPECT_EQ(refusal(kPerRank + "502,1,0,8,8,8,0\n"),
-            "trace: line 7: found \"502,1,0,8,8,8,0\", expected the end after 4 rows");
+            "trace: line 7: found \"502,1,0,8,8,8,0\", expected the end of the trace after 4 rows");
   EXPECT_EQ(refusal(replaced(kPerRank, "expert_1", "expert_3")),
             "trace: line 2: found \"expert_3\", expected the column expert_1");
   EXPECT_EQ(refusal(replaced(kPerRank, ",source_rank", "")),
@@ -118,7 +119,7 @@ TEST(RoutingFile, ThatIsNoRoutingIsRefusedWithItsLine) {
   EXPECT_THAT(refusal("step,layer\n"), HasSubstr("expected \"# routing steps="));
 
   EXPECT_EQ(refusal(replaced(kPerLayer, "[9,4,2,1]", "[9,4,3]")),
-            "trace: line 2: found counts of 3 experts, expected of 4");
+            "trace: line 2: found counts of 3 experts, expected counts of 4 experts");
   EXPECT_EQ(refusal(replaced(kPerLayer, "[9,4,2,1]", "[9,4,2,1.5]")),
             "trace: line 2: found 1.5 in \"counts\", expected a whole number");
   EXPECT_EQ(refusal(replaced(kPerLayer, "[9,4,2,1]", "[9,4,2,18446744073709551615]")),

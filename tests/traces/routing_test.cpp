@@ -58,24 +58,25 @@ TEST(RoutingCounts, RefuseWhatIsNoRouting) {
     });
   };
   EXPECT_EQ(appended(4, {4, 3, 1}), "accepted");
-  EXPECT_EQ(appended(4, {4, 3, 2}), "trace.csv: line 4: found counts of 9 together, expected 8, 2 of each of 4 tokens");
+  EXPECT_EQ(appended(4, {4, 3, 2}),
+            "trace.csv: line 4: found counts that add up to 9, expected 8, 2 for each of 4 tokens");
   EXPECT_EQ(appended(4, {4, 5, -1}),
-            "trace.csv: line 4: found 5 tokens of expert 1, expected 0 to 4, the tokens that are routed");
-  EXPECT_THAT(appended(4, {4, 4, -1}), HasSubstr("found -1 tokens of expert 2"));
-  EXPECT_THAT(appended(4, {4, 4}), HasSubstr("found counts of 2 experts, expected of 3"));
+            "trace.csv: line 4: found 5 tokens for expert 1, expected 0 to 4, the tokens that are routed");
+  EXPECT_THAT(appended(4, {4, 4, -1}), HasSubstr("found -1 tokens for expert 2"));
+  EXPECT_THAT(appended(4, {4, 4}), HasSubstr("found counts of 2 experts, expected counts of 3 experts"));
   EXPECT_THAT(appended(-1, {0, 0, 0}), HasSubstr("found -1 tokens"));
   EXPECT_THAT(refusal_of([] {
                 RoutingCounts counts({{0}, {0}, 1, 1, 1, 1});
                 counts.append(1, std::vector<std::int64_t>{1});
                 counts.append(1, std::vector<std::int64_t>{1});
               }),
-              HasSubstr("found one more row, expected the 1 rows"));
+              HasSubstr("found another row, expected the 1 rows"));
 }
 
 TEST(RoutingCounts, RefuseShapesThatAreNone) {
   const auto made = [](RoutingShape shape) { return refusal_of([&] { shape.check({"trace.csv", "line 1"}); }); };
   EXPECT_EQ(made({{0, 4}, {1}, 1, 1, 2, 2}), "accepted");
-  EXPECT_EQ(made({{}, {1}, 1, 1, 2, 2}), "trace.csv: line 1: found no step, expected one at least");
+  EXPECT_EQ(made({{}, {1}, 1, 1, 2, 2}), "trace.csv: line 1: found no step, expected at least one");
   EXPECT_THAT(made({{0}, {3, 3}, 1, 1, 2, 2}), HasSubstr("found layer 3 after 3"));
   EXPECT_THAT(made({{-1}, {3}, 1, 1, 2, 2}), HasSubstr("found step -1"));
   EXPECT_THAT(made({{0}, {0}, 1, 1, 2, 3}), HasSubstr("found top_k 3, expected 1 to the 2 experts"));

@@ -293,7 +293,7 @@ TEST(TrainingReport, HasARowForEachStepAndAPanelForWhatChanges) {
   EXPECT_THAT(svg, Not(HasSubstr("dropped share")));  // nothing is
   const std::string table = training_table(training, {"title"});
   EXPECT_THAT(table, HasSubstr("  47-49 "));  // the last of 20 rows
-  EXPECT_THAT(table, HasSubstr("10 steps, of which all 50 are"));
+  EXPECT_THAT(table, HasSubstr("10 different steps for all 50"));
 }
 
 TEST(TrainingReport, PictureOfManyStepsStaysSmallAndKeepsItsPeaks) {

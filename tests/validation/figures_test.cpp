@@ -74,8 +74,8 @@ TEST(Figures, AreShownWithTheirErrorsAndReasons) {
   EXPECT_THAT(table, HasSubstr("in sample"));
   EXPECT_THAT(table, HasSubstr("\nlong contexts\n"));
   EXPECT_THAT(table, HasSubstr("low-latency kernels are of inference"));
-  EXPECT_THAT(figures_line(bundled_figures()), HasSubstr("Figures of mixtures of experts that are no steps"));
-  EXPECT_THAT(figures_line(bundled_figures()), HasSubstr("\nFigures of long contexts that are no steps"));
+  EXPECT_THAT(figures_line(bundled_figures()), HasSubstr("Figures of mixtures of experts that are not steps"));
+  EXPECT_THAT(figures_line(bundled_figures()), HasSubstr("\nFigures of long contexts that are not steps"));
 }
 
 Json figure_file(Json point) {

@@ -182,7 +182,7 @@ TEST(PublishedSteps, FaultsInAFileAreNamed) {
   EXPECT_THAT(message((std::string(head) + R"("points": [{"id": "p", "quality": "A",
                        "measured": {"quantity": "fits", "value": 1, "steps": 2}}]})")
                           .c_str()),
-              HasSubstr("1 of a quantity that is no time"));
+              HasSubstr("1 for a quantity that is not a time"));
 }
 
 // Why vtrain_single says "composed". Runs differ by a few per mille from one to the next; these numbers do not.
@@ -604,10 +604,9 @@ TEST(Intervals, ADeviceWithoutStepsHasAClassOfItsOwn) {
   };
   const auto measured = expected("dgx-h100", "H100-SXM5-80GB"), unseen = expected("pcie-8", "L40S");
   EXPECT_EQ(measured.second, "fsdp on measured devices");
-  EXPECT_EQ(unseen.second, "fsdp on a device with borrowed curves, of which no step was measured");
+  EXPECT_EQ(unseen.second, "fsdp on a device with borrowed curves and without measured steps");
   EXPECT_GT(unseen.first, 1.02 * measured.first);
-  EXPECT_EQ(step_interval("fsdp", CurveOrigin::own, 8, false)->comparable,
-            "fsdp on a device of which no step was measured");
+  EXPECT_EQ(step_interval("fsdp", CurveOrigin::own, 8, false)->comparable, "fsdp on a device without measured steps");
 }
 
 // Errors of devices left out that are twice as large need twice the width; never less than devices that are seen.

@@ -39,7 +39,7 @@ class DocumentLines {
     const nlohmann::json *id = nullptr, *tokens = nullptr, *embedding = nullptr;
     for (const auto& [key, value] : object.items())
       (key == "id" ? id : key == "tokens" ? tokens : key == "embedding" ? embedding : unknown(key)) = &value;
-    if (tokens == nullptr) fail("no \"tokens\"", "how many tokens the document has");
+    if (tokens == nullptr) fail("no \"tokens\"", "the number of tokens of the document");
     if (!tokens->is_number_integer() ||
         (tokens->is_number_unsigned() && tokens->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)))
       fail(fmt::format("{} in \"tokens\"", describe(*tokens)), "a whole number");
@@ -55,7 +55,7 @@ class DocumentLines {
   }
 
   Documents finish() {
-    if (documents_.count() == 0) throw InputError({file_, ""}, "no documents", "one or more, a line each");
+    if (documents_.count() == 0) throw InputError({file_, ""}, "no documents", "one or more, one per line");
     return std::move(documents_);
   }
 
@@ -218,7 +218,7 @@ Documents parse_documents(std::string_view text, const std::string& file) {
 }
 
 Documents read_documents(const std::string& path) {
-  LineReader lines(path, "a readable file of documents, a line each");
+  LineReader lines(path, "a readable file with one document per line");
   DocumentLines reader(lines.name());
   for (std::string line; lines.next(line);) reader.read(line);
   return reader.finish();
@@ -226,7 +226,7 @@ Documents read_documents(const std::string& path) {
 
 void read_embeddings(const std::string& path, Documents& documents) {
   if (documents.have_embeddings())
-    throw InputError({path, ""}, "documents with embeddings of their own", "embeddings in one of the two");
+    throw InputError({path, ""}, "documents with embeddings of their own", "embeddings in only one of the two");
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) throw InputError({path, ""}, fmt::format("nothing ({})", std::strerror(errno)), "a readable .npy file");
   remember_input(path);
@@ -236,7 +236,7 @@ void read_embeddings(const std::string& path, Documents& documents) {
     reader.fail(fmt::format("an array of {}", one_line(header.descr, kMostLineShown)),
                 "'<f4', floats of 32 bits: array.astype('<f4')");
   if (header.fortran_order != "False")
-    reader.fail("columns one after the other", "rows one after the other: numpy.ascontiguousarray(array)");
+    reader.fail("an array in column order", "an array in row order: numpy.ascontiguousarray(array)");
   const std::vector<std::int64_t> shape = reader.sizes(header.shape);
   if (shape.size() != 2 || shape[0] != documents.count() || shape[1] < 1 || shape[1] > Documents::kMostDimension)
     reader.fail(fmt::format("an array of shape ({})", fmt::join(shape, ", ")),
@@ -246,7 +246,7 @@ void read_embeddings(const std::string& path, Documents& documents) {
   const auto bytes = static_cast<std::int64_t>(std::ftell(file.get())) - static_cast<std::int64_t>(header.begin);
   const std::int64_t expected = shape[0] * shape[1] * static_cast<std::int64_t>(sizeof(float));
   if (bytes != expected)
-    reader.fail(fmt::format("{} bytes of numbers", bytes), fmt::format("{}, which the header says", expected));
+    reader.fail(fmt::format("{} bytes of numbers", bytes), fmt::format("{} as in the header", expected));
   std::fseek(file.get(), static_cast<long>(header.begin), SEEK_SET);
   const std::span<float> numbers = documents.make_embeddings(shape[0], shape[1]);
   if (std::fread(numbers.data(), sizeof(float), numbers.size(), file.get()) < numbers.size())

@@ -49,7 +49,7 @@ std::vector<std::int64_t> parse_sequence(std::string_view line, const InputError
   std::int64_t all = 0;
   for (const nlohmann::json& document : documents) {
     if (!document.is_object() || !document.contains("tokens") || !document["tokens"].is_number_integer())
-      fail(fmt::format("{} among its documents", one_line(document.dump(), kMostSequenceShown)),
+      fail(fmt::format("{} in its documents", one_line(document.dump(), kMostSequenceShown)),
            "an object with a whole number of \"tokens\"");
     const auto n = document["tokens"].is_number_unsigned() && document["tokens"].get<std::uint64_t>() > INT64_MAX
                        ? std::numeric_limits<std::int64_t>::max()
@@ -58,13 +58,13 @@ std::vector<std::int64_t> parse_sequence(std::string_view line, const InputError
       fail(fmt::format("{} tokens", n), fmt::format("1 to {} tokens of a document", Documents::kMostTokens));
     if (document.contains("start") && document["start"] != all)
       fail(fmt::format("\"start\" {} of a document", document["start"].dump()),
-           fmt::format("{}, behind those before it", all));
+           fmt::format("{}, the end of the documents before it", all));
     tokens.push_back(n);
     all += n;
   }
   if (object.contains("tokens") && object["tokens"] != all)
     fail(fmt::format("{} \"tokens\" of a sequence", object["tokens"].dump()),
-         fmt::format("{}, as its documents have together", all));
+         fmt::format("{}, the sum of its documents", all));
   return tokens;
 }
 
@@ -137,8 +137,8 @@ Sequences listed_sequences(const Workload& workload, std::int64_t length) {
       const std::string_view word = trimmed(document);
       const std::int64_t n = number_of(word).value_or(0);
       if (n < 1 || n > Documents::kMostTokens)
-        refuse("documents", fmt::format("\"{}\" among lengths of documents", one_line(word, kMostSequenceShown)),
-               fmt::format("whole numbers of 1 to {} tokens, as in \"2048,4096;8192\"", Documents::kMostTokens));
+        refuse("documents", fmt::format("\"{}\" in a list of document lengths", one_line(word, kMostSequenceShown)),
+               fmt::format("whole numbers of 1 to {} tokens, such as \"2048,4096;8192\"", Documents::kMostTokens));
       tokens.push_back(n);
       all += n;
     }

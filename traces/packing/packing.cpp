@@ -173,7 +173,7 @@ void check(const Documents& documents, const PackingOptions& options) {
   if (documents.count() == 0) throw InputError({}, "no documents", "one or more");
   if (documents.all_tokens() / context + documents.count() > kMostSequences)
     throw InputError({"", "/context"}, fmt::format("{}, for {} tokens", context, documents.all_tokens()),
-                     fmt::format("a context of which at most {} pieces are made", kMostSequences));
+                     fmt::format("a context with which at most {} pieces are made", kMostSequences));
   // Checked here, as a system that overcommits memory does not refuse now but kills some process later.
   const std::int64_t pieces = most_pieces(documents, options);
   const double memory = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));

@@ -89,7 +89,7 @@ Gate gate_of(const Call& call, const Operand& logits, const Operand& choices) {
   g.tokens = elements(choices) / k;
   constexpr std::int64_t kMostExperts = 1 << 12;  // experts whose probabilities fit into a block's shared memory
   call.require(k >= 1 && k <= experts && elements(logits) == g.tokens * experts, "logits and choices do not fit");
-  call.require(experts <= kMostExperts, "a block has no room for so many experts");
+  call.require(experts <= kMostExperts, "a block has no room for this many experts");
   g.experts = static_cast<int>(experts);
   g.k = static_cast<int>(k);
   g.temperature = router.gumbel_temperature;

@@ -27,7 +27,7 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
 void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                 const KernelContext& context, const Launch& launch) {
   const Call call{op, reads, writes, context, launch};
-  call.require(is_kernel(op.kind), "multiplies matrices or moves data, and is no kernel");
+  call.require(is_kernel(op.kind), "multiplies matrices or moves data, and is not a kernel");
   call.require(!op.accumulate || traits_of(op.kind).accumulates != 0, "cannot accumulate");
   switch (op.kind) {
 #define ORRERY_RUN(kind) \
@@ -36,7 +36,7 @@ void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Op
     ORRERY_KERNELS(ORRERY_RUN)
 #undef ORRERY_RUN
     default:
-      call.fail("is no kernel");
+      call.fail("is not a kernel");
   }
 }
 

@@ -177,7 +177,7 @@ void hold_auction(const Call& call) {
   call.require(last_size(choices) == 1, "an auction gives a token one expert");
   constexpr std::int64_t kMostShared = 227 << 10;  // per block (CUDA C++ Programming Guide, compute capability 9.0)
   const std::int64_t shared = (2 * tokens + experts) * static_cast<std::int64_t>(sizeof(int)) + kRoom;
-  call.require(shared <= kMostShared, "a block has no room for the prices of so many tokens");
+  call.require(shared <= kMostShared, "a block has no room for the prices of this many tokens");
   ORRERY_LAUNCH(auction_kernel, blocks(1), kThreads, shared, call.launch.stream, static_cast<int>(tokens),
                 static_cast<int>(experts), static_cast<int>(seats_of_expert(tokens, 1, experts)), call.numbers(logits),
                 call.singles(weights), call.indices(choices));

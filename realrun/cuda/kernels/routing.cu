@@ -434,7 +434,7 @@ RouteShape route_shape(const Call& call, const Operand& logits, const Operand& c
   s.tokens = elements(choices) / k;
   constexpr std::int64_t kMostExperts = 1 << 15;  // experts whose scores fit into a block's shared memory
   call.require(k >= 1 && k <= experts && elements(logits) == s.tokens * experts, "logits and choices do not fit");
-  call.require(experts <= kMostExperts, "a block has no room for so many experts");
+  call.require(experts <= kMostExperts, "a block has no room for this many experts");
   s.experts = static_cast<int>(experts);
   s.k = static_cast<int>(k);
   s.score = router.score;

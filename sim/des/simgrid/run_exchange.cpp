@@ -213,11 +213,11 @@ Task<double> SimgridRun::exchange(ClassRun& c, Self& self, std::uint32_t id, std
   }
   const Exchange& theirs = plan_.exchanges[m.exchange];
   if (theirs.kind != x.kind || theirs.bytes != x.bytes)
-    stall(
-        fmt::format("ranks of one group disagree on what comes next at {:.6g} s: {} issues {} of {:.6g} bytes, {} {} "
-                    "of {:.6g} bytes",
-                    now(), words(c), name_of(x.kind), x.bytes, words(*classes_[m.arrived.front().first]),
-                    name_of(theirs.kind), theirs.bytes));
+    stall(fmt::format(
+        "ranks of one group disagree on the next collective at {:.6g} s: {} issues {} of {:.6g} bytes, {} {} "
+        "of {:.6g} bytes",
+        now(), words(c), name_of(x.kind), x.bytes, words(*classes_[m.arrived.front().first]), name_of(theirs.kind),
+        theirs.bytes));
   m.arrived.emplace_back(c.id, now());
   if (m.arrived.size() < members.size()) {
     m.waiting.push_back(&self);

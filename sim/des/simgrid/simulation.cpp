@@ -172,7 +172,7 @@ std::string SimgridRun::who_waits() const {
         const StreamRun& stream = classes_[id]->streams[place % kStreams];
         std::string op;
         if (stream.current != nullptr) op = classes_[id]->plan->ops[stream.current->name].text();
-        add(fmt::format("{} waits since {:.6g} s in {} ({} of {:.6g} bytes) for {}", words(*classes_[id]), when,
+        add(fmt::format("{} has waited since {:.6g} s in {} ({} of {:.6g} bytes) for {}", words(*classes_[id]), when,
                         op.empty() ? "an exchange between stages" : op, name_of(x.kind), x.bytes, missing));
       }
     }
@@ -273,7 +273,7 @@ void SimgridRun::run(std::size_t processes) {
   if (running_ == 0) return;
   double latest = now();
   for (const Region& region : regions_) latest = std::max(latest, clock_.time_of(region));
-  stall(failed_.empty() ? fmt::format("nothing moves any more at {:.6g} s:{}", latest, who_waits())
+  stall(failed_.empty() ? fmt::format("nothing moves after {:.6g} s:{}", latest, who_waits())
                         : fmt::format("{}:{}", failed_, who_waits()));
 }
 

@@ -21,7 +21,7 @@ class LayoutProgram {
  public:
   LayoutProgram(std::span<const StorageLife> lives, std::span<const Pair> pairs, const StorageLayout& known)
       : lives_(lives), pairs_(pairs), known_(known), model_(Cbc_newModel(), &Cbc_deleteModel) {
-    if (model_ == nullptr) throw std::runtime_error("COIN-OR CBC gives no model");
+    if (model_ == nullptr) throw std::runtime_error("COIN-OR CBC cannot create a model");
     Cbc_setLogLevel(model_.get(), 0);
     add_columns();
     add_rows();

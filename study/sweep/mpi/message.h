@@ -78,7 +78,7 @@ class MessageReader {
     at_ += size;
     return bytes_.data() + (at_ - size);
   }
-  [[noreturn]] static void fail() { throw std::runtime_error("a message between ranks that ends too soon"); }
+  [[noreturn]] static void fail() { throw std::runtime_error("a truncated message between ranks"); }
 
   const std::string& bytes_;
   std::size_t at_ = 0;

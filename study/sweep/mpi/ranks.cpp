@@ -263,8 +263,7 @@ void SweepRanks::prepare(const SweepTask& task) {
     rank = std::move(its_name);
     refused = std::move(its_refusal);
   }
-  if (!refused.empty())
-    throw InputError({rank, ""}, refused, "what rank 0 has: the same program and files on all machines");
+  if (!refused.empty()) throw InputError({rank, ""}, refused, "the same program and files as on rank 0");
 }
 
 void SweepRanks::share(SweepWork& work, std::int64_t points, int here) {
