@@ -2,6 +2,7 @@
 // its node and over NICs, over what every rank does when routing is balanced.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,6 +22,25 @@ struct ExchangeSkew {
 // by_token.
 ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
                            const TokenShares& tokens);
+
+// Those that have been asked for last: plans of one workload have the same few loads, stage by stage and op by op.
+class ExchangeSkews {
+ public:
+  ExchangeSkew of(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm, const TokenShares& tokens);
+
+ private:
+  static constexpr std::size_t kMost = 16;
+  struct Met {  // what a skew follows from, and what it is
+    RowsOf of{};
+    std::vector<double> rows;
+    std::int64_t per_node = 0;
+    CollectiveAlgorithm algorithm{};
+    TokenShares tokens;
+    ExchangeSkew skew;
+  };
+  std::array<Met, kMost> met_;
+  std::size_t next_ = 0;
+};
 
 // A balanced exchange as much longer as the busiest rank has more, or shorter where all have less; what begins with it
 // takes as long.
