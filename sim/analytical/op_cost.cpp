@@ -52,6 +52,7 @@ void OpCostModel::set_stage(const OpCostModel& all, std::int64_t stage, StageSpa
   mesh_ = all.mesh_;
   stage_groups_ = all.stage_groups_;
   loads_ = all.loads_;
+  skews_ = all.skews_;
   set_documents(all.packed_, all.document_loads_);
   slowest_rank_ = all.slowest_rank_;
   algorithm_ = all.algorithm_;
@@ -297,10 +298,10 @@ std::shared_ptr<const FabricLoad> OpCostModel::load_of(std::span<const std::uint
 
 ExchangeSkew OpCostModel::skew_under(const Load& load, const Op& op, std::int64_t ranks_per_node,
                                      const CollectiveCost& cost) const {
-  if (op.group.contains(load.group)) return exchange_skew(load, ranks_per_node, cost.algorithm, cost.token_shares);
+  if (op.group.contains(load.group)) return skews_->of(load, ranks_per_node, cost.algorithm, cost.token_shares);
   ExchangeSkew most{0, 0};
   for (const Load& within : loads_within(load, mesh_, op.group)) {
-    const ExchangeSkew by = exchange_skew(within, ranks_per_node, cost.algorithm, cost.token_shares);
+    const ExchangeSkew by = skews_->of(within, ranks_per_node, cost.algorithm, cost.token_shares);
     most = {std::max(most.inside, by.inside), std::max(most.between, by.between)};
   }
   return most;

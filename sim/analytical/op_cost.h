@@ -147,6 +147,7 @@ class OpCostModel {
   Mesh mesh_;
   std::span<const StageGroup> stage_groups_;
   std::span<const Load> loads_;
+  std::shared_ptr<ExchangeSkews> skews_ = std::make_shared<ExchangeSkews>();  // of all stages and Programs
   const PackedSequences* packed_ = nullptr;
   std::span<const DocumentLoad> document_loads_;
   std::int64_t slowest_rank_ = -1;

@@ -1,7 +1,6 @@
 #include "sim/cost/exchange_skew.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -102,10 +101,8 @@ double share_of_tokens(double balanced, double choices, double rows) {
   return (1 - std::pow(1 - meets, rows)) / choices;
 }
 
-namespace {
-
-ExchangeSkew skew_of(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
-                     const TokenShares& tokens) {
+ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
+                           const TokenShares& tokens) {
   Levels skewed(load.ranks), balanced(load.ranks);
   lay(
       load.ranks, per_node, algorithm, tokens, [&](std::int64_t from, std::int64_t to) { return load.at(from, to); },
@@ -119,31 +116,15 @@ ExchangeSkew skew_of(const Load& load, std::int64_t per_node, CollectiveAlgorith
   return {skewed.inside.busiest_over(balanced.inside, mean), skewed.between.busiest_over(balanced.between, mean)};
 }
 
-// The inputs of a skew, and the skew.
-struct Met {
-  RowsOf of{};
-  std::vector<double> rows;
-  std::int64_t per_node = 0;
-  CollectiveAlgorithm algorithm{};
-  TokenShares tokens;
-  ExchangeSkew skew;
-};
-
-}  // namespace
-
-// Caches: plans of one workload have the same few loads for all stages and ops.
-ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
-                           const TokenShares& tokens) {
-  constexpr std::size_t kMost = 16;
-  thread_local std::array<Met, kMost> met;
-  thread_local std::size_t next = 0;
-  for (const Met& m : met)
+ExchangeSkew ExchangeSkews::of(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
+                               const TokenShares& tokens) {
+  for (const Met& m : met_)
     if (m.of == load.of && m.per_node == per_node && m.algorithm == algorithm && m.tokens == tokens &&
         m.rows.size() == load.rows.size() &&
         std::memcmp(m.rows.data(), load.rows.data(), load.rows.size() * sizeof(double)) == 0)
       return m.skew;
-  Met& m = met[next++ % kMost];
-  m = {load.of, load.rows, per_node, algorithm, tokens, skew_of(load, per_node, algorithm, tokens)};
+  Met& m = met_[next_++ % kMost];
+  m = {load.of, load.rows, per_node, algorithm, tokens, exchange_skew(load, per_node, algorithm, tokens)};
   return m.skew;
 }
 

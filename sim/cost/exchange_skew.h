@@ -2,6 +2,7 @@
 // sends or receives, within its node and over NICs, over those of every rank with balanced routing.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,6 +22,25 @@ struct ExchangeSkew {
 // each node. `tokens`: for by_token.
 ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
                            const TokenShares& tokens);
+
+// Remembers the skews that were asked for last: plans of one workload have the same few loads for all stages and ops.
+class ExchangeSkews {
+ public:
+  ExchangeSkew of(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm, const TokenShares& tokens);
+
+ private:
+  static constexpr std::size_t kMost = 16;
+  struct Met {  // the inputs of a skew, and the skew
+    RowsOf of{};
+    std::vector<double> rows;
+    std::int64_t per_node = 0;
+    CollectiveAlgorithm algorithm{};
+    TokenShares tokens;
+    ExchangeSkew skew;
+  };
+  std::array<Met, kMost> met_;
+  std::size_t next_ = 0;
+};
 
 // Lengthens a balanced exchange by the busiest rank's excess, or shortens it if all ranks have less. Its latency does
 // not change.

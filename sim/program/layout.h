@@ -2,10 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <compare>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <stdexcept>
 #include <vector>
@@ -137,6 +140,27 @@ struct AttendedPairs {
   std::int64_t keys = 0;  // keys in runs of neighbouring positions of which any is seen
 };
 
+// What attention over parts of a table touches, by all that it follows from beside the table (work.cpp): an op's shape
+// and bytes, rank by rank and again, ask for it. For several threads at once.
+class AttendedMemo {
+ public:
+  using Key = std::array<std::int64_t, 8>;
+  AttendedMemo() = default;
+  AttendedMemo(const AttendedMemo&) {}  // begins anew
+  template <class Count>
+  AttendedPairs of(const Key& key, Count&& count) const {
+    const std::lock_guard lock(mutex_);
+    const auto [met, is_new] = met_.try_emplace(key);
+    if (is_new) met->second = count();
+    return met->second;
+  }
+  bool operator==(const AttendedMemo&) const { return true; }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::map<Key, AttendedPairs> met_;
+};
+
 struct BlockTable {
   std::int64_t blocks = 0;  // 0: a table of runs
   RunsOfParts of_part;      // by part: runs of blocks (neighbours are in one run), or runs of indices
@@ -147,6 +171,7 @@ struct BlockTable {
   // For tables of runs: indices that attend to each other (queries and keys of a document) lie within this many
   // consecutive parts, of which the first is a multiple of this number.
   std::int64_t meeting_parts = 0;
+  AttendedMemo attended = {};
   bool operator==(const BlockTable&) const = default;
 };
 constexpr bool is_table_of_runs(Deal deal) { return deal.table != nullptr && deal.table->blocks == 0; }

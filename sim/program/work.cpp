@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
-#include <tuple>
-#include <type_traits>
 
 #include "sim/program/document_load.h"
 
@@ -204,18 +201,15 @@ AttendedPairs pairs_of_busiest(const Op& op, std::span<const Tensor> tensors) {
 
 }  // namespace
 
-// Caches tables of runs, which may have hundreds of parts: shapes and bytes of ops ask for them again for every rank.
+// For tables of runs, which may have hundreds of parts, the table remembers the pairs.
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
   const Tensor &q = queries_of(op, tensors), &kv = keys_of(op, tensors);
-  if (op.parts == 1 || !is_table_of_runs(q.deal(1))) return pairs_of_busiest(op, tensors);
-  const auto key = std::tuple(q.deal(1), kv.deal(1), q.sizes[1], kv.sizes[1], kv.over[1].empty(), op.parts,
-                              op.keys_before, op.inner_parts, op.window, op.causal);
-  constexpr std::size_t kMost = 4096;
-  thread_local std::map<std::remove_const_t<decltype(key)>, AttendedPairs> met;
-  if (met.size() >= kMost) met.clear();
-  const auto [found, is_new] = met.try_emplace(key);
-  if (is_new) found->second = pairs_of_busiest(op, tensors);
-  return found->second;
+  const bool gathered = kv.over[1].empty();
+  if (op.parts == 1 || !is_table_of_runs(q.deal(1)) || (!gathered && kv.deal(1) != q.deal(1)))
+    return pairs_of_busiest(op, tensors);
+  return q.table->attended.of(
+      {gathered, q.sizes[1], kv.sizes[1], op.parts, op.keys_before, op.inner_parts, op.window, op.causal},
+      [&] { return pairs_of_busiest(op, tensors); });
 }
 
 namespace {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <tuple>
 #include <vector>
 
 namespace orrery {
@@ -106,6 +107,41 @@ TEST(Flops, OfARingsStepAreThoseOfTheKeysThatItsQueriesSee) {
   EXPECT_FALSE(shape.causal) << "of keys that are seen all are";
   constexpr double kQueries = kBatch * 8 * kHeads * kHeadDim * 2;
   EXPECT_EQ(m.moved(), kQueries + kQueries + kQueries) << "half of the keys and values, queries, contexts";
+}
+
+// What a table of runs remembers is of what it is asked for, whatever of it is another one than before.
+TEST(Flops, ATableRemembersPairsByAllThatTheyFollowFrom) {
+  const auto deal_of = [](const DealTables& tables) {
+    return tables.by_runs({{{12, 1}, {14, 4}, {28, 3}}, {{6, 6}, {13, 1}, {31, 1}}, {{20, 8}}, {{0, 6}, {18, 2}}}, 32,
+                          4);
+  };
+  const DealTables kept;
+  AttendedPairs first;
+  for (int change = 0; change < 8; ++change) {
+    Maker m = attention(8, 8, true, 0);
+    m.op.parts = 4;
+    m.op.keys_before = 1;
+    for (Tensor& t : m.tensors) t.over[1].append(MeshGroup::of_digit(0));
+    Tensor& kv = m.tensors[m.op.reads[1]];
+    if (change == 1) m.op.keys_before = 2;
+    if (change == 2) m.op.inner_parts = 2;
+    if (change == 3) m.op.window = 5;
+    if (change == 4) m.op.causal = false;
+    if (change == 5) kv.over[1] = {};
+    if (change == 6) kv.over[1] = {}, kv.sizes[1] = 32;
+    if (change == 7) m.op.parts = 2;
+    const auto pairs_by = [&](const DealTables& tables) {
+      for (Tensor& t : m.tensors) t.deals = {}, t.table = nullptr, t.set_deal(1, deal_of(tables));
+      return attended_pairs(m.op, m.tensors);
+    };
+    const AttendedPairs remembered = pairs_by(kept), anew = pairs_by(DealTables());
+    EXPECT_EQ(remembered.seen, anew.seen) << change;
+    EXPECT_EQ(remembered.counted, anew.counted) << change;
+    EXPECT_EQ(remembered.keys, anew.keys) << change;
+    if (change == 0) first = anew;
+    EXPECT_EQ(std::tuple(anew.seen, anew.keys) == std::tuple(first.seen, first.keys), change == 0) << change;
+  }
+  EXPECT_EQ(kept.count(), 1u);
 }
 
 TEST(Bytes, AreEachTensorOnceAndTwiceWhatIsAddedTo) {
