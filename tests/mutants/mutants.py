@@ -14,9 +14,9 @@ needs libclang's Python module (Debian: python3-clang); the other commands do no
 alone. --physics adds physics.txt, the faults that no random operator makes; with --sites 0 it plants these alone.
 
 Both reach and run may be interrupted and go on where they were; with a larger --longest they ask the suites that are
-left. A suite that takes longer than --longest seconds, or
-that fails without a fault, is left out, and the report says so. Tests that compare output with a kept file are asked
-last: whoever makes the file anew turns them green, so what they alone see is counted apart.
+left. A suite that takes longer than --longest seconds, or that fails without a fault, is left out, and the report says
+so. Tests that compare output with a kept file are asked last: whoever makes the file anew turns them green, so what
+they alone see is counted apart.
 
 --equivalent: a text file with lines "NUMBER: reason" for survivors that change nothing anybody can see.
 """
