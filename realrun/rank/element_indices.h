@@ -28,7 +28,7 @@ class ElementIndices {
   // together.
   const Elements& exchanged(const Tensor& tensor, std::size_t rank, const Tensor& in, std::size_t other);
   std::int64_t longest_exchange(std::span<const Tensor* const> from, const Tensor& to, const Members& members);
-  // Number of a rank's rows without an index (deal_by_runs).
+  // Number of a rank's rows without an index (DealTables::by_runs).
   std::int64_t rows_without_index(const Tensor& tensor, std::size_t rank) const;
   // `count` elements of a list, from `first` on.
   const Elements& stretch(const Elements& of, std::int64_t first, std::int64_t count);

@@ -67,7 +67,7 @@ class OpCostModel {
   // Seconds of a kernel for one replica, on one rank of the mesh. REQUIRES: attention within documents (Op::documents),
   // or dealt_rows().
   double document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica, std::int64_t rank) const;
-  // If ranks have documents of their own (deal_by_runs): the rank whose kernels take the longest in all layers
+  // If ranks have documents of their own (DealTables::by_runs): the rank whose kernels take the longest in all layers
   // together. -1: they have not.
   std::int64_t slowest_rank() const { return slowest_rank_; }
   // The dimension of a kernel's operands in which ranks have their own numbers of rows.

@@ -20,9 +20,9 @@ struct Redistribution {
 // over the same digits.
 std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& from, const Tensor& to);
 // The same from several tensors, each of which has some indices of the whole; no two have the same index. For
-// dimensions dealt by runs (deal_by_runs), `from` may have indices that `to` lacks, and the last digits of either side
-// may divide another dimension instead (heads for positions). `share` is then that of the mean rank; the op's load says
-// how much each rank sends (moved_rows).
+// dimensions dealt by runs (DealTables::by_runs), `from` may have indices that `to` lacks, and the last digits of
+// either side may divide another dimension instead (heads for positions). `share` is then that of the mean rank; the
+// op's load says how much each rank sends (moved_rows).
 std::optional<Redistribution> redistribution(const Mesh& mesh, std::span<const Tensor* const> from, const Tensor& to);
 
 // The indices of each part of a dimension dealt by runs. Part p has the indices of_part[p / sharing]; `sharing`

@@ -576,6 +576,9 @@ TEST(Simulate, ExplainsOpsAndTerms) {
   EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --explain head.logits").out,
               AllOf(HasSubstr("head.forward.logits"), HasSubstr("head.backward.logits")))
       << "as shapes without a measurement are listed";
+  EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --explain logits").out,
+              AllOf(HasSubstr("head.forward.logits"), HasSubstr("head.backward.logits")))
+      << "by the end of its name";
   EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --explain attention").out, HasSubstr("% of the step"))
       << "the term, whose ops have its name";
   EXPECT_THAT(place.orrery("simulate offload --explain memory").out,

@@ -64,6 +64,20 @@ TEST(HuggingFace, ClassesOfForksAreTaken) {
   }
 }
 
+// Libraries write out keys of what a model does not have.
+TEST(HuggingFace, KeysThatSayNothingAreOfNoOtherArchitecture) {
+  Json config = sample("llama-3-8b");
+  const Model plain = read_model(config, {});
+  for (const Json& nothing : {Json(), Json(false), Json(0), Json(""), Json::array(), Json::object()}) {
+    config["attn_layer_period"] = nothing;
+    EXPECT_EQ(architecture(read_model(config, {})), architecture(plain)) << nothing;
+  }
+  for (const Json& something : {Json(true), Json(8), Json("some"), Json{1, 2}}) {
+    config["attn_layer_period"] = something;
+    EXPECT_THROW(read_model(config, {}), InputError) << something;
+  }
+}
+
 TEST(HuggingFace, ExpertsOfADenseFamilyMayBeNone) {
   Json config = sample("llama-3-8b");
   config.update({{"num_experts", 0}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 1408}});

@@ -2,20 +2,21 @@
 """How much do the tests see? Draws small faults at random, compiles all of them into one copy of the tree, switches
 one on at a time and looks which test fails.
 
-    mutants.py draw FOLDER [--sites 150] [--seed N]   copies the tree into FOLDER, with the faults in it
-    mutants.py build FOLDER [TARGET ..]               builds the copy (as it is configured, or at -O1); leaves out what does not compile
-    mutants.py reach FOLDER [--longest 60]            runs each suite of tests once: how long it takes, what it reaches
-    mutants.py run FOLDER [--longest 60]              asks the suites that reach a fault, the quickest first
-    mutants.py report FOLDER [--equivalent FILE]      a table by library, and the faults that no test has seen
-    mutants.py check                                  each fault of physics.txt has its place (ctest runs this)
+    mutants.py draw FOLDER [--sites 150] [--seed N]     copies the tree into FOLDER, with the faults in it
+    mutants.py build FOLDER [TARGET ..]                 builds the copy; leaves out faults that do not compile
+    mutants.py reach FOLDER [TARGET ..] [--longest 60]  runs each suite once: how long it takes, what it reaches
+    mutants.py run FOLDER [--longest 60]                asks the suites that reach a fault, the quickest first
+    mutants.py report FOLDER [--equivalent FILE]        a table by library, and the faults that no test has seen
+    mutants.py check                                    each fault of physics.txt has its place (ctest runs this)
 
 draw: the seed is today's date unless given. Libraries get sites in proportion to their lines, two each at least. It
 needs libclang's Python module (Debian: python3-clang); the other commands do not. --only PATH draws in a folder or file
 alone. --physics adds physics.txt, the faults that no random operator makes; with --sites 0 it plants these alone.
 
-Both reach and run may be interrupted and go on where they were. A suite that takes longer than --longest seconds, or
-that fails without a fault, is left out, and the report says so. Tests that compare output with a kept file are asked last:
-whoever makes the file anew turns them green, so what they alone see is counted apart.
+Both reach and run may be interrupted and go on where they were; with a larger --longest they ask the suites that are
+left. A suite that takes longer than --longest seconds, or that fails without a fault, is left out, and the report says
+so. Tests that compare output with a kept file are asked last: whoever makes the file anew turns them green, so what
+they alone see is counted apart.
 
 --equivalent: a text file with lines "NUMBER: reason" for survivors that change nothing anybody can see.
 """
@@ -47,8 +48,8 @@ KEPT = ["*Guide.PrintsWhatIsShown*", "Readme.TablesOfStrategiesAreAsPredicted", 
         "MeasuredCollectives.AnalyticalErrorsAreTheResidualsOfTheCalibration",
         "CollectiveResiduals.AreThoseStatedInTheCalibration", "*EveryCalibration.States*",
         "Schema.CheckedInCopyIsTheGeneratedOne"]
-TURNED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-", "-": "+",
-          "*": "/", "/": "*", "|": "&", "&": "|"}
+TURNED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-",
+          "-": "+", "*": "/", "/": "*", "|": "&", "&": "|"}
 HEADER = "tests/mutants/planted.h"
 
 
@@ -66,13 +67,13 @@ def with_sites(data: bytes, sites: list) -> bytes:
     for site in sorted(sites, key=lambda s: -s["begin"]):
         data = data[:site["begin"]] + planted(site).encode() + data[site["end"]:]
     include = f'#include "{HEADER}"\n'.encode()
-    return data.replace(b"#pragma once\n", b"#pragma once\n" + include, 1) if b"#pragma once\n" in data else include + data
+    once = b"#pragma once\n"
+    return data.replace(once, once + include, 1) if once in data else include + data
 
 
 def library(file: str) -> str:
     folders = file.split("/")
-    deep = folders[0] in ("sim", "study") or folders[:2] in (["realrun", r] for r in ("bench", "calibrate", "cpu", "mpi", "rank"))
-    return "/".join(folders[:2 if deep else 1])
+    return "/".join(folders[:2 if folders[0] in ("sim", "study", "realrun") and len(folders) > 2 else 1])
 
 
 def of_site(site: dict) -> str:
@@ -93,7 +94,8 @@ class Finder:
         types = clang.cindex.TypeKind
         self.integers = {types.INT, types.UINT, types.LONG, types.ULONG, types.LONGLONG, types.ULONGLONG, types.SHORT}
         system = ["/usr/include/eigen3", "/usr/include/coin", "/usr/lib/x86_64-linux-gnu/openmpi/include"]
-        self.options = ["-xc++", "-std=c++20", "-w", f"-I{ROOT}", '-DORRERY_VERSION="0"'] + [f"-isystem{s}" for s in system]
+        self.options = ["-xc++", "-std=c++20", "-w", f"-I{ROOT}", '-DORRERY_VERSION="0"']
+        self.options += [f"-isystem{folder}" for folder in system]
 
     def parse(self, file: str, data: bytes):
         return self.index.parse(str(ROOT / file), self.options, unsaved_files=[(str(ROOT / file), data.decode())])
@@ -202,12 +204,12 @@ class Finder:
         if (not self.data[cursor.extent.end.offset:].lstrip().startswith(b";") or text.startswith("(void)")
                 or parent is None or (parent.kind != k.COMPOUND_STMT and not before.endswith((b")", b"else")))):
             return
-        if re.search(r"=\s*(\{\}|0|std::nullopt|nullptr|false)$|\b(clear|reset)\(\)$", text):
-            self.add("reset", cursor, function, "", statement=True)
-        elif inner.kind in (k.COMPOUND_ASSIGNMENT_OPERATOR, k.BINARY_OPERATOR) or inner.spelling.startswith("operator"):
-            self.add("assignment", cursor, function, "", statement=True)
-        elif inner.kind == k.CALL_EXPR:
-            self.add("call", cursor, function, "", statement=True)
+        assigns = (inner.kind in (k.COMPOUND_ASSIGNMENT_OPERATOR, k.BINARY_OPERATOR)
+                   or inner.spelling.startswith("operator"))
+        resets = re.search(r"=\s*(\{\}|0|std::nullopt|nullptr|false)$|\b(clear|reset)\(\)$", text)
+        if assigns or inner.kind == k.CALL_EXPR:
+            kind = "reset" if resets else "assignment" if assigns else "call"
+            self.add(kind, cursor, function, "", statement=True)
 
 
 def tracked() -> list:
@@ -270,7 +272,8 @@ def physics() -> tuple[list, list]:
         file, function, breaks = head.groups()
         site = "\n".join(line[2:] for line in lines[1:] if line.startswith("- "))
         mutated = "\n".join(line[2:] for line in lines[1:] if line.startswith("+ "))
-        before, part, behind = re.fullmatch(r"(.*)<<(.*)>>(.*)", site, re.S).groups() if "<<" in site else ("", site, "")
+        marked = re.fullmatch(r"(.*)<<(.*)>>(.*)", site, re.S)
+        before, part, behind = marked.groups() if marked else ("", site, "")
         text = (ROOT / file).read_text() if (ROOT / file).exists() else ""
         whole = before + part + behind
         found = {at.start() for begin, end in bodies(text, function)
@@ -320,16 +323,17 @@ def build(folder: pathlib.Path, targets: list):
                         "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG -w", "-DORRERY_CUDA=OFF", "-DORRERY_FUZZ=OFF",
                         "-DORRERY_PYTHON=OFF", "-DORRERY_BENCHMARKS=OFF"], check=True)
     while True:
-        made = subprocess.run(["cmake", "--build", folder / BUILD, *targets, "--", "-k", "0"], text=True, stdout=subprocess.PIPE)
+        made = subprocess.run(["cmake", "--build", folder / BUILD, *targets, "--", "-k", "0"], text=True,
+                              stdout=subprocess.PIPE)
         if made.returncode == 0:
             return
         numbers = set()
         for file, line in re.findall(r"^(/[^:\n]+):(\d+):\d+: error", made.stdout, flags=re.M):
             near = pathlib.Path(file).read_text().splitlines()[max(0, int(line) - 4):int(line)]
             numbers.update(map(int, re.findall(r"orrery_mutant\((\d+)\)", "\n".join(near))))
-        print(made.stdout[-4000:] if not numbers else f"do not compile, and are left out: {sorted(numbers)}", flush=True)
         if not numbers:
-            sys.exit("the build fails")
+            sys.exit(made.stdout[-4000:])
+        print(f"do not compile, and are left out: {sorted(numbers)}", flush=True)
         for site in sites:
             site["dropped"] = site.get("dropped") or site["number"] in numbers
         plant(folder, sites)
@@ -356,24 +360,24 @@ def asked(build_folder: pathlib.Path, unit: dict, limit: float, **environment) -
 
 
 def units(build_folder: pathlib.Path) -> dict:
-    """The suites of all test programs, kept output apart."""
-    found = {}
+    """The suites of all test programs: kept output apart, and large ones in parts."""
+    found, most = {}, 25
     for program in sorted(build_folder.glob("test_*")):
         if not os.access(program, os.X_OK) or program.is_dir():
             continue
-        suite = ""
-        for line in subprocess.run([program, "--gtest_list_tests"], text=True, stdout=subprocess.PIPE).stdout.splitlines():
+        suite, suites = "", collections.defaultdict(list)
+        listed = subprocess.run([program, "--gtest_list_tests"], text=True, stdout=subprocess.PIPE).stdout
+        for line in listed.splitlines():
             name = line.split("#")[0].strip()
             if not line.startswith(" "):
                 suite = name
-                continue
-            kept = any(fnmatch.fnmatch(suite + name, pattern) for pattern in KEPT)
-            unit = found.setdefault(f"{program.name} {suite}{'kept' if kept else '*'}",
-                                    {"program": program.name, "kept": kept, "tests": []})
-            unit["tests"].append(suite + name)
-    for name, unit in found.items():
-        tests = unit.pop("tests")
-        unit["filter"] = ":".join(tests) if unit["kept"] or len(tests) < 9 else name.split(" ")[1] + "-" + ":".join(KEPT)
+            else:
+                suites[suite, any(fnmatch.fnmatch(suite + name, pattern) for pattern in KEPT)].append(suite + name)
+        for (suite, kept), tests in suites.items():
+            for i in range(0, len(tests), most):
+                part = f" {i // most + 1}" if len(tests) > most else ""
+                name = f"{program.name} {suite}{'kept' if kept else '*'}{part}"
+                found[name] = {"program": program.name, "kept": kept, "filter": ":".join(tests[i:i + most])}
     return found
 
 
@@ -388,9 +392,9 @@ def in_parallel(work, items: list, jobs: int, then):
             sys.exit("interrupted; the same command goes on")
 
 
-def reach(folder: pathlib.Path, longest: float, jobs: int):
+def reach(folder: pathlib.Path, longest: float, jobs: int, programs: list):
     known = read_json(folder / "reached.json", {})
-    every = units(folder / BUILD)
+    every = {name: unit for name, unit in units(folder / BUILD).items() if not programs or unit["program"] in programs}
 
     def one(name: str):
         log = folder / f"log {name.replace('/', '_')}"
@@ -406,8 +410,10 @@ def reach(folder: pathlib.Path, longest: float, jobs: int):
         print(f"{len(known)}/{len(every)} {name}: {result['seconds']} s, {len(result['reached'])} sites"
               + (f", left out: {result['failed']}" if result["failed"] else ""), flush=True)
 
-    again = [n for n in every if n not in known or ("does not end" in known[n]["failed"] and known[n]["seconds"] < longest - 1)]
-    in_parallel(one, again, jobs, note)
+    def again(name: str) -> bool:
+        return name not in known or ("does not end" in known[name]["failed"] and known[name]["seconds"] < longest - 1)
+
+    in_parallel(one, [name for name in every if again(name)], jobs, note)
 
 
 def results_of(folder: pathlib.Path) -> dict:
@@ -419,16 +425,25 @@ def run(folder: pathlib.Path, longest: float, jobs: int):
     sites = [s for s in json.loads((folder / "mutants.json").read_text()) if not s.get("dropped")]
     known, done = json.loads((folder / "reached.json").read_text()), results_of(folder)
 
+    def left(site: dict) -> list:
+        before = done.get(site["number"], {"state": "", "asked": []})
+        able = [name for name, u in known.items() if site["number"] in u["reached"] and not u["failed"]
+                and u["seconds"] < longest and name not in before["asked"] and before["state"] not in ("seen", "kept")]
+        return sorted(able, key=lambda name: (known[name]["kept"], known[name]["seconds"]))
+
     def one(site: dict):
-        begin = time.monotonic()
-        able = [u for u in known.values() if site["number"] in u["reached"] and not u["failed"] and u["seconds"] < longest]
-        state, by = ("not seen" if able else "not reached"), ""
-        for unit in sorted(able, key=lambda u: (u["kept"], u["seconds"])):
+        begin, asked_now = time.monotonic(), done.get(site["number"], {"asked": []})["asked"][:]
+        state, by = "not reached", ""
+        for name in left(site):
+            unit = known[name]
             by, _ = asked(folder / BUILD, unit, 20 + 8 * unit["seconds"], ORRERY_MUTANT=str(site["number"]))
+            asked_now.append(name)
             if by:
-                state = "kept" if unit["kept"] else "seen"
                 break
-        return {"number": site["number"], "state": state, "by": by, "seconds": round(time.monotonic() - begin, 1)}
+        if asked_now:
+            state = "not seen" if not by else "kept" if known[asked_now[-1]]["kept"] else "seen"
+        return {"number": site["number"], "state": state, "by": by, "seconds": round(time.monotonic() - begin, 1),
+                "asked": asked_now}
 
     def note(site: dict, result: dict):
         with (folder / "results.jsonl").open("a") as file:
@@ -437,7 +452,7 @@ def run(folder: pathlib.Path, longest: float, jobs: int):
         print(f"{len(done)}/{len(sites)} {site['file']}:{site['line']} {site['kind']}: {result['state']} {result['by']}"
               f" ({result['seconds']} s)", flush=True)
 
-    in_parallel(one, [s for s in sites if s["number"] not in done], jobs, note)
+    in_parallel(one, [s for s in sites if s["number"] not in done or left(s)], jobs, note)
 
 
 def report(folder: pathlib.Path, equivalent: dict) -> str:
@@ -450,8 +465,8 @@ def report(folder: pathlib.Path, equivalent: dict) -> str:
         for name in (of_site(site), *([] if site.get("physics") else ["all"])):
             counts[name][state] += 1
     columns = ["seen", "kept", "not seen", "not reached", "equivalent", "not run"]
-    lines = ["| library | drawn | seen by tests | by kept output alone | not seen | not reached | equivalent | not run | seen |",
-             "|---|" + "---:|" * 8]
+    lines = ["| library | drawn | seen by tests | by kept output alone | not seen | not reached | equivalent | not run "
+             "| seen |", "|---|" + "---:|" * 8]
     for name in sorted(counts, key=lambda n: ("faults" in n, n == "all", n)):
         c = counts[name]
         of = sum(c[column] for column in columns[:4])
@@ -465,8 +480,8 @@ def report(folder: pathlib.Path, equivalent: dict) -> str:
             if done.get(s["number"], {}).get("state") == state:
                 why = f" Equivalent: {equivalent[s['number']]}" if s["number"] in equivalent else ""
                 shown = [" ".join(s[text].split()).replace("`", "'")[:160] for text in ("original", "mutated")]
-                lines.append(f"- {s['number']}. `{s['file']}:{s['line']}` {s['function']}, {s['kind']}: `{shown[0]}` became "
-                             f"`{shown[1] or 'nothing'}`.{why}")
+                lines.append(f"- {s['number']}. `{s['file']}:{s['line']}` {s['function']}, {s['kind']}: `{shown[0]}` "
+                             f"became `{shown[1] or 'nothing'}`.{why}")
     return "\n".join(lines)
 
 
@@ -474,7 +489,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["draw", "build", "reach", "run", "report", "check"])
     parser.add_argument("folder", type=lambda p: pathlib.Path(p).resolve(), nargs="?")
-    parser.add_argument("targets", nargs="*", help="of build: test programs, where not all are to be asked")
+    parser.add_argument("targets", nargs="*", help="test programs to build and to reach, where not all are to be asked")
     parser.add_argument("--sites", type=int, default=150)
     parser.add_argument("--seed", type=int, default=int(datetime.date.today().strftime("%Y%m%d")))
     parser.add_argument("--physics", action="store_true")
@@ -496,7 +511,7 @@ def main():
     elif a.command == "build":
         build(a.folder, ["--target", *a.targets] if a.targets else [])
     elif a.command == "reach":
-        reach(a.folder, a.longest, a.jobs)
+        reach(a.folder, a.longest, a.jobs, a.targets)
     elif a.command == "run":
         run(a.folder, a.longest, a.jobs)
     elif a.command == "report":

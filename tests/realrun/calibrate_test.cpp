@@ -125,6 +125,21 @@ TEST(LeastSquares, FindsParametersThroughOutliers) {
   EXPECT_GT(fit.factor_95[0], 1);
 }
 
+// Nine points of a constant, and one that is predicted far too slow or too fast. Beyond 0.1 its pull grows no more
+// (where it is too slow) or falls as 0.01 / error.
+TEST(LeastSquares, OutliersPullAsSlowPredictionsDoAndAsFastOnesDoNot) {
+  const auto fitted = [](double outlier) {
+    const auto log_errors = [&](const std::vector<double>& values) {
+      std::vector<double> errors(10, std::log(values[0]));
+      errors.back() += outlier;
+      return errors;
+    };
+    return std::log(fit_least_squares({{"constant", 1, 1e-2, 1e2}}, log_errors).values[0]);
+  };
+  EXPECT_NEAR(fitted(2), -0.1 / 9, 2e-3);
+  EXPECT_NEAR(fitted(-2), 0.01 / 2 / 9, 2e-4);
+}
+
 // Of a constant, the mean's standard error: ten points 5 % off either way, nine degrees of freedom.
 TEST(LeastSquares, StatesTheIntervalOfTheNormalDistribution) {
   const auto log_errors = [](const std::vector<double>& values) {

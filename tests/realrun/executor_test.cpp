@@ -739,6 +739,10 @@ TEST(Experts, AMeasuredReportIsOfTheRowsThatWereThere) {
   const auto factory = [](std::size_t) { return make_cpu_backend(); };
   const std::vector<RankResult> ranks = execute_ranks(scenario, program, options, factory);
   const Report report = measured_report(scenario, program, ranks, factory(0)->facts());
+  double exposed = 0;
+  for (const double seconds : report.stages.front().time.exposed) exposed += seconds;
+  EXPECT_GT(exposed, 0);
+  EXPECT_NEAR(report.stages.front().time.total(), report.step_seconds, 1e-9 * report.step_seconds);
   ASSERT_NE(report.figure("routing"), nullptr);
   const double busiest = report.figure("routing", "busiest_rank_over_mean")->value;
   EXPECT_EQ(busiest, std::max(ranks[0].rows.busiest_rank, ranks[1].rows.busiest_rank));

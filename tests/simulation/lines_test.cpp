@@ -125,8 +125,11 @@ std::map<std::string, Json> kept_scenarios() {
   all["routing"] = {{"model", "mixtral-8x7b"}, {"cluster", cluster}, {"workload", zipf}, {"plan", experts}};
   all["gate"] = all["routing"];
   all["gate"]["model"] = "megablocks-moe-small";
-  all["gate"]["workload"]["routing_interval"] = 1000;
-  all["gate"]["plan"]["moe_gate"] = "dense_to_sparse";
+  all["gate"]["workload"].update({{"routing_interval", 1000}, {"step", 300}});  // of the same routing as step 600
+  all["gate"]["plan"].update({{"moe_gate", "dense_to_sparse"},
+                              {"moe_gate_seed_steps", 100},
+                              {"moe_gate_hard_step", 1000},
+                              {"moe_gate_decay_steps", 640}});
   return all;
 }
 

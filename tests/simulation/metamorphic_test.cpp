@@ -54,6 +54,23 @@ TEST(Metamorphic, ASecondMicroBatchIsNotFree) {
   EXPECT_GE(two.step_seconds - one.step_seconds, t.matmul + t.attention);
 }
 
+// Ranks slow each other down on their own host.
+TEST(Metamorphic, AnotherHostSlowsNoProcessorDown) {
+  Scenario s = scenario_of("gpt2-small", "cpu-host", 1);
+  s.cluster.node.devices = 2;
+  s.plan.precision.mix = precision::Mix::fp32;
+  s.plan.framework.stack = framework::Stack::orrery;
+  s.workload = {64, 0, 4};
+  Calibrator calibrator;
+  const Report one = predict(calibrator.prepare(s));
+  s.cluster.nodes = 2;
+  s.workload.global_batch_size = 8;
+  const Report two = predict(calibrator.prepare(s));
+  const auto kernels = [](const Report& r) { return r.stages.front().time.matmul; };
+  EXPECT_GT(kernels(one), 0);
+  EXPECT_EQ(kernels(two), kernels(one));
+}
+
 TEST(Metamorphic, RecomputationTradesTimeForMemory) {
   Scenario s = gpt3_175b();
   s.plan.framework.flash_attention = false;
