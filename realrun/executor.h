@@ -91,7 +91,7 @@ struct RankResult {
   std::vector<std::int64_t> active_experts, routed_tokens;
   std::vector<HeldPart> parts;  // if kept
   // If measured:
-  // Of all measured steps. The members that follow are of the last part of a run.
+  // Sums over all measured steps. The members that follow are of the last part of a run.
   std::vector<double> seconds_by_step;
   std::vector<double> step_seconds;         // of the measured steps without marks
   std::vector<double> marked_step_seconds;  // of the measured steps with marks

@@ -27,7 +27,7 @@ struct CurveFit {
   std::string name;  // "matmul fp32", "memory rotary"
   std::vector<FittedParameter> parameters;
   Residual residual;  // of the curve, fitted to all points
-  // Of shapes that were left out of a fit to the others. No points: too few to leave any out.
+  // The residual over shapes that were left out of a fit to the others. No points: too few to leave any out.
   Residual held_out;
 };
 

@@ -19,7 +19,7 @@ struct TimeTerm {
   double TimeBreakdown::*field = nullptr;
   std::size_t stream = 0;  // index into `exposed` if `field` is null
 
-  // Of a TimeBreakdown, const or not.
+  // The term's seconds in a TimeBreakdown, const or not.
   auto& of(auto& time) const { return field != nullptr ? time.*field : time.exposed[stream]; }
 };
 // All terms in a fixed order; their sum is TimeBreakdown::total().

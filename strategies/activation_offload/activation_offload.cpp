@@ -1,5 +1,5 @@
-// Kept activations in host memory (Megatron-Core's CPU offloading): what a layer's forward keeps for its backward is
-// copied down behind the forward and comes back a layer ahead of the backward.
+// Activation offload to host memory (Megatron-Core's CPU offloading): the activations that a layer's forward keeps for
+// its backward are copied to the host after the forward, and copied back one layer ahead of the backward.
 #include <algorithm>
 #include <string>
 #include <vector>

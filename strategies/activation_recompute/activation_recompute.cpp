@@ -1,7 +1,7 @@
-// Activation recomputation: the backward repeats forward ops instead of keeping what they produced.
-//   full       each layer from its input (Chen et al. 2016, arXiv 1604.06174); every n-th input only, or the first n
-//              layers of each chunk only (Megatron-LM's uniform and block methods)
-//   all_but_attention  each layer but the results of attention (Gu et al. 2024, arXiv 2406.18485, section 5)
+// Activation recomputation: the backward repeats forward ops instead of keeping their results.
+//   full       each layer, from its input (Chen et al. 2016, arXiv 1604.06174). Megatron-LM's uniform method keeps
+//              every n-th input only; its block method recomputes only the first n layers of each chunk
+//   all_but_attention  each layer, but the results of attention are kept (Gu et al. 2024, arXiv 2406.18485, section 5)
 //   selective  only the attention core, whose activations are large and cheap to compute (Korthikanti et al. 2022,
 //              section 5). FlashAttention does this inside its kernel: then there is nothing left to recompute.
 #include <algorithm>
@@ -773,7 +773,7 @@ constexpr SearchAxis kAxes[]{
            const Plan& plan = chosen.plan;
            // all_but_attention is no usual stack's.
            for (const Mode mode : {Mode::none, Mode::selective, Mode::full, Mode::selective_op}) {
-             // Of what the kernel repeats anyway.
+             // Skip modes that repeat only what the kernel repeats anyway.
              const bool nothing = mode == Mode::selective && plan.framework.flash_attention &&
                                   plan.recompute.repeats(Module::core_attention);
              if (!nothing) values.push_back(static_cast<std::int64_t>(mode));

@@ -1,5 +1,5 @@
-// Sequences divided over ranks that gather the keys and values of all before attention (Llama 3, arXiv 2407.21783,
-// section 3.3.2; Megatron-Core's cp_comm_type all_gather).
+// Context parallelism in which each rank gathers the keys and values of all ranks before attention (Llama 3, arXiv
+// 2407.21783, section 3.3.2; Megatron-Core's cp_comm_type all_gather).
 #include <vector>
 
 #include "sim/program/rewrite.h"
@@ -9,7 +9,7 @@
 namespace orrery::all_gather_context {
 namespace {
 
-// Of context_parallel_type; Megatron-Core writes the one, Transformer Engine the other.
+// Names of context_parallel_type: Megatron-Core's and Transformer Engine's.
 constexpr std::array<std::string_view, 2> kTypes{"all_gather", "allgather"};
 
 class Gathering {

@@ -1,4 +1,4 @@
-// How the global batch is cut: replicas x micro-batches x micro-batch size. Gradient accumulation is what remains.
+// The global batch is replicas x micro-batches x micro-batch size. The number of micro-batches follows from the rest.
 #include <algorithm>
 #include <string>
 

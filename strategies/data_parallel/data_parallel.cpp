@@ -644,7 +644,7 @@ void check(const Scenario& scenario) {
   });
 }
 
-// Of dp_shard, and outside of it of dp_replicate, what others have not laid inside.
+// The digits of dp_shard, and outside of it of dp_replicate, that other strategies have not laid inside.
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   const Options& options = scenario.plan.data;
   const std::int64_t degree = data_parallel_degree(scenario);

@@ -694,7 +694,7 @@ void refuse_padding(const Options& options) {
                      "false in a real run: its slots hold all tokens, whichever experts they choose");
 }
 
-// Of a dropless plan slots for all tokens, of which those that hold rows are counted (Options::counted).
+// Gives a dropless plan slots for all tokens, and makes it count the filled rows (Options::counted).
 void make_runnable(Scenario& scenario) {
   refuse_padding(scenario.plan.expert);
   if (!scenario.model.has_experts()) return;

@@ -1,5 +1,5 @@
-// Long sequences in chunks: Ulysses' exchanges, online attention, MLP and loss chunk by chunk, and chunks in host
-// memory between their uses (FPDT, also Ulysses-Offload: Yao et al. 2024, arXiv 2408.16978;
+// FPDT: long sequences in chunks. Ulysses' exchanges, online attention, MLP and loss run chunk by chunk, and chunks
+// wait in host memory between their uses (also called Ulysses-Offload: Yao et al. 2024, arXiv 2408.16978;
 // deepspeed/sequence/fpdt_layer.py).
 #include <algorithm>
 #include <array>
@@ -21,7 +21,7 @@
 namespace orrery::fpdt {
 namespace {
 
-// Of context_parallel_type.
+// Names of context_parallel_type.
 constexpr std::array<std::string_view, 1> kTypes{"fpdt"};
 
 // Megatron-DeepSpeed, megatron/model/transformer.py: fpdt_FFN_chunk_size = chunk size / sequence-parallel ranks / 2.

@@ -288,7 +288,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   program.runtime.collective_protocol = scenario.plan.framework.collective_protocol;
 }
 
-// Of Megatron-LM: stages farthest apart, or replicas (its --use-tp-pp-dp-mapping).
+// Megatron-LM's orders: the stages farthest apart, or the replicas (its --use-tp-pp-dp-mapping).
 constexpr std::array<const char*, 2> kOrders{kMeshOrder, "tp-cp-ep-pp-dp"};
 constexpr SearchAxis kAxes[]{
     {.field = "mesh_order",

@@ -1,16 +1,16 @@
-// FSMoE's schedules, and those it is compared with, as Programs (Pan et al. 2025, arXiv 2501.10714, figure 3). What
-// expert_parallel has laid out between permute and unpermute is cut along the slots into chunks:
+// FSMoE's schedules, and those it is compared with, as Programs (Pan et al. 2025, arXiv 2501.10714, figure 3). The ops
+// that expert_parallel has placed between permute and unpermute are cut along the slots into chunks:
 //
-//   rows                 [experts, slots, ..]  become  [experts, chunks, slots / chunks, ..]
-//   one chunk            dispatch, all_gather, experts, reduce_scatter, combine, on views of these
-//   streams              all-to-alls: expert_communication. Gathers and scatters of expert_tensor_parallel: the same,
-//   or
-//                        (fsmoe) expert_tensor_communication. All wait for their data alone, not for other kernels.
+//   rows        [experts, slots, ..] become [experts, chunks, slots / chunks, ..]
+//   one chunk   dispatch, all_gather, experts, reduce_scatter, combine, on views of these
+//   streams     all-to-alls run on expert_communication. Gathers and scatters of expert_tensor_parallel run on the same
+//               stream or, with fsmoe, on expert_tensor_communication. Each waits for its data only, not for other
+//               kernels.
 //
-// Forward and backward may have other numbers of chunks, of which one divides the other. Slots are rounded up to a
-// multiple of the larger one. On each stream all chunks leave before the first comes back, which is best where the
-// stream is what the layer waits for (PipeMoE, section 4). Degrees are the plan's; what FSMoE would choose is in
-// degree.h.
+// Forward and backward may have different numbers of chunks; one must divide the other. Slots are rounded up to a
+// multiple of the larger number. On each stream all chunks are dispatched before the first one comes back, which is
+// best if the layer waits for this stream (PipeMoE, section 4). The plan gives the degrees; degree.h computes those
+// that FSMoE would choose.
 #include <fmt/format.h>
 
 #include <algorithm>

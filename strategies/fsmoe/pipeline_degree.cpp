@@ -59,7 +59,7 @@ class Profiler {
     return result;
   }
 
-  // Of the backward, what has nothing to do with experts' rows and is no `gradients` all-reduce.
+  // The backward's ops without rows of experts, except the all-reduce of gradients.
   double dense_seconds() const {
     double seconds = 0;
     for (const Op& op : piece_.backward.ops) {
@@ -85,7 +85,7 @@ class Profiler {
     return {products ? time.flops / 2 : elements(op, tensors), time.seconds};
   }
 
-  // Of the larger side: what a rank hands over or gathers.
+  // The larger side: elements that a rank sends or gathers.
   static double elements(const Op& op, std::span<const Tensor> tensors) {
     return static_cast<double>(std::max(tensors[op.reads[0]].elements(), tensors[op.writes[0]].elements()));
   }
@@ -165,7 +165,7 @@ void profile(const Evaluated& sequential, PipelineDegrees& degrees) {
   }
 }
 
-// Of layers behind the first, which has none before it, in the mean.
+// The mean over layers after the first, which has no layer before it.
 StepByShares shares_of(const char* name, const GradientPartition& partition, double elements) {
   StepByShares shares{name};
   const auto layers = static_cast<double>(partition.in_moe.size() - 1);

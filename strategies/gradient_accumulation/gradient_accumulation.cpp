@@ -1,5 +1,4 @@
-// Adding a micro-batch's gradients to those of earlier ones, by the kernels that compute them or by kernels of their
-// own.
+// Adds a micro-batch's gradients to those of earlier ones: in the kernels that compute them, or in separate kernels.
 #include <vector>
 
 #include "sim/program/rewrite.h"

@@ -1,6 +1,6 @@
-// Rings of rings (LoongTrain's Double-Ring-Attention: Gu et al. 2024, arXiv 2406.18485): keys and values go round
-// `inner_ring_degree` neighbours, and from there to the next such ring beside what these do with them. The steps are
-// those of strategies/context_parallel, with or without groups that exchange heads (strategies/usp).
+// Rings of rings (LoongTrain's Double-Ring-Attention: Gu et al. 2024, arXiv 2406.18485): keys and values go round the
+// `inner_ring_degree` neighbours of an inner ring. While these compute, the keys and values also go on to the next
+// inner ring. strategies/context_parallel has the steps; groups that exchange heads (strategies/usp) may be added.
 #include <string>
 
 #include "sim/base/error.h"

@@ -1,5 +1,5 @@
-// MiCS (Zhang et al. 2022, arXiv 2205.00119): all states divided over partition groups of few ranks, gradients reduced
-// in two hops, weights gathered in two stages where a group spans nodes.
+// MiCS (Zhang et al. 2022, arXiv 2205.00119): all states are divided over small partition groups. Gradients are reduced
+// in two hops, and weights are gathered in two stages if a group spans nodes.
 #include <algorithm>
 
 #include "sim/base/error.h"

@@ -1,5 +1,6 @@
-// CPU optimizer offload (ZeRO-Offload: Ren et al. 2021, arXiv 2101.06840): optimizer states live in host memory;
-// reduced gradients are copied down as the backward produces them, the CPU updates, and parameters are copied back.
+// CPU optimizer offload (ZeRO-Offload: Ren et al. 2021, arXiv 2101.06840): optimizer states live in host memory.
+// Reduced gradients are copied to the host as the backward produces them, the CPU updates, and parameters are copied
+// back.
 #include <algorithm>
 #include <vector>
 

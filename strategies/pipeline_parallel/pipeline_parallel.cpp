@@ -1,5 +1,5 @@
-// Pipeline parallelism: deals the model's runs to stages and chunks, chooses the schedule, and for zero-bubble
-// schedules runs weight gradients apart. The schedules themselves: schedules.h.
+// Pipeline parallelism: distributes the model's runs over stages and chunks, chooses the schedule, and splits weight
+// gradients from the backward for zero-bubble schedules. schedules.h has the schedules.
 #include <fmt/format.h>
 
 #include <algorithm>

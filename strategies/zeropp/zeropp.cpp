@@ -1,6 +1,6 @@
-// ZeRO++'s hierarchical partitioning (hpZ: Wang et al. 2023, arXiv 2306.10209, section 3.2): what the forward has
-// gathered over the whole shard group leaves a second copy, divided over neighbouring ranks only, and the backward
-// gathers that.
+// ZeRO++'s hierarchical partitioning (hpZ: Wang et al. 2023, arXiv 2306.10209, section 3.2): after the forward has
+// gathered weights over the whole shard group, it keeps a second copy divided over neighbouring ranks only. The
+// backward gathers that copy.
 #include "sim/base/error.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/strategy.h"
@@ -30,7 +30,7 @@ void check(const Scenario& scenario) {
   });
 }
 
-// Of dp_shard, the ranks that divide the second copy.
+// The digit of dp_shard whose ranks divide the second copy.
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (used(scenario)) mesh.add(MeshAxis::dp_shard, scenario.plan.zeropp.secondary, kDigit);
 }

@@ -48,7 +48,7 @@ FailureStudy study(std::size_t index, const SizedCandidate& sized, const AnswerO
   return result;
 }
 
-// Of the cluster of that name; none where none of its sizes is possible.
+// Returns the candidate on the cluster with that name; none if none of its sizes is possible.
 std::optional<std::size_t> best_of(const std::string& name, const CapacityAnswer& answer) {
   std::vector<std::string> names;
   for (std::size_t c = 0; c < answer.plan.clusters.size(); ++c) {

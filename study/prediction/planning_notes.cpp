@@ -16,7 +16,7 @@
 namespace orrery {
 namespace {
 
-// Of an axis whose groups are meant to stay inside a node, or to cover whole ones.
+// An axis whose groups are meant to stay inside a node, or to cover whole nodes.
 std::string crossing_note(const Mesh& mesh, MeshAxis axis, std::string_view words, std::string_view field,
                           const CrossingGroups& found, std::int64_t devices_per_node) {
   const MeshGroup group = mesh.group(axis);
@@ -28,7 +28,7 @@ std::string crossing_note(const Mesh& mesh, MeshAxis axis, std::string_view word
   const std::string inner =
       block > size ? fmt::format("{} ranks times {} inside them", size, block / size) : fmt::format("{} ranks", size);
   std::string note = fmt::format("{} of {} {} groups lie on more than one node: ", found.crossing, found.groups, words);
-  // Of the default order only tensor-parallel ranks lie inside another group.
+  // In the default order only tensor-parallel ranks lie inside another group.
   const std::int64_t inside = axis == MeshAxis::tp ? 1 : mesh.size(mesh.group(MeshAxis::tp));
   if (block > size * inside && size * inside <= devices_per_node)
     return note + fmt::format(

@@ -80,7 +80,7 @@ class Answers {
   }
 
  private:
-  // Of plans that come to the same in both, such as meshes whose order does not matter, the first.
+  // Keeps the first of plans that are equal in both, such as meshes whose order does not matter.
   void add_to_best(const FoundPlan& plan) {
     const auto alike = std::find_if(best_.begin(), best_.end(), [&](const FoundPlan& b) {
       return b.seconds_a_sequence == plan.seconds_a_sequence && b.memory_peak_bytes == plan.memory_peak_bytes;
@@ -212,7 +212,7 @@ class Search {
                     });
   }
 
-  // Of the plan's layers as they are with the least around them: of three micro-batches one neither adds to gradients
+  // The bound is of the plan's layers with the least around them: of three micro-batches one neither adds to gradients
   // nor has them reduced. None where that cannot be laid out.
   static ComputeBound bound(const Scenario& of, Evaluator& evaluator) {
     Plan plan = of.plan;

@@ -37,7 +37,7 @@ struct Simulator::Rep {
 
   ScenarioReader reader;
   Calibrator calibrator;
-  // Of lines.
+  // The state of lines.
   Program program;
   Report report, placed_report;
   std::optional<std::uint64_t> digest;
@@ -152,7 +152,7 @@ void add_placement_note(const Cluster& cluster, std::int64_t ranks, Report& repo
   if (!note.empty()) report.notes.push_back(std::move(note));
 }
 
-// Of a report by events: what placement costs in closed form, step against step, since more simulated steps would take
+// For a report by events: what placement costs in closed form, step against step, since more simulated steps would take
 // several times as long.
 void add_placement_note_in_closed_form(const Prepared& prepared, Report& report) {
   const Cluster& cluster = prepared.scenario.cluster;

@@ -24,7 +24,7 @@ std::string steps_text(std::span<const double> steps) {
                            : fmt::format("{:.0f}-{:.0f}", steps.front(), steps.back());
 }
 
-// Of many steps hours say more.
+// Hours say more about many steps.
 std::string long_text(double seconds) {
   constexpr double kHour = 3600;
   return seconds < 2 * kHour ? seconds_text(seconds) : fmt::format("{:.2f} h", seconds / kHour);

@@ -55,7 +55,7 @@ void text_at(std::string& out, double x, double y, std::string_view anchor, std:
                      xml_text(text));
 }
 
-// Of steps that share a pixel the first, the lowest, the highest and the last.
+// Draws the first, the lowest, the highest and the last of the steps that share a pixel.
 std::string path_of(const TrainingColumn& column, double top, double low, double high) {
   const std::size_t count = column.values.size();
   const auto y = [&](double value) { return top + kPanel * (high - shown(column, value)) / (high - low); };

@@ -22,7 +22,7 @@ struct Figures {
   double median = 0, noise = 0;
 };
 
-// Of a normal distribution: median's standard error over the mean's, and half the distance of the 16th and 84th
+// For a normal distribution: the median's standard error over the mean's, and half the distance of the 16th and 84th
 // percentile over the standard deviation.
 constexpr double kMedianOverMean = 1.2533;
 constexpr double kOneSigmaBelow = 0.1587, kOneSigmaAbove = 0.8413;

@@ -28,7 +28,7 @@ struct PublishedFigure {
 // Strict: unknown keys, ids that come twice, ops that a step does not have are InputErrors at their pointer.
 std::vector<PublishedFigure> predicted_figures(const nlohmann::json& document, const std::string& file,
                                                Simulator& simulator);
-// Of all bundled files.
+// The figures of all bundled files.
 std::vector<PublishedFigure> predicted_figures(Simulator& simulator);
 
 // Each after what it is about.

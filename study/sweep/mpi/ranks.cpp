@@ -29,7 +29,7 @@
 namespace orrery {
 namespace {
 
-// Of messages. To rank 0: kReady (prepared, or why not) and kRequest; from it: kTask, kStart and, to a thread of a
+// Tags of messages. To rank 0: kReady (prepared, or why not) and kRequest; from it: kTask, kStart and, to a thread of a
 // rank, kReply and the thread's number.
 enum Tag : int { kTask, kReady, kStart, kRequest, kReply };
 
@@ -67,7 +67,7 @@ class Pause {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// Of the hardware threads that this process may run on, its part where other ranks may run on the same.
+// Returns this process's share of the hardware threads that it may run on, if other ranks may run on the same.
 int share_of_hardware_threads() {
   MPI_Comm machine = MPI_COMM_NULL;
   need(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine), "MPI_Comm_split_type");
