@@ -686,7 +686,7 @@ void refuse_other_layers(const Config& config, std::string_view model_type, cons
                                                      (static_cast<std::int64_t>(i) + 1) % m.full_attention_period == 0);
     if (full != read_full && !window_is_all)
       throw InputError(config.at("layer_types"), fmt::format("{} in layer {}", describe(type), i),
-                       fmt::format("{}: the family {} is read so with this sliding_window",
+                       fmt::format("{} for the family {} with this sliding_window",
                                    read_full ? "full_attention" : "sliding_attention", model_type));
   }
 }
@@ -710,7 +710,7 @@ void refuse_zeros(const Config& config, const Model& m) {
 // Throws if the config says something that the model, read as one of `model_type`, does not have.
 void refuse_contradictions(const Config& config, std::string_view model_type, const Model& m) {
   const auto as_read = [&](const std::string& what) {
-    return fmt::format("{}: the family {} is read so", what, model_type);
+    return fmt::format("{} for the family {}", what, model_type);
   };
   refuse_other_heads(config, m);
   refuse_zeros(config, m);

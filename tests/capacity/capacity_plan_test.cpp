@@ -101,7 +101,7 @@ constexpr BadValue kBadValues[]{
     {"/candidates/0/price", "{\"per_device_hour\": -2, \"currency\": \"USD\", \"date\": \"2026\"}",
      "/candidates/0/price/per_device_hour: found -2, expected a number from 0"},
     {"/candidates/1/price", "{\"per_device_hour\": 2, \"currency\": \"EUR\", \"date\": \"2026\"}",
-     "/candidates/1/price: found a price in EUR, expected one in USD, as that of old"},
+     "/candidates/1/price: found a price in EUR, expected one in USD, the currency of old"},
     {"/candidates/0/price", "\"lambda-h100\"",
      "/candidates/0/power: found \"a100-node-rated\", expected power of H100"},
     {"/candidates/0/cluster/node", "\"dgx-h200\"",
@@ -147,7 +147,7 @@ TEST(CapacityPlan, CandidatesTrainOneModel) {
   document["candidates"][1]["scenario"]["model"] = "llama-2-7b";
   EXPECT_THAT([&] { read_plan(document); },
               testing::ThrowsMessage<InputError>(
-                  HasSubstr("/candidates/1: found a training of llama-2-7b, expected one of llama-3-8b, as old is")));
+                  HasSubstr("/candidates/1: found a training of llama-2-7b, expected one of llama-3-8b, the model of old")));
   document["candidates"][1]["scenario"]["model"] = "llama-3-8";
   EXPECT_THAT([&] { read_plan(document); },
               testing::ThrowsMessage<InputError>(HasSubstr("/candidates/1/scenario/model: found \"llama-3-8\"")));

@@ -374,7 +374,7 @@ TEST(Bench, ColdAndWarmCachesAreKeptApart) {
 
   expect_bench_refused(place, "bench compare warm.json cold.json",
                        "cold.json: /context/cache_state: found a run with cold caches, expected one with warm caches");
-  expect_bench_refused(place, "bench compare cold.json warm.json", "expected one with cold caches, as cold.json is");
+  expect_bench_refused(place, "bench compare cold.json warm.json", "expected one with cold caches, like cold.json");
   EXPECT_EQ(place.orrery("bench compare cold.json cold.json").code, 3) << "two repetitions are too few";
   const CommandResult history = place.orrery("bench history multiply/fp32/2x64x512 --history h.db --json -");
   const json runs = json::parse(history.out)["runs"];

@@ -1383,7 +1383,7 @@ TEST(Simulate, SaysWhatWeightGradientsApartGatherAgain) {
         .dump();
   };
   const auto said = HasSubstr("weight gradients run separately from the backward and gather");
-  EXPECT_THAT(notes(" --set plan.pipeline_schedule=zb-h1"), AllOf(said, HasSubstr("4 all-gathers a layer")));
+  EXPECT_THAT(notes(" --set plan.pipeline_schedule=zb-h1"), AllOf(said, HasSubstr("4 all-gathers per layer")));
   EXPECT_THAT(notes(" --set plan.pipeline_schedule=zb-v --engine des"), said);
   EXPECT_THAT(notes(" --set plan.pipeline_schedule=1f1b"), Not(said));
   EXPECT_THAT(notes(" --set plan.pipeline_schedule=zb-h1 --set plan.sequence_parallel=false"), Not(said));

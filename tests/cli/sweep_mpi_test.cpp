@@ -156,7 +156,7 @@ TEST_F(SweepOverMpi, SaysHowToGoOnWhenInterrupted) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("exit "), Not(HasSubstr("exit 0"))));
   EXPECT_THAT(result.err,
               AllOf(HasSubstr("orrery: interrupted: " + std::to_string(points_in("results.db")) + " of 1048576 points"),
-                    HasSubstr("; to go on, started as before:\n  orrery sweep sweep.json --db results.db --mpi\n")));
+                    HasSubstr("; to continue, started as before:\n  orrery sweep sweep.json --db results.db --mpi\n")));
 }
 
 std::int64_t errors_in(const std::string& text) {

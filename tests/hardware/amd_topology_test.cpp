@@ -87,7 +87,7 @@ TEST(AmdTopology, SaysWhatIsWrong) {
   for (const Wrong& wrong : {
            Wrong{tables(8, [](int a, int b) { return a / 4 == b / 4 ? "XGMI" : "PCIE"; }), "MI210-64GB",
                  "found GPUs that xGMI joins in 2 groups, the largest of 4"},
-           Wrong{tables(4, xgmi), "H100-SXM5-80GB", "found what rocm-smi prints, expected the topology of H100"},
+           Wrong{tables(4, xgmi), "H100-SXM5-80GB", "found the output of rocm-smi, expected the topology of a node of H100"},
            Wrong{tables(2, [](int, int) { return "HCCS"; }), "MI300X", "\"HCCS\" between GPU0 and GPU1"},
            Wrong{tables(
                      2, [](int, int) { return "PCIE"; }, "x"),

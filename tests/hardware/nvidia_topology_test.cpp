@@ -197,13 +197,13 @@ TEST(NvidiaTopology, RefusesGpusThatAreJoinedOtherwiseThanOthers) {
   };
   for (const Odd& odd : {
            Odd{"B200-SXM-180GB", [](int a, int b) { return a == 2 || b == 2 ? "NODE" : "NV18"; },
-               "found GPU2 without NVLink, the other 7 on a switch"},
+               "found GPU2 without NVLink, while the other 7 are on a switch"},
            Odd{"H100-SXM5-80GB", [](int a, int b) { return a == 1 || b == 1 || a == 6 || b == 6 ? "SYS" : "NV18"; },
-               "found GPU1, GPU6 without NVLink, the other 6 on a switch"},
+               "found GPU1, GPU6 without NVLink, while the other 6 are on a switch"},
            Odd{"H200-SXM5-141GB", [](int a, int b) { return a / 4 == b / 4 ? "NV6" : "SYS"; },
                "found GPUs that NVLink joins in 2 groups, the largest of 4"},
            Odd{"RTX-A6000", [](int a, int b) { return b < 6 && a / 2 == b / 2 ? "NV4" : "SYS"; },
-               "found GPU6, GPU7 without NVLink, the other 6 joined by NVLink"},
+               "found GPU6, GPU7 without NVLink, while the other 6 are joined by NVLink"},
            Odd{"RTX-A6000", [](int a, int b) { return b == a + 4 ? "NV4" : "SYS"; }, "NVLink between GPU0 and GPU4"},
        }) {
     try {

@@ -194,7 +194,7 @@ TEST(Check, WhatIsAddedOwesTheSame) {
                    z = s.tensor("z", {{4, Axis::batch}, {6, Axis::hidden}});
     s.op(OpKind::add, {a, b}, {z});
     s.collective(OpKind::all_reduce, s.tp(), z, sum);
-    good ? expect_proven(s) : expect_breaks(Rule::owed_alike, s, R"("a" [- | -] owes the sum over tp, what is put together)");
+    good ? expect_proven(s) : expect_breaks(Rule::owed_alike, s, R"("a" [- | -] owes the sum over tp, the other operand does not)");
   }
 }
 

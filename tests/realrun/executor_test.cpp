@@ -748,7 +748,7 @@ TEST(Experts, AMeasuredReportIsOfTheRowsThatWereThere) {
   EXPECT_EQ(busiest, std::max(ranks[0].rows.busiest_rank, ranks[1].rows.busiest_rank));
   EXPECT_GE(busiest, report.figure("routing", "mean_busiest_rank_over_mean")->value);
   EXPECT_GT(report.figure("routing", "busiest_expert_over_mean")->value, 1);
-  EXPECT_THAT(report.notes, testing::Contains(HasSubstr("25.0 % of what they have slots for")));
+  EXPECT_THAT(report.notes, testing::Contains(HasSubstr("25.0 % of their slots")));
   std::map<std::string, double> found;
   for (const OpReport& row : report.ops) found.emplace(row.name, row.flops);
   int met = 0;
