@@ -1,4 +1,4 @@
-// Topics of `--explain` that strategies bring: texts on a scenario and what an engine says of it.
+// Topics of `--explain` that strategies define. A topic is a text about a scenario and an engine's result for it.
 #pragma once
 
 #include <functional>
@@ -13,29 +13,33 @@
 
 namespace orrery {
 
-// A scenario as an engine has evaluated it. Strategies know no engine: whoever asks for a topic hands them this.
+// A scenario and its evaluation by an engine. Strategies must not know the engines, so the caller of a topic passes
+// this interface (study/simulation/evaluated.h implements it).
 class Evaluated {
  public:
   virtual ~Evaluated() = default;
   virtual const Scenario& scenario() const = 0;
   virtual const Program& program() const = 0;
   virtual const Report& report() const = 0;
-  // An op by itself, by the cost models, with operands of these sizes; no time for a collective over one rank.
   struct Time {
     double seconds = 0, flops = 0;
   };
+  // Returns the cost of one op that runs alone, by the cost models. Op::reads and writes index `tensors`. A collective
+  // over one rank takes 0 seconds.
   virtual Time time(const Op& op, std::span<const Tensor> tensors) const = 0;
-  virtual double forward_seconds(const Piece& piece) const = 0;  // of one micro-batch
+  // Returns the time of a piece's forward for one micro-batch.
+  virtual double forward_seconds(const Piece& piece) const = 0;
 };
 // Evaluates another scenario by the same engine. The result is valid until the next call. Throws InputError.
 using Evaluate = std::function<std::unique_ptr<Evaluated>(const Scenario&)>;
 
 struct Topic {
-  // What it is asked for by: its own name, and behind it lines of the report by their labels and by their names in
-  // JSON.
+  // The words that ask for the topic. The first is its own name. The others are lines of the report that it explains,
+  // by their labels and by their names in JSON.
   std::span<const std::string_view> names;
   std::string_view summary;  // one line
-  // Throws InputError ("--explain") where the plan has nothing of the kind.
+  // Returns the text. `here` is the scenario asked about; `evaluate` evaluates variants of it. Throws InputError
+  // ("--explain") if the plan does not use what the topic explains.
   std::string (*text)(const Evaluated& here, const Evaluate& evaluate);
 };
 

@@ -19,16 +19,16 @@ namespace orrery {
 
 struct BlockTable;
 
-// How the indices of a dimension are dealt out to its parts. A deal by a table is valid as long as the DealTables that
-// made it.
+// How the indices of a dimension are dealt out to its parts. A deal by a table points into the DealTables that made it,
+// which must outlive it.
 struct Deal {
   enum Kind : std::uint8_t {
     contiguous,   // part p has the p-th of equal parts
     zigzag,       // with twice as many blocks as parts, part p has the p-th block from the front and the p-th from the
                   // back: the ranks then have equal work under a causal mask
-    query_heads,  // for a key/value group: its query heads are divided; the key and the value behind them are on every
-                  // rank
-    striped,      // index i is in part i mod parts: causal work is equal, too, except for one diagonal
+    query_heads,  // for Axis::group_qkv: the query heads of a key/value group are divided equally; the group's key and
+                  // value, the last indices, are in every part
+    striped,      // index i is in part i mod parts: under a causal mask the parts' work differs by one diagonal only
     by_table,     // by `table`
   };
   Kind kind = contiguous;
@@ -41,9 +41,9 @@ struct Deal {
 inline constexpr int kDeals = 5;  // kinds of deals
 const char* name_of(Deal deal);
 
-// The digits of a mesh that a dimension is divided over, major to minor: the first cuts the dimension, the next cuts
-// each part of the first, and so on. The first `dealing_digits` deal the dimension out together instead. Like a group,
-// a division has no meaning without its mesh.
+// The digits of a mesh that a dimension is divided over, from the major to the minor one. A Deal deals the dimension
+// out over the first dealing_digits() of them together. Each further digit cuts every part of the digits before it into
+// contiguous parts. A division, like a group, has no meaning without its mesh.
 class Division {
  public:
   static constexpr int kMost = 8;
@@ -56,8 +56,9 @@ class Division {
   constexpr bool empty() const { return digits_ == 0; }
   // The n-th digit, or -1.
   constexpr int digit(int n) const { return static_cast<int>(digits_ >> (4 * n) & 0xf) - 1; }
-  // The outermost digit of a group becomes the major one, so that parts are in the order of the group's ranks. Both
-  // functions throw std::logic_error beyond kMost digits.
+  // Both functions add the digits of a group: append() as the minor ones, prepend() as the major ones. Among them, the
+  // digit with the largest stride is the major one, so that parts are in the order of the group's ranks. Both throw
+  // std::logic_error for more than kMost digits.
   void append(MeshGroup minor) {
     for (unsigned bits = minor.bits(); bits != 0;) {
       const int outermost = std::bit_width(bits) - 1;
@@ -71,7 +72,7 @@ class Division {
     append(major);
     for (int n = 0; n < minor.count(); ++n) push_back(minor.digit(n));
   }
-  // Whether append(minor) gives no digit twice and at most kMost digits.
+  // Whether append(minor) would give a division of at most kMost digits, none of them twice.
   constexpr bool has_room_for(MeshGroup minor) const {
     int n = count();
     for (int d = 0; d < Mesh::kMaxDigits; ++d) n += minor.contains(d) ? 1 : 0;
@@ -87,7 +88,7 @@ class Division {
     const std::uint64_t mask = (std::uint64_t{1} << (4 * major.count())) - 1;
     return (digits_ & mask) == major.digits_;
   }
-  // The digits behind those of `major`. REQUIRES: begins_with(major).
+  // The digits that follow those of `major`. REQUIRES: begins_with(major).
   constexpr Division behind(Division major) const {
     Division minor;
     minor.digits_ = static_cast<std::uint32_t>(std::uint64_t{digits_} >> (4 * major.count()));
@@ -104,16 +105,17 @@ class Division {
   std::uint32_t digits_ = 0;  // four bits per digit: its number plus one; the first digit in the lowest bits
 };
 
-// The number of a division's first digits that deal the dimension out together; the rest cut each of these parts
-// contiguously. These are the first digit and those after it with the same name: a mesh has several where a digit is
-// cut (Mesh::fold) or where a ring is one of rings. For a table, they are as many digits as give its number of parts.
+// Returns how many of a division's first digits deal the dimension out together; the other digits cut each of these
+// parts contiguously. Without a table, the dealing digits are the first one and those after it that have the same name:
+// Mesh::fold may have cut a digit in two, and a ring of rings has a digit for each level. With a table, they are as
+// many digits as give the table's number of parts.
 int dealing_digits(Deal deal, Division over, const Mesh& mesh);
 
-// The part that `rank` has. Parts are counted in the order of the division's digits.
+// Returns the part that `rank` has. Parts are counted in the order of the division's digits.
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank);
 
-// The indices begin, begin + apart, .. (`count` of them). begin == kNoIndex with apart 0: rows without an index, which
-// fill up a part that has fewer indices than the largest part.
+// A run stands for `count` indices: begin, begin + apart, begin + 2 apart and so on. A run with begin == kNoIndex and
+// apart == 0 stands for empty rows: they pad a part that has fewer indices than the largest part.
 inline constexpr std::int64_t kNoIndex = -1;
 struct IndexRun {
   std::int64_t begin = 0, count = 0, apart = 1;
@@ -130,23 +132,24 @@ inline std::int64_t rows_of(std::span<const IndexRun> runs) {
   return rows;
 }
 
-// Pairs (query, key) that attention computes in one head of one sequence. They follow from the positions that the
-// operands have (layouts, Op::parts, Op::keys_before), by which kernels mask. Kernels skip what is masked.
+// The pairs (query, key) that attention computes in one head of one sequence. Kernels mask by the positions of queries
+// and keys, and skip masked pairs. The positions follow from the layouts, Op::parts and Op::keys_before.
 struct AttendedPairs {
-  std::int64_t seen = 0;
+  std::int64_t seen = 0;  // pairs that the mask leaves
   // Pairs as FLOPs count them. A pair on the edge of the mask counts half: a query with its own key, or with the first
   // key behind its window. A causal square thus counts half of its pairs, as is usual in the field.
   double counted = 0;
-  std::int64_t keys = 0;  // keys in runs of neighbouring positions of which any is seen
+  std::int64_t keys = 0;  // keys that kernels read: all keys of each run of neighbouring positions with a seen key
 };
 
-// What attention over parts of a table touches, by all that it follows from beside the table (work.cpp): an op's shape
-// and bytes, rank by rank and again, ask for it. For several threads at once.
+// Remembers the pairs of attention over the parts of one table, because an op's FLOPs and bytes ask for them again and
+// again. The key holds everything besides the table that the pairs depend on (attended_pairs() in work.cpp makes it).
+// Several threads may use a memo at once.
 class AttendedMemo {
  public:
   using Key = std::array<std::int64_t, 8>;
   AttendedMemo() = default;
-  AttendedMemo(const AttendedMemo&) {}  // begins anew
+  AttendedMemo(const AttendedMemo&) {}  // a copy starts empty
   template <class Count>
   AttendedPairs of(const Key& key, Count&& count) const {
     const std::lock_guard lock(mutex_);
@@ -154,39 +157,41 @@ class AttendedMemo {
     if (is_new) met->second = count();
     return met->second;
   }
-  bool operator==(const AttendedMemo&) const { return true; }
+  bool operator==(const AttendedMemo&) const { return true; }  // what is remembered does not tell tables apart
 
  private:
   mutable std::mutex mutex_;
   mutable std::map<Key, AttendedPairs> met_;
 };
 
+// A table that says which indices each part of a dimension has. There are two kinds: a table of blocks cuts the
+// dimension into equal blocks, a table of runs lists the indices themselves.
 struct BlockTable {
-  std::int64_t blocks = 0;  // 0: a table of runs
-  RunsOfParts of_part;      // by part: runs of blocks (neighbours are in one run), or runs of indices
-  // For tables of runs: the number of indices of the dimension, some of which may be in no part; and by part, how many
-  // of its rows have an index.
+  std::int64_t blocks = 0;  // blocks of the dimension; 0: this is a table of runs
+  RunsOfParts of_part;      // [part]: runs of blocks, with neighbouring blocks in one run; or runs of indices
+  // For tables of runs: the size of the dimension, of which some indices may be in no part; and for each part, the
+  // number of its rows that have an index.
   std::int64_t whole = 0;
   std::vector<std::int64_t> filled = {};
-  // For tables of runs: indices that attend to each other (queries and keys of a document) lie within this many
-  // consecutive parts, of which the first is a multiple of this number.
+  // For tables of runs: cut into groups of this many consecutive parts, the parts of a group hold whole documents. So a
+  // query finds all its keys within its own group.
   std::int64_t meeting_parts = 0;
   AttendedMemo attended = {};
   bool operator==(const BlockTable&) const = default;
 };
 constexpr bool is_table_of_runs(Deal deal) { return deal.table != nullptr && deal.table->blocks == 0; }
 
-// The tables by which a Program's dimensions are dealt. Copies share the tables. Asking for a table does not change the
-// Program, but two threads must not ask at the same time.
+// The tables by which a Program's dimensions are dealt. Copies of this object share them. by_blocks() and by_runs() are
+// const, since adding a table leaves the Program's meaning alone, but two threads must not call them at the same time.
 class DealTables {
  public:
-  // A dimension that consists of as many equal blocks as `owners` has entries: block b is in part owners[b]. Each part
-  // keeps its blocks in order. All parts have the same number of blocks. Equal tables give the same deal. Throws
-  // std::logic_error for parts of unequal size.
+  // Returns the deal of a dimension that consists of as many equal blocks as `owners` has entries: block b is in part
+  // owners[b]. Each part keeps its blocks in order. Equal tables give the same deal. Throws std::logic_error unless all
+  // parts have the same number of blocks.
   Deal by_blocks(std::span<const std::int64_t> owners) const;
-  // Part p has the indices of_part[p] of a dimension of `whole` indices. Rows without an index follow until every part
-  // has `rows` rows (0: as many as the largest part has indices). Equal tables give the same deal. Throws
-  // std::logic_error for an index that two parts have, or that the dimension does not have.
+  // Returns the deal in which part p has the indices of_part[p] of a dimension of `whole` indices. Empty rows pad every
+  // part to `rows` rows, or to the size of the largest part if that is more. `meeting_parts`: BlockTable. Equal tables
+  // give the same deal. Throws std::logic_error for an index that two parts have, or that the dimension does not have.
   Deal by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0) const;
   std::size_t count() const { return tables_.size(); }
   void clear() { tables_.clear(); }
@@ -196,11 +201,12 @@ class DealTables {
   mutable std::vector<std::shared_ptr<const BlockTable>> tables_;
 };
 
-// The share of a rank's rows, in a dimension dealt by runs, that have an index. REQUIRES: is_table_of_runs(deal).
+// Returns the share of a rank's rows that have an index, in a dimension dealt by runs. REQUIRES:
+// is_table_of_runs(deal).
 double filled_share(Deal deal, Division over, const Mesh& mesh, std::int64_t rank);
 
-// Calls visit(run) for the `local` indices of part `part` of `parts`, in the part's order. `whole`: the dimension's
-// size.
+// Calls visit(run) for the runs of part `part` of `parts`, in the part's order. `whole`: size of the dimension;
+// `local`: size of the part.
 template <class Visit>
 void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std::int64_t whole, std::int64_t local,
                           Visit&& visit) {
@@ -231,8 +237,8 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
   }
 }
 
-// Calls visit(run) for the `local` indices that `rank` has of a dimension of size `whole`, in its order. The last part
-// may reach beyond `whole` (padded flat buffers).
+// Calls visit(run) for the runs of the `local` indices that `rank` has of a dimension of size `whole`, in the rank's
+// order. The last part of a padded flat buffer may reach beyond `whole`.
 template <class Visit>
 void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64_t local, const Mesh& mesh,
                         std::int64_t rank, Visit&& visit) {
@@ -252,6 +258,7 @@ void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64
     before += run.count;
   });
 }
+// Returns these indices one by one; kNoIndex for an empty row.
 std::vector<std::int64_t> dealt_indices(Deal deal, Division over, std::int64_t whole, std::int64_t local,
                                         const Mesh& mesh, std::int64_t rank);
 

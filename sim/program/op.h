@@ -41,10 +41,9 @@ const char* name_of(RouterScore score);
 // Whether tokens choose experts or experts choose tokens. Routers other than top_k and hash choose among the tokens of
 // one rank's micro-batch.
 //   top_k          each token takes its k best experts
-//   expert_choice  of n tokens, each expert takes the k n / experts with the largest scores for it; the first ones
-//   among
-//                  equals (Zhou et al. 2022, arXiv 2202.09368, section 3.2). The number of experts of a token varies;
-//                  its mean is k
+//   expert_choice  each expert takes the k n / experts of n tokens that have the largest scores for it; equal scores go
+//                  to the first token (Zhou et al. 2022, arXiv 2202.09368, section 3.2). The number of experts of a
+//                  token varies; its mean is k
 //   base           one expert per token and equally many tokens per expert, by an auction for the largest sum of logits
 //                  (Lewis et al. 2021, arXiv 2103.16716, section 3.2; realrun/routers.h)
 //   hash           one expert per token, by its id: no logits, no weights (Roller et al. 2021, arXiv 2106.04426)
@@ -77,10 +76,10 @@ struct Router {
 // Upper limit of Op::buffers.
 inline constexpr std::uint16_t kMostBuffers = 4;
 
-// A value of Op::every: once for all instances of a stretch of runs.
+// A value of Op::every: the op runs once for all instances of a stretch.
 inline constexpr std::uint16_t kAllInstances = 0xffff;
 
-// In a stretch of equal instances (Op::every): the instance whose tensors an op of a block works on.
+// The instance whose tensors an op of a block works on, within a stretch of equal instances (Op::every).
 enum class Covers : std::uint8_t {
   own,     // the instance in whose block the op stands
   before,  // the instance before it in the line; the first one has none
@@ -95,17 +94,17 @@ struct Op {
   Phase phase = Phase::forward;
   Stream stream = Stream::compute;
   When when = When::every_micro_batch;
-  // For a collective on the compute stream, for which the stream's kernels wait: the stream under which that wait is
-  // reported.
+  // For a collective that is issued on the compute stream and so blocks its kernels: reports show its time as a wait
+  // for this stream.
   Stream account = Stream::compute;
   // True: starts as soon as its data and its stream allow, even before compute issued earlier has finished
   // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
   // torch.distributed does.
   bool free_running = false;
-  // On a kernel: prefetched ops of later instances (`prefetch`) start with this kernel at the earliest. If no kernel of
-  // the block has it, they may start with the block's first kernel.
+  // True for a kernel: prefetched ops of later instances (`prefetch`) start no earlier than this kernel. If no kernel
+  // of the block has it, they may start with the block's first kernel.
   bool issues_ahead = false;
-  // The op may start when the instance `prefetch` places earlier in a run of equal pieces starts.
+  // The op may start as soon as the instance that is `prefetch` places earlier in a run of equal pieces starts.
   std::uint16_t prefetch = 0;
   // For a copy on a copy stream: the number of buffers that the instances of a line use in turn for the copied tensor.
   // Kernels of the instance `buffers` places later wait for the copy. 0: no kernel waits. At most kMostBuffers.
@@ -156,17 +155,18 @@ struct Op {
     return (part / inner_parts - keys_before / inner_parts + outer) % outer * inner_parts +
            (part % inner_parts - keys_before % inner_parts + inner_parts) % inner_parts;
   }
-  std::int64_t rotary_begin = 0;
+  std::int64_t rotary_begin = 0;  // rotary: the elements of each head from this one on are rotated
 
-  // A factor. It multiplies the operand of scale, the scores of softmax and its derivative, the gradients that
-  // optimizers read, and the results of cross_entropy_backward and router_loss_backward. For redistribute it is the
-  // share of bytes that move (Redistribution::share); for a `piece`, the share of the op that it does.
+  // What the factor multiplies depends on the kind: the operand of scale; the scores of softmax and of its derivative;
+  // the gradients that optimizers read; the results of cross_entropy_backward and router_loss_backward. For
+  // redistribute it is the share of bytes that move (Redistribution::share). For a `piece` it is the share of the whole
+  // op that the piece does.
   double factor = 1;
   float scalar = 0;  // dropout probability; norm epsilon; for an op that reads a gradient norm, the limit to clip to
 
   // Communication.
-  // For a redistribution in which ranks give unequal numbers of rows: the load in Program::loads that counts them.
-  // Unset: the load of the tensors, if they have one.
+  // For a redistribution in which ranks send unequal numbers of rows: the entry in Program::loads that counts them.
+  // Unset: the tensors' load, if they have one.
   TableIndex<Load> load;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op; overrides what its Program forces
   MeshGroup group;
@@ -176,16 +176,17 @@ struct Op {
   TableIndex<StageGroup> stages;
   std::int32_t places = 1;  // for ring_shift: data goes to the rank this many places after
   // Buckets. `every`: the op runs once per `every` instances, in the last of them, and covers the tensors of all of
-  // them. `count`: it runs `count` times per instance, each time on 1/count of the bytes. Instances are counted over a
-  // stretch of a chunk's runs: equal layers, whatever their plan (share_buckets()). Variants of a piece have the op at
-  // the same place.
+  // them. `count`: the op runs `count` times per instance, each time on 1/count of the bytes. Instances are counted
+  // over a stretch: consecutive runs of a chunk whose layers are equal, whatever their plan (share_buckets()). Variants
+  // of a piece must have the op at the same place.
   std::uint16_t every = 1;
   std::uint16_t count = 1;
-  // For a reduction that is done in pieces while later instances run. The whole op stands in the block that has its
-  // data. It covers only the last instance of the stretch, because no later instance can do that one's pieces. The
-  // pieces (`piece`) are ops with the same operands in other blocks; each does the share `factor`. The whole op does as
-  // much as its pieces in blocks of later instances together. Pieces say when work is done, not what: executors and
-  // check() ignore them and run the whole op in each instance.
+  // A reduction may be done in pieces while later instances run. The whole op then stands in the block that has its
+  // data. Ops with `piece` set and the same operands stand in blocks of later instances (Covers::before) or in the
+  // update. The `factor` of a piece is its share of the whole, and the shares add up to 1. The whole op takes time only
+  // in the last instance of the stretch (Covers::last), which no later instance follows; its `factor` is what the
+  // pieces in blocks of later instances would do there. Pieces say only when work is done: executors and check() run
+  // the whole op in each instance and skip the pieces, except that check() proves that the shares add up.
   Covers covers = Covers::own;
   bool piece = false;
 

@@ -1,4 +1,4 @@
-// Which entry of one of a Program's tables, or none.
+// An optional index into one of a Program's tables.
 #pragma once
 
 #include <compare>
@@ -8,14 +8,14 @@
 
 namespace orrery {
 
-// In one byte. T: what the entries are, so that an index of one table is none of another.
+// Takes one byte. T is the type of the table's entries: it keeps indices of different tables apart.
 template <class T>
 class TableIndex {
  public:
   static constexpr std::size_t kMost = 255;  // entries
 
   constexpr TableIndex() = default;
-  // Throws std::logic_error behind kMost entries.
+  // Throws std::logic_error for an index of kMost or more.
   explicit constexpr TableIndex(std::size_t index) : behind_(static_cast<std::uint8_t>(index + 1)) {
     if (index >= kMost) throw std::logic_error("a table of a Program has more than 255 entries");
   }

@@ -109,16 +109,16 @@ struct Tensor {
   Place place = Place::device;
   Input input = Input::none;
 
-  // How the dimensions are divided over the mesh; `sizes` are those of one rank's part. Ranks that differ in a digit
-  // which divides no dimension hold the same values, or each a part of a sum that is owed (sim/program/check.h).
-  // In a dimension dealt by query heads: the indices behind the query heads, which every rank has.
-  std::uint8_t kept = 0;
+  // How the dimensions are divided over the mesh; `sizes` are those of one rank's part. Ranks that differ only in a
+  // digit that divides no dimension hold equal values, or partial sums that are still to be reduced
+  // (sim/program/check.h).
+  std::uint8_t kept = 0;  // Deal::query_heads: number of last indices, those of key and value, that every rank has
   std::array<Division, kMaxRank> over{};
-  // For rows after routing, at the ranks of their experts: their load in Program::loads. `sizes` are then those of the
-  // rank with the most rows. Unset: every rank has the same number of rows.
+  // For rows that an unequal exchange has brought to their ranks (tokens at their experts): their load in
+  // Program::loads. `sizes` are then those of the rank with the most rows. Unset: all ranks have equally many rows.
   TableIndex<Load> load;
   std::array<Deal::Kind, kMaxRank> deals{};
-  const BlockTable* table = nullptr;  // of the dimensions that are dealt by a table
+  const BlockTable* table = nullptr;  // the one table of all dimensions that are dealt by a table
   Deal deal(int dim) const { return {deals[dim], deals[dim] == Deal::by_table ? table : nullptr}; }
   // Throws std::logic_error if another dimension is already dealt by another table.
   void set_deal(int dim, Deal deal) {
@@ -139,15 +139,15 @@ struct Tensor {
   // True: lives for the whole step (parameters, their main gradients, optimizer states). False: lives from its
   // definition to its last use.
   bool resident = false;
-  // Belongs to another piece of the same stage (a tied embedding table) and adds no memory here. Where that piece
-  // gathers the tensor, this piece reads the gathered one, too.
+  // True: the tensor belongs to another piece of the same stage (a tied embedding table) and adds no memory here. If
+  // that piece gathers its tensor, this piece reads the gathered copy as well.
   bool shared : 1 = false;
-  // Is what pieces with a `shared` tensor use. If it does not live all step long, it lives from the first of these
-  // pieces that uses it to the last.
+  // True: other pieces of the stage use this tensor as `shared`. Unless it is resident, it lives from the first use by
+  // any of these pieces to the last.
   bool lent : 1 = false;
-  // A view of another tensor (a slice of a flat buffer, one of a fused QKV's parts, a reshape): it adds no bytes, and
-  // the storage lives until its last view is used. A slice begins at `alias_begin`: an element of a flat buffer, or
-  // an index along the dimension that is sliced (group_qkv, sequence).
+  // The tensor of which this one is a view (a slice of a flat buffer, a part of a fused QKV, a reshape). A view adds no
+  // bytes; its storage lives until the last use of any view. `alias_begin` is where a slice begins: an element of a
+  // flat buffer, or an index along the sliced dimension (group_qkv, sequence).
   TensorId alias_of = kNoTensor;
   std::int64_t alias_begin = 0;
   // For a tensor that is a chunk of the sequence: the position in the sequence where it begins. The ranks' parts are

@@ -15,7 +15,7 @@
 
 namespace orrery {
 
-using ColumnValue = std::variant<double, std::int64_t, bool, std::string_view>;  // NaN: the report has none
+using ColumnValue = std::variant<double, std::int64_t, bool, std::string_view>;  // NaN: the report has no such value
 
 struct ReportColumn {
   std::string name;  // "step_seconds", "memory_fits", "exposed_tensor_communication_seconds"
@@ -37,8 +37,8 @@ void write_json(const ColumnValue& value, JsonWriter& writer);
 std::string csv_header(std::span<const std::string_view> more = {});
 std::string csv_row(const std::string& scenario, const Report& report, std::span<const std::string> more = {});
 
-// A row for each of those columns that is not of ops: "column,a,b,difference", the last b - a, empty for what is no
-// number.
+// Returns CSV with the header "column,a,b,difference" and a row for each report column, except those of ops. The
+// difference is b - a; it is empty for values that are no numbers.
 std::string comparison_csv(const Report& a, const Report& b);
 
 }  // namespace orrery

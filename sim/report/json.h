@@ -11,7 +11,7 @@
 
 namespace orrery {
 
-// Writes into an object that has been begun. `ops`: includes the list of ops if the report has one.
+// Writes the report's members into an object that the caller has begun. `ops`: whether to write the list of ops.
 void write_report(const Report& report, bool ops, JsonWriter& writer);
 // The report as one object.
 nlohmann::ordered_json report_json(const Report& report);
@@ -19,15 +19,15 @@ nlohmann::ordered_json report_json(const Report& report);
 // {"a": report, "b": report, "change": {"step_seconds": b - a, ..., "time": {...}}}
 nlohmann::ordered_json comparison_json(const Report& a, const Report& b);
 
-// Whether a document is a report, or a measured one beside its prediction ("measured"), and no scenario.
+// Whether a document is a report, or an object that holds a measured report beside its prediction ("measured").
 bool is_report(const nlohmann::json& json);
 
-// Throws InputError where the document of `file` is a report and not what is `expected`.
+// Throws InputError if the document of `file` is a report; `expected` says what should stand there.
 void refuse_report(const nlohmann::json& document, const std::string& file, const std::string& expected);
 
-// The figures, the terms of every stage and the ops; of two side by side, the measured one. Link tables and notes of
-// the discrete-event engine are not read back, nor figures of other kinds than `figures`. Throws InputError for what is
-// missing or no number.
+// Reads back a report: its figures, the terms of every stage and the ops. From a document that holds a measured report
+// and its prediction, it reads the measured one. It skips the link tables and notes of the discrete-event engine, and
+// figures of kinds that are not in `figures`. Throws InputError for members that are missing or no numbers.
 Report read_report(const nlohmann::json& json, const InputError::Where& where,
                    std::span<const FigureKind* const> figures = {});
 

@@ -44,17 +44,19 @@ struct SharedMemory {
   bool fits() const { return capacity_bytes <= 0 || node_bytes <= capacity_bytes; }
 };
 
+// A class of pipeline stages that do the same.
 struct StageReport {
-  std::int64_t stage = 0;   // first pipeline stage of the class
-  std::int64_t stages = 1;  // stages in the class
+  std::int64_t stage = 0;   // first stage of the class
+  std::int64_t stages = 1;  // number of stages in the class
   double busy_seconds = 0;
   double in_flight_micro_batches = 0;  // at the memory peak
   TimeBreakdown time;
   MemoryBreakdown memory;
-  std::string who;  // discrete-event: ranks of the class that wait least, whose times these are; else empty
+  // Discrete-event engine: the ranks whose times these are, those of the class that wait least. Otherwise empty.
+  std::string who;
 };
 
-// Kernels without a measured efficiency nearby.
+// A kernel for which no efficiency was measured at a similar shape.
 struct UnmeasuredShape {
   std::string op;     // "layer.fc1"
   std::string shape;  // "m=2048 n=3072 k=12288 bf16"
@@ -99,7 +101,7 @@ struct MemorySample {
   double seconds = 0;
   PlacedBytes bytes{};
 };
-// The timeline of ranks other than those that represent their stage.
+// The timeline of ranks that do something else than the ranks that represent their stage.
 struct RankTrack {
   std::string who;
   std::vector<Interval> intervals;
@@ -119,8 +121,8 @@ struct TimelineOp {
 };
 struct Timeline {
   std::vector<Interval> intervals;
-  // Analytical engine: the ops of some slots and of the step's end, for the stages of `op_stages`, one of each kind of
-  // stage. Sorted by stage, then slot, then stream.
+  // Analytical engine: the ops of some slots (slots_with_ops counts them) and of the step's end, on the stages in
+  // `op_stages`, one of each kind of stage. Sorted by stage, then slot, then stream.
   std::vector<OpSlice> op_slices;
   std::vector<TimelineOp> ops;
   std::vector<std::int32_t> op_stages;
@@ -149,7 +151,7 @@ inline constexpr std::size_t kMostRankTracks = 64;
 // Collectives that took longer than alone on undisturbed links. Several may run at the same time.
 struct ContentionReport {
   std::string who, op;  // "stage 0", "layer.backward.gradients.reduce_scatter"
-  std::string link;     // the busiest link on their way at that time
+  std::string link;     // the busiest link on their route while they ran
   double times_per_step = 0;
   double seconds_alone = 0, seconds = 0;  // of all of them together
 };
@@ -162,7 +164,9 @@ struct CriticalPathPart {
 struct WaitReport {
   std::string who, for_whom, op;
   double times = 0, seconds = 0;
-  std::int64_t alike = 0;  // other kinds of ranks that wait as long at the same op, for the same ranks or others
+  // Number of further waits at the same op that are as frequent and as long, of other ranks or for other ranks. They
+  // have no row of their own.
+  std::int64_t alike = 0;
 };
 struct DiscreteEventReport {
   std::string fidelity;                      // "steady-flow" or "step-exact"

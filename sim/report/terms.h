@@ -11,7 +11,7 @@
 
 namespace orrery {
 
-// A term of the step's time: its names, and where a breakdown has it.
+// A term of the step's time: its names, and the member of TimeBreakdown that holds it.
 struct TimeTerm {
   std::string name;   // "exposed_tensor_communication": for --explain
   std::string label;  // "exposed tensor-parallel communication": in words
@@ -27,10 +27,10 @@ const std::vector<TimeTerm>& time_terms();
 void add_terms(const TimeBreakdown& from, TimeBreakdown& to);
 
 struct MemoryPart {
-  std::string name, label;
-  std::string key;  // "optimizer_state_bytes"
+  std::string name, label;  // as in TimeTerm
+  std::string key;          // "optimizer_state_bytes"
   double MemoryBreakdown::*field = nullptr;
-  // If `field` is null, a part of `bytes`: all categories of a host or storage place, or one category on the device.
+  // If `field` is null, the part belongs to `bytes`: one category on the device, or all bytes of the host or storage.
   Place place = Place::device;
   std::size_t category = 0;
 

@@ -36,7 +36,8 @@ void check_deal(const Scenario& scenario, std::span<const std::string_view> name
 // `deal` says; the others divide them in order.
 void divide_sequence(Piece& piece, const Mesh& mesh, Division over, Deal deal);
 
-// Views of a fused QKV tensor: its queries, and its keys with values. Tensors that are already separate are returned.
+// Views of a fused QKV tensor: its queries, and its keys with values. If they are separate tensors already, these are
+// returned as they are.
 struct QueriesAndKeys {
   TensorId queries = kNoTensor, keys = kNoTensor;
 };
@@ -63,20 +64,21 @@ void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Back
   }
 }
 
-// Lays the digits of a ring of `ranks`, of the axis cp and of one name: those of an inner ring, where a strategy makes
-// one (Strategy::inner_ring), and behind them the rest. Throws InputError for an inner ring that is none of this one.
+// Adds the digits of a ring of `ranks` ranks to the mesh, all with the axis cp and this name. If a strategy makes inner
+// rings (Strategy::inner_ring), the inner digit counts the ranks of an inner ring and the outer one counts inner rings.
+// Throws InputError if the ring cannot be divided into such inner rings.
 void add_ring(const Scenario& scenario, Mesh& mesh, std::int64_t ranks, const char* name);
-// The digits of a ring: those of its inner ring, and the rest. Where it has no inner ring all digits are `inner`.
+// The digits of a ring: those of its inner rings, and the rest. Without inner rings all digits are `inner`.
 struct RingGroups {
   MeshGroup inner, outer;
   Stream stream = Stream::context_communication;  // of the inner ring
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
 };
 RingGroups ring_groups(const Scenario& scenario, const Mesh& mesh, MeshGroup ring);
-// Makes a ring of every attention over sequences that are divided over both groups, forward and backward.
-// `fp32_gradients`: Options.
+// Replaces every attention op of a piece, forward and backward, by a ring. REQUIRES: sequences are divided over both
+// groups of `ring`. `fp32_gradients`: Options.
 void ring_attention(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients);
-// Appends the ring for one attention op, forward or backward.
+// Appends to `out` the ring that replaces the attention op `whole`, forward or backward.
 void append_ring(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients, const Op& whole,
                  std::vector<Op>& out);
 

@@ -30,20 +30,20 @@ void check_runnable(const Scenario& scenario);
 // Controller of a training with unequal routing: steps with the same routing have the same state.
 std::unique_ptr<RunController> control(const Scenario& scenario);
 
-// How unequal the work of experts is, of the layers where it is the most unequal.
+// How unequal the work of experts is, over the layers with experts.
 struct RoutedWork {
-  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean
-  double mean_busiest_rank = 1;                 // of all layers with experts
-  double dropped_share = 0;                     // of all rows, those that find no slot; of all such layers
+  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean, in the most unequal layer
+  double mean_busiest_rank = 1;                 // rows of each layer's busiest rank over the mean, averaged over layers
+  double dropped_share = 0;                     // share of rows that find no slot, averaged over layers
 };
 std::span<const FigureKind> figure_kinds();
 void append_figures(const RoutedWork& work, std::vector<Figure>& figures);
-// None where routing is balanced.
+// Appends the figures of a Program whose routing is unequal; none if routing is balanced.
 void figures(const Scenario& scenario, const Program& program, std::vector<Figure>& figures);
 
-// The plan's, or as many as tensor_parallel where it leaves them open.
+// Returns the plan's expert_tensor_parallel, or tensor_parallel if the plan leaves it at 0.
 std::int64_t expert_tensor_ranks(const Plan& plan);
-// Ranks that hold the same experts, over all axes but pp.
+// Returns the group of ranks, within a pipeline stage, that hold the same experts.
 MeshGroup expert_replicas(const Mesh& mesh);
 
 // `--explain routing`.

@@ -16,9 +16,10 @@ struct SwipePass {
 
 // One pass over one choice of every token. `tokens`: how many tokens go from each source rank to each worker;
 // RoutingMatrix::experts is the number of workers, as a worker's experts count together. `room`: how many tokens each
-// worker still takes; it is updated. Source ranks are served in order; overflow fills workers from the first on. If
-// each worker has room for T x top_k tokens over all passes, where T is the tokens of a rank, all end with as many.
-// Throws InputError if sizes differ, or if there is less room than tokens.
+// worker still takes; it is updated. Source ranks are served in order; tokens that find no room go to the first workers
+// that have some. `room` is for all passes, one for each of a token's top_k choices: with T x top_k for each worker,
+// where T is the number of tokens of a rank, all workers end with equally many tokens. Throws InputError if sizes
+// differ, or if there is less room than tokens.
 SwipePass swipe_once(const RoutingMatrix& tokens, std::vector<std::int64_t>& room);
 
 }  // namespace orrery::flexmoe

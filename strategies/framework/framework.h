@@ -15,9 +15,9 @@
 
 namespace orrery::framework {
 
-// Kernels for layers of this plan.
+// Returns which kernels compute layers of this plan.
 KernelChoices kernel_choices(const Scenario& scenario, const Plan& plan);
-// Generation of the fused attention kernels, as calibration files name it; empty: the device's default.
+// Returns the generation of the fused attention kernels, as calibration files name it; empty: the device's default.
 std::string_view attention_kernel(const Plan& plan);
 std::string_view stack_name(const Plan& plan);
 // Returns the stack that a well-known library or method uses ("torchtitan": fsdp); empty: not known.
@@ -35,9 +35,9 @@ double literature_host_seconds_per_op(std::string_view stack);
 Kernels kernels_of(std::string_view stack);
 // What a stack does with gradients between their reduction and the update: unscaling and clipping.
 enum class GradientScaling : std::uint8_t {
-  passes,  // one kernel over all gradients divides by the loss scale, another one clips
+  passes,    // one kernel over all gradients divides by the loss scale, another one clips
   one_pass,  // one kernel does both
-  fused,  // the optimizer's kernel does both
+  fused,     // the optimizer's kernel does both
 };
 GradientScaling gradient_scaling(const Plan& plan);
 // Returns the dtype in which gradients are accumulated and reduced: the plan's, or the stack's if that is automatic.
@@ -60,8 +60,8 @@ bool shards_in_fp32(const Plan& plan);
 bool keeps_ends_gathered(const Plan& plan);
 // Limits on gathered parameters (zero_stage 3), in elements of the whole parameters on one rank.
 struct GatherLimits {
-  std::int64_t live = 0;  // nothing is gathered ahead beyond this; 0: no limit, and layers are gathered whole
-  std::int64_t reuse = 0;  // a gathered set stays for its next use if fewer elements are used in between
+  std::int64_t live = 0;      // nothing is gathered ahead beyond this; 0: no limit, and layers are gathered whole
+  std::int64_t reuse = 0;     // a gathered set stays for its next use if fewer elements are used in between
   std::int64_t prefetch = 0;  // least number of elements per gather
 };
 // DeepSpeed's limits, or the plan's where it sets them.

@@ -1,6 +1,6 @@
-// FSMoE's pipeline degree and gradient partition (Pan et al. 2025, arXiv 2501.10714, sections 4 and 5). Computes the
-// authors' choice, from linear times of a profile and four cases, next to the best values by the engine. The profile
-// comes from the cost models, over the paper's sizes.
+// FSMoE's pipeline degree and gradient partition (Pan et al. 2025, arXiv 2501.10714, sections 4 and 5). This computes
+// two answers side by side: the authors' choice, which follows from linear times and their four cases, and the fastest
+// step that the engine finds. The linear times are fitted to the cost models at the paper's sizes.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace orrery::fsmoe {
 
-// An operation of a layer with experts: alpha and beta for n units, by least squares over sizes.
+// The time of an operation of a layer with experts: alpha + beta n for n units, fitted by least squares over sizes.
 struct ProfiledTime {
-  LinearTime time;           // seconds, and seconds by element or by multiply-add
-  double determination = 1;  // r^2 of the fit; 1 where the layer has no such operation
-  double units = 0;          // n of the layer: elements that a rank hands over or gathers, multiply-adds of a rank
+  LinearTime time;           // alpha in seconds; beta in seconds per element or per multiply-add
+  double determination = 1;  // r^2 of the fit; 1 if the layer has no such operation
+  double units = 0;          // n of this layer on a rank: elements that it sends or gathers, or multiply-adds
 
   ChunkedTime of_layer() const { return {time.start_up, units * time.per_unit}; }
 };
@@ -38,26 +38,26 @@ struct StepByShares {
 
 // The gradient partition, with the engine's fastest degrees.
 struct GradientPieces {
-  ProfiledTime all_reduce;   // of a layer's gradients but the experts'
-  double dense_seconds = 0;  // backward, of what has no rows of experts
-  std::int64_t layers = 0;   // of a stage
+  ProfiledTime all_reduce;   // of a layer's gradients, without those of experts
+  double dense_seconds = 0;  // backward of a layer's ops that do not work on the rows of experts
+  std::int64_t layers = 0;   // layers with experts on a stage
   GradientPartition greedy, global;
-  // Nothing beside layers; as the two partitions have it, in the mean of layers behind the first; the best of all
-  // shares in quarters.
+  // The step with no pieces; with the shares of either partition, averaged over all layers but the first; and the
+  // fastest step with shares that are multiples of 1/4.
   std::vector<StepByShares> steps;
   std::string refused;  // why the plan has no gradient pieces; `steps` is then empty
 };
 
 struct PipelineDegrees {
-  std::string layer;                                             // the piece
+  std::string layer;                                             // name of the piece
   ProfiledTime all_to_all, all_gather, reduce_scatter, experts;  // forward; an all-to-all is a dispatch or a combine
-  std::vector<PipelinedLayer> forward, backward;                 // of each of kDegrees
-  PipelinedLayer chosen_forward, chosen_backward;                // no gradients reduced in the layer
-  std::vector<StepByDegrees> steps;                              // those of kDegrees that the schedule has
+  std::vector<PipelinedLayer> forward, backward;                 // at each of kDegrees
+  PipelinedLayer chosen_forward, chosen_backward;                // by the cases, without pieces of gradients
+  std::vector<StepByDegrees> steps;                              // at those of kDegrees that moe_schedule allows
   GradientPieces gradients;
 
-  const StepByDegrees& fastest() const;  // the first of equal ones
-  // The step with the degrees that the cases choose; null if the schedule does not have them.
+  const StepByDegrees& fastest() const;  // the first of equally fast ones
+  // Returns the step with the degrees that the cases choose; null if moe_schedule does not allow them.
   const StepByDegrees* chosen() const;
 };
 

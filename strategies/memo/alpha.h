@@ -1,6 +1,6 @@
-// MEMO's alpha: the share of tokens whose other activations of a layer are swapped to the host (Zhao et al. 2024, arXiv
-// 2407.12117, section 4.1). Computes its two bounds, from the cost models instead of a profile, next to the best values
-// by the engine.
+// MEMO's alpha (Zhao et al. 2024, arXiv 2407.12117, section 4.1). MEMO swaps a layer's input and attention's output to
+// the host for all tokens, and its other activations for the share alpha of the tokens. This computes the paper's two
+// bounds on alpha, from the cost models instead of a profile, and the step that the engine predicts for various alphas.
 #pragma once
 
 #include <span>
@@ -21,7 +21,8 @@ struct StepByAlpha {
 };
 
 struct Alpha {
-  // Bytes of one layer on one rank that go to the host whatever alpha is, and that do beside at alpha 1.
+  // Bytes of one layer on one rank: those that go to the host at any alpha, and those of the other activations, all of
+  // which go there at alpha 1.
   double whole_bytes = 0, other_bytes = 0;
   double layer_seconds = 0;     // forward of a layer that copies nothing
   double bytes_per_second = 0;  // to the host, per device while all devices of the node copy
@@ -35,8 +36,9 @@ struct Alpha {
   // The smaller of the two, limited to [0, 1] and rounded down to thousandths.
   double chosen() const;
 
-  std::vector<StepByAlpha> steps;      // by the engine: alpha in steps of 1/8, and the chosen one; ascending
-  const StepByAlpha& fastest() const;  // that fits, the first of equal ones; if none fits, the fastest of all
+  std::vector<StepByAlpha> steps;  // by the engine: alpha in steps of 1/8, and the chosen one; ascending
+  // Returns the fastest step that fits into memory, or the fastest of all if none fits; the first of equally fast ones.
+  const StepByAlpha& fastest() const;
 };
 
 // Throws InputError ("--explain") for plans without memo, or none of whose stages has a layer that swaps.

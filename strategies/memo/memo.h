@@ -1,6 +1,7 @@
-// MEMO (arXiv 2407.12117): activations wait for the backward in host memory, chosen by token. A layer's input and
-// attention's output are swapped whole. Of its other activations the first fraction alpha of the tokens is swapped, and
-// the rest is recomputed before the layer's backward; this repeats neither attention nor the last product.
+// MEMO (arXiv 2407.12117): activations wait for the backward in host memory, or are recomputed, token by token. A
+// layer's input and attention's output are swapped for all tokens. The other activations are swapped for the first
+// tokens, the share alpha of all. For the remaining tokens they are recomputed before the layer's backward; this
+// repeats neither attention nor the layer's last product.
 #pragma once
 
 #include "sim/program/program.h"

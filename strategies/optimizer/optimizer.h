@@ -1,6 +1,6 @@
-// The optimizer: lays each piece's parameters and gradients out as flat resident buffers, adds the states its rule
-// needs (Adam: Kingma & Ba 2014, arXiv 1412.6980) and the update block: the global gradient norm, then one fused
-// update.
+// The optimizer. It lays out each piece's parameters and gradients as flat resident buffers and adds the states that
+// its rule needs (Adam: Kingma & Ba 2014, arXiv 1412.6980). It also adds the update block: the global gradient norm,
+// then one fused update.
 #pragma once
 
 #include "sim/program/program.h"
@@ -8,7 +8,8 @@
 
 namespace orrery::optimizer {
 
-// What of a trained parameter must be kept to go on from: its value, the master copy, the moments.
+// Returns the bytes per trained parameter that training needs in order to continue elsewhere, as in a checkpoint: the
+// value, the master copy and the moments, without the gradient. FSDP's fp32 shards are value and master copy in one.
 double bytes_kept_per_parameter(const Plan& plan);
 
 }  // namespace orrery::optimizer

@@ -9,7 +9,8 @@
 
 namespace orrery::precision {
 
-// Against whose peak MFU is counted: of the precisions that layers compute in, the one with the fastest products.
+// Returns the dtype whose peak rate MFU is relative to: among the dtypes in which layers compute their products, the
+// one with the highest peak on the device.
 Dtype peak_dtype(const Scenario& scenario);
 
 }  // namespace orrery::precision

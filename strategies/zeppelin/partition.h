@@ -39,11 +39,11 @@ struct Zone {
 struct Partition {
   std::vector<Zone> zones;  // the largest rings first
   RunsOfParts at_home;      // [rank]: positions outside attention, equally many per rank
-  double capacity = 1;      // tokens of a rank over the mean
+  double capacity = 1;      // most attention tokens of a rank that were allowed, over the mean
 };
 
-// Most sizes of rings per batch. Beyond that, documents on the smallest rings move to the next larger ones, and groups
-// that exchange do not get the smallest sizes.
+// The most sizes of rings that a batch uses. Beyond that, documents on the smallest rings move to the next larger ones,
+// and groups that exchange do not get the smallest sizes.
 inline constexpr std::size_t kMostZones = 6;
 
 // The ranks that a batch is partitioned over.

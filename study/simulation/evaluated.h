@@ -1,4 +1,4 @@
-// What topics of strategies are told of a simulation (strategies/topic.h).
+// Shows a simulation to the topics of strategies, through the interface that strategies know (strategies/topic.h).
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace orrery {
 
-// Valid as long as what the simulation points to.
+// Returns the interface to a simulation. It is valid as long as the objects that the simulation points to.
 std::unique_ptr<Evaluated> evaluated(Simulation simulation);
 
 }  // namespace orrery
