@@ -1,21 +1,22 @@
-// Values that shells offer for arguments that several commands have.
+// What the completion of shells offers as values of arguments that several commands have. Each function adds the offer
+// to an option and returns the option.
 #pragma once
 
 #include "cli/command.h"
 
 namespace orrery {
 
-// A bundled scenario, a published measurement or a file.
+// Offers bundled scenarios, published measurements and files.
 inline const Option& offer_scenarios(const Option& option) {
   return option.offers_names({"scenarios", "measurements"}).offers_files();
 }
 
-// Values of read_cluster_argument.
+// Offers what read_cluster_argument accepts.
 inline const Option& offer_clusters(const Option& option) {
   return option.offers_names({"clusters", "nodes", "scenarios"}).offers_files();
 }
 
-// KEY=VALUE, a field of a scenario.
+// Offers the fields of a scenario, as KEY=VALUE.
 inline const Option& offer_fields(const Option& option) { return option.offers_names({"fields"}, "="); }
 
 }  // namespace orrery

@@ -5,13 +5,15 @@
 
 namespace orrery {
 
-// Appends self attention on `x`. Fused kernels do not add the output projection's bias here: *bias receives it.
+// Appends self attention on `x` and returns the output of its projection. With fused kernels the projection's bias is
+// not added yet: *bias receives it, for the kernel that adds the residual.
 TensorId self_attention(Builder& b, TensorId x, bool causal, TensorId* bias);
-// Appends attention of the decoder's stream `x` to the encoder's output `memory`.
+// Appends attention of the decoder's stream `x` to the encoder's output `memory`. Otherwise as self_attention().
 TensorId cross_attention(Builder& b, TensorId x, TensorId memory, TensorId* bias);
 
-// A table of relative position biases that all layers of a stack share (Raffel et al. 2019, arXiv 1910.10683, section
-// 2.1): begin_position_table is for the piece before the stack, take_position_table for each of its layers.
+// Position biases by relative distance: all layers of a stack share one table (Raffel et al. 2019, arXiv 1910.10683,
+// section 2.1). The piece before the stack owns the parameter and hands it on (begin_position_table), and each layer
+// takes it (take_position_table). Neither does anything for models without such a table.
 void begin_position_table(Builder& b);
 void take_position_table(Builder& b);
 

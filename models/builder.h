@@ -18,6 +18,8 @@ struct Builder {
   Builder(const Model& of, const KernelChoices& by, const LayerSizes& with, Piece& into)
       : model(of), kernels(by), sizes(with), piece(into) {}
 
+  // These add a tensor to the piece. Names must have static storage. A view begins at `begin` of `base`
+  // (Tensor::alias_begin).
   TensorId tensor(const char* name, Category category, Dtype dtype, std::initializer_list<Dim> dims);
   TensorId activation(const char* name, std::initializer_list<Dim> dims) {
     return tensor(name, Category::activation, kernels.activation, dims);
@@ -28,6 +30,7 @@ struct Builder {
   TensorId input(const char* name, Input input, Dtype dtype, std::initializer_list<Dim> dims);
   TensorId view(const char* name, TensorId base, std::int64_t begin, std::initializer_list<Dim> dims);
 
+  // Appends an op to the piece's forward. The reference is valid until the next op is appended.
   Op& emit(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
            std::initializer_list<TensorId> writes);
 
@@ -40,15 +43,17 @@ struct Builder {
 
   TensorId residual(const char* name) { return activation(name, {batch(), sequence(), hidden()}); }
 
-  // Norm over the last dimension(s) of x; its output has x's shape.
+  // Appends a norm over the last dimensions of x, those of `width`, and returns its output, which has x's shape. The
+  // first form creates the weight, and the bias if the model has one. The second takes them; kNoTensor: no bias.
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width);
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias);
 
-  // Without fused kernels, separate kernels cast to fp32 and back around ops that compute in fp32.
+  // Whether separate kernels cast to fp32 and back around ops that compute in fp32: so without fused kernels.
   bool casts_around() const { return !kernels.fused_kernels && kernels.activation != Dtype::fp32; }
   TensorId cast(const char* name, TensorId x, Dtype dtype);
 
-  // y = x w (+ bias). With fused kernels the bias is not added here: *bias_out receives it, for the op that reads y.
+  // Appends y = x w (+ bias) and returns y. With fused kernels the bias is not added here: *bias_out receives it, for
+  // the op that reads y.
   TensorId linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
                   bool bias, TensorId* bias_out = nullptr);
 
@@ -56,12 +61,13 @@ struct Builder {
   TensorId expert_linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
                          bool bias);
 
-  // residual + dropout(x + bias)
+  // Appends residual_stream + dropout(x + bias) and returns the sum.
   TensorId add_residual(const char* name, TensorId x, TensorId residual_stream, TensorId bias);
 
   // Returns x plus the first rows of a table of positions.
   TensorId add_positions(TensorId x, TensorId table);
 
+  // Adds the derivative of the forward to the piece. To be called last.
   void finish() { differentiate(piece, kernels.gradient); }
 
   const Model& model;

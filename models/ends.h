@@ -5,9 +5,10 @@
 
 namespace orrery {
 
+// Embedding of tokens, with positions and token types where the model has them: the input of the first layer.
 void build_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
-// The piece between the two stacks: the encoder's output is normed and becomes the memory of all decoder layers; the
-// decoder starts from the embedding of its own tokens.
+// The piece between the two stacks of an encoder-decoder. The encoder's output is normed and becomes the memory of all
+// decoder layers; the decoder starts from the embedding of its own tokens.
 void build_decoder_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
 // Embedding of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21). The last layer's output is normed and
 // goes on to the head. The piece also combines it with the embedding of the next tokens, as input of one more layer.

@@ -5,7 +5,8 @@
 
 namespace orrery {
 
-// Relative differences of the second execution from the first, largest over steps or tensors; NaN if a value is NaN.
+// Relative differences of the second execution from the first: the largest over steps (loss, gradient_norm) or over
+// tensors (gradients, parameters). NaN if a value is NaN.
 struct Agreement {
   double loss = 0, gradient_norm = 0;
   double gradients = 0, parameters = 0;  // by the Euclidean norm of each tensor
@@ -25,9 +26,10 @@ inline constexpr double kFp32Tolerance = 2e-5, kBf16Tolerance = 2e-2;
 // Returns the tolerance for ranks on `facts`: GPUs hold tensors in their own dtypes, CPUs in fp32 unless round_to_bf16.
 double tolerance_of(const BackendFacts& facts, const Scenario& scenario, bool round_to_bf16);
 
-// Returns options for two runs that are to be compared. They run two steps, so that the second sees the first's update.
-// Epsilon is above the rounding errors of gradients that are zero, which Adam would turn into full steps. If the steps
-// of the run differ (parts_of), all `steps` are run.
+// Returns `options` changed for two runs that are to be compared. The runs have two steps, so that the second step sees
+// the update of the first; if their steps have different Programs (parts_of), they have all `steps`. Adam divides by
+// the size of a gradient and would turn the rounding errors of a gradient that is zero into full steps. Its epsilon is
+// therefore set above such errors.
 ExecutionOptions options_to_compare(ExecutionOptions options, const Scenario& scenario, std::int64_t steps);
 
 // Throws std::logic_error if the two are not executions of one scenario.

@@ -57,12 +57,12 @@ struct KernelContext {
   // First expert whose rows this rank has. Choices of other experts get no slot.
   std::int64_t first_expert = 0;
 
-  // The number of an expert's rows is counted: nobody reads the slots beyond it. Kernels that put tokens into rows do
-  // not set those slots to zero. The number of rows of an op then depends on the data.
+  // True: only the slots that tokens fill are read, so kernels that put tokens into rows do not set the other slots to
+  // zero. The number of rows that an op works on then depends on the data.
   bool rows_are_counted = false;
 
   std::int64_t images = 0;  // images in the micro-batch; patch merging needs it to find neighbours across windows
-  // Which vector represents a sequence where shapes do not say: the mean of its tokens (Swin), or its first token.
+  // Pooling, where shapes do not tell: true takes the mean of a sequence's tokens (Swin), false its first token.
   bool pool_mean = false;
 };
 

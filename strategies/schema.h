@@ -9,7 +9,8 @@ namespace orrery {
 
 nlohmann::ordered_json scenario_schema();
 
-// A field of a scenario of one job that object keys alone lead to (no list index), fields of parts included.
+// A field of a scenario of one job, including the fields of its model, cluster, workload and plan. Fields of list
+// entries are left out: a name consists of object keys only.
 struct ScenarioField {
   std::string name;     // "plan.tensor_parallel"
   std::string summary;  // may be empty

@@ -15,7 +15,7 @@ namespace orrery::bench {
 
 enum class DeviceKind : std::uint8_t { cpu, cuda };
 
-// The values of a tensor before the op runs.
+// The values that a tensor is filled with before the op runs.
 struct Contents {
   enum class Kind : std::uint8_t { normal, positive, constant, indices } kind = Kind::normal;
   double value = 0;  // the constant; indices are whole numbers below it
@@ -40,7 +40,8 @@ struct KernelSizes {
     std::int64_t batch, sequence, groups, group_heads, head_dim;
   };
   std::vector<Attention> attentions;
-  // Routing of tokens to `choices` experts each, into slots for balanced loads.
+  // Routing of `tokens` tokens of width `hidden`, each to `choices` of `experts` experts. An expert has as many slots
+  // as balanced routing needs.
   struct Routing {
     std::int64_t tokens, experts, choices, hidden;
   };
@@ -49,8 +50,8 @@ struct KernelSizes {
   std::int64_t elements = 1;  // elements of flat buffers: an optimizer's, or a copy's
 };
 
-// Returns cases of every kind but communication, at sizes that take the device milliseconds. Dtypes: on a CPU fp32, the
-// only one it stores; on a GPU also bf16 and fp16, and fp8 if `fp8` says that it has fp8 units.
+// Returns cases of every kind of op but communication, at sizes that take the device milliseconds. On a CPU they are in
+// fp32, the only dtype that it stores; on a GPU also in bf16 and fp16, and in fp8 if `fp8` says that it has fp8 units.
 std::vector<KernelCase> kernel_cases(DeviceKind device, bool fp8);
 // The dtypes of a device's cases, except fp8. Kernels with a single dtype use the first.
 std::vector<Dtype> kernel_dtypes(DeviceKind device);

@@ -118,7 +118,6 @@ struct Comparison {
 };
 
 // Throws InputError if only one of the runs had cold caches. REQUIRES: options.threshold >= 0, 0 < options.alpha < 1.
-// < 1.
 Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candidate, const CompareOptions& options);
 
 // Worst first, in aligned columns, for a terminal.

@@ -29,7 +29,8 @@
 namespace orrery::bench {
 
 struct DriftOptions {
-  // Smaller than in CompareOptions: the runs themselves show the test that runs of one binary differ by a few percent.
+  // Smaller than in CompareOptions: that runs of one binary differ by a few percent is part of the spread between runs,
+  // which this test sees.
   double threshold = 0.02;
   double alpha = 0.01;                                  // largest chance of a false alarm over all benchmarks
   bool strict = false;                                  // a benchmark with too few runs is a failure
@@ -59,19 +60,20 @@ struct Trend {
 std::string_view trend_verdict(const Trend& trend);  // name_of(verdict), but "too few runs"
 
 struct Drift {
-  std::string history;
-  std::size_t runs = 0;  // most runs used of each device
+  std::string history;   // the file
+  std::size_t runs = 0;  // the largest number of runs of a benchmark that were used
   DriftOptions options;
   std::vector<Trend> trends;          // slowest first, then those without a verdict
-  std::size_t needed_runs = 0;        // runs that a benchmark among this many needs for a significant change
+  std::size_t needed_runs = 0;        // least runs of a benchmark for a significant change among this many benchmarks
   std::vector<std::string> warnings;  // runs in which most benchmarks changed, perhaps because of the machine
 
   std::size_t count(Verdict verdict) const;
-  bool nothing_told() const;
-  bool fails(const Trend& trend) const;
-  int exit_code() const;  // as Comparison::exit_code
+  bool nothing_told() const;             // whether no benchmark has enough runs for a verdict
+  bool fails(const Trend& trend) const;  // by its verdict and options.strict
+  int exit_code() const;                 // as Comparison::exit_code
 };
 
+// Finds the drift over the last `runs` runs of each device in `history`, whose file is `file`; or over given series.
 // REQUIRES: options.threshold >= 0, 0 < options.alpha < 1.
 Drift find_drift(const History& history, const std::string& file, std::size_t runs, const DriftOptions& options);
 Drift find_drift(std::vector<HistorySeries> series, const DriftOptions& options);

@@ -35,8 +35,8 @@ std::vector<double> holm(std::span<const double> p);
 
 // A place at which the level of consecutive values changes.
 struct ChangePoint {
-  std::size_t first =
-      0;         // index of the first value of the new level; 0: of so few values no change could be significant
+  // Index of the first value of the new level; 0: there are too few values for a significant change.
+  std::size_t first = 0;
   double p = 1;  // two-sided, adjusted for the number of places
 };
 
@@ -44,8 +44,9 @@ struct ChangePoint {
 // equals: a maximally selected rank statistic (Lausen & Schumacher 1992, Biometrics 48(1)). It is the statistic of
 // Pettitt 1979 (Applied Statistics 28(2)) divided by its spread at each place; without this a change among the last
 // runs would have to be larger than one in the middle. p is the smallest p times the number of places (Bonferroni): an
-// upper bound however the places depend on each other. Only places where smallest_p times their number is below `level`
-// are tried. The others depend on the number of values alone, and nothing could be significant there.
+// upper bound however the places depend on each other. The function tries only places at which a significant change is
+// possible: smallest_p of the values before and after, times the number of tried places, must be below `level`. Which
+// these are depends on the number of values alone, so leaving out the others does not bias the test.
 ChangePoint change_point(std::span<const double> values, double level);
 // The least number of values in which a change could be significant at `level`. REQUIRES: 0 < level.
 std::size_t values_for_change(double level);

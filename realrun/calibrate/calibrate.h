@@ -23,10 +23,10 @@ struct CalibrateOptions {
   SweepOptions sweep;
   // Number of passes over the sweep, if the budget allows; the fastest measurement of a point counts.
   std::int64_t passes = 3;
-  double footprint_bytes = 48e6;
-  std::string journal;   // path
-  bool restart = false;  // ignore the points of an earlier journal
-  std::string date;      // today, "2026-11-21"
+  double footprint_bytes = 48e6;  // memory that a measured op's operands take in turn (Meter)
+  std::string journal;            // path of the file that keeps measured points; a later call goes on from there
+  bool restart = false;           // ignore the points of an earlier journal
+  std::string date;               // today, "2026-11-21"
   std::optional<Device> preset;
   std::function<void(const CalibrationProgress&)> progress;
   // Called between points: true ends the sweep. Points measured so far are in the journal.

@@ -13,8 +13,10 @@ namespace orrery {
 
 // Values that an operand is filled with before the measurement: kernels must neither read NaN nor index beyond tables.
 struct OperandFill {
-  enum class Kind : std::uint8_t { spread, positive, constant, ids } kind = Kind::spread;  // spread: in [-1, 1]
-  double value = 0;                                                                        // ids: less than this
+  // Random values, except for `constant`. spread: numbers around 0 between -3 and 3, the sum of three uniform ones;
+  // positive: uniform in [0, 1); ids: whole numbers from 0 on, less than `value`.
+  enum class Kind : std::uint8_t { spread, positive, constant, ids } kind = Kind::spread;
+  double value = 0;  // the constant, or the limit of ids
 };
 
 struct KernelPoint {

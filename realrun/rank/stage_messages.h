@@ -1,5 +1,6 @@
-// Messages between the chunks of a rank's stage and their neighbours. They go through the communicator to other stages,
-// and stay local where a stage is its own neighbour.
+// Sends and receives what crosses the borders between a rank's chunks and the neighbouring chunks: activations in the
+// forward, their gradients in the backward. A message to another stage goes through the communicator. A message between
+// two chunks of the same stage stays in the rank's memory.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,9 @@ class StageMessages {
   StageMessages(const Program& program, const Position& position, TensorMemory& memory, Communicator& communicator,
                 StepClock& clock);
 
-  // Receives and sends all streams that cross the border to the chunk at `position`. Throws ExecutionError if a stage
-  // waits for a message that it has yet to send to itself.
+  // `position` is that of the receiving chunk, counted over chunks in model order. Both handle all streams that cross
+  // the border (sim/program/borders.h). receive() throws ExecutionError if a message between chunks of this stage was
+  // not sent before.
   Streams receive(std::int64_t position, std::int64_t micro_batch, bool backward);
   void send(std::int64_t position, std::int64_t micro_batch, bool backward, Streams& streams);
 

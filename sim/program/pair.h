@@ -12,20 +12,21 @@
 
 namespace orrery {
 
-// The two ops of a block at which the other block takes its turn: the ops behind the exchange that takes tokens to
-// their experts, and behind the exchange that takes them back. A block without such exchanges computes beside the
-// exchanges of the other: half of its FLOPs beside each.
+// Where a block is cut into three parts that take turns with the parts of the other block. A block with experts is cut
+// after its first exchange, which takes tokens to their experts, and after its last one, which takes them back. A block
+// without experts computes beside the exchanges of the other: half of its FLOPs beside each, so one part is empty.
 struct PairCuts {
-  std::array<std::size_t, 2> at{};
-  bool exchanges = false;
+  std::array<std::size_t, 2> at{};  // indices of the first op of the second and of the third part
+  bool exchanges = false;           // whether the block has such exchanges
 };
 PairCuts pair_cuts(const Piece& piece, bool forward);
 // Moves exchanges of experts to a stream of their own, in both blocks.
 void unblock_exchanges(Piece& piece);
 
-// Fills out.forward with the ops of both blocks in the order of issue, with exchanges of experts on their own stream.
-// Tensors that the forward writes get copies of their own. Returns false and leaves `out` unchanged if there is nothing
-// to hide: a block does not have two such exchanges.
+// Makes `out` the piece whose forward holds the ops of both blocks in the order of issue; its other blocks are empty.
+// Exchanges of experts are on their own stream. The two micro-batches share parameters and resident tensors; the
+// forward has copies of all other tensors. Returns false and leaves `out` unchanged if a block has no exchanges to
+// hide.
 bool pair_blocks(const Piece& piece, Piece& out);
 
 }  // namespace orrery

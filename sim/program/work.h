@@ -10,10 +10,11 @@
 
 namespace orrery {
 
+// `batch` products of an m x k by a k x n matrix.
 struct GemmShape {
   std::int64_t batch = 1, m = 1, n = 1, k = 1;
 };
-// The product that a matmul op computes; for `linear`, m runs over tokens.
+// Returns the product that a matmul op computes; for `linear`, m counts tokens.
 GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors);
 
 // The attention that a kernel computes. For a later step of a ring, `keys` is the mean number of keys that a query
@@ -26,9 +27,9 @@ struct AttentionShape {
 // For an `attention` or `attention_backward` op.
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors);
 
-// The pairs of the rank that has part `part` of the queries. Without `part`: of the rank that sees the most pairs in
-// all steps of a ring together. In a ring, ranks wait for their neighbours' keys, not for the slowest rank of each
-// step, so this rank decides.
+// Returns the pairs that the op computes on the rank with part `part` of the queries. The second form takes the rank
+// that computes the most pairs in all steps of a ring together. This rank decides how long the ring takes: ranks wait
+// for their neighbours' keys, not for the slowest rank of each step.
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part);
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors);
 
@@ -38,14 +39,15 @@ struct DocumentPairs {
   double counted = 0;                       // as AttendedPairs::counted
   double rectangle = 0;                     // the pairs without the causal mask, of the queries that see any key
   double queries = 0;                       // the queries that see any key
-  double idle_queries = 0, idle_pairs = 0;  // computed by last tiles beyond the ends of documents
+  double idle_queries = 0, idle_pairs = 0;  // those that last tiles compute beyond the ends of documents
   double longest = 0;                       // largest number of keys in a document
   void add(const DocumentPairs& other, double times);
 };
-// `ends`: the ends of the sequence's documents (PackedSequences::ends_of). REQUIRES: op.causal.
+// Returns the pairs of the queries of part `part`. `ends`: the ends of the sequence's documents
+// (PackedSequences::ends_of); `tile`: queries per tile. REQUIRES: op.causal.
 DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part,
                              std::span<const std::int64_t> ends, std::int64_t tile);
-// The counted pairs of the part's queries with the keys of all ring steps together.
+// Returns the counted pairs of the part's queries with the keys of all ring steps together.
 double document_pairs_of_part(const Op& op, std::span<const Tensor> tensors, std::int64_t part,
                               std::span<const std::int64_t> ends);
 

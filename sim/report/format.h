@@ -24,11 +24,11 @@ struct Column {
   std::string_view heading;
   bool right = true;  // alignment
 };
-// Columns with the headings that `text` lists between bars, "<op|times|share"; '<' before a heading aligns its column to
-// the left. The headings refer to `text`.
+// Returns columns with the headings that `text` lists, separated by bars: "<op|times|share". '<' before a heading
+// aligns its column to the left. The headings point into `text`, which must outlive them.
 std::vector<Column> columns_of(std::string_view text);
-// The rows under their headings, indented by two spaces; each column is as wide as its widest cell. Cells of the last
-// column may contain characters without width (colours). Ends with a newline.
+// Returns the rows under their headings, indented by two spaces; each column is as wide as its widest cell. Cells of
+// the last column may contain characters without width (colours). Ends with a newline.
 std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 std::string grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows);
 

@@ -1,5 +1,5 @@
-// The plans that a search goes through. A space has axes; each is a field with values to try, and they are chosen one
-// after the other. The values of an axis may depend on the choices before.
+// The plans that a search goes through. A space has axes. Each axis is a field with values to try. A search chooses a
+// value for one axis after the other; which values an axis offers may depend on the choices before it.
 #pragma once
 
 #include <cstdint>
@@ -44,14 +44,15 @@ class Space {
   const Scenario& base() const { return base_; }
   // In the order in which they are chosen.
   std::span<const Axis> axes() const { return axes_; }
-  // The first group_axes() axes form a group: plans that differ only in later axes have the same kernels.
+  // The first group_axes() axes decide which kernels run (Turns::mesh, micro_batch and kernels). Plans that agree in them
+  // form a group: they have the same kernels and differ only in the later axes.
   std::size_t group_axes() const { return group_axes_; }
   // The scenario with these values, one per axis.
   Scenario scenario(std::span<const std::int64_t> values) const;
 
-  // Calls visit(scenario, values), in order, for every choice of the axes from values.size() up to `to`; the earlier
-  // axes keep their values in `scenario`. Afterwards `scenario` holds some choice. `values`: the values of all axes so
-  // far.
+  // Calls visit(scenario, values), in order, for every choice of the axes from number values.size() up to, without,
+  // number `to`. `values` holds the values of all axes before; `scenario` must hold them, too. Within visit() both hold
+  // the choice. Afterwards `values` is as before, and `scenario` holds some choice.
   template <class Visit>
   void for_each(Scenario& scenario, std::vector<std::int64_t>& values, std::size_t to, Visit&& visit) const {
     if (values.size() == to) return visit(scenario, values);

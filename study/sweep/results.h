@@ -86,8 +86,8 @@ class SweepResults {
   // point has no value).
   void for_each(std::int64_t sweep, const std::vector<std::string>& names,
                 const std::function<void(const std::vector<SweepCell>&)>& row) const;
-  // The number of points in the file; sweep 0: of all sweeps. Counts only the point at place `shard` among each
-  // `shards` consecutive points.
+  // Returns the number of points in the file that belong to a sweep; sweep 0: to any sweep. With several shards it
+  // counts only the points whose number, modulo `shards`, is `shard`.
   std::int64_t count(std::int64_t sweep, std::int64_t shard = 0, std::int64_t shards = 1) const;
 
  private:

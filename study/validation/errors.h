@@ -61,7 +61,8 @@ struct ErrorGroup {
   Ranking ranking;                            // for Quantity::step_seconds
   std::vector<const PredictedPoint*> points;  // the predicted ones
 };
-// Groups points by their keys (an empty key: left out), in the order in which keys first occur.
+// Groups points by keys[i], the key of points[i], in the order in which keys first occur. Leaves out points with an
+// empty key.
 std::vector<ErrorGroup> groups_by_key(std::span<const PredictedPoint> points, std::span<const std::string> keys);
 // The same with the key computed by `key(point)`.
 template <class Key>

@@ -12,12 +12,14 @@
 
 namespace orrery {
 
-// All end with a newline. Errors are in per cent.
-// One row per source and quantity, totals, the worst.
+// The texts end with a newline. Errors are in per cent.
+// Returns for each quantity a table with a row per source and a row for all measured points; then the worst points, and
+// how well predictions judge whether runs fit in memory.
 std::string validation_table(std::span<const PredictedPoint> points);
 std::string points_table(std::span<const PredictedPoint> points);  // one row per point
 std::string points_csv(std::span<const PredictedPoint> points);
-// A row a run of which it was judged wrongly whether it fits.
+// The table of FitsConfusion::wrong: the columns (`columns_of`), and a row for each run that was predicted to fit but
+// ran out of memory, or the reverse.
 inline constexpr std::string_view kWronglyJudged = "<id|<source|<it|predicted peak|capacity|beyond it";
 std::vector<std::vector<std::string>> wrongly_judged(const FitsConfusion& confusion);
 nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points);

@@ -28,9 +28,10 @@ RecordedDocuments read_recorded_documents(const std::string& path);
 // packed from documents. The result depends only on the workload and the length.
 //
 // Listed sequences ("2048,4096;8192": Workload::documents) and those of a file are used step by step, starting over at
-// the end. Space that no document fills counts as a document of its own. Drawn documents differ from step to step. All
-// policies but concat and pad pack the documents of at least kPackedTogether sequences at once; the order of these
-// sequences is drawn, and a step uses the first ones. Throws InputError (pointer "/workload/..").
+// the end. Space that no document fills counts as a document of its own. Drawn documents differ from step to step: a
+// step draws the documents of at least kPackedTogether sequences and packs them together, with policies concat and pad
+// only those of its batch. Except with these two policies, packed sequences are then shuffled, and a step uses the
+// first ones. Throws InputError (pointer "/workload/..").
 std::shared_ptr<const PackedSequences> packed_sequences(const Workload& workload, std::int64_t length);
 
 // Whether the text lists sequences: lengths of documents separated by commas, sequences by semicolons.
