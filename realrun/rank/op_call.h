@@ -1,4 +1,4 @@
-// A call of an op: for which instance and which micro-batch.
+// A call of an op: the op, and the instance and micro-batch for which it runs.
 #pragma once
 
 #include <cstddef>

@@ -54,10 +54,11 @@ class TensorMemory {
   void* element(const Slice& slice) const { return element(slice.base, slice.offset, slice.dtype); }
   void fill(Storage& storage, float value, Stream stream);
 
-  // Gives a storage (a tensor that is not a view) the memory of another one that was already filled.
+  // In both, `storage` is a tensor that is not a view. adopt() gives it memory that is already filled, in
+  // place of memory of its own. end() ends its life.
   void adopt(const Work& work, TensorId storage, StoragePtr memory);
   void end(const Work& work, TensorId storage);
-  // Ends storages that nothing uses after the op, and zeroes those that begin anew.
+  // Ends the storages that nothing uses after this op, and sets to zero those that collect a new sum from then on.
   void end_lives(const Work& work, std::size_t block, std::size_t op);
   // Releases everything of one micro-batch, or of all micro-batches.
   void release(const Instance& instance, std::int64_t micro_batch);

@@ -11,7 +11,7 @@
 
 namespace orrery {
 
-// The parts between separators; at least one part: an empty text has one empty part.
+// Returns the parts between separators. There is at least one part: an empty text has one empty part.
 inline std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> parts;
   for (;;) {
@@ -22,9 +22,8 @@ inline std::vector<std::string_view> split(std::string_view text, char separator
   }
 }
 
-// Removes the first line from `text` and returns it without its end ("
-// " or "\r
-// "). Returns nothing if `text` is empty. The last line need not have an end.
+// Removes the first line from `text` and returns it without its end (a line feed, with or without a carriage return
+// before it). Returns nothing if `text` is empty. The last line need not have an end.
 inline std::optional<std::string_view> next_line(std::string_view& text) {
   if (text.empty()) return {};
   const std::size_t end = text.find('\n');
@@ -34,7 +33,7 @@ inline std::optional<std::string_view> next_line(std::string_view& text) {
   return line;
 }
 
-// The parts between blanks; none of them is empty.
+// Returns the parts between blanks; none of them is empty.
 inline std::vector<std::string> words_of(std::string_view line) {
   constexpr std::string_view kBlanks = " \t\v\f\r\n";
   std::vector<std::string> words;
@@ -46,7 +45,7 @@ inline std::vector<std::string> words_of(std::string_view line) {
   return words;
 }
 
-// The line without the escape sequences that colour or underline text on a terminal.
+// Returns the line without the escape sequences that colour or underline text on a terminal.
 inline std::string without_escapes(std::string_view line) {
   std::string text;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -60,7 +59,7 @@ inline std::string without_escapes(std::string_view line) {
   return text;
 }
 
-// The whole text as a decimal number; nothing if it is not one or does not fit into 64 bits.
+// Returns the whole text as a decimal number; nothing if it is not one or does not fit into 64 bits.
 inline std::optional<std::int64_t> number_of(std::string_view text) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -21,8 +21,9 @@ namespace orrery {
 struct GroupMembers {
   std::span<const std::int64_t> devices;
   std::int64_t devices_per_node = 1;
-  bool full_mesh = false;  // within the node every pair has a link of its own (IntraFabric::direct_mesh):
-                           // rings are laid over all of them
+  // Within the node every pair has a link of its own (IntraFabric::direct_mesh); rings are laid over all of these
+  // links.
+  bool full_mesh = false;
   // Rings run both ways, half of the bytes each (tori); bidirectional_ring always does.
   bool both_directions = false;
   RingOrder order = RingOrder::rank;
@@ -37,8 +38,8 @@ struct GroupMembers {
   std::span<const double> rows = {};
 };
 
-// An end of an edge: a member, or a switch that reduces and multicasts: the scale-up switch of a member's node, the
-// leaf switch of its NIC, or the spine through which it is reached.
+// An end of an edge. It is a member, or a switch that reduces and multicasts. Such a switch is named by a member: the
+// scale-up switch of the member's node, the leaf switch of its NIC, or the spine above that leaf.
 struct FlowEnd {
   enum class Fabric : std::uint8_t { none, leaf, spine };
   std::int32_t member = 0;

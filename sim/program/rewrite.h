@@ -10,8 +10,8 @@
 
 namespace orrery {
 
-// Whether the piece takes the residual stream and also looks up tokens to continue with: of a second stack, or of
-// multi-token prediction.
+// Whether the piece is a seam: it takes the residual stream and also embeds other tokens, with which the model goes on.
+// These are the tokens of a second stack, or the next tokens of multi-token prediction.
 inline bool is_seam(const Piece& piece) {
   return piece.sides[kEncoderOutput].output != kNoTensor || piece.sides[kLastState].output != kNoTensor;
 }
@@ -72,8 +72,8 @@ inline const ParameterGradient* parameter_of_gradient(const Piece& piece, Tensor
   return nullptr;
 }
 
-// The number of elements behind the query heads, which every rank has, in a dimension dealt by query heads; all
-// elements of any other tensor.
+// Returns how many elements of a tensor every rank has if a dimension is dealt by query heads (Deal::query_heads):
+// those of the key and value. For any other tensor it returns the number of all elements.
 inline std::int64_t elements_behind_query_heads(const Tensor& t) {
   for (int d = 0; d < t.rank; ++d)
     if (t.deal(d) == Deal::query_heads) return t.elements() / t.sizes[d] * t.kept;

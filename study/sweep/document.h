@@ -28,15 +28,16 @@ namespace orrery {
 struct SweepAxis {
   std::vector<std::string> fields;                  // "cluster.nodes"
   std::vector<std::vector<nlohmann::json>> values;  // by choice, then by field
-  // The axis exists where all conditions hold. A condition holds if any of the named axes has one of the marked
-  // choices. Elsewhere its fields have the scenario's values.
+  // The axis exists at points where all conditions hold; at other points its fields have the scenario's values. A
+  // condition holds if any of its axes has a choice that is marked.
   struct Condition {
-    std::vector<std::pair<std::size_t, std::vector<bool>>> any_of;  // earlier axis; by choice, if it counts
+    // Indices of earlier axes, each with a mark for each of its choices.
+    std::vector<std::pair<std::size_t, std::vector<bool>>> any_of;
   };
   std::vector<Condition> conditions;
 };
 
-// Search the best plan of each point.
+// How each point searches for its best plan.
 struct SweepSearch {
   SpaceOptions space;
   double most_memory_bytes = 0;  // of a device; 0: its capacity

@@ -17,7 +17,7 @@ namespace orrery {
 
 struct SweepProgress {
   std::int64_t points = 0, computed = 0, known = 0;
-  std::int64_t in_file = 0;  // when it is about to stop: points in the file, whoever computed them
+  std::int64_t in_file = 0;  // points in the file, whoever computed them; set only when the sweep is about to stop
 };
 
 // Other processes that take part in the evaluation (study/sweep/mpi). They read `document` exactly as this process
@@ -70,12 +70,12 @@ struct SweepOutcome : SweepProgress {
   bool stopped = false;
 };
 
-// SweepRunOptions::calibrations for the bundled calibrations and the user's files.
+// Returns SweepRunOptions::calibrations for the bundled calibrations and the user's files.
 std::string digests_of_calibrations(std::span<const std::string> files);
-// SweepEvaluation::program.
+// Returns SweepEvaluation::program.
 std::string program_of(const std::string& version, const std::string& calibrations);
-// How many of this process's `threads` threads evaluate `points` points, if `all` threads take part altogether. If
-// there are few points, the other threads serve their searches.
+// Returns how many of this process's `threads` threads evaluate `points` points, if `all` threads take part altogether.
+// If there are few points, the other threads serve their searches.
 int evaluating_threads(std::int64_t points, std::int64_t threads, std::int64_t all);
 
 // Throws InputError if results cannot be written.

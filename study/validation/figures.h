@@ -25,16 +25,17 @@ struct PublishedFigure {
   double error() const { return predicted / value - 1; }
 };
 
-// Strict: unknown keys, ids that come twice, ops that a step does not have are InputErrors at their pointer.
+// Reads a document of figures and predicts each of them; `file` names it in errors. Throws InputError, with the
+// pointer, for unknown keys, for ids that come twice and for ops that the step does not have.
 std::vector<PublishedFigure> predicted_figures(const nlohmann::json& document, const std::string& file,
                                                Simulator& simulator);
-// The figures of all bundled files.
+// Returns the predicted figures of all bundled files.
 std::vector<PublishedFigure> predicted_figures(Simulator& simulator);
 
-// Each after what it is about.
-std::string figures_table(
-    std::span<const PublishedFigure> figures);  // a row a figure; then why others are not predicted
-std::string figures_line(std::span<const PublishedFigure> figures);  // in one line
+// These group figures by what they are about. The table has a row for each predicted figure, and then says why others
+// are not predicted.
+std::string figures_table(std::span<const PublishedFigure> figures);
+std::string figures_line(std::span<const PublishedFigure> figures);  // a summary in one line
 std::string figures_markdown(std::span<const PublishedFigure> figures);
 
 }  // namespace orrery
