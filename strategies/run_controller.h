@@ -39,7 +39,8 @@ class RunController {
   // Changes `scenario`, whose workload.step is already that of the next step, into the scenario of that step. Steps
   // ascend by one. The first step must equal the step predicted on its own.
   virtual void begin(Scenario& scenario) { (void)scenario; }
-  // Steps with equal states have equal Programs, as far as this controller changes them.
+  // Returns the controller's state. Steps with equal states have equal Programs, as far as this controller changes
+  // them.
   virtual std::uint64_t state(const Scenario& scenario) const = 0;
   // Called after a step. Returns the transfers that the step causes.
   virtual std::vector<RunWork> end(const Scenario& scenario) {
@@ -49,7 +50,8 @@ class RunController {
   // Called when all transfers of one step with `arrives` have finished. Takes effect from the next step.
   virtual void arrived() {}
 
-  // Names and values of figures of a step, for the training's table. Values are valid once begin() was called.
+  // Figures of a step for the training's table: figures() returns their names, figures(scenario, values) appends their
+  // values. Values are valid once begin() was called.
   virtual std::span<const std::string_view> figures() const { return {}; }
   virtual void figures(const Scenario& scenario, std::vector<double>& values) const { (void)scenario, (void)values; }
 };

@@ -27,18 +27,18 @@ struct Scenario {
   std::shared_ptr<const std::vector<std::vector<double>>> expert_rows = {};
 };
 
-// Ranks that one replica of the model is laid over: the product over all strategies.
+// Returns the number of ranks that one replica of the model is laid over: the product over all strategies.
 std::int64_t model_parallel_ranks(const Plan& plan);
-// Data-parallel degree: the plan's value, or the number of replicas that fit on the cluster's devices.
+// Returns the data-parallel degree: the plan's value, or the number of replicas that fit on the cluster's devices.
 std::int64_t data_parallel_degree(const Scenario& scenario);
-// Ranks of all replicas together.
+// Returns the number of ranks of all replicas together.
 std::int64_t ranks(const Scenario& scenario);
-// Micro-batches that each pipeline runs per step: global_batch_size / (data-parallel degree x micro_batch_size). 0 if a
-// replica needs more devices than the cluster has.
+// Returns how many micro-batches each pipeline runs per step: global_batch_size / (data-parallel degree x
+// micro_batch_size). 0 if a replica needs more devices than the cluster has.
 std::int64_t micro_batches(const Scenario& scenario);
 
-// The global batch, packed from documents; null: its sequences are no packed documents. Throws InputError (pointer
-// "/workload/..").
+// Returns the global batch as sequences packed from documents; null if the workload packs no documents. Throws
+// InputError (pointer "/workload/..").
 std::shared_ptr<const PackedSequences> packed_sequences(const Scenario& scenario);
 
 // Throws InputError when the parts do not fit together (degrees, divisibility, mesh larger than the cluster).

@@ -36,7 +36,8 @@ struct Strategy {
   std::string_view summary;  // one line
   std::string_view paper;    // its source
 
-  // Throws InputError (pointer "/plan/...") if the plan cannot be laid over this model and cluster. Null: every plan can.
+  // Throws InputError (pointer "/plan/...") if the plan cannot be laid over this model and cluster. Null: every plan
+  // can.
   void (*check)(const Scenario& scenario) = nullptr;
   // Rewrites `program`. Called in the order of the list, on the result of the strategies before it. Must return at once
   // if the plan does not use this strategy. Null: it rewrites pieces only, or nothing.
@@ -56,7 +57,7 @@ struct Strategy {
   // Changes the sharding of parameter sets. Called for every piece when data_parallel lays it out. Null: no change.
   void (*shard)(const Scenario& scenario, const Plan& plan, const Mesh& mesh,
                 data_parallel::Sharding& sharding) = nullptr;
-  // Null in the members below means: nothing to do or say.
+  // In the members below null means that there is nothing to do or say.
   // Adds the digits of the mesh over which the strategy lays ranks. Digits of one axis come in order from neighbouring
   // ranks outwards; axes come in the plan's mesh_order.
   void (*add_digits)(const Scenario& scenario, Mesh& mesh) = nullptr;
@@ -74,7 +75,7 @@ struct Strategy {
   // Returns how many neighbouring ranks form an inner ring of a ring of `ranks` ranks that hand keys and values on.
   // Throws InputError if the ring cannot be divided so. Null, or 1: there are no inner rings.
   std::int64_t (*inner_ring)(const Scenario& scenario, std::int64_t ranks) = nullptr;
-  // Number of ranks over which the strategy divides one replica of the model.
+  // Returns the number of ranks over which the strategy divides one replica of the model.
   std::int64_t (*ranks)(const Plan& plan) = nullptr;
   std::span<const PlanWord> words = {};
   // The names of context_parallel_type that this strategy implements: how attention works on divided sequences. For
@@ -104,7 +105,7 @@ struct Strategy {
   std::span<const Topic> topics = {};
 };
 
-// The strategies in the order in which they rewrite.
+// Returns the strategies in the order in which they rewrite.
 std::span<const Strategy> all_strategies();
 
 // Returns the scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
@@ -113,10 +114,10 @@ Scenario on_one_rank(const Scenario& scenario);
 Scenario runnable(const Scenario& scenario);
 // Whether a run's step has another Program than the step before it.
 bool begins_anew(const Scenario& scenario);
-// The words of all strategies, in their order; and those that the scenario's plan uses.
+// Return the words of all strategies, in their order, and those that the scenario's plan uses.
 std::vector<std::string_view> all_plan_words();
 std::vector<std::string> plan_words(const Scenario& scenario);
-// The kinds of figures of all strategies, and the figures of one Program.
+// Return the kinds of figures of all strategies, and the figures of one Program.
 std::span<const FigureKind* const> all_figure_kinds();
 std::vector<Figure> figures_of(const Scenario& scenario, const Program& program);
 

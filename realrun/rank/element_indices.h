@@ -19,18 +19,20 @@ class ElementIndices {
   using Elements = std::vector<std::int64_t>;
   explicit ElementIndices(const Mesh& mesh) : mesh_(mesh) {}
 
-  // Elements of a part along one dimension. The last part of a flat buffer has fewer if it reaches beyond the end.
+  // Returns the elements of a part along one dimension. The last part of a flat buffer has fewer if it reaches beyond
+  // the end.
   const Elements& part(const Tensor& whole, int dim, std::int64_t begin, std::int64_t size);
-  // Elements that `rank`, at index `place` of its group, has of a collective's gather or scatter along a dimension.
+  // Returns the elements of `whole` that `rank` gives to a gather along a dimension, or takes from a scatter. `place`:
+  // the index of the rank in its group.
   const Elements& of_member(const Tensor& whole, const Tensor& part, int dim, std::size_t rank, std::int64_t place);
-  // exchanged: the elements that `rank` has in one layout and `other` in another, as indices in the first, in the order
-  // of the whole tensor. longest_exchange: the most that any member sends to another, for all tensors of `from`
-  // together.
+  // exchanged() returns the elements that `rank` has in one layout and `other` has in another, as indices in the first
+  // layout, in the order of the whole tensor. longest_exchange() returns the largest number of elements that any member
+  // sends to another one, for all tensors of `from` together.
   const Elements& exchanged(const Tensor& tensor, std::size_t rank, const Tensor& in, std::size_t other);
   std::int64_t longest_exchange(std::span<const Tensor* const> from, const Tensor& to, const Members& members);
-  // Number of a rank's rows without an index (DealTables::by_runs).
+  // Returns the number of a rank's rows that have no index (DealTables::by_runs).
   std::int64_t rows_without_index(const Tensor& tensor, std::size_t rank) const;
-  // `count` elements of a list, from `first` on.
+  // Returns `count` elements of a list, from `first` on.
   const Elements& stretch(const Elements& of, std::int64_t first, std::int64_t count);
 
  private:

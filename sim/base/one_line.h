@@ -10,7 +10,7 @@ namespace orrery {
 
 inline constexpr std::size_t kMostMessageBytes = 4000;  // the text that was found may be a megabyte long
 
-// The first `most_bytes` of the text and "..." if it is longer; never cut inside a UTF-8 character.
+// Returns the text, or its first `most_bytes` and "..." if it is longer. It is never cut inside a UTF-8 character.
 std::string clipped(std::string_view text, std::size_t most_bytes);
 
 // Returns whether a text has characters that control a terminal or end a C string: Unicode's C0 and C1, delete,
@@ -26,7 +26,8 @@ std::string written_out(std::string_view text, std::string_view kept = {}, bool 
 // Returns the text on one line: it is clipped, line breaks become spaces, other control characters become escapes.
 std::string one_line(std::string_view text, std::size_t most_bytes = kMostMessageBytes);
 
-// The message for an exception that neither the input nor a rank has caused: "internal: ...", or that memory ran out.
+// Returns the message for an exception that neither the input nor a rank has caused: "internal: ...", or a sentence
+// that memory ran out.
 std::string error_text(const std::exception& internal);
 
 }  // namespace orrery

@@ -29,23 +29,25 @@ struct IntraCalibration {
   double all_to_all_share = 0;
   double send_share = 0;
   double host_bridge_share = 0;  // share of the PCIe rate that a group reaches once it leaves its PCIe switch
-  // The first step of a ring also copies within the device, which costs this part of a step over the link.
+  // The first step of a ring also copies within the device. The copy takes this part of a step over the link.
   double local_steps = 0;
-  ByProtocol protocol_share{};                        // share of the Simple protocol's rate
-  ByProtocol tree_share{};                            // share of a ring's rate in the same protocol
-  bool ll128 = false;                                 // legal within the node
-  std::array<double, 3> ll_bytes_per_second{};        // highest rate of LL on 1, 2-3, and 4 or more nodes
-  ByProtocol base_seconds{};                          // once per collective
-  ByProtocol step_seconds{};                          // per step of a ring or chain within the node
-  ByProtocol send_base_seconds{};                     // once per point-to-point message; no LL128
-  ByProtocol all_to_all_base_seconds{};               // once per all-to-all; no LL128
-  double send_step_seconds = 0;                       // per peer within the node
-  double nvls_share = 0;                              // share of the link rate
+  ByProtocol protocol_share{};                  // share of the Simple protocol's rate
+  ByProtocol tree_share{};                      // share of a ring's rate in the same protocol
+  bool ll128 = false;                           // legal within the node
+  std::array<double, 3> ll_bytes_per_second{};  // highest rate of LL on 1, 2-3, and 4 or more nodes
+  ByProtocol base_seconds{};                    // once per collective
+  ByProtocol step_seconds{};                    // per step of a ring or chain within the node
+  ByProtocol send_base_seconds{};               // once per point-to-point message; no LL128
+  ByProtocol all_to_all_base_seconds{};         // once per all-to-all; no LL128
+  double send_step_seconds = 0;                 // per peer within the node
+  double nvls_share = 0;                        // share of the link rate
   double nvls_network_share = 0;      // share of NVLS's rate that is left when the same channels also drive the NICs
   std::int64_t nvls_least_ranks = 0;  // ranks per node; with fewer NCCL does not use NVLS
-  double nvls_seconds = 0;                            // once per collective
-  double nvls_fill_seconds = 0, nvls_fill_bytes = 0;  // added at large sizes, and the size of half of it
-  double nvls_rank_seconds = 0;  // added at large sizes per rank of a node, likewise by nvls_fill_bytes
+  double nvls_seconds = 0;            // once per collective
+  // Seconds that large sizes take in addition, and the size at which half of them are added.
+  double nvls_fill_seconds = 0, nvls_fill_bytes = 0;
+  // The same for each rank of a node: r ranks add r times these seconds, half of them at r x nvls_fill_bytes.
+  double nvls_rank_seconds = 0;
   std::int64_t nvls_channels = 0;   // channels that carry an NVLSTree
   double network_base_seconds = 0;  // once per collective across nodes, for the network stack
 };
@@ -79,7 +81,7 @@ struct ReductionCalibration {
 // (CollectiveAlgorithm::by_token).
 struct TokenExchangeCalibration {
   double link_share = 0;  // share of the scale-up link's rate, counting all bytes received, its own included
-  double nic_share = 0;  // share of the NICs' rate
+  double nic_share = 0;   // share of the NICs' rate
 };
 
 // The measurements behind the numbers of one class. Zero points: published constants only.
@@ -163,8 +165,8 @@ class CollectiveModel {
   struct Candidate;  // one pair of algorithm and protocol
   struct Formulas;   // the candidates for one group and size
 
-  // How many times slower than over the NICs a group is beyond its leaf switches (dragonfly groups, torus neighbours);
-  // >= 1.
+  // How many times longer transfers take than the NICs alone would allow, because of links beyond the leaf switches
+  // (between dragonfly groups or torus neighbours); at least 1.
   struct Crossing {
     double ring = 1, tree = 1, all_to_all = 1;
     double shift = 1, send = 1;  // messages to the next rank; messages from the first rank to the second

@@ -10,15 +10,15 @@ namespace orrery {
 
 struct CountedInNorm {
   bool here = true;  // false: an earlier piece has the same parameter (ParameterGradient::tied) and counts it
-  // Only the first of the ranks that differ in these digits counts.
+  // Among ranks that differ only in these digits, only the first counts.
   MeshGroup first_of;
-  // For elements behind query heads, which all ranks that divide the query heads hold: only the first along these
-  // digits counts them, too.
+  // If a dimension is dealt by query heads (Deal::query_heads), all ranks along these digits hold the key and the
+  // value. Only the first of them counts these elements.
   MeshGroup first_of_behind;
 };
 
-// How the norm counts a parameter whose gradient this piece keeps (not Tensor::shared) in the buffer `gradients`.
-// `summed`: the digits over which the norm is summed (Op::group).
+// Returns how the norm counts a parameter whose gradient this piece keeps (not Tensor::shared) in the buffer
+// `gradients`. `summed`: the digits over which the norm is summed (Op::group).
 CountedInNorm counted_in_norm(const Program& program, const Piece& piece, const ParameterGradient& parameter,
                               TensorId gradients, MeshGroup summed);
 

@@ -54,7 +54,7 @@ class Division {
     return n;
   }
   constexpr bool empty() const { return digits_ == 0; }
-  // The n-th digit, or -1.
+  // Returns the n-th digit, or -1.
   constexpr int digit(int n) const { return static_cast<int>(digits_ >> (4 * n) & 0xf) - 1; }
   // Both functions add the digits of a group: append() as the minor ones, prepend() as the major ones. Among them, the
   // digit with the largest stride is the major one, so that parts are in the order of the group's ranks. Both throw
@@ -88,7 +88,7 @@ class Division {
     const std::uint64_t mask = (std::uint64_t{1} << (4 * major.count())) - 1;
     return (digits_ & mask) == major.digits_;
   }
-  // The digits that follow those of `major`. REQUIRES: begins_with(major).
+  // Returns the digits that follow those of `major`. REQUIRES: begins_with(major).
   constexpr Division behind(Division major) const {
     Division minor;
     minor.digits_ = static_cast<std::uint32_t>(std::uint64_t{digits_} >> (4 * major.count()));

@@ -32,7 +32,7 @@ struct Load {
   std::int64_t layers = 0;
 
   double at(std::int64_t from, std::int64_t to) const { return rows[static_cast<std::size_t>(from * ranks + to)]; }
-  // The rows that `rank` receives in all, over the mean of ranks.
+  // Returns the rows that `rank` receives in all, over the mean of ranks.
   double of_rank(std::int64_t rank) const {
     double sum = 0;
     for (std::int64_t from = 0; from < ranks; ++from) sum += at(from, rank);

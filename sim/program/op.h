@@ -149,7 +149,7 @@ struct Op {
   // layouts say which positions a part has. In a ring of rings, keys have moved keys_before / inner_parts places from
   // ring to ring, and keys_before % inner_parts places within a ring.
   std::int32_t parts = 1, keys_before = 0;
-  // The part whose keys the queries of part `part` meet.
+  // Returns the part whose keys the queries of part `part` meet.
   std::int64_t part_of_keys(std::int64_t part) const {
     const std::int64_t outer = parts / inner_parts;
     return (part / inner_parts - keys_before / inner_parts + outer) % outer * inner_parts +

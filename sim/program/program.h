@@ -158,8 +158,8 @@ void for_each_stretch(const std::vector<Piece>& pieces, std::span<const Run> run
   }
 }
 
-// The name of a piece in reports: "layer". Where layers have several plans or loads, the piece's layers follow as
-// Python slices: "layer[0:20]", "layer[0:32:2]". Where micro-batches differ, the piece has those layers in some
+// Returns the name of a piece in reports: "layer". Where layers have several plans or loads, the piece's layers follow
+// as Python slices: "layer[0:20]", "layer[0:32:2]". Where micro-batches differ, the piece has those layers in some
 // micro-batches only, and its load is named as well: "layer[0:32, load 2]".
 std::string piece_title(const Program& program, std::size_t piece);
 

@@ -20,13 +20,13 @@ inline constexpr int kDtypes = 10;
 // Bits of one element, without its block's scale. At namespace scope: a local array would be built in each call.
 inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
-// Number of elements that share a scale stored beside them; 0: none. A scale of the whole tensor (fp8 has one) is not
-// counted.
+// Returns how many elements share a scale that is stored beside them; 0: there is no scale. A scale of the whole tensor
+// (fp8 has one) is not counted.
 constexpr std::int64_t block_of(Dtype dtype) {
   return dtype == Dtype::nvfp4 ? 16 : dtype == Dtype::fp8_blocks ? 128 : 0;
 }
 constexpr std::int64_t scale_bytes_of(Dtype dtype) { return dtype == Dtype::fp8_blocks ? 4 : 1; }
-// Bytes of `elements` contiguous elements, rounded up to whole bytes and blocks, with their scales.
+// Returns the bytes of `elements` contiguous elements, rounded up to whole bytes and blocks, with their scales.
 constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
   constexpr std::int64_t kByte = 8;
   const std::int64_t codes = (elements * bits_of(dtype) + kByte - 1) / kByte, block = block_of(dtype);
@@ -171,7 +171,7 @@ struct Tensor {
   }
   std::int64_t bytes() const { return bytes_of(dtype, elements()); }
 
-  // Position of the first dimension along `axis`, or -1.
+  // Returns the position of the first dimension along `axis`, or -1.
   int find(Axis axis) const {
     for (int i = 0; i < rank; ++i)
       if (axes[i] == axis) return i;

@@ -24,7 +24,7 @@ struct AttentionShape {
   bool causal = false;
   std::int64_t window = 0;
 };
-// For an `attention` or `attention_backward` op.
+// Returns the shape of an `attention` or `attention_backward` op.
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors);
 
 // Returns the pairs that the op computes on the rank with part `part` of the queries. The second form takes the rank
@@ -51,8 +51,8 @@ DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std:
 double document_pairs_of_part(const Op& op, std::span<const Tensor> tensors, std::int64_t part,
                               std::span<const std::int64_t> ends);
 
-// FLOPs per pair of a query and a key in one head. The forward computes two products, the backward five; each is over
-// the width of q and k, or of v.
+// Returns the FLOPs per pair of a query and a key in one head. The forward computes two products, the backward five;
+// each is over the width of q and k, or of v.
 double flops_per_pair(const AttentionShape& shape, bool backward);
 
 // Whether any rank has any pair to compute.
@@ -66,12 +66,14 @@ struct Direction {
 Direction direction_of(const Op& copy, std::span<const Tensor> tensors);
 std::string name_of(Direction direction);  // "copy_to_host": the name in benchmarks and calibrations
 
-// FLOPs of the op; a multiply-add counts two. Attention counts the pairs that its mask leaves (what FlashAttention
-// executes); attention_backward includes the recomputation of the scores (5 products against the forward's 2).
+// Returns the FLOPs of the op; a multiply-add counts two. Attention counts the pairs that its mask leaves (what
+// FlashAttention executes); attention_backward includes the recomputation of the scores (5 products against the
+// forward's 2).
 double flops(const Op& op, std::span<const Tensor> tensors);
 
-// Bytes that the kernel must move between device memory and the processor: each tensor is read once and written once;
-// an accumulating write is also read. For communication ops: the full (unsharded) payload in bytes, nccl-tests' "size".
+// Returns the bytes that the kernel must move between device memory and the processor: each tensor is read once and
+// written once; an accumulating write is also read. For communication ops: the full (unsharded) payload in bytes,
+// nccl-tests' "size".
 double bytes(const Op& op, std::span<const Tensor> tensors);
 
 }  // namespace orrery

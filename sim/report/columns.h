@@ -23,9 +23,9 @@ struct ReportColumn {
   bool of_ops = false;                              // 0 unless the engine has filled Report::ops
 };
 
-// In the order of the CSV columns.
+// Returns all columns, in the order of the CSV.
 const std::vector<ReportColumn>& report_columns();
-// The column of that name, or nullptr.
+// Returns the column of that name, or nullptr.
 const ReportColumn* find_report_column(std::string_view name);
 
 // Numbers become the shortest text that reads back as the same number; NaN becomes nothing. Texts are quoted where RFC
@@ -33,7 +33,7 @@ const ReportColumn* find_report_column(std::string_view name);
 void append_csv(const ColumnValue& value, std::string& out);
 void write_json(const ColumnValue& value, JsonWriter& writer);
 
-// Both end with a newline. First column: "scenario"; last: `more`.
+// Both return a line that ends with a newline. The first column is "scenario"; `more` are the last columns.
 std::string csv_header(std::span<const std::string_view> more = {});
 std::string csv_row(const std::string& scenario, const Report& report, std::span<const std::string> more = {});
 

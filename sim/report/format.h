@@ -32,7 +32,7 @@ std::vector<Column> columns_of(std::string_view text);
 std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 std::string grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows);
 
-// The same rows as a GitHub Markdown table.
+// Returns the same rows as a GitHub Markdown table.
 std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 std::string markdown_grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows);
 
@@ -40,11 +40,11 @@ std::string markdown_grid(std::string_view columns, const std::vector<std::vecto
 std::string xml_text(std::string_view text);  // escaped for XML text and attributes
 std::string csv_text(std::string_view text);  // quoted by RFC 4180; ' before text that looks like a formula
 
-// The distance between ticks on an axis: 1, 2 or 5 times a power of ten, such that at most `most` ticks lie within
-// `span`.
+// Returns the distance between ticks on an axis: 1, 2 or 5 times a power of ten, such that at most `most` ticks lie
+// within `span`.
 double tick_step(double span, int most);
 
-// A horizontal bar of length `share` x `columns`, drawn in eighths of a character.
+// Returns a horizontal bar of length `share` x `columns`, drawn in eighths of a character.
 std::string bar(double share, int columns);
 
 }  // namespace orrery

@@ -226,7 +226,7 @@ struct Report {
   std::vector<OpReport> ops;
   Timeline timeline;
 
-  // The figure of that group and key, or the group's first; nullptr: the report has none.
+  // Returns the figure of that group and key, or without a key the group's first; nullptr if the report has none.
   const Figure* figure(std::string_view group, std::string_view key = {}) const;
 };
 

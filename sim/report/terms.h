@@ -19,10 +19,10 @@ struct TimeTerm {
   double TimeBreakdown::*field = nullptr;
   std::size_t stream = 0;  // index into `exposed` if `field` is null
 
-  // The term's seconds in a TimeBreakdown, const or not.
+  // Returns the term's seconds in a TimeBreakdown, const or not.
   auto& of(auto& time) const { return field != nullptr ? time.*field : time.exposed[stream]; }
 };
-// All terms in a fixed order; their sum is TimeBreakdown::total().
+// Returns all terms in a fixed order; their sum is TimeBreakdown::total().
 const std::vector<TimeTerm>& time_terms();
 void add_terms(const TimeBreakdown& from, TimeBreakdown& to);
 
@@ -39,12 +39,12 @@ struct MemoryPart {
     return place == Place::device ? memory.bytes.at(place)[category] : memory.bytes.in(place);
   }
 };
-// All parts of memory.peak_bytes in a fixed order, followed by "host" and "storage", which are not part of it.
+// Returns all parts of memory.peak_bytes in a fixed order, followed by "host" and "storage", which are not part of it.
 const std::vector<MemoryPart>& memory_parts();
-// The first of these parts: one for each category on the device. Other places have the same categories.
+// Returns the first of these parts, one for each category on the device. Other places have the same categories.
 std::span<const MemoryPart> category_parts();
 
-// A sentence that says how the report's FLOPs are counted.
+// Returns a sentence that says how the report's FLOPs are counted.
 std::string_view flop_convention();
 
 }  // namespace orrery

@@ -9,7 +9,7 @@ namespace orrery::context_parallel {
 
 // How attention works on divided sequences: an index into type_names(). 0 is the ring.
 enum class Type : std::uint8_t { ring };
-// The names of all strategies that implement a type (Strategy::context_types).
+// Returns the names of the types that all strategies implement (Strategy::context_types).
 std::span<const std::string_view> type_names();
 
 enum class Balance : std::uint8_t { contiguous, zigzag, striped, table };

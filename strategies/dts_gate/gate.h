@@ -35,13 +35,13 @@ struct Gate {
 };
 
 Phase phase(const Gate& gate, std::int64_t step);
-// Temperature of the soft phase. Steps of the seed phase have the first temperature.
+// Returns the temperature of the soft phase. Steps of the seed phase have the first temperature.
 double temperature(const Gate& gate, std::int64_t step);
 double logit_deviation(const Gate& gate, std::int64_t step);
 
-// Expected active experts of a token whose logits are equal: 1 + (E - 1)(a - 1) / (E + a - 1), a =
-// threshold^-temperature. The formula compares each expert with the most likely one instead of the sum over all, which
-// overestimates: by 1% at 4 experts, by a third at 64.
+// Returns the expected number of active experts of a token whose logits are equal: 1 + (E - 1)(a - 1) / (E + a - 1), a
+// = threshold^-temperature. The formula compares each expert with the most likely one instead of the sum over all,
+// which overestimates: by 1% at 4 experts, by a third at 64.
 double active_experts_in_closed_form(std::int64_t experts, double temperature, double threshold);
 
 // Computes the same by sampling tokens, without that approximation and for logits that differ. All temperatures use the
@@ -63,10 +63,11 @@ struct GateState {
   double computed_experts = 1;    // experts that compute a token: FLOPs, activations and all-to-alls scale with it
   bool exchanges_tokens = false;  // false: the single expert is on every rank, and its gradients are all-reduced
 };
-// State of the gate at a step. REQUIRES: `tokens` were sampled for gate.experts.
+// Returns the state of the gate at a step. REQUIRES: `tokens` were sampled for gate.experts.
 GateState state(const Gate& gate, const SampledGate& tokens, std::int64_t step);
 
-// Mean computed experts of a token over the first `steps` of training, linear between 65 sampled steps of the decay.
+// Returns the mean number of computed experts of a token over the first `steps` of training, linear between 65 sampled
+// steps of the decay.
 double mean_computed_experts(const Gate& gate, const SampledGate& tokens, std::int64_t steps);
 
 }  // namespace orrery::dts_gate

@@ -27,7 +27,8 @@
 namespace orrery::expert_parallel {
 
 void check_runnable(const Scenario& scenario);
-// Controller of a training with unequal routing: steps with the same routing have the same state.
+// Returns the controller of a training with unequal routing; null if routing is balanced. Steps with the same routing
+// have the same state.
 std::unique_ptr<RunController> control(const Scenario& scenario);
 
 // How unequal the work of experts is, over the layers with experts.
@@ -46,7 +47,7 @@ std::int64_t expert_tensor_ranks(const Plan& plan);
 // Returns the group of ranks, within a pipeline stage, that hold the same experts.
 MeshGroup expert_replicas(const Mesh& mesh);
 
-// `--explain routing`.
+// Returns the topic of `--explain routing`.
 std::span<const Topic> topics();
 
 }  // namespace orrery::expert_parallel

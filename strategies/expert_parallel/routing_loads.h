@@ -44,11 +44,11 @@ inline constexpr std::size_t kMostLoads = 4, kMostLoadsByMicroBatch = 8, kDrawnL
 inline constexpr std::size_t kMostMicroBatchClasses = 16;
 inline constexpr std::int64_t kMostDrawnMicroBatches = 16;
 
-// The step that routing belongs to: the workload's step, rounded down to a multiple of routing_interval.
+// Returns the step that routing belongs to: the workload's step, rounded down to a multiple of routing_interval.
 std::int64_t routing_step(const Workload& workload);
-// Routers' choices at the workload's step, for each layer of the source. Empty: balanced.
+// Returns the routers' choices at the workload's step, for each layer of the source; empty if routing is balanced.
 std::vector<RoutingMatrix> routing_of(const Scenario& scenario);
-// Steps of a scenario with the same routing state have the same routing.
+// Returns a number for the scenario's step: steps with the same number have the same routing.
 std::int64_t routing_state(const Scenario& scenario);
 
 }  // namespace orrery::expert_parallel

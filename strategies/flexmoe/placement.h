@@ -14,14 +14,14 @@ namespace orrery::flexmoe {
 
 class Placement {
  public:
-  // A placement with all slots free. Throws InputError if there are fewer slots than experts.
+  // Makes a placement with all slots free. Throws InputError if there are fewer slots than experts.
   Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank);
-  // A placement from the expert in each slot, [rank * slots_per_rank + slot]; -1: free. Throws InputError if an
+  // Makes a placement from the expert in each slot, [rank * slots_per_rank + slot]; -1: free. Throws InputError if an
   // expert's number is out of range or an expert has no slot.
   Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank,
             std::span<const std::int64_t> expert_of_slot);
-  // The placement of plain expert parallelism: one vExpert per expert, the same number of consecutive experts on each
-  // rank. Throws InputError if the experts are not a multiple of the ranks, or do not fit into the slots.
+  // Returns the placement of plain expert parallelism: one vExpert per expert, the same number of consecutive experts
+  // on each rank. Throws InputError if the experts are not a multiple of the ranks, or do not fit into the slots.
   static Placement in_blocks(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank);
 
   std::int64_t experts() const { return experts_; }
@@ -30,11 +30,12 @@ class Placement {
   std::int64_t vexperts(std::int64_t expert) const { return of_expert_[static_cast<std::size_t>(expert)]; }
   std::int64_t vexperts(std::int64_t expert, std::int64_t rank) const { return at_[place(expert, rank)]; }
   std::int64_t free_slots(std::int64_t rank) const { return free_[static_cast<std::size_t>(rank)]; }
-  // Ranks that hold the expert's weights, ascending.
+  // Returns the ranks that hold the expert's weights, ascending.
   std::vector<std::int64_t> ranks_of(std::int64_t expert) const;
 
-  // The primitives. They throw InputError, and change nothing: expand if `rank` has no free slot; shrink if `rank` has
-  // no vExpert of the expert, or it is the last; migrate if one of the two experts has no vExpert on its rank.
+  // These are the paper's primitives. They throw InputError, and change nothing: expand if `rank` has no free slot;
+  // shrink if `rank` has no vExpert of the expert, or it is the last; migrate if one of the two experts has no vExpert
+  // on its rank.
   void expand(std::int64_t expert, std::int64_t rank);
   void shrink(std::int64_t expert, std::int64_t rank);
   void migrate(std::int64_t expert, std::int64_t rank, std::int64_t other_expert, std::int64_t other_rank);
@@ -54,14 +55,14 @@ class Placement {
   std::vector<std::int64_t> of_expert_, free_;
 };
 
-// Tokens that each rank computes, by the tokens of experts. Throws as Placement::check, and for another number of
-// experts.
+// Returns how many tokens each rank computes, from the tokens of each expert. Throws as Placement::check, and for
+// another number of experts.
 std::vector<double> rank_loads(const Placement& placement, std::span<const std::int64_t> tokens_of_experts);
-// Tokens of the most loaded rank over the mean (eq. 6).
+// Returns the tokens of the most loaded rank over the mean (eq. 6).
 double balance_ratio(const Placement& placement, std::span<const std::int64_t> tokens_of_experts);
 
-// Expert and rank of each copy of weights that `to` has and `from` has not: the copies that changing the placement must
-// send. Ordered by expert, then rank.
+// Returns the expert and rank of each copy of weights that `to` has and `from` has not: the copies that changing the
+// placement must send. Ordered by expert, then rank.
 std::vector<std::pair<std::int64_t, std::int64_t>> new_copies(const Placement& from, const Placement& to);
 
 // Places vExperts in descending order of their tokens, each onto the least loaded rank with a free slot (longest

@@ -24,10 +24,10 @@ struct LayerProfile {
   std::function<double(const std::vector<std::int64_t>& ranks)> all_reduced_bytes_per_second;  // BPS
 };
 
-// Eqs. 5 and 7 to 9: seconds of the slowest rank. Per expert of a rank they add up computation (the backward takes as
-// long as two forwards), four all-to-alls, each as slow as the slowest link into the rank, and the all-reduce of
-// gradients if several ranks hold the expert. Source ranks are the placement's ranks. Throws InputError if the numbers
-// of ranks or experts differ.
+// Returns the seconds of the slowest rank by eqs. 5 and 7 to 9. For each expert of a rank they add up computation (the
+// backward takes as long as two forwards), four all-to-alls, each as slow as the slowest link into the rank, and the
+// all-reduce of gradients if several ranks hold the expert. Source ranks are the placement's ranks. Throws InputError
+// if the numbers of ranks or experts differ.
 double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, const LayerProfile& profile);
 // Returns layer_seconds as a cost for placements on `ranks` ranks, with a copy of `profile` that asks each link once.
 PlacementCost cost_of(LayerProfile profile, std::int64_t ranks);
@@ -64,8 +64,8 @@ struct Schedule {
 Schedule schedule(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
                   double most_imbalance, bool also_busiest_rank = false);
 
-// Migrate: moves vExperts of an expert on several ranks to another of its ranks, in exchange for a vExpert there, so
-// that fewer ranks all-reduce its gradients. Applies the exchange that saves most, and repeats while one saves time.
+// Migrates: it moves vExperts of an expert on several ranks to another of its ranks, in exchange for a vExpert there,
+// so that fewer ranks all-reduce its gradients. Applies the exchange that saves most, and repeats while one saves time.
 std::vector<Adjustment> gather_replicas(Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost);
 
 }  // namespace orrery::flexmoe

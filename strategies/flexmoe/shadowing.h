@@ -17,9 +17,10 @@ struct ShadowingProfile {
   double bytes_per_second = 0;  // W_net, of a rank's link
 };
 
-// Seconds of a layer, both passes, if the busiest worker has B = most_tokens: 3 x 4 B a H^2 / P + 4 B H / W_net.
+// Returns the seconds of a layer, forward and backward, if the busiest worker has B = most_tokens: 3 x 4 B a H^2 / P +
+// 4 B H / W_net.
 double imbalanced_seconds(double most_tokens, const ShadowingProfile& profile);
-// The same with r = `shadowed` experts broadcast and their gradients reduced, where B' = most_tokens_left:
+// Returns the same with r = `shadowed` experts broadcast and their gradients reduced, where B' = most_tokens_left:
 // 3 x 4 B' a H^2 / P + 2 r 2 a H^2 / W_net.
 double shadowed_seconds(double most_tokens_left, std::int64_t shadowed, const ShadowingProfile& profile);
 // Whether shadowing takes less time, as the paper states it: r a H < B, or 3 (B - B') a H / (r a H - B) > P / W_net.
@@ -30,7 +31,6 @@ bool shadowing_pays(double most_tokens, double most_tokens_left, std::int64_t sh
 // long as broadcasting one more makes the layer faster; the next expert's tokens are then the most. The least popular
 // expert is never shadowed. `tokens_of_experts`: tokens of a micro-batch, or the mean over several. Returns the indices
 // of the experts, the most popular first.
-std::vector<std::int64_t> shadowed_experts(std::span<const double> tokens_of_experts,
-                                           const ShadowingProfile& profile);
+std::vector<std::int64_t> shadowed_experts(std::span<const double> tokens_of_experts, const ShadowingProfile& profile);
 
 }  // namespace orrery::flexmoe

@@ -14,7 +14,7 @@ struct SwipePass {
   std::int64_t moved = 0;  // tokens that go to another worker than their router chose
 };
 
-// One pass over one choice of every token. `tokens`: how many tokens go from each source rank to each worker;
+// Makes one pass, over one choice of every token. `tokens`: how many tokens go from each source rank to each worker;
 // RoutingMatrix::experts is the number of workers, as a worker's experts count together. `room`: how many tokens each
 // worker still takes; it is updated. Source ranks are served in order; tokens that find no room go to the first workers
 // that have some. `room` is for all passes, one for each of a token's top_k choices: with T x top_k for each worker,

@@ -30,8 +30,8 @@ class Inside {
 // Tensors without a sequence axis (weights, their gradients) are the same for all chunks.
 class SequenceChunk {
  public:
-  // Chunk `index` of `count` equal chunks of a rank's positions. `of_sequence`: the chunks of all ranks together are a
-  // contiguous part of the sequence, in which the ranks' parts lie in order.
+  // Makes chunk `index` of `count` equal chunks of a rank's positions. `of_sequence`: the chunks of all ranks together
+  // are a contiguous part of the sequence, in which the ranks' parts lie in order.
   SequenceChunk(Piece& piece, const Inside& inside, std::int64_t count, std::int64_t index, std::int64_t ranks,
                 bool of_sequence);
 

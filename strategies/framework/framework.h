@@ -30,7 +30,8 @@ struct SearchedValues {
   std::vector<std::string> values;
 };
 std::span<const SearchedValues> searched_values(const Plan& plan);  // fields not listed: any value
-// The value of stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of kStackNames.
+// Returns the seconds in stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of
+// kStackNames.
 double literature_host_seconds_per_op(std::string_view stack);
 Kernels kernels_of(std::string_view stack);
 // What a stack does with gradients between their reduction and the update: unscaling and clipping.
@@ -64,7 +65,7 @@ struct GatherLimits {
   std::int64_t reuse = 0;     // a gathered set stays for its next use if fewer elements are used in between
   std::int64_t prefetch = 0;  // least number of elements per gather
 };
-// DeepSpeed's limits, or the plan's where it sets them.
+// Returns DeepSpeed's limits, or the plan's where it sets them.
 GatherLimits gather_limits(const Plan& plan);
 // Whether tensor parallelism keeps inputs gathered along the sequence for weight gradients, or gathers them again.
 bool keeps_gathered_inputs(const Plan& plan);

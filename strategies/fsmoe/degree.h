@@ -44,7 +44,7 @@ struct PipelinedLayer {
 // The degrees that the authors' code tries (tools/optim.py). All are evaluated; the paper uses SLSQP instead.
 inline constexpr std::array<std::int64_t, 4> kDegrees{1, 2, 4, 8};
 
-// Time of a layer with an all-reduce of all_reduce_seconds after the last dispatch. REQUIRES: degree >= 1.
+// Returns the time of a layer with an all-reduce of all_reduce_seconds after the last dispatch. REQUIRES: degree >= 1.
 PipelinedLayer pipelined(const LayerTimes& times, std::int64_t degree, double all_reduce_seconds);
 // Returns the fastest of `degrees`, and the smallest of equally fast ones. REQUIRES: `degrees` is not empty.
 PipelinedLayer best_degree(const LayerTimes& times, double all_reduce_seconds,

@@ -65,7 +65,7 @@ struct PipelineDegrees {
 PipelineDegrees pipeline_degrees(const Scenario& scenario, const Evaluate& evaluate);
 std::string pipeline_degree_text(const PipelineDegrees& degrees);
 
-// `--explain moe_pipeline_degree`.
+// Returns the topic of `--explain moe_pipeline_degree`.
 std::span<const Topic> topics();
 
 }  // namespace orrery::fsmoe

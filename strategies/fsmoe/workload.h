@@ -35,8 +35,8 @@ struct ClusterTimes {
 };
 
 LayerTimes forward_times(const LayerSize& size, const ClusterTimes& cluster);
-// Seconds of the backward between two layers with experts: attention (twice its forward), and its all-gather and
-// reduce-scatter within the node. The link between nodes is idle for this time.
+// Returns the seconds of the backward between two layers with experts: attention (twice its forward), and its
+// all-gather and reduce-scatter within the node. The link between nodes is idle for this time.
 double dense_backward_seconds(const LayerSize& size, const ClusterTimes& cluster);
 
 }  // namespace orrery::fsmoe

@@ -28,12 +28,12 @@ struct Alpha {
   double bytes_per_second = 0;  // to the host, per device while all devices of the node copy
   double least_host_bytes = 0, most_host_bytes = 0, host_capacity_bytes = 0;  // of a node, at alpha 0 and 1
 
-  // hidden(): the largest alpha whose copies take no longer than the next layer's forward. room(): the largest alpha
-  // for which host memory has room; 1 if its capacity is unknown. Above 1: there is slack. Below 0: not even alpha 0
-  // works.
+  // hidden() returns the largest alpha whose copies take no longer than the next layer's forward. room() returns the
+  // largest alpha for which host memory has room; 1 if its capacity is unknown. Above 1: there is slack. Below 0: not
+  // even alpha 0 works.
   double hidden() const;
   double room() const;
-  // The smaller of the two, limited to [0, 1] and rounded down to thousandths.
+  // Returns the smaller of the two, limited to [0, 1] and rounded down to thousandths.
   double chosen() const;
 
   std::vector<StepByAlpha> steps;  // by the engine: alpha in steps of 1/8, and the chosen one; ascending
@@ -45,7 +45,7 @@ struct Alpha {
 Alpha find_alpha(const Scenario& scenario, const Evaluate& evaluate);
 std::string text_of(const Alpha& alpha);
 
-// `--explain memo_alpha`.
+// Returns the topic of `--explain memo_alpha`.
 std::span<const Topic> topics();
 
 }  // namespace orrery::memo

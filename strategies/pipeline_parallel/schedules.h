@@ -22,7 +22,8 @@ struct Limit {
 ScheduleKind effective_schedule(const Options& options);
 // Whether each stage has two chunks, the second of which runs from the last stage back to the first.
 bool is_v(ScheduleKind kind);
-// Model chunks per stage of the effective schedule: zb-v, dualpipev 2; interleaved `virtual_pipeline`; others 1.
+// Returns the model chunks per stage of the effective schedule: 2 for zb-v and dualpipev, `virtual_pipeline` for
+// interleaved, and 1 for the others.
 std::int64_t chunks_per_stage(const Options& options);
 // Returns the stage that holds the chunk at `position`, counted over chunks in model order.
 std::size_t stage_of_position(const Options& options, std::size_t position);

@@ -18,11 +18,11 @@ struct Options {
   GradientDtype gradients = GradientDtype::automatic;
   double loss_scale = 65536;
 
-  // Dtype of parameters and activations.
+  // Returns the dtype of parameters and activations.
   Dtype storage() const;
-  // Dtype of the layers' matrix products, which MFU is measured against.
+  // Returns the dtype of the layers' matrix products, which MFU is measured against.
   Dtype compute() const;
-  // Factor by which gradients are scaled until the update: the loss scale.
+  // Returns the factor by which gradients are scaled until the update: the loss scale.
   double gradient_factor() const { return mix == Mix::fp16 ? loss_scale : 1; }
 
   void visit_fields(FieldVisitor& v) {

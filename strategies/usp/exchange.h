@@ -18,7 +18,7 @@ Heads heads_of(const Scenario& scenario);
 // Adds up to two digits of the axis cp for `ranks` ranks that exchange. The inner digit counts ranks with different
 // key/value heads; the outer one counts ranks that share the same key/value heads.
 void add_exchange_digits(const Scenario& scenario, std::int64_t ranks, Mesh& mesh);
-// The digits of the mesh that add_exchange_digits() has added.
+// Returns the digits of the mesh that add_exchange_digits() has added.
 MeshGroup exchanging_ranks(const Mesh& mesh);
 
 // Builds the ops of the exchange. Before it, a rank has all heads at its own positions; after it, its own heads at all

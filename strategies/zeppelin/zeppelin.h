@@ -20,12 +20,12 @@ namespace orrery::zeppelin {
 
 inline constexpr std::array<std::string_view, 1> kTypes{"zeppelin"};
 
-// Partition of the scenario's batch. REQUIRES: check() has passed, and the plan has layers of this type.
+// Returns the partition of the scenario's batch. REQUIRES: check() has passed, and the plan has layers of this type.
 Partition partition_of(const Scenario& scenario);
 
 void check_runnable(const Scenario& scenario);
 
-// `--explain zones`.
+// Returns the topic of `--explain zones`.
 std::span<const Topic> topics();
 
 }  // namespace orrery::zeppelin

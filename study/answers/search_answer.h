@@ -59,9 +59,9 @@ struct SearchAnswer {
   std::vector<ShownPlan> best{}, front{};
   std::optional<NetworkNeed> network{};
   std::vector<Remedy> remedies{};
-  std::optional<ShownPlan> leanest{};
-  double seconds = 0;         // of the main search
-  double remedy_seconds = 0;  // of the searches for remedies
+  std::optional<ShownPlan> leanest{};  // if no plan fits: the plan with the smallest memory peak
+  double seconds = 0;                  // of the main search
+  double remedy_seconds = 0;           // of the searches for remedies
   // If no plan exists because of the batch: the nearest smaller and larger batch that the replicas of some plan divide.
   // 0: none.
   std::int64_t smaller_batch = 0, larger_batch = 0;
