@@ -10,13 +10,14 @@
 
 namespace orrery::bench {
 
-// Largest cache of this machine's CPU as the system reports it; 0: unknown.
+// Returns the largest cache of this machine's CPU as the system reports it; 0: unknown.
 double largest_cpu_cache_bytes();
-// L2 cache of a GPU, from its preset's data sheet (facts.h: preset_named). Throws InputError if it is not known.
+// Returns the L2 cache of a GPU, from its preset's data sheet (facts.h: preset_named). Throws InputError if it is not
+// known.
 double gpu_cache_bytes(const std::string& device, const std::string& preset);
 
-// Reads or writes twice the cache's size, as replacement is not strictly by age. On a CPU it reads a word of each line;
-// on a GPU it writes all of it, on the stream of the next kernel.
+// Reads or writes twice the cache's size, because caches do not replace strictly the oldest lines. On a CPU it reads a
+// word of each line; on a GPU it writes all of it, on the stream of the next kernel.
 class CacheEvictor {
  public:
   // For a CPU. Throws InputError for 0 bytes.

@@ -43,7 +43,8 @@ class Meter {
   // to the speed alone, is (W - (D - O)) / O: W is the time that the work takes alone, D the time that it took here,
   // and O the length of the overlap. `beside` is the time of an op at that speed. Returns nothing if the streams took
   // turns in most repetitions. Throws as measure() does. REQUIRES: asynchronous streams.
-  std::optional<OverlapMeasurement> measure_overlap(const KernelPoint& compute, const KernelPoint& copy, double seconds);
+  std::optional<OverlapMeasurement> measure_overlap(const KernelPoint& compute, const KernelPoint& copy,
+                                                    double seconds);
 
  private:
   Backend& backend_;

@@ -1,5 +1,6 @@
-// The extent of groups stage by stage, for pipelines whose stages differ in where node boundaries fall: the groups of
-// one stage lie within a node, those of the next straddle two nodes and share NICs with those of a third stage.
+// Finds the extent of groups stage by stage, for pipelines whose stages differ in where node boundaries fall. For
+// example the groups of one stage lie within a node, while those of the next stage straddle two nodes and share NICs
+// with those of a third stage.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,7 @@ struct StageSpan {
 // Whether groups have the same extent in every stage, and no two stages share a node's NICs. Rank r is on device r %
 // node.devices of node r / node.devices, and uses the NIC of that device.
 bool stages_lie_alike(const Mesh& mesh, const Node& node);
-// The extents by stage. REQUIRES: `group` contains no digit of pp. Cost: proportional to the mesh's ranks.
+// Returns the extents by stage. REQUIRES: `group` contains no digit of pp. Cost: proportional to the mesh's ranks.
 std::vector<StageSpan> spans_by_stage(const Mesh& mesh, MeshGroup group, const Node& node);
 
 // The extents of a mesh's groups; each group's are computed once.
@@ -49,8 +50,9 @@ class StageSpans {
   std::vector<std::pair<MeshGroup, std::vector<StageSpan>>> known_;
 };
 
-// The factor by which transfers over shared NICs take longer because of other stages. `busy`: by stage, the share of
-// the time for which it uses the NICs, at random moments. All groups that use a NIC at a moment get equal parts of it.
+// Returns the factor by which transfers over shared NICs take longer because of other stages. `busy`: for each stage
+// the share of the time in which it uses the NICs. The model assumes that stages do so at random moments, and that all
+// groups that use a NIC at the same moment get equal parts of its rate.
 double slowdown_by_others(const StageSpan& span, std::span<const double> busy);
 
 }  // namespace orrery

@@ -173,8 +173,8 @@ struct BlockTable {
   // number of its rows that have an index.
   std::int64_t whole = 0;
   std::vector<std::int64_t> filled = {};
-  // For tables of runs: cut into groups of this many consecutive parts, the parts of a group hold whole documents. So a
-  // query finds all its keys within its own group.
+  // For tables of runs: each group of this many consecutive parts (the first is a multiple of the number) holds whole
+  // documents, so a query finds all its keys in its own group.
   std::int64_t meeting_parts = 0;
   AttendedMemo attended = {};
   bool operator==(const BlockTable&) const = default;

@@ -33,7 +33,8 @@ struct Sharding {
   // The groups of weights lie within those of states. The groups of gradients contain those of weights, and lie within
   // `reduced` and those of states.
   ShardGroups over;
-  // The part of `ranks` over which gradients are summed in every micro-batch; over the rest they are once a step.
+  // The part of `ranks` over which gradients are summed in every micro-batch; over the rest they are summed once a
+  // step.
   MeshGroup reduced;
   // Outer digits of over.weights. Weights are gathered over them first, and over the other digits in a second gather.
   MeshGroup gathered_first;
@@ -52,8 +53,8 @@ struct Sharding {
     double beside_experts = 0, beside_dense = 0;
     bool any() const { return beside_experts > 0 || beside_dense > 0; }
   } pieces;
-  // Updated parts are gathered once for all layers after the update, even if the plan overlaps the gathers: used for
-  // sets that are too small to fill a bucket.
+  // True for sets that are too small to fill a bucket: updated parts are gathered for all layers at once after the
+  // update, even if the plan overlaps the gathers with the forward.
   bool gathered_after_update = false;
 };
 // Returns the sharding by zero_stage and reduce_gradients, as changed by other strategies.
@@ -61,8 +62,8 @@ Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& 
 // Returns the sharding of experts, whose replicas are other ranks (expert_parallel::expert_replicas).
 Sharding expert_sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);
 
-// Applies shardings to a piece: the i-th to the i-th parameter set, the last one to all further sets. Call it for all
-// pieces with the same values. Throws std::logic_error if the groups are not nested.
+// Applies shardings to a piece: by_set[i] to its i-th parameter set, and the last one to all further sets. Call it for
+// all pieces with the same values. Throws std::logic_error if the groups are not nested.
 void lay_out(std::span<const Sharding> by_set, const Options& options, double bucket_bytes, const Mesh& mesh,
              Piece& piece);
 

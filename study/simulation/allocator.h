@@ -6,7 +6,7 @@
 
 namespace orrery {
 
-// The first two steps bring the allocator into the state in which the third one runs.
+// Number of steps to run. The first two bring the allocator into the steady state of the third, which is reported.
 inline constexpr int kAllocatorSteps = 3;
 
 // REQUIRES: the report has stages.
