@@ -417,7 +417,7 @@ TEST(Strategies, AreKnownByNameToThemselvesAlone) {
           of_strategies && folder != "strategies" ? included_by(folder) : std::set<std::string>();
       for (const std::string& word : words_of(of_strategies ? bare(text) : text))
         if (names.contains(word) && word != folder && !known.contains(word)) {
-          ADD_FAILURE() << path << " knows " << word;
+          ADD_FAILURE() << path << " has the word \"" << word << "\", which is the name of a strategy";
         }
     }
   EXPECT_GE(files, 500u);

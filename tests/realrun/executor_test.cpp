@@ -648,12 +648,13 @@ TEST(Layouts, TheCasesCoverThePlan) {
     if (!rule.contains("default")) continue;  // comments
     ++fields;
     if (is_of_balancers(field)) continue;
-    EXPECT_TRUE(met.contains(field) || (rule.at("default") == false && is_not_run(field))) << field;
+    EXPECT_TRUE(met.contains(field) || (rule.at("default") == false && is_not_run(field)))
+        << field << " is in no case of strategies/*/cases.json";
     // Which measured curve times an op, or which algorithm NCCL takes, changes nothing in the Program.
     if (!rule.contains("enum") || field.starts_with("collective_") || field == "attention_kernel") continue;
     for (const auto& value : rule.at("enum"))
       EXPECT_TRUE(value == rule.at("default") || met[field].contains(value.dump()) || is_refused(field, value))
-          << field << " " << value;
+          << field << " " << value << " is in no case of strategies/*/cases.json";
   }
   EXPECT_GT(fields, 30u);
   // What may differ by ranges of layers does so in a case.
@@ -663,7 +664,7 @@ TEST(Layouts, TheCasesCoverThePlan) {
       for (const auto& [field, value] : range.items()) met_in_ranges.insert(field);
   for (const auto& [field, rule] : schema.at("$defs").at("layers").at("properties").items())
     if (rule.contains("type") || rule.contains("enum")) {
-      EXPECT_TRUE(met_in_ranges.contains(field)) << field;
+      EXPECT_TRUE(met_in_ranges.contains(field)) << field << " is in no case's range of layers";
     }
   for (const int stage : {1, 2, 3}) EXPECT_TRUE(met["zero_stage"].contains(std::to_string(stage)));
 }

@@ -440,7 +440,7 @@ TEST(Search, StrategiesThatSpareActivationsSaySo) {
     ASSERT_NE(strategy.spares_activations, nullptr) << strategy.name;
     EXPECT_FALSE(strategy.spares_activations(Plan())) << strategy.name;
   }
-  EXPECT_EQ(strategies, 3u);
+  EXPECT_GE(strategies, 3u);
 }
 
 TEST(SearchSpace, NothingIsSwappedWhereItCannotBe) {
