@@ -26,6 +26,7 @@ _orrery() {
   before=${current%"${COMP_WORDS[COMP_CWORD]}"}  # bash completes the rest alone
   if [[ ${COMP_WORDS[COMP_CWORD]} == [=:] ]]; then before=$current; fi
   COMPREPLY=()
+  line=("${line[@]//[\"\'\\]/}")  # the program reads words without quotes
   while IFS=$'\t' read -r word head; do
     case $word in
       :nospace) compopt -o nospace 2>/dev/null ;;
@@ -53,8 +54,8 @@ _orrery() {
       (:files | :folders) kind=$word head=$text ;;
       (*) offers+=("${word//:/\\:}:$text") ;;
     esac
-  done < <(${words[1]/#\~/$HOME} completion zsh -- "${(@)words[2,CURRENT]}" 2>/dev/null)
-  (( $#offers )) && _describe value offers $space && ret=0
+  done < <(${words[1]/#\~/$HOME} completion zsh -- "${(@Q)words[2,CURRENT]}" 2>/dev/null)
+  (( $#offers )) && _describe value offers "${(@)space}" && ret=0
   [[ -n $head ]] && compset -P "$head"
   case $kind in
     (:files) _files && ret=0 ;;
@@ -66,23 +67,29 @@ if [[ $funcstack[1] == _orrery ]]; then _orrery "$@"; else compdef _orrery orrer
 )sh";
 
 constexpr const char* kFish = R"sh(# Completion of orrery's command line, for fish.
-function __orrery_offers
+function __orrery_lines
     set -l words (commandline -opc) (commandline -ct)
     set -l program (string replace -r '^~' $HOME $words[1])
-    for line in ($program completion fish -- $words[2..-1] 2>/dev/null)
+    type -q $program; and $program completion fish -- (string replace -ra '["\'\\\\]' '' -- $words[2..-1]) 2>/dev/null
+end
+function __orrery_offers
+    for line in (__orrery_lines)
         set -l parts (string split -m 1 \t -- $line)
-        switch $parts[1]
-            case :nospace  # fish adds no space behind "="
-            case :files
-                __fish_complete_path (string replace -- "$parts[2]" '' $words[-1]) | string replace -r -- '^' "$parts[2]"
-            case :folders
-                __fish_complete_directories (string replace -- "$parts[2]" '' $words[-1]) | string replace -r -- '^' "$parts[2]"
+        switch "$parts[1]:$parts[2]"
+            case ':nospace:*' ':files:' ':folders:'  # fish adds no space behind "="; it completes files itself
+            case ':files:*'
+                __fish_complete_path (string replace -- $parts[2] '' (commandline -ct)) | string replace -r -- '^' $parts[2]
+            case ':folders:*'
+                __fish_complete_directories (string replace -- $parts[2] '' (commandline -ct)) |
+                    string replace -r -- '^' $parts[2]
             case '*'
                 echo $line
         end
     end
 end
 complete -c orrery -f -a '(__orrery_offers)'
+complete -c orrery -n 'string match -q -- ":files"\t (__orrery_lines)' -F
+complete -c orrery -n 'string match -q -- ":folders"\t (__orrery_lines)' -f -a '(__fish_complete_directories)'
 )sh";
 
 struct Shell {

@@ -45,6 +45,11 @@ class Config {
     }
     return nullptr;
   }
+  // Throws if something on the way to `key` is there and is no object.
+  void refuse_other_ways_to(std::string_view key) const {
+    for (std::size_t end = key.find('/'); end != key.npos; end = key.find('/', end + 1))
+      if (const std::string way(key.substr(0, end)); has(way.c_str())) object(way.c_str());
+  }
   // Throws unless every object on the way to `key` is there.
   void require_way_to(std::string_view key) const {
     for (std::size_t end = key.find('/'); end != key.npos; end = key.find('/', end + 1))
@@ -447,6 +452,7 @@ class RuledFields : public FieldVisitor {
     if (rule.contains("if")) return {"", rule[truth(rule["if"]) ? "then" : "else"]};
     for (const Json& each : rule) {
       if (each.is_object()) return {"", each.at("or")};
+      config_.refuse_other_ways_to(each.get_ref<const std::string&>());
       if (config_.has(each.get_ref<const std::string&>().c_str())) return {each, {}};
     }
     return {rule.front(), {}};  // which is missing
@@ -709,9 +715,7 @@ void refuse_zeros(const Config& config, const Model& m) {
 
 // Throws if the config says something that the model, read as one of `model_type`, does not have.
 void refuse_contradictions(const Config& config, std::string_view model_type, const Model& m) {
-  const auto as_read = [&](const std::string& what) {
-    return fmt::format("{} for the family {}", what, model_type);
-  };
+  const auto as_read = [&](const std::string& what) { return fmt::format("{} for the family {}", what, model_type); };
   refuse_other_heads(config, m);
   refuse_zeros(config, m);
   if (m.vision()) return;

@@ -245,6 +245,7 @@ TEST(BashCompletion, OffersWordsNamesAndFiles) {
   EXPECT_THAT(only("simulate --json=pl"), ElementsAre("plan.json"));
   EXPECT_THAT(only("simulate small-gpt --set plan.sequence_par"), ElementsAre("plan.sequence_parallel="));
   EXPECT_THAT(only("simulate small-gpt --set=plan.sequence_par"), ElementsAre("plan.sequence_parallel="));
+  EXPECT_THAT(only("simulate small-gpt --set \"plan.sequence_par"), ElementsAre("plan.sequence_parallel="));
   EXPECT_THAT(only("simulate small-gpt --set plan.tensor_parallel=4 --en"), ElementsAre("--engine"));
   EXPECT_THAT(only("simulate small-gpt --label "), IsEmpty()) << "any text";
   EXPECT_THAT(only("simulate small-gpt sma"), IsEmpty()) << "one scenario";
@@ -308,6 +309,7 @@ TEST(FishCompletion, CompletesInFish) {
   EXPECT_THAT(offers("simulate --engine=d"), ElementsAre("--engine=des"));
   EXPECT_THAT(offers("simulate small-gpt --json pl"), ElementsAre("plan.json"));
   EXPECT_THAT(offers("simulate small-gpt --json=pl"), ElementsAre("--json=plan.json"));
+  EXPECT_THAT(offers("simulate ~/pl"), ElementsAre("~/plan.json"));
   EXPECT_THAT(offers("bench compare --thr"), ElementsAre("--threshold"));
   EXPECT_THAT(offers("bench --filter compare --rep"), ElementsAre("--repetitions"));
 }

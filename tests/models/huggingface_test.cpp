@@ -315,6 +315,8 @@ const BadConfig kBadConfigs[] = {
     {"dbrx", R"({"ffn_config": {"ffn_hidden_size": 8, "moe_num_experts": 4, "moe_top_k": 2,
                                 "moe_normalize_expert_weights": 2}})",
      "/model/ffn_config/moe_normalize_expert_weights: found 2, expected 1 or null"},
+    {"dbrx", R"({"ffn_config": {"ffn_hidden_size": 8, "moe_num_experts": 4, "moe_top_k": 2, "ffn_act_fn": "gelu"}})",
+     R"(/model/ffn_config/ffn_act_fn: found "gelu", expected an object)"},
     {"dbrx", R"({"ffn_config": null})", "/model/ffn_config: found nothing, expected an object"},
     {"llama-3-8b", R"({"model_type": "lama"})",
      R"(/model/model_type: found "lama", expected a supported family: bert, bloom,)"},
