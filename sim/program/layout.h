@@ -144,7 +144,7 @@ struct AttendedPairs {
 
 // Remembers the pairs of attention over the parts of one table, because an op's FLOPs and bytes ask for them again and
 // again. The key holds everything besides the table that the pairs depend on (attended_pairs() in work.cpp makes it).
-// Several threads may use a memo at once.
+// Several threads may use a cache at once.
 class AttendedMemo {
  public:
   using Key = std::array<std::int64_t, 8>;
