@@ -70,7 +70,11 @@ constexpr const char* kFish = R"sh(# Completion of orrery's command line, for fi
 function __orrery_lines
     set -l words (commandline -opc) (commandline -ct)
     set -l program (string replace -r '^~' $HOME $words[1])
-    type -q $program; and $program completion fish -- (string replace -ra '["\'\\\\]' '' -- $words[2..-1]) 2>/dev/null
+    if test "$words" != "$__orrery_words"  # the three lines below ask once for a Tab
+        set -g __orrery_words $words
+        set -g __orrery_answer (type -q $program; and $program completion fish -- (string replace -ra '["\'\\\\]' '' -- $words[2..-1]) 2>/dev/null)
+    end
+    string join \n -- $__orrery_answer
 end
 function __orrery_offers
     for line in (__orrery_lines)

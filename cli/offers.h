@@ -1,4 +1,4 @@
-// What the completion of shells offers as values of arguments that several commands have. Each function adds the offer
+// Values that shells offer for arguments that several commands have. Each function adds the offer
 // to an option and returns the option.
 #pragma once
 

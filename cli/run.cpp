@@ -177,7 +177,7 @@ void require_nccl_ranks() {
   cuda_devices();
 }
 
-// What all ranks hold at least: parameters, gradients and states, and the activations of one micro-batch.
+// Lower bound on the memory of all ranks: parameters, gradients and states, and the activations of one micro-batch.
 double least_bytes(const Program& program) {
   double bytes = 0;
   for (const auto& stage : program.stages)

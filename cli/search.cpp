@@ -130,7 +130,7 @@ std::string plan_text(const Space& space, const Scenario& scenario) {
   return text;
 }
 
-// What is reported if memory is too small for the leanest plan.
+// The figures that are reported if memory is too small even for the leanest plan.
 struct ShortMemory {
   double taken_bytes, capacity_bytes, safe_bytes;
   const char *where, *offered;

@@ -202,7 +202,7 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
     ShowSweepProgress progress(options.helpers != nullptr);
     options.progress = [&](const SweepProgress& p) { progress(p); };
     options.stop = [] { return stopped_by != 0; };
-    // What ends a job of ranks gives them one second.
+    // Launchers that end a job give its ranks one second.
     if (options.helpers != nullptr)
       options.give_up = [&](const SweepProgress& p) {
         say_interrupted(arguments, p.in_file, p.points);

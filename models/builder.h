@@ -48,7 +48,7 @@ struct Builder {
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width);
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias);
 
-  // Whether separate kernels cast to fp32 and back around ops that compute in fp32: so without fused kernels.
+  // True without fused kernels: separate kernels then cast to fp32 and back around ops that compute in fp32.
   bool casts_around() const { return !kernels.fused_kernels && kernels.activation != Dtype::fp32; }
   TensorId cast(const char* name, TensorId x, Dtype dtype);
 

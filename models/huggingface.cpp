@@ -45,15 +45,10 @@ class Config {
     }
     return nullptr;
   }
-  // Throws if something on the way to `key` is there and is no object.
-  void refuse_other_ways_to(std::string_view key) const {
+  // Throws if a part of the way to `key` is not an object, or, if it is `needed`, is missing.
+  void check_way_to(std::string_view key, bool needed) const {
     for (std::size_t end = key.find('/'); end != key.npos; end = key.find('/', end + 1))
-      if (const std::string way(key.substr(0, end)); has(way.c_str())) object(way.c_str());
-  }
-  // Throws unless every object on the way to `key` is there.
-  void require_way_to(std::string_view key) const {
-    for (std::size_t end = key.find('/'); end != key.npos; end = key.find('/', end + 1))
-      object(std::string(key.substr(0, end)).c_str());
+      if (const std::string way(key.substr(0, end)); needed || has(way.c_str())) object(way.c_str());
   }
   bool has(const char* key) const { return find(key) != nullptr; }
   bool says_null(const char* key) const { return object_.contains(key) && !has(key); }
@@ -447,15 +442,19 @@ class RuledFields : public FieldVisitor {
     Json value;
   };
   Chosen choose(const Json& rule) {
-    if (rule.is_string()) return {rule, {}};
+    if (rule.is_string()) return needed(rule);
     if (rule.contains("is")) return {"", rule["is"]};
     if (rule.contains("if")) return {"", rule[truth(rule["if"]) ? "then" : "else"]};
     for (const Json& each : rule) {
       if (each.is_object()) return {"", each.at("or")};
-      config_.refuse_other_ways_to(each.get_ref<const std::string&>());
+      config_.check_way_to(each.get_ref<const std::string&>(), false);
       if (config_.has(each.get_ref<const std::string&>().c_str())) return {each, {}};
     }
-    return {rule.front(), {}};  // which is missing
+    return needed(rule.front());
+  }
+  Chosen needed(const std::string& key) const {
+    config_.check_way_to(key, true);
+    return {key, {}};
   }
   bool truth(const Json& rule) {
     if (rule.is_object() && rule.contains("not")) return !truth(rule["not"]);
@@ -473,7 +472,6 @@ class RuledFields : public FieldVisitor {
     if (const Json* rule = rule_of(name)) {
       const Chosen chosen = choose(*rule);
       if (!chosen.key.empty()) {
-        config_.require_way_to(chosen.key);
         value = config_.integer(chosen.key.c_str());
       } else if (chosen.value.is_string()) {
         value = read_.at(chosen.value.get<std::string>().substr(1));  // "=heads"
@@ -494,7 +492,7 @@ class RuledFields : public FieldVisitor {
   }
   void text(const char*, std::string&, const char*) override {}
   void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
-    if (const Json* rule = rule_of(name)) value = config_.integers(rule->get_ref<const std::string&>().c_str());
+    if (const Json* rule = rule_of(name)) value = config_.integers(choose(*rule).key.c_str());
   }
   void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
     const Json* rule = rule_of(name);

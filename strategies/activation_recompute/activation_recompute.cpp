@@ -771,7 +771,7 @@ constexpr SearchAxis kAxes[]{
      .values =
          [](const Scenario& chosen, std::vector<std::int64_t>& values) {
            const Plan& plan = chosen.plan;
-           // all_but_attention is no usual stack's.
+           // all_but_attention is left out: no common framework has it.
            for (const Mode mode : {Mode::none, Mode::selective, Mode::full, Mode::selective_op}) {
              // Skip modes that repeat only what the kernel repeats anyway.
              const bool nothing = mode == Mode::selective && plan.framework.flash_attention &&

@@ -446,7 +446,7 @@ constexpr SearchAxis kAxes[]{
      .turns = Turns::mesh,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.context.degree = value; },
-     // As long as a rank has kLeastTokens of a sequence.
+     // Only degrees that leave each rank at least kLeastTokens of a sequence.
      .values =
          [](const Scenario& chosen, std::vector<std::int64_t>& values) {
            constexpr std::int64_t kLeastTokens = 1024;
