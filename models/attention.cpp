@@ -73,11 +73,11 @@ TensorId probabilities_of(Builder& b, TensorId scores, std::initializer_list<Dim
   }
   Op& softmax = b.emit(OpKind::softmax, "attention_softmax", {masked}, {probabilities});
   softmax.causal = causal;
-  softmax.factor = scale;
+  softmax.scale = scale;
   if (b.model.dropout == 0) return probabilities;
   const TensorId dropped = b.activation("attention_dropout", matrix);
   const TensorId mask = b.tensor("attention_dropout", Category::activation, Dtype::uint8, matrix);
-  b.emit(OpKind::dropout, "attention_dropout", {probabilities}, {dropped, mask}).scalar =
+  b.emit(OpKind::dropout, "attention_dropout", {probabilities}, {dropped, mask}).probability =
       static_cast<float>(b.model.dropout);
   return dropped;
 }

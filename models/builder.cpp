@@ -66,7 +66,7 @@ TensorId Builder::norm_kernel(const char* name, TensorId x, std::initializer_lis
   statistics.dtype = Dtype::fp32;
   statistics.truncate(out.rank - static_cast<int>(width.size()));
   statistics.append({model.norm == NormKind::layernorm ? 2 : 1, Axis::none});
-  emit(OpKind::norm, name, {x, weight, bias}, {y, piece.add(statistics)}).scalar = 1e-5f;
+  emit(OpKind::norm, name, {x, weight, bias}, {y, piece.add(statistics)}).epsilon = 1e-5f;
   return y;
 }
 
@@ -136,11 +136,12 @@ TensorId Builder::add_residual(const char* name, TensorId x, TensorId residual_s
   }
   const TensorId mask = tensor(name, Category::activation, Dtype::uint8, {batch(), sequence(), hidden()});
   if (kernels.fused_kernels) {
-    emit(OpKind::dropout_add, name, {x, residual_stream, bias}, {y, mask}).scalar = static_cast<float>(model.dropout);
+    emit(OpKind::dropout_add, name, {x, residual_stream, bias}, {y, mask}).probability =
+        static_cast<float>(model.dropout);
     return y;
   }
   const TensorId dropped = residual(name);
-  emit(OpKind::dropout, name, {x}, {dropped, mask}).scalar = static_cast<float>(model.dropout);
+  emit(OpKind::dropout, name, {x}, {dropped, mask}).probability = static_cast<float>(model.dropout);
   emit(OpKind::add, name, {dropped, residual_stream}, {y});
   return y;
 }

@@ -39,7 +39,7 @@ TensorId embed(Builder& b, const char* ids_name, Input tokens) {
     const TensorId dropped = b.residual("embedding_dropout");
     const TensorId mask =
         b.tensor("embedding_dropout", Category::activation, Dtype::uint8, {b.batch(), b.sequence(), b.hidden()});
-    b.emit(OpKind::dropout, "embedding_dropout", {y}, {dropped, mask}).scalar = static_cast<float>(model.dropout);
+    b.emit(OpKind::dropout, "embedding_dropout", {y}, {dropped, mask}).probability = static_cast<float>(model.dropout);
     y = dropped;
   }
   return y;

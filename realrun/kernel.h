@@ -68,11 +68,11 @@ struct KernelContext {
 
 // The same value as in PyTorch's clip_grad_norm_ and Megatron-LM's clip_grad_by_total_norm_fp32.
 inline constexpr double kClippingEpsilon = 1e-6;
-// Factor that `op` multiplies its operand by: Op::factor, reduced if the norm of the result would exceed Op::scalar.
+// Factor that `op` multiplies its operand by: Op::scale, reduced if the norm of the result would exceed Op::clip_limit.
 // `squared_norm`: of all tensors that the factor applies to.
 inline double clipped_factor(const Op& op, double squared_norm) {
-  const double norm = std::abs(op.factor) * std::sqrt(squared_norm), limit = op.scalar;
-  return op.factor * std::min(1.0, limit / (norm + kClippingEpsilon));
+  const double norm = std::abs(op.scale) * std::sqrt(squared_norm), limit = op.clip_limit;
+  return op.scale * std::min(1.0, limit / (norm + kClippingEpsilon));
 }
 
 }  // namespace orrery

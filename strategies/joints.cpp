@@ -38,7 +38,7 @@ std::uint16_t joint(Program& program, const Tensor& from, const Tensor& to, bool
   piece.output = piece.add(handed_on(to));
   Op op = communication(OpKind::redistribute, "redistribute", Stream::context_communication, by->group, piece.input,
                         piece.output);
-  op.factor = by->share;
+  op.share = by->share;
   piece.forward.ops.push_back(op);
   if (back) differentiate(piece, from.dtype);
   program.pieces.push_back(std::move(piece));

@@ -262,7 +262,7 @@ class Builder {
       for (const OpKind kind : {softmax, softmax_backward}) {
         KernelCase& c = begin(kind);
         c.op.causal = true;
-        c.op.factor = 1 / std::sqrt(static_cast<double>(a.head_dim));
+        c.op.scale = 1 / std::sqrt(static_cast<double>(a.head_dim));
         const std::initializer_list<Dim> scores{{a.batch, Axis::batch},
                                                 {a.groups, Axis::groups},
                                                 {a.group_heads, Axis::group_heads},
@@ -302,7 +302,7 @@ class Builder {
       const std::string_view variant = centred ? "layernorm" : "rmsnorm";
       const std::initializer_list<Dim> statistics{
           {sizes_.batch, Axis::batch}, {sizes_.sequence, Axis::sequence}, {centred ? 2 : 1}};
-      begin(norm).op.scalar = kEpsilon;
+      begin(norm).op.epsilon = kEpsilon;
       read_hidden();
       row(true);
       if (centred) row(true);
@@ -359,19 +359,19 @@ class Builder {
     activations(activation);
     activations(activation_backward);
 
-    begin(dropout).op.scalar = kDropout;
+    begin(dropout).op.probability = kDropout;
     read_hidden();
     write_hidden();
     write_mask();
     name("", hidden_sizes());
 
-    begin(dropout_backward).op.scalar = kDropout;
+    begin(dropout_backward).op.probability = kDropout;
     read_hidden();
     read_mask();
     write_hidden();
     name("", hidden_sizes());
 
-    begin(dropout_add).op.scalar = kDropout;
+    begin(dropout_add).op.probability = kDropout;
     read_hidden();
     read_hidden();
     row(true);
@@ -446,7 +446,7 @@ class Builder {
     write(statistics, Dtype::fp32);
     name("", logit_sizes);
 
-    begin(cross_entropy_backward).op.factor = 1 / static_cast<double>(b * s);
+    begin(cross_entropy_backward).op.scale = 1 / static_cast<double>(b * s);
     read(logits);
     read({{b, Axis::batch}, {s, Axis::sequence}}, Dtype::int64, ids);
     read(statistics, Dtype::fp32, {Contents::Kind::constant, 4});  // near the largest of some thousand normal numbers
@@ -627,7 +627,7 @@ class Builder {
     }
 
     for (const bool clips : {false, true}) {
-      begin(scale).op.scalar = 1;
+      begin(scale).op.clip_limit = 1;
       const TensorId gradients = read({{n}}, Dtype::fp32);
       if (clips) read({{1}}, Dtype::fp32, {Contents::Kind::constant, 4});
       update(gradients);

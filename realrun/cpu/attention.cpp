@@ -48,7 +48,9 @@ class Mask {
   };
   Rectangle rectangle(std::int64_t queries, std::int64_t keys) const {
     if (all() || query_positions_.empty() || key_positions_.empty()) return {0, queries, 0, keys};
-    const std::int64_t before = window_ == 0 ? kFar : causal_ ? window_ - 1 : (window_ - 1) / 2,
+    const std::int64_t before = window_ == 0 ? kFar
+                                : causal_    ? window_ - 1
+                                             : (window_ - 1) / 2,
                        after = causal_ ? 0 : window_ / 2;
     const auto [q, q_count] = span_of(query_positions_, key_positions_, before, after);
     const auto [k, k_count] = span_of(key_positions_, query_positions_, after, before);
@@ -375,8 +377,7 @@ void attention_backward(const KernelCall& call) {
     masked_scores(mask, b, r, queries, keys, s.scale, bias, head, p);
     const float* const log_sum_exp = lse.data + row + r.first_query;
     for (std::int64_t i = 0; i < r.queries; ++i)
-      for (std::int64_t j = 0; j < r.keys; ++j)
-        p(i, j) = p(i, j) == kMasked ? 0 : std::exp(p(i, j) - log_sum_exp[i]);
+      for (std::int64_t j = 0; j < r.keys; ++j) p(i, j) = p(i, j) == kMasked ? 0 : std::exp(p(i, j) - log_sum_exp[i]);
     dkv.columns(b, g, s.value_begin, s.value_width, s.keys).middleRows(r.first_key, r.keys).noalias() +=
         p.transpose() * d_out;
     ds.noalias() =
@@ -430,7 +431,7 @@ void softmax(const KernelCall& call) {
   for (std::int64_t r = 0; r < t.elements() / keys; ++r) {
     float* const row = y.data + r * keys;
     for (std::int64_t k = 0; k < keys; ++k)
-      row[k] = mask.sees(0, r % queries, k) ? static_cast<float>(call.op.factor * scores.data[r * keys + k]) : kMasked;
+      row[k] = mask.sees(0, r % queries, k) ? static_cast<float>(call.op.scale * scores.data[r * keys + k]) : kMasked;
     softmax_row(row, keys);
   }
 }
@@ -445,7 +446,7 @@ void softmax_backward(const KernelCall& call) {
     double sum = 0;
     for (std::int64_t i = r; i < r + keys; ++i) sum += static_cast<double>(dp.data[i]) * p.data[i];
     for (std::int64_t i = r; i < r + keys; ++i)
-      ds.data[i] = static_cast<float>(call.op.factor * p.data[i] * (dp.data[i] - sum));
+      ds.data[i] = static_cast<float>(call.op.scale * p.data[i] * (dp.data[i] - sum));
   }
 }
 

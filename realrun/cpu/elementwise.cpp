@@ -72,13 +72,14 @@ void require_weights(const KernelCall& call, std::size_t weights, const Activati
 
 // Inverted dropout: kept elements are scaled up to preserve the expectation (Srivastava et al. 2014, section 10).
 double kept_scale(const KernelCall& call) {
-  const double p = call.op.scalar;
+  const double p = call.op.probability;
   call.require(p >= 0 && p < 1, "a dropout probability is in [0, 1)");
   return 1 / (1 - p);
 }
 
 bool kept(const KernelCall& call, const WholeIndex& index, std::int64_t element) {
-  return uniform(call.context.seed, call.context.dropout_stream, index(element)) >= static_cast<double>(call.op.scalar);
+  return uniform(call.context.seed, call.context.dropout_stream, index(element)) >=
+         static_cast<double>(call.op.probability);
 }
 
 }  // namespace

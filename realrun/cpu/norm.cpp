@@ -75,7 +75,7 @@ void norm(const KernelCall& call) {
       mean /= n;
     }
     for (std::int64_t i = 0; i < s.width; ++i) square += (in[i] - mean) * (in[i] - mean);
-    const double reciprocal = 1 / std::sqrt(square / n + static_cast<double>(call.op.scalar));
+    const double reciprocal = 1 / std::sqrt(square / n + static_cast<double>(call.op.epsilon));
     for (std::int64_t i = 0; i < s.width; ++i) {
       const double bias = call.has_read(2) ? call.read(2).data[row * s.width + i] : 0;
       out[i] = static_cast<float>((in[i] - mean) * reciprocal * weight.data[row * s.width + i] + bias);

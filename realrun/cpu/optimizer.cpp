@@ -10,13 +10,15 @@ namespace {
 std::size_t norm_at(const KernelCall& call) { return static_cast<std::size_t>(norm_operand(call.op.kind)); }
 
 // The operands that are read, without the norm.
-std::span<const Buffer> states(const KernelCall& call) { return call.reads.first(std::min(norm_at(call), call.reads.size())); }
+std::span<const Buffer> states(const KernelCall& call) {
+  return call.reads.first(std::min(norm_at(call), call.reads.size()));
+}
 
 double factor_of(const KernelCall& call) {
-  if (!call.has_read(norm_at(call))) return call.op.factor;
+  if (!call.has_read(norm_at(call))) return call.op.scale;
   const Buffer& square = call.read(norm_at(call));
   call.require(square.elements() == 1, "the norm is one number");
-  call.require(call.op.scalar > 0, "gradients are clipped to a positive norm");
+  call.require(call.op.clip_limit > 0, "gradients are clipped to a positive norm");
   return clipped_factor(call.op, square.data[0]);
 }
 
@@ -56,7 +58,8 @@ void scale(const KernelCall& call) {
 void adam(const KernelCall& call) {
   check_sizes(call);
   const std::size_t written = count(call.writes);
-  call.require(count(states(call)) == 4 && (written == 3 || written == 4), "expected gradient, weights and two moments");
+  call.require(count(states(call)) == 4 && (written == 3 || written == 4),
+               "expected gradient, weights and two moments");
   const bool has_master = written == 4;
   const std::size_t moments = has_master ? 2 : 1;
   const KernelContext& c = call.context;

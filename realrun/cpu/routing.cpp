@@ -440,7 +440,7 @@ void router_loss_backward(const KernelCall& call) {
         const double own = is_softmax(router.score) ? 1 : 1 - b.scores[e];  // the sigmoid's slope
         slope += router.balance * b.shares[e] * own * (b.loads[e] - b.mean);
       }
-      dlogits.data[t * experts + static_cast<std::int64_t>(e)] = static_cast<float>(call.op.factor * slope);
+      dlogits.data[t * experts + static_cast<std::int64_t>(e)] = static_cast<float>(call.op.scale * slope);
     }
   }
 }

@@ -72,9 +72,9 @@ void merge_patches(const KernelCall& call, const Tensor& patches, const Tensor& 
 
 // `x` is the larger side and `y` the smaller one, in the forward and in the backward.
 struct PoolShape {
-  std::int64_t width;  // of a vector of x
+  std::int64_t width;   // of a vector of x
   std::int64_t pooled;  // vectors of y
-  std::int64_t each;  // vectors of x per vector of y
+  std::int64_t each;    // vectors of x per vector of y
   bool merging, mean;
 };
 PoolShape pool_shape(const KernelCall& call, const Buffer& x, const Buffer& y) {
@@ -154,8 +154,7 @@ void cross_entropy_backward(const KernelCall& call) {
     const std::int64_t target = local_row(call, *logits.tensor, columns, targets.data[t]);
     for (std::int64_t c = 0; c < columns; ++c) {
       const double probability = std::exp(logits.data[t * columns + c] - maximum) / sum;
-      dlogits.data[t * columns + c] =
-          static_cast<float>(call.op.factor * (probability - (c == target ? 1 : 0)));
+      dlogits.data[t * columns + c] = static_cast<float>(call.op.scale * (probability - (c == target ? 1 : 0)));
     }
   }
 }

@@ -22,7 +22,7 @@ struct AdamFactors {
 AdamFactors factors_of(const Op& op, const float* squared_norm, const KernelContext& c) {
   if (c.step < 1) throw std::logic_error("kernel adam: steps count from 1");
   const auto step = static_cast<double>(c.step);
-  return {.gradient_scale = static_cast<float>(squared_norm == nullptr ? op.factor : clipped_factor(op, *squared_norm)),
+  return {.gradient_scale = static_cast<float>(squared_norm == nullptr ? op.scale : clipped_factor(op, *squared_norm)),
           .beta1 = static_cast<float>(c.beta1),
           .beta2 = static_cast<float>(c.beta2),
           .l2 = op.decoupled_weight_decay ? 0.0f : static_cast<float>(c.weight_decay),

@@ -157,7 +157,7 @@ double PiecePlan::factor_behind_norm(std::size_t set) const {
     if (update[i].kind != OpKind::scale && !is_optimizer(update[i].kind)) continue;
     if (set_number(*piece_, update[i].writes[0]) != set) continue;
     const bool done = i < norm && root(update[i].writes[0]) == root(held_[set].gradients);
-    if (!done) factor *= update[i].factor;
+    if (!done) factor *= update[i].scale;
   }
   return factor;
 }

@@ -157,12 +157,12 @@ struct Op {
   }
   std::int64_t rotary_begin = 0;  // rotary: the elements of each head from this one on are rotated
 
-  // What the factor multiplies depends on the kind: the operand of scale; the scores of softmax and of its derivative;
-  // the gradients that optimizers read; the results of cross_entropy_backward and router_loss_backward. For
-  // redistribute it is the share of bytes that move (Redistribution::share). For a `piece` it is the share of the whole
-  // op that the piece does.
-  double factor = 1;
-  float scalar = 0;  // dropout probability; norm epsilon; for an op that reads a gradient norm, the limit to clip to
+  // What multiplies the operand of scale, the scores of softmax and of its derivative, the gradients that optimizers
+  // read, and the results of cross_entropy_backward and router_loss_backward.
+  double scale = 1;
+  float probability = 0;  // dropout and its derivative: of an element to become zero
+  float epsilon = 0;      // norm: added to the variance
+  float clip_limit = 0;   // an op that reads a gradient norm: the largest norm that it leaves
 
   // Communication.
   // For a redistribution in which ranks send unequal numbers of rows: the entry in Program::loads that counts them.
@@ -170,6 +170,9 @@ struct Op {
   TableIndex<Load> load;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op; overrides what its Program forces
   MeshGroup group;
+  // The share of the bytes that move: for a redistribution of those of the tensor (Redistribution::share), for a part
+  // of a reduction (`piece`, below) of those of the whole op.
+  double share = 1;
   Reduction reduction = Reduction::sum;
   // For an all-reduce of the update, in place of `group`: the entry in Program::stage_groups. The group is the ranks of
   // these stages that have this rank's other coordinates.
@@ -183,8 +186,8 @@ struct Op {
   std::uint16_t count = 1;
   // A reduction may be done in pieces while later instances run. The whole op then stands in the block that has its
   // data. Ops with `piece` set and the same operands stand in blocks of later instances (Covers::before) or in the
-  // update. The `factor` of a piece is its share of the whole, and the shares add up to 1. The whole op takes time only
-  // in the last instance of the stretch (Covers::last), which no later instance follows; its `factor` is what the
+  // update. The `share`s of the pieces add up to 1. The whole op takes time only
+  // in the last instance of the stretch (Covers::last), which no later instance follows; its `share` is what the
   // pieces in blocks of later instances would do there. Pieces say only when work is done: executors and check() run
   // the whole op in each instance and skip the pieces, except that check() proves that the shares add up.
   Covers covers = Covers::own;

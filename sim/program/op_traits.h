@@ -25,7 +25,7 @@ enum class OpKind : std::uint8_t {
   // every sequence.
   attention,           // reads qkv | q, kv [, bias at 2];    writes context, log_sum_exp (FlashAttention)
   attention_backward,  // reads dcontext, context, lse, qkv|q,kv [, bias at 5]; writes dqkv | dq, dkv [, dbias at 2]
-  softmax,             // reads scores; writes probabilities (scaled by Op::factor, masked: Megatron's fused kernel)
+  softmax,             // reads scores; writes probabilities (scaled by Op::scale, masked: Megatron's fused kernel)
   softmax_backward,    // reads dprobabilities, probabilities; writes dscores
 
   // Memory-bound kernels: time follows from the bytes of the tensors read and written.
@@ -85,12 +85,12 @@ enum class OpKind : std::uint8_t {
                   // experts], or of all sequences [1, experts]
   router_loss,    // reads logits [batch, sequence, experts] [, counts]; writes each token's part of the loss [batch,
                   // sequence, 2]: of the balance loss and of the z-loss on the logits' size (Op::router)
-  router_loss_backward,  // reads logits [, counts]; writes dlogits, times Op::factor
+  router_loss_backward,  // reads logits [, counts]; writes dlogits, times Op::scale
 
   // Optimizer, on the flat buffers of a piece.
   gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/gradient_norm.h)
                   // reads such scalars; writes their sum
-  scale,          // reads x [, norm]; writes x times Op::factor, clipped (clipped_factor() of realrun/kernel.h)
+  scale,          // reads x [, norm]; writes x times Op::scale, clipped (clipped_factor() of realrun/kernel.h)
   adam,           // reads gradient and states [, norm]; writes parameter [, master], exp_avg, exp_avg_sq
   sgd,            // reads gradient, weight [, momentum] [, norm]; writes parameter [, master] [, momentum]
 
@@ -128,7 +128,7 @@ enum class OpClass : std::uint8_t {
 enum class MovedBytes : std::uint8_t {
   operands,  // each tensor is read once and written once; what is added to is also read
   rows,      // of a table, as many rows as the other operand has; not the whole table
-  payload,   // the full buffer: the side that is not a shard; for a redistribute, times Op::factor
+  payload,   // the full buffer: the side that is not a shard; times Op::share
   source,    // the tensor that a copy reads
 };
 
@@ -191,16 +191,16 @@ struct OpTraits {
   // Rules for operands that ranks divide, or whose sum the ranks owe (sim/program/check.h).
   // Reads that may owe a sum; the results then owe it, too. All of them must owe the same sum.
   OperandMask linear = 0;
-  bool product = false;         // the `linear` reads are factors: only one of them may owe a sum
-  OperandMask independent = 0;  // writes that do not depend on the `linear` reads: every rank has them
-  bool sums = false;  // sums over axes that a result lacks; it owes the sum over what divides these
-  OperandMask added = 0;  // reads that every rank adds in full: they must not be added to a part of a sum
+  bool product = false;             // the `linear` reads are factors: only one of them may owe a sum
+  OperandMask independent = 0;      // writes that do not depend on the `linear` reads: every rank has them
+  bool sums = false;                // sums over axes that a result lacks; it owes the sum over what divides these
+  OperandMask added = 0;            // reads that every rank adds in full: they must not be added to a part of a sum
   OperandMask takes_positions = 0;  // reads of whole sequences (ids, tables); a rank takes its own positions
   OperandMask gives_positions = 0;  // writes of whole sequences, to which a rank adds at its own positions
   OperandMask whole_rows = 0;       // reads that are normalised over their last dimension: ranks must not divide it
   bool whole_heads = false;         // rotates or scores over whole heads: ranks must not divide a head
-  bool masks_rows = false;  // masks rows by place in the operand: where it masks, ranks must not divide them
-  bool regroups = false;  // moves tokens into slots or back: a rank's rows are those of its own tokens
+  bool masks_rows = false;          // masks rows by place in the operand: where it masks, ranks must not divide them
+  bool regroups = false;            // moves tokens into slots or back: a rank's rows are those of its own tokens
 };
 
 namespace op_traits {

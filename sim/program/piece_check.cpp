@@ -245,7 +245,7 @@ void PieceCheck::expect_pieces() {
       for (const Block* block : blocks)
         for (const Op& other : block->ops) {
           if (!same(op, other)) continue;
-          done += other.piece ? other.factor : 0;
+          done += other.piece ? other.share : 0;
           whole += !other.piece && other.covers == Covers::last ? 1 : 0;
         }
       constexpr double kRounding = 1e-9;

@@ -200,9 +200,9 @@ void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
                                 words(mesh_, op.group) +
                                 (needed ? ": what differs is over " + words(mesh_, needed->group)
                                         : ": they do not belong to one whole over the same digits"));
-  } else if (op.factor != needed->share) {
+  } else if (op.share != needed->share) {
     report(Rule::sizes, layout(from) + ": a share of " + std::to_string(needed->share) + " becomes " + layout(to) +
-                            ", the op moves " + std::to_string(op.factor));
+                            ", the op moves " + std::to_string(op.share));
   }
   write(to, owed(from));
 }

@@ -12,7 +12,7 @@ namespace orrery {
 
 struct Redistribution {
   MeshGroup group;  // the smallest group that holds all parts; empty: the layouts are equal
-  // For Op::factor. The op is priced as an all-to-all with equal parts, of this share of the tensor: in that all-to-all
+  // For Op::share. The op is priced as an all-to-all with equal parts, of this share of the tensor: in that all-to-all
   // every rank sends as much as the busiest sender of the redistribution. 1 if all ranks send each other equally much.
   double share = 0;
 };

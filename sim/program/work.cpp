@@ -339,13 +339,13 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
       double largest = 0;
       if (op.kind == OpKind::redistribute) {  // of unequal rows the mean: that of a rank's own tokens
         const Tensor &from = tensors[op.reads[0]], &to = tensors[op.writes[0]];
-        if (from.load != to.load) return size(!from.load.has_value() ? op.reads[0] : op.writes[0]) * op.factor;
+        if (from.load != to.load) return size(!from.load.has_value() ? op.reads[0] : op.writes[0]) * op.share;
       }
       for (TensorId id : op.reads)
         if (id != kNoTensor) largest = std::max(largest, size(id));
       for (TensorId id : op.writes)
         if (id != kNoTensor) largest = std::max(largest, size(id));
-      return op.kind == OpKind::redistribute || op.piece || op.covers == Covers::last ? largest * op.factor : largest;
+      return largest * op.share;
     }
     case MovedBytes::source:
       return size(op.reads[0]);

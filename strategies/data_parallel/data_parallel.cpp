@@ -232,7 +232,7 @@ class Shard {
       op.stream = Stream::expert_communication;
       op.free_running = op.piece = true;
       op.covers = Covers::before;
-      op.factor = share;
+      op.share = share;
       block.ops.insert(block.ops.begin() + static_cast<std::ptrdiff_t>(before), op);
     };
     piece(s_.pieces.beside_dense, exchanges.back() + 1);
@@ -244,13 +244,13 @@ class Shard {
       op.when = When::every_micro_batch;
       op.every = kAllInstances;
       op.piece = true;
-      op.factor = rest;
+      op.share = rest;
       piece_.update.ops.insert(piece_.update.ops.begin() + reductions_before_update_++, op);
     }
     Op last = whole;
     last.phase = Phase::weight_gradient;
     last.covers = Covers::last;
-    last.factor = s_.pieces.beside_experts + s_.pieces.beside_dense;
+    last.share = s_.pieces.beside_experts + s_.pieces.beside_dense;
     block.ops.push_back(last);
     return true;
   }

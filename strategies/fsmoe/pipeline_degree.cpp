@@ -51,7 +51,7 @@ class Profiler {
     op.every = op.count = 1;
     std::vector<Measured> measured;
     for (std::int64_t i = 1; i <= kCollectiveSizes; ++i) {
-      op.factor = static_cast<double>(i * kCollectiveStep) / whole;
+      op.share = static_cast<double>(i * kCollectiveStep) / whole;
       measured.push_back({static_cast<double>(i * kCollectiveStep), evaluated_.time(op, piece_.tensors).seconds});
     }
     ProfiledTime result = fitted(measured);

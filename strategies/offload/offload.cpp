@@ -81,7 +81,7 @@ class ToHost {
       const bool scales = ops_[i].kind == OpKind::scale && ops_[i].writes[0] == gradients_;
       (scales && !copied_in_update ? on_cpu : before).push_back(ops_[i]);
     }
-    for (std::size_t i = 1; i < on_cpu.size(); ++i) on_cpu[i].factor *= on_cpu[i - 1].factor;
+    for (std::size_t i = 1; i < on_cpu.size(); ++i) on_cpu[i].scale *= on_cpu[i - 1].scale;
     if (on_cpu.size() > 1) on_cpu.erase(on_cpu.begin(), on_cpu.end() - 1);
     on_cpu.push_back(ops_[at]);
     for (Op& op : on_cpu) op = on_host(op);

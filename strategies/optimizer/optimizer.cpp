@@ -59,7 +59,7 @@ struct Gradients {
 Op scale(const char* name, TensorId gradients, double factor) {
   Op op = over_buffer(OpKind::scale, name);
   op.reads[0] = op.writes[0] = gradients;
-  op.factor = factor;
+  op.scale = factor;
   return op;
 }
 
@@ -103,10 +103,10 @@ struct Scaling {
 
   bool any() const { return norm != kNoTensor || factor != 1; }
   void put(Op& op) const {
-    op.factor = factor;
+    op.scale = factor;
     if (norm == kNoTensor) return;
     op.reads[static_cast<std::size_t>(norm_operand(op.kind))] = norm;
-    op.scalar = clip;
+    op.clip_limit = clip;
   }
 };
 
@@ -245,8 +245,8 @@ void scale_loss(Piece& piece, const Program& program, double loss_scale) {
     // Logits of each position, or targets. An op on a chunk of them counts the whole tensor.
     const Tensor& t = piece.tensors[storage_of(piece, op.reads[of_router ? 0 : 1])];
     const std::int64_t positions = of_router ? t.elements() / t.sizes[t.rank - 1] : t.elements();
-    op.factor = loss_scale /
-                static_cast<double>(positions * program.mesh.size(t.divided_over()) * program.schedule.micro_batches);
+    op.scale = loss_scale /
+               static_cast<double>(positions * program.mesh.size(t.divided_over()) * program.schedule.micro_batches);
   }
 }
 

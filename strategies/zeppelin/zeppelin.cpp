@@ -233,7 +233,7 @@ class ZonedAttention {
     Op op = communication(OpKind::redistribute, name, Stream::context_communication, by->group, from[0], to);
     std::ranges::copy(from, op.reads.begin());
     op.phase = cause.phase;
-    op.factor = by->share;
+    op.share = by->share;
     op.load = load;
     out_.push_back(op);
   }

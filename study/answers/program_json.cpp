@@ -56,7 +56,7 @@ OrderedJson op_json(const Program& program, const Piece& piece, const Op& op) {
           {"every", op.every},
           {"count", op.count},
           {"covers", kCoversNames[static_cast<std::size_t>(op.covers)]},
-          {"piece", op.piece ? op.factor : 0.0},
+          {"piece", op.piece ? op.share : 0.0},
           {"flops", flops(op, piece.tensors)},
           {"bytes", bytes(op, piece.tensors)}};
 }

@@ -182,7 +182,8 @@ TEST(Check, OnlyLinearOpsReadWhatIsOwed) {
                    z = s.tensor("z", {{4, Axis::batch}, {6, Axis::hidden}});
     if (good) s.collective(OpKind::all_reduce, s.tp(), x, sum), x = sum;
     s.op(OpKind::activation, {x}, {z});
-    good ? expect_proven(s) : expect_breaks(Rule::owed_refused, s, R"("y" [- | -] owes the sum over tp, which has to be)");
+    good ? expect_proven(s)
+         : expect_breaks(Rule::owed_refused, s, R"("y" [- | -] owes the sum over tp, which has to be)");
   }
 }
 
@@ -194,7 +195,8 @@ TEST(Check, WhatIsAddedOwesTheSame) {
                    z = s.tensor("z", {{4, Axis::batch}, {6, Axis::hidden}});
     s.op(OpKind::add, {a, b}, {z});
     s.collective(OpKind::all_reduce, s.tp(), z, sum);
-    good ? expect_proven(s) : expect_breaks(Rule::owed_alike, s, R"("a" [- | -] owes the sum over tp, the other operand does not)");
+    good ? expect_proven(s)
+         : expect_breaks(Rule::owed_alike, s, R"("a" [- | -] owes the sum over tp, the other operand does not)");
   }
 }
 
@@ -211,7 +213,8 @@ TEST(Check, TensorsAreWrittenBeforeTheyAreRead) {
     Small s;
     const TensorId x = good ? s.input("x", {{4}}) : s.tensor("x", {{4}}), y = s.tensor("y", {{4}});
     s.op(OpKind::cast, {x}, {y});
-    good ? expect_proven(s) : expect_breaks(Rule::written_first, s, R"("x" [-] is read before anything has written it)");
+    good ? expect_proven(s)
+         : expect_breaks(Rule::written_first, s, R"("x" [-] is read before anything has written it)");
   }
 }
 
@@ -273,12 +276,11 @@ TEST(Check, AScatterTakesASumThatIsOwed) {
 TEST(Check, AScatterDividesItsResult) {
   for (const int how : {0, 1, 2}) {  // right, by another digit as well, not at all
     Small s;
-    const TensorId x = s.owed("y"),
-                   part = s.tensor("part", {{how == 2 ? 4 : 2, Axis::batch,
-                                             how == 0   ? s.tp()
-                                             : how == 1 ? s.tp() | s.cp()
-                                                        : MeshGroup{}},
-                                            {6, Axis::hidden}});
+    const TensorId x = s.owed("y"), part = s.tensor("part", {{how == 2 ? 4 : 2, Axis::batch,
+                                                              how == 0   ? s.tp()
+                                                              : how == 1 ? s.tp() | s.cp()
+                                                                         : MeshGroup{}},
+                                                             {6, Axis::hidden}});
     s.collective(OpKind::reduce_scatter, s.tp(), x, part);
     if (how == 0) expect_proven(s);
     if (how == 1)
@@ -359,7 +361,7 @@ TEST(Check, AnExchangeIsOverTheDigitsThatDiffer) {
     if (how == 3) y = s.tensor("y", {{4, Axis::sequence, s.cp()}, {4, Axis::groups, s.tp()}, {6, Axis::group_heads}});
     if (how == 4) s.piece().tensors[y].sizes[2] = 6;
     Op& op = s.collective(OpKind::redistribute, how == 2 ? s.cp() : both, x, y);
-    if (how == 1) op.factor = 4.0 / 3;  // a rank of four has none of its elements in the other layout
+    if (how == 1) op.share = 4.0 / 3;  // a rank of four has none of its elements in the other layout
     if (how < 2) expect_proven(s);
     if (how == 2) expect_breaks(Rule::exchanges, s, "by an exchange over cp: what differs is over cp x tp");
     if (how == 3) expect_breaks(Rule::exchanges, s, "by an exchange over cp x tp: what differs is over tp");
@@ -375,7 +377,7 @@ TEST(Check, ARedistributionMovesWhatTwoDealsDoNotShare) {
                    y = s.tensor("y", {{size, Axis::sequence, s.cp()}});
     s.piece().tensors[x].set_deal(0, Deal::zigzag);
     // Of zigzag blocks 0 and 3 of three positions rank 0 keeps the first.
-    s.collective(OpKind::redistribute, s.cp(), x, y).factor = how == 1 ? 0 : 1;
+    s.collective(OpKind::redistribute, s.cp(), x, y).share = how == 1 ? 0 : 1;
     if (how == 0) expect_proven(s);
     if (how == 1) expect_breaks(Rule::sizes, s, R"("x" [cp zigzag]: a share of 1.000000 becomes "y" [cp])");
     if (how == 2) expect_breaks(Rule::sizes, s, R"("x" [cp zigzag] has no whole blocks of its deal for every part)");
@@ -422,7 +424,8 @@ TEST(Check, SizesAreThoseOfTheLayouts) {
     const TensorId x = s.input("x", {{4, Axis::sequence, s.tp()}, {2}}),
                    y = s.tensor("y", {{good ? 8 : 4, Axis::sequence}, {2}});
     s.collective(OpKind::all_gather, s.tp(), x, y);
-    good ? expect_proven(s) : expect_breaks(Rule::sizes, s, R"("x" [tp | -] has 8 elements, 2 parts of "y" [- | -] have 8)");
+    good ? expect_proven(s)
+         : expect_breaks(Rule::sizes, s, R"("x" [tp | -] has 8 elements, 2 parts of "y" [- | -] have 8)");
   }
 }
 
@@ -628,8 +631,9 @@ TEST(Check, SlotsAreDividedAsTokensAre) {
         s.tensor("rows", {{4, Axis::experts}, {4, Axis::slots, good ? s.dp() | s.cp() : s.dp()}, {8, Axis::hidden}});
     s.op(OpKind::permute, {x, choices}, {rows});
     good ? expect_proven(s)
-         : expect_breaks(Rule::own_rows, s,
-                         R"("x" [dp_shard | cp | -] has tokens of one part over dp_shard x cp, "rows" [- | dp_shard | -])");
+         : expect_breaks(
+               Rule::own_rows, s,
+               R"("x" [dp_shard | cp | -] has tokens of one part over dp_shard x cp, "rows" [- | dp_shard | -])");
   }
 }
 

@@ -129,8 +129,8 @@ TEST(HostKernels, AdamIsTheCpuKernels) {
       op.decoupled_weight_decay = decoupled;
       op.kind = OpKind::adam;
       op.name = "test";
-      op.factor = 0.25;
-      op.scalar = 3;  // a norm of 32 becomes 8, which is clipped
+      op.scale = 0.25;
+      op.clip_limit = 3;  // a norm of 32 becomes 8, which is clipped
       Values square{32 * 32};
       const Tensor one = shaped({{1}});
 
@@ -141,9 +141,11 @@ TEST(HostKernels, AdamIsTheCpuKernels) {
       for (std::size_t i = 1; i < 4; ++i) out.push_back({expected[i].data(), &fp32});
       cpu::run_kernel(op, in, out, context);
 
-      const std::vector<Operand> reads{
-          {values[0].data(), &fp32}, {values[1].data(), &fp32}, {values[2].data(), &fp32}, {second.data(), &narrow},
-          {square.data(), &one}};
+      const std::vector<Operand> reads{{values[0].data(), &fp32},
+                                       {values[1].data(), &fp32},
+                                       {values[2].data(), &fp32},
+                                       {second.data(), &narrow},
+                                       {square.data(), &one}};
       std::vector<Operand> writes;
       if (master) writes.push_back({written.data(), &parameter});
       for (std::size_t i = 1; i < 4; ++i) writes.push_back(reads[i]);

@@ -55,11 +55,10 @@ Given ids(std::initializer_list<Dim> dims, std::uint32_t seed, std::int64_t belo
 }
 const Given kAbsent{};
 
-Op op_of(OpKind kind, float scalar = 0) {
+Op op_of(OpKind kind) {
   Op op;
   op.kind = kind;
   op.name = "test";
-  op.scalar = scalar;
   return op;
 }
 
@@ -287,7 +286,7 @@ TEST(CudaSoftmax, IsTheCpusInEveryDtype) {
         const Tensor t = shaped({{2}, {9}, {keys}}, dtype);
         Op op = op_of(softmax);
         op.causal = causal;
-        op.factor = 0.7;
+        op.scale = 0.7;
         const Given scores = normal(t, 1, 2);
         expect_as_cpu(op, {scores}, poisoned({t}));
         const Values p = rounded(on_cpu(op, {scores}, poisoned({t}), {})[0], dtype);
@@ -354,7 +353,8 @@ TEST(CudaNorm, IsTheCpusInEveryDtypeAndWidth) {
         if (width > 4000 && (dtype != Dtype::bf16 || centred != 2)) continue;
         const Tensor x = shaped({{width > 4000 ? 3 : 19}, {width}}, dtype), weight = shaped({{width}}, Dtype::fp32),
                      narrow = shaped({{width}}, dtype), statistics = shaped({{x.sizes[0]}, {centred}}, Dtype::fp32);
-        Op op = op_of(norm, 1e-3f);
+        Op op = op_of(norm);
+        op.epsilon = 1e-3f;
         expect_as_cpu(op, {normal(x, 1, 3), normal(weight, 2), normal(narrow, 3)}, poisoned({x, statistics}));
         const Values stored_statistics =
             on_cpu(op, {normal(x, 1, 3), normal(weight, 2)}, poisoned({x, statistics}), {})[1];
@@ -383,7 +383,8 @@ TEST(CudaNorm, OfAFusedQkvAndBehindALatentIsTheCpus) {
                               dtype),
                    statistics = shaped({{2}, {37}, {2}, {5}, {1}}, Dtype::fp32);
       for (const Tensor& weight : {shaped({{2}, {dim}}, dtype), shaped({{2}, {4}, {dim}}, dtype)}) {
-        Op op = op_of(norm, 1e-3f);
+        Op op = op_of(norm);
+        op.epsilon = 1e-3f;
         const std::vector<Given> reads{normal(x, 1), normal(weight, 2)};
         expect_as_cpu(op, reads, poisoned({x, statistics}));
         const Values stored_statistics = on_cpu(op, reads, poisoned({x, statistics}), {})[1];
@@ -393,7 +394,8 @@ TEST(CudaNorm, OfAFusedQkvAndBehindALatentIsTheCpus) {
       }
       const Tensor latent = shaped({{21}, {dim + 8}}, dtype), part = shaped({{dim}}, dtype),
                    one = shaped({{21}, {1}}, Dtype::fp32);
-      Op op = op_of(norm, 1e-3f);
+      Op op = op_of(norm);
+      op.epsilon = 1e-3f;
       expect_as_cpu(op, {normal(latent, 1), normal(part, 2)}, poisoned({latent, one}));
       const Values stored_statistics = on_cpu(op, {normal(latent, 1), normal(part, 2)}, poisoned({latent, one}), {})[1];
       op.kind = norm_backward;
@@ -459,7 +461,8 @@ TEST(CudaElementwise, DropoutDrawsWhatTheCpuDraws) {
         }
         if (part > 1) context.query_positions = zigzag;
         const Tensor bias = shaped({{width}}, Dtype::fp32);
-        Op op = op_of(dropout, 0.3f);
+        Op op = op_of(dropout);
+        op.probability = 0.3f;
         expect_as_cpu(op, {normal(t, 1)}, poisoned({t, mask}), context);
         op.kind = dropout_add;
         expect_as_cpu(op, {normal(t, 1), normal(t, 2), normal(bias, 3)}, poisoned({t, mask}), context);
@@ -548,7 +551,7 @@ TEST(CudaCrossEntropy, IsTheCpusInEveryDtypeOfAPartOfTheVocabulary) {
         KernelContext context;
         context.first_vocabulary_row = first;
         Op op = op_of(cross_entropy);
-        op.factor = 0.25;
+        op.scale = 0.25;
         expect_as_cpu(op, {x, targets}, poisoned({statistics}), context, 4);
         const Values s = on_cpu(op, {x, targets}, poisoned({statistics}), context)[0];
         op.kind = cross_entropy_backward;
@@ -715,7 +718,7 @@ TEST(CudaRouterLoss, IsTheCpusInEveryDtype) {
           const Values counted = on_cpu(op_of(expert_counts), {chosen}, poisoned({counts}), {})[0];
           Op op = op_of(router_loss);
           op.router = {.score = score, .balance = 0.5f, .z = 0.1f, .by_sequence = by_sequence};
-          op.factor = 0.25;
+          op.scale = 0.25;
           for (const bool balance : {true, false}) {
             std::vector<Given> reads{normal(logits, 1, 2)};
             if (balance) reads.push_back({counts, counted});
@@ -753,8 +756,8 @@ TEST(CudaBiasGradient, OfExpertsIsTheCpus) {
 const Given square{shaped({{1}}, Dtype::fp32), {64}};
 Op scaling(OpKind kind, bool clips) {
   Op op = op_of(kind);
-  op.factor = 0.5;
-  if (clips) op.scalar = 3;
+  op.scale = 0.5;
+  if (clips) op.clip_limit = 3;
   return op;
 }
 
@@ -783,7 +786,7 @@ TEST(CudaOptimizer, UpdatesAreTheCpusWhateverTheStatesAreStoredIn) {
           std::vector<Given> reads{normal(narrow, 1), normal(master ? wide : narrow, 2), normal(m, 3), second};
           for (Op op : {scaling(adam, false), scaling(adam, true)}) {
             op.decoupled_weight_decay = decoupled;
-            if (op.scalar > 0) reads.push_back(square);
+            if (op.clip_limit > 0) reads.push_back(square);
             expect_as_cpu(op, reads, poisoned(master ? std::vector{narrow, wide, m, m} : std::vector{narrow, m, m}),
                           context);
           }

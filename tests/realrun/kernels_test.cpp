@@ -424,7 +424,7 @@ KERNEL_TEST(SoftmaxKernel, WithProductsAroundItIsAttention) {
   Op product = op_of(batched_matmul), normalise = op_of(softmax);
   product.transpose_b = true;
   normalise.causal = true;
-  normalise.factor = 0.5;
+  normalise.scale = 0.5;
   const Tensor scores = plain({{2}, {1}, {1}, {6}, {6}});
   const Values raw = call(product, {q, k}, {scores})[0];
   const Values probabilities = call(normalise, {{scores, raw}}, {scores})[0];
@@ -442,7 +442,7 @@ KERNEL_TEST(SoftmaxKernel, DerivativesAreSlopes) {
   for (const bool causal : {false, true}) {
     Op op = op_of(softmax);
     op.causal = causal;
-    op.factor = 0.7;
+    op.scale = 0.7;
     Machine m = machine_of(op, {parameter({{2}, {3}, {4}, {5}})}, {plain({{2}, {3}, {4}, {5}})});
     expect_derivative(m);
   }
@@ -518,7 +518,7 @@ std::vector<double> naive_norm(const Values& x, std::int64_t width, const Values
 
 KERNEL_TEST(NormKernel, IsLayerNormOrRmsNormByItsStatistics) {
   Op op = op_of(norm);
-  op.scalar = 1e-2f;
+  op.epsilon = 1e-2f;
   const Operand x = random_operand({{2}, {3}, {8}}, 1), weight = random_operand({{8}}, 2),
                 bias = random_operand({{8}}, 3);
   expect_equal(call(op, {x, weight, bias}, {x.tensor, plain({{2}, {3}, {2}})})[0],
@@ -529,7 +529,7 @@ KERNEL_TEST(NormKernel, IsLayerNormOrRmsNormByItsStatistics) {
 
 KERNEL_TEST(NormKernel, OfAFusedQkvLeavesValues) {
   Op op = op_of(norm);
-  op.scalar = 1e-5f;
+  op.epsilon = 1e-5f;
   const Heads s;
   const Operand x{s.fused(), random_values(s.fused().elements(), 1)}, weight = random_operand({{2}, {4}}, 2);
   const Tensor statistics = plain({{2}, {6}, {2}, {5}, {1}});
@@ -572,7 +572,7 @@ KERNEL_TEST(NormKernel, BehindALatentLeavesTheRotaryKey) {
 
 KERNEL_TEST(NormKernel, DerivativesAreSlopes) {
   Op op = op_of(norm);
-  op.scalar = 1e-2f;
+  op.epsilon = 1e-2f;
   const Tensor x = parameter({{2}, {3}, {8}}), weight = parameter({{8}});
   expect_derivative(machine_of(op, {x, weight, weight}, {plain({{2}, {3}, {8}}), plain({{2}, {3}, {2}})}));
   expect_derivative(machine_of(op, {x, weight}, {plain({{2}, {3}, {8}}), plain({{2}, {3}, {1}})}));
@@ -667,7 +667,7 @@ KERNEL_TEST(ActivationKernel, DerivativesAreSlopes) {
 
 KERNEL_TEST(DropoutKernel, KeepsTheExpectedShareAndScalesIt) {
   Op op = op_of(dropout);
-  op.scalar = 0.3f;
+  op.probability = 0.3f;
   const std::int64_t n = 20000;
   const Tensor t = plain({{n}});
   const auto out = call(op, {{t, Values(n, 1)}}, {t, t});
@@ -678,7 +678,7 @@ KERNEL_TEST(DropoutKernel, KeepsTheExpectedShareAndScalesIt) {
 
 KERNEL_TEST(DropoutKernel, StreamsAndSeedsDrawApart) {
   Op op = op_of(dropout);
-  op.scalar = 0.5f;
+  op.probability = 0.5f;
   const Tensor t = plain({{64}});
   const auto mask = [&](std::uint64_t seed, std::uint64_t stream) {
     KernelContext context;
@@ -693,7 +693,7 @@ KERNEL_TEST(DropoutKernel, StreamsAndSeedsDrawApart) {
 
 KERNEL_TEST(DropoutKernel, DrawsForAPartWhatItDrawsForTheWhole) {
   Op op = op_of(dropout);
-  op.scalar = 0.5f;
+  op.probability = 0.5f;
   const Tensor whole = plain({{2, Axis::batch}, {8, Axis::sequence}, {6, Axis::hidden}});
   const Tensor part = plain({{1, Axis::batch}, {4, Axis::sequence}, {3, Axis::hidden}});
   const Values all = call(op, {{whole, Values(96, 1)}}, {whole, whole})[1];
@@ -719,7 +719,7 @@ KERNEL_TEST(DropoutKernel, PhiloxGivesThePublishedWords) {
 KERNEL_TEST(DropoutKernel, DerivativesAreSlopes) {
   const Tensor x = parameter({{2}, {5}, {6}}), y = plain({{2}, {5}, {6}});
   Op op = op_of(dropout);
-  op.scalar = 0.4f;
+  op.probability = 0.4f;
   expect_derivative(machine_of(op, {x}, {y, y}));
   op.kind = dropout_add;
   expect_derivative(machine_of(op, {x, x, parameter({{6}})}, {y, y}));
@@ -727,7 +727,7 @@ KERNEL_TEST(DropoutKernel, DerivativesAreSlopes) {
 
 KERNEL_TEST(DropoutAddKernel, AddsToTheResidualWhatIsKept) {
   Op op = op_of(dropout_add);
-  op.scalar = 0.25f;
+  op.probability = 0.25f;
   const Operand x = random_operand({{4}, {6}}, 1), residual = random_operand({{4}, {6}}, 2),
                 bias = random_operand({{6}}, 3);
   const auto out = call(op, {x, residual, bias}, {x.tensor, x.tensor});
@@ -865,7 +865,7 @@ KERNEL_TEST(CrossEntropyKernel, TheFactorScales) {
   const Values s = call(op_of(cross_entropy), {logits, targets}, {statistics})[0];
   Op op = op_of(cross_entropy_backward);
   const Values one = call(op, {logits, targets, {statistics, s}}, {logits.tensor})[0];
-  op.factor = 0.5;
+  op.scale = 0.5;
   const Values half = call(op, {logits, targets, {statistics, s}}, {logits.tensor})[0];
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_FLOAT_EQ(half[i], one[i] / 2);
 }
@@ -919,16 +919,16 @@ KERNEL_TEST(ScaleKernel, MultipliesAndClipsTheNormOfWhatComesOut) {
   const Operand x{plain({{3}}), {1, -2, 3}};
   const auto norm = [](double n) { return Operand{plain({{1}}), {static_cast<float>(n * n)}}; };
   Op op = op_of(scale);
-  op.factor = 0.5;
+  op.scale = 0.5;
   EXPECT_EQ(call(op, {x}, {x.tensor})[0], (Values{0.5f, -1, 1.5f}));
-  op.scalar = 3;
+  op.clip_limit = 3;
   EXPECT_EQ(call(op, {x, norm(5)}, {x.tensor})[0], (Values{0.5f, -1, 1.5f})) << "2.5 is not clipped";
   const Values clipped = call(op, {x, norm(12)}, {x.tensor})[0];
   for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(clipped[i], x.values[i] / 4, 1e-6) << "6 becomes 3";
   EXPECT_EQ(call(op, {x, norm(0)}, {x.tensor})[0], (Values{0.5f, -1, 1.5f}));
-  op.scalar = 0;
+  op.clip_limit = 0;
   EXPECT_THROW(call(op, {x, norm(5)}, {x.tensor}), std::logic_error) << "clipped to nothing";
-  op.scalar = 3;
+  op.clip_limit = 3;
   EXPECT_THROW(call(op, {x, x}, {x.tensor}), std::logic_error) << "a norm of three numbers";
 }
 
@@ -939,13 +939,13 @@ KERNEL_TEST(ScaleKernel, IsWhatOptimizersFuse) {
   Operand v = random_operand({{7}}, 4);
   for (float& x : v.values) x = std::abs(x);
   Op scaling = op_of(scale);
-  scaling.factor = 0.5;
-  scaling.scalar = 3;
+  scaling.scale = 0.5;
+  scaling.clip_limit = 3;
   const Operand scaled{g.tensor, call(scaling, {g, norm}, {g.tensor})[0]};
   for (const OpKind kind : {adam, sgd}) {
     Op fused = op_of(kind);
-    fused.factor = 0.5;
-    fused.scalar = 3;
+    fused.scale = 0.5;
+    fused.clip_limit = 3;
     std::vector<Operand> reads{g, w, m};
     std::vector<Tensor> results{w.tensor, m.tensor};
     if (kind == adam) reads.push_back(v), results.push_back(v.tensor);
@@ -984,7 +984,7 @@ KERNEL_TEST(AdamKernel, FollowsTheFormulaOverSteps) {
   for (const bool decoupled : {true, false})
     for (const bool master : {true, false}) {
       Op op = op_of(adam);
-      op.factor = 0.5;
+      op.scale = 0.5;
       op.decoupled_weight_decay = decoupled;
       Training t(op, master ? std::vector<std::size_t>{0, 2, 3, 4} : std::vector<std::size_t>{0, 1, 3, 4},
                  master ? std::vector<std::size_t>{1, 2, 3, 4} : std::vector<std::size_t>{1, 3, 4});

@@ -38,8 +38,8 @@ using Index = std::vector<std::int64_t>;
 // ---- a tensor and its layouts -----------------------------------------------------------------------------------
 
 struct Layout {
-  Tensor tensor;    // of one rank
-  MeshGroup owed;   // the sum over these
+  Tensor tensor;     // of one rank
+  MeshGroup owed;    // the sum over these
   std::string name;  // "[batch, hidden/tp]", "[batch, hidden] owed over tp"
 };
 
@@ -51,9 +51,8 @@ std::string words(const Mesh& mesh, MeshGroup group) {
 }
 
 const char* word(Axis axis) {
-  constexpr std::array names{"-",           "batch",     "sequence", "key_sequence", "hidden", "groups",
-                             "group_heads", "group_qkv", "head_dim", "ffn",          "vocab",  "experts",
-                             "slots",       "expert_ffn"};
+  constexpr std::array names{"-",         "batch",    "sequence", "key_sequence", "hidden",  "groups", "group_heads",
+                             "group_qkv", "head_dim", "ffn",      "vocab",        "experts", "slots",  "expert_ffn"};
   return names.at(static_cast<std::size_t>(axis));
 }
 
@@ -171,8 +170,8 @@ Values held(const Layout& layout, const Tensor& whole, const Values& values, con
   Values local = picked(values, at);
   if (!layout.owed.empty())
     for (std::size_t i = 0; i < local.size(); ++i)
-      local[i] = static_cast<float>(share(static_cast<double>(local[i]), at[i],
-                                          part_in(layout.owed, mesh, rank), mesh.size(layout.owed)));
+      local[i] = static_cast<float>(
+          share(static_cast<double>(local[i]), at[i], part_in(layout.owed, mesh, rank), mesh.size(layout.owed)));
   return local;
 }
 
@@ -463,10 +462,12 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
     for (const Layout& l : slot.layouts) {
       std::vector<Values>& ranks = slot.by_rank.emplace_back();
       for (std::int64_t r = 0; r < mesh.ranks(); ++r) ranks.push_back(held(l, o.whole, o.values, mesh, r));
-      slot.shapes.push_back(static_cast<std::size_t>(
-          std::find_if(slot.layouts.begin(), slot.layouts.end(),
-                       [&](const Layout& other) { return other.tensor.over == l.tensor.over && other.owed == l.owed; }) -
-          slot.layouts.begin()));
+      slot.shapes.push_back(static_cast<std::size_t>(std::find_if(slot.layouts.begin(), slot.layouts.end(),
+                                                                  [&](const Layout& other) {
+                                                                    return other.tensor.over == l.tensor.over &&
+                                                                           other.owed == l.owed;
+                                                                  }) -
+                                                     slot.layouts.begin()));
     }
     return slot;
   };
@@ -479,8 +480,9 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
     for (std::size_t i = 0, n = sums.size(); i < n; ++i)
       sums.push_back(sums[i] | MeshGroup::of_digit(static_cast<int>(d)));
 
-  // Computed once for all layouts that make no difference to it. Whether kernels take the parts is the same however these
-  // are dealt, and what they compute however the results are, but where a result's positions choose what is drawn or read.
+  // Computed once for all layouts that make no difference to it. Whether kernels take the parts is the same however
+  // these are dealt, and what they compute however the results are, but where a result's positions choose what is drawn
+  // or read.
   const std::size_t reads_count = c.reads.size();
   const bool by_position = traits_of(c.op.kind).random || traits_of(c.op.kind).regroups || c.op.kind == embedding ||
                            c.op.kind == add || c.op.kind == bias_gradient;
@@ -513,8 +515,7 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
       shapes = shapes * slot.count() + slot.shape(at[s]);
       if (s >= reads_count) outcome = outcome * slot.count() + (by_position ? at[s] : slot.shape(at[s]));
     }
-    const std::span<const Layout* const> all(layouts), reads = all.first(reads_count),
-                                              writes = all.subspan(reads_count);
+    const std::span<const Layout*const> all(layouts), reads = all.first(reads_count), writes = all.subspan(reads_count);
     ++tally.asked;
     const Verdict verdict = checker.check(c.op, reads, writes);
     Computed& made = computed[outcome];
@@ -536,7 +537,9 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
       std::string text;
       for (std::size_t s = 0; s < layouts.size(); ++s)
         if (layouts[s] != nullptr)
-          text += (s == reads_count ? " -> " : text.empty() ? "" : " ") +
+          text += (s == reads_count ? " -> "
+                   : text.empty()   ? ""
+                                    : " ") +
                   (s < reads_count ? c.reads[s].name : c.writes[s - reads_count].name) + layouts[s]->name;
       return text;
     };
@@ -571,8 +574,13 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
 
 class Builder {
  public:
-  explicit Builder(std::int64_t ranks) : n_(ranks), b_{n_, Axis::batch}, s_{2 * n_, Axis::sequence},
-                                         h_{2 * n_, Axis::hidden}, f_{2 * n_, Axis::ffn}, v_{2 * n_, Axis::vocab} {}
+  explicit Builder(std::int64_t ranks)
+      : n_(ranks),
+        b_{n_, Axis::batch},
+        s_{2 * n_, Axis::sequence},
+        h_{2 * n_, Axis::hidden},
+        f_{2 * n_, Axis::ffn},
+        v_{2 * n_, Axis::vocab} {}
 
   std::vector<Case> build() {
     products();
@@ -734,13 +742,13 @@ class Builder {
 
     for (const bool causal : {false, true}) {
       begin(softmax, causal ? "causal" : "").causal = causal;
-      last().op.factor = 0.5;
+      last().op.scale = 0.5;
       read("scores", {b_, groups, s_, keys});
       write("y", {b_, groups, s_, keys});
       end();
     }
     begin(softmax_backward);
-    last().op.factor = 0.5;
+    last().op.scale = 0.5;
     read("dy", {b_, groups, s_, keys});
     read("y", {b_, groups, s_, keys}, 0.5);
     write("dx", {b_, groups, s_, keys});
@@ -768,7 +776,7 @@ class Builder {
     for (const bool centred : {true, false}) {
       const char* variant = centred ? "layernorm" : "rmsnorm";
       const Dim statistics{centred ? 2 : 1};
-      begin(norm, variant).scalar = 1e-5f;
+      begin(norm, variant).epsilon = 1e-5f;
       read("x", {b_, s_, h_});
       read("w", {h_});
       if (centred) read("bias", {h_});
@@ -787,7 +795,7 @@ class Builder {
       end();
     }
     const Dim groups{n_, Axis::groups}, heads{2, Axis::group_heads}, dim{2 * n_, Axis::head_dim};
-    begin(norm, "of heads").scalar = 1e-5f;
+    begin(norm, "of heads").epsilon = 1e-5f;
     read("x", {b_, s_, groups, heads, dim});
     read("w", {dim});
     write("y", {b_, s_, groups, heads, dim});
@@ -811,18 +819,18 @@ class Builder {
       end();
     }
 
-    begin(dropout).scalar = 0.3f;
+    begin(dropout).probability = 0.3f;
     read("x", {b_, s_, h_});
     write("y", {b_, s_, h_});
     write("mask", {b_, s_, h_});
     end();
     const Values mask = last().writes[1].values;
-    begin(dropout_backward).scalar = 0.3f;
+    begin(dropout_backward).probability = 0.3f;
     read("dy", {b_, s_, h_});
     read("mask", {b_, s_, h_}, mask);
     write("dx", {b_, s_, h_});
     end();
-    begin(dropout_add).scalar = 0.3f;
+    begin(dropout_add).probability = 0.3f;
     read("x", {b_, s_, h_});
     read("residual", {b_, s_, h_});
     read("bias", {h_});
@@ -870,11 +878,11 @@ class Builder {
     write("y", {b_, s_, h_});
     end();
 
-    begin(scale).factor = 0.5;
+    begin(scale).scale = 0.5;
     read("x", {b_, s_, h_});
     write("y", {b_, s_, h_});
     end();
-    begin(scale, "clip").scalar = 0.1f;
+    begin(scale, "clip").clip_limit = 0.1f;
     read("x", {b_, h_});
     read("norm", {{1}}, Values{9});
     write("y", {b_, h_});
@@ -905,7 +913,7 @@ class Builder {
     write("statistics", {{3}, b_, s_});
     end();
     const Case forward = last();
-    begin(cross_entropy_backward).factor = 0.25;
+    begin(cross_entropy_backward).scale = 0.25;
     read("logits", {b_, s_, v_}, forward.reads[0].values);
     read("targets", {b_, s_}, forward.reads[1].values);
     read("statistics", {{3}, b_, s_}, forward.writes[0].values);
@@ -988,7 +996,7 @@ class Builder {
       for (const OpKind kind : {router_loss, router_loss_backward}) {
         Op& op = begin(kind, balance ? "of balance" : "");
         op.router = router;
-        op.factor = 0.5;
+        op.scale = 0.5;
         read("logits", {b_, s_, {4}}, routed.reads[0].values);
         if (balance) read("counts", {b_, {4}}, counted.writes[0].values);
         if (kind == router_loss)
@@ -1402,7 +1410,7 @@ class UpdateRule {
     Op op;
     op.kind = update_.kind;
     op.name = "update";
-    op.factor = 0.5;
+    op.scale = 0.5;
     Tensor one = shaped({{1}});
     Values norm{square != nullptr ? static_cast<float>(*square) : 0.0f};
     std::vector<cpu::Buffer> reads, writes;
@@ -1412,7 +1420,7 @@ class UpdateRule {
     if (update_.kind == scale) writes.push_back(of(0));
     for (std::size_t b = 1; b < buffers.size(); ++b) writes.push_back(of(b));
     if (square != nullptr) {
-      op.scalar = 0.1f;
+      op.clip_limit = 0.1f;
       reads.resize(static_cast<std::size_t>(norm_operand(op.kind)));
       reads.push_back({norm.data(), &one});
     }
@@ -1625,7 +1633,7 @@ TEST(CollectiveRules, NoneIsWrongAndTheMissingOnesAreKnown) {
       op.kind = kind;
       op.group = group;
       const auto needed = redistribution(mesh, from.tensor, to.tensor);
-      if (kind == redistribute && needed) op.factor = needed->share;
+      if (kind == redistribute && needed) op.share = needed->share;
       const Layout* const reads[]{&from};
       const Layout* const writes[]{&to};
       const Verdict verdict = checker.check(op, reads, writes);
@@ -1647,10 +1655,10 @@ TEST(CollectiveRules, NoneIsWrongAndTheMissingOnesAreKnown) {
         given.push_back(held(from, room, padded, mesh, r));
         expected.push_back(held({to.tensor, {}, ""}, room, padded, mesh, r));
       }
-      const bool fits = static_cast<std::int64_t>(given.size()) == mesh.ranks() &&
-                        (kind == redistribute || by_element
-                             ? exchange(group, from, to, whole, mesh, given, results)
-                             : communicate(kind, group, from.tensor, to.tensor, mesh, given, results));
+      const bool fits =
+          static_cast<std::int64_t>(given.size()) == mesh.ranks() &&
+          (kind == redistribute || by_element ? exchange(group, from, to, whole, mesh, given, results)
+                                              : communicate(kind, group, from.tensor, to.tensor, mesh, given, results));
       const auto right = [&](MeshGroup owed) { return fits && holds(add, to, owed, results, expected, mesh); };
       const std::string text = from.name + " -> " + to.name + " over " + words(mesh, group);
       // A redistribution changes what divides a tensor, over the least group: other digits are gathered, or cut.
@@ -1663,10 +1671,8 @@ TEST(CollectiveRules, NoneIsWrongAndTheMissingOnesAreKnown) {
       };
       if (verdict.broken.empty()) {
         if (kind == redistribute) {
-          const double ranks = static_cast<double>(mesh.size(group)),
-                       all = static_cast<double>(from.tensor.elements());
-          EXPECT_DOUBLE_EQ(op.factor * all * (ranks - 1) / ranks,
-                           static_cast<double>(most_sent(from, to, whole, mesh)))
+          const double ranks = static_cast<double>(mesh.size(group)), all = static_cast<double>(from.tensor.elements());
+          EXPECT_DOUBLE_EQ(op.share * all * (ranks - 1) / ranks, static_cast<double>(most_sent(from, to, whole, mesh)))
               << text;
         }
         if (right(verdict.owed[0])) {
@@ -1676,8 +1682,9 @@ TEST(CollectiveRules, NoneIsWrongAndTheMissingOnesAreKnown) {
                                 (verdict.owed[0].empty() ? "" : " owed over " + words(mesh, verdict.owed[0])));
         }
       } else if (std::any_of(groups.begin(), groups.end(), right) && !(kind == redistribute && is_another_op())) {
-        tally.missing[std::string(name_of(kind)) + " " + what + ", rule " +
-                      std::to_string(static_cast<int>(verdict.broken.front()))]
+        tally
+            .missing[std::string(name_of(kind)) + " " + what + ", rule " +
+                     std::to_string(static_cast<int>(verdict.broken.front()))]
             .insert(text);
       }
     };

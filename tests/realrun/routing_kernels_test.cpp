@@ -362,7 +362,7 @@ KERNEL_TEST(RouterLossKernel, DerivativeIsTheSlopeOfTheSum) {
       SCOPED_TRACE(name_of(score));
       Op op = op_of(router_loss);
       op.router = {.score = score, .balance = 0.7f, .z = 0.05f, .by_sequence = by_sequence};
-      op.factor = 2;
+      op.scale = 2;
       const Tensor logits = plain({{2, Axis::batch}, {3, Axis::sequence}, {5}}),
                    counts = plain({{2, Axis::batch}, {5}}),
                    losses = plain({{2, Axis::batch}, {3, Axis::sequence}, {2}});
@@ -383,7 +383,7 @@ KERNEL_TEST(RouterLossKernel, DerivativeIsTheSlopeOfTheSum) {
         x[i] = at - kStep;
         const double below = sum();
         x[i] = at;
-        EXPECT_NEAR(slopes[i], op.factor * (above - below) / (2 * kStep), 2e-3) << i;
+        EXPECT_NEAR(slopes[i], op.scale * (above - below) / (2 * kStep), 2e-3) << i;
       }
     }
 }

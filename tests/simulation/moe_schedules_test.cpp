@@ -305,7 +305,7 @@ TEST(GradientsInPieces, GoBetweenTheLastDispatchAndTheFirstCombineAndBehindTheLa
     for (const Op& op : layer.backward.ops) {
       if (op.piece) {
         EXPECT_EQ(op.covers, Covers::before);
-        shares.push_back(op.factor);
+        shares.push_back(op.share);
       }
       if (op.stream != Stream::expert_communication) continue;
       order += op.piece                          ? 'P'

@@ -1,7 +1,8 @@
 // What happens to gradients between the loss and the update, and in how many passes each stack does it.
+#include "strategies/optimizer/optimizer.h"
+
 #include <gtest/gtest.h>
 
-#include "strategies/optimizer/optimizer.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -16,11 +17,11 @@ OnTheWay to_the_update(const Piece& piece, double clip_grad) {
   OnTheWay way;
   for (const Op& op : piece.update.ops) {
     if (op.kind != OpKind::scale && !is_optimizer(op.kind)) continue;
-    way.factor *= op.factor;
+    way.factor *= op.scale;
     way.passes += op.kind == OpKind::scale ? 1 : 0;
     if (op.reads[static_cast<std::size_t>(norm_operand(op.kind))] == kNoTensor) continue;
     ++way.clips;
-    EXPECT_FLOAT_EQ(op.scalar, static_cast<float>(clip_grad));
+    EXPECT_FLOAT_EQ(op.clip_limit, static_cast<float>(clip_grad));
   }
   return way;
 }
@@ -28,7 +29,7 @@ OnTheWay to_the_update(const Piece& piece, double clip_grad) {
 // Of the mean over the step's 64 sequences of 1024 tokens.
 double loss_factor(const Program& program) {
   for (const Op& op : piece_named(program, "head").backward.ops)
-    if (op.kind == OpKind::cross_entropy_backward) return op.factor;
+    if (op.kind == OpKind::cross_entropy_backward) return op.scale;
   return 0;
 }
 

@@ -774,7 +774,7 @@ TEST(Zeppelin, BrokenRingsAreFound) {
             }),
             0u);
   EXPECT_GT(broken([](Op& op) {
-              if (op.kind == OpKind::redistribute && !op.is_alone()) op.factor *= 0.5;
+              if (op.kind == OpKind::redistribute && !op.is_alone()) op.share *= 0.5;
             }),
             0u);
   EXPECT_GT(broken([](Op& op) {

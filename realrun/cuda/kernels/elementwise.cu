@@ -61,8 +61,7 @@ __device__ void add_repeated(const Any& bias, std::int64_t period, std::int64_t 
 __device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 template <int kVector>
-__global__ void activation_kernel(ActivationShape s, ActivationFunction function, Any x, Any bias, Any weights,
-                                  Any y) {
+__global__ void activation_kernel(ActivationShape s, ActivationFunction function, Any x, Any bias, Any weights, Any y) {
   const std::int64_t first = thread_number() * kVector;
   if (first >= s.elements) return;
   const std::int64_t at = input_index(s, first);
@@ -284,7 +283,7 @@ std::int64_t common_row(const Call& call, std::int64_t row, std::size_t bias) {
 }
 
 Dropout dropout_of(const Call& call, const Tensor& t) {
-  const double p = call.op.scalar;
+  const double p = call.op.probability;
   call.require(p >= 0 && p < 1, "a dropout probability is in [0, 1)");
   Dropout d{};
   static_cast<WholeElements&>(d) = whole_elements_of(call, t);
@@ -340,8 +339,8 @@ void activation_backward(const Call& call) {
     if (dweights.data != nullptr) call.require_same_elements(call.read(3), call.write(1));
     const auto issue = [&](auto kernel) {
       launch("weighted_activation_backward_kernel", kernel, blocks(s.elements / s.width), kThreads,
-             kThreads / kWarp * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, s, call.op.function, d, in,
-             bias, weights, out, dweights);
+             kThreads / kWarp * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, s, call.op.function, d,
+             in, bias, weights, out, dweights);
     };
     return wide(common_row(call, s.width, 2), {d, in, bias, out}) ? issue(weighted_activation_backward_kernel<kWide>)
                                                                   : issue(weighted_activation_backward_kernel<1>);
@@ -384,7 +383,7 @@ void dropout_backward(const Call& call) {
   const Operand &dy = call.read(0), &mask = call.read(1), &dx = call.write(0);
   call.require_same_elements(dy, mask);
   call.require_same_elements(dy, dx);
-  const double p = call.op.scalar;
+  const double p = call.op.probability;
   call.require(p >= 0 && p < 1, "a dropout probability is in [0, 1)");
   const Any d = call.numbers(dy), kept{call.mask(mask), Dtype::uint8}, out = call.numbers(dx);
   ORRERY_LAUNCH_ELEMENTS(dropout_backward_kernel, wide(elements(dy), {d, kept, out}), elements(dy), elements(dy),

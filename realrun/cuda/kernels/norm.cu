@@ -381,7 +381,7 @@ void norm(const Call& call) {
   const bool is_wide = s.width % kWide == 0 && wide(s.length, {in, w, b, out});
   const auto issue = [&](auto kernel) {
     launch("norm_kernel", kernel, blocks(group_blocks(group, s.vectors)), block_threads(group), kRoomBytes,
-           call.launch.stream, s, group, call.op.scalar, in, w, b, out, stored);
+           call.launch.stream, s, group, call.op.epsilon, in, w, b, out, stored);
   };
   is_wide ? issue(norm_kernel) : issue(norm_narrow_kernel);
 }

@@ -58,10 +58,12 @@ struct Scaling {
 std::size_t norm_at(const Call& call) { return static_cast<std::size_t>(norm_operand(call.op.kind)); }
 
 // The operands that are read, without the norm.
-std::span<const Operand> states(const Call& call) { return call.reads.first(std::min(norm_at(call), call.reads.size())); }
+std::span<const Operand> states(const Call& call) {
+  return call.reads.first(std::min(norm_at(call), call.reads.size()));
+}
 
 Scaling scaling_of(const Call& call) {
-  Scaling s{static_cast<float>(call.op.factor), call.op.scalar, nullptr};
+  Scaling s{static_cast<float>(call.op.scale), call.op.clip_limit, nullptr};
   if (!call.has_read(norm_at(call))) return s;
   const Operand& square = call.read(norm_at(call));
   call.require(elements(square) == 1, "the norm is one number");
@@ -204,7 +206,8 @@ void scale(const Call& call) {
 void adam(const Call& call) {
   check_sizes(call);
   const std::size_t written = count(call.writes);
-  call.require(count(states(call)) == 4 && (written == 3 || written == 4), "expected gradient, weights and two moments");
+  call.require(count(states(call)) == 4 && (written == 3 || written == 4),
+               "expected gradient, weights and two moments");
   const bool has_master = written == 4;
   const std::size_t moments = has_master ? 2 : 1;
   const KernelContext& k = call.context;

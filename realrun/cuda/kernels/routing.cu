@@ -709,7 +709,7 @@ void router_loss_backward(const Call& call) {
   const LossShape s = loss_shape(call);
   call.require_same_elements(call.read(0), call.write(0));
   ORRERY_LAUNCH(router_loss_backward_kernel, blocks(divide_up(s.route.tokens, kThreads / kWarp)), kThreads, 0,
-                call.launch.stream, s, static_cast<float>(call.op.factor), call.numbers(call.read(0)),
+                call.launch.stream, s, static_cast<float>(call.op.scale), call.numbers(call.read(0)),
                 call.numbers_if_read(1), call.numbers(call.write(0)));
 }
 

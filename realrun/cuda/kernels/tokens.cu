@@ -476,7 +476,7 @@ void cross_entropy_backward(const Call& call) {
   const float* const stored = call.singles(statistics);
   const auto issue = [&, tokens = tokens, columns = columns](auto kernel) {
     launch("cross_entropy_backward_kernel", kernel, blocks(tokens), kThreads, 0, call.launch.stream, tokens, columns,
-           first_row(call, logits), static_cast<float>(call.op.factor), in, index, stored, out);
+           first_row(call, logits), static_cast<float>(call.op.scale), in, index, stored, out);
   };
   wide(columns, {in, out}) ? issue(cross_entropy_backward_kernel<kWide>) : issue(cross_entropy_backward_kernel<1>);
 }
@@ -489,7 +489,7 @@ void softmax(const Call& call) {
   const std::int64_t keys = t.sizes[t.rank - 1], queries = t.sizes[t.rank - 2];
   const Mask mask = mask_of(call, queries, keys, false);
   ORRERY_LAUNCH(softmax_kernel, blocks(t.elements() / keys), kThreads, kOnlineBytes, call.launch.stream, queries, keys,
-                mask, call.op.factor, call.numbers(scores), call.numbers(y));
+                mask, call.op.scale, call.numbers(scores), call.numbers(y));
 }
 
 void softmax_backward(const Call& call) {
@@ -500,7 +500,7 @@ void softmax_backward(const Call& call) {
   const Any d = call.numbers(dp), in = call.numbers(p), out = call.numbers(ds);
   const auto issue = [&](auto kernel) {
     launch("softmax_backward_kernel", kernel, blocks(elements(p) / keys), kThreads, kOnlineBytes, call.launch.stream,
-           keys, call.op.factor, d, in, out);
+           keys, call.op.scale, d, in, out);
   };
   wide(keys, {d, in, out}) ? issue(softmax_backward_kernel<kWide>) : issue(softmax_backward_kernel<1>);
 }

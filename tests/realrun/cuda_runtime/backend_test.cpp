@@ -203,7 +203,7 @@ TEST(CudaBackend, OffloadedAdamWaitsForItsGradientsAndIsTheCpus) {
   context.step = 3;
   context.weight_decay = 0.1;
   Op adam = op_of(OpKind::adam, Stream::host);
-  adam.factor = 0.5;
+  adam.scale = 0.5;
   {
     std::vector<Operand> gone(reads.begin(), reads.end());  // operands need not outlive the call
     backend.run(adam, gone, writes, context);
