@@ -77,7 +77,7 @@ class PointBuilder {
 
 // A product of a linear layer for `tokens` tokens, from `k` to `n` features: the forward or one of the backwards.
 KernelPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t n, std::int64_t k, bool bias,
-                   bool transposed) {
+                    bool transposed) {
   PointBuilder b(kind);
   b.op().compute_dtype = dtype;
   b.op().transposed_weight = transposed;
@@ -141,7 +141,7 @@ void add_products(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& 
         break;
     }
     KernelPoint p = product(kinds[static_cast<std::size_t>(i / kLayers) % kinds.size()], dtype, tokens, n, k,
-                           i / (kLayers * static_cast<std::int64_t>(kinds.size())) % 2 == 0, transposed);
+                            i / (kLayers * static_cast<std::int64_t>(kinds.size())) % 2 == 0, transposed);
     if (flops_of(p) > o.most_flops || !seen.insert(p.id).second) continue;
     points.push_back(std::move(p));
     ++made;
@@ -149,7 +149,7 @@ void add_products(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& 
 }
 
 KernelPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64_t sequence, std::int64_t heads,
-                     std::int64_t head_dim, bool causal, bool fused) {
+                      std::int64_t head_dim, bool causal, bool fused) {
   PointBuilder b(backward ? OpKind::attention_backward : OpKind::attention);
   const auto heads_tensor = [&](const char* name, std::int64_t parts, Axis axis) {
     return tensor(name, dtype,
@@ -562,7 +562,7 @@ std::vector<KernelPoint> overlap_products(const SweepOptions& options) {
   };
   // Sizes in the upper half of the sweep's range.
   std::vector<KernelPoint> points{at(OpKind::linear, 0.5), at(OpKind::linear_input_gradient, 0.65),
-                                 at(OpKind::linear_weight_gradient, 0.8)};
+                                  at(OpKind::linear_weight_gradient, 0.8)};
   std::erase_if(points, [&](const KernelPoint& p) { return flops_of(p) > options.most_flops; });
   return points;
 }
