@@ -7,6 +7,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
@@ -214,35 +215,30 @@ bool has(const PlacedCurves& curves, std::initializer_list<OpKind> kinds) {
 constexpr std::initializer_list<OpKind> kRings{OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter,
                                                OpKind::broadcast, OpKind::reduce};
 
-// The names of the parameters that curves within a node determine.
-std::vector<std::string> determined_in_node(const Cluster& cluster, const PlacedCurves& curves) {
+// The names of the parameters that curves determine, within a node or across nodes.
+std::vector<std::string> determined(const Cluster& cluster, const PlacedCurves& curves, bool across) {
+  const bool rings = has(curves, kRings), reduces = has(curves, {OpKind::all_reduce}),
+             exchanges = has(curves, {OpKind::all_to_all}), sends = has(curves, {OpKind::ring_shift});
+  const IntraFabric intra = cluster.node.intra;
+  const bool bridged = intra == IntraFabric::pcie || intra == IntraFabric::nvlink_pairs;
   std::vector<std::string> names;
-  const auto add = [&](std::initializer_list<const char*> more) {
-    names.insert(names.end(), more.begin(), more.end());
+  const auto add = [&](bool are, std::initializer_list<const char*> more) {
+    if (are) names.insert(names.end(), more.begin(), more.end());
   };
-  if (has(curves, kRings)) {
-    add({"ring_share"});
-    if (cluster.node.intra == IntraFabric::pcie || cluster.node.intra == IntraFabric::nvlink_pairs)
-      add({"host_bridge_share"});
-    add({"base_seconds", "step_seconds"});
+  if (across) {
+    add(rings, {"ring_share", "ring_fill_seconds", "ring_fill_bytes", "ring_step_seconds", "ll_share"});
+    add(reduces, {"tree_share", "tree_fill_seconds", "tree_fill_bytes", "tree_step_seconds"});
+    add(exchanges, {"all_to_all_share", "send_step_seconds"});
+    add(true, {"base_seconds"});
+    return names;
   }
-  if (has(curves, {OpKind::all_to_all})) add({"all_to_all_share", "all_to_all_base_seconds"});
-  if (has(curves, {OpKind::ring_shift})) add({"send_share", "send_base_seconds"});
-  if (has(curves, {OpKind::all_reduce}) && cluster.node.in_switch_reduction)
-    add({"nvls_share", "nvls_seconds", "nvls_fill_seconds", "nvls_fill_bytes"});
-  return names;
-}
-
-std::vector<std::string> determined_across_nodes(const PlacedCurves& curves) {
-  std::vector<std::string> names;
-  const auto add = [&](std::initializer_list<const char*> more) {
-    names.insert(names.end(), more.begin(), more.end());
-  };
-  if (has(curves, kRings)) add({"ring_share", "ring_fill_seconds", "ring_fill_bytes", "ring_step_seconds", "ll_share"});
-  if (has(curves, {OpKind::all_reduce}))
-    add({"tree_share", "tree_fill_seconds", "tree_fill_bytes", "tree_step_seconds"});
-  if (has(curves, {OpKind::all_to_all})) add({"all_to_all_share", "send_step_seconds"});
-  add({"base_seconds"});
+  add(rings, {"ring_share"});
+  add(rings && bridged, {"host_bridge_share"});
+  add(rings, {"base_seconds", "step_seconds"});
+  add(exchanges, {"all_to_all_share", "all_to_all_base_seconds"});
+  add(sends, {"send_share", "send_base_seconds"});
+  add(reduces && cluster.node.in_switch_reduction,
+      {"nvls_share", "nvls_seconds", "nvls_fill_seconds", "nvls_fill_bytes"});
   return names;
 }
 
@@ -368,7 +364,7 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
   }
   if (!within.empty()) {
     const double bundled = intra.ring_share;
-    const std::vector<Free> free = fit_users(within, free_of(intra, determined_in_node(cluster, within)));
+    const std::vector<Free> free = fit_users(within, free_of(intra, determined(cluster, within, /*across=*/false)));
     bound_by_rings(free, intra.ring_share, bundled,
                    {{"all_to_all_share", &intra.all_to_all_share},
                     {"send_share", &intra.send_share},
@@ -385,7 +381,7 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
   }
   if (!across.empty()) {
     const double bundled = inter.ring_share;
-    const std::vector<Free> free = fit_users(across, free_of(inter, determined_across_nodes(across)));
+    const std::vector<Free> free = fit_users(across, free_of(inter, determined(cluster, across, /*across=*/true)));
     bound_by_rings(free, inter.ring_share, bundled,
                    {{"tree_share", &inter.tree_share}, {"all_to_all_share", &inter.all_to_all_share}});
     for (const Free& f : free) result.fitted.push_back("network: " + f.name);
@@ -512,40 +508,44 @@ PublishedCurve published_curve(const nlohmann::json& curve, const nlohmann::json
   return p;
 }
 
+// A class of nodes or networks, and its part of the file.
+struct PublishedClass {
+  const void* parameters;
+  OrderedJson* json;
+};
+struct PublishedNumber {
+  double* value;
+  OrderedJson* of_class;
+  OrderedJson::json_pointer at;
+
+  OrderedJson& stated(const char* key) const { return (*of_class)[key][at]; }  // key: "prior" or "parameters"
+};
+
 class PublishedCollectives {
  public:
-  explicit PublishedCollectives(const nlohmann::json& document) {
-    file = OrderedJson::parse(embedded_files("results/calibration/collectives.json").front().text);
+  PublishedCollectives(const nlohmann::json& document, const std::string& only)
+      : file(OrderedJson::parse(embedded_files("results/calibration/collectives.json").front().text)),
+        classes_(bundled_collective_classes()) {
+    add_classes(classes_.node_classes, "node_classes");
+    add_classes(classes_.network_classes, "network_classes");
     for (const auto& c : document.at("curves"))
       curves_.push_back(published_curve(c, document.at("systems").at(c.at("system").get<std::string>())));
-  }
-
-  void fit(const std::string& only) {
-    const auto wanted = [&](const OrderedJson& c) { return only.empty() || c.at("name") == only; };
-    const auto each = [&](const auto& visit) {
-      for (const char* key : {"node_classes", "network_classes"})
-        for (OrderedJson& c : file.at(key))
-          if (wanted(c)) visit(c);
-    };
-    each([&](const OrderedJson& c) {
-      for (const std::string name : c.at("fit")) start_at_prior(c, name);
-    });
-    classes_ = read_collective_classes(nlohmann::json(file), {"results/calibration/collectives.json", ""});
-    for (PublishedCurve& p : curves_) {
+    for (const PublishedCurve& p : curves_) {
       const CollectiveCalibration found = find_collective_calibration(p.cluster, classes_);
-      const auto of = [](auto& classes, const std::string& name) {
-        return std::find_if(classes.begin(), classes.end(), [&](const auto& c) { return c.name == name; });
-      };
-      placed_.push_back({&p.curve, &p.cluster, found, &of(classes_.node_classes, found.intra_class)->parameters,
-                         &of(classes_.network_classes, found.inter_class)->parameters});
+      placed_.push_back({&p.curve, &p.cluster, found, &named(classes_.node_classes, found.intra_class).parameters,
+                         &named(classes_.network_classes, found.inter_class).parameters});
     }
-    each([&](OrderedJson& c) { fit_class(c); });
-    for (std::size_t i = 0; i < classes_.node_classes.size(); ++i)
-      state(file["node_classes"][i], classes_.node_classes[i].parameters);
-    for (std::size_t i = 0; i < classes_.network_classes.size(); ++i)
-      state(file["network_classes"][i], classes_.network_classes[i].parameters);
+    const auto wanted = [&](const PublishedClass& c) { return only.empty() || c.json->at("name") == only; };
+    for (const auto& c : published_)
+      if (wanted(c)) free_of_class(c, /*at_prior=*/true);
+    for (const auto& c : published_)
+      if (wanted(c)) fit(c);
+    for (const auto& [name, number] : numbers_) number.stated("parameters") = *number.value;
+    for (const PublishedClass& c : published_)
+      (*c.json)["residual"] = json_of(collective_residual(curves_of(c, /*for_fit=*/false)));
   }
 
+  // Every curve's residual.
   std::string table() const {
     const auto percent = [](double x) { return fmt::format("{:.1f}%", 100 * x); };
     std::string text =
@@ -571,73 +571,70 @@ class PublishedCollectives {
   OrderedJson file;
 
  private:
-  // An entry of "fit": a parameter, or "class: parameter" for one of another class.
-  static std::pair<std::string, std::string> owner_and_name(const OrderedJson& c, const std::string& entry) {
-    const std::size_t colon = entry.find(": ");
-    if (colon == std::string::npos) return {c.at("name"), entry};
-    return {entry.substr(0, colon), entry.substr(colon + 2)};
+  template <class Class>
+  static const Class& named(const std::vector<Class>& classes, const std::string& name) {
+    return *std::find_if(classes.begin(), classes.end(), [&](const Class& c) { return c.name == name; });
   }
 
-  void start_at_prior(const OrderedJson& c, const std::string& entry) {
-    auto [owner, name] = owner_and_name(c, entry);
-    std::replace(name.begin(), name.end(), '.', '/');
-    const OrderedJson::json_pointer at("/" + name);
-    for (const char* key : {"node_classes", "network_classes"})
-      for (OrderedJson& other : file.at(key))
-        if (other.at("name") == owner) other["parameters"][at] = other["prior"][at];
+  template <class Class>
+  void add_classes(std::vector<Class>& classes, const char* key) {
+    for (std::size_t i = 0; i < classes.size(); ++i) {
+      OrderedJson* const json = &file.at(key)[i];
+      published_.push_back({&classes[i].parameters, json});
+      ParameterNumbers numbers;
+      visit_parameters(classes[i].parameters, numbers);
+      for (auto& [name, value] : numbers.all) {
+        const std::string full = fmt::format("{}: {}", classes[i].name, name);
+        std::replace(name.begin(), name.end(), '.', '/');
+        numbers_[full] = {value, json, OrderedJson::json_pointer("/" + name)};
+      }
+    }
+  }
+
+  // What the class's "fit" names: a parameter, or "class: parameter" for one of another class.
+  std::vector<Free> free_of_class(const PublishedClass& c, bool at_prior) {
+    std::vector<Free> free;
+    for (const std::string entry : c.json->at("fit")) {
+      const std::string own = c.json->at("name");
+      const PublishedNumber& number = numbers_.at(entry.find(": ") == std::string::npos ? own + ": " + entry : entry);
+      if (at_prior) *number.value = number.stated("prior");
+      free.push_back(free_parameter(entry, *number.value));
+    }
+    return free;
   }
 
   // Curves within a node are their node class's, others their network class's.
-  PlacedCurves curves_of(const void* parameters, bool only_fitted_points) const {
+  PlacedCurves curves_of(const PublishedClass& c, bool for_fit) const {
     PlacedCurves chosen;
     for (std::size_t i = 0; i < curves_.size(); ++i) {
       const PlacedCurve& p = placed_[i];
       const void* of = p.curve->nodes > 1 ? static_cast<const void*>(p.inter) : p.intra;
-      if (of != parameters || !curves_[i].is_fitted) continue;
+      if (of != c.parameters || !curves_[i].is_fitted) continue;
       chosen.push_back(p);
-      if (only_fitted_points) chosen.back().curve = &curves_[i].fitted;
+      if (for_fit) chosen.back().curve = &curves_[i].fitted;
     }
     return chosen;
   }
 
-  void fit_class(const OrderedJson& c) {
-    std::vector<Free> free;
-    const void* parameters = nullptr;
-    const auto add = [&](auto& classes, const std::string& owner, const std::string& name) {
-      for (auto& other : classes) {
-        if (other.name == c.at("name")) parameters = &other.parameters;
-        if (other.name != owner || name.empty()) continue;
-        const std::vector<Free> more = free_of(other.parameters, {name});
-        free.insert(free.end(), more.begin(), more.end());
-      }
-    };
-    for (const std::string entry : c.at("fit")) {
-      const auto [owner, name] = owner_and_name(c, entry);
-      add(classes_.node_classes, owner, name);
-      add(classes_.network_classes, owner, name);
-    }
-    const PlacedCurves curves = curves_of(parameters, true);
+  void fit(const PublishedClass& c) {
+    const std::vector<Free> free = free_of_class(c, /*at_prior=*/false);
+    const PlacedCurves curves = curves_of(c, /*for_fit=*/true);
     if (free.empty() || curves.empty()) return;
-    FitLoss loss = published_loss();
     double points = 0;
     for (const PlacedCurve& p : curves) points += static_cast<double>(p.curve->points.size());
+    FitLoss loss = published_loss();
     for (const PlacedCurve& p : curves) {  // each curve counts alike
-      const auto own = static_cast<double>(p.curve->points.size());
-      loss.weights.insert(loss.weights.end(), p.curve->points.size(),
-                          points / own / static_cast<double>(curves.size()));
+      const std::size_t own = p.curve->points.size();
+      loss.weights.insert(loss.weights.end(), own, points / static_cast<double>(own * curves.size()));
     }
     loss.weights.insert(loss.weights.end(), free.size(), 1);
     fit_free(curves, free, values_of(free), loss);
   }
 
-  template <class Parameters>
-  void state(OrderedJson& c, const Parameters& parameters) const {
-    c["parameters"] = parameters_json(parameters);
-    c["residual"] = json_of(collective_residual(curves_of(&parameters, false)));
-  }
-
-  std::vector<PublishedCurve> curves_;
   CollectiveClasses classes_;
+  std::vector<PublishedClass> published_;
+  std::map<std::string, PublishedNumber> numbers_;  // "Hopper NVLink4: base_seconds.ll"
+  std::vector<PublishedCurve> curves_;
   PlacedCurves placed_;
 };
 
@@ -645,8 +642,7 @@ class PublishedCollectives {
 
 PublishedFit fit_published_collectives(const nlohmann::json& curves, const std::string& file, const std::string& only) {
   try {
-    PublishedCollectives published(curves);
-    published.fit(only);
+    const PublishedCollectives published(curves, only);
     return {.files = {{"collectives.json", written_json(published.file)}}, .table = published.table()};
   } catch (const nlohmann::json::exception& error) {
     throw InputError({file, ""}, error.what(), "curves as in results/published/collectives.json");

@@ -13,7 +13,6 @@ Exit codes: 0, 1 for what failed, 77 where the lab cannot be built (says why). R
 
 import argparse
 import datetime
-import importlib.util
 import json
 import os
 import pathlib
@@ -218,16 +217,13 @@ def command_calibrate(arguments):
               f"{topology.bits_per_second // 10**6} Mbit/s, Linux {m['kernel']}, {m['cpu']}; latency of a message measured, "
               "share computed from Ethernet, IP and TCP headers and acknowledgements")
     node, net = classes_of(step, source)
-    spec = importlib.util.spec_from_file_location("fit_collectives", ROOT / "realrun/calibrate/fit_collectives.py")
-    fit = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fit)
     document = json.loads(CLASSES.read_text())
     for key, mine in (("node_classes", node), ("network_classes", net)):
         others = [c for c in document[key] if c["name"] != mine["name"]]
         # Before the classes whose words this one's contain.
         at = next((i for i, c in enumerate(others) if "tcp" in c.get("words", [])), len(others))
         document[key] = others[:at] + [mine] + others[at:]
-    CLASSES.write_text(fit.dump(document) + "\n")
+    CLASSES.write_text(json.dumps(document, indent=1) + "\n")
     print(f"a message takes {step * 1e6:.1f} us beyond its bytes; written to {CLASSES.relative_to(ROOT)}: build again")
     return 0
 
