@@ -64,7 +64,7 @@ TEST(Sweep, HasEachPointOnceAndEveryKindOfCurve) {
     EXPECT_TRUE(ids.insert(p.id).second) << p.id;
     groups.insert(p.group);
     for (const Tensor& t : p.tensors) EXPECT_GT(t.elements(), 0) << p.id;
-    EXPECT_EQ(p.fills.size(), p.tensors.size());
+    EXPECT_EQ(p.contents.size(), p.tensors.size());
   }
   EXPECT_GE(ids.size(), 600u);
   for (const char* group : {"matmul fp32", "attention fp32", "memory norm+bias", "memory norm_backward+bias",
