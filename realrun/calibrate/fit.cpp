@@ -11,10 +11,11 @@
 #include <utility>
 
 #include "realrun/calibrate/collective_fit.h"
-#include "realrun/calibrate/curve_numbers.h"
+#include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
 #include "sim/base/statistics.h"
+#include "sim/cost/curve_numbers.h"
 #include "sim/program/work.h"
 
 namespace orrery {

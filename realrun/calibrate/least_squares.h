@@ -3,8 +3,11 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "sim/cost/curve_numbers.h"
 
 namespace orrery {
 
@@ -13,6 +16,12 @@ struct FitParameter {
   std::string name;
   double start = 1, least = 0, most = 1;  // least > 0
 };
+
+// Sets the numbers of a curve (sim/cost/curve_numbers.h) that have the parameters' names. `values` may be longer.
+template <class Curve>
+void set_numbers(Curve& curve, std::span<const FitParameter> parameters, std::span<const double> values) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) number_in(curve, parameters[i].name) = values[i];
+}
 
 struct FitResult {
   std::vector<double> values;

@@ -8,13 +8,14 @@
 #include <set>
 #include <utility>
 
-#include "realrun/calibrate/curve_numbers.h"
 #include "realrun/calibrate/fit.h"
+#include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/published.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
 #include "sim/base/preset.h"
 #include "sim/cost/calibration.h"
+#include "sim/cost/curve_numbers.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {
