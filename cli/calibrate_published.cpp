@@ -32,6 +32,7 @@ void fit_published(const CalibratePublishedArguments& arguments) {
     throw InputError({arguments.points, ""}, describe(document), "the points of kernels, or the curves of collectives");
   if (kernels && !arguments.only.empty())
     throw InputError({"--only", ""}, describe(arguments.only), "no class: these are points of kernels");
+  check_outputs({arguments.folder + "/collectives.json"});  // whether the folder can be written, before the fit
   const PublishedFit fit = kernels ? fit_published_kernels(document, arguments.points,
                                                            fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr))))
                                    : fit_published_collectives(document, arguments.points, arguments.only);

@@ -16,6 +16,7 @@
 #include "realrun/calibrate/published.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
+#include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 #include "sim/base/statistics.h"
 #include "sim/cost/collective_parameters.h"
@@ -536,6 +537,7 @@ class PublishedCollectives {
                          &named(classes_.network_classes, found.inter_class).parameters});
     }
     const auto wanted = [&](const PublishedClass& c) { return only.empty() || c.json->at("name") == only; };
+    if (std::none_of(published_.begin(), published_.end(), wanted)) refuse_class(only);
     for (const auto& c : published_)
       if (wanted(c)) free_of_class(c, /*at_prior=*/true);
     for (const auto& c : published_)
@@ -601,6 +603,12 @@ class PublishedCollectives {
       free.push_back(free_parameter(entry, *number.value));
     }
     return free;
+  }
+
+  [[noreturn]] void refuse_class(const std::string& name) const {
+    std::vector<std::string> names;
+    for (const PublishedClass& c : published_) names.push_back(c.json->at("name"));
+    throw InputError({"--only", ""}, describe(name), "a class of collectives", nearest_name(name, names));
   }
 
   // Curves within a node are their node class's, others their network class's.
