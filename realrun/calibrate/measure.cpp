@@ -79,10 +79,12 @@ class Runner {
   std::size_t next_ = 0;
 };
 
-Measurement median_of(std::vector<double> seconds) {
+constexpr double kMedian = 0.5;
+
+Measurement measured(std::vector<double> seconds, double share = kMedian) {
   std::sort(seconds.begin(), seconds.end());
   Measurement m;
-  m.seconds = percentile(seconds, 0.5);
+  m.seconds = percentile(seconds, share);
   m.spread = (percentile(seconds, 0.75) - percentile(seconds, 0.25)) / m.seconds;
   m.repetitions = static_cast<std::int64_t>(seconds.size());
   return m;
@@ -136,11 +138,11 @@ std::optional<OverlapMeasurement> Meter::measure_overlap(const KernelPoint& comp
   const auto beside = [](const Runner& runner, const Measurement& alone) {
     std::vector<double> all;
     for (const double times : runner.slowdowns) all.push_back(times * alone.seconds);
-    return median_of(std::move(all));
+    return measured(std::move(all));
   };
   OverlapMeasurement m;
-  m.compute_alone = median_of(products.seconds);
-  m.copy_alone = median_of(copies.seconds);
+  m.compute_alone = measured(products.seconds);
+  m.copy_alone = measured(copies.seconds);
   m.compute_beside = beside(products, m.compute_alone);
   m.copy_beside = beside(copies, m.copy_alone);
   return m;
@@ -178,14 +180,10 @@ Measurement Meter::measure(const KernelPoint& point, double seconds) {
     all.push_back(once(batch));
     issued.push_back(issue);
   }
-  std::sort(all.begin(), all.end());
-  std::sort(issued.begin(), issued.end());
-  constexpr double kCpuPercentile = 0.1, kMedian = 0.5;
-  Measurement m;
-  m.seconds = percentile(all, cpu ? kCpuPercentile : kMedian);
-  m.spread = (percentile(all, 0.75) - percentile(all, 0.25)) / m.seconds;
-  m.issue_seconds = percentile(issued, cpu ? kCpuPercentile : kMedian);
-  m.repetitions = static_cast<std::int64_t>(all.size());
+  constexpr double kCpuPercentile = 0.1;
+  const double share = cpu ? kCpuPercentile : kMedian;
+  Measurement m = measured(all, share);
+  m.issue_seconds = measured(issued, share).seconds;
   return m;
 }
 
