@@ -111,11 +111,16 @@ std::function<bool(const std::string&)> matches(const std::string& filter) {
   }
 }
 
+template <class Arguments>
+void set_limits(Arguments& arguments) {
+  arguments.options.threshold = share_of_text(arguments.threshold, "--threshold");
+  if (!arguments.filter.empty()) arguments.options.wanted = matches(arguments.filter);
+}
+
 void compare_files(CompareArguments& arguments) {
   if (arguments.baseline == "-" && arguments.candidate == "-")
     throw InputError({"<stdin>", ""}, "both runs on standard input", "one of them in a file");
-  arguments.options.threshold = share_of_text(arguments.threshold, "--threshold");
-  if (!arguments.filter.empty()) arguments.options.wanted = matches(arguments.filter);
+  set_limits(arguments);
   const bench::BenchmarkRun baseline = bench::read_run(arguments.baseline),
                             candidate = bench::read_run(arguments.candidate);
   const bench::Comparison comparison = bench::compare_runs(baseline, candidate, arguments.options);
@@ -171,8 +176,7 @@ struct DriftArguments {
 };
 
 void show_drift(DriftArguments& arguments) {
-  arguments.options.threshold = share_of_text(arguments.threshold, "--threshold");
-  if (!arguments.filter.empty()) arguments.options.wanted = matches(arguments.filter);
+  set_limits(arguments);
   const bench::History history(arguments.history, bench::History::Mode::read);
   const bench::Drift drift =
       bench::find_drift(history, arguments.history, static_cast<std::size_t>(arguments.runs), arguments.options);
@@ -219,6 +223,15 @@ void add_file(Command command, const char* option, std::string& path, const char
   command.add_option(option, path, text).type_name("FILE");
 }
 
+// The options of comparisons and drifts alike; the texts say what each means there.
+template <class Arguments>
+void add_limits(Command command, Arguments& arguments, const char* threshold, const char* alpha, const char* strict) {
+  command.add_option("--threshold", arguments.threshold, threshold).capture_default().type_name("SHARE");
+  command.add_option("--alpha", arguments.options.alpha, alpha).within(1e-12, 0.5).capture_default();
+  command.add_option("--filter", arguments.filter, "Only benchmarks whose name matches").type_name("REGEX");
+  command.add_flag("--strict", arguments.options.strict, strict);
+}
+
 void add_compare_runs(Command bench) {
   auto arguments = std::make_shared<CompareArguments>();
   const Command command = bench.add_subcommand("compare", "What has become slower since an earlier run");
@@ -227,14 +240,9 @@ void add_compare_runs(Command bench) {
       .required()
       .offers_files();
   command.add_option("NEW", arguments->candidate, "A later one; - for standard input").required().offers_files();
-  command.add_option("--threshold", arguments->threshold, "Smallest change of the median that counts: 5% or 0.05")
-      .capture_default()
-      .type_name("SHARE");
-  command.add_option("--alpha", arguments->options.alpha, "Chance of a false alarm in a comparison, at the most")
-      .within(1e-12, 0.5)
-      .capture_default();
-  command.add_option("--filter", arguments->filter, "Only benchmarks whose name matches").type_name("REGEX");
-  command.add_flag("--strict", arguments->options.strict, "Fail what the new run lacks, and what cannot be told");
+  add_limits(command, *arguments, "Smallest change of the median that counts: 5% or 0.05",
+             "Chance of a false alarm in a comparison, at the most",
+             "Fail what the new run lacks, and what cannot be told");
   add_file(command, "--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
   add_file(command, "--junit", arguments->junit, "Write JUnit XML: a test case each, regressions fail");
   add_file(command, "--json", arguments->json, "Write verdicts and numbers as JSON");
@@ -263,14 +271,8 @@ void add_drift(Command bench) {
   command.add_option("--runs", arguments->runs, "Only the last so many runs of each device")
       .between(2, kMostRuns)
       .capture_default();
-  command.add_option("--threshold", arguments->threshold, "Smallest slow-down that counts: 2% or 0.02")
-      .capture_default()
-      .type_name("SHARE");
-  command.add_option("--alpha", arguments->options.alpha, "Chance of a false alarm over all benchmarks, at the most")
-      .within(1e-12, 0.5)
-      .capture_default();
-  command.add_option("--filter", arguments->filter, "Only benchmarks whose name matches").type_name("REGEX");
-  command.add_flag("--strict", arguments->options.strict, "Fail benchmarks of too few runs");
+  add_limits(command, *arguments, "Smallest slow-down that counts: 2% or 0.02",
+             "Chance of a false alarm over all benchmarks, at the most", "Fail benchmarks of too few runs");
   add_file(command, "--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
   add_file(command, "--json", arguments->json, "Write verdicts, changes and numbers as JSON");
   add_file(command, "--csv", arguments->csv, "Write them as CSV, a row for each change");

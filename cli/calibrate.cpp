@@ -17,7 +17,7 @@
 #include <sstream>
 #include <utility>
 
-#include "cli/calibrate_import.h"
+#include "cli/calibrate_commands.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "realrun/calibrate/write_json.h"
@@ -242,6 +242,7 @@ void add_calibrate(Command app) {
   file("--device-output", arguments->device_output,
        "Also write the measured device as a preset (sim/hardware/presets/devices_cpu.json)");
   add_calibrate_import(command);
+  add_calibrate_published(command);
   command.callback([command, arguments] {
     if (!command.has_subcommand_given()) run(*arguments);
   });

@@ -1,5 +1,3 @@
-#include "cli/calibrate_import.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/calibrate_commands.h"
 #include "cli/cluster_argument.h"
 #include "cli/offers.h"
 #include "cli/output.h"

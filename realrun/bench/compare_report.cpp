@@ -8,6 +8,7 @@
 
 #include "realrun/bench/compare.h"
 #include "realrun/bench/text.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 
 namespace orrery::bench {
@@ -15,16 +16,11 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::array kVerdicts{Verdict::failed,
-                               Verdict::regression,
-                               Verdict::improvement,
-                               Verdict::slower_below_threshold,
-                               Verdict::faster_below_threshold,
-                               Verdict::unchanged,
-                               Verdict::cannot_tell,
-                               Verdict::too_few_repetitions,
-                               Verdict::only_in_baseline,
-                               Verdict::only_in_new};
+const std::array<Verdict, 10> kVerdicts = [] {
+  std::array<Verdict, 10> all{};
+  for (std::size_t v = 0; v < all.size(); ++v) all[v] = static_cast<Verdict>(v);
+  return all;
+}();
 
 bool has_ratio(const Difference& d) { return d.baseline_repetitions > 0 && d.new_repetitions > 0; }
 bool was_tested(const Difference& d) { return has_ratio(d) && d.verdict != Verdict::too_few_repetitions; }
@@ -44,22 +40,11 @@ std::vector<std::string> cells_of(const Difference& d) {
           time_cell(d.new_seconds),
           has_ratio(d) ? change_text(d.ratio) : "-",
           has_ratio(d) ? change_text(d.fastest_ratio) : "-",
-          was_tested(d) ? p_text(d.adjusted_p) : "-"};
+          was_tested(d) ? p_text(d.adjusted_p) : "-",
+          verdict_text(d)};
 }
 
 constexpr std::string_view kColumns = "<benchmark|baseline|new|change|fastest|p|<verdict";
-
-// "2 regressions, 1 improvement, 37 unchanged"
-std::string summary(const Comparison& comparison) {
-  std::string text;
-  for (const Verdict verdict : kVerdicts) {
-    const std::size_t n = comparison.count(verdict);
-    if (n == 0) continue;
-    const bool plural = n > 1 && (verdict == Verdict::regression || verdict == Verdict::improvement);
-    text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", n, name_of(verdict), plural ? "s" : "");
-  }
-  return text.empty() ? "nothing to compare" : text;
-}
 
 // "a, b and 7 more"
 std::string some_of(const std::vector<std::string>& names) {
@@ -95,7 +80,6 @@ std::vector<std::string> remarks(const Comparison& c) {
         fmt::format("too few repetitions: {} on both sides are needed for a significant result with so many "
                     "benchmarks",
                     c.needed_repetitions));
-  for (std::string& line : lines) line = line_text(line);
   return lines;
 }
 
@@ -116,18 +100,6 @@ std::string rule(const Comparison& c) {
                      c.options.strict ? "; strict: what cannot be told or is missing fails" : "");
 }
 
-std::string colour_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::failed:
-    case Verdict::regression:
-      return "\x1b[31m";
-    case Verdict::improvement:
-      return "\x1b[32m";
-    default:
-      return {};
-  }
-}
-
 std::string heading(const Comparison& c) {
   const auto side = [](const std::string& file, const std::string& date) {
     return date.empty() ? file : fmt::format("{} ({})", file, date);
@@ -135,39 +107,40 @@ std::string heading(const Comparison& c) {
   return line_text(fmt::format("{} against {}", side(c.new_file, c.new_date), side(c.baseline_file, c.baseline_date)));
 }
 
+TableReport report_of(const Comparison& c) {
+  TableReport report{heading(c), {sight(c), rule(c)}, remarks(c), kColumns, {}, {}};
+  for (const Difference& d : c.differences) report.rows.push_back({cells_of(d), d.verdict, c.fails(d)});
+  for (const Verdict verdict : kVerdicts) add_count(report.summary, c.count(verdict), verdict, name_of(verdict));
+  if (report.summary.empty()) report.summary = "nothing to compare";
+  return report;
+}
+
+OrderedJson json_of(const Difference& d) {
+  OrderedJson json{
+      {"name", d.name}, {"baseline_repetitions", d.baseline_repetitions}, {"new_repetitions", d.new_repetitions}};
+  if (d.baseline_repetitions > 0) json["baseline_median_seconds"] = d.baseline_seconds;
+  if (d.new_repetitions > 0) json["new_median_seconds"] = d.new_seconds;
+  if (has_ratio(d)) {
+    json["ratio_of_medians"] = d.ratio;
+    json["ratio_of_fastest"] = d.fastest_ratio;
+  }
+  json["verdict"] = name_of(d.verdict);
+  if (was_tested(d)) {
+    json["explained_by_the_machine"] = d.explained;
+    json["p"] = d.p;
+    json["adjusted_p"] = d.adjusted_p;
+    json["least_visible_slowdown"] = d.least_slowdown;
+  }
+  if (!d.note.empty()) json["note"] = d.note;
+  return json;
+}
+
 }  // namespace
 
 std::string comparison_text(const Comparison& comparison, bool colour) {
-  std::string text = fmt::format("{}\n{}\n{}\n\n", heading(comparison), sight(comparison), rule(comparison));
-  if (!comparison.differences.empty()) {
-    std::vector<std::vector<std::string>> rows;
-    for (const Difference& d : comparison.differences) {
-      rows.push_back(cells_of(d));
-      const std::string escape = colour ? colour_of(d.verdict) : "";
-      rows.back().push_back(escape + verdict_text(d) + (escape.empty() ? "" : "\x1b[0m"));
-    }
-    text += grid(kColumns, rows) + "\n";
-  }
-  for (const std::string& line : remarks(comparison)) text += line + "\n";
-  return text + summary(comparison) + "\n";
+  return terminal_text(report_of(comparison), colour);
 }
-
-std::string comparison_markdown(const Comparison& comparison) {
-  std::string text = fmt::format("**{}**: {}\n\n{}\n\n{}\n\n", summary(comparison), markdown_text(heading(comparison)),
-                                 sight(comparison), rule(comparison));
-  std::vector<std::vector<std::string>> rows;
-  for (const Difference& d : comparison.differences) {
-    std::vector<std::string>& cells = rows.emplace_back(cells_of(d));
-    cells.push_back(verdict_text(d));
-    for (std::string& cell : cells) cell = markdown_text(cell);
-    if (comparison.fails(d)) cells.back() = "**" + cells.back() + "**";
-  }
-  if (!rows.empty()) text += markdown_grid(kColumns, rows);
-  const std::vector<std::string> lines = remarks(comparison);
-  if (!lines.empty()) text += "\n";
-  for (const std::string& remark : lines) text += "- " + markdown_text(remark) + "\n";
-  return text;
-}
+std::string comparison_markdown(const Comparison& comparison) { return markdown_page(report_of(comparison)); }
 
 std::string comparison_junit(const Comparison& comparison) {
   // Those who only read the file see no exit code: if nothing could be told, it must not consist of skipped test cases.
@@ -209,23 +182,12 @@ std::string comparison_junit(const Comparison& comparison) {
     }
   }
   text += "  <system-out>" + xml_text(sight(comparison)) + "\n";
-  for (const std::string& line : remarks(comparison)) text += xml_text(line) + "\n";
+  for (const std::string& line : remarks(comparison)) text += xml_text(line_text(line)) + "\n";
   text += "</system-out>\n";
   return text + "</testsuite>\n</testsuites>\n";
 }
 
 std::string comparison_json(const Comparison& comparison) {
-  const auto entry = [](const Difference& d) {
-    OrderedJson json{
-        {"name", d.name}, {"baseline_repetitions", d.baseline_repetitions}, {"new_repetitions", d.new_repetitions}};
-    if (d.baseline_repetitions > 0) json["baseline_median_seconds"] = d.baseline_seconds;
-    if (d.new_repetitions > 0) json["new_median_seconds"] = d.new_seconds;
-    if (has_ratio(d)) {
-      json["ratio_of_medians"] = d.ratio;
-      json["ratio_of_fastest"] = d.fastest_ratio;
-    }
-    return json;
-  };
   OrderedJson json{{"baseline", comparison.baseline_file},      {"new", comparison.new_file},
                    {"threshold", comparison.options.threshold}, {"alpha", comparison.options.alpha},
                    {"strict", comparison.options.strict},       {"exit_code", comparison.exit_code()}};
@@ -239,40 +201,20 @@ std::string comparison_json(const Comparison& comparison) {
   json["set_aside"] = comparison.set_aside;
   for (std::size_t y = 0; y < kYardsticks.size(); ++y) json["drift"][std::string(kYardsticks[y])] = comparison.drift[y];
   json["benchmarks"] = OrderedJson::array();
-  for (const Difference& d : comparison.differences) {
-    OrderedJson& line = json["benchmarks"].emplace_back(entry(d));
-    line["verdict"] = name_of(d.verdict);
-    if (was_tested(d)) {
-      line["explained_by_the_machine"] = d.explained;
-      line["p"] = d.p;
-      line["adjusted_p"] = d.adjusted_p;
-      line["least_visible_slowdown"] = d.least_slowdown;
-    }
-    if (!d.note.empty()) line["note"] = d.note;
-  }
-  // Names of files may contain any bytes.
-  return json.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  for (const Difference& d : comparison.differences) json["benchmarks"].push_back(json_of(d));
+  return json_text(json, 2) + "\n";
 }
 
 std::string comparison_csv(const Comparison& comparison) {
-  std::string text =
-      "benchmark,verdict,baseline_repetitions,new_repetitions,baseline_median_seconds,new_median_seconds,"
-      "ratio_of_medians,ratio_of_fastest,explained_by_the_machine,p,adjusted_p,least_visible_slowdown\n";
+  OrderedJson rows = OrderedJson::array();
   for (const Difference& d : comparison.differences) {
-    text +=
-        fmt::format("{},{},{},{},", csv_text(d.name), name_of(d.verdict), d.baseline_repetitions, d.new_repetitions);
-    if (d.baseline_repetitions > 0) text += fmt::format("{}", d.baseline_seconds);
-    text += ',';
-    if (d.new_repetitions > 0) text += fmt::format("{}", d.new_seconds);
-    text += ',';
-    if (has_ratio(d)) text += fmt::format("{},{}", d.ratio, d.fastest_ratio);
-    if (!has_ratio(d)) text += ',';
-    text += ',';
-    if (was_tested(d)) text += fmt::format("{},{},{},{}", d.explained, d.p, d.adjusted_p, d.least_slowdown);
-    if (!was_tested(d)) text += ",,,";
-    text += '\n';
+    rows.push_back(json_of(d));
+    rows.back()["benchmark"] = d.name;
   }
-  return text;
+  return csv_rows(
+      "benchmark,verdict,baseline_repetitions,new_repetitions,baseline_median_seconds,new_median_seconds,"
+      "ratio_of_medians,ratio_of_fastest,explained_by_the_machine,p,adjusted_p,least_visible_slowdown",
+      rows);
 }
 
 }  // namespace orrery::bench

@@ -7,6 +7,7 @@
 
 #include "realrun/bench/drift.h"
 #include "realrun/bench/text.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 
 namespace orrery::bench {
@@ -42,34 +43,24 @@ const char* columns_of(const Drift& drift) {
 }
 
 // One row per change, at least one; only the first row of a benchmark has the verdict.
-std::vector<std::vector<std::string>> rows_of(const Drift& drift, const Trend& trend, const std::string& verdict) {
-  std::vector<std::string> front{line_text(trend.name)};
-  if (has_devices(drift)) front.push_back(trend.device.empty() ? "-" : line_text(trend.device));
-  front.push_back(fmt::format("{}", trend.points.size()));
-  std::vector<std::vector<std::string>> rows;
+void add_rows(const Drift& drift, const Trend& trend, std::vector<TableRow>& rows) {
+  bool first = true;
   const auto add = [&](const std::vector<std::string>& cells) {
-    rows.push_back(front);
-    rows.back().insert(rows.back().end(), cells.begin(), cells.end());
-    rows.back().push_back(rows.size() == 1 ? verdict : "");
+    TableRow& row = rows.emplace_back();
+    row.cells.push_back(line_text(trend.name));
+    if (has_devices(drift)) row.cells.push_back(trend.device.empty() ? "-" : line_text(trend.device));
+    row.cells.push_back(fmt::format("{}", trend.points.size()));
+    row.cells.insert(row.cells.end(), cells.begin(), cells.end());
+    row.cells.emplace_back(first ? trend_verdict(trend) : "");
+    row.verdict = first ? trend.verdict : Verdict::unchanged;
+    row.fails = drift.fails(trend);
+    first = false;
   };
   for (const LevelChange& c : trend.changes)
     add({seconds_text(c.before_seconds), seconds_text(c.after_seconds), change_text(c.ratio),
          change_text(c.fastest_ratio), p_text(c.adjusted_p), run_cell(trend.points[c.first])});
   const bool tested = is_told(trend.verdict);
-  if (rows.empty()) add({"-", seconds_text(trend.seconds), "-", "-", tested ? p_text(trend.adjusted_p) : "-", "-"});
-  return rows;
-}
-
-// "2 regressions, 1 improvement, 37 unchanged"
-std::string summary(const Drift& drift) {
-  std::string text;
-  for (const Verdict verdict : kTrendVerdicts) {
-    const std::size_t n = drift.count(verdict);
-    if (n == 0) continue;
-    const bool plural = n > 1 && (verdict == Verdict::regression || verdict == Verdict::improvement);
-    text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", n, verdict_name(verdict), plural ? "s" : "");
-  }
-  return text.empty() ? "no benchmark" : text;
+  if (first) add({"-", seconds_text(trend.seconds), "-", "-", tested ? p_text(trend.adjusted_p) : "-", "-"});
 }
 
 std::string heading(const Drift& drift) {
@@ -98,43 +89,37 @@ std::vector<std::string> remarks(const Drift& drift) {
   if (drift.count(Verdict::too_few_repetitions) > 0)
     lines.push_back(
         fmt::format("too few runs: {} are needed for a significant result with so many benchmarks", drift.needed_runs));
-  for (std::string& line : lines) line = line_text(line);
   return lines;
 }
 
-std::string trend_colour(Verdict verdict) {
-  return verdict == Verdict::regression ? "\x1b[31m" : verdict == Verdict::improvement ? "\x1b[32m" : "";
+TableReport report_of(const Drift& drift) {
+  TableReport report{heading(drift), {rule(drift)}, remarks(drift), columns_of(drift), {}, {}};
+  for (const Trend& trend : drift.trends) add_rows(drift, trend, report.rows);
+  for (const Verdict verdict : kTrendVerdicts)
+    add_count(report.summary, drift.count(verdict), verdict, verdict_name(verdict));
+  if (report.summary.empty()) report.summary = "no benchmark";
+  return report;
+}
+
+OrderedJson json_of(const Trend& trend, const LevelChange& c) {
+  const HistoryPoint &last = trend.points[c.first - 1], &first = trend.points[c.first];
+  return {{"date", first.date},
+          {"git_commit", first.commit},
+          {"version", first.version},
+          {"previous_date", last.date},
+          {"previous_git_commit", last.commit},
+          {"before_seconds", c.before_seconds},
+          {"after_seconds", c.after_seconds},
+          {"ratio_of_medians", c.ratio},
+          {"ratio_of_fastest", c.fastest_ratio},
+          {"adjusted_p", c.adjusted_p},
+          {"machine", c.machine}};
 }
 
 }  // namespace
 
-std::string drift_text(const Drift& drift, bool colour) {
-  std::vector<std::vector<std::string>> rows;
-  for (const Trend& trend : drift.trends) {
-    const std::string escape = colour ? trend_colour(trend.verdict) : "";
-    const std::string verdict = fmt::format("{}{}{}", escape, trend_verdict(trend), escape.empty() ? "" : "\x1b[0m");
-    for (std::vector<std::string>& row : rows_of(drift, trend, verdict)) rows.push_back(std::move(row));
-  }
-  std::string text = fmt::format("{}\n{}\n\n{}\n", heading(drift), rule(drift), grid(columns_of(drift), rows));
-  for (const std::string& line : remarks(drift)) text += line + "\n";
-  return text + summary(drift) + "\n";
-}
-
-std::string drift_markdown(const Drift& drift) {
-  std::vector<std::vector<std::string>> rows;
-  for (const Trend& trend : drift.trends)
-    for (std::vector<std::string>& row : rows_of(drift, trend, std::string(trend_verdict(trend)))) {
-      for (std::string& cell : row) cell = markdown_text(cell);
-      if (drift.fails(trend) && !row.back().empty()) row.back() = "**" + row.back() + "**";
-      rows.push_back(std::move(row));
-    }
-  std::string text = fmt::format("**{}**: {}\n\n{}\n\n{}", summary(drift), markdown_text(heading(drift)), rule(drift),
-                                 markdown_grid(columns_of(drift), rows));
-  const std::vector<std::string> lines = remarks(drift);
-  if (!lines.empty()) text += "\n";
-  for (const std::string& line : lines) text += "- " + markdown_text(line) + "\n";
-  return text;
-}
+std::string drift_text(const Drift& drift, bool colour) { return terminal_text(report_of(drift), colour); }
+std::string drift_markdown(const Drift& drift) { return markdown_page(report_of(drift)); }
 
 std::string drift_json(const Drift& drift) {
   OrderedJson json{{"history", drift.history},
@@ -159,43 +144,30 @@ std::string drift_json(const Drift& drift) {
     line["ratio_of_medians"] = trend.ratio;
     line["ratio_of_fastest"] = trend.fastest_ratio;
     line["changes"] = OrderedJson::array();
-    for (const LevelChange& c : trend.changes) {
-      const HistoryPoint &last = trend.points[c.first - 1], &first = trend.points[c.first];
-      line["changes"].push_back({{"date", first.date},
-                                 {"git_commit", first.commit},
-                                 {"version", first.version},
-                                 {"previous_date", last.date},
-                                 {"previous_git_commit", last.commit},
-                                 {"before_seconds", c.before_seconds},
-                                 {"after_seconds", c.after_seconds},
-                                 {"ratio_of_medians", c.ratio},
-                                 {"ratio_of_fastest", c.fastest_ratio},
-                                 {"adjusted_p", c.adjusted_p},
-                                 {"machine", c.machine}});
-    }
+    for (const LevelChange& c : trend.changes) line["changes"].push_back(json_of(trend, c));
   }
-  // The names of files may contain any bytes.
-  return json.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  return json_text(json, 2) + "\n";
 }
 
 std::string drift_csv(const Drift& drift) {
-  std::string text =
-      "benchmark,device,verdict,runs,last_level_seconds,date,git_commit,previous_date,previous_git_commit,"
-      "before_seconds,after_seconds,ratio_of_medians,ratio_of_fastest,adjusted_p\n";
+  OrderedJson rows = OrderedJson::array();
   for (const Trend& trend : drift.trends) {
-    const std::string front = fmt::format("{},{},{},{},{},", csv_text(trend.name), csv_text(trend.device),
-                                          trend_verdict(trend), trend.points.size(), trend.seconds);
-    for (const LevelChange& c : trend.changes) {
-      const HistoryPoint &last = trend.points[c.first - 1], &first = trend.points[c.first];
-      text += fmt::format("{}{},{},{},{},{},{},{},{},{}\n", front, csv_text(first.date), csv_text(first.commit),
-                          csv_text(last.date), csv_text(last.commit), c.before_seconds, c.after_seconds, c.ratio,
-                          c.fastest_ratio, c.adjusted_p);
-    }
-    if (trend.changes.empty())
-      text += fmt::format("{},,,,,,,,{}\n", front,
-                          is_told(trend.verdict) ? fmt::format("{}", trend.adjusted_p) : std::string());
+    const auto add = [&](const OrderedJson& change) {
+      OrderedJson& row = rows.emplace_back(change);
+      row["benchmark"] = trend.name;
+      row["device"] = trend.device;
+      row["verdict"] = trend_verdict(trend);
+      row["runs"] = trend.points.size();
+      row["last_level_seconds"] = trend.seconds;
+    };
+    for (const LevelChange& c : trend.changes) add(json_of(trend, c));
+    if (!trend.changes.empty()) continue;
+    add(is_told(trend.verdict) ? OrderedJson{{"adjusted_p", trend.adjusted_p}} : OrderedJson::object());
   }
-  return text;
+  return csv_rows(
+      "benchmark,device,verdict,runs,last_level_seconds,date,git_commit,previous_date,previous_git_commit,"
+      "before_seconds,after_seconds,ratio_of_medians,ratio_of_fastest,adjusted_p",
+      rows);
 }
 
 }  // namespace orrery::bench

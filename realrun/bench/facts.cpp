@@ -10,7 +10,7 @@
 #include <limits>
 #include <memory>
 
-#include "realrun/bench/operands.h"
+#include "realrun/stand_alone.h"
 #include "sim/base/error.h"
 #include "sim/hardware/presets.h"
 #include "sim/program/work.h"

@@ -66,6 +66,28 @@ void summarize(HistoryPoint& point, const std::vector<double>& seconds) {
   point.fastest_seconds = *std::min_element(seconds.begin(), seconds.end());
 }
 
+// Reads rows of a series' id, seconds and more, ordered by series. `begin` is called at the first row of each, and
+// returns the point that the series' repetitions are summarized in; null: none.
+template <class Begin>
+void read_points(Statement& rows, Begin begin) {
+  HistoryPoint* point = nullptr;
+  std::vector<double> seconds;
+  const auto finish = [&] {
+    if (point != nullptr) summarize(*point, seconds);
+    seconds.clear();
+  };
+  std::int64_t last = -1;
+  while (rows.step()) {
+    if (rows.integer(0) != last) {
+      finish();
+      last = rows.integer(0);
+      point = begin();
+    }
+    seconds.push_back(rows.number(1));
+  }
+  finish();
+}
+
 std::string fact_or_nothing(const BenchmarkRun& run, const char* key) {
   const std::string* fact = run.fact(key);
   return fact == nullptr ? std::string() : *fact;
@@ -150,37 +172,25 @@ std::vector<HistoryPoint> History::points(const std::string& name) const {
                      nearest_name(name, known));
   Statement statement(
       *database_,
-      "SELECT runs.id, runs.date, runs.git_commit, runs.version, runs.device, "
-      "CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END "
+      "SELECT series.id, CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END, "
+      "runs.date, runs.git_commit, runs.version, runs.device "
       "FROM series JOIN runs ON runs.id = series.run JOIN repetitions ON repetitions.series = series.id "
       "WHERE series.name = ? ORDER BY coalesce(runs.utc, runs.date), runs.id, number");
   statement.bind(found);
   std::vector<HistoryPoint> points;
-  std::vector<double> seconds;
+  read_points(statement, [&] {
+    return &points.emplace_back(HistoryPoint{.date = statement.text(2),
+                                             .commit = statement.text(3),
+                                             .version = statement.text(4),
+                                             .device = statement.text(5),
+                                             .machine = {}});
+  });
   std::map<std::string, double> last;  // median by device
-  const auto finish = [&] {
-    if (points.empty()) return;
-    HistoryPoint& point = points.back();
-    summarize(point, seconds);
+  for (HistoryPoint& point : points) {
     double& before = last[point.device];
     if (before > 0) point.ratio = point.median_seconds / before;
     before = point.median_seconds;
-    seconds.clear();
-  };
-  std::int64_t run = -1;
-  while (statement.step()) {
-    if (statement.integer(0) != run) {
-      finish();
-      run = statement.integer(0);
-      HistoryPoint& point = points.emplace_back();
-      point.date = statement.text(1);
-      point.commit = statement.text(2);
-      point.version = statement.text(3);
-      point.device = statement.text(4);
-    }
-    seconds.push_back(statement.number(5));
   }
-  finish();
   return points;
 }
 
@@ -202,31 +212,19 @@ std::vector<HistorySeries> History::last_runs(std::size_t runs) const {
   }
   Statement statement(
       *database_,
-      "SELECT runs.device, series.name, runs.id, series.id, "
-      "CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END "
+      "SELECT series.id, CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END, "
+      "runs.id, runs.device, series.name "
       "FROM series JOIN runs ON runs.id = series.run JOIN repetitions ON repetitions.series = series.id "
       "ORDER BY runs.device, series.name, coalesce(runs.utc, runs.date), runs.id, series.id, number");
   std::vector<HistorySeries> result;
-  std::vector<double> seconds;
-  std::int64_t last = -1;
-  const auto finish = [&] {
-    if (!seconds.empty()) summarize(result.back().points.back(), seconds);
-    seconds.clear();
-  };
-  while (statement.step()) {
+  read_points(statement, [&]() -> HistoryPoint* {
     const auto run = wanted.find(statement.integer(2));
-    if (run == wanted.end()) continue;
-    if (statement.integer(3) != last) {
-      finish();
-      last = statement.integer(3);
-      const std::string device = statement.text(0), name = statement.text(1);
-      if (result.empty() || result.back().device != device || result.back().name != name)
-        result.push_back({name, device, {}});
-      result.back().points.push_back(run->second);
-    }
-    seconds.push_back(statement.number(4));
-  }
-  finish();
+    if (run == wanted.end()) return nullptr;
+    const std::string device = statement.text(3), name = statement.text(4);
+    if (result.empty() || result.back().device != device || result.back().name != name)
+      result.push_back({name, device, {}});
+    return &result.back().points.emplace_back(run->second);
+  });
   return result;
 }
 

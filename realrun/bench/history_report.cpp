@@ -8,10 +8,13 @@
 
 #include "realrun/bench/history.h"
 #include "realrun/bench/text.h"
+#include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 
 namespace orrery::bench {
 namespace {
+
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::size_t kShortCommit = 12;
 
@@ -31,6 +34,19 @@ double slowest(const std::vector<HistoryPoint>& points) {
   return most;
 }
 
+OrderedJson json_of(const HistoryPoint& p) {
+  OrderedJson json{{"date", p.date},
+                   {"git_commit", p.commit},
+                   {"version", p.version},
+                   {"device", p.device},
+                   {"repetitions", p.repetitions},
+                   {"median_seconds", p.median_seconds},
+                   {"first_quartile_seconds", p.low_seconds},
+                   {"third_quartile_seconds", p.high_seconds}};
+  if (p.ratio > 0) json["ratio_to_previous"] = p.ratio;
+  return json;
+}
+
 }  // namespace
 
 std::string history_text(const std::string& benchmark, const std::vector<HistoryPoint>& points) {
@@ -46,32 +62,18 @@ std::string history_text(const std::string& benchmark, const std::vector<History
 }
 
 std::string history_csv(const std::string& benchmark, const std::vector<HistoryPoint>& points) {
-  std::string text =
-      "benchmark,date,git_commit,version,device,repetitions,median_seconds,first_quartile_seconds,third_quartile_"
-      "seconds,ratio_to_previous\n";
-  for (const HistoryPoint& p : points)
-    text += fmt::format("{},{},{},{},{},{},{},{},{},{}\n", csv_text(benchmark), csv_text(p.date), csv_text(p.commit),
-                        csv_text(p.version), csv_text(p.device), p.repetitions, p.median_seconds, p.low_seconds,
-                        p.high_seconds, p.ratio > 0 ? fmt::format("{}", p.ratio) : "");
-  return text;
+  OrderedJson rows = OrderedJson::array();
+  for (const HistoryPoint& p : points) rows.emplace_back(json_of(p))["benchmark"] = benchmark;
+  return csv_rows(
+      "benchmark,date,git_commit,version,device,repetitions,median_seconds,first_quartile_seconds,"
+      "third_quartile_seconds,ratio_to_previous",
+      rows);
 }
 
 std::string history_json(const std::string& benchmark, const std::vector<HistoryPoint>& points) {
-  nlohmann::ordered_json json{{"benchmark", benchmark}, {"runs", nlohmann::ordered_json::array()}};
-  for (const HistoryPoint& p : points) {
-    nlohmann::ordered_json& run = json["runs"].emplace_back();
-    run = {{"date", p.date},
-           {"git_commit", p.commit},
-           {"version", p.version},
-           {"device", p.device},
-           {"repetitions", p.repetitions},
-           {"median_seconds", p.median_seconds},
-           {"first_quartile_seconds", p.low_seconds},
-           {"third_quartile_seconds", p.high_seconds}};
-    if (p.ratio > 0) run["ratio_to_previous"] = p.ratio;
-  }
-  // The names of files may contain any bytes.
-  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  OrderedJson json{{"benchmark", benchmark}, {"runs", OrderedJson::array()}};
+  for (const HistoryPoint& p : points) json["runs"].push_back(json_of(p));
+  return json_text(json, 2) + "\n";
 }
 
 std::string history_svg(const std::string& benchmark, const std::vector<HistoryPoint>& points) {

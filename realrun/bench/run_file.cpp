@@ -151,12 +151,6 @@ class Reader {
 
 }  // namespace
 
-std::vector<double> Series::seconds() const {
-  std::vector<double> values;
-  for (const Repetition& r : repetitions) values.push_back(seconds(r));
-  return values;
-}
-
 const std::string* BenchmarkRun::fact(std::string_view key) const {
   const auto at = std::find_if(context.begin(), context.end(), [&](const auto& f) { return f.first == key; });
   return at == context.end() ? nullptr : &at->second;

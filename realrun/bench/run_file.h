@@ -43,7 +43,6 @@ struct Series {
   double bound_seconds = 0;             // time of an iteration at the device's peak; 0: unknown
 
   double seconds(const Repetition& r) const { return by_real_time ? r.real_seconds : r.cpu_seconds; }
-  std::vector<double> seconds() const;
 };
 
 struct BenchmarkRun {

@@ -90,30 +90,18 @@ Dtype dtype_of(const Shape& shape, OpKind kind, DeviceKind device, bool fp8) {
                    nearest_name(shape.dtype, names));
 }
 
-KernelSizes sizes_of_shape(const Shape& shape, OpKind kind) {
+Sizes sizes_of_shape(const Shape& shape, OpKind kind) {
   const std::vector<std::string> axes = axes_of(kind);
   const std::string expected = fmt::format("{} of {}", fmt::join(axes, ", "), name_of(kind));
+  Sizes sizes(shape.axes.begin(), shape.axes.end());
   for (const auto& [axis, size] : shape.axes)
     if (std::find(axes.begin(), axes.end(), axis) == axes.end())
       throw InputError(member(shape.where, axis), quoted(axis), expected, nearest_name(axis, axes));
-  const auto size = [&](const char* axis) -> std::int64_t {
-    for (const auto& [given, value] : shape.axes)
-      if (given == axis) return value;
-    if (std::find(axes.begin(), axes.end(), axis) == axes.end() || is_optional(kind, axis)) return 1;
-    throw InputError(shape.where, fmt::format("no {}", axis), expected);
-  };
-  KernelSizes sizes;
-  sizes.products = {{size("m"), size("k"), size("n"), is_of_weights(kind) ? size("experts") : 1}};
-  sizes.attentions = {{size("batch"), size("sequence"), size("groups"), size("group_heads"), size("head_dim")}};
-  sizes.routings = {{size("tokens"), size("experts"), size("choices"), size("hidden")}};
-  if (const auto& r = sizes.routings[0]; !is_of_weights(kind) && r.choices > r.experts)
-    throw InputError(member(shape.where, "choices"), fmt::format("choices={}", r.choices),
-                     fmt::format("at most the {} experts", r.experts));
-  sizes.batch = size("batch");
-  sizes.sequence = size("sequence");
-  sizes.hidden = size("hidden");
-  sizes.vocabulary = size("vocab");
-  sizes.elements = size("elements");
+  for (const std::string& axis : axes)
+    if (!sizes.contains(axis) && !is_optional(kind, axis)) throw InputError(shape.where, "no " + axis, expected);
+  if (size_in(sizes, "choices") > size_in(sizes, "experts"))
+    throw InputError(member(shape.where, "choices"), fmt::format("choices={}", sizes.at("choices")),
+                     fmt::format("at most the {} experts", sizes.at("experts")));
   return sizes;
 }
 
@@ -131,58 +119,6 @@ double operand_bytes(const KernelCase& c, DeviceKind device) {
 }
 
 }  // namespace
-
-std::vector<std::string> axes_of(OpKind kind) {
-  using enum OpKind;
-  switch (kind) {
-    case linear:
-    case linear_input_gradient:
-    case linear_weight_gradient:
-      return {"m", "k", "n", "experts"};
-    case batched_matmul:
-    case attention:
-    case attention_backward:
-    case merge_attention:
-    case rotary:
-    case rotary_backward:
-    case softmax:
-    case softmax_backward:
-      return {"batch", "sequence", "groups", "group_heads", "head_dim"};
-    case embedding:
-    case embedding_backward:
-      return {"batch", "sequence", "hidden", "vocab"};
-    case cross_entropy:
-    case cross_entropy_backward:
-      return {"batch", "sequence", "vocab"};
-    case route:
-    case route_backward:
-    case hash_route:
-    case add_noise:
-    case expert_counts:
-    case router_loss:
-    case router_loss_backward:
-      return {"tokens", "experts", "choices"};
-    case permute:
-    case unpermute:
-    case unpermute_backward:
-    case permute_weights:
-    case unpermute_weights:
-    case slot_mask:
-    case slot_mask_backward:
-    case mask_permute:
-    case mask_unpermute:
-    case mask_gradient:
-      return {"tokens", "experts", "choices", "hidden"};
-    case gradient_norm:
-    case scale:
-    case adam:
-    case sgd:
-    case copy:
-      return {"elements"};
-    default:
-      return {"batch", "sequence", "hidden"};
-  }
-}
 
 Shape parse_shape(const std::string& text) {
   const InputError::Where where{"--shape", ""};

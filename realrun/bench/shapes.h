@@ -23,11 +23,9 @@ Shape parse_shape(const std::string& text);
 // Reads a JSON array: [{"kernel": "linear", "m": 4096, "k": 4096, "n": 11008, "dtype": "bf16"}].
 std::vector<Shape> read_shapes(const std::string& path);
 
-// Returns the axes of a kind of kernel. A shape must give all but `experts` of a product, which is 1 by default.
-std::vector<std::string> axes_of(OpKind kind);
-
 // Returns the cases of all shapes; a kernel that several shapes name is returned once. Throws InputError for a kernel
-// that the suite does not have, an axis that the kernel does not have or the shape does not give, an impossible size or
+// that the suite does not have, an axis that the kernel does not have or the shape does not give (but `experts` of a
+// product, which is 1 by default), an impossible size or
 // dtype, and operands of more than `memory_bytes` of device memory (on a CPU four bytes per element, as it stores
 // fp32).
 std::vector<KernelCase> shape_cases(DeviceKind device, bool fp8, double memory_bytes, const std::vector<Shape>& shapes);

@@ -37,11 +37,6 @@ double lower_tail(std::size_t n, std::size_t m, double u) {
   return tails[static_cast<std::size_t>(u)];
 }
 
-struct Value {
-  double value;
-  bool of_a;
-};
-
 // `tied`: the sum of t^3 - t over groups of t equal values.
 bool is_exact(std::size_t n, std::size_t m, double tied) { return tied == 0 && std::max(n, m) <= kExactMost; }
 
@@ -54,6 +49,27 @@ double p_of(std::size_t n, std::size_t m, double u, double tied) {
   constexpr double kContinuity = 0.5;
   const double z = (std::abs(u - pairs / 2) - kContinuity) / std::sqrt(variance);
   return std::min(1.0, std::erfc(z / std::numbers::sqrt2));
+}
+
+// The ranks of values, from 1; equal values share the mean of theirs.
+struct Ranks {
+  std::vector<double> ranks;
+  double tied = 0;
+};
+Ranks ranks_of(std::span<const double> values) {
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return values[x] < values[y]; });
+  Ranks result{.ranks = std::vector<double>(values.size())};
+  for (std::size_t begin = 0; begin < order.size();) {
+    std::size_t end = begin;
+    while (end < order.size() && values[order[end]] == values[order[begin]]) ++end;
+    const auto t = static_cast<double>(end - begin);
+    const double rank = (static_cast<double>(begin + 1) + static_cast<double>(end)) / 2;
+    for (; begin < end; ++begin) result.ranks[order[begin]] = rank;
+    result.tied += t * t * t - t;
+  }
+  return result;
 }
 
 // The fewest values on either side of a change that could be significant; 0: no change could.
@@ -72,21 +88,11 @@ std::size_t least_side(std::size_t values, double level) {
 MannWhitney mann_whitney(std::span<const double> a, std::span<const double> b) {
   MannWhitney result;
   if (a.empty() || b.empty()) return result;
-  std::vector<Value> all;
-  for (const double x : a) all.push_back({x, true});
-  for (const double x : b) all.push_back({x, false});
-  std::sort(all.begin(), all.end(), [](const Value& x, const Value& y) { return x.value < y.value; });
+  std::vector<double> all(a.begin(), a.end());
+  all.insert(all.end(), b.begin(), b.end());
+  const auto [ranks, tied] = ranks_of(all);
   const auto n = static_cast<double>(a.size());
-  double ranks_of_a = 0, tied = 0;
-  for (std::size_t begin = 0; begin < all.size();) {
-    std::size_t end = begin;
-    while (end < all.size() && all[end].value == all[begin].value) ++end;
-    const auto t = static_cast<double>(end - begin);
-    const double rank = (static_cast<double>(begin + 1) + static_cast<double>(end)) / 2;
-    for (; begin < end; ++begin)
-      if (all[begin].of_a) ranks_of_a += rank;
-    tied += t * t * t - t;
-  }
+  const double ranks_of_a = std::accumulate(ranks.begin(), ranks.begin() + std::ssize(a), 0.0);
   result.u = ranks_of_a - n * (n + 1) / 2;
   result.exact = is_exact(a.size(), b.size(), tied);
   result.p = p_of(a.size(), b.size(), result.u, tied);
@@ -136,19 +142,7 @@ ChangePoint change_point(std::span<const double> values, double level) {
   ChangePoint best;
   const std::size_t count = values.size(), least = least_side(count, level);
   if (least == 0) return best;
-  std::vector<std::size_t> order(count);
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return values[x] < values[y]; });
-  std::vector<double> ranks(count);
-  double tied = 0;
-  for (std::size_t begin = 0; begin < count;) {
-    std::size_t end = begin;
-    while (end < count && values[order[end]] == values[order[begin]]) ++end;
-    const auto t = static_cast<double>(end - begin);
-    const double rank = (static_cast<double>(begin + 1) + static_cast<double>(end)) / 2;
-    for (; begin < end; ++begin) ranks[order[begin]] = rank;
-    tied += t * t * t - t;
-  }
+  const auto [ranks, tied] = ranks_of(values);
   double sum = 0;  // sum of the ranks before the place
   double smallest = 2;
   for (std::size_t place = 1; place + least <= count; ++place) {

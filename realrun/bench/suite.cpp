@@ -20,7 +20,7 @@
 #include "realrun/bench/cold_cache.h"
 #include "realrun/bench/facts.h"
 #include "realrun/bench/machine_state.h"
-#include "realrun/bench/operands.h"
+#include "realrun/stand_alone.h"
 #include "realrun/bench/statistics.h"
 #include "realrun/bench/text.h"
 #include "realrun/bench/yardstick.h"

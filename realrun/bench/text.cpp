@@ -1,6 +1,9 @@
 #include "realrun/bench/text.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
 
 #include "realrun/bench/machine_state.h"
 #include "sim/report/format.h"
@@ -44,6 +47,57 @@ std::string set_aside_text(std::size_t set_aside, std::size_t repetitions) {
       "{} of {} repetitions are ignored: the machine was busy with other work, and a yardstick was more than {:g} % "
       "(memory: {:g} %) above its usual value",
       set_aside, repetitions, kPercent * kDisturbance[0], kPercent * kDisturbance[1]);
+}
+
+void add_count(std::string& summary, std::size_t count, Verdict verdict, std::string_view name) {
+  if (count == 0) return;
+  const bool plural = count > 1 && (verdict == Verdict::regression || verdict == Verdict::improvement);
+  summary += fmt::format("{}{} {}{}", summary.empty() ? "" : ", ", count, name, plural ? "s" : "");
+}
+
+std::string terminal_text(const TableReport& report, bool colour) {
+  std::vector<std::vector<std::string>> rows;
+  for (const TableRow& row : report.rows) {
+    rows.push_back(row.cells);
+    const bool bad = row.verdict == Verdict::failed || row.verdict == Verdict::regression;
+    if (colour && (bad || row.verdict == Verdict::improvement))
+      rows.back().back() = fmt::format("\x1b[{}m{}\x1b[0m", bad ? 31 : 32, rows.back().back());
+  }
+  std::string text = fmt::format("{}\n{}\n\n", report.heading, fmt::join(report.rules, "\n"));
+  if (!rows.empty()) text += grid(report.columns, rows) + "\n";
+  for (const std::string& remark : report.remarks) text += line_text(remark) + "\n";
+  return text + report.summary + "\n";
+}
+
+std::string markdown_page(const TableReport& report) {
+  std::vector<std::vector<std::string>> rows;
+  for (const TableRow& row : report.rows) {
+    std::vector<std::string>& cells = rows.emplace_back();
+    for (const std::string& cell : row.cells) cells.push_back(markdown_text(cell));
+    if (row.fails && !cells.back().empty()) cells.back() = "**" + cells.back() + "**";
+  }
+  std::string text = fmt::format("**{}**: {}\n\n{}\n\n", report.summary, markdown_text(report.heading),
+                                 fmt::join(report.rules, "\n\n"));
+  if (!rows.empty()) text += markdown_grid(report.columns, rows);
+  if (!report.remarks.empty()) text += "\n";
+  for (const std::string& remark : report.remarks) text += "- " + markdown_text(remark) + "\n";
+  return text;
+}
+
+std::string csv_rows(std::string_view columns, const nlohmann::ordered_json& objects) {
+  std::string text = std::string(columns) + "\n";
+  for (const auto& object : objects) {
+    for (std::string_view rest = columns; !rest.empty();) {
+      const std::string_view column = rest.substr(0, rest.find(','));
+      rest.remove_prefix(std::min(rest.size(), column.size() + 1));
+      if (const auto at = object.find(std::string(column)); at != object.end())
+        text += at->is_string()         ? csv_text(at->get_ref<const std::string&>())
+                : at->is_number_float() ? fmt::format("{}", at->get<double>())
+                                        : at->dump();
+      text += rest.empty() ? '\n' : ',';
+    }
+  }
+  return text;
 }
 
 std::string_view kernel_name(std::string_view benchmark) {

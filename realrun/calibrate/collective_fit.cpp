@@ -7,13 +7,19 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "realrun/calibrate/least_squares.h"
+#include "realrun/calibrate/published.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
+#include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
 #include "sim/base/statistics.h"
+#include "sim/cost/collective_parameters.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {
@@ -32,8 +38,8 @@ struct Free {
   double least, most;
 };
 
-// The bounds are those of fit_collectives.py: shares stay shares, and latencies per step stay near the published
-// constants. But a user's links may be much slower than those of the bundled calibration.
+// Shares stay shares, and latencies per step stay near the published constants, as they are extrapolated to large
+// groups. But a user's links may be much slower than those of the bundled calibration.
 Free free_parameter(const std::string& name, double& value) {
   double least = value / 20, most = 20 * value;
   if (name == "ring_share") {
@@ -46,200 +52,195 @@ Free free_parameter(const std::string& name, double& value) {
   return {name, &value, least, most};
 }
 
-double seconds_of(const CollectiveModel& model, const CollectiveCurve& curve, double bytes) {
-  GroupSpan span;
-  span.ranks = curve.ranks;
-  span.nodes = curve.nodes;
-  span.ranks_per_node = curve.ranks / curve.nodes;
-  return model.cost(curve.kind, bytes, span).seconds;
-}
-
 constexpr std::array<const char*, 3> kProtocols{"simple", "ll128", "ll"};
 
-template <class Add>
-void add_protocols(const std::string& name, ByProtocol& values, bool ll128, const Add& add) {
-  for (std::size_t p = 0; p < values.size(); ++p)
-    if (values[p] > 0 && (p != 1 || ll128)) add(name + "." + kProtocols[p], values[p]);
-}
-
-class CollectiveFitter {
+// The numbers of a class by their names: "ring_share", "base_seconds.simple".
+class ParameterNumbers {
  public:
-  CollectiveFitter(const Cluster& cluster, const std::vector<CollectiveCurve>& curves)
-      : cluster_(cluster), curves_(curves), calibration(find_collective_calibration(cluster)) {}
+  std::vector<std::pair<std::string, double*>> all;
 
-  std::vector<double> log_errors(const std::vector<const CollectiveCurve*>& curves, bool weighted,
-                                 double least_bytes = 0) const {
-    const CollectiveModel model(cluster_, calibration);
-    std::vector<double> errors;
-    for (const CollectiveCurve* curve : curves)
-      for (const CollectivePoint& p : curve->points) {
-        if (p.bytes < least_bytes) continue;
-        const double weight = weighted && p.bytes < kLarge ? kSmallWeight : 1;
-        errors.push_back(weight * std::log(seconds_of(model, *curve, p.bytes) / p.seconds));
-      }
-    return errors;
+  void number(const char* name, double& value, NumberRange) { all.emplace_back(name, &value); }
+  void integer(const char*, std::int64_t, std::int64_t) {}
+  void boolean(const char*, bool) {}
+  void rates(const char*, const std::array<double, 3>&) {}
+  void protocols(const char* name, ByProtocol& values, NumberRange, bool with_ll128) {
+    for (std::size_t p = 0; p < values.size(); ++p)
+      if (p != 1 || with_ll128) all.emplace_back(fmt::format("{}.{}", name, kProtocols[p]), &values[p]);
   }
-
-  double median_error(const CollectiveCurve& curve, double least_bytes = 0) const {
-    const CollectiveModel model(cluster_, calibration);
-    std::vector<double> errors;
-    for (const CollectivePoint& p : curve.points)
-      if (p.bytes >= least_bytes) errors.push_back(std::fabs(seconds_of(model, curve, p.bytes) / p.seconds - 1));
-    return errors.empty() ? 0 : median(std::move(errors));
-  }
-
-  std::vector<MissedPoint> missed(const CollectiveCurve& curve) const {
-    const CollectiveModel model(cluster_, calibration);
-    std::vector<MissedPoint> points;
-    for (const CollectivePoint& p : curve.points) {
-      const double predicted = seconds_of(model, curve, p.bytes);
-      if (std::fabs(std::log(predicted / p.seconds)) > std::log(kMissedFactor)) points.push_back({p, predicted});
-    }
-    return points;
-  }
-
-  CollectiveResidual residual(const std::vector<const CollectiveCurve*>& curves) const {
-    const CollectiveModel model(cluster_, calibration);
-    CollectiveResidual r;
-    std::vector<double> all, large;
-    r.curves = static_cast<std::int64_t>(curves.size());
-    for (const CollectiveCurve* curve : curves)
-      for (const CollectivePoint& p : curve->points) {
-        all.push_back(std::fabs(seconds_of(model, *curve, p.bytes) / p.seconds - 1));
-        if (p.bytes >= kLarge) large.push_back(all.back());
-      }
-    r.points = static_cast<std::int64_t>(all.size());
-    r.points_from_1_mib = static_cast<std::int64_t>(large.size());
-    if (!all.empty()) r.median_error = rounded(median(std::move(all)));
-    if (!large.empty()) r.median_error_from_1_mib = rounded(median(std::move(large)));
-    return r;
-  }
-
-  std::vector<const CollectiveCurve*> curves_of(bool across_nodes) const {
-    std::vector<const CollectiveCurve*> chosen;
-    for (const CollectiveCurve& c : curves_)
-      if ((c.nodes > 1) == across_nodes) chosen.push_back(&c);
-    return chosen;
-  }
-
-  // A log does not say which algorithm ran, and if one algorithm becomes slower, the prediction uses another. So all
-  // shares of a link start at the common rate that matches the large sizes best. The search for it only goes down: the
-  // fit can raise single shares later.
-  void slow_links(const std::vector<const CollectiveCurve*>& curves, const std::vector<Free>& free) {
-    std::vector<double> bundled;
-    for (const Free& f : free) bundled.push_back(*f.value);
-    const auto put = [&](double rate) {
-      for (std::size_t i = 0; i < free.size(); ++i)
-        if (free[i].name.find("share") != std::string::npos) *free[i].value = bundled[i] * rate;
-    };
-    constexpr int kSteps = 60;
-    double best = 1, least = std::numeric_limits<double>::infinity();
-    for (int k = 0; k <= kSteps; ++k) {
-      const double rate = std::pow(kLeastRate, static_cast<double>(k) / kSteps);
-      put(rate);
-      double loss = 0;
-      for (const double error : log_errors(curves, true, kLarge)) loss += std::fabs(error);
-      if (loss < least) least = loss, best = rate;
-    }
-    put(best);
-  }
-
-  void fit(const std::vector<const CollectiveCurve*>& curves, std::vector<Free> free) {
-    std::vector<FitParameter> parameters;
-    std::vector<double> start;
-    for (const Free& f : free) start.push_back(*f.value);
-    slow_links(curves, free);
-    for (const Free& f : free) {
-      parameters.push_back({f.name, std::clamp(*f.value, f.least, f.most), f.least, f.most});
-    }
-    const auto put = [&](const std::vector<double>& values) {
-      for (std::size_t i = 0; i < free.size(); ++i) *free[i].value = values[i];
-    };
-    const FitResult result = fit_least_squares(parameters, [&](const std::vector<double>& values) {
-      put(values);
-      std::vector<double> errors = log_errors(curves, true);
-      for (std::size_t i = 0; i < values.size(); ++i) errors.push_back(kPull * std::log(values[i] / start[i]));
-      return errors;
-    });
-    std::vector<double> values;
-    for (const double value : result.values) values.push_back(std::stod(fmt::format("{:.4g}", value)));
-    put(values);
-  }
-
-  static double rounded(double x) { return std::stod(fmt::format("{:.4f}", x)); }
-
- private:
-  const Cluster& cluster_;
-  const std::vector<CollectiveCurve>& curves_;
-
- public:
-  CollectiveCalibration calibration;
 };
 
-bool has(const std::vector<const CollectiveCurve*>& curves, std::initializer_list<OpKind> kinds) {
-  return std::any_of(curves.begin(), curves.end(), [&](const CollectiveCurve* c) {
-    return std::find(kinds.begin(), kinds.end(), c->kind) != kinds.end();
+// `names`: of numbers, or of those of all protocols.
+template <class Parameters>
+std::vector<Free> free_of(Parameters& parameters, const std::vector<std::string>& names) {
+  ParameterNumbers numbers;
+  visit_parameters(parameters, numbers);
+  std::vector<Free> free;
+  for (const std::string& name : names)
+    for (const auto& [key, value] : numbers.all)
+      if ((key == name || key.starts_with(name + ".")) && *value > 0 && (parameters.ll128 || !key.ends_with(".ll128")))
+        free.push_back(free_parameter(key, *value));
+  return free;
+}
+
+// A curve beside what its prediction depends on: the parameters as the fit has them now.
+struct PlacedCurve {
+  const CollectiveCurve* curve;
+  const Cluster* cluster;
+  CollectiveCalibration calibration;
+  const IntraCalibration* intra;
+  const InterCalibration* inter;
+
+  std::vector<double> predicted_seconds() const {
+    CollectiveCalibration now = calibration;
+    now.intra = *intra, now.inter = *inter;
+    const CollectiveModel model(*cluster, now);
+    GroupSpan span;
+    span.ranks = curve->ranks;
+    span.nodes = curve->nodes;
+    span.ranks_per_node = curve->ranks / curve->nodes;
+    std::vector<double> seconds;
+    for (const CollectivePoint& p : curve->points)
+      seconds.push_back(model.cost(curve->kind, p.bytes, span, curve->algorithm).seconds);
+    return seconds;
+  }
+};
+using PlacedCurves = std::vector<PlacedCurve>;
+
+// Calls visit(point, predicted seconds) for every point of the curves.
+template <class Visit>
+void for_each_point(std::span<const PlacedCurve> curves, Visit visit) {
+  for (const PlacedCurve& placed : curves) {
+    const std::vector<double> seconds = placed.predicted_seconds();
+    for (std::size_t i = 0; i < seconds.size(); ++i) visit(placed.curve->points[i], seconds[i]);
+  }
+}
+
+std::vector<double> log_errors(const PlacedCurves& curves, double least_bytes = 0) {
+  std::vector<double> errors;
+  for_each_point(curves, [&](const CollectivePoint& p, double predicted) {
+    const double weight = p.bytes < kLarge ? kSmallWeight : 1;
+    if (p.bytes >= least_bytes) errors.push_back(weight * std::log(predicted / p.seconds));
+  });
+  return errors;
+}
+
+std::vector<double> relative_errors(std::span<const PlacedCurve> curves, double least_bytes = 0) {
+  std::vector<double> errors;
+  for_each_point(curves, [&](const CollectivePoint& p, double predicted) {
+    if (p.bytes >= least_bytes) errors.push_back(std::fabs(predicted / p.seconds - 1));
+  });
+  return errors;
+}
+
+double median_or_zero(std::vector<double> values) { return values.empty() ? 0 : median(std::move(values)); }
+
+CollectiveResidual collective_residual(const PlacedCurves& curves) {
+  const auto rounded = [](double x) { return std::stod(fmt::format("{:.4f}", x)); };
+  const std::vector<double> all = relative_errors(curves), large = relative_errors(curves, kLarge);
+  return {.curves = std::ssize(curves),
+          .points = std::ssize(all),
+          .points_from_1_mib = std::ssize(large),
+          .median_error = rounded(median_or_zero(all)),
+          .median_error_from_1_mib = rounded(median_or_zero(large))};
+}
+
+std::vector<MissedPoint> missed_points(const PlacedCurve& curve) {
+  std::vector<MissedPoint> points;
+  for_each_point({&curve, 1}, [&](const CollectivePoint& p, double predicted) {
+    if (std::fabs(std::log(predicted / p.seconds)) > std::log(kMissedFactor)) points.push_back({p, predicted});
+  });
+  return points;
+}
+
+// A log does not say which algorithm ran, and if one algorithm becomes slower, the prediction uses another. So all
+// shares of a link start at the common rate that matches the large sizes best. The search for it only goes down: the
+// fit can raise single shares later.
+void slow_links(const PlacedCurves& curves, const std::vector<Free>& free) {
+  std::vector<double> bundled;
+  for (const Free& f : free) bundled.push_back(*f.value);
+  const auto put = [&](double rate) {
+    for (std::size_t i = 0; i < free.size(); ++i)
+      if (free[i].name.find("share") != std::string::npos) *free[i].value = bundled[i] * rate;
+  };
+  constexpr int kSteps = 60;
+  double best = 1, least = std::numeric_limits<double>::infinity();
+  for (int k = 0; k <= kSteps; ++k) {
+    const double rate = std::pow(kLeastRate, static_cast<double>(k) / kSteps);
+    put(rate);
+    double loss = 0;
+    for (const double error : log_errors(curves, kLarge)) loss += std::fabs(error);
+    if (loss < least) least = loss, best = rate;
+  }
+  put(best);
+}
+
+// Fits the free parameters, each pulled towards what it was before slow_links().
+void fit_free(const PlacedCurves& curves, const std::vector<Free>& free, const std::vector<double>& start,
+              const FitLoss& loss) {
+  std::vector<FitParameter> parameters;
+  for (const Free& f : free) parameters.push_back({f.name, std::clamp(*f.value, f.least, f.most), f.least, f.most});
+  const auto put = [&](const std::vector<double>& values) {
+    for (std::size_t i = 0; i < free.size(); ++i) *free[i].value = values[i];
+  };
+  const auto errors_at = [&](const std::vector<double>& values) {
+    put(values);
+    std::vector<double> errors = log_errors(curves);
+    for (std::size_t i = 0; i < values.size(); ++i) errors.push_back(kPull * std::log(values[i] / start[i]));
+    return errors;
+  };
+  std::vector<double> values = fit_least_squares(parameters, errors_at, loss).values;
+  for (double& value : values) value = std::stod(fmt::format("{:.4g}", value));
+  put(values);
+}
+
+std::vector<double> values_of(const std::vector<Free>& free) {
+  std::vector<double> values;
+  for (const Free& f : free) values.push_back(*f.value);
+  return values;
+}
+
+// The parameters that a user's curves determine.
+std::vector<Free> fit_users(const PlacedCurves& curves, std::vector<Free> free) {
+  const std::vector<double> start = values_of(free);
+  slow_links(curves, free);
+  fit_free(curves, free, start, {});
+  return free;
+}
+
+bool has(const PlacedCurves& curves, std::initializer_list<OpKind> kinds) {
+  return std::any_of(curves.begin(), curves.end(), [&](const PlacedCurve& c) {
+    return std::find(kinds.begin(), kinds.end(), c.curve->kind) != kinds.end();
   });
 }
 
 constexpr std::initializer_list<OpKind> kRings{OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter,
                                                OpKind::broadcast, OpKind::reduce};
 
-// The parameters that the curves determine.
-std::vector<Free> free_of_node(const Cluster& cluster, const std::vector<const CollectiveCurve*>& curves,
-                               IntraCalibration& c) {
-  std::vector<Free> free;
-  const auto add = [&](const std::string& name, double& value) {
-    if (value > 0) free.push_back(free_parameter(name, value));
+// The names of the parameters that curves determine, within a node or across nodes.
+std::vector<std::string> determined(const Cluster& cluster, const PlacedCurves& curves, bool across) {
+  const bool rings = has(curves, kRings), reduces = has(curves, {OpKind::all_reduce}),
+             exchanges = has(curves, {OpKind::all_to_all}), sends = has(curves, {OpKind::ring_shift});
+  const IntraFabric intra = cluster.node.intra;
+  const bool bridged = intra == IntraFabric::pcie || intra == IntraFabric::nvlink_pairs;
+  std::vector<std::string> names;
+  const auto add = [&](bool are, std::initializer_list<const char*> more) {
+    if (are) names.insert(names.end(), more.begin(), more.end());
   };
-  if (has(curves, kRings)) {
-    add("ring_share", c.ring_share);
-    if (cluster.node.intra == IntraFabric::pcie || cluster.node.intra == IntraFabric::nvlink_pairs)
-      add("host_bridge_share", c.host_bridge_share);
-    add_protocols("base_seconds", c.base_seconds, c.ll128, add);
-    add_protocols("step_seconds", c.step_seconds, c.ll128, add);
+  if (across) {
+    add(rings, {"ring_share", "ring_fill_seconds", "ring_fill_bytes", "ring_step_seconds", "ll_share"});
+    add(reduces, {"tree_share", "tree_fill_seconds", "tree_fill_bytes", "tree_step_seconds"});
+    add(exchanges, {"all_to_all_share", "send_step_seconds"});
+    add(true, {"base_seconds"});
+    return names;
   }
-  if (has(curves, {OpKind::all_to_all})) {
-    add("all_to_all_share", c.all_to_all_share);
-    add_protocols("all_to_all_base_seconds", c.all_to_all_base_seconds, false, add);
-  }
-  if (has(curves, {OpKind::ring_shift})) {
-    add("send_share", c.send_share);
-    add_protocols("send_base_seconds", c.send_base_seconds, false, add);
-  }
-  if (has(curves, {OpKind::all_reduce}) && cluster.node.in_switch_reduction) {
-    add("nvls_share", c.nvls_share);
-    add("nvls_seconds", c.nvls_seconds);
-    add("nvls_fill_seconds", c.nvls_fill_seconds);
-    add("nvls_fill_bytes", c.nvls_fill_bytes);
-  }
-  return free;
-}
-
-std::vector<Free> free_of_network(const std::vector<const CollectiveCurve*>& curves, InterCalibration& c) {
-  std::vector<Free> free;
-  const auto add = [&](const std::string& name, double& value) {
-    if (value > 0) free.push_back(free_parameter(name, value));
-  };
-  if (has(curves, kRings)) {
-    add("ring_share", c.ring_share);
-    add("ring_fill_seconds", c.ring_fill_seconds);
-    add("ring_fill_bytes", c.ring_fill_bytes);
-    add_protocols("ring_step_seconds", c.ring_step_seconds, c.ll128, add);
-    add("ll_share", c.ll_share);
-  }
-  if (has(curves, {OpKind::all_reduce})) {
-    add("tree_share", c.tree_share);
-    add("tree_fill_seconds", c.tree_fill_seconds);
-    add("tree_fill_bytes", c.tree_fill_bytes);
-    add_protocols("tree_step_seconds", c.tree_step_seconds, c.ll128, add);
-  }
-  if (has(curves, {OpKind::all_to_all})) {
-    add("all_to_all_share", c.all_to_all_share);
-    add_protocols("send_step_seconds", c.send_step_seconds, false, add);
-  }
-  add_protocols("base_seconds", c.base_seconds, c.ll128, add);
-  return free;
+  add(rings, {"ring_share"});
+  add(rings && bridged, {"host_bridge_share"});
+  add(rings, {"base_seconds", "step_seconds"});
+  add(exchanges, {"all_to_all_share", "all_to_all_base_seconds"});
+  add(sends, {"send_share", "send_base_seconds"});
+  add(reduces && cluster.node.in_switch_reduction,
+      {"nvls_share", "nvls_seconds", "nvls_fill_seconds", "nvls_fill_bytes"});
+  return names;
 }
 
 // Rings load the links of a node or network evenly, so no other algorithm gets more than rings were measured to get.
@@ -254,13 +255,6 @@ void bound_by_rings(const std::vector<Free>& free, double ring_share, double bun
     if (!is_free(name)) *share = std::stod(fmt::format("{:.4g}", *share * ring_share / bundled_ring_share));
 }
 
-OrderedJson json_of(const ByProtocol& values, bool all = true) {
-  OrderedJson json{{"simple", values[0]}};
-  if (all) json["ll128"] = values[1];
-  json["ll"] = values[2];
-  return json;
-}
-
 OrderedJson json_of(const CollectiveResidual& r) {
   return {{"curves", r.curves},
           {"points", r.points},
@@ -269,47 +263,25 @@ OrderedJson json_of(const CollectiveResidual& r) {
           {"median_error_from_1_mib", r.median_error_from_1_mib}};
 }
 
-OrderedJson json_of(const IntraCalibration& c) {
-  return {{"ring_share", c.ring_share},
-          {"local_steps", c.local_steps},
-          {"all_to_all_share", c.all_to_all_share},
-          {"send_share", c.send_share},
-          {"host_bridge_share", c.host_bridge_share},
-          {"protocol_share", json_of(c.protocol_share)},
-          {"tree_share", json_of(c.tree_share)},
-          {"ll128", c.ll128},
-          {"ll_bytes_per_second", c.ll_bytes_per_second},
-          {"base_seconds", json_of(c.base_seconds)},
-          {"step_seconds", json_of(c.step_seconds)},
-          {"send_base_seconds", json_of(c.send_base_seconds, false)},
-          {"all_to_all_base_seconds", json_of(c.all_to_all_base_seconds, false)},
-          {"send_step_seconds", c.send_step_seconds},
-          {"nvls_share", c.nvls_share},
-          {"nvls_network_share", c.nvls_network_share},
-          {"nvls_rank_seconds", c.nvls_rank_seconds},
-          {"nvls_least_ranks", c.nvls_least_ranks},
-          {"nvls_seconds", c.nvls_seconds},
-          {"nvls_fill_seconds", c.nvls_fill_seconds},
-          {"nvls_fill_bytes", c.nvls_fill_bytes},
-          {"nvls_channels", c.nvls_channels},
-          {"network_base_seconds", c.network_base_seconds}};
-}
+class ParametersJson {
+ public:
+  OrderedJson json = OrderedJson::object();
 
-OrderedJson json_of(const InterCalibration& c) {
-  return {{"ring_share", c.ring_share},
-          {"tree_share", c.tree_share},
-          {"all_to_all_share", c.all_to_all_share},
-          {"ll128", c.ll128},
-          {"ll_share", c.ll_share},
-          {"base_seconds", json_of(c.base_seconds)},
-          {"ring_step_seconds", json_of(c.ring_step_seconds)},
-          {"tree_step_seconds", json_of(c.tree_step_seconds)},
-          {"send_step_seconds", json_of(c.send_step_seconds, false)},
-          {"ring_fill_seconds", c.ring_fill_seconds},
-          {"ring_fill_bytes", c.ring_fill_bytes},
-          {"tree_fill_seconds", c.tree_fill_seconds},
-          {"tree_fill_bytes", c.tree_fill_bytes},
-          {"included_latency_seconds", c.included_latency_seconds}};
+  void number(const char* name, double value, NumberRange) { json[name] = value; }
+  void integer(const char* name, std::int64_t value, std::int64_t) { json[name] = value; }
+  void boolean(const char* name, bool value) { json[name] = value; }
+  void rates(const char* name, const std::array<double, 3>& values) { json[name] = values; }
+  void protocols(const char* name, const ByProtocol& values, NumberRange, bool with_ll128) {
+    for (std::size_t p = 0; p < values.size(); ++p)
+      if (p != 1 || with_ll128) json[name][kProtocols[p]] = values[p];
+  }
+};
+
+template <class Parameters>
+OrderedJson parameters_json(Parameters parameters) {
+  ParametersJson fields;
+  visit_parameters(parameters, fields);
+  return std::move(fields.json);
 }
 
 // Returns the word that tells a device's model from others: "A100" in "NVIDIA A100-SXM4-80GB", "3090" in "GeForce RTX
@@ -381,20 +353,23 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
       throw InputError(
           {curve.source, ""}, fmt::format("{} ranks on {} nodes", curve.ranks, curve.nodes),
           fmt::format("at most the given cluster's {} nodes of {} devices", cluster.nodes, cluster.node.devices));
-  CollectiveFitter fitter(cluster, curves);
+  CollectiveCalibration calibration = find_collective_calibration(cluster);
+  IntraCalibration& intra = calibration.intra;
+  InterCalibration& inter = calibration.inter;
+  PlacedCurves all, within, across;
   CollectiveFit result;
-  for (const CollectiveCurve& curve : curves)
-    result.errors.push_back(
-        {curve.id, static_cast<std::int64_t>(curve.points.size()), fitter.median_error(curve), 0, {}});
-
-  if (const auto within = fitter.curves_of(false); !within.empty()) {
-    const std::vector<Free> free = free_of_node(cluster, within, fitter.calibration.intra);
-    const double bundled = fitter.calibration.intra.ring_share;
-    fitter.fit(within, free);
-    IntraCalibration& c = fitter.calibration.intra;
-    bound_by_rings(
-        free, c.ring_share, bundled,
-        {{"all_to_all_share", &c.all_to_all_share}, {"send_share", &c.send_share}, {"nvls_share", &c.nvls_share}});
+  for (const CollectiveCurve& curve : curves) {
+    const PlacedCurve& placed = all.emplace_back(&curve, &cluster, calibration, &intra, &inter);
+    (curve.nodes > 1 ? across : within).push_back(placed);
+    result.errors.push_back({curve.id, std::ssize(curve.points), median_or_zero(relative_errors({&placed, 1})), 0, {}});
+  }
+  if (!within.empty()) {
+    const double bundled = intra.ring_share;
+    const std::vector<Free> free = fit_users(within, free_of(intra, determined(cluster, within, /*across=*/false)));
+    bound_by_rings(free, intra.ring_share, bundled,
+                   {{"all_to_all_share", &intra.all_to_all_share},
+                    {"send_share", &intra.send_share},
+                    {"nvls_share", &intra.nvls_share}});
     for (const Free& f : free) result.fitted.push_back("node: " + f.name);
     result.classes.node_classes.push_back(
         {.name = fmt::format("{} measured", cluster.device.architecture),
@@ -402,28 +377,26 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
          .architectures = {cluster.device.architecture},
          .fabrics = {std::string(kIntraFabricNames[static_cast<std::size_t>(cluster.node.intra)])},
          .least_devices = 1,
-         .parameters = fitter.calibration.intra,
-         .residual = fitter.residual(within)});
+         .parameters = intra,
+         .residual = collective_residual(within)});
   }
-  if (const auto across = fitter.curves_of(true); !across.empty()) {
-    const std::vector<Free> free = free_of_network(across, fitter.calibration.inter);
-    const double bundled = fitter.calibration.inter.ring_share;
-    fitter.fit(across, free);
-    InterCalibration& c = fitter.calibration.inter;
-    bound_by_rings(free, c.ring_share, bundled,
-                   {{"tree_share", &c.tree_share}, {"all_to_all_share", &c.all_to_all_share}});
+  if (!across.empty()) {
+    const double bundled = inter.ring_share;
+    const std::vector<Free> free = fit_users(across, free_of(inter, determined(cluster, across, /*across=*/true)));
+    bound_by_rings(free, inter.ring_share, bundled,
+                   {{"tree_share", &inter.tree_share}, {"all_to_all_share", &inter.all_to_all_share}});
     for (const Free& f : free) result.fitted.push_back("network: " + f.name);
     std::string word = cluster.fabric.name;
     std::transform(word.begin(), word.end(), word.begin(), [](unsigned char w) { return std::tolower(w); });
     result.classes.network_classes.push_back({.name = fmt::format("{} measured", cluster.fabric.name),
                                               .source = source,
                                               .words = {word},
-                                              .parameters = fitter.calibration.inter,
-                                              .residual = fitter.residual(across)});
+                                              .parameters = inter,
+                                              .residual = collective_residual(across)});
   }
-  for (std::size_t i = 0; i < curves.size(); ++i) {
-    result.errors[i].after = fitter.median_error(curves[i]);
-    result.errors[i].missed = fitter.missed(curves[i]);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    result.errors[i].after = median_or_zero(relative_errors({&all[i], 1}));
+    result.errors[i].missed = missed_points(all[i]);
   }
   return result;
 }
@@ -437,14 +410,14 @@ nlohmann::ordered_json collectives_json(const CollectiveFit& fit, const std::str
                      {"fabrics", c.fabrics},
                      {"least_devices", c.least_devices},
                      {"source", c.source},
-                     {"parameters", json_of(c.parameters)},
+                     {"parameters", parameters_json(c.parameters)},
                      {"residual", json_of(c.residual)}});
   OrderedJson& networks = json["network_classes"] = OrderedJson::array();
   for (const InterClass& c : fit.classes.network_classes)
     networks.push_back({{"name", c.name},
                         {"words", c.words},
                         {"source", c.source},
-                        {"parameters", json_of(c.parameters)},
+                        {"parameters", parameters_json(c.parameters)},
                         {"residual", json_of(c.residual)}});
   return json;
 }
@@ -489,6 +462,199 @@ std::string curves_text(const Cluster& cluster, const std::vector<CollectiveCurv
                     {"points", std::move(points)}});
   }
   return written_json(json);
+}
+
+namespace {
+
+// A curve of results/published/collectives.json on its system.
+struct PublishedCurve {
+  CollectiveCurve curve, fitted;  // fitted: without the points that a fit leaves out
+  Cluster cluster;
+  bool is_fitted = true;
+};
+
+PublishedCurve published_curve(const nlohmann::json& curve, const nlohmann::json& system) {
+  PublishedCurve p;
+  Cluster& c = p.cluster;
+  c.device.architecture = system.at("architecture");
+  c.device.pcie_bytes_per_second = system.at("pcie_bytes_per_second");
+  const auto* intra = std::find(kIntraFabricNames.begin(), kIntraFabricNames.end(), system.at("intra"));
+  c.node.intra = static_cast<IntraFabric>(intra - kIntraFabricNames.begin());
+  c.node.devices = system.at("devices_per_node");
+  c.node.intra_bytes_per_second = system.at("intra_bytes_per_second");
+  c.node.pair_bytes_per_second = system.at("pair_bytes_per_second");
+  c.node.in_switch_reduction = system.at("in_switch_reduction") && curve.value("in_switch_reduction", true);
+  c.node.devices_per_pcie_switch = system.at("devices_per_pcie_switch");
+  c.node.devices_per_pcie_root = system.value("devices_per_pcie_root", c.node.devices_per_pcie_root);
+  c.node.nics = system.at("nics");
+  c.node.nic_bytes_per_second = system.at("nic_bytes_per_second");
+  c.nodes = curve.at("nodes");
+  c.fabric.name = system.at("network");
+
+  p.is_fitted = !curve.contains("not_fitted");
+  p.curve.id = curve.at("id");
+  p.curve.source = curve.at("system");
+  p.curve.kind = OpKind::ring_shift;  // "send_recv"
+  for (const OpKind kind : {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_to_all,
+                            OpKind::broadcast, OpKind::reduce})
+    if (curve.at("collective") == name_of(kind)) p.curve.kind = kind;
+  p.curve.ranks = curve.at("ranks");
+  p.curve.nodes = curve.at("nodes");
+  for (std::size_t a = 0; a < kCollectiveAlgorithmNames.size(); ++a)
+    if (curve.at("algorithm") == kCollectiveAlgorithmNames[a]) p.curve.algorithm = static_cast<CollectiveAlgorithm>(a);
+  for (const auto& point : curve.at("points")) p.curve.points.push_back({point[0], 1e-6 * point[1].get<double>(), 0});
+  p.fitted = p.curve;
+  std::erase_if(p.fitted.points,
+                [&](const CollectivePoint& at) { return at.bytes < curve.value("fit_from_bytes", 0); });
+  return p;
+}
+
+// A class of nodes or networks, and its part of the file.
+struct PublishedClass {
+  const void* parameters;
+  OrderedJson* json;
+};
+struct PublishedNumber {
+  double* value;
+  OrderedJson* of_class;
+  OrderedJson::json_pointer at;
+
+  OrderedJson& stated(const char* key) const { return (*of_class)[key][at]; }  // key: "prior" or "parameters"
+};
+
+class PublishedCollectives {
+ public:
+  PublishedCollectives(const nlohmann::json& document, const std::string& only)
+      : file(OrderedJson::parse(embedded_files("results/calibration/collectives.json").front().text)),
+        classes_(bundled_collective_classes()) {
+    add_classes(classes_.node_classes, "node_classes");
+    add_classes(classes_.network_classes, "network_classes");
+    for (const auto& c : document.at("curves"))
+      curves_.push_back(published_curve(c, document.at("systems").at(c.at("system").get<std::string>())));
+    for (const PublishedCurve& p : curves_) {
+      const CollectiveCalibration found = find_collective_calibration(p.cluster, classes_);
+      placed_.push_back({&p.curve, &p.cluster, found, &named(classes_.node_classes, found.intra_class).parameters,
+                         &named(classes_.network_classes, found.inter_class).parameters});
+    }
+    const auto wanted = [&](const PublishedClass& c) { return only.empty() || c.json->at("name") == only; };
+    if (std::none_of(published_.begin(), published_.end(), wanted)) refuse_class(only);
+    for (const auto& c : published_)
+      if (wanted(c)) free_of_class(c, /*at_prior=*/true);
+    for (const auto& c : published_)
+      if (wanted(c)) fit(c);
+    for (const auto& [name, number] : numbers_) number.stated("parameters") = *number.value;
+    for (const PublishedClass& c : published_)
+      (*c.json)["residual"] = json_of(collective_residual(curves_of(c, /*for_fit=*/false)));
+  }
+
+  // Every curve's residual.
+  std::string table() const {
+    const auto percent = [](double x) { return fmt::format("{:.1f}%", 100 * x); };
+    std::string text =
+        fmt::format("{:46} {:26} {:>6} {:>5} {:>9} {:>9}\n", "curve", "system", "ranks", "nodes", "median", ">= 1 MiB");
+    std::array<PlacedCurves, 2> levels;
+    for (std::size_t i = 0; i < curves_.size(); ++i) {
+      const CollectiveCurve& c = curves_[i].curve;
+      const CollectiveResidual r = collective_residual({placed_[i]});
+      text += fmt::format("{:46} {:26} {:>6} {:>5} {:>9} {:>9}{}\n", c.id, c.source, c.ranks, c.nodes,
+                          percent(r.median_error), r.points_from_1_mib > 0 ? percent(r.median_error_from_1_mib) : "",
+                          curves_[i].is_fitted ? "" : "  (not fitted)");
+      if (curves_[i].is_fitted) levels[c.nodes > 1 ? 1 : 0].push_back(placed_[i]);
+    }
+    for (const std::size_t across : {0u, 1u}) {
+      const CollectiveResidual r = collective_residual(levels[across]);
+      text += fmt::format("{}: median error {}, from 1 MiB {} ({} points)\n",
+                          across == 0 ? "within a node" : "across nodes", percent(r.median_error),
+                          percent(r.median_error_from_1_mib), r.points_from_1_mib);
+    }
+    return text;
+  }
+
+  OrderedJson file;
+
+ private:
+  template <class Class>
+  static const Class& named(const std::vector<Class>& classes, const std::string& name) {
+    return *std::find_if(classes.begin(), classes.end(), [&](const Class& c) { return c.name == name; });
+  }
+
+  template <class Class>
+  void add_classes(std::vector<Class>& classes, const char* key) {
+    for (std::size_t i = 0; i < classes.size(); ++i) {
+      OrderedJson* const json = &file.at(key)[i];
+      published_.push_back({&classes[i].parameters, json});
+      ParameterNumbers numbers;
+      visit_parameters(classes[i].parameters, numbers);
+      for (auto& [name, value] : numbers.all) {
+        const std::string full = fmt::format("{}: {}", classes[i].name, name);
+        std::replace(name.begin(), name.end(), '.', '/');
+        numbers_[full] = {value, json, OrderedJson::json_pointer("/" + name)};
+      }
+    }
+  }
+
+  // What the class's "fit" names: a parameter, or "class: parameter" for one of another class.
+  std::vector<Free> free_of_class(const PublishedClass& c, bool at_prior) {
+    std::vector<Free> free;
+    for (const std::string entry : c.json->at("fit")) {
+      const std::string own = c.json->at("name");
+      const PublishedNumber& number = numbers_.at(entry.find(": ") == std::string::npos ? own + ": " + entry : entry);
+      if (at_prior) *number.value = number.stated("prior");
+      free.push_back(free_parameter(entry, *number.value));
+    }
+    return free;
+  }
+
+  [[noreturn]] void refuse_class(const std::string& name) const {
+    std::vector<std::string> names;
+    for (const PublishedClass& c : published_) names.push_back(c.json->at("name"));
+    throw InputError({"--only", ""}, describe(name), "a class of collectives", nearest_name(name, names));
+  }
+
+  // Curves within a node are their node class's, others their network class's.
+  PlacedCurves curves_of(const PublishedClass& c, bool for_fit) const {
+    PlacedCurves chosen;
+    for (std::size_t i = 0; i < curves_.size(); ++i) {
+      const PlacedCurve& p = placed_[i];
+      const void* of = p.curve->nodes > 1 ? static_cast<const void*>(p.inter) : p.intra;
+      if (of != c.parameters || !curves_[i].is_fitted) continue;
+      chosen.push_back(p);
+      if (for_fit) chosen.back().curve = &curves_[i].fitted;
+    }
+    return chosen;
+  }
+
+  void fit(const PublishedClass& c) {
+    const std::vector<Free> free = free_of_class(c, /*at_prior=*/false);
+    const PlacedCurves curves = curves_of(c, /*for_fit=*/true);
+    if (free.empty() || curves.empty()) return;
+    double points = 0;
+    for (const PlacedCurve& p : curves) points += static_cast<double>(p.curve->points.size());
+    FitLoss loss = published_loss();
+    for (const PlacedCurve& p : curves) {  // each curve counts alike
+      const std::size_t own = p.curve->points.size();
+      loss.weights.insert(loss.weights.end(), own, points / static_cast<double>(own * curves.size()));
+    }
+    loss.weights.insert(loss.weights.end(), free.size(), 1);
+    fit_free(curves, free, values_of(free), loss);
+  }
+
+  CollectiveClasses classes_;
+  std::vector<PublishedClass> published_;
+  std::map<std::string, PublishedNumber> numbers_;  // "Hopper NVLink4: base_seconds.ll"
+  std::vector<PublishedCurve> curves_;
+  PlacedCurves placed_;
+};
+
+}  // namespace
+
+PublishedFit fit_published_collectives(const nlohmann::json& curves, const std::string& file, const std::string& only) {
+  try {
+    const PublishedCollectives published(curves, only);
+    return {.files = {{"collectives.json", written_json(published.file)}}, .table = published.table()};
+  } catch (const nlohmann::json::exception& error) {
+    throw InputError({file, ""}, error.what(), "curves as in results/published/collectives.json");
+  }
 }
 
 }  // namespace orrery

@@ -1,5 +1,5 @@
 // Fits a calibration of collectives to measured ones: the model of sim/cost/collective_cost.h, evaluated by that code.
-// It does for a user's own curves what realrun/calibrate/fit_collectives.py does for the published ones.
+// The same fit serves a user's own curves and the published ones (published.h).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -42,7 +42,6 @@ struct CollectiveFit {
 // node is a rack of several hosts (devices_per_host): then it is the smallest number of nodes that holds all hosts.
 // Throws InputError if hosts or ranks do not fit into the cluster, if the hosts do not divide evenly over these nodes,
 // or if the log names another device than the cluster's.
-// names another device than the cluster's.
 void place_on(const Cluster& cluster, CollectiveCurve& curve);
 
 // Fits the parameters of the collective model to the curves; its shares are of the rates of `cluster`. The fit starts
@@ -55,7 +54,7 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
 // In the format of results/calibration/collectives.json.
 nlohmann::ordered_json collectives_json(const CollectiveFit& fit, const std::string& method);
 std::string collectives_text(const CollectiveFit& fit, const std::string& method);
-// In the format of results/published/collectives.json, which realrun/calibrate/fit_collectives.py reads.
+// In the format of results/published/collectives.json.
 std::string curves_text(const Cluster& cluster, const std::vector<CollectiveCurve>& curves, const std::string& method);
 
 }  // namespace orrery

@@ -15,6 +15,7 @@
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
 #include "sim/base/statistics.h"
+#include "sim/cost/curve_numbers.h"
 #include "sim/program/work.h"
 
 namespace orrery {
@@ -34,7 +35,7 @@ using Points = std::vector<Measured>;
 std::size_t index_of(Dtype dtype) { return static_cast<std::size_t>(dtype); }
 
 // Lists of tiles to choose from. One processor: a single tile, as partly filled register blocks cost as much as full
-// ones. A device with many: those of fit_published.py.
+// ones. A device with many: those of the published fits.
 std::vector<std::vector<MatmulTile>> tile_lists(std::int64_t multiprocessors) {
   if (multiprocessors == 1) return {{{1, 1}}, {{4, 4}}, {{8, 4}}, {{4, 8}}, {{16, 8}}, {{16, 16}}, {{32, 8}}};
   return {{{256, 128}, {128, 256}, {256, 64}, {64, 256}, {64, 64}},
@@ -186,13 +187,8 @@ void fit_matmul(KernelFitter& fitter, Dtype dtype, CalibrationFit& result) {
   for (const auto& tiles : tile_lists(fitter.device.multiprocessors)) {
     MatmulCurve& curve = fitter.calibration.matmul[index_of(dtype)];
     curve.tiles = tiles;
-    CurveFit fit = fitter.fit(name, points, parameters, [&](const std::vector<double>& v) {
-      curve.efficiency = v[0], curve.half_k = v[1], curve.memory_efficiency = v[2], curve.overlap_loss = v[3];
-      curve.fixed_seconds = v[4];
-      if (v.size() == 5) return;
-      curve.operand_cost = v[5], curve.split_k = v[6], curve.sustained_efficiency = v[7],
-      curve.sustained_seconds = v[8];
-    });
+    CurveFit fit = fitter.fit(name, points, parameters,
+                              [&](const std::vector<double>& values) { set_numbers(curve, parameters, values); });
     if (!best.tiles.empty() && fitter.loss() > kWorthMoreTiles * least) continue;
     least = fitter.loss();
     best = curve;
@@ -223,12 +219,8 @@ void fit_attention(KernelFitter& fitter, Dtype dtype, CalibrationFit& result) {
   }
   AttentionCurve& curve = fitter.calibration.attention;
   curve.name = "measured";
-  CurveFit fit = fitter.fit(name, points, parameters, [&](const std::vector<double>& v) {
-    curve.forward_efficiency = v[0], curve.backward_efficiency = v[1], curve.half_sequence = v[2];
-    curve.half_head_dim = v[3], curve.backward_half_head_dim = v[4], curve.masked_share = v[5];
-    curve.fixed_seconds = v[6];
-    if (v.size() > 7) curve.forward_last_wave = v[7], curve.backward_last_wave = v[8];
-  });
+  CurveFit fit = fitter.fit(name, points, parameters,
+                            [&](const std::vector<double>& values) { set_numbers(curve, parameters, values); });
   curve.residual = fit.residual;
   result.curves.push_back(std::move(fit));
 }
@@ -268,9 +260,8 @@ void fit_memory(KernelFitter& fitter, CalibrationFit& result) {
     }
     fitter.calibration.memory_kinds = {{.name = group.substr(kPrefix.size()), .residual = {}}};
     MemoryCurve& curve = fitter.calibration.memory_kinds.front();
-    CurveFit fit = fitter.fit(group, points, memory_parameters(), [&](const std::vector<double>& v) {
-      curve.efficiency = v[0];
-      curve.fixed_seconds = v[1];
+    CurveFit fit = fitter.fit(group, points, memory_parameters(), [&](const std::vector<double>& values) {
+      set_numbers(curve, memory_parameters(), values);
     });
     curve.residual = fit.residual;
     kinds.push_back(curve);
@@ -332,51 +323,31 @@ double busy_share(const std::vector<KernelPoint>& points, const std::map<std::st
   return both == 0 ? 1 : std::min(1.0, KernelFitter::round(std::exp(logs / both)));
 }
 
-// Efficiencies have changed with the rates: recomputes parameters and residuals as the file will state them.
+// Efficiencies have changed with the rates: states the numbers of a curve as the file will.
+template <class Curve>
+void state_numbers(CurveFit& fit, Curve& curve) {
+  for (FittedParameter& p : fit.parameters) p.value = number_in(curve, p.name);
+  curve.residual = fit.residual;
+}
+
 void state_again(KernelFitter& fitter, CalibrationFit& result) {
   Calibration& c = fitter.calibration;
   for (CurveFit& curve : result.curves) {
-    const auto set = [&](const char* name, double value) {
-      for (FittedParameter& p : curve.parameters)
-        if (p.name == name) p.value = value;
-    };
     if (curve.name == "memory") {
       const std::vector<MemoryCurve> kinds = std::exchange(c.memory_kinds, {});
       curve.residual = residual_of(fitter.log_errors(streams_of(fitter)));
       c.memory_kinds = kinds;
-      set("efficiency", c.memory_efficiency);
+      curve.parameters[0].value = c.memory_efficiency;
       c.memory_residual = curve.residual;
       continue;
     }
     curve.residual = residual_of(fitter.log_errors(fitter.group(curve.name)));
-    for (const Dtype dtype : kFittedDtypes) {
-      if (curve.name != fmt::format("matmul {}", name_of(dtype))) continue;
-      MatmulCurve& matmul = c.matmul[index_of(dtype)];
-      set("efficiency", matmul.efficiency);
-      set("memory_efficiency", matmul.memory_efficiency);
-      set("sustained_efficiency", matmul.sustained_efficiency);
-      matmul.residual = curve.residual;
-    }
-    if (curve.name.starts_with("attention ")) {
-      set("forward_efficiency", c.attention.forward_efficiency);
-      set("backward_efficiency", c.attention.backward_efficiency);
-      c.attention.residual = curve.residual;
-    }
+    for (const Dtype dtype : kFittedDtypes)
+      if (curve.name == fmt::format("matmul {}", name_of(dtype))) state_numbers(curve, c.matmul[index_of(dtype)]);
+    if (curve.name.starts_with("attention ")) state_numbers(curve, c.attention);
     for (MemoryCurve& kind : c.memory_kinds)
-      if (curve.name == "memory " + kind.name) {
-        set("efficiency", kind.efficiency);
-        kind.residual = curve.residual;
-      }
+      if (curve.name == "memory " + kind.name) state_numbers(curve, kind);
   }
-}
-
-OrderedJson json_of(const Residual& r) {
-  const auto four = [](double x) { return std::stod(fmt::format("{:.4f}", x)); };
-  return {{"points", r.points},
-          {"median", four(r.median)},
-          {"percentile_90", four(r.percentile_90)},
-          {"geometric_std", four(r.geometric_std)},
-          {"bias", four(r.bias)}};
 }
 
 class DeviceFields final : public FieldVisitor {
@@ -436,6 +407,15 @@ Residual residual_of(const std::vector<double>& log_errors) {
   r.geometric_std = std::expm1(std::sqrt(squares / static_cast<double>(n)));
   r.bias = std::expm1(sum / static_cast<double>(n));
   return r;
+}
+
+nlohmann::ordered_json residual_json(const Residual& r) {
+  const auto four = [](double x) { return std::stod(fmt::format("{:.4f}", x)); };
+  return {{"points", r.points},
+          {"median", four(r.median)},
+          {"percentile_90", four(r.percentile_90)},
+          {"geometric_std", four(r.geometric_std)},
+          {"bias", four(r.bias)}};
 }
 
 CalibrationFit fit_calibration(const std::vector<KernelPoint>& points,
@@ -520,15 +500,10 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
     if (!m.measured) continue;
     OrderedJson tiles = OrderedJson::array();
     for (const MatmulTile& tile : m.tiles) tiles.push_back({tile.m, tile.n});
-    OrderedJson& curve = matmul[name_of(dtype)] = {{"tiles", std::move(tiles)},
-                                                   {"efficiency", m.efficiency},
-                                                   {"half_k", m.half_k},
-                                                   {"operand_cost", m.operand_cost},
-                                                   {"split_k", m.split_k},
-                                                   {"memory_efficiency", m.memory_efficiency},
-                                                   {"overlap_loss", m.overlap_loss},
-                                                   {"fixed_seconds", m.fixed_seconds},
-                                                   {"residual", json_of(m.residual)}};
+    OrderedJson& curve = matmul[name_of(dtype)] = {{"tiles", std::move(tiles)}};
+    constexpr std::size_t kAlways = 7;  // before those of sustained products and of published points
+    for (const auto& number : std::span(kMatmulNumbers).first(kAlways)) curve[number.name] = m.*number.value;
+    curve["residual"] = residual_json(m.residual);
     if (m.sustained_efficiency > 0) {
       curve["sustained_efficiency"] = m.sustained_efficiency;
       curve["sustained_seconds"] = m.sustained_seconds;
@@ -536,37 +511,29 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
   }
   OrderedJson kinds = OrderedJson::object();
   for (const MemoryCurve& kind : c.memory_kinds)
-    kinds[kind.name] = {
-        {"efficiency", kind.efficiency}, {"fixed_seconds", kind.fixed_seconds}, {"residual", json_of(kind.residual)}};
+    kinds[kind.name] = {{"efficiency", kind.efficiency},
+                        {"fixed_seconds", kind.fixed_seconds},
+                        {"residual", residual_json(kind.residual)}};
   json["memory"] = {{"efficiency", c.memory_efficiency},
                     {"fixed_seconds", c.kernel_fixed_seconds},
-                    {"residual", json_of(c.memory_residual)},
+                    {"residual", residual_json(c.memory_residual)},
                     {"kinds", std::move(kinds)}};
   const AttentionCurve& a = c.attention;
   if (a.name.empty()) {
     json["attention"] = {{"borrowed_from", "A100-SXM4-80GB"}};
   } else {
-    json["attention"] = {{"default", a.name},
-                         {"kernels",
-                          {{a.name,
-                            {{"forward_efficiency", a.forward_efficiency},
-                             {"backward_efficiency", a.backward_efficiency},
-                             {"half_sequence", a.half_sequence},
-                             {"half_head_dim", a.half_head_dim},
-                             {"backward_half_head_dim", a.backward_half_head_dim},
-                             {"masked_share", a.masked_share},
-                             {"forward_last_wave", a.forward_last_wave},
-                             {"backward_last_wave", a.backward_last_wave},
-                             {"fixed_seconds", a.fixed_seconds},
-                             {"source", source},
-                             {"residual", json_of(a.residual)}}}}}};
+    OrderedJson kernel;
+    for (const auto& number : kAttentionNumbers) kernel[number.name] = a.*number.value;
+    kernel["source"] = source;
+    kernel["residual"] = residual_json(a.residual);
+    json["attention"] = {{"default", a.name}, {"kernels", {{a.name, std::move(kernel)}}}};
   }
   if (fit.overlaps) {
     const auto direction = [](const CopyOverlap& o) {
       return OrderedJson{{"product_slowdown", o.product_slowdown},
                          {"copy_slowdown", o.copy_slowdown},
-                         {"product_residual", json_of(o.product_residual)},
-                         {"copy_residual", json_of(o.copy_residual)}};
+                         {"product_residual", residual_json(o.product_residual)},
+                         {"copy_residual", residual_json(o.copy_residual)}};
     };
     json["overlap"] = {{"copy_to_device", direction(fit.overlaps->to_device)},
                        {"copy_to_host", direction(fit.overlaps->to_host)}};

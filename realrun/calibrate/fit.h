@@ -60,5 +60,6 @@ std::string device_name(const BackendFacts& facts);
 std::string busy_id(const std::string& id);
 
 Residual residual_of(const std::vector<double>& log_errors);
+nlohmann::ordered_json residual_json(const Residual& residual);
 
 }  // namespace orrery

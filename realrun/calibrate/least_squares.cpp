@@ -13,21 +13,22 @@ constexpr double kHuberWidth = 0.1;   // beyond it a point is an outlier, whose 
 constexpr double kDifference = 1e-4;  // step of a parameter's logarithm, for finite differences
 constexpr double kNormal95 = 1.96;    // of the normal distribution's 95% interval, in standard deviations
 
-double loss_of(const Vector& errors) {
-  double total = 0;
-  for (const double e : errors) {
-    const double size = std::fabs(e);
-    total += size < kHuberWidth ? e * e / 2
-             : e > 0            ? kHuberWidth * (size - kHuberWidth / 2)
-                                : kHuberWidth * kHuberWidth * (0.5 + std::log(size / kHuberWidth));
-  }
-  return total / static_cast<double>(std::max<Eigen::Index>(errors.size(), 1));
-}
-
 class Search {
  public:
-  Search(const std::vector<FitParameter>& parameters, const LogErrors& log_errors)
-      : parameters_(parameters), log_errors_(log_errors) {}
+  Search(const std::vector<FitParameter>& parameters, const LogErrors& log_errors, const FitLoss& loss)
+      : parameters_(parameters), log_errors_(log_errors), loss_(loss) {}
+
+  double loss_of(const Vector& errors) const {
+    double total = 0;
+    for (Eigen::Index i = 0; i < errors.size(); ++i) {
+      const double e = errors[i], size = std::fabs(e);
+      total += weight(i) * (size < kHuberWidth ? e * e / 2
+                            : e > 0 || !loss_.forgets_slow
+                                ? kHuberWidth * (size - kHuberWidth / 2)
+                                : kHuberWidth * kHuberWidth * (0.5 + std::log(size / kHuberWidth)));
+    }
+    return total / static_cast<double>(std::max<Eigen::Index>(errors.size(), 1));
+  }
 
   Vector bounded(Vector x) const {
     for (Eigen::Index i = 0; i < x.size(); ++i) {
@@ -57,11 +58,13 @@ class Search {
     }
     return j;
   }
-  static Vector weights(const Vector& errors) {
-    return errors.unaryExpr([](double e) {
-      const double over = std::fabs(e) / kHuberWidth;
-      return over <= 1 ? 1.0 : e > 0 ? 1 / over : 1 / (over * over);
-    });
+  Vector weights(const Vector& errors) const {
+    Vector weights(errors.size());
+    for (Eigen::Index i = 0; i < errors.size(); ++i) {
+      const double over = std::fabs(errors[i]) / kHuberWidth;
+      weights[i] = weight(i) * (over <= 1 ? 1.0 : errors[i] > 0 || !loss_.forgets_slow ? 1 / over : 1 / (over * over));
+    }
+    return weights;
   }
 
   Vector descend(Vector x) const {
@@ -71,8 +74,9 @@ class Search {
     Vector e = errors(x);
     double loss = loss_of(e), damping = kFirstDamping;
     for (int step = 0; step < kMostSteps && damping < kMostDamping; ++step) {
-      const Eigen::MatrixXd j = jacobian(x, e);
       const Vector w = weights(e);
+      Eigen::MatrixXd j = jacobian(x, e);
+      if (loss_.holds_bounds) hold_bounds(x, w.cwiseProduct(e), j);
       Eigen::MatrixXd normal = j.transpose() * w.asDiagonal() * j;
       const Vector gradient = j.transpose() * w.cwiseProduct(e);
       const double scale = std::max(normal.diagonal().maxCoeff(), 1e-12);
@@ -104,27 +108,38 @@ class Search {
   }
 
  private:
+  // A parameter at its bound that wants to go beyond stays there: its part of a step would be lost, and bend the rest.
+  void hold_bounds(const Vector& x, const Vector& weighted_errors, Eigen::MatrixXd& j) const {
+    Vector wanted = x - j.transpose() * weighted_errors;
+    wanted = bounded(std::move(wanted));
+    for (Eigen::Index i = 0; i < x.size(); ++i)
+      if (wanted[i] == x[i]) j.col(i).setZero();
+  }
+  double weight(Eigen::Index i) const { return loss_.weights.empty() ? 1 : loss_.weights[static_cast<std::size_t>(i)]; }
+
   const std::vector<FitParameter>& parameters_;
   const LogErrors& log_errors_;
+  const FitLoss& loss_;
 };
 
 }  // namespace
 
-FitResult fit_least_squares(const std::vector<FitParameter>& parameters, const LogErrors& log_errors) {
-  const Search search(parameters, log_errors);
+FitResult fit_least_squares(const std::vector<FitParameter>& parameters, const LogErrors& log_errors,
+                            const FitLoss& loss) {
+  const Search search(parameters, log_errors, loss);
   const auto n = static_cast<Eigen::Index>(parameters.size());
   Vector start(n);
   for (Eigen::Index i = 0; i < n; ++i) start[i] = std::log(parameters[static_cast<std::size_t>(i)].start);
   // Waves of tiles and maxima cause local minima: starts from several points, with each parameter moved both ways.
   Vector best = search.descend(start);
-  double least = loss_of(search.errors(best));
+  double least = search.loss_of(search.errors(best));
   constexpr double kMove = 1.5;
   for (Eigen::Index i = 0; i < n; ++i)
     for (const double move : {kMove, -kMove}) {
       Vector other = best;
       other[i] += move;
       other = search.descend(other);
-      if (const double reached = loss_of(search.errors(other)); reached < least) {
+      if (const double reached = search.loss_of(search.errors(other)); reached < least) {
         best = other;
         least = reached;
       }
@@ -137,7 +152,7 @@ FitResult fit_least_squares(const std::vector<FitParameter>& parameters, const L
   const Vector e = search.errors(best);
   if (e.size() <= n) return result;
   const Eigen::MatrixXd j = search.jacobian(best, e);
-  const Vector w = Search::weights(e);
+  const Vector w = search.weights(e);
   // The parameters inside their bounds that affect the points.
   std::vector<Eigen::Index> free;
   constexpr double kAtBound = 1e-6, kNoEffect = 1e-4;

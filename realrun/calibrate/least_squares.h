@@ -1,11 +1,13 @@
-// Robust least squares in log space by Levenberg-Marquardt (Levenberg 1944, Marquardt 1963). The loss is Huber's (Huber
-// 1964); for points slower than fitted it is Cauchy's, which gives outliers almost no weight: other work on a machine
-// makes kernels slower, never faster.
+// Robust least squares in log space by Levenberg-Marquardt (Levenberg 1944, Marquardt 1963), the one fit of kernels and
+// collectives, measured here or published. The loss is Huber's (Huber 1964).
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "sim/cost/curve_numbers.h"
 
 namespace orrery {
 
@@ -14,6 +16,12 @@ struct FitParameter {
   std::string name;
   double start = 1, least = 0, most = 1;  // least > 0
 };
+
+// Sets the numbers of a curve (sim/cost/curve_numbers.h) that have the parameters' names. `values` may be longer.
+template <class Curve>
+void set_numbers(Curve& curve, std::span<const FitParameter> parameters, std::span<const double> values) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) number_in(curve, parameters[i].name) = values[i];
+}
 
 struct FitResult {
   std::vector<double> values;
@@ -26,6 +34,19 @@ struct FitResult {
 // Returns log(fitted / measured) of every point, for given values of the parameters.
 using LogErrors = std::function<std::vector<double>(const std::vector<double>&)>;
 
-FitResult fit_least_squares(const std::vector<FitParameter>& parameters, const LogErrors& log_errors);
+// The defaults are for measurements of one's own machine.
+struct FitLoss {
+  // For points slower than fitted the loss is Cauchy's, which gives outliers almost no weight: other work on a machine
+  // makes kernels slower, never faster. Published points are somebody's choice of runs: there both sides count alike.
+  bool forgets_slow = true;
+  // Whether parameters at a bound leave the search while they want beyond it. Without this it can end before the least
+  // loss, as it did for the bundled calibration of the CPU.
+  bool holds_bounds = false;
+  std::vector<double> weights;  // of the points, 1 on average; empty: all 1
+};
+inline FitLoss published_loss() { return {.forgets_slow = false, .holds_bounds = true, .weights = {}}; }
+
+FitResult fit_least_squares(const std::vector<FitParameter>& parameters, const LogErrors& log_errors,
+                            const FitLoss& loss = {});
 
 }  // namespace orrery

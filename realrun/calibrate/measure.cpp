@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "realrun/layout.h"
-
 namespace orrery {
 namespace {
 
@@ -35,75 +33,7 @@ double percentile(const std::vector<double>& sorted, double share) {
   return sorted[static_cast<std::size_t>(share * static_cast<double>(sorted.size() - 1) + 0.5)];
 }
 
-// One set of operands in the backend's memory.
-class OperandSet {
- public:
-  OperandSet(Backend& backend, const KernelPoint& point) : backend_(backend), point_(point) {
-    memory_.assign(point.tensors.size(), nullptr);
-    try {
-      for (std::size_t i = 0; i < memory_.size(); ++i) {
-        const Tensor& t = point.tensors[i];
-        memory_[i] = backend.allocate(t.elements(), t.dtype, t.place, point.op.stream);
-        fill(i);
-      }
-    } catch (...) {
-      free();
-      throw;
-    }
-    for (const Op& op : point.before) run(op);
-  }
-  ~OperandSet() { free(); }
-  OperandSet(const OperandSet&) = delete;
-  OperandSet& operator=(const OperandSet&) = delete;
-
-  void run(const Op& op) {
-    if (op.kind == OpKind::copy) {
-      const Tensor& t = point_.tensors[op.reads[0]];
-      backend_.copy(op.stream, memory_[op.writes[0]], memory_[op.reads[0]],
-                    t.elements() * backend_.stored_bytes(t.dtype));
-      return;
-    }
-    std::array<Operand, 6> reads;
-    std::array<Operand, 4> writes;
-    for (std::size_t i = 0; i < reads.size(); ++i) reads[i] = operand(op.reads[i]);
-    for (std::size_t i = 0; i < writes.size(); ++i) writes[i] = operand(op.writes[i]);
-    backend_.run(op, reads, writes, {});
-  }
-
- private:
-  Operand operand(TensorId id) const { return id == kNoTensor ? Operand{} : Operand{memory_[id], &point_.tensors[id]}; }
-  void fill(std::size_t i) {
-    const Tensor& t = point_.tensors[i];
-    const OperandFill& how = point_.fills[i];
-    const Slice slice{.base = memory_[i], .dtype = t.dtype, .offset = 0, .elements = t.elements()};
-    if (how.kind == OperandFill::Kind::constant) {
-      backend_.fill(point_.op.stream, slice, static_cast<float>(how.value));
-      backend_.synchronize(point_.op.stream);
-      return;
-    }
-    std::vector<float> values(static_cast<std::size_t>(t.elements()));
-    // Random, as real data: a kernel whose branches or exponents a regular pattern predicts runs up to twice as fast.
-    for (std::size_t e = 0; e < values.size(); ++e) {
-      const auto uniform = [&](std::uint64_t draw) { return realrun::counter_uniform(draw, i, e); };  // [-1, 1)
-      const double at = (uniform(0) + 1) / 2;
-      values[e] = static_cast<float>(how.kind == OperandFill::Kind::ids        ? std::floor(at * how.value)
-                                     : how.kind == OperandFill::Kind::positive ? at
-                                                                               : uniform(0) + uniform(1) + uniform(2));
-    }
-    backend_.write(slice, values);
-  }
-  void free() {
-    backend_.synchronize();
-    for (void* memory : memory_)
-      if (memory != nullptr) backend_.release(memory);
-  }
-
-  Backend& backend_;
-  const KernelPoint& point_;
-  std::vector<void*> memory_;
-};
-
-using OperandSets = std::vector<std::unique_ptr<OperandSet>>;
+using OperandSets = std::vector<std::unique_ptr<Operands>>;
 
 OperandSets operand_sets(Backend& backend, const KernelPoint& point, double footprint_bytes) {
   double bytes = 0;
@@ -111,7 +41,7 @@ OperandSets operand_sets(Backend& backend, const KernelPoint& point, double foot
   const auto wanted = static_cast<std::int64_t>(std::ceil(footprint_bytes / std::max(bytes, 1.0)));
   OperandSets sets;
   for (std::int64_t i = 0; i < std::clamp<std::int64_t>(wanted, 1, kMostSets); ++i)
-    sets.push_back(std::make_unique<OperandSet>(backend, point));
+    sets.push_back(std::make_unique<Operands>(backend, point));
   return sets;
 }
 
@@ -126,7 +56,7 @@ class Runner {
       : backend_(backend), point_(point), sets_(operand_sets(backend, point, footprint_bytes)) {}
 
   Stream stream() const { return point_.op.stream; }
-  void issue() { sets_[next_++ % sets_.size()]->run(point_.op); }
+  void issue() { sets_[next_++ % sets_.size()]->run(); }
   // Measures `ops` ops by the device's clock; returns seconds per op.
   double alone(std::int64_t ops) {
     const Backend::Mark from = backend_.mark(stream());
@@ -149,10 +79,12 @@ class Runner {
   std::size_t next_ = 0;
 };
 
-Measurement median_of(std::vector<double> seconds) {
+constexpr double kMedian = 0.5;
+
+Measurement measured(std::vector<double> seconds, double share = kMedian) {
   std::sort(seconds.begin(), seconds.end());
   Measurement m;
-  m.seconds = percentile(seconds, 0.5);
+  m.seconds = percentile(seconds, share);
   m.spread = (percentile(seconds, 0.75) - percentile(seconds, 0.25)) / m.seconds;
   m.repetitions = static_cast<std::int64_t>(seconds.size());
   return m;
@@ -206,11 +138,11 @@ std::optional<OverlapMeasurement> Meter::measure_overlap(const KernelPoint& comp
   const auto beside = [](const Runner& runner, const Measurement& alone) {
     std::vector<double> all;
     for (const double times : runner.slowdowns) all.push_back(times * alone.seconds);
-    return median_of(std::move(all));
+    return measured(std::move(all));
   };
   OverlapMeasurement m;
-  m.compute_alone = median_of(products.seconds);
-  m.copy_alone = median_of(copies.seconds);
+  m.compute_alone = measured(products.seconds);
+  m.copy_alone = measured(copies.seconds);
   m.compute_beside = beside(products, m.compute_alone);
   m.copy_beside = beside(copies, m.copy_alone);
   return m;
@@ -226,7 +158,7 @@ Measurement Meter::measure(const KernelPoint& point, double seconds) {
   const auto once = [&](std::int64_t batch) {  // seconds per op of a batch
     const double wall = wall_seconds(), thread = thread_seconds();
     const Backend::Mark from = cpu ? 0 : backend_.mark(stream);
-    for (std::int64_t i = 0; i < batch; ++i) sets[next++ % sets.size()]->run(point.op);
+    for (std::int64_t i = 0; i < batch; ++i) sets[next++ % sets.size()]->run();
     issue = (cpu ? thread_seconds() - thread : wall_seconds() - wall) / static_cast<double>(batch);
     if (cpu) return issue;
     const Backend::Mark to = backend_.mark(stream);
@@ -248,14 +180,10 @@ Measurement Meter::measure(const KernelPoint& point, double seconds) {
     all.push_back(once(batch));
     issued.push_back(issue);
   }
-  std::sort(all.begin(), all.end());
-  std::sort(issued.begin(), issued.end());
-  constexpr double kCpuPercentile = 0.1, kMedian = 0.5;
-  Measurement m;
-  m.seconds = percentile(all, cpu ? kCpuPercentile : kMedian);
-  m.spread = (percentile(all, 0.75) - percentile(all, 0.25)) / m.seconds;
-  m.issue_seconds = percentile(issued, cpu ? kCpuPercentile : kMedian);
-  m.repetitions = static_cast<std::int64_t>(all.size());
+  constexpr double kCpuPercentile = 0.1;
+  const double share = cpu ? kCpuPercentile : kMedian;
+  Measurement m = measured(all, share);
+  m.issue_seconds = measured(issued, share).seconds;
   return m;
 }
 

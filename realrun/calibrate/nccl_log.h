@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/program/collective_algorithm.h"
 #include "sim/program/op.h"
 
 namespace orrery {
@@ -23,7 +24,8 @@ struct CollectiveCurve {
   std::int64_t ranks = 1;  // of one communicator
   std::int64_t hosts = 1;  // different host names in the log, on which those ranks ran
   std::int64_t nodes = 1;  // as `hosts`, until place_on (collective_fit.h) says how many nodes of a cluster they are
-  std::string device;      // as the driver names it
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // a log does not say it
+  std::string device;                                              // as the driver names it
   std::string dtype;
   std::vector<CollectivePoint> points;
 };

@@ -1,7 +1,6 @@
 #include "realrun/calibrate/sweep.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -15,8 +14,6 @@
 
 namespace orrery {
 namespace {
-
-using Fill = OperandFill::Kind;
 
 // Halton 1960: the i-th number of a sequence that fills [0, 1) evenly, at any length.
 double halton(std::int64_t i, std::int64_t base) {
@@ -38,72 +35,31 @@ std::int64_t size_between(std::int64_t least, std::int64_t most, double at) {
   return sizes[std::min(sizes.size() - 1, static_cast<std::size_t>(at * static_cast<double>(sizes.size())))];
 }
 
-Tensor tensor(const char* name, Dtype dtype, std::initializer_list<Dim> dims) {
-  Tensor t;
-  t.name = name;
-  t.dtype = dtype;
-  for (const Dim& dim : dims) t.append(dim);
-  return t;
+KernelPoint point(StandAloneOp op, std::string group, std::string id) {
+  KernelPoint p;
+  static_cast<StandAloneOp&>(p) = std::move(op);
+  p.group = std::move(group);
+  p.id = std::move(id);
+  return p;
 }
-
-class PointBuilder {
- public:
-  explicit PointBuilder(OpKind kind) {
-    point_.op.kind = kind;
-    point_.op.name = name_of(kind);
-  }
-  Op& op() { return point_.op; }
-  TensorId add(Tensor t, OperandFill fill = {}) {
-    point_.tensors.push_back(t);
-    point_.fills.push_back(fill);
-    return static_cast<TensorId>(point_.tensors.size() - 1);
-  }
-  TensorId read(Tensor t, OperandFill fill = {}) { return read(add(t, fill)); }
-  TensorId read(TensorId id) { return point_.op.reads[reads_++] = id; }
-  void skip_read() { ++reads_; }
-  TensorId write(Tensor t, OperandFill fill = {}) { return write(add(t, fill)); }
-  TensorId write(TensorId id) { return point_.op.writes[writes_++] = id; }
-  void before(const Op& op) { point_.before.push_back(op); }
-  KernelPoint done(std::string group, std::string id) {
-    point_.group = std::move(group);
-    point_.id = std::move(id);
-    return std::move(point_);
-  }
-
- private:
-  KernelPoint point_;
-  std::size_t reads_ = 0, writes_ = 0;
-};
 
 // A product of a linear layer for `tokens` tokens, from `k` to `n` features: the forward or one of the backwards.
 KernelPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t n, std::int64_t k, bool bias,
                     bool transposed) {
-  PointBuilder b(kind);
-  b.op().compute_dtype = dtype;
-  b.op().transposed_weight = transposed;
-  const Tensor x = tensor("x", dtype, {{1, Axis::batch}, {tokens, Axis::sequence}, {k, Axis::hidden}});
-  const Tensor y = tensor("y", dtype, {{1, Axis::batch}, {tokens, Axis::sequence}, {n, Axis::ffn}});
-  const Dim in{k, Axis::hidden}, out{n, Axis::ffn};
-  Tensor w = transposed ? tensor("w", dtype, {out, in}) : tensor("w", dtype, {in, out});
-  if (kind == OpKind::linear) {
-    b.read(x);
-    b.read(w);
-    if (bias) b.read(tensor("bias", dtype, {out}));
-    b.write(y);
-  } else if (kind == OpKind::linear_input_gradient) {
-    b.read(y);
-    b.read(w);
-    b.write(x);
-  } else {
-    b.read(x);
-    b.read(y);
-    w.dtype = Dtype::fp32;  // main gradients
-    b.write(w, {Fill::constant, 0});
-    b.op().accumulate = true;
-  }
-  return b.done(fmt::format("matmul {}", name_of(dtype)),
-                fmt::format("{} {} {} x {} x {}{}{}", name_of(kind), name_of(dtype), tokens, n, k,
-                            bias && kind == OpKind::linear ? " bias" : "", transposed ? " transposed" : ""));
+  const bool forward = kind == OpKind::linear, of_weight = kind == OpKind::linear_weight_gradient;
+  const std::string weight = transposed ? "nk" : "kn";
+  bias = bias && forward;
+  StandAloneOp op = stand_alone_op(
+      kind, of_weight ? "mk mn" : fmt::format("{} {}{}", forward ? "mk" : "mn", weight, bias ? " n" : ""),
+      of_weight ? weight + ":fp32"
+      : forward ? "mn"
+                : "mk",
+      {{"m", tokens}, {"n", n}, {"k", k}}, dtype);
+  op.op.transposed_weight = transposed;
+  op.op.accumulate = of_weight;  // into main gradients
+  return point(std::move(op), fmt::format("matmul {}", name_of(dtype)),
+               fmt::format("{} {} {} x {} x {}{}{}", name_of(kind), name_of(dtype), tokens, n, k, bias ? " bias" : "",
+                           transposed ? " transposed" : ""));
 }
 
 double flops_of(const KernelPoint& p) { return flops(p.op, p.tensors); }
@@ -150,46 +106,15 @@ void add_products(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& 
 
 KernelPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64_t sequence, std::int64_t heads,
                       std::int64_t head_dim, bool causal, bool fused) {
-  PointBuilder b(backward ? OpKind::attention_backward : OpKind::attention);
-  const auto heads_tensor = [&](const char* name, std::int64_t parts, Axis axis) {
-    return tensor(name, dtype,
-                  {{batch, Axis::batch},
-                   {sequence, Axis::sequence},
-                   {heads, Axis::groups},
-                   {parts, axis},
-                   {head_dim, Axis::head_dim}});
-  };
-  Op forward;
-  forward.kind = OpKind::attention;
-  forward.name = "attention";
-  forward.causal = b.op().causal = causal;
-  forward.compute_dtype = b.op().compute_dtype = dtype;
-  const TensorId q = b.add(fused ? heads_tensor("qkv", 3, Axis::group_qkv) : heads_tensor("q", 1, Axis::group_heads));
-  const TensorId kv = fused ? kNoTensor : b.add(heads_tensor("kv", 2, Axis::group_qkv));
-  const TensorId context = b.add(heads_tensor("context", 1, Axis::group_heads));
-  const TensorId lse =
-      b.add(tensor("log_sum_exp", Dtype::fp32,
-                   {{batch, Axis::batch}, {heads, Axis::groups}, {1, Axis::group_heads}, {sequence, Axis::sequence}}));
-  forward.reads[0] = q;
-  forward.reads[1] = kv;
-  forward.writes[0] = context;
-  forward.writes[1] = lse;
-  if (backward) {
-    b.before(forward);
-    b.read(b.add(heads_tensor("dcontext", 1, Axis::group_heads)));
-    b.read(context);
-    b.read(lse);
-    b.read(q);
-    if (!fused) b.read(kv);
-    b.write(fused ? heads_tensor("dqkv", 3, Axis::group_qkv) : heads_tensor("dq", 1, Axis::group_heads));
-    if (!fused) b.write(heads_tensor("dkv", 2, Axis::group_qkv));
-  } else {
-    b.op().reads = forward.reads;
-    b.op().writes = forward.writes;
-  }
-  return b.done(fmt::format("attention {}", name_of(dtype)),
-                fmt::format("{} {} {} x {} x {} x {}{}{}", name_of(b.op().kind), name_of(dtype), batch, sequence, heads,
-                            head_dim, causal ? " causal" : "", fused ? "" : " apart"));
+  const OpKind kind = backward ? OpKind::attention_backward : OpKind::attention;
+  const std::string inputs = fused ? "fused" : "queries kv";
+  StandAloneOp op =
+      stand_alone_op(kind, backward ? "queries queries lse " + inputs : inputs, backward ? inputs : "queries lse",
+                     {{"batch", batch}, {"sequence", sequence}, {"groups", heads}, {"head_dim", head_dim}}, dtype);
+  op.op.causal = causal;
+  return point(std::move(op), fmt::format("attention {}", name_of(dtype)),
+               fmt::format("{} {} {} x {} x {} x {}{}{}", name_of(kind), name_of(dtype), batch, sequence, heads,
+                           head_dim, causal ? " causal" : "", fused ? "" : " apart"));
 }
 
 void add_attention(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
@@ -211,276 +136,135 @@ void add_attention(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>&
   }
 }
 
-// The memory-bound kernels. Most of them work on `tokens` x `width` elements.
-struct Size {
-  std::int64_t tokens, width;
+// The sizes that a kind of memory-bound kernels takes from a number of tokens and a width.
+enum class Layout : std::uint8_t { rows, heads, squares, table, logits, pooled, flat };
+
+struct MemoryKind {
+  OpKind kind;
+  const char *reads, *writes;
+  Layout layout = Layout::rows;
+  ActivationFunction function = {};
 };
-using Maker = KernelPoint (*)(const SweepOptions&, Dtype, Size, std::int64_t variant);
 
-Tensor row_of(const char* name, Dtype dtype, std::int64_t width) {
-  return tensor(name, dtype, {{width, Axis::hidden}});
-}
-Tensor rows(const char* name, Dtype dtype, Size s) {
-  return tensor(name, dtype, {{1, Axis::batch}, {s.tokens, Axis::sequence}, {s.width, Axis::hidden}});
-}
-
-KernelPoint finish(PointBuilder& b, Size s, const std::string& what = {}) {
-  const std::string name = memory_curve_name(b.op());
-  return b.done("memory " + name, fmt::format("{} {} x {}{}", name, s.tokens, s.width, what));
-}
-
-KernelPoint norm(Dtype dtype, Size s, bool layer_norm, bool backward) {
-  PointBuilder b(backward ? OpKind::norm_backward : OpKind::norm);
-  b.op().epsilon = 1e-5f;
-  const Tensor statistics = tensor("statistics", Dtype::fp32,
-                                   {{1, Axis::batch}, {s.tokens, Axis::sequence}, {layer_norm ? 2 : 1, Axis::none}});
-  const Tensor weight = row_of("weight", dtype, s.width);
-  if (backward) {
-    b.read(rows("dy", dtype, s));
-    b.read(rows("x", dtype, s));
-    b.read(weight);
-    b.read(statistics, {Fill::constant, 1});
-    b.write(rows("dx", dtype, s));
-    Tensor gradient = weight;
-    gradient.dtype = Dtype::fp32;
-    b.write(gradient, {Fill::constant, 0});
-    if (layer_norm) b.write(gradient, {Fill::constant, 0});
-    b.op().accumulate = true;
-  } else {
-    b.read(rows("x", dtype, s));
-    b.read(weight);
-    if (layer_norm) b.read(row_of("bias", dtype, s.width));
-    b.write(rows("y", dtype, s));
-    b.write(statistics);
-  }
-  return finish(b, s);
-}
-
-KernelPoint rotary(Dtype dtype, Size s, bool backward) {
-  PointBuilder b(backward ? OpKind::rotary_backward : OpKind::rotary);
-  constexpr std::int64_t kHeadDim = 64, kParts = 3;
-  const std::int64_t heads = std::max<std::int64_t>(1, s.width / kHeadDim);
-  const Tensor qkv = tensor("qkv", dtype,
-                            {{1, Axis::batch},
-                             {s.tokens, Axis::sequence},
-                             {heads, Axis::groups},
-                             {kParts, Axis::group_qkv},
-                             {kHeadDim, Axis::head_dim}});
-  b.read(qkv);
-  b.write(qkv);
-  return finish(b, {s.tokens, heads * kHeadDim});
-}
-
-KernelPoint activation(Dtype dtype, Size s, ActivationFunction function, bool bias, bool backward) {
-  PointBuilder b(backward ? OpKind::activation_backward : OpKind::activation);
-  b.op().function = function;
-  const bool gated = function == ActivationFunction::swiglu || function == ActivationFunction::geglu;
-  const auto inner = [&](const char* name) {
-    return gated ? tensor(name, dtype,
-                          {{1, Axis::batch}, {s.tokens, Axis::sequence}, {2, Axis::none}, {s.width, Axis::ffn}})
-                 : rows(name, dtype, s);
+const std::vector<MemoryKind>& memory_kinds() {
+  using enum OpKind;
+  using enum ActivationFunction;
+  static const std::vector<MemoryKind> kinds{
+      {norm, "x row row", "x layer_statistics"},
+      {norm_backward, "x x row layer_statistics", "x row:fp32 row:fp32"},
+      {norm, "x row", "x rms_statistics"},
+      {norm_backward, "x x row rms_statistics", "x row:fp32"},
+      {rotary, "fused", "fused", Layout::heads},
+      {rotary_backward, "fused", "fused", Layout::heads},
+      {activation, "wide", "wide", Layout::rows, gelu},
+      {activation_backward, "wide wide", "wide", Layout::rows, gelu},
+      {activation, "wide ffn_row", "wide", Layout::rows, gelu},
+      {activation_backward, "wide wide ffn_row", "wide", Layout::rows, gelu},
+      {activation, "gated", "wide", Layout::rows, swiglu},
+      {activation_backward, "wide gated", "gated", Layout::rows, swiglu},
+      {activation, "gated", "wide", Layout::rows, geglu},
+      {activation_backward, "wide gated", "gated", Layout::rows, geglu},
+      {activation, "wide", "wide", Layout::rows, relu},
+      {activation_backward, "wide wide", "wide", Layout::rows, relu},
+      {activation, "wide ffn_row", "wide", Layout::rows, relu},
+      {activation_backward, "wide wide ffn_row", "wide", Layout::rows, relu},
+      {activation, "wide", "wide", Layout::rows, relu2},
+      {activation_backward, "wide wide", "wide", Layout::rows, relu2},
+      {activation, "wide", "wide", Layout::rows, quick_gelu},
+      {activation_backward, "wide wide", "wide", Layout::rows, quick_gelu},
+      {dropout, "x", "x mask"},
+      {dropout_backward, "x mask", "x"},
+      {dropout_add, "x x", "x mask"},
+      {dropout_add, "x x row", "x mask"},
+      {add, "x x", "x"},
+      {add, "x x row", "x"},
+      {multiply, "x x", "x"},
+      {cast, "x", "x"},
+      {zero_fill, "", "x"},
+      {bias_gradient, "x", "row:fp32"},
+      {embedding, "ids table", "x", Layout::table},
+      {embedding_backward, "ids x", "table:fp32", Layout::table},
+      {cross_entropy, "logits ids", "logit_statistics", Layout::logits},
+      {cross_entropy_backward, "logits ids logit_statistics", "logits", Layout::logits},
+      {softmax, "attention_scores", "attention_scores", Layout::squares},
+      {softmax_backward, "attention_scores probabilities", "attention_scores", Layout::squares},
+      {merge_attention, "queries lse queries lse", "queries lse", Layout::heads},
+      {pool, "x", "pooled", Layout::pooled},
+      {pool_backward, "pooled", "x", Layout::pooled},
+      {gradient_norm, "flat:fp32", "norm", Layout::flat},
+      {scale, "flat:fp32", "flat:fp32", Layout::flat},
+      {adam, "flat:fp32 flat moment moment", "=1 =2 =3", Layout::flat},
+      {sgd, "flat:fp32 flat moment", "=1 =2", Layout::flat},
   };
-  if (backward) b.read(rows("dy", dtype, s));
-  b.read(inner("x"));
-  if (bias) b.read(row_of("bias", dtype, (gated ? 2 : 1) * s.width));
-  b.write(backward ? inner("dx") : rows("y", dtype, s));
-  return finish(b, s);
+  return kinds;
 }
 
-// Reads `reads` tensors of one shape and writes `writes`.
-KernelPoint elementwise(OpKind kind, Dtype dtype, Size s, int reads, int writes, bool bias = false, int masks = 0) {
-  PointBuilder b(kind);
-  b.op().probability = 0.1f;  // dropout
-  const bool mask_is_read = kind == OpKind::dropout_backward;
-  for (int i = 0; i < reads; ++i)
-    b.read(mask_is_read && i == 1 ? rows("mask", Dtype::uint8, s) : rows("x", dtype, s),
-           mask_is_read && i == 1 ? OperandFill{Fill::constant, 1} : OperandFill{});
-  if (bias) b.read(row_of("bias", dtype, s.width));
-  for (int i = 0; i < writes; ++i) b.write(rows("y", dtype, s));
-  for (int i = 0; i < masks; ++i) b.write(rows("mask", Dtype::uint8, s));
-  return finish(b, s);
-}
-
-KernelPoint embedding(const SweepOptions& o, Dtype dtype, Size s, std::int64_t variant, bool backward) {
-  PointBuilder b(backward ? OpKind::embedding_backward : OpKind::embedding);
+// `tokens` x `width` elements in most layouts. The variant draws what else a size has.
+KernelPoint memory_point(const SweepOptions& o, MemoryKind kind, std::int64_t tokens, std::int64_t width,
+                         std::int64_t variant) {
+  constexpr std::int64_t kHeadDim = 64, kPooled = 16;  // kPooled: tokens of a sequence
+  const Dtype dtype = o.dtypes.front();
   const std::int64_t vocabulary = size_between(o.most_vocabulary / 32, o.most_vocabulary, halton(variant, 5));
-  Tensor table = tensor("table", dtype, {{vocabulary, Axis::vocab}, {s.width, Axis::hidden}});
-  b.read(tensor("ids", Dtype::int64, {{1, Axis::batch}, {s.tokens, Axis::sequence}}),
-         {Fill::ids, static_cast<double>(vocabulary)});
-  if (backward) {
-    b.read(rows("dy", dtype, s));
-    table.dtype = Dtype::fp32;
-    b.write(table, {Fill::constant, 0});
-    b.op().accumulate = true;
-  } else {
-    b.read(table);
-    b.write(rows("y", dtype, s));
+  Sizes sizes{{"sequence", tokens}, {"hidden", width}};
+  std::string more;  // of the id
+  switch (kind.layout) {
+    case Layout::rows:
+      break;
+    case Layout::heads:
+      sizes["groups"] = std::max<std::int64_t>(1, width / kHeadDim);
+      sizes["head_dim"] = kHeadDim;
+      width = sizes["groups"] * kHeadDim;
+      break;
+    case Layout::squares:
+      sizes["groups"] = std::max<std::int64_t>(1, width / tokens);
+      more = fmt::format(" x {}", sizes["groups"]);
+      width = tokens;
+      break;
+    case Layout::table:
+      sizes["vocab"] = vocabulary;
+      more = fmt::format(" of {}", vocabulary);
+      break;
+    case Layout::logits:
+      width = sizes["vocab"] = vocabulary;
+      tokens = std::min(tokens, std::max<std::int64_t>(1, static_cast<std::int64_t>(o.most_elements) / width));
+      sizes["sequence"] = tokens;
+      break;
+    case Layout::pooled:
+      sizes["batch"] = std::max<std::int64_t>(1, tokens / kPooled);
+      sizes["sequence"] = kPooled;
+      tokens = sizes["batch"] * kPooled;
+      break;
+    case Layout::flat:
+      width = sizes["elements"] = tokens * width;
+      tokens = 1;
+      // Every other one has fp32 masters, and then writes the parameters too.
+      if (dtype == Dtype::fp32 || variant % 2 == 0) break;
+      if (kind.kind == OpKind::adam) kind.reads = "flat:fp32 flat:fp32 moment moment", kind.writes = "flat =1 =2 =3";
+      if (kind.kind == OpKind::sgd) kind.reads = "flat:fp32 flat:fp32 moment", kind.writes = "flat =1 =2";
+      if (kind.kind == OpKind::adam || kind.kind == OpKind::sgd) more = " master";
+      break;
   }
-  return finish(b, s, fmt::format(" of {}", vocabulary));
-}
-
-KernelPoint cross_entropy(const SweepOptions& o, Dtype dtype, Size s, std::int64_t variant, bool backward) {
-  PointBuilder b(backward ? OpKind::cross_entropy_backward : OpKind::cross_entropy);
-  s.width = size_between(o.most_vocabulary / 32, o.most_vocabulary, halton(variant, 5));
-  s.tokens =
-      std::min<std::int64_t>(s.tokens, std::max<std::int64_t>(1, static_cast<std::int64_t>(o.most_elements) / s.width));
-  const auto logits = [&](const char* name) {
-    return tensor(name, dtype, {{1, Axis::batch}, {s.tokens, Axis::sequence}, {s.width, Axis::vocab}});
-  };
-  const Tensor statistics =
-      tensor("statistics", Dtype::fp32, {{3, Axis::none}, {1, Axis::batch}, {s.tokens, Axis::sequence}});
-  b.read(logits("logits"));
-  b.read(tensor("targets", Dtype::int64, {{1, Axis::batch}, {s.tokens, Axis::sequence}}),
-         {Fill::ids, static_cast<double>(s.width)});
-  if (backward) b.read(statistics, {Fill::constant, 1});
-  b.write(backward ? logits("dlogits") : statistics);
-  return finish(b, s);
-}
-
-// On flat buffers: `width` is not a width here.
-KernelPoint optimizer(OpKind kind, Dtype dtype, Size s, bool master) {
-  PointBuilder b(kind);
-  const std::int64_t n = s.tokens * s.width;
-  const auto flat = [&](const char* name, Dtype type) { return tensor(name, type, {{n, Axis::none}}); };
-  b.read(flat("gradient", Dtype::fp32));
-  if (kind == OpKind::gradient_norm) {
-    b.write(tensor("norm", Dtype::fp32, {{1, Axis::none}}));
-    return finish(b, {1, n});
-  }
-  if (kind == OpKind::scale) {
-    b.write(flat("scaled", Dtype::fp32));
-    return finish(b, {1, n});
-  }
-  // Weights and moments are updated in place: fp32 masters if there are any, and then the parameters too.
-  if (master) b.write(flat("parameter", dtype));
-  b.write(b.read(flat("weight", master ? Dtype::fp32 : dtype)));
-  b.write(b.read(flat("moment", Dtype::fp32), {Fill::constant, 1e-3}));
-  if (kind == OpKind::adam) b.write(b.read(flat("second moment", Dtype::fp32), {Fill::constant, 1e-3}));
-  return finish(b, {1, n}, master ? " master" : "");
-}
-
-KernelPoint softmax(Dtype dtype, Size s, bool backward) {
-  PointBuilder b(backward ? OpKind::softmax_backward : OpKind::softmax);
-  b.op().causal = true;
-  const std::int64_t heads = std::max<std::int64_t>(1, s.width / s.tokens);
-  const auto scores = [&](const char* name) {
-    return tensor(
-        name, dtype,
-        {{1, Axis::batch}, {heads, Axis::groups}, {s.tokens, Axis::sequence}, {s.tokens, Axis::key_sequence}});
-  };
-  b.read(scores("scores"), {Fill::positive, 0});
-  if (backward) b.read(scores("probabilities"), {Fill::constant, 1.0 / static_cast<double>(s.tokens)});
-  b.write(scores("y"));
-  return finish(b, {s.tokens, s.tokens}, fmt::format(" x {}", heads));
-}
-
-KernelPoint merge_attention(Dtype dtype, Size s) {
-  PointBuilder b(OpKind::merge_attention);
-  constexpr std::int64_t kHeadDim = 64;
-  const std::int64_t heads = std::max<std::int64_t>(1, s.width / kHeadDim);
-  const Tensor context = tensor("context", dtype,
-                                {{1, Axis::batch},
-                                 {s.tokens, Axis::sequence},
-                                 {heads, Axis::groups},
-                                 {1, Axis::group_heads},
-                                 {kHeadDim, Axis::head_dim}});
-  const Tensor lse =
-      tensor("log_sum_exp", Dtype::fp32,
-             {{1, Axis::batch}, {heads, Axis::groups}, {1, Axis::group_heads}, {s.tokens, Axis::sequence}});
-  b.read(context);
-  b.read(lse);
-  b.read(context);
-  b.read(lse);
-  b.write(context);
-  b.write(lse);
-  return finish(b, {s.tokens, heads * kHeadDim});
-}
-
-KernelPoint pool(Dtype dtype, Size s, bool backward) {
-  PointBuilder b(backward ? OpKind::pool_backward : OpKind::pool);
-  constexpr std::int64_t kEach = 16;  // tokens per sequence
-  const std::int64_t sequences = std::max<std::int64_t>(1, s.tokens / kEach);
-  const auto whole = [&](const char* name) {
-    return tensor(name, dtype, {{sequences, Axis::batch}, {kEach, Axis::sequence}, {s.width, Axis::hidden}});
-  };
-  const auto pooled = [&](const char* name) {
-    return tensor(name, dtype, {{sequences, Axis::batch}, {1, Axis::sequence}, {s.width, Axis::hidden}});
-  };
-  b.read(backward ? pooled("dy") : whole("x"));
-  b.write(backward ? whole("dx") : pooled("y"));
-  return finish(b, {sequences * kEach, s.width});
-}
-
-KernelPoint bias_gradient(Dtype dtype, Size s) {
-  PointBuilder b(OpKind::bias_gradient);
-  b.read(rows("dy", dtype, s));
-  b.write(row_of("dbias", Dtype::fp32, s.width), {Fill::constant, 0});
-  b.op().accumulate = true;
-  return finish(b, s);
-}
-
-const std::vector<Maker>& memory_makers() {
-  using O = const SweepOptions&;
-  using A = ActivationFunction;
-  static const std::vector<Maker> makers{
-      [](O, Dtype d, Size s, std::int64_t) { return norm(d, s, true, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return norm(d, s, true, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return norm(d, s, false, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return norm(d, s, false, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return rotary(d, s, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return rotary(d, s, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::gelu, false, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::gelu, false, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::gelu, true, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::gelu, true, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::swiglu, false, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::swiglu, false, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::geglu, false, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::geglu, false, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::relu, false, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::relu, false, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::relu, true, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::relu, true, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::relu2, false, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::relu2, false, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::quick_gelu, false, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return activation(d, s, A::quick_gelu, false, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return elementwise(OpKind::dropout, d, s, 1, 1, false, 1); },
-      [](O, Dtype d, Size s, std::int64_t) { return elementwise(OpKind::dropout_backward, d, s, 2, 1); },
-      [](O, Dtype d, Size s, std::int64_t) { return elementwise(OpKind::dropout_add, d, s, 2, 1, false, 1); },
-      [](O, Dtype d, Size s, std::int64_t) { return elementwise(OpKind::dropout_add, d, s, 2, 1, true, 1); },
-      [](O, Dtype d, Size s, std::int64_t) { return elementwise(OpKind::add, d, s, 2, 1); },
-      [](O, Dtype d, Size s, std::int64_t) { return elementwise(OpKind::add, d, s, 2, 1, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return elementwise(OpKind::multiply, d, s, 2, 1); },
-      [](O, Dtype d, Size s, std::int64_t) { return elementwise(OpKind::cast, d, s, 1, 1); },
-      [](O, Dtype d, Size s, std::int64_t) { return elementwise(OpKind::zero_fill, d, s, 0, 1); },
-      [](O, Dtype d, Size s, std::int64_t) { return bias_gradient(d, s); },
-      [](O o, Dtype d, Size s, std::int64_t v) { return embedding(o, d, s, v, false); },
-      [](O o, Dtype d, Size s, std::int64_t v) { return embedding(o, d, s, v, true); },
-      [](O o, Dtype d, Size s, std::int64_t v) { return cross_entropy(o, d, s, v, false); },
-      [](O o, Dtype d, Size s, std::int64_t v) { return cross_entropy(o, d, s, v, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return softmax(d, s, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return softmax(d, s, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return merge_attention(d, s); },
-      [](O, Dtype d, Size s, std::int64_t) { return pool(d, s, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return pool(d, s, true); },
-      [](O, Dtype d, Size s, std::int64_t) { return optimizer(OpKind::gradient_norm, d, s, false); },
-      [](O, Dtype d, Size s, std::int64_t) { return optimizer(OpKind::scale, d, s, false); },
-      [](O, Dtype d, Size s, std::int64_t v) { return optimizer(OpKind::adam, d, s, d != Dtype::fp32 && v % 2 == 1); },
-      [](O, Dtype d, Size s, std::int64_t v) { return optimizer(OpKind::sgd, d, s, d != Dtype::fp32 && v % 2 == 1); },
-  };
-  return makers;
+  StandAloneOp op = stand_alone_op(kind.kind, kind.reads, kind.writes, sizes, dtype);
+  op.op.function = kind.function;
+  op.op.causal = kind.layout == Layout::squares;
+  const std::string name = memory_curve_name(op.op);
+  if (name.starts_with("norm")) op.op.epsilon = 1e-5f;
+  if (name.starts_with("dropout")) op.op.probability = 0.1f;
+  op.op.accumulate = kind.kind == OpKind::norm_backward || kind.kind == OpKind::embedding_backward ||
+                     kind.kind == OpKind::bias_gradient;
+  return point(std::move(op), "memory " + name, fmt::format("{} {} x {}{}", name, tokens, width, more));
 }
 
 void add_memory_bound(const SweepOptions& o, std::vector<KernelPoint>& points) {
-  for (const Maker& make : memory_makers()) {
+  for (const MemoryKind& kind : memory_kinds()) {
     std::set<std::string> seen;
     const std::int64_t most_draws = 20 * o.of_a_kind;
     for (std::int64_t i = 0, made = 0; made < o.of_a_kind && i < most_draws; ++i) {
       // The second point measures fixed time only.
-      const Size size{made == 1 ? 1 : size_between(o.least_tokens, o.most_tokens, halton(i, 2)),
-                      made == 1 ? o.least_hidden : size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 3))};
-      KernelPoint p = make(o, o.dtypes.front(), size, i);
+      const bool least = made == 1;
+      KernelPoint p =
+          memory_point(o, kind, least ? 1 : size_between(o.least_tokens, o.most_tokens, halton(i, 2)),
+                       least ? o.least_hidden : size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 3)), i);
       double largest = 0;
       for (const Tensor& t : p.tensors)
         if (t.find(Axis::vocab) != 0) largest = std::max(largest, static_cast<double>(t.elements()));
@@ -495,16 +279,13 @@ void add_memory_bound(const SweepOptions& o, std::vector<KernelPoint>& points) {
 void add_copies(const SweepOptions& o, std::span<const std::int64_t> kilobytes, std::vector<KernelPoint>& points) {
   for (const bool up : {true, false})
     for (const std::int64_t size : kilobytes) {
-      PointBuilder b(OpKind::copy);
-      b.op().stream = up ? Stream::host_to_device : Stream::device_to_host;
-      const Tensor bytes = tensor("bytes", Dtype::fp32, {{size * 1024 / bytes_of(Dtype::fp32, 1), Axis::none}});
-      if (static_cast<double>(bytes.elements()) > 16 * o.most_elements) continue;
-      Tensor on_host = bytes;
-      on_host.place = Place::host;
-      b.read(up ? on_host : bytes);
-      b.write(up ? bytes : on_host);
+      StandAloneOp op = stand_alone_op(OpKind::copy, "flat:fp32", "flat:fp32",
+                                       {{"elements", size * 1024 / bytes_of(Dtype::fp32, 1)}}, Dtype::fp32);
+      op.op.stream = up ? Stream::host_to_device : Stream::device_to_host;
+      op.tensors[up ? op.op.reads[0] : op.op.writes[0]].place = Place::host;
+      if (static_cast<double>(op.tensors[0].elements()) > 16 * o.most_elements) continue;
       const std::string way = name_of(Direction{Place::device, up ? Place::device : Place::host});
-      points.push_back(b.done(fmt::format("copy {}", way), fmt::format("{} {} KiB", way, size)));
+      points.push_back(point(std::move(op), fmt::format("copy {}", way), fmt::format("{} {} KiB", way, size)));
     }
 }
 

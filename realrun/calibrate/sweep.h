@@ -2,34 +2,18 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
-#include "sim/program/op.h"
-#include "sim/program/tensor.h"
+#include "realrun/stand_alone.h"
 
 namespace orrery {
 
-// Values that an operand is filled with before the measurement: kernels must neither read NaN nor index beyond tables.
-struct OperandFill {
-  // Random values, except for `constant`. spread: numbers around 0 between -3 and 3, the sum of three uniform ones;
-  // positive: uniform in [0, 1); ids: whole numbers from 0 on, less than `value`.
-  enum class Kind : std::uint8_t { spread, positive, constant, ids } kind = Kind::spread;
-  double value = 0;  // the constant, or the limit of ids
-};
-
-struct KernelPoint {
+struct KernelPoint : StandAloneOp {
   std::string id;  // unique in a sweep, the same in every run: "linear fp32 512 x 1024 x 256"
   // Points that one curve is fitted to: "matmul fp32", "attention fp32", "memory norm+bias", "copy".
   std::string group;
   bool held_out = false;  // left out of the fit, to test it on other shapes
-
-  Op op;  // reads and writes are indices into `tensors`; the same index twice: in place
-  std::vector<Tensor> tensors;
-  std::vector<OperandFill> fills;  // by tensor
-  // Ops that compute the operands as in a step (the forward of a backward). They run before the timing.
-  std::vector<Op> before;
 };
 
 struct SweepOptions {

@@ -13,7 +13,6 @@ Exit codes: 0, 1 for what failed, 77 where the lab cannot be built (says why). R
 
 import argparse
 import datetime
-import importlib.util
 import json
 import os
 import pathlib
@@ -60,6 +59,14 @@ def read_results(path):
     return {c["id"]: c for c in document["cases"]} if document["setup"] == setup() else {}
 
 
+def write_rows(rows, arguments):
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    document = {"description": "Collectives and training steps over MPI between network namespaces, beside both engines.",
+                "command": "realrun/netlab/netlab.py run", "setup": setup(), "cases": rows}
+    (arguments.out / "errors.json").write_text(json.dumps(document, indent=1) + "\n")
+    return document
+
+
 def write_results(results, arguments):
     """Both files, with the predictions of now."""
     known = {c.id: c for c in cases.all_cases()}
@@ -74,12 +81,7 @@ def write_results(results, arguments):
         rows.append(row)
     order = {id: i for i, id in enumerate(known)}
     rows.sort(key=lambda r: order[r["id"]])
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    document = {"description": "Collectives and training steps over MPI between network namespaces, beside both engines.",
-                "command": "realrun/netlab/netlab.py run", "setup": setup(), "cases": rows}
-    (arguments.out / "errors.json").write_text(json.dumps(document, indent=1) + "\n")
-    (arguments.out / "errors.md").write_text(markdown(document))
-    return document
+    (arguments.out / "errors.md").write_text(markdown(write_rows(rows, arguments)))
 
 
 def percent(x):
@@ -145,14 +147,8 @@ def measure(wanted, results, arguments):
                     row["failure"] = str(error).splitlines()[0]
                     print(f"{case.id}: {error}", file=sys.stderr, flush=True)
                 results[case.id] = row
-                write_raw(results, arguments)
+                write_rows(list(results.values()), arguments)
     return failures
-
-
-def write_raw(results, arguments):
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    document = {"description": "", "command": "realrun/netlab/netlab.py run", "setup": setup(), "cases": list(results.values())}
-    (arguments.out / "errors.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def command_run(arguments):
@@ -172,32 +168,17 @@ def command_table(arguments):
     return 0
 
 
-def protocols(value):
-    return {"simple": value, "ll128": value, "ll": value}
-
-
-def classes_of(step_seconds, source):
+def set_classes(document, step_seconds, source):
     """The lab's classes. Rates are computed from headers, never fitted; there is one protocol, so the others never win."""
     share = round(lab.wire_efficiency(), 4)
-    network = {
-        "ring_share": share, "tree_share": share, "all_to_all_share": share, "ll128": False, "ll_share": share,
-        "base_seconds": protocols(0), "ring_step_seconds": protocols(step_seconds), "tree_step_seconds": protocols(step_seconds),
-        "send_step_seconds": {"simple": 0, "ll": 0}, "ring_fill_seconds": 0, "ring_fill_bytes": 1, "tree_fill_seconds": 0,
-        "tree_fill_bytes": 1, "included_latency_seconds": 1}
-    node = {
-        "ring_share": 1, "local_steps": 0, "all_to_all_share": 1, "send_share": 1, "host_bridge_share": 1,
-        "protocol_share": {"simple": 1, "ll128": 1, "ll": 0.5}, "tree_share": protocols(1), "ll128": False,
-        "ll_bytes_per_second": [1e12, 1e12, 1e12], "base_seconds": protocols(0), "step_seconds": protocols(0),
-        "send_base_seconds": {"simple": 0, "ll": 0}, "all_to_all_base_seconds": {"simple": 0, "ll": 0}, "send_step_seconds": 0,
-        "nvls_share": 1, "nvls_network_share": 1, "nvls_rank_seconds": 0, "nvls_least_ranks": 2, "nvls_seconds": 0,
-        "nvls_fill_seconds": 0, "nvls_fill_bytes": 1, "nvls_channels": 1, "network_base_seconds": 0}
-    # Of published curves: there are none of such hosts. results/netlab holds this class against the clock.
-    residual = {"curves": 0, "points": 0, "median_error": 0, "points_from_1_mib": 0, "median_error_from_1_mib": 0}
-    return (
-        {"name": "CPU ranks", "architectures": ["CPU"], "fabrics": ["nvswitch", "direct_mesh", "nvlink_pairs", "pcie"],
-         "source": source, "fit": [], "prior": node, "least_devices": 1, "parameters": node, "residual": residual},
-        {"name": "MPI over TCP", "words": ["mpi-tcp"], "source": source, "fit": [], "prior": network, "parameters": network,
-         "residual": residual})
+    node, = (c for c in document["node_classes"] if c["name"] == "CPU ranks")
+    network, = (c for c in document["network_classes"] if c["name"] == "MPI over TCP")
+    node["source"] = network["source"] = source
+    for numbers in (network["prior"], network["parameters"]):
+        for name in ("ring_share", "tree_share", "all_to_all_share", "ll_share"):
+            numbers[name] = share
+        for name in ("ring_step_seconds", "tree_step_seconds"):
+            numbers[name] = {protocol: step_seconds for protocol in numbers[name]}
 
 
 def command_calibrate(arguments):
@@ -217,17 +198,9 @@ def command_calibrate(arguments):
     source = (f"realrun/netlab/netlab.py calibrate, {m['date']}: {m['mpi']} over TCP between network namespaces, "
               f"{topology.bits_per_second // 10**6} Mbit/s, Linux {m['kernel']}, {m['cpu']}; latency of a message measured, "
               "share computed from Ethernet, IP and TCP headers and acknowledgements")
-    node, net = classes_of(step, source)
-    spec = importlib.util.spec_from_file_location("fit_collectives", ROOT / "realrun/calibrate/fit_collectives.py")
-    fit = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fit)
     document = json.loads(CLASSES.read_text())
-    for key, mine in (("node_classes", node), ("network_classes", net)):
-        others = [c for c in document[key] if c["name"] != mine["name"]]
-        # Before the classes whose words this one's contain.
-        at = next((i for i, c in enumerate(others) if "tcp" in c.get("words", [])), len(others))
-        document[key] = others[:at] + [mine] + others[at:]
-    CLASSES.write_text(fit.dump(document) + "\n")
+    set_classes(document, step, source)
+    CLASSES.write_text(json.dumps(document, indent=1) + "\n")
     print(f"a message takes {step * 1e6:.1f} us beyond its bytes; written to {CLASSES.relative_to(ROOT)}: build again")
     return 0
 

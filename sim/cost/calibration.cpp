@@ -12,6 +12,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 #include "sim/cost/copy_overlap.h"
+#include "sim/cost/curve_numbers.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {
@@ -22,8 +23,6 @@ using Where = InputError::Where;
 
 constexpr std::string_view kFolder = "results/calibration/";
 constexpr std::array<Dtype, 5> kMatrixDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8, Dtype::nvfp4};
-constexpr NumberRange kShare{.least = 0, .most = 1};
-constexpr NumberRange kEfficiency{.least = 0, .most = 1, .exclude_least = true};
 
 std::string_view file_text(std::string_view name) {
   const std::string path = fmt::format("{}{}.json", kFolder, name);
@@ -87,20 +86,18 @@ std::vector<std::array<std::int64_t, 3>> read_rows(const Json& json, const Where
   return rows;
 }
 
+template <class Curve>
+void read_numbers(JsonReader& reader, Curve& curve) {
+  for (const CurveNumber<Curve>& number : numbers_of(curve)) {
+    if (number.needed && !reader.has(number.name)) reader.fail(number.name, "a number");
+    reader.field(number.name, curve.*number.value, number.range, "");
+  }
+}
+
 MatmulCurve read_matmul(const Json& json, const Where& where) {
   MatmulCurve curve;
   JsonReader reader(json, where);
-  curve.efficiency = need_number(reader, "efficiency", kEfficiency);
-  curve.memory_efficiency = need_number(reader, "memory_efficiency", kEfficiency);
-  reader.field("half_k", curve.half_k, NumberRange{}, "");
-  reader.field("operand_cost", curve.operand_cost, NumberRange{}, "");
-  reader.field("split_k", curve.split_k, NumberRange{}, "");
-  reader.field("sustained_efficiency", curve.sustained_efficiency, kShare, "");
-  reader.field("sustained_seconds", curve.sustained_seconds, NumberRange{}, "");
-  reader.field("overlap_loss", curve.overlap_loss, kShare, "");
-  reader.field("fixed_seconds", curve.fixed_seconds, NumberRange{}, "");
-  reader.field("point_quantise_seconds", curve.point_quantise_seconds, NumberRange{}, "");
-  reader.field("point_quantise_bytes", curve.point_quantise_bytes, NumberRange{}, "");
+  read_numbers(reader, curve);
   for (const auto& row : read_rows(need(reader, "tiles", "an array of 1 to 8 tiles"), reader.at("tiles"), 2,
                                    "a tile [m, n] of positive integers"))
     curve.tiles.push_back({row[0], row[1]});
@@ -116,8 +113,7 @@ MatmulCurve read_matmul(const Json& json, const Where& where) {
 GroupedCurve read_grouped_curve(const Json& json, const Where& where) {
   GroupedCurve curve;
   JsonReader reader(json, where);
-  curve.relative = need_number(reader, "relative", kEfficiency);
-  reader.field("group_seconds", curve.group_seconds, NumberRange{}, "");
+  read_numbers(reader, curve);
   reader.field("source", curve.source, "");
   curve.residual = read_residual(reader);
   reader.finish();
@@ -128,15 +124,7 @@ AttentionCurve read_attention_curve(const std::string& name, const Json& json, c
   AttentionCurve curve;
   curve.name = name;
   JsonReader reader(json, where);
-  curve.forward_efficiency = need_number(reader, "forward_efficiency", kEfficiency);
-  curve.backward_efficiency = need_number(reader, "backward_efficiency", kEfficiency);
-  reader.field("half_sequence", curve.half_sequence, NumberRange{}, "");
-  reader.field("half_head_dim", curve.half_head_dim, NumberRange{}, "");
-  reader.field("backward_half_head_dim", curve.backward_half_head_dim, NumberRange{}, "");
-  reader.field("masked_share", curve.masked_share, kShare, "");
-  reader.field("forward_last_wave", curve.forward_last_wave, NumberRange{}, "");
-  reader.field("backward_last_wave", curve.backward_last_wave, NumberRange{}, "");
-  reader.field("fixed_seconds", curve.fixed_seconds, NumberRange{}, "");
+  read_numbers(reader, curve);
   reader.field("source", curve.source, "");
   curve.residual = read_residual(reader);
   reader.finish();
@@ -235,8 +223,7 @@ void read_memory_kinds(const Json& json, const Where& where, Calibration& calibr
     JsonReader reader(value, at);
     MemoryCurve& curve = calibration.memory_kinds.emplace_back();
     curve.name = name;
-    curve.efficiency = need_number(reader, "efficiency", kEfficiency);
-    reader.field("fixed_seconds", curve.fixed_seconds, NumberRange{}, "");
+    read_numbers(reader, curve);
     curve.residual = read_residual(reader);
     reader.finish();
   }
@@ -416,7 +403,7 @@ Calibration read_calibration(const Json& json, const Where& where) {
   read_memory(need(reader, "memory", "the curve of memory-bound kernels"), reader.at("memory"), calibration);
   if (calibration.memory_source.empty()) calibration.memory_source = calibration.source;
   read_attention(need(reader, "attention", "the attention curves"), reader.at("attention"), calibration);
-  reader.field("overlap_slowdown", calibration.overlap_slowdown, kShare, "");
+  reader.field("overlap_slowdown", calibration.overlap_slowdown, kAtMostOne, "");
   reader.field("overlap_source", calibration.overlap_source, "");
   if (const Json* host = reader.take("host")) {
     JsonReader r(*host, reader.at("host"));

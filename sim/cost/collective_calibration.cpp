@@ -11,6 +11,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/cost/collective_parameters.h"
 
 namespace orrery {
 namespace {
@@ -18,7 +19,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kCollectivesFile = "results/calibration/collectives.json";
-constexpr NumberRange kPositiveShare{.least = 0, .most = 1, .exclude_least = true};
 constexpr NumberRange kAny{};
 
 // Reads an object in which every parameter must be given.
@@ -38,7 +38,7 @@ class Parameters {
     need(name, "true or false");
     reader_.field(name, value, "");
   }
-  void protocols(const char* name, ByProtocol& values, NumberRange range, bool with_ll128 = true) {
+  void protocols(const char* name, ByProtocol& values, NumberRange range, bool with_ll128) {
     const Json* json = reader_.take(name);
     if (json == nullptr) reader_.fail(name, "an object with a number per protocol");
     Parameters p(*json, reader_.at(name));
@@ -67,53 +67,11 @@ class Parameters {
   JsonReader reader_;
 };
 
-IntraCalibration read_intra(const Json& json, const InputError::Where& where) {
-  IntraCalibration c;
+template <class Calibration>
+Calibration read_parameters(const Json& json, const InputError::Where& where) {
+  Calibration c;
   Parameters p(json, where);
-  p.number("ring_share", c.ring_share, kPositiveShare);
-  p.number("all_to_all_share", c.all_to_all_share, kPositiveShare);
-  p.number("send_share", c.send_share, kPositiveShare);
-  p.number("host_bridge_share", c.host_bridge_share, kPositiveShare);
-  p.number("local_steps", c.local_steps, kAny);
-  p.protocols("protocol_share", c.protocol_share, kPositiveShare);
-  p.protocols("tree_share", c.tree_share, kPositiveShare);
-  p.boolean("ll128", c.ll128);
-  p.rates("ll_bytes_per_second", c.ll_bytes_per_second);
-  p.protocols("base_seconds", c.base_seconds, kAny);
-  p.protocols("step_seconds", c.step_seconds, kAny);
-  p.protocols("send_base_seconds", c.send_base_seconds, kAny, false);
-  p.protocols("all_to_all_base_seconds", c.all_to_all_base_seconds, kAny, false);
-  p.number("send_step_seconds", c.send_step_seconds, kAny);
-  p.number("nvls_share", c.nvls_share, kPositiveShare);
-  p.number("nvls_network_share", c.nvls_network_share, kPositiveShare);
-  p.integer("nvls_least_ranks", c.nvls_least_ranks, 2);
-  p.number("nvls_seconds", c.nvls_seconds, kAny);
-  p.number("nvls_rank_seconds", c.nvls_rank_seconds, kAny);
-  p.number("nvls_fill_seconds", c.nvls_fill_seconds, kAny);
-  p.number("nvls_fill_bytes", c.nvls_fill_bytes, positive());
-  p.integer("nvls_channels", c.nvls_channels, 1);
-  p.number("network_base_seconds", c.network_base_seconds, kAny);
-  p.finish();
-  return c;
-}
-
-InterCalibration read_inter(const Json& json, const InputError::Where& where) {
-  InterCalibration c;
-  Parameters p(json, where);
-  p.number("ring_share", c.ring_share, kPositiveShare);
-  p.number("tree_share", c.tree_share, kPositiveShare);
-  p.number("all_to_all_share", c.all_to_all_share, kPositiveShare);
-  p.boolean("ll128", c.ll128);
-  p.number("ll_share", c.ll_share, kPositiveShare);
-  p.protocols("base_seconds", c.base_seconds, kAny);
-  p.protocols("ring_step_seconds", c.ring_step_seconds, kAny);
-  p.protocols("tree_step_seconds", c.tree_step_seconds, kAny);
-  p.protocols("send_step_seconds", c.send_step_seconds, kAny, false);
-  p.number("ring_fill_seconds", c.ring_fill_seconds, kAny);
-  p.number("ring_fill_bytes", c.ring_fill_bytes, positive());
-  p.number("tree_fill_seconds", c.tree_fill_seconds, kAny);
-  p.number("tree_fill_bytes", c.tree_fill_bytes, positive());
-  p.number("included_latency_seconds", c.included_latency_seconds, kAny);
+  visit_parameters(c, p);
   p.finish();
   return c;
 }
@@ -153,7 +111,7 @@ void for_each_class(JsonReader& reader, const char* name, Read read) {
     InputError::Where where = reader.at(name);
     where.pointer += "/" + std::to_string(i);
     JsonReader r((*json)[i], where);
-    // Keys of the fit script: its start values, and the parameters that it fits.
+    // Keys of the fit to published curves: its start values, and the parameters that it fits.
     r.take("prior");
     r.take("fit");
     const Json* parameters = r.take("parameters");
@@ -215,7 +173,7 @@ CollectiveClasses read_collective_classes(const nlohmann::json& json, const Inpu
       if (std::find(kIntraFabricNames.begin(), kIntraFabricNames.end(), fabric) == kIntraFabricNames.end())
         r.fail("fabrics", "nvswitch, direct_mesh, nvlink_pairs or pcie", nearest_name(fabric, kIntraFabricNames));
     r.field("least_devices", c.least_devices, at_least(1), "");
-    c.parameters = read_intra(parameters, r.at("parameters"));
+    c.parameters = read_parameters<IntraCalibration>(parameters, r.at("parameters"));
     c.residual = read_collective_residual(r);
   });
   for_each_class(reader, "network_classes", [&](JsonReader& r, const Json& parameters) {
@@ -223,7 +181,7 @@ CollectiveClasses read_collective_classes(const nlohmann::json& json, const Inpu
     r.field("name", c.name, "");
     r.field("source", c.source, "");
     c.words = read_texts(r, "words");
-    c.parameters = read_inter(parameters, r.at("parameters"));
+    c.parameters = read_parameters<InterCalibration>(parameters, r.at("parameters"));
     c.residual = read_collective_residual(r);
   });
   reader.finish();

@@ -12,9 +12,11 @@ namespace orrery {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::UnorderedElementsAre;
 
 constexpr const char* kLog =
     R"(# nThread 1 nGpus 2 minBytes 8 maxBytes 8 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
@@ -111,6 +113,31 @@ TEST(CalibrateImport, WritesNoFitThatMissesUnlessForced) {
   EXPECT_EQ(forced.code, 0) << forced.err;
   EXPECT_THAT(forced.out, HasSubstr("off by more than 2 times"));
   EXPECT_THAT(place.files(), Contains("collectives.json"));
+}
+
+TEST(CalibratePublished, WritesWhatItFitsAndSaysHowWellItFits) {
+  const Workplace place;
+  const std::string published = ORRERY_SOURCE_DIR "/results/published/";
+  const CommandResult fitted =
+      place.orrery("calibrate published " + published + "collectives.json --only 'EFA v1' --output .");
+  ASSERT_EQ(fitted.code, 0) << fitted.err;
+  EXPECT_THAT(fitted.out, HasSubstr("across nodes: median error "));
+  EXPECT_THAT(place.files(), ElementsAre("collectives.json"));
+  EXPECT_EQ(place.orrery("collective all_reduce --cluster dgx-h100 --calibration collectives.json").code, 0);
+}
+
+TEST(CalibratePublished, RefusesWhatItCannotFit) {
+  const Workplace place;
+  const std::string published = ORRERY_SOURCE_DIR "/results/published/";
+  place.write("points.json", R"({"points": []})");
+  place.write("neither.json", "[]");
+  expect_one_sentence(place.orrery("calibrate published points.json --output ."), 2, "results/published/kernels.json");
+  expect_one_sentence(place.orrery("calibrate published neither.json --output ."), 2, "neither.json");
+  expect_one_sentence(place.orrery("calibrate published points.json --output . --only EFA"), 2, "points of kernels");
+  expect_one_sentence(place.orrery("calibrate published points.json --output nowhere"), 2, "nowhere");
+  expect_one_sentence(place.orrery("calibrate published " + published + "collectives.json --only 'EFA v2' --output ."),
+                      2, "EFA v1");
+  EXPECT_THAT(place.files(), UnorderedElementsAre("points.json", "neither.json"));
 }
 
 TEST(Calibration, OfAUserIsWhatSimulateAndCompareGoBy) {

@@ -55,7 +55,7 @@ const Json& published_kernels() {
   return json;
 }
 
-// As the fit does (realrun/calibrate/fit_published.py, usable()).
+// As the fit does (realrun/calibrate/published_kernels.cpp, usable()).
 bool usable(const Json& p) {
   const double m = p["shape"][1], n = p["shape"][2], k = p["shape"][3];
   const double width = p["dtype"] == "nvfp4" ? 4.5 / 8 : p["dtype"] == "fp8" ? 1 : 2;

@@ -8,8 +8,8 @@
 #include "realrun/bench/cases.h"
 #include "realrun/bench/cold_cache.h"
 #include "realrun/bench/facts.h"
-#include "realrun/bench/operands.h"
 #include "realrun/bench/shapes.h"
+#include "realrun/stand_alone.h"
 #include "sim/program/work.h"
 
 namespace orrery::bench {

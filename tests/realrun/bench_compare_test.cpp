@@ -551,12 +551,13 @@ TEST(RunFile, TakesRepetitionsAndPassesOverAggregates) {
   EXPECT_EQ(run.date, "2026-01-02T03:04:05+00:00");
   EXPECT_EQ(*run.fact("num_cpus"), "2");
   ASSERT_EQ(run.series.size(), 3u);
-  const std::vector<double> seconds = run.find("a")->seconds();
-  ASSERT_EQ(seconds.size(), 2u);
-  EXPECT_DOUBLE_EQ(seconds[0], 1e-6);
-  EXPECT_DOUBLE_EQ(seconds[1], 3e-6);
+  const Series& a = *run.find("a");
+  ASSERT_EQ(a.repetitions.size(), 2u);
+  EXPECT_DOUBLE_EQ(a.seconds(a.repetitions[0]), 1e-6);
+  EXPECT_DOUBLE_EQ(a.seconds(a.repetitions[1]), 3e-6);
   EXPECT_EQ(run.find("a")->bytes, 64);
-  EXPECT_DOUBLE_EQ(run.find("b/real_time")->seconds()[0], 2e-3);
+  const Series& b = *run.find("b/real_time");
+  EXPECT_DOUBLE_EQ(b.seconds(b.repetitions[0]), 2e-3);
   EXPECT_EQ(run.find("c")->error, "no");
 }
 

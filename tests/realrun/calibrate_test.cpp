@@ -18,6 +18,7 @@
 #include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/nccl_log.h"
 #include "realrun/calibrate/overlap.h"
+#include "realrun/calibrate/published.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/cost/calibration.h"
@@ -63,7 +64,7 @@ TEST(Sweep, HasEachPointOnceAndEveryKindOfCurve) {
     EXPECT_TRUE(ids.insert(p.id).second) << p.id;
     groups.insert(p.group);
     for (const Tensor& t : p.tensors) EXPECT_GT(t.elements(), 0) << p.id;
-    EXPECT_EQ(p.fills.size(), p.tensors.size());
+    EXPECT_EQ(p.contents.size(), p.tensors.size());
   }
   EXPECT_GE(ids.size(), 600u);
   for (const char* group : {"matmul fp32", "attention fp32", "memory norm+bias", "memory norm_backward+bias",
@@ -372,6 +373,63 @@ TEST(OverlapFit, IsWrittenWithItsSourceAndReadBack) {
   EXPECT_THROW(read_user_calibration(bad, {"ideal.json", ""}), InputError);
   bad["overlap"] = {{"copy_to_host", bad["overlap"]["copy_to_host"]}};
   EXPECT_THROW(read_user_calibration(bad, {"ideal.json", ""}), InputError);
+}
+
+// --- The fit of published points
+
+// The numbers of one die's products, which have little to choose from, are those of the bundled calibration; no curve
+// fits worse; what is no fitted number stays.
+TEST(PublishedFit, GivesTheBundledNumbersOfKernels) {
+  nlohmann::json document = parse_json_file(ORRERY_SOURCE_DIR "/results/published/kernels.json");
+  nlohmann::json& fits = document["fits"];
+  using nlohmann::json;
+  fits["dies"]["boards"] = json::array({json::array({"H100-SXM5-80GB", "H200-SXM5-141GB"})});
+  fits["attention"] = {{"curves", json::array()}, {"lent", json::array()}};
+  fits["grouped"]["curves"] = json::array({fits["grouped"]["curves"].back()});
+  const PublishedFit fit = fit_published_kernels(document, "kernels.json", "2026-11-28");
+  ASSERT_EQ(fit.files.size(), 2u);
+  EXPECT_THAT(fit.table, ::testing::HasSubstr("| H100-SXM5-80GB | matmul fp8 | 90 |"));
+  const std::string name = "H100-SXM5-80GB.json";
+  const auto found = nlohmann::json::parse(fit.files.at(name));
+  auto bundled = parse_json_file(ORRERY_SOURCE_DIR "/results/calibration/" + name);
+  for (const char* number : {"efficiency", "half_k", "operand_cost", "split_k", "sustained_efficiency",
+                             "sustained_seconds", "memory_efficiency", "overlap_loss", "fixed_seconds"}) {
+    const double value = bundled["matmul"]["bf16"][number];
+    EXPECT_NEAR(found["matmul"]["bf16"][number].get<double>(), value, 2e-3 * value) << number;
+  }
+  EXPECT_NEAR(found["memory"]["efficiency"].get<double>(), bundled["memory"]["efficiency"].get<double>(), 1e-3);
+  for (const char* curve : {"/matmul/bf16", "/matmul/fp8", "/grouped/fp8", "/memory"}) {
+    const nlohmann::json::json_pointer at(std::string(curve) + "/residual/geometric_std");
+    EXPECT_LE(found[at], bundled[at]) << curve;
+  }
+  for (const char* kept : {"method", "relative_to", "attention", "measured_shapes", "measured_attention", "source"})
+    EXPECT_EQ(found[kept], bundled[kept]) << kept;
+}
+
+TEST(PublishedFit, FitsOneClassOfCollectivesAloneAsWellAsTheBundledOne) {
+  const auto curves = parse_json_file(ORRERY_SOURCE_DIR "/results/published/collectives.json");
+  const PublishedFit fit = fit_published_collectives(curves, "collectives.json", "EFA v1");
+  const auto found = nlohmann::json::parse(fit.files.at("collectives.json"));
+  const auto bundled = parse_json_file(ORRERY_SOURCE_DIR "/results/calibration/collectives.json");
+  EXPECT_EQ(found["node_classes"], bundled["node_classes"]);
+  for (std::size_t i = 0; i < bundled["network_classes"].size(); ++i) {
+    const auto &f = found["network_classes"][i], &b = bundled["network_classes"][i];
+    if (b["name"] != "EFA v1") {
+      EXPECT_EQ(f, b);
+      continue;
+    }
+    EXPECT_NE(f["parameters"], b["parameters"]);
+    EXPECT_LT(f["residual"]["median_error"], 0.07);
+    EXPECT_LT(f["residual"]["median_error_from_1_mib"], 0.05);
+  }
+}
+
+TEST(PublishedFit, RefusesADocumentThatHasNoFits) {
+  EXPECT_THROW(fit_published_kernels({{"points", nlohmann::json::array()}}, "mine.json", ""), InputError);
+  nlohmann::json other = {{"points", {{{"source", "mine"}, {"device", "mine"}}}}};
+  other["fits"] = {{"dies", {{"boards", {{"a", "b"}}}}}, {"grouped", {{"curves", {{{"board", "other"}}}}}}};
+  EXPECT_THROW(fit_published_kernels(other, "mine.json", ""), InputError);
+  EXPECT_THROW(fit_published_collectives({{"curves", {{{"id", "mine"}}}}}, "mine.json", ""), InputError);
 }
 
 // --- What is checked in

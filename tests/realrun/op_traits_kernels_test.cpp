@@ -7,8 +7,8 @@
 
 #include "realrun/backend.h"
 #include "realrun/bench/cases.h"
-#include "realrun/bench/operands.h"
 #include "realrun/cpu/kernels.h"
+#include "realrun/stand_alone.h"
 
 namespace orrery::bench {
 namespace {
