@@ -226,6 +226,13 @@ Option Command::add_option(const char* names, const std::function<void(const std
                            const char* description) const {
   return Option(app_->add_option_function<std::string>(names, take, description), *values_);
 }
+Option Command::add_file(const char* names, std::string& path, const char* description) const {
+  return add_option(names, path, description).type_name("FILE");
+}
+Option Command::add_several(const char* names, std::vector<std::string>& values, const char* description,
+                            const char* type) const {
+  return add_option(names, values, description).one_value_each().type_name(type);
+}
 void Command::add_flag(const char* names, bool& value, const char* description) const {
   app_->add_flag(names, value, description);
 }

@@ -86,6 +86,11 @@ class Command {
   // `take` is called with the value, or with an empty string.
   Option add_option(const char* names, const std::function<void(const std::string&)>& take,
                     const char* description) const;
+  // An option whose value is the name of a file.
+  Option add_file(const char* names, std::string& path, const char* description) const;
+  // An option that may be given several times, with one value each time.
+  Option add_several(const char* names, std::vector<std::string>& values, const char* description,
+                     const char* type) const;
   void add_flag(const char* names, bool& value, const char* description) const;
 
  private:

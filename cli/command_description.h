@@ -37,9 +37,4 @@ struct CommandDescription {
   bool needs_subcommand = false;
 };
 
-// Returns the command and all commands under it, each before its subcommands. Pointers are valid as long as `command`.
-std::vector<const CommandDescription*> with_subcommands(const CommandDescription& command);
-
-std::string joined(const std::vector<std::string>& words, const char* between = " ");
-
 }  // namespace orrery

@@ -1,6 +1,7 @@
 // Output of results. Files appear whole or not at all.
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <initializer_list>
 #include <list>
@@ -44,6 +45,12 @@ class Outputs {
   }
   bool on_standard_output() const { return standard_output_.has_value(); }
   void commit();
+  // Adds the text on standard output unless another output is there, and commits.
+  template <class Make>
+  void commit_with(Make text) {
+    if (!on_standard_output()) add("-", text());
+    commit();
+  }
 
  private:
   std::list<OutputFile> files_;
@@ -69,17 +76,24 @@ void check_outputs(std::initializer_list<std::string_view> paths);
 // standard error is not a terminal.
 class ProgressLine {
  public:
-  ProgressLine();
+  // `wait`: for is_due(), how long nothing is shown at first.
+  explicit ProgressLine(std::chrono::milliseconds wait = kBetween);
   ~ProgressLine();
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   bool on_terminal() const { return on_terminal_; }
+  // Whether to show() again: there is a terminal, and the last time this was so is a while ago.
+  bool is_due();
+  double elapsed_seconds() const;
   void show(const std::string& text);
   void clear();
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kBetween{200};
   bool on_terminal_, shown_ = false;
+  Clock::time_point start_ = Clock::now(), next_;
 };
 
 // Throws if the text cannot be written.

@@ -113,8 +113,7 @@ void validate(const ValidateArguments& arguments) {
     if (!f.gpu.empty() || !f.strategy.empty())
       text += "\nPoints that are not predicted have no device and no plan, and are not in this list\n";
   }
-  if (!outputs.on_standard_output()) outputs.add("-", text);
-  outputs.commit();
+  outputs.commit_with([&] { return text; });
   if (is_worse) throw Exit{1};
 }
 
@@ -135,23 +134,22 @@ void add_validate(Command app) {
                   "Published steps in the calibration: those of all other sources (the default), all, or none (kernels "
                   "and collectives alone)")
       .one_of(texts(kSeenNames));
-  const auto file = [&](const char* name, std::string& path, const char* text) {
-    command.add_option(name, path, text).type_name("FILE");
-  };
-  file("--fit", arguments->fit,
-       "Only fit results/calibration/steps.json anew (some minutes): write it to this file and steps_left_out.json "
-       "beside it, or the first alone to -");
+  command.add_file(
+      "--fit", arguments->fit,
+      "Only fit results/calibration/steps.json anew (some minutes): write it to this file and steps_left_out.json "
+      "beside it, or the first alone to -");
   command.add_flag("--points", arguments->points, "Print a row per point instead of a row per source");
   command.add_flag("--figures", arguments->figures,
                    "Print published figures other than steps, of mixtures of experts and of long contexts: times of "
                    "ops, rates, limits, speed-ups");
-  file("--json", arguments->json, "All points and statistics as JSON, to a file or -");
-  file("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
-  file("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
-  file("--baseline", arguments->baseline,
-       "Show what has changed since this file was written; exit 1 if a group became worse by more than its noise");
-  file("--write-baseline", arguments->write_baseline, "Write the file that --baseline reads");
-  file("--csv", arguments->csv, "Write a row per point as CSV, to a file or -");
+  command.add_file("--json", arguments->json, "All points and statistics as JSON, to a file or -");
+  command.add_file("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
+  command.add_file("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
+  command.add_file(
+      "--baseline", arguments->baseline,
+      "Show what has changed since this file was written; exit 1 if a group became worse by more than its noise");
+  command.add_file("--write-baseline", arguments->write_baseline, "Write the file that --baseline reads");
+  command.add_file("--csv", arguments->csv, "Write a row per point as CSV, to a file or -");
   command.callback([arguments] { validate(*arguments); });
 }
 

@@ -334,17 +334,7 @@ std::span<const std::string_view> documentation_keys() {
 
 std::string pointer_to(const std::string& pointer, std::string_view key) {
   constexpr std::size_t kLongest = 200;  // longer than any field; the beginning of a longer one shows its place
-  std::string result = pointer + '/';
-  for (const char c : clipped(key, kLongest)) {
-    if (c == '~') {
-      result += "~0";
-    } else if (c == '/') {
-      result += "~1";
-    } else {
-      result += c;
-    }
-  }
-  return result;
+  return pointer + '/' + escaped(clipped(key, kLongest), {{'~', "~0"}, {'/', "~1"}});
 }
 
 std::string describe(const Json& value) {

@@ -134,26 +134,7 @@ std::string markdown_grid(std::span<const Column> columns, const std::vector<std
 }
 
 std::string xml_text(std::string_view text) {
-  std::string out;
-  for (const char c : written_out(text, "\t\n")) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
+  return escaped(written_out(text, "\t\n"), {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}});
 }
 
 std::string csv_text(std::string_view text) {
@@ -163,12 +144,7 @@ std::string csv_text(std::string_view text) {
     return csv_text("'" + std::string(text));
   const std::string shown = written_out(text, "\t\r\n");
   if (shown.find_first_of(",\"\r\n") == std::string::npos) return shown;
-  std::string out = "\"";
-  for (const char c : shown) {
-    if (c == '"') out += '"';
-    out += c;
-  }
-  return out + "\"";
+  return '"' + escaped(shown, {{'"', "\"\""}}) + '"';
 }
 
 double tick_step(double span, int most) {
