@@ -1,5 +1,4 @@
-#include "cli/calibrate_import.h"
-
+// orrery calibrate import: measured collectives from logs of nccl-tests.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "cli/cluster_argument.h"
+#include "cli/commands.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "realrun/calibrate/collective_fit.h"
@@ -111,12 +111,9 @@ void add_calibrate_import(Command calibrate) {
       .offers_words(collectives_of_logs());
   command.add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
   command.add_flag("--force", arguments->force, "Write a calibration that misses the measurements, too");
-  command.add_option("--output", arguments->output, "The calibration; - for standard output")
-      .type_name("FILE")
-      .capture_default();
-  command
-      .add_option("--curves", arguments->curves, "Also write the curves as results/published/collectives.json has them")
-      .type_name("FILE");
+  command.add_file("--output", arguments->output, "The calibration; - for standard output").capture_default();
+  command.add_file("--curves", arguments->curves,
+                   "Also write the curves as results/published/collectives.json has them");
   command.callback([arguments] { import(*arguments); });
 }
 

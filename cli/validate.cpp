@@ -60,25 +60,25 @@ void fit(const std::string& path) {
 void validate(const ValidateArguments& arguments) {
   const ValidationFilter& f = arguments.filter;
   const bool filtered = !f.source.empty() || !f.gpu.empty() || !f.strategy.empty();
-  for (const auto& [name, value] :
-       {std::pair("--markdown", &arguments.markdown), std::pair("--baseline", &arguments.baseline),
-        std::pair("--write-baseline", &arguments.write_baseline), std::pair("--fit", &arguments.fit)})
-    if (filtered && !value->empty())
-      throw InputError({name, ""}, "a part of the points (--source, --gpu, --strategy)", "all points");
+  const bool usual_seen = arguments.seen == kSeenNames.front();
   const auto alone = [](bool holds, const char* option, const char* found, const char* expected) {
     if (holds) throw InputError({option, ""}, found, expected);
   };
+  const std::pair<const char*, bool> of_all_points[] = {{"--markdown", !arguments.markdown.empty()},
+                                                        {"--baseline", !arguments.baseline.empty()},
+                                                        {"--write-baseline", !arguments.write_baseline.empty()},
+                                                        {"--fit", !arguments.fit.empty()}};
+  for (const auto& [name, given] : of_all_points)
+    alone(given && filtered, name, "a part of the points (--source, --gpu, --strategy)", "all points");
   const bool shown = arguments.points || !arguments.json.empty() || !arguments.csv.empty() || !arguments.plot.empty() ||
                      !arguments.markdown.empty() || !arguments.baseline.empty() || !arguments.write_baseline.empty();
-  alone(!arguments.fit.empty() && (shown || arguments.seen != kSeenNames.front()), "--fit", "other options as well",
+  alone(!arguments.fit.empty() && (shown || !usual_seen), "--fit", "other options as well",
         "no other option: the command only fits");
-  for (const auto& [name, value] :
-       {std::pair("--markdown", &arguments.markdown), std::pair("--baseline", &arguments.baseline),
-        std::pair("--write-baseline", &arguments.write_baseline)})
-    alone(!value->empty() && arguments.seen != kSeenNames.front(), name, "--seen as well",
+  for (const auto& [name, given] : of_all_points)
+    alone(given && !usual_seen, name, "--seen as well",
           "the default: each source predicted by a calibration of all others");
-  alone(arguments.figures && (filtered || shown || !arguments.fit.empty() || arguments.seen != kSeenNames.front()),
-        "--figures", "other options as well", "no other option: these figures are not steps");
+  alone(arguments.figures && (filtered || shown || !arguments.fit.empty() || !usual_seen), "--figures",
+        "other options as well", "no other option: these figures are not steps");
   alone(!arguments.baseline.empty() && arguments.points, "--baseline", "--points as well",
         "one of them: changes, or every point");
   if (!arguments.fit.empty()) return fit(arguments.fit);

@@ -57,10 +57,7 @@ std::string rate_text(double per_second) {
 
 std::string percent_text(double share) { return fmt::format("{:.1f} %", share * 100); }
 
-std::string left(std::string_view text, std::size_t columns) {
-  const std::size_t used = width_of(text);
-  return std::string(text) + std::string(columns > used ? columns - used : 0, ' ');
-}
+std::string left(std::string_view text, std::size_t columns) { return fmt::format("{:<{}}", text, columns); }
 
 std::string signed_percent_text(double share) {
   constexpr double kShownAsZero = 0.05;
@@ -68,10 +65,7 @@ std::string signed_percent_text(double share) {
   return fmt::format("{:+.1f} %", std::fabs(percent) < kShownAsZero ? 0.0 : percent);
 }
 
-std::string right(std::string_view text, std::size_t columns) {
-  const std::size_t used = width_of(text);
-  return std::string(columns > used ? columns - used : 0, ' ') + std::string(text);
-}
+std::string right(std::string_view text, std::size_t columns) { return fmt::format("{:>{}}", text, columns); }
 
 std::vector<Column> columns_of(std::string_view text) {
   std::vector<Column> columns;
