@@ -17,6 +17,7 @@
 #include <sstream>
 #include <utility>
 
+#include "cli/calibrate_import.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "realrun/calibrate/write_json.h"

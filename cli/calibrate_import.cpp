@@ -1,4 +1,5 @@
-// orrery calibrate import: measured collectives from logs of nccl-tests.
+#include "cli/calibrate_import.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 #include <vector>
 
 #include "cli/cluster_argument.h"
-#include "cli/commands.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "realrun/calibrate/collective_fit.h"

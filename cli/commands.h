@@ -22,7 +22,6 @@ void add_validate(Command app);
 void add_run(Command app);
 void add_rank(Command app);  // orrery-gpu's
 void add_calibrate(Command app);
-void add_calibrate_import(Command calibrate);
 void add_bench(Command app);
 void add_schema(Command app);
 void add_completion(Command app);  // for `app`, the program, as it is when the command runs

@@ -64,24 +64,22 @@ void check_outputs(std::initializer_list<std::string_view> paths);
 // standard error is not a terminal.
 class ProgressLine {
  public:
-  // `wait`: for is_due(), how long nothing is shown at first.
-  explicit ProgressLine(std::chrono::milliseconds wait = kBetween);
+  ProgressLine();
   ~ProgressLine();
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   bool on_terminal() const { return on_terminal_; }
-  // Whether to show() again: there is a terminal, and the last time this was so is a while ago.
+  // Whether there is somebody to show progress to, and it is time: after half a second, then five times a second.
   bool is_due();
-  double elapsed_seconds() const;
+  double seconds() const;  // since the line was made
   void show(const std::string& text);
   void clear();
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kBetween{200};
   bool on_terminal_, shown_ = false;
-  Clock::time_point start_ = Clock::now(), next_;
+  Clock::time_point start_ = Clock::now(), next_ = start_ + std::chrono::milliseconds(500);
 };
 
 // Throws if the text cannot be written.

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -281,7 +280,7 @@ std::string found_text(const SearchAnswer& a, double front, bool des) {
 
 void show(const SearchProgress& progress, ProgressLine& line) {
   if (!line.is_due()) return;
-  const double elapsed = line.elapsed_seconds();
+  const double elapsed = line.seconds();
   const double part = static_cast<double>(progress.groups) / static_cast<double>(progress.all_groups);
   line.show(fmt::format("{} plans, {} per second, at most {} to go", progress.considered,
                         rate_text(static_cast<double>(progress.considered) / elapsed),
@@ -297,7 +296,7 @@ void search_command(const SearchArguments& arguments) {
   if (engine.engine == Engine::des) request.engine_of_listed = engine;
   if (arguments.network_given) request.network_within_percent = arguments.network_within;
   const SearchAnswer a = [&] {
-    ProgressLine line(std::chrono::milliseconds(500));
+    ProgressLine line;
     request.progress = [&line](const SearchProgress& progress) { show(progress, line); };
     // Reports at once that nothing fits, and what would fit when that is found.
     request.nothing_fits = [&](const SearchAnswer& answer) {

@@ -24,8 +24,8 @@ struct Sibling {
   bool (*is_here)();    // whether this program has the part, too
   const char* missing;  // what a sentence calls the program; empty: who uses the part says what is missing
 };
+// In the order of Part.
 constexpr Sibling kSiblings[] = {
-    // by Part
     {"orrery-des", built_with_simgrid, "orrery-des"},
     {"orrery-des", built_with_cbc, "orrery-des, which is built with COIN-OR CBC,"},
     {"orrery-gpu", built_with_cuda, ""},

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "models/huggingface.h"
-#include "sim/base/field_values.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 
@@ -199,20 +198,38 @@ Model read_preset_with_changes(const Json& object, const InputError::Where& wher
 
 // ---- writing
 
-// 0, "" and [] mean "as usual" or "none" in every field of these types.
-Json written(Model model) {
-  constexpr double kExact = 9007199254740992.0;  // 2^53: smaller whole numbers are written without a point
+class JsonWriter final : public FieldVisitor {
+ public:
   Json json = Json::object();
-  FieldValues values([&](const FieldValue& field) {
-    if (field.is_empty() || (field.value.is_number_integer() && field.number == 0)) return;
-    Json& written = json[field.name] = field.value;
-    if (!written.is_number_float()) return;
-    const double number = written.get<double>();
-    if (number == std::trunc(number) && std::abs(number) < kExact) written = static_cast<std::int64_t>(number);
-  });
-  model.visit_fields(values);
-  return json;
-}
+
+ protected:
+  // 0, "" and [] mean "as usual" or "none" in every field of these types.
+  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
+    if (value != 0) json[name] = value;
+  }
+  void number(const char* name, double& value, NumberRange, const char*) override {
+    constexpr double kExact = 9007199254740992.0;  // 2^53: smaller whole numbers are written without a point
+    if (value == std::trunc(value) && std::abs(value) < kExact) {
+      json[name] = static_cast<std::int64_t>(value);
+    } else {
+      json[name] = value;
+    }
+  }
+  void boolean(const char* name, bool& value, const char*) override { json[name] = value; }
+  void text(const char* name, std::string& value, const char*) override {
+    if (!value.empty()) json[name] = value;
+  }
+  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
+    if (!value.empty()) json[name] = value;
+  }
+  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
+    json[name] = std::string(names[index]);
+  }
+  void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
+               const char*) override {
+    for (const std::int64_t i : chosen) json[name].push_back(std::string(names[static_cast<std::size_t>(i)]));
+  }
+};
 
 // A written-out model has other keys than a config.json. One foreign key may be a slip, several are not.
 bool looks_like_huggingface(const Json& object) {
@@ -284,18 +301,21 @@ bool is_model_name(const std::string& name) {
 }
 
 nlohmann::json to_json(const Model& model) {
-  Json json = written(model);
+  Model copy = model;  // visitors may change what they visit; this one does not
+  JsonWriter writer;
+  copy.visit_fields(writer);
   // A 0 must be written if the usual value is not 0.
-  const Json usual = written(usual_model_of(model));
-  for (const auto& [key, value] : usual.items())
-    if (value.is_number_integer() && !json.contains(key)) json[key] = 0;
-  if (!model.vision()) json.erase("channels");
+  JsonWriter usual;
+  usual_model_of(model).visit_fields(usual);
+  for (const auto& [key, value] : usual.json.items())
+    if (value.is_number_integer() && !writer.json.contains(key)) writer.json[key] = 0;
+  if (!model.vision()) writer.json.erase("channels");
   if (!model.has_experts())
     for (const char* key : {"shared_expert_gate", "expert_period", "router_score", "router_scale", "router_bias",
                             "router_score_bias", "router_noise", "router_type", "moe_router_load_balancing_type",
                             "expert_bias", "published_active_parameters"})
-      json.erase(key);
-  return json;
+      writer.json.erase(key);
+  return std::move(writer.json);
 }
 
 }  // namespace orrery

@@ -14,7 +14,7 @@
 #include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
-#include "sim/base/field_values.h"
+#include "sim/base/fields_json.h"
 #include "sim/base/statistics.h"
 #include "sim/program/work.h"
 

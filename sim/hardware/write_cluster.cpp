@@ -1,6 +1,6 @@
 #include <nlohmann/json.hpp>
 
-#include "sim/base/field_values.h"
+#include "sim/base/fields_json.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/hardware/read_placement.h"
 
@@ -11,7 +11,10 @@ using Json = nlohmann::json;
 
 template <class Struct>
 Json written(Struct value) {  // a copy, because tables of fields take references
-  return object_of([&](FieldVisitor& v) { value.visit_fields(v); });
+  Json json;
+  FieldsJson writer(json);
+  value.visit_fields(writer);
+  return json;
 }
 
 }  // namespace

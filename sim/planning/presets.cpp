@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "sim/base/field_values.h"
+#include "sim/base/fields_json.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/preset_catalog.h"
 #include "sim/hardware/presets.h"
@@ -198,7 +198,9 @@ Preset PresetsOf<Preset>::find(std::string_view name) {
 
 template <class Preset>
 Json PresetsOf<Preset>::written(Preset preset) {
-  Json json = object_of([&](FieldVisitor& v) { preset.visit_fields(v); });
+  Json json;
+  FieldsJson writer(json);
+  preset.visit_fields(writer);
   if (!preset.name.empty()) json["preset"] = preset.name;
   return json;
 }

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "sim/base/error.h"
-#include "sim/base/field_values.h"
+#include "sim/base/fields_json.h"
 #include "sim/base/json_reader.h"
 
 namespace orrery {

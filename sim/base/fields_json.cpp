@@ -1,4 +1,4 @@
-#include "sim/base/field_values.h"
+#include "sim/base/fields_json.h"
 
 #include <nlohmann/json.hpp>
 
@@ -29,13 +29,11 @@ void FieldValues::choices(const char* name, std::vector<std::int64_t>& chosen, s
   pass(name, list);
 }
 
-nlohmann::json object_of(const std::function<void(FieldVisitor&)>& visit) {
-  nlohmann::json object = nlohmann::json::object();
-  FieldValues values([&](const FieldValue& field) {
-    if (!field.is_empty()) object[field.name] = field.value;
-  });
-  visit(values);
-  return object;
+FieldsJson::FieldsJson(nlohmann::json& object)
+    : FieldValues([&object](const FieldValue& field) {
+        if (!field.is_empty()) object[field.name] = field.value;
+      }) {
+  object = nlohmann::json::object();
 }
 
 }  // namespace orrery

@@ -21,7 +21,7 @@ struct FieldValue {
 };
 
 // Calls `take` for each field that it visits.
-class FieldValues final : public FieldVisitor {
+class FieldValues : public FieldVisitor {
  public:
   explicit FieldValues(std::function<void(const FieldValue&)> take) : take_(std::move(take)) {}
 
@@ -40,7 +40,10 @@ class FieldValues final : public FieldVisitor {
   std::function<void(const FieldValue&)> take_;
 };
 
-// Returns the fields that `visit` shows a visitor as an object, without empty texts and lists.
-nlohmann::json object_of(const std::function<void(FieldVisitor&)>& visit);
+// Makes `object` a JSON object of the fields that it visits, without empty texts and lists.
+class FieldsJson final : public FieldValues {
+ public:
+  explicit FieldsJson(nlohmann::json& object);
+};
 
 }  // namespace orrery
