@@ -81,7 +81,8 @@ def simulate(scenario: Scenario, sets: Sets = (), *, engine: str = "analytical",
     of ops. calibrations: files that ``orrery calibrate`` has written, in place of the bundled calibration.
     """
     return _document(_orrery.simulate(_argument(scenario), _sets(sets),
-                                      _engine(engine, fidelity, routing, limit, exact), ops, _paths(calibrations), label))
+                                      _engine(engine, fidelity, routing, limit, exact), ops, _paths(calibrations),
+                                      label))
 
 
 def compare(a: Scenario, b: Optional[Scenario] = None, sets: Sets = (), *, sets_a: Sets = (), sets_b: Sets = (),

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <iterator>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
+#include "sim/base/json_writer.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
@@ -27,7 +27,9 @@ Nanoseconds nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 std::string microseconds(Nanoseconds ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
 
 std::string text_json(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string json;
+  JsonWriter(json).value(text);
+  return json;
 }
 
 // With more slots than this, only stages whose ops are shown are written; the others are like one of them.

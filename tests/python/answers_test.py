@@ -460,7 +460,8 @@ class Types(unittest.TestCase):
         self.assertEqual(set(declared), functions)
         for name, arguments in declared.items():
             said = getattr(_orrery, name).__doc__.splitlines()[0].replace("orrery._orrery.", "")
-            self.assertEqual(re.sub(r"arg\d+: ", "", said), f"{name}({', '.join(re.findall(': ([^,]+)', arguments))}) -> str")
+            types_of_arguments = ", ".join(re.findall(": ([^,]+)", arguments))
+            self.assertEqual(re.sub(r"arg\d+: ", "", said), f"{name}({types_of_arguments}) -> str")
 
     def test_everything_public_is_annotated_and_described(self):
         self.assertTrue(pathlib.Path(orrery.__file__).with_name("py.typed").exists())
