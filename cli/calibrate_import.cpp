@@ -110,12 +110,9 @@ void add_calibrate_import(Command calibrate) {
       .offers_words(collectives_of_logs());
   command.add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
   command.add_flag("--force", arguments->force, "Write a calibration that misses the measurements, too");
-  command.add_option("--output", arguments->output, "The calibration; - for standard output")
-      .type_name("FILE")
-      .capture_default();
-  command
-      .add_option("--curves", arguments->curves, "Also write the curves as results/published/collectives.json has them")
-      .type_name("FILE");
+  command.add_file("--output", arguments->output, "The calibration; - for standard output").capture_default();
+  command.add_file("--curves", arguments->curves,
+                   "Also write the curves as results/published/collectives.json has them");
   command.callback([arguments] { import(*arguments); });
 }
 

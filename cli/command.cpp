@@ -1,6 +1,7 @@
 #include "cli/command.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -17,10 +18,14 @@
 namespace orrery {
 namespace {
 
+// The subcommand that was given, or the program.
+const CLI::App* given_command(const CLI::App& app) {
+  return app.get_subcommands().empty() ? &app : app.get_subcommands().back();
+}
+
 // Suggests the option or subcommand that a mistyped word was meant to be.
 std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
-  const CLI::App* command = &app;
-  for (const CLI::App* used : app.get_subcommands()) command = used;
+  const CLI::App* const command = given_command(app);
   std::vector<std::string> known;
   for (const CLI::Option* option : command->get_options())
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
@@ -38,29 +43,23 @@ std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
 
 // If a required argument with a fixed set of words is missing, returns these words.
 std::string words_of_missing(const CLI::App& app, const ValueDescriptions& values) {
-  const CLI::App* command = &app;
-  for (const CLI::App* used : app.get_subcommands()) command = used;
-  for (const CLI::Option* option : command->get_options()) {
+  for (const CLI::Option* option : given_command(app)->get_options()) {
     if (!option->get_required() || option->count() > 0) continue;
     const auto known = values.find(option);
     if (known == values.end() || !known->second.only_words) return {};
-    std::string words;
-    for (const std::string& word : known->second.words) words += (words.empty() ? ": one of " : ", ") + word;
-    return words;
+    return fmt::format(": one of {}", fmt::join(known->second.words, ", "));
   }
   return {};
 }
 
 // If there is one word too many after an option's value: a hint if that option takes one value each time it is given.
 std::string one_value_hint(const CLI::App& app, int argc, const char* const* argv) {
-  const CLI::App* command = &app;
-  for (const CLI::App* used : app.get_subcommands()) command = used;
   const std::vector<std::string> unexpected = app.remaining(true);
   for (int i = 3; i < argc; ++i) {
     if (std::find(unexpected.begin(), unexpected.end(), argv[i]) == unexpected.end()) continue;
     const std::string_view before(argv[i - 2]);
     if (!before.starts_with("--")) continue;
-    const CLI::Option* option = command->get_option_no_throw(std::string(before));
+    const CLI::Option* option = given_command(app)->get_option_no_throw(std::string(before));
     const bool repeatable = option != nullptr && !option->get_allow_extra_args() &&
                             option->get_items_expected_max() >= CLI::detail::expected_max_vector_size;
     if (repeatable) return fmt::format(" ({0} takes one value: {0} {1} {0} {2})", before, argv[i - 1], argv[i]);
@@ -225,6 +224,13 @@ Option Command::add_option(const char* names, double& value, const char* descrip
 Option Command::add_option(const char* names, const std::function<void(const std::string&)>& take,
                            const char* description) const {
   return Option(app_->add_option_function<std::string>(names, take, description), *values_);
+}
+Option Command::add_file(const char* names, std::string& path, const char* description) const {
+  return add_option(names, path, description).type_name("FILE");
+}
+Option Command::add_several(const char* names, std::vector<std::string>& values, const char* description,
+                            const char* type) const {
+  return add_option(names, values, description).one_value_each().type_name(type);
 }
 void Command::add_flag(const char* names, bool& value, const char* description) const {
   app_->add_flag(names, value, description);

@@ -10,14 +10,47 @@
 #include <string>
 #include <vector>
 
-#include "cli/command_description.h"
-
 namespace CLI {
 class App;
 class Option;
 }  // namespace CLI
 
 namespace orrery {
+
+// ---- a command as its users see it, for documentation and completion. It is built from the very options that parse
+// (Command::description()), so the two always agree.
+
+// The value of an option or an argument.
+struct ValueDescription {
+  std::string type;                     // "FILE", "KEY=VALUE", "INT"; empty: no value, a flag
+  std::string range;                    // "a whole number from 1 to 10"; empty: unknown
+  std::vector<std::string> words;       // possible values
+  bool only_words = false;              // no other values are possible
+  std::vector<std::string> name_kinds;  // kinds of `orrery list`: their names are values, too
+  std::string after_name;               // "=" if a name is followed by a value (KEY=VALUE)
+  bool is_file = false, is_folder = false;
+  std::string usual;  // default; empty: unknown
+};
+
+struct OptionDescription {
+  std::vector<std::string> names;  // "-b", "--minbytes"; for an argument "SCENARIO"
+  std::string text;
+  ValueDescription value;
+  bool is_required = false;
+  bool is_repeated = false;  // may be given several times; an argument: several words
+  bool value_is_optional = false;
+};
+
+struct CommandDescription {
+  std::string name;  // words of a subcommand: "bench compare"; empty for the program
+  std::string text;  // what it answers
+  std::string footer;
+  std::vector<OptionDescription> arguments, options;
+  std::vector<CommandDescription> subcommands;
+  bool needs_subcommand = false;
+};
+
+// ---- declaring a command
 
 // Descriptions of options' values that CLI11 does not store.
 using ValueDescriptions = std::map<const CLI::Option*, ValueDescription>;
@@ -86,6 +119,11 @@ class Command {
   // `take` is called with the value, or with an empty string.
   Option add_option(const char* names, const std::function<void(const std::string&)>& take,
                     const char* description) const;
+  // An option whose value is the name of a file.
+  Option add_file(const char* names, std::string& path, const char* description) const;
+  // An option that may be given several times, with one value each time.
+  Option add_several(const char* names, std::vector<std::string>& values, const char* description,
+                     const char* type) const;
   void add_flag(const char* names, bool& value, const char* description) const;
 
  private:

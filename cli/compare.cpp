@@ -118,9 +118,8 @@ void compare_databases(const CompareArguments& arguments) {
   });
   outputs.add_wanted(arguments.csv, [&] { return sweep_comparison_csv(comparison); });
   constexpr std::int64_t kUsualTop = 20;
-  if (!outputs.on_standard_output())
-    outputs.add("-", sweep_comparison_text(comparison, static_cast<std::size_t>(arguments.top.value_or(kUsualTop))));
-  outputs.commit();
+  outputs.commit_with(
+      [&] { return sweep_comparison_text(comparison, static_cast<std::size_t>(arguments.top.value_or(kUsualTop))); });
   if (!comparison.alike()) throw Exit{1};
 }
 
@@ -147,11 +146,11 @@ void compare(const CompareArguments& arguments) {
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(compared_json(a, b), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return comparison_csv(report_a, report_b) + inputs_csv(a, b); });
-  if (!outputs.on_standard_output())
-    outputs.add("-", comparison_table(report_a, report_b,
-                                      {label("A", a, arguments.sets_a, b), label("B", b, arguments.sets_b, a)},
-                                      {.colour = colour_wanted()}));
-  outputs.commit();
+  outputs.commit_with([&] {
+    return comparison_table(report_a, report_b,
+                            {label("A", a, arguments.sets_a, b), label("B", b, arguments.sets_b, a)},
+                            {.colour = colour_wanted()});
+  });
 }
 
 }  // namespace
@@ -165,24 +164,14 @@ void add_compare(Command app) {
       command.add_option("A", arguments->a, "A scenario (as for simulate), a report in JSON, or a database of `sweep`")
           .required());
   offer_scenarios(command.add_option("B", arguments->b, "Another; of scenarios A again when left out"));
-  const auto sets = [&](const char* name, std::vector<std::string>& values, const char* text) {
-    offer_fields(command.add_option(name, values, text).one_value_each().type_name("KEY=VALUE"));
-  };
-  sets("--set", arguments->sets, "Override a field of both");
-  sets("--set-a", arguments->sets_a, "Override a field of A");
-  sets("--set-b", arguments->sets_b, "Override a field of B");
-  command
-      .add_option("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output")
-      .type_name("FILE");
-  command
-      .add_option("--csv", arguments->csv,
-                  "Write the columns of `simulate --csv` as rows: A, B and their difference; - for standard output")
-      .type_name("FILE");
-  command
-      .add_option("--calibration", arguments->calibrations,
-                  "A result of `orrery calibrate` to use for both instead of the bundled calibration")
-      .one_value_each()
-      .type_name("FILE");
+  add_fields(command, "--set", arguments->sets, "Override a field of both");
+  add_fields(command, "--set-a", arguments->sets_a, "Override a field of A");
+  add_fields(command, "--set-b", arguments->sets_b, "Override a field of B");
+  command.add_file("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output");
+  command.add_file("--csv", arguments->csv,
+                   "Write the columns of `simulate --csv` as rows: A, B and their difference; - for standard output");
+  add_calibrations(command, arguments->calibrations,
+                   "A result of `orrery calibrate` to use for both instead of the bundled calibration");
   command.add_option("--threshold", arguments->threshold, "Databases: smallest change that counts: 2% or 0.02 [1%]")
       .type_name("SHARE");
   command

@@ -102,6 +102,8 @@ struct Shell {
 };
 constexpr Shell kShells[] = {{"bash", kBash}, {"zsh", kZsh}, {"fish", kFish}};
 
+std::string own_name(const CommandDescription& command) { return command.name.substr(command.name.rfind(' ') + 1); }
+
 const OptionDescription* find_option(const CommandDescription& command, std::string_view name) {
   for (const OptionDescription& option : command.options)
     if (std::ranges::find(option.names, name) != option.names.end()) return &option;
@@ -148,9 +150,7 @@ std::string completions(const CommandDescription& program, std::span<const std::
     } else if (word.size() > 1 && word.starts_with('-')) {
       open = find_option(*command, word);
       if (open != nullptr && open->value.type.empty()) open = nullptr;
-    } else if (const auto next = std::ranges::find_if(
-                   command->subcommands,
-                   [&](const CommandDescription& c) { return c.name.substr(c.name.rfind(' ') + 1) == word; });
+    } else if (const auto next = std::ranges::find(command->subcommands, word, own_name);
                arguments == 0 && next != command->subcommands.end()) {
       command = &*next;
     } else {
@@ -169,8 +169,7 @@ std::string completions(const CommandDescription& program, std::span<const std::
     offers.values(open->value);
   } else {
     if (arguments == 0)
-      for (const CommandDescription& each : command->subcommands)
-        offers.word(each.name.substr(each.name.rfind(' ') + 1), each.text);
+      for (const CommandDescription& each : command->subcommands) offers.word(own_name(each), each.text);
     const std::vector<OptionDescription>& all = command->arguments;
     if (arguments < all.size() || (!all.empty() && all.back().is_repeated))
       offers.values(all[std::min(arguments, all.size() - 1)].value);

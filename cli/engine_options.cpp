@@ -3,8 +3,7 @@
 #include <vector>
 
 #include "cli/names.h"
-#include "realrun/sibling.h"
-#include "sim/des/engine.h"
+#include "cli/sibling.h"
 
 namespace orrery {
 
@@ -29,11 +28,8 @@ void EngineArguments::add_to(Command command, bool both) {
 }
 
 void EngineArguments::become_program_with_engine() const {
-  if (engine == kEngineNames[static_cast<std::size_t>(Engine::analytical)] || built_with_simgrid()) return;
-  const auto sibling = sibling_program("orrery-des");
-  if (!sibling)
-    throw InputError({"--engine", ""}, engine + " without the program orrery-des next to this one", "analytical");
-  become(*sibling);
+  if (engine == kEngineNames[static_cast<std::size_t>(Engine::analytical)]) return;
+  become_program_with(Part::simgrid, "--engine", engine, "analytical");
 }
 
 }  // namespace orrery

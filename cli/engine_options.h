@@ -10,8 +10,7 @@ struct EngineArguments : EngineChoice {
   // `both`: whether the command accepts two engines, side by side.
   void add_to(Command command, bool both);
 
-  // If the chosen engine needs SimGrid, which this program does not link (loading it would slow every start): becomes
-  // orrery-des, beside this program. Call it before anything is read from standard input.
+  // become_program_with() SimGrid (cli/sibling.h), if the chosen engine needs it.
   void become_program_with_engine() const;
 };
 

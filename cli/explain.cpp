@@ -318,16 +318,23 @@ std::string explain_term(const TimeTerm& term, std::vector<OpInPlace> ops, const
   return text;
 }
 
-std::string explain_step(const Report& report) {
-  std::string text =
-      fmt::format("step time: {}, the sum of what the compute stream of the bounding stage does and waits for\n",
-                  seconds_text(report.step_seconds));
+// A line for each term of the step that takes time and that `shown` accepts.
+template <class Shown>
+std::string terms_text(const Report& report, Shown shown) {
+  std::string text;
   if (report.stages.empty()) return text;
   const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
   for (const TimeTerm& term : time_terms())
-    if (term.of(time) != 0)
+    if (term.of(time) != 0 && shown(term))
       text += fmt::format("  {:<44}{:>12}  {}\n", term.label, seconds_text(term.of(time)), term.name);
   return text;
+}
+
+std::string explain_step(const Simulation& simulation) {
+  const Report& report = simulation.report;
+  return fmt::format("step time: {}, the sum of what the compute stream of the bounding stage does and waits for\n",
+                     seconds_text(report.step_seconds)) +
+         terms_text(report, [](const TimeTerm&) { return true; });
 }
 
 std::string explain_mfu(const Simulation& simulation) {
@@ -371,17 +378,12 @@ std::string explain_rates(const Simulation& simulation) {
       r.devices);
 }
 
-std::string explain_exposed_communication(const Report& r) {
-  std::string text = fmt::format(
-      "exposed communication: {}, the time in which the bounding stage's compute stream waits for collectives and "
-      "messages\n",
-      seconds_text(r.exposed_communication_seconds));
-  if (r.stages.empty()) return text;
-  const TimeBreakdown& time = r.stages[static_cast<std::size_t>(r.bounding_stage)].time;
-  for (const TimeTerm& term : time_terms())
-    if (term.field == nullptr && term.of(time) != 0 && kStreamRows[term.stream].occupies == Occupies::fabric)
-      text += fmt::format("  {:<44}{:>12}  {}\n", term.label, seconds_text(term.of(time)), term.name);
-  return text;
+std::string explain_exposed_communication(const Simulation& simulation) {
+  return fmt::format(
+             "exposed communication: {}, the time in which the bounding stage's compute stream waits for collectives "
+             "and messages\n",
+             seconds_text(simulation.report.exposed_communication_seconds)) +
+         terms_text(simulation.report, [](const TimeTerm& term) { return term.is_communication(); });
 }
 
 std::string explain_memory(const Report& r) {
@@ -517,8 +519,7 @@ struct HeadLine {
   std::string (*explain)(const Simulation&);
 };
 constexpr std::array<HeadLine, 7> kHeadLines{{
-    {{"step", "step time", "step_seconds", "bound by", "bound_by", "total"},
-     [](const Simulation& s) { return explain_step(s.report); }},
+    {{"step", "step time", "step_seconds", "bound by", "bound_by", "total"}, explain_step},
     {{"tokens/s", "tokens/s per device", "sequences/s", "tokens_per_second", "tokens_per_second_per_device",
       "sequences_per_second"},
      explain_rates},
@@ -526,8 +527,7 @@ constexpr std::array<HeadLine, 7> kHeadLines{{
       "model_flops_per_second_per_device"},
      explain_mfu},
     {{"hfu", "HFU"}, explain_hfu},
-    {{"exposed communication", "exposed_communication_seconds"},
-     [](const Simulation& s) { return explain_exposed_communication(s.report); }},
+    {{"exposed communication", "exposed_communication_seconds"}, explain_exposed_communication},
     {{"interval", "80 %", "expected_step_seconds"}, explain_interval},
     {{"memory", "peak", "memory_peak_bytes", "peak_bytes"},
      [](const Simulation& s) { return explain_memory(s.report) + "\n" + allocator_text(s); }},
@@ -570,7 +570,7 @@ std::string explain(const std::string& name, const Simulation& simulation,
     known.push_back(part.name);
     known.push_back(part.label);
   }
-  if (name == report.bound_by) return explain_step(report);
+  if (name == report.bound_by) return explain_step(simulation);
   std::vector<OpInPlace> wanted;
   for (const OpInPlace& place : ops)  // by name, or by the name without the block, as lists of shapes show it
     if (asks_for(name, place.name) || name == fmt::format("{}.{}", place.piece->name, place.op->name))

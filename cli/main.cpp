@@ -7,8 +7,7 @@
 #include "cli/command.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
-#include "cli/gpu_sibling.h"
-#include "cli/mpi_sibling.h"
+#include "cli/sibling.h"
 #include "sim/des/engine.h"
 
 namespace {
@@ -53,8 +52,7 @@ int main(int argc, char** argv) {
   orrery::add_completion(app);
   orrery::add_manual(app);
   return orrery::run_command_line("orrery", [&] {
-    orrery::become_gpu_sibling(argv);
-    orrery::become_mpi_sibling(argv);
+    orrery::become_program_for(argv);
     try {
       line.parse(argc, argv);
     } catch (const orrery::StalledError& error) {  // may list the waiting ranks line by line

@@ -1,60 +1,57 @@
-// orrery man: the manual page.
-#include "cli/manual.h"
-
+// orrery man: the manual page (section 1), in roff's man macros. All text about commands and options comes from the
+// command line's description.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <sstream>
 #include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "sim/base/one_line.h"
 #include "study/answers/build_commit.h"
 
 namespace orrery {
 namespace {
 
+constexpr const char* kPredicts =
+    "Orrery predicts one training step of a dense transformer on a cluster of GPUs under any mix of data, tensor, "
+    "sequence, context and pipeline parallelism, ZeRO, recomputation and offload. A scenario, a short JSON file or a "
+    "bundled one, says what is trained, where and how; it is lowered to one program, which two engines put a clock on, "
+    "in closed form or event by event, and which the command run executes with real kernels and collectives.";
+constexpr const char* kPrints =
+    "Results are tables on standard output, and JSON, CSV, traces and pictures where options ask for them. Errors are "
+    "one line on standard error.";
+struct FileEntry {
+  const char *name, *what;
+};
+constexpr FileEntry kFiles[] = {
+    {"scenario.json", "A scenario: model, cluster, workload and plan; orrery schema prints what it may contain."},
+    {"DEVICE.json, DEVICE.points.jsonl",
+     "What orrery calibrate writes for a device, and the journal of its measurements."},
+    {"collectives.json", "What orrery calibrate import writes."},
+    {"orrery-des, orrery-mpi, orrery-rank, orrery-gpu",
+     "Programs next to orrery that it runs: for --engine des, for sweep --mpi, for ranks over MPI, for --device "
+     "cuda."}};
+constexpr const char* kSeeAlso =
+    "\\fBmpirun\\fR(1), \\fBnvidia\\-smi\\fR(1), \\fBjq\\fR(1); https://ui.perfetto.dev for traces";
+
 // Escapes text for roff: "-" and quotes are printed as typed, and no line begins with a request.
 std::string roff(std::string_view text) {
-  std::string escaped = text.starts_with('.') || text.starts_with('\'') ? "\\&" : "";
-  for (const char c : text) {
-    switch (c) {
-      case '\\':
-        escaped += "\\e";
-        break;
-      case '-':
-        escaped += "\\-";
-        break;
-      case '\'':
-        escaped += "\\(aq";
-        break;
-      case '`':
-        escaped += "\\(ga";
-        break;
-      case '^':
-        escaped += "\\(ha";
-        break;
-      case '~':
-        escaped += "\\(ti";
-        break;
-      case '"':
-        escaped += "\\(dq";
-        break;
-      default:
-        escaped += c;
-    }
-  }
-  return escaped;
+  const bool request = text.starts_with('.') || text.starts_with('\'');
+  return (request ? "\\&" : "") + escaped(text, {{'\\', "\\e"},
+                                                 {'-', "\\-"},
+                                                 {'\'', "\\(aq"},
+                                                 {'`', "\\(ga"},
+                                                 {'^', "\\(ha"},
+                                                 {'~', "\\(ti"},
+                                                 {'"', "\\(dq"}});
 }
 
 std::string bold(std::string_view text) { return "\\fB" + roff(text) + "\\fR"; }
 std::string italic(std::string_view text) { return "\\fI" + roff(text) + "\\fR"; }
-
-std::string in_upper_case(std::string text) {
-  for (char& c : text)
-    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
-  return text;
-}
 
 // The parts of a command's footer (Command::footer).
 struct Footer {
@@ -103,12 +100,20 @@ Footer read_footer(const std::string& text) {
   return footer;
 }
 
-std::string call_of(const ManualFacts& facts, const CommandDescription& command) {
-  return facts.program + (command.name.empty() ? "" : " " + command.name);
+// Returns the command and all commands under it, each before its subcommands.
+std::vector<const CommandDescription*> with_subcommands(const CommandDescription& command) {
+  std::vector<const CommandDescription*> all{&command};
+  for (const CommandDescription& subcommand : command.subcommands)
+    for (const CommandDescription* each : with_subcommands(subcommand)) all.push_back(each);
+  return all;
 }
 
-std::string synopsis_of(const ManualFacts& facts, const CommandDescription& command) {
-  std::string line = bold(call_of(facts, command)) + " [" + italic("OPTIONS") + "]";
+std::string call_of(const CommandDescription& command) {
+  return "orrery" + (command.name.empty() ? "" : " " + command.name);
+}
+
+std::string synopsis_of(const CommandDescription& command) {
+  std::string line = bold(call_of(command)) + " [" + italic("OPTIONS") + "]";
   for (const OptionDescription& argument : command.arguments) {
     const std::string name = italic(argument.names.front()) + (argument.is_repeated ? " ..." : "");
     line += argument.is_required ? " " + name : " [" + name + "]";
@@ -125,22 +130,22 @@ std::string manual_values(const ValueDescription& value, bool is_required) {
   if (!value.words.empty() && value.only_words) {
     std::vector<std::string> words;
     for (const std::string& word : value.words) words.push_back(bold(word));
-    facts.push_back("one of " + joined(words, ", "));
+    facts.push_back(fmt::format("one of {}", fmt::join(words, ", ")));
   }
   if (!value.name_kinds.empty()) {
     std::vector<std::string> kinds;
     for (const std::string& kind : value.name_kinds) kinds.push_back(bold("orrery list " + kind));
-    facts.push_back("names: " + joined(kinds, ", "));
+    facts.push_back(fmt::format("names: {}", fmt::join(kinds, ", ")));
   }
   if (!value.usual.empty()) facts.push_back("default: " + roff(value.usual));
   if (is_required) facts.push_back("required");
-  return facts.empty() ? "" : "\n(" + joined(facts, "; ") + ")";
+  return facts.empty() ? "" : fmt::format("\n({})", fmt::join(facts, "; "));
 }
 
 std::string option_entry(const OptionDescription& option, bool is_argument) {
   std::vector<std::string> names;
   for (const std::string& name : option.names) names.push_back(is_argument ? italic(name) : bold(name));
-  std::string head = joined(names, ", ");
+  std::string head = fmt::format("{}", fmt::join(names, ", "));
   if (!is_argument && !option.value.type.empty()) {
     const std::string value = italic(option.value.type);
     head += option.value_is_optional ? " [" + value + "]" : " " + value;
@@ -150,17 +155,17 @@ std::string option_entry(const OptionDescription& option, bool is_argument) {
          "\n";
 }
 
-std::string options_of(const ManualFacts& facts, const CommandDescription& command, const Footer& footer) {
-  std::string text = ".SS " + roff(call_of(facts, command)) + "\n" + roff(command.text) + ".\n";
+std::string options_of(const CommandDescription& command, const Footer& footer) {
+  std::string text = ".SS " + roff(call_of(command)) + "\n" + roff(command.text) + ".\n";
   for (const OptionDescription& argument : command.arguments) text += option_entry(argument, true);
   for (const OptionDescription& option : command.options) text += option_entry(option, false);
   for (const std::string& paragraph : footer.paragraphs) text += ".PP\n" + roff(paragraph) + "\n";
   return text;
 }
 
-std::string examples_of(const ManualFacts& facts, const CommandDescription& command, const Footer& footer) {
+std::string examples_of(const CommandDescription& command, const Footer& footer) {
   if (footer.examples.empty()) return {};
-  std::string text = ".SS " + roff(call_of(facts, command)) + "\n";
+  std::string text = ".SS " + roff(call_of(command)) + "\n";
   for (const Footer::Example& example : footer.examples) {
     if (&example != &footer.examples.front()) text += ".PP\n";
     text += ".nf\n" + bold(example.command) + "\n.fi\n";
@@ -184,63 +189,36 @@ std::string exit_entries(const std::string& codes) {
   return text;
 }
 
-}  // namespace
-
-std::string manual_page(const CommandDescription& command, const ManualFacts& facts) {
+std::string manual_page(const CommandDescription& command) {
   std::string lead = command.text;
-  if (!lead.empty() && lead.front() >= 'A' && lead.front() <= 'Z') lead.front() += 'a' - 'A';
+  lead.front() += 'a' - 'A';
   std::string synopses, options, examples, exits;
   for (const CommandDescription* each : with_subcommands(command)) {
     const Footer footer = read_footer(each->footer);
-    synopses += (synopses.empty() ? "" : ".br\n") + synopsis_of(facts, *each);
-    options += options_of(facts, *each, footer);
-    examples += examples_of(facts, *each, footer);
+    synopses += (synopses.empty() ? "" : ".br\n") + synopsis_of(*each);
+    options += options_of(*each, footer);
+    examples += examples_of(*each, footer);
     if (footer.exit_codes.empty()) continue;
-    if (each != &command) exits += ".SS " + roff(call_of(facts, *each)) + "\n";
+    if (each != &command) exits += ".SS " + roff(call_of(*each)) + "\n";
     exits += exit_entries(footer.exit_codes);
   }
-  std::string text =
-      fmt::format(".\\\" Made by `{} man`.\n.TH {} 1 \"{}\" \"{} {}\" \"User Commands\"\n.nh\n.ad l\n", facts.program,
-                  roff(in_upper_case(facts.program)), facts.date, facts.program, facts.version);
-  text += ".SH NAME\n" + roff(facts.program) + " \\- " + roff(lead) + "\n";
-  text += ".SH SYNOPSIS\n" + synopses + ".SH DESCRIPTION";
-  std::istringstream paragraphs(facts.description);
-  for (std::string paragraph; std::getline(paragraphs, paragraph);)
-    text += (text.ends_with("DESCRIPTION") ? "\n" : ".PP\n") + roff(paragraph) + "\n";
-  text += ".SH OPTIONS\n" + options + ".SH EXAMPLES\n" + examples + ".SH EXIT STATUS\n" + exits + ".SH FILES\n";
-  for (const auto& [name, what] : facts.files) text += ".TP\n" + italic(name) + "\n" + roff(what) + "\n";
-  return text + ".SH SEE ALSO\n" + facts.see_also + "\n";
+  std::string text = fmt::format(
+      ".\\\" Made by `orrery man`.\n.TH ORRERY 1 \"{}\" \"orrery {}\" \"User Commands\"\n.nh\n.ad l\n"
+      ".SH NAME\norrery \\- {}\n.SH SYNOPSIS\n{}.SH DESCRIPTION\n{}\n.PP\n{}\n.SH OPTIONS\n{}.SH EXAMPLES\n{}"
+      ".SH EXIT STATUS\n{}.SH FILES\n",
+      build_date(), ORRERY_VERSION, roff(lead), synopses, roff(kPredicts), roff(kPrints), options, examples, exits);
+  for (const FileEntry& file : kFiles) text += ".TP\n" + italic(file.name) + "\n" + roff(file.what) + "\n";
+  return text + ".SH SEE ALSO\n" + kSeeAlso + "\n";
 }
+
+}  // namespace
 
 void add_manual(Command app) {
   const Command command = app.add_subcommand("man", "What all commands and options are, as a manual page");
   command.footer(
       "Examples:\n  orrery man | man -l -                             to read it\n"
       "  orrery man > /usr/local/share/man/man1/orrery.1   what cmake --install does");
-  command.callback([app] {
-    print(manual_page(
-        app.description(),
-        {.program = "orrery",
-         .version = ORRERY_VERSION,
-         .date = build_date(),
-         .description =
-             "Orrery predicts one training step of a dense transformer on a cluster of GPUs under any mix of data, "
-             "tensor, sequence, context and pipeline parallelism, ZeRO, recomputation and offload. A scenario, a short "
-             "JSON file or a bundled one, says what is trained, where and how; it is lowered to one program, which two "
-             "engines put a clock on, in closed form or event by event, and which the command run executes with real "
-             "kernels and collectives.\n"
-             "Results are tables on standard output, and JSON, CSV, traces and pictures where options ask for them. "
-             "Errors are one line on standard error.",
-         .files = {{"scenario.json",
-                    "A scenario: model, cluster, workload and plan; orrery schema prints what it may contain."},
-                   {"DEVICE.json, DEVICE.points.jsonl",
-                    "What orrery calibrate writes for a device, and the journal of its measurements."},
-                   {"collectives.json", "What orrery calibrate import writes."},
-                   {"orrery-des, orrery-mpi, orrery-rank, orrery-gpu",
-                    "Programs next to orrery that it runs: for --engine des, for sweep --mpi, for ranks over MPI, for "
-                    "--device cuda."}},
-         .see_also = "\\fBmpirun\\fR(1), \\fBnvidia\\-smi\\fR(1), \\fBjq\\fR(1); https://ui.perfetto.dev for traces"}));
-  });
+  command.callback([app] { print(manual_page(app.description())); });
 }
 
 }  // namespace orrery

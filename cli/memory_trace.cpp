@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "realrun/sibling.h"
 #include "sim/base/error.h"
 #include "sim/memory/bi_level_plan.h"
 #include "sim/memory/memory_snapshot.h"
@@ -17,6 +16,7 @@
 #include "study/simulation/allocator.h"
 
 namespace orrery {
+
 std::string allocator_text(const Simulation& simulation) {
   const AllocationTrace trace = allocations(simulation);
   std::vector<std::vector<std::string>> rows;
@@ -34,17 +34,6 @@ std::string allocator_text(const Simulation& simulation) {
              fullest_stage(simulation).stage, kAllocatorSteps,
              bytes_text(fullest_stage(simulation).memory.framework_bytes)) +
          grid("<segments|allocated|reserved|between|of reserved|retries", rows);
-}
-
-void become_program_with_cbc(const char* option, const char* asked, const char* instead) {
-  if (built_with_cbc()) return;
-  const auto sibling = sibling_program("orrery-des");
-  if (!sibling)
-    throw InputError(
-        {option, ""},
-        fmt::format("{} without the program orrery-des, which is built with COIN-OR CBC, next to this one", asked),
-        instead);
-  become(*sibling);
 }
 
 namespace {

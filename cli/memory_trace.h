@@ -15,9 +15,6 @@ std::string allocator_text(const Simulation& simulation);
 inline constexpr std::string_view kMemoryPlan = "memory_plan";
 // REQUIRES: built_with_cbc().
 std::string memory_plan_text(const Simulation& simulation);
-// Becomes orrery-des if this program does not link the solver (built_with_cbc()). Throws InputError (for `option`:
-// found `asked`, expected `instead`) if orrery-des is missing.
-void become_program_with_cbc(const char* option, const char* asked, const char* instead);
 
 // Returns a snapshot file (sim/memory/memory_snapshot.h) of PyTorch's allocator.
 std::string memory_trace(const Simulation& simulation, bool expandable_segments);

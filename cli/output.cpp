@@ -17,13 +17,11 @@
 namespace orrery {
 namespace {
 
+constexpr const char* kStandardOutput = "standard output";  // in messages
+
 [[noreturn]] void fail_to_write(const std::string& path) {
   throw InputError({path, ""}, std::string("a path that cannot be written (") + std::strerror(errno) + ")",
                    "the path of a file to write");
-}
-
-void write_all(std::FILE* file, const std::string& text, const std::string& path) {
-  if (std::fwrite(text.data(), 1, text.size(), file) != text.size()) fail_to_write(path);
 }
 
 // Paths of all outputs that are being written. Commands write from one thread.
@@ -48,12 +46,17 @@ std::string folder_of(const std::string& path) {
 
 }  // namespace
 
-void OutputFile::refuse_inputs() const {
+void OutputStream::refuse_inputs() const {
   if (is_input(path_))
     throw InputError({path_, ""}, "a file that this command reads", "a file of its own for each output");
 }
 
-OutputFile::OutputFile(const std::string& path) : path_(path) {
+OutputStream::OutputStream(const std::string& path) : path_(path == "-" ? kStandardOutput : path) {
+  if (path == "-") {
+    direct_ = true;
+    file_ = stdout;
+    return;
+  }
   struct stat status {};
   const bool exists = ::stat(path.c_str(), &status) == 0;
   if (exists && S_ISDIR(status.st_mode)) {
@@ -61,8 +64,8 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
     fail_to_write(path);
   }
   if (exists && ::access(path.c_str(), W_OK) != 0) fail_to_write(path);
-  special_ = exists && !S_ISREG(status.st_mode);
-  if (special_) {
+  direct_ = exists && !S_ISREG(status.st_mode);
+  if (direct_) {
     file_ = std::fopen(path.c_str(), "wb");
     if (file_ == nullptr) fail_to_write(path);
     return;
@@ -96,17 +99,20 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
   }
 }
 
-OutputFile::~OutputFile() {
-  if (file_ != nullptr) std::fclose(file_);
+OutputStream::~OutputStream() {
+  if (file_ != nullptr && file_ != stdout) std::fclose(file_);
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
   taken_places().erase(place_);
 }
 
-void OutputFile::write(const std::string& text) { write_all(file_, text, path_); }
+void OutputStream::write(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size()) fail_to_write(path_);
+}
 
-void OutputFile::commit() {
+void OutputStream::commit() {
   if (std::fflush(file_) != 0) fail_to_write(path_);
-  if (!special_) {
+  if (file_ == stdout) return;
+  if (!direct_) {
     refuse_inputs();  // an input may have been added since
     if (temporary_.empty()) {
       // An unnamed file can be given a new name, but cannot replace an existing file: it gets a temporary name first.
@@ -131,28 +137,14 @@ void OutputFile::commit() {
 
 void Outputs::add(const std::string& path, const std::string& text) {
   if (path != "-") return files_.emplace_back(path).write(text);
-  if (standard_output_) throw InputError({"standard output", ""}, "several outputs", "one place per output");
+  if (standard_output_) throw InputError({kStandardOutput, ""}, "several outputs", "one place per output");
   standard_output_ = text;
 }
 
 void Outputs::commit() {
-  for (OutputFile& file : files_) file.commit();
+  for (OutputStream& file : files_) file.commit();
   files_.clear();
   if (standard_output_) print(*standard_output_);  // last: its reader may stop early (| head)
-}
-
-OutputStream::OutputStream(const std::string& path) {
-  if (path != "-") file_.emplace(path);
-}
-
-void OutputStream::write(const std::string& text) {
-  if (file_) return file_->write(text);
-  write_all(stdout, text, "standard output");
-}
-
-void OutputStream::commit() {
-  if (file_) return file_->commit();
-  if (std::fflush(stdout) != 0) fail_to_write("standard output");
 }
 
 void check_outputs(std::initializer_list<std::string_view> paths) {
@@ -162,12 +154,19 @@ void check_outputs(std::initializer_list<std::string_view> paths) {
 }
 
 void print(const std::string& text) {
-  write_all(stdout, text, "standard output");
-  if (std::fflush(stdout) != 0) fail_to_write("standard output");
+  OutputStream out("-");
+  out.write(text);
+  out.commit();
 }
 
 ProgressLine::ProgressLine() : on_terminal_(::isatty(STDERR_FILENO) != 0) {}
 ProgressLine::~ProgressLine() { clear(); }
+bool ProgressLine::is_due() {
+  if (!on_terminal_ || Clock::now() < next_) return false;
+  next_ = Clock::now() + std::chrono::milliseconds(200);
+  return true;
+}
+double ProgressLine::seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 void ProgressLine::clear() {
   if (shown_) std::fputs("\r\033[K", stderr);
   shown_ = false;

@@ -1,6 +1,7 @@
 // Output of results. Files appear whole or not at all.
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <initializer_list>
 #include <list>
@@ -10,16 +11,16 @@
 
 namespace orrery {
 
-// An output file that is being written. Its text is invisible until commit() replaces the old file. Without commit()
-// nothing is left behind, however the process ends, and the old file stays. Links are followed; devices and pipes are
-// written directly. Throws InputError if the file cannot be written, is an input of this command
-// (sim/base/input_file.h), or is already open as another output.
-class OutputFile {
+// An output that is written piece by piece, to a file or standard output ("-"). The text of a file is invisible until
+// commit() replaces the old file. Without commit() nothing is left behind, however the process ends, and the old file
+// stays. Links are followed; devices and pipes are written directly. Throws InputError if the file cannot be written,
+// is an input of this command (sim/base/input_file.h), or is already open as another output.
+class OutputStream {
  public:
-  explicit OutputFile(const std::string& path);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
+  explicit OutputStream(const std::string& path);
+  ~OutputStream();
+  OutputStream(const OutputStream&) = delete;
+  OutputStream& operator=(const OutputStream&) = delete;
 
   void write(const std::string& text);
   void commit();
@@ -28,7 +29,7 @@ class OutputFile {
   void refuse_inputs() const;
 
   std::string path_, place_;  // as given; after following links
-  bool special_ = false;      // a device or pipe
+  bool direct_ = false;       // a device, a pipe or standard output
   std::string temporary_;     // name used if the file system has no unnamed files
   std::FILE* file_ = nullptr;
 };
@@ -44,22 +45,16 @@ class Outputs {
   }
   bool on_standard_output() const { return standard_output_.has_value(); }
   void commit();
+  // Adds the text on standard output unless another output is there, and commits.
+  template <class Make>
+  void commit_with(Make text) {
+    if (!on_standard_output()) add("-", text());
+    commit();
+  }
 
  private:
-  std::list<OutputFile> files_;
+  std::list<OutputStream> files_;
   std::optional<std::string> standard_output_;
-};
-
-// One output that is written piece by piece, to a file or standard output ("-").
-class OutputStream {
- public:
-  explicit OutputStream(const std::string& path);
-
-  void write(const std::string& text);
-  void commit();
-
- private:
-  std::optional<OutputFile> file_;  // none: standard output
 };
 
 // Throws what writing these outputs would throw, without changing them. Call it before long work.
@@ -75,11 +70,16 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   bool on_terminal() const { return on_terminal_; }
+  // Whether there is somebody to show progress to, and it is time: after half a second, then five times a second.
+  bool is_due();
+  double seconds() const;  // since the line was made
   void show(const std::string& text);
   void clear();
 
  private:
+  using Clock = std::chrono::steady_clock;
   bool on_terminal_, shown_ = false;
+  Clock::time_point start_ = Clock::now(), next_ = start_ + std::chrono::milliseconds(500);
 };
 
 // Throws if the text cannot be written.

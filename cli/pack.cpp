@@ -319,12 +319,9 @@ void add_pack(Command app) {
   const Command command =
       app.add_subcommand("pack", "How documents pack into training sequences: what is cut, padded and attended to");
   command.footer(kPackExamples);
-  const auto file = [&](const char* name, std::string& path, const char* what) {
-    return command.add_option(name, path, what).type_name("FILE");
-  };
-  file("DOCUMENTS", arguments->documents,
-       "Lines of JSON, a document each: {\"id\": .., \"tokens\": .., \"embedding\": [..]}");
-  file("--embeddings", arguments->embeddings, "Embeddings of DOCUMENTS in a .npy file, one row each");
+  command.add_file("DOCUMENTS", arguments->documents,
+                   "Lines of JSON, a document each: {\"id\": .., \"tokens\": .., \"embedding\": [..]}");
+  command.add_file("--embeddings", arguments->embeddings, "Embeddings of DOCUMENTS in a .npy file, one row each");
   command.add_option("--context", arguments->context, "Tokens of a sequence [that of --scenario]").type_name("N");
   command.add_option("--policy", arguments->policies, "How to pack; several are compared [best_fit]")
       .one_value_each()
@@ -371,12 +368,10 @@ void add_pack(Command app) {
                       .add_option("--scenario", arguments->scenario,
                                   "Also predict this scenario's step with each packing's mask: a name or a JSON file")
                       .type_name("SCENARIO"));
-  offer_fields(command.add_option("--set", arguments->sets, "Override a field of --scenario")
-                   .one_value_each()
-                   .type_name("KEY=VALUE"));
-  file("--out", arguments->out, "Write the sequences as lines of JSON; - for standard output");
-  file("--json", arguments->json, "Write the measures as JSON; - for standard output");
-  file("--csv", arguments->csv, "Write the measures as CSV; - for standard output");
+  add_fields(command, "--set", arguments->sets, "Override a field of --scenario");
+  command.add_file("--out", arguments->out, "Write the sequences as lines of JSON; - for standard output");
+  command.add_file("--json", arguments->json, "Write the measures as JSON; - for standard output");
+  command.add_file("--csv", arguments->csv, "Write the measures as CSV; - for standard output");
   command.callback([arguments] { pack_documents(*arguments); });
 }
 

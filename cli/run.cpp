@@ -439,8 +439,7 @@ void run(const RunArguments& arguments) {
     });
     outputs.add_wanted(arguments.trace, [&] { return report_trace(*outcome.measured); });
   }
-  if (!outputs.on_standard_output()) outputs.add("-", outcome_text(arguments, job, outcome));
-  outputs.commit();
+  outputs.commit_with([&] { return outcome_text(arguments, job, outcome); });
   if (outcome.agrees && !outcome.agrees->within(outcome.tolerance))
     throw ExecutionError(
         fmt::format("the layout does not compute what one rank computes (gradients differ by {:.2g}, "
@@ -459,9 +458,7 @@ void add_run(Command app) {
       .required()
       .offers_names({"scenarios"})
       .offers_files();
-  offer_fields(command.add_option("--set", arguments->sets, "Override a field: plan.tensor_parallel=2")
-                   .one_value_each()
-                   .type_name("KEY=VALUE"));
+  add_fields(command, "--set", arguments->sets, "Override a field: plan.tensor_parallel=2");
   command
       .add_option("--device", arguments->device,
                   "Where ranks run: cpu or cuda (threads share one GPU; each process has its own)")
@@ -482,11 +479,8 @@ void add_run(Command app) {
       .capture_default();
   command.add_option("--seed", arguments->seed, "Seed of parameters and inputs").capture_default();
   command.add_flag("--predict", arguments->predict, "Also predict the step and show both side by side");
-  command
-      .add_option("--calibration", arguments->calibrations,
-                  "A calibration made by `orrery calibrate`, for --predict; may be given several times")
-      .one_value_each()
-      .type_name("FILE");
+  add_calibrations(command, arguments->calibrations,
+                   "A calibration made by `orrery calibrate`, for --predict; may be given several times");
   command.add_flag(
       "--check", arguments->check,
       "First compare loss, gradients and updated parameters with those of one rank; exit 1 if they differ");
@@ -496,12 +490,9 @@ void add_run(Command app) {
   command.add_flag("--bf16-storage", arguments->emulate_bf16,
                    "CPU: round bf16 tensors to bf16; without it all numbers are fp32");
   command.add_flag("--ops", arguments->ops, "List every op");
-  const auto file = [&](const char* name, std::string& path, const char* text) {
-    command.add_option(name, path, text).type_name("FILE");
-  };
-  file("--json", arguments->json, "Write the report (with --predict: both) as JSON; - for standard output");
-  file("--csv", arguments->csv, "Write a row of CSV with a header");
-  file("--trace", arguments->trace, "Write the last step's timeline for Perfetto (ui.perfetto.dev)");
+  command.add_file("--json", arguments->json, "Write the report (with --predict: both) as JSON; - for standard output");
+  command.add_file("--csv", arguments->csv, "Write a row of CSV with a header");
+  command.add_file("--trace", arguments->trace, "Write the last step's timeline for Perfetto (ui.perfetto.dev)");
   command.callback([arguments] { run(*arguments); });
 }
 

@@ -2,9 +2,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "cli/commands.h"
 #include "cli/engine_options.h"
@@ -51,6 +51,15 @@ std::string text_of(const Json& value) {
   return json_text(value);
 }
 
+// The fields of a plan that are searched, but for these, with their values.
+std::string fields_text(const Space& space, const Scenario& scenario, std::span<const Space::Axis* const> but = {}) {
+  std::string text;
+  for (const Space::Axis& axis : space.axes())
+    if (axis.field != "data_parallel" && std::ranges::find(but, &axis) == but.end())
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", axis.field, text_of(chosen_value(axis, scenario)));
+  return text;
+}
+
 // Returns the axes on which these plans differ.
 std::vector<const Space::Axis*> differing(const Space& space, const std::vector<ShownPlan>& plans) {
   std::vector<const Space::Axis*> axes;
@@ -90,13 +99,7 @@ std::string plans_table(const Space& space, const std::vector<ShownPlan>& plans,
     rows.push_back(std::move(row));
   }
   std::string text = grid(columns, rows);
-  std::string alike;
-  for (const Space::Axis& axis : space.axes()) {
-    if (std::find(axes.begin(), axes.end(), &axis) != axes.end()) continue;
-    if (axis.field == "data_parallel") continue;
-    alike += fmt::format("{}{} {}", alike.empty() ? "" : ", ", axis.field,
-                         text_of(chosen_value(axis, plans.front().scenario)));
-  }
+  const std::string alike = fields_text(space, plans.front().scenario, axes);
   if (!alike.empty()) text += fmt::format("  all: {}\n", alike);
   if (!space.base().plan.layers.empty()) text += "  except in ranges of layers with plans of their own\n";
   return text;
@@ -119,15 +122,6 @@ std::string head_text(const SearchAnswer& a) {
   Scenario without_plan = a.base;  // its own plan need not fit
   without_plan.plan = {};
   return title_of(without_plan).front() + "\n" + counts_text(a) + "\n";
-}
-
-std::string plan_text(const Space& space, const Scenario& scenario) {
-  std::string text;
-  for (const Space::Axis& axis : space.axes()) {
-    if (axis.field == "data_parallel") continue;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", axis.field, text_of(chosen_value(axis, scenario)));
-  }
-  return text;
 }
 
 // The figures that are reported if memory is too small even for the leanest plan.
@@ -160,7 +154,7 @@ std::string nothing_text(const SearchAnswer& a, bool safe) {
       taken += fmt::format("{}{} of {} {}", taken.empty() ? "" : ", and ", bytes_text(memory.taken_bytes),
                            bytes_text(memory.capacity_bytes), memory.where);
     text += fmt::format("No plan fits{}. The leanest takes {}:\n  {}\n", safe ? " with its margin" : "", taken,
-                        plan_text(a.space, a.leanest->scenario));
+                        fields_text(a.space, a.leanest->scenario));
   } else {
     text += "No plan can be laid out. The most frequent reasons:\n";
     std::vector<std::pair<std::string, std::uint64_t>> reasons(a.result.refusals.begin(), a.result.refusals.end());
@@ -258,25 +252,40 @@ std::string answer_csv(const SearchAnswer& a) {
   return text;
 }
 
-class ShowProgress {
- public:
-  void operator()(const SearchProgress& progress) {
-    const auto now = Clock::now();
-    if (!line_.on_terminal() || now < next_) return;
-    next_ = now + std::chrono::milliseconds(200);
-    const double elapsed = std::chrono::duration<double>(now - start_).count();
-    const double part = static_cast<double>(progress.groups) / static_cast<double>(progress.all_groups);
-    line_.show(fmt::format("{} plans, {} per second, at most {} to go", progress.considered,
-                           rate_text(static_cast<double>(progress.considered) / elapsed),
-                           seconds_text(elapsed / part - elapsed)));
-  }
-  void clear() { line_.clear(); }
+std::string found_text(const SearchAnswer& a, double front, bool des) {
+  std::string text = head_text(a);
+  const Report& first = a.best.front().report;
+  if (host_is_tight(first))
+    text += fmt::format("The first uses {} of the {} of host memory on its fullest node\n",
+                        bytes_text(first.host_memory.node_bytes), bytes_text(first.host_memory.capacity_bytes));
+  if (memory_verdict(first) == MemoryVerdict::tight)
+    text += "The first is tight: it may not fit; --safe requires plans that surely fit\n\n";
+  const std::string_view undisturbed = a.base.perturbations.empty() ? "" : " without the scenario's perturbations";
+  text += des ? fmt::format(
+                    "The fastest in closed form{}, ordered by their times in discrete events; figures after \"by "
+                    "events\" are those of events, except memory\n",
+                    undisturbed)
+              : "The fastest\n";
+  text += plans_table(a.space, a.best, des);
+  if (a.front.size() > 1)
+    text +=
+        fmt::format("\nLess memory for more time, up to {} times the fastest plan's{}\n{}", front,
+                    des ? fmt::format(", in closed form{}", undisturbed) : "", plans_table(a.space, a.front, false));
+  if (a.network) text += network_text(*a.network);
+  const std::vector<std::string>& notes = a.best.front().asked().notes;
+  if (!notes.empty()) text += "\nNotes on the first plan\n";
+  for (const std::string& note : notes) text += fmt::format("  - {}\n", note);
+  return text;
+}
 
- private:
-  using Clock = std::chrono::steady_clock;
-  ProgressLine line_;
-  Clock::time_point start_ = Clock::now(), next_ = start_ + std::chrono::milliseconds(500);
-};
+void show(const SearchProgress& progress, ProgressLine& line) {
+  if (!line.is_due()) return;
+  const double elapsed = line.seconds();
+  const double part = static_cast<double>(progress.groups) / static_cast<double>(progress.all_groups);
+  line.show(fmt::format("{} plans, {} per second, at most {} to go", progress.considered,
+                        rate_text(static_cast<double>(progress.considered) / elapsed),
+                        seconds_text(elapsed / part - elapsed)));
+}
 
 void search_command(const SearchArguments& arguments) {
   arguments.engine.become_program_with_engine();
@@ -287,12 +296,12 @@ void search_command(const SearchArguments& arguments) {
   if (engine.engine == Engine::des) request.engine_of_listed = engine;
   if (arguments.network_given) request.network_within_percent = arguments.network_within;
   const SearchAnswer a = [&] {
-    ShowProgress progress;
-    request.progress = [&progress](const SearchProgress& p) { progress(p); };
+    ProgressLine line;
+    request.progress = [&line](const SearchProgress& progress) { show(progress, line); };
     // Reports at once that nothing fits, and what would fit when that is found.
     request.nothing_fits = [&](const SearchAnswer& answer) {
       if (arguments.json == "-" || arguments.csv == "-") return;
-      progress.clear();
+      line.clear();
       print(head_text(answer) + nothing_text(answer, request.safe));
     };
     SearchAnswer found = answer_search(arguments.scenario, request);
@@ -305,38 +314,10 @@ void search_command(const SearchArguments& arguments) {
   outputs.add_wanted(arguments.json, [&] { return json_text(search_json(a, request, arguments.label), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return answer_csv(a); });
   if (!arguments.best.empty() && !a.best.empty()) outputs.add(arguments.best, json_text(fastest_json(a), 2) + "\n");
-  if (!outputs.on_standard_output()) {
-    std::string text;
-    if (a.best.empty()) {  // the rest was reported already
-      text = remedies_text(a, request.safe);
-    } else {
-      text = head_text(a);
-      const bool des = engine.engine == Engine::des;
-      const Report& first = a.best.front().report;
-      if (host_is_tight(first))
-        text += fmt::format("The first uses {} of the {} of host memory on its fullest node\n",
-                            bytes_text(first.host_memory.node_bytes), bytes_text(first.host_memory.capacity_bytes));
-      if (memory_verdict(first) == MemoryVerdict::tight)
-        text += "The first is tight: it may not fit; --safe requires plans that surely fit\n\n";
-      const std::string_view undisturbed = a.base.perturbations.empty() ? "" : " without the scenario's perturbations";
-      text += des ? fmt::format(
-                        "The fastest in closed form{}, ordered by their times in discrete events; figures after \"by "
-                        "events\" are those of events, except memory\n",
-                        undisturbed)
-                  : "The fastest\n";
-      text += plans_table(a.space, a.best, des);
-      if (a.front.size() > 1)
-        text += fmt::format("\nLess memory for more time, up to {} times the fastest plan's{}\n{}", request.front,
-                            des ? fmt::format(", in closed form{}", undisturbed) : "",
-                            plans_table(a.space, a.front, false));
-      if (a.network) text += network_text(*a.network);
-      const std::vector<std::string>& notes = a.best.front().asked().notes;
-      if (!notes.empty()) text += "\nNotes on the first plan\n";
-      for (const std::string& note : notes) text += fmt::format("  - {}\n", note);
-    }
-    outputs.add("-", text);
-  }
-  outputs.commit();
+  outputs.commit_with([&] {
+    return a.best.empty() ? remedies_text(a, request.safe)  // the rest was reported already
+                          : found_text(a, request.front, engine.engine == Engine::des);
+  });
   if (a.best.empty()) throw Exit{1};
 }
 
@@ -351,15 +332,11 @@ void add_search(Command app) {
                                   "Model, cluster and workload, and the plan's fields that are not searched: a bundled "
                                   "scenario's name, a JSON file, or - for standard input")
                       .required());
-  const auto several = [&](const char* name, std::vector<std::string>& values, const char* what, const char* type) {
-    return command.add_option(name, values, what).one_value_each().type_name(type);
-  };
-  offer_fields(several("--set", arguments->request.sets, "Override a field; a field of the plan is then not searched",
-                       "KEY=VALUE"));
-  offer_fields(several("--fix", arguments->request.fixed, "Do not search this field of the plan", "KEY[=VALUE]"));
-  offer_fields(several("--over", arguments->request.over,
-                       "Search this field of the plan, over these values or over those that its strategy declares",
-                       "KEY[=VALUE,VALUE]"));
+  add_fields(command, "--set", arguments->request.sets, "Override a field; a field of the plan is then not searched");
+  add_fields(command, "--fix", arguments->request.fixed, "Do not search this field of the plan", "KEY[=VALUE]");
+  add_fields(command, "--over", arguments->request.over,
+             "Search this field of the plan, over these values or over those that its strategy declares",
+             "KEY[=VALUE,VALUE]");
   command.add_flag("--all", arguments->request.all,
                    "Search every field that strategies declare, not only the usual ones");
   command
@@ -392,18 +369,11 @@ void add_search(Command app) {
       .between(0, kMostSearchThreads)
       .type_name("N")
       .capture_default();
-  const auto file = [&](const char* name, std::string& path, const char* text) {
-    return command.add_option(name, path, text).type_name("FILE");
-  };
-  file("--json", arguments->json, "Write the answer as JSON; - for standard output");
-  file("--csv", arguments->csv, "Write the plans as CSV, a row each; - for standard output");
-  file("--best", arguments->best, "Write the fastest plan as a scenario for simulate and run");
+  command.add_file("--json", arguments->json, "Write the answer as JSON; - for standard output");
+  command.add_file("--csv", arguments->csv, "Write the plans as CSV, a row each; - for standard output");
+  command.add_file("--best", arguments->best, "Write the fastest plan as a scenario for simulate and run");
   command.add_option("--label", arguments->label, "Name of the result in JSON").type_name("TEXT");
-  command
-      .add_option("--calibration", arguments->request.calibrations,
-                  "A result of `orrery calibrate` to use instead of the bundled calibration")
-      .one_value_each()
-      .type_name("FILE");
+  add_calibrations(command, arguments->request.calibrations);
   arguments->engine.add_to(command, /*both=*/false);
   command.callback([arguments] { search_command(*arguments); });
 }

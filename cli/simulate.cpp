@@ -15,8 +15,8 @@
 #include "cli/memory_trace.h"
 #include "cli/offers.h"
 #include "cli/output.h"
+#include "cli/sibling.h"
 #include "cli/title.h"
-#include "cli/training.h"
 #include "sim/base/json_writer.h"
 #include "sim/program/check.h"
 #include "sim/report/columns.h"
@@ -28,7 +28,9 @@
 #include "study/answers/inputs.h"
 #include "study/answers/results.h"
 #include "study/answers/scenario_argument.h"
+#include "study/answers/training_answer.h"
 #include "study/simulation/simulation.h"
+#include "study/training/training_report.h"
 #include "study/validation/predicted_points.h"
 
 namespace orrery {
@@ -218,8 +220,7 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
     for (const JobResult& result : jobs) traced.push_back({result.job.name, &result.together});
     return jobs_trace(traced);
   });
-  if (!outputs.on_standard_output()) outputs.add("-", jobs_table(jobs, arguments));
-  outputs.commit();
+  outputs.commit_with([&] { return jobs_table(jobs, arguments); });
 }
 
 void simulate_steps(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
@@ -233,10 +234,25 @@ void simulate_steps(const nlohmann::json& document, const ScenarioSource& source
   if (arguments.ops) refuse("--ops");
   if (arguments.verify) refuse("--verify");
   if (arguments.engine.both()) throw InputError({"--steps", ""}, "--engine both as well", "one engine");
+  check_outputs({arguments.json, arguments.csv, arguments.svg});
   const Asked asked{document, source, arguments.calibrations, arguments.label};
-  simulate_training(
-      asked, {.steps = arguments.steps, .database = arguments.database, .engine = arguments.engine, .progress = {}},
-      {arguments.json, arguments.csv, arguments.svg, row_name(source, arguments)});
+  const TrainingAnswer answer = [&] {
+    ProgressLine line;
+    const auto progress = [&](std::int64_t done, std::int64_t predicted) {
+      if (line.is_due())
+        line.show(fmt::format("{} of {} steps, {} of them predicted", done, arguments.steps, predicted));
+    };
+    return training_answer(asked, {arguments.steps, arguments.database, arguments.engine, progress});
+  }();
+  const Training& training = answer.training;
+  const std::vector<std::string> title = title_of(answer.scenario);
+  Outputs outputs;
+  outputs.add_wanted(arguments.json, [&] { return json_text(training_answer_json(asked, training), 2) + "\n"; });
+  outputs.add_wanted(arguments.csv, [&] {
+    return training_csv(training, row_name(source, arguments), kInputColumns, row_inputs(document, source, arguments));
+  });
+  outputs.add_wanted(arguments.svg, [&] { return training_svg(training, title); });
+  outputs.commit_with([&] { return training_table(training, title); });
 }
 
 void simulate_batch(const SimulateArguments& arguments) {
@@ -265,9 +281,9 @@ void simulate_batch(const SimulateArguments& arguments) {
 
 void simulate(const SimulateArguments& arguments) {
   arguments.engine.become_program_with_engine();
-  if (arguments.explain == kMemoryPlan) become_program_with_cbc("--explain", "memory_plan", "memory");
+  if (arguments.explain == kMemoryPlan) become_program_with(Part::cbc, "--explain", "memory_plan", "memory");
   if (arguments.planned_memory)
-    become_program_with_cbc("--planned-memory", "it", "none: --memory-trace for PyTorch's allocator");
+    become_program_with(Part::cbc, "--planned-memory", "it", "none: --memory-trace for PyTorch's allocator");
   if (arguments.fields_given && arguments.fields.empty())
     throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
   if (arguments.explain_given && arguments.explain.empty())
@@ -305,22 +321,16 @@ void add_simulate(Command app) {
   command.footer(kSimulateExamples + topics_text());
   offer_scenarios(command.add_option("SCENARIO", arguments->scenario,
                                      "A bundled scenario's name, a JSON file, or - for standard input"));
-  offer_fields(command
-                   .add_option("--set", arguments->sets,
-                               "Override a field: plan.tensor_parallel=4, cluster.nodes=8, model=llama-3-8b")
-                   .one_value_each()
-                   .type_name("KEY=VALUE"));
-  const auto file = [&](const char* name, std::string& path, const char* text) {
-    command.add_option(name, path, text).type_name("FILE");
-  };
-  file("--json", arguments->json, "Write the report as JSON; - for standard output");
-  file("--csv", arguments->csv, "Write the report as a row of CSV with a header; - for standard output");
+  add_fields(command, "--set", arguments->sets,
+             "Override a field: plan.tensor_parallel=4, cluster.nodes=8, model=llama-3-8b");
+  command.add_file("--json", arguments->json, "Write the report as JSON; - for standard output");
+  command.add_file("--csv", arguments->csv, "Write the report as a row of CSV with a header; - for standard output");
   command
       .add_option("--label", arguments->label,
                   "Name of the result in JSON and CSV [its scenario and --sets]; in a batch TEXT:LINE")
       .type_name("TEXT");
-  file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
-  file(
+  command.add_file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
+  command.add_file(
       "--memory-trace", arguments->memory_trace,
       "Write the allocations of the fullest stage in a step, for PyTorch's memory visualiser (pytorch.org/memory_viz)");
   command.add_flag("--expandable-segments", arguments->expandable_segments,
@@ -328,21 +338,19 @@ void add_simulate(Command app) {
   command.add_flag(
       "--planned-memory", arguments->planned_memory,
       "--memory-trace: addresses planned before the step (MEMO; --explain memory_plan) instead of PyTorch's allocator");
-  file("--svg", arguments->svg, "Draw the pipeline's schedule, or with --steps the training");
-  file("--batch", arguments->batch,
-       "Read one scenario per line; print one result or error per line, in the same order");
+  command.add_file("--svg", arguments->svg, "Draw the pipeline's schedule, or with --steps the training");
+  command.add_file("--batch", arguments->batch,
+                   "Read one scenario per line; print one result or error per line, in the same order");
   command
       .add_option(
           "--fields", arguments->fields,
           "Batch: only these columns in CSV and JSON, named as in the header of --csv: step_seconds,mfu,memory_fits")
       .type_name("NAME,NAME")
       .on_value([arguments](const std::string&) { arguments->fields_given = true; });
-  command
-      .add_option("--calibration", arguments->calibrations,
-                  "A result of `orrery calibrate` to use instead of the bundled calibration; may be repeated (kernels, "
-                  "collectives)")
-      .one_value_each()
-      .type_name("FILE");
+  add_calibrations(
+      command, arguments->calibrations,
+      "A result of `orrery calibrate` to use instead of the bundled calibration; may be repeated (kernels, "
+      "collectives)");
   command.add_option("--explain", arguments->explain, "Print how the number of an op or of a term is made up")
       .type_name("OP|TERM")
       .offers_words(explained_names())
@@ -352,8 +360,8 @@ void add_simulate(Command app) {
                   "Simulate this many steps of a training, from workload.step on; equal steps are simulated once")
       .between(1, Workload::kMostSteps)
       .type_name("N");
-  file("--db", arguments->database,
-       "--steps: keep the steps in this database; after an interruption the same command continues");
+  command.add_file("--db", arguments->database,
+                   "--steps: keep the steps in this database; after an interruption the same command continues");
   command.add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
   command.add_flag("--verify", arguments->verify,
                    "Prove the Program first (layouts, collectives, complete sums); exit 1 if it is wrong");

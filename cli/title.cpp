@@ -1,60 +1,42 @@
 #include "cli/title.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "models/layers.h"
+#include "sim/base/fields_json.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
 
 namespace orrery {
 namespace {
 
-// "name value" of every field.
-class FieldTexts final : public FieldVisitor {
- public:
-  struct Field {
-    std::string text, value;
-    Scope scope = Scope::all;
-  };
-  std::vector<Field> fields;
-
- protected:
-  void add(const char* name, const std::string& value) {
-    fields.push_back({fmt::format("{} {}", name, value), value, scope()});
-  }
-  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
-    add(name, std::to_string(value));
-  }
-  void number(const char* name, double& value, NumberRange, const char*) override {
-    add(name, fmt::format("{}", value));
-  }
-  void boolean(const char* name, bool& value, const char*) override {
-    fields.push_back({value ? name : fmt::format("no {}", name), value ? "true" : "false", scope()});
-  }
-  void text(const char* name, std::string& value, const char*) override { add(name, value); }
-  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
-    add(name, fmt::format("{}", fmt::join(value, "+")));
-  }
-  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
-    add(name, std::string(names[index]));
-  }
-  void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
-               const char*) override {
-    std::string text;
-    for (const std::int64_t i : chosen)
-      text += (text.empty() ? "" : "+") + std::string(names[static_cast<std::size_t>(i)]);
-    add(name, text);
-  }
+struct FieldText {
+  std::string text, value;  // "name value"
+  Scope scope;
 };
 
-template <class Options>
-std::vector<FieldTexts::Field> texts_of(Options options) {
-  FieldTexts texts;
-  options.visit_fields(texts);
-  return std::move(texts.fields);
+std::string value_text(const nlohmann::json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_float()) return fmt::format("{}", value.get<double>());
+  if (!value.is_array()) return value.dump();
+  std::string text;
+  for (const nlohmann::json& each : value) text += (text.empty() ? "" : "+") + value_text(each);
+  return text;
+}
+
+std::vector<FieldText> texts_of(Plan plan) {
+  std::vector<FieldText> texts;
+  FieldValues values([&](const FieldValue& field) {
+    const std::string value = value_text(field.value);
+    const std::string text = field.value.is_boolean() ? (field.number == 1 ? "" : "no ") + std::string(field.name)
+                                                      : fmt::format("{} {}", field.name, value);
+    texts.push_back({text, value, field.scope});
+  });
+  plan.visit_fields(values);
+  return texts;
 }
 
 // Returns what the stack's own choice means, if it matters and the plan leaves it open.

@@ -60,25 +60,25 @@ void fit(const std::string& path) {
 void validate(const ValidateArguments& arguments) {
   const ValidationFilter& f = arguments.filter;
   const bool filtered = !f.source.empty() || !f.gpu.empty() || !f.strategy.empty();
-  for (const auto& [name, value] :
-       {std::pair("--markdown", &arguments.markdown), std::pair("--baseline", &arguments.baseline),
-        std::pair("--write-baseline", &arguments.write_baseline), std::pair("--fit", &arguments.fit)})
-    if (filtered && !value->empty())
-      throw InputError({name, ""}, "a part of the points (--source, --gpu, --strategy)", "all points");
+  const bool usual_seen = arguments.seen == kSeenNames.front();
   const auto alone = [](bool holds, const char* option, const char* found, const char* expected) {
     if (holds) throw InputError({option, ""}, found, expected);
   };
+  const std::pair<const char*, bool> of_all_points[] = {{"--markdown", !arguments.markdown.empty()},
+                                                        {"--baseline", !arguments.baseline.empty()},
+                                                        {"--write-baseline", !arguments.write_baseline.empty()},
+                                                        {"--fit", !arguments.fit.empty()}};
+  for (const auto& [name, given] : of_all_points)
+    alone(given && filtered, name, "a part of the points (--source, --gpu, --strategy)", "all points");
   const bool shown = arguments.points || !arguments.json.empty() || !arguments.csv.empty() || !arguments.plot.empty() ||
                      !arguments.markdown.empty() || !arguments.baseline.empty() || !arguments.write_baseline.empty();
-  alone(!arguments.fit.empty() && (shown || arguments.seen != kSeenNames.front()), "--fit", "other options as well",
+  alone(!arguments.fit.empty() && (shown || !usual_seen), "--fit", "other options as well",
         "no other option: the command only fits");
-  for (const auto& [name, value] :
-       {std::pair("--markdown", &arguments.markdown), std::pair("--baseline", &arguments.baseline),
-        std::pair("--write-baseline", &arguments.write_baseline)})
-    alone(!value->empty() && arguments.seen != kSeenNames.front(), name, "--seen as well",
+  for (const auto& [name, given] : of_all_points)
+    alone(given && !usual_seen, name, "--seen as well",
           "the default: each source predicted by a calibration of all others");
-  alone(arguments.figures && (filtered || shown || !arguments.fit.empty() || arguments.seen != kSeenNames.front()),
-        "--figures", "other options as well", "no other option: these figures are not steps");
+  alone(arguments.figures && (filtered || shown || !arguments.fit.empty() || !usual_seen), "--figures",
+        "other options as well", "no other option: these figures are not steps");
   alone(!arguments.baseline.empty() && arguments.points, "--baseline", "--points as well",
         "one of them: changes, or every point");
   if (!arguments.fit.empty()) return fit(arguments.fit);
@@ -113,8 +113,7 @@ void validate(const ValidateArguments& arguments) {
     if (!f.gpu.empty() || !f.strategy.empty())
       text += "\nPoints that are not predicted have no device and no plan, and are not in this list\n";
   }
-  if (!outputs.on_standard_output()) outputs.add("-", text);
-  outputs.commit();
+  outputs.commit_with([&] { return text; });
   if (is_worse) throw Exit{1};
 }
 
@@ -135,23 +134,22 @@ void add_validate(Command app) {
                   "Published steps in the calibration: those of all other sources (the default), all, or none (kernels "
                   "and collectives alone)")
       .one_of(texts(kSeenNames));
-  const auto file = [&](const char* name, std::string& path, const char* text) {
-    command.add_option(name, path, text).type_name("FILE");
-  };
-  file("--fit", arguments->fit,
-       "Only fit results/calibration/steps.json anew (some minutes): write it to this file and steps_left_out.json "
-       "beside it, or the first alone to -");
+  command.add_file(
+      "--fit", arguments->fit,
+      "Only fit results/calibration/steps.json anew (some minutes): write it to this file and steps_left_out.json "
+      "beside it, or the first alone to -");
   command.add_flag("--points", arguments->points, "Print a row per point instead of a row per source");
   command.add_flag("--figures", arguments->figures,
                    "Print published figures other than steps, of mixtures of experts and of long contexts: times of "
                    "ops, rates, limits, speed-ups");
-  file("--json", arguments->json, "All points and statistics as JSON, to a file or -");
-  file("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
-  file("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
-  file("--baseline", arguments->baseline,
-       "Show what has changed since this file was written; exit 1 if a group became worse by more than its noise");
-  file("--write-baseline", arguments->write_baseline, "Write the file that --baseline reads");
-  file("--csv", arguments->csv, "Write a row per point as CSV, to a file or -");
+  command.add_file("--json", arguments->json, "All points and statistics as JSON, to a file or -");
+  command.add_file("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
+  command.add_file("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
+  command.add_file(
+      "--baseline", arguments->baseline,
+      "Show what has changed since this file was written; exit 1 if a group became worse by more than its noise");
+  command.add_file("--write-baseline", arguments->write_baseline, "Write the file that --baseline reads");
+  command.add_file("--csv", arguments->csv, "Write a row per point as CSV, to a file or -");
   command.callback([arguments] { validate(*arguments); });
 }
 

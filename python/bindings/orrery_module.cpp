@@ -40,23 +40,8 @@ namespace {
 using Texts = std::vector<std::string>;
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 
-constexpr const char* kDocument = "<dict>";  // what messages call a scenario that is no file
-
-// `document`: the text is a scenario's or a report's, not what one is called.
-ScenarioArgument argument_of(const std::string& text, bool document) {
-  return document ? ScenarioArgument(kDocument, parse_json(text, kDocument)) : ScenarioArgument(text);
-}
-
-EngineChoice choice_of(const std::string& engine, const std::string& fidelity, const std::string& routing,
-                       const std::optional<std::string>& limit, bool exact) {
-  EngineChoice choice;
-  choice.engine = engine;
-  choice.fidelity = fidelity;
-  choice.routing = routing;
-  choice.limit = limit;
-  choice.exact = exact;
-  return choice;
-}
+// A scenario, plan, sweep or report that is no file; messages call it so.
+ScenarioArgument held(const std::string& called, const std::string& text) { return {called, parse_json(text, called)}; }
 
 SimulationOptions one_engine(const EngineChoice& choice) {
   if (choice.both()) throw InputError({"--engine", ""}, "both", "analytical or des");
@@ -69,39 +54,33 @@ void require_within(const char* option, Number value, Number least, Number most)
     throw InputError({option, ""}, fmt::format("{}", value), fmt::format("a number from {} to {}", least, most));
 }
 
-std::string simulate(const std::string& scenario, bool document, const Texts& sets, const std::string& engine,
-                     const std::string& fidelity, const std::string& routing, const std::optional<std::string>& limit,
-                     bool exact, bool ops, const Texts& calibrations, const std::string& label) {
-  const EngineChoice choice = choice_of(engine, fidelity, routing, limit, exact);
-  SimulationOptions options = choice.options();
+std::string simulate(const ScenarioArgument& scenario, const Texts& sets, const EngineChoice& engine, bool ops,
+                     const Texts& calibrations, const std::string& label) {
+  SimulationOptions options = engine.options();
   options.ops = true;
   ScenarioSource source;
-  const nlohmann::json given = scenario_argument(argument_of(scenario, document), sets, source);
+  const nlohmann::json given = scenario_argument(scenario, sets, source);
   refuse_report(given, source.file, "a scenario, such as inputs.scenario of a report");
   const Asked asked{given, source, calibrations, label, ops};
   Simulator simulator(read_user_calibration(calibrations));
   if (has_jobs(given)) {
-    if (engine != kEngineNames[static_cast<std::size_t>(Engine::des)])
+    if (engine.engine != kEngineNames[static_cast<std::size_t>(Engine::des)])
       throw InputError({source.file, "/jobs"}, "jobs that share a cluster",
                        "the engine des: the analytical engine simulates one job at a time");
     return json_text(jobs_json(asked, simulator.evaluate_jobs(given, source, options)));
   }
   std::optional<Report> analytical;
-  if (choice.both()) analytical = simulator.evaluate(given, source, {.engine = Engine::analytical, .ops = true}).report;
+  if (engine.both()) analytical = simulator.evaluate(given, source, {.engine = Engine::analytical, .ops = true}).report;
   const Report report = simulator.evaluate(given, source, options).report;
   return json_text((analytical ? both_json(asked, *analytical, report) : simulation_json(asked, report)));
 }
 
-std::string compare(const std::string& a, bool document_a, const std::string& b, bool document_b, const Texts& sets,
-                    const Texts& sets_a, const Texts& sets_b, const std::string& engine, const std::string& fidelity,
-                    const std::string& routing, const std::optional<std::string>& limit, bool exact,
-                    const Texts& calibrations) {
-  const SimulationOptions options = one_engine(choice_of(engine, fidelity, routing, limit, exact));
+std::string compare(const ScenarioArgument& a, const ScenarioArgument& b, const Texts& sets, const Texts& sets_a,
+                    const Texts& sets_b, const EngineChoice& engine, const Texts& calibrations) {
+  const SimulationOptions options = one_engine(engine);
   const UserCalibration user = read_user_calibration(calibrations);
-  const ComparedSide side_a =
-      compared_side(argument_of(a, document_a), sets, {"--set-a", sets_a}, options, calibrations, user);
-  const ComparedSide side_b =
-      compared_side(argument_of(b, document_b), sets, {"--set-b", sets_b}, options, calibrations, user);
+  const ComparedSide side_a = compared_side(a, sets, {"--set-a", sets_a}, options, calibrations, user);
+  const ComparedSide side_b = compared_side(b, sets, {"--set-b", sets_b}, options, calibrations, user);
   return json_text(compared_json(side_a, side_b));
 }
 
@@ -126,9 +105,9 @@ class InterruptCheck {
   Clock::time_point next_ = Clock::now() + kBetweenChecks;
 };
 
-std::string plan(const std::string& document, bool is_document, const Texts& sets, bool worst, bool search,
-                 const Texts& fixed, const std::string& of, double swing, const std::string& against,
-                 std::uint64_t seed, std::int64_t histories, double shape, const Texts& calibrations) {
+std::string plan(const ScenarioArgument& document, const Texts& sets, bool worst, bool search, const Texts& fixed,
+                 const std::string& of, double swing, const std::string& against, std::uint64_t seed,
+                 std::int64_t histories, double shape, const Texts& calibrations) {
   require_within("--swing", swing, kLeastSwing, kMostSwing);
   require_within<std::int64_t>("--histories", histories, 1, kMostHistories);
   require_within("--shape", shape, kLeastShape, kMostShape);
@@ -146,10 +125,10 @@ std::string plan(const std::string& document, bool is_document, const Texts& set
   request.calibrations = calibrations;
   request.searching = [](const Scenario&) { check_interrupt(); };
   request.options.histories.between = InterruptCheck();
-  return json_text(plan_answer_json(answer_plan(argument_of(document, is_document), request), request));
+  return json_text(plan_answer_json(answer_plan(document, request), request));
 }
 
-std::string sweep(const std::string& document, bool is_document, const std::string& database, const std::string& shard,
+std::string sweep(const ScenarioArgument& document, const std::string& database, const std::string& shard,
                   std::int64_t threads, const Texts& calibrations, bool rows, const Texts& fields) {
   require_within<std::int64_t>("--threads", threads, 0, kMostSweepThreads);
   SweepRequest request;
@@ -157,7 +136,7 @@ std::string sweep(const std::string& document, bool is_document, const std::stri
   request.shard = shard;
   request.threads = threads;
   request.calibrations = calibrations;
-  const SweepDocument read = sweep_argument(argument_of(document, is_document));
+  const SweepDocument read = sweep_argument(document);
   SweepRunOptions options = sweep_options(request);
   std::exception_ptr interrupt;  // thrown when what has been computed is in the file
   options.stop = [&] {
@@ -195,12 +174,11 @@ std::string compare_databases(const std::string& a, const std::string& b, double
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-std::string search_plans(const std::string& scenario, bool document, const Texts& sets, const Texts& fixed,
-                         const Texts& over, bool all, const std::string& global_batch, const std::string& most_memory,
-                         bool safe, std::int64_t top, double front, std::optional<double> network_within,
-                         bool exhaustive, std::int64_t threads, const std::string& engine, const std::string& fidelity,
-                         const std::string& routing, const std::optional<std::string>& limit, bool exact,
-                         const Texts& calibrations, const std::string& label) {
+std::string search_plans(const ScenarioArgument& scenario, const Texts& sets, const Texts& fixed, const Texts& over,
+                         bool all, const std::string& global_batch, const std::string& most_memory, bool safe,
+                         std::int64_t top, double front, std::optional<double> network_within, bool exhaustive,
+                         std::int64_t threads, const EngineChoice& engine, const Texts& calibrations,
+                         const std::string& label) {
   require_within<std::int64_t>("--top", top, 1, kMostPlansListed);
   require_within<std::int64_t>("--threads", threads, 0, kMostSearchThreads);
   require_within("--front", front, 1.0, kMostFront);
@@ -218,11 +196,11 @@ std::string search_plans(const std::string& scenario, bool document, const Texts
   request.threads = threads;
   request.front = front;
   request.network_within_percent = network_within;
-  const SimulationOptions options = one_engine(choice_of(engine, fidelity, routing, limit, exact));
+  const SimulationOptions options = one_engine(engine);
   if (options.engine == Engine::des) request.engine_of_listed = options;
   request.calibrations = calibrations;
   request.progress = [check = InterruptCheck()](const SearchProgress&) mutable { check(); };
-  return json_text(search_json(answer_search(argument_of(scenario, document), request), request, label));
+  return json_text(search_json(answer_search(scenario, request), request, label));
 }
 
 std::string validate(const std::string& source, const std::string& gpu, const std::string& strategy,
@@ -237,9 +215,9 @@ std::string validate(const std::string& source, const std::string& gpu, const st
   return json_text(validation_json(points).at("points"));
 }
 
-std::string program(const std::string& scenario, bool document, const Texts& sets, const Texts& calibrations) {
+std::string program(const ScenarioArgument& scenario, const Texts& sets, const Texts& calibrations) {
   ScenarioSource source;
-  const nlohmann::json given = scenario_argument(argument_of(scenario, document), sets, source);
+  const nlohmann::json given = scenario_argument(scenario, sets, source);
   if (has_jobs(given)) throw InputError({source.file, "/jobs"}, "jobs that share a cluster", "a scenario of one job");
   Scenario read = read_scenario(given, source);
   try {
@@ -306,31 +284,21 @@ PYBIND11_MODULE(_orrery, module) {
   py::register_exception_translator(&translate);
   module.attr("version") = ORRERY_VERSION;
   module.attr("commit") = build_commit();
-  module.def("simulate", &simulate, WithoutLock(), py::arg("scenario"), py::arg("document"), py::arg("sets"),
-             py::arg("engine"), py::arg("fidelity"), py::arg("routing"), py::arg("limit"), py::arg("exact"),
-             py::arg("ops"), py::arg("calibrations"), py::arg("label"));
-  module.def("compare", &compare, WithoutLock(), py::arg("a"), py::arg("document_a"), py::arg("b"),
-             py::arg("document_b"), py::arg("sets"), py::arg("sets_a"), py::arg("sets_b"), py::arg("engine"),
-             py::arg("fidelity"), py::arg("routing"), py::arg("limit"), py::arg("exact"), py::arg("calibrations"));
-  module.def("search", &search_plans, WithoutLock(), py::arg("scenario"), py::arg("document"), py::arg("sets"),
-             py::arg("fix"), py::arg("over"), py::arg("all"), py::arg("global_batch"), py::arg("max_memory"),
-             py::arg("safe"), py::arg("top"), py::arg("front"), py::arg("network_within"), py::arg("exhaustive"),
-             py::arg("threads"), py::arg("engine"), py::arg("fidelity"), py::arg("routing"), py::arg("limit"),
-             py::arg("exact"), py::arg("calibrations"), py::arg("label"));
-  module.def("plan", &plan, WithoutLock(), py::arg("plan"), py::arg("document"), py::arg("sets"), py::arg("worst"),
-             py::arg("search"), py::arg("fix"), py::arg("of"), py::arg("swing"), py::arg("against"), py::arg("seed"),
-             py::arg("histories"), py::arg("shape"), py::arg("calibrations"));
-  module.def("sweep", &sweep, WithoutLock(), py::arg("sweep"), py::arg("document"), py::arg("database"),
-             py::arg("shard"), py::arg("threads"), py::arg("calibrations"), py::arg("rows"), py::arg("fields"));
-  module.def("sweep_rows", &sweep_rows, WithoutLock(), py::arg("database"), py::arg("fields"));
-  module.def("compare_sweeps", &compare_databases, WithoutLock(), py::arg("a"), py::arg("b"), py::arg("threshold"),
-             py::arg("fields"));
-  module.def("validate", &validate, WithoutLock(), py::arg("source"), py::arg("gpu"), py::arg("strategy"),
-             py::arg("seen"));
-  module.def("program", &program, WithoutLock(), py::arg("scenario"), py::arg("document"), py::arg("sets"),
-             py::arg("calibrations"));
-  module.def("list", &list, WithoutLock(), py::arg("kind"));
-  module.def("show", &show, WithoutLock(), py::arg("name"));
+  py::class_<ScenarioArgument>(module, "Argument").def(py::init<std::string>()).def(py::init(&held));
+  py::class_<EngineChoice>(module, "Engine")
+      .def(py::init<std::string, std::string, std::string, std::optional<std::string>, bool>());
+  const auto def = [&](const char* name, auto function) { module.def(name, function, WithoutLock()); };
+  def("simulate", &simulate);
+  def("compare", &compare);
+  def("search", &search_plans);
+  def("plan", &plan);
+  def("sweep", &sweep);
+  def("sweep_rows", &sweep_rows);
+  def("compare_sweeps", &compare_databases);
+  def("validate", &validate);
+  def("program", &program);
+  def("list", &list);
+  def("show", &show);
 }
 
 }  // namespace orrery

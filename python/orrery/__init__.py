@@ -6,7 +6,7 @@ Other Python threads run while one of these works.
 """
 import json as _json
 import os as _os
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 from . import _orrery
 from ._errors import InputError, StalledError
@@ -40,11 +40,14 @@ def _text(value: Any) -> str:
         raise InputError(f"<dict>: found {found}, expected {expected}", "<dict>", "", found, expected) from error
 
 
-def _scenario(scenario: Scenario) -> Tuple[str, bool]:
-    """The text of a document, or what names one; and which of them it is."""
+def _argument(scenario: Scenario) -> _orrery.Argument:
     if isinstance(scenario, Mapping):
-        return _text(dict(scenario)), True
-    return _os.fspath(scenario), False
+        return _orrery.Argument("<dict>", _text(dict(scenario)))
+    return _orrery.Argument(_os.fspath(scenario))
+
+
+def _engine(engine: str, fidelity: str, routing: str, limit: Optional[float], exact: bool) -> _orrery.Engine:
+    return _orrery.Engine(engine, fidelity, routing, None if limit is None else str(limit), exact)
 
 
 def _sets(sets: Fields) -> List[str]:
@@ -68,10 +71,6 @@ def _names(names: Sequence[str]) -> List[str]:
     return list(names)
 
 
-def _limit(limit: Optional[float]) -> Optional[str]:
-    return None if limit is None else str(limit)
-
-
 def simulate(scenario: Scenario, sets: Sets = (), *, engine: str = "analytical", fidelity: str = "", routing: str = "",
              limit: Optional[float] = None, exact: bool = False, ops: bool = False, calibrations: Paths = (),
              label: str = "") -> Document:
@@ -81,9 +80,9 @@ def simulate(scenario: Scenario, sets: Sets = (), *, engine: str = "analytical",
     jobs that share a cluster) or "both"; fidelity, routing, limit and exact are choices of "des". ops: keeps the list
     of ops. calibrations: files that ``orrery calibrate`` has written, in place of the bundled calibration.
     """
-    text, is_document = _scenario(scenario)
-    return _document(_orrery.simulate(text, is_document, _sets(sets), engine, fidelity, routing, _limit(limit), exact,
-                                        ops, _paths(calibrations), label))
+    return _document(_orrery.simulate(_argument(scenario), _sets(sets),
+                                      _engine(engine, fidelity, routing, limit, exact), ops, _paths(calibrations),
+                                      label))
 
 
 def compare(a: Scenario, b: Optional[Scenario] = None, sets: Sets = (), *, sets_a: Sets = (), sets_b: Sets = (),
@@ -93,11 +92,9 @@ def compare(a: Scenario, b: Optional[Scenario] = None, sets: Sets = (), *, sets_
 
     b: a again where it is left out. sets: of both; sets_a, sets_b: of one. The rest is that of :func:`simulate`.
     """
-    text_a, is_document_a = _scenario(a)
-    text_b, is_document_b = (text_a, is_document_a) if b is None else _scenario(b)
-    return _document(_orrery.compare(text_a, is_document_a, text_b, is_document_b, _sets(sets), _sets(sets_a),
-                                       _sets(sets_b), engine, fidelity, routing, _limit(limit), exact,
-                                       _paths(calibrations)))
+    return _document(_orrery.compare(_argument(a), _argument(a if b is None else b), _sets(sets), _sets(sets_a),
+                                     _sets(sets_b), _engine(engine, fidelity, routing, limit, exact),
+                                     _paths(calibrations)))
 
 
 def search(scenario: Scenario, sets: Sets = (), *, fix: Fields = (), over: Fields = (), all: bool = False,
@@ -115,15 +112,14 @@ def search(scenario: Scenario, sets: Sets = (), *, fix: Fields = (), over: Field
     threads: 0 for as many as the machine has. Where nothing fits, "nothing_fits" says why and what would. Ctrl-C ends
     a search.
     """
-    text, is_document = _scenario(scenario)
     if global_batch is None or isinstance(global_batch, (int, str)):
         batches = "" if global_batch is None else str(global_batch)
     else:
         batches = ",".join(str(batch) for batch in global_batch)
-    return _document(_orrery.search(text, is_document, _sets(sets), _sets(fix), _sets(over), all, batches,
-                                      "" if max_memory is None else str(max_memory), safe, top, front, network_within,
-                                      exhaustive, threads, engine, fidelity, routing, _limit(limit), exact,
-                                      _paths(calibrations), label))
+    return _document(_orrery.search(_argument(scenario), _sets(sets), _sets(fix), _sets(over), all, batches,
+                                    "" if max_memory is None else str(max_memory), safe, top, front, network_within,
+                                    exhaustive, threads, _engine(engine, fidelity, routing, limit, exact),
+                                    _paths(calibrations), label))
 
 
 def plan(plan: Scenario, sets: Sets = (), *, worst: bool = False, search: bool = False, fix: Sequence[str] = (),
@@ -137,8 +133,7 @@ def plan(plan: Scenario, sets: Sets = (), *, worst: bool = False, search: bool =
     less and more. against: the candidate to whose price others are compared. seed, histories, shape: of simulated
     failures. Where nothing meets all constraints, "cheapest" is None and "relaxations" says what would let something in.
     """
-    text, is_document = _scenario(plan)
-    return _document(_orrery.plan(text, is_document, _sets(sets), worst, search, _names(fix), of, swing, against, seed,
+    return _document(_orrery.plan(_argument(plan), _sets(sets), worst, search, _names(fix), of, swing, against, seed,
                                   histories, shape, _paths(calibrations)))
 
 
@@ -153,8 +148,7 @@ def sweep(sweep: Scenario, database: Union[str, "_os.PathLike[str]"], *, rows: b
     out is a row with its "error"; :class:`InputError` is raised where all are. Ctrl-C ends the points under way and
     keeps what is computed: the same call goes on.
     """
-    text, is_document = _scenario(sweep)
-    return _document(_orrery.sweep(text, is_document, _os.fspath(database), shard, threads, _paths(calibrations), rows,
+    return _document(_orrery.sweep(_argument(sweep), _os.fspath(database), shard, threads, _paths(calibrations), rows,
                                    _names(fields)))
 
 
@@ -191,8 +185,7 @@ def program(scenario: Scenario, sets: Sets = (), *, calibrations: Paths = ()) ->
     An op has its kind, name, stream, what it reads and writes (numbers in "tensors") and the digits of the mesh that
     its group runs over; a tensor its dtype, sizes, axes, category, place and bytes.
     """
-    text, is_document = _scenario(scenario)
-    return _document(_orrery.program(text, is_document, _sets(sets), _paths(calibrations)))
+    return _document(_orrery.program(_argument(scenario), _sets(sets), _paths(calibrations)))
 
 
 def presets(kind: str) -> List[Document]:

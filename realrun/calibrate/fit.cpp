@@ -14,6 +14,7 @@
 #include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
+#include "sim/base/fields_json.h"
 #include "sim/base/statistics.h"
 #include "sim/cost/curve_numbers.h"
 #include "sim/program/work.h"
@@ -350,28 +351,6 @@ void state_again(KernelFitter& fitter, CalibrationFit& result) {
   }
 }
 
-class DeviceFields final : public FieldVisitor {
- public:
-  OrderedJson json = OrderedJson::object();
-
- protected:
-  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
-    if (value != 0) json[name] = value;
-  }
-  void number(const char* name, double& value, NumberRange, const char*) override {
-    if (value != 0) json[name] = value;
-  }
-  void boolean(const char* name, bool& value, const char*) override {
-    if (value) json[name] = value;
-  }
-  void text(const char* name, std::string& value, const char*) override {
-    if (!value.empty()) json[name] = value;
-  }
-  void integers(const char*, std::vector<std::int64_t>&, IntegerRange, const char*) override {}
-  void choice(const char*, std::size_t&, std::span<const std::string_view>, const char*) override {}
-  void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override {}
-};
-
 }  // namespace
 
 std::string device_name(const BackendFacts& facts) {
@@ -488,11 +467,15 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
   relative["memory"] = fit.device.memory_bytes_per_second;
   relative["multiprocessors"] = fit.device.multiprocessors;
   if (fit.device_is_measured) {
-    DeviceFields fields;
+    OrderedJson fields = OrderedJson::object();
+    FieldValues written([&](const FieldValue& field) {
+      const bool is_usual = field.is_empty() || field.value == 0 || field.value == false;
+      if (!is_usual) fields[field.name] = field.value;
+    });
     Device device = fit.device;
     device.source = source;
-    device.visit_fields(fields);
-    json["device"] = std::move(fields.json);
+    device.visit_fields(written);
+    json["device"] = std::move(fields);
   }
   OrderedJson& matmul = json["matmul"] = OrderedJson::object();
   for (const Dtype dtype : kFittedDtypes) {

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "sim/base/error.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 
@@ -39,14 +40,10 @@ double share_of_text(std::string_view text, const char* option) {
 }
 
 std::vector<std::string> list_of_text(std::string_view text) {
-  constexpr std::string_view kBlank = " ";
   std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    std::string_view part = text.substr(begin, end - begin);
-    part.remove_prefix(std::min(part.find_first_not_of(kBlank), part.size()));
-    parts.emplace_back(part.substr(0, part.find_last_not_of(kBlank) + 1));
-    begin = end + 1;
+  for (std::string_view part : split(text, ',')) {
+    part.remove_prefix(std::min(part.find_first_not_of(' '), part.size()));
+    parts.emplace_back(part.substr(0, part.find_last_not_of(' ') + 1));
   }
   return parts;
 }

@@ -1,17 +1,29 @@
-// Writes a table of fields (sim/base/fields.h) in the JSON form that its reader takes.
+// Reads a table of fields (sim/base/fields.h) as JSON values, in the form that its reader takes.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <utility>
 
 #include "sim/base/fields.h"
 
 namespace orrery {
 
-// Makes `object` a JSON object of the fields that it visits. Empty texts and lists are left out: they are the readers'
-// defaults.
-class FieldsJson final : public FieldVisitor {
+struct FieldValue {
+  const char* name;
+  const nlohmann::json& value;
+  std::optional<std::int64_t> number;  // of integers, truths (0, 1) and enumerators
+  Scope scope;
+
+  bool is_empty() const;  // an empty text or list, the readers' default
+};
+
+// Calls `take` for each field that it visits.
+class FieldValues : public FieldVisitor {
  public:
-  explicit FieldsJson(nlohmann::json& object);
+  explicit FieldValues(std::function<void(const FieldValue&)> take) : take_(std::move(take)) {}
 
  protected:
   void integer(const char*, std::int64_t&, IntegerRange, const char*) override;
@@ -23,7 +35,15 @@ class FieldsJson final : public FieldVisitor {
   void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override;
 
  private:
-  nlohmann::json& object_;
+  void pass(const char* name, const nlohmann::json& value, std::optional<std::int64_t> number = {}) const;
+
+  std::function<void(const FieldValue&)> take_;
+};
+
+// Makes `object` a JSON object of the fields that it visits, without empty texts and lists.
+class FieldsJson final : public FieldValues {
+ public:
+  explicit FieldsJson(nlohmann::json& object);
 };
 
 }  // namespace orrery

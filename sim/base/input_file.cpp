@@ -55,21 +55,15 @@ std::string read_all(const std::string& path, std::string& text) {
 
 }  // namespace
 
-std::string read_file(const std::string& path, std::string_view expected) {
+std::string read_file(const std::string& path, std::string_view expected,
+                      const std::optional<InputError::Where>& where) {
   std::string text;
   const std::string reason = read_all(path, text);
-  if (!reason.empty())
-    throw InputError({path == "-" ? "<stdin>" : path, ""}, fmt::format("nothing ({})", reason), std::string(expected));
-  return text;
-}
-
-std::string read_file(const std::string& path, std::string_view expected, const InputError::Where& where) {
-  std::string text;
-  const std::string reason = read_all(path, text);
-  if (!reason.empty())
-    throw InputError(where, fmt::format("\"{}\" ({})", clipped(path, kMostMessageBytes / 2), reason),
+  if (reason.empty()) return text;
+  if (where)
+    throw InputError(*where, fmt::format("\"{}\" ({})", clipped(path, kMostMessageBytes / 2), reason),
                      std::string(expected));
-  return text;
+  throw InputError({path == "-" ? "<stdin>" : path, ""}, fmt::format("nothing ({})", reason), std::string(expected));
 }
 
 LineReader::LineReader(const std::string& path, std::string_view expected)

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -12,9 +13,9 @@ namespace orrery {
 
 // Returns the whole file; "-" is standard input. Throws InputError if it cannot be read or is larger than 256 MiB.
 // `expected` describes the wanted file in the error: "a readable JSON file".
-std::string read_file(const std::string& path, std::string_view expected);
-// The same for a file that a document names: the error points at `where` in that document.
-std::string read_file(const std::string& path, std::string_view expected, const InputError::Where& where);
+// `where`: the place in a document that names the file, at which the error then points.
+std::string read_file(const std::string& path, std::string_view expected,
+                      const std::optional<InputError::Where>& where = {});
 
 // Reads a file line by line, so that it may be larger than memory. Lines come without their ends ("\n" or "\r\n"). A
 // line from a pipe is returned as soon as it has arrived.

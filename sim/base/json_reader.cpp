@@ -69,6 +69,10 @@ InputError syntax_error(const Json::parse_error& error, std::string_view text, c
 
 constexpr int kMostDepth = 200;
 
+bool is_documentation(std::string_view key) {
+  return std::ranges::find(documentation_keys(), key) != documentation_keys().end();
+}
+
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& file) {
@@ -177,9 +181,7 @@ void JsonReader::refuse(const Refused& field) const {
 void JsonReader::finish() const {
   if (!refused_.empty()) refuse(refused_.front());
   for (const auto& [key, value] : object_.items()) {
-    if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-    const auto documentation = documentation_keys();
-    if (std::find(documentation.begin(), documentation.end(), key) != documentation.end()) continue;
+    if (std::ranges::find(known_, key) != known_.end() || is_documentation(key)) continue;
     const std::string nearest = nearest_name(key, known_);
     const std::string found = "the unknown key " + describe(Json(key));
     if (nearest.empty()) throw InputError(at(key), found, fmt::format("one of: {}", fmt::join(known_, ", ")));
@@ -268,12 +270,10 @@ void JsonReader::text(const char* name, std::string& value, const char*) {
   if (json == nullptr) return;
   if (!json->is_string()) fail(name, "a string");
   const auto& read = json->get_ref<const std::string&>();
-  const auto documentation = documentation_keys();
-  const bool prose = std::find(documentation.begin(), documentation.end(), name) != documentation.end();
-  std::string words = read;  // prose may have several lines
-  if (prose)
-    std::replace_if(
-        words.begin(), words.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
+  std::string words = read;
+  if (is_documentation(name))  // prose may have several lines
+    std::ranges::replace_if(
+        words, [](char c) { return c == '\n' || c == '\t'; }, ' ');
   // Names appear in titles and cells of tables, on terminals and in files.
   if (has_control_characters(words)) fail(name, "a text without control characters");
   value = read;
@@ -334,17 +334,7 @@ std::span<const std::string_view> documentation_keys() {
 
 std::string pointer_to(const std::string& pointer, std::string_view key) {
   constexpr std::size_t kLongest = 200;  // longer than any field; the beginning of a longer one shows its place
-  std::string result = pointer + '/';
-  for (const char c : clipped(key, kLongest)) {
-    if (c == '~') {
-      result += "~0";
-    } else if (c == '/') {
-      result += "~1";
-    } else {
-      result += c;
-    }
-  }
-  return result;
+  return pointer + '/' + escaped(clipped(key, kLongest), {{'~', "~0"}, {'/', "~1"}});
 }
 
 std::string describe(const Json& value) {

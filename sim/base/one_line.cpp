@@ -86,6 +86,15 @@ std::string written_out(std::string_view text, std::string_view kept, bool as_js
   return out;
 }
 
+std::string escaped(std::string_view text, std::initializer_list<std::pair<char, std::string_view>> escapes) {
+  std::string out;
+  for (const char c : text) {
+    const auto* const escape = std::ranges::find(escapes, c, &std::pair<char, std::string_view>::first);
+    out += escape == escapes.end() ? std::string_view(&c, 1) : escape->second;
+  }
+  return out;
+}
+
 std::string one_line(std::string_view text, std::size_t most_bytes) {
   std::string line = written_out(clipped(text, most_bytes), "\n");
   std::replace(line.begin(), line.end(), '\n', ' ');

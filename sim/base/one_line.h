@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <exception>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace orrery {
 
@@ -22,6 +24,9 @@ bool is_utf8(std::string_view text);
 // Returns the text with its control characters as escapes: \x1b, \u202e. Characters of one byte that are in `kept`
 // stay. `as_json`: all escapes are those of JSON, \u001b.
 std::string written_out(std::string_view text, std::string_view kept = {}, bool as_json = false);
+
+// Returns the text with each character that `escapes` lists replaced by the text beside it.
+std::string escaped(std::string_view text, std::initializer_list<std::pair<char, std::string_view>> escapes);
 
 // Returns the text on one line: it is clipped, line breaks become spaces, other control characters become escapes.
 std::string one_line(std::string_view text, std::size_t most_bytes = kMostMessageBytes);

@@ -11,6 +11,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/input_file.h"
+#include "sim/base/one_line.h"
 
 namespace orrery {
 namespace {
@@ -29,15 +30,8 @@ bool has_log(const std::string& path) {
 
 // https://www.sqlite.org/uri.html
 std::string immutable_uri(const std::string& path) {
-  std::string uri = path.starts_with('/') ? "file://" : "file:";
-  for (const char c : path) {
-    if (c == '%' || c == '?' || c == '#') {
-      uri += fmt::format("%{:02x}", static_cast<unsigned char>(c));
-    } else {
-      uri += c;
-    }
-  }
-  return uri + "?immutable=1";
+  return (path.starts_with('/') ? "file://" : "file:") + escaped(path, {{'%', "%25"}, {'?', "%3f"}, {'#', "%23"}}) +
+         "?immutable=1";
 }
 
 }  // namespace

@@ -21,10 +21,12 @@ constexpr NumberRange kRepairTime{.least = 0, .most = 1e9};
 constexpr NumberRange kSize{.least = 0, .most = 1e18};
 constexpr NumberRange kTokens{.least = 1, .most = 1e18};
 
-const Json& required(JsonReader& reader, const char* key, const char* expected) {
+// `what` a preset of this kind is, for the message where nothing is given.
+template <class Preset>
+Preset read_preset(JsonReader& reader, const char* key, const char* what) {
   const Json* json = reader.take(key);
-  if (json == nullptr) reader.fail(key, expected);
-  return *json;
+  if (json == nullptr) reader.fail(key, fmt::format("{}: a preset's name or an object", what));
+  return PresetsOf<Preset>::read(*json, reader.at(key));
 }
 
 void read_step(JsonReader& reader, Candidate& candidate) {
@@ -67,20 +69,17 @@ void read_size(JsonReader& reader, Candidate& candidate, std::int64_t& devices_p
 
 void read_operations(JsonReader& reader, std::int64_t devices_per_node, Candidate& candidate) {
   TrainingRun& run = candidate.run;
-  candidate.failures = read_failure_rate(
-      required(reader, "failures", "a failure rate: a preset's name or an object"), reader.at("failures"));
+  candidate.failures = read_preset<FailureRate>(reader, "failures", "a failure rate");
   const FailureRate& failures = candidate.failures;
   run.failures_per_node_second =
       failures.failures_per_node_day / kSecondsPerDay * static_cast<double>(devices_per_node) / kDevicesOfRatedNode;
   run.repair_share = failures.repair_share;
   reader.field("repair_seconds", run.repair_seconds, kRepairTime, "");
-  candidate.restarts = read_restart_overhead(
-      required(reader, "restarts", "restart overheads: a preset's name or an object"), reader.at("restarts"));
+  candidate.restarts = read_preset<RestartOverhead>(reader, "restarts", "restart overheads");
   run.detection_seconds = candidate.restarts.detection_seconds;
   run.restart_seconds = candidate.restarts.restart_seconds;
 
-  candidate.storage = read_checkpoint_storage(
-      required(reader, "storage", "storage of checkpoints: a preset's name or an object"), reader.at("storage"));
+  candidate.storage = read_preset<CheckpointStorage>(reader, "storage", "storage of checkpoints");
   const CheckpointStorage& storage = candidate.storage;
   run.write_bytes_per_second = storage.write_bytes_per_second;
   run.read_bytes_per_second =
@@ -89,12 +88,11 @@ void read_operations(JsonReader& reader, std::int64_t devices_per_node, Candidat
   reader.field("checkpoint_bytes", run.checkpoint_bytes, kSize, "");
   reader.field("checkpoint_interval_seconds", run.checkpoint_interval_seconds, or_none(kStep), "");
 
-  candidate.price = read_price(required(reader, "price", "a price: a preset's name or an object"), reader.at("price"));
+  candidate.price = read_preset<Price>(reader, "price", "a price");
   reader.field("electricity_per_kwh", candidate.electricity_per_kwh, NumberRange{.least = 0, .most = 1e6}, "");
-  candidate.power = read_power(required(reader, "power", "power: a preset's name or an object"), reader.at("power"));
-  candidate.site =
-      read_site_overhead(required(reader, "site", "the site's PUE: a preset's name or an object"), reader.at("site"));
-  candidate.grid = read_grid(required(reader, "grid", "a grid: a preset's name or an object"), reader.at("grid"));
+  candidate.power = read_preset<Power>(reader, "power", "power");
+  candidate.site = read_preset<SiteOverhead>(reader, "site", "the site's PUE");
+  candidate.grid = read_preset<Grid>(reader, "grid", "a grid");
   const std::string& priced = candidate.price.device;
   if (!priced.empty() && !candidate.power.device.empty() && priced != candidate.power.device)
     reader.fail("power", fmt::format("power of {}, the device of the price", priced));

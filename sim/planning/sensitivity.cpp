@@ -3,54 +3,39 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace orrery {
 namespace {
 
-// 0 if the candidate does not use the input.
-double& figure_of(Candidate& candidate, PlanInput input) {
-  TrainingRun& run = candidate.run;
-  switch (input) {
-    case PlanInput::step_seconds:
-      return candidate.step_seconds.value;
-    case PlanInput::price:
-      return candidate.price.per_device_hour;
-    case PlanInput::electricity:
-      return candidate.electricity_per_kwh;
-    case PlanInput::busy_watts:
-      return candidate.power.busy_watts;
-    case PlanInput::idle_watts:
-      return candidate.power.idle_watts;
-    case PlanInput::node_watts:
-      return candidate.power.node_watts;
-    case PlanInput::pue:
-      return candidate.site.pue;
-    case PlanInput::grid:
-      return candidate.grid.grams_per_kwh;
-    case PlanInput::failure_rate:
-      return run.failures_per_node_second;
-    case PlanInput::repair:
-      return run.repair_seconds;
-    case PlanInput::detection:
-      return run.detection_seconds;
-    case PlanInput::restart:
-      return run.restart_seconds;
-    case PlanInput::checkpoint_bytes:
-      return run.checkpoint_bytes;
-    case PlanInput::write_bandwidth:
-      return run.write_bytes_per_second;
-    case PlanInput::read_bandwidth:
-      return run.read_bytes_per_second;
-    case PlanInput::snapshot_bandwidth:
-      break;
-  }
-  return run.snapshot_bytes_per_second;
-}
+// What a forecast hangs on. The figure is 0 if the candidate does not use the input.
+struct ForecastInput {
+  std::string_view name;
+  double& (*of)(Candidate&);
+};
+constexpr ForecastInput kInputs[] = {
+    {"step_seconds", [](Candidate& c) -> double& { return c.step_seconds.value; }},
+    {"price.per_device_hour", [](Candidate& c) -> double& { return c.price.per_device_hour; }},
+    {"electricity_per_kwh", [](Candidate& c) -> double& { return c.electricity_per_kwh; }},
+    {"power.busy_watts", [](Candidate& c) -> double& { return c.power.busy_watts; }},
+    {"power.idle_watts", [](Candidate& c) -> double& { return c.power.idle_watts; }},
+    {"power.node_watts", [](Candidate& c) -> double& { return c.power.node_watts; }},
+    {"site.pue", [](Candidate& c) -> double& { return c.site.pue; }},
+    {"grid.grams_per_kwh", [](Candidate& c) -> double& { return c.grid.grams_per_kwh; }},
+    {"failures.failures_per_node_day", [](Candidate& c) -> double& { return c.run.failures_per_node_second; }},
+    {"repair_seconds", [](Candidate& c) -> double& { return c.run.repair_seconds; }},
+    {"restarts.detection_seconds", [](Candidate& c) -> double& { return c.run.detection_seconds; }},
+    {"restarts.restart_seconds", [](Candidate& c) -> double& { return c.run.restart_seconds; }},
+    {"checkpoint_bytes", [](Candidate& c) -> double& { return c.run.checkpoint_bytes; }},
+    {"storage.write_bytes_per_second", [](Candidate& c) -> double& { return c.run.write_bytes_per_second; }},
+    {"storage.read_bytes_per_second", [](Candidate& c) -> double& { return c.run.read_bytes_per_second; }},
+    {"storage.snapshot_bytes_per_second", [](Candidate& c) -> double& { return c.run.snapshot_bytes_per_second; }},
+};
 
-double output_at(const Candidate& candidate, PlanInput input, double factor, PlanOutput output) {
+double output_at(const Candidate& candidate, const ForecastInput& input, double factor, PlanOutput output) {
   Candidate changed = candidate;
-  figure_of(changed, input) *= factor;
+  input.of(changed) *= factor;
   changed.run.step_seconds = changed.step_seconds.low = changed.step_seconds.high = changed.step_seconds.value;
   return value_of(forecast(changed), output);
 }
@@ -58,34 +43,20 @@ double output_at(const Candidate& candidate, PlanInput input, double factor, Pla
 }  // namespace
 
 double value_of(const Forecast& forecast, PlanOutput output) {
-  switch (output) {
-    case PlanOutput::wall_seconds:
-      return forecast.wall_seconds.value;
-    case PlanOutput::ettr:
-      return forecast.ettr.value;
-    case PlanOutput::goodput:
-      return forecast.goodput.value;
-    case PlanOutput::device_hours:
-      return forecast.device_hours.value;
-    case PlanOutput::cost:
-      return forecast.cost.value;
-    case PlanOutput::energy_kwh:
-      return forecast.energy_kwh.value;
-    case PlanOutput::carbon_kg:
-      break;
-  }
-  return forecast.carbon_kg.value;
+  constexpr std::array<Estimate Forecast::*, kPlanOutputNames.size()> kOutputs{
+      &Forecast::wall_seconds, &Forecast::ettr,       &Forecast::goodput,  &Forecast::device_hours,
+      &Forecast::cost,         &Forecast::energy_kwh, &Forecast::carbon_kg};
+  return (forecast.*kOutputs[static_cast<std::size_t>(output)]).value;
 }
 
 std::vector<Sensitivity> sensitivities(const Candidate& candidate, PlanOutput output, double swing) {
   constexpr double kFactor = 1.001;
   std::vector<Sensitivity> result;
   Candidate known = candidate;
-  for (std::size_t i = 0; i < kPlanInputNames.size(); ++i) {
-    const auto input = static_cast<PlanInput>(i);
-    if (figure_of(known, input) == 0) continue;
+  for (const ForecastInput& input : kInputs) {
+    if (input.of(known) == 0) continue;
     const auto at = [&](double factor) { return output_at(candidate, input, factor, output); };
-    result.push_back({.input = input,
+    result.push_back({.input = input.name,
                       .exponent = std::log(at(kFactor) / at(1 / kFactor)) / (2 * std::log(kFactor)),
                       .at_less = at(1 - swing),
                       .at_more = at(1 + swing)});

@@ -11,58 +11,21 @@
 
 namespace orrery {
 
-enum class PlanInput : std::uint8_t {
-  step_seconds,
-  price,
-  electricity,
-  busy_watts,
-  idle_watts,
-  node_watts,
-  pue,
-  grid,
-  failure_rate,
-  repair,
-  detection,
-  restart,
-  checkpoint_bytes,
-  write_bandwidth,
-  read_bandwidth,
-  snapshot_bandwidth,
-};
-inline constexpr std::array<std::string_view, 16> kPlanInputNames{
-    "step_seconds",
-    "price.per_device_hour",
-    "electricity_per_kwh",
-    "power.busy_watts",
-    "power.idle_watts",
-    "power.node_watts",
-    "site.pue",
-    "grid.grams_per_kwh",
-    "failures.failures_per_node_day",
-    "repair_seconds",
-    "restarts.detection_seconds",
-    "restarts.restart_seconds",
-    "checkpoint_bytes",
-    "storage.write_bytes_per_second",
-    "storage.read_bytes_per_second",
-    "storage.snapshot_bytes_per_second",
-};
-
 enum class PlanOutput : std::uint8_t { wall_seconds, ettr, goodput, device_hours, cost, energy_kwh, carbon_kg };
 inline constexpr std::array<std::string_view, 7> kPlanOutputNames{
     "wall_seconds", "ettr", "goodput", "device_hours", "cost", "energy_kwh", "carbon_kg"};
 double value_of(const Forecast& forecast, PlanOutput output);  // Estimate::value
 
 struct Sensitivity {
-  PlanInput input;
+  std::string_view input;  // "step_seconds", "price.per_device_hour", "failures.failures_per_node_day", ...
   // d log(output) / d log(input): per cent by which the output changes for one per cent of the input. Central
   // difference with a factor of 1.001 up and down.
   double exponent = 0;
   double at_less = 0, at_more = 0;  // output with the input times 1 - swing, 1 + swing: a tornado bar
 };
 
-// Sorted by the width of the bar, largest first; like ones in the order of PlanInput. Inputs that are 0 are left out. A
-// checkpoint interval that is not given is chosen anew for each value. REQUIRES: 0 < swing < 1, and the output is not
+// Sorted by the width of the bar, largest first; like ones in the order of the inputs. Inputs that are 0 are left out.
+// A checkpoint interval that is not given is chosen anew for each value. REQUIRES: 0 < swing < 1, and the output is not
 // 0. Throws InputError like expected_run() if an input at its worse end makes the run practically endless.
 std::vector<Sensitivity> sensitivities(const Candidate& candidate, PlanOutput output, double swing = 0.2);
 

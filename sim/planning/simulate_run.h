@@ -1,10 +1,8 @@
 // Simulates a training event by event: one history of checkpoints, failures, restarts and repairs.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
-#include <string_view>
 #include <vector>
 
 #include "sim/planning/training_run.h"
@@ -12,8 +10,6 @@
 namespace orrery {
 
 enum class RunEventKind : std::uint8_t { durable, failure, detected, node_back, restarted, finished };
-inline constexpr std::array<std::string_view, 6> kRunEventNames{"checkpoint durable", "failure",   "failure detected",
-                                                                "node back",          "restarted", "finished"};
 
 struct RunEvent {
   double seconds = 0;  // since the start of the run

@@ -57,10 +57,7 @@ std::string rate_text(double per_second) {
 
 std::string percent_text(double share) { return fmt::format("{:.1f} %", share * 100); }
 
-std::string left(std::string_view text, std::size_t columns) {
-  const std::size_t used = width_of(text);
-  return std::string(text) + std::string(columns > used ? columns - used : 0, ' ');
-}
+std::string left(std::string_view text, std::size_t columns) { return fmt::format("{:<{}}", text, columns); }
 
 std::string signed_percent_text(double share) {
   constexpr double kShownAsZero = 0.05;
@@ -68,10 +65,7 @@ std::string signed_percent_text(double share) {
   return fmt::format("{:+.1f} %", std::fabs(percent) < kShownAsZero ? 0.0 : percent);
 }
 
-std::string right(std::string_view text, std::size_t columns) {
-  const std::size_t used = width_of(text);
-  return std::string(columns > used ? columns - used : 0, ' ') + std::string(text);
-}
+std::string right(std::string_view text, std::size_t columns) { return fmt::format("{:>{}}", text, columns); }
 
 std::vector<Column> columns_of(std::string_view text) {
   std::vector<Column> columns;
@@ -134,26 +128,7 @@ std::string markdown_grid(std::span<const Column> columns, const std::vector<std
 }
 
 std::string xml_text(std::string_view text) {
-  std::string out;
-  for (const char c : written_out(text, "\t\n")) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
+  return escaped(written_out(text, "\t\n"), {{'&', "&amp;"}, {'<', "&lt;"}, {'>', "&gt;"}, {'"', "&quot;"}});
 }
 
 std::string csv_text(std::string_view text) {
@@ -163,12 +138,7 @@ std::string csv_text(std::string_view text) {
     return csv_text("'" + std::string(text));
   const std::string shown = written_out(text, "\t\r\n");
   if (shown.find_first_of(",\"\r\n") == std::string::npos) return shown;
-  std::string out = "\"";
-  for (const char c : shown) {
-    if (c == '"') out += '"';
-    out += c;
-  }
-  return out + "\"";
+  return '"' + escaped(shown, {{'"', "\"\""}}) + '"';
 }
 
 double tick_step(double span, int most) {

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 
+#include "sim/report/terms.h"
+
 namespace orrery {
 
 void summarise_bounding_stage(Report& report) {
@@ -15,24 +17,11 @@ void summarise_bounding_stage(Report& report) {
       report.exposed_communication_seconds += time.exposed[static_cast<std::size_t>(row.stream)];
 
   double largest = -1;
-  const auto consider = [&](double term, const char* words, const char* kind = "") {
-    if (term <= largest) return;
-    largest = term;
-    report.bound_by = kind;
-    report.bound_by += words;
-  };
-  consider(time.matmul, "matrix products");
-  consider(time.attention, "attention");
-  consider(time.memory_bound, "memory-bound kernels");
-  consider(time.recompute, "recomputation");
-  consider(time.slowest_device, "the slowest device");
-  consider(time.host_issue, "the host's launches");
-  consider(time.bubble, "pipeline bubble");
-  consider(time.optimizer, "optimizer");
-  consider(time.production, "production slow-down");
-  for (const StreamRow& row : kStreamRows)
-    if (is_account(row.stream) && row.occupies != Occupies::fabric)
-      consider(time.exposed[static_cast<std::size_t>(row.stream)], row.label, "exposed ");
+  for (const TimeTerm& term : time_terms()) {
+    if (term.is_communication() || term.of(time) <= largest) continue;
+    largest = term.of(time);
+    report.bound_by = term.bound;
+  }
 
   // For a planner, all waiting for the fabric is one term, whatever kinds of groups it consists of.
   if (report.exposed_communication_seconds <= largest) return;

@@ -32,6 +32,10 @@ std::string paint(std::string_view text, Paint paint, TableStyle style) {
   return fmt::format("\x1b[{}m{}\x1b[0m", kCodes.at(static_cast<std::size_t>(paint)), text);
 }
 
+std::string share_text(double share, Paint colour, TableStyle style) {
+  return fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), colour, style));
+}
+
 void heading(std::string& out, std::string_view text, TableStyle style) {
   out += fmt::format("\n{}\n", paint(text, Paint::bold, style));
 }
@@ -105,8 +109,7 @@ void time_table(std::string& out, const Report& r, TableStyle style) {
   for (const TimeTerm& term : time_terms()) {
     const double seconds = term.of(stage.time), share = total > 0 ? seconds / total : 0;
     if (seconds == 0) continue;
-    line(out, term.label, seconds_text(seconds),
-         fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::time, style)));
+    line(out, term.label, seconds_text(seconds), share_text(share, Paint::time, style));
   }
   line(out, "total", seconds_text(total));
 }
@@ -119,8 +122,7 @@ void memory_table(std::string& out, const Report& r, TableStyle style) {
     const double bytes = part.of(stage.memory);
     const double share = r.memory_capacity_bytes > 0 ? bytes / r.memory_capacity_bytes : 0;
     if (bytes == 0 || part.place != Place::device) continue;
-    line(out, part.label, bytes_text(bytes),
-         fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::memory, style)));
+    line(out, part.label, bytes_text(bytes), share_text(share, Paint::memory, style));
   }
   const auto verdict = [&](double margin, bool tight = false) {
     return margin >= 0 ? fmt::format("{}, {} to spare",
@@ -203,6 +205,21 @@ void remarks(std::string& out, const Report& r, TableStyle style) {
   }
 }
 
+// ---- two reports side by side
+
+void compared(std::string& out, std::string_view label, std::string_view a, std::string_view b,
+              std::string_view change) {
+  out += fmt::format("  {}{}  {}  {}", left(label, kLabelColumns), right(a, kValueColumns), right(b, kValueColumns),
+                     change);
+  out.erase(out.find_last_not_of(' ') + 1);
+  out += '\n';
+}
+
+std::string relative(double a, double b) {
+  if (a == b) return right("same", 9);
+  return a == 0 ? std::string() : right(signed_percent_text(b / a - 1), 9);
+}
+
 // ---- the discrete-event engine
 
 // A heading and the first of `items` as rows, followed by the number of the others and their seconds.
@@ -228,62 +245,6 @@ void section(std::string& out, std::string_view title, std::string_view columns,
 
 std::string times_text(double times) { return fmt::format("{:.6g}", times); }
 
-void simulated(std::string& out, const Report& r, const DiscreteEventReport& d, TableStyle style) {
-  heading(out, "Discrete-event simulation", style);
-  line(out, "simulated", d.fidelity,
-       fmt::format("{} ranks as {}, {} flows as {}, {} links as {}; {} events", d.ranks, d.rank_classes, d.flows,
-                   d.flow_classes, d.links, d.link_classes, d.events));
-  if (d.uncontended_step_seconds > 0)
-    line(out, "in closed form, links unshared", seconds_text(d.uncontended_step_seconds),
-         "simulated " + signed_percent_text(r.step_seconds / d.uncontended_step_seconds - 1));
-}
-
-void busiest_links(std::string& out, const DiscreteEventReport& d, TableStyle style) {
-  section(
-      out, "Busiest links", "<link|alike|rate|carried|<    used", d.busiest_links, style,
-      [&](const LinkReport& link) -> std::vector<std::string> {
-        return {link.name, std::to_string(link.links), rate_text(link.bytes_per_second) + "B/s",
-                bytes_text(link.busiest_bytes),
-                fmt::format("{}  {}", right(percent_text(link.utilisation), 8),
-                            paint(bar(link.utilisation, kBarColumns), Paint::time, style))};
-      },
-      [](const LinkReport&) { return 0.0; });
-}
-
-void contention(std::string& out, const DiscreteEventReport& d, TableStyle style) {
-  const auto lost = [](const ContentionReport& c) { return c.seconds - c.seconds_alone; };
-  section(
-      out, "Collectives slower than alone on undisturbed links (concurrent: times do not add up)",
-      "<who|<op|<link|alone|took|lost", d.contention, style,
-      [&](const ContentionReport& c) -> std::vector<std::string> {
-        return {c.who, c.op, c.link, seconds_text(c.seconds_alone), seconds_text(c.seconds), seconds_text(lost(c))};
-      },
-      lost);
-}
-
-void critical_path(std::string& out, const Report& r, const DiscreteEventReport& d, TableStyle style) {
-  section(
-      out, "Critical path", "<who|<what|times|seconds|<   share", d.critical_path, style,
-      [&](const CriticalPathPart& part) -> std::vector<std::string> {
-        const double share = r.step_seconds > 0 ? part.seconds / r.step_seconds : 0;
-        return {
-            part.who, part.what, times_text(part.times), seconds_text(part.seconds),
-            fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::time, style))};
-      },
-      [](const CriticalPathPart& part) { return part.seconds; });
-}
-
-void waits(std::string& out, const DiscreteEventReport& d, TableStyle style) {
-  section(
-      out, "Who waited for whom (concurrent: times do not add up)", "<who|<for whom|<at|times|seconds", d.waits, style,
-      [](const WaitReport& wait) -> std::vector<std::string> {
-        const std::string who =
-            wait.alike > 0 ? fmt::format("{} and {} similar kinds", wait.who, wait.alike) : wait.who;
-        return {who, wait.for_whom, wait.op, times_text(wait.times), seconds_text(wait.seconds)};
-      },
-      [](const WaitReport& wait) { return wait.seconds; });
-}
-
 }  // namespace
 
 std::string report_table(const Report& report, const std::vector<std::string>& title, TableStyle style) {
@@ -300,34 +261,51 @@ std::string report_table(const Report& report, const std::vector<std::string>& t
   return out;
 }
 
-std::string discrete_event_table(const Report& report, TableStyle style) {
+std::string discrete_event_table(const Report& r, TableStyle style) {
   std::string out;
-  if (!report.discrete_event) return out;
-  const DiscreteEventReport& d = *report.discrete_event;
-  simulated(out, report, d, style);
-  busiest_links(out, d, style);
-  contention(out, d, style);
-  critical_path(out, report, d, style);
-  waits(out, d, style);
+  if (!r.discrete_event) return out;
+  const DiscreteEventReport& d = *r.discrete_event;
+  using Cells = std::vector<std::string>;
+  heading(out, "Discrete-event simulation", style);
+  line(out, "simulated", d.fidelity,
+       fmt::format("{} ranks as {}, {} flows as {}, {} links as {}; {} events", d.ranks, d.rank_classes, d.flows,
+                   d.flow_classes, d.links, d.link_classes, d.events));
+  if (d.uncontended_step_seconds > 0)
+    line(out, "in closed form, links unshared", seconds_text(d.uncontended_step_seconds),
+         "simulated " + signed_percent_text(r.step_seconds / d.uncontended_step_seconds - 1));
+  section(
+      out, "Busiest links", "<link|alike|rate|carried|<    used", d.busiest_links, style,
+      [&](const LinkReport& link) -> Cells {
+        return {link.name, std::to_string(link.links), rate_text(link.bytes_per_second) + "B/s",
+                bytes_text(link.busiest_bytes), share_text(link.utilisation, Paint::time, style)};
+      },
+      [](const LinkReport&) { return 0.0; });
+  const auto lost = [](const ContentionReport& c) { return c.seconds - c.seconds_alone; };
+  section(
+      out, "Collectives slower than alone on undisturbed links (concurrent: times do not add up)",
+      "<who|<op|<link|alone|took|lost", d.contention, style,
+      [&](const ContentionReport& c) -> Cells {
+        return {c.who, c.op, c.link, seconds_text(c.seconds_alone), seconds_text(c.seconds), seconds_text(lost(c))};
+      },
+      lost);
+  section(
+      out, "Critical path", "<who|<what|times|seconds|<   share", d.critical_path, style,
+      [&](const CriticalPathPart& part) -> Cells {
+        const double share = r.step_seconds > 0 ? part.seconds / r.step_seconds : 0;
+        return {part.who, part.what, times_text(part.times), seconds_text(part.seconds),
+                share_text(share, Paint::time, style)};
+      },
+      [](const CriticalPathPart& part) { return part.seconds; });
+  section(
+      out, "Who waited for whom (concurrent: times do not add up)", "<who|<for whom|<at|times|seconds", d.waits, style,
+      [](const WaitReport& wait) -> Cells {
+        const std::string who =
+            wait.alike > 0 ? fmt::format("{} and {} similar kinds", wait.who, wait.alike) : wait.who;
+        return {who, wait.for_whom, wait.op, times_text(wait.times), seconds_text(wait.seconds)};
+      },
+      [](const WaitReport& wait) { return wait.seconds; });
   return out;
 }
-
-namespace {
-
-void compared(std::string& out, std::string_view label, std::string_view a, std::string_view b,
-              std::string_view change) {
-  out += fmt::format("  {}{}  {}  {}", left(label, kLabelColumns), right(a, kValueColumns), right(b, kValueColumns),
-                     change);
-  out.erase(out.find_last_not_of(' ') + 1);
-  out += '\n';
-}
-
-std::string relative(double a, double b) {
-  if (a == b) return right("same", 9);
-  return a == 0 ? std::string() : right(signed_percent_text(b / a - 1), 9);
-}
-
-}  // namespace
 
 std::string comparison_table(const Report& a, const Report& b, const std::vector<std::string>& title, TableStyle style,
                              const ComparisonNames& names) {
@@ -335,17 +313,14 @@ std::string comparison_table(const Report& a, const Report& b, const std::vector
   for (const std::string& text : title) out += paint(text, Paint::bold, style) + '\n';
   if (!title.empty()) out += '\n';
   compared(out, "", names.a, names.b, "   change");
-  compared(out, "step time", seconds_text(a.step_seconds), seconds_text(b.step_seconds),
-           relative(a.step_seconds, b.step_seconds));
-  compared(out, "tokens/s per device", rate_text(a.tokens_per_second_per_device),
-           rate_text(b.tokens_per_second_per_device),
-           relative(a.tokens_per_second_per_device, b.tokens_per_second_per_device));
-  compared(out, "model TFLOP/s per device", teraflops_text(a.model_flops_per_second_per_device),
-           teraflops_text(b.model_flops_per_second_per_device),
-           relative(a.model_flops_per_second_per_device, b.model_flops_per_second_per_device));
-  compared(out, "MFU", percent_text(a.mfu), percent_text(b.mfu), relative(a.mfu, b.mfu));
-  compared(out, "peak memory", bytes_text(a.memory_peak_bytes), bytes_text(b.memory_peak_bytes),
-           relative(a.memory_peak_bytes, b.memory_peak_bytes));
+  const auto figure = [&](const char* label, auto text, double Report::*its) {
+    compared(out, label, text(a.*its), text(b.*its), relative(a.*its, b.*its));
+  };
+  figure("step time", seconds_text, &Report::step_seconds);
+  figure("tokens/s per device", rate_text, &Report::tokens_per_second_per_device);
+  figure("model TFLOP/s per device", teraflops_text, &Report::model_flops_per_second_per_device);
+  figure("MFU", percent_text, &Report::mfu);
+  figure("peak memory", bytes_text, &Report::memory_peak_bytes);
   compared(out, "memory", name_of(memory_verdict(a)), name_of(memory_verdict(b)), "");
   compared(out, "bound by", "", "", fmt::format("{}: {}; {}: {}", names.a, a.bound_by, names.b, b.bound_by));
   if (a.stages.empty() || b.stages.empty()) return out;

@@ -24,16 +24,18 @@ double TimeBreakdown::total() const {
 const std::vector<TimeTerm>& time_terms() {
   static const std::vector<TimeTerm> all = [] {
     std::vector<TimeTerm> terms;
-    const auto add = [&](std::string name, std::string label, double TimeBreakdown::*field, std::size_t stream = 0) {
-      std::string key = name + "_seconds";
-      terms.push_back({std::move(name), std::move(label), std::move(key), field, stream});
+    const auto add = [&](const std::string& name, const std::string& label, double TimeBreakdown::*field,
+                         std::size_t stream = 0) {
+      terms.push_back({name, label, name + "_seconds", label, field, stream});
     };
     add("matmul", "matrix products", &TimeBreakdown::matmul);
     add("attention", "attention", &TimeBreakdown::attention);
     add("memory_bound", "memory-bound kernels", &TimeBreakdown::memory_bound);
     add("recompute", "recomputation", &TimeBreakdown::recompute);
     add("slowest_device", "waiting for the slowest device", &TimeBreakdown::slowest_device);
+    terms.back().bound = "the slowest device";
     add("host_issue", "waiting for the host to launch", &TimeBreakdown::host_issue);
+    terms.back().bound = "the host's launches";
     for (const StreamRow& row : kStreamRows)
       if (is_account(row.stream))
         add(std::string("exposed_") + row.name, std::string("exposed ") + row.label, nullptr,

@@ -16,9 +16,12 @@ struct TimeTerm {
   std::string name;   // "exposed_tensor_communication": for --explain
   std::string label;  // "exposed tensor-parallel communication": in words
   std::string key;    // "exposed_tensor_communication_seconds": in JSON and CSV
+  std::string bound;  // what a step is bound by if this is its largest term
   double TimeBreakdown::*field = nullptr;
   std::size_t stream = 0;  // index into `exposed` if `field` is null
 
+  // Whether the compute stream waits for the fabric.
+  bool is_communication() const { return field == nullptr && kStreamRows[stream].occupies == Occupies::fabric; }
   // Returns the term's seconds in a TimeBreakdown, const or not.
   auto& of(auto& time) const { return field != nullptr ? time.*field : time.exposed[stream]; }
 };

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <iterator>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
+#include "sim/base/json_writer.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
@@ -27,7 +27,9 @@ Nanoseconds nanoseconds(double seconds) { return std::llround(seconds * 1e9); }
 std::string microseconds(Nanoseconds ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
 
 std::string text_json(std::string_view text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string json;
+  JsonWriter(json).value(text);
+  return json;
 }
 
 // With more slots than this, only stages whose ops are shown are written; the others are like one of them.
@@ -71,45 +73,48 @@ std::string work_text(const TimelineOp& op) {
   return text;
 }
 
-std::string slice_event(const Interval& interval, std::span<const TimelineOp> ops, Slice slice, std::int32_t process) {
+// "F 3"; an op with a name of its own keeps that name.
+std::string interval_name(const Interval& interval) {
+  const std::size_t kind = kind_of(interval);
+  if (interval.stream != Stream::compute && interval.name[0] != '\0') return interval.name;
+  if (kind == kUpdate) return interval.name[0] != '\0' ? interval.name : kKindLetters[kind];
+  return fmt::format("{} {}", kKindLetters[kind], interval.micro_batch);
+}
+
+// A slice on a thread. `args`: members of an object.
+Event slice_event(std::string_view name, std::string_view category, std::int32_t process, int thread, Slice slice,
+                  std::string_view args) {
+  return {slice.begin,
+          fmt::format(R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{{}}}}})",
+                      text_json(name), category, process, thread, microseconds(slice.begin),
+                      microseconds(slice.end - slice.begin), args)};
+}
+
+Event slot_event(const Interval& interval, std::span<const TimelineOp> ops, Slice slice, std::int32_t process) {
   const bool compute = interval.stream == Stream::compute;
   std::string args =
       interval.op != kNoOp ? work_text(ops[interval.op]) : fmt::format(R"("kind":"{}")", kKindNames[kind_of(interval)]);
   args += fmt::format(R"(,"seconds":{})", interval.end_seconds - interval.begin_seconds);
   if (kind_of(interval) != kUpdate)
     args += fmt::format(R"(,"micro_batch":{},"chunk":{})", interval.micro_batch, interval.chunk);
-  return fmt::format(
-      R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{{}}}}})",
-      text_json(interval_name(interval)), compute ? kKindNames[kind_of(interval)] : name_of(interval.stream), process,
-      thread_of(interval.stream), microseconds(slice.begin), microseconds(slice.end - slice.begin), args);
-}
-
-// The text of an op that all its slices share: name, category, arguments.
-struct OpText {
-  std::string head, args;
-};
-OpText op_text(const TimelineOp& op, Stream stream) {
-  OpText text;
-  const char* category = op.kind == "wait" ? "wait" : stream == Stream::compute ? "kernel" : name_of(stream);
-  text.head = fmt::format(R"({{"ph":"X","name":{},"cat":"{}")", text_json(op.name), category);
-  text.args = fmt::format(R"("args":{{{}}}}})", work_text(op));
-  return text;
+  return slice_event(interval_name(interval), compute ? kKindNames[kind_of(interval)] : name_of(interval.stream),
+                     process, thread_of(interval.stream), slice, args);
 }
 
 // Writes ops on threads of their own, beside the slots to which they belong. Returns the streams by stage.
 std::map<std::int32_t, std::set<Stream>> add_ops(const Timeline& timeline, const Processes& processes,
                                                  std::vector<Event>& events) {
   std::map<std::int32_t, std::set<Stream>> streams;
-  std::vector<OpText> texts(timeline.ops.size());
   for (const OpSlice& slice : timeline.op_slices) {
-    const Nanoseconds begin = nanoseconds(slice.begin_seconds), end = nanoseconds(slice.end_seconds);
-    if (end <= begin) continue;
-    OpText& text = texts[slice.op];
-    if (text.head.empty()) text = op_text(timeline.ops[slice.op], slice.stream);
+    const Slice place{nanoseconds(slice.begin_seconds), nanoseconds(slice.end_seconds)};
+    if (place.end <= place.begin) continue;
+    const TimelineOp& op = timeline.ops[slice.op];
+    const char* const category = op.kind == "wait"                 ? "wait"
+                                 : slice.stream == Stream::compute ? "kernel"
+                                                                   : name_of(slice.stream);
     streams[slice.stage].insert(slice.stream);
-    events.push_back(
-        {begin, fmt::format(R"({},"pid":{},"tid":{},"ts":{},"dur":{},{})", text.head, processes.stage(slice.stage),
-                            thread_of_ops(slice.stream), microseconds(begin), microseconds(end - begin), text.args)});
+    events.push_back(slice_event(op.name, category, processes.stage(slice.stage), thread_of_ops(slice.stream), place,
+                                 work_text(op)));
   }
   return streams;
 }
@@ -144,18 +149,21 @@ void add_links(const Report& report, const Processes& processes, std::vector<Eve
   }
 }
 
+// Names a process, or a thread of it, and says where viewers show it. `name`: as JSON.
+void add_name(const char* what, std::int32_t process, int thread, const std::string& name, int place,
+              std::vector<std::string>& metadata) {
+  metadata.push_back(fmt::format(R"({{"ph":"M","name":"{}_name","pid":{},"tid":{},"args":{{"name":{}}}}})", what,
+                                 process, thread, name));
+  metadata.push_back(fmt::format(R"({{"ph":"M","name":"{}_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})",
+                                 what, process, thread, place));
+}
+
 void add_process(std::int32_t process, const std::string& name, std::vector<std::string>& metadata) {
-  metadata.push_back(
-      fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"tid":0,"args":{{"name":{}}}}})", process, name));
-  metadata.push_back(fmt::format(
-      R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{0}}}}})", process));
+  add_name("process", process, 0, name, process, metadata);
 }
 
 void add_thread(std::int32_t process, int thread, const std::string& name, std::vector<std::string>& metadata) {
-  metadata.push_back(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
-                                 process, thread, name));
-  metadata.push_back(fmt::format(
-      R"({{"ph":"M","name":"thread_sort_index","pid":{0},"tid":{1},"args":{{"sort_index":{1}}}}})", process, thread));
+  add_name("thread", process, thread, text_json(name), thread, metadata);
 }
 
 void add_tracks(std::int32_t process, const std::string& name, const std::set<Stream>& streams,
@@ -172,7 +180,7 @@ void add_ranks(const Timeline& timeline, const Processes& processes, std::vector
       const Slice slice{nanoseconds(interval.begin_seconds), nanoseconds(interval.end_seconds)};
       if (slice.end <= slice.begin) continue;
       streams.insert(interval.stream);
-      events.push_back({slice.begin, slice_event(interval, timeline.ops, slice, processes.rank(k))});
+      events.push_back(slot_event(interval, timeline.ops, slice, processes.rank(k)));
     }
     add_tracks(processes.rank(k), processes.name(timeline.ranks[k].who), streams, metadata);
   }
@@ -237,7 +245,7 @@ void add_job(const Report& report, const Processes& processes, std::size_t& flow
     if (slice.end <= slice.begin || !is_written(interval.stage)) continue;  // of length 0, or not written
     tracks[interval.stage].insert(interval.stream);
     if (interval.stream == Stream::compute) compute[interval.stage].push_back(slice);
-    events.push_back({slice.begin, slice_event(interval, timeline.ops, slice, processes.stage(interval.stage))});
+    events.push_back(slot_event(interval, timeline.ops, slice, processes.stage(interval.stage)));
   }
   for (const MemorySample& sample : timeline.memory) {
     if (!is_written(sample.stage)) continue;
@@ -263,13 +271,6 @@ void add_job(const Report& report, const Processes& processes, std::size_t& flow
 }
 
 }  // namespace
-
-std::string interval_name(const Interval& interval) {
-  const std::size_t kind = kind_of(interval);
-  if (interval.stream != Stream::compute && interval.name[0] != '\0') return interval.name;
-  if (kind == kUpdate) return interval.name[0] != '\0' ? interval.name : kKindLetters[kind];
-  return fmt::format("{} {}", kKindLetters[kind], interval.micro_batch);
-}
 
 std::string report_trace(const Report& report) {
   const TracedJob job{"", &report};

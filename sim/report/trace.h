@@ -19,9 +19,6 @@
 
 namespace orrery {
 
-// The name of a slot in traces and pictures: "F 3"; an op with a name of its own keeps that name.
-std::string interval_name(const Interval& interval);
-
 // REQUIRES: the report was made with its timeline. Timestamps are in microseconds, in ascending order.
 std::string report_trace(const Report& report);
 

@@ -122,8 +122,8 @@ std::vector<ListRow> plans() {
 
 std::vector<ListRow> prices() {
   std::vector<ListRow> rows;
-  for (const std::string& name : price_names()) {
-    const Price price = find_price(name);
+  for (const std::string& name : PresetsOf<Price>::names()) {
+    const Price price = PresetsOf<Price>::find(name);
     rows.push_back({name, fmt::format("{:g} {} per device-hour of {}, {}, {}", price.per_device_hour, price.currency,
                                       price.device.empty() ? "any device" : price.device,
                                       kPriceTermNames[static_cast<std::size_t>(price.term)], price.date)});
@@ -133,8 +133,8 @@ std::vector<ListRow> prices() {
 
 std::vector<ListRow> power() {
   std::vector<ListRow> rows;
-  for (const std::string& name : power_names()) {
-    const Power found = find_power(name);
+  for (const std::string& name : PresetsOf<Power>::names()) {
+    const Power found = PresetsOf<Power>::find(name);
     rows.push_back({name, fmt::format("{:g} W for {}, {}", found.busy_watts,
                                       found.device.empty() ? "any device" : found.device, found.date)});
   }
@@ -143,22 +143,24 @@ std::vector<ListRow> power() {
 
 std::vector<ListRow> sites() {
   std::vector<ListRow> rows;
-  for (const std::string& name : site_overhead_names())
-    rows.push_back({name, fmt::format("PUE {:g}, {}", find_site_overhead(name).pue, find_site_overhead(name).date)});
+  for (const std::string& name : PresetsOf<SiteOverhead>::names())
+    rows.push_back({name, fmt::format("PUE {:g}, {}", PresetsOf<SiteOverhead>::find(name).pue,
+                                      PresetsOf<SiteOverhead>::find(name).date)});
   return rows;
 }
 
 std::vector<ListRow> grids() {
   std::vector<ListRow> rows;
-  for (const std::string& name : grid_names())
-    rows.push_back({name, fmt::format("{:g} g/kWh, {}", find_grid(name).grams_per_kwh, find_grid(name).date)});
+  for (const std::string& name : PresetsOf<Grid>::names())
+    rows.push_back({name, fmt::format("{:g} g/kWh, {}", PresetsOf<Grid>::find(name).grams_per_kwh,
+                                      PresetsOf<Grid>::find(name).date)});
   return rows;
 }
 
 std::vector<ListRow> failure_rates() {
   std::vector<ListRow> rows;
-  for (const std::string& name : failure_rate_names()) {
-    const FailureRate rate = find_failure_rate(name);
+  for (const std::string& name : PresetsOf<FailureRate>::names()) {
+    const FailureRate rate = PresetsOf<FailureRate>::find(name);
     rows.push_back({name, fmt::format("{:g} per node-day, {}", rate.failures_per_node_day, rate.date)});
   }
   return rows;
@@ -166,8 +168,8 @@ std::vector<ListRow> failure_rates() {
 
 std::vector<ListRow> storage() {
   std::vector<ListRow> rows;
-  for (const std::string& name : checkpoint_storage_names()) {
-    const CheckpointStorage found = find_checkpoint_storage(name);
+  for (const std::string& name : PresetsOf<CheckpointStorage>::names()) {
+    const CheckpointStorage found = PresetsOf<CheckpointStorage>::find(name);
     rows.push_back({name, fmt::format("writes {:g} GB/s, {}", found.write_bytes_per_second * 1e-9, found.date)});
   }
   return rows;
@@ -175,8 +177,8 @@ std::vector<ListRow> storage() {
 
 std::vector<ListRow> restarts() {
   std::vector<ListRow> rows;
-  for (const std::string& name : restart_overhead_names()) {
-    const RestartOverhead found = find_restart_overhead(name);
+  for (const std::string& name : PresetsOf<RestartOverhead>::names()) {
+    const RestartOverhead found = PresetsOf<RestartOverhead>::find(name);
     rows.push_back(
         {name, fmt::format("{:g} s after a failure, {}", found.detection_seconds + found.restart_seconds, found.date)});
   }
@@ -213,13 +215,13 @@ constexpr Listing kListings[] = {{"models", models, [] { return model_names(); }
                                  {"fields", fields, nullptr},
                                  {"sweeps", sweeps, [] { return names_in(bundled_sweeps()); }},
                                  {"plans", plans, [] { return names_in(bundled_plans()); }},
-                                 {"prices", prices, [] { return price_names(); }},
-                                 {"power", power, [] { return power_names(); }},
-                                 {"sites", sites, [] { return site_overhead_names(); }},
-                                 {"grids", grids, [] { return grid_names(); }},
-                                 {"failures", failure_rates, [] { return failure_rate_names(); }},
-                                 {"storage", storage, [] { return checkpoint_storage_names(); }},
-                                 {"restarts", restarts, [] { return restart_overhead_names(); }}};
+                                 {"prices", prices, [] { return PresetsOf<Price>::names(); }},
+                                 {"power", power, [] { return PresetsOf<Power>::names(); }},
+                                 {"sites", sites, [] { return PresetsOf<SiteOverhead>::names(); }},
+                                 {"grids", grids, [] { return PresetsOf<Grid>::names(); }},
+                                 {"failures", failure_rates, [] { return PresetsOf<FailureRate>::names(); }},
+                                 {"storage", storage, [] { return PresetsOf<CheckpointStorage>::names(); }},
+                                 {"restarts", restarts, [] { return PresetsOf<RestartOverhead>::names(); }}};
 
 }  // namespace
 

@@ -35,8 +35,9 @@ std::vector<std::string> all_names() {
   add(node_names());
   add(device_names());
   add(fabric_names());
-  for (const auto& more : {price_names(), power_names(), site_overhead_names(), grid_names(), failure_rate_names(),
-                           checkpoint_storage_names(), restart_overhead_names()})
+  for (const auto& more : {PresetsOf<Price>::names(), PresetsOf<Power>::names(), PresetsOf<SiteOverhead>::names(),
+                           PresetsOf<Grid>::names(), PresetsOf<FailureRate>::names(),
+                           PresetsOf<CheckpointStorage>::names(), PresetsOf<RestartOverhead>::names()})
     add(more);
   for (const BundledPlan& plan : bundled_plans()) names.push_back(plan.name);
   for (const Strategy& strategy : all_strategies()) names.emplace_back(strategy.name);
@@ -71,13 +72,13 @@ OrderedJson shown_json(const std::string& name) {
   look("node", [&] { return OrderedJson(to_json(find_node(name))); });
   look("device", [&] { return OrderedJson(to_json(find_device(name))); });
   look("fabric", [&] { return OrderedJson(to_json(find_fabric(name))); });
-  look("price", [&] { return OrderedJson(to_json(find_price(name))); });
-  look("power", [&] { return OrderedJson(to_json(find_power(name))); });
-  look("site", [&] { return OrderedJson(to_json(find_site_overhead(name))); });
-  look("grid", [&] { return OrderedJson(to_json(find_grid(name))); });
-  look("failures", [&] { return OrderedJson(to_json(find_failure_rate(name))); });
-  look("storage", [&] { return OrderedJson(to_json(find_checkpoint_storage(name))); });
-  look("restarts", [&] { return OrderedJson(to_json(find_restart_overhead(name))); });
+  look("price", [&] { return OrderedJson(to_json(PresetsOf<Price>::find(name))); });
+  look("power", [&] { return OrderedJson(to_json(PresetsOf<Power>::find(name))); });
+  look("site", [&] { return OrderedJson(to_json(PresetsOf<SiteOverhead>::find(name))); });
+  look("grid", [&] { return OrderedJson(to_json(PresetsOf<Grid>::find(name))); });
+  look("failures", [&] { return OrderedJson(to_json(PresetsOf<FailureRate>::find(name))); });
+  look("storage", [&] { return OrderedJson(to_json(PresetsOf<CheckpointStorage>::find(name))); });
+  look("restarts", [&] { return OrderedJson(to_json(PresetsOf<RestartOverhead>::find(name))); });
   for (const BundledPlan& plan : bundled_plans())
     if (plan.name == name) {
       found["plan"] = parse_json(plan.text, std::string(plan.path));

@@ -53,8 +53,8 @@ class Swinging {
         result_.bars.push_back({input.name, less.value, more.value, less.fits || !sized_.memory_fits});
       }
     for (const Sensitivity& s : sensitivities(sized_.candidate, output_, swing_))
-      if (s.input != PlanInput::step_seconds || !sized_.scenario)
-        result_.bars.push_back({std::string(kPlanInputNames[static_cast<std::size_t>(s.input)]), s.at_less, s.at_more});
+      if (s.input != "step_seconds" || !sized_.scenario)
+        result_.bars.push_back({std::string(s.input), s.at_less, s.at_more});
     std::stable_sort(result_.bars.begin(), result_.bars.end(),
                      [](const TornadoBar& a, const TornadoBar& b) { return a.width() > b.width(); });
     return std::move(result_);

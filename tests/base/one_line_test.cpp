@@ -33,6 +33,11 @@ TEST(WrittenOut, KeepsWhatItIsToldAndKnowsJson) {
   EXPECT_EQ(written_out("\"\x7f\xc2\x9b\xe2\x80\xae\"", "\n", true), "\"\\u007f\\u009b\\u202e\"");
 }
 
+TEST(Escaped, ReplacesEachCharacterOnce) {
+  EXPECT_EQ(escaped("a<b&&c", {{'<', "&lt;"}, {'&', "&amp;"}}), "a&lt;b&amp;&amp;c");
+  EXPECT_EQ(escaped("", {{'<', "&lt;"}}), "");
+}
+
 TEST(OneLine, HasAnEnd) {
   EXPECT_EQ(one_line(std::string(4000, 'x')), std::string(4000, 'x'));
   EXPECT_EQ(one_line(std::string(1 << 20, 'x')), std::string(4000, 'x') + "...");

@@ -115,27 +115,27 @@ TEST(Candidate, TheIntervalOfAStepIsCarriedIntoAllOfThem) {
   EXPECT_NEAR(result.cost.value, result.wall_seconds.value / 3600 * 264 * 8 * 4.86, 1);
 }
 
-const Sensitivity& of(const std::vector<Sensitivity>& all, PlanInput input) {
+const Sensitivity& of(const std::vector<Sensitivity>& all, std::string_view input) {
   return *std::find_if(all.begin(), all.end(), [&](const Sensitivity& s) { return s.input == input; });
 }
 
 TEST(Sensitivities, AreTheDerivativesOfWhatIsKnown) {
   Candidate candidate = read(seventy_billion());
   const auto cost = sensitivities(candidate, PlanOutput::cost);
-  EXPECT_NEAR(of(cost, PlanInput::price).exponent, 1, 1e-9);
-  EXPECT_NEAR(of(cost, PlanInput::step_seconds).exponent, 1, 1e-3);
-  EXPECT_EQ(of(cost, PlanInput::grid).exponent, 0);
-  EXPECT_EQ(of(cost, PlanInput::busy_watts).exponent, 0);  // the price includes electricity
+  EXPECT_NEAR(of(cost, "price.per_device_hour").exponent, 1, 1e-9);
+  EXPECT_NEAR(of(cost, "step_seconds").exponent, 1, 1e-3);
+  EXPECT_EQ(of(cost, "grid.grams_per_kwh").exponent, 0);
+  EXPECT_EQ(of(cost, "power.busy_watts").exponent, 0);  // the price includes electricity
   const auto carbon = sensitivities(candidate, PlanOutput::carbon_kg);
-  for (const PlanInput input : {PlanInput::grid, PlanInput::pue, PlanInput::busy_watts})
-    EXPECT_NEAR(of(carbon, input).exponent, 1, 1e-9) << static_cast<int>(input);
-  EXPECT_EQ(of(carbon, PlanInput::price).exponent, 0);
+  for (const std::string_view input : {"grid.grams_per_kwh", "site.pue", "power.busy_watts"})
+    EXPECT_NEAR(of(carbon, input).exponent, 1, 1e-9) << input;
+  EXPECT_EQ(of(carbon, "price.per_device_hour").exponent, 0);
   // Widest bar first.
   for (std::size_t i = 1; i < carbon.size(); ++i)
     EXPECT_GE(std::fabs(carbon[i - 1].at_more - carbon[i - 1].at_less),
               std::fabs(carbon[i].at_more - carbon[i].at_less));
-  EXPECT_NEAR(of(cost, PlanInput::price).at_less, 0.8 * forecast(candidate).cost.value, 1);
-  EXPECT_NEAR(of(cost, PlanInput::price).at_more, 1.2 * forecast(candidate).cost.value, 1);
+  EXPECT_NEAR(of(cost, "price.per_device_hour").at_less, 0.8 * forecast(candidate).cost.value, 1);
+  EXPECT_NEAR(of(cost, "price.per_device_hour").at_more, 1.2 * forecast(candidate).cost.value, 1);
 }
 
 // To first order, at the best interval: T/Ts = 1 + sqrt(2 delta/M) + R/M.
@@ -148,14 +148,14 @@ TEST(Sensitivities, OfFailuresAndBandwidthAreThoseOfTheFirstOrderForm) {
   const double checkpoints = std::sqrt(2 * run.stall_seconds() / between);
   const double whole = 1 + checkpoints + recovery / between;
   const auto wall = sensitivities(candidate, PlanOutput::wall_seconds);
-  const auto near = [&](PlanInput input, double expected) {
-    EXPECT_NEAR(of(wall, input).exponent, expected, 0.02 * std::fabs(expected)) << static_cast<int>(input);
+  const auto near = [&](std::string_view input, double expected) {
+    EXPECT_NEAR(of(wall, input).exponent, expected, 0.02 * std::fabs(expected)) << input;
   };
-  near(PlanInput::failure_rate, (checkpoints / 2 + recovery / between) / whole);
-  near(PlanInput::write_bandwidth, -checkpoints / 2 / whole);
-  near(PlanInput::read_bandwidth, -8 / between / whole);
-  near(PlanInput::detection, 600 / between / whole);
-  near(PlanInput::restart, 30 / between / whole);
+  near("failures.failures_per_node_day", (checkpoints / 2 + recovery / between) / whole);
+  near("storage.write_bytes_per_second", -checkpoints / 2 / whole);
+  near("storage.read_bytes_per_second", -8 / between / whole);
+  near("restarts.detection_seconds", 600 / between / whole);
+  near("restarts.restart_seconds", 30 / between / whole);
 }
 
 TEST(BreakEvenPrice, IsWhereBothCostTheSame) {

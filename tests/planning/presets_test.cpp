@@ -30,7 +30,7 @@ std::string message(Read&& read) {
   return "no error";
 }
 std::string price_message(std::string_view json) {
-  return message([&] { read_price(parse_json(json, "plan.json"), here()); });
+  return message([&] { PresetsOf<Price>::read(parse_json(json, "plan.json"), here()); });
 }
 
 TEST(PlanningPresets, FilesAreStrictJson) {
@@ -43,10 +43,10 @@ TEST(PlanningPresets, FilesAreStrictJson) {
 }
 
 TEST(PlanningPresets, EveryPriceIsPlausibleDatedAndOfADevice) {
-  const auto names = price_names();
+  const auto names = PresetsOf<Price>::names();
   EXPECT_GE(names.size(), 90u);
   for (const std::string& name : names) {
-    const Price price = find_price(name);
+    const Price price = PresetsOf<Price>::find(name);
     EXPECT_EQ(price.name, name);
     EXPECT_EQ(find_device(price.device).name, price.device) << name;
     EXPECT_THAT(price.per_device_hour, AllOf(Ge(0.2), Le(30))) << name;
@@ -60,11 +60,11 @@ TEST(PlanningPresets, EveryPriceIsPlausibleDatedAndOfADevice) {
 // A commitment is cheaper than the same device, provider and day without one.
 TEST(PlanningPresets, CommitmentsCostLess) {
   int pairs = 0;
-  for (const std::string& longer : price_names()) {
-    const Price committed = find_price(longer);
+  for (const std::string& longer : PresetsOf<Price>::names()) {
+    const Price committed = PresetsOf<Price>::find(longer);
     if (committed.term != PriceTerm::one_year && committed.term != PriceTerm::three_year) continue;
-    for (const std::string& name : price_names()) {
-      const Price price = find_price(name);
+    for (const std::string& name : PresetsOf<Price>::names()) {
+      const Price price = PresetsOf<Price>::find(name);
       if (price.device != committed.device || price.provider != committed.provider || price.date != committed.date)
         continue;
       if (price.term >= committed.term) continue;
@@ -80,8 +80,8 @@ TEST(PlanningPresets, EveryOtherFigureIsPlausibleDatedAndSourced) {
     EXPECT_FALSE(preset.date.empty()) << preset.name;
     EXPECT_GT(preset.source.size(), 5u) << preset.name;
   };
-  for (const std::string& name : power_names()) {
-    const Power power = find_power(name);
+  for (const std::string& name : PresetsOf<Power>::names()) {
+    const Power power = PresetsOf<Power>::find(name);
     documented(power);
     EXPECT_THAT(power.busy_watts, AllOf(Ge(200), Le(2000))) << name;
     EXPECT_LE(power.waiting_watts(), power.busy_watts) << name;
@@ -93,30 +93,32 @@ TEST(PlanningPresets, EveryOtherFigureIsPlausibleDatedAndSourced) {
       EXPECT_GT(power.busy_watts, tdp) << name;
     }
   }
-  for (const std::string& name : site_overhead_names()) {
-    documented(find_site_overhead(name));
-    EXPECT_THAT(find_site_overhead(name).pue, AllOf(Ge(1.05), Le(1.7))) << name;
+  for (const std::string& name : PresetsOf<SiteOverhead>::names()) {
+    documented(PresetsOf<SiteOverhead>::find(name));
+    EXPECT_THAT(PresetsOf<SiteOverhead>::find(name).pue, AllOf(Ge(1.05), Le(1.7))) << name;
   }
-  for (const std::string& name : grid_names()) {
-    documented(find_grid(name));
-    EXPECT_FALSE(find_grid(name).basis.empty()) << name;
-    EXPECT_THAT(find_grid(name).grams_per_kwh, AllOf(Ge(1), Le(800))) << name;
+  for (const std::string& name : PresetsOf<Grid>::names()) {
+    documented(PresetsOf<Grid>::find(name));
+    EXPECT_FALSE(PresetsOf<Grid>::find(name).basis.empty()) << name;
+    EXPECT_THAT(PresetsOf<Grid>::find(name).grams_per_kwh, AllOf(Ge(1), Le(800))) << name;
   }
-  for (const std::string& name : failure_rate_names()) {
-    documented(find_failure_rate(name));
-    EXPECT_THAT(find_failure_rate(name).failures_per_node_day, AllOf(Ge(1e-3), Le(2e-2))) << name;
+  for (const std::string& name : PresetsOf<FailureRate>::names()) {
+    documented(PresetsOf<FailureRate>::find(name));
+    EXPECT_THAT(PresetsOf<FailureRate>::find(name).failures_per_node_day, AllOf(Ge(1e-3), Le(2e-2))) << name;
   }
-  for (const std::string& name : checkpoint_storage_names()) {
-    documented(find_checkpoint_storage(name));
-    EXPECT_THAT(find_checkpoint_storage(name).write_bytes_per_second, AllOf(Ge(1e10), Le(1e13))) << name;
+  for (const std::string& name : PresetsOf<CheckpointStorage>::names()) {
+    documented(PresetsOf<CheckpointStorage>::find(name));
+    EXPECT_THAT(PresetsOf<CheckpointStorage>::find(name).write_bytes_per_second, AllOf(Ge(1e10), Le(1e13))) << name;
   }
-  for (const std::string& name : restart_overhead_names()) {
-    documented(find_restart_overhead(name));
-    const RestartOverhead restart = find_restart_overhead(name);
+  for (const std::string& name : PresetsOf<RestartOverhead>::names()) {
+    documented(PresetsOf<RestartOverhead>::find(name));
+    const RestartOverhead restart = PresetsOf<RestartOverhead>::find(name);
     EXPECT_THAT(restart.detection_seconds + restart.restart_seconds, AllOf(Ge(100), Le(3600))) << name;
   }
-  EXPECT_GE(power_names().size() + site_overhead_names().size() + failure_rate_names().size(), 40u);
-  EXPECT_GE(grid_names().size(), 80u);
+  EXPECT_GE(PresetsOf<Power>::names().size() + PresetsOf<SiteOverhead>::names().size() +
+                PresetsOf<FailureRate>::names().size(),
+            40u);
+  EXPECT_GE(PresetsOf<Grid>::names().size(), 80u);
 }
 
 TEST(PlanningPresets, NoSourceNamesAFolderOfTheMachineItWasWrittenOn) {
@@ -126,10 +128,10 @@ TEST(PlanningPresets, NoSourceNamesAFolderOfTheMachineItWasWrittenOn) {
 }
 
 TEST(PlanningPresets, NamesMatchInAnyCaseAndUnknownOnesGetTheNearest) {
-  EXPECT_EQ(read_price("AWS H100", here()).name, "aws-h100");
+  EXPECT_EQ(PresetsOf<Price>::read("AWS H100", here()).name, "aws-h100");
   EXPECT_EQ(price_message(R"("aws-h10")"),
             "plan.json: /price: found \"aws-h10\", expected the name of a price preset (did you mean \"aws-h100\"?)");
-  EXPECT_THAT(message([] { read_grid("frnace", {}); }), HasSubstr("did you mean \"france\"?"));
+  EXPECT_THAT(message([] { PresetsOf<Grid>::read("frnace", {}); }), HasSubstr("did you mean \"france\"?"));
   EXPECT_THAT(price_message(R"({"per_devise_hour": 2, "currency": "USD", "date": "2026"})"),
               HasSubstr("did you mean \"per_device_hour\"?"));
   EXPECT_THAT(price_message(R"({"base": "aws-h100", "device": "h10"})"),
@@ -160,58 +162,60 @@ TEST(PlanningPresets, NegativeRatesAreRefused) {
   const auto refused = [](auto read, const char* json) {
     return message([&] { read(parse_json(json, "p.json"), InputError::Where{"p.json", ""}); });
   };
-  EXPECT_THAT(refused(read_failure_rate, R"({"failures_per_node_day": -0.001})"), HasSubstr("found -0.001"));
-  EXPECT_THAT(refused(read_failure_rate, R"({"failures_per_node_day": 1, "repair_share": 1.5})"),
+  EXPECT_THAT(refused(PresetsOf<FailureRate>::read, R"({"failures_per_node_day": -0.001})"), HasSubstr("found -0.001"));
+  EXPECT_THAT(refused(PresetsOf<FailureRate>::read, R"({"failures_per_node_day": 1, "repair_share": 1.5})"),
               HasSubstr("from 0 to 1"));
-  EXPECT_THAT(refused(read_checkpoint_storage, R"({"write_bytes_per_second": -1})"), HasSubstr("found -1"));
-  EXPECT_THAT(refused(read_checkpoint_storage, R"({"read_bytes_per_second": 1})"),
+  EXPECT_THAT(refused(PresetsOf<CheckpointStorage>::read, R"({"write_bytes_per_second": -1})"), HasSubstr("found -1"));
+  EXPECT_THAT(refused(PresetsOf<CheckpointStorage>::read, R"({"read_bytes_per_second": 1})"),
               HasSubstr("/write_bytes_per_second"));
-  EXPECT_THAT(refused(read_restart_overhead, R"({"detection_seconds": 5})"),
+  EXPECT_THAT(refused(PresetsOf<RestartOverhead>::read, R"({"detection_seconds": 5})"),
               HasSubstr("/restart_seconds: found nothing"));
-  EXPECT_THAT(refused(read_grid, R"({"grams_per_kwh": -1})"), HasSubstr("found -1"));
-  EXPECT_THAT(refused(read_site_overhead, R"({"pue": 0.9})"), HasSubstr("found 0.9"));
-  EXPECT_THAT(refused(read_power, R"({"busy_watts": 300, "idle_watts": 301})"),
+  EXPECT_THAT(refused(PresetsOf<Grid>::read, R"({"grams_per_kwh": -1})"), HasSubstr("found -1"));
+  EXPECT_THAT(refused(PresetsOf<SiteOverhead>::read, R"({"pue": 0.9})"), HasSubstr("found 0.9"));
+  EXPECT_THAT(refused(PresetsOf<Power>::read, R"({"busy_watts": 300, "idle_watts": 301})"),
               HasSubstr("expected at most busy_watts"));
-  EXPECT_THAT(refused(read_power, R"({"busy_watts": 300, "date": "May"})"), HasSubstr("/date: found \"May\""));
+  EXPECT_THAT(refused(PresetsOf<Power>::read, R"({"busy_watts": 300, "date": "May"})"),
+              HasSubstr("/date: found \"May\""));
 }
 
 // What is written reads as the same, but for the name.
-template <class Read, class Find>
-void expect_written_as_read(Read read, Find find, const std::vector<std::string>& names) {
-  for (const std::string& name : names) {
-    nlohmann::json written = to_json(find(name));
+template <class Preset>
+void expect_written_as_read() {
+  for (const std::string& name : PresetsOf<Preset>::names()) {
+    nlohmann::json written = to_json(PresetsOf<Preset>::find(name));
     EXPECT_EQ(written.at("preset"), name);
     written.erase("preset");
-    EXPECT_EQ(to_json(read(written, {})), written) << name;
+    EXPECT_EQ(to_json(PresetsOf<Preset>::read(written, {})), written) << name;
   }
 }
 
 TEST(PlanningPresets, AreWrittenAsTheyAreRead) {
-  expect_written_as_read(read_price, find_price, price_names());
-  expect_written_as_read(read_power, find_power, power_names());
-  expect_written_as_read(read_site_overhead, find_site_overhead, site_overhead_names());
-  expect_written_as_read(read_grid, find_grid, grid_names());
-  expect_written_as_read(read_failure_rate, find_failure_rate, failure_rate_names());
-  expect_written_as_read(read_checkpoint_storage, find_checkpoint_storage, checkpoint_storage_names());
-  expect_written_as_read(read_restart_overhead, find_restart_overhead, restart_overhead_names());
+  expect_written_as_read<Price>();
+  expect_written_as_read<Power>();
+  expect_written_as_read<SiteOverhead>();
+  expect_written_as_read<Grid>();
+  expect_written_as_read<FailureRate>();
+  expect_written_as_read<CheckpointStorage>();
+  expect_written_as_read<RestartOverhead>();
 }
 
 TEST(PlanningPresets, AnObjectChangesThePresetItIsBasedOn) {
   const Price price =
-      read_price(parse_json(R"({"base": "gcp-h100", "per_device_hour": 9, "date": "2026-11"})", ""), {});
+      PresetsOf<Price>::read(parse_json(R"({"base": "gcp-h100", "per_device_hour": 9, "date": "2026-11"})", ""), {});
   EXPECT_EQ(price.per_device_hour, 9);
   EXPECT_EQ(price.date, "2026-11");
-  EXPECT_EQ(price.device, find_price("gcp-h100").device);
+  EXPECT_EQ(price.device, PresetsOf<Price>::find("gcp-h100").device);
   EXPECT_EQ(price.name, "");
-  const Power power = read_power(parse_json(R"({"base": "a100-bloom", "busy_watts": 350})", ""), {});
+  const Power power = PresetsOf<Power>::read(parse_json(R"({"base": "a100-bloom", "busy_watts": 350})", ""), {});
   EXPECT_EQ(power.busy_watts, 350);
   // The figure is not of the preset's source, nor of its day.
   EXPECT_EQ(price.source, "the plan, changed from gcp-h100");
   EXPECT_EQ(power.date, "");
-  EXPECT_EQ(read_power(parse_json(R"({"base": "a100-bloom"})", ""), {}).date, find_power("a100-bloom").date);
+  EXPECT_EQ(PresetsOf<Power>::read(parse_json(R"({"base": "a100-bloom"})", ""), {}).date,
+            PresetsOf<Power>::find("a100-bloom").date);
   EXPECT_THAT(price_message(R"({"base": "gcp-h100", "per_device_hour": 9})"), HasSubstr("/price/date: found nothing"));
   EXPECT_EQ(power.waiting_watts(), 237);
-  EXPECT_EQ(find_power("h100-board").waiting_watts(), 700);  // nobody has published it
+  EXPECT_EQ(PresetsOf<Power>::find("h100-board").waiting_watts(), 700);  // nobody has published it
 }
 
 }  // namespace

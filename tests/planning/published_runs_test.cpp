@@ -23,7 +23,7 @@ using ::testing::Lt;
 constexpr double kDay = 86400;
 
 double seconds_between(const char* rate, double devices) {
-  return kDay / (find_failure_rate(rate).failures_per_node_day * devices / 8);
+  return kDay / (PresetsOf<FailureRate>::find(rate).failures_per_node_day * devices / 8);
 }
 
 // Llama 3 405B (arXiv 2407.21783, sections 3.3.1, 3.3.4): 16,384 H100, 54 days, "more than 90 % effective training
@@ -36,17 +36,17 @@ TrainingRun llama_3(double restart_seconds) {
   run.steps = static_cast<std::int64_t>(54 * kDay);
   run.devices = 16384;
   run.nodes = 2048;
-  run.failures_per_node_second = find_failure_rate("llama-3-405b").failures_per_node_day / kDay;
+  run.failures_per_node_second = PresetsOf<FailureRate>::find("llama-3-405b").failures_per_node_day / kDay;
   run.restart_seconds = restart_seconds;
   run.checkpoint_bytes = 14 * 405e9;
-  run.write_bytes_per_second = find_checkpoint_storage("llama-3-tectonic").write_bytes_per_second;
+  run.write_bytes_per_second = PresetsOf<CheckpointStorage>::find("llama-3-tectonic").write_bytes_per_second;
   run.read_bytes_per_second = run.write_bytes_per_second;
   return run;
 }
 
 TEST(PublishedRuns, Llama3sEffectiveTimeLiesWithinItsRestartTimes) {
-  const double fast = expected_run(llama_3(find_restart_overhead("meta-rsc-fast").restart_seconds)).ettr();
-  const double slow = expected_run(llama_3(find_restart_overhead("meta-rsc-slow").restart_seconds)).ettr();
+  const double fast = expected_run(llama_3(PresetsOf<RestartOverhead>::find("meta-rsc-fast").restart_seconds)).ettr();
+  const double slow = expected_run(llama_3(PresetsOf<RestartOverhead>::find("meta-rsc-slow").restart_seconds)).ettr();
   const double between = expected_run(llama_3(600)).ettr();
   // To first order, at the interval of 250 s: 1 - (2.8/250 + (125 + 303) / 11,130) and with 1,203 s instead of 303.
   EXPECT_NEAR(fast, 0.950, 0.005);
@@ -119,10 +119,10 @@ TEST(PublishedRuns, BloomsDays) {
   run.steps = static_cast<std::int64_t>(std::ceil(366e9 / (2048 * 2048)));
   run.devices = 384;
   run.nodes = 48;
-  run.failures_per_node_second = find_failure_rate("bloom-176b").failures_per_node_day / kDay;
+  run.failures_per_node_second = PresetsOf<FailureRate>::find("bloom-176b").failures_per_node_day / kDay;
   run.restart_seconds = 1800;  // by hand (more than 30 min: Minder, NSDI 2025)
   run.checkpoint_bytes = 2.3e12;
-  run.write_bytes_per_second = find_checkpoint_storage("bloom-jean-zay").write_bytes_per_second;
+  run.write_bytes_per_second = PresetsOf<CheckpointStorage>::find("bloom-jean-zay").write_bytes_per_second;
   run.read_bytes_per_second = run.write_bytes_per_second;
   run.checkpoint_interval_seconds = 3 * 3600;
   const RunOutcome out = expected_run(run);
@@ -149,15 +149,15 @@ TEST(PublishedRuns, LlamasDeviceHours) {
   run.devices = 2048;
   run.nodes = 256;
   run.write_bytes_per_second = run.read_bytes_per_second = 1;
-  candidate.power = find_power("a100-board");
-  candidate.site = find_site_overhead("llama");
-  candidate.grid = find_grid("us-average-in-llama-paper");
+  candidate.power = PresetsOf<Power>::find("a100-board");
+  candidate.site = PresetsOf<SiteOverhead>::find("llama");
+  candidate.grid = PresetsOf<Grid>::find("us-average-in-llama-paper");
   const Forecast out = forecast(candidate);
   EXPECT_NEAR(out.device_hours.value, 1'022'362, 0.002 * 1'022'362);
   EXPECT_NEAR(out.energy_kwh.value / 1000, 449, 0.005 * 449);  // Table 15: MWh, 400 W, PUE 1.1
   EXPECT_NEAR(out.carbon_kg.value / 1000, 173, 0.005 * 173);   // and tCO2eq
   // With failures of a Meta fleet, at 10 min each, it would have been some per cent more.
-  run.failures_per_node_second = find_failure_rate("meta-rsc-1").failures_per_node_day / kDay;
+  run.failures_per_node_second = PresetsOf<FailureRate>::find("meta-rsc-1").failures_per_node_day / kDay;
   run.restart_seconds = 600;
   run.checkpoint_bytes = 14 * 65e9;
   run.write_bytes_per_second = run.read_bytes_per_second = 1e11;
@@ -191,9 +191,9 @@ TEST(PublishedRuns, EnergyAndCarbonOfModelCards) {
     Candidate candidate;
     candidate.run.devices = 8;
     candidate.run.nodes = 1;
-    candidate.power = find_power(card.power);
-    if (card.site != nullptr) candidate.site = find_site_overhead(card.site);
-    if (card.grid != nullptr) candidate.grid = find_grid(card.grid);
+    candidate.power = PresetsOf<Power>::find(card.power);
+    if (card.site != nullptr) candidate.site = PresetsOf<SiteOverhead>::find(card.site);
+    if (card.grid != nullptr) candidate.grid = PresetsOf<Grid>::find(card.grid);
     RunOutcome outcome;
     outcome.wall_seconds = outcome.useful_seconds = card.device_hours * 3600 / 8;
     const Expenses out = expenses(candidate, outcome);
@@ -213,7 +213,7 @@ TEST(PublishedRuns, DeepSeeksCost) {
   Candidate candidate;
   candidate.run.devices = 2048;
   candidate.run.nodes = 256;
-  candidate.price = find_price("deepseek-v3-h800");
+  candidate.price = PresetsOf<Price>::find("deepseek-v3-h800");
   candidate.power.busy_watts = 1;
   RunOutcome outcome;
   outcome.wall_seconds = outcome.useful_seconds = 2.788e6 / 2048 * 3600;
