@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "sim/analytical/pipeline_rows.h"
-#include "sim/analytical/rows.h"
 
 namespace orrery {
 
@@ -203,7 +202,7 @@ class PlainWalk {
     }
     constexpr std::uint32_t kInFlight = 6;  // most rounds in the state; fewer are left before the end
     if (rounds < 2 * kInFlight) return {};
-    std::optional<rows::PeriodFinder> finder;
+    std::optional<PeriodFinder> finder;
     std::vector<std::vector<StageClock>> after;  // by round since the finder began
     std::vector<double> in_flight;
     std::vector<char> known, known_before;
@@ -226,13 +225,13 @@ class PlainWalk {
       for (const Cursor& cursor : cursors_) done += cursor.count();
       if (done != sites * begin + in_flight.size()) return {};  // more slots are in flight
       if (!finder || known != known_before) {
-        finder.emplace(snapshot_, far_snapshot_, static_cast<rows::Index>(p));
+        finder.emplace(snapshot_, far_snapshot_, static_cast<std::int64_t>(p));
         after.clear();
         known_before = known;
       }
       after.push_back(out.stages);
-      if (!finder->look(now_.data(), static_cast<rows::Index>(p), in_flight.data(),
-                        static_cast<rows::Index>(in_flight.size())))
+      if (!finder->look(now_.data(), static_cast<std::int64_t>(p), in_flight.data(),
+                        static_cast<std::int64_t>(in_flight.size())))
         continue;
       const auto looks = static_cast<std::uint32_t>(finder->looks());
       const std::uint32_t times = (rounds - 1 - last_round_) / looks;
@@ -474,7 +473,7 @@ void finish(PipelineClock& out) {
 
 struct PipelineWalker::Rep {
   PlainWalk plain;
-  RowStorage rows;
+  RowWalker rows;
 };
 
 PipelineWalker::PipelineWalker() : rep_(std::make_unique<Rep>()) {}
@@ -484,24 +483,9 @@ PipelineWalker& PipelineWalker::operator=(PipelineWalker&&) noexcept = default;
 
 void PipelineWalker::walk(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out) {
   const bool rows = costs.pair_saves.empty() && costs.micro_batch_class.empty();
-  if (!rows || !walk_rows(schedule, costs, rep_->rows, out)) {
+  if (!rows || !rep_->rows.walk(schedule, costs, out)) {
     NoRecord none;
     rep_->plain.run(schedule, costs, out, none, rows);
-    finish(out);
-    return;
-  }
-  const int kinds = schedule.split_backward ? 3 : 2;
-  for (std::size_t s = 0; s < out.stages.size(); ++s) {
-    const ChunkSeconds* seconds = &costs.seconds[static_cast<std::size_t>(costs.stage_class[s]) * schedule.chunks];
-    double busy = 0;
-    for (std::int64_t c = 0; c < schedule.chunks; ++c)
-      for (int kind = 0; kind < kinds; ++kind) busy += total_seconds(seconds[c][kind], schedule.micro_batches);
-    if (!costs.behind_last.empty())
-      // The rows of all chunks but the model's first: after the first chunk's last backward, a stage has no slots.
-      for (std::size_t i = 0; i < static_cast<std::size_t>(schedule.chunks - 1) * costs.slots_behind; ++i)
-        busy += costs.behind_last[(static_cast<std::size_t>(costs.stage_class[s] * schedule.chunks) + 1) *
-                                      costs.slots_behind + i];
-    out.stages[s].busy_seconds = busy;
   }
   finish(out);
 }
