@@ -141,15 +141,16 @@ inline __attribute__((always_inline)) void run_slots(Index begin, Index end, dou
   }
 }
 
-// kEdge: some stages do not work on usual micro-batches, or not in both directions.
-template <bool kEdge>
+// kEdge: some stages do not work on usual micro-batches, or not in both directions. kRing: stages have several chunks;
+// then every stage has a turn in each row. kAfter: sends or weight gradients follow slots.
+template <bool kEdge, bool kRing, bool kAfter>
 inline __attribute__((always_inline)) void run_rows_of(Rows& r, Index t_begin, Index t_end) {
   const RowOrder& of = r.order;
-  const Index p = of.stages, v = of.chunks, n = of.slots, period = of.period();
-  const bool ring = v > 1;  // then every stage has a turn in each row
+  const bool blocking = kAfter && r.blocking, split = kAfter && r.split;
+  const Index p = of.stages, v = of.chunks, n = of.slots, period = kRing ? of.period() : n, turn = kRing ? 1 : of.turn;
   double *const forward_tokens = r.forward_tokens.data(), *const backward_tokens = r.backward_tokens.data();
   Standing f, b;  // stage 0's forward, the last stage's backward
-  if (ring) {
+  if constexpr (kRing) {
     f = Standing(t_begin, p, v), b = Standing(t_begin - of.offset + p - 1, p, v);
     for (Index u = 0; u < p; ++u) {
       const Index f_at = (u < p - 1 - f.place ? f.run_before(v) : f.run) * p + u,
@@ -160,14 +161,14 @@ inline __attribute__((always_inline)) void run_rows_of(Rows& r, Index t_begin, I
   }
   for (Index t = t_begin; t < t_end; ++t) {
     // Stages p - 1 - f_parity - turn * i run forward f0 + i. Stages p - 1 - b_parity - turn * i run backward b0 - i.
-    const Index f_parity = (p - 1 - t) & (of.turn - 1), f_lane = r.lane(f_parity), f_count = r.count(f_parity);
-    const Index b_parity = (t - of.offset + p - 1) & (of.turn - 1), b_lane = r.lane(b_parity);
+    const Index f_parity = (p - 1 - t) & (turn - 1), f_lane = r.lane(f_parity), f_count = r.count(f_parity);
+    const Index b_parity = (t - of.offset + p - 1) & (turn - 1), b_lane = r.lane(b_parity);
     const Index b_count = r.count(b_parity);
     const Index f0 = of.by_turn(t - p + 1 + f_parity), b0 = of.by_turn(t - of.offset + p - 1 - b_parity);
     // The stages with the first and the last micro-batch of a chunk, and where the seconds of their chunks begin.
     Index first_f = -f0, last_f = n - 1 - f0, first_b = b0, last_b = b0 - n + 1;
     Index first_f_row = f_lane, last_f_row = f_lane, first_b_row = b_lane, last_b_row = b_lane;
-    if (ring) {
+    if constexpr (kRing) {
       if (t > t_begin) f.next(p, v), b.next(p, v);
       // Results that go around the ring to the next chunk.
       if (f.run > 0 && t < n) forward_tokens[t] = forward_tokens[t - p];
@@ -187,15 +188,17 @@ inline __attribute__((always_inline)) void run_rows_of(Rows& r, Index t_begin, I
     double *const f_token = forward_tokens + f0, *const b_token = backward_tokens + (r.last - b0);
     double *const f_after = r.after_forward.data() + f_lane, *const b_after = r.after_backward.data() + b_lane;
     const auto forwards = [&](Index begin, Index end) __attribute__((always_inline)) {
-      const double *const hop = r.below_now.data() + f_lane, *const seconds = r.forward_now.data() + f_lane;
-      if (r.blocking)
+      const double *const hop = (kRing ? r.below_now : r.below).data() + f_lane,
+                          *const seconds = (kRing ? r.forward_now : r.forward).data() + f_lane;
+      if (blocking)
         run_slots<true>(begin, end, f_own, f_token, hop, seconds, f_after);
       else
         run_slots<false>(begin, end, f_own, f_token, hop, seconds, nullptr);
     };
     const auto backwards = [&](Index begin, Index end) __attribute__((always_inline)) {
-      const double *const hop = r.above_now.data() + b_lane, *const seconds = r.backward_now.data() + b_lane;
-      if (r.blocking || r.split)
+      const double *const hop = (kRing ? r.above_now : r.above).data() + b_lane,
+                          *const seconds = (kRing ? r.backward_now : r.backward).data() + b_lane;
+      if (blocking || split)
         run_slots<true>(begin, end, b_own, b_token, hop, seconds, b_after);
       else
         run_slots<false>(begin, end, b_own, b_token, hop, seconds, nullptr);
@@ -215,7 +218,7 @@ inline __attribute__((always_inline)) void run_rows_of(Rows& r, Index t_begin, I
     const Index f_begin = std::max<Index>(0, -f0), f_end = std::min(f_count, n - f0);
     if (f_begin < f_end) {
       // Sends are exposed until the first backward follows; that of the last forward is part of an exchange, too.
-      if (r.blocking)
+      if (blocking)
         for (const Index hidden : {f0 - f_parity, last_f})
           if (hidden >= 0 && hidden < f_count) f_after[hidden] = 0;
       forwards(f_begin, f_end);
@@ -225,30 +228,40 @@ inline __attribute__((always_inline)) void run_rows_of(Rows& r, Index t_begin, I
     }
     // A send is exposed from the last forward on, and stage s runs weight gradients from backward s on.
     const Index first_w = p - 1 - b_parity - b0;
-    const Index followed = r.blocking ? n - 1 - b_parity - b0 : r.split ? first_w : b_count;
+    const Index followed = blocking ? n - 1 - b_parity - b0 : split ? first_w : b_count;
     if (followed >= 0 && followed < b_count) b_after[followed] = r.behind_backward[b_lane + followed];
     const Index b_begin = std::max<Index>(0, b0 - n + 1), b_end = std::min(b_count, b0 + 1);
     if (b_begin >= b_end) continue;
     backwards(b_begin, b_end);
     if (is_first(b0 - first_b)) add(first_b, b_count, b_own, b_token, r.first_backward.data() + first_b_row);
     if (is_last(b0 - last_b)) add(last_b, b_count, b_own, b_token, r.last_backward.data() + last_b_row);
-    if (r.split && first_w >= b_begin && first_w < b_end) b_own[first_w] += r.first_weight_gradient[b_lane + first_w];
-    if (r.split && p - 1 - b_parity == 2 * last_b && n > 1) b_own[last_b] += r.last_weight_gradient;
+    if (split && first_w >= b_begin && first_w < b_end) b_own[first_w] += r.first_weight_gradient[b_lane + first_w];
+    if (split && p - 1 - b_parity == 2 * last_b && n > 1) b_own[last_b] += r.last_weight_gradient;
     // The last p micro-batches run after the last backward of the chunk above, which slows them.
     const Index first_slowed = n - period + p;
-    for (Index u = b_begin; r.behind_last != nullptr && u < p && b0 - u >= first_slowed; ++u) {
+    for (Index u = b_begin; kRing && r.behind_last != nullptr && u < p && b0 - u >= first_slowed; ++u) {
       const Index chunk_above = v - (u <= b.place ? b.run : b.run_before(v));
       const Index slot = b.place - u + (u <= b.place ? 0 : p);
       const double more = r.behind_last[(r.stage_class[p - 1 - u] * v + chunk_above) * p + slot];
       b_token[u] += more, b_own[u] += more;
     }
-    const Index last_s = of.turn * (n - 1) + of.offset - t;  // the stage that ends its last backward
+    const Index last_s = turn * (n - 1) + of.offset - t;  // the stage that ends its last backward
     if (last_s < p) r.last_backward_end[last_s] = backward_tokens[r.last - n + 1];
   }
 }
 
+template <bool kRing, bool kAfter>
+inline __attribute__((always_inline)) void run_rows_of(Rows& r, Index t_begin, Index t_end, bool edge) {
+  edge ? run_rows_of<true, kRing, kAfter>(r, t_begin, t_end) : run_rows_of<false, kRing, kAfter>(r, t_begin, t_end);
+}
+
 ORRERY_VECTOR_CLONES void run_rows(Rows& rows, Index t_begin, Index t_end, bool edge) {
-  edge ? run_rows_of<true>(rows, t_begin, t_end) : run_rows_of<false>(rows, t_begin, t_end);
+  if (rows.order.chunks > 1)
+    run_rows_of<true, false>(rows, t_begin, t_end, edge);
+  else if (rows.blocking || rows.split)
+    run_rows_of<false, true>(rows, t_begin, t_end, edge);
+  else
+    run_rows_of<false, false>(rows, t_begin, t_end, edge);
 }
 
 // Seconds of the slots of a stage: its `chunks` rows of `seconds`, its rows of PipelineCosts::behind_last.
@@ -332,8 +345,9 @@ void RowWalker::prepare(const Schedule& schedule, const PipelineCosts& costs) {
   r.behind_last = v == 1 || costs.behind_last.empty() ? nullptr : costs.behind_last.data();
   r.stage_class = costs.stage_class.data();
   r.own.assign(static_cast<std::size_t>(p), 0.0);
-  for (std::vector<double>* array : {&r.first_forward_end, &r.last_backward_end, &r.after_forward, &r.after_backward,
-                                     &r.behind_backward, &r.first_weight_gradient})
+  for (std::vector<double>* array :
+       {&r.forward_now, &r.backward_now, &r.below_now, &r.above_now, &r.first_forward_end, &r.last_backward_end,
+        &r.after_forward, &r.after_backward, &r.behind_backward, &r.first_weight_gradient})
     array->resize(static_cast<std::size_t>(p));
   for (std::vector<double>* array : {&r.forward, &r.backward, &r.first_forward, &r.last_forward, &r.first_backward,
                                      &r.last_backward, &r.below, &r.above})
@@ -361,8 +375,6 @@ void RowWalker::prepare(const Schedule& schedule, const PipelineCosts& costs) {
       r.first_weight_gradient[stage] = seconds_of(w, 0, m) - w.usual;
       if (s == 0) r.last_weight_gradient = w.last - w.usual;
     }
-  r.forward_now = r.forward, r.below_now = r.below;
-  r.backward_now = r.backward, r.above_now = r.above;
   // The model's first chunk waits for nothing. The backward of its last chunk waits only for its own forward.
   r.forward_tokens.assign(static_cast<std::size_t>(of.slots), kNever);
   r.backward_tokens.assign(static_cast<std::size_t>(of.slots), kNever);
