@@ -39,6 +39,22 @@ TimelineOp wait_for(Account account) {
   return {.name = fmt::format("wait: {}", what), .kind = "wait", .bound = ""};
 }
 
+// An op that runs once for all instances belongs to all layers, whatever their plans.
+TimelineOp describe(const Program& program, BlockKind kind, const LineOp& of) {
+  const Op& op = of.code->ops[of.op];
+  const Piece& piece = *of.code->piece;
+  const auto own = std::ranges::find_if(program.pieces, [&](const Piece& p) { return &p == &piece; });
+  const bool once = own == program.pieces.end() || op.every == kAllInstances ||
+                    std::any_of(of.code->nodes.begin(), of.code->nodes.end(),
+                                [&](const ClockNode& node) { return node.op == of.op && node.once; });
+  const auto title = [&] { return piece_title(program, static_cast<std::size_t>(own - program.pieces.begin())); };
+  return {.name = fmt::format("{}.{}.{}", once ? std::string(piece.name) : title(), name_of(kind), op.name),
+          .kind = name_of(op.kind),
+          .bound = of.code->model->bound(op, piece.tensors, of.instances),
+          .flops = of.code->model->cost(op, piece.tensors, of.instances).flops,
+          .bytes = bytes(op, piece.tensors) * static_cast<double>(of.instances)};
+}
+
 // The number of times a node runs in an item of a line.
 struct Executions {
   std::int64_t instances = 1;  // number of instances that each run covers
@@ -68,23 +84,8 @@ std::uint32_t TimelineOps::operator()(BlockKind kind, const LineOp& op) {
   const int account = op.code == nullptr ? op.account : 0;
   const auto [at, added] =
       known_.try_emplace({op.code, op.op, op.instances, account}, static_cast<std::uint32_t>(ops_.size()));
-  if (added) ops_.push_back(op.code == nullptr ? wait_for(op.account) : describe(kind, op));
+  if (added) ops_.push_back(op.code == nullptr ? wait_for(op.account) : describe(program_, kind, op));
   return at->second;
-}
-
-TimelineOp TimelineOps::describe(BlockKind kind, const LineOp& of) const {
-  const Op& op = of.code->ops[of.op];
-  const Piece& piece = *of.code->piece;
-  const auto own = std::ranges::find_if(program_.pieces, [&](const Piece& p) { return &p == &piece; });
-  const bool once = own == program_.pieces.end() || op.every == kAllInstances ||
-                    std::any_of(of.code->nodes.begin(), of.code->nodes.end(),
-                                [&](const ClockNode& node) { return node.op == of.op && node.once; });
-  const auto title = [&] { return piece_title(program_, static_cast<std::size_t>(own - program_.pieces.begin())); };
-  return {.name = fmt::format("{}.{}.{}", once ? std::string(piece.name) : title(), name_of(kind), op.name),
-          .kind = name_of(op.kind),
-          .bound = of.code->model->bound(op, piece.tensors, of.instances),
-          .flops = of.code->model->cost(op, piece.tensors, of.instances).flops,
-          .bytes = bytes(op, piece.tensors) * static_cast<double>(of.instances)};
 }
 
 void AnalyticalEngine::Rep::fill_ops(Report& report) const {
@@ -117,7 +118,6 @@ void AnalyticalEngine::Rep::fill_ops(Report& report) const {
   for (std::size_t p = 0; p < program->pieces.size(); ++p) {
     if (!pieces[p].used) continue;
     const Piece& piece = program->pieces[p];
-    const std::string title = piece_title(*program, p);
     for (std::size_t k = 0; k < kBlockKinds; ++k) {
       const BlockCode& code = pieces[p].blocks[c.layout][k];
       const bool update = is_of_update(static_cast<BlockKind>(k));
@@ -129,7 +129,6 @@ void AnalyticalEngine::Rep::fill_ops(Report& report) const {
         const std::size_t first_row = report.ops.size();
         const auto note = [&](Executions e, double lines_of_run) {
           const double times = static_cast<double>(e.times) * lines_of_run * op.count;
-          const OpCost cost = code.model->cost(op, piece.tensors, e.instances);
           const double bytes_moved = bytes(op, piece.tensors) * static_cast<double>(e.instances) / op.count;
           for (std::size_t row = first_row; row < report.ops.size(); ++row) {
             if (report.ops[row].bytes != bytes_moved) continue;
@@ -137,17 +136,18 @@ void AnalyticalEngine::Rep::fill_ops(Report& report) const {
             return;
           }
           OpReport row;
-          // An op that runs once for all instances belongs to all layers, whatever their plans.
-          const std::string_view of = once || op.every == kAllInstances ? std::string_view(piece.name) : title;
-          row.name = fmt::format("{}.{}.{}", of, name_of(static_cast<BlockKind>(k)), op.name);
+          const TimelineOp of =
+              describe(*program, static_cast<BlockKind>(k),
+                       {.code = &code, .op = static_cast<std::uint16_t>(i), .instances = e.instances});
+          row.name = of.name;
           row.piece = static_cast<std::uint16_t>(p);
           row.block = static_cast<std::uint8_t>(update ? kUpdateBlock : k);
           row.stream = op.stream;
-          row.seconds = cost.last_seconds;
+          row.seconds = code.model->cost(op, piece.tensors, e.instances).last_seconds;
           row.times_per_step = times;
-          row.flops = cost.flops / op.count;
+          row.flops = of.flops / op.count;
           row.bytes = bytes_moved;
-          row.bound = code.model->bound(op, piece.tensors, e.instances);
+          row.bound = of.bound;
           report.ops.push_back(std::move(row));
         };
         if (once) {

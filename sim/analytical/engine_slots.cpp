@@ -54,6 +54,30 @@ bool same(const FabricBacklog& a, const FabricBacklog& b) {
   return true;
 }
 
+// How a slot was clocked last behind others' work. An equal situation is not clocked again.
+struct Clocked {
+  bool known = false;
+  FabricBacklog before, behind;
+  LineResult result;
+
+  // Replaces the backlog by the one that the slot leaves. `clock(backlog, result)` clocks it.
+  template <class Clock>
+  void clock_behind(FabricBacklog& backlog, LineResult& of_slot, const Clock& clock) {
+    if (known && same(before, backlog)) {
+      of_slot = result;
+    } else if (is_empty(backlog) && !leaves_behind(of_slot)) {
+      return;
+    } else {
+      before = backlog;
+      clock(backlog, of_slot);
+      behind = backlog;
+      result = of_slot;
+      known = true;
+    }
+    backlog = behind;
+  }
+};
+
 }  // namespace
 
 // Counts the forwards that a stage runs from the first one of a chunk to the first one of its next chunk.
@@ -255,17 +279,12 @@ void AnalyticalEngine::Rep::follow_backlogs(std::size_t stage_class_of) {
   const std::int64_t n = schedule.micro_batches;
   StageClass& c = classes[stage_class_of];
   const std::size_t begin = at(stage_class_of, 0), rows_of_stage = at(1, 0);
-  // The last result that was clocked in a usual micro-batch.
-  struct Clocked {
-    bool known = false;
-    FabricBacklog before, behind;
-    LineResult result;
-  };
+  // By slot of a usual micro-batch.
   std::vector<Clocked> clocked(rows_of_stage * kSlotKinds);
   std::vector<LineResult> sums(clocked.size());
   std::vector<double> usual_ones(program->micro_batch_classes(), 0);
   for (std::int64_t m = 1; m + 1 < n; ++m) ++usual_ones[program->class_of(m)];
-  FabricBacklog backlog, before;
+  FabricBacklog backlog;
   std::size_t slots = 0;
   schedule.order(static_cast<std::size_t>(c.first_stage)).for_each([&](const Slot& slot) {
     fabric.work_off(wait(stage_class_of, slots++), backlog);
@@ -273,19 +292,18 @@ void AnalyticalEngine::Rep::follow_backlogs(std::size_t stage_class_of) {
     const std::size_t k = (of_row - begin) * kSlotKinds + index(slot.kind);
     SlotLines& l = lines[of_row][index(slot.kind)];
     const bool first = slot.micro_batch == 0, last = slot.micro_batch + 1 == n;
-    LineResult result = first ? l.first : last ? l.last : l.usual;
-    Clocked& like = clocked[k];
-    if (!first && !last && like.known && same(like.before, backlog)) {
-      result = like.result;
-      backlog = like.behind;
-    } else if (!is_empty(backlog) || leaves_behind(result)) {
-      before = backlog;
-      LineResult behind;
+    LineResult result = l.of(slot.micro_batch, n);
+    const auto clock_again = [&](FabricBacklog& before, LineResult& behind) {
       clock_line(row(of_row).chunk, c.layout, static_cast<BlockKind>(slot.kind), conditions_of(slot.micro_batch, n),
-                 behind, {.backlog = &backlog});
+                 behind, {.backlog = &before});
+    };
+    if (!first && !last) {
+      clocked[k].clock_behind(backlog, result, clock_again);
+    } else if (!is_empty(backlog) || leaves_behind(result)) {
+      LineResult behind;
+      clock_again(backlog, behind);
       // A first forward keeps the result that was clocked with a wait for its input.
       if (!first || slot.kind != SlotKind::forward) result = behind;
-      if (!first && !last) like = {true, before, backlog, result};
     }
     if (first)
       l.first = result;
@@ -421,24 +439,10 @@ void AnalyticalEngine::Rep::settle_backlogs(std::size_t stage_class_of, std::siz
     before = static_cast<std::int32_t>(k);
   });
   std::vector<FabricBacklog> backlogs(slots);
-  // The last result of each slot; equal situations are not clocked again.
-  struct Clocked {
-    bool known = false;
-    FabricBacklog before, behind;
-  };
   std::vector<Clocked> clocked(slots);
   const auto clock_usual = [&](std::size_t k, FabricBacklog& backlog, LineResult& result) {
-    Clocked& last = clocked[k];
-    if (!last.known || !same(last.before, backlog)) {
-      last.before = backlog;
-      if (is_empty(backlog) && !leaves_behind(result))
-        backlog = {};
-      else
-        clock_behind(backlog, k, kUsual, result);
-      last.behind = backlog;
-      last.known = true;
-    }
-    backlog = last.behind;
+    clocked[k].clock_behind(backlog, result,
+                            [&](FabricBacklog& found, LineResult& behind) { clock_behind(found, k, kUsual, behind); });
   };
   for (std::size_t k = 0; k < slots; ++k)
     if (slot_before[k] != kNone && leaves_behind(lines_of(k).usual)) clock_usual(k, backlogs[k], lines_of(k).usual);
