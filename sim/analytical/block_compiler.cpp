@@ -181,12 +181,8 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     node_of_[i] = static_cast<std::uint16_t>(code.nodes.size() - 1);
     if (!plain || needed_[i]) open = nullptr;
     StreamsByLevel& on_level = code.on_level[static_cast<std::size_t>(op.when)];
-    const auto felt_on = [&](bool felt, FabricLevel level) {
-      if (felt) on_level[static_cast<std::size_t>(level)] |= bit_of(op.stream);
-    };
-    felt_on(cost.on_scale_up, FabricLevel::scale_up);
-    felt_on(cost.on_network, FabricLevel::network);
-    felt_on(cost.on_neighbours, FabricLevel::neighbours);
+    for (std::size_t l = 0; l < kFabricLevels; ++l)
+      if (cost.on_level[l]) on_level[l] |= bit_of(op.stream);
   }
   cut_before(code.ops.size());
   // Stacks capture forwards and backwards. The optimizer's few kernels are issued without graphs.

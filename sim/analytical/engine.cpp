@@ -276,7 +276,7 @@ std::vector<std::vector<NetworkUse>> AnalyticalEngine::Rep::network_use() {
   const auto add_use = [this](const Run& run, BlockKind kind, std::size_t layout, auto& seconds_by_when) {
     const BlockCode& code = pieces[run.piece].block(kind, layout);
     for (const ClockNode& node : code.nodes) {
-      if (!code.costs[node.op].on_network) continue;
+      if (!code.costs[node.op].is_on(FabricLevel::network)) continue;
       const auto times = [&]() -> double {
         if (node.once || node.covers == Covers::last) return 1;
         if (node.covers == Covers::before) return static_cast<double>(run.count - 1);
@@ -305,7 +305,7 @@ std::vector<std::vector<NetworkUse>> AnalyticalEngine::Rep::network_use() {
         const BlockCode& code = pieces[run.piece].block(BlockKind::forward, stage_layout[s]);
         for (const std::uint16_t k : code.prefetched) {
           const ClockNode& node = code.nodes[k];
-          if (!code.costs[node.op].on_network || (node.when & kFirst) == 0) continue;
+          if (!code.costs[node.op].is_on(FabricLevel::network) || (node.when & kFirst) == 0) continue;
           const auto instances = node.when == kUsual ? std::min<std::int64_t>(run.count, node.prefetch) : run.count;
           ahead += node.seconds * static_cast<double>(instances) / node.every;
         }
@@ -507,28 +507,19 @@ void AnalyticalEngine::Rep::find_tail(std::size_t stage_class_of) {
           return first < n && n <= first + segment.repeats;
         };
         if (!began && std::ranges::none_of(segment.pattern(), has_last)) continue;
-        for (std::uint32_t r = 0; r < segment.repeats; ++r) {
-          bool ends_meet = r == 0 || r + 1 == segment.repeats;
-          for (const Slot& slot : segment.pattern()) {
-            const std::uint32_t first = slot.micro_batch + shift;
-            ends_meet |= first + r == 0 || first + r + 1 == n;
-          }
-          if (!ends_meet) {  // the next repeat that may contain the last micro-batch
-            std::uint32_t skip = segment.repeats - 1 - r;
-            double seconds_of_repeat = 0;
-            for (const Slot& slot : segment.pattern()) {
-              const auto to_last = static_cast<std::uint32_t>(n - 1) - (slot.micro_batch + shift + r);
-              if (slot.micro_batch + shift + r < n) skip = std::min(skip, to_last);
-              seconds_of_repeat += chunks[slot.chunk][index(slot.kind)].usual.seconds;
-            }
-            time += skip * seconds_of_repeat;
-            r += skip - 1;
-            continue;
-          }
+        for (std::uint32_t r = 0; r < segment.repeats;) {
+          std::uint32_t next = segment.repeats - 1;  // the next repeat that may contain the last micro-batch
+          double seconds_of_repeat = 0;
           for (Slot slot : segment.pattern()) {
+            const std::int64_t last = n - 1 - slot.micro_batch - shift;
+            if (last > r) next = static_cast<std::uint32_t>(std::min<std::int64_t>(next, last));
+            seconds_of_repeat += chunks[slot.chunk][index(slot.kind)].usual.seconds;
             slot.micro_batch += shift + r;
             pass(slot);
           }
+          if (next <= r) break;
+          time += (next - r - 1) * seconds_of_repeat;
+          r = next;
         }
       }
     };

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "sim/analytical/fabric_share.h"
 #include "sim/base/error.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/cost/scale_cost.h"
@@ -380,9 +379,9 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     const CollectiveCost& one = collective(op, tensors, instances);
     cost.last_seconds = one.seconds;
     cost.seconds = cost.last_seconds * op.count;
-    cost.on_scale_up = is_felt(one) && one.intra_seconds > 0 && !one.between_neighbours;
-    cost.on_neighbours = is_felt(one) && one.intra_seconds > 0 && one.between_neighbours;
-    cost.on_network = is_felt(one) && one.inter_seconds > 0;
+    const FabricWork work = fabric_work(one);
+    cost.on_level[static_cast<std::size_t>(work.in_node)] = work.seconds[0] > 0;
+    cost.on_level[static_cast<std::size_t>(FabricLevel::network)] = work.seconds[1] > 0;
   } else if (op.kind == OpKind::copy || row_of(op.stream).occupies == Occupies::host) {
     const Rate r = rate(op, tensors, false);
     if (!(r.bytes_per_second > 0)) {

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "sim/analytical/fabric_share.h"
 #include "sim/cost/collective_cost.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/kernel_cost.h"
@@ -28,7 +29,9 @@ struct OpCost {
   double flops = 0;         // of matmuls and attention
   double waiting = 0;       // part of `seconds`: wait of matmuls and attention for the slowest device
   bool absent = false;      // a collective over a group of one rank: it is not issued
-  bool on_scale_up = false, on_network = false, on_neighbours = false;  // levels on which it slows others
+  std::array<bool, kFabricLevels> on_level{};  // whether it slows others there
+
+  bool is_on(FabricLevel level) const { return on_level[static_cast<std::size_t>(level)]; }
 };
 
 // Not thread-safe: caches groups and collectives of a mesh.
