@@ -16,9 +16,8 @@ constexpr Account waiting_for(int cause) {
 }
 
 // Number of streams whose work slows kernels that run at the same time.
-constexpr std::size_t kFabricStreams = std::count_if(kStreamRows.begin(), kStreamRows.end(), [](const StreamRow& row) {
-  return row.occupies == Occupies::fabric;
-});
+constexpr std::size_t kFabricStreams = std::count_if(
+    kStreamRows.begin(), kStreamRows.end(), [](const StreamRow& row) { return row.occupies == Occupies::fabric; });
 constexpr std::array<std::size_t, kFabricStreams> fabric_streams() {
   std::array<std::size_t, kFabricStreams> streams{};
   std::size_t n = 0;
@@ -72,20 +71,11 @@ SharedFabric::Ticket LineClock::issue(const BlockCode& code, const ClockNode& no
 }
 
 template <bool Shared>
-double LineClock::end_of(const ClockNode& node, std::size_t k) {
-  if constexpr (Shared)
-    if (end_[k] > 0 && is_queued(node))
-      return fabric_.end(static_cast<std::size_t>(node.stream), static_cast<SharedFabric::Ticket>(end_[k]) - 1);
-  return end_[k];
-}
-
-template <bool Shared>
-double LineClock::first_part_of(const ClockNode& node, std::size_t k) {
-  if constexpr (Shared)
-    if (end_[k] > 0 && is_queued(node))
-      return fabric_.end(static_cast<std::size_t>(node.stream),
-                         static_cast<SharedFabric::Ticket>(end_[k]) - node.count);
-  return first_part_[k];
+double LineClock::end_of(const ClockNode& node, std::size_t k, bool first_part) {
+  if (Shared && end_[k] > 0 && is_queued(node))
+    return fabric_.end(static_cast<std::size_t>(node.stream),
+                       static_cast<SharedFabric::Ticket>(end_[k]) - (first_part ? node.count : 1));
+  return first_part ? first_part_[k] : end_[k];
 }
 
 void LineClock::trace_wait(double begin, double end, Account account) {
@@ -151,8 +141,7 @@ void LineClock::issue_prefetched(std::int64_t target, int least_distance, int mo
     [[maybe_unused]] const double begin = std::max(s_.free[stream], time);
     if (time > s_.free[stream] && node.moves) s_.busy_begin[stream] = time;
     ends[k] = s_.free[stream] = std::max(s_.free[stream], time) + node.seconds;
-    if constexpr (Traced)
-      traced_->push_back({&code, node.op, instances, node.stream, kHostIssue, begin, ends[k]});
+    if constexpr (Traced) traced_->push_back({&code, node.op, instances, node.stream, kHostIssue, begin, ends[k]});
     s_.work[stream] += node.seconds;
   }
 }
@@ -217,7 +206,7 @@ template <bool Record, bool Shared>
     const ClockNode& producer = code.nodes[from];
     const bool in_parts = node.count > 1 && producer.count == node.count;
     const double produced = end_of<Shared>(producer, from);
-    after(in_parts ? first_part_of<Shared>(producer, from) : produced, static_cast<int>(producer.stream));
+    after(in_parts ? end_of<Shared>(producer, from, true) : produced, static_cast<int>(producer.stream));
     if (in_parts && produced > start.tail) {
       start.tail = produced;
       start.tail_cause = static_cast<int>(producer.stream);
@@ -323,8 +312,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     const bool queued = Shared && is_queued(node);
     Start start = start_of<Record, Shared>(code, node, queued);
     if (queued) {
-      const SharedFabric::Ticket ticket =
-          issue(code, node, instances, start.time, std::max(start.time, start.tail));
+      const SharedFabric::Ticket ticket = issue(code, node, instances, start.time, std::max(start.time, start.tail));
       if constexpr (Traced) trace_queued(code, node, instances, ticket);
       end_[k] = static_cast<double>(ticket + 1);
       s_.work[stream] += seconds;
@@ -389,8 +377,8 @@ void LineClock::snapshot(std::int64_t index, std::vector<double>& x, std::vector
     for (std::size_t k = 0; k < code.prefetched.size(); ++k) {
       const ClockNode& node = code.nodes[code.prefetched[k]];
       if (!is_queued(node) || tickets[k] == 0) continue;
-      same.push_back(fabric_.place(static_cast<std::size_t>(node.stream),
-                                   static_cast<SharedFabric::Ticket>(tickets[k]) - 1));
+      same.push_back(
+          fabric_.place(static_cast<std::size_t>(node.stream), static_cast<SharedFabric::Ticket>(tickets[k]) - 1));
     }
   }
 }

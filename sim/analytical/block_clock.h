@@ -271,9 +271,7 @@ class LineClock {
   SharedFabric::Ticket issue(const BlockCode& code, const ClockNode& node, std::int64_t instances, double release,
                              double last_release);
   template <bool Shared>
-  double end_of(const ClockNode& node, std::size_t k);
-  template <bool Shared>
-  double first_part_of(const ClockNode& node, std::size_t k);
+  double end_of(const ClockNode& node, std::size_t k, bool first_part = false);
   const BlockCode& code_of(std::int64_t index) const;
   double* ahead_slot(std::int64_t index) { return ahead_end_.data() + index % (order_.longest + 1) * ahead_nodes_; }
   void snapshot(std::int64_t index, std::vector<double>& x, std::vector<double>& same) const;

@@ -17,14 +17,6 @@ Account account_of(const Op& op, BlockKind kind) {
   return is_attention(op.kind) ? kAttention : kMemoryBound;
 }
 
-// The first operand or result with slots of experts; null: none.
-const Tensor* rows_of_experts(const Op& op, std::span<const Tensor> tensors) {
-  for (const TensorId id : op.reads)
-    if (id != kNoTensor && tensors[id].find(Axis::slots) > 0) return &tensors[id];
-  for (const TensorId id : op.writes)
-    if (id != kNoTensor && tensors[id].find(Axis::slots) > 0) return &tensors[id];
-  return nullptr;
-}
 // The chunks of its storage that a tensor holds: all of them unless it is a view of some.
 struct ChunkRange {
   std::int64_t begin = 0, end = std::numeric_limits<std::int64_t>::max();
@@ -96,7 +88,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
   const Runtime& runtime = *context.runtime;
   const std::span<const Tensor> tensors = code.piece->tensors;
   const auto issue_of = [&](const Op& op) {
-    const Tensor* const rows = rows_of_experts(op, tensors);
+    const Tensor* const rows = find_tensor(op, tensors, [](const Tensor& t) { return t.find(Axis::slots) > 0; });
     const bool in_graph =
         runtime.cuda_graphs && !is_of_update(kind) && (rows == nullptr || !runtime.graphs_leave_experts);
     if (in_graph || runs_beside_device(op.stream)) return 0.0;
@@ -181,12 +173,8 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     node_of_[i] = static_cast<std::uint16_t>(code.nodes.size() - 1);
     if (!plain || needed_[i]) open = nullptr;
     StreamsByLevel& on_level = code.on_level[static_cast<std::size_t>(op.when)];
-    const auto felt_on = [&](bool felt, FabricLevel level) {
-      if (felt) on_level[static_cast<std::size_t>(level)] |= bit_of(op.stream);
-    };
-    felt_on(cost.on_scale_up, FabricLevel::scale_up);
-    felt_on(cost.on_network, FabricLevel::network);
-    felt_on(cost.on_neighbours, FabricLevel::neighbours);
+    for (std::size_t l = 0; l < kFabricLevels; ++l)
+      if (cost.on_level[l]) on_level[l] |= bit_of(op.stream);
   }
   cut_before(code.ops.size());
   // Stacks capture forwards and backwards. The optimizer's few kernels are issued without graphs.

@@ -67,51 +67,53 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
                                 Report& report) {
   if (options.timeline) check_timeline(program);
   Rep& r = *rep_;
+  r.program = &program;
   r.clock.shares_levels(options.shares_levels);
   r.keeps_origins = options.timeline;
-  r.find_layouts(program);
-  for (int round = 0; round == 0 || r.share_nics(program, round); ++round) {
+  r.find_layouts();
+  for (int round = 0; round == 0 || r.share_nics(round); ++round) {
     r.origins.clear();
-    r.find_classes(program);
-    r.prepare_pieces(program);
-    r.find_hops(program);
-    r.hold_memory(program);
-    r.clock_slots(program);
-    r.account_pairs(program);
-    r.walk_pipeline(program);
-    r.finish_stages(program);
+    r.find_classes();
+    r.prepare_pieces();
+    r.find_hops();
+    r.hold_memory();
+    r.clock_slots();
+    r.account_pairs();
+    r.walker.walk(program.schedule, r.pipeline_costs(), r.pipeline);
+    r.finish_stages();
   }
   report = {};  // including fields that callers add: nothing of the plan before remains
   report.engine = "analytical";
-  r.fill_time(program, mfu_dtype, report);
-  r.fill_memory(program, report);
-  if (options.ops) r.fill_ops(program, report);
-  if (options.timeline) r.fill_timeline(program, report);
+  r.fill_time(mfu_dtype, report);
+  r.fill_memory(report);
+  if (options.ops) r.fill_ops(report);
+  if (options.timeline) r.fill_timeline(report);
 }
 
 void AnalyticalEngine::evaluate_memory(const Program& program, Report& report) {
   Rep& r = *rep_;
+  r.program = &program;
   r.clock.shares_levels(false);
   r.keeps_origins = false;
-  r.find_layouts(program);
-  r.find_classes(program);
-  r.prepare_pieces(program);
-  r.hold_memory(program);
+  r.find_layouts();
+  r.find_classes();
+  r.prepare_pieces();
+  r.hold_memory();
   report = {};
   report.stages.resize(r.classes.size());
-  r.fill_memory(program, report);
+  r.fill_memory(report);
 }
 
 double AnalyticalEngine::least_pipeline_seconds(const Program& program) {
   Rep& r = *rep_;
-  r.find_hops(program);
+  r.program = &program;
+  r.find_hops();
   r.behind_last.clear();
-  r.clock_lines(program);
-  r.gather_while_waiting(program);
-  for (std::size_t at = 0; at < r.lines.size(); ++at)
-    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) r.seconds[at][kind] = seconds_of(r.lines[at][kind]);
-  r.find_pair_saves(program);
-  r.walk_pipeline(program);
+  r.clock_lines();
+  r.gather_while_waiting();
+  r.take_seconds();
+  r.find_pair_saves();
+  r.walker.walk(program.schedule, r.pipeline_costs(), r.pipeline);
   return r.pipeline.makespan;
 }
 
@@ -131,7 +133,7 @@ double AnalyticalEngine::micro_batch_seconds(const Program& program) const {
       for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
         double least = 0;
         for (std::size_t of_class = 0; of_class < program.micro_batch_classes(); ++of_class) {
-          const SlotLines& slot = rep_->lines[rep_->at(program, c, of_class, chunk)][kind];
+          const SlotLines& slot = rep_->lines[rep_->at(c, of_class, chunk)][kind];
           const double here = std::min({slot.first.seconds, slot.usual.seconds, slot.last.seconds});
           least = of_class == 0 ? here : std::min(least, here);
         }
@@ -152,45 +154,45 @@ double AnalyticalEngine::product_seconds(std::uint16_t piece) const {
   return seconds;
 }
 
-void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
-  costs.set_program(program);
+void AnalyticalEngine::Rep::prepare_pieces() {
+  costs.set_program(*program);
   for (const Layout& layout : layouts)
     for (const Layout::Block& block : layout.blocks)
       block.costs->set_stage(costs, layout.stage, stage_spans, block.others_busy);
-  if (pieces.size() < program.pieces.size()) pieces.resize(program.pieces.size());
+  if (pieces.size() < program->pieces.size()) pieces.resize(program->pieces.size());
   for (PieceData& data : pieces) {
     data.used = false;
     data.most_instances = 0;
   }
-  for (std::size_t i = 0; i < rows(program); ++i)
-    for_each_stretch(program.pieces, row(program, i).chunk.runs,
-                     [&](std::span<const Run> stretch, std::int64_t instances) {
-                       for (const Run& run : stretch) {
-                         PieceData& data = pieces[run.piece];
-                         data.used = true;
-                         data.most_instances = std::max(data.most_instances, instances);
-                       }
-                     });
-  for (std::size_t p = 0; p < program.pieces.size(); ++p) {
+  for (std::size_t i = 0; i < rows(); ++i)
+    for_each_stretch(program->pieces, row(i).chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
+      for (const Run& run : stretch) {
+        PieceData& data = pieces[run.piece];
+        data.used = true;
+        data.most_instances = std::max(data.most_instances, instances);
+      }
+    });
+  for (std::size_t p = 0; p < program->pieces.size(); ++p) {
     PieceData& data = pieces[p];
     if (!data.used) continue;
-    const Piece& piece = program.pieces[p];
-    data.memory = piece_memory(piece, program.runtime.granularity, data.most_instances, scratch);
+    const Piece& piece = program->pieces[p];
+    data.memory = piece_memory(piece, program->runtime.granularity, data.most_instances, scratch);
     if (data.blocks.size() < layouts.size()) data.blocks.resize(layouts.size());
-    CompileContext context(piece, costs, program.runtime, scratch.lives.storage(), !program.stage_groups.empty());
+    CompileContext context(piece, costs, program->runtime, scratch.lives.storage(), !program->stage_groups.empty());
     for (std::size_t l = 0; l < std::max<std::size_t>(layouts.size(), 1); ++l)
       for (std::size_t k = 0; k < kBlockKinds; ++k) {
         if (!layouts.empty()) context.costs = layouts[l].blocks[k].costs.get();
         compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[l][k]);
       }
-    if (program.schedule.pairs) {
+    if (program->schedule.pairs) {
       if (!data.pair) data.pair = std::make_unique<PairedPiece>();
       PairedPiece& pair = *data.pair;
       pair.any = pair_blocks(piece, pair.piece);
       pair.code.resize(std::max<std::size_t>(layouts.size(), 1));
       if (pair.any) {
         pair.lives.find(pair.piece);
-        CompileContext of_pair(pair.piece, costs, program.runtime, pair.lives.storage(), !program.stage_groups.empty());
+        CompileContext of_pair(pair.piece, costs, program->runtime, pair.lives.storage(),
+                               !program->stage_groups.empty());
         for (std::size_t l = 0; l < pair.code.size(); ++l) {
           if (!layouts.empty()) of_pair.costs = layouts[l].blocks[index(BlockKind::backward)].costs.get();
           compiler.compile(pair.piece, BlockKind::forward, of_pair, pair.code[l]);
@@ -209,10 +211,10 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
 
 // Stages lie alike if their first ranks have the same place in their nodes, and the same holds for the neighbouring
 // stages, if there are any.
-void AnalyticalEngine::Rep::find_layouts(const Program& program) {
+void AnalyticalEngine::Rep::find_layouts() {
   for (Layout& layout : layouts) spare_layouts.push_back(std::move(layout));
   layouts.clear();
-  const Mesh& mesh = program.mesh;
+  const Mesh& mesh = program->mesh;
   const std::int64_t per_node = cluster.node.devices;
   if (stages_lie_alike(mesh, cluster.node)) return;
   stage_spans.set_mesh(mesh, cluster.node);
@@ -241,18 +243,18 @@ void AnalyticalEngine::Rep::find_layouts(const Program& program) {
 
 // Stages that share NICs slow each other down while both use them. When they use them depends on how long everything
 // takes; this is iterated. Returns false if no stages share NICs or nothing changes any more.
-bool AnalyticalEngine::Rep::share_nics(const Program& program, int round) {
+bool AnalyticalEngine::Rep::share_nics(int round) {
   constexpr int kSharingRounds = 4;
   constexpr double kSettled = 0.01;  // share of the time
   if (layouts.empty() || !clock.shares_levels() || round == kSharingRounds) return false;
-  find_network_use(program);
+  const std::vector<std::vector<NetworkUse>> uses = network_use();
   bool changes = false;
   for (Layout& layout : layouts) {
-    const std::vector<NetworkUse>& own = network_use[static_cast<std::size_t>(layout.stage)];
+    const std::vector<NetworkUse>& own = uses[static_cast<std::size_t>(layout.stage)];
     for (std::size_t k = 0; k < kBlockKinds; ++k)
-      for (std::size_t other = 0; other < network_use.size(); ++other) {
+      for (std::size_t other = 0; other < uses.size(); ++other) {
         if (other == static_cast<std::size_t>(layout.stage)) continue;
-        const double busy = meeting(own, static_cast<BlockKind>(k), network_use[other]);
+        const double busy = meeting(own, static_cast<BlockKind>(k), uses[other]);
         changes |= std::abs(busy - layout.blocks[k].others_busy[other]) > kSettled;
         layout.blocks[k].others_busy[other] = busy;
       }
@@ -262,19 +264,19 @@ bool AnalyticalEngine::Rep::share_nics(const Program& program, int round) {
 
 // Finds network use slot by slot, from a walk without other stages' traffic. A slot's traffic is spread evenly over the
 // slot, or over a longer time if it takes longer, after the traffic that the slots before have left.
-void AnalyticalEngine::Rep::find_network_use(const Program& program) {
-  const Schedule& schedule = program.schedule;
-  const std::size_t stages = program.stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
+std::vector<std::vector<NetworkUse>> AnalyticalEngine::Rep::network_use() {
+  const Schedule& schedule = program->schedule;
+  const std::size_t stages = program->stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
   const std::int64_t n = schedule.micro_batches;
   static constexpr std::array<When, 3> kWhens{When::every_micro_batch, When::first_micro_batch, When::last_micro_batch};
-  walk_timeline(schedule, unpaired_costs(program), pipeline, walked);
-  network_use.resize(stages);
+  walk_timeline(schedule, unpaired_costs(), pipeline, walked);
+  std::vector<std::vector<NetworkUse>> uses(stages);
   // Seconds of traffic that is alone on the NICs: [(class of micro-batches * chunks + chunk) * kSlotKinds + kind].
-  std::vector<std::array<double, kWhens.size()>> network(program.micro_batch_classes() * chunks * kSlotKinds);
+  std::vector<std::array<double, kWhens.size()>> network(program->micro_batch_classes() * chunks * kSlotKinds);
   const auto add_use = [this](const Run& run, BlockKind kind, std::size_t layout, auto& seconds_by_when) {
     const BlockCode& code = pieces[run.piece].block(kind, layout);
     for (const ClockNode& node : code.nodes) {
-      if (!code.costs[node.op].on_network) continue;
+      if (!code.costs[node.op].is_on(FabricLevel::network)) continue;
       const auto times = [&]() -> double {
         if (node.once || node.covers == Covers::last) return 1;
         if (node.covers == Covers::before) return static_cast<double>(run.count - 1);
@@ -291,20 +293,19 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
   for (std::size_t s = 0; s < stages; ++s) {
     for (std::size_t k = 0; k < network.size(); ++k) {
       network[k] = {};
-      const auto& of_class = program.stages_of(k / kSlotKinds / chunks);
+      const auto& of_class = program->stages_of(k / kSlotKinds / chunks);
       for (const Run& run : of_class[s][k / kSlotKinds % chunks].runs)
         add_use(run, static_cast<BlockKind>(k % kSlotKinds), stage_layout[s], network[k]);
     }
-    std::vector<NetworkUse>& use = network_use[s];
-    use.clear();
+    std::vector<NetworkUse>& use = uses[s];
     // Gathers that the first forward issues ahead need no input (gather_while_waiting).
     double ahead = 0;
     for (std::size_t chunk = 0; chunk < chunks; ++chunk)
-      for (const Run& run : program.stages_of(program.class_of(0))[s][chunk].runs) {
+      for (const Run& run : program->stages_of(program->class_of(0))[s][chunk].runs) {
         const BlockCode& code = pieces[run.piece].block(BlockKind::forward, stage_layout[s]);
         for (const std::uint16_t k : code.prefetched) {
           const ClockNode& node = code.nodes[k];
-          if (!code.costs[node.op].on_network || (node.when & kFirst) == 0) continue;
+          if (!code.costs[node.op].is_on(FabricLevel::network) || (node.when & kFirst) == 0) continue;
           const auto instances = node.when == kUsual ? std::min<std::int64_t>(run.count, node.prefetch) : run.count;
           ahead += node.seconds * static_cast<double>(instances) / node.every;
         }
@@ -318,7 +319,7 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
       for (std::size_t w = 0; w < kWhens.size(); ++w)
         if ((conditions & bit(kWhens[w])) != 0)
           seconds_of_slot +=
-              network[(program.class_of(slot.micro_batch) * chunks + slot.chunk) * kSlotKinds + index(slot.kind)][w];
+              network[(program->class_of(slot.micro_batch) * chunks + slot.chunk) * kSlotKinds + index(slot.kind)][w];
       if (slot.kind == SlotKind::forward && slot.micro_batch == 0) {
         const double before = std::min(ahead, seconds_of_slot);
         ahead -= before;
@@ -331,7 +332,7 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
     }
     const auto use_at_end = [&](BlockKind kind, double begin, double seconds_of_part) {
       std::array<double, kWhens.size()> of_part{};
-      for (const Chunk& chunk : program.stages[s])
+      for (const Chunk& chunk : program->stages[s])
         for (const Run& run : chunk.runs) add_use(run, kind, stage_layout[s], of_part);
       if (of_part[0] <= 0) return;
       seconds_of_part = std::max(seconds_of_part, of_part[0]);
@@ -342,12 +343,13 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
     use_at_end(BlockKind::norm, ends[s].reduced, c.norm.seconds);
     use_at_end(BlockKind::update, ends[s].synchronised, c.update.seconds);
   }
+  return uses;
 }
 
-void AnalyticalEngine::Rep::find_classes(const Program& program) {
+void AnalyticalEngine::Rep::find_classes() {
   classes.clear();
-  stage_class.resize(program.stages.size());
-  const auto last = static_cast<std::int32_t>(program.stages.size()) - 1;
+  stage_class.resize(program->stages.size());
+  const auto last = static_cast<std::int32_t>(program->stages.size()) - 1;
   for (std::int32_t s = 0; s <= last; ++s) {
     const std::size_t layout = layouts.empty() ? 0 : stage_layout[static_cast<std::size_t>(s)];
     std::size_t c = classes.size();
@@ -355,8 +357,8 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
     while (c > 0) {
       const std::int32_t like = classes[c - 1].first_stage;
       bool alike = classes[c - 1].layout == layout;
-      for (std::size_t k = 0; alike && k < program.micro_batch_classes(); ++k) {
-        const auto& stages = program.stages_of(k);
+      for (std::size_t k = 0; alike && k < program->micro_batch_classes(); ++k) {
+        const auto& stages = program->stages_of(k);
         alike = stages[static_cast<std::size_t>(like)] == stages[static_cast<std::size_t>(s)];
       }
       if (alike) break;
@@ -373,17 +375,15 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
   }
 }
 
-void AnalyticalEngine::Rep::append_chunks(const Program& program, std::span<const Chunk> chunks, std::size_t layout,
-                                          BlockKind kind) {
+void AnalyticalEngine::Rep::append_chunks(std::span<const Chunk> chunks, std::size_t layout, BlockKind kind) {
   line.clear();
   const bool reversed = kind == BlockKind::backward || kind == BlockKind::weight_gradient;
-  for (const Chunk& chunk : chunks) append_line(program.pieces, chunk.runs, reversed, code_of(kind, layout), line);
+  for (const Chunk& chunk : chunks) append_line(program->pieces, chunk.runs, reversed, code_of(kind, layout), line);
 }
 
-void AnalyticalEngine::Rep::clock_line(const Program& program, std::span<const Chunk> chunks, std::size_t layout,
-                                       BlockKind kind, WhenSet when, bool drain, LineResult& result,
-                                       const LineStart& start) {
-  append_chunks(program, chunks, layout, kind);
+void AnalyticalEngine::Rep::clock_line(std::span<const Chunk> chunks, std::size_t layout, BlockKind kind, WhenSet when,
+                                       bool drain, LineResult& result, const LineStart& start) {
+  append_chunks(chunks, layout, kind);
   result.origin = -1;
   if (keeps_origins) {
     result.origin = static_cast<std::int32_t>(origins.size());
@@ -394,35 +394,35 @@ void AnalyticalEngine::Rep::clock_line(const Program& program, std::span<const C
 }
 
 // `has`: whether this chunk has a first and a last micro-batch.
-void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk, std::size_t layout, WhenSet has,
+void AnalyticalEngine::Rep::clock_chunk(const Chunk& chunk, std::size_t layout, WhenSet has,
                                         std::array<SlotLines, kSlotKinds>& lines_of) {
   for (std::size_t k = 0; k < kSlotKinds; ++k) {
     SlotLines& l = lines_of[k];
-    if (k == index(SlotKind::weight_gradient) && !program.schedule.split_backward) {
+    if (k == index(SlotKind::weight_gradient) && !program->schedule.split_backward) {
       l = {};
       continue;
     }
     const auto kind = static_cast<BlockKind>(k);
-    if (program.schedule.micro_batches == 1) {
-      clock_line(program, chunk, layout, kind, kOnly, l.usual);
+    if (program->schedule.micro_batches == 1) {
+      clock_line(chunk, layout, kind, kOnly, l.usual);
       l.first = l.last = l.usual;
       continue;
     }
     WhenSet conditions = 0;
     for (const Run& run : chunk.runs) conditions |= pieces[run.piece].block(kind).conditions;
     conditions &= has;
-    clock_line(program, chunk, layout, kind, kUsual, l.usual);
+    clock_line(chunk, layout, kind, kUsual, l.usual);
     l.first = l.last = l.usual;
-    if ((conditions & bit(When::first_micro_batch)) != 0) clock_line(program, chunk, layout, kind, kFirst, l.first);
-    if ((conditions & bit(When::last_micro_batch)) != 0) clock_line(program, chunk, layout, kind, kLast, l.last);
+    if ((conditions & bit(When::first_micro_batch)) != 0) clock_line(chunk, layout, kind, kFirst, l.first);
+    if ((conditions & bit(When::last_micro_batch)) != 0) clock_line(chunk, layout, kind, kLast, l.last);
   }
 }
 
-void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) {
-  const auto& chunks = program.stages[static_cast<std::size_t>(c.first_stage)];
+void AnalyticalEngine::Rep::clock_update(StageClass& c) {
+  const auto& chunks = program->stages[static_cast<std::size_t>(c.first_stage)];
   for (const UpdatePart part : kStepEnd) {
-    if (program.stage_groups.empty() && (part == UpdatePart::gradients || part == UpdatePart::stages)) continue;
-    append_chunks(program, chunks, c.layout, block_of(part));
+    if (program->stage_groups.empty() && (part == UpdatePart::gradients || part == UpdatePart::stages)) continue;
+    append_chunks(chunks, c.layout, block_of(part));
     if (std::all_of(line.begin(), line.end(), [](const LineItem& item) { return item.code->nodes.empty(); })) continue;
     if (part == UpdatePart::norm)
       for (const LineItem& item : line)
@@ -435,7 +435,7 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
       // Nothing waits for the host after the reductions: it continues to issue, as far ahead as it is.
       LineStart start;
       if (part == UpdatePart::norm) start.host_seconds = std::min(0.0, c.gradients.host);
-      clock_line(program, chunks, c.layout, block_of(part), kOnly, true,
+      clock_line(chunks, c.layout, block_of(part), kOnly, true,
                  part == UpdatePart::gradients ? c.gradients
                  : part == UpdatePart::norm    ? c.norm
                                                : c.update,
@@ -447,16 +447,16 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
 // Work on asynchronous streams is served in order: a slot's work ends `stream_end` after the slot began, or later by
 // the work that earlier slots have left. If the waits between slots were not computed, slots count as back to back, so
 // that the tail is never underestimated.
-void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_class_of) {
-  const Schedule& schedule = program.schedule;
+void AnalyticalEngine::Rep::find_tail(std::size_t stage_class_of) {
+  const Schedule& schedule = program->schedule;
   StageClass& c = classes[stage_class_of];
-  const std::size_t begin = at(program, stage_class_of, 0), behind = at(program, stage_class_of + 1, 0);
+  const std::size_t begin = at(stage_class_of, 0), behind = at(stage_class_of + 1, 0);
   const auto* chunks = &lines[begin];
   const std::int64_t n = schedule.micro_batches;
   c.tail = {};
-  bool usual = !program.micro_batch_class.empty();  // whether they matter
+  bool usual = !program->micro_batch_class.empty();  // whether they matter
   bool began = false;  // before the last micro-batch nothing matters until one of its slots has such work
-  std::array<std::size_t, kStreams> used{};         // streams with such work
+  std::array<std::size_t, kStreams> used{};  // streams with such work
   std::size_t streams = 0;
   for (std::size_t s = 0; s < kStreams; ++s) {
     bool any = false;
@@ -473,7 +473,7 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
   double time = 0;
   std::array<double, kStreams> end{};
   const auto pass = [&](const Slot& slot) {
-    const SlotLines& of_slot = lines[at(program, stage_class_of, slot)][index(slot.kind)];
+    const SlotLines& of_slot = lines[at(stage_class_of, slot)][index(slot.kind)];
     const LineResult& l = of_slot.of(slot.micro_batch, n);
     if (usual || slot.micro_batch == 0 || slot.micro_batch + 1 == n)
       for (std::size_t i = 0; i < streams; ++i)
@@ -486,8 +486,9 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
         }
     time += l.seconds;
     if (behind_last.empty() || slot.kind != SlotKind::backward || slot.micro_batch + 1 != n) return;
-    const std::size_t stages = program.stages.size();
-    const auto* longer = &behind_last[(stage_class_of * static_cast<std::size_t>(schedule.chunks) + slot.chunk) * stages];
+    const std::size_t stages = program->stages.size();
+    const auto* longer =
+        &behind_last[(stage_class_of * static_cast<std::size_t>(schedule.chunks) + slot.chunk) * stages];
     time = std::accumulate(longer, longer + stages, time);
   };
   const StageOrder order = schedule.order(static_cast<std::size_t>(c.first_stage));
@@ -506,28 +507,19 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
           return first < n && n <= first + segment.repeats;
         };
         if (!began && std::ranges::none_of(segment.pattern(), has_last)) continue;
-        for (std::uint32_t r = 0; r < segment.repeats; ++r) {
-          bool ends_meet = r == 0 || r + 1 == segment.repeats;
-          for (const Slot& slot : segment.pattern()) {
-            const std::uint32_t first = slot.micro_batch + shift;
-            ends_meet |= first + r == 0 || first + r + 1 == n;
-          }
-          if (!ends_meet) {  // the next repeat that may contain the last micro-batch
-            std::uint32_t skip = segment.repeats - 1 - r;
-            double seconds_of_repeat = 0;
-            for (const Slot& slot : segment.pattern()) {
-              const auto to_last = static_cast<std::uint32_t>(n - 1) - (slot.micro_batch + shift + r);
-              if (slot.micro_batch + shift + r < n) skip = std::min(skip, to_last);
-              seconds_of_repeat += chunks[slot.chunk][index(slot.kind)].usual.seconds;
-            }
-            time += skip * seconds_of_repeat;
-            r += skip - 1;
-            continue;
-          }
+        for (std::uint32_t r = 0; r < segment.repeats;) {
+          std::uint32_t next = segment.repeats - 1;  // the next repeat that may contain the last micro-batch
+          double seconds_of_repeat = 0;
           for (Slot slot : segment.pattern()) {
+            const std::int64_t last = n - 1 - slot.micro_batch - shift;
+            if (last > r) next = static_cast<std::uint32_t>(std::min<std::int64_t>(next, last));
+            seconds_of_repeat += chunks[slot.chunk][index(slot.kind)].usual.seconds;
             slot.micro_batch += shift + r;
             pass(slot);
           }
+          if (next <= r) break;
+          time += (next - r - 1) * seconds_of_repeat;
+          r = next;
         }
       }
     };
@@ -544,25 +536,25 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
   }
 }
 
-void AnalyticalEngine::Rep::clock_slots(const Program& program) {
-  const std::int64_t n = program.schedule.micro_batches;
-  clock_lines(program);
-  gather_while_waiting(program);
-  find_pair_saves(program);
-  find_waits(program);
-  for (std::size_t i = 0; i < classes.size(); ++i) carry_backlogs(program, i);
-  spare_pairs_backlogs(program);
-  slow_behind_last(program);
-  slow_hops(program);
+void AnalyticalEngine::Rep::clock_slots() {
+  const std::int64_t n = program->schedule.micro_batches;
+  clock_lines();
+  gather_while_waiting();
+  find_pair_saves();
+  find_waits();
+  for (std::size_t i = 0; i < classes.size(); ++i) carry_backlogs(i);
+  spare_pairs_backlogs();
+  slow_behind_last();
+  slow_hops();
+  take_seconds();
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
-    for (std::size_t k = at(program, i, 0); k < at(program, i + 1, 0); ++k) {
+    for (std::size_t k = at(i, 0); k < at(i + 1, 0); ++k) {
       auto& l = lines[k];
-      const std::size_t of_class = row(program, k).of_class;
-      const bool first = program.class_of(0) == of_class, last = program.class_of(n - 1) == of_class;
-      const auto usual = static_cast<double>(program.micro_batches_of(of_class) - (first ? 1 : 0) - (last ? 1 : 0));
+      const std::size_t of_class = row(k).of_class;
+      const bool first = program->class_of(0) == of_class, last = program->class_of(n - 1) == of_class;
+      const auto usual = static_cast<double>(program->micro_batches_of(of_class) - (first ? 1 : 0) - (last ? 1 : 0));
       for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
-        seconds[k][kind] = seconds_of(l[kind]);
         if (n == 1) {
           add(c.slots, l[kind].usual.accounts, 1);
         } else {
@@ -572,21 +564,21 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
         }
       }
     }
-    clock_update(program, c);
-    find_tail(program, i);
+    clock_update(c);
+    find_tail(i);
   }
 }
 
 // Finds the time that two slots save as a pair. Both are clocked without a backlog: work that earlier slots have left
 // slows a pair by as much as it slows the two slots in sequence. spare_pairs_backlogs() corrects pairs that take
 // longer.
-void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
+void AnalyticalEngine::Rep::find_pair_saves() {
   pair_saves.clear();
-  if (!program.schedule.pairs) return;
-  pair_saves.assign(rows(program), 0);
+  if (!program->schedule.pairs) return;
+  pair_saves.assign(rows(), 0);
   pair_lines.assign(pair_saves.size(), {});
   for (std::size_t at = 0; at < pair_saves.size(); ++at) {
-    const Row of_row = row(program, at);
+    const Row of_row = row(at);
     const StageClass& c = classes[of_row.stage_class];
     const Chunk& chunk = of_row.chunk;
     const auto of = [&](BlockKind kind) -> const LineResult& { return lines[at][index(kind)].usual; };
@@ -612,9 +604,9 @@ void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
 
 // A pair can take longer than its halves alone, because one half's gathers share the fabric with work that the other
 // half leaves there. Slots that carry backlogs are slowed by the same work, which must count once only.
-void AnalyticalEngine::Rep::spare_pairs_backlogs(const Program& program) {
+void AnalyticalEngine::Rep::spare_pairs_backlogs() {
   for (std::size_t at = 0; at < pair_saves.size(); ++at) {
-    if (pair_saves[at] >= 0 || !classes[row(program, at).stage_class].carries) continue;
+    if (pair_saves[at] >= 0 || !classes[row(at).stage_class].carries) continue;
     const auto& l = lines[at];
     const double carried = l[index(BlockKind::forward)].usual.seconds + l[index(BlockKind::backward)].usual.seconds;
     const double saves = std::clamp(carried - pair_lines[at].seconds, pair_saves[at], 0.0);
@@ -624,20 +616,20 @@ void AnalyticalEngine::Rep::spare_pairs_backlogs(const Program& program) {
 }
 
 // Books the time of paired slots, for as many pairs as the order of the class's first stage has.
-void AnalyticalEngine::Rep::account_pairs(const Program& program) {
+void AnalyticalEngine::Rep::account_pairs() {
   if (pair_saves.empty()) return;
   for (std::size_t i = 0; i < classes.size(); ++i) {
-    const std::size_t first = at(program, i, 0), behind = at(program, i + 1, 0);
+    const std::size_t first = at(i, 0), behind = at(i + 1, 0);
     std::vector<double> paired(behind - first);  // by row: number of pairs; each half counts 0.5
-    const StageOrder order = program.schedule.order(static_cast<std::size_t>(classes[i].first_stage));
-    if (program.micro_batch_class.empty()) {
+    const StageOrder order = program->schedule.order(static_cast<std::size_t>(classes[i].first_stage));
+    if (program->micro_batch_class.empty()) {
       order.for_each_pair([&](std::uint16_t forward, std::uint16_t backward, std::uint64_t times) {
         paired[forward] += static_cast<double>(times) / 2;
         paired[backward] += static_cast<double>(times) / 2;
       });
     } else {
       order.for_each_pair_of_slots([&](const Slot& forward, const Slot& backward) {
-        for (const Slot* slot : {&forward, &backward}) paired[this->at(program, i, *slot) - first] += 0.5;
+        for (const Slot* slot : {&forward, &backward}) paired[this->at(i, *slot) - first] += 0.5;
       });
     }
     for (std::size_t k = 0; k < paired.size(); ++k) {
@@ -649,20 +641,20 @@ void AnalyticalEngine::Rep::account_pairs(const Program& program) {
 }
 
 // Clocks every chunk by itself.
-void AnalyticalEngine::Rep::clock_lines(const Program& program) {
-  lines.resize(rows(program));
+void AnalyticalEngine::Rep::clock_lines() {
+  lines.resize(rows());
   seconds.resize(lines.size());
-  const std::size_t first = program.class_of(0), last = program.class_of(program.schedule.micro_batches - 1);
+  const std::size_t first = program->class_of(0), last = program->class_of(program->schedule.micro_batches - 1);
   const auto ends_of = [&](std::size_t of_class) {
     return static_cast<WhenSet>((of_class == first ? bit(When::first_micro_batch) : 0) |
                                 (of_class == last ? bit(When::last_micro_batch) : 0));
   };
   for (std::size_t at = 0; at < lines.size(); ++at) {
-    const Row own = row(program, at);
+    const Row own = row(at);
     const std::size_t layout = classes[own.stage_class].layout;
     const WhenSet has = ends_of(own.of_class);
     const auto like_own = [&](std::size_t i) {
-      const Row other = row(program, i);
+      const Row other = row(i);
       return classes[other.stage_class].layout == layout && ends_of(other.of_class) == has && other.chunk == own.chunk;
     };
     std::size_t like = 0;  // equal chunks take equal times; a virtual pipeline has many
@@ -670,24 +662,24 @@ void AnalyticalEngine::Rep::clock_lines(const Program& program) {
     if (like < at)
       lines[at] = lines[like];
     else
-      clock_chunk(program, own.chunk, layout, has, lines[at]);
+      clock_chunk(own.chunk, layout, has, lines[at]);
   }
 }
 
-void AnalyticalEngine::Rep::find_hops(const Program& program) {
-  borders.find(program);
+void AnalyticalEngine::Rep::find_hops() {
+  borders.find(*program);
   hops.assign(borders.size(), 0);
   // Equal hops are computed once: every stage is at the same distance from the next, except those at a node's edge, and
   // most borders are equal.
-  const std::int64_t stride = program.mesh.stride(MeshAxis::pp), per_node = cluster.node.devices;
-  leaves_node.resize(program.stages.size());
+  const std::int64_t stride = program->mesh.stride(MeshAxis::pp), per_node = cluster.node.devices;
+  leaves_node.resize(program->stages.size());
   std::int64_t in_node = 0;  // place of the stage's first rank in its node
   for (std::size_t s = 0; s < leaves_node.size(); ++s) {
     in_node += stride % per_node;
     leaves_node[s] = stride >= per_node || in_node >= per_node;
     if (in_node >= per_node) in_node -= per_node;
   }
-  const auto last = static_cast<std::int32_t>(program.stages.size()) - 1;
+  const auto last = static_cast<std::int32_t>(program->stages.size()) - 1;
   // For the current kind of border: within a node, across a node's edge.
   std::array<double, 2> known{};
   for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
@@ -708,20 +700,21 @@ void AnalyticalEngine::Rep::find_hops(const Program& program) {
   }
 }
 
-void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
-  walker.walk(program.schedule, pipeline_costs(program), pipeline);
+void AnalyticalEngine::Rep::take_seconds() {
+  for (std::size_t at = 0; at < lines.size(); ++at)
+    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) seconds[at][kind] = seconds_of(lines[at][kind]);
 }
 
 // Sums over stages, whose ranks wait for each other.
-void AnalyticalEngine::Rep::sum_over_stages(const Program& program) {
-  for (std::size_t g = 0; g < program.stage_groups.size(); ++g) {
+void AnalyticalEngine::Rep::sum_over_stages() {
+  for (std::size_t g = 0; g < program->stage_groups.size(); ++g) {
     double begin = 0, took = 0;
-    for (const std::uint16_t s : program.stage_groups[g]) {
+    for (const std::uint16_t s : program->stage_groups[g]) {
       begin = std::max(begin, ends[s].reduced);
       for (const StageSum& sum : classes[static_cast<std::size_t>(stage_class[s])].sums)
         if (sum.group == g) took = std::max(took, sum.seconds);
     }
-    for (const std::uint16_t s : program.stage_groups[g]) {
+    for (const std::uint16_t s : program->stage_groups[g]) {
       ends[s].bubble += begin - ends[s].reduced;
       ends[s].reduced = begin + took;
       ends[s].sums += took;
@@ -729,8 +722,8 @@ void AnalyticalEngine::Rep::sum_over_stages(const Program& program) {
   }
 }
 
-void AnalyticalEngine::Rep::finish_stages(const Program& program) {
-  const std::size_t stages = program.stages.size();
+void AnalyticalEngine::Rep::finish_stages() {
+  const std::size_t stages = program->stages.size();
   ends.assign(stages, {});
   for (std::size_t s = 0; s < stages; ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
@@ -741,7 +734,7 @@ void AnalyticalEngine::Rep::finish_stages(const Program& program) {
     constexpr double kRounding = 1e-13;  // relative; the rounding error of a stage that is always busy
     ends[s].bubble = idle > kRounding * clock_of.finish ? idle : 0;
   }
-  sum_over_stages(program);
+  sum_over_stages();
   bool synchronises = false;
   double slowest = 0;
   for (std::size_t s = 0; s < stages; ++s) {
@@ -776,8 +769,8 @@ std::size_t AnalyticalEngine::Rep::speaker_of(std::size_t stage_class_of) const 
   return s;
 }
 
-void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, Report& report) {
-  const std::size_t stages = program.stages.size();
+void AnalyticalEngine::Rep::fill_time(Dtype mfu_dtype, Report& report) {
+  const std::size_t stages = program->stages.size();
   report.stages.resize(classes.size());
   for (std::size_t i = 0; i < classes.size(); ++i) {
     const StageClass& c = classes[i];
@@ -800,9 +793,9 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
 
   report.step_seconds = step_seconds;
   report.pipeline_seconds = pipeline.makespan;
-  report.devices = program.mesh.ranks();
+  report.devices = program->mesh.ranks();
   const auto devices = static_cast<double>(report.devices);
-  const ModelWork& model = program.model;
+  const ModelWork& model = program->model;
   report.tokens_per_second = model.tokens_per_step / step_seconds;
   report.tokens_per_second_per_device = report.tokens_per_second / devices;
   report.sequences_per_second = model.sequences_per_step / step_seconds;

@@ -101,9 +101,8 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk, double sent)
 
 // A pair goes through its chunks layer by layer: while the forward saves its k-th instance, the backward is at its k-th
 // from the end and has freed those behind it. Returns the most that both hold, beyond all that both save.
-PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::size_t forward_row,
-                                                  std::size_t backward_row) const {
-  const Chunk &forward = row(program, forward_row).chunk, &backward = row(program, backward_row).chunk;
+PlacedBytes AnalyticalEngine::Rep::pair_transient(std::size_t forward_row, std::size_t backward_row) const {
+  const Chunk &forward = row(forward_row).chunk, &backward = row(backward_row).chunk;
   const ChunkMemory &f = memory[forward_row], &b = memory[backward_row];
   const LentGradients lent = lent_gradients(backward);
   // Bytes that the forward has saved before its current instance; bytes that the backward has not freed yet.
@@ -112,14 +111,12 @@ PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::s
   std::size_t i = 0, j = backward.runs.size();  // indices of runs; the backward's is j - 1
   std::int64_t done_i = 0, done_j = 0;          // finished instances of these runs
   while (i < forward.runs.size() || j > 0) {
-    const bool has_forward = i < forward.runs.size(), has_backward = j > 0;
+    const bool has_forward = i<forward.runs.size(), has_backward = j> 0;
     const PieceMemory* const p = has_forward ? &pieces[forward.runs[i].piece].memory : nullptr;
     const PieceMemory* const q = has_backward ? &pieces[backward.runs[j - 1].piece].memory : nullptr;
     const std::int64_t of_forward = has_forward ? forward.runs[i].count - done_i : 0;
     const std::int64_t of_backward = has_backward ? backward.runs[j - 1].count - done_j : 0;
-    const std::int64_t n = !has_forward    ? of_backward
-                           : !has_backward ? of_forward
-                                           : std::min(of_forward, of_backward);
+    const std::int64_t n = !has_forward ? of_backward : !has_backward ? of_forward : std::min(of_forward, of_backward);
     // The bytes held change by the same amount with each of these instances, so the first or the last is the fullest.
     for (const std::int64_t k : {std::int64_t{0}, n - 1}) {
       PlacedBytes held = sum(saved, left);
@@ -129,7 +126,8 @@ PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::s
         continue;
       }
       held = sum(sum(held, q->saved, -static_cast<double>(k)), q->saved_weight_gradient, static_cast<double>(k));
-      visit_backward(backward, lent, j - 1, [&](const PlacedBytes& transient) { fullest.consider(sum(held, transient)); });
+      visit_backward(backward, lent, j - 1,
+                     [&](const PlacedBytes& transient) { fullest.consider(sum(held, transient)); });
     }
     if (p != nullptr) {
       saved = sum(saved, p->saved, static_cast<double>(n));
@@ -146,21 +144,21 @@ PlacedBytes AnalyticalEngine::Rep::pair_transient(const Program& program, std::s
 }
 
 // The bytes of the chunks of each class of stages.
-void AnalyticalEngine::Rep::hold_memory(const Program& program) {
-  memory.resize(rows(program));
-  gradients.assign(program.runtime.releases_gradients ? memory.size() : 0, 0);
+void AnalyticalEngine::Rep::hold_memory() {
+  memory.resize(rows());
+  gradients.assign(program->runtime.releases_gradients ? memory.size() : 0, 0);
   pair_memory.clear();
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
     const auto first_stage = static_cast<std::size_t>(c.first_stage);
-    const StageBuffers buffers = stage_buffers(program, program.stages[first_stage]);
+    const StageBuffers buffers = stage_buffers(*program, program->stages[first_stage]);
     Fullest update;
-    for (std::size_t k = at(program, i, 0); k < at(program, i + 1, 0); ++k) {
-      const Row of_row = row(program, k);
-      const auto n = static_cast<double>(program.micro_batches_of(of_row.of_class));
-      const std::size_t chunk = k % static_cast<std::size_t>(program.schedule.chunks);
-      memory[k] = chunk_memory(of_row.chunk, sent_output_bytes(program, of_row.chunk,
-                                                               program.schedule.position_of(first_stage, chunk)));
+    for (std::size_t k = at(i, 0); k < at(i + 1, 0); ++k) {
+      const Row of_row = row(k);
+      const auto n = static_cast<double>(program->micro_batches_of(of_row.of_class));
+      const std::size_t chunk = k % static_cast<std::size_t>(program->schedule.chunks);
+      memory[k] = chunk_memory(
+          of_row.chunk, sent_output_bytes(*program, of_row.chunk, program->schedule.position_of(first_stage, chunk)));
       memory[k].backward_buffers = buffers.backward;
       for (const SlotKind kind : {SlotKind::backward, SlotKind::weight_gradient})
         memory[k].transient[index(kind)].of(Place::device, Category::communication_buffer) += buffers.backward;
@@ -168,13 +166,13 @@ void AnalyticalEngine::Rep::hold_memory(const Program& program) {
         const PieceData& data = pieces[run.piece];
         c.recompute_flops += n * static_cast<double>(run.count) * data.recompute_flops;
         if (!gradients.empty())
-          gradients[k] += static_cast<double>(run.count) * released_gradient_bytes(program, program.pieces[run.piece]);
+          gradients[k] +=
+              static_cast<double>(run.count) * released_gradient_bytes(*program, program->pieces[run.piece]);
         if (of_row.of_class > 0) continue;  // parameters are the same
         c.resident += data.memory.resident * static_cast<double>(run.count);
         update.consider(data.memory.update_transient);
       }
-      if (of_row.of_class == 0 && !gradients.empty())
-        c.resident.of(Place::device, Category::gradient) -= gradients[k];
+      if (of_row.of_class == 0 && !gradients.empty()) c.resident.of(Place::device, Category::gradient) -= gradients[k];
     }
     c.resident += buffers.resident;
     c.update_transient = update.bytes();
@@ -182,69 +180,66 @@ void AnalyticalEngine::Rep::hold_memory(const Program& program) {
   }
 }
 
-// The fullest instant of each stage in one place. Returns false if no micro-batch holds anything there.
-bool AnalyticalEngine::Rep::find_peaks(const Program& program, Place place) {
-  bool any = false;
-  chunk_bytes.resize(memory.size());
-  for (std::size_t i = 0; i < memory.size(); ++i) {
-    const ChunkMemory& m = memory[i];
-    ChunkBytes& b = chunk_bytes[i];
-    b.saved = m.saved.in(place);
-    b.kept = m.kept.in(place);
-    any = any || b.saved != 0 || b.kept != 0;
-    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
-      b.transient[kind] = m.transient[kind].in(place);
-      any = any || b.transient[kind] != 0;
-    }
-  }
+// The fullest instant of each stage in one place. Empty if no micro-batch holds anything there.
+std::vector<StagePeak> AnalyticalEngine::Rep::find_peaks(Place place) {
+  const auto holds = [place](const ChunkMemory& m) {
+    return m.saved.in(place) != 0 || m.kept.in(place) != 0 ||
+           std::ranges::any_of(m.transient, [place](const PlacedBytes& bytes) { return bytes.in(place) != 0; });
+  };
   PeakOptions options;
-  if (program.schedule.pairs)
-    options.pair = [&](std::size_t forward, std::size_t backward) {
-      return pair_of(program, forward, backward).in(place);
-    };
+  if (program->schedule.pairs)
+    options.pair = [&](std::size_t forward, std::size_t backward) { return pair_of(forward, backward).in(place); };
   if (place == Place::device) options.gradients = gradients;
-  any = any || std::ranges::any_of(options.gradients, [](double bytes) { return bytes > 0; });
-  if (!any) return false;
-  if (program.micro_batch_class.empty())
-    peak_bytes(program.schedule, stage_class, chunk_bytes, peaks, options);
+  std::vector<StagePeak> peaks;
+  if (std::ranges::none_of(memory, holds) &&
+      std::ranges::none_of(options.gradients, [](double bytes) { return bytes > 0; }))
+    return peaks;
+  std::vector<ChunkBytes> chunk_bytes;
+  for (const ChunkMemory& m : memory) {
+    ChunkBytes& b = chunk_bytes.emplace_back(ChunkBytes{.saved = m.saved.in(place), .kept = m.kept.in(place)});
+    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) b.transient[kind] = m.transient[kind].in(place);
+  }
+  if (program->micro_batch_class.empty())
+    peak_bytes(program->schedule, stage_class, chunk_bytes, peaks, options);
   else
-    peak_bytes(program.schedule, stage_class, chunk_bytes, program.micro_batch_class, program.micro_batch_classes(),
+    peak_bytes(program->schedule, stage_class, chunk_bytes, program->micro_batch_class, program->micro_batch_classes(),
                peaks, options);
-  return true;
+  return peaks;
 }
 
-const PlacedBytes& AnalyticalEngine::Rep::pair_of(const Program& program, std::size_t forward, std::size_t backward) {
+const PlacedBytes& AnalyticalEngine::Rep::pair_of(std::size_t forward, std::size_t backward) {
   const auto [at, is_new] = pair_memory.try_emplace({forward, backward});
-  if (is_new) at->second = pair_transient(program, forward, backward);
+  if (is_new) at->second = pair_transient(forward, backward);
   return at->second;
 }
 
-CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::size_t stage, Place place) {
+std::pair<CategoryBytes, double> AnalyticalEngine::Rep::at_peak(std::size_t stage, const StagePeak& peak, Place place) {
   const auto c = static_cast<std::size_t>(stage_class[stage]);
-  const StagePeak& peak = peaks[stage];
-  const std::size_t first = at(program, c, 0);
-  held_micro_batches.assign(at(program, c + 1, 0) - first, {});
-  if (program.micro_batch_class.empty())
-    count_held(program.schedule, stage, peak.at, held_micro_batches);
+  const std::size_t first = at(c, 0);
+  std::vector<HeldMicroBatches> held(at(c + 1, 0) - first);
+  if (program->micro_batch_class.empty())
+    count_held(program->schedule, stage, peak.at, held);
   else
-    count_held(program.schedule, stage, peak.at, program.micro_batch_class, held_micro_batches);
+    count_held(program->schedule, stage, peak.at, program->micro_batch_class, held);
   CategoryBytes bytes{};
-  for (std::size_t k = 0; k < held_micro_batches.size(); ++k) {
+  double in_flight = 0;
+  for (std::size_t k = 0; k < held.size(); ++k) {
     const ChunkMemory& m = memory[first + k];
-    bytes = added(bytes, m.saved.at(place), static_cast<double>(held_micro_batches[k].in_flight));
-    bytes = added(bytes, m.kept.at(place), static_cast<double>(held_micro_batches[k].awaiting_weight_gradient));
+    in_flight += static_cast<double>(held[k].in_flight);
+    bytes = added(bytes, m.saved.at(place), static_cast<double>(held[k].in_flight));
+    bytes = added(bytes, m.kept.at(place), static_cast<double>(held[k].awaiting_weight_gradient));
   }
   if (place == Place::device) bytes[static_cast<std::size_t>(Category::gradient)] += peak.gradient_bytes;
-  const std::size_t peak_row = at(program, c, peak.micro_batch_class, peak.chunk);
-  if (peak.beside >= 0)
-    return added(bytes, pair_of(program, first + static_cast<std::size_t>(peak.beside), peak_row).at(place));
-  return added(bytes, memory[peak_row].transient[index(peak.slot)].at(place));
+  const std::size_t peak_row = at(c, peak.micro_batch_class, peak.chunk);
+  const PlacedBytes& transient = peak.beside >= 0 ? pair_of(first + static_cast<std::size_t>(peak.beside), peak_row)
+                                                  : memory[peak_row].transient[index(peak.slot)];
+  return {added(bytes, transient.at(place)), in_flight};
 }
 
 // Bytes of the driver's context, and of the buffers of each communicator that the program's ops use.
-double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
-  communicators.clear();
-  const auto use = [this](MeshGroup group) {
+double AnalyticalEngine::Rep::framework_bytes() {
+  std::vector<MeshGroup> communicators;
+  const auto use = [&communicators](MeshGroup group) {
     if (std::find(communicators.begin(), communicators.end(), group) == communicators.end())
       communicators.push_back(group);
   };
@@ -254,40 +249,37 @@ double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
       for (const ClockNode& node : code.nodes)
         if (node.moves && !code.ops[node.op].stages.has_value()) use(code.ops[node.op].group);
   }
-  const MeshGroup stages = program.mesh.group(MeshAxis::pp);
+  const MeshGroup stages = program->mesh.group(MeshAxis::pp);
   if (!stages.empty()) use(stages);
-  const std::size_t count = communicators.size() + program.stage_groups.size();
-  return program.runtime.context_bytes + static_cast<double>(count) * program.runtime.buffer_bytes_per_communicator;
+  const std::size_t count = communicators.size() + program->stage_groups.size();
+  return program->runtime.context_bytes + static_cast<double>(count) * program->runtime.buffer_bytes_per_communicator;
 }
 
-void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) {
-  const double framework = framework_bytes(program);
-  const bool flying = find_peaks(program, Place::device);
+void AnalyticalEngine::Rep::fill_memory(Report& report) {
+  const double framework = framework_bytes();
+  const std::vector<StagePeak> peaks = find_peaks(Place::device);
   for (StageReport& stage : report.stages) stage.memory = {};
   report.memory_peak_bytes = 0;
   double update = 0, resident = 0;  // of the class
-  for (std::size_t s = 0; s < program.stages.size(); ++s) {
+  for (std::size_t s = 0; s < program->stages.size(); ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
     if (s == 0 || stage_class[s] != stage_class[s - 1]) {
       update = device_bytes(c.update_transient);
       resident = device_bytes(c.resident);
     }
     StageReport& stage = report.stages[static_cast<std::size_t>(stage_class[s])];
-    const double slots = flying ? peaks[s].bytes : 0;
+    const double slots = peaks.empty() ? 0 : peaks[s].bytes;
     // Stages of a class differ in the micro-batches in flight; the fullest one represents the class.
     if (stage.memory.peak_bytes > 0 && resident + std::max(slots, update) + framework <= stage.memory.peak_bytes)
       continue;
     MemoryBreakdown& m = stage.memory;
-    const bool in_slot = flying && slots >= update;
-    const CategoryBytes& resting = c.resident.at(Place::device);
-    m.bytes.at(Place::device) = in_slot ? added(resting, bytes_at_peak(program, s, Place::device))
-                                        : added(resting, c.update_transient.at(Place::device));
+    const bool in_slot = !peaks.empty() && slots >= update;
+    const auto [bytes, in_flight] =
+        in_slot ? at_peak(s, peaks[s], Place::device) : std::pair(c.update_transient.at(Place::device), 0.0);
+    m.bytes.at(Place::device) = added(c.resident.at(Place::device), bytes);
     m.framework_bytes = framework;
     m.peak_bytes = device_bytes(m.bytes) + m.framework_bytes;
-    stage.in_flight_micro_batches = 0;
-    if (in_slot)
-      for (const HeldMicroBatches& of_chunk : held_micro_batches)
-        stage.in_flight_micro_batches += static_cast<double>(of_chunk.in_flight);
+    stage.in_flight_micro_batches = in_flight;
   }
   for (std::size_t i = 0; i < report.stages.size(); ++i) {
     if (report.stages[i].memory.peak_bytes <= report.memory_peak_bytes) continue;
@@ -297,31 +289,31 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
   report.memory_capacity_bytes = cluster.device.memory_bytes;
   report.memory_fits = report.memory_peak_bytes <= report.memory_capacity_bytes;
   report.host_memory = {.capacity_bytes = cluster.node.host_memory_bytes};
-  fill_shared(program, Place::host, report.host_memory, report);
+  fill_shared(Place::host, report.host_memory, report);
   report.storage = {.capacity_bytes = cluster.node.nvme_bytes};
-  fill_shared(program, Place::storage, report.storage, report);
+  fill_shared(Place::storage, report.storage, report);
 }
 
 // The devices of a node share the place. The stage with the most bytes there may fill a whole node.
-void AnalyticalEngine::Rep::fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report) {
-  const bool flying = find_peaks(program, place);
+void AnalyticalEngine::Rep::fill_shared(Place place, SharedMemory& shared, Report& report) {
+  const std::vector<StagePeak> peaks = find_peaks(place);
   const bool stays = std::any_of(classes.begin(), classes.end(), [place](const StageClass& c) {
     return c.resident.in(place) != 0 || c.update_transient.in(place) != 0;
   });
-  if (!flying && !stays) return;
-  for (std::size_t s = 0; s < program.stages.size(); ++s) {
+  if (peaks.empty() && !stays) return;
+  for (std::size_t s = 0; s < program->stages.size(); ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
     CategoryBytes bytes = added(c.resident.at(place), c.update_transient.at(place));
-    if (flying && peaks[s].bytes > c.update_transient.in(place))
-      bytes = added(c.resident.at(place), bytes_at_peak(program, s, place));
+    if (!peaks.empty() && peaks[s].bytes > c.update_transient.in(place))
+      bytes = added(c.resident.at(place), at_peak(s, peaks[s], place).first);
     CategoryBytes& fullest = report.stages[static_cast<std::size_t>(stage_class[s])].memory.bytes.at(place);
     if (total(bytes) <= total(fullest)) continue;
     fullest = bytes;
     shared.peak_bytes = std::max(shared.peak_bytes, total(bytes));
   }
   if (shared.peak_bytes <= 0) return;
-  const auto ranks = static_cast<double>(std::min<std::int64_t>(cluster.node.devices, program.mesh.ranks()));
-  if (place == Place::host) shared.process_bytes = ranks * program.runtime.host_bytes_per_rank;
+  const auto ranks = static_cast<double>(std::min<std::int64_t>(cluster.node.devices, program->mesh.ranks()));
+  if (place == Place::host) shared.process_bytes = ranks * program->runtime.host_bytes_per_rank;
   shared.node_bytes = ranks * shared.peak_bytes + shared.process_bytes;
   const std::string words = place == Place::host ? "host memory" : "storage";
   const std::string field = place == Place::host ? "/cluster/node/host_memory_bytes" : "/cluster/node/nvme_bytes";

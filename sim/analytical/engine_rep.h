@@ -123,94 +123,92 @@ struct AnalyticalEngine::Rep {
       : cluster(cluster_), kernels(kernels_), collectives(collectives_), costs(cluster_, kernels_, collectives_) {}
 
   // The steps of evaluate(), in order.
-  void find_layouts(const Program& program);
-  void find_classes(const Program& program);
-  void find_network_use(const Program& program);
-  bool share_nics(const Program& program, int round);
-  void prepare_pieces(const Program& program);
-  void find_hops(const Program& program);
-  void count_turns(const Program& program);
-  void gather_while_waiting(const Program& program);
-  void find_waits(const Program& program);
-  void carry_backlogs(const Program& program, std::size_t stage_class);
-  bool slows_itself(const Program& program, std::size_t stage_class) const;
-  void follow_backlogs(const Program& program, std::size_t stage_class);
-  void settle_backlogs(const Program& program, std::size_t stage_class, std::size_t of_class);
-  void hold_memory(const Program& program);
-  void slow_behind_last(const Program& program);
-  void slow_hops(const Program& program);
-  void clock_lines(const Program& program);
-  void clock_slots(const Program& program);
-  void find_pair_saves(const Program& program);
-  void spare_pairs_backlogs(const Program& program);
-  void account_pairs(const Program& program);
-  void walk_pipeline(const Program& program);
-  void sum_over_stages(const Program& program);
-  void finish_stages(const Program& program);
-  void fill_time(const Program& program, Dtype mfu_dtype, Report& report);
-  void fill_memory(const Program& program, Report& report);
+  void find_layouts();
+  void find_classes();
+  std::vector<std::vector<NetworkUse>> network_use();  // by stage, in order of time
+  bool share_nics(int round);
+  void prepare_pieces();
+  void find_hops();
+  std::vector<std::int64_t> count_turns() const;  // [stage * chunks + chunk]
+  void gather_while_waiting();
+  void find_waits();
+  void carry_backlogs(std::size_t stage_class);
+  bool slows_itself(std::size_t stage_class) const;
+  void follow_backlogs(std::size_t stage_class);
+  void settle_backlogs(std::size_t stage_class, std::size_t of_class);
+  void hold_memory();
+  void slow_behind_last();
+  void slow_hops();
+  void clock_lines();
+  void clock_slots();
+  void find_pair_saves();
+  void spare_pairs_backlogs();
+  void account_pairs();
+  void take_seconds();
+  void sum_over_stages();
+  void finish_stages();
+  void fill_time(Dtype mfu_dtype, Report& report);
+  void fill_memory(Report& report);
   // On request.
-  void fill_ops(const Program& program, Report& report) const;
-  void fill_timeline(const Program& program, Report& report);
-  void fill_op_slices(const Program& program, const PipelineTimeline& slots, TimelineOps& op_of, Report& report);
+  void fill_ops(Report& report) const;
+  void fill_timeline(Report& report);
+  void fill_op_slices(const PipelineTimeline& slots, TimelineOps& op_of, Report& report);
   // Clocks a line again with the inputs that it had, and returns its ops.
-  LineResult trace_line(const Program& program, const LineOrigin& origin, std::vector<LineOp>& ops);
+  LineResult trace_line(const LineOrigin& origin, std::vector<LineOp>& ops);
   // The stage of a class that waits least for its neighbours. It represents the class.
   std::size_t speaker_of(std::size_t stage_class_of) const;
 
   // The index of a row. If micro-batches differ, `lines`, `seconds`, `memory` and others have rows for each pair of a
   // class of stages and a class of micro-batches, and for each chunk.
-  std::size_t at(const Program& program, std::size_t stage_class_of, std::size_t of_class,
-                 std::size_t chunk = 0) const {
-    return (stage_class_of * program.micro_batch_classes() + of_class) *
-               static_cast<std::size_t>(program.schedule.chunks) +
+  std::size_t at(std::size_t stage_class_of, std::size_t of_class, std::size_t chunk = 0) const {
+    return (stage_class_of * program->micro_batch_classes() + of_class) *
+               static_cast<std::size_t>(program->schedule.chunks) +
            chunk;
   }
-  std::size_t at(const Program& program, std::size_t stage_class_of, const Slot& slot) const {
-    return at(program, stage_class_of, program.class_of(slot.micro_batch), slot.chunk);
+  std::size_t at(std::size_t stage_class_of, const Slot& slot) const {
+    return at(stage_class_of, program->class_of(slot.micro_batch), slot.chunk);
   }
-  std::size_t rows(const Program& program) const { return at(program, classes.size(), 0); }
+  std::size_t rows() const { return at(classes.size(), 0); }
   struct Row {
     std::size_t stage_class = 0, of_class = 0;  // `of_class`: the class of micro-batches
     const Chunk& chunk;
   };
-  Row row(const Program& program, std::size_t at) const {
-    const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-    const std::size_t of_class = at / chunks % program.micro_batch_classes(),
-                      of_stages = at / chunks / program.micro_batch_classes();
+  Row row(std::size_t at) const {
+    const auto chunks = static_cast<std::size_t>(program->schedule.chunks);
+    const std::size_t of_class = at / chunks % program->micro_batch_classes(),
+                      of_stages = at / chunks / program->micro_batch_classes();
     const auto stage = static_cast<std::size_t>(classes[of_stages].first_stage);
-    return {of_stages, of_class, program.stages_of(of_class)[stage][at % chunks]};
+    return {of_stages, of_class, program->stages_of(of_class)[stage][at % chunks]};
   }
-  PipelineCosts pipeline_costs(const Program& program) const {
-    PipelineCosts paired = unpaired_costs(program);
+  PipelineCosts pipeline_costs() const {
+    PipelineCosts paired = unpaired_costs();
     paired.pair_saves = pair_saves;
     paired.behind_last = behind_last;
-    paired.slots_behind = program.stages.size();
+    paired.slots_behind = program->stages.size();
     return paired;
   }
   // The costs when the two halves of a pair run one after the other.
-  PipelineCosts unpaired_costs(const Program& program) const {
+  PipelineCosts unpaired_costs() const {
     return {.stage_class = stage_class,
             .seconds = seconds,
             .hop_seconds = hops,
-            .micro_batch_class = program.micro_batch_class,
-            .micro_batch_classes = program.micro_batch_classes()};
+            .micro_batch_class = program->micro_batch_class,
+            .micro_batch_classes = program->micro_batch_classes()};
   }
 
   auto code_of(BlockKind kind, std::size_t layout) const {
     return [this, kind, layout](std::uint16_t piece) -> const BlockCode& { return pieces[piece].block(kind, layout); };
   }
-  void clock_line(const Program& program, const Chunk& chunk, std::size_t layout, BlockKind kind, WhenSet when,
-                  LineResult& result, const LineStart& start = {}) {
-    clock_line(program, {&chunk, 1}, layout, kind, when, false, result, start);
+  void clock_line(const Chunk& chunk, std::size_t layout, BlockKind kind, WhenSet when, LineResult& result,
+                  const LineStart& start = {}) {
+    clock_line({&chunk, 1}, layout, kind, when, false, result, start);
   }
-  void clock_line(const Program& program, std::span<const Chunk> chunks, std::size_t layout, BlockKind kind,
-                  WhenSet when, bool drain, LineResult& result, const LineStart& start);
-  void append_chunks(const Program& program, std::span<const Chunk> chunks, std::size_t layout, BlockKind kind);
-  void clock_chunk(const Program& program, const Chunk& chunk, std::size_t layout, WhenSet has,
-                   std::array<SlotLines, kSlotKinds>& lines);
-  void clock_update(const Program& program, StageClass& c);
-  void find_tail(const Program& program, std::size_t stage_class);
+  void clock_line(std::span<const Chunk> chunks, std::size_t layout, BlockKind kind, WhenSet when, bool drain,
+                  LineResult& result, const LineStart& start);
+  void append_chunks(std::span<const Chunk> chunks, std::size_t layout, BlockKind kind);
+  void clock_chunk(const Chunk& chunk, std::size_t layout, WhenSet has, std::array<SlotLines, kSlotKinds>& lines);
+  void clock_update(StageClass& c);
+  void find_tail(std::size_t stage_class);
   // Seconds for which a stage of the class waits before its slot number `slot`; 0 if not computed.
   double wait(std::size_t stage_class_of, std::size_t slot) const {
     return waits.empty() ? 0 : waits[stage_class_of * (waits.size() / classes.size()) + slot];
@@ -225,13 +223,15 @@ struct AnalyticalEngine::Rep {
   void visit_backward(const Chunk& chunk, LentGradients of, std::size_t run, const Visit& visit) const;
   ChunkMemory chunk_memory(const Chunk& chunk, double sent) const;
   // `forward` and `backward` are row indices of `memory`.
-  PlacedBytes pair_transient(const Program& program, std::size_t forward, std::size_t backward) const;
-  const PlacedBytes& pair_of(const Program& program, std::size_t forward, std::size_t backward);
-  bool find_peaks(const Program& program, Place place);
-  CategoryBytes bytes_at_peak(const Program& program, std::size_t stage, Place place);
-  void fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report);
-  double framework_bytes(const Program& program);
+  PlacedBytes pair_transient(std::size_t forward, std::size_t backward) const;
+  const PlacedBytes& pair_of(std::size_t forward, std::size_t backward);
+  std::vector<StagePeak> find_peaks(Place place);
+  // The bytes at the peak, and how many micro-batches are in flight then, counted in each of their chunks.
+  std::pair<CategoryBytes, double> at_peak(std::size_t stage, const StagePeak& peak, Place place);
+  void fill_shared(Place place, SharedMemory& shared, Report& report);
+  double framework_bytes();
 
+  const Program* program = nullptr;  // the one that is evaluated
   const Cluster& cluster;
   const Calibration& kernels;
   const CollectiveCalibration& collectives;
@@ -258,32 +258,17 @@ struct AnalyticalEngine::Rep {
   std::vector<Layout> layouts, spare_layouts;
   std::vector<std::size_t> stage_layout;
   StageSpans stage_spans;
-  std::vector<std::vector<NetworkUse>> network_use;  // by stage, in order of time
   std::vector<std::int32_t> stage_class;
-  std::vector<std::uint32_t> at_position;  // [stage]
-  std::vector<std::int64_t> turns;         // [stage * chunks + chunk]: count_turns()
-  // The ends of forwards that decide how long gathers for a stage's next chunk may take.
-  struct FirstEnds {
-    double issued = 0, gathered = 0;  // first micro-batch's gathers that are issued ahead: issue, end
-    double first = 0, last = 0;  // end of its forward; end of the last forward before the stage's next chunk
-  };
-  std::vector<FirstEnds> first_ends;   // by position
-  std::vector<char> gathers_alone;     // [at()]: whether only the first micro-batch gathers ahead
-  std::vector<double> gather_seconds;  // [at()]: seconds of a first forward's gathers
-  std::vector<double> first_waits;     // [at()]: the wait with which a first forward was clocked; 0: none
   std::vector<StageClass> classes;
   std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [at()][SlotKind]
   std::vector<ChunkSeconds> seconds;                     // [at()]: the seconds of `lines`, for the walk
   std::vector<double> pair_saves;                        // PipelineCosts::pair_saves
   std::vector<LineResult> pair_lines;                    // [at()]: a pair; its accounts hold the additional time
   std::vector<double> behind_last;                       // PipelineCosts::behind_last
-  std::vector<std::int32_t> slot_before;                 // [chunk * kSlotKinds + SlotKind]
-  std::vector<FabricBacklog> backlogs;                   // [chunk * kSlotKinds + SlotKind]
   std::vector<double> waits;        // [class][slot in order]: wait before the slot; empty: not computed
   SharedFabric fabric;              // the fabric while a stage waits
   PipelineTimeline walked;          // the timeline from which waits were computed
   std::vector<ChunkMemory> memory;  // [at()]
-  std::vector<ChunkBytes> chunk_bytes;
   // [at()]: bytes of gradients held from a chunk's first backward to its last one. Empty: none are.
   std::vector<double> gradients;
   std::map<std::pair<std::size_t, std::size_t>, PlacedBytes> pair_memory;
@@ -291,10 +276,7 @@ struct AnalyticalEngine::Rep {
   std::vector<std::uint8_t> leaves_node;  // by stage: whether the next stage's ranks are on another node
   std::vector<double> hops;               // by position
   PipelineClock pipeline;
-  std::vector<StagePeak> peaks;  // by stage
-  std::vector<HeldMicroBatches> held_micro_batches;  // by row of `memory`: at the peak of the stage asked for last
   std::vector<StageEnd> ends;
-  std::vector<MeshGroup> communicators;
   double step_seconds = 0;
   std::int32_t bounding_stage = 0;
 };

@@ -39,6 +39,22 @@ TimelineOp wait_for(Account account) {
   return {.name = fmt::format("wait: {}", what), .kind = "wait", .bound = ""};
 }
 
+// An op that runs once for all instances belongs to all layers, whatever their plans.
+TimelineOp describe(const Program& program, BlockKind kind, const LineOp& of) {
+  const Op& op = of.code->ops[of.op];
+  const Piece& piece = *of.code->piece;
+  const auto own = std::ranges::find_if(program.pieces, [&](const Piece& p) { return &p == &piece; });
+  const bool once = own == program.pieces.end() || op.every == kAllInstances ||
+                    std::any_of(of.code->nodes.begin(), of.code->nodes.end(),
+                                [&](const ClockNode& node) { return node.op == of.op && node.once; });
+  const auto title = [&] { return piece_title(program, static_cast<std::size_t>(own - program.pieces.begin())); };
+  return {.name = fmt::format("{}.{}.{}", once ? std::string(piece.name) : title(), name_of(kind), op.name),
+          .kind = name_of(op.kind),
+          .bound = of.code->model->bound(op, piece.tensors, of.instances),
+          .flops = of.code->model->cost(op, piece.tensors, of.instances).flops,
+          .bytes = bytes(op, piece.tensors) * static_cast<double>(of.instances)};
+}
+
 // The number of times a node runs in an item of a line.
 struct Executions {
   std::int64_t instances = 1;  // number of instances that each run covers
@@ -68,31 +84,15 @@ std::uint32_t TimelineOps::operator()(BlockKind kind, const LineOp& op) {
   const int account = op.code == nullptr ? op.account : 0;
   const auto [at, added] =
       known_.try_emplace({op.code, op.op, op.instances, account}, static_cast<std::uint32_t>(ops_.size()));
-  if (added) ops_.push_back(op.code == nullptr ? wait_for(op.account) : describe(kind, op));
+  if (added) ops_.push_back(op.code == nullptr ? wait_for(op.account) : describe(program_, kind, op));
   return at->second;
 }
 
-TimelineOp TimelineOps::describe(BlockKind kind, const LineOp& of) const {
-  const Op& op = of.code->ops[of.op];
-  const Piece& piece = *of.code->piece;
-  const auto own = std::ranges::find_if(program_.pieces, [&](const Piece& p) { return &p == &piece; });
-  const bool once =
-      own == program_.pieces.end() || op.every == kAllInstances ||
-      std::any_of(of.code->nodes.begin(), of.code->nodes.end(),
-                  [&](const ClockNode& node) { return node.op == of.op && node.once; });
-  const auto title = [&] { return piece_title(program_, static_cast<std::size_t>(own - program_.pieces.begin())); };
-  return {.name = fmt::format("{}.{}.{}", once ? std::string(piece.name) : title(), name_of(kind), op.name),
-          .kind = name_of(op.kind),
-          .bound = of.code->model->bound(op, piece.tensors, of.instances),
-          .flops = of.code->model->cost(op, piece.tensors, of.instances).flops,
-          .bytes = bytes(op, piece.tensors) * static_cast<double>(of.instances)};
-}
-
-void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) const {
+void AnalyticalEngine::Rep::fill_ops(Report& report) const {
   const StageClass& c = classes[static_cast<std::size_t>(report.bounding_stage)];
   const auto stage = static_cast<std::size_t>(c.first_stage);
-  const auto& chunks = program.stages[stage];
-  const std::int64_t n = program.schedule.micro_batches;
+  const auto& chunks = program->stages[stage];
+  const std::int64_t n = program->schedule.micro_batches;
 
   // An op that runs once per line runs in the last run of a piece that has it.
   std::uint16_t once_piece = 0;
@@ -100,25 +100,24 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
     for (const Run& run : chunk.runs)
       if (pieces[run.piece].block(BlockKind::norm).once) once_piece = run.piece;
 
-  std::vector<std::array<std::vector<LineItem>, kBlockKinds>> items(program.micro_batch_classes());
+  std::vector<std::array<std::vector<LineItem>, kBlockKinds>> items(program->micro_batch_classes());
   for (std::size_t of_class = 0; of_class < items.size(); ++of_class)
     for (std::size_t k = 0; k < kBlockKinds; ++k)
-      for (const Chunk& chunk : program.stages_of(of_class)[stage]) {
+      for (const Chunk& chunk : program->stages_of(of_class)[stage]) {
         const auto kind = static_cast<BlockKind>(k);
-        append_line(program.pieces, chunk.runs, kind == BlockKind::backward || kind == BlockKind::weight_gradient,
+        append_line(program->pieces, chunk.runs, kind == BlockKind::backward || kind == BlockKind::weight_gradient,
                     code_of(kind, c.layout), items[of_class][k]);
       }
   // Number of lines in a step, for a class of micro-batches.
   const auto lines_per_step = [&](std::size_t of_class, When when, bool update) -> double {
     if (update) return of_class == 0 ? 1 : 0;
-    if (when == When::every_micro_batch) return static_cast<double>(program.micro_batches_of(of_class));
-    return program.class_of(when == When::first_micro_batch ? 0 : n - 1) == of_class ? 1 : 0;
+    if (when == When::every_micro_batch) return static_cast<double>(program->micro_batches_of(of_class));
+    return program->class_of(when == When::first_micro_batch ? 0 : n - 1) == of_class ? 1 : 0;
   };
 
-  for (std::size_t p = 0; p < program.pieces.size(); ++p) {
+  for (std::size_t p = 0; p < program->pieces.size(); ++p) {
     if (!pieces[p].used) continue;
-    const Piece& piece = program.pieces[p];
-    const std::string title = piece_title(program, p);
+    const Piece& piece = program->pieces[p];
     for (std::size_t k = 0; k < kBlockKinds; ++k) {
       const BlockCode& code = pieces[p].blocks[c.layout][k];
       const bool update = is_of_update(static_cast<BlockKind>(k));
@@ -130,7 +129,6 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
         const std::size_t first_row = report.ops.size();
         const auto note = [&](Executions e, double lines_of_run) {
           const double times = static_cast<double>(e.times) * lines_of_run * op.count;
-          const OpCost cost = code.model->cost(op, piece.tensors, e.instances);
           const double bytes_moved = bytes(op, piece.tensors) * static_cast<double>(e.instances) / op.count;
           for (std::size_t row = first_row; row < report.ops.size(); ++row) {
             if (report.ops[row].bytes != bytes_moved) continue;
@@ -138,17 +136,18 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
             return;
           }
           OpReport row;
-          // An op that runs once for all instances belongs to all layers, whatever their plans.
-          const std::string_view of = once || op.every == kAllInstances ? std::string_view(piece.name) : title;
-          row.name = fmt::format("{}.{}.{}", of, name_of(static_cast<BlockKind>(k)), op.name);
+          const TimelineOp of =
+              describe(*program, static_cast<BlockKind>(k),
+                       {.code = &code, .op = static_cast<std::uint16_t>(i), .instances = e.instances});
+          row.name = of.name;
           row.piece = static_cast<std::uint16_t>(p);
           row.block = static_cast<std::uint8_t>(update ? kUpdateBlock : k);
           row.stream = op.stream;
-          row.seconds = cost.last_seconds;
+          row.seconds = code.model->cost(op, piece.tensors, e.instances).last_seconds;
           row.times_per_step = times;
-          row.flops = cost.flops / op.count;
+          row.flops = of.flops / op.count;
           row.bytes = bytes_moved;
-          row.bound = code.model->bound(op, piece.tensors, e.instances);
+          row.bound = of.bound;
           report.ops.push_back(std::move(row));
         };
         if (once) {
@@ -183,16 +182,16 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
       [](const UnmeasuredShape& a, const UnmeasuredShape& b) { return a.share_of_step > b.share_of_step; });
 }
 
-void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report) {
+void AnalyticalEngine::Rep::fill_timeline(Report& report) {
   Timeline& timeline = report.timeline;
-  TimelineOps op_of(program, timeline);
+  TimelineOps op_of(*program, timeline);
   PipelineTimeline slots;
-  walk_timeline(program.schedule, pipeline_costs(program), pipeline, slots);
+  walk_timeline(program->schedule, pipeline_costs(), pipeline, slots);
   for (const TransferRecord& t : slots.transfers)
     timeline.arrows.push_back({t.from_stage, t.to_stage, t.from_seconds, t.to_seconds});
 
   std::size_t next = 0;
-  for (std::int32_t s = 0; s < static_cast<std::int32_t>(program.stages.size()); ++s) {
+  for (std::int32_t s = 0; s < static_cast<std::int32_t>(program->stages.size()); ++s) {
     const auto stage = static_cast<std::size_t>(s);
     const auto c = static_cast<std::size_t>(stage_class[stage]);
     PlacedBytes held = classes[c].resident;
@@ -204,20 +203,19 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
       timeline.intervals.push_back({s, Stream::compute, static_cast<std::uint8_t>(record.slot.kind), record.slot.chunk,
                                     record.slot.micro_batch, record.begin_seconds, record.end_seconds,
                                     name_of(record.slot.kind), kNoOp});
-      const ChunkMemory& m = memory[at(program, c, record.slot)];
+      const ChunkMemory& m = memory[at(c, record.slot)];
       const PlacedBytes& transient = m.transient[static_cast<std::size_t>(record.slot.kind)];
       if (record.slot.kind == SlotKind::forward) change(m.saved, 1);
       sample(record.begin_seconds, sum(held, transient));
       if (record.slot.kind == SlotKind::backward) {
         change(m.saved, -1);
-        if (program.schedule.split_backward) change(m.kept, 1);
+        if (program->schedule.split_backward) change(m.kept, 1);
       }
       if (record.slot.kind == SlotKind::weight_gradient) change(m.kept, -1);
       sample(record.end_seconds, held);
     }
     const StageEnd& end = ends[stage];
-    const auto interval = [&](Stream stream, double begin, double finish, const char* name,
-                              std::uint32_t op = kNoOp) {
+    const auto interval = [&](Stream stream, double begin, double finish, const char* name, std::uint32_t op = kNoOp) {
       if (finish > begin) timeline.intervals.push_back({s, stream, kUpdateInterval, 0, 0, begin, finish, name, op});
     };
     const double slots_end = pipeline.stages[stage].finish;
@@ -238,24 +236,22 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
     sample(end.drained, sum(held, classes[c].update_transient));
     sample(end.end, held);
   }
-  fill_op_slices(program, slots, op_of, report);
+  fill_op_slices(slots, op_of, report);
 }
 
-LineResult AnalyticalEngine::Rep::trace_line(const Program& program, const LineOrigin& origin,
-                                             std::vector<LineOp>& ops) {
+LineResult AnalyticalEngine::Rep::trace_line(const LineOrigin& origin, std::vector<LineOp>& ops) {
   LineStart start = origin.start;
   FabricBacklog backlog = origin.backlog;
   if (start.backlog != nullptr) start.backlog = &backlog;
   LineResult result;
-  append_chunks(program, origin.chunks, origin.layout, origin.kind);
+  append_chunks(origin.chunks, origin.layout, origin.kind);
   clock.run(line, origin.when, kernels.overlap_slowdown, origin.drain, result, false, start, &ops);
   return result;
 }
 
 // The slots whose ops are shown. They are those of the stages that represent their class, the bounding stage first: the
 // end of the step, then all slots of the middle micro-batch, of the first and of the last, up to kMostOpSlices.
-void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const PipelineTimeline& slots, TimelineOps& op_of,
-                                           Report& report) {
+void AnalyticalEngine::Rep::fill_op_slices(const PipelineTimeline& slots, TimelineOps& op_of, Report& report) {
   struct Traced {
     LineResult result;
     std::vector<LineOp> ops;
@@ -263,11 +259,11 @@ void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const Pipelin
   std::map<std::int32_t, Traced> traced;  // by LineResult::origin
   const auto trace_of = [&](std::int32_t origin) -> const Traced& {
     const auto [at, added] = traced.try_emplace(origin);
-    if (added) at->second.result = trace_line(program, origins[static_cast<std::size_t>(origin)], at->second.ops);
+    if (added) at->second.result = trace_line(origins[static_cast<std::size_t>(origin)], at->second.ops);
     return at->second;
   };
-  const std::int64_t n = program.schedule.micro_batches;
-  const std::size_t slots_of_stage = slots.slots.size() / program.stages.size();
+  const std::int64_t n = program->schedule.micro_batches;
+  const std::size_t slots_of_stage = slots.slots.size() / program->stages.size();
   std::vector<std::size_t> by_rank(classes.size());
   for (std::size_t c = 0; c < by_rank.size(); ++c) by_rank[c] = c;
   std::swap(by_rank.front(), by_rank[static_cast<std::size_t>(report.bounding_stage)]);
@@ -289,7 +285,7 @@ void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const Pipelin
   for (const std::size_t c : by_rank)
     for (std::size_t part = 0; part < 3; ++part) end_chosen[c][part] = fits(ends_of(c)[part]->origin);
   const auto line_of = [&](std::size_t c, const Slot& slot) -> const LineResult& {
-    return lines[at(program, c, slot)][index(slot.kind)].of(slot.micro_batch, n);
+    return lines[at(c, slot)][index(slot.kind)].of(slot.micro_batch, n);
   };
   std::vector<bool> chosen(slots.slots.size());
   std::vector<std::int64_t> shown{n / 2, 0, n - 1};

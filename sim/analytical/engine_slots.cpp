@@ -54,15 +54,39 @@ bool same(const FabricBacklog& a, const FabricBacklog& b) {
   return true;
 }
 
+// How a slot was clocked last behind others' work. An equal situation is not clocked again.
+struct Clocked {
+  bool known = false;
+  FabricBacklog before, behind;
+  LineResult result;
+
+  // Replaces the backlog by the one that the slot leaves. `clock(backlog, result)` clocks it.
+  template <class Clock>
+  void clock_behind(FabricBacklog& backlog, LineResult& of_slot, const Clock& clock) {
+    if (known && same(before, backlog)) {
+      of_slot = result;
+    } else if (is_empty(backlog) && !leaves_behind(of_slot)) {
+      return;
+    } else {
+      before = backlog;
+      clock(backlog, of_slot);
+      behind = backlog;
+      result = of_slot;
+      known = true;
+    }
+    backlog = behind;
+  }
+};
+
 }  // namespace
 
 // Counts the forwards that a stage runs from the first one of a chunk to the first one of its next chunk.
-void AnalyticalEngine::Rep::count_turns(const Program& program) {
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  turns.assign(program.stages.size() * chunks, 1);
-  if (chunks == 1) return;
-  for (std::size_t stage = 0; stage < program.stages.size(); ++stage) {
-    const StageOrder order = program.schedule.order(stage);
+std::vector<std::int64_t> AnalyticalEngine::Rep::count_turns() const {
+  const auto chunks = static_cast<std::size_t>(program->schedule.chunks);
+  std::vector<std::int64_t> turns(program->stages.size() * chunks, 1);
+  if (chunks == 1) return turns;
+  for (std::size_t stage = 0; stage < program->stages.size(); ++stage) {
+    const StageOrder order = program->schedule.order(stage);
     std::size_t found = 0, before = stage * chunks;
     std::int64_t slots = 0;
     for (const std::span<const Segment> section : {order.prologue, order.body, order.epilogue})
@@ -78,6 +102,7 @@ void AnalyticalEngine::Rep::count_turns(const Program& program) {
         slots += static_cast<std::int64_t>(segment.size) * segment.repeats;
       }
   }
+  return turns;
 }
 
 // If the first forward's gathering of parameters is issued ahead, it needs no input: a stage gathers while it waits for
@@ -86,11 +111,11 @@ void AnalyticalEngine::Rep::count_turns(const Program& program) {
 // (gathers_a_chunk_ahead). With many micro-batches only the additional work of the first one matters. The part that
 // takes longer than the wait remains in the slot. So does all work that is not issued ahead, because the host waits for
 // the input first.
-void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  const std::size_t positions = program.schedule.position.size(), of_first = program.class_of(0);
+void AnalyticalEngine::Rep::gather_while_waiting() {
+  const auto chunks = static_cast<std::size_t>(program->schedule.chunks);
+  const std::size_t positions = program->schedule.position.size(), of_first = program->class_of(0);
   constexpr std::size_t kForward = index(SlotKind::forward);
-  const bool only = program.schedule.micro_batches == 1;
+  const bool only = program->schedule.micro_batches == 1;
   if (only && positions == 1) return;
   const auto issues_ahead = [&](const Chunk& chunk) {
     return std::any_of(chunk.runs.begin(), chunk.runs.end(), [&](const Run& run) {
@@ -117,36 +142,40 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   };
   bool any = false;
   for (std::size_t i = 0; i < lines.size() && !any; ++i) {
-    const Row of = row(program, i);
+    const Row of = row(i);
     if (of.of_class != of_first) continue;
     any = lines[i][kForward].first.seconds > lines[i][kForward].usual.seconds || issues_ahead(of.chunk);
   }
   if (!any) return;
-  at_position.resize(positions);
-  for (std::size_t i = 0; i < positions; ++i)
-    at_position[static_cast<std::size_t>(program.schedule.position[i])] = static_cast<std::uint32_t>(i);
-  count_turns(program);
-  first_ends.assign(positions, {});
-  first_waits.assign(lines.size(), 0);
-  gathers_alone.assign(lines.size(), 0);
-  gather_seconds.assign(lines.size(), 0);
+  std::vector<std::size_t> at_position(positions);
+  for (std::size_t i = 0; i < positions; ++i) at_position[static_cast<std::size_t>(program->schedule.position[i])] = i;
+  const std::vector<std::int64_t> turns = count_turns();
+  // By position: the ends of forwards that decide how long gathers for a stage's next chunk may take.
+  struct FirstEnds {
+    double issued = 0, gathered = 0;  // first micro-batch's gathers that are issued ahead: issue, end
+    double first = 0, last = 0;       // end of its forward; end of the last forward before the stage's next chunk
+  };
+  std::vector<FirstEnds> first_ends(positions);
+  std::vector<char> gathers_alone(lines.size());     // whether only the first micro-batch gathers ahead
+  std::vector<double> gather_seconds(lines.size());  // seconds of a first forward's gathers
+  std::vector<double> first_waits(lines.size());     // the wait with which a first forward was clocked; 0: none
   const double slowdown = kernels.overlap_slowdown;
   double slowest = 0;  // the longest usual forward so far
   for (std::size_t q = 0; q < positions; ++q) {
     const std::size_t place = at_position[q], stage = place / chunks, c = static_cast<std::size_t>(stage_class[stage]);
-    const std::size_t own = at(program, c, of_first, place % chunks);
+    const std::size_t own = at(c, of_first, place % chunks);
     SlotLines& l = lines[own][kForward];
     const bool receives = q > 0 && at_position[q - 1] / chunks != stage;
     const double hop = receives ? hops[q - 1] : 0, arrives = q > 0 ? first_ends[q - 1].first + hop : 0;
     const FirstEnds* const before =
-        place % chunks > 0 ? &first_ends[static_cast<std::size_t>(program.schedule.position[place - 1])] : nullptr;
+        place % chunks > 0 ? &first_ends[static_cast<std::size_t>(program->schedule.position[place - 1])] : nullptr;
     FirstEnds& here = first_ends[q];
     const double free = before != nullptr ? before->last : 0, turn = std::max(free, arrives);
     const bool speaks = classes[c].first_stage == static_cast<std::int32_t>(stage);
-    const Chunk& chunk = program.stages_of(of_first)[stage][place % chunks];
+    const Chunk& chunk = program->stages_of(of_first)[stage][place % chunks];
     const Added adds = speaks ? added(chunk) : Added{};
     const bool always = speaks && issues_ahead(chunk);
-    if (speaks) gathers_alone[own] = adds.ahead && !always && !program.schedule.pairs;
+    if (speaks) gathers_alone[own] = adds.ahead && !always && !program->schedule.pairs;
     // A chunk issues the gathers that only its first forward has with the first forward of the chunk before it.
     const bool with_before = before != nullptr && gathers_alone[own] != 0;
     here.issued = receives ? free : turn;
@@ -160,13 +189,13 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
       if (always || (adds.ahead && (adds.behind_input || (wait > kFelt * more && wait < more)))) {
         // Most chunks of a stage are equal, and wait equally long.
         const LineResult* like = nullptr;
-        for (std::size_t k = at(program, c, of_first); like == nullptr && k < own; ++k)
-          if (first_waits[k] > 0 && std::abs(first_waits[k] - wait) <= kFelt * more && row(program, k).chunk == chunk)
+        for (std::size_t k = at(c, of_first); like == nullptr && k < own; ++k)
+          if (first_waits[k] > 0 && std::abs(first_waits[k] - wait) <= kFelt * more && row(k).chunk == chunk)
             like = &lines[k][kForward].first;
         if (like != nullptr)
           l.first = *like;
         else
-          clock_line(program, chunk, classes[c].layout, BlockKind::forward, only ? kOnly : kFirst, l.first,
+          clock_line(chunk, classes[c].layout, BlockKind::forward, only ? kOnly : kFirst, l.first,
                      {.waits_seconds = wait});
         first_waits[own] = wait;
         if (only) l.usual = l.last = l.first;
@@ -204,10 +233,10 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
 // there are few slots, a walk of all of them gives the waits; in this walk no slot is slowed by others' work yet. A
 // class is represented by its first stage, which ends last: later stages wait less and have more work left, but finish
 // earlier.
-void AnalyticalEngine::Rep::find_waits(const Program& program) {
+void AnalyticalEngine::Rep::find_waits() {
   waits.clear();
-  const Schedule& schedule = program.schedule;
-  const std::size_t stages = program.stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
+  const Schedule& schedule = program->schedule;
+  const std::size_t stages = program->stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
   const std::size_t slots_of_stage =
       chunks * static_cast<std::size_t>(schedule.micro_batches * (schedule.split_backward ? 3 : 2));
   if (stages == 1 || schedule.micro_batches == 1 || stages * slots_of_stage > kMostWalked) return;
@@ -215,9 +244,8 @@ void AnalyticalEngine::Rep::find_waits(const Program& program) {
         return std::any_of(kinds.begin(), kinds.end(), [](const SlotLines& l) { return leaves_behind(l.usual); });
       }))
     return;
-  for (std::size_t at = 0; at < lines.size(); ++at)
-    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) seconds[at][kind] = seconds_of(lines[at][kind]);
-  walk_timeline(schedule, unpaired_costs(program), pipeline, walked);
+  take_seconds();
+  walk_timeline(schedule, unpaired_costs(), pipeline, walked);
   for (const StageClass& c : classes) {
     double end = 0;
     for (std::size_t i = 0; i < slots_of_stage; ++i) {
@@ -230,14 +258,14 @@ void AnalyticalEngine::Rep::find_waits(const Program& program) {
 
 // Returns whether the work that the class's slots leave slows later slots: their kernels, or other streams on the same
 // level of the fabric.
-bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t stage_class_of) const {
-  if (program.schedule.micro_batches == 1 || !clock.shares_levels()) return false;
+bool AnalyticalEngine::Rep::slows_itself(std::size_t stage_class_of) const {
+  if (program->schedule.micro_batches == 1 || !clock.shares_levels()) return false;
   StreamsByLevel on_level{};
   bool leaves = false;
-  for (std::size_t i = at(program, stage_class_of, 0); i < at(program, stage_class_of + 1, 0); ++i)
+  for (std::size_t i = at(stage_class_of, 0); i < at(stage_class_of + 1, 0); ++i)
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
       leaves |= leaves_behind(lines[i][kind].usual);
-      for (const Run& run : row(program, i).chunk.runs)
+      for (const Run& run : row(i).chunk.runs)
         for (std::size_t l = 0; l < kFabricLevels; ++l)
           on_level[l] |= pieces[run.piece].blocks[classes[stage_class_of].layout][kind].on_level[0][l];
     }
@@ -246,53 +274,47 @@ bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t sta
 
 // With few micro-batches, slots are clocked one by one, each with the work that the slots before have left; equal
 // situations are clocked once.
-void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t stage_class_of) {
-  const Schedule& schedule = program.schedule;
+void AnalyticalEngine::Rep::follow_backlogs(std::size_t stage_class_of) {
+  const Schedule& schedule = program->schedule;
   const std::int64_t n = schedule.micro_batches;
   StageClass& c = classes[stage_class_of];
-  const std::size_t begin = at(program, stage_class_of, 0), rows_of_stage = at(program, 1, 0);
-  // The last result that was clocked in a usual micro-batch.
-  struct Clocked {
-    bool known = false;
-    FabricBacklog before, behind;
-    LineResult result;
-  };
+  const std::size_t begin = at(stage_class_of, 0), rows_of_stage = at(1, 0);
+  // By slot of a usual micro-batch.
   std::vector<Clocked> clocked(rows_of_stage * kSlotKinds);
   std::vector<LineResult> sums(clocked.size());
-  std::vector<double> usual_ones(program.micro_batch_classes(), 0);
-  for (std::int64_t m = 1; m + 1 < n; ++m) ++usual_ones[program.class_of(m)];
-  FabricBacklog backlog, before;
+  std::vector<double> usual_ones(program->micro_batch_classes(), 0);
+  for (std::int64_t m = 1; m + 1 < n; ++m) ++usual_ones[program->class_of(m)];
+  FabricBacklog backlog;
   std::size_t slots = 0;
   schedule.order(static_cast<std::size_t>(c.first_stage)).for_each([&](const Slot& slot) {
     fabric.work_off(wait(stage_class_of, slots++), backlog);
-    const std::size_t of_row = at(program, stage_class_of, slot);
+    const std::size_t of_row = at(stage_class_of, slot);
     const std::size_t k = (of_row - begin) * kSlotKinds + index(slot.kind);
     SlotLines& l = lines[of_row][index(slot.kind)];
     const bool first = slot.micro_batch == 0, last = slot.micro_batch + 1 == n;
-    LineResult result = first ? l.first : last ? l.last : l.usual;
-    Clocked& like = clocked[k];
-    if (!first && !last && like.known && same(like.before, backlog)) {
-      result = like.result;
-      backlog = like.behind;
+    LineResult result = l.of(slot.micro_batch, n);
+    const auto clock_again = [&](FabricBacklog& before, LineResult& behind) {
+      clock_line(row(of_row).chunk, c.layout, static_cast<BlockKind>(slot.kind), conditions_of(slot.micro_batch, n),
+                 behind, {.backlog = &before});
+    };
+    if (!first && !last) {
+      clocked[k].clock_behind(backlog, result, clock_again);
     } else if (!is_empty(backlog) || leaves_behind(result)) {
-      before = backlog;
       LineResult behind;
-      clock_line(program, row(program, of_row).chunk, c.layout, static_cast<BlockKind>(slot.kind),
-                 conditions_of(slot.micro_batch, n), behind, {.backlog = &backlog});
+      clock_again(backlog, behind);
       // A first forward keeps the result that was clocked with a wait for its input.
       if (!first || slot.kind != SlotKind::forward) result = behind;
-      if (!first && !last) like = {true, before, backlog, result};
     }
     if (first)
       l.first = result;
     else if (last)
       l.last = result;
     else
-      add(sums[k], result, 1.0 / usual_ones[program.class_of(slot.micro_batch)]);
+      add(sums[k], result, 1.0 / usual_ones[program->class_of(slot.micro_batch)]);
   });
   for (std::size_t k = 0; k < sums.size(); ++k) {
     const std::size_t of_row = begin + k / kSlotKinds;
-    if (usual_ones[row(program, of_row).of_class] > 0) lines[of_row][k % kSlotKinds].usual = sums[k];
+    if (usual_ones[row(of_row).of_class] > 0) lines[of_row][k % kSlotKinds].usual = sums[k];
   }
   c.left = fabric.work_off(backlog);
   c.followed = true;
@@ -301,29 +323,29 @@ void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t 
 // If streams share a level of the fabric, work that a slot leaves on asynchronous streams slows the next slot. Slots of
 // the usual micro-batches are clocked again with the work that the slot before them leaves, until nothing changes; the
 // first slots have nothing before them. If micro-batches differ, each class is treated as if all were of it.
-void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t stage_class_of) {
-  if (!slows_itself(program, stage_class_of)) return;
+void AnalyticalEngine::Rep::carry_backlogs(std::size_t stage_class_of) {
+  if (!slows_itself(stage_class_of)) return;
   classes[stage_class_of].carries = true;
-  if (!waits.empty() && program.schedule.micro_batches <= kFollowed) return follow_backlogs(program, stage_class_of);
-  for (std::size_t k = 0; k < program.micro_batch_classes(); ++k) settle_backlogs(program, stage_class_of, k);
+  if (!waits.empty() && program->schedule.micro_batches <= kFollowed) return follow_backlogs(stage_class_of);
+  for (std::size_t k = 0; k < program->micro_batch_classes(); ++k) settle_backlogs(stage_class_of, k);
 }
 
 // Transfers between stages on different nodes share the NICs with reductions that run in every micro-batch. A hop is
 // slowed for the share of the time in which such a reduction runs.
-void AnalyticalEngine::Rep::slow_hops(const Program& program) {
-  if (hops.size() < 2 || program.schedule.micro_batches == 1 || !clock.shares_levels()) return;
+void AnalyticalEngine::Rep::slow_hops() {
+  if (hops.size() < 2 || program->schedule.micro_batches == 1 || !clock.shares_levels()) return;
   constexpr auto kNetwork = static_cast<std::size_t>(FabricLevel::network);
   std::vector<double> busy(classes.size(), 0);
   for (std::size_t i = 0; i < lines.size(); ++i) {
-    const Row of = row(program, i);
+    const Row of = row(i);
     double work = 0, all = 0;
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
       const LineResult& usual = lines[i][kind].usual;
       all += usual.seconds;
       std::uint32_t on_network = 0;
       for (const Run& run : of.chunk.runs)
-        on_network |= pieces[run.piece].block(static_cast<BlockKind>(kind), classes[of.stage_class].layout)
-                          .on_level[0][kNetwork];
+        on_network |=
+            pieces[run.piece].block(static_cast<BlockKind>(kind), classes[of.stage_class].layout).on_level[0][kNetwork];
       for (std::size_t s = 0; s < kStreams; ++s)
         if (kStreamRows[s].occupies == Occupies::fabric && kStreamRows[s].asynchronous && (on_network >> s & 1) != 0)
           work += usual.stream_work[s];
@@ -343,11 +365,11 @@ void AnalyticalEngine::Rep::slow_hops(const Program& program) {
 // The last micro-batch of a chunk leaves the reduction of the chunk's gradients on the fabric's asynchronous streams.
 // This slows the kernels of the slots that follow. In orders that continue with the chunk below, these are the
 // backwards of that chunk's last micro-batches, one for each stage.
-void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
+void AnalyticalEngine::Rep::slow_behind_last() {
   behind_last.clear();
-  const Schedule& schedule = program.schedule;
-  const std::size_t chunks = static_cast<std::size_t>(schedule.chunks), stages = program.stages.size(),
-                    of_last = program.class_of(schedule.micro_batches - 1);
+  const Schedule& schedule = program->schedule;
+  const std::size_t chunks = static_cast<std::size_t>(schedule.chunks), stages = program->stages.size(),
+                    of_last = program->class_of(schedule.micro_batches - 1);
   if (chunks == 1 || stages == 1 || schedule.micro_batches == 1 || schedule.split_backward || schedule.pairs) return;
   const double slowdown = kernels.overlap_slowdown;
   for (std::size_t i = 0; i < classes.size(); ++i) {
@@ -355,7 +377,7 @@ void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
     double left = 0;  // seconds of work left on the stream when the chunk's last backward ends
     for (std::size_t chunk = chunks; --chunk > 0;) {
       const auto of_chunk = [&](std::size_t of) -> const SlotLines& {
-        return lines[at(program, i, of_last, of)][index(SlotKind::backward)];
+        return lines[at(i, of_last, of)][index(SlotKind::backward)];
       };
       const LineResult &last = of_chunk(chunk).last, &usual = of_chunk(chunk - 1).usual;
       double behind = 0;
@@ -374,8 +396,10 @@ void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
         longer = slowdown * kernel * std::min(1.0, left / slowed);
         // The chunk's own last backward reduces, too. Its line already contains that slow-down, which must count once
         // only.
-        if (k + 1 == stages) longer = std::max(0.0, std::min(longer, slowed - of_chunk(chunk - 1).last.seconds));
-        else left = std::max(0.0, left - usual.seconds - longer);
+        if (k + 1 == stages)
+          longer = std::max(0.0, std::min(longer, slowed - of_chunk(chunk - 1).last.seconds));
+        else
+          left = std::max(0.0, left - usual.seconds - longer);
         sum += longer;
       }
       for (std::size_t a = 0; a < kHostIssue; ++a) classes[i].slots[a] += sum * usual.accounts[a] / kernel;
@@ -383,24 +407,24 @@ void AnalyticalEngine::Rep::slow_behind_last(const Program& program) {
   }
 }
 
-void AnalyticalEngine::Rep::settle_backlogs(const Program& program, std::size_t stage_class_of, std::size_t of_class) {
-  const Schedule& schedule = program.schedule;
+void AnalyticalEngine::Rep::settle_backlogs(std::size_t stage_class_of, std::size_t of_class) {
+  const Schedule& schedule = program->schedule;
   const std::int64_t n = schedule.micro_batches;
   const auto chunks = static_cast<std::size_t>(schedule.chunks);
   const auto stage = static_cast<std::size_t>(classes[stage_class_of].first_stage);
-  auto* own = &lines[at(program, stage_class_of, of_class)];
+  auto* own = &lines[at(stage_class_of, of_class)];
   // Slot k stands for a chunk and a kind.
   const auto slots = chunks * kSlotKinds;
-  const auto& stages = program.stages_of(of_class);
+  const auto& stages = program->stages_of(of_class);
   const auto chunk_of = [&](std::size_t k) -> const Chunk& { return stages[stage][k / kSlotKinds]; };
   const auto lines_of = [&](std::size_t k) -> SlotLines& { return own[k / kSlotKinds][k % kSlotKinds]; };
   const auto clock_behind = [&](FabricBacklog& backlog, std::size_t k, WhenSet when, LineResult& result) {
-    clock_line(program, chunk_of(k), classes[stage_class_of].layout, static_cast<BlockKind>(k % kSlotKinds), when,
-               result, {.backlog = &backlog});
+    clock_line(chunk_of(k), classes[stage_class_of].layout, static_cast<BlockKind>(k % kSlotKinds), when, result,
+               {.backlog = &backlog});
   };
 
   constexpr std::int32_t kNone = -1;
-  slot_before.assign(slots, kNone);
+  std::vector<std::int32_t> slot_before(slots, kNone);
   std::vector<double> wait_before(slots), last_wait_before(slots);
   std::int32_t before = kNone;
   std::size_t place = 0;
@@ -414,25 +438,11 @@ void AnalyticalEngine::Rep::settle_backlogs(const Program& program, std::size_t 
     if (slot.micro_batch + 1 == n) last_wait_before[k] = waited;
     before = static_cast<std::int32_t>(k);
   });
-  backlogs.assign(slots, {});
-  // The last result of each slot; equal situations are not clocked again.
-  struct Clocked {
-    bool known = false;
-    FabricBacklog before, behind;
-  };
+  std::vector<FabricBacklog> backlogs(slots);
   std::vector<Clocked> clocked(slots);
   const auto clock_usual = [&](std::size_t k, FabricBacklog& backlog, LineResult& result) {
-    Clocked& last = clocked[k];
-    if (!last.known || !same(last.before, backlog)) {
-      last.before = backlog;
-      if (is_empty(backlog) && !leaves_behind(result))
-        backlog = {};
-      else
-        clock_behind(backlog, k, kUsual, result);
-      last.behind = backlog;
-      last.known = true;
-    }
-    backlog = last.behind;
+    clocked[k].clock_behind(backlog, result,
+                            [&](FabricBacklog& found, LineResult& behind) { clock_behind(found, k, kUsual, behind); });
   };
   for (std::size_t k = 0; k < slots; ++k)
     if (slot_before[k] != kNone && leaves_behind(lines_of(k).usual)) clock_usual(k, backlogs[k], lines_of(k).usual);

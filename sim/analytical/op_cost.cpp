@@ -5,7 +5,6 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "sim/analytical/fabric_share.h"
 #include "sim/base/error.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/cost/scale_cost.h"
@@ -20,49 +19,34 @@ OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, con
 void OpCostModel::set_program(const Program& program) {
   set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
            program.stage_groups, program.loads);
-  set_documents(program.packed.get(), program.document_loads);
-  slowest_rank_ = find_slowest_rank(program);
+  set_.packed = program.packed.get();
+  set_.document_loads = program.document_loads;
+  set_.slowest_rank = find_slowest_rank(program);
 }
 
 void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
                            std::span<const StageGroup> stage_groups, std::span<const Load> loads) {
-  if (mesh.ranks() != mesh_.ranks()) slowest_loss_ = slowest_device_loss(mesh.ranks(), calibration_.device_spread);
-  mesh_ = mesh;
-  stage_groups_ = stage_groups;
-  loads_ = loads;
-  set_documents(nullptr, {});
+  const double loss = mesh.ranks() == set_.mesh.ranks() ? set_.slowest_loss
+                                                        : slowest_device_loss(mesh.ranks(), calibration_.device_spread);
+  set_ = {mesh, algorithm, protocol, stage_groups, loads, set_.skews, loss};
   stage_spans_ = nullptr;
-  algorithm_ = algorithm;
-  protocol_ = protocol;
-  spans_met_.clear();
-  collectives_met_.clear();
-}
-
-void OpCostModel::set_documents(const PackedSequences* packed, std::span<const DocumentLoad> loads) {
-  packed_ = packed;
-  document_loads_ = loads;
-  slowest_rank_ = -1;
-  if (documents_met_.empty()) return;
-  documents_met_.clear();
-  busiest_parts_.clear();
+  forget();
 }
 
 void OpCostModel::set_stage(const OpCostModel& all, std::int64_t stage, StageSpans& spans,
                             std::span<const double> busy) {
-  mesh_ = all.mesh_;
-  stage_groups_ = all.stage_groups_;
-  loads_ = all.loads_;
-  skews_ = all.skews_;
-  set_documents(all.packed_, all.document_loads_);
-  slowest_rank_ = all.slowest_rank_;
-  algorithm_ = all.algorithm_;
-  protocol_ = all.protocol_;
-  slowest_loss_ = all.slowest_loss_;
+  set_ = all.set_;
   stage_spans_ = &spans;
   stage_ = stage;
   busy_.assign(busy.begin(), busy.end());
+  forget();
+}
+
+void OpCostModel::forget() {
   spans_met_.clear();
   collectives_met_.clear();
+  documents_met_.clear();
+  busiest_parts_.clear();
 }
 
 OpCostModel::Spanned OpCostModel::span(const Op& op) const {
@@ -71,23 +55,23 @@ OpCostModel::Spanned OpCostModel::span(const Op& op) const {
   Spanned spanned;
   GroupSpan& span = spanned.span;
   if (op.stages.has_value()) {
-    span = span_of_stages(stage_groups_[op.stages.value()]);
-  } else if (stage_spans_ == nullptr || op.group.meets(mesh_.group(MeshAxis::pp))) {
-    span = span_of(mesh_, op.group, cluster_.node.devices);
+    span = span_of_stages(set_.stage_groups[op.stages.value()]);
+  } else if (stage_spans_ == nullptr || op.group.meets(set_.mesh.group(MeshAxis::pp))) {
+    span = span_of(set_.mesh, op.group, cluster_.node.devices);
   } else {
     const StageSpan& own = stage_spans_->of(op.group, stage_);
     span = own.span;
     if (!cluster_.is_scattered()) spanned.slowdown = slowdown_by_others(own, busy_);
   }
   if (cluster_.is_scattered() && span.nodes > 1)
-    span.load = op.stages.has_value() ? load_of(stage_groups_[op.stages.value()]) : load_of(op.group);
+    span.load = op.stages.has_value() ? load_of(set_.stage_groups[op.stages.value()]) : load_of(op.group);
   spans_met_.push_back({op.group, op.stages, spanned});
   return spanned;
 }
 
 // The span of the first ranks of the stages; all their ranks have such groups.
 GroupSpan OpCostModel::span_of_stages(std::span<const std::uint16_t> stages) const {
-  const std::int64_t stride = mesh_.stride(MeshAxis::pp), per_node = cluster_.node.devices;
+  const std::int64_t stride = set_.mesh.stride(MeshAxis::pp), per_node = cluster_.node.devices;
   GroupSpan span;
   span.ranks = static_cast<std::int64_t>(stages.size());
   span.stride = stride * (stages[1] - stages[0]);
@@ -132,14 +116,10 @@ std::vector<std::int64_t> key_of(const Mesh& mesh, MeshGroup group) {
 }  // namespace
 
 const Load* OpCostModel::row_load(const Op& op, std::span<const Tensor> tensors) const {
-  if (loads_.empty()) return nullptr;
-  if (op.load.has_value()) return &loads_[op.load.value()];
-  for (const auto* ids : {op.reads.data(), op.writes.data()}) {
-    const std::size_t count = ids == op.reads.data() ? op.reads.size() : op.writes.size();
-    for (std::size_t i = 0; i < count; ++i)
-      if (ids[i] != kNoTensor && tensors[ids[i]].load.has_value()) return &loads_[tensors[ids[i]].load.value()];
-  }
-  return nullptr;
+  if (set_.loads.empty()) return nullptr;
+  if (op.load.has_value()) return &set_.loads[op.load.value()];
+  const Tensor* const loaded = find_tensor(op, tensors, [](const Tensor& t) { return t.load.has_value(); });
+  return loaded == nullptr ? nullptr : &set_.loads[loaded->load.value()];
 }
 
 OpCostModel::Attention OpCostModel::attention_of(const Op& op, std::span<const Tensor> tensors) {
@@ -154,9 +134,9 @@ const DocumentPairs& OpCostModel::document_pairs_at(const Op& op, std::span<cons
                                                     std::int64_t part) const {
   const auto [met, is_new] = documents_met_.try_emplace({attention_of(op, tensors), replica, part});
   if (is_new) {
-    const auto& sequences = document_loads_[op.documents.value()].sequences[static_cast<std::size_t>(replica)];
+    const auto& sequences = set_.document_loads[op.documents.value()].sequences[static_cast<std::size_t>(replica)];
     for (const std::int64_t s : sequences)
-      met->second.add(document_pairs(op, tensors, part, packed_->ends_of(s), kAttentionRows),
+      met->second.add(document_pairs(op, tensors, part, set_.packed->ends_of(s), kAttentionRows),
                       1 / static_cast<double>(sequences.size()));
   }
   return met->second;
@@ -171,25 +151,21 @@ std::int64_t part_of_queries(const Op& op, std::span<const Tensor> tensors, cons
 }  // namespace
 
 std::optional<OpCostModel::DealtRows> OpCostModel::dealt_rows(const Op& op, std::span<const Tensor> tensors) const {
-  if (document_loads_.empty() || is_attention(op.kind)) return std::nullopt;
-  const auto find = [&](std::span<const TensorId> ids) -> std::optional<DealtRows> {
-    for (const TensorId id : ids) {
-      if (id == kNoTensor) continue;
-      const Tensor& t = tensors[id];
-      if (const int d = t.find(Axis::sequence); d >= 0 && !t.over[d].empty() && is_table_of_runs(t.deal(d)))
-        return DealtRows{t.deal(d), t.over[d]};
-    }
-    return std::nullopt;
-  };
-  const std::optional<DealtRows> read = find(op.reads);
-  return read ? read : find(op.writes);
+  if (set_.document_loads.empty() || is_attention(op.kind)) return std::nullopt;
+  const Tensor* const dealt = find_tensor(op, tensors, [](const Tensor& t) {
+    const int d = t.find(Axis::sequence);
+    return d >= 0 && !t.over[d].empty() && is_table_of_runs(t.deal(d));
+  });
+  if (dealt == nullptr) return std::nullopt;
+  const int d = dealt->find(Axis::sequence);
+  return DealtRows{dealt->deal(d), dealt->over[d]};
 }
 
 double OpCostModel::charged_share(const Op& op, std::span<const Tensor> tensors) const {
   // The ranks of a ring wait for each other's sums.
-  if (slowest_rank_ < 0 || op.kind == OpKind::merge_attention) return 1;
+  if (set_.slowest_rank < 0 || op.kind == OpKind::merge_attention) return 1;
   const std::optional<DealtRows> rows = dealt_rows(op, tensors);
-  return rows ? filled_share(rows->deal, rows->over, mesh_, slowest_rank_) : 1;
+  return rows ? filled_share(rows->deal, rows->over, set_.mesh, set_.slowest_rank) : 1;
 }
 
 std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
@@ -199,11 +175,11 @@ std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
     });
   };
   if (std::ranges::none_of(program.pieces, has_own_documents)) return -1;
-  std::vector<std::int64_t> ranks(static_cast<std::size_t>(mesh_.size(MeshAxis::cp)), 0);  // by place in cp: a rank
-  for (std::int64_t rank = mesh_.ranks(); rank-- > 0;)
-    ranks[static_cast<std::size_t>(mesh_.coordinate(rank, MeshAxis::cp))] = rank;
+  std::vector<std::int64_t> ranks(static_cast<std::size_t>(set_.mesh.size(MeshAxis::cp)), 0);  // by place in cp: a rank
+  for (std::int64_t rank = set_.mesh.ranks(); rank-- > 0;)
+    ranks[static_cast<std::size_t>(set_.mesh.coordinate(rank, MeshAxis::cp))] = rank;
   std::vector<double> seconds(ranks.size(), 0);
-  const std::int64_t replica = document_loads_.front().slowest_replica;
+  const std::int64_t replica = set_.document_loads.front().slowest_replica;
   const auto add = [&](const Piece& piece, const Op& op, double runs) {
     if (is_communication(op.kind) || row_of(op.stream).occupies == Occupies::host || op.kind == OpKind::copy) return;
     if (!op.documents.has_value() && !dealt_rows(op, piece.tensors)) return;
@@ -223,15 +199,15 @@ std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
 
 std::int64_t OpCostModel::busiest_part(const Op& op, std::span<const Tensor> tensors) const {
   if (op.parts == 1) return 0;
-  if (slowest_rank_ >= 0) return part_of_queries(op, tensors, mesh_, slowest_rank_);
+  if (set_.slowest_rank >= 0) return part_of_queries(op, tensors, set_.mesh, set_.slowest_rank);
   const auto [met, is_new] = busiest_parts_.try_emplace(attention_of(op, tensors), 0);
   if (is_new) {
-    const DocumentLoad& load = document_loads_[op.documents.value()];
+    const DocumentLoad& load = set_.document_loads[op.documents.value()];
     double most = -1;
     for (std::int64_t part = op.parts; part-- > 0;) {
       double pairs = 0;
       for (const std::int64_t s : load.sequences[static_cast<std::size_t>(load.slowest_replica)])
-        pairs += document_pairs_of_part(op, tensors, part, packed_->ends_of(s));
+        pairs += document_pairs_of_part(op, tensors, part, set_.packed->ends_of(s));
       if (pairs <= most) continue;
       most = pairs;
       met->second = part;
@@ -247,7 +223,7 @@ double OpCostModel::mean_flops(const Op& op, std::span<const Tensor> tensors) co
     return kernel_cost(op, tensors, 1, nullptr).flops * filled /
            static_cast<double>(rows_of(table.of_part.front()) * static_cast<std::int64_t>(table.filled.size()));
   }
-  const auto replicas = static_cast<std::int64_t>(document_loads_[op.documents.value()].sequences.size());
+  const auto replicas = static_cast<std::int64_t>(set_.document_loads[op.documents.value()].sequences.size());
   double pairs = 0;
   for (std::int64_t replica = 0; replica < replicas; ++replica)
     for (std::int64_t part = 0; part < op.parts; ++part) pairs += document_pairs_at(op, tensors, replica, part).counted;
@@ -257,37 +233,38 @@ double OpCostModel::mean_flops(const Op& op, std::span<const Tensor> tensors) co
 }
 
 const DocumentPairs* OpCostModel::documents_charged(const Op& op, std::span<const Tensor> tensors) const {
-  if (!op.documents.has_value() || packed_ == nullptr) return nullptr;
-  return &document_pairs_at(op, tensors, document_loads_[op.documents.value()].slowest_replica,
+  if (!op.documents.has_value() || set_.packed == nullptr) return nullptr;
+  return &document_pairs_at(op, tensors, set_.document_loads[op.documents.value()].slowest_replica,
                             busiest_part(op, tensors));
 }
 
 double OpCostModel::document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica,
                                      std::int64_t rank) const {
   if (const std::optional<DealtRows> rows = dealt_rows(op, tensors))
-    return kernel_cost(op, tensors, 1, nullptr).seconds * filled_share(rows->deal, rows->over, mesh_, rank);
-  const DocumentPairs& pairs = document_pairs_at(op, tensors, replica, part_of_queries(op, tensors, mesh_, rank));
+    return kernel_cost(op, tensors, 1, nullptr).seconds * filled_share(rows->deal, rows->over, set_.mesh, rank);
+  const DocumentPairs& pairs = document_pairs_at(op, tensors, replica, part_of_queries(op, tensors, set_.mesh, rank));
   return kernel_cost(op, tensors, 1, &pairs).seconds;
 }
 
 std::shared_ptr<const FabricLoad> OpCostModel::load_of(MeshGroup group) const {
   if (loads_met_.size() >= kMostLoads) loads_met_.clear();
-  std::shared_ptr<const FabricLoad>& load = loads_met_[key_of(mesh_, group)];
+  std::shared_ptr<const FabricLoad>& load = loads_met_[key_of(set_.mesh, group)];
   if (!load)
-    load = std::make_shared<FabricLoad>(fabric_load(cluster_, members_of_groups(mesh_, group), mesh_.size(group)));
+    load =
+        std::make_shared<FabricLoad>(fabric_load(cluster_, members_of_groups(set_.mesh, group), set_.mesh.size(group)));
   return load;
 }
 
 std::shared_ptr<const FabricLoad> OpCostModel::load_of(std::span<const std::uint16_t> stages) const {
   if (loads_met_.size() >= kMostLoads) loads_met_.clear();
-  const MeshGroup pipeline = mesh_.group(MeshAxis::pp);
-  std::vector<std::int64_t> key = key_of(mesh_, pipeline);
+  const MeshGroup pipeline = set_.mesh.group(MeshAxis::pp);
+  std::vector<std::int64_t> key = key_of(set_.mesh, pipeline);
   key.push_back(0);  // a separator: no digit is 0
   key.insert(key.end(), stages.begin(), stages.end());
   std::shared_ptr<const FabricLoad>& load = loads_met_[key];
   if (!load) {
-    const std::vector<std::int64_t> all = members_of_groups(mesh_, pipeline);
-    const std::int64_t of_all = mesh_.size(pipeline);
+    const std::vector<std::int64_t> all = members_of_groups(set_.mesh, pipeline);
+    const std::int64_t of_all = set_.mesh.size(pipeline);
     std::vector<std::int64_t> members;
     for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(of_all))
       for (const std::uint16_t stage : stages) members.push_back(all[first + stage]);
@@ -298,10 +275,10 @@ std::shared_ptr<const FabricLoad> OpCostModel::load_of(std::span<const std::uint
 
 ExchangeSkew OpCostModel::skew_under(const Load& load, const Op& op, std::int64_t ranks_per_node,
                                      const CollectiveCost& cost) const {
-  if (op.group.contains(load.group)) return skews_->of(load, ranks_per_node, cost.algorithm, cost.token_shares);
+  if (op.group.contains(load.group)) return set_.skews->of(load, ranks_per_node, cost.algorithm, cost.token_shares);
   ExchangeSkew most{0, 0};
-  for (const Load& within : loads_within(load, mesh_, op.group)) {
-    const ExchangeSkew by = skews_->of(within, ranks_per_node, cost.algorithm, cost.token_shares);
+  for (const Load& within : loads_within(load, set_.mesh, op.group)) {
+    const ExchangeSkew by = set_.skews->of(within, ranks_per_node, cost.algorithm, cost.token_shares);
     most = {std::max(most.inside, by.inside), std::max(most.between, by.between)};
   }
   return most;
@@ -320,10 +297,10 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   const Spanned spanned = span(op);
   // The program's forced algorithm applies to collectives; a ring shift is routed only if its plan says so.
   const CollectiveAlgorithm algorithm =
-      op.algorithm == CollectiveAlgorithm::automatic && op.kind != OpKind::ring_shift ? algorithm_ : op.algorithm;
+      op.algorithm == CollectiveAlgorithm::automatic && op.kind != OpKind::ring_shift ? set_.algorithm : op.algorithm;
   CollectiveCost cost = algorithm == CollectiveAlgorithm::by_token
                             ? collectives_.token_exchange(payload, op.router, spanned.span)
-                            : collectives_.cost(kind, payload, spanned.span, algorithm, protocol_);
+                            : collectives_.cost(kind, payload, spanned.span, algorithm, set_.protocol);
   if (load != nullptr) skew(skew_under(*load, op, spanned.span.ranks_per_node, cost), cost);
   if (spanned.slowdown > 1) slow_network(spanned.slowdown, cost);
   collectives_met_.push_back({kind, op.algorithm, op.group, op.stages, payload, load, cost});
@@ -359,7 +336,7 @@ OpCost OpCostModel::kernel_cost(const Op& op, std::span<const Tensor> tensors, s
                                     : kernels_.memory_seconds(op, kernel.bytes * static_cast<double>(instances));
   cost.seconds += (op.count - 1) * calibration_.kernel_fixed_seconds;
   if (kernel.flops > 0) {
-    cost.waiting = slowest_loss_ * cost.seconds;
+    cost.waiting = set_.slowest_loss * cost.seconds;
     cost.seconds += cost.waiting;
   }
   cost.flops = kernel.flops * static_cast<double>(instances);
@@ -371,7 +348,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
   if (is_point_to_point(op.kind)) {
     cost.last_seconds = transfer_seconds({bytes(op, tensors) * static_cast<double>(instances) / op.count, 0}, 0);
     cost.seconds = cost.last_seconds * op.count;
-    cost.absent = mesh_.size(MeshAxis::pp) == 1;
+    cost.absent = set_.mesh.size(MeshAxis::pp) == 1;
   } else if (is_communication(op.kind)) {
     if (op.is_alone()) {
       cost.absent = true;
@@ -380,9 +357,9 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     const CollectiveCost& one = collective(op, tensors, instances);
     cost.last_seconds = one.seconds;
     cost.seconds = cost.last_seconds * op.count;
-    cost.on_scale_up = is_felt(one) && one.intra_seconds > 0 && !one.between_neighbours;
-    cost.on_neighbours = is_felt(one) && one.intra_seconds > 0 && one.between_neighbours;
-    cost.on_network = is_felt(one) && one.inter_seconds > 0;
+    const FabricWork work = fabric_work(one);
+    cost.on_level[static_cast<std::size_t>(work.in_node)] = work.seconds[0] > 0;
+    cost.on_level[static_cast<std::size_t>(FabricLevel::network)] = work.seconds[1] > 0;
   } else if (op.kind == OpKind::copy || row_of(op.stream).occupies == Occupies::host) {
     const Rate r = rate(op, tensors, false);
     if (!(r.bytes_per_second > 0)) {
@@ -404,7 +381,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
 }
 
 CollectiveCost OpCostModel::transfer(Crossing crossing, std::int64_t from_stage) const {
-  const std::int64_t stride = mesh_.stride(MeshAxis::pp), stages = mesh_.size(MeshAxis::pp),
+  const std::int64_t stride = set_.mesh.stride(MeshAxis::pp), stages = set_.mesh.size(MeshAxis::pp),
                      per_node = cluster_.node.devices;
   if (stages == 1 || crossing.sent_bytes == 0) return {};
   const std::int64_t from = from_stage * stride, to = (from_stage + 1) % stages * stride;
@@ -419,9 +396,9 @@ CollectiveCost OpCostModel::transfer(Crossing crossing, std::int64_t from_stage)
   if (crossing.gathered_bytes > 0) {
     Op gather;
     gather.kind = OpKind::all_gather;
-    gather.group = mesh_.group(MeshAxis::tp);
+    gather.group = set_.mesh.group(MeshAxis::tp);
     const double seconds =
-        collectives_.cost(OpKind::all_gather, crossing.gathered_bytes, span(gather).span, algorithm_, protocol_)
+        collectives_.cost(OpKind::all_gather, crossing.gathered_bytes, span(gather).span, set_.algorithm, set_.protocol)
             .seconds;
     for (double* part : {&cost.seconds, &cost.latency_seconds, &cost.base_seconds}) *part += seconds;
   }

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "sim/analytical/fabric_share.h"
 #include "sim/cost/collective_cost.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/kernel_cost.h"
@@ -28,8 +29,20 @@ struct OpCost {
   double flops = 0;         // of matmuls and attention
   double waiting = 0;       // part of `seconds`: wait of matmuls and attention for the slowest device
   bool absent = false;      // a collective over a group of one rank: it is not issued
-  bool on_scale_up = false, on_network = false, on_neighbours = false;  // levels on which it slows others
+  std::array<bool, kFabricLevels> on_level{};  // whether it slows others there
+
+  bool is_on(FabricLevel level) const { return on_level[static_cast<std::size_t>(level)]; }
 };
+
+// The first operand or result for which `is` holds; null: none.
+template <class Is>
+const Tensor* find_tensor(const Op& op, std::span<const Tensor> tensors, const Is& is) {
+  for (const TensorId id : op.reads)
+    if (id != kNoTensor && is(tensors[id])) return &tensors[id];
+  for (const TensorId id : op.writes)
+    if (id != kNoTensor && is(tensors[id])) return &tensors[id];
+  return nullptr;
+}
 
 // Not thread-safe: caches groups and collectives of a mesh.
 class OpCostModel {
@@ -69,7 +82,7 @@ class OpCostModel {
   double document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica, std::int64_t rank) const;
   // If ranks have documents of their own (DealTables::by_runs): the rank whose kernels take the longest in all layers
   // together. -1: they have not.
-  std::int64_t slowest_rank() const { return slowest_rank_; }
+  std::int64_t slowest_rank() const { return set_.slowest_rank; }
   // The dimension of a kernel's operands in which ranks have their own numbers of rows.
   struct DealtRows {
     Deal deal;
@@ -112,7 +125,7 @@ class OpCostModel {
   OpCost kernel_cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances,
                      const DocumentPairs* documents) const;
   std::int64_t find_slowest_rank(const Program& program) const;
-  void set_documents(const PackedSequences* packed, std::span<const DocumentLoad> loads);
+  void forget();  // what is known of the mesh and its documents
   struct Rate {
     double bytes_per_second = 0;
     const char* pointer = "";  // of the rate in a cluster document
@@ -144,13 +157,19 @@ class OpCostModel {
   const Calibration& calibration_;
   KernelModel kernels_;
   CollectiveModel collectives_;
-  Mesh mesh_;
-  std::span<const StageGroup> stage_groups_;
-  std::span<const Load> loads_;
-  std::shared_ptr<ExchangeSkews> skews_ = std::make_shared<ExchangeSkews>();  // of all stages and Programs
-  const PackedSequences* packed_ = nullptr;
-  std::span<const DocumentLoad> document_loads_;
-  std::int64_t slowest_rank_ = -1;
+  // Of a Program; the models of its stages have the same.
+  struct Setting {
+    Mesh mesh;
+    CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
+    CollectiveProtocol protocol = CollectiveProtocol::automatic;
+    std::span<const StageGroup> stage_groups;
+    std::span<const Load> loads;
+    std::shared_ptr<ExchangeSkews> skews = std::make_shared<ExchangeSkews>();  // of all Programs
+    double slowest_loss = 0;  // for the number of devices of this mesh (sim/cost/scale_cost.h)
+    const PackedSequences* packed = nullptr;
+    std::span<const DocumentLoad> document_loads = {};
+    std::int64_t slowest_rank = -1;
+  } set_;
   // All inputs on which the pairs of an op with documents depend.
   struct Attention {
     TableIndex<DocumentLoad> load;
@@ -168,9 +187,6 @@ class OpCostModel {
   std::int64_t busiest_part(const Op& op, std::span<const Tensor> tensors) const;
   mutable std::map<std::tuple<Attention, std::int64_t, std::int64_t>, DocumentPairs> documents_met_;
   mutable std::map<Attention, std::int64_t> busiest_parts_;
-  CollectiveAlgorithm algorithm_ = CollectiveAlgorithm::automatic;
-  CollectiveProtocol protocol_ = CollectiveProtocol::automatic;
-  double slowest_loss_ = 0;  // for the number of devices of this mesh (sim/cost/scale_cost.h)
   struct Span {
     MeshGroup group;
     TableIndex<StageGroup> stages;

@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "sim/analytical/pipeline_rows.h"
-#include "sim/analytical/rows.h"
 
 namespace orrery {
 
@@ -135,16 +134,9 @@ class PlainWalk {
     chunks_ = static_cast<std::size_t>(schedule.chunks);
     split_ = schedule.split_backward;
     blocking_ = schedule.blocking_transfers;
-    build_sites(schedule, costs);
-    pair_saves_ = costs.pair_saves;
-    stage_class_ = costs.stage_class;
-    behind_last_ = costs.behind_last;
-    slots_behind_ = costs.slots_behind;
-    behind_.assign(behind_last_.empty() ? 0 : p, {});
-    micro_batch_class_ = costs.micro_batch_class;
-    first_chunk_.clear();
-    for (std::size_t stage = 0; stage < p; ++stage) first_chunk_.push_back(costs.row(stage) * chunks_);
-    last_kind_ = split_ ? SlotKind::weight_gradient : SlotKind::backward;
+    costs_ = costs;
+    build_sites(schedule);
+    behind_.assign(costs.behind_last.empty() ? 0 : p, {});
     out.stages.assign(p, {});
     cursors_.clear();
     for (std::size_t s = 0; s < p; ++s) cursors_.emplace_back(schedule.order(s));
@@ -181,7 +173,10 @@ class PlainWalk {
       const std::size_t stage = static_cast<std::size_t>(ready_.back());
       ready_.pop_back();
       waiting_[stage] = 0;
-      advance(stage, out.stages[stage], record);
+      if (costs_.pair_saves.empty())
+        advance<false>(stage, out.stages[stage], record);
+      else
+        advance<true>(stage, out.stages[stage], record);
     }
   }
 
@@ -203,7 +198,7 @@ class PlainWalk {
     }
     constexpr std::uint32_t kInFlight = 6;  // most rounds in the state; fewer are left before the end
     if (rounds < 2 * kInFlight) return {};
-    std::optional<rows::PeriodFinder> finder;
+    std::optional<PeriodFinder> finder;
     std::vector<std::vector<StageClock>> after;  // by round since the finder began
     std::vector<double> in_flight;
     std::vector<char> known, known_before;
@@ -226,13 +221,13 @@ class PlainWalk {
       for (const Cursor& cursor : cursors_) done += cursor.count();
       if (done != sites * begin + in_flight.size()) return {};  // more slots are in flight
       if (!finder || known != known_before) {
-        finder.emplace(snapshot_, far_snapshot_, static_cast<rows::Index>(p));
+        finder.emplace(snapshot_, far_snapshot_, static_cast<std::int64_t>(p));
         after.clear();
         known_before = known;
       }
       after.push_back(out.stages);
-      if (!finder->look(now_.data(), static_cast<rows::Index>(p), in_flight.data(),
-                        static_cast<rows::Index>(in_flight.size())))
+      if (!finder->look(now_.data(), static_cast<std::int64_t>(p), in_flight.data(),
+                        static_cast<std::int64_t>(in_flight.size())))
         continue;
       const auto looks = static_cast<std::uint32_t>(finder->looks());
       const std::uint32_t times = (rounds - 1 - last_round_) / looks;
@@ -255,15 +250,14 @@ class PlainWalk {
     double* end = nullptr;           // [micro-batch]: end of the slot, or kNotYet
     const double* before = nullptr;  // ends of the kind that comes before it on its stage; null for forwards
     const double* input = nullptr;   // ends of the slot that it depends on
-    double first = 0, usual = 0, last = 0;
-    const ChunkSeconds* of_class = nullptr;  // if micro-batches differ: of class 0
     double from_hop = 0, to_hop = 0;
     std::int32_t from = -1, to = -1;  // other stages only
   };
 
-  void build_sites(const Schedule& schedule, const PipelineCosts& costs) {
+  void build_sites(const Schedule& schedule) {
     const std::size_t p = schedule.stages.size(), positions = schedule.position.size(), m = micro_batches_;
-    geometry_.build(schedule, costs.hop_seconds);
+    Geometry geometry;
+    geometry.build(schedule, costs_.hop_seconds);
     const std::size_t kinds = split_ ? 3 : 2;
     ends_.assign(kinds * positions * m, kNotYet);
     const auto ends = [&](std::size_t kind, std::size_t q) { return ends_.data() + (kind * positions + q) * m; };
@@ -271,23 +265,17 @@ class PlainWalk {
     for (std::size_t s = 0; s < p; ++s)
       for (std::size_t c = 0; c < chunks_; ++c) {
         const std::size_t q = static_cast<std::size_t>(schedule.position_of(s, c));
-        const ChunkSeconds& seconds = costs.seconds[costs.row(s) * chunks_ + c];
         for (std::size_t kind = 0; kind < kinds; ++kind) {
           Site& site = sites_[(s * chunks_ + c) * kSlotKinds + kind];
           site.end = ends(kind, q);
           if (kind > 0) site.before = ends(kind - 1, q);
-          const std::int64_t count = schedule.micro_batches;
-          site.first = seconds_of(seconds[kind], 0, count);
-          site.usual = seconds[kind].usual;
-          site.of_class = &seconds;
-          site.last = seconds_of(seconds[kind], count - 1, count);
           // A forward comes from the position below and goes to the one above; a backward does the reverse.
           if (kind == 2) continue;
           const auto link = [&](bool exists, std::size_t other, std::size_t boundary, std::int32_t& stage,
                                 double& hop) {
-            if (!exists || geometry_.stage_at[other] == static_cast<std::int32_t>(s)) return;
-            stage = geometry_.stage_at[other];
-            hop = geometry_.hop_before[boundary];
+            if (!exists || geometry.stage_at[other] == static_cast<std::int32_t>(s)) return;
+            stage = geometry.stage_at[other];
+            hop = geometry.hop_before[boundary];
           };
           const bool up = kind == 0, below = q > 0, above = q + 1 < positions;
           if (up ? below : above) site.input = ends(kind, up ? q - 1 : q + 1);
@@ -297,89 +285,98 @@ class PlainWalk {
       }
   }
 
-  const Site* site(std::size_t stage, const Slot& slot) const {
-    return &sites_[(stage * chunks_ + slot.chunk) * kSlotKinds + static_cast<std::size_t>(slot.kind)];
+  const Site& site(std::size_t stage, const Slot& slot) const {
+    return sites_[(stage * chunks_ + slot.chunk) * kSlotKinds + static_cast<std::size_t>(slot.kind)];
   }
 
   // The reason why the slot cannot run at this place of the order; null if it can.
   const char* fault(std::size_t stage, const Slot& slot) const {
     if (slot.micro_batch >= micro_batches_ || slot.chunk >= chunks_) return " does not exist";
-    const Site* at = site(stage, slot);
-    if (at->end == nullptr) return " in a schedule whose backwards are whole";
-    if (at->end[slot.micro_batch] != kNotYet) return " runs twice";
+    const Site& at = site(stage, slot);
+    if (at.end == nullptr) return " in a schedule whose backwards are whole";
+    if (at.end[slot.micro_batch] != kNotYet) return " runs twice";
     // A slot that it needs on its own stage comes earlier in the order, or never.
-    if (at->before != nullptr && at->before[slot.micro_batch] == kNotYet)
+    if (at.before != nullptr && at.before[slot.micro_batch] == kNotYet)
       return slot.kind == SlotKind::backward ? " comes before its forward" : " comes before its backward";
     return nullptr;
   }
 
-  template <class Record>
+  void check(std::size_t stage, std::size_t index, const Slot& slot) const {
+    if (const char* why = fault(stage, slot)) throw std::logic_error("schedule: " + describe(stage, index, slot) + why);
+  }
+
+  // Runs the stage's slots until an input has not arrived yet. kPairs: those of a pair together.
+  template <bool kPairs, class Record>
   void advance(std::size_t stage, StageClock& clock, Record& record) {
     Cursor& cursor = cursors_[stage];
     double now = now_[stage];
+    const auto m = static_cast<std::int64_t>(micro_batches_);
     while (!cursor.done() && cursor.rounds_begun() <= last_round_) {
-      const Slot slot = cursor.slot();
-      if (const char* why = fault(stage, slot))
-        throw std::logic_error("schedule: " + describe(stage, cursor.count(), slot) + why);
-      const Site& at = *site(stage, slot);
-      if (!pair_saves_.empty() && cursor.goes_on()) {
+      std::array<Slot, 2> turn{cursor.slot()};
+      check(stage, cursor.count(), turn[0]);
+      bool pairs = false;
+      if (kPairs && cursor.goes_on()) {
         Cursor behind = cursor;
         behind.next();
-        if (StageOrder::is_pair(slot, behind.slot())) {
-          if (!advance_pair(stage, slot, behind.slot(), now, clock, record)) break;
-          cursor = behind;
-          cursor.next();
-          continue;
-        }
+        turn[1] = behind.slot();
+        pairs = StageOrder::is_pair(turn[0], turn[1]);
+        if (pairs) check(stage, behind.count(), turn[1]);
       }
+      const std::span<const Slot> slots(turn.data(), kPairs && pairs ? 2 : 1);
       double begin = now;
-      if (at.input != nullptr) {
+      for (const Slot& slot : slots) {
+        const Site& at = site(stage, slot);
+        if (at.input == nullptr) continue;
         const double input = at.input[slot.micro_batch];
         if (input == kNotYet) {
           waiting_[stage] = 1;
-          break;
+          now_[stage] = now;
+          return;
         }
-        if (blocking_ && at.from >= 0) {
-          begin = std::max(now, input) + at.from_hop;
-          clock.transfer_seconds += at.from_hop;
-        } else {
-          begin = std::max(now, input + at.from_hop);
-        }
-        if (at.from >= 0) record.transfer(at.from, stage, input, begin);
+        const bool receives = blocking_ && at.from >= 0;
+        begin = receives ? std::max(begin, input) + at.from_hop : std::max(begin, input + at.from_hop);
+        if (receives) clock.transfer_seconds += at.from_hop;
       }
-      const double seconds = seconds_at(at, slot) + longer_behind_last(stage, slot);
-      const double end = begin + seconds;
-      record.slot(stage, slot, begin, end);
       if (cursor.count() == 0) clock.first_forward_begin = begin;  // nothing precedes a forward
-      if (slot.kind == SlotKind::backward) clock.last_backward_end = end;
-      clock.busy_seconds += seconds;
-      at.end[slot.micro_batch] = end;
-      now = end;
-      cursor.next();
-      if (at.to < 0) continue;
-      if (blocking_ && !receives_from(stage, cursor, at.to)) {
-        now += at.to_hop;
-        clock.transfer_seconds += at.to_hop;
+      double alone = 0, seconds = 0, first = 0;
+      for (const Slot& slot : slots) {
+        const std::size_t of = row(stage, slot);
+        const double own = seconds_of(costs_.seconds[of][static_cast<std::size_t>(slot.kind)], slot.micro_batch, m);
+        if (pairs && &slot == &slots.front()) first = own;
+        alone += own;
+        seconds += pairs ? own - costs_.pair_saves[of] / 2 : own + longer_behind_last(stage, slot);
+        cursor.next();
       }
-      if (waiting_[at.to]) {
-        waiting_[at.to] = 0;
-        ready_.push_back(at.to);
+      now = begin + seconds;
+      clock.busy_seconds += seconds;
+      if (slots.back().kind == SlotKind::backward) clock.last_backward_end = now;
+      const double end = now;
+      double from = begin;  // for pictures, the slots of a pair run one after the other
+      for (const Slot& slot : slots) {
+        const Site& at = site(stage, slot);
+        const double to = &slot == &slots.back() ? end : from + first / alone * seconds;
+        if (at.from >= 0) record.transfer(at.from, stage, at.input[slot.micro_batch], from);
+        record.slot(stage, slot, from, to);
+        from = to;
+        at.end[slot.micro_batch] = end;
+        if (at.to < 0) continue;
+        if (blocking_ && !receives_from(stage, cursor, at.to)) {
+          now += at.to_hop;
+          clock.transfer_seconds += at.to_hop;
+        }
+        if (waiting_[at.to]) {
+          waiting_[at.to] = 0;
+          ready_.push_back(at.to);
+        }
       }
     }
     now_[stage] = now;
   }
 
-  std::size_t class_of(const Slot& slot) const {
-    return micro_batch_class_.empty() ? 0 : micro_batch_class_[slot.micro_batch];
-  }
-
-  double seconds_at(const Site& at, const Slot& slot) const {
-    if (!micro_batch_class_.empty()) {
-      const ChunkSeconds& of = at.of_class[class_of(slot) * chunks_];
-      return seconds_of(of[static_cast<std::size_t>(slot.kind)], slot.micro_batch,
-                        static_cast<std::int64_t>(micro_batches_));
-    }
-    return slot.micro_batch == 0 ? at.first : slot.micro_batch + 1 == micro_batches_ ? at.last : at.usual;
+  // The slot's index into PipelineCosts::seconds.
+  std::size_t row(std::size_t stage, const Slot& slot) const {
+    const std::size_t of_class = costs_.micro_batch_class.empty() ? 0 : costs_.micro_batch_class[slot.micro_batch];
+    return costs_.row(stage, of_class) * chunks_ + slot.chunk;
   }
 
   // Returns the seconds that the slot takes in addition because a chunk's last slot is behind it
@@ -392,71 +389,26 @@ class PlainWalk {
       longer = left.front();
       left = left.subspan(1);
     }
-    if (slot.kind == last_kind_ && slot.micro_batch + 1 == micro_batches_) {
-      const std::size_t of_chunk = static_cast<std::size_t>(stage_class_[stage]) * chunks_ + slot.chunk;
-      left = behind_last_.subspan(of_chunk * slots_behind_, slots_behind_);
+    const SlotKind last_kind = split_ ? SlotKind::weight_gradient : SlotKind::backward;
+    if (slot.kind == last_kind && slot.micro_batch + 1 == micro_batches_) {
+      const std::size_t of_chunk = static_cast<std::size_t>(costs_.stage_class[stage]) * chunks_ + slot.chunk;
+      left = costs_.behind_last.subspan(of_chunk * costs_.slots_behind, costs_.slots_behind);
     }
     return longer;
-  }
-
-  // Returns false if an input has not arrived yet.
-  template <class Record>
-  bool advance_pair(std::size_t stage, const Slot& f, const Slot& b, double& now, StageClock& clock, Record& record) {
-    if (const char* why = fault(stage, b))
-      throw std::logic_error("schedule: " + describe(stage, cursors_[stage].count() + 1, b) + why);
-    double begin = now, seconds = 0;
-    for (const Slot* slot : {&f, &b}) {
-      const Site& at = *site(stage, *slot);
-      seconds += seconds_at(at, *slot) - pair_saves_[first_chunk_[stage] + class_of(*slot) * chunks_ + slot->chunk] / 2;
-      if (at.input == nullptr) continue;
-      const double input = at.input[slot->micro_batch];
-      if (input == kNotYet) {
-        waiting_[stage] = 1;
-        return false;
-      }
-      begin = std::max(begin, input + at.from_hop);
-    }
-    const double end = begin + seconds;
-    double from = begin;
-    for (const Slot* slot : {&f, &b}) {
-      const Site& at = *site(stage, *slot);
-      // For pictures: one after the other.
-      const double share = seconds_at(at, *slot) / (seconds_at(*site(stage, f), f) + seconds_at(*site(stage, b), b));
-      const double to = slot == &b ? end : from + share * seconds;
-      if (at.from >= 0) record.transfer(at.from, stage, at.input[slot->micro_batch], from);
-      record.slot(stage, *slot, from, to);
-      from = to;
-      at.end[slot->micro_batch] = end;
-      if (at.to >= 0 && waiting_[at.to]) {
-        waiting_[at.to] = 0;
-        ready_.push_back(at.to);
-      }
-    }
-    clock.last_backward_end = end;
-    clock.busy_seconds += seconds;
-    now = end;
-    return true;
   }
 
   bool receives_from(std::size_t stage, const Cursor& next, std::int32_t other) const {
     if (next.done()) return false;
     const Slot slot = next.slot();
-    return slot.chunk < chunks_ && site(stage, slot)->from == other;
+    return slot.chunk < chunks_ && site(stage, slot).from == other;
   }
 
   std::size_t micro_batches_ = 0, chunks_ = 0;
   bool split_ = false, blocking_ = false;
-  Geometry geometry_;
-  std::span<const double> pair_saves_;
-  std::span<const std::uint8_t> micro_batch_class_;
-  std::span<const std::int32_t> stage_class_;
-  std::span<const double> behind_last_;
-  std::size_t slots_behind_ = 0;
-  SlotKind last_kind_ = SlotKind::backward;
+  PipelineCosts costs_;
   std::vector<std::span<const double>> behind_;  // by stage: for the slots to come
-  std::vector<std::size_t> first_chunk_;         // by stage: its first index in pair_saves_
-  std::vector<Site> sites_;               // [(stage * chunks + chunk) * kSlotKinds + kind]
-  std::vector<double> ends_;              // [(kind * positions + position) * micro_batches + micro_batch]
+  std::vector<Site> sites_;                      // [(stage * chunks + chunk) * kSlotKinds + kind]
+  std::vector<double> ends_;                     // [(kind * positions + position) * micro_batches + micro_batch]
   std::vector<Cursor> cursors_;
   std::uint32_t last_round_ = 0;  // no stage goes beyond this round
   std::vector<double> snapshot_, far_snapshot_;
@@ -474,7 +426,7 @@ void finish(PipelineClock& out) {
 
 struct PipelineWalker::Rep {
   PlainWalk plain;
-  RowStorage rows;
+  RowWalker rows;
 };
 
 PipelineWalker::PipelineWalker() : rep_(std::make_unique<Rep>()) {}
@@ -484,24 +436,9 @@ PipelineWalker& PipelineWalker::operator=(PipelineWalker&&) noexcept = default;
 
 void PipelineWalker::walk(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out) {
   const bool rows = costs.pair_saves.empty() && costs.micro_batch_class.empty();
-  if (!rows || !walk_rows(schedule, costs, rep_->rows, out)) {
+  if (!rows || !rep_->rows.walk(schedule, costs, out)) {
     NoRecord none;
     rep_->plain.run(schedule, costs, out, none, rows);
-    finish(out);
-    return;
-  }
-  const int kinds = schedule.split_backward ? 3 : 2;
-  for (std::size_t s = 0; s < out.stages.size(); ++s) {
-    const ChunkSeconds* seconds = &costs.seconds[static_cast<std::size_t>(costs.stage_class[s]) * schedule.chunks];
-    double busy = 0;
-    for (std::int64_t c = 0; c < schedule.chunks; ++c)
-      for (int kind = 0; kind < kinds; ++kind) busy += total_seconds(seconds[c][kind], schedule.micro_batches);
-    if (!costs.behind_last.empty())
-      // The rows of all chunks but the model's first: after the first chunk's last backward, a stage has no slots.
-      for (std::size_t i = 0; i < static_cast<std::size_t>(schedule.chunks - 1) * costs.slots_behind; ++i)
-        busy += costs.behind_last[(static_cast<std::size_t>(costs.stage_class[s] * schedule.chunks) + 1) *
-                                      costs.slots_behind + i];
-    out.stages[s].busy_seconds = busy;
   }
   finish(out);
 }

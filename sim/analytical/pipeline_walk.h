@@ -77,9 +77,9 @@ struct PipelineClock {
 //
 // Exact: equal to walking every slot, up to rounding (tests: 1e-9). Cost: the orders of gpipe, 1f1b, zb-h1 and the
 // interleaved schedule form rows of slots that do not depend on each other; a row is one vector operation, and rows
-// that repeat are skipped. 1F1B with p=64, m=512: 11 us, or 25 us if nothing repeats; p=8, m=64: 1 us. GPipe has a
-// closed form. Slot by slot, at 15 ns each, go other orders (zb-v), blocking transfers in orders other than 1F1B, and
-// micro-batches that differ; orders with a body (the interleaved one) only until their rounds repeat.
+// that repeat are skipped, except in gpipe. 1F1B with p=64, m=512: 10 us; GPipe: 20 us. Slot by slot, at 15 ns each, go
+// other orders (zb-v), blocking transfers in orders other than 1F1B, and micro-batches that differ; orders with a body
+// (the interleaved one) only until their rounds repeat.
 // Keeps its storage between calls. Not thread-safe.
 class PipelineWalker {
  public:

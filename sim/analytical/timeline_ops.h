@@ -22,8 +22,6 @@ class TimelineOps {
   std::uint32_t operator()(BlockKind kind, const LineOp& op);
 
  private:
-  TimelineOp describe(BlockKind kind, const LineOp& op) const;
-
   const Program& program_;
   std::vector<TimelineOp>& ops_;
   std::map<std::tuple<const BlockCode*, std::uint16_t, std::int64_t, int>, std::uint32_t> known_;

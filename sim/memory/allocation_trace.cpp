@@ -75,24 +75,9 @@ class Tracer {
     whole_gradients_.resize(chunks.size());
     order.for_each([&](const Slot& slot) { whole_gradients_[slot.chunk].slots += is_backward(slot) ? 1 : 0; });
     order.for_each_turn(
-        program_.schedule.pairs,
-        [&](const Slot& slot) {
-          const std::uint32_t buffer = begin_backward(slot, buffers);
-          Line line = line_of(slot);
-          for (std::size_t i = 0; i < line.instances.size(); ++i) step(line, i);
-          end(line);
-          end_backward(slot, buffer);
-        },
+        program_.schedule.pairs, [&](const Slot& slot) { run_slots({slot}, slot, buffers); },
         [&](const Slot& forward, const Slot& backward) {
-          const std::uint32_t buffer = begin_backward(backward, buffers);
-          Line first = line_of(forward), second = line_of(backward);
-          for (std::size_t i = 0; i < std::max(first.instances.size(), second.instances.size()); ++i) {
-            if (i < first.instances.size()) step(first, i);
-            if (i < second.instances.size()) step(second, i);
-          }
-          end(first);
-          end(second);
-          end_backward(backward, buffer);
+          run_slots({forward, backward}, backward, buffers);
         });
     const std::uint32_t copies = allocate_buffer(buffers.update, "gradients of the update in fp32");
     for (std::size_t c = 0; c < chunks.size(); ++c) {
@@ -114,12 +99,19 @@ class Tracer {
     PlaceInStretch place;
   };
 
-  std::uint32_t allocate(std::uint16_t piece, TensorId storage, int stream) {
+  std::uint32_t allocate(const Allocation& allocation) {
     const auto number = static_cast<std::uint32_t>(trace_.allocations.size());
-    trace_.allocations.push_back({program_.pieces[piece].tensors[storage].bytes(), stream, piece, storage, ""});
+    trace_.allocations.push_back(allocation);
     owners_.push_back(1);
     trace_.events.push_back({number, false});
     return number;
+  }
+  std::uint32_t allocate(std::uint16_t piece, TensorId storage, int stream) {
+    return allocate({program_.pieces[piece].tensors[storage].bytes(), stream, piece, storage, ""});
+  }
+  // Returns kNothing for 0 bytes.
+  std::uint32_t allocate_buffer(double bytes, const char* name) {
+    return bytes > 0 ? allocate({.bytes = static_cast<std::int64_t>(bytes), .buffer = name}) : kNothing;
   }
   void release(std::uint32_t allocation) {
     if (allocation == kNothing || --owners_[allocation] > 0) return;
@@ -134,16 +126,6 @@ class Tracer {
 
   static bool is_backward(const Slot& slot) { return slot.kind != SlotKind::forward; }
 
-  // Returns kNothing for 0 bytes.
-  std::uint32_t allocate_buffer(double bytes, const char* name) {
-    if (!(bytes > 0)) return kNothing;
-    const auto number = static_cast<std::uint32_t>(trace_.allocations.size());
-    trace_.allocations.push_back({static_cast<std::int64_t>(bytes), 0, 0, kNoTensor, name});
-    owners_.push_back(1);
-    trace_.events.push_back({number, false});
-    return number;
-  }
-
   // If whole gradients come and go (Runtime::releases_gradients), only the rank's part of them is resident.
   void allocate_resident(std::uint16_t piece, TensorId id) {
     const std::uint32_t allocation = allocate(piece, id, 0);
@@ -152,6 +134,19 @@ class Tracer {
       for (const ParameterSet& set : of.sets)
         if (!set.frozen() && set.own_gradients != set.gradients && storage_of(of, set.gradients) == id)
           trace_.allocations[allocation].bytes = of.tensors[set.own_gradients].bytes();
+  }
+
+  // Runs slots that alternate instance by instance. `last`: the last of them, the only one that may be a backward.
+  void run_slots(std::initializer_list<Slot> slots, const Slot& last, const StageBuffers& buffers) {
+    const std::uint32_t buffer = begin_backward(last, buffers);
+    std::vector<Line> lines;
+    std::size_t most = 0;
+    for (const Slot& slot : slots) most = std::max(most, lines.emplace_back(line_of(slot)).instances.size());
+    for (std::size_t i = 0; i < most; ++i)
+      for (Line& line : lines)
+        if (i < line.instances.size()) step(line, i);
+    for (Line& line : lines) end(line);
+    end_backward(last, buffer);
   }
 
   // Allocates the buffers that a backward (or the weight gradients of a split one) needs beside tensors. Returns the
@@ -205,8 +200,7 @@ class Tracer {
                         conditions_of(slot.micro_batch, program_.schedule.micro_batches));
     line.chunk = slot.chunk;
     if (block == kForwardBlock)
-      line.kept_output =
-          sent_output_bytes(program_, chunk, program_.schedule.position_of(stage_, slot.chunk));
+      line.kept_output = sent_output_bytes(program_, chunk, program_.schedule.position_of(stage_, slot.chunk));
     return line;
   }
 
@@ -246,18 +240,10 @@ class Tracer {
         begin(instance, held_of(instance, line.micro_batch), line.block, p);
   }
 
-  void step(Line& line, std::size_t i) {
-    run_instance(line, line.instances[i], [&] {
-      if (line.ahead.longest > 0)
-        line.ahead.when_starts(static_cast<std::int64_t>(i),
-                               [&](std::int64_t other, int least, int most) { issue(line, other, least, most); });
-    });
-  }
-
   void end(Line& line) {
     if (line.kept_output > 0) {
-      const bool whole = line.carried != kNothing &&
-                         static_cast<double>(trace_.allocations[line.carried].bytes) == line.kept_output;
+      const bool whole =
+          line.carried != kNothing && static_cast<double>(trace_.allocations[line.carried].bytes) == line.kept_output;
       sent_[{line.chunk, line.micro_batch}] =
           whole ? std::exchange(line.carried, kNothing) : allocate_buffer(line.kept_output, "sent output");
     }
@@ -274,17 +260,16 @@ class Tracer {
       if (held[id] == kNothing) held[id] = allocate(instance.piece, id, stream);
   }
 
-  template <class StartsKernels>
-  void run_instance(Line& line, const Instance& instance, const StartsKernels& starts_kernels) {
+  // Runs instance i of the line.
+  void step(Line& line, std::size_t i) {
+    const Instance& instance = line.instances[i];
     const std::size_t block = line.block;
-    const std::uint32_t micro_batch = line.micro_batch;
-    const WhenSet conditions = line.conditions;
     std::uint32_t carried = std::exchange(line.carried, kNothing);
     auto& postponed = line.postponed;
     const Piece& piece = program_.pieces[instance.piece];
     const PieceLives& lives = lives_[instance.piece];
     const std::span<const Op> ops = (piece.*kBlocks[block]).ops;
-    Held& held = held_of(instance, micro_batch);
+    Held& held = held_of(instance, line.micro_batch);
     const std::size_t first_event = trace_.events.size();
     const Boundary boundary = boundary_of(piece, block);
     if (boundary.input != kNoTensor) {
@@ -294,9 +279,11 @@ class Tracer {
     }
     const std::size_t starts_at = issues_ahead_from(ops);
     for (std::size_t p = 0; p < ops.size(); ++p) {
-      if (p == starts_at) starts_kernels();
+      if (p == starts_at && line.ahead.longest > 0)
+        line.ahead.when_starts(static_cast<std::int64_t>(i),
+                               [&](std::int64_t other, int least, int most) { issue(line, other, least, most); });
       const Op& op = ops[p];
-      const bool is_meant = (bit(op.when) & conditions) != 0;
+      const bool is_meant = (bit(op.when) & line.conditions) != 0;
       const bool runs = is_meant && instances_covered(op.every, op.covers, instance.place) > 0;
       if (runs) begin(instance, held, block, p);
       for (const TensorId id : lives.ends[block][p]) {
@@ -313,14 +300,13 @@ class Tracer {
       }
     }
     release(carried);  // its storage belongs to another piece
-    carried = kNothing;
     if (boundary.output != kNoTensor) {
       const TensorId output = lives.lives.storage(boundary.output);
       const Life& life = lives.lives.of(output);
       if (held[output] != kNothing && (life.handed_on & bit_of_block(block)) != 0) {
-        carried = held[output];
+        line.carried = held[output];
         if ((life.kept & bit_of_block(block)) != 0)
-          ++owners_[carried];
+          ++owners_[line.carried];
         else
           held[output] = kNothing;
       }
@@ -329,10 +315,9 @@ class Tracer {
                          (block == kBackwardBlock && piece.weight_gradient.ops.empty());
     if (is_last) {
       for (const std::uint32_t allocation : held) release(allocation);
-      held_.erase({instance.number, micro_batch});
+      held_.erase({instance.number, line.micro_batch});
     }
     trace_.blocks.push_back({first_event, trace_.events.size(), instance.piece, static_cast<std::uint8_t>(block)});
-    line.carried = carried;
   }
 
   struct WholeGradients {
@@ -344,10 +329,10 @@ class Tracer {
   const std::size_t stage_;
   std::vector<PieceLives> lives_;
   AllocationTrace trace_;
-  std::vector<std::uint8_t> owners_;                             // by allocation: number of its owners
-  std::vector<std::vector<std::int64_t>> first_instance_;        // by class of micro-batches and chunk
-  std::map<std::pair<std::int64_t, std::uint32_t>, Held> held_;  // by instance and micro-batch
-  std::vector<WholeGradients> whole_gradients_;                  // by chunk
+  std::vector<std::uint8_t> owners_;                                       // by allocation: number of its owners
+  std::vector<std::vector<std::int64_t>> first_instance_;                  // by class of micro-batches and chunk
+  std::map<std::pair<std::int64_t, std::uint32_t>, Held> held_;            // by instance and micro-batch
+  std::vector<WholeGradients> whole_gradients_;                            // by chunk
   std::map<std::pair<std::uint16_t, std::uint32_t>, std::uint32_t> sent_;  // by chunk and micro-batch
 };
 

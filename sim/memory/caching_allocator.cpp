@@ -81,44 +81,29 @@ std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::expanded(con
 
 // Returns segments without allocated blocks to the device; for expandable segments, the free pages at their ends.
 void CachingAllocator::give_back() {
-  for (auto area = areas_.begin(); area != areas_.end();) {
+  for (auto next = areas_.begin(); next != areas_.end();) {
+    const auto area = next++;
     const auto end = pieces_.lower_bound(area->first + area->second.bytes);
-    if (area->second.bytes == 0 || end == pieces_.begin()) {
-      ++area;
-      continue;
-    }
+    if (area->second.bytes == 0 || end == pieces_.begin()) continue;
     const auto last = std::prev(end);
     Piece& piece = last->second;
-    if (piece.segment != area->first || piece.allocated) {
-      ++area;
-      continue;
-    }
-    if (options_.expandable_segments) {
-      const std::int64_t page = area->second.small ? kSmallSegment : kLargeSegment, less = piece.bytes / page * page;
-      if (less > 0) {
-        free_.erase(free_key(last));
-        piece.bytes -= less;
-        area->second.bytes -= less;
-        statistics_.reserved -= less;
-        note(Action::segment_free, area->first + area->second.bytes, less, area->second.stream);
-        if (piece.bytes > 0)
-          free_.insert(free_key(last));
-        else
-          pieces_.erase(last);
-      }
-      ++area;
-      continue;
-    }
-    if (last->first != area->first) {
-      ++area;
-      continue;
-    }
+    if (piece.segment != area->first || piece.allocated) continue;
+    if (!options_.expandable_segments && last->first != area->first) continue;
+    const std::int64_t page = area->second.small ? kSmallSegment : kLargeSegment,
+                       less = options_.expandable_segments ? piece.bytes / page * page : piece.bytes;
+    if (less == 0) continue;
     free_.erase(free_key(last));
-    pieces_.erase(last);
-    statistics_.reserved -= area->second.bytes;
+    piece.bytes -= less;
+    area->second.bytes -= less;
+    statistics_.reserved -= less;
+    note(Action::segment_free, area->first + area->second.bytes, less, area->second.stream);
+    if (piece.bytes > 0)
+      free_.insert(free_key(last));
+    else
+      pieces_.erase(last);
+    if (options_.expandable_segments) continue;
     --statistics_.segments;
-    note(Action::segment_free, area->first, area->second.bytes, area->second.stream);
-    area = areas_.erase(area);
+    areas_.erase(area);
   }
 }
 

@@ -17,21 +17,14 @@ constexpr std::size_t index(Place place) { return static_cast<std::size_t>(place
 class Walk {
  public:
   Walk(const Piece& piece, std::int64_t instances, MemoryScratch& scratch)
-      : piece_(piece),
-        instances_(instances),
-        lives_(scratch.lives),
-        storages_(scratch.storages),
-        passing_(scratch.passing),
-        entering_(scratch.entering),
-        starts_(scratch.starts),
-        ends_(scratch.ends) {}
+      : piece_(piece), instances_(instances), scratch_(scratch), lives_(scratch.lives), storages_(scratch.storages) {}
 
   PieceMemory run(const Granularity& granularity) {
     PieceMemory memory;
     lives_.find(piece_);
     storages_.resize(piece_.tensors.size());
-    for (auto& ids : entering_) ids.clear();
-    passing_.clear();
+    for (auto& ids : scratch_.entering) ids.clear();
+    scratch_.passing.clear();
     std::size_t shared = kNone;  // index of the backward's op that first adds to shared gradients
     for (const TensorId id : lives_.storages()) {
       if (piece_.tensors[id].shared && category(id) == Category::gradient && lives_.of(id).touches(kBackwardBlock))
@@ -66,11 +59,11 @@ class Walk {
     const Life& life = lives_.of(id);
     if (life.keeper == Keeper::step) return add(id, memory.resident);
     if (life.keeper == Keeper::others || life.touched == 0) return;
-    passing_.push_back(id);
+    scratch_.passing.push_back(id);
     if ((life.kept & bit_of_block(kForwardBlock)) != 0) add(id, memory.saved);
     if (life.enters_block(kWeightGradientBlock)) add(id, memory.saved_weight_gradient);
     for (std::size_t block = 0; block < kBlocks.size(); ++block)
-      if (life.enters_block(block)) entering_[block].push_back(id);
+      if (life.enters_block(block)) scratch_.entering[block].push_back(id);
     if (!life.lent || category(id) != Category::gradient || !life.enters_block(kBackwardBlock)) return;
     memory.lends_gradients = true;
     add(id, memory.lent_gradients);
@@ -92,7 +85,7 @@ class Walk {
       sums[index(place(id))] += bytes;
     };
     list_lives(block, ops.size());
-    for (TensorId id : entering_[block]) change(id, storages_[id].bytes);
+    for (TensorId id : scratch_.entering[block]) change(id, storages_[id].bytes);
     PlacedBytes worst = now;  // at the start of the block, if it counts
     std::array<double, kPlaces> most = sums;
     if (first > 0) most.fill(-std::numeric_limits<double>::infinity());
@@ -105,9 +98,11 @@ class Walk {
     std::size_t issues_from = 0;
     for (std::size_t p = 0; p < ops.size(); ++p) {
       if (gathers_ahead && p == issues_from && p > 0) hold_furthest(ops.first(p), now, sums);
-      for (TensorId id = starts_[p]; id != kNoTensor; id = storages_[id].next_start) change(id, storages_[id].bytes);
+      for (TensorId id = scratch_.starts[p]; id != kNoTensor; id = storages_[id].next_start)
+        change(id, storages_[id].bytes);
       if (p >= first && p < end) keep_worst();
-      for (TensorId id = ends_[p]; id != kNoTensor; id = storages_[id].next_end) change(id, -storages_[id].bytes);
+      for (TensorId id = scratch_.ends[p]; id != kNoTensor; id = storages_[id].next_end)
+        change(id, -storages_[id].bytes);
       const Op& op = ops[p];
       if (op.prefetch > 0) {
         if (!gathers_ahead) issues_from = issues_ahead_from(ops);
@@ -123,14 +118,14 @@ class Walk {
   // By op: the storages whose lives in the block begin and end there. Storages that are alive at the start begin
   // before.
   void list_lives(std::size_t block, std::size_t ops) {
-    starts_.assign(ops, kNoTensor);
-    ends_.assign(ops, kNoTensor);
-    for (const TensorId id : passing_) {
+    scratch_.starts.assign(ops, kNoTensor);
+    scratch_.ends.assign(ops, kNoTensor);
+    for (const TensorId id : scratch_.passing) {
       const Life& life = lives_.of(id);
       if (!life.touches(block)) continue;
       Storage& s = storages_[id];
-      if (!life.enters_block(block)) s.next_start = std::exchange(starts_[life.first[block]], id);
-      if (!life.outlives(block)) s.next_end = std::exchange(ends_[life.last[block]], id);
+      if (!life.enters_block(block)) s.next_start = std::exchange(scratch_.starts[life.first[block]], id);
+      if (!life.outlives(block)) s.next_end = std::exchange(scratch_.ends[life.last[block]], id);
     }
   }
 
@@ -170,11 +165,9 @@ class Walk {
   const Piece& piece_;
   const std::int64_t instances_;
   bool elsewhere_ = false;  // whether some tensor lies outside the device
+  MemoryScratch& scratch_;
   Liveness& lives_;
   std::vector<Storage>& storages_;
-  std::vector<TensorId>& passing_;
-  std::array<std::vector<TensorId>, kBlocks.size()>& entering_;
-  std::vector<TensorId>&starts_, &ends_;
 };
 
 }  // namespace

@@ -26,6 +26,11 @@ class Pickle {
     fill();
     bytes_ += 'e';
   }
+  template <class Fill>
+  void list(std::string_view key, const Fill& fill) {
+    text(key);
+    list(fill);
+  }
   void text(std::string_view value) {
     if (const auto known = memo_.find(value); known != memo_.end()) {
       bytes_ += 'j';  // LONG_BINGET
@@ -82,12 +87,10 @@ class Snapshot {
 
   std::string of(const Replay& replay, const CachingAllocator::Options& options) && {
     pickle_.dictionary([&] {
-      pickle_.text("segments");
-      pickle_.list([&] {
+      pickle_.list("segments", [&] {
         for (const CachingAllocator::Segment& s : replay.segments) segment(s, options.expandable_segments);
       });
-      pickle_.text("device_traces");
-      pickle_.list([&] {
+      pickle_.list("device_traces", [&] {
         pickle_.list([&] {
           for (const CachingAllocator::Event& e : replay.events) event(e);
           if (replay.out_of_memory) out_of_memory(replay);
@@ -118,10 +121,8 @@ class Snapshot {
       pickle_.entry("requested_size", requested);
       pickle_.text("is_expandable");
       pickle_.truth(expandable);
-      pickle_.text("frames");
-      pickle_.list([] {});
-      pickle_.text("blocks");
-      pickle_.list([&] {
+      pickle_.list("frames", [] {});
+      pickle_.list("blocks", [&] {
         for (const CachingAllocator::Block& b : s.blocks)
           pickle_.dictionary([&] {
             pickle_.entry("address", b.address);
@@ -170,8 +171,7 @@ class Snapshot {
   }
 
   void frames(bool has_tensor, std::uint32_t allocation) {
-    pickle_.text("frames");
-    pickle_.list([&] {
+    pickle_.list("frames", [&] {
       if (!has_tensor) return;
       const Allocation& a = trace_.allocations[allocation];
       if (a.tensor == kNoTensor)

@@ -121,7 +121,7 @@ TEST(Walk, BlockingRoundsThatRepeatAreLeftOut) {
 
 // Otherwise the two tests above would compare the plain walk with itself.
 TEST(Walk, TakesTheFastWayWhereItClaimsTo) {
-  RowStorage storage;
+  RowWalker walker;
   PipelineClock clock;
   for (const ScheduleKind kind : kAllKinds)
     for (const bool blocking : {false, true})
@@ -133,7 +133,7 @@ TEST(Walk, TakesTheFastWayWhereItClaimsTo) {
           // One stage or one micro-batch: GPipe and 1F1B are the same.
           const bool same_as_1f1b = kind == ScheduleKind::gpipe && m == 1;
           const bool fast = blocking ? kind == ScheduleKind::one_f_one_b || same_as_1f1b : !is_v(kind);
-          EXPECT_EQ(walk_rows(schedule, uniform_costs(schedule, 1, 2, 1).view(), storage, clock), fast)
+          EXPECT_EQ(walker.walk(schedule, uniform_costs(schedule, 1, 2, 1).view(), clock), fast)
               << name_of(kind) << " p=" << p << " m=" << m << " blocking " << blocking;
         }
 }
