@@ -134,16 +134,18 @@ TEST(HostKernels, AdamIsTheCpuKernels) {
       Values square{32 * 32};
       const Tensor one = shaped({{1}});
 
-      std::vector<cpu::Buffer> in, out;
+      std::vector<Operand> in, out;
       for (Values& v : expected) in.push_back({v.data(), &fp32});
       in.push_back({square.data(), &one});
       if (master) out.push_back({expected_parameter.data(), &fp32});
       for (std::size_t i = 1; i < 4; ++i) out.push_back({expected[i].data(), &fp32});
       cpu::run_kernel(op, in, out, context);
 
-      const std::vector<Operand> reads{
-          {values[0].data(), &fp32}, {values[1].data(), &fp32}, {values[2].data(), &fp32}, {second.data(), &narrow},
-          {square.data(), &one}};
+      const std::vector<Operand> reads{{values[0].data(), &fp32},
+                                       {values[1].data(), &fp32},
+                                       {values[2].data(), &fp32},
+                                       {second.data(), &narrow},
+                                       {square.data(), &one}};
       std::vector<Operand> writes;
       if (master) writes.push_back({written.data(), &parameter});
       for (std::size_t i = 1; i < 4; ++i) writes.push_back(reads[i]);

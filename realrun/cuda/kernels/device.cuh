@@ -138,6 +138,12 @@ namespace orrery::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+// The thread's index in a grid of one dimension, and in its warp.
+__device__ inline std::int64_t thread_number() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ inline int lane_number() { return static_cast<int>(threadIdx.x) % kWarp; }
+
 // A tensor whose dtype is known when the kernel runs. The branches are the same for all threads.
 struct Any {
   void* data = nullptr;
