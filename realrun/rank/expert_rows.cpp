@@ -35,9 +35,13 @@ ExpertRows::ExpertRows(const RunSetup& setup, const Position& position, TensorMe
       position_(position),
       memory_(memory),
       communicator_(communicator),
-      counts_(setup.scenario.plan.expert.counts_rows()),
-      experts_(setup.program.mesh.group(MeshAxis::ep)),
-      shared_(setup.program.mesh.group({MeshAxis::ep, MeshAxis::etp})) {}
+      counts_(setup.scenario.plan.expert.counts_rows()) {
+  for (const Piece& piece : setup.program.pieces)
+    for (const auto block : kBlocks)
+      for (const Op& op : (piece.*block).ops)
+        if (is_communication(op.kind) && op.reads[0] != kNoTensor && piece.tensors[op.reads[0]].find(Axis::slots) >= 0)
+          shared_ = shared_ | op.group;
+}
 
 RowCountsPtr ExpertRows::of(const OpCall& call) {
   if (!counts_) return nullptr;
@@ -89,9 +93,9 @@ RowCountsPtr ExpertRows::count(const OpCall& call, TensorId choices, TensorId ro
 }
 
 void ExpertRows::note(const RowCounts& counts, std::int64_t slots) {
-  const auto parts = position_.mesh->size(experts_), here = counts.experts / parts;
+  const auto parts = position_.mesh->size(position_.experts), here = counts.experts / parts;
   const auto part_of = [&](std::size_t rank) {
-    return position_.mesh->coordinate(static_cast<std::int64_t>(rank), experts_);
+    return position_.mesh->coordinate(static_cast<std::int64_t>(rank), position_.experts);
   };
   std::vector<double> of_part(static_cast<std::size_t>(parts));
   double sent = 0;

@@ -66,7 +66,7 @@ class ExpertRows {
   TensorMemory& memory_;
   Communicator& communicator_;
   const bool counts_;
-  const MeshGroup experts_, shared_;  // ep; and etp
+  MeshGroup shared_;  // the ranks between which rows travel
   RoutedRows routed_;
 };
 

@@ -128,7 +128,7 @@ std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
 // For experts with copies. Ranks begin with different copies, so that remainders of a division are spread evenly.
 void Kernels::find_copies(KernelContext& context) const {
   context.expert_of_slot = setup_.program.expert_of_slot;
-  context.first_copy = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), MeshAxis::ep);
+  context.first_copy = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), position_.experts);
 }
 
 // The place of an op in the model is that of its layer's first parameter.

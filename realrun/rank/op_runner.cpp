@@ -18,15 +18,14 @@ void for_each_operand(const Op& op, Visit visit) {
 }  // namespace
 
 OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
-                   StepClock& clock, GradientNorm& norm, Losses& losses, ActiveExperts& active)
+                   StepClock& clock, GradientNorm& norm, StepResults& results)
     : setup_(setup),
       position_(position),
       memory_(memory),
       communicator_(communicator),
       clock_(clock),
       norm_(norm),
-      losses_(losses),
-      active_(active),
+      results_(results),
       indices_(setup.program.mesh),
       rows_(setup, position, memory, communicator),
       collectives_(setup.program, position, memory, indices_, rows_, communicator),
@@ -59,8 +58,7 @@ void OpRunner::dispatch(const OpCall& call, const RowCounts* rows) {
   } else {
     kernels_.run(call, rows);
   }
-  losses_.note(call);
-  active_.note(call);
+  results_.note(call);
 }
 
 Issue OpRunner::issue_of(const OpCall& call) const {

@@ -27,7 +27,7 @@ std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instanc
   if (held.gradients == kNoTensor) return experts;
   const std::span<const std::int64_t> expert_of_slot = position_.expert_of_slot;
   const Mesh& mesh = *position_.mesh;
-  const MeshGroup dividing = mesh.group(MeshAxis::ep);
+  const MeshGroup dividing = position_.experts;
   const auto slots = static_cast<std::int64_t>(expert_of_slot.size()), each = slots / mesh.size(dividing);
   // If states are divided, equal parts of two copies lie on different ranks.
   const Members group = position_.group(dividing | plan.tensor(held.gradients).over[0].group());

@@ -64,8 +64,8 @@ StreamPart StageMessages::receive(const MessageTag& tag, const Tensor& tensor) {
 }
 
 void* StageMessages::own_part(const StreamPart& part, std::int64_t parts) const {
-  const auto coordinate = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank),
-                                                     position_.mesh->group(MeshAxis::tp));
+  const auto coordinate =
+      position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), position_.mesh->group(MeshAxis::tp));
   return parts == 1 ? part.storage->data
                     : memory_.element(part.storage->data, coordinate * (part.elements / parts), part.dtype);
 }

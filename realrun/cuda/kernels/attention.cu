@@ -14,14 +14,8 @@ constexpr int kWarps = kThreads / kWarp;
 
 // A vector distributed over a warp: lane l has elements l, l + 32, ...
 struct Vector {
-  float at[kPerLane];
+  float at[kPerLane] = {};
 
-  __device__ static Vector zero() {
-    Vector v;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) v.at[i] = 0;
-    return v;
-  }
   __device__ void add(float factor, const Any& from, std::int64_t begin, int dim) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
@@ -70,7 +64,7 @@ __global__ void attention_rows_kernel(const __grid_constant__ AttentionShape s) 
   const int lane = lane_number();
   const float* const query = stage(0, 1, s.dim, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
   const std::int64_t position = s.mask.query(p.i);
-  Vector out = Vector::zero();
+  Vector out;
   float maximum = minus_infinity(), sum = 0;
   for (std::int64_t begin = 0; begin < s.keys; begin += kWarp) {
     const std::int64_t j = begin + lane;
@@ -124,7 +118,7 @@ __global__ void attention_backward_queries_kernel(const __grid_constant__ Attent
   const float* const query = stage(0, 2, room, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
   const float* const d = stage(1, 2, room, s.d_context.tensor, s.d_context.at(p.b, p.g, p.h, p.i), s.value_dim);
   const std::int64_t position = s.mask.query(p.i);
-  Vector dq = Vector::zero();
+  Vector dq;
   for (std::int64_t begin = 0; begin < s.keys; begin += kWarp) {
     const std::int64_t j = begin + lane;
     const bool seen = j < s.keys && (s.mask.all() || s.mask.sees(position, s.mask.key(j)));
@@ -149,7 +143,7 @@ __global__ void attention_backward_keys_kernel(const __grid_constant__ Attention
   const float* const key = stage(0, 2, room, s.k.tensor, s.k.at(p.b, p.g, 0, p.i), s.dim);
   const float* const value = stage(1, 2, room, s.v.tensor, s.v.at(p.b, p.g, 0, p.i), s.value_dim);
   const std::int64_t position = s.mask.key(p.i);
-  Vector dk = Vector::zero(), dv = Vector::zero();
+  Vector dk, dv;
   for (std::int64_t h = 0; h < s.heads; ++h)
     for (std::int64_t begin = 0; begin < s.queries; begin += kWarp) {
       const std::int64_t i = begin + lane;

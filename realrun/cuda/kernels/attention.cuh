@@ -93,4 +93,16 @@ struct SharedTile {
   }
 };
 
+// One of the two rows of a result that a lane has.
+template <class Number, int kTiles>
+__device__ void write_row(const float (&c)[kTiles][4], int half, float factor, std::uint16_t* to, int dim, int lane) {
+#pragma unroll
+  for (int d = 0; d < kTiles; ++d) {
+    const int column = d * 8 + lane % 4 * 2;
+    if (column < dim)
+      *reinterpret_cast<std::uint32_t*>(to + column) =
+          Number::pack(c[d][half * 2] * factor, c[d][half * 2 + 1] * factor);
+  }
+}
+
 }  // namespace orrery::cuda

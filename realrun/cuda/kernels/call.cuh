@@ -103,6 +103,9 @@ ORRERY_KERNELS(ORRERY_DECLARE)
 ORRERY_SCRATCH_KERNELS(ORRERY_DECLARE)
 #undef ORRERY_DECLARE
 
+// Of all kernels that put tokens into slots: room for a list of rows, or of choices.
+std::int64_t slots_scratch(const Call& call);
+
 // The first half of `route` where experts choose: weights are the scores before, the chosen ones' behind.
 void choose_tokens(const Call& call);
 // The same where an auction assigns: writes choices, and prices into the weights.

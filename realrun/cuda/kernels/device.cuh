@@ -298,6 +298,15 @@ __device__ inline void load_vector(const Any& from, std::int64_t i, float (&valu
   unpack<kVector>(load_raw<kVector>(from, i), from.dtype, values);
 }
 
+// sum += factor * the elements.
+template <int kVector>
+__device__ inline void add_vector(const Any& from, std::int64_t i, float (&sum)[kVector], float factor = 1) {
+  float values[kVector];
+  load_vector<kVector>(from, i, values);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) sum[j] += factor * values[j];
+}
+
 template <int kVector>
 __device__ inline void store_vector(const Any& to, std::int64_t i, const float (&values)[kVector]);
 template <>

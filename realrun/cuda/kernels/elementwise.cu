@@ -44,11 +44,7 @@ __device__ std::int64_t input_index(const ActivationShape& s, std::int64_t first
 
 template <int kVector>
 __device__ void add_repeated(const Any& bias, std::int64_t period, std::int64_t at, float (&values)[kVector]) {
-  if (bias.data == nullptr) return;
-  float b[kVector];
-  load_vector<kVector>(bias, at % period, b);
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) values[i] += b[i];
+  if (bias.data != nullptr) add_vector<kVector>(bias, at % period, values);
 }
 
 template <int kVector>
@@ -137,10 +133,8 @@ __global__ void dropout_kernel(Dropout drop, Any x, Any residual, Any bias, std:
   if (first >= drop.elements) return;
   const Raw<kVector> raw = load_raw<kVector>(x, first),
                      raw_residual = residual.data == nullptr ? raw : load_raw<kVector>(residual, first);
-  float values[kVector], out[kVector], keep[kVector];
+  float values[kVector], out[kVector] = {}, keep[kVector];
   unpack<kVector>(raw, x.dtype, values);
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) out[i] = 0;
   if (residual.data != nullptr) unpack<kVector>(raw_residual, residual.dtype, out);
   add_repeated<kVector>(bias, period, first, values);
   const std::uint64_t index = drop.index(first);

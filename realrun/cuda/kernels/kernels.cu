@@ -20,7 +20,7 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
     ORRERY_SCRATCH_KERNELS(ORRERY_SCRATCH)
 #undef ORRERY_SCRATCH
     default:
-      call.fail("needs memory that nobody has counted");
+      return slots_scratch(call);
   }
 }
 

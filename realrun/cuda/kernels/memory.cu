@@ -128,10 +128,7 @@ __global__ void sum_kernel(std::int64_t elements, Parts parts, Any to) {
   load_vector<kVector>({const_cast<void*>(parts.data[0]), to.dtype}, i, sum);
 #pragma unroll 4
   for (int p = 1; p < parts.count; ++p) {
-    float values[kVector];
-    load_vector<kVector>({const_cast<void*>(parts.data[p]), to.dtype}, i, values);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+    add_vector<kVector>({const_cast<void*>(parts.data[p]), to.dtype}, i, sum);
   }
   store_vector<kVector>(to, i, sum);
 }

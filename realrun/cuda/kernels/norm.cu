@@ -99,11 +99,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   const std::int64_t kind = group.number % classes, row = s.weight_row(kind);
   const std::int64_t width = row < 0 ? 0 : s.width;
   const auto n = static_cast<float>(s.width);
-  float dweight[kVectors][kVector], dbias[kVectors][kVector];
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k)
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) dweight[k][j] = dbias[k][j] = 0;
+  float dweight[kVectors][kVector] = {}, dbias[kVectors][kVector] = {};
   for (std::int64_t t = group.number / classes; t < tokens; t += chunks) {
     const std::int64_t v = t * classes + kind, base = v * s.length;
     const float* const stored = statistics + v * (s.centred ? 2 : 1);
@@ -197,16 +193,11 @@ __global__ void column_sums_kernel(std::int64_t rows, std::int64_t columns, std:
   const std::int64_t tile = blockIdx.x % tiles, chunk = blockIdx.x / tiles;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, slice = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t column = (tile * kWarp + lane) * kVector;
-  float sum[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) sum[j] = 0;
+  float sum[kVector] = {};
   if (column < columns) {
 #pragma unroll 4
     for (std::int64_t r = chunk * kSlices + slice; r < rows; r += chunks * kSlices) {
-      float values[kVector];
-      load_vector<kVector>(x, (blockIdx.y * rows + r) * columns + column, values);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+      add_vector<kVector>(x, (blockIdx.y * rows + r) * columns + column, sum);
     }
   }
 #pragma unroll

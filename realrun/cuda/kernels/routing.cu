@@ -250,9 +250,7 @@ __global__ void permute_kernel(std::int64_t rows, std::int64_t width, std::int32
   const std::int64_t row = i / per_row, column = i % per_row * kVector;
   const std::int32_t choice = choice_of[row];
   if (choice < 0 && !clears) return;
-  float values[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) values[j] = 0;
+  float values[kVector] = {};
   if (choice >= 0) load_vector<kVector>(x, choice / k * width + column, values);
   store_vector<kVector>(to, row * width + column, values);
 }
@@ -263,17 +261,12 @@ __global__ void unpermute_kernel(std::int64_t tokens, std::int64_t width, std::i
   const std::int64_t per_row = width / kVector, i = thread_number();
   if (i >= tokens * per_row) return;
   const std::int64_t token = i / per_row, column = i % per_row * kVector;
-  float sum[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) sum[j] = 0;
+  float sum[kVector] = {};
   for (std::int32_t choice = 0; choice < k; ++choice) {
     const std::int32_t row = row_of[token * k + choice];
     if (row < 0) continue;
     const float weight = weights.data == nullptr ? 1 : load(weights, token * k + choice);
-    float values[kVector];
-    load_vector<kVector>(rows, row * width + column, values);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] += weight * values[j];
+    add_vector<kVector>(rows, row * width + column, sum, weight);
   }
   store_vector<kVector>(x, token * width + column, sum);
 }
@@ -474,11 +467,6 @@ struct Rows : SlotsShape {
   }
 };
 
-std::int64_t bytes_of_rows(const Call& call) { return bytes_for<std::int32_t>(slots_shape(call).rows()); }
-std::int64_t bytes_of_choices(const Call& call) {
-  return bytes_for<std::int32_t>(elements(*slots_shape(call).choices));
-}
-
 void zero(const Call& call, const Operand& o) {
   fill(call.launch.stream, {o.data, o.tensor->dtype, 0, elements(o)}, 0);
 }
@@ -506,7 +494,10 @@ void route_backward(const Call& call) {
                   call.numbers(call.read(1)), call.indices(call.read(2)), call.numbers(call.write(0)));
 }
 
-std::int64_t permute_scratch(const Call& call) { return bytes_of_rows(call); }
+std::int64_t slots_scratch(const Call& call) {
+  const SlotsShape s = slots_shape(call);
+  return bytes_for<std::int32_t>(std::max(s.rows(), s.tokens * s.k));
+}
 
 void permute(const Call& call) {
   const Rows r(call);
@@ -515,16 +506,12 @@ void permute(const Call& call) {
                      r.width, r.k32(), !call.context.rows_are_counted, from, r.choice_of(call), to);
 }
 
-std::int64_t unpermute_scratch(const Call& call) { return bytes_of_choices(call); }
-
 void unpermute(const Call& call) {
   const Rows r(call);
   const Any from = call.numbers(call.read(0)), to = call.numbers(call.write(0));
   ORRERY_LAUNCH_WIDE(call, wide(r.width, {from, to}), unpermute_kernel, Elements{r.tokens * r.width}, 0, r.tokens,
                      r.width, r.k32(), from, r.row_of(call), call.numbers_if_read(2), to);
 }
-
-std::int64_t unpermute_backward_scratch(const Call& call) { return bytes_of_rows(call); }
 
 void unpermute_backward(const Call& call) {
   const Rows r(call);
@@ -536,23 +523,17 @@ void unpermute_backward(const Call& call) {
                      to, call.numbers(call.write(1)));
 }
 
-std::int64_t permute_weights_scratch(const Call& call) { return bytes_of_rows(call); }
-
 void permute_weights(const Call& call) {
   const Rows r(call);
   ORRERY_LAUNCH(call, place_weights_kernel, Elements{r.rows()}, 0, r.rows(), !call.context.rows_are_counted,
                 call.numbers(call.read(0)), r.choice_of(call), call.numbers(call.write(0)));
 }
 
-std::int64_t unpermute_weights_scratch(const Call& call) { return bytes_of_choices(call); }
-
 void unpermute_weights(const Call& call) {
   const Rows r(call);
   ORRERY_LAUNCH(call, place_weights_kernel, Elements{r.tokens * r.k}, 0, r.tokens * r.k, true,
                 call.numbers(call.read(0)), r.row_of(call), call.numbers(call.write(0)));
 }
-
-std::int64_t slot_mask_scratch(const Call& call) { return bytes_of_rows(call); }
 
 void slot_mask(const Call& call) {
   const Rows r(call);
@@ -561,8 +542,6 @@ void slot_mask(const Call& call) {
   ORRERY_LAUNCH(call, slot_mask_kernel, Elements{r.rows()}, 0, static_cast<std::int32_t>(r.rows()), r.k32(), choice_of,
                 call.numbers_if_read(1), call.numbers(call.write(0)));
 }
-
-std::int64_t slot_mask_backward_scratch(const Call& call) { return bytes_of_choices(call); }
 
 void slot_mask_backward(const Call& call) {
   const Rows r(call);

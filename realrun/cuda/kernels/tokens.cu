@@ -15,9 +15,7 @@ __global__ void embedding_kernel(std::int64_t ids_count, std::int64_t width, std
   const std::int64_t per_row = width / kVector, i = thread_number();
   if (i >= ids_count * per_row) return;
   const std::int64_t id = i / per_row, column = i % per_row * kVector, row = load_index(ids, id) - first_row;
-  float values[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) values[j] = 0;
+  float values[kVector] = {};
   if (row >= 0 && row < rows) load_vector<kVector>(table, row * width + column, values);
   store_vector<kVector>(y, id * width + column, values);
 }
@@ -85,23 +83,13 @@ __global__ void embedding_backward_kernel(std::int64_t rows, std::int64_t width,
   const std::int64_t row = i / per_row, column = i % per_row * kVector;
   std::int64_t token = head[row];
   if (token < 0 && accumulate) return;
-  float sum[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) sum[j] = 0;
+  float sum[kVector] = {};
   while (token >= 0) {
     const std::int64_t following = next[token];
-    float values[kVector];
-    load_vector<kVector>(dy, token * width + column, values);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+    add_vector<kVector>(dy, token * width + column, sum);
     token = following;
   }
-  if (accumulate) {
-    float before[kVector];
-    load_vector<kVector>(dtable, row * width + column, before);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] += before[j];
-  }
+  if (accumulate) add_vector<kVector>(dtable, row * width + column, sum);
   store_vector<kVector>(dtable, row * width + column, sum);
 }
 
