@@ -25,7 +25,7 @@ ORRERY_ON_DEVICES inline PhiloxWords philox(PhiloxWords counter, PhiloxKey key) 
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   constexpr std::uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
   constexpr int kRounds = 10, kWordBits = 32;
-#ifdef __CUDACC__
+#ifdef __CUDA_ARCH__  // not in nvcc's pass for the host
 #pragma unroll
 #endif
   for (int round = 0; round < kRounds; ++round) {

@@ -17,19 +17,15 @@ void for_each_operand(const Op& op, Visit visit) {
 
 }  // namespace
 
-OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
-                   StepClock& clock, GradientNorm& norm, StepResults& results)
-    : setup_(setup),
-      position_(position),
-      memory_(memory),
-      communicator_(communicator),
+OpRunner::OpRunner(const RankShared& rank, StepClock& clock, GradientNorm& norm, StepResults& results)
+    : RankShared(rank),
       clock_(clock),
       norm_(norm),
       results_(results),
-      indices_(setup.program.mesh),
-      rows_(setup, position, memory, communicator),
-      collectives_(setup.program, position, memory, indices_, rows_, communicator),
-      kernels_(setup, position, memory, indices_, rows_) {}
+      indices_(program_.mesh),
+      rows_(rank),
+      collectives_(rank, indices_, rows_),
+      kernels_(rank, indices_, rows_) {}
 
 void OpRunner::run(const OpCall& call) {
   communicator_.at(name_of(call.op.phase), call.op.name, call.micro_batch);
@@ -63,7 +59,7 @@ void OpRunner::dispatch(const OpCall& call, const RowCounts* rows) {
 
 Issue OpRunner::issue_of(const OpCall& call) const {
   Issue issue;
-  issue.piece = static_cast<std::uint16_t>(&call.instance.piece() - setup_.program.pieces.data());
+  issue.piece = static_cast<std::uint16_t>(&call.instance.piece() - program_.pieces.data());
   issue.block = static_cast<std::uint8_t>(call.block);
   issue.op = static_cast<std::uint16_t>(call.index);
   issue.stream = call.stream;

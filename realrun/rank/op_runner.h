@@ -13,10 +13,9 @@
 
 namespace orrery::realrun {
 
-class OpRunner {
+class OpRunner : RankShared {
  public:
-  OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
-           StepClock& clock, GradientNorm& norm, StepResults& results);
+  OpRunner(const RankShared& rank, StepClock& clock, GradientNorm& norm, StepResults& results);
 
   void begin_step(std::int64_t step) { kernels_.begin_step(step); }
   // Throws ExecutionError for an op that cannot run, or that writes NaN (with ExecutionOptions::find_undefined).
@@ -33,10 +32,6 @@ class OpRunner {
   Issue issue_of(const OpCall& call) const;
   std::string describe(const OpCall& call) const;
 
-  const RunSetup& setup_;
-  const Position& position_;
-  TensorMemory& memory_;
-  Communicator& communicator_;
   StepClock& clock_;
   GradientNorm& norm_;
   StepResults& results_;

@@ -19,14 +19,15 @@ Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator, 
       position_(position_of(communicator.rank(), setup.program, setup.sequences.whole)),
       model_(setup, position_),
       memory_(setup, position_, model_, backend),
-      clock_(program_, position_, backend),
-      norm_(setup, position_, model_, memory_),
-      results_(program_, position_, memory_),
-      ops_(setup, position_, memory_, communicator, clock_, norm_, results_),
+      shared_(setup, position_, model_, memory_, communicator),
+      clock_(shared_),
+      norm_(shared_),
+      results_(shared_),
+      ops_(shared_, clock_, norm_, results_),
       streams_(memory_),
-      messages_(program_, position_, memory_, communicator, clock_),
-      held_(setup, position_, model_, memory_),
-      replicas_(position_, model_, memory_, communicator) {
+      messages_(shared_, clock_),
+      held_(shared_),
+      replicas_(shared_) {
   if (!setup.carried.empty()) {
     std::vector<CarriedState::Stretch> lacks;
     model_.for_each_instance([&](const Instance& instance) {

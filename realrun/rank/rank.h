@@ -69,6 +69,7 @@ class Rank {
   const Position position_;
   const RankModel model_;
   TensorMemory memory_;
+  const RankShared shared_;
   StepClock clock_;
   GradientNorm norm_;
   StepResults results_;

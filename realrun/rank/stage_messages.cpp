@@ -9,12 +9,6 @@ constexpr Stream kStages = Stream::pipeline_communication;
 
 }  // namespace
 
-StageMessages::StageMessages(const Program& program, const Position& position, TensorMemory& memory,
-                             Communicator& communicator, StepClock& clock)
-    : position_(position), memory_(memory), communicator_(communicator), clock_(clock) {
-  borders_.find(program);
-}
-
 std::size_t StageMessages::rank_at(std::int64_t position) const {
   const std::int32_t stage = borders_.stage_at(static_cast<std::size_t>(position));
   return position_.group(MeshAxis::pp).at(static_cast<std::size_t>(stage));

@@ -50,10 +50,10 @@ void StepResults::note_loss(const OpCall& call, Kind kind) {
 
 StepResults::Sums StepResults::take() {
   Sums sums;
-  if (!kept_.empty()) memory_.backend().synchronize();
+  if (!kept_.empty()) backend_.synchronize();
   for (const Kept& kept : kept_) {
     std::vector<float> values(static_cast<std::size_t>(kept.values.elements));
-    memory_.backend().read(kept.values, values);
+    backend_.read(kept.values, values);
     if (kept.kind == Kind::weights) {  // inactive experts have no weight
       sums.active_experts += std::ranges::count_if(values, [](float w) { return w > 0; });
       sums.routed_tokens += static_cast<std::int64_t>(kept.positions);

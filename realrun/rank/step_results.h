@@ -8,10 +8,9 @@
 
 namespace orrery::realrun {
 
-class StepResults {
+class StepResults : RankShared {
  public:
-  StepResults(const Program& program, const Position& position, TensorMemory& memory)
-      : program_(program), position_(position), memory_(memory) {}
+  explicit StepResults(const RankShared& rank) : RankShared(rank) {}
 
   // Keeps an op's result if it is the cross entropy's statistics of the whole vocabulary, a router's losses, or the
   // weights of a router whose threshold decides the experts of a token (Router::gumbel_temperature). Ranks of a stage
@@ -37,9 +36,6 @@ class StepResults {
   };
   void note_loss(const OpCall& call, Kind kind);
 
-  const Program& program_;
-  const Position& position_;
-  TensorMemory& memory_;
   std::vector<Kept> kept_;
 };
 

@@ -34,7 +34,7 @@ bool fits_tensor_cores(const AttentionShape& s, bool backward);
 void attention_on_tensor_cores(const AttentionShape& s, CUstream_st* stream);
 void attention_backward_on_tensor_cores(const AttentionShape& s, CUstream_st* stream);
 
-inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
+inline constexpr float kLog2E = 1.44269504f;
 
 struct Bf16 {
   __device__ static std::uint32_t pack(float low, float high) { return pack_bf16(low, high); }
