@@ -8,6 +8,7 @@
 #include <memory>
 #include <system_error>
 #include <thread>
+#include <type_traits>
 
 #include "realrun/in_process.h"
 #include "realrun/rank/rank.h"
@@ -186,10 +187,6 @@ RankResult run_rank(const Parts& parts, Backend& backend, Communicator& communic
   }
 }
 
-RunPart one_part(const Scenario& scenario, const Program& program, const ExecutionOptions& options) {
-  return {scenario, program, options.warmup_steps + options.steps};
-}
-
 }  // namespace
 
 std::vector<RunPart> parts_of(const Scenario& scenario, std::int64_t steps) {
@@ -217,7 +214,7 @@ Execution execute(const Scenario& scenario, const Program& program, const Execut
 
 std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                                       const BackendFactory& factory) {
-  const RunPart part = one_part(scenario, program, options);
+  const RunPart part{scenario, program, options.warmup_steps + options.steps};
   return execute_ranks(std::span(&part, 1), options, factory);
 }
 
@@ -250,12 +247,6 @@ std::vector<RankResult> execute_ranks(std::span<const RunPart> run, const Execut
   }
   shared.rethrow();
   return results;
-}
-
-RankResult execute_rank(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
-                        Backend& backend, Communicator& communicator) {
-  const RunPart part = one_part(scenario, program, options);
-  return execute_rank(std::span(&part, 1), options, backend, communicator);
 }
 
 RankResult execute_rank(std::span<const RunPart> run, const ExecutionOptions& options, Backend& backend,
@@ -294,36 +285,42 @@ Execution assemble(const Scenario& scenario, const std::vector<RankResult>& rank
 
 namespace {
 
-// Writes or reads counts, then values, with the same function.
+// Writes or reads numbers and lists, each list behind its length, with the same functions.
+template <class Archive, class... Values>
+void visit(Archive& archive, Values&... values);
+
+template <class Archive, class T>
+requires std::is_arithmetic_v<T>
+void visit_one(Archive& archive, T& x) { archive.number(x); }
 template <class Archive>
-void visit(Archive& archive, RankResult& r) {
-  archive.number(r.rank);
-  archive.number(r.stage);
-  archive.list(r.losses, [&](double& x) { archive.number(x); });
-  archive.list(r.gradient_norms, [&](double& x) { archive.number(x); });
-  archive.list(r.active_experts, [&](std::int64_t& x) { archive.number(x); });
-  archive.list(r.routed_tokens, [&](std::int64_t& x) { archive.number(x); });
-  archive.list(r.parts, [&](HeldPart& part) {
-    archive.number(part.parameter);
-    archive.list(part.element, [&](std::int64_t& x) { archive.number(x); });
-    archive.list(part.gradient, [&](float& x) { archive.number(x); });
-    archive.list(part.value, [&](float& x) { archive.number(x); });
-  });
-  archive.list(r.seconds_by_step, [&](double& x) { archive.number(x); });
-  archive.list(r.step_seconds, [&](double& x) { archive.number(x); });
-  archive.list(r.marked_step_seconds, [&](double& x) { archive.number(x); });
-  archive.list(r.ops, [&](MeasuredOp& op) {
-    archive.number(op.piece), archive.number(op.op), archive.number(op.block), archive.number(op.times_per_step);
-    archive.list(op.seconds, [&](double& x) { archive.number(x); });
-  });
+void visit_one(Archive& archive, HeldPart& part) {
+  visit(archive, part.parameter, part.element, part.gradient, part.value);
+}
+template <class Archive>
+void visit_one(Archive& archive, MeasuredOp& op) {
+  visit(archive, op.piece, op.op, op.block, op.times_per_step, op.seconds);
+}
+template <class Archive, class T>
+void visit_one(Archive& archive, std::vector<T>& items) {
+  archive.length(items);
+  for (T& item : items) visit_one(archive, item);
+}
+
+template <class Archive, class... Values>
+void visit(Archive& archive, Values&... values) {
+  (visit_one(archive, values), ...);
+}
+
+template <class Archive>
+void visit_result(Archive& archive, RankResult& r) {
+  visit(archive, r.rank, r.stage, r.losses, r.gradient_norms, r.active_experts, r.routed_tokens, r.parts,
+        r.seconds_by_step, r.step_seconds, r.marked_step_seconds, r.ops, r.peak_bytes);
   for (const TimeTerm& term : time_terms()) archive.number(term.of(r.time));
   for (CategoryBytes& place : r.bytes_at_peak.places)
     for (double& x : place) archive.number(x);
-  archive.number(r.peak_bytes);
   RoutedRows& rows = r.rows;
-  for (double* x : {&rows.layers, &rows.computed, &rows.slots, &rows.sent, &rows.slots_sent, &rows.busiest_rank,
-                    &rows.busiest_expert, &rows.sum_of_busiest_ranks})
-    archive.number(*x);
+  visit(archive, rows.layers, rows.computed, rows.slots, rows.sent, rows.slots_sent, rows.busiest_rank,
+        rows.busiest_expert, rows.sum_of_busiest_ranks);
 }
 
 struct Writer {
@@ -332,10 +329,9 @@ struct Writer {
   void number(T& x) {
     numbers.push_back(static_cast<double>(x));
   }
-  template <class T, class Visit>
-  void list(std::vector<T>& items, Visit visit_item) {
+  template <class T>
+  void length(std::vector<T>& items) {
     numbers.push_back(static_cast<double>(items.size()));
-    for (T& item : items) visit_item(item);
   }
 };
 
@@ -346,10 +342,9 @@ struct Reader {
   void number(T& x) {
     x = static_cast<T>(numbers.at(at++));
   }
-  template <class T, class Visit>
-  void list(std::vector<T>& items, Visit visit_item) {
+  template <class T>
+  void length(std::vector<T>& items) {
     items.resize(static_cast<std::size_t>(numbers.at(at++)));
-    for (T& item : items) visit_item(item);
   }
 };
 
@@ -358,14 +353,14 @@ struct Reader {
 std::vector<double> to_numbers(const RankResult& result) {
   Writer writer;
   RankResult copy = result;
-  visit(writer, copy);
+  visit_result(writer, copy);
   return std::move(writer.numbers);
 }
 
 RankResult rank_result_from(const std::vector<double>& numbers) {
   RankResult result;
   Reader reader{numbers};
-  visit(reader, result);
+  visit_result(reader, result);
   return result;
 }
 

@@ -145,8 +145,6 @@ std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& p
 std::vector<RankResult> execute_ranks(std::span<const RunPart> parts, const ExecutionOptions& options,
                                       const BackendFactory& backend);
 // Runs only this process's rank. A failure is reported to the communicator and thrown.
-RankResult execute_rank(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
-                        Backend& backend, Communicator& communicator);
 RankResult execute_rank(std::span<const RunPart> parts, const ExecutionOptions& options, Backend& backend,
                         Communicator& communicator);
 // Assembles the results of all ranks, in any order, into the layout of one rank. `scenario`: that of the last part.

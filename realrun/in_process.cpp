@@ -173,12 +173,8 @@ class InProcessCommunicator final : public Communicator {
 
   void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
                   std::int64_t part_elements, Dtype dtype) override {
-    const AllShown all = show(members, what, stream, from);
-    for (std::size_t i = 0; i < members.size(); ++i)
-      backend_.copy(stream, at_element(to, static_cast<std::int64_t>(i) * part_elements, dtype),
-                    at_element((*all)[i].data, index_in(members) * part_elements, dtype),
-                    part_elements * backend_.stored_bytes(dtype));
-    show(members, what, stream, nullptr);
+    const std::vector<std::int64_t> parts(members.size(), part_elements);
+    all_to_all_v(members, what, stream, from, parts, to, parts, dtype);
   }
 
   void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,

@@ -10,6 +10,13 @@
 #include "sim/program/op.h"
 #include "sim/program/tensor.h"
 
+// Marks arithmetic that kernels of every backend share.
+#ifdef __CUDACC__
+#define ORRERY_ON_DEVICES __host__ __device__
+#else
+#define ORRERY_ON_DEVICES
+#endif
+
 namespace orrery {
 
 // A rank's tensor in backend memory: dense, row-major in its own sizes, in its dtype's stored form. nullptr: absent.

@@ -11,7 +11,9 @@
 
 // Kernels that need scratch memory on a GPU (OpTraits::scratch); there the function KIND_scratch returns its bytes.
 #define ORRERY_SCRATCH_KERNELS(X) \
-  X(attention_backward) X(norm_backward) X(bias_gradient) X(embedding_backward) X(gradient_norm) \
+  X(attention_backward) X(norm_backward) X(bias_gradient) X(embedding_backward) X(gradient_norm)
+// The same for tokens in the slots of experts; there slots_scratch is of all.
+#define ORRERY_SLOT_KERNELS(X) \
   X(permute) X(unpermute) X(unpermute_backward) X(permute_weights) X(unpermute_weights) \
   X(slot_mask) X(slot_mask_backward)
 
@@ -20,4 +22,4 @@
   X(activation) X(activation_backward) X(dropout) X(dropout_backward) X(dropout_add) X(add) X(multiply) \
   X(cast) X(zero_fill) X(embedding) X(cross_entropy) X(cross_entropy_backward) X(pool) X(pool_backward) \
   X(route) X(route_backward) X(hash_route) X(add_noise) X(expert_counts) X(router_loss) X(router_loss_backward) \
-  X(scale) X(adam) X(sgd) ORRERY_SCRATCH_KERNELS(X)
+  X(scale) X(adam) X(sgd) ORRERY_SCRATCH_KERNELS(X) ORRERY_SLOT_KERNELS(X)

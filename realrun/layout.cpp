@@ -250,7 +250,10 @@ Position position_of(std::size_t rank, const Program& program, std::int64_t sequ
   p.pp = mesh.coordinate(r, MeshAxis::pp);
   p.replica = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
   p.sequence = sequence;
-  p.shard = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::cp}));
+  for (const Piece& piece : program.pieces)
+    for (const ParameterGradient& parameter : piece.parameters)
+      if (const Tensor& t = piece.tensors[parameter.parameter]; t.find(Axis::experts) >= 0)
+        p.experts = p.experts | t.over[t.find(Axis::experts)].group();
   p.expert_of_slot = program.expert_of_slot;
   return p;
 }

@@ -18,8 +18,8 @@ struct Position {
   const Mesh* mesh = nullptr;
   std::int64_t tp_degree = 1, cp_degree = 1, pp = 0;
   std::int64_t replica = 0;                      // data-parallel index: which part of the global batch
-  std::int64_t shard = 0;                        // index among the ranks that may share a replica's state
   std::int64_t sequence = 0;                     // sequence length of the whole model
+  MeshGroup experts;                             // the digits that divide the experts of a layer
   std::span<const std::int64_t> expert_of_slot;  // Program's, for experts with copies
 
   // Returns the ranks of this rank's group, including itself, ascending.

@@ -3,11 +3,7 @@
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define ORRERY_ON_DEVICES __host__ __device__
-#else
-#define ORRERY_ON_DEVICES
-#endif
+#include "realrun/kernel.h"
 
 namespace orrery {
 

@@ -22,7 +22,7 @@ constexpr float kMasked = -std::numeric_limits<float>::infinity();
 class Mask {
  public:
   // The keys of a fused QKV have the queries' positions.
-  Mask(const KernelCall& call, std::int64_t queries, std::int64_t keys, bool fused)
+  Mask(const Call& call, std::int64_t queries, std::int64_t keys, bool fused)
       : query_positions_(call.context.query_positions),
         key_positions_(fused ? call.context.query_positions : call.context.key_positions),
         begins_(call.context.document_begins),
@@ -57,7 +57,7 @@ class Mask {
     return {q, q_count, k, k_count};
   }
   // Checks the documents of this many sequences, each with as many positions.
-  void check_documents(const KernelCall& call, std::int64_t sequences) {
+  void check_documents(const Call& call, std::int64_t sequences) {
     if (begins_.empty()) return;
     length_ = static_cast<std::int64_t>(begins_.size()) / sequences;
     const auto inside = [&](std::span<const std::int64_t> positions) {
@@ -108,7 +108,7 @@ class Mask {
 // A tensor [batch, sequence, groups, parts, dim]. Some elements of one group of one sequence form a matrix [sequence,
 // width].
 struct HeadsTensor {
-  const Buffer& buffer;
+  Buffer buffer;
   std::int64_t size(int d) const { return buffer.tensor->sizes[d]; }
   // The matrix of the first `sequence` positions, `width` elements from `begin` of the group on.
   Rows columns(std::int64_t b, std::int64_t group, std::int64_t begin, std::int64_t width,
@@ -122,48 +122,11 @@ struct HeadsTensor {
   }
 };
 
-struct Shape {
-  std::int64_t batch, queries, keys, groups, heads;
-  bool fused;
-  std::int64_t key_width, value_width;  // of queries and keys; of values and contexts
-  std::int64_t key_begin, value_begin;  // offsets of keys and values within a group
-  double scale;
-};
-
-Shape shape_of(const KernelCall& call, const Buffer& q, const Buffer* kv, const Buffer& context, const Buffer& lse) {
-  for (const Buffer* b : {&q, &context, kv})
-    if (b != nullptr)
-      call.require(b->tensor->rank == 5, "queries, keys and contexts are [batch, sequence, groups, heads, head_dim]");
-  Shape s{};
-  s.fused = kv == nullptr;
-  const auto& sizes = q.tensor->sizes;
-  s.batch = sizes[0];
-  s.queries = sizes[1];
-  s.groups = sizes[2];
-  s.heads = sizes[3] - (s.fused ? 2 : 0);
-  const auto& key_sizes = s.fused ? sizes : kv->tensor->sizes;
-  s.keys = key_sizes[1];
-  const auto& c = context.tensor->sizes;
-  s.key_width = sizes[4];
-  s.value_width = c[4];
-  s.key_begin = s.fused ? s.heads * s.key_width : 0;
-  s.value_begin = s.key_begin + s.key_width;
-  call.require(s.heads >= 1 && key_sizes[0] == s.batch && key_sizes[2] == s.groups &&
-                   key_sizes[3] * key_sizes[4] == s.value_begin + s.value_width &&
-                   (key_sizes[4] == s.key_width || key_sizes[3] == 1),
-               "keys and values do not fit the queries and the context");
-  call.require(c[0] == s.batch && c[1] == s.queries && c[2] == s.groups && c[3] == s.heads,
-               "the context does not fit the queries");
-  call.require(lse.elements() == s.batch * s.groups * s.heads * s.queries, "the log-sum-exps do not fit the queries");
-  s.scale = 1 / std::sqrt(static_cast<double>(sizes[4]));
-  return s;
-}
-
 // [queries, keys, groups, heads], added to the scores of every sequence. No data: absent.
 struct PositionBias {
-  PositionBias(const KernelCall& call, const Shape& s, const Buffer* b)
-      : data(b == nullptr ? nullptr : b->data), keys(s.keys), heads(s.groups * s.heads) {
-    call.require(b == nullptr || b->elements() == s.queries * keys * heads,
+  PositionBias(const Call& call, const AttentionSizes& s, const Operand& b)
+      : data(Buffer(b).data), keys(s.keys), heads(s.groups * s.heads) {
+    call.require(data == nullptr || elements(b) == s.queries * keys * heads,
                  "the position bias is not [queries, keys, groups, heads]");
   }
   float& at(std::int64_t query, std::int64_t key, std::int64_t head) const {
@@ -203,7 +166,7 @@ double softmax_row(float* row, std::int64_t n) {
 }
 
 template <class Visit>
-void for_each_head(const Shape& s, Visit visit) {
+void for_each_head(const AttentionSizes& s, Visit visit) {
   for (std::int64_t b = 0; b < s.batch; ++b)
     for (std::int64_t g = 0; g < s.groups; ++g)
       for (std::int64_t h = 0; h < s.heads; ++h) visit(b, g, h, ((b * s.groups + g) * s.heads + h) * s.queries);
@@ -213,15 +176,11 @@ void for_each_head(const Shape& s, Visit visit) {
 // GPT-NeoX and Llama.
 class Rotation {
  public:
-  Rotation(const KernelCall& call, std::int64_t length, std::int64_t width, double direction)
+  Rotation(const Call& call, const RotaryShape& shape, double direction)
       : base_(call.context.rotary_base),
         direction_(direction),
-        width_(width),
-        positions_(call.context.query_positions) {
-    call.require(width > 0 && width % 2 == 0, "rotary embeddings rotate pairs");
-    call.require(positions_.empty() || static_cast<std::int64_t>(positions_.size()) == length,
-                 "there is not a position for every token");
-  }
+        width_(shape.turned),
+        positions_(call.context.query_positions) {}
 
   // `add`: adds to the content of `out`, which must then not be `in`.
   void turn(std::int64_t token, const float* in, float* out, bool add = false) const {
@@ -243,87 +202,58 @@ class Rotation {
   std::span<const std::int64_t> positions_;
 };
 
-void require_heads(const KernelCall& call, const Tensor& t) {
-  call.require(t.rank == 5 && t.find(Axis::sequence) == 1,
-               "rotary tensors are [batch, sequence, groups, heads, head_dim]");
-}
-
 // Rotates the elements of each query and key from rotary_begin on. The values of a fused QKV are copied.
-void rotate(const KernelCall& call, double direction) {
+void rotate(const Call& call, double direction) {
   const Buffer &x = call.read(0), &y = call.write(0);
-  call.require_same_elements(x, y);
-  const Tensor& t = *x.tensor;
-  require_heads(call, t);
-  const bool fused = t.find(Axis::group_qkv) >= 0;
-  const std::int64_t dim = t.sizes[4], heads = t.sizes[3], length = t.sizes[1], begin = call.op.rotary_begin;
-  const Rotation rotation(call, length, dim - begin, direction);
-  for (std::int64_t v = 0; v < t.elements() / dim; ++v) {
-    const float* in = x.data + v * dim;
-    float* out = y.data + v * dim;
-    const bool value = fused && v % heads == heads - 1;
-    if (in != out) std::copy(in, in + (value ? dim : begin), out);
-    if (!value) rotation.turn(v / (heads * t.sizes[2]) % length, in + begin, out + begin);
+  const RotaryShape s = rotary_shape(call);
+  const Rotation rotation(call, s, direction);
+  for (std::int64_t v = 0; v < x.elements() / s.width; ++v) {
+    const float* in = x.data + v * s.width;
+    float* out = y.data + v * s.width;
+    const bool value = s.fused && v % s.heads == s.heads - 1;
+    if (in != out) std::copy(in, in + (value ? s.width : s.begin), out);
+    if (!value) rotation.turn(v / s.vectors % s.length, in + s.begin, out + s.begin);
   }
 }
 
-// The keys of latent attention: each head's part of kv, with the key that all heads share before the value.
-struct SharedKey {
-  SharedKey(const KernelCall& call, const Buffer& kv, const Buffer& key, const Buffer& whole)
-      : begin(call.op.rotary_begin) {
-    const Tensor &from = *kv.tensor, &to = *whole.tensor;
-    require_heads(call, from);
-    require_heads(call, to);
-    width = from.sizes[4];
-    key_width = to.sizes[4] - width;
-    length = from.sizes[1];
-    heads = from.sizes[2] * from.sizes[3];
-    tokens = from.sizes[0] * length;
-    call.require(key.elements() == tokens * key_width && last_size(key) == key_width &&
-                     whole.elements() == kv.elements() + heads * key.elements() && begin <= width,
-                 "the shared key does not fit the heads");
-  }
-  std::int64_t begin, width = 0, key_width = 0, length = 0, heads = 0, tokens = 0;
-};
-
-void put_in_shared_key(const KernelCall& call) {
+void put_in_shared_key(const Call& call) {
   const Buffer &kv = call.read(0), &key = call.read(1), &whole = call.write(0);
-  const SharedKey s(call, kv, key, whole);
-  const Rotation rotation(call, s.length, s.key_width, 1);
-  for (std::int64_t v = 0; v < s.tokens * s.heads; ++v) {
+  const RotaryShape s = rotary_shape(call);
+  const Rotation rotation(call, s, 1);
+  for (std::int64_t v = 0; v < s.batch * s.length * s.vectors; ++v) {
     const float* in = kv.data + v * s.width;
-    float* out = whole.data + v * (s.width + s.key_width);
-    const std::int64_t token = v / s.heads;
+    float* out = whole.data + v * (s.width + s.turned);
+    const std::int64_t token = v / s.vectors;
     std::copy(in, in + s.begin, out);
-    rotation.turn(token % s.length, key.data + token * s.key_width, out + s.begin);
-    std::copy(in + s.begin, in + s.width, out + s.begin + s.key_width);
+    rotation.turn(token % s.length, key.data + token * s.turned, out + s.begin);
+    std::copy(in + s.begin, in + s.width, out + s.begin + s.turned);
   }
 }
 
-void put_in_shared_key_backward(const KernelCall& call) {
+void put_in_shared_key_backward(const Call& call) {
   const Buffer &whole = call.read(0), &kv = call.write(0), &key = call.write(1);
-  const SharedKey s(call, kv, key, whole);
-  const Rotation rotation(call, s.length, s.key_width, -1);
+  const RotaryShape s = rotary_shape(call);
+  const Rotation rotation(call, s, -1);
   std::ranges::fill(key.span(), 0.0f);
-  for (std::int64_t v = 0; v < s.tokens * s.heads; ++v) {
-    const float* in = whole.data + v * (s.width + s.key_width);
+  for (std::int64_t v = 0; v < s.batch * s.length * s.vectors; ++v) {
+    const float* in = whole.data + v * (s.width + s.turned);
     float* out = kv.data + v * s.width;
-    const std::int64_t token = v / s.heads;
+    const std::int64_t token = v / s.vectors;
     std::copy(in, in + s.begin, out);
-    rotation.turn(token % s.length, in + s.begin, key.data + token * s.key_width, /*add=*/true);
-    std::copy(in + s.begin + s.key_width, in + s.width + s.key_width, out + s.begin);
+    rotation.turn(token % s.length, in + s.begin, key.data + token * s.turned, /*add=*/true);
+    std::copy(in + s.begin + s.turned, in + s.width + s.turned, out + s.begin);
   }
 }
 
 }  // namespace
 
-void attention(const KernelCall& call) {
-  const Buffer* const kv_buffer = call.has_read(1) ? &call.read(1) : nullptr;
-  const Buffer& lse = call.write(1);
-  const Shape s = shape_of(call, call.read(0), kv_buffer, call.write(0), lse);
+void attention(const Call& call) {
+  const AttentionSizes s = attention_sizes(call);
+  const Buffer lse(*s.lse);
   Mask mask(call, s.queries, s.keys, s.fused);
   mask.check_documents(call, s.batch);
-  const PositionBias bias(call, s, call.has_read(2) ? &call.read(2) : nullptr);
-  const HeadsTensor q{call.read(0)}, kv{s.fused ? call.read(0) : *kv_buffer}, context{call.write(0)};
+  const PositionBias bias(call, s, call.has_read(2) ? call.reads[2] : Operand{});
+  const HeadsTensor q{*s.q}, kv{*s.kv}, context{*s.context};
   const Mask::Rectangle r = mask.rectangle(s.queries, s.keys);
   Matrix scores;
   for_each_head(s, [&](std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t row) {
@@ -339,31 +269,22 @@ void attention(const KernelCall& call) {
   });
 }
 
-void attention_backward(const KernelCall& call) {
-  const Buffer* const kv_buffer = call.has_read(4) ? &call.read(4) : nullptr;
-  const Buffer& lse = call.read(2);
-  const Shape s = shape_of(call, call.read(3), kv_buffer, call.read(1), lse);
+void attention_backward(const Call& call) {
+  const AttentionSizes s = attention_sizes(call);
+  const Buffer lse(*s.lse);
   const auto same_sizes = [](const Buffer& a, const Buffer& b) {
     return a.tensor->rank == b.tensor->rank && a.tensor->sizes == b.tensor->sizes;
   };
   call.require(same_sizes(call.read(0), call.read(1)), "the context's gradient does not fit the context");
   call.require(same_sizes(call.read(3), call.write(0)), "the gradient of the queries does not fit the queries");
-  const Buffer& key_gradient = s.fused ? call.write(0) : call.write(1);
-  if (!s.fused) {
-    // A ring step may use only the first of a rank's keys: the gradient of the others is zero.
-    const auto &d = key_gradient.tensor->sizes, &k = kv_buffer->tensor->sizes;
-    call.require(
-        key_gradient.tensor->rank == 5 && d[1] >= k[1] && d[0] == k[0] && d[2] == k[2] && d[3] == k[3] && d[4] == k[4],
-        "the gradient of the keys does not fit the keys");
-  }
+  const Buffer key_gradient = call.write(s.fused ? 0 : 1);  // zero for keys that a ring step does not use
   std::ranges::fill(key_gradient.span(), 0.0f);
-  const PositionBias bias(call, s, call.has_read(5) ? &call.read(5) : nullptr),
-      dbias(call, s, call.has_write(2) ? &call.write(2) : nullptr);
+  const PositionBias bias(call, s, call.has_read(5) ? call.reads[5] : Operand{}),
+      dbias(call, s, call.has_write(2) ? call.writes[2] : Operand{});
   if (dbias.data != nullptr) std::ranges::fill(call.write(2).span(), 0.0f);
   Mask mask(call, s.queries, s.keys, s.fused);
   mask.check_documents(call, s.batch);
-  const HeadsTensor q{call.read(3)}, kv{s.fused ? call.read(3) : *kv_buffer}, context{call.read(1)},
-      dcontext{call.read(0)};
+  const HeadsTensor q{*s.q}, kv{*s.kv}, context{*s.context}, dcontext{call.read(0)};
   const HeadsTensor dq{call.write(0)}, dkv{key_gradient};
   const Mask::Rectangle r = mask.rectangle(s.queries, s.keys);
   Matrix p, ds;
@@ -399,18 +320,13 @@ void attention_backward(const KernelCall& call) {
 
 // Merges two contexts over different keys into the context over all keys. Each is weighted by the share of its keys in
 // the sum of exponentials (Milakov & Gimelshein 2018, arXiv 1805.02867; Liu et al. 2023, arXiv 2310.01889).
-void merge_attention(const KernelCall& call) {
+void merge_attention(const Call& call) {
   const Buffer &context = call.write(0), &lse = call.write(1);
-  call.require(context.tensor->rank == 5, "a context is [batch, sequence, groups, heads, head_dim]");
-  for (const std::size_t i : {0, 2}) call.require_same_elements(call.read(i), context);
-  for (const std::size_t i : {1, 3}) call.require_same_elements(call.read(i), lse);
-  const auto& c = context.tensor->sizes;
-  call.require(lse.elements() == c[0] * c[1] * c[2] * c[3], "the log-sum-exps do not fit the context");
-  const std::int64_t heads = c[2] * c[3], width = c[4];
+  const auto [batch, sequence, heads, width] = merge_shape(call);
   for (std::int64_t v = 0; v < context.elements() / width; ++v) {
     // Contexts are [batch, sequence, heads], log-sum-exps [batch, heads, sequence].
-    const std::int64_t head = v % heads, position = v / heads % c[1], b = v / (heads * c[1]);
-    const std::int64_t at = (b * heads + head) * c[1] + position;
+    const std::int64_t head = v % heads, position = v / heads % sequence, b = v / (heads * sequence);
+    const std::int64_t at = (b * heads + head) * sequence + position;
     const double first = call.read(1).data[at], second = call.read(3).data[at], larger = std::max(first, second);
     const bool nothing = larger == static_cast<double>(kMasked);
     const double w1 = nothing ? 0 : std::exp(first - larger), w2 = nothing ? 0 : std::exp(second - larger);
@@ -421,11 +337,9 @@ void merge_attention(const KernelCall& call) {
   }
 }
 
-void softmax(const KernelCall& call) {
+void softmax(const Call& call) {
   const Buffer &scores = call.read(0), &y = call.write(0);
-  call.require_same_elements(scores, y);
   const Tensor& t = *scores.tensor;
-  call.require(t.rank >= 2, "scores are [.., queries, keys]");
   const std::int64_t keys = t.sizes[t.rank - 1], queries = t.sizes[t.rank - 2];
   const Mask mask(call, queries, keys, false);
   for (std::int64_t r = 0; r < t.elements() / keys; ++r) {
@@ -437,10 +351,8 @@ void softmax(const KernelCall& call) {
 }
 
 // ds = scale p (dp - sum(dp p)); masked elements have p = 0.
-void softmax_backward(const KernelCall& call) {
+void softmax_backward(const Call& call) {
   const Buffer &dp = call.read(0), &p = call.read(1), &ds = call.write(0);
-  call.require_same_elements(dp, p);
-  call.require_same_elements(dp, ds);
   const std::int64_t keys = last_size(p);
   for (std::int64_t r = 0; r < p.elements(); r += keys) {
     double sum = 0;
@@ -450,9 +362,7 @@ void softmax_backward(const KernelCall& call) {
   }
 }
 
-void rotary(const KernelCall& call) { call.has_read(1) ? put_in_shared_key(call) : rotate(call, 1); }
-void rotary_backward(const KernelCall& call) {
-  call.has_write(1) ? put_in_shared_key_backward(call) : rotate(call, -1);
-}
+void rotary(const Call& call) { shares_key(call) ? put_in_shared_key(call) : rotate(call, 1); }
+void rotary_backward(const Call& call) { shares_key(call) ? put_in_shared_key_backward(call) : rotate(call, -1); }
 
 }  // namespace orrery::cpu

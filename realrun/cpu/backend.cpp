@@ -149,11 +149,7 @@ class CpuBackend final : public Backend {
 
   void run(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
            const KernelContext& context) override {
-    std::array<cpu::Buffer, 6> in;
-    std::array<cpu::Buffer, 4> out;
-    for (std::size_t i = 0; i < reads.size(); ++i) in[i] = {data(reads[i].data), reads[i].tensor};
-    for (std::size_t i = 0; i < writes.size(); ++i) out[i] = {data(writes[i].data), writes[i].tensor};
-    cpu::run_kernel(op, std::span(in).first(reads.size()), std::span(out).first(writes.size()), context);
+    cpu::run_kernel(op, reads, writes, context);
   }
 
   Event record(Stream) override { return 0; }

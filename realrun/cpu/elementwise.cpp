@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "realrun/cpu/kernel_call.h"
-#include "realrun/cpu/philox.h"
-#include "realrun/cpu/whole_index.h"
+#include "realrun/random_draws.h"
 
 namespace orrery::cpu {
 namespace {
@@ -47,54 +46,25 @@ ValueAndSlope evaluate(ActivationFunction function, double x) {
   throw std::logic_error("activation: unknown function");
 }
 
-// [.., 2, ffn]: the gate, then what it multiplies. Each half of a row has `width` elements; a plain gate has one half.
-struct ActivationShape {
-  std::int64_t rows, width;
-  bool gated;
-};
-ActivationShape activation_shape(const KernelCall& call, const Buffer& x, const Buffer& y) {
-  const std::int64_t width = last_size(x);
-  const bool gated = x.elements() == 2 * y.elements();
-  call.require(gated || x.elements() == y.elements(), "input and output do not fit");
-  if (gated) {
-    const bool can_gate =
-        call.op.function == ActivationFunction::swiglu || call.op.function == ActivationFunction::geglu;
-    call.require(can_gate && x.tensor->rank >= 2 && x.tensor->sizes[x.tensor->rank - 2] == 2,
-                 "input is not [.., 2, ffn]");
-  }
-  return {y.elements() / width, width, gated};
-}
-// Requires one weight per row, if there are weights.
-void require_weights(const KernelCall& call, std::size_t weights, const ActivationShape& s) {
-  if (call.has_read(weights))
-    call.require(call.read(weights).elements() == s.rows, "the weights are not one for each row");
+WholeElements whole_elements_of(const Call& call) {
+  return whole_elements(*call.write(0).tensor, call.context, call.context.query_positions.data());
 }
 
-// Inverted dropout: kept elements are scaled up to preserve the expectation (Srivastava et al. 2014, section 10).
-double kept_scale(const KernelCall& call) {
-  const double p = call.op.probability;
-  call.require(p >= 0 && p < 1, "a dropout probability is in [0, 1)");
-  return 1 / (1 - p);
-}
-
-bool kept(const KernelCall& call, const WholeIndex& index, std::int64_t element) {
-  return uniform(call.context.seed, call.context.dropout_stream, index(element)) >=
+bool kept(const Call& call, const WholeElements& whole, std::int64_t element) {
+  return uniform(call.context.seed, call.context.dropout_stream, whole.index(element)) >=
          static_cast<double>(call.op.probability);
 }
 
 }  // namespace
 
-void activation(const KernelCall& call) {
+void activation(const Call& call) {
   const Buffer &x = call.read(0), &y = call.write(0);
-  const ActivationShape shape = activation_shape(call, x, y);
-  const auto [rows, width, gated] = shape;
+  const auto [elements, width, period, gated] = activation_shape(call);
   const std::int64_t halves = gated ? 2 : 1;
-  if (call.has_read(1)) call.require_repeats(call.read(1), x);
-  require_weights(call, 2, shape);
-  const auto input = [&](std::int64_t i) {
-    return static_cast<double>(x.data[i]) + (call.has_read(1) ? call.read(1).data[i % call.read(1).elements()] : 0);
+  const auto input = [&, period = period](std::int64_t i) {
+    return static_cast<double>(x.data[i]) + (call.has_read(1) ? call.read(1).data[i % period] : 0);
   };
-  for (std::int64_t r = 0; r < rows; ++r) {
+  for (std::int64_t r = 0; r < elements / width; ++r) {
     const double weight = call.has_read(2) ? call.read(2).data[r] : 1;
     for (std::int64_t c = 0; c < width; ++c) {
       const std::int64_t at = r * halves * width + c;
@@ -104,19 +74,14 @@ void activation(const KernelCall& call) {
   }
 }
 
-void activation_backward(const KernelCall& call) {
+void activation_backward(const Call& call) {
   const Buffer &dy = call.read(0), &x = call.read(1), &dx = call.write(0);
-  const ActivationShape shape = activation_shape(call, x, dy);
-  const auto [rows, width, gated] = shape;
-  call.require_same_elements(x, dx);
+  const auto [elements, width, period, gated] = activation_shape(call);
   const std::int64_t halves = gated ? 2 : 1;
-  if (call.has_read(2)) call.require_repeats(call.read(2), x);
-  require_weights(call, 3, shape);
-  if (call.has_write(1)) call.require_same_elements(call.read(3), call.write(1));
-  const auto input = [&](std::int64_t i) {
-    return static_cast<double>(x.data[i]) + (call.has_read(2) ? call.read(2).data[i % call.read(2).elements()] : 0);
+  const auto input = [&, period = period](std::int64_t i) {
+    return static_cast<double>(x.data[i]) + (call.has_read(2) ? call.read(2).data[i % period] : 0);
   };
-  for (std::int64_t r = 0; r < rows; ++r) {
+  for (std::int64_t r = 0; r < elements / width; ++r) {
     const double weight = call.has_read(3) ? call.read(3).data[r] : 1;
     double dweight = 0;
     for (std::int64_t c = 0; c < width; ++c) {
@@ -132,36 +97,30 @@ void activation_backward(const KernelCall& call) {
   }
 }
 
-void dropout(const KernelCall& call) {
+void dropout(const Call& call) {
   const Buffer &x = call.read(0), &y = call.write(0), &mask = call.write(1);
-  call.require_same_elements(x, y);
-  call.require_same_elements(y, mask);
   const double scale = kept_scale(call);
-  const WholeIndex index(*y.tensor, call.context);
+  const WholeElements whole = whole_elements_of(call);
   for (std::int64_t i = 0; i < y.elements(); ++i) {
-    const bool keep = kept(call, index, i);
+    const bool keep = kept(call, whole, i);
     mask.data[i] = keep ? 1 : 0;
     y.data[i] = keep ? static_cast<float>(scale * x.data[i]) : 0;
   }
 }
 
-void dropout_backward(const KernelCall& call) {
+void dropout_backward(const Call& call) {
   const Buffer &dy = call.read(0), &mask = call.read(1), &dx = call.write(0);
-  call.require_same_elements(dy, mask);
-  call.require_same_elements(dy, dx);
   const double scale = kept_scale(call);
   for (std::int64_t i = 0; i < dx.elements(); ++i)
     dx.data[i] = mask.data[i] != 0 ? static_cast<float>(scale * dy.data[i]) : 0;
 }
 
-void dropout_add(const KernelCall& call) {
+void dropout_add(const Call& call) {
   const Buffer &x = call.read(0), &residual = call.read(1), &y = call.write(0), &mask = call.write(1);
-  for (const Buffer* other : {&residual, &y, &mask}) call.require_same_elements(x, *other);
-  if (call.has_read(2)) call.require_repeats(call.read(2), x);
   const double scale = kept_scale(call);
-  const WholeIndex index(*y.tensor, call.context);
+  const WholeElements whole = whole_elements_of(call);
   for (std::int64_t i = 0; i < y.elements(); ++i) {
-    const bool keep = kept(call, index, i);
+    const bool keep = kept(call, whole, i);
     double value = x.data[i];
     if (call.has_read(2)) value += call.read(2).data[i % call.read(2).elements()];
     mask.data[i] = keep ? 1 : 0;
@@ -170,23 +129,19 @@ void dropout_add(const KernelCall& call) {
 }
 
 // Shazeer et al. 2017, arXiv 1701.06538, eq. 4.
-void add_noise(const KernelCall& call) {
+void add_noise(const Call& call) {
   const Buffer &logits = call.read(0), &deviations = call.read(1), &noisy = call.write(0), &slopes = call.write(1);
-  for (const Buffer* other : {&deviations, &noisy, &slopes}) call.require_same_elements(logits, *other);
-  const WholeIndex index(*noisy.tensor, call.context);
+  const WholeElements whole = whole_elements_of(call);
   for (std::int64_t i = 0; i < noisy.elements(); ++i) {
-    const double drawn = normal(call.context.seed, call.context.dropout_stream, index(i)), d = deviations.data[i];
+    const double drawn = normal(call.context.seed, call.context.dropout_stream, whole.index(i)), d = deviations.data[i];
     const double softplus = std::max(d, 0.0) + std::log1p(std::exp(-std::abs(d)));
     noisy.data[i] = static_cast<float>(logits.data[i] + drawn * softplus);
     slopes.data[i] = static_cast<float>(drawn / (1 + std::exp(-d)));
   }
 }
 
-void add(const KernelCall& call) {
+void add(const Call& call) {
   const Buffer &a = call.read(0), &y = call.write(0);
-  call.require_same_elements(a, y);
-  if (call.has_read(1)) call.require_same_elements(call.read(1), y);
-  if (call.has_read(2)) call.require_repeats(call.read(2), y);
   const std::int64_t n = y.elements();
   if (call.has_read(1)) {
     const float* b = call.read(1).data;
@@ -200,13 +155,11 @@ void add(const KernelCall& call) {
     for (std::int64_t c = 0; c < bias.elements(); ++c) y.data[row + c] += bias.data[c];
 }
 
-void multiply(const KernelCall& call) {
+void multiply(const Call& call) {
   const Buffer &a = call.read(0), &b = call.read(1), &y = call.write(0);
   const std::int64_t width = last_size(a), n = a.elements();
-  const auto is_column = [&](const Buffer& t) { return last_size(t) == 1 && t.elements() * width == n; };
-  const bool repeats = is_column(b) && b.elements() != n;
-  if (!repeats) call.require_same_elements(a, b);
-  if (!repeats && is_column(y) && y.elements() != n) {
+  const Multiply form = multiply_form(call);
+  if (form == Multiply::inner_products) {
     for (std::int64_t row = 0; row < y.elements(); ++row) {
       double sum = 0;
       for (std::int64_t i = row * width; i < (row + 1) * width; ++i) sum += static_cast<double>(a.data[i]) * b.data[i];
@@ -214,8 +167,7 @@ void multiply(const KernelCall& call) {
     }
     return;
   }
-  call.require_same_elements(a, y);
-  if (!repeats) {
+  if (form == Multiply::elements) {
     for (std::int64_t i = 0; i < n; ++i) y.data[i] = a.data[i] * b.data[i];
     return;
   }
@@ -223,15 +175,9 @@ void multiply(const KernelCall& call) {
     for (std::int64_t i = row * width; i < (row + 1) * width; ++i) y.data[i] = a.data[i] * b.data[row];
 }
 
-void bias_gradient(const KernelCall& call) {
+void bias_gradient(const Call& call) {
   const Buffer &dy = call.read(0), &db = call.write(0);
-  std::int64_t groups = 1;  // experts, each with its own rows
-  for (int d = 0; d < call.op.group_dims; ++d) {
-    groups *= db.tensor->sizes[d];
-    call.require(dy.tensor->sizes[d] == db.tensor->sizes[d], "operands differ in experts");
-  }
-  call.require_repeats(db, dy);
-  const std::int64_t width = db.elements() / groups, rows = dy.elements() / db.elements();
+  const auto [groups, rows, width] = bias_shape(call);
   for (std::int64_t g = 0; g < groups; ++g) {
     std::vector<double> sums(static_cast<std::size_t>(width));
     for (std::int64_t row = 0; row < rows; ++row)
@@ -246,9 +192,8 @@ void bias_gradient(const KernelCall& call) {
 }
 
 // Copies numbers between dtypes; rounding to bf16 is an option of run_kernel.
-void cast(const KernelCall& call) {
+void cast(const Call& call) {
   const Buffer &x = call.read(0), &y = call.write(0);
-  call.require_same_elements(x, y);
   if (call.op.accumulate) {
     for (std::int64_t i = 0; i < y.elements(); ++i) y.data[i] += x.data[i];
   } else if (x.data != y.data) {
@@ -256,6 +201,6 @@ void cast(const KernelCall& call) {
   }
 }
 
-void zero_fill(const KernelCall& call) { std::ranges::fill(call.write(0).span(), 0.0f); }
+void zero_fill(const Call& call) { std::ranges::fill(call.write(0).span(), 0.0f); }
 
 }  // namespace orrery::cpu

@@ -6,32 +6,27 @@
 #include <vector>
 
 #include "realrun/cpu/kernel_call.h"
-#include "realrun/cpu/philox.h"
-#include "realrun/cpu/whole_index.h"
+#include "realrun/random_draws.h"
 
 namespace orrery::cpu {
 namespace {
 
 class Gate {
  public:
-  Gate(const KernelCall& call, const Buffer& logits, const Buffer& choices)
+  Gate(const Call& call, const Buffer& logits)
       : call_(call),
         logits_(logits),
-        index_(*logits.tensor, call.context),
-        experts_(last_size(logits)),
-        k_(last_size(choices)),
-        tokens_(choices.elements() / k_) {
-    call.require(k_ >= 1 && k_ <= experts_ && logits.elements() == tokens_ * experts_, "logits and choices do not fit");
-  }
-  std::int64_t tokens() const { return tokens_; }
-  std::int64_t k() const { return k_; }
-  std::int64_t experts() const { return experts_; }
+        whole_(whole_elements(*logits.tensor, call.context, call.context.query_positions.data())),
+        shape_(router_shape(call)) {}
+  std::int64_t tokens() const { return shape_.tokens; }
+  std::int64_t k() const { return shape_.k; }
+  std::int64_t experts() const { return shape_.experts; }
   bool is_active(double p) const { return p > static_cast<double>(call_.op.router.threshold); }
 
   std::vector<double> probabilities(std::int64_t token) const {
-    std::vector<double> p(static_cast<std::size_t>(experts_));
+    std::vector<double> p(static_cast<std::size_t>(experts()));
     for (std::size_t e = 0; e < p.size(); ++e) {
-      const std::int64_t element = token * experts_ + static_cast<std::int64_t>(e);
+      const std::int64_t element = token * experts() + static_cast<std::int64_t>(e);
       p[e] = (static_cast<double>(logits_.data[element]) + gumbel(element)) /
              static_cast<double>(call_.op.router.gumbel_temperature);
     }
@@ -45,23 +40,21 @@ class Gate {
  private:
   // -log(-log(u)), with u the middle of one of 2^32 equal parts of (0, 1).
   double gumbel(std::int64_t element) const {
-    const double u = uniform(call_.context.seed, call_.context.dropout_stream, index_(element)) + 0x1p-33;
+    const double u = uniform(call_.context.seed, call_.context.dropout_stream, whole_.index(element)) + 0x1p-33;
     return -std::log(-std::log(u));
   }
 
-  const KernelCall& call_;
-  const Buffer& logits_;
-  WholeIndex index_;
-  std::int64_t experts_, k_, tokens_;
+  const Call& call_;
+  Buffer logits_;
+  WholeElements whole_;
+  RouterShape shape_;
 };
 
 }  // namespace
 
-void gumbel_route(const KernelCall& call) {
+void gumbel_route(const Call& call) {
   const Buffer &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
-  const Gate gate(call, logits, choices);
-  call.require_same_elements(weights, choices);
-  call.require(!call.has_read(1), "a gate with noise has no bias");
+  const Gate gate(call, logits);
   const Router& router = call.op.router;
   std::vector<std::int64_t> order(static_cast<std::size_t>(gate.experts()));
   for (std::int64_t t = 0; t < gate.tokens(); ++t) {
@@ -79,11 +72,9 @@ void gumbel_route(const KernelCall& call) {
 }
 
 // The noise equals that of the forward. An inactive expert has no weight, so its weight has no gradient.
-void gumbel_route_backward(const KernelCall& call) {
+void gumbel_route_backward(const Call& call) {
   const Buffer &dweights = call.read(0), &logits = call.read(1), &choices = call.read(2), &dlogits = call.write(0);
-  const Gate gate(call, logits, choices);
-  call.require_same_elements(dweights, choices);
-  call.require_same_elements(dlogits, logits);
+  const Gate gate(call, logits);
   const Router& router = call.op.router;
   std::vector<double> d(static_cast<std::size_t>(gate.experts()));
   for (std::int64_t t = 0; t < gate.tokens(); ++t) {

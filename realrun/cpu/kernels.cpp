@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <vector>
 
 #include "realrun/cpu/kernel_call.h"
-#include "realrun/kernel_list.h"
 
 namespace orrery::cpu {
 namespace {
 
-void dispatch(const KernelCall& call) {
+void dispatch(const Call& call) {
   switch (call.op.kind) {
 #define ORRERY_RUN(kind) \
   case OpKind::kind:     \
@@ -36,13 +34,14 @@ float rounded_to_bf16(float x) {
 
 }  // namespace
 
-void run_kernel(const Op& op, std::span<const Buffer> reads, std::span<const Buffer> writes,
+void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                 const KernelContext& context) {
-  const KernelCall call{op, reads, writes, context};
+  const Call call{{op, reads, writes, context}};
+  check_operands(call);
   call.require(!op.accumulate || traits_of(op.kind).accumulates != 0, "cannot accumulate");
   dispatch(call);
   if (!context.round_to_bf16) return;
-  for (const Buffer& b : writes)
+  for (const Buffer b : writes)
     if (b.data != nullptr && b.tensor->dtype == Dtype::bf16) std::ranges::transform(b.span(), b.data, rounded_to_bf16);
 }
 

@@ -12,18 +12,15 @@
 
 namespace orrery::cpu {
 
-// A tensor of one rank in memory: dense, row-major in its own sizes, fp32 (ids, targets and masks hold whole numbers).
-struct Buffer {
-  float* data = nullptr;
-  const Tensor* tensor = nullptr;
+// An operand's numbers: fp32, whatever its dtype.
+inline std::span<float> floats(const Operand& o) {
+  return {static_cast<float*>(o.data), static_cast<std::size_t>(o.tensor->elements())};
+}
 
-  std::int64_t elements() const { return tensor->elements(); }
-  std::span<float> span() const { return {data, static_cast<std::size_t>(elements())}; }
-};
-
-// Reads `reads` and writes `writes`, in the order of op.reads and op.writes. An absent tensor has data nullptr, or is
-// omitted at the end. Shapes are those of sim/program/op.h. A norm's statistics are the mean and the reciprocal
-// deviation; or, if their last dimension is 1 (RMSNorm), only the reciprocal root mean square.
+// Reads `reads` and writes `writes`, in the order of op.reads and op.writes. Operands hold fp32 whatever their dtype
+// (ids, targets and masks: whole numbers). An absent one has data nullptr, or is omitted at the end. Shapes are those
+// of sim/program/op.h. A norm's statistics are the mean and the reciprocal deviation; or, if their last dimension is 1
+// (RMSNorm), only the reciprocal root mean square.
 //
 // op.accumulate adds to the writes that OpTraits::accumulates names; throws std::logic_error for kinds that have none.
 //
@@ -33,7 +30,7 @@ struct Buffer {
 // kinds with OpTraits::in_place may write to their operands; others may not.
 //
 // Throws std::logic_error for kinds that are not kernels and for shapes that do not fit together.
-void run_kernel(const Op& op, std::span<const Buffer> reads, std::span<const Buffer> writes,
+void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                 const KernelContext& context);
 
 }  // namespace orrery::cpu

@@ -1,29 +1,18 @@
 #include "realrun/cuda/backend.h"
 
 #include <cublasLt.h>
-#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <exception>
 #include <fstream>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 
-#include "realrun/cuda/events.h"
 #include "realrun/cuda/fp8.h"
 #include "realrun/cuda/host_kernels.h"
 #include "realrun/cuda/host_numbers.h"
-#include "realrun/cuda/kernels.h"
-#include "realrun/cuda/matmul.h"
-#include "realrun/cuda/matmul_plan.h"
-#include "realrun/cuda/memory.h"
 #include "realrun/cuda/runtime.h"
 
 namespace orrery {
@@ -62,123 +51,11 @@ std::uint64_t hash_of(std::span<const std::int64_t> values) {  // FNV-1a, by wor
   return hash;
 }
 
-// Memory of one op, allocated and freed in the stream's order.
-class Temporary {
- public:
-  Temporary(std::int64_t bytes, cudaStream_t stream) : stream_(stream) {
-    check(cudaMallocAsync(&data_, static_cast<std::size_t>(bytes), stream), "allocating memory for an op");
-  }
-  ~Temporary() { cudaFreeAsync(data_, stream_); }
-  Temporary(const Temporary&) = delete;
-  void* data() const { return data_; }
-
- private:
-  cudaStream_t stream_;
-  void* data_ = nullptr;
-};
-
 bool is_aligned(const void* pointer, std::uintptr_t to) { return reinterpret_cast<std::uintptr_t>(pointer) % to == 0; }
 
 const void* at(const void* data, std::int64_t elements, Dtype dtype) {
   return static_cast<const char*>(data) + bytes_of(dtype, elements);
 }
-
-}  // namespace
-
-struct CudaBackend::State {
-  State(int device_number, bool tf32);
-  ~State();
-
-  void use() const {
-    thread_local int current = -1;
-    if (current == device) return;
-    check(cudaSetDevice(device), "choosing the GPU");
-    current = device;
-  }
-  cudaStream_t stream(Stream s);
-  void synchronize(Stream s);
-  void synchronize();
-  void throw_host_failure();
-  void refuse_capture(const char* what) const {
-    if (capturing)
-      throw DeviceError(fmt::format("CUDA: {} inside a capture: run the block once before capturing", what));
-  }
-
-  // Memory for the kernels of a stream; each op may use it in turn.
-  struct Scratch {
-    void* data = nullptr;
-    std::int64_t bytes = 0;
-  };
-  Scratch& scratch(Stream s, std::int64_t bytes);
-
-  // Puts constants into device memory, once.
-  const std::int64_t* place(std::span<const std::int64_t> values);
-  const std::int64_t* positions(std::span<const std::int64_t> values);
-  DeviceSlice slice(const Slice& from);
-
-  void run_matmul(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes, Stream s);
-  bool run_product(const BlasProduct& product, std::span<const BlasLaunch> launches, bool fast_accumulation,
-                   const Matmul::Operands& operands, Stream s);
-  bool run_fp8(const Op& op, const MatmulPlan& plan, std::span<const Operand> reads, const Matmul::Operands& operands,
-               Stream s);
-  void run_cast(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
-                const KernelContext& context, Stream s);
-  void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
-                  const KernelContext& context, Stream s);
-  void run_host(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
-                const KernelContext& context);
-
-  Fp8Scale* scale_of(const void* tensor) const;
-  Fp8Scale* make_scale(const void* tensor, std::int64_t bytes);
-  void forget_scales(const void* begin, std::int64_t bytes);
-
-  struct CheckDevice {  // before anything else in this backend uses the GPU
-    explicit CheckDevice(int device) {
-      require_device(device);
-      check(cudaSetDevice(device), "choosing the GPU");
-    }
-  };
-
-  int device;
-  CheckDevice checked;
-  std::int64_t processors = 1;
-  Memory memory;
-  Matmul matmul;
-  std::array<cudaStream_t, kStreams> streams{};
-  Events events;
-  Marks marks;
-
-  std::array<Scratch, kStreams> scratches, workspaces;
-  struct DeviceIndex {
-    const std::int64_t* starts = nullptr;
-    std::int64_t run = 1, alignment = 1;
-  };
-  std::unordered_map<const std::vector<std::int64_t>*, DeviceIndex> indices;
-  struct Positions {
-    std::vector<std::int64_t> values;
-    const std::int64_t* on_device = nullptr;
-  };
-  std::unordered_multimap<std::uint64_t, Positions> known_positions;
-
-  struct Scaled {
-    Fp8Scale* scale = nullptr;
-    std::int64_t bytes = 0;
-  };
-  std::map<const void*, Scaled> scales;  // by the first address of the tensor that has the scale
-  std::vector<Fp8Scale*> free_scales;
-  std::int32_t* nan_flag = nullptr;
-
-  // The product's sizes depend on the data. They differ each time, so timing candidates does not pay.
-  bool sizes_follow_data = false;
-  bool capturing = false;
-  Stream capture_stream = Stream::compute;
-  std::vector<cudaGraphExec_t> graphs;
-
-  std::mutex host_mutex;
-  std::exception_ptr host_failure;
-};
-
-namespace {
 
 // An op of Stream::host on its way to the CPU.
 struct HostWork {
@@ -203,25 +80,35 @@ void run_host_work(void* data) {
 
 }  // namespace
 
-CudaBackend::State::State(int device_number, bool tf32)
-    : device(device_number), checked(device_number), memory(device_number), matmul(tf32) {
-  int count = 0;
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "asking for the multiprocessors");
-  processors = count;
+CudaBackend::CheckDevice::CheckDevice(int device) {
+  require_device(device);
+  check(cudaSetDevice(device), "choosing the GPU");
 }
 
-CudaBackend::State::~State() {
-  cudaSetDevice(device);
-  for (const cudaStream_t s : streams)
+CudaBackend::CudaBackend(int device, bool tf32) : device_(device), checked_(device), memory_(device), matmul_(tf32) {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "asking for the multiprocessors");
+  processors_ = count;
+}
+
+CudaBackend::~CudaBackend() {
+  cudaSetDevice(device_);
+  for (const cudaStream_t s : streams_)
     if (s != nullptr) cudaStreamSynchronize(s);
-  for (const cudaGraphExec_t graph : graphs) cudaGraphExecDestroy(graph);
-  for (const cudaStream_t s : streams)
+  for (const cudaStream_t s : streams_)
     if (s != nullptr) cudaStreamDestroy(s);
 }
 
-cudaStream_t CudaBackend::State::stream(Stream s) {
+void CudaBackend::use() const {
+  thread_local int current = -1;
+  if (current == device_) return;
+  check(cudaSetDevice(device_), "choosing the GPU");
+  current = device_;
+}
+
+cudaStream_t CudaBackend::stream(Stream s) {
   use();
-  cudaStream_t& found = streams[static_cast<std::size_t>(s)];
+  cudaStream_t& found = streams_[static_cast<std::size_t>(s)];
   if (found != nullptr) return found;
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for stream priorities");
@@ -230,64 +117,61 @@ cudaStream_t CudaBackend::State::stream(Stream s) {
   return found;
 }
 
-void CudaBackend::State::throw_host_failure() {
-  const std::lock_guard lock(host_mutex);
-  if (host_failure) std::rethrow_exception(std::exchange(host_failure, nullptr));
+void CudaBackend::throw_host_failure() {
+  const std::lock_guard lock(host_mutex_);
+  if (host_failure_) std::rethrow_exception(std::exchange(host_failure_, nullptr));
 }
 
-void CudaBackend::State::synchronize(Stream s) {
-  refuse_capture("waiting for the GPU");
+void CudaBackend::synchronize(Stream s) {
   const cudaStream_t waited = stream(s);
   check(cudaStreamSynchronize(waited), "work on the GPU");
-  events.all_done(s);
+  events_.all_done(s);
   throw_host_failure();
 }
 
-void CudaBackend::State::synchronize() {
-  for (std::size_t s = 0; s < streams.size(); ++s)
-    if (streams[s] != nullptr) synchronize(static_cast<Stream>(s));
+void CudaBackend::synchronize_streams() {
+  for (std::size_t s = 0; s < streams_.size(); ++s)
+    if (streams_[s] != nullptr) synchronize(static_cast<Stream>(s));
 }
 
-CudaBackend::State::Scratch& CudaBackend::State::scratch(Stream s, std::int64_t bytes) {
-  Scratch& found = scratches[static_cast<std::size_t>(s)];
+CudaBackend::Scratch& CudaBackend::scratch(Stream s, std::int64_t bytes) {
+  Scratch& found = scratches_[static_cast<std::size_t>(s)];
   if (found.bytes >= bytes) return found;
-  refuse_capture("a kernel wants more scratch memory");
   const cudaStream_t on = stream(s);
   if (found.data != nullptr) {  // after its last use
     synchronize(s);
-    memory.release(found.data, nullptr);
+    memory_.release(found.data, nullptr);
     found = {};
   }
-  found.data = memory.allocate(bytes, Place::device, on);
+  found.data = memory_.allocate(bytes, Place::device, on);
   found.bytes = bytes;
   return found;
 }
 
-const std::int64_t* CudaBackend::State::place(std::span<const std::int64_t> values) {
-  refuse_capture("an index list or positions are new");
+const std::int64_t* CudaBackend::place(std::span<const std::int64_t> values) {
   const auto bytes = static_cast<std::int64_t>(values.size_bytes());
   const cudaStream_t on = stream(Stream::host_to_device);
-  void* const placed = memory.allocate(bytes, Place::device, on);
+  void* const placed = memory_.allocate(bytes, Place::device, on);
   check(cudaMemcpyAsync(placed, values.data(), values.size_bytes(), cudaMemcpyDefault, on), "copying an index list");
   check(cudaStreamSynchronize(on), "copying an index list");
   return static_cast<const std::int64_t*>(placed);
 }
 
-const std::int64_t* CudaBackend::State::positions(std::span<const std::int64_t> values) {
+const std::int64_t* CudaBackend::positions(std::span<const std::int64_t> values) {
   if (values.empty()) return nullptr;
   const std::uint64_t hash = hash_of(values);
-  const auto [begin, end] = known_positions.equal_range(hash);
+  const auto [begin, end] = known_positions_.equal_range(hash);
   for (auto p = begin; p != end; ++p)
     if (std::ranges::equal(p->second.values, values)) return p->second.on_device;
   const std::int64_t* const placed = place(values);
-  known_positions.emplace(hash, Positions{{values.begin(), values.end()}, placed});
+  known_positions_.emplace(hash, Positions{{values.begin(), values.end()}, placed});
   return placed;
 }
 
-DeviceSlice CudaBackend::State::slice(const Slice& from) {
+DeviceSlice CudaBackend::slice(const Slice& from) {
   DeviceSlice s{.base = from.base, .dtype = from.dtype, .offset = from.offset, .elements = from.elements};
   if (from.index == nullptr) return s;
-  const auto [found, is_new] = indices.try_emplace(from.index);
+  const auto [found, is_new] = indices_.try_emplace(from.index);
   if (is_new) {
     const IndexPlan plan = plan_index(*from.index);
     found->second = {place(plan.starts), plan.run, plan.alignment};
@@ -299,65 +183,63 @@ DeviceSlice CudaBackend::State::slice(const Slice& from) {
   return s;
 }
 
-Fp8Scale* CudaBackend::State::scale_of(const void* tensor) const {
-  auto found = scales.upper_bound(tensor);  // parts of a tensor, e.g. of one expert, have the scale of the whole
-  if (found == scales.begin()) return nullptr;
+Fp8Scale* CudaBackend::scale_of(const void* tensor) const {
+  auto found = scales_.upper_bound(tensor);  // parts of a tensor, e.g. of one expert, have the scale of the whole
+  if (found == scales_.begin()) return nullptr;
   --found;
   return tensor < static_cast<const char*>(found->first) + found->second.bytes ? found->second.scale : nullptr;
 }
 
-Fp8Scale* CudaBackend::State::make_scale(const void* tensor, std::int64_t bytes) {
+Fp8Scale* CudaBackend::make_scale(const void* tensor, std::int64_t bytes) {
   // Forgets the scales of its parts, which are about to be overwritten.
   if (bytes > 1) forget_scales(static_cast<const char*>(tensor) + 1, bytes - 1);
-  Scaled& scaled = scales[tensor];
+  Scaled& scaled = scales_[tensor];
   scaled.bytes = std::max<std::int64_t>(bytes, 1);
   Fp8Scale*& found = scaled.scale;
   if (found != nullptr) return found;
-  if (free_scales.empty()) {
-    refuse_capture("an fp8 tensor is new");
+  if (free_scales_.empty()) {
     const cudaStream_t on = stream(Stream::compute);
     auto* const slots = static_cast<Fp8Scale*>(
-        memory.allocate(kScaleSlots * static_cast<std::int64_t>(sizeof(Fp8Scale)), Place::device, on));
+        memory_.allocate(kScaleSlots * static_cast<std::int64_t>(sizeof(Fp8Scale)), Place::device, on));
     check(cudaStreamSynchronize(on), "allocating fp8 scales");
-    for (std::int64_t i = 0; i < kScaleSlots; ++i) free_scales.push_back(slots + i);
+    for (std::int64_t i = 0; i < kScaleSlots; ++i) free_scales_.push_back(slots + i);
   }
-  found = free_scales.back();
-  free_scales.pop_back();
+  found = free_scales_.back();
+  free_scales_.pop_back();
   return found;
 }
 
-void CudaBackend::State::forget_scales(const void* begin, std::int64_t bytes) {
-  auto s = scales.lower_bound(begin);
-  while (s != scales.end() && s->first < static_cast<const char*>(begin) + bytes) {
-    free_scales.push_back(s->second.scale);
-    s = scales.erase(s);
+void CudaBackend::forget_scales(const void* begin, std::int64_t bytes) {
+  auto s = scales_.lower_bound(begin);
+  while (s != scales_.end() && s->first < static_cast<const char*>(begin) + bytes) {
+    free_scales_.push_back(s->second.scale);
+    s = scales_.erase(s);
   }
 }
 
-bool CudaBackend::State::run_product(const BlasProduct& product, std::span<const BlasLaunch> launches,
-                                     bool fast_accumulation, const Matmul::Operands& operands, Stream s) {
-  Scratch& workspace = workspaces[static_cast<std::size_t>(s)];
+bool CudaBackend::run_product(const BlasProduct& product, std::span<const BlasLaunch> launches, bool fast_accumulation,
+                              const Matmul::Operands& operands, Stream s) {
+  Scratch& workspace = workspaces_[static_cast<std::size_t>(s)];
   if (workspace.data == nullptr) {
-    refuse_capture("a matrix product is the first of its stream");
     workspace.bytes = Matmul::kWorkspaceBytes;
-    workspace.data = memory.allocate(workspace.bytes, Place::device, stream(s));
+    workspace.data = memory_.allocate(workspace.bytes, Place::device, stream(s));
   }
   const Matmul::Place place{.stream = stream(s),
                             .workspace = workspace.data,
                             .workspace_bytes = static_cast<std::size_t>(workspace.bytes),
-                            .may_wait = !capturing && !sizes_follow_data};
+                            .may_wait = !sizes_follow_data_};
   for (const BlasLaunch& launch : launches) {
     Matmul::Operands moved = operands;
     moved.a = at(operands.a, launch.a_offset, product.a.dtype);
     moved.b = at(operands.b, launch.b_offset, product.b.dtype);
     moved.c = const_cast<void*>(at(operands.c, launch.c_offset, product.c.dtype));
-    if (!matmul.run(product, launch.accumulate, fast_accumulation, moved, place)) return false;
+    if (!matmul_.run(product, launch.accumulate, fast_accumulation, moved, place)) return false;
   }
   return true;
 }
 
-bool CudaBackend::State::run_fp8(const Op& op, const MatmulPlan& plan, std::span<const Operand> reads,
-                                 const Matmul::Operands& operands, Stream s) {
+bool CudaBackend::run_fp8(const Op& op, const MatmulPlan& plan, std::span<const Operand> reads,
+                          const Matmul::Operands& operands, Stream s) {
   const cudaStream_t on = stream(s);
   const BlasProduct& product = plan.product;
   Matmul::Operands moved = operands;
@@ -389,8 +271,7 @@ bool CudaBackend::State::run_fp8(const Op& op, const MatmulPlan& plan, std::span
   return run_product(wide, plan.launches, false, {.a = a.data(), .b = b.data(), .c = operands.c}, s);
 }
 
-void CudaBackend::State::run_matmul(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
-                                    Stream s) {
+void CudaBackend::run_matmul(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes, Stream s) {
   const MatmulPlan plan = plan_matmul(op, reads, writes);
   const BlasProduct& product = plan.product;
   if (product.m == 0 || product.n == 0 || product.c.batch == 0) return;
@@ -452,8 +333,8 @@ void CudaBackend::State::run_matmul(const Op& op, std::span<const Operand> reads
   }
 }
 
-void CudaBackend::State::run_cast(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
-                                  const KernelContext& context, Stream s) {
+void CudaBackend::run_cast(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
+                           const KernelContext& context, Stream s) {
   const Operand &from = reads[0], &to = writes[0];
   const bool to_fp8 = to.tensor->dtype == Dtype::fp8, from_fp8 = from.tensor->dtype == Dtype::fp8;
   if (to_fp8 == from_fp8) {  // copies bytes and their scale
@@ -468,17 +349,17 @@ void CudaBackend::State::run_cast(const Op& op, std::span<const Operand> reads, 
   if (from.tensor->elements() != to.tensor->elements())
     throw std::logic_error("kernel cast: tensors differ in their number of elements");
   if (to_fp8) {
-    quantise(stream(s), processors, from.data, from.tensor->dtype, to.data, to.tensor->elements(),
+    quantise(stream(s), processors_, from.data, from.tensor->dtype, to.data, to.tensor->elements(),
              make_scale(to.data, to.tensor->bytes()));
   } else {
     dequantise(stream(s), from.data, scale_of(from.data), to.data, to.tensor->dtype, to.tensor->elements());
   }
 }
 
-void CudaBackend::State::run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
-                                    const KernelContext& context, Stream s) {
-  Launch launch{.stream = stream(s), .processors = processors};
-  launch.scratch_bytes = scratch_bytes(op, reads, writes, processors);
+void CudaBackend::run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
+                             const KernelContext& context, Stream s) {
+  Launch launch{.stream = stream(s), .processors = processors_};
+  launch.scratch_bytes = scratch_bytes(op, reads, writes, processors_);
   if (launch.scratch_bytes > 0) launch.scratch = scratch(s, launch.scratch_bytes).data;
   launch.query_positions = positions(context.query_positions);
   launch.key_positions = positions(context.key_positions);
@@ -486,9 +367,8 @@ void CudaBackend::State::run_kernel(const Op& op, std::span<const Operand> reads
   cuda::run_kernel(op, reads, writes, context, launch);
 }
 
-void CudaBackend::State::run_host(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
-                                  const KernelContext& context) {
-  refuse_capture("an op of the CPU");
+void CudaBackend::run_host(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
+                           const KernelContext& context) {
   auto work = std::make_unique<HostWork>();
   work->op = op;
   work->reads.assign(reads.begin(), reads.end());
@@ -502,21 +382,16 @@ void CudaBackend::State::run_host(const Op& op, std::span<const Operand> reads, 
   work->key_positions.assign(context.key_positions.begin(), context.key_positions.end());
   work->context.query_positions = work->query_positions;
   work->context.key_positions = work->key_positions;
-  work->mutex = &host_mutex;
-  work->failure = &host_failure;
+  work->mutex = &host_mutex_;
+  work->failure = &host_failure_;
   check(cudaLaunchHostFunc(stream(Stream::host), run_host_work, work.get()), "issuing an op to the CPU");
   work.release();
 }
 
-// ---- The interface ----
-
-CudaBackend::CudaBackend(int device, bool tf32) : state_(std::make_unique<State>(device, tf32)) {}
-CudaBackend::~CudaBackend() = default;
-
 BackendFacts CudaBackend::facts() const {
-  state_->use();
+  use();
   cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, state_->device), "asking for the GPU's properties");
+  check(cudaGetDeviceProperties(&properties, device_), "asking for the GPU's properties");
   constexpr std::size_t kMajor = 10000, kMinor = 100;  // decimal places of cublasLtGetVersion
   const std::size_t blas = cublasLtGetVersion();
   BackendFacts facts;
@@ -524,49 +399,44 @@ BackendFacts CudaBackend::facts() const {
   facts.device = properties.name;
   facts.software = fmt::format("{}, driver {}, cuBLASLt {}.{}.{}", version_text(CUDART_VERSION), driver_text(),
                                blas / kMajor, blas % kMajor / kMinor, blas % kMinor);
-  facts.processors = state_->processors;
+  facts.processors = processors_;
   facts.memory_bytes = static_cast<double>(properties.totalGlobalMem);
   facts.asynchronous_streams = true;
   return facts;
 }
 
-void* CudaBackend::allocate(std::int64_t elements, Dtype dtype, Place place, Stream stream) {
-  state_->refuse_capture("memory is allocated");
-  return state_->memory.allocate(bytes_of(dtype, elements), place, state_->stream(stream));
+void* CudaBackend::allocate(std::int64_t elements, Dtype dtype, Place place, Stream s) {
+  return memory_.allocate(bytes_of(dtype, elements), place, stream(s));
 }
 
 void CudaBackend::release(void* memory) noexcept {
   if (memory == nullptr) return;
-  state_->forget_scales(memory, state_->memory.bytes_at(memory));
-  state_->memory.release(memory, state_->streams[static_cast<std::size_t>(Stream::compute)]);
+  forget_scales(memory, memory_.bytes_at(memory));
+  memory_.release(memory, streams_[static_cast<std::size_t>(Stream::compute)]);
 }
 
-void CudaBackend::fill(Stream stream, const Slice& to, float value) {
-  cuda::fill(state_->stream(stream), state_->slice(to), value);
-}
+void CudaBackend::fill(Stream s, const Slice& to, float value) { cuda::fill(stream(s), slice(to), value); }
 
-void CudaBackend::copy(Stream stream, void* to, const void* from, std::int64_t bytes) {
-  const cudaStream_t on = state_->stream(stream);
+void CudaBackend::copy(Stream s, void* to, const void* from, std::int64_t bytes) {
+  const cudaStream_t on = stream(s);
   check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, on), "copying");
-  if (const Fp8Scale* const scale = state_->scale_of(from))
-    check(cudaMemcpyAsync(state_->make_scale(to, bytes), scale, sizeof(Fp8Scale), cudaMemcpyDefault, on),
+  if (const Fp8Scale* const scale = scale_of(from))
+    check(cudaMemcpyAsync(make_scale(to, bytes), scale, sizeof(Fp8Scale), cudaMemcpyDefault, on),
           "copying an fp8 scale");
 }
 
-void CudaBackend::gather(Stream stream, const Slice& from, void* to) {
-  cuda::gather(state_->stream(stream), state_->slice(from), to);
+void CudaBackend::gather(Stream s, const Slice& from, void* to) { cuda::gather(stream(s), slice(from), to); }
+
+void CudaBackend::scatter(Stream s, const void* from, const Slice& to, bool add) {
+  cuda::scatter(stream(s), from, slice(to), add);
 }
 
-void CudaBackend::scatter(Stream stream, const void* from, const Slice& to, bool add) {
-  cuda::scatter(state_->stream(stream), from, state_->slice(to), add);
+void CudaBackend::sum(Stream s, std::span<const void* const> parts, void* to, std::int64_t elements, Dtype dtype) {
+  cuda::sum(stream(s), parts, to, elements, dtype);
 }
 
-void CudaBackend::sum(Stream stream, std::span<const void* const> parts, void* to, std::int64_t elements, Dtype dtype) {
-  cuda::sum(state_->stream(stream), parts, to, elements, dtype);
-}
-
-void CudaBackend::merge_statistics(Stream stream, std::span<const void* const> parts, void* to, std::int64_t tokens) {
-  cuda::merge_statistics(state_->stream(stream), parts, to, tokens);
+void CudaBackend::merge_statistics(Stream s, std::span<const void* const> parts, void* to, std::int64_t tokens) {
+  cuda::merge_statistics(stream(s), parts, to, tokens);
 }
 
 namespace {
@@ -592,54 +462,49 @@ class Held {
 
 }  // namespace
 
-void CudaBackend::write(const Slice& to, std::span<const float> values) {
-  State& s = *state_;
-  s.synchronize();
-  const DeviceSlice slice = s.slice(to);
-  if (static_cast<std::int64_t>(values.size()) != slice.elements)
-    throw std::logic_error("write: not as many values as the slice has elements");
+template <class Convert>
+void CudaBackend::transfer(const DeviceSlice& slice, std::size_t values, bool to_device, Convert convert) {
+  if (static_cast<std::int64_t>(values) != slice.elements)
+    throw std::logic_error("write or read: not as many values as the slice has elements");
   if (slice.elements == 0) return;
-  s.forget_scales(part_of(slice, 0), 1);
-  const cudaStream_t on = s.stream(Stream::host_to_device);
+  const cudaStream_t on = stream(to_device ? Stream::host_to_device : Stream::device_to_host);
   const std::int64_t size = bytes_of(slice.dtype, 1), chunk = std::min(kTransferElements, slice.elements);
-  const Held staging(s.memory, chunk * size, Place::host, on);
+  const Held staging(memory_, chunk * size, Place::host, on);
   const bool dense = slice.starts == nullptr;
-  const Held whole(s.memory, dense ? 1 : slice.elements * size, Place::device, on);
+  const Held whole(memory_, dense ? 1 : slice.elements * size, Place::device, on);
+  if (!dense && !to_device) cuda::gather(on, slice, whole.data());
   for (std::int64_t begin = 0; begin < slice.elements; begin += chunk) {
     const std::int64_t elements = std::min(chunk, slice.elements - begin);
-    from_floats(values.data() + begin, staging.data(), slice.dtype, elements);
-    void* const target = dense ? part_of(slice, begin) : static_cast<char*>(whole.data()) + begin * size;
-    check(cudaMemcpyAsync(target, staging.data(), static_cast<std::size_t>(elements * size), cudaMemcpyDefault, on),
-          "writing values");
-    check(cudaStreamSynchronize(on), "writing values");
+    void* const there = dense ? part_of(slice, begin) : static_cast<char*>(whole.data()) + begin * size;
+    if (to_device) convert(begin, elements, staging.data());
+    check(cudaMemcpyAsync(to_device ? there : staging.data(), to_device ? staging.data() : there,
+                          static_cast<std::size_t>(elements * size), cudaMemcpyDefault, on),
+          "copying values");
+    check(cudaStreamSynchronize(on), "copying values");
+    if (!to_device) convert(begin, elements, staging.data());
   }
-  if (dense) return;
+  if (dense || !to_device) return;
   cuda::scatter(on, whole.data(), slice, false);
-  check(cudaStreamSynchronize(on), "writing values");
+  check(cudaStreamSynchronize(on), "copying values");
+}
+
+void CudaBackend::write(const Slice& to, std::span<const float> values) {
+  synchronize_streams();
+  const DeviceSlice target = slice(to);
+  if (target.elements > 0) forget_scales(part_of(target, 0), 1);
+  transfer(target, values.size(), true, [&](std::int64_t begin, std::int64_t elements, void* staging) {
+    from_floats(values.data() + begin, staging, target.dtype, elements);
+  });
 }
 
 void CudaBackend::read(const Slice& from, std::span<float> values) {
-  State& s = *state_;
-  s.synchronize();
-  const DeviceSlice slice = s.slice(from);
-  if (static_cast<std::int64_t>(values.size()) != slice.elements)
-    throw std::logic_error("read: not as many values as the slice has elements");
-  if (slice.elements == 0) return;
-  const cudaStream_t on = s.stream(Stream::device_to_host);
-  const std::int64_t size = bytes_of(slice.dtype, 1), chunk = std::min(kTransferElements, slice.elements);
-  const Held staging(s.memory, chunk * size, Place::host, on);
-  const bool dense = slice.starts == nullptr;
-  const Held whole(s.memory, dense ? 1 : slice.elements * size, Place::device, on);
-  if (!dense) cuda::gather(on, slice, whole.data());
-  for (std::int64_t begin = 0; begin < slice.elements; begin += chunk) {
-    const std::int64_t elements = std::min(chunk, slice.elements - begin);
-    const void* const source = dense ? part_of(slice, begin) : static_cast<char*>(whole.data()) + begin * size;
-    check(cudaMemcpyAsync(staging.data(), source, static_cast<std::size_t>(elements * size), cudaMemcpyDefault, on),
-          "reading values");
-    check(cudaStreamSynchronize(on), "reading values");
-    to_floats(staging.data(), slice.dtype, values.data() + begin, elements);
-  }
-  const Fp8Scale* const scale = slice.dtype == Dtype::fp8 && dense ? s.scale_of(part_of(slice, 0)) : nullptr;
+  synchronize_streams();
+  const DeviceSlice source = slice(from);
+  transfer(source, values.size(), false, [&](std::int64_t begin, std::int64_t elements, const void* staging) {
+    to_floats(staging, source.dtype, values.data() + begin, elements);
+  });
+  if (source.dtype != Dtype::fp8 || source.starts != nullptr) return;
+  const Fp8Scale* const scale = scale_of(part_of(source, 0));
   if (scale == nullptr) return;
   Fp8Scale known;
   check(cudaMemcpy(&known, scale, sizeof known, cudaMemcpyDefault), "reading an fp8 scale");
@@ -647,94 +512,50 @@ void CudaBackend::read(const Slice& from, std::span<float> values) {
 }
 
 bool CudaBackend::has_nan(const Slice& slice) {
-  State& s = *state_;
-  s.synchronize();
-  const cudaStream_t on = s.stream(Stream::device_to_host);
-  if (s.nan_flag == nullptr)
-    s.nan_flag = static_cast<std::int32_t*>(s.memory.allocate(sizeof(std::int32_t), Place::device, on));
-  check(cudaMemsetAsync(s.nan_flag, 0, sizeof(std::int32_t), on), "clearing a flag");
-  find_nan(on, s.slice(slice), s.nan_flag);
+  synchronize_streams();
+  const cudaStream_t on = stream(Stream::device_to_host);
+  if (nan_flag_ == nullptr)
+    nan_flag_ = static_cast<std::int32_t*>(memory_.allocate(sizeof(std::int32_t), Place::device, on));
+  check(cudaMemsetAsync(nan_flag_, 0, sizeof(std::int32_t), on), "clearing a flag");
+  find_nan(on, this->slice(slice), nan_flag_);
   std::int32_t found = 0;
-  check(cudaMemcpyAsync(&found, s.nan_flag, sizeof found, cudaMemcpyDefault, on), "reading a flag");
+  check(cudaMemcpyAsync(&found, nan_flag_, sizeof found, cudaMemcpyDefault, on), "reading a flag");
   check(cudaStreamSynchronize(on), "looking for NaN");
   return found != 0;
 }
 
 void CudaBackend::run(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                       const KernelContext& context) {
-  State& s = *state_;
-  s.use();
-  if (op.stream == Stream::host) return s.run_host(op, reads, writes, context);
+  use();
+  if (op.stream == Stream::host) return run_host(op, reads, writes, context);
   if (is_matmul(op.kind)) {
     if (op.accumulate && traits_of(op.kind).accumulates == 0)
       throw std::logic_error(fmt::format("kernel {} ({}) does not add to what it writes", name_of(op.kind), op.name));
-    s.sizes_follow_data = context.rows_are_counted;
-    return s.run_matmul(op, reads, writes, op.stream);
+    sizes_follow_data_ = context.rows_are_counted;
+    return run_matmul(op, reads, writes, op.stream);
   }
-  if (op.kind == OpKind::cast) return s.run_cast(op, reads, writes, context, op.stream);
-  s.run_kernel(op, reads, writes, context, op.stream);
+  if (op.kind == OpKind::cast) return run_cast(op, reads, writes, context, op.stream);
+  run_kernel(op, reads, writes, context, op.stream);
 }
 
-Backend::Event CudaBackend::record(Stream stream) {
-  const cudaStream_t on = state_->stream(stream);
-  return state_->events.record(stream, on);
+Backend::Event CudaBackend::record(Stream s) {
+  const cudaStream_t on = stream(s);
+  return events_.record(s, on);
 }
-void CudaBackend::wait(Stream stream, Event event) { state_->events.wait(state_->stream(stream), event); }
+void CudaBackend::wait(Stream s, Event event) { events_.wait(stream(s), event); }
 bool CudaBackend::done(Event event) {
-  state_->use();
-  return state_->events.done(event);
+  use();
+  return events_.done(event);
 }
-void CudaBackend::synchronize(Stream stream) { state_->synchronize(stream); }
 void CudaBackend::synchronize() {
-  state_->use();
-  state_->synchronize();
+  use();
+  synchronize_streams();
   check(cudaGetLastError(), "work on the GPU");
 }
 
-Backend::Mark CudaBackend::mark(Stream stream) { return state_->marks.mark(state_->stream(stream)); }
-double CudaBackend::seconds(Mark from, Mark to) { return state_->marks.seconds(from, to); }
-void CudaBackend::forget_marks() { state_->marks.forget(); }
-
-int CudaBackend::device() const { return state_->device; }
-CUstream_st* CudaBackend::stream(Stream stream) { return state_->stream(stream); }
-
-CudaBackend::MemoryUse CudaBackend::memory_use() const {
-  const MemoryCounters& c = state_->memory.counters();
-  return {c.device, c.device_peak, c.host, c.host_peak};
-}
-void CudaBackend::reset_peaks() { state_->memory.reset_peaks(); }
-
-void CudaBackend::begin_capture(Stream stream) {
-  State& s = *state_;
-  s.refuse_capture("another capture begins");
-  s.synchronize();
-  // Thread-local: other ranks of the process go on undisturbed.
-  check(cudaStreamBeginCapture(s.stream(stream), cudaStreamCaptureModeThreadLocal), "beginning a capture");
-  s.capturing = true;
-  s.capture_stream = stream;
-  s.events.begin_capture();
-}
-
-CudaBackend::Graph CudaBackend::end_capture() {
-  State& s = *state_;
-  if (!s.capturing) throw std::logic_error("end_capture() without begin_capture()");
-  s.capturing = false;
-  cudaGraph_t graph = nullptr;
-  const cudaError_t error = cudaStreamEndCapture(s.stream(s.capture_stream), &graph);
-  s.events.end_capture();
-  check(error, "ending a capture");
-  cudaGraphExec_t executable = nullptr;
-  const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
-  cudaGraphDestroy(graph);
-  check(made, "making a graph of a capture");
-  s.graphs.push_back(executable);
-  return s.graphs.size() - 1;
-}
-
-void CudaBackend::replay(Stream stream, Graph graph) {
-  check(cudaGraphLaunch(state_->graphs.at(static_cast<std::size_t>(graph)), state_->stream(stream)),
-        "replaying a graph");
-}
+Backend::Mark CudaBackend::mark(Stream s) { return marks_.mark(stream(s)); }
+double CudaBackend::seconds(Mark from, Mark to) { return marks_.seconds(from, to); }
+void CudaBackend::forget_marks() { marks_.forget(); }
 
 std::unique_ptr<Backend> make_cuda_backend(int device, bool tf32) {
   return std::make_unique<CudaBackend>(device, tf32);

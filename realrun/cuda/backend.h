@@ -1,4 +1,4 @@
-// The backend on an NVIDIA GPU. This header includes no CUDA headers: callers are compiled without them.
+// The backend on an NVIDIA GPU.
 //
 // Each orrery::Stream has a CUDA stream, made when it is first used. Streams for communication and copies have priority
 // over compute, whose kernels fill the remaining multiprocessors. Stream::host is a CUDA stream too: its ops are
@@ -10,15 +10,23 @@
 // copied with a copy of the whole tensor. A tensor that no cast of this backend wrote has scale 1.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
+#include <array>
 #include <cstdint>
-#include <memory>
+#include <exception>
+#include <map>
+#include <mutex>
 #include <span>
-#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "realrun/backend.h"
-
-struct CUstream_st;  // *: cudaStream_t
+#include "realrun/cuda/events.h"
+#include "realrun/cuda/fp8.h"
+#include "realrun/cuda/kernels.h"
+#include "realrun/cuda/matmul.h"
+#include "realrun/cuda/memory.h"
 
 namespace orrery {
 
@@ -53,30 +61,79 @@ class CudaBackend : public Backend {
   void forget_marks() override;
 
   // For communicators.
-  int device() const;
-  CUstream_st* stream(Stream stream);
+  int device() const { return device_; }
+  cudaStream_t stream(Stream stream);
 
-  // Bytes allocated by this rank; peaks since the last reset.
-  struct MemoryUse {
-    std::int64_t device = 0, device_peak = 0, host = 0, host_peak = 0;
-  };
-  MemoryUse memory_use() const;
-  void reset_peaks();
-
-  // CUDA graphs, for blocks whose kernels are shorter than their launches. Between begin_capture and end_capture, work
-  // issued to `stream`, and to streams that wait for it, is recorded instead of run. Before the end `stream` must wait
-  // for all of them. A graph also records addresses and every value of KernelContext (step, learning rate, dropout
-  // stream): a replay repeats them. Run the captured work once before the capture: this places index lists, positions
-  // and scratch memory and times the products, which is impossible inside (DeviceError). allocate(), release() and
-  // everything that returns a value must wait until after the capture.
-  using Graph = std::uint64_t;
-  void begin_capture(Stream stream);
-  Graph end_capture();
-  void replay(Stream stream, Graph graph);
+  std::int64_t bytes_allocated() const { return memory_.device_bytes(); }  // by this rank, on the device
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  using Operands = std::span<const Operand>;
+  // Memory for the kernels of a stream; each op may use it in turn.
+  struct Scratch {
+    void* data = nullptr;
+    std::int64_t bytes = 0;
+  };
+  struct DeviceIndex {
+    const std::int64_t* starts = nullptr;
+    std::int64_t run = 1, alignment = 1;
+  };
+  struct Positions {
+    std::vector<std::int64_t> values;
+    const std::int64_t* on_device = nullptr;
+  };
+  struct Scaled {
+    cuda::Fp8Scale* scale = nullptr;
+    std::int64_t bytes = 0;
+  };
+  struct CheckDevice {  // before anything else in this backend uses the GPU
+    explicit CheckDevice(int device);
+  };
+
+  void use() const;  // selects the GPU in this thread
+  void synchronize_streams();
+  void throw_host_failure();
+  Scratch& scratch(Stream s, std::int64_t bytes);
+  // Puts constants into device memory, once.
+  const std::int64_t* place(std::span<const std::int64_t> values);
+  const std::int64_t* positions(std::span<const std::int64_t> values);
+  cuda::DeviceSlice slice(const Slice& from);
+  // Copies a slice chunk by chunk through pinned memory: `convert(chunk's first element, elements, staging)` fills what
+  // is copied to the device, or takes what has come.
+  template <class Convert>
+  void transfer(const cuda::DeviceSlice& slice, std::size_t values, bool to_device, Convert convert);
+
+  void run_matmul(const Op& op, Operands reads, Operands writes, Stream s);
+  bool run_product(const cuda::BlasProduct& product, std::span<const cuda::BlasLaunch> launches, bool fast_accumulation,
+                   const cuda::Matmul::Operands& operands, Stream s);
+  bool run_fp8(const Op& op, const cuda::MatmulPlan& plan, Operands reads, const cuda::Matmul::Operands& operands,
+               Stream s);
+  void run_cast(const Op& op, Operands reads, Operands writes, const KernelContext& context, Stream s);
+  void run_kernel(const Op& op, Operands reads, Operands writes, const KernelContext& context, Stream s);
+  void run_host(const Op& op, Operands reads, Operands writes, const KernelContext& context);
+
+  cuda::Fp8Scale* scale_of(const void* tensor) const;
+  cuda::Fp8Scale* make_scale(const void* tensor, std::int64_t bytes);
+  void forget_scales(const void* begin, std::int64_t bytes);
+
+  int device_;
+  CheckDevice checked_;
+  std::int64_t processors_ = 1;
+  cuda::Memory memory_;
+  cuda::Matmul matmul_;
+  std::array<cudaStream_t, kStreams> streams_{};
+  cuda::Events events_;
+  cuda::Marks marks_;
+  std::array<Scratch, kStreams> scratches_, workspaces_;
+  std::unordered_map<const std::vector<std::int64_t>*, DeviceIndex> indices_;
+  std::unordered_multimap<std::uint64_t, Positions> known_positions_;
+  std::map<const void*, Scaled> scales_;  // by the first address of the tensor that has the scale
+  std::vector<cuda::Fp8Scale*> free_scales_;
+  std::int32_t* nan_flag_ = nullptr;
+  // The product's sizes depend on the data. They differ each time, so timing candidates does not pay.
+  bool sizes_follow_data_ = false;
+
+  std::mutex host_mutex_;
+  std::exception_ptr host_failure_;
 };
 
 }  // namespace orrery

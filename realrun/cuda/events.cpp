@@ -11,14 +11,14 @@ constexpr std::size_t kLookFrom = 16;  // number of pending events of a stream a
 
 Events::~Events() {
   for (Log& log : logs_)
-    for (const Pending& p : log.pending) cudaEventDestroy(p.event);
+    for (const cudaEvent_t event : log.pending) cudaEventDestroy(event);
   for (const cudaEvent_t event : free_) cudaEventDestroy(event);
 }
 
 Backend::Event Events::record(Stream stream, cudaStream_t on) {
   const auto index = static_cast<std::size_t>(stream);
   Log& log = logs_[index];
-  if (log.pending.size() >= kLookFrom && !capturing_) retire(log);
+  if (log.pending.size() >= kLookFrom) retire(log);
   cudaEvent_t event = nullptr;
   if (free_.empty()) {
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
@@ -29,7 +29,7 @@ Backend::Event Events::record(Stream stream, cudaStream_t on) {
   const cudaError_t error = cudaEventRecord(event, on);
   if (error != cudaSuccess) free_.push_back(event);
   check(error, "recording an event");
-  log.pending.push_back({event, capturing_});
+  log.pending.push_back(event);
   return static_cast<Backend::Event>(index) << kNumberBits | (log.past + log.pending.size() - 1);
 }
 
@@ -37,16 +37,13 @@ void Events::wait(cudaStream_t on, Backend::Event event) {
   const Log& log = logs_.at(stream_of(event));
   const std::uint64_t number = number_of(event);
   if (number < log.past) return;
-  const Pending& p = log.pending.at(static_cast<std::size_t>(number - log.past));
-  // Events recorded before a capture have passed when it begins, and must not be waited for inside it.
-  if (capturing_ && !p.captured) return;
-  check(cudaStreamWaitEvent(on, p.event, 0), "waiting for another stream");
+  check(cudaStreamWaitEvent(on, log.pending.at(static_cast<std::size_t>(number - log.past)), 0),
+        "waiting for another stream");
 }
 
 bool Events::done(Backend::Event event) {
   Log& log = logs_.at(stream_of(event));
   if (number_of(event) < log.past) return true;
-  if (capturing_) return false;
   retire(log);
   return number_of(event) < log.past;
 }
@@ -56,25 +53,15 @@ void Events::all_done(Stream stream) {
   while (!log.pending.empty()) retire_front(log);
 }
 
-void Events::end_capture() {
-  capturing_ = false;
-  for (Log& log : logs_)
-    while (!log.pending.empty()) retire_front(log);
-}
-
 void Events::retire_front(Log& log) {
-  if (log.pending.front().captured) {  // belongs to the graph
-    cudaEventDestroy(log.pending.front().event);
-  } else {
-    free_.push_back(log.pending.front().event);
-  }
+  free_.push_back(log.pending.front());
   log.pending.pop_front();
   ++log.past;
 }
 
 void Events::retire(Log& log) {
   while (!log.pending.empty()) {
-    if (!is_done(cudaEventQuery(log.pending.front().event), "work on the GPU")) return;
+    if (!is_done(cudaEventQuery(log.pending.front()), "work on the GPU")) return;
     retire_front(log);
   }
 }

@@ -24,18 +24,10 @@ class Events {
   // Marks all events recorded so far on `stream` as passed: the caller has synchronised with it.
   void all_done(Stream stream);
 
-  // Between these, events order work inside the capture: done() of an event recorded inside is true afterwards.
-  void begin_capture() { capturing_ = true; }
-  void end_capture();
-
  private:
-  struct Pending {
-    cudaEvent_t event = nullptr;
-    bool captured = false;
-  };
   struct Log {
     std::uint64_t past = 0;  // number of events that are no longer held
-    std::deque<Pending> pending;
+    std::deque<cudaEvent_t> pending;
   };
   static std::size_t stream_of(Backend::Event event) { return static_cast<std::size_t>(event >> kNumberBits); }
   static std::uint64_t number_of(Backend::Event event) { return event & ((std::uint64_t{1} << kNumberBits) - 1); }
@@ -45,7 +37,6 @@ class Events {
   static constexpr int kNumberBits = 56;
   std::array<Log, kStreams> logs_;
   std::vector<cudaEvent_t> free_;
-  bool capturing_ = false;
 };
 
 // Points in time. CUDA events resolve about half a microsecond.

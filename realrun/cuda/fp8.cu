@@ -78,28 +78,24 @@ __global__ void __launch_bounds__(kTile* kTileRows)
   }
 }
 
-unsigned blocks_for(std::int64_t elements, std::int64_t processors) {
-  const std::int64_t needed = (elements + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(std::clamp<std::int64_t>(needed, 1, processors * kBlocksPerProcessor));
+unsigned blocks_for(std::int64_t elements, std::int64_t most) {
+  return static_cast<unsigned>(std::clamp<std::int64_t>((elements + kThreads - 1) / kThreads, 1, most));
 }
 
-template <class T>
-void quantise_as(cudaStream_t stream, unsigned blocks, const void* from, void* to, std::int64_t elements,
-                 Fp8Scale* scale) {
-  find_largest<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(from), elements, scale);
-  quantise_all<<<blocks, kThreads, 0, stream>>>(static_cast<const T*>(from), static_cast<__nv_fp8_storage_t*>(to),
-                                                elements, scale);
-}
-
-template <class T>
-void dequantise_as(cudaStream_t stream, const void* from, const Fp8Scale* scale, void* to, std::int64_t elements) {
-  const std::int64_t blocks = std::clamp<std::int64_t>((elements + kThreads - 1) / kThreads, 1, kMostGridRows);
-  dequantise_all<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(static_cast<const __nv_fp8_storage_t*>(from),
-                                                                         scale, static_cast<T*>(to), elements);
-}
-
-[[noreturn]] void refuse(Dtype dtype) {
-  throw std::logic_error(std::string("fp8 numbers are made of fp32, fp16 and bf16 alone, not of ") + name_of(dtype));
+// Calls use() with a number of the type that has the dtype.
+template <class Use>
+void with_numbers(Dtype dtype, Use use) {
+  switch (dtype) {
+    case Dtype::fp32:
+      return use(float{});
+    case Dtype::bf16:
+      return use(__nv_bfloat16{});
+    case Dtype::fp16:
+      return use(__half{});
+    default:
+      throw std::logic_error(std::string("fp8 numbers are made of fp32, fp16 and bf16 alone, not of ") +
+                             name_of(dtype));
+  }
 }
 
 }  // namespace
@@ -107,38 +103,21 @@ void dequantise_as(cudaStream_t stream, const void* from, const Fp8Scale* scale,
 void quantise(cudaStream_t stream, std::int64_t processors, const void* from, Dtype from_dtype, void* to,
               std::int64_t elements, Fp8Scale* scale) {
   check(cudaMemsetAsync(scale, 0, sizeof(Fp8Scale), stream), "clearing an fp8 scale");
-  const unsigned blocks = blocks_for(elements, processors);
-  switch (from_dtype) {
-    case Dtype::fp32:
-      quantise_as<float>(stream, blocks, from, to, elements, scale);
-      break;
-    case Dtype::bf16:
-      quantise_as<__nv_bfloat16>(stream, blocks, from, to, elements, scale);
-      break;
-    case Dtype::fp16:
-      quantise_as<__half>(stream, blocks, from, to, elements, scale);
-      break;
-    default:
-      refuse(from_dtype);
-  }
+  const unsigned blocks = blocks_for(elements, processors * kBlocksPerProcessor);
+  with_numbers(from_dtype, [&](auto number) {
+    const auto* const numbers = static_cast<const decltype(number)*>(from);
+    find_largest<<<blocks, kThreads, 0, stream>>>(numbers, elements, scale);
+    quantise_all<<<blocks, kThreads, 0, stream>>>(numbers, static_cast<__nv_fp8_storage_t*>(to), elements, scale);
+  });
   check(cudaGetLastError(), "quantising to fp8");
 }
 
 void dequantise(cudaStream_t stream, const void* from, const Fp8Scale* scale, void* to, Dtype to_dtype,
                 std::int64_t elements) {
-  switch (to_dtype) {
-    case Dtype::fp32:
-      dequantise_as<float>(stream, from, scale, to, elements);
-      break;
-    case Dtype::bf16:
-      dequantise_as<__nv_bfloat16>(stream, from, scale, to, elements);
-      break;
-    case Dtype::fp16:
-      dequantise_as<__half>(stream, from, scale, to, elements);
-      break;
-    default:
-      refuse(to_dtype);
-  }
+  with_numbers(to_dtype, [&](auto number) {
+    dequantise_all<<<blocks_for(elements, kMostGridRows), kThreads, 0, stream>>>(
+        static_cast<const __nv_fp8_storage_t*>(from), scale, static_cast<decltype(number)*>(to), elements);
+  });
   check(cudaGetLastError(), "converting from fp8");
 }
 

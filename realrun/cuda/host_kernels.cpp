@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <stdexcept>
+#include <utility>
 
 #include "realrun/cpu/kernels.h"
 #include "realrun/cuda/host_numbers.h"
+#include "realrun/kernel_shapes.h"
 
 namespace orrery::cuda {
 namespace {
@@ -20,7 +21,6 @@ struct AdamFactors {
 
 // `squared_norm`: nullptr if gradients are not clipped.
 AdamFactors factors_of(const Op& op, const float* squared_norm, const KernelContext& c) {
-  if (c.step < 1) throw std::logic_error("kernel adam: steps count from 1");
   const auto step = static_cast<double>(c.step);
   return {.gradient_scale = static_cast<float>(squared_norm == nullptr ? op.scale : clipped_factor(op, *squared_norm)),
           .beta1 = static_cast<float>(c.beta1),
@@ -46,42 +46,31 @@ void adam_block(const AdamFactors& f, const float* gradient, float* weight, floa
   }
 }
 
-std::size_t count(std::span<const Operand> operands) {
-  std::size_t n = 0;
-  while (n < operands.size() && operands[n].data != nullptr) ++n;
-  return n;
-}
-
 void* at(const Operand& operand, std::int64_t element) {
   return static_cast<char*>(operand.data) + element * bytes_of(operand.tensor->dtype, 1);
 }
 
 void adam(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes, const KernelContext& context,
           Workers& workers) {
-  const auto at_norm = static_cast<std::size_t>(norm_operand(op.kind));
-  const void* const square = at_norm < reads.size() ? reads[at_norm].data : nullptr;
-  if (square != nullptr && reads[at_norm].tensor->dtype != Dtype::fp32)
-    throw std::logic_error("kernel adam: the norm is not fp32");
-  reads = reads.first(std::min(reads.size(), at_norm));
-  const std::size_t written = count(writes);
-  if (count(reads) != 4 || (written != 3 && written != 4))
-    throw std::logic_error("kernel adam: expected gradient, weights and two moments");
-  const std::int64_t elements = reads[0].tensor->elements();
-  for (std::size_t i = 0; i < 4; ++i)
-    if (reads[i].tensor->elements() != elements || (i < written && writes[i].tensor->elements() != elements))
-      throw std::logic_error("kernel adam: tensors differ in their number of elements");
-  const AdamFactors factors = factors_of(op, static_cast<const float*>(square), context);
+  const KernelCall call{op, reads, writes, context};
+  const UpdateOperands u = update_operands(call);
+  const Operand* const square = squared_norm(call);
+  if (square != nullptr) call.require(square->tensor->dtype == Dtype::fp32, "the norm is not fp32");
+  const std::int64_t elements = u.gradient.tensor->elements();
+  const AdamFactors factors =
+      factors_of(op, square == nullptr ? nullptr : static_cast<const float*>(square->data), context);
+  const std::array read{u.gradient, u.weight, u.moment, u.second_moment};
+  // What is written, and which of `read` it is the new value of.
+  const std::array<std::pair<Operand, std::size_t>, 4> written{
+      {{u.parameter, 1}, {u.master, 1}, {u.new_moment, 2}, {u.new_second_moment, 3}}};
   workers.divide(elements, kBlock, [&](std::int64_t begin, std::int64_t end) {
     std::array<std::array<float, kBlock>, 4> block;  // as in the reads: gradient, weight, two moments
     for (std::int64_t e = begin; e < end; e += kBlock) {
       const std::int64_t size = std::min(kBlock, end - e);
-      for (std::size_t i = 0; i < 4; ++i) to_floats(at(reads[i], e), reads[i].tensor->dtype, block[i].data(), size);
+      for (std::size_t i = 0; i < 4; ++i) to_floats(at(read[i], e), read[i].tensor->dtype, block[i].data(), size);
       adam_block(factors, block[0].data(), block[1].data(), block[2].data(), block[3].data(), size);
-      // The parameter, the master copy if there is one, the moments.
-      for (std::size_t i = 0; i < written; ++i) {
-        const std::size_t from = i == 0 ? 1 : i + 4 - written;
-        from_floats(block[from].data(), at(writes[i], e), writes[i].tensor->dtype, size);
-      }
+      for (const auto& [to, from] : written)
+        if (to.data != nullptr) from_floats(block[from].data(), at(to, e), to.tensor->dtype, size);
     }
   });
 }
@@ -89,9 +78,9 @@ void adam(const Op& op, std::span<const Operand> reads, std::span<const Operand>
 void through_floats(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                     const KernelContext& context) {
   std::vector<std::vector<float>> values;
-  std::vector<cpu::Buffer> in, out;
+  std::vector<Operand> in, out;
   values.reserve(reads.size() + writes.size());
-  const auto copy = [&](const Operand& operand, bool filled) -> cpu::Buffer {
+  const auto copy = [&](const Operand& operand, bool filled) -> Operand {
     if (operand.data == nullptr) return {};
     std::vector<float>& v = values.emplace_back(static_cast<std::size_t>(operand.tensor->elements()));
     if (filled) to_floats(operand.data, operand.tensor->dtype, v.data(), operand.tensor->elements());
@@ -102,7 +91,8 @@ void through_floats(const Op& op, std::span<const Operand> reads, std::span<cons
   cpu::run_kernel(op, in, out, context);
   for (std::size_t i = 0; i < writes.size(); ++i)
     if (writes[i].data != nullptr)
-      from_floats(out[i].data, writes[i].data, writes[i].tensor->dtype, writes[i].tensor->elements());
+      from_floats(static_cast<const float*>(out[i].data), writes[i].data, writes[i].tensor->dtype,
+                  writes[i].tensor->elements());
 }
 
 }  // namespace

@@ -84,11 +84,6 @@ void scatter(CUstream_st* stream, const void* from, const DeviceSlice& to, bool 
 // to[i] = from[i] in another dtype (or the same). Buffers may only overlap if they are equal and so are element sizes.
 void convert(CUstream_st* stream, const void* from, Dtype from_dtype, void* to, Dtype to_dtype, std::int64_t elements);
 
-// Dense strided copy, for packing, unpacking and permuting: element (i0, i1, ..) of `sizes` goes from from[sum i_d
-// from_strides[d]] to to[sum i_d to_strides[d]]. Strides are in elements. At most Tensor::kMaxRank dimensions.
-void copy_strided(CUstream_st* stream, const void* from, std::span<const std::int64_t> from_strides, void* to,
-                  std::span<const std::int64_t> to_strides, std::span<const std::int64_t> sizes, Dtype dtype);
-
 // As Backend::sum and Backend::merge_statistics. `parts` is host memory and is read before the call returns.
 void sum(CUstream_st* stream, std::span<const void* const> parts, void* to, std::int64_t elements, Dtype dtype);
 void merge_statistics(CUstream_st* stream, std::span<const void* const> parts, void* to, std::int64_t tokens);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 
+#include "realrun/cuda/memory.h"
 #include "realrun/cuda/runtime.h"
 
 namespace orrery::cuda {
@@ -79,46 +80,20 @@ std::string text_of(const BlasProduct& p, bool accumulate) {
                      name_of(p.b.dtype), name_of(p.c.dtype), accumulate ? ", added" : "");
 }
 
-// Memory for one measurement; null if there is not enough.
-class Scratch {
- public:
-  Scratch(std::size_t bytes, cudaStream_t stream) : stream_(stream) {
-    if (cudaMallocAsync(&memory_, bytes, stream) == cudaSuccess) return;
-    cudaGetLastError();
-    memory_ = nullptr;
-  }
-  ~Scratch() {
-    if (memory_ != nullptr) cudaFreeAsync(memory_, stream_);
-  }
-  Scratch(const Scratch&) = delete;
-  void* get() const { return memory_; }
-
- private:
-  cudaStream_t stream_;
-  void* memory_ = nullptr;
-};
-
 }  // namespace
 
 struct Matmul::Shared {
   struct Chosen {
     cublasLtMatmulAlgo_t algorithm{};
     bool exists = false, timed = false;
-    std::size_t report = 0;
   };
   std::mutex mutex;
   std::map<Key, Chosen> chosen;
-  std::vector<MatmulChoice> reports;
 };
 
 Matmul::Shared& Matmul::shared() {
   static Shared all;
   return all;
-}
-
-std::vector<MatmulChoice> Matmul::choices() {
-  const std::lock_guard lock(shared().mutex);
-  return shared().reports;
 }
 
 Matmul::Matmul(bool tf32) : tf32_(tf32) {
@@ -216,19 +191,17 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
   found = static_cast<int>(usable - candidates.begin());
 
   Shared::Chosen chosen;
-  MatmulChoice report;
-  report.product = text_of(p, accumulate);
   chosen.exists = found > 0;
   chosen.timed = place.may_wait;
   std::size_t best = 0;
   if (found > 1 && place.may_wait) {
     // A product that adds is timed on separate memory; any other on its result, which it overwrites next anyway.
-    std::optional<Scratch> scratch;
+    std::optional<Temporary> scratch;
     void* to = operands.c;
     if (accumulate) {
       const std::int64_t last = p.c.batch_stride * (p.c.batch - 1) + p.c.leading * p.c.columns;
-      scratch.emplace(static_cast<std::size_t>(last * bytes_of(p.c.dtype, 1)), place.stream);
-      to = scratch->get();
+      scratch.emplace(last * bytes_of(p.c.dtype, 1), place.stream, true);
+      to = scratch->data();
     }
     std::array<float, kCandidates> milliseconds{};
     milliseconds.fill(std::numeric_limits<float>::infinity());
@@ -247,18 +220,8 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
     }
     for (std::size_t i = 1; i < static_cast<std::size_t>(found); ++i)
       if (milliseconds[i] < milliseconds[best] * (best == 0 ? kClearlyFaster : 1.0f)) best = i;
-    if (to != nullptr) {
-      constexpr double kMillisecond = 1e-3;
-      report.candidates = found;
-      report.seconds = kMillisecond * static_cast<double>(milliseconds[best]);
-      report.first_seconds = kMillisecond * static_cast<double>(milliseconds[0]);
-    }
   }
-  report.chosen = static_cast<std::int64_t>(best);
   if (found > 0) chosen.algorithm = candidates[best].algo;
-  chosen.report = known == all.chosen.end() ? all.reports.size() : known->second.report;
-  if (chosen.report == all.reports.size()) all.reports.emplace_back();
-  all.reports[chosen.report] = report;
   all.chosen[key] = chosen;
   prepared.algorithm = chosen.algorithm;
   prepared.exists = chosen.exists;

@@ -9,21 +9,10 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <string>
-#include <vector>
 
 #include "realrun/cuda/matmul_plan.h"
 
 namespace orrery::cuda {
-
-// The algorithm chosen for a product, for reports.
-struct MatmulChoice {
-  std::string product;  // "T N 4096 x 8192 x 1024 bf16 bf16 -> bf16"
-  // Number of candidates timed; 0: not timed, because of a capture or lack of memory.
-  std::int64_t candidates = 0;
-  std::int64_t chosen = 0;                // index in the heuristic's order
-  double seconds = 0, first_seconds = 0;  // of the chosen algorithm, and of the heuristic's first
-};
 
 class Matmul {
  public:
@@ -43,13 +32,11 @@ class Matmul {
     cudaStream_t stream = nullptr;
     void* workspace = nullptr;
     std::size_t workspace_bytes = 0;
-    bool may_wait = true;  // for timing; false inside a capture
+    bool may_wait = true;  // for timing
   };
   // Returns false if cuBLASLt has no kernel for it. fast_accumulation: fp8 as in a forward (fewer bits in long sums).
   bool run(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands,
            const Place& place);
-
-  static std::vector<MatmulChoice> choices();  // of this process, in order of first use
 
   // The workspace recommended for Hopper (cuBLAS manual, cublasSetWorkspace: 32 MiB).
   static constexpr std::size_t kWorkspaceBytes = 32 << 20;

@@ -20,6 +20,18 @@ std::int64_t rounded_up(std::int64_t bytes, std::int64_t to) { return (std::max(
 
 }  // namespace
 
+Temporary::Temporary(std::int64_t bytes, cudaStream_t stream, bool may_lack) : stream_(stream) {
+  const cudaError_t error = cudaMallocAsync(&data_, static_cast<std::size_t>(bytes), stream);
+  if (error == cudaSuccess) return;
+  if (!may_lack) fail(error, "allocating memory for an op");
+  cudaGetLastError();
+  data_ = nullptr;
+}
+
+Temporary::~Temporary() {
+  if (data_ != nullptr) cudaFreeAsync(data_, stream_);
+}
+
 Memory::Memory(int device) : device_(device) {
   check(cudaStreamCreateWithFlags(&idle_, cudaStreamNonBlocking), "creating a stream");
   // All ranks of the process use the default pool: memory that one has released is available to another.
@@ -49,10 +61,7 @@ void* Memory::allocate(std::int64_t bytes, Place place, cudaStream_t stream) {
   Block& block = blocks_[memory];
   block.place = place;
   if (block.bytes == 0) block.bytes = whole;
-  std::int64_t& used = on_device ? counters_.device : counters_.host;
-  std::int64_t& peak = on_device ? counters_.device_peak : counters_.host_peak;
-  used += block.bytes;
-  peak = std::max(peak, used);
+  (on_device ? device_bytes_ : host_bytes_) += block.bytes;
   return memory;
 }
 
@@ -73,7 +82,7 @@ void* Memory::allocate_device(std::int64_t bytes, cudaStream_t stream) {
         "CUDA: the GPU has too little memory: wanted {}, {} of {} are free and this rank holds {}; use a smaller "
         "micro-batch, recomputation, offload or more ranks",
         bytes_text(static_cast<double>(bytes)), bytes_text(static_cast<double>(free)),
-        bytes_text(static_cast<double>(total)), bytes_text(static_cast<double>(counters_.device))));
+        bytes_text(static_cast<double>(total)), bytes_text(static_cast<double>(device_bytes_))));
   }
   check(error, "allocating memory of the GPU");
   return memory;
@@ -100,7 +109,7 @@ void* Memory::allocate_host(std::int64_t bytes) {
     throw DeviceError(fmt::format(
         "CUDA: the host has too little memory that can be pinned: wanted {} and this rank holds {} ({}); use ulimit -l "
         "unlimited, more ranks or no offload",
-        bytes_text(static_cast<double>(bytes)), bytes_text(static_cast<double>(counters_.host)),
+        bytes_text(static_cast<double>(bytes)), bytes_text(static_cast<double>(host_bytes_)),
         cudaGetErrorString(error)));
   }
   return memory;
@@ -114,21 +123,16 @@ void Memory::release(void* memory, cudaStream_t last) noexcept {
   if (block.place == Place::device) {
     const cudaStream_t behind = last == nullptr ? idle_ : last;
     cudaFreeAsync(memory, behind);  // an error stays with the device, and the next checked call reports it
-    counters_.device -= block.bytes;
+    device_bytes_ -= block.bytes;
   } else {
     kept_.emplace(block.bytes, memory);
-    counters_.host -= block.bytes;
+    host_bytes_ -= block.bytes;
   }
 }
 
 std::int64_t Memory::bytes_at(const void* memory) const {
   const auto found = blocks_.find(memory);
   return found == blocks_.end() ? 0 : found->second.bytes;
-}
-
-void Memory::reset_peaks() {
-  counters_.device_peak = counters_.device;
-  counters_.host_peak = counters_.host;
 }
 
 }  // namespace orrery::cuda

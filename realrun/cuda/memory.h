@@ -12,8 +12,19 @@
 
 namespace orrery::cuda {
 
-struct MemoryCounters {  // bytes allocated by this rank
-  std::int64_t device = 0, device_peak = 0, host = 0, host_peak = 0;
+// Device memory of one op, allocated and freed in the stream's order. Where the GPU has too little, throws DeviceError,
+// or
+// (`may_lack`) has data nullptr.
+class Temporary {
+ public:
+  Temporary(std::int64_t bytes, cudaStream_t stream, bool may_lack = false);
+  ~Temporary();
+  Temporary(const Temporary&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  cudaStream_t stream_;
+  void* data_ = nullptr;
 };
 
 class Memory {
@@ -29,8 +40,7 @@ class Memory {
   // Bytes of the allocation that begins at `memory`; 0: not an allocation of this object.
   std::int64_t bytes_at(const void* memory) const;
 
-  const MemoryCounters& counters() const { return counters_; }
-  void reset_peaks();
+  std::int64_t device_bytes() const { return device_bytes_; }
 
  private:
   struct Block {
@@ -44,8 +54,8 @@ class Memory {
   cudaMemPool_t pool_ = nullptr;
   cudaStream_t idle_ = nullptr;  // has no work, so that memory released on it is free at once
   std::unordered_map<const void*, Block> blocks_;
-  std::multimap<std::int64_t, void*> kept_;  // free pinned memory, by size
-  MemoryCounters counters_;
+  std::multimap<std::int64_t, void*> kept_;         // free pinned memory, by size
+  std::int64_t device_bytes_ = 0, host_bytes_ = 0;  // allocated by this rank
 };
 
 }  // namespace orrery::cuda

@@ -26,6 +26,7 @@
 
 #include "realrun/cuda/backend.h"
 #include "realrun/cuda/runtime.h"
+#include "sim/base/digest.h"
 
 namespace orrery {
 namespace {
@@ -64,13 +65,6 @@ ncclDataType_t type_of(Dtype dtype) {
   throw std::logic_error("NCCL has no such dtype");
 }
 
-std::uint64_t hash_of(const std::string& text) {  // FNV-1a: the same on every rank
-  constexpr std::uint64_t kBasis = 14695981039346656037ull, kPrime = 1099511628211ull;
-  std::uint64_t hash = kBasis;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * kPrime;
-  return hash;
-}
-
 // Identifies a communicator: for a group's operations on a stream, for messages over a boundary, or for host values.
 struct Channel {
   Members members;
@@ -88,8 +82,43 @@ struct Channel {
 
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(CudaBackend& backend, const NcclOptions& options);
-  ~NcclCommunicator() override;
+  NcclCommunicator(CudaBackend& backend, const NcclOptions& options) : backend_(backend), options_(options) {
+    if (options.rank >= options.ranks)
+      throw ExecutionError(fmt::format("rank {} of {} ranks: ranks count from 0", options.rank, options.ranks));
+    if (options.ranks > 1 && !std::filesystem::is_directory(options.id_directory))
+      throw ExecutionError(
+          fmt::format("NCCL: the ranks meet in the directory \"{}\", which is not there: make it, where "
+                      "all of them see it",
+                      options.id_directory));
+    // Must precede NCCL's first call, when it reads its environment.
+    if (options.one_device) setenv("NCCL_HOSTID", fmt::format("orrery-rank-{}", options.rank).c_str(), 1);
+    watcher_ = std::thread([this] { watch(); });
+  }
+  ~NcclCommunicator() override {
+    {
+      const Lock lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_all();
+    watcher_.join();
+    cudaSetDevice(backend_.device());
+    for (const auto& [channel, peer] : peers_) {
+      // After a failure the communicators no longer exist.
+      if (!failure_ && peer.comm != nullptr) {
+        ncclCommFinalize(peer.comm);
+        ncclResult_t state = ncclInProgress;
+        const auto begun = Clock::now();
+        while (ncclCommGetAsyncError(peer.comm, &state) == ncclSuccess && state == ncclInProgress &&
+               Seconds(Clock::now() - begun).count() < options_.watchdog_seconds)
+          std::this_thread::sleep_for(kPollPeriod);
+        state == ncclSuccess ? ncclCommDestroy(peer.comm) : ncclCommAbort(peer.comm);
+      }
+      if (peer.stream != nullptr) cudaStreamDestroy(peer.stream);
+    }
+    for (const auto& [stream, pending] : pending_)
+      for (const Pending& p : pending) cudaEventDestroy(p.begin), cudaEventDestroy(p.end);
+    for (const cudaEvent_t event : free_events_) cudaEventDestroy(event);
+  }
 
   std::size_t rank() const override { return options_.rank; }
   std::size_t ranks() const override { return options_.ranks; }
@@ -100,26 +129,159 @@ class NcclCommunicator final : public Communicator {
   }
 
   void all_reduce(const Members& members, const std::string& what, Stream stream, void* data, std::int64_t elements,
-                  Dtype dtype) override;
+                  Dtype dtype) override {
+    if (members.size() == 1) return;
+    group(members, what, stream, [&](ncclComm_t comm) {
+      return ncclAllReduce(data, data, static_cast<std::size_t>(elements), type_of(dtype), ncclSum, comm,
+                           backend_.stream(stream));
+    });
+  }
+
   void all_gather(const Members& members, const std::string& what, Stream stream, const void* part, void* whole,
-                  std::int64_t part_elements, Dtype dtype) override;
+                  std::int64_t part_elements, Dtype dtype) override {
+    if (members.size() == 1) {
+      if (part != whole) backend_.copy(stream, whole, part, bytes_of(dtype, part_elements));
+      return;
+    }
+    group(members, what, stream, [&](ncclComm_t comm) {
+      return ncclAllGather(part, whole, static_cast<std::size_t>(part_elements), type_of(dtype), comm,
+                           backend_.stream(stream));
+    });
+  }
+
   void reduce_scatter(const Members& members, const std::string& what, Stream stream, const void* whole, void* part,
-                      std::int64_t part_elements, Dtype dtype) override;
+                      std::int64_t part_elements, Dtype dtype) override {
+    if (members.size() == 1) {
+      if (part != whole) backend_.copy(stream, part, whole, bytes_of(dtype, part_elements));
+      return;
+    }
+    group(members, what, stream, [&](ncclComm_t comm) {
+      return ncclReduceScatter(whole, part, static_cast<std::size_t>(part_elements), type_of(dtype), ncclSum, comm,
+                               backend_.stream(stream));
+    });
+  }
+
   void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
-                  std::int64_t part_elements, Dtype dtype) override;
+                  std::int64_t part_elements, Dtype dtype) override {
+    const std::vector<std::int64_t> parts(members.size(), part_elements);
+    all_to_all_v(members, what, stream, from, parts, to, parts, dtype);
+  }
+
   void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
                     std::span<const std::int64_t> sends, void* to, std::span<const std::int64_t> receives,
-                    Dtype dtype) override;
+                    Dtype dtype) override {
+    if (members.size() == 1) {
+      if (sends[0] > 0) backend_.copy(stream, to, from, bytes_of(dtype, sends[0]));
+      return;
+    }
+    group(members, what, stream, [&](ncclComm_t comm) {
+      const cudaStream_t on = backend_.stream(stream);
+      const auto* source = static_cast<const char*>(from);
+      auto* target = static_cast<char*>(to);
+      ncclResult_t result = ncclGroupStart();
+      for (std::size_t m = 0; m < members.size() && is_taken(result); ++m) {
+        const int peer = static_cast<int>(m);
+        // Both ends know which messages are empty.
+        if (sends[m] > 0) result = ncclSend(source, static_cast<std::size_t>(sends[m]), type_of(dtype), peer, comm, on);
+        if (is_taken(result) && receives[m] > 0)
+          result = ncclRecv(target, static_cast<std::size_t>(receives[m]), type_of(dtype), peer, comm, on);
+        source += bytes_of(dtype, sends[m]);
+        target += bytes_of(dtype, receives[m]);
+      }
+      const ncclResult_t ended = ncclGroupEnd();
+      return is_taken(result) ? ended : result;
+    });
+  }
+
   void permute(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
-               std::int64_t elements, Dtype dtype, std::size_t to_member, std::size_t from_member) override;
+               std::int64_t elements, Dtype dtype, std::size_t to_member, std::size_t from_member) override {
+    if (members.size() == 1) return backend_.copy(stream, to, from, bytes_of(dtype, elements));
+    group(members, what, stream, [&](ncclComm_t comm) {
+      const cudaStream_t on = backend_.stream(stream);
+      const auto count = static_cast<std::size_t>(elements);
+      ncclResult_t result = ncclGroupStart();
+      if (is_taken(result)) result = ncclSend(from, count, type_of(dtype), static_cast<int>(to_member), comm, on);
+      if (is_taken(result)) result = ncclRecv(to, count, type_of(dtype), static_cast<int>(from_member), comm, on);
+      const ncclResult_t ended = ncclGroupEnd();
+      return is_taken(result) ? ended : result;
+    });
+  }
+
   std::vector<std::vector<double>> gather_values(const Members& members, const std::string& what,
-                                                 std::vector<double> values) override;
+                                                 std::vector<double> values) override {
+    if (members.size() == 1) return {std::move(values)};
+    const std::uint64_t own_count = values.size();
+    const std::vector<std::uint64_t> counts = gather_words(members, what, {&own_count, 1});
+    const std::size_t most = std::ranges::max(counts);
+    std::vector<std::uint64_t> words(most);
+    for (std::size_t i = 0; i < values.size(); ++i) words[i] = std::bit_cast<std::uint64_t>(values[i]);
+    const std::vector<std::uint64_t> all = gather_words(members, what, words);
+    std::vector<std::vector<double>> result(members.size());
+    for (std::size_t m = 0; m < members.size(); ++m)
+      for (std::size_t i = 0; i < counts[m]; ++i) result[m].push_back(std::bit_cast<double>(all[m * most + i]));
+    return result;
+  }
+
   void send(std::size_t to, const MessageTag& tag, Stream stream, const void* data, std::int64_t elements,
-            Dtype dtype) override;
+            Dtype dtype) override {
+    const Channel channel{{std::min(to, rank()), std::max(to, rank())}, Channel::kMessages, tag.position, tag.backward};
+    const std::string what = fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch);
+    const cudaStream_t callers = backend_.stream(stream);  // first, as it also selects the GPU
+    cudaStream_t on = nullptr;
+    {
+      Lock lock(mutex_);
+      rethrow(lock);
+      Peer& made = peer(lock, channel, what);
+      if (made.stream == nullptr)
+        check(cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking), "creating a stream");
+      on = made.stream;
+    }
+    // A copy that belongs to the message: the caller's stream continues, however late the receiver is.
+    const auto bytes = static_cast<std::size_t>(bytes_of(dtype, elements));
+    void* copy = nullptr;
+    check(cudaMallocAsync(&copy, std::max<std::size_t>(bytes, 1), callers), "allocating memory for a message");
+    check(cudaMemcpyAsync(copy, data, bytes, cudaMemcpyDefault, callers), "copying a message");
+    cudaEvent_t copied = nullptr;
+    check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "creating an event");
+    check(cudaEventRecord(copied, callers), "recording an event");
+    check(cudaStreamWaitEvent(on, copied, 0), "waiting for a message's copy");
+    check(cudaEventDestroy(copied), "releasing an event");  // CUDA destroys it when it has passed
+    issue(channel, what, on, [&](ncclComm_t comm) {
+      return ncclSend(copy, static_cast<std::size_t>(elements), type_of(dtype), to < rank() ? 0 : 1, comm, on);
+    });
+    check(cudaFreeAsync(copy, on), "releasing a message");
+  }
+
   void receive(std::size_t from, const MessageTag& tag, Stream stream, void* data, std::int64_t elements,
-               Dtype dtype) override;
-  void fail(std::exception_ptr failure) override;
-  void finish() override;
+               Dtype dtype) override {
+    const Channel channel{
+        {std::min(from, rank()), std::max(from, rank())}, Channel::kMessages, tag.position, tag.backward};
+    const std::string what = fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch);
+    const cudaStream_t on = backend_.stream(stream);
+    issue(channel, what, on, [&](ncclComm_t comm) {
+      return ncclRecv(data, static_cast<std::size_t>(elements), type_of(dtype), from < rank() ? 0 : 1, comm, on);
+    });
+  }
+
+  void fail(std::exception_ptr failure) override {
+    const Lock lock(mutex_);
+    stop(std::move(failure));
+  }
+
+  void finish() override {
+    Lock lock(mutex_);
+    const auto unfinished = [&] {
+      return std::ranges::find_if(pending_, [](const auto& p) { return !p.second.empty(); });
+    };
+    const auto done = [&] {
+      look(lock);
+      rethrow(lock);
+      return unfinished() == pending_.end();
+    };
+    if (done()) return;
+    const Pending& oldest = unfinished()->second.front();
+    poll(lock, "the end of the run, after " + oldest.what, Members(oldest.members), done);
+  }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -134,24 +296,227 @@ class NcclCommunicator final : public Communicator {
     std::optional<Clock::time_point> begun;
   };
 
-  Peer& peer(Lock& lock, const Channel& channel, const std::string& what);
-  ncclUniqueId unique_id(Lock& lock, const Channel& channel, const std::string& what);
-  void settle(Lock& lock, ncclComm_t comm, const std::string& what, const Members& members);
-  void check_nccl(Lock& lock, ncclResult_t result, ncclComm_t comm, const std::string& what, const Members& members);
+  std::string waits_for(const std::string& what, const Members& members, double seconds) const {
+    Members others;
+    std::ranges::copy_if(members, std::back_inserter(others), [&](std::size_t m) { return m != options_.rank; });
+    const std::int64_t micro_batch = micro_batch_.load(std::memory_order_relaxed);
+    return fmt::format("rank {} has waited {:.0f} s for rank{} {} in \"{}\"; it was last at {} {}{}", options_.rank,
+                       seconds, others.size() == 1 ? "" : "s", fmt::join(others, ", "), what,
+                       block_.load(std::memory_order_relaxed), op_.load(std::memory_order_relaxed),
+                       micro_batch < 0 ? "" : fmt::format(", micro-batch {}", micro_batch));
+  }
+
+  // REQUIRES: the lock is held.
+  void stop(std::exception_ptr failure) {
+    if (failure_) return;
+    failure_ = std::move(failure);
+    for (auto& [channel, peer] : peers_)
+      if (peer.comm != nullptr) ncclCommAbort(std::exchange(peer.comm, nullptr));
+  }
+
+  void check_nccl(Lock& lock, ncclResult_t result, ncclComm_t comm, const std::string& what, const Members& members) {
+    if (is_taken(result)) return;
+    const char* const detail = comm == nullptr ? "" : ncclGetLastError(comm);
+    const char* const advice = result == ncclRemoteError ? "another rank ended or failed first: see its message"
+                               : result == ncclSystemError
+                                   ? "the ranks cannot reach each other: set NCCL_SOCKET_IFNAME to their common network"
+                               : result == ncclInvalidUsage
+                                   ? "two ranks have the same GPU: give each its own, or say that they share one"
+                                   : "NCCL_DEBUG=INFO says more";
+    stop(std::make_exception_ptr(
+        ExecutionError(fmt::format("rank {}: NCCL failed in \"{}\" over ranks {} ({}): {}. {}", options_.rank, what,
+                                   fmt::join(members, ", "), ncclGetErrorString(result), advice, detail))));
+    rethrow(lock);
+  }
+
+  // Polls until done(); after the watchdog's time stops the rank, which waited for `members` in `what`, and throws.
+  template <class Done>
+  void poll(Lock& lock, const std::string& what, const Members& members, Done done) {
+    const auto begun = Clock::now();
+    while (!done()) {
+      const double waited = Seconds(Clock::now() - begun).count();
+      if (waited > options_.watchdog_seconds) {
+        stop(std::make_exception_ptr(ExecutionError(waits_for(what, members, waited))));
+        rethrow(lock);
+      }
+      std::this_thread::sleep_for(kPollPeriod);
+    }
+  }
+
+  // Communicators are non-blocking: a call is complete when NCCL no longer reports "in progress".
+  void settle(Lock& lock, ncclComm_t comm, const std::string& what, const Members& members) {
+    poll(lock, what, members, [&] {
+      ncclResult_t state = ncclSuccess;
+      check_nccl(lock, ncclCommGetAsyncError(comm, &state), comm, what, members);
+      check_nccl(lock, state, comm, what, members);
+      return state == ncclSuccess;
+    });
+  }
+
+  ncclUniqueId unique_id(Lock& lock, const Channel& channel, const std::string& what) {
+    const std::filesystem::path path = std::filesystem::path(options_.id_directory) / channel.file_name();
+    ncclUniqueId id{};
+    if (options_.rank == channel.members.front()) {
+      check_nccl(lock, ncclGetUniqueId(&id), nullptr, what, channel.members);
+      const std::filesystem::path unfinished = path.string() + ".unfinished";
+      {
+        std::ofstream file(unfinished, std::ios::binary);
+        file.write(id.internal, sizeof id.internal);
+        if (!file) throw ExecutionError(fmt::format("NCCL: cannot write \"{}\"", unfinished.string()));
+      }
+      std::filesystem::rename(unfinished, path);  // the file appears at once, complete
+      return id;
+    }
+    poll(lock, what, {channel.members.front()}, [&] {
+      std::ifstream file(path, std::ios::binary);
+      return file && file.read(id.internal, sizeof id.internal);
+    });
+    return id;
+  }
+
+  Peer& peer(Lock& lock, const Channel& channel, const std::string& what) {
+    const auto found = peers_.find(channel);
+    if (found != peers_.end()) return found->second;
+    const auto self = std::ranges::find(channel.members, options_.rank);
+    if (self == channel.members.end())
+      throw std::logic_error(fmt::format("rank {} is not among the members of \"{}\"", options_.rank, what));
+    Peer made;
+    const ncclUniqueId id = unique_id(lock, channel, what);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    const auto result = ncclCommInitRankConfig(&made.comm, static_cast<int>(channel.members.size()), id,
+                                               static_cast<int>(self - channel.members.begin()), &config);
+    Peer& peer = peers_.emplace(channel, made).first->second;  // stop() finds it from here on
+    check_nccl(lock, result, peer.comm, what, channel.members);
+    settle(lock, peer.comm, what, channel.members);
+    // All members have joined, so all have read the id.
+    if (options_.rank == channel.members.front()) {
+      std::error_code ignored;
+      std::filesystem::remove(std::filesystem::path(options_.id_directory) / channel.file_name(), ignored);
+    }
+    return peer;
+  }
+
+  cudaEvent_t new_event() {
+    if (!free_events_.empty()) {
+      const cudaEvent_t event = free_events_.back();
+      free_events_.pop_back();
+      return event;
+    }
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+    return event;
+  }
+
   // Issues to `on` and watches it. issue(comm) is one NCCL call, or calls inside a group.
   void issue(const Channel& channel, const std::string& what, cudaStream_t on,
-             const std::function<ncclResult_t(ncclComm_t)>& issue_to);
-  void group(const Members& members, const std::string& what, Stream stream,
-             const std::function<ncclResult_t(ncclComm_t)>& issue_to);
-  std::vector<std::uint64_t> gather_words(const Members& members, const std::string& what,
-                                          std::span<const std::uint64_t> words);
-  void wait_for(Lock& lock, cudaStream_t stream, const std::string& what, const Members& members);
+             const std::function<ncclResult_t(ncclComm_t)>& issue_to) {
+    Lock lock(mutex_);
+    rethrow(lock);
+    Peer& to = peer(lock, channel, what);
+    Pending pending{.begin = new_event(), .end = new_event(), .what = what, .members = channel.members, .begun = {}};
+    check(cudaEventRecord(pending.begin, on), "recording an event");
+    check_nccl(lock, issue_to(to.comm), to.comm, what, channel.members);
+    settle(lock, to.comm, what, channel.members);  // only now is its kernel in the stream
+    check(cudaEventRecord(pending.end, on), "recording an event");
+    pending_[on].push_back(std::move(pending));
+  }
 
-  void watch();
-  void look(Lock& lock);
-  cudaEvent_t new_event();
-  std::string waits_for(const std::string& what, const Members& members, double seconds) const;
-  void stop(std::exception_ptr failure);  // REQUIRES: the lock is held
+  void group(const Members& members, const std::string& what, Stream stream,
+             const std::function<ncclResult_t(ncclComm_t)>& issue_to) {
+    if (options_.check_names) gather_words(members, what, {});
+    const cudaStream_t on = backend_.stream(stream);
+    issue({members, static_cast<int>(stream), 0, false}, what, on, issue_to);
+  }
+
+  // Sends the operation's name and the caller's words to every member; all members give equally many words.
+  std::vector<std::uint64_t> gather_words(const Members& members, const std::string& what,
+                                          std::span<const std::uint64_t> words) {
+    std::vector<std::uint64_t> own{digest_of(what)};
+    own.insert(own.end(), words.begin(), words.end());
+    std::vector<std::uint64_t> all(own.size() * members.size());
+    const Channel channel{members, Channel::kValues, 0, false};
+    const cudaStream_t on = backend_.stream(Stream::device_to_host);
+    const std::size_t bytes = own.size() * sizeof own[0];
+    void* data = nullptr;  // this rank's words, then everyone's
+    check(cudaMallocAsync(&data, bytes * (members.size() + 1), on), "allocating memory for values");
+    void* const gathered = static_cast<char*>(data) + bytes;
+    // If anything throws, `own` and `all` stay until the copies have passed. After a failure nothing else delays these.
+    const struct Past {
+      cudaStream_t stream;
+      ~Past() { cudaStreamSynchronize(stream); }
+    } past{on};
+    check(cudaMemcpyAsync(data, own.data(), bytes, cudaMemcpyDefault, on), "copying values");
+    issue(channel, what, on,
+          [&](ncclComm_t comm) { return ncclAllGather(data, gathered, own.size(), ncclUint64, comm, on); });
+    check(cudaMemcpyAsync(all.data(), gathered, all.size() * sizeof all[0], cudaMemcpyDefault, on), "copying values");
+    check(cudaFreeAsync(data, on), "releasing values");
+    Lock lock(mutex_);
+    poll(lock, what, members, [&] {
+      if (cuda::is_done(cudaStreamQuery(on), "work on the GPU")) return true;
+      look(lock);
+      rethrow(lock);
+      return false;
+    });
+    rethrow(lock);
+    std::vector<std::uint64_t> others;
+    for (std::size_t m = 0; m < members.size(); ++m) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(m * own.size());
+      if (*begin != own[0]) {
+        stop(std::make_exception_ptr(
+            ExecutionError(fmt::format("ranks have diverged: rank {} is at \"{}\" ({} {}), rank {} somewhere else",
+                                       options_.rank, what, block_.load(), op_.load(), members[m]))));
+        rethrow(lock);
+      }
+      others.insert(others.end(), begin + 1, begin + static_cast<std::ptrdiff_t>(own.size()));
+    }
+    return others;
+  }
+
+  void watch() {
+    cudaSetDevice(backend_.device());
+    Lock lock(mutex_);
+    while (!changed_.wait_for(lock, kWatchPeriod, [&] { return ending_; })) {
+      if (failure_) continue;
+      try {
+        look(lock);
+      } catch (...) {
+        stop(std::current_exception());  // the rank's own thread throws it, at its next call
+      }
+    }
+  }
+
+  // Removes finished operations from the lists. Stops everything if an operation takes too long or NCCL reports an
+  // error.
+  void look(Lock& lock) {
+    if (failure_) return;
+    const auto now = Clock::now();
+    for (auto& [stream, pending] : pending_) {
+      while (!pending.empty()) {
+        if (!cuda::is_done(cudaEventQuery(pending.front().end), "work on the GPU")) break;
+        free_events_.push_back(pending.front().begin);
+        free_events_.push_back(pending.front().end);
+        pending.pop_front();
+      }
+      if (pending.empty()) continue;
+      Pending& oldest = pending.front();
+      if (!oldest.begun) {
+        if (cuda::is_done(cudaEventQuery(oldest.begin), "work on the GPU")) oldest.begun = now;
+        continue;
+      }
+      const double waited = Seconds(now - *oldest.begun).count();
+      if (waited > options_.watchdog_seconds)
+        return stop(std::make_exception_ptr(ExecutionError(waits_for(oldest.what, oldest.members, waited))));
+    }
+    for (const auto& [channel, peer] : peers_) {
+      if (peer.comm == nullptr) continue;
+      ncclResult_t state = ncclSuccess;
+      check_nccl(lock, ncclCommGetAsyncError(peer.comm, &state), peer.comm, "a running operation", channel.members);
+      check_nccl(lock, state, peer.comm, "a running operation", channel.members);
+      if (failure_) return;
+    }
+  }
+
   void rethrow(const Lock&) const {
     if (failure_) std::rethrow_exception(failure_);
   }
@@ -170,450 +535,6 @@ class NcclCommunicator final : public Communicator {
   std::condition_variable changed_;
   std::thread watcher_;
 };
-
-NcclCommunicator::NcclCommunicator(CudaBackend& backend, const NcclOptions& options)
-    : backend_(backend), options_(options) {
-  if (options.rank >= options.ranks)
-    throw ExecutionError(fmt::format("rank {} of {} ranks: ranks count from 0", options.rank, options.ranks));
-  if (options.ranks > 1 && !std::filesystem::is_directory(options.id_directory))
-    throw ExecutionError(
-        fmt::format("NCCL: the ranks meet in the directory \"{}\", which is not there: make it, where "
-                    "all of them see it",
-                    options.id_directory));
-  // Must precede NCCL's first call, when it reads its environment.
-  if (options.one_device) setenv("NCCL_HOSTID", fmt::format("orrery-rank-{}", options.rank).c_str(), 1);
-  watcher_ = std::thread([this] { watch(); });
-}
-
-NcclCommunicator::~NcclCommunicator() {
-  {
-    const Lock lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  watcher_.join();
-  cudaSetDevice(backend_.device());
-  for (const auto& [channel, peer] : peers_) {
-    // After a failure the communicators no longer exist.
-    if (!failure_ && peer.comm != nullptr) {
-      ncclCommFinalize(peer.comm);
-      ncclResult_t state = ncclInProgress;
-      const auto begun = Clock::now();
-      while (ncclCommGetAsyncError(peer.comm, &state) == ncclSuccess && state == ncclInProgress &&
-             Seconds(Clock::now() - begun).count() < options_.watchdog_seconds)
-        std::this_thread::sleep_for(kPollPeriod);
-      state == ncclSuccess ? ncclCommDestroy(peer.comm) : ncclCommAbort(peer.comm);
-    }
-    if (peer.stream != nullptr) cudaStreamDestroy(peer.stream);
-  }
-  for (const auto& [stream, pending] : pending_)
-    for (const Pending& p : pending) cudaEventDestroy(p.begin), cudaEventDestroy(p.end);
-  for (const cudaEvent_t event : free_events_) cudaEventDestroy(event);
-}
-
-std::string NcclCommunicator::waits_for(const std::string& what, const Members& members, double seconds) const {
-  Members others;
-  std::ranges::copy_if(members, std::back_inserter(others), [&](std::size_t m) { return m != options_.rank; });
-  const std::int64_t micro_batch = micro_batch_.load(std::memory_order_relaxed);
-  return fmt::format("rank {} has waited {:.0f} s for rank{} {} in \"{}\"; it was last at {} {}{}", options_.rank,
-                     seconds, others.size() == 1 ? "" : "s", fmt::join(others, ", "), what,
-                     block_.load(std::memory_order_relaxed), op_.load(std::memory_order_relaxed),
-                     micro_batch < 0 ? "" : fmt::format(", micro-batch {}", micro_batch));
-}
-
-void NcclCommunicator::stop(std::exception_ptr failure) {
-  if (failure_) return;
-  failure_ = std::move(failure);
-  for (auto& [channel, peer] : peers_)
-    if (peer.comm != nullptr) ncclCommAbort(std::exchange(peer.comm, nullptr));
-}
-
-void NcclCommunicator::fail(std::exception_ptr failure) {
-  const Lock lock(mutex_);
-  stop(std::move(failure));
-}
-
-void NcclCommunicator::check_nccl(Lock& lock, ncclResult_t result, ncclComm_t comm, const std::string& what,
-                                  const Members& members) {
-  if (is_taken(result)) return;
-  const char* const detail = comm == nullptr ? "" : ncclGetLastError(comm);
-  const char* const advice =
-      result == ncclRemoteError    ? "another rank ended or failed first: see its message"
-      : result == ncclSystemError  ? "the ranks cannot reach each other: set NCCL_SOCKET_IFNAME to their common network"
-      : result == ncclInvalidUsage ? "two ranks have the same GPU: give each its own, or say that they share one"
-                                   : "NCCL_DEBUG=INFO says more";
-  stop(std::make_exception_ptr(
-      ExecutionError(fmt::format("rank {}: NCCL failed in \"{}\" over ranks {} ({}): {}. {}", options_.rank, what,
-                                 fmt::join(members, ", "), ncclGetErrorString(result), advice, detail))));
-  rethrow(lock);
-}
-
-// Communicators are non-blocking: a call is complete when NCCL no longer reports "in progress".
-void NcclCommunicator::settle(Lock& lock, ncclComm_t comm, const std::string& what, const Members& members) {
-  const auto begun = Clock::now();
-  while (true) {
-    ncclResult_t state = ncclSuccess;
-    check_nccl(lock, ncclCommGetAsyncError(comm, &state), comm, what, members);
-    check_nccl(lock, state, comm, what, members);
-    if (state == ncclSuccess) return;
-    const double waited = Seconds(Clock::now() - begun).count();
-    if (waited > options_.watchdog_seconds) {
-      stop(std::make_exception_ptr(ExecutionError(waits_for(what, members, waited))));
-      rethrow(lock);
-    }
-    std::this_thread::sleep_for(kPollPeriod);
-  }
-}
-
-ncclUniqueId NcclCommunicator::unique_id(Lock& lock, const Channel& channel, const std::string& what) {
-  const std::filesystem::path path = std::filesystem::path(options_.id_directory) / channel.file_name();
-  ncclUniqueId id{};
-  if (options_.rank == channel.members.front()) {
-    check_nccl(lock, ncclGetUniqueId(&id), nullptr, what, channel.members);
-    const std::filesystem::path unfinished = path.string() + ".unfinished";
-    {
-      std::ofstream file(unfinished, std::ios::binary);
-      file.write(id.internal, sizeof id.internal);
-      if (!file) throw ExecutionError(fmt::format("NCCL: cannot write \"{}\"", unfinished.string()));
-    }
-    std::filesystem::rename(unfinished, path);  // the file appears at once, complete
-    return id;
-  }
-  const auto begun = Clock::now();
-  while (true) {
-    std::ifstream file(path, std::ios::binary);
-    if (file && file.read(id.internal, sizeof id.internal)) return id;
-    const double waited = Seconds(Clock::now() - begun).count();
-    if (waited > options_.watchdog_seconds) {
-      stop(std::make_exception_ptr(ExecutionError(waits_for(what, {channel.members.front()}, waited))));
-      rethrow(lock);
-    }
-    std::this_thread::sleep_for(kPollPeriod);
-  }
-}
-
-NcclCommunicator::Peer& NcclCommunicator::peer(Lock& lock, const Channel& channel, const std::string& what) {
-  const auto found = peers_.find(channel);
-  if (found != peers_.end()) return found->second;
-  const auto self = std::ranges::find(channel.members, options_.rank);
-  if (self == channel.members.end())
-    throw std::logic_error(fmt::format("rank {} is not among the members of \"{}\"", options_.rank, what));
-  Peer made;
-  const ncclUniqueId id = unique_id(lock, channel, what);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  const auto result = ncclCommInitRankConfig(&made.comm, static_cast<int>(channel.members.size()), id,
-                                             static_cast<int>(self - channel.members.begin()), &config);
-  Peer& peer = peers_.emplace(channel, made).first->second;  // stop() finds it from here on
-  check_nccl(lock, result, peer.comm, what, channel.members);
-  settle(lock, peer.comm, what, channel.members);
-  // All members have joined, so all have read the id.
-  if (options_.rank == channel.members.front()) {
-    std::error_code ignored;
-    std::filesystem::remove(std::filesystem::path(options_.id_directory) / channel.file_name(), ignored);
-  }
-  return peer;
-}
-
-cudaEvent_t NcclCommunicator::new_event() {
-  if (!free_events_.empty()) {
-    const cudaEvent_t event = free_events_.back();
-    free_events_.pop_back();
-    return event;
-  }
-  cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
-  return event;
-}
-
-void NcclCommunicator::issue(const Channel& channel, const std::string& what, cudaStream_t on,
-                             const std::function<ncclResult_t(ncclComm_t)>& issue_to) {
-  Lock lock(mutex_);
-  rethrow(lock);
-  Peer& to = peer(lock, channel, what);
-  Pending pending{.begin = new_event(), .end = new_event(), .what = what, .members = channel.members, .begun = {}};
-  check(cudaEventRecord(pending.begin, on), "recording an event");
-  check_nccl(lock, issue_to(to.comm), to.comm, what, channel.members);
-  settle(lock, to.comm, what, channel.members);  // only now is its kernel in the stream
-  check(cudaEventRecord(pending.end, on), "recording an event");
-  pending_[on].push_back(std::move(pending));
-}
-
-void NcclCommunicator::group(const Members& members, const std::string& what, Stream stream,
-                             const std::function<ncclResult_t(ncclComm_t)>& issue_to) {
-  if (options_.check_names) gather_words(members, what, {});
-  const cudaStream_t on = backend_.stream(stream);
-  issue({members, static_cast<int>(stream), 0, false}, what, on, issue_to);
-}
-
-void NcclCommunicator::all_reduce(const Members& members, const std::string& what, Stream stream, void* data,
-                                  std::int64_t elements, Dtype dtype) {
-  if (members.size() == 1) return;
-  group(members, what, stream, [&](ncclComm_t comm) {
-    return ncclAllReduce(data, data, static_cast<std::size_t>(elements), type_of(dtype), ncclSum, comm,
-                         backend_.stream(stream));
-  });
-}
-
-void NcclCommunicator::all_gather(const Members& members, const std::string& what, Stream stream, const void* part,
-                                  void* whole, std::int64_t part_elements, Dtype dtype) {
-  if (members.size() == 1) {
-    if (part != whole) backend_.copy(stream, whole, part, bytes_of(dtype, part_elements));
-    return;
-  }
-  group(members, what, stream, [&](ncclComm_t comm) {
-    return ncclAllGather(part, whole, static_cast<std::size_t>(part_elements), type_of(dtype), comm,
-                         backend_.stream(stream));
-  });
-}
-
-void NcclCommunicator::reduce_scatter(const Members& members, const std::string& what, Stream stream, const void* whole,
-                                      void* part, std::int64_t part_elements, Dtype dtype) {
-  if (members.size() == 1) {
-    if (part != whole) backend_.copy(stream, part, whole, bytes_of(dtype, part_elements));
-    return;
-  }
-  group(members, what, stream, [&](ncclComm_t comm) {
-    return ncclReduceScatter(whole, part, static_cast<std::size_t>(part_elements), type_of(dtype), ncclSum, comm,
-                             backend_.stream(stream));
-  });
-}
-
-void NcclCommunicator::all_to_all(const Members& members, const std::string& what, Stream stream, const void* from,
-                                  void* to, std::int64_t part_elements, Dtype dtype) {
-  const std::int64_t bytes = bytes_of(dtype, part_elements);
-  if (members.size() == 1) return backend_.copy(stream, to, from, bytes);
-  group(members, what, stream, [&](ncclComm_t comm) {
-    const cudaStream_t on = backend_.stream(stream);
-    ncclResult_t result = ncclGroupStart();
-    for (std::size_t m = 0; m < members.size() && is_taken(result); ++m) {
-      const auto offset = static_cast<std::int64_t>(m) * bytes;
-      const auto count = static_cast<std::size_t>(part_elements);
-      result = ncclSend(static_cast<const char*>(from) + offset, count, type_of(dtype), static_cast<int>(m), comm, on);
-      if (!is_taken(result)) break;
-      result = ncclRecv(static_cast<char*>(to) + offset, count, type_of(dtype), static_cast<int>(m), comm, on);
-    }
-    const ncclResult_t ended = ncclGroupEnd();
-    return is_taken(result) ? ended : result;
-  });
-}
-
-void NcclCommunicator::all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
-                                    std::span<const std::int64_t> sends, void* to,
-                                    std::span<const std::int64_t> receives, Dtype dtype) {
-  if (members.size() == 1) {
-    if (sends[0] > 0) backend_.copy(stream, to, from, bytes_of(dtype, sends[0]));
-    return;
-  }
-  group(members, what, stream, [&](ncclComm_t comm) {
-    const cudaStream_t on = backend_.stream(stream);
-    const auto* source = static_cast<const char*>(from);
-    auto* target = static_cast<char*>(to);
-    ncclResult_t result = ncclGroupStart();
-    for (std::size_t m = 0; m < members.size() && is_taken(result); ++m) {
-      const int peer = static_cast<int>(m);
-      // Both ends know which messages are empty.
-      if (sends[m] > 0) result = ncclSend(source, static_cast<std::size_t>(sends[m]), type_of(dtype), peer, comm, on);
-      if (is_taken(result) && receives[m] > 0)
-        result = ncclRecv(target, static_cast<std::size_t>(receives[m]), type_of(dtype), peer, comm, on);
-      source += bytes_of(dtype, sends[m]);
-      target += bytes_of(dtype, receives[m]);
-    }
-    const ncclResult_t ended = ncclGroupEnd();
-    return is_taken(result) ? ended : result;
-  });
-}
-
-void NcclCommunicator::permute(const Members& members, const std::string& what, Stream stream, const void* from,
-                               void* to, std::int64_t elements, Dtype dtype, std::size_t to_member,
-                               std::size_t from_member) {
-  if (members.size() == 1) return backend_.copy(stream, to, from, bytes_of(dtype, elements));
-  group(members, what, stream, [&](ncclComm_t comm) {
-    const cudaStream_t on = backend_.stream(stream);
-    const auto count = static_cast<std::size_t>(elements);
-    ncclResult_t result = ncclGroupStart();
-    if (is_taken(result)) result = ncclSend(from, count, type_of(dtype), static_cast<int>(to_member), comm, on);
-    if (is_taken(result)) result = ncclRecv(to, count, type_of(dtype), static_cast<int>(from_member), comm, on);
-    const ncclResult_t ended = ncclGroupEnd();
-    return is_taken(result) ? ended : result;
-  });
-}
-
-void NcclCommunicator::send(std::size_t to, const MessageTag& tag, Stream stream, const void* data,
-                            std::int64_t elements, Dtype dtype) {
-  const Channel channel{{std::min(to, rank()), std::max(to, rank())}, Channel::kMessages, tag.position, tag.backward};
-  const std::string what = fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch);
-  const cudaStream_t callers = backend_.stream(stream);  // first, as it also selects the GPU
-  cudaStream_t on = nullptr;
-  {
-    Lock lock(mutex_);
-    rethrow(lock);
-    Peer& made = peer(lock, channel, what);
-    if (made.stream == nullptr)
-      check(cudaStreamCreateWithFlags(&made.stream, cudaStreamNonBlocking), "creating a stream");
-    on = made.stream;
-  }
-  // A copy that belongs to the message: the caller's stream continues, however late the receiver is.
-  const auto bytes = static_cast<std::size_t>(bytes_of(dtype, elements));
-  void* copy = nullptr;
-  check(cudaMallocAsync(&copy, std::max<std::size_t>(bytes, 1), callers), "allocating memory for a message");
-  check(cudaMemcpyAsync(copy, data, bytes, cudaMemcpyDefault, callers), "copying a message");
-  cudaEvent_t copied = nullptr;
-  check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "creating an event");
-  check(cudaEventRecord(copied, callers), "recording an event");
-  check(cudaStreamWaitEvent(on, copied, 0), "waiting for a message's copy");
-  check(cudaEventDestroy(copied), "releasing an event");  // CUDA destroys it when it has passed
-  issue(channel, what, on, [&](ncclComm_t comm) {
-    return ncclSend(copy, static_cast<std::size_t>(elements), type_of(dtype), to < rank() ? 0 : 1, comm, on);
-  });
-  check(cudaFreeAsync(copy, on), "releasing a message");
-}
-
-void NcclCommunicator::receive(std::size_t from, const MessageTag& tag, Stream stream, void* data,
-                               std::int64_t elements, Dtype dtype) {
-  const Channel channel{
-      {std::min(from, rank()), std::max(from, rank())}, Channel::kMessages, tag.position, tag.backward};
-  const std::string what = fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch);
-  const cudaStream_t on = backend_.stream(stream);
-  issue(channel, what, on, [&](ncclComm_t comm) {
-    return ncclRecv(data, static_cast<std::size_t>(elements), type_of(dtype), from < rank() ? 0 : 1, comm, on);
-  });
-}
-
-void NcclCommunicator::wait_for(Lock& lock, cudaStream_t stream, const std::string& what, const Members& members) {
-  const auto begun = Clock::now();
-  while (true) {
-    if (cuda::is_done(cudaStreamQuery(stream), "work on the GPU")) break;
-    look(lock);
-    rethrow(lock);
-    const double waited = Seconds(Clock::now() - begun).count();
-    if (waited > options_.watchdog_seconds) {
-      stop(std::make_exception_ptr(ExecutionError(waits_for(what, members, waited))));
-      rethrow(lock);
-    }
-    lock.unlock();
-    std::this_thread::sleep_for(kPollPeriod);
-    lock.lock();
-  }
-  rethrow(lock);
-}
-
-// Sends the operation's name and the caller's words to every member; all members give equally many words.
-std::vector<std::uint64_t> NcclCommunicator::gather_words(const Members& members, const std::string& what,
-                                                          std::span<const std::uint64_t> words) {
-  std::vector<std::uint64_t> own{hash_of(what)};
-  own.insert(own.end(), words.begin(), words.end());
-  std::vector<std::uint64_t> all(own.size() * members.size());
-  const Channel channel{members, Channel::kValues, 0, false};
-  const cudaStream_t on = backend_.stream(Stream::device_to_host);
-  const std::size_t bytes = own.size() * sizeof own[0];
-  void* data = nullptr;  // this rank's words, then everyone's
-  check(cudaMallocAsync(&data, bytes * (members.size() + 1), on), "allocating memory for values");
-  void* const gathered = static_cast<char*>(data) + bytes;
-  // If anything throws, `own` and `all` stay until the copies have passed. After a failure nothing else delays these.
-  const struct Past {
-    cudaStream_t stream;
-    ~Past() { cudaStreamSynchronize(stream); }
-  } past{on};
-  check(cudaMemcpyAsync(data, own.data(), bytes, cudaMemcpyDefault, on), "copying values");
-  issue(channel, what, on,
-        [&](ncclComm_t comm) { return ncclAllGather(data, gathered, own.size(), ncclUint64, comm, on); });
-  check(cudaMemcpyAsync(all.data(), gathered, all.size() * sizeof all[0], cudaMemcpyDefault, on), "copying values");
-  check(cudaFreeAsync(data, on), "releasing values");
-  Lock lock(mutex_);
-  wait_for(lock, on, what, members);
-  std::vector<std::uint64_t> others;
-  for (std::size_t m = 0; m < members.size(); ++m) {
-    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(m * own.size());
-    if (*begin != own[0]) {
-      stop(std::make_exception_ptr(
-          ExecutionError(fmt::format("ranks have diverged: rank {} is at \"{}\" ({} {}), rank {} somewhere else",
-                                     options_.rank, what, block_.load(), op_.load(), members[m]))));
-      rethrow(lock);
-    }
-    others.insert(others.end(), begin + 1, begin + static_cast<std::ptrdiff_t>(own.size()));
-  }
-  return others;
-}
-
-std::vector<std::vector<double>> NcclCommunicator::gather_values(const Members& members, const std::string& what,
-                                                                 std::vector<double> values) {
-  if (members.size() == 1) return {std::move(values)};
-  const std::uint64_t own_count = values.size();
-  const std::vector<std::uint64_t> counts = gather_words(members, what, {&own_count, 1});
-  const std::size_t most = std::ranges::max(counts);
-  std::vector<std::uint64_t> words(most);
-  for (std::size_t i = 0; i < values.size(); ++i) words[i] = std::bit_cast<std::uint64_t>(values[i]);
-  const std::vector<std::uint64_t> all = gather_words(members, what, words);
-  std::vector<std::vector<double>> result(members.size());
-  for (std::size_t m = 0; m < members.size(); ++m)
-    for (std::size_t i = 0; i < counts[m]; ++i) result[m].push_back(std::bit_cast<double>(all[m * most + i]));
-  return result;
-}
-
-void NcclCommunicator::finish() {
-  Lock lock(mutex_);
-  const auto begun = Clock::now();
-  while (true) {
-    look(lock);
-    rethrow(lock);
-    const auto waiting = std::ranges::find_if(pending_, [](const auto& p) { return !p.second.empty(); });
-    if (waiting == pending_.end()) return;
-    const Pending& oldest = waiting->second.front();
-    const double waited = Seconds(Clock::now() - begun).count();
-    if (waited > options_.watchdog_seconds) {
-      stop(std::make_exception_ptr(
-          ExecutionError("at the end of the run, " + waits_for(oldest.what, oldest.members, waited))));
-      rethrow(lock);
-    }
-    lock.unlock();
-    std::this_thread::sleep_for(kPollPeriod);
-    lock.lock();
-  }
-}
-
-void NcclCommunicator::watch() {
-  cudaSetDevice(backend_.device());
-  Lock lock(mutex_);
-  while (!changed_.wait_for(lock, kWatchPeriod, [&] { return ending_; })) {
-    if (failure_) continue;
-    try {
-      look(lock);
-    } catch (...) {
-      stop(std::current_exception());  // the rank's own thread throws it, at its next call
-    }
-  }
-}
-
-// Removes finished operations from the lists. Stops everything if an operation takes too long or NCCL reports an error.
-void NcclCommunicator::look(Lock& lock) {
-  if (failure_) return;
-  const auto now = Clock::now();
-  for (auto& [stream, pending] : pending_) {
-    while (!pending.empty()) {
-      if (!cuda::is_done(cudaEventQuery(pending.front().end), "work on the GPU")) break;
-      free_events_.push_back(pending.front().begin);
-      free_events_.push_back(pending.front().end);
-      pending.pop_front();
-    }
-    if (pending.empty()) continue;
-    Pending& oldest = pending.front();
-    if (!oldest.begun) {
-      if (cuda::is_done(cudaEventQuery(oldest.begin), "work on the GPU")) oldest.begun = now;
-      continue;
-    }
-    const double waited = Seconds(now - *oldest.begun).count();
-    if (waited > options_.watchdog_seconds)
-      return stop(std::make_exception_ptr(ExecutionError(waits_for(oldest.what, oldest.members, waited))));
-  }
-  for (const auto& [channel, peer] : peers_) {
-    if (peer.comm == nullptr) continue;
-    ncclResult_t state = ncclSuccess;
-    check_nccl(lock, ncclCommGetAsyncError(peer.comm, &state), peer.comm, "a running operation", channel.members);
-    check_nccl(lock, state, peer.comm, "a running operation", channel.members);
-    if (failure_) return;
-  }
-}
 
 }  // namespace
 

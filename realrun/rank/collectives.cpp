@@ -56,16 +56,6 @@ std::int64_t count(const ElementIndices::Elements& index) { return static_cast<s
 
 }  // namespace
 
-Collectives::Collectives(const Program& program, const Position& position, TensorMemory& memory,
-                         ElementIndices& indices, const ExpertRows& rows, Communicator& communicator)
-    : program_(program),
-      position_(position),
-      memory_(memory),
-      backend_(memory.backend()),
-      indices_(indices),
-      rows_(rows),
-      communicator_(communicator) {}
-
 void Collectives::run(const OpCall& call, const RowCounts* rows) {
   if (rows != nullptr) return exchange_rows(call, *rows);
   if (call.plan().is_packed_reduction(call.op)) return reduce_packed_gradients(call);

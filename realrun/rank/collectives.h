@@ -11,10 +11,10 @@
 
 namespace orrery::realrun {
 
-class Collectives {
+class Collectives : RankShared {
  public:
-  Collectives(const Program& program, const Position& position, TensorMemory& memory, ElementIndices& indices,
-              const ExpertRows& rows, Communicator& communicator);
+  Collectives(const RankShared& rank, ElementIndices& indices, const ExpertRows& rows)
+      : RankShared(rank), indices_(indices), rows_(rows) {}
 
   // `rows`: the number of rows that the op moves, if they are counted. REQUIRES: a communication op. Throws
   // std::logic_error for operands that do not fit.
@@ -37,13 +37,8 @@ class Collectives {
   // Records that `scratch`, memory of no tensor, is read, so that it is not freed before.
   void note_read(std::initializer_list<StoragePtr> scratch, Stream stream);
 
-  const Program& program_;
-  const Position& position_;
-  TensorMemory& memory_;
-  Backend& backend_;
   ElementIndices& indices_;
   const ExpertRows& rows_;
-  Communicator& communicator_;
 };
 
 }  // namespace orrery::realrun

@@ -29,23 +29,18 @@ std::int64_t first_chunk(const Piece& piece, TensorId id) {
 
 }  // namespace
 
-ExpertRows::ExpertRows(const RunSetup& setup, const Position& position, TensorMemory& memory,
-                       Communicator& communicator)
-    : setup_(setup),
-      position_(position),
-      memory_(memory),
-      communicator_(communicator),
-      counts_(setup.scenario.plan.expert.counts_rows()),
-      experts_(setup.program.mesh.group(MeshAxis::ep)),
-      shared_(setup.program.mesh.group({MeshAxis::ep, MeshAxis::etp})) {}
+ExpertRows::ExpertRows(const RankShared& rank)
+    : RankShared(rank), counts_(rank.setup_.scenario.plan.expert.counts_rows()) {
+  for (const Piece& piece : program_.pieces)
+    for (const auto block : kBlocks)
+      for (const Op& op : (piece.*block).ops)
+        if (is_communication(op.kind) && op.reads[0] != kNoTensor && piece.tensors[op.reads[0]].find(Axis::slots) >= 0)
+          shared_ = shared_ | op.group;
+}
 
 RowCountsPtr ExpertRows::of(const OpCall& call) {
   if (!counts_) return nullptr;
-  const auto find = [&](const auto& ids) {
-    const auto found = std::ranges::find_if(ids, [&](TensorId id) { return is_rows(call, id); });
-    return found == ids.end() ? kNoTensor : *found;
-  };
-  const TensorId read = find(call.op.reads), written = find(call.op.writes);
+  const TensorId read = first_rows(call, call.op.reads), written = first_rows(call, call.op.writes);
   if (read == kNoTensor && written == kNoTensor) return nullptr;
   RowCountsPtr counts;
   if (const TensorId choices = choices_of(call.op); choices != kNoTensor) {
@@ -72,7 +67,7 @@ RowCountsPtr ExpertRows::count(const OpCall& call, TensorId choices, TensorId ro
   const Tensor& chosen = call.instance.tensor(choices);
   void* const data = memory_.dense(call, choices, gathered);
   std::vector<float> values(static_cast<std::size_t>(chosen.elements()));
-  memory_.backend().read({data, chosen.dtype, 0, chosen.elements(), nullptr}, values);
+  backend_.read({data, chosen.dtype, 0, chosen.elements(), nullptr}, values);
   std::vector<double> own(static_cast<std::size_t>(counts->experts));
   for (const float expert : values) {
     if (expert == -1) continue;  // an expert that has not chosen the token
@@ -89,9 +84,9 @@ RowCountsPtr ExpertRows::count(const OpCall& call, TensorId choices, TensorId ro
 }
 
 void ExpertRows::note(const RowCounts& counts, std::int64_t slots) {
-  const auto parts = position_.mesh->size(experts_), here = counts.experts / parts;
+  const auto parts = position_.mesh->size(position_.experts), here = counts.experts / parts;
   const auto part_of = [&](std::size_t rank) {
-    return position_.mesh->coordinate(static_cast<std::int64_t>(rank), experts_);
+    return position_.mesh->coordinate(static_cast<std::int64_t>(rank), position_.experts);
   };
   std::vector<double> of_part(static_cast<std::size_t>(parts));
   double sent = 0;

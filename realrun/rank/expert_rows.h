@@ -7,6 +7,7 @@
 // from its first slot on, ordered by the rank that the tokens come from, ascending. Slots beyond are undefined.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <tuple>
@@ -38,9 +39,9 @@ struct RowStretch {
   auto of() const { return std::tuple(expert, chunk, source); }  // ascending in memory
 };
 
-class ExpertRows {
+class ExpertRows : RankShared {
  public:
-  ExpertRows(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator);
+  explicit ExpertRows(const RankShared& rank);
 
   // Returns the counts of the rows that an op reads or writes, and keeps them for the tensors that it writes. If the op
   // is the first that regroups rows by these choices, counts them and exchanges counts with the other ranks. nullptr:
@@ -49,6 +50,12 @@ class ExpertRows {
 
   bool is_rows(const OpCall& call, TensorId id) const {
     return id != kNoTensor && call.instance.tensor(id).find(Axis::slots) >= 0;
+  }
+  // Returns the first of an op's operands that is rows; kNoTensor: none.
+  template <class Ids>
+  TensorId first_rows(const OpCall& call, const Ids& ids) const {
+    const auto found = std::ranges::find_if(ids, [&](TensorId id) { return is_rows(call, id); });
+    return found == ids.end() ? kNoTensor : *found;
   }
   // Returns the stretches that `rank` has in a tensor of its layout, in the order of memory.
   std::vector<RowStretch> held(const OpCall& call, TensorId id, std::size_t rank, const RowCounts& counts) const;
@@ -61,12 +68,8 @@ class ExpertRows {
   RowCountsPtr count(const OpCall& call, TensorId choices, TensorId rows);
   void note(const RowCounts& counts, std::int64_t slots);
 
-  const RunSetup& setup_;
-  const Position& position_;
-  TensorMemory& memory_;
-  Communicator& communicator_;
   const bool counts_;
-  const MeshGroup experts_, shared_;  // ep; and etp
+  MeshGroup shared_;  // the ranks between which rows travel
   RoutedRows routed_;
 };
 

@@ -19,15 +19,6 @@ MeshGroup summed_over(const PiecePlan& plan) {
 
 }  // namespace
 
-GradientNorm::GradientNorm(const RunSetup& setup, const Position& position, const RankModel& model,
-                           TensorMemory& memory)
-    : setup_(setup),
-      position_(position),
-      model_(model),
-      memory_(memory),
-      backend_(memory.backend()),
-      counted_(model.instances()) {}
-
 void GradientNorm::run(const OpCall& call) {
   const Slice all = memory_.slice(call, call.op.reads[0], Access::read),
               to = memory_.slice(call, call.op.writes[0], Access::write);
@@ -100,7 +91,7 @@ void GradientNorm::find_counted(const Instance& instance, std::size_t set, Count
     if (t.shared || p.set != set) continue;
     const std::int64_t first = std::clamp<std::int64_t>(begin, 0, held),
                        last = std::clamp<std::int64_t>(begin + t.elements(), 0, held);
-    const CountedInNorm count = counted_in_norm(setup_.program, plan.piece(), p, own_set.gradients, summed);
+    const CountedInNorm count = counted_in_norm(program_, plan.piece(), p, own_set.gradients, summed);
     const bool here = count.here && position_.is_first(count.first_of);
     if (const int dim = copied_dimension(t, position_); here && dim >= 0) {
       add_first_copies(t, dim, begin, {first, last}, plan.view(own_set.gradients), counted);

@@ -12,9 +12,9 @@
 
 namespace orrery::realrun {
 
-class GradientNorm {
+class GradientNorm : RankShared {
  public:
-  GradientNorm(const RunSetup& setup, const Position& position, const RankModel& model, TensorMemory& memory);
+  explicit GradientNorm(const RankShared& rank) : RankShared(rank), counted_(model_.instances()) {}
 
   // REQUIRES: OpKind::gradient_norm, on a set's held gradients or on results of other norms.
   void run(const OpCall& call);
@@ -48,11 +48,6 @@ class GradientNorm {
   void add_instances(std::span<const OpCall> exchanges);
   double hand_to_all(std::span<const OpCall> exchanges);
 
-  const RunSetup& setup_;
-  const Position& position_;
-  const RankModel& model_;
-  TensorMemory& memory_;
-  Backend& backend_;
   std::vector<std::vector<Counted>> counted_;  // by instance and set
 };
 

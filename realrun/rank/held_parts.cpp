@@ -13,8 +13,8 @@ void HeldParts::keep_gradients(const Instance& instance) {
     Values& values = kept.emplace_back();
     if (id == kNoTensor) continue;
     values.resize(static_cast<std::size_t>(plan.tensor(id).elements()));
-    memory_.backend().synchronize();
-    memory_.backend().read(memory_.slice({instance}, id, Access::read), values);
+    backend_.synchronize();
+    backend_.read(memory_.slice({instance}, id, Access::read), values);
     const double factor = plan.factor_behind_norm(s);
     for (float& g : values) g = static_cast<float>(factor * g);
   }
@@ -24,7 +24,7 @@ std::vector<HeldParts::Values> HeldParts::held_parameters(const Instance& instan
   std::vector<Values> values;  // by set
   for (const HeldSet& set : instance.plan->held()) {
     values.emplace_back(static_cast<std::size_t>(instance.tensor(set.parameters).elements()));
-    memory_.backend().read(memory_.slice({instance}, set.parameters, Access::read), values.back());
+    backend_.read(memory_.slice({instance}, set.parameters, Access::read), values.back());
   }
   return values;
 }
@@ -56,7 +56,7 @@ void HeldParts::add_parts(const Instance& instance, std::vector<HeldPart>& parts
 
 std::vector<HeldPart> HeldParts::parts() {
   std::vector<HeldPart> parts;
-  memory_.backend().synchronize();
+  backend_.synchronize();
   model_.for_each_instance([&](const Instance& instance) { add_parts(instance, parts); });
   return parts;
 }

@@ -7,10 +7,9 @@
 
 namespace orrery::realrun {
 
-class HeldParts {
+class HeldParts : RankShared {
  public:
-  HeldParts(const RunSetup& setup, const Position& position, const RankModel& model, TensorMemory& memory)
-      : setup_(setup), position_(position), model_(model), memory_(memory), gradients_(model.instances()) {}
+  explicit HeldParts(const RankShared& rank) : RankShared(rank), gradients_(model_.instances()) {}
 
   // Keeps an instance's gradients as they are now, unscaled. Ops after PiecePlan::norm_begin() change them.
   void keep_gradients(const Instance& instance);
@@ -22,10 +21,6 @@ class HeldParts {
   std::vector<Values> held_parameters(const Instance& instance);
   void add_parts(const Instance& instance, std::vector<HeldPart>& parts);
 
-  const RunSetup& setup_;
-  const Position& position_;
-  const RankModel& model_;
-  TensorMemory& memory_;
   std::vector<std::vector<Values>> gradients_;  // by instance and set
 };
 

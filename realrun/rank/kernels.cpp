@@ -53,10 +53,6 @@ struct Kernels::Binding {
   std::vector<Result> results;
 };
 
-Kernels::Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices,
-                 const ExpertRows& rows)
-    : setup_(setup), position_(position), memory_(memory), backend_(memory.backend()), indices_(indices), rows_(rows) {}
-
 void Kernels::run(const OpCall& call, const RowCounts* rows) {
   Binding binding;
   binding.op = call.op;
@@ -112,9 +108,9 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
 
 // Uses the micro-batch's own sequences, whatever class of micro-batches it is timed as.
 std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
-  const PackedSequences& packed = *setup_.program.packed;
+  const PackedSequences& packed = *program_.packed;
   const std::int64_t sequences = call.read(queries_operand(call.op.kind)).sizes[0],
-                     of_replica = setup_.program.schedule.micro_batches * sequences,
+                     of_replica = program_.schedule.micro_batches * sequences,
                      first = position_.replica * of_replica + call.micro_batch * sequences;
   std::vector<std::int64_t> begins;
   begins.reserve(static_cast<std::size_t>(sequences * packed.length));
@@ -127,8 +123,8 @@ std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
 
 // For experts with copies. Ranks begin with different copies, so that remainders of a division are spread evenly.
 void Kernels::find_copies(KernelContext& context) const {
-  context.expert_of_slot = setup_.program.expert_of_slot;
-  context.first_copy = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), MeshAxis::ep);
+  context.expert_of_slot = program_.expert_of_slot;
+  context.first_copy = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), position_.experts);
 }
 
 // The place of an op in the model is that of its layer's first parameter.
@@ -140,7 +136,7 @@ void Kernels::place_draws(const OpCall& call, KernelContext& context) const {
   std::uint64_t hash = layer;
   const auto append = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3ull; };  // FNV-1a
   append(call.op.draw);
-  append(static_cast<std::uint64_t>(position_.replica * setup_.program.schedule.micro_batches + call.micro_batch));
+  append(static_cast<std::uint64_t>(position_.replica * program_.schedule.micro_batches + call.micro_batch));
   append(static_cast<std::uint64_t>(step_));
   context.dropout_stream = hash;
   const Tensor& y = drawn_for(call);
@@ -263,11 +259,7 @@ void Kernels::run_bound(Binding& binding) {
 void Kernels::run_rows(const OpCall& call, Binding& binding, const RowCounts& rows) {
   if (traits_of(call.op.kind).random) throw std::logic_error("numbers are drawn for rows that are counted");
   zero_what_is_added(binding);
-  const auto first_rows = [&](const auto& ids) {
-    const auto found = std::ranges::find_if(ids, [&](TensorId id) { return rows_.is_rows(call, id); });
-    return found == ids.end() ? kNoTensor : *found;
-  };
-  const TensorId of_blocks = first_rows(call.op.reads);
+  const TensorId of_blocks = rows_.first_rows(call, call.op.reads);
   const std::vector<std::int64_t> blocks = rows_.blocks(call, of_blocks, rows);
   const std::int64_t experts = call.instance.tensor(of_blocks).sizes[0],
                      chunks = static_cast<std::int64_t>(blocks.size()) / experts;

@@ -10,10 +10,10 @@
 
 namespace orrery::realrun {
 
-class Kernels {
+class Kernels : RankShared {
  public:
-  Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices,
-          const ExpertRows& rows);
+  Kernels(const RankShared& rank, ElementIndices& indices, const ExpertRows& rows)
+      : RankShared(rank), indices_(indices), rows_(rows) {}
 
   // Sets the step, counted from 0: optimizers count steps; dropouts and routers draw new numbers in each.
   void begin_step(std::int64_t step) { step_ = step; }
@@ -44,10 +44,6 @@ class Kernels {
   // Index of this rank among the parts of `part` within one part of `whole`, by the digits that only `part` has.
   std::int64_t part_in(Division part, Division whole) const;
 
-  const RunSetup& setup_;
-  const Position& position_;
-  TensorMemory& memory_;
-  Backend& backend_;
   ElementIndices& indices_;
   const ExpertRows& rows_;
   std::int64_t step_ = 0;

@@ -17,20 +17,15 @@ void for_each_operand(const Op& op, Visit visit) {
 
 }  // namespace
 
-OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
-                   StepClock& clock, GradientNorm& norm, Losses& losses, ActiveExperts& active)
-    : setup_(setup),
-      position_(position),
-      memory_(memory),
-      communicator_(communicator),
+OpRunner::OpRunner(const RankShared& rank, StepClock& clock, GradientNorm& norm, StepResults& results)
+    : RankShared(rank),
       clock_(clock),
       norm_(norm),
-      losses_(losses),
-      active_(active),
-      indices_(setup.program.mesh),
-      rows_(setup, position, memory, communicator),
-      collectives_(setup.program, position, memory, indices_, rows_, communicator),
-      kernels_(setup, position, memory, indices_, rows_) {}
+      results_(results),
+      indices_(program_.mesh),
+      rows_(rank),
+      collectives_(rank, indices_, rows_),
+      kernels_(rank, indices_, rows_) {}
 
 void OpRunner::run(const OpCall& call) {
   communicator_.at(name_of(call.op.phase), call.op.name, call.micro_batch);
@@ -59,13 +54,12 @@ void OpRunner::dispatch(const OpCall& call, const RowCounts* rows) {
   } else {
     kernels_.run(call, rows);
   }
-  losses_.note(call);
-  active_.note(call);
+  results_.note(call);
 }
 
 Issue OpRunner::issue_of(const OpCall& call) const {
   Issue issue;
-  issue.piece = static_cast<std::uint16_t>(&call.instance.piece() - setup_.program.pieces.data());
+  issue.piece = static_cast<std::uint16_t>(&call.instance.piece() - program_.pieces.data());
   issue.block = static_cast<std::uint8_t>(call.block);
   issue.op = static_cast<std::uint16_t>(call.index);
   issue.stream = call.stream;

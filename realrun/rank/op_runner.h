@@ -4,20 +4,18 @@
 
 #include <string>
 
-#include "realrun/rank/active_experts.h"
 #include "realrun/rank/collectives.h"
 #include "realrun/rank/expert_rows.h"
 #include "realrun/rank/gradient_norm.h"
 #include "realrun/rank/kernels.h"
-#include "realrun/rank/losses.h"
 #include "realrun/rank/step_clock.h"
+#include "realrun/rank/step_results.h"
 
 namespace orrery::realrun {
 
-class OpRunner {
+class OpRunner : RankShared {
  public:
-  OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
-           StepClock& clock, GradientNorm& norm, Losses& losses, ActiveExperts& active);
+  OpRunner(const RankShared& rank, StepClock& clock, GradientNorm& norm, StepResults& results);
 
   void begin_step(std::int64_t step) { kernels_.begin_step(step); }
   // Throws ExecutionError for an op that cannot run, or that writes NaN (with ExecutionOptions::find_undefined).
@@ -34,14 +32,9 @@ class OpRunner {
   Issue issue_of(const OpCall& call) const;
   std::string describe(const OpCall& call) const;
 
-  const RunSetup& setup_;
-  const Position& position_;
-  TensorMemory& memory_;
-  Communicator& communicator_;
   StepClock& clock_;
   GradientNorm& norm_;
-  Losses& losses_;
-  ActiveExperts& active_;
+  StepResults& results_;
   ElementIndices indices_;
   ExpertRows rows_;
   Collectives collectives_;

@@ -1,7 +1,10 @@
 // A rank's steps: the schedule's slots, the blocks of its pieces, the update.
 #include "realrun/rank/rank.h"
 
+#include <algorithm>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "realrun/rank/initial_values.h"
@@ -16,15 +19,15 @@ Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator, 
       position_(position_of(communicator.rank(), setup.program, setup.sequences.whole)),
       model_(setup, position_),
       memory_(setup, position_, model_, backend),
-      clock_(program_, position_, backend),
-      norm_(setup, position_, model_, memory_),
-      losses_(program_, position_, memory_),
-      active_(memory_),
-      ops_(setup, position_, memory_, communicator, clock_, norm_, losses_, active_),
+      shared_(setup, position_, model_, memory_, communicator),
+      clock_(shared_),
+      norm_(shared_),
+      results_(shared_),
+      ops_(shared_, clock_, norm_, results_),
       streams_(memory_),
-      messages_(program_, position_, memory_, communicator, clock_),
-      held_(setup, position_, model_, memory_),
-      replicas_(position_, model_, memory_, communicator) {
+      messages_(shared_, clock_),
+      held_(shared_),
+      replicas_(shared_) {
   if (!setup.carried.empty()) {
     std::vector<CarriedState::Stretch> lacks;
     model_.for_each_instance([&](const Instance& instance) {
@@ -95,10 +98,10 @@ void Rank::end_step(std::int64_t step, Backend::Mark begin) {
     backend_.synchronize();
     clock_.add_step(begin, end, result_);
   }
-  result_.losses.push_back(losses_.take());
-  const auto [active, tokens] = active_.take();
-  result_.active_experts.push_back(active);
-  result_.routed_tokens.push_back(tokens);
+  const StepResults::Sums sums = results_.take();
+  result_.losses.push_back(sums.loss);
+  result_.active_experts.push_back(sums.active_experts);
+  result_.routed_tokens.push_back(sums.routed_tokens);
   if (setup_.options.after_step) setup_.options.after_step(position_.rank, setup_.first_step + step);
 }
 
@@ -174,7 +177,7 @@ void Rank::run_block(std::size_t block, const InLine& at, std::int64_t micro_bat
     if (!runs(op, micro_batch)) {
       memory_.end_lives(OpCall(instance, micro_batch, block, i), block, i);
     } else if (op.every > 1) {
-      for (const auto& [each, of_each] : buckets_.add(block, bucket, at, i))
+      for (const auto& [each, of_each] : add_to_bucket(block, bucket, at, i))
         run_op({*each, micro_batch, block, of_each});
     } else {
       run_op({instance, micro_batch, block, i});
@@ -184,6 +187,22 @@ void Rank::run_block(std::size_t block, const InLine& at, std::int64_t micro_bat
     }
   }
   if (!began) begun();
+}
+
+std::vector<Rank::Waiting> Rank::add_to_bucket(std::size_t block, std::size_t number, const InLine& at,
+                                               std::size_t op) {
+  auto bucket = std::find_if(buckets_.begin(), buckets_.end(),
+                             [&](const Bucket& b) { return b.block == block && b.number == number; });
+  if (bucket == buckets_.end()) bucket = buckets_.insert(buckets_.end(), Bucket{block, number, {}});
+  bucket->ops.push_back({at.instance, op});
+  const std::int64_t instances = instances_covered(at.instance->plan->ops(block)[op].every, at.place);
+  if (instances == 0) return {};
+  std::vector<Waiting> covered = std::move(bucket->ops);
+  buckets_.erase(bucket);
+  if (static_cast<std::int64_t>(covered.size()) != instances)
+    throw std::logic_error("a bucket of " + std::to_string(instances) + " layers holds " +
+                           std::to_string(covered.size()));
+  return covered;
 }
 
 void Rank::run_op(const OpCall& call) {

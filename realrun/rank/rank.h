@@ -3,14 +3,14 @@
 //
 //   RankModel     the part of the model that the rank runs (PiecePlan: what follows from piece and position)
 //   TensorMemory  memory of tensors; PieceStreams, StageMessages: move them to the next piece, to the next stage
-//   OpRunner      one op: Kernels, Collectives, GradientNorm, Losses, ActiveExperts; ExpertRows: counts experts' rows;
+//   OpRunner      one op: Kernels, Collectives, GradientNorm, StepResults; ExpertRows: counts experts' rows;
 //                 ReplicaSums: sums over copies of experts, which no op does
 //   StepClock     measures time; HeldParts: the results
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
-#include "realrun/rank/buckets.h"
 #include "realrun/rank/held_parts.h"
 #include "realrun/rank/op_runner.h"
 #include "realrun/rank/replica_sums.h"
@@ -48,6 +48,20 @@ class Rank {
   void run_update(UpdatePart part, const Instance& instance);  // all ops but the norm's exchange
   void note_sums(const Instance& instance);
 
+  // An op that runs once for several instances (Op::every) waits until the last of them is reached. `number`: of the
+  // bucket in its block, the same in all variants of a piece.
+  struct Waiting {
+    const Instance* instance = nullptr;
+    std::size_t op = 0;  // index in the block
+  };
+  struct Bucket {
+    std::size_t block, number;
+    std::vector<Waiting> ops;
+  };
+  // Adds an instance's op, and returns the ops to run now: none while the bucket fills. Throws std::logic_error if the
+  // bucket lacks an instance that it covers.
+  std::vector<Waiting> add_to_bucket(std::size_t block, std::size_t number, const InLine& at, std::size_t op);
+
   const RunSetup& setup_;
   const Program& program_;
   Backend& backend_;
@@ -55,14 +69,14 @@ class Rank {
   const Position position_;
   const RankModel model_;
   TensorMemory memory_;
+  const RankShared shared_;
   StepClock clock_;
   GradientNorm norm_;
-  Losses losses_;
-  ActiveExperts active_;
+  StepResults results_;
   OpRunner ops_;
   PieceStreams streams_;
   StageMessages messages_;
-  Buckets buckets_;
+  std::vector<Bucket> buckets_;  // that fill
   HeldParts held_;
   ReplicaSums replicas_;
   RankResult result_;

@@ -6,12 +6,10 @@
 
 namespace orrery::realrun {
 
-ReplicaSums::ReplicaSums(const Position& position, const RankModel& model, TensorMemory& memory,
-                         Communicator& communicator)
-    : position_(position), memory_(memory), communicator_(communicator) {
-  if (position.expert_of_slot.empty()) return;
-  known_.resize(model.instances());
-  model.for_each_instance([&](const Instance& instance) { known_[instance.number] = experts_of(instance); });
+ReplicaSums::ReplicaSums(const RankShared& rank) : RankShared(rank) {
+  if (position_.expert_of_slot.empty()) return;
+  known_.resize(model_.instances());
+  model_.for_each_instance([&](const Instance& instance) { known_[instance.number] = experts_of(instance); });
 }
 
 ReplicaSums::BySet ReplicaSums::experts_of(const Instance& instance) const {
@@ -27,7 +25,7 @@ std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instanc
   if (held.gradients == kNoTensor) return experts;
   const std::span<const std::int64_t> expert_of_slot = position_.expert_of_slot;
   const Mesh& mesh = *position_.mesh;
-  const MeshGroup dividing = mesh.group(MeshAxis::ep);
+  const MeshGroup dividing = position_.experts;
   const auto slots = static_cast<std::int64_t>(expert_of_slot.size()), each = slots / mesh.size(dividing);
   // If states are divided, equal parts of two copies lie on different ranks.
   const Members group = position_.group(dividing | plan.tensor(held.gradients).over[0].group());
@@ -89,7 +87,6 @@ void ReplicaSums::run(const Instance& instance) {
 }
 
 void ReplicaSums::sum(const Expert& expert, const Slice& gradients) {
-  Backend& backend = memory_.backend();
   const Dtype dtype = gradients.dtype;
   const StoragePtr buffer = memory_.scratch(expert.elements, dtype, Stream::compute);
   memory_.fill(*buffer, 0, Stream::compute);
@@ -106,15 +103,15 @@ void ReplicaSums::sum(const Expert& expert, const Slice& gradients) {
     }
   };
   for_each_slot([&](const Slice& held, const Slice& in_buffer, void* packed) {
-    backend.gather(Stream::compute, held, packed);
-    backend.scatter(Stream::compute, packed, in_buffer, /*add=*/true);
+    backend_.gather(Stream::compute, held, packed);
+    backend_.scatter(Stream::compute, packed, in_buffer, /*add=*/true);
   });
   if (expert.members.size() > 1)
     communicator_.all_reduce(expert.members, "copies of expert " + std::to_string(expert.number), Stream::compute,
                              buffer->data, expert.elements, dtype);
   for_each_slot([&](const Slice& held, const Slice& in_buffer, void* packed) {
-    backend.gather(Stream::compute, in_buffer, packed);
-    backend.scatter(Stream::compute, packed, held, /*add=*/false);
+    backend_.gather(Stream::compute, in_buffer, packed);
+    backend_.scatter(Stream::compute, packed, held, /*add=*/false);
   });
   buffer->note_read(memory_.order().issued(Stream::compute));
 }

@@ -10,9 +10,9 @@
 
 namespace orrery::realrun {
 
-class ReplicaSums {
+class ReplicaSums : RankShared {
  public:
-  ReplicaSums(const Position& position, const RankModel& model, TensorMemory& memory, Communicator& communicator);
+  explicit ReplicaSums(const RankShared& rank);
 
   // Sums an instance's gradients, which were already summed over ranks with the same slots.
   void run(const Instance& instance);
@@ -33,9 +33,6 @@ class ReplicaSums {
   std::vector<Expert> experts_of(const Instance& instance, std::size_t set) const;
   void sum(const Expert& expert, const Slice& gradients);
 
-  const Position& position_;
-  TensorMemory& memory_;
-  Communicator& communicator_;
   std::deque<BySet> known_;  // by instance; index lists keep their addresses
 };
 

@@ -9,12 +9,6 @@ constexpr Stream kStages = Stream::pipeline_communication;
 
 }  // namespace
 
-StageMessages::StageMessages(const Program& program, const Position& position, TensorMemory& memory,
-                             Communicator& communicator, StepClock& clock)
-    : position_(position), memory_(memory), communicator_(communicator), clock_(clock) {
-  borders_.find(program);
-}
-
 std::size_t StageMessages::rank_at(std::int64_t position) const {
   const std::int32_t stage = borders_.stage_at(static_cast<std::size_t>(position));
   return position_.group(MeshAxis::pp).at(static_cast<std::size_t>(stage));
@@ -64,8 +58,8 @@ StreamPart StageMessages::receive(const MessageTag& tag, const Tensor& tensor) {
 }
 
 void* StageMessages::own_part(const StreamPart& part, std::int64_t parts) const {
-  const auto coordinate = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank),
-                                                     position_.mesh->group(MeshAxis::tp));
+  const auto coordinate =
+      position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), position_.mesh->group(MeshAxis::tp));
   return parts == 1 ? part.storage->data
                     : memory_.element(part.storage->data, coordinate * (part.elements / parts), part.dtype);
 }

@@ -13,10 +13,9 @@
 
 namespace orrery::realrun {
 
-class StageMessages {
+class StageMessages : RankShared {
  public:
-  StageMessages(const Program& program, const Position& position, TensorMemory& memory, Communicator& communicator,
-                StepClock& clock);
+  StageMessages(const RankShared& rank, StepClock& clock) : RankShared(rank), clock_(clock) { borders_.find(program_); }
 
   // `position` is that of the receiving chunk, counted over chunks in model order. Both handle all streams that cross
   // the border (sim/program/borders.h). receive() throws ExecutionError if a message between chunks of this stage was
@@ -32,9 +31,6 @@ class StageMessages {
   std::size_t rank_at(std::int64_t position) const;
   const std::array<const Tensor*, 1 + kSideStreams>& crossing_to(std::int64_t position, bool backward) const;
 
-  const Position& position_;
-  TensorMemory& memory_;
-  Communicator& communicator_;
   StepClock& clock_;
   Borders borders_;
   std::map<MessageTag, StreamPart> own_;  // between chunks of this stage

@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "realrun/backend.h"
-#include "realrun/executor.h"
-#include "realrun/layout.h"
+#include "realrun/rank/tensor_memory.h"
 
 namespace orrery::realrun {
 
@@ -27,10 +25,9 @@ struct Issue {
   Backend::Mark begin = 0, end = 0;
 };
 
-class StepClock {
+class StepClock : RankShared {
  public:
-  StepClock(const Program& program, const Position& position, Backend& backend)
-      : program_(program), position_(position), backend_(backend) {}
+  explicit StepClock(const RankShared& rank) : RankShared(rank) {}
 
   // Turns marks around all following work on or off. Marks slow a step.
   void set_marking(bool marking) { marking_ = marking; }
@@ -51,9 +48,6 @@ class StepClock {
   Interval interval_of(const Issue& issue, Backend::Mark begin) const;
   void add_ops(std::vector<MeasuredOp>& ops) const;
 
-  const Program& program_;
-  const Position& position_;
-  Backend& backend_;
   std::vector<Issue> issues_;  // of this step
   bool marking_ = false;
 };

@@ -84,4 +84,25 @@ class TensorMemory {
   std::vector<Held> held_;  // by instance
 };
 
+// What the parts of a rank share.
+struct RankShared {
+  RankShared(const RunSetup& setup, const Position& position, const RankModel& model, TensorMemory& memory,
+             Communicator& communicator)
+      : setup_(setup),
+        program_(setup.program),
+        position_(position),
+        model_(model),
+        memory_(memory),
+        backend_(memory.backend()),
+        communicator_(communicator) {}
+
+  const RunSetup& setup_;
+  const Program& program_;
+  const Position& position_;
+  const RankModel& model_;
+  TensorMemory& memory_;
+  Backend& backend_;
+  Communicator& communicator_;
+};
+
 }  // namespace orrery::realrun

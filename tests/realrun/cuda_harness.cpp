@@ -138,28 +138,28 @@ std::vector<float> numbers(std::span<const unsigned char> bytes, Dtype dtype) {
   return values;
 }
 
-void run(const Op& op, std::span<const cpu::Buffer> reads, std::span<const cpu::Buffer> writes,
-         const KernelContext& context, const Environment& environment) {
+void run(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes, const KernelContext& context,
+         const Environment& environment) {
   struct Resident {
-    const float* host;
+    const void* host;
     Dtype dtype;
     std::unique_ptr<Memory> memory;
   };
   std::vector<Resident> residents;
-  const auto operand = [&](const cpu::Buffer& b) -> Operand {
+  const auto operand = [&](const Operand& b) -> Operand {
     if (b.data == nullptr) return {nullptr, b.tensor};
     const Dtype dtype = b.tensor->dtype;
     for (const Resident& r : residents)
       if (r.host == b.data && r.dtype == dtype) return {r.memory->data(), b.tensor};
-    const std::vector<unsigned char> bytes = stored(b.span(), dtype);
+    const std::vector<unsigned char> bytes = stored(cpu::floats(b), dtype);
     auto memory = std::make_unique<Memory>(static_cast<std::int64_t>(bytes.size()), environment.place);
     memory->upload(bytes.data());
     residents.push_back({b.data, dtype, std::move(memory)});
     return {residents.back().memory->data(), b.tensor};
   };
   std::vector<Operand> in, out;
-  for (const cpu::Buffer& b : reads) in.push_back(operand(b));
-  for (const cpu::Buffer& b : writes) out.push_back(operand(b));
+  for (const Operand& b : reads) in.push_back(operand(b));
+  for (const Operand& b : writes) out.push_back(operand(b));
 
   cuda::Launch launch;
   launch.processors = environment.processors;
@@ -189,7 +189,7 @@ void run(const Op& op, std::span<const cpu::Buffer> reads, std::span<const cpu::
     for (const Resident& r : residents)
       if (r.memory->data() == out[i].data) {
         const std::vector<float> values = numbers(r.memory->download(), r.dtype);
-        std::ranges::copy(values, writes[i].data);
+        std::ranges::copy(values, cpu::floats(writes[i]).begin());
       }
   }
   // What is only read stays.
@@ -197,7 +197,7 @@ void run(const Op& op, std::span<const cpu::Buffer> reads, std::span<const cpu::
     for (const Resident& r : residents) {
       const bool written = std::ranges::any_of(out, [&](const Operand& o) { return o.data == r.memory->data(); });
       if (r.host == reads[i].data && r.memory->data() == in[i].data && !written &&
-          r.memory->download() != stored(reads[i].span(), r.dtype))
+          r.memory->download() != stored(cpu::floats(reads[i]), r.dtype))
         throw std::runtime_error("a kernel wrote to an operand that it reads");
     }
 }

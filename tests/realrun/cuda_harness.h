@@ -123,7 +123,7 @@ struct Environment {
 
 // Operands with the dtypes of their tensors. What is written begins as its values (NaN, or what is added to); operands
 // of equal address and dtype are one.
-void run(const Op& op, std::span<const cpu::Buffer> reads, std::span<const cpu::Buffer> writes,
-         const KernelContext& context, const Environment& environment = {});
+void run(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes, const KernelContext& context,
+         const Environment& environment = {});
 
 }  // namespace orrery::cuda_test

@@ -134,7 +134,7 @@ TEST(HostKernels, AdamIsTheCpuKernels) {
       Values square{32 * 32};
       const Tensor one = shaped({{1}});
 
-      std::vector<cpu::Buffer> in, out;
+      std::vector<Operand> in, out;
       for (Values& v : expected) in.push_back({v.data(), &fp32});
       in.push_back({square.data(), &one});
       if (master) out.push_back({expected_parameter.data(), &fp32});

@@ -62,8 +62,8 @@ Op op_of(OpKind kind) {
   return op;
 }
 
-std::vector<cpu::Buffer> buffers(std::vector<Given>& operands) {
-  std::vector<cpu::Buffer> b;
+std::vector<Operand> buffers(std::vector<Given>& operands) {
+  std::vector<Operand> b;
   for (Given& g : operands) b.push_back({g.values.empty() ? nullptr : g.values.data(), &g.tensor});
   return b;
 }
@@ -953,30 +953,6 @@ TEST(CudaMemory, ConvertsBetweenAllDtypes) {
         cuda::convert(nullptr, a.data(), from, b.data(), to, n);
         EXPECT_EQ(numbers(b.download(), to), rounded(values, to)) << name_of(from) << " to " << name_of(to);
       }
-}
-
-TEST(CudaMemory, StridedCopiesPermute) {
-  for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::uint8, Dtype::int64})
-    for (const std::int64_t inner : {3, 16}) {
-      const std::array<std::int64_t, 3> sizes{4, 5, inner}, from{5 * inner, inner, 1}, to{inner, 4 * inner, 1},
-          transposed{1, 4 * inner, 4};
-      const std::int64_t n = 20 * inner;
-      Values values(static_cast<std::size_t>(n));
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 113);
-      values = rounded(values, dtype);
-      for (const auto& strides : {to, transposed}) {
-        Memory a(n * bytes_of(dtype, 1)), b(n * bytes_of(dtype, 1));
-        a.upload(stored(values, dtype).data());
-        cuda::copy_strided(nullptr, a.data(), from, b.data(), strides, sizes, dtype);
-        Values expected(values.size());
-        for (std::int64_t i = 0; i < 4; ++i)
-          for (std::int64_t j = 0; j < 5; ++j)
-            for (std::int64_t k = 0; k < inner; ++k)
-              expected[static_cast<std::size_t>(i * strides[0] + j * strides[1] + k * strides[2])] =
-                  values[static_cast<std::size_t>((i * 5 + j) * inner + k)];
-        EXPECT_EQ(numbers(b.download(), dtype), expected);
-      }
-    }
 }
 
 TEST(CudaMemory, SumsPartsInTheirOrderAndInFp32) {

@@ -80,13 +80,13 @@ Result run(const Op& op, const std::vector<Tensor>& read_tensors, const Tensor& 
   r.expected.assign(static_cast<std::size_t>(written.elements()), before);
   if (op.accumulate) r.expected = random_values(written.elements(), 99);
   r.actual = r.expected;
-  std::vector<cpu::Buffer> buffers;
+  std::vector<Operand> buffers;
   std::vector<Operand> reads;
   for (std::size_t i = 0; i < values.size(); ++i) {
     buffers.push_back({values[i].data(), &read_tensors[i]});
     reads.push_back({values[i].data(), &read_tensors[i]});
   }
-  const cpu::Buffer result{r.expected.data(), &written};
+  const Operand result{r.expected.data(), &written};
   cpu::run_kernel(op, buffers, {&result, 1}, {});
 
   const Operand write{r.actual.data(), &written};

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "realrun/cpu/philox.h"
+#include "realrun/random_draws.h"
 #include "strategies/dts_gate/gate.h"
 #include "tests/realrun/kernel_devices.h"
 

@@ -39,13 +39,14 @@ std::size_t index_read(OpKind kind) {
 
 // Dtypes as CUDA's kernels want them, whatever a test of fp32 kernels declares: ids integers, masks uint8, bf16 where
 // rounding is asked for.
-void run_on_cuda(const Op& op, std::span<const Buffer> reads, std::span<const Buffer> writes,
+void run_on_cuda(const Op& op, std::span<const orrery::Operand> reads, std::span<const orrery::Operand> writes,
                  const KernelContext& context) {
   if (!cuda::is_kernel(op.kind)) return run_kernel(op, reads, writes, context);
-  std::vector<Buffer> in, out;
+  std::vector<orrery::Operand> in, out;
   std::vector<Tensor> tensors;
   tensors.reserve(reads.size() + writes.size());
-  const auto typed = [&](const Buffer& b, std::size_t index_operand, std::size_t i, bool mask) -> Buffer {
+  const auto typed = [&](const orrery::Operand& b, std::size_t index_operand, std::size_t i,
+                         bool mask) -> orrery::Operand {
     if (b.data == nullptr) return {};
     tensors.push_back(*b.tensor);
     Dtype& dtype = tensors.back().dtype;
@@ -68,7 +69,7 @@ void run_on_cuda(const Op& op, std::span<const Buffer> reads, std::span<const Bu
     out.push_back(typed(writes[i], written_indices, i, writes_mask && i == 1));
   // An id outside a table without a vocabulary is an error on a CPU and contributes nothing on a GPU.
   if (op.kind == OpKind::embedding && in.size() > 1 && in[1].data != nullptr && in[1].tensor->find(Axis::vocab) < 0)
-    for (const float id : in[0].span())
+    for (const float id : floats(in[0]))
       if (id < 0 || id >= static_cast<float>(in[1].tensor->sizes[0])) throw std::logic_error("outside its table");
   cuda_test::run(op, in, out, context);
 }

@@ -18,7 +18,8 @@
 
 namespace orrery::cpu {
 
-using RunKernel = void(const Op&, std::span<const Buffer>, std::span<const Buffer>, const KernelContext&);
+using RunKernel = void(const Op&, std::span<const orrery::Operand>, std::span<const orrery::Operand>,
+                       const KernelContext&);
 // What tests run kernels by: the CPU's, unless a test is asked of others (kernel_devices.h).
 inline RunKernel*& kernel_runner() {
   static RunKernel* runner = run_kernel;
@@ -62,7 +63,7 @@ struct Operand {
 inline std::vector<Values> call(const Op& op, std::vector<Operand> reads, const std::vector<Tensor>& results,
                                 const KernelContext& context = {}) {
   std::vector<Values> values;
-  std::vector<Buffer> in, out;
+  std::vector<orrery::Operand> in, out;
   for (const Tensor& t : results)
     values.emplace_back(static_cast<std::size_t>(t.elements()), std::numeric_limits<float>::quiet_NaN());
   for (Operand& r : reads) in.push_back({r.values.empty() ? nullptr : r.values.data(), &r.tensor});
@@ -120,20 +121,20 @@ class Machine {
   void run(const Block& block) {
     std::uint64_t stream = stream_;
     for (const Op& op : block.ops) {
-      std::vector<Buffer> reads, writes;
+      std::vector<orrery::Operand> reads, writes;
       for (const TensorId id : op.reads) reads.push_back(buffer(id));
       for (const TensorId id : op.writes) writes.push_back(buffer(id));
       if (!op.accumulate)
-        for (const Buffer& b : writes)
-          if (b.data != nullptr) std::ranges::fill(b.span(), std::numeric_limits<float>::quiet_NaN());
+        for (const orrery::Operand& b : writes)
+          if (b.data != nullptr) std::ranges::fill(floats(b), std::numeric_limits<float>::quiet_NaN());
       context.dropout_stream = stream++;
       kernel_runner()(op, reads, writes, context);
-      for (const Buffer& b : writes)
-        if (b.data != nullptr && std::ranges::any_of(b.span(), [](float x) { return std::isnan(x); }))
+      for (const orrery::Operand& b : writes)
+        if (b.data != nullptr && std::ranges::any_of(floats(b), [](float x) { return std::isnan(x); }))
           throw std::runtime_error(std::string(name_of(op.kind)) + " left a result unwritten");
     }
   }
-  Buffer buffer(TensorId id) {
+  orrery::Operand buffer(TensorId id) {
     if (id == kNoTensor) return {};
     const Tensor& t = piece.tensors[id];
     if (t.alias_of != kNoTensor && (t.alias_begin != 0 || t.elements() > piece.tensors[t.alias_of].elements()))

@@ -230,10 +230,11 @@ KERNEL_TEST(ModelOnKernels, AdamOnTheseGradientsLearnsTheTargets) {
         Machine& m = *chain.machines()[i];
         const TensorId parameter = m.piece.parameters[j].parameter, gradient = m.piece.parameters[j].gradient;
         const Tensor& t = m.piece.tensors[parameter];
-        const Buffer w{m.values(parameter).data(), &t}, first_moment{moments[i][j].m.data(), &t},
+        const orrery::Operand w{m.values(parameter).data(), &t}, first_moment{moments[i][j].m.data(), &t},
             second_moment{moments[i][j].v.data(), &t};
-        const std::array<Buffer, 4> reads{Buffer{m.values(gradient).data(), &t}, w, first_moment, second_moment};
-        const std::array<Buffer, 3> writes{w, first_moment, second_moment};
+        const std::array<orrery::Operand, 4> reads{orrery::Operand{m.values(gradient).data(), &t}, w, first_moment,
+                                                   second_moment};
+        const std::array<orrery::Operand, 3> writes{w, first_moment, second_moment};
         kernel_runner()(adam, reads, writes, context);
       }
   }

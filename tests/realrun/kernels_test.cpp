@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "realrun/cpu/philox.h"
+#include "realrun/random_draws.h"
 #include "tests/realrun/kernel_devices.h"
 
 namespace orrery::cpu {
@@ -71,8 +71,9 @@ KERNEL_TEST(LinearKernel, WeightGradientsAddUpOverMicroBatches) {
   Operand dw = random_operand({{5}, {7}}, 3);
   const Values before = dw.values;
   Operand x2 = x, dy2 = dy;
-  const std::array<Buffer, 2> reads{Buffer{x2.values.data(), &x2.tensor}, Buffer{dy2.values.data(), &dy2.tensor}};
-  const std::array<Buffer, 1> writes{Buffer{dw.values.data(), &dw.tensor}};
+  const std::array<orrery::Operand, 2> reads{orrery::Operand{x2.values.data(), &x2.tensor},
+                                             orrery::Operand{dy2.values.data(), &dy2.tensor}};
+  const std::array<orrery::Operand, 1> writes{orrery::Operand{dw.values.data(), &dw.tensor}};
   kernel_runner()(op, reads, writes, {});
   for (std::size_t i = 0; i < once.size(); ++i) EXPECT_FLOAT_EQ(dw.values[i], before[i] + once[i]);
 }
@@ -589,8 +590,9 @@ KERNEL_TEST(PoolKernel, AccumulatesTheGradientOfTheVectorBeforeEachSequenceOnly)
   op.accumulate = true;
   const Tensor wide = plain({{2}, {3}, {4}}), rest = plain({{2}, {2}, {4}}), vector = plain({{4}});
   Values dy = random_values(24, 1), dx(16, NAN), token(4, 100);
-  const std::array<Buffer, 1> reads{Buffer{dy.data(), &wide}};
-  const std::array<Buffer, 2> writes{Buffer{dx.data(), &rest}, Buffer{token.data(), &vector}};
+  const std::array<orrery::Operand, 1> reads{orrery::Operand{dy.data(), &wide}};
+  const std::array<orrery::Operand, 2> writes{orrery::Operand{dx.data(), &rest},
+                                              orrery::Operand{token.data(), &vector}};
   kernel_runner()(op, reads, writes, {});
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(dx[i], dy[4 + i]);
@@ -604,16 +606,17 @@ KERNEL_TEST(NormKernel, AccumulatesTheGradientsOfItsParametersOnly) {
   const Tensor wide = plain({{3}, {4}}), weight = plain({{4}}), statistics = plain({{3}, {1}});
   Values dy = random_values(12, 1), x = random_values(12, 2), w = random_values(4, 3), r{1, 1, 1}, dx(12, NAN),
          dw(4, 100);
-  const std::array<Buffer, 4> reads{Buffer{dy.data(), &wide}, Buffer{x.data(), &wide}, Buffer{w.data(), &weight},
-                                    Buffer{r.data(), &statistics}};
-  const std::array<Buffer, 2> writes{Buffer{dx.data(), &wide}, Buffer{dw.data(), &weight}};
+  const std::array<orrery::Operand, 4> reads{orrery::Operand{dy.data(), &wide}, orrery::Operand{x.data(), &wide},
+                                             orrery::Operand{w.data(), &weight},
+                                             orrery::Operand{r.data(), &statistics}};
+  const std::array<orrery::Operand, 2> writes{orrery::Operand{dx.data(), &wide}, orrery::Operand{dw.data(), &weight}};
   kernel_runner()(op, reads, writes, {});
   for (const float d : dx) EXPECT_FALSE(std::isnan(d));
   for (int i = 0; i < 4; ++i)
     EXPECT_NEAR(dw[i], 100 + dy[i] * x[i] + dy[4 + i] * x[4 + i] + dy[8 + i] * x[8 + i], 1e-4);
   // Of a frozen weight there is no gradient.
   Values alone(12, NAN);
-  kernel_runner()(op, reads, std::array<Buffer, 1>{Buffer{alone.data(), &wide}}, {});
+  kernel_runner()(op, reads, std::array<orrery::Operand, 1>{orrery::Operand{alone.data(), &wide}}, {});
   EXPECT_EQ(alone, dx);
 }
 
@@ -966,7 +969,7 @@ class Training {
   Training(Op op, std::vector<std::size_t> reads, std::vector<std::size_t> writes)
       : op_(op), reads_(std::move(reads)), writes_(std::move(writes)) {}
   void step(const KernelContext& context) {
-    std::vector<Buffer> in, out;
+    std::vector<orrery::Operand> in, out;
     for (const std::size_t i : reads_) in.push_back({&state[i], &scalar_});
     for (const std::size_t i : writes_) out.push_back({&state[i], i == 1 ? &narrow_ : &scalar_});
     kernel_runner()(op_, in, out, context);

@@ -266,7 +266,7 @@ bool compute(const Case& c, std::span<const Layout* const> reads, std::span<cons
     place(c, reads, writes, mesh, r, placed);
     std::vector<Tensor> in(reads.size()), out(writes.size());
     std::vector<Values> pieces(reads.size());
-    std::vector<cpu::Buffer> from(reads.size()), to(writes.size());
+    std::vector<orrery::Operand> from(reads.size()), to(writes.size());
     for (std::size_t i = 0; i < reads.size(); ++i) {
       if (reads[i] == nullptr) continue;
       in[i] = reads[i]->tensor;
@@ -1413,8 +1413,8 @@ class UpdateRule {
     op.scale = 0.5;
     Tensor one = shaped({{1}});
     Values norm{square != nullptr ? static_cast<float>(*square) : 0.0f};
-    std::vector<cpu::Buffer> reads, writes;
-    const auto of = [&](std::size_t b) { return cpu::Buffer{buffers[b].data(), &tensors[b]}; };
+    std::vector<orrery::Operand> reads, writes;
+    const auto of = [&](std::size_t b) { return orrery::Operand{buffers[b].data(), &tensors[b]}; };
     reads.push_back(of(0));
     for (std::size_t b = update_.master ? 2 : 1; b < buffers.size(); ++b) reads.push_back(of(b));
     if (update_.kind == scale) writes.push_back(of(0));

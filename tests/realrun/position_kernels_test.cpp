@@ -116,14 +116,14 @@ TEST(PositionKernels, AreRefusedOnTheGpu) {
   const auto refused = [](const Op& op, const std::vector<Tensor>& reads, const std::vector<Tensor>& writes) {
     std::vector<Values> values;
     const auto buffers = [&](const std::vector<Tensor>& tensors) {
-      std::vector<Buffer> list;
+      std::vector<orrery::Operand> list;
       for (const Tensor& t : tensors) {
         values.emplace_back(static_cast<std::size_t>(t.elements()), 0.0f);
         list.push_back({values.back().data(), &t});
       }
       return list;
     };
-    const std::vector<Buffer> in = buffers(reads), out = buffers(writes);
+    const std::vector<orrery::Operand> in = buffers(reads), out = buffers(writes);
     EXPECT_THROW(cuda_test::run(op, in, out, {}), std::logic_error) << name_of(op.kind);
   };
   refused(op_of(attention), {s.q, s.kv, s.bias}, {s.context, s.lse});

@@ -14,25 +14,19 @@ constexpr int kWarps = kThreads / kWarp;
 
 // A vector distributed over a warp: lane l has elements l, l + 32, ...
 struct Vector {
-  float at[kPerLane];
+  float at[kPerLane] = {};
 
-  __device__ static Vector zero() {
-    Vector v;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) v.at[i] = 0;
-    return v;
-  }
   __device__ void add(float factor, const Any& from, std::int64_t begin, int dim) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const int d = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+      const int d = i * kWarp + lane_number();
       if (d < dim) at[i] += factor * load(from, begin + d);
     }
   }
   __device__ void write(const Any& to, std::int64_t begin, int dim, float factor) const {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const int d = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+      const int d = i * kWarp + lane_number();
       if (d < dim) store(to, begin + d, factor * at[i]);
     }
   }
@@ -42,7 +36,7 @@ struct Vector {
 __device__ float* stage(int slot, int slots, int room, const Any& from, std::int64_t begin, int dim) {
   float* const to =
       reinterpret_cast<float*>(dynamic_shared()) + (static_cast<int>(threadIdx.x) / kWarp * slots + slot) * room;
-  for (int d = static_cast<int>(threadIdx.x) % kWarp; d < dim; d += kWarp) to[d] = load(from, begin + d);
+  for (int d = lane_number(); d < dim; d += kWarp) to[d] = load(from, begin + d);
   __syncwarp();
   return to;
 }
@@ -61,16 +55,16 @@ __device__ Place place_of(std::int64_t number, std::int64_t groups, std::int64_t
   return {number / (rows * heads * groups), number / (rows * heads) % groups, number / rows % heads, number % rows};
 }
 
-__device__ std::int64_t warp_number() { return static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp; }
+__device__ std::int64_t warp_number() { return thread_number() / kWarp; }
 
 __global__ void attention_rows_kernel(const __grid_constant__ AttentionShape s) {
   const std::int64_t number = warp_number();
   if (number >= s.batch * s.groups * s.heads * s.queries) return;
   const Place p = place_of(number, s.groups, s.heads, s.queries);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = lane_number();
   const float* const query = stage(0, 1, s.dim, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
   const std::int64_t position = s.mask.query(p.i);
-  Vector out = Vector::zero();
+  Vector out;
   float maximum = minus_infinity(), sum = 0;
   for (std::int64_t begin = 0; begin < s.keys; begin += kWarp) {
     const std::int64_t j = begin + lane;
@@ -98,7 +92,7 @@ __global__ void delta_kernel(const __grid_constant__ AttentionShape s) {
   const std::int64_t h = number % s.heads, g = number / s.heads % s.groups,
                      i = number / (s.heads * s.groups) % s.queries, b = number / (s.heads * s.groups * s.queries);
   float sum = 0;
-  for (int d = static_cast<int>(threadIdx.x) % kWarp; d < s.value_dim; d += kWarp)
+  for (int d = lane_number(); d < s.value_dim; d += kWarp)
     sum +=
         load(s.d_context.tensor, s.d_context.at(b, g, h, i) + d) * load(s.context.tensor, s.context.at(b, g, h, i) + d);
   sum = warp_sum(sum);
@@ -119,12 +113,12 @@ __global__ void attention_backward_queries_kernel(const __grid_constant__ Attent
   const std::int64_t number = warp_number();
   if (number >= s.batch * s.groups * s.heads * s.queries) return;
   const Place p = place_of(number, s.groups, s.heads, s.queries);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = lane_number();
   const int room = s.dim > s.value_dim ? s.dim : s.value_dim;
   const float* const query = stage(0, 2, room, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
   const float* const d = stage(1, 2, room, s.d_context.tensor, s.d_context.at(p.b, p.g, p.h, p.i), s.value_dim);
   const std::int64_t position = s.mask.query(p.i);
-  Vector dq = Vector::zero();
+  Vector dq;
   for (std::int64_t begin = 0; begin < s.keys; begin += kWarp) {
     const std::int64_t j = begin + lane;
     const bool seen = j < s.keys && (s.mask.all() || s.mask.sees(position, s.mask.key(j)));
@@ -144,12 +138,12 @@ __global__ void attention_backward_keys_kernel(const __grid_constant__ Attention
   const std::int64_t number = warp_number();
   if (number >= s.batch * s.groups * s.keys) return;
   const Place p = place_of(number, s.groups, 1, s.keys);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = lane_number();
   const int room = s.dim > s.value_dim ? s.dim : s.value_dim;
   const float* const key = stage(0, 2, room, s.k.tensor, s.k.at(p.b, p.g, 0, p.i), s.dim);
   const float* const value = stage(1, 2, room, s.v.tensor, s.v.at(p.b, p.g, 0, p.i), s.value_dim);
   const std::int64_t position = s.mask.key(p.i);
-  Vector dk = Vector::zero(), dv = Vector::zero();
+  Vector dk, dv;
   for (std::int64_t h = 0; h < s.heads; ++h)
     for (std::int64_t begin = 0; begin < s.queries; begin += kWarp) {
       const std::int64_t i = begin + lane;
@@ -176,45 +170,46 @@ Heads heads_of(const Call& call, const Operand& o, std::int64_t first) {
   return {call.numbers(o), first, z[1] * token, token, group, z[4]};
 }
 
-// As in realrun/cpu/attention.cpp: kv is nullptr if q is a fused QKV.
-AttentionShape shape_of(const Call& call, const Operand& q, const Operand* kv, const Operand& context,
-                        const Operand& lse) {
-  for (const Operand* o : {&q, &context, kv})
-    if (o != nullptr)
-      call.require(o->tensor->rank == 5, "queries, keys and contexts are [batch, sequence, groups, heads, head_dim]");
+AttentionShape shape_of(const Call& call) {
+  call.require(!call.op.documents.has_value(), "attention within documents runs on CPUs alone");
+  const bool backward = call.op.kind == OpKind::attention_backward;
+  call.require(!call.has_read(backward ? 5 : 2), "attention with a position bias runs on CPUs alone");
+  const AttentionSizes sizes = attention_sizes(call);
+  call.require(std::max(sizes.key_width, sizes.value_width) <= kMaxDim, "a head is wider than 256");
   AttentionShape s{};
-  const bool fused = kv == nullptr;
-  const auto& sizes = q.tensor->sizes;
-  s.batch = sizes[0];
-  s.queries = sizes[1];
-  s.groups = sizes[2];
-  s.heads = sizes[3] - (fused ? 2 : 0);
-  const auto& key_sizes = fused ? sizes : kv->tensor->sizes;
-  s.keys = key_sizes[1];
-  const auto& c = context.tensor->sizes;
-  call.require(
-      c[0] == s.batch && c[1] == s.queries && c[2] == s.groups && c[3] == s.heads && (!fused || c[4] == sizes[4]),
-      "the context does not fit the queries");
-  s.dim = static_cast<int>(sizes[4]);
-  s.value_dim = static_cast<int>(c[4]);
-  const std::int64_t key_begin = fused ? s.heads * s.dim : 0;
-  call.require(s.heads >= 1 && key_sizes[0] == s.batch && key_sizes[2] == s.groups &&
-                   key_sizes[3] * key_sizes[4] == key_begin + s.dim + s.value_dim &&
-                   (key_sizes[4] == s.dim || key_sizes[3] == 1),
-               "keys and values do not fit the queries");
-  call.require(elements(lse) == s.batch * s.groups * s.heads * s.queries, "the log-sum-exps do not fit the queries");
-  call.require(std::max(s.dim, s.value_dim) <= kMaxDim, "a head is wider than 256");
-  s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(sizes[4])));
-  s.mask = mask_of(call, s.queries, s.keys, fused);
-  s.q = heads_of(call, q, 0);
-  s.k = heads_of(call, fused ? q : *kv, key_begin);
-  s.v = heads_of(call, fused ? q : *kv, key_begin + s.dim);
-  s.context = heads_of(call, context, 0);
-  s.lse = call.singles(lse);
+  s.batch = sizes.batch;
+  s.queries = sizes.queries;
+  s.keys = sizes.keys;
+  s.groups = sizes.groups;
+  s.heads = sizes.heads;
+  s.dim = static_cast<int>(sizes.key_width);
+  s.value_dim = static_cast<int>(sizes.value_width);
+  s.scale = static_cast<float>(sizes.scale);
+  s.mask = mask_of(call, s.queries, s.keys, sizes.fused);
+  s.q = heads_of(call, *sizes.q, 0);
+  s.k = heads_of(call, *sizes.kv, sizes.key_begin);
+  s.v = heads_of(call, *sizes.kv, sizes.value_begin);
+  s.context = heads_of(call, *sizes.context, 0);
+  s.lse = call.singles(*sizes.lse);
+  if (!backward) return s;
+  // The gradients have the shapes of the tensors that they are gradients of; but those of a ring step's keys are of all
+  // keys of the rank.
+  const auto like = [&](const Operand& o, const Heads& shape) {
+    Heads h = shape;
+    h.tensor = call.numbers(o);
+    return h;
+  };
+  s.dq = like(call.write(0), s.q);
+  s.d_context = like(call.read(0), s.context);
+  s.dk = sizes.fused ? s.dq : heads_of(call, call.write(1), 0);
+  s.dk.first = s.k.first;
+  s.dv = s.dk;
+  s.dv.first = s.v.first;
+  s.delta = call.scratch<float>(sizes.rows());
   return s;
 }
 
-dim3 warps_grid(std::int64_t count) { return blocks(divide_up(count, kWarps)); }
+Elements warps(std::int64_t count) { return {count * kWarp}; }
 
 }  // namespace
 
@@ -231,56 +226,26 @@ bool fits_tensor_cores(const AttentionShape& s, bool backward) {
 }
 
 void attention(const Call& call) {
-  call.require(!call.op.documents.has_value(), "attention within documents runs on CPUs alone");
-  call.require(!call.has_read(2), "attention with a position bias runs on CPUs alone");
-  const Operand* const kv = call.has_read(1) ? &call.read(1) : nullptr;
-  const AttentionShape s = shape_of(call, call.read(0), kv, call.write(0), call.write(1));
+  const AttentionShape s = shape_of(call);
   if (fits_tensor_cores(s, false)) return attention_on_tensor_cores(s, call.launch.stream);
-  ORRERY_LAUNCH(attention_rows_kernel, warps_grid(elements(call.write(1))), kThreads,
-                kWarps * s.dim * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, s);
+  ORRERY_LAUNCH(call, attention_rows_kernel, warps(elements(call.write(1))), bytes_for<float>(kWarps * s.dim), s);
 }
 
-std::int64_t attention_backward_scratch(const Call& call) {
-  return elements(call.read(2)) * static_cast<std::int64_t>(sizeof(float));
-}
+std::int64_t attention_backward_scratch(const Call& call) { return bytes_for<float>(elements(call.read(2))); }
 
 void attention_backward(const Call& call) {
-  call.require(!call.op.documents.has_value(), "attention within documents runs on CPUs alone");
-  call.require(!call.has_read(5), "attention with a position bias runs on CPUs alone");
-  const bool fused = !call.has_read(4);
-  const Operand* const kv = fused ? nullptr : &call.read(4);
-  const Operand &lse = call.read(2), &dq = call.write(0);
-  AttentionShape s = shape_of(call, call.read(3), kv, call.read(1), lse);
-  call.require_same_elements(call.read(0), call.read(1));
-  call.require_same_elements(call.read(3), dq);
-  const Operand& dkv = fused ? dq : call.write(1);
-  // The gradients have the shapes of the tensors that they are gradients of.
-  const auto like = [](const Operand& o, const Operand& shape, Tensor& room) {
-    room = *shape.tensor;
-    room.dtype = o.tensor->dtype;
-    return Operand{o.data, &room};
-  };
-  Tensor room_q, room_d;
-  s.dq = heads_of(call, like(dq, call.read(3), room_q), 0);
-  s.d_context = heads_of(call, like(call.read(0), call.read(1), room_d), 0);
-  if (!fused) {
-    // A ring step may use only the first of a rank's keys: the gradient of the others is zero.
-    const auto &d = dkv.tensor->sizes, &k = kv->tensor->sizes;
-    call.require(dkv.tensor->rank == 5 && d[1] >= k[1] && d[0] == k[0] && d[2] == k[2] && d[3] == k[3] && d[4] == k[4],
-                 "the gradient of the keys does not fit the keys");
-    if (d[1] > k[1]) fill(call.launch.stream, {dkv.data, dkv.tensor->dtype, 0, elements(dkv)}, 0);
+  const AttentionShape s = shape_of(call);
+  const std::int64_t rows = elements(call.read(2));
+  // A ring step may use only the first of a rank's keys: the gradient of the others is zero.
+  if (call.has_read(4) && call.write(1).tensor->sizes[1] > s.keys) {
+    const Operand& dkv = call.write(1);
+    fill(call.launch.stream, {dkv.data, dkv.tensor->dtype, 0, elements(dkv)}, 0);
   }
-  s.dk = fused ? s.dq : heads_of(call, dkv, 0);
-  s.dk.first = s.k.first;
-  s.dv = s.dk;
-  s.dv.first = s.v.first;
-  s.delta = call.scratch<float>(elements(lse));
-  ORRERY_LAUNCH(delta_kernel, warps_grid(elements(lse)), kThreads, 0, call.launch.stream, s);
+  ORRERY_LAUNCH(call, delta_kernel, warps(rows), 0, s);
   if (fits_tensor_cores(s, true)) return attention_backward_on_tensor_cores(s, call.launch.stream);
-  const std::int64_t shared = 2 * kWarps * std::max(s.dim, s.value_dim) * static_cast<std::int64_t>(sizeof(float));
-  ORRERY_LAUNCH(attention_backward_keys_kernel, warps_grid(s.batch * s.groups * s.keys), kThreads, shared,
-                call.launch.stream, s);
-  ORRERY_LAUNCH(attention_backward_queries_kernel, warps_grid(elements(lse)), kThreads, shared, call.launch.stream, s);
+  const std::int64_t shared = bytes_for<float>(2 * kWarps * std::max(s.dim, s.value_dim));
+  ORRERY_LAUNCH(call, attention_backward_keys_kernel, warps(s.batch * s.groups * s.keys), shared, s);
+  ORRERY_LAUNCH(call, attention_backward_queries_kernel, warps(rows), shared, s);
 }
 
 }  // namespace orrery::cuda

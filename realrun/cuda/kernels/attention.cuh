@@ -34,7 +34,7 @@ bool fits_tensor_cores(const AttentionShape& s, bool backward);
 void attention_on_tensor_cores(const AttentionShape& s, CUstream_st* stream);
 void attention_backward_on_tensor_cores(const AttentionShape& s, CUstream_st* stream);
 
-inline constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f;
+inline constexpr float kLog2E = 1.44269504f;
 
 struct Bf16 {
   __device__ static std::uint32_t pack(float low, float high) { return pack_bf16(low, high); }
@@ -92,5 +92,17 @@ struct SharedTile {
     }
   }
 };
+
+// One of the two rows of a result that a lane has.
+template <class Number, int kTiles>
+__device__ void write_row(const float (&c)[kTiles][4], int half, float factor, std::uint16_t* to, int dim, int lane) {
+#pragma unroll
+  for (int d = 0; d < kTiles; ++d) {
+    const int column = d * 8 + lane % 4 * 2;
+    if (column < dim)
+      *reinterpret_cast<std::uint32_t*>(to + column) =
+          Number::pack(c[d][half * 2] * factor, c[d][half * 2 + 1] * factor);
+  }
+}
 
 }  // namespace orrery::cuda

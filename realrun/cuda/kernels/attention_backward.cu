@@ -13,14 +13,6 @@ namespace {
 // second = dv; p and ds are then transposed, so that a warp's rows are rows of its results.
 enum class Owns { queries, keys };
 
-template <int kTiles>
-__device__ void zero(float (&c)[kTiles][4]) {
-#pragma unroll
-  for (int d = 0; d < kTiles; ++d)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) c[d][i] = 0;
-}
-
 // c += x y^T, for a warp's rows of x and all rows of y.
 template <class Number, int kWidth, int kTiles>
 __device__ void multiply_rows(const SharedTile<kWidth>& x, int warp_row, const SharedTile<kWidth>& y,
@@ -38,15 +30,17 @@ __device__ void multiply_rows(const SharedTile<kWidth>& x, int warp_row, const S
   }
 }
 
-// One of the two rows of a result that a lane has.
-template <class Number, int kTiles>
-__device__ void write_row(const float (&c)[kTiles][4], int half, float factor, std::uint16_t* to, int dim, int lane) {
+// c += a y, for the packed rows of a warp's `a` and all rows of y.
+template <class Number, int kWidth, int kPairs, int kTiles>
+__device__ void multiply_packed(const std::uint32_t (&packed)[kPairs][2], const SharedTile<kWidth>& y,
+                                float (&c)[kTiles][4], int t, int lane) {
+  const std::uint32_t a[kFragments] = {packed[2 * t][0], packed[2 * t][1], packed[2 * t + 1][0], packed[2 * t + 1][1]};
 #pragma unroll
-  for (int d = 0; d < kTiles; ++d) {
-    const int column = d * 8 + lane % 4 * 2;
-    if (column < dim)
-      *reinterpret_cast<std::uint32_t*>(to + column) =
-          Number::pack(c[d][half * 2] * factor, c[d][half * 2 + 1] * factor);
+  for (int d = 0; d < kWidth / kTile; ++d) {
+    std::uint32_t fragment[kFragments];
+    y.load_b_transposed(t * kTile, d, fragment, lane);
+    Number::multiply_add(c[2 * d], a, fragment[0], fragment[1]);
+    Number::multiply_add(c[2 * d + 1], a, fragment[2], fragment[3]);
   }
 }
 
@@ -126,9 +120,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
       own_delta[half] = delta_of(own_head, first + warp_row + half * 8 + lane / 4);
     }
   }
-  float out1[kFirst ? kDim / 8 : 1][4], out2[kSecond ? kValueDim / 8 : 1][4];
-  if (kFirst) zero(out1);
-  if (kSecond) zero(out2);
+  float out1[kFirst ? kDim / 8 : 1][4] = {}, out2[kSecond ? kValueDim / 8 : 1][4] = {};
 
   while (n < steps) {
     const std::int64_t begin = n % other_tiles * kOther;
@@ -143,14 +135,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
     const SharedTile<kValueDim> other2 = y2(buffer);
     const float* const rows = other_rows + buffer * 2 * kOther;
 
-    float p[kOther / 8][4], ds[kFirst ? kOther / 8 : 1][4];
-#pragma unroll
-    for (int c = 0; c < kOther / 8; ++c)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        p[c][i] = 0;
-        if (kFirst) ds[c][i] = 0;
-      }
+    float p[kOther / 8][4] = {}, ds[kFirst ? kOther / 8 : 1][4] = {};
     multiply_rows<Number>(x1, warp_row, other1, p, own_lane);
     if (kFirst) multiply_rows<Number>(x2, warp_row, other2, ds, own_lane);
     if (masked) {
@@ -192,27 +177,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
     }
 #pragma unroll
     for (int c = 0; c < kOther / kTile; ++c) {
-      std::uint32_t fragment[kFragments];
-      if (kSecond) {
-        const std::uint32_t a[kFragments] = {packed_p[2 * c][0], packed_p[2 * c][1], packed_p[2 * c + 1][0],
-                                             packed_p[2 * c + 1][1]};
-#pragma unroll
-        for (int d = 0; d < kValueDim / kTile; ++d) {
-          other2.load_b_transposed(c * kTile, d, fragment, own_lane);
-          Number::multiply_add(out2[2 * d], a, fragment[0], fragment[1]);
-          Number::multiply_add(out2[2 * d + 1], a, fragment[2], fragment[3]);
-        }
-      }
-      if (kFirst) {
-        const std::uint32_t a[kFragments] = {packed_ds[2 * c][0], packed_ds[2 * c][1], packed_ds[2 * c + 1][0],
-                                             packed_ds[2 * c + 1][1]};
-#pragma unroll
-        for (int d = 0; d < kDim / kTile; ++d) {
-          other1.load_b_transposed(c * kTile, d, fragment, own_lane);
-          Number::multiply_add(out1[2 * d], a, fragment[0], fragment[1]);
-          Number::multiply_add(out1[2 * d + 1], a, fragment[2], fragment[3]);
-        }
-      }
+      if constexpr (kSecond) multiply_packed<Number>(packed_p, other2, out2, c, own_lane);
+      if constexpr (kFirst) multiply_packed<Number>(packed_ds, other1, out1, c, own_lane);
     }
     n = following;
     buffer = 1 - buffer;

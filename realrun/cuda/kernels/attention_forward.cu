@@ -40,16 +40,9 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
     return n;
   };
 
-  float out[kRowTiles][kValueDim / 8][4], maximum[kRowTiles][2], sum[kRowTiles][2];
+  float out[kRowTiles][kValueDim / 8][4] = {}, maximum[kRowTiles][2], sum[kRowTiles][2] = {};
 #pragma unroll
-  for (int r = 0; r < kRowTiles; ++r) {
-    maximum[r][0] = maximum[r][1] = minus_infinity();
-    sum[r][0] = sum[r][1] = 0;
-#pragma unroll
-    for (int d = 0; d < kValueDim / 8; ++d)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[r][d][i] = 0;
-  }
+  for (int r = 0; r < kRowTiles; ++r) maximum[r][0] = maximum[r][1] = minus_infinity();
   const float scale = s.scale * kLog2E;
 
   q.template fill<kQueries, kBlockThreads>(s.q, b, g, h, first, s.queries, s.dim);
@@ -65,13 +58,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
     v.template fill<kKeys, kBlockThreads>(s.v, b, g, 0, static_cast<std::int64_t>(n) * kKeys, s.keys, s.value_dim);
     commit_copies();
 
-    float scores[kRowTiles][kKeys / 8][4];
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r)
-#pragma unroll
-      for (int c = 0; c < kKeys / 8; ++c)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) scores[r][c][i] = 0;
+    float scores[kRowTiles][kKeys / 8][4] = {};
 #pragma unroll
     for (int step = 0; step < kDim / kTile; ++step) {
       std::uint32_t a[kRowTiles][kFragments];
@@ -183,13 +170,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
       if (lane % 4 == 0)
         s.lse[s.row(b, g, h) + i] = nothing ? minus_infinity() : maximum[r][half] * s.scale + logf(total);
       auto* const to = static_cast<std::uint16_t*>(s.context.tensor.data) + s.context.at(b, g, h, i);
-#pragma unroll
-      for (int d = 0; d < kValueDim / 8; ++d) {
-        const int column = d * 8 + lane % 4 * 2;
-        if (column < s.value_dim)
-          *reinterpret_cast<std::uint32_t*>(to + column) =
-              Number::pack(out[r][d][half * 2] * factor, out[r][d][half * 2 + 1] * factor);
-      }
+      write_row<Number>(out[r], half, factor, to, s.value_dim, lane);
     }
 }
 

@@ -8,41 +8,14 @@
 #include "realrun/cuda/kernels.h"
 #include "realrun/cuda/kernels/device.cuh"
 #include "realrun/kernel_list.h"
+#include "realrun/kernel_shapes.h"
+#include "realrun/random_draws.h"
 
 namespace orrery::cuda {
 
-struct Call {
-  const Op& op;
-  std::span<const Operand> reads, writes;
-  const KernelContext& context;
+struct Call : KernelCall {
   const Launch& launch;
 
-  [[noreturn]] void fail(const std::string& what) const {
-    const int kind = static_cast<int>(op.kind);
-    const std::string name = kind < kOpKinds ? name_of(op.kind) : "of unknown kind " + std::to_string(kind);
-    throw std::logic_error("CUDA kernel " + name + " (" + op.name + "): " + what);
-  }
-  void require(bool condition, const char* what) const {
-    if (!condition) fail(what);
-  }
-  bool has_read(std::size_t i) const { return i < reads.size() && reads[i].data != nullptr; }
-  bool has_write(std::size_t i) const { return i < writes.size() && writes[i].data != nullptr; }
-  const Operand& read(std::size_t i) const {
-    if (!has_read(i)) fail("operand " + std::to_string(i) + " is missing");
-    return reads[i];
-  }
-  const Operand& write(std::size_t i) const {
-    if (!has_write(i)) fail("result " + std::to_string(i) + " is missing");
-    return writes[i];
-  }
-  void require_same_elements(const Operand& a, const Operand& b) const {
-    require(a.tensor->elements() == b.tensor->elements(), "tensors differ in their number of elements");
-  }
-  // `row` repeats along the leading dimensions of `whole`.
-  void require_repeats(const Operand& row, const Operand& whole) const {
-    require(row.tensor->elements() > 0 && whole.tensor->elements() % row.tensor->elements() == 0,
-            "a bias does not divide its tensor");
-  }
   // Floating point of any width.
   Any numbers(const Operand& o) const {
     const Dtype d = o.tensor->dtype;
@@ -60,9 +33,14 @@ struct Call {
     require(o.tensor->dtype == Dtype::fp32, "statistics are not fp32");
     return static_cast<float*>(o.data);
   }
-  std::uint8_t* mask(const Operand& o) const {
+  Any mask(const Operand& o) const {
     require(o.tensor->dtype == Dtype::uint8, "a mask is not uint8");
-    return static_cast<std::uint8_t*>(o.data);
+    return {o.data, Dtype::uint8};
+  }
+  WholeElements whole_elements_of(const Tensor& t) const {
+    const WholeElements w = whole_elements(t, context, launch.query_positions);
+    require(w.by_position < 0 || w.positions != nullptr, "the positions are not on the device");
+    return w;
   }
   template <class T>
   T* scratch(std::int64_t count) const {
@@ -72,10 +50,6 @@ struct Call {
   }
 };
 
-inline std::int64_t elements(const Operand& o) { return o.tensor->elements(); }
-inline std::int64_t last_size(const Operand& o) {
-  return o.tensor->rank == 0 ? 1 : o.tensor->sizes[o.tensor->rank - 1];
-}
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Whether all operands can be taken kWide elements at a time: in rows of `row` elements, from aligned addresses.
@@ -97,7 +71,30 @@ inline dim3 blocks(std::int64_t count) {
 }
 inline constexpr int kThreads = 256;
 
-#define ORRERY_LAUNCH(kernel, ...) launch(#kernel, kernel, __VA_ARGS__)
+// The grid for elements of which each thread takes `vector`; otherwise the blocks that the caller gives.
+struct Elements {
+  std::int64_t count;
+};
+inline dim3 grid_of(Elements elements, int vector) { return blocks(divide_up(elements.count, kThreads * vector)); }
+inline dim3 grid_of(dim3 blocks, int) { return blocks; }
+
+template <class T>
+constexpr std::int64_t bytes_for(std::int64_t count) {
+  return count * static_cast<std::int64_t>(sizeof(T));
+}
+// Shared memory of block_sum().
+inline constexpr std::int64_t kSumBytes = bytes_for<float>(kThreads / kWarp);
+
+inline CUstream_st* stream_of(const Call& call) { return call.launch.stream; }
+inline CUstream_st* stream_of(CUstream_st* stream) { return stream; }
+
+// Launches a kernel, or its version for kWide elements at a time where these fit. `on`: a call, or a stream.
+#define ORRERY_LAUNCH(on, kernel, grid, shared_bytes, ...) \
+  launch(#kernel, kernel, grid_of(grid, 1), kThreads, shared_bytes, stream_of(on), __VA_ARGS__)
+#define ORRERY_LAUNCH_WIDE(on, is_wide, kernel, grid, shared_bytes, ...)                                          \
+  ((is_wide)                                                                                                      \
+       ? launch(#kernel, kernel<kWide>, grid_of(grid, kWide), kThreads, shared_bytes, stream_of(on), __VA_ARGS__) \
+       : launch(#kernel, kernel<1>, grid_of(grid, 1), kThreads, shared_bytes, stream_of(on), __VA_ARGS__))
 
 #define ORRERY_DECLARE(kind) void kind(const Call& call);
 ORRERY_KERNELS(ORRERY_DECLARE)
@@ -105,6 +102,9 @@ ORRERY_KERNELS(ORRERY_DECLARE)
 #define ORRERY_DECLARE(kind) std::int64_t kind##_scratch(const Call& call);  // bytes
 ORRERY_SCRATCH_KERNELS(ORRERY_DECLARE)
 #undef ORRERY_DECLARE
+
+// Of all kernels that put tokens into slots: room for a list of rows, or of choices.
+std::int64_t slots_scratch(const Call& call);
 
 // The first half of `route` where experts choose: weights are the scores before, the chosen ones' behind.
 void choose_tokens(const Call& call);

@@ -138,6 +138,12 @@ namespace orrery::cuda {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+// The thread's index in a grid of one dimension, and in its warp.
+__device__ inline std::int64_t thread_number() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ inline int lane_number() { return static_cast<int>(threadIdx.x) % kWarp; }
+
 // A tensor whose dtype is known when the kernel runs. The branches are the same for all threads.
 struct Any {
   void* data = nullptr;
@@ -290,6 +296,15 @@ __device__ inline void unpack<kWide>(const Raw<kWide>& raw, Dtype dtype, float (
 template <int kVector>
 __device__ inline void load_vector(const Any& from, std::int64_t i, float (&values)[kVector]) {
   unpack<kVector>(load_raw<kVector>(from, i), from.dtype, values);
+}
+
+// sum += factor * the elements.
+template <int kVector>
+__device__ inline void add_vector(const Any& from, std::int64_t i, float (&sum)[kVector], float factor = 1) {
+  float values[kVector];
+  load_vector<kVector>(from, i, values);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) sum[j] += factor * values[j];
 }
 
 template <int kVector>

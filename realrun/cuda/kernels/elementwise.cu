@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "realrun/cuda/kernels/call.cuh"
-#include "realrun/cuda/kernels/random.cuh"
 
 namespace orrery::cuda {
 namespace {
@@ -38,12 +37,6 @@ __device__ ValueAndSlope evaluate(ActivationFunction function, float x) {
   return {0, 0};
 }
 
-// [rows, halves, width]; a bias of `period` elements is repeated over all of x; weights: [rows].
-struct ActivationShape {
-  std::int64_t elements, width, period;
-  bool gated;
-};
-
 // Index in x of element `first` of y.
 __device__ std::int64_t input_index(const ActivationShape& s, std::int64_t first) {
   return s.gated ? first / s.width * 2 * s.width + first % s.width : first;
@@ -51,14 +44,8 @@ __device__ std::int64_t input_index(const ActivationShape& s, std::int64_t first
 
 template <int kVector>
 __device__ void add_repeated(const Any& bias, std::int64_t period, std::int64_t at, float (&values)[kVector]) {
-  if (bias.data == nullptr) return;
-  float b[kVector];
-  load_vector<kVector>(bias, at % period, b);
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) values[i] += b[i];
+  if (bias.data != nullptr) add_vector<kVector>(bias, at % period, values);
 }
-
-__device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 template <int kVector>
 __global__ void activation_kernel(ActivationShape s, ActivationFunction function, Any x, Any bias, Any weights, Any y) {
@@ -129,11 +116,14 @@ __global__ void weighted_activation_backward_kernel(ActivationShape s, Activatio
 
 // Tells which elements are kept (realrun/cpu/elementwise.cpp).
 struct Dropout : WholeElements {
+  std::int64_t elements;
   std::uint64_t seed, stream;
   std::uint64_t threshold;  // an element is kept if its word is at least this
   float scale;
 
-  __device__ bool kept(std::uint64_t whole_index) const { return philox(seed, stream, whole_index).x >= threshold; }
+  __device__ bool kept(std::uint64_t whole_index) const {
+    return words_of_draw(seed, stream, whole_index).at[0] >= threshold;
+  }
 };
 
 // kVector > 1: rows are whole vectors along the last dimension, and neighbours are also neighbours in the whole tensor.
@@ -143,10 +133,8 @@ __global__ void dropout_kernel(Dropout drop, Any x, Any residual, Any bias, std:
   if (first >= drop.elements) return;
   const Raw<kVector> raw = load_raw<kVector>(x, first),
                      raw_residual = residual.data == nullptr ? raw : load_raw<kVector>(residual, first);
-  float values[kVector], out[kVector], keep[kVector];
+  float values[kVector], out[kVector] = {}, keep[kVector];
   unpack<kVector>(raw, x.dtype, values);
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) out[i] = 0;
   if (residual.data != nullptr) unpack<kVector>(raw_residual, residual.dtype, out);
   add_repeated<kVector>(bias, period, first, values);
   const std::uint64_t index = drop.index(first);
@@ -160,18 +148,18 @@ __global__ void dropout_kernel(Dropout drop, Any x, Any residual, Any bias, std:
   store_vector<kVector>(mask, first, keep);
 }
 
-// Standard normal, drawn as in realrun/cpu/philox.h.
-__device__ float normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
-  const uint2 words = philox(seed, stream, index);
-  const float radius = sqrtf(-2 * logf((static_cast<float>(words.x) + 1) * 0x1p-32f));
+// Standard normal, drawn as in realrun/random_draws.h.
+__device__ float drawn_normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  const PhiloxWords words = words_of_draw(seed, stream, index);
+  const float radius = sqrtf(-2 * logf((static_cast<float>(words.at[0]) + 1) * 0x1p-32f));
   constexpr float kTurn = 6.283185307f;
-  return radius * cosf(kTurn * (static_cast<float>(words.y) * 0x1p-32f));
+  return radius * cosf(kTurn * (static_cast<float>(words.at[1]) * 0x1p-32f));
 }
 
 __global__ void add_noise_kernel(Dropout draw, Any logits, Any deviations, Any noisy, Any slopes) {
   const std::int64_t i = thread_number();
   if (i >= draw.elements) return;
-  const float drawn = normal(draw.seed, draw.stream, draw.index(i)), d = load(deviations, i);
+  const float drawn = drawn_normal(draw.seed, draw.stream, draw.index(i)), d = load(deviations, i);
   store(noisy, i, load(logits, i) + drawn * (fmaxf(d, 0) + log1pf(expf(-fabsf(d)))));
   store(slopes, i, drawn / (1 + expf(-d)));
 }
@@ -249,32 +237,6 @@ __global__ void multiply_sum_kernel(std::int64_t width, Any a, Any b, Any y) {
   if (threadIdx.x == 0) store(y, row, sum);
 }
 
-ActivationShape activation_shape(const Call& call, const Operand& x, const Operand& y, std::size_t bias) {
-  const std::int64_t width = last_size(x);
-  const bool gated = elements(x) == 2 * elements(y);
-  call.require(gated || elements(x) == elements(y), "input and output do not fit");
-  if (gated) {
-    const bool can_gate =
-        call.op.function == ActivationFunction::swiglu || call.op.function == ActivationFunction::geglu;
-    call.require(can_gate && x.tensor->rank >= 2 && x.tensor->sizes[x.tensor->rank - 2] == 2,
-                 "input is not [.., 2, ffn]");
-  }
-  call.require(static_cast<int>(call.op.function) <= static_cast<int>(ActivationFunction::relu2), "unknown function");
-  std::int64_t period = 1;
-  if (call.has_read(bias)) {
-    call.require_repeats(call.read(bias), x);
-    period = elements(call.read(bias));
-  }
-  return {elements(y), width, period, gated};
-}
-
-// Returns the tensor with one number per row, if there is one.
-Any weights_of_rows(const Call& call, const ActivationShape& s, std::size_t weights) {
-  if (!call.has_read(weights)) return {};
-  call.require(elements(call.read(weights)) * s.width == s.elements, "the weights are not one for each row");
-  return call.numbers(call.read(weights));
-}
-
 // Length of the rows that the bias and the halves consist of, which vectors must divide.
 std::int64_t common_row(const Call& call, std::int64_t row, std::size_t bias) {
   if (!call.has_read(bias)) return row;
@@ -282,16 +244,15 @@ std::int64_t common_row(const Call& call, std::int64_t row, std::size_t bias) {
   return period % kWide == 0 ? row : 1;
 }
 
-Dropout dropout_of(const Call& call, const Tensor& t) {
-  const double p = call.op.probability;
-  call.require(p >= 0 && p < 1, "a dropout probability is in [0, 1)");
+Dropout dropout_of(const Call& call) {
+  constexpr double kWords = 4294967296.0;  // number of 32-bit words
   Dropout d{};
-  static_cast<WholeElements&>(d) = whole_elements_of(call, t);
+  static_cast<WholeElements&>(d) = call.whole_elements_of(*call.write(0).tensor);
+  d.elements = elements(call.write(0));
   d.seed = call.context.seed;
   d.stream = call.context.dropout_stream;
-  constexpr double kWords = 4294967296.0;  // number of 32-bit words
-  d.threshold = static_cast<std::uint64_t>(std::ceil(p * kWords));
-  d.scale = static_cast<float>(1 / (1 - p));
+  d.scale = static_cast<float>(kept_scale(call));
+  d.threshold = static_cast<std::uint64_t>(std::ceil(static_cast<double>(call.op.probability) * kWords));
   return d;
 }
 
@@ -301,142 +262,97 @@ std::int64_t dropout_row(const Dropout& d) {
   return d.rank == 0 || d.by_position == d.rank - 1 ? 1 : d.sizes[d.rank - 1];
 }
 
-template <class Wide, class Narrow>
-void launch_either(bool is_wide, std::int64_t elements, Wide wide_launch, Narrow narrow_launch) {
-  if (is_wide) {
-    wide_launch(blocks(divide_up(elements, kThreads * kWide)));
-  } else {
-    narrow_launch(blocks(divide_up(elements, kThreads)));
-  }
-}
-
 }  // namespace
 
-// Launches kernel<kWide> or kernel<1> over `count` elements.
-#define ORRERY_LAUNCH_ELEMENTS(kernel, is_wide, count, ...)                                                   \
-  launch_either(                                                                                              \
-      is_wide, count,                                                                                         \
-      [&](dim3 grid) { launch(#kernel, kernel<kWide>, grid, kThreads, 0, call.launch.stream, __VA_ARGS__); }, \
-      [&](dim3 grid) { launch(#kernel, kernel<1>, grid, kThreads, 0, call.launch.stream, __VA_ARGS__); })
-
 void activation(const Call& call) {
-  const Operand &x = call.read(0), &y = call.write(0);
-  const ActivationShape s = activation_shape(call, x, y, 1);
-  const Any in = call.numbers(x), bias = call.numbers_if_read(1), weights = weights_of_rows(call, s, 2),
-            out = call.numbers(y);
+  const ActivationShape s = activation_shape(call);
+  const Any in = call.numbers(call.read(0)), bias = call.numbers_if_read(1), weights = call.numbers_if_read(2),
+            out = call.numbers(call.write(0));
   const bool by_row = s.gated || weights.data != nullptr;
   const bool is_wide = wide(common_row(call, by_row ? s.width : s.elements, 1), {in, bias, out});
-  ORRERY_LAUNCH_ELEMENTS(activation_kernel, is_wide, s.elements, s, call.op.function, in, bias, weights, out);
+  ORRERY_LAUNCH_WIDE(call, is_wide, activation_kernel, Elements{s.elements}, 0, s, call.op.function, in, bias, weights,
+                     out);
 }
 
 void activation_backward(const Call& call) {
-  const Operand &dy = call.read(0), &x = call.read(1), &dx = call.write(0);
-  const ActivationShape s = activation_shape(call, x, dy, 2);
-  call.require_same_elements(x, dx);
-  const Any d = call.numbers(dy), in = call.numbers(x), bias = call.numbers_if_read(2), out = call.numbers(dx);
-  const Any weights = weights_of_rows(call, s, 3), dweights = call.numbers_if_written(1);
+  const ActivationShape s = activation_shape(call);
+  const Any d = call.numbers(call.read(0)), in = call.numbers(call.read(1)), bias = call.numbers_if_read(2),
+            weights = call.numbers_if_read(3), out = call.numbers(call.write(0));
+  const bool by_row = s.gated || weights.data != nullptr;
+  const bool is_wide = wide(common_row(call, by_row ? s.width : s.elements, 2), {d, in, bias, out});
   if (weights.data != nullptr) {
-    if (dweights.data != nullptr) call.require_same_elements(call.read(3), call.write(1));
-    const auto issue = [&](auto kernel) {
-      launch("weighted_activation_backward_kernel", kernel, blocks(s.elements / s.width), kThreads,
-             kThreads / kWarp * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, s, call.op.function, d,
-             in, bias, weights, out, dweights);
-    };
-    return wide(common_row(call, s.width, 2), {d, in, bias, out}) ? issue(weighted_activation_backward_kernel<kWide>)
-                                                                  : issue(weighted_activation_backward_kernel<1>);
+    ORRERY_LAUNCH_WIDE(call, is_wide, weighted_activation_backward_kernel, blocks(s.elements / s.width), kSumBytes, s,
+                       call.op.function, d, in, bias, weights, out, call.numbers_if_written(1));
+  } else {
+    ORRERY_LAUNCH_WIDE(call, is_wide, activation_backward_kernel, Elements{s.elements}, 0, s, call.op.function, d, in,
+                       bias, out);
   }
-  const bool is_wide = wide(common_row(call, s.gated ? s.width : s.elements, 2), {d, in, bias, out});
-  ORRERY_LAUNCH_ELEMENTS(activation_backward_kernel, is_wide, s.elements, s, call.op.function, d, in, bias, out);
 }
 
 void dropout(const Call& call) {
-  const Operand &x = call.read(0), &y = call.write(0), &mask = call.write(1);
-  call.require_same_elements(x, y);
-  call.require_same_elements(y, mask);
-  const Dropout d = dropout_of(call, *y.tensor);
-  const Any in = call.numbers(x), out = call.numbers(y), kept{call.mask(mask), Dtype::uint8};
-  ORRERY_LAUNCH_ELEMENTS(dropout_kernel, wide(dropout_row(d), {in, out, kept}), d.elements, d, in, Any{}, Any{}, 1, out,
-                         kept);
+  const Dropout d = dropout_of(call);
+  const Any in = call.numbers(call.read(0)), out = call.numbers(call.write(0)), kept = call.mask(call.write(1));
+  ORRERY_LAUNCH_WIDE(call, wide(dropout_row(d), {in, out, kept}), dropout_kernel, Elements{d.elements}, 0, d, in, Any{},
+                     Any{}, 1, out, kept);
 }
 
 void dropout_add(const Call& call) {
-  const Operand &x = call.read(0), &residual = call.read(1), &y = call.write(0), &mask = call.write(1);
-  for (const Operand* other : {&residual, &y, &mask}) call.require_same_elements(x, *other);
-  if (call.has_read(2)) call.require_repeats(call.read(2), x);
-  const Dropout d = dropout_of(call, *y.tensor);
-  const Any in = call.numbers(x), base = call.numbers(residual), bias = call.numbers_if_read(2), out = call.numbers(y),
-            kept{call.mask(mask), Dtype::uint8};
+  const Dropout d = dropout_of(call);
+  const Any in = call.numbers(call.read(0)), base = call.numbers(call.read(1)), bias = call.numbers_if_read(2),
+            out = call.numbers(call.write(0)), kept = call.mask(call.write(1));
   const std::int64_t period = call.has_read(2) ? elements(call.read(2)) : 1;
-  ORRERY_LAUNCH_ELEMENTS(dropout_kernel, wide(common_row(call, dropout_row(d), 2), {in, base, bias, out, kept}),
-                         d.elements, d, in, base, bias, period, out, kept);
+  ORRERY_LAUNCH_WIDE(call, wide(common_row(call, dropout_row(d), 2), {in, base, bias, out, kept}), dropout_kernel,
+                     Elements{d.elements}, 0, d, in, base, bias, period, out, kept);
 }
 
 void add_noise(const Call& call) {
-  const Operand &logits = call.read(0), &deviations = call.read(1), &noisy = call.write(0), &slopes = call.write(1);
-  for (const Operand* other : {&deviations, &noisy, &slopes}) call.require_same_elements(logits, *other);
-  const Dropout d = dropout_of(call, *noisy.tensor);
-  ORRERY_LAUNCH(add_noise_kernel, blocks(divide_up(d.elements, kThreads)), kThreads, 0, call.launch.stream, d,
-                call.numbers(logits), call.numbers(deviations), call.numbers(noisy), call.numbers(slopes));
+  const Dropout d = dropout_of(call);
+  ORRERY_LAUNCH(call, add_noise_kernel, Elements{d.elements}, 0, d, call.numbers(call.read(0)),
+                call.numbers(call.read(1)), call.numbers(call.write(0)), call.numbers(call.write(1)));
 }
 
 void dropout_backward(const Call& call) {
-  const Operand &dy = call.read(0), &mask = call.read(1), &dx = call.write(0);
-  call.require_same_elements(dy, mask);
-  call.require_same_elements(dy, dx);
-  const double p = call.op.probability;
-  call.require(p >= 0 && p < 1, "a dropout probability is in [0, 1)");
-  const Any d = call.numbers(dy), kept{call.mask(mask), Dtype::uint8}, out = call.numbers(dx);
-  ORRERY_LAUNCH_ELEMENTS(dropout_backward_kernel, wide(elements(dy), {d, kept, out}), elements(dy), elements(dy),
-                         static_cast<float>(1 / (1 - p)), d, kept, out);
+  const std::int64_t n = elements(call.read(0));
+  const Any d = call.numbers(call.read(0)), kept = call.mask(call.read(1)), out = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide(n, {d, kept, out}), dropout_backward_kernel, Elements{n}, 0, n,
+                     static_cast<float>(kept_scale(call)), d, kept, out);
 }
 
 void add(const Call& call) {
-  const Operand &a = call.read(0), &y = call.write(0);
-  call.require_same_elements(a, y);
-  if (call.has_read(1)) call.require_same_elements(call.read(1), y);
-  if (call.has_read(2)) call.require_repeats(call.read(2), y);
-  const Any first = call.numbers(a), second = call.numbers_if_read(1), bias = call.numbers_if_read(2),
-            out = call.numbers(y);
+  const std::int64_t n = elements(call.write(0));
+  const Any first = call.numbers(call.read(0)), second = call.numbers_if_read(1), bias = call.numbers_if_read(2),
+            out = call.numbers(call.write(0));
   const std::int64_t period = call.has_read(2) ? elements(call.read(2)) : 1;
-  ORRERY_LAUNCH_ELEMENTS(add_kernel, wide(common_row(call, elements(y), 2), {first, second, bias, out}), elements(y),
-                         elements(y), first, second, bias, period, out);
+  ORRERY_LAUNCH_WIDE(call, wide(common_row(call, n, 2), {first, second, bias, out}), add_kernel, Elements{n}, 0, n,
+                     first, second, bias, period, out);
 }
 
 void multiply(const Call& call) {
-  const Operand &a = call.read(0), &b = call.read(1), &y = call.write(0);
-  const std::int64_t width = last_size(a), n = elements(a);
-  const Any first = call.numbers(a), second = call.numbers(b), out = call.numbers(y);
-  const auto is_column = [&](const Operand& o) {
-    return last_size(o) == 1 && elements(o) * width == n && elements(o) != n;
-  };
-  if (is_column(b)) {
-    call.require_same_elements(a, y);
-    ORRERY_LAUNCH_ELEMENTS(multiply_rows_kernel, wide(width, {first, out}), n, n, width, first, second, out);
-    return;
+  const std::int64_t width = last_size(call.read(0)), n = elements(call.read(0));
+  const Any first = call.numbers(call.read(0)), second = call.numbers(call.read(1)), out = call.numbers(call.write(0));
+  switch (multiply_form(call)) {
+    case Multiply::rows:
+      ORRERY_LAUNCH_WIDE(call, wide(width, {first, out}), multiply_rows_kernel, Elements{n}, 0, n, width, first, second,
+                         out);
+      break;
+    case Multiply::inner_products:
+      ORRERY_LAUNCH_WIDE(call, wide(width, {first, second}), multiply_sum_kernel, blocks(elements(call.write(0))),
+                         kSumBytes, width, first, second, out);
+      break;
+    case Multiply::elements:
+      ORRERY_LAUNCH_WIDE(call, wide(n, {first, second, out}), multiply_kernel, Elements{n}, 0, n, first, second, out);
   }
-  call.require_same_elements(a, b);
-  if (is_column(y)) {
-    const auto issue = [&](auto kernel) {
-      launch("multiply_sum_kernel", kernel, blocks(elements(y)), kThreads,
-             kThreads / kWarp * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, width, first, second,
-             out);
-    };
-    return wide(width, {first, second}) ? issue(multiply_sum_kernel<kWide>) : issue(multiply_sum_kernel<1>);
-  }
-  call.require_same_elements(a, y);
-  ORRERY_LAUNCH_ELEMENTS(multiply_kernel, wide(n, {first, second, out}), n, n, first, second, out);
 }
 
 void cast(const Call& call) {
   const Operand &x = call.read(0), &y = call.write(0);
-  call.require_same_elements(x, y);
+  const std::int64_t n = elements(y);
   if (call.op.accumulate) {
     const Any in = call.numbers(x), out = call.numbers(y);
-    ORRERY_LAUNCH_ELEMENTS(add_kernel, wide(elements(y), {in, out}), elements(y), elements(y), in, out, Any{}, 1, out);
-    return;
+    ORRERY_LAUNCH_WIDE(call, wide(n, {in, out}), add_kernel, Elements{n}, 0, n, in, out, Any{}, 1, out);
+  } else if (x.data != y.data || x.tensor->dtype != y.tensor->dtype) {
+    convert(call.launch.stream, x.data, x.tensor->dtype, y.data, y.tensor->dtype, n);
   }
-  if (x.data == y.data && x.tensor->dtype == y.tensor->dtype) return;
-  convert(call.launch.stream, x.data, x.tensor->dtype, y.data, y.tensor->dtype, elements(y));
 }
 
 void zero_fill(const Call& call) {

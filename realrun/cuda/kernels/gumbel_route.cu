@@ -1,8 +1,8 @@
 // The dense-to-sparse gate (Router::gumbel_temperature): one warp per token.
 #include <cmath>
 
-#include "realrun/cuda/kernels/random.cuh"
 #include "realrun/cuda/kernels/routing.cuh"
+#include "realrun/random_draws.h"
 
 namespace orrery::cuda {
 namespace {
@@ -17,14 +17,14 @@ struct Gate {
 
   // As in realrun/cpu/gumbel_route.cpp, in double: the same noise to the last bit, except for logarithms.
   __device__ float noisy(const Any& logits, std::int64_t element) const {
-    const double u = (static_cast<double>(philox(seed, stream, whole.index(element)).x) + 0.5) * 0x1p-32;
+    const double u = (static_cast<double>(words_of_draw(seed, stream, whole.index(element)).at[0]) + 0.5) * 0x1p-32;
     return (load(logits, element) - static_cast<float>(log(-log(u)))) / temperature;
   }
 };
 
 // Writes the probabilities of a token's experts to shared memory.
 __device__ void find_probabilities(const Gate& g, const Any& logits, std::int64_t token, float* p) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = lane_number();
   float maximum = minus_infinity(), sum = 0;
   for (int e = lane; e < g.experts; e += kWarp) {
     p[e] = g.noisy(logits, token * g.experts + e);
@@ -42,10 +42,10 @@ __device__ void find_probabilities(const Gate& g, const Any& logits, std::int64_
 
 // Shared memory per warp: [2 experts].
 __global__ void gumbel_route_kernel(Gate g, Any logits, Any weights, Any choices) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + warp;
-  if (token >= g.tokens) return;
-  float *const p = reinterpret_cast<float*>(dynamic_shared()) + warp * 2 * g.experts, *const left = p + g.experts;
+  const int lane = lane_number();
+  const auto [token, p] = token_of_warp(g.tokens, 2 * g.experts);
+  if (p == nullptr) return;
+  float* const left = p + g.experts;
   find_probabilities(g, logits, token, p);
   for (int e = lane; e < g.experts; e += kWarp) left[e] = p[e];
   __syncwarp();
@@ -60,13 +60,12 @@ __global__ void gumbel_route_kernel(Gate g, Any logits, Any weights, Any choices
 
 // Shared memory per warp: [experts].
 __global__ void gumbel_route_backward_kernel(Gate g, Any dweights, Any logits, Any choices, Any dlogits) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + warp;
-  if (token >= g.tokens) return;
-  float* const p = reinterpret_cast<float*>(dynamic_shared()) + warp * g.experts;
+  const int lane = lane_number();
+  const auto [token, p] = token_of_warp(g.tokens, g.experts);
+  if (p == nullptr) return;
   find_probabilities(g, logits, token, p);
   // A chosen expert that is not active has no weight, so its weight has no gradient.
-  const auto active_expert = [&](int j) {
+  const auto active_expert = [&, token = token, p = p](int j) {
     const std::int64_t expert = load_index(choices, token * g.k + j);
     return expert >= 0 && expert < g.experts && p[expert] > g.threshold ? static_cast<int>(expert) : -1;
   };
@@ -78,53 +77,41 @@ __global__ void gumbel_route_backward_kernel(Gate g, Any dweights, Any logits, A
   __syncwarp();
   for (int j = lane; j < g.k; j += kWarp)
     if (const int e = active_expert(j); e >= 0)
-      store(dlogits, token * g.experts + e,
-            p[e] * (g.scale * load(dweights, token * g.k + j) - mean) / g.temperature);
+      store(dlogits, token * g.experts + e, p[e] * (g.scale * load(dweights, token * g.k + j) - mean) / g.temperature);
 }
 
-Gate gate_of(const Call& call, const Operand& logits, const Operand& choices) {
+Gate gate_of(const Call& call, const Operand& logits) {
+  const RouterShape shape = router_shape(call);
+  constexpr std::int64_t kMostExperts = 1 << 12;  // experts whose probabilities fit into a block's shared memory
+  call.require(shape.experts <= kMostExperts, "a block has no room for this many experts");
   const Router& router = call.op.router;
   Gate g{};
-  const std::int64_t experts = last_size(logits), k = last_size(choices);
-  g.tokens = elements(choices) / k;
-  constexpr std::int64_t kMostExperts = 1 << 12;  // experts whose probabilities fit into a block's shared memory
-  call.require(k >= 1 && k <= experts && elements(logits) == g.tokens * experts, "logits and choices do not fit");
-  call.require(experts <= kMostExperts, "a block has no room for this many experts");
-  g.experts = static_cast<int>(experts);
-  g.k = static_cast<int>(k);
+  g.tokens = shape.tokens;
+  g.experts = static_cast<int>(shape.experts);
+  g.k = static_cast<int>(shape.k);
   g.temperature = router.gumbel_temperature;
   g.threshold = router.threshold;
   g.scale = router.scale;
   g.padded = router.padded;
   g.seed = call.context.seed;
   g.stream = call.context.dropout_stream;
-  g.whole = whole_elements_of(call, *logits.tensor);
+  g.whole = call.whole_elements_of(*logits.tensor);
   return g;
 }
 
 }  // namespace
 
 void gumbel_route(const Call& call) {
-  const Operand &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
-  const Gate g = gate_of(call, logits, choices);
-  call.require_same_elements(weights, choices);
-  call.require(!call.has_read(1), "a gate with noise has no bias");
-  const std::int64_t bytes = 2 * g.experts * static_cast<std::int64_t>(sizeof(float));
-  const int threads = route_threads(bytes);
-  ORRERY_LAUNCH(gumbel_route_kernel, blocks(divide_up(g.tokens, threads / kWarp)), threads, bytes * (threads / kWarp),
-                call.launch.stream, g, call.numbers(logits), call.numbers(weights), call.indices(choices));
+  const Gate g = gate_of(call, call.read(0));
+  launch_by_token(call, "gumbel_route_kernel", gumbel_route_kernel, g.tokens, 2 * g.experts, g,
+                  call.numbers(call.read(0)), call.numbers(call.write(0)), call.indices(call.write(1)));
 }
 
 void gumbel_route_backward(const Call& call) {
-  const Operand &dweights = call.read(0), &logits = call.read(1), &choices = call.read(2), &dlogits = call.write(0);
-  const Gate g = gate_of(call, logits, choices);
-  call.require_same_elements(dweights, choices);
-  call.require_same_elements(dlogits, logits);
-  const std::int64_t bytes = g.experts * static_cast<std::int64_t>(sizeof(float));
-  const int threads = route_threads(bytes);
-  ORRERY_LAUNCH(gumbel_route_backward_kernel, blocks(divide_up(g.tokens, threads / kWarp)), threads,
-                bytes * (threads / kWarp), call.launch.stream, g, call.numbers(dweights), call.numbers(logits),
-                call.indices(choices), call.numbers(dlogits));
+  const Gate g = gate_of(call, call.read(1));
+  launch_by_token(call, "gumbel_route_backward_kernel", gumbel_route_backward_kernel, g.tokens, g.experts, g,
+                  call.numbers(call.read(0)), call.numbers(call.read(1)), call.indices(call.read(2)),
+                  call.numbers(call.write(0)));
 }
 
 }  // namespace orrery::cuda

@@ -12,7 +12,7 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
   const KernelContext context;
   Launch launch;
   launch.processors = processors;
-  const Call call{op, reads, writes, context, launch};
+  const Call call{{op, reads, writes, context}, launch};
   switch (op.kind) {
 #define ORRERY_SCRATCH(kind) \
   case OpKind::kind:         \
@@ -20,18 +20,19 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
     ORRERY_SCRATCH_KERNELS(ORRERY_SCRATCH)
 #undef ORRERY_SCRATCH
     default:
-      call.fail("needs memory that nobody has counted");
+      return slots_scratch(call);
   }
 }
 
 void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                 const KernelContext& context, const Launch& launch) {
-  const Call call{op, reads, writes, context, launch};
+  const Call call{{op, reads, writes, context}, launch};
   call.require(is_kernel(op.kind), "multiplies matrices or moves data, and is not a kernel");
   call.require(!op.accumulate || traits_of(op.kind).accumulates != 0, "cannot accumulate");
+  check_operands(call);
   switch (op.kind) {
 #define ORRERY_RUN(kind) \
-  case OpKind::kind:      \
+  case OpKind::kind:     \
     return kind(call);
     ORRERY_KERNELS(ORRERY_RUN)
 #undef ORRERY_RUN

@@ -1,4 +1,4 @@
-// Operations of a Backend other than ops: fills, copies by index and by strides, conversions, sums.
+// Operations of a Backend other than ops: fills, copies by index, conversions, sums.
 #include <cstring>
 #include <numeric>
 
@@ -6,8 +6,6 @@
 
 namespace orrery::cuda {
 namespace {
-
-__device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 // Part of an allocation in words of `per_word` elements: as wide as its offsets and runs allow.
 struct Words {
@@ -107,26 +105,6 @@ __global__ void convert_kernel(std::int64_t elements, Any from, Any to) {
   store_vector<kVector>(to, i, values);
 }
 
-struct Strides {
-  int rank;
-  std::int64_t count;
-  std::int64_t sizes[Tensor::kMaxRank], from[Tensor::kMaxRank], to[Tensor::kMaxRank];
-};
-
-template <class Word>
-__global__ void copy_strided_kernel(Strides s, const Word* from, Word* to) {
-  std::int64_t i = thread_number();
-  if (i >= s.count) return;
-  std::int64_t source = 0, target = 0;
-  for (int d = s.rank - 1; d >= 0; --d) {
-    const std::int64_t at = i % s.sizes[d];
-    i /= s.sizes[d];
-    source += at * s.from[d];
-    target += at * s.to[d];
-  }
-  to[target] = from[source];
-}
-
 constexpr std::size_t kMaxParts = 256;  // their addresses are kernel parameters, which have 4 KiB
 struct Parts {
   int count;
@@ -150,10 +128,7 @@ __global__ void sum_kernel(std::int64_t elements, Parts parts, Any to) {
   load_vector<kVector>({const_cast<void*>(parts.data[0]), to.dtype}, i, sum);
 #pragma unroll 4
   for (int p = 1; p < parts.count; ++p) {
-    float values[kVector];
-    load_vector<kVector>({const_cast<void*>(parts.data[p]), to.dtype}, i, values);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+    add_vector<kVector>({const_cast<void*>(parts.data[p]), to.dtype}, i, sum);
   }
   store_vector<kVector>(to, i, sum);
 }
@@ -210,15 +185,12 @@ void with_word(std::int64_t bytes, Use use) {
   }
 }
 
-dim3 grid_for(std::int64_t count) { return blocks(divide_up(count, kThreads)); }
-
 void move(CUstream_st* stream, const DeviceSlice& slice, void* dense, bool to_slice) {
   const std::int64_t bytes = word_bytes(slice, dense);
   const Words words = words_of(slice, bytes / bytes_of(slice.dtype, 1));
   with_word(bytes, [&](auto word) {
     using Word = decltype(word);
-    launch("move_kernel", move_kernel<Word>, grid_for(words.count), kThreads, 0, stream, words,
-           static_cast<Word*>(dense), to_slice);
+    ORRERY_LAUNCH(stream, move_kernel<Word>, Elements{words.count}, 0, words, static_cast<Word*>(dense), to_slice);
   });
 }
 
@@ -245,8 +217,7 @@ void fill(CUstream_st* stream, const DeviceSlice& to, float value) {
   const std::int64_t bytes = word_bytes(to, nullptr);
   const Words words = words_of(to, bytes / bytes_of(to.dtype, 1));
   with_word(bytes, [&](auto word) {
-    launch("fill_kernel", fill_kernel<decltype(word)>, grid_for(words.count), kThreads, 0, stream, words, to.dtype,
-           value);
+    ORRERY_LAUNCH(stream, fill_kernel<decltype(word)>, Elements{words.count}, 0, words, to.dtype, value);
   });
 }
 
@@ -255,54 +226,14 @@ void gather(CUstream_st* stream, const DeviceSlice& from, void* to) { move(strea
 void scatter(CUstream_st* stream, const void* from, const DeviceSlice& to, bool add) {
   void* const dense = const_cast<void*>(from);
   if (!add) return move(stream, to, dense, true);
-  ORRERY_LAUNCH(scatter_add_kernel, grid_for(to.elements), kThreads, 0, stream, words_of(to, 1), to.dtype,
-                Any{dense, to.dtype});
+  const Any numbers{dense, to.dtype};
+  ORRERY_LAUNCH(stream, scatter_add_kernel, Elements{to.elements}, 0, words_of(to, 1), to.dtype, numbers);
 }
 
 void convert(CUstream_st* stream, const void* from, Dtype from_dtype, void* to, Dtype to_dtype, std::int64_t elements) {
   if (from_dtype == to_dtype) return gather(stream, {const_cast<void*>(from), from_dtype, 0, elements}, to);
   const Any in{const_cast<void*>(from), from_dtype}, out{to, to_dtype};
-  if (wide(elements, {in, out})) {
-    ORRERY_LAUNCH(convert_kernel<kWide>, grid_for(elements / kWide), kThreads, 0, stream, elements, in, out);
-  } else {
-    ORRERY_LAUNCH(convert_kernel<1>, grid_for(elements), kThreads, 0, stream, elements, in, out);
-  }
-}
-
-void copy_strided(CUstream_st* stream, const void* from, std::span<const std::int64_t> from_strides, void* to,
-                  std::span<const std::int64_t> to_strides, std::span<const std::int64_t> sizes, Dtype dtype) {
-  if (sizes.size() > Tensor::kMaxRank || sizes.size() != from_strides.size() || sizes.size() != to_strides.size())
-    throw std::logic_error("CUDA kernels: a strided copy has too many dimensions, or not a stride for each");
-  Strides s{};
-  s.rank = static_cast<int>(sizes.size());
-  s.count = 1;
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    s.sizes[d] = sizes[d];
-    s.from[d] = from_strides[d];
-    s.to[d] = to_strides[d];
-    s.count *= sizes[d];
-  }
-  // Moves neighbours of the last dimension in the widest word that all offsets allow.
-  const std::int64_t element = bytes_of(dtype, 1);
-  std::int64_t bytes = element;
-  if (s.rank > 0 && s.from[s.rank - 1] == 1 && s.to[s.rank - 1] == 1) {
-    std::int64_t common = s.sizes[s.rank - 1];
-    for (int d = 0; d + 1 < s.rank; ++d) common = std::gcd(common, std::gcd(s.from[d], s.to[d]));
-    for (bytes = 16; bytes > element; bytes /= 2)
-      if (common % (bytes / element) == 0 && aligned(bytes, from, to)) break;
-    const std::int64_t n = bytes / element;
-    s.count /= n;
-    s.sizes[s.rank - 1] /= n;
-    for (int d = 0; d + 1 < s.rank; ++d) {
-      s.from[d] /= n;
-      s.to[d] /= n;
-    }
-  }
-  with_word(bytes, [&](auto word) {
-    using Word = decltype(word);
-    launch("copy_strided_kernel", copy_strided_kernel<Word>, grid_for(s.count), kThreads, 0, stream, s,
-           static_cast<const Word*>(from), static_cast<Word*>(to));
-  });
+  ORRERY_LAUNCH_WIDE(stream, wide(elements, {in, out}), convert_kernel, Elements{elements}, 0, elements, in, out);
 }
 
 void sum(CUstream_st* stream, std::span<const void* const> parts, void* to, std::int64_t elements, Dtype dtype) {
@@ -310,22 +241,17 @@ void sum(CUstream_st* stream, std::span<const void* const> parts, void* to, std:
   const Any out{to, dtype};
   bool is_wide = wide(elements, {out});
   for (const void* part : parts) is_wide = is_wide && wide(elements, {Any{const_cast<void*>(part), dtype}});
-  if (is_wide) {
-    ORRERY_LAUNCH(sum_kernel<kWide>, grid_for(elements / kWide), kThreads, 0, stream, elements, p, out);
-  } else {
-    ORRERY_LAUNCH(sum_kernel<1>, grid_for(elements), kThreads, 0, stream, elements, p, out);
-  }
+  ORRERY_LAUNCH_WIDE(stream, is_wide, sum_kernel, Elements{elements}, 0, elements, p, out);
 }
 
 void merge_statistics(CUstream_st* stream, std::span<const void* const> parts, void* to, std::int64_t tokens) {
-  ORRERY_LAUNCH(merge_statistics_kernel, grid_for(tokens), kThreads, 0, stream, tokens, parts_of(parts),
-                static_cast<float*>(to));
+  ORRERY_LAUNCH(stream, merge_statistics_kernel, Elements{tokens}, 0, tokens, parts_of(parts), static_cast<float*>(to));
 }
 
 void find_nan(CUstream_st* stream, const DeviceSlice& slice, std::int32_t* flag) {
   constexpr std::int64_t kPerThread = 16;
-  ORRERY_LAUNCH(find_nan_kernel, grid_for(divide_up(slice.elements, kPerThread)), kThreads, 0, stream,
-                words_of(slice, 1), slice.dtype, flag);
+  ORRERY_LAUNCH(stream, find_nan_kernel, Elements{divide_up(slice.elements, kPerThread)}, 0, words_of(slice, 1),
+                slice.dtype, flag);
 }
 
 }  // namespace orrery::cuda

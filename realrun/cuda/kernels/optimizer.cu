@@ -6,8 +6,6 @@
 namespace orrery::cuda {
 namespace {
 
-__device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
-
 // ---- Sums of squares, by blocks and then over the blocks' sums. In double: its units are faster than the reads.
 
 constexpr std::int64_t kBlocksPerProcessor = 8;
@@ -36,7 +34,7 @@ __global__ void add_squares_kernel(std::int64_t count, const double* partial, fl
   if (threadIdx.x == 0) *out = static_cast<float>(sum);
 }
 
-constexpr std::int64_t kRoomBytes = kThreads / kWarp * sizeof(double);
+constexpr std::int64_t kRoomBytes = bytes_for<double>(kThreads / kWarp);
 std::int64_t square_blocks(const Call& call) {
   return std::clamp<std::int64_t>(divide_up(elements(call.read(0)), kThreads * kWide), 1,
                                   call.launch.processors * kBlocksPerProcessor);
@@ -55,21 +53,9 @@ struct Scaling {
   }
 };
 
-std::size_t norm_at(const Call& call) { return static_cast<std::size_t>(norm_operand(call.op.kind)); }
-
-// The operands that are read, without the norm.
-std::span<const Operand> states(const Call& call) {
-  return call.reads.first(std::min(norm_at(call), call.reads.size()));
-}
-
 Scaling scaling_of(const Call& call) {
-  Scaling s{static_cast<float>(call.op.scale), call.op.clip_limit, nullptr};
-  if (!call.has_read(norm_at(call))) return s;
-  const Operand& square = call.read(norm_at(call));
-  call.require(elements(square) == 1, "the norm is one number");
-  call.require(s.limit > 0, "gradients are clipped to a positive norm");
-  s.square = call.singles(square);
-  return s;
+  const Operand* const square = squared_norm(call);
+  return {static_cast<float>(call.op.factor), call.op.scalar, square == nullptr ? nullptr : call.singles(*square)};
 }
 
 template <int kVector>
@@ -151,106 +137,53 @@ __global__ void sgd_kernel(Sgd c, Any gradient, Any weight, Any moment, Any to, 
   if (master.data != nullptr) store_vector<kVector>(master, i, w);
 }
 
-void check_sizes(const Call& call) {
-  const Operand& gradient = call.read(0);
-  for (const Operand& o : states(call))
-    if (o.data != nullptr) call.require_same_elements(gradient, o);
-  for (const Operand& o : call.writes)
-    if (o.data != nullptr) call.require_same_elements(gradient, o);
-}
-
-std::size_t count(std::span<const Operand> operands) {
-  std::size_t n = 0;
-  while (n < operands.size() && operands[n].data != nullptr) ++n;
-  return n;
-}
-
-dim3 grid_for(std::int64_t elements, bool is_wide) {
-  return blocks(divide_up(elements, kThreads * (is_wide ? kWide : 1)));
-}
+Any numbers_of(const Call& call, const Operand& o) { return o.data == nullptr ? Any{} : call.numbers(o); }
 
 }  // namespace
 
-std::int64_t gradient_norm_scratch(const Call& call) {
-  return square_blocks(call) * static_cast<std::int64_t>(sizeof(double));
-}
+std::int64_t gradient_norm_scratch(const Call& call) { return bytes_for<double>(square_blocks(call)); }
 
 void gradient_norm(const Call& call) {
-  const Operand& x = call.read(0);
-  call.require(elements(call.write(0)) == 1, "the norm is one number");
-  const Any in = call.numbers(x);
-  float* const out = call.singles(call.write(0));
-  const std::int64_t count = square_blocks(call);
+  const Any in = call.numbers(call.read(0));
+  const std::int64_t count = square_blocks(call), n = elements(call.read(0));
   auto* const partial = call.scratch<double>(count);
-  const auto issue = [&](auto kernel) {
-    launch("squares_kernel", kernel, blocks(count), kThreads, kRoomBytes, call.launch.stream, elements(x), in, partial);
-  };
-  wide(elements(x), {in}) ? issue(squares_kernel<kWide>) : issue(squares_kernel<1>);
-  ORRERY_LAUNCH(add_squares_kernel, dim3(1), kThreads, kRoomBytes, call.launch.stream, count, partial, out);
+  ORRERY_LAUNCH_WIDE(call, wide(n, {in}), squares_kernel, blocks(count), kRoomBytes, n, in, partial);
+  ORRERY_LAUNCH(call, add_squares_kernel, dim3(1), kRoomBytes, count, partial, call.singles(call.write(0)));
 }
 
 void scale(const Call& call) {
-  const Operand &x = call.read(0), &y = call.write(0);
-  call.require_same_elements(x, y);
-  const Any in = call.numbers(x), out = call.numbers(y);
-  const Scaling scaling = scaling_of(call);
-  const bool is_wide = wide(elements(y), {in, out});
-  const auto issue = [&](auto kernel) {
-    launch("scale_kernel", kernel, grid_for(elements(y), is_wide), kThreads, 0, call.launch.stream, elements(y),
-           scaling, in, out);
-  };
-  is_wide ? issue(scale_kernel<kWide>) : issue(scale_kernel<1>);
+  const std::int64_t n = elements(call.write(0));
+  const Any in = call.numbers(call.read(0)), out = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide(n, {in, out}), scale_kernel, Elements{n}, 0, n, scaling_of(call), in, out);
 }
 
-// Operands are those of realrun/cpu/optimizer.cpp. Factors are computed in double.
+// Factors are computed in double.
 void adam(const Call& call) {
-  check_sizes(call);
-  const std::size_t written = count(call.writes);
-  call.require(count(states(call)) == 4 && (written == 3 || written == 4),
-               "expected gradient, weights and two moments");
-  const bool has_master = written == 4;
-  const std::size_t moments = has_master ? 2 : 1;
+  const UpdateOperands u = update_operands(call);
   const KernelContext& k = call.context;
-  call.require(k.step >= 1, "steps count from 1");
   const auto power = [&](double beta) { return 1 - std::pow(beta, static_cast<double>(k.step)); };
   const auto single = [](double x) { return static_cast<float>(x); };
-  const Adam c{elements(call.read(0)), scaling_of(call),           single(k.beta1),
+  const Adam c{elements(u.gradient),   scaling_of(call),           single(k.beta1),
                single(k.beta2),        single(k.learning_rate),    single(k.epsilon),
                single(k.weight_decay), single(1 / power(k.beta1)), single(1 / std::sqrt(power(k.beta2))),
                single(1 - k.beta1),    single(1 - k.beta2),        call.op.decoupled_weight_decay};
-  const Any g = call.numbers(call.reads[0]), w = call.numbers(call.reads[1]), m = call.numbers(call.reads[2]),
-            v = call.numbers(call.reads[3]), to = call.numbers(call.writes[0]),
-            master = has_master ? call.numbers(call.writes[1]) : Any{}, m_to = call.numbers(call.writes[moments]),
-            v_to = call.numbers(call.writes[moments + 1]);
-  const bool is_wide = wide(c.elements, {g, w, m, v, to, master, m_to, v_to});
-  const auto issue = [&](auto kernel) {
-    launch("adam_kernel", kernel, grid_for(c.elements, is_wide), kThreads, 0, call.launch.stream, c, g, w, m, v, to,
-           master, m_to, v_to);
-  };
-  is_wide ? issue(adam_kernel<kWide>) : issue(adam_kernel<1>);
+  const Any g = call.numbers(u.gradient), w = call.numbers(u.weight), m = call.numbers(u.moment),
+            v = call.numbers(u.second_moment), to = call.numbers(u.parameter), master = numbers_of(call, u.master),
+            m_to = call.numbers(u.new_moment), v_to = call.numbers(u.new_second_moment);
+  ORRERY_LAUNCH_WIDE(call, wide(c.elements, {g, w, m, v, to, master, m_to, v_to}), adam_kernel, Elements{c.elements}, 0,
+                     c, g, w, m, v, to, master, m_to, v_to);
 }
 
 void sgd(const Call& call) {
-  check_sizes(call);
-  const std::size_t read = count(states(call)), written = count(call.writes);
-  // Without master weights the parameter is read too, so that the reads are the gradient and everything written.
-  const bool has_master = read == written;
-  const bool has_momentum = read == 3;
-  call.require((read == 2 || read == 3) && (has_master || read == written + 1),
-               "expected gradient, weights and at most one moment");
+  const UpdateOperands u = update_operands(call);
   const KernelContext& k = call.context;
-  const Sgd c{elements(call.read(0)), scaling_of(call), static_cast<float>(k.learning_rate),
+  const Sgd c{elements(u.gradient), scaling_of(call), static_cast<float>(k.learning_rate),
               static_cast<float>(k.weight_decay), static_cast<float>(k.momentum)};
-  const Any g = call.numbers(call.reads[0]), w = call.numbers(call.reads[1]),
-            moment = has_momentum ? call.numbers(call.reads[2]) : Any{}, to = call.numbers(call.writes[0]),
-            master = has_master ? call.numbers(call.writes[1]) : Any{},
-            moment_to = has_momentum ? call.numbers(call.writes[has_master ? 2 : 1]) : Any{};
-  const bool is_wide = wide(c.elements, {g, w, moment, to, master, moment_to});
-  const auto issue = [&](auto kernel) {
-    launch("sgd_kernel", kernel, grid_for(c.elements, is_wide), kThreads, 0, call.launch.stream, c, g, w, moment, to,
-           master, moment_to);
-  };
-  is_wide ? issue(sgd_kernel<kWide>) : issue(sgd_kernel<1>);
+  const Any g = call.numbers(u.gradient), w = call.numbers(u.weight), moment = numbers_of(call, u.moment),
+            to = call.numbers(u.parameter), master = numbers_of(call, u.master),
+            moment_to = numbers_of(call, u.new_moment);
+  ORRERY_LAUNCH_WIDE(call, wide(c.elements, {g, w, moment, to, master, moment_to}), sgd_kernel, Elements{c.elements}, 0,
+                     c, g, w, moment, to, master, moment_to);
 }
 
 }  // namespace orrery::cuda

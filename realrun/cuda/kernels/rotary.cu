@@ -48,16 +48,9 @@ __device__ void turn(const SinesAndCosines& by, std::int64_t i, float (&a)[kVect
   }
 }
 
-// Vectors (heads, queries, keys) of [batch, sequence, groups, heads, head_dim].
-struct Heads {
-  std::int64_t batch, length, vectors, heads, width;  // vectors per token; heads per group; width of a vector
-  std::int64_t begin;                                 // first rotated element
-  bool fused;                                         // the last vector of a group is a value
-};
-
 // A block takes one token of each sequence: its sines serve all heads.
 template <int kVector>
-__global__ void rotary_kernel(const __grid_constant__ Turns turns, Heads s, Any x, Any y) {
+__global__ void rotary_kernel(const __grid_constant__ Turns turns, RotaryShape s, Any x, Any y) {
   const std::int64_t token = blockIdx.x;
   const SinesAndCosines by = turn_to(turns, token);
   const std::int64_t per_vector = turns.half / kVector, per_token = s.vectors * per_vector;
@@ -85,9 +78,9 @@ __global__ void rotary_kernel(const __grid_constant__ Turns turns, Heads s, Any 
   }
 }
 
-// `heads.width` is that of kv, without the shared part, whose 2 half elements lie at heads.begin of the whole.
+// The shared key's 2 half elements lie at s.begin of the whole's vectors.
 template <int kVector>
-__global__ void shared_key_kernel(const __grid_constant__ Turns turns, Heads s, Any kv, Any key, Any whole) {
+__global__ void shared_key_kernel(const __grid_constant__ Turns turns, RotaryShape s, Any kv, Any key, Any whole) {
   const std::int64_t token = blockIdx.x;
   const SinesAndCosines by = turn_to(turns, token);
   const std::int64_t shared = 2 * turns.half, width = s.width + shared, per_vector = width / kVector;
@@ -112,7 +105,8 @@ __global__ void shared_key_kernel(const __grid_constant__ Turns turns, Heads s, 
 
 // The key's gradient sums over heads, in fp32 and in a fixed order. Rotating back is linear, so the sum is rotated.
 template <int kVector>
-__global__ void shared_key_backward_kernel(const __grid_constant__ Turns turns, Heads s, Any whole, Any kv, Any key) {
+__global__ void shared_key_backward_kernel(const __grid_constant__ Turns turns, RotaryShape s, Any whole, Any kv,
+                                           Any key) {
   const std::int64_t token = blockIdx.x;
   const SinesAndCosines by = turn_to(turns, token);
   const std::int64_t shared = 2 * turns.half, width = s.width + shared, per_vector = s.width / kVector;
@@ -148,80 +142,46 @@ __global__ void shared_key_backward_kernel(const __grid_constant__ Turns turns, 
   }
 }
 
-Heads heads_of(const Call& call, const Operand& o) {
-  const Tensor& t = *o.tensor;
-  call.require(t.rank == 5 && t.find(Axis::sequence) == 1,
-               "rotary tensors are [batch, sequence, groups, heads, head_dim]");
-  return {t.sizes[0], t.sizes[1],           t.sizes[2] * t.sizes[3],     t.sizes[3],
-          t.sizes[4], call.op.rotary_begin, t.find(Axis::group_qkv) >= 0};
-}
-
-Turns turns_of(const Call& call, std::int64_t length, std::int64_t width, double direction) {
-  call.require(width > 0 && width % 2 == 0, "rotary embeddings rotate pairs");
-  call.require(width / 2 <= kMaxHalf, "more than 256 elements of a head turn");
-  Turns turns{width / 2, nullptr, static_cast<float>(direction), {}};
-  if (!call.context.query_positions.empty()) {
-    call.require(static_cast<std::int64_t>(call.context.query_positions.size()) == length &&
-                     call.launch.query_positions != nullptr,
-                 "there is not a position for every token");
-    turns.positions = call.launch.query_positions;
-  }
+Turns turns_of(const Call& call, const RotaryShape& s, float direction) {
+  call.require(s.turned / 2 <= kMaxHalf, "more than 256 elements of a head turn");
+  Turns turns{s.turned / 2, call.launch.query_positions, direction, {}};
+  call.require(call.context.query_positions.empty() || turns.positions != nullptr,
+               "the positions are not on the device");
   for (std::int64_t i = 0; i < turns.half; ++i)
-    turns.frequencies[i] = std::pow(call.context.rotary_base, -2 * static_cast<double>(i) / static_cast<double>(width));
+    turns.frequencies[i] =
+        std::pow(call.context.rotary_base, -2 * static_cast<double>(i) / static_cast<double>(s.turned));
   return turns;
 }
 
 // Whether every part of a vector can be read kWide elements at a time.
-bool wide_parts(const Turns& turns, const Heads& s, std::initializer_list<Any> operands) {
-  return wide(turns.half, operands) && s.begin % kWide == 0 && s.width % kWide == 0;
+bool wide_parts(const RotaryShape& s, std::initializer_list<Any> operands) {
+  return wide(s.turned / 2, operands) && s.begin % kWide == 0 && s.width % kWide == 0;
 }
 
-void rotate(const Call& call, double direction) {
-  const Operand &x = call.read(0), &y = call.write(0);
-  call.require_same_elements(x, y);
-  const Heads s = heads_of(call, x);
-  const Turns turns = turns_of(call, s.length, s.width - s.begin, direction);
-  const Any in = call.numbers(x), out = call.numbers(y);
-  const auto issue = [&](auto kernel) {
-    launch("rotary_kernel", kernel, blocks(s.length), kThreads,
-           2 * turns.half * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, turns, s, in, out);
-  };
-  wide_parts(turns, s, {in, out}) ? issue(rotary_kernel<kWide>) : issue(rotary_kernel<1>);
-}
-
-// `kv`, `key` and `whole` have the order of a forward op.
-void share_key(const Call& call, const Operand& kv, const Operand& key, const Operand& whole, double direction) {
-  const Heads s = heads_of(call, kv), all = heads_of(call, whole);
-  const Turns turns = turns_of(call, s.length, all.width - s.width, direction);
-  const std::int64_t shared = 2 * turns.half;
-  call.require(elements(key) == s.batch * s.length * shared && last_size(key) == shared &&
-                   elements(whole) == elements(kv) + s.vectors * elements(key) && s.begin <= s.width,
-               "the shared key does not fit the heads");
-  const Any from = call.numbers(kv), of_all = call.numbers(key), to = call.numbers(whole);
-  const bool is_wide = wide_parts(turns, s, {from, of_all, to});
-  const auto issue = [&](const char* name, auto kernel, std::int64_t floats, Any a, Any b, Any c) {
-    launch(name, kernel, blocks(s.length), kThreads, floats * static_cast<std::int64_t>(sizeof(float)),
-           call.launch.stream, turns, s, a, b, c);
-  };
-  if (direction > 0) {
-    const auto forward = [&](auto kernel) { issue("shared_key_kernel", kernel, shared, from, of_all, to); };
-    is_wide ? forward(shared_key_kernel<kWide>) : forward(shared_key_kernel<1>);
-  } else {
-    const auto backward = [&](auto kernel) {
-      issue("shared_key_backward_kernel", kernel, shared + kThreads / kWarp * shared, to, from, of_all);
-    };
-    is_wide ? backward(shared_key_backward_kernel<kWide>) : backward(shared_key_backward_kernel<1>);
-  }
+void rotate(const Call& call, const RotaryShape& s, const Turns& turns) {
+  const Any in = call.numbers(call.read(0)), out = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide_parts(s, {in, out}), rotary_kernel, blocks(s.length), bytes_for<float>(s.turned), turns,
+                     s, in, out);
 }
 
 }  // namespace
 
 void rotary(const Call& call) {
-  call.has_read(1) ? share_key(call, call.read(0), call.read(1), call.write(0), 1) : rotate(call, 1);
+  const RotaryShape s = rotary_shape(call);
+  const Turns turns = turns_of(call, s, 1);
+  if (!shares_key(call)) return rotate(call, s, turns);
+  const Any kv = call.numbers(call.read(0)), key = call.numbers(call.read(1)), whole = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide_parts(s, {kv, key, whole}), shared_key_kernel, blocks(s.length),
+                     bytes_for<float>(s.turned), turns, s, kv, key, whole);
 }
 
 void rotary_backward(const Call& call) {
-  call.has_write(1) ? share_key(call, call.write(0), call.write(1), call.read(0), -1) : rotate(call, -1);
+  const RotaryShape s = rotary_shape(call);
+  const Turns turns = turns_of(call, s, -1);
+  if (!shares_key(call)) return rotate(call, s, turns);
+  const Any whole = call.numbers(call.read(0)), kv = call.numbers(call.write(0)), key = call.numbers(call.write(1));
+  ORRERY_LAUNCH_WIDE(call, wide_parts(s, {kv, key, whole}), shared_key_backward_kernel, blocks(s.length),
+                     bytes_for<float>(s.turned + kThreads / kWarp * s.turned), turns, s, whole, kv, key);
 }
 
 }  // namespace orrery::cuda

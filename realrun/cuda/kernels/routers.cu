@@ -151,45 +151,37 @@ __global__ void auction_kernel(int tokens, int experts, int seats, Any logits, f
 }
 
 __global__ void hash_route_kernel(std::int64_t tokens, std::int64_t experts, Any ids, Any choices) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const std::int64_t i = thread_number();
   if (i < tokens) store(choices, i, static_cast<float>(expert_of_id(load_index(ids, i), experts)));
 }
 
-constexpr std::int64_t kRoom = kWarps * static_cast<std::int64_t>(sizeof(int));
+constexpr std::int64_t kRoom = bytes_for<int>(kWarps);
 
 }  // namespace
 
 void choose_tokens(const Call& call) {
-  const Operand &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
-  const std::int64_t experts = last_size(logits), tokens = elements(logits) / experts;
-  call.require(last_size(choices) == experts, "experts choose: there is a place for each");
-  const std::int64_t seats = seats_of_expert(tokens, call.op.router.choices, experts);
-  call.require(seats >= 1, "experts choose nothing");
+  const auto [tokens, experts, k] = router_shape(call);
   call.require(tokens <= std::numeric_limits<std::int32_t>::max() - kThreads, "there are too many tokens");
-  ORRERY_LAUNCH(choose_tokens_kernel, blocks(experts), kThreads, kRoom, call.launch.stream, static_cast<int>(tokens),
-                static_cast<int>(experts), static_cast<int>(seats), call.op.router.scale, call.numbers(weights),
-                call.indices(choices));
+  ORRERY_LAUNCH(call, choose_tokens_kernel, blocks(experts), kRoom, static_cast<int>(tokens), static_cast<int>(experts),
+                static_cast<int>(seats_of_expert(tokens, call.op.router.choices, experts)), call.op.router.scale,
+                call.numbers(call.write(0)), call.indices(call.write(1)));
 }
 
 void hold_auction(const Call& call) {
-  const Operand &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
-  const std::int64_t experts = last_size(logits), tokens = elements(logits) / experts;
-  call.require(last_size(choices) == 1, "an auction gives a token one expert");
+  const auto [tokens, experts, k] = router_shape(call);
   constexpr std::int64_t kMostShared = 227 << 10;  // per block (CUDA C++ Programming Guide, compute capability 9.0)
-  const std::int64_t shared = (2 * tokens + experts) * static_cast<std::int64_t>(sizeof(int)) + kRoom;
+  const std::int64_t shared = bytes_for<int>(2 * tokens + experts) + kRoom;
   call.require(shared <= kMostShared, "a block has no room for the prices of this many tokens");
-  ORRERY_LAUNCH(auction_kernel, blocks(1), kThreads, shared, call.launch.stream, static_cast<int>(tokens),
-                static_cast<int>(experts), static_cast<int>(seats_of_expert(tokens, 1, experts)), call.numbers(logits),
-                call.singles(weights), call.indices(choices));
+  ORRERY_LAUNCH(call, auction_kernel, blocks(1), shared, static_cast<int>(tokens), static_cast<int>(experts),
+                static_cast<int>(seats_of_expert(tokens, 1, experts)), call.numbers(call.read(0)),
+                call.singles(call.write(0)), call.indices(call.write(1)));
 }
 
 void hash_route(const Call& call) {
-  const Operand &ids = call.read(0), &choices = call.write(0);
-  call.require_same_elements(ids, choices);
-  call.require(call.op.router.experts >= 1, "there are no experts");
-  const std::int64_t tokens = elements(ids), experts = call.op.router.experts;
-  ORRERY_LAUNCH(hash_route_kernel, blocks(divide_up(tokens, kThreads)), kThreads, 0, call.launch.stream, tokens,
-                experts, call.indices(ids), call.indices(choices));
+  const std::int64_t tokens = elements(call.read(0)), experts = call.op.router.experts;
+  call.require(experts >= 1, "there are no experts");
+  ORRERY_LAUNCH(call, hash_route_kernel, Elements{tokens}, 0, tokens, experts, call.indices(call.read(0)),
+                call.indices(call.write(0)));
 }
 
 }  // namespace orrery::cuda

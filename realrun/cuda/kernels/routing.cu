@@ -11,7 +11,7 @@ namespace {
 // DeepSeek-V3's router adds this to the sum that it divides by (arXiv 2412.19437; modeling_deepseek.py, MoEGate).
 constexpr float kLeastSum = 1e-20f;
 
-struct RouteShape {
+struct Routing {
   std::int64_t tokens;
   int experts, k;
   RouterScore score;
@@ -37,8 +37,8 @@ struct RowOfLogits {
   }
 };
 
-__device__ RowOfLogits row_of_logits(const RouteShape& s, const Any& logits, std::int64_t token) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+__device__ RowOfLogits row_of_logits(const Routing& s, const Any& logits, std::int64_t token) {
+  const int lane = lane_number();
   RowOfLogits row{logits, token * s.experts, s.is_softmax(), minus_infinity(), 0};
   if (!row.is_softmax) return row;
   for (int e = lane; e < s.experts; e += kWarp) row.maximum = larger(row.maximum, row.logit(e));
@@ -49,9 +49,9 @@ __device__ RowOfLogits row_of_logits(const RouteShape& s, const Any& logits, std
 }
 
 // Sets the compared scores of experts outside the best groups to minus infinity.
-__device__ void keep_best_groups(const RouteShape& s, const RowOfLogits& row, const Any& bias, float* compared,
+__device__ void keep_best_groups(const Routing& s, const RowOfLogits& row, const Any& bias, float* compared,
                                  float* of_group) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, size = s.experts / s.groups;
+  const int lane = lane_number(), size = s.experts / s.groups;
   for (int g = lane; g < s.groups; g += kWarp) {
     float first = minus_infinity(), second = minus_infinity();
     for (int e = g * size; e < (g + 1) * size; ++e) {
@@ -82,8 +82,8 @@ __device__ float sum_of(const float* values, int k) {
 }
 
 // Replaces the k chosen experts' scores, or logits (softmax_of_top), in shared memory by weights before Router::scale.
-__device__ void weigh(const RouteShape& s, float* chosen) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+__device__ void weigh(const Routing& s, float* chosen) {
+  const int lane = lane_number();
   float sum = 1;
   if (s.score == RouterScore::softmax_of_top) {
     float maximum = minus_infinity();
@@ -99,11 +99,10 @@ __device__ void weigh(const RouteShape& s, float* chosen) {
 }
 
 // Shared memory per warp: [experts + groups + k].
-__global__ void route_kernel(RouteShape s, Any logits, Any bias, Any weights, Any choices) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + warp;
-  if (token >= s.tokens) return;
-  float* const compared = reinterpret_cast<float*>(dynamic_shared()) + warp * (s.experts + s.groups + s.k);
+__global__ void route_kernel(Routing s, Any logits, Any bias, Any weights, Any choices) {
+  const int lane = lane_number();
+  const auto [token, compared] = token_of_warp(s.tokens, s.experts + s.groups + s.k);
+  if (compared == nullptr) return;
   float *const of_group = compared + s.experts, *const chosen = of_group + s.groups;
   const RowOfLogits row = row_of_logits(s, logits, token);
   // Scores increase with logits; comparing logits distinguishes what rounds to one score.
@@ -123,22 +122,21 @@ __global__ void route_kernel(RouteShape s, Any logits, Any bias, Any weights, An
   for (int j = lane; j < s.k; j += kWarp) store(weights, token * s.k + j, s.scale * chosen[j]);
 }
 
-__global__ void scores_kernel(RouteShape s, Any logits, Any scores) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const std::int64_t token = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
+__global__ void scores_kernel(Routing s, Any logits, Any scores) {
+  const int lane = lane_number();
+  const std::int64_t token = thread_number() / kWarp;
   if (token >= s.tokens) return;
   const RowOfLogits row = row_of_logits(s, logits, token);
   for (int e = lane; e < s.experts; e += kWarp) store(scores, row.begin + e, row.score(e));
 }
 
 // Shared memory per warp: [k].
-__global__ void route_backward_kernel(RouteShape s, Any dweights, Any logits, Any choices, Any dlogits) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + warp;
-  if (token >= s.tokens) return;
-  float* const chosen = reinterpret_cast<float*>(dynamic_shared()) + warp * s.k;
+__global__ void route_backward_kernel(Routing s, Any dweights, Any logits, Any choices, Any dlogits) {
+  const int lane = lane_number();
+  const auto [token, chosen] = token_of_warp(s.tokens, s.k);
+  if (chosen == nullptr) return;
   const RowOfLogits row = row_of_logits(s, logits, token);
-  const auto expert_of = [&](int j) { return static_cast<int>(load_index(choices, token * s.k + j)); };
+  const auto expert_of = [&, token = token](int j) { return static_cast<int>(load_index(choices, token * s.k + j)); };
   for (int j = lane; j < s.k; j += kWarp) {
     const int expert = expert_of(j);
     chosen[j] = expert < 0 ? 0 : s.score == RouterScore::softmax_of_top ? row.logit(expert) : row.score(expert);
@@ -237,13 +235,11 @@ __global__ void find_slots_kernel(SlotShape s, Any choices, std::int32_t* row_of
 }
 
 __global__ void no_rows_kernel(std::int64_t choices, std::int32_t* row_of) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const std::int64_t i = thread_number();
   if (i < choices) row_of[i] = -1;
 }
 
 // ---- Rows
-
-__device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 // `clears`: slots without a row are set to zero; otherwise they are left as they are.
 template <int kVector>
@@ -254,9 +250,7 @@ __global__ void permute_kernel(std::int64_t rows, std::int64_t width, std::int32
   const std::int64_t row = i / per_row, column = i % per_row * kVector;
   const std::int32_t choice = choice_of[row];
   if (choice < 0 && !clears) return;
-  float values[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) values[j] = 0;
+  float values[kVector] = {};
   if (choice >= 0) load_vector<kVector>(x, choice / k * width + column, values);
   store_vector<kVector>(to, row * width + column, values);
 }
@@ -267,17 +261,12 @@ __global__ void unpermute_kernel(std::int64_t tokens, std::int64_t width, std::i
   const std::int64_t per_row = width / kVector, i = thread_number();
   if (i >= tokens * per_row) return;
   const std::int64_t token = i / per_row, column = i % per_row * kVector;
-  float sum[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) sum[j] = 0;
+  float sum[kVector] = {};
   for (std::int32_t choice = 0; choice < k; ++choice) {
     const std::int32_t row = row_of[token * k + choice];
     if (row < 0) continue;
     const float weight = weights.data == nullptr ? 1 : load(weights, token * k + choice);
-    float values[kVector];
-    load_vector<kVector>(rows, row * width + column, values);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] += weight * values[j];
+    add_vector<kVector>(rows, row * width + column, sum, weight);
   }
   store_vector<kVector>(x, token * width + column, sum);
 }
@@ -356,7 +345,7 @@ __global__ void expert_counts_kernel(std::int64_t each, int experts, Any choices
 }
 
 struct LossShape {
-  RouteShape route;
+  Routing route;
   std::int64_t batch, each;  // sequences; tokens per sequence
   float balance, z;
   bool by_sequence;
@@ -379,7 +368,7 @@ __device__ float load_of(const LossShape& s, const Any& counts, std::int64_t seq
   return sum;
 }
 __device__ TokenLoss token_loss(const LossShape& s, const Any& logits, const Any& counts, std::int64_t token) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, experts = s.route.experts;
+  const int lane = lane_number(), experts = s.route.experts;
   TokenLoss t{row_of_logits(s.route, logits, token), minus_infinity(), 0, 0, 0};
   for (int e = lane; e < experts; e += kWarp) t.maximum = larger(t.maximum, t.row.logit(e));
   t.maximum = warp_max(t.maximum);
@@ -401,8 +390,7 @@ __device__ TokenLoss token_loss(const LossShape& s, const Any& logits, const Any
 }
 
 __global__ void router_loss_kernel(LossShape s, Any logits, Any counts, Any losses) {
-  const std::int64_t token =
-      static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
+  const std::int64_t token = thread_number() / kWarp;
   if (token >= s.route.tokens) return;
   const TokenLoss t = token_loss(s, logits, counts, token);
   if (threadIdx.x % kWarp != 0) return;
@@ -411,8 +399,7 @@ __global__ void router_loss_kernel(LossShape s, Any logits, Any counts, Any loss
 }
 
 __global__ void router_loss_backward_kernel(LossShape s, float factor, Any logits, Any counts, Any dlogits) {
-  const std::int64_t token =
-      static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
+  const std::int64_t token = thread_number() / kWarp;
   if (token >= s.route.tokens) return;
   const TokenLoss t = token_loss(s, logits, counts, token);
   for (int e = static_cast<int>(threadIdx.x) % kWarp; e < s.route.experts; e += kWarp) {
@@ -427,253 +414,146 @@ __global__ void router_loss_backward_kernel(LossShape s, float factor, Any logit
 
 // ---- Host code
 
-RouteShape route_shape(const Call& call, const Operand& logits, const Operand& choices) {
+Routing routing_of(const Call& call) {
+  const RouterShape shape = router_shape(call);
   const Router& router = call.op.router;
-  RouteShape s{};
-  const std::int64_t experts = last_size(logits), k = last_size(choices);
-  s.tokens = elements(choices) / k;
   constexpr std::int64_t kMostExperts = 1 << 15;  // experts whose scores fit into a block's shared memory
-  call.require(k >= 1 && k <= experts && elements(logits) == s.tokens * experts, "logits and choices do not fit");
-  call.require(experts <= kMostExperts, "a block has no room for this many experts");
-  s.experts = static_cast<int>(experts);
-  s.k = static_cast<int>(k);
+  call.require(shape.experts <= kMostExperts, "a block has no room for this many experts");
+  Routing s{};
+  s.tokens = shape.tokens;
+  s.experts = static_cast<int>(shape.experts);
+  s.k = static_cast<int>(shape.k);
   s.score = router.score;
   s.groups = router.groups;
   s.best_groups = router.best_groups;
-  call.require(s.groups == 0 || (s.experts % s.groups == 0 && s.best_groups >= 1 && s.best_groups <= s.groups),
-               "experts do not divide into the groups");
   s.scale = router.scale;
   s.assigned = router.type == RouterType::base;
   return s;
 }
 
-struct Rows {
-  SlotShape slots;
-  std::int64_t tokens, experts, rows, width, choices;
+// The tokens and rows of a call, and one of the two lists of find_slots_kernel, in scratch memory.
+struct Rows : SlotsShape {
+  explicit Rows(const Call& call) : SlotsShape(slots_shape(call)) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kThreads * kOrdersPerThread;
+    call.require(tokens * k <= kMost && rows() <= kMost, "there are too many tokens");
+    call.require(call.context.expert_of_slot.empty() || call.launch.expert_of_slot != nullptr,
+                 "the experts of slots are not on the device");
+  }
+  std::int32_t k32() const { return static_cast<std::int32_t>(k); }
+
+  // If ranks divide experts, no block owns the choices of other ranks' experts.
+  const std::int32_t* row_of(const Call& call) const {
+    auto* const list = call.scratch<std::int32_t>(tokens * k);
+    if (divided) ORRERY_LAUNCH(call, no_rows_kernel, Elements{tokens * k}, 0, tokens * k, list);
+    find(call, list, nullptr);
+    return list;
+  }
+  const std::int32_t* choice_of(const Call& call) const {
+    auto* const list = call.scratch<std::int32_t>(rows());
+    find(call, nullptr, list);
+    return list;
+  }
+
+ private:
+  void find(const Call& call, std::int32_t* row_of, std::int32_t* choice_of) const {
+    const SlotShape shape{static_cast<std::int32_t>(tokens),
+                          k32(),
+                          static_cast<std::int32_t>(slots),
+                          call.launch.expert_of_slot,
+                          static_cast<std::int32_t>(call.context.first_copy),
+                          static_cast<std::int32_t>(call.context.first_expert)};
+    ORRERY_LAUNCH(call, find_slots_kernel, blocks(experts), bytes_for<std::int32_t>(kThreads / kWarp), shape,
+                  call.indices(*choices), row_of, choice_of);
+  }
 };
 
-// rows: [experts, slots, ..]
-Rows rows_of(const Call& call, const Operand& rows, const Operand& choices) {
-  Rows r{};
-  r.experts = rows.tensor->sizes[0];
-  r.rows = r.experts * rows.tensor->sizes[1];
-  r.width = elements(rows) / r.rows;
-  r.choices = elements(choices);
-  const std::int64_t k = last_size(choices);
-  r.tokens = r.choices / k;
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kThreads * kOrdersPerThread;
-  call.require(r.choices <= kMost && r.rows <= kMost, "there are too many tokens");
-  r.slots = {static_cast<std::int32_t>(r.tokens),
-             static_cast<std::int32_t>(k),
-             static_cast<std::int32_t>(rows.tensor->sizes[1]),
-             call.launch.expert_of_slot,
-             static_cast<std::int32_t>(call.context.first_copy),
-             static_cast<std::int32_t>(call.context.first_expert)};
-  const std::size_t copies = call.context.expert_of_slot.size();
-  call.require(copies == 0 || static_cast<std::int64_t>(copies) == r.experts, "copies of experts are not the rows'");
-  call.require(copies == 0 || r.slots.expert_of_slot != nullptr, "the experts of slots are not on the device");
-  return r;
+void zero(const Call& call, const Operand& o) {
+  fill(call.launch.stream, {o.data, o.tensor->dtype, 0, elements(o)}, 0);
 }
-
-Rows rows_of(const Call& call, const Operand& rows, const Operand& choices, const Operand& x) {
-  call.require(rows.tensor->rank == 3, "rows are [experts, slots, width]");
-  const Rows r = rows_of(call, rows, choices);
-  call.require(elements(x) == r.tokens * r.width && last_size(x) == r.width, "rows are not as wide as tokens");
-  return r;
-}
-
-// Numbers by choice and by row.
-Rows rows_of_weights(const Call& call, const Operand& by_row, const Operand& choices, const Operand& weights) {
-  call.require(by_row.tensor->rank == 2, "weights by row are [experts, slots]");
-  call.require_same_elements(weights, choices);
-  return rows_of(call, by_row, choices);
-}
-
-// Finds exactly one of the two lists. If ranks divide experts, no block owns the choices of other ranks' experts.
-void find_slots(const Call& call, const Rows& r, const Operand& choices, const Operand& rows, std::int32_t* row_of,
-                std::int32_t* choice_of) {
-  if (row_of != nullptr && !rows.tensor->over[0].empty())
-    ORRERY_LAUNCH(no_rows_kernel, blocks(divide_up(r.choices, kThreads)), kThreads, 0, call.launch.stream, r.choices,
-                  row_of);
-  ORRERY_LAUNCH(find_slots_kernel, blocks(r.experts), kThreads,
-                kThreads / kWarp * static_cast<std::int64_t>(sizeof(std::int32_t)), call.launch.stream, r.slots,
-                call.indices(choices), row_of, choice_of);
-}
-
-dim3 grid_for(std::int64_t count) { return blocks(divide_up(count, kThreads)); }
-
-std::int64_t list_bytes(std::int64_t entries) { return entries * static_cast<std::int64_t>(sizeof(std::int32_t)); }
 
 }  // namespace
 
 void route(const Call& call) {
   if (call.op.router.gumbel_temperature > 0) return gumbel_route(call);
-  const Operand &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
-  const RouteShape s = route_shape(call, logits, choices);
-  call.require_same_elements(weights, choices);
+  const Routing s = routing_of(call);
+  const Any logits = call.numbers(call.read(0)), weights = call.numbers(call.write(0));
   const RouterType type = call.op.router.type;
-  if (call.has_read(1)) call.require(elements(call.read(1)) == s.experts, "the bias is not one for each expert");
   if (type == RouterType::expert_choice) {
-    ORRERY_LAUNCH(scores_kernel, blocks(divide_up(s.tokens, kThreads / kWarp)), kThreads, 0, call.launch.stream, s,
-                  call.numbers(logits), call.numbers(weights));
+    ORRERY_LAUNCH(call, scores_kernel, Elements{s.tokens * kWarp}, 0, s, logits, weights);
     return choose_tokens(call);
   }
   if (type == RouterType::base) hold_auction(call);
-  const std::int64_t bytes = (s.experts + s.groups + s.k) * static_cast<std::int64_t>(sizeof(float));
-  const int threads = route_threads(bytes);
-  ORRERY_LAUNCH(route_kernel, blocks(divide_up(s.tokens, threads / kWarp)), threads, bytes * (threads / kWarp),
-                call.launch.stream, s, call.numbers(logits), call.numbers_if_read(1), call.numbers(weights),
-                call.indices(choices));
+  launch_by_token(call, "route_kernel", route_kernel, s.tokens, s.experts + s.groups + s.k, s, logits,
+                  call.numbers_if_read(1), weights, call.indices(call.write(1)));
 }
 
 void route_backward(const Call& call) {
   if (call.op.router.gumbel_temperature > 0) return gumbel_route_backward(call);
-  const Operand &dweights = call.read(0), &logits = call.read(1), &choices = call.read(2), &dlogits = call.write(0);
-  const RouteShape s = route_shape(call, logits, choices);
-  call.require_same_elements(dweights, choices);
-  call.require_same_elements(dlogits, logits);
-  const std::int64_t bytes = s.k * static_cast<std::int64_t>(sizeof(float));
-  const int threads = route_threads(bytes);
-  ORRERY_LAUNCH(route_backward_kernel, blocks(divide_up(s.tokens, threads / kWarp)), threads, bytes * (threads / kWarp),
-                call.launch.stream, s, call.numbers(dweights), call.numbers(logits), call.indices(choices),
-                call.numbers(dlogits));
+  const Routing s = routing_of(call);
+  launch_by_token(call, "route_backward_kernel", route_backward_kernel, s.tokens, s.k, s, call.numbers(call.read(0)),
+                  call.numbers(call.read(1)), call.indices(call.read(2)), call.numbers(call.write(0)));
 }
 
-std::int64_t permute_scratch(const Call& call) {
-  return list_bytes(elements(call.write(0)) / last_size(call.write(0)));
+std::int64_t slots_scratch(const Call& call) {
+  const SlotsShape s = slots_shape(call);
+  return bytes_for<std::int32_t>(std::max(s.rows(), s.tokens * s.k));
 }
 
 void permute(const Call& call) {
-  const Operand &x = call.read(0), &choices = call.read(1), &rows = call.write(0);
-  const Rows r = rows_of(call, rows, choices, x);
-  auto* const choice_of = call.scratch<std::int32_t>(r.rows);
-  find_slots(call, r, choices, rows, nullptr, choice_of);
-  const Any from = call.numbers(x), to = call.numbers(rows);
-  const bool is_wide = wide(r.width, {from, to});
-  const auto issue = [&](auto kernel) {
-    launch("permute_kernel", kernel, grid_for(elements(rows) / (is_wide ? kWide : 1)), kThreads, 0, call.launch.stream,
-           r.rows, r.width, r.slots.k, !call.context.rows_are_counted, from, choice_of, to);
-  };
-  is_wide ? issue(permute_kernel<kWide>) : issue(permute_kernel<1>);
+  const Rows r(call);
+  const Any from = call.numbers(call.read(0)), to = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide(r.width, {from, to}), permute_kernel, Elements{r.rows() * r.width}, 0, r.rows(),
+                     r.width, r.k32(), !call.context.rows_are_counted, from, r.choice_of(call), to);
 }
-
-std::int64_t unpermute_scratch(const Call& call) { return list_bytes(elements(call.read(1))); }
 
 void unpermute(const Call& call) {
-  const Operand &rows = call.read(0), &choices = call.read(1), &x = call.write(0);
-  const Rows r = rows_of(call, rows, choices, x);
-  if (call.has_read(2)) call.require_same_elements(call.read(2), choices);
-  auto* const row_of = call.scratch<std::int32_t>(r.choices);
-  find_slots(call, r, choices, rows, row_of, nullptr);
-  const Any from = call.numbers(rows), to = call.numbers(x);
-  const bool is_wide = wide(r.width, {from, to});
-  const auto issue = [&](auto kernel) {
-    launch("unpermute_kernel", kernel, grid_for(elements(x) / (is_wide ? kWide : 1)), kThreads, 0, call.launch.stream,
-           r.tokens, r.width, r.slots.k, from, row_of, call.numbers_if_read(2), to);
-  };
-  is_wide ? issue(unpermute_kernel<kWide>) : issue(unpermute_kernel<1>);
-}
-
-std::int64_t unpermute_backward_scratch(const Call& call) {
-  return list_bytes(elements(call.read(1)) / last_size(call.read(1)));
+  const Rows r(call);
+  const Any from = call.numbers(call.read(0)), to = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide(r.width, {from, to}), unpermute_kernel, Elements{r.tokens * r.width}, 0, r.tokens,
+                     r.width, r.k32(), from, r.row_of(call), call.numbers_if_read(2), to);
 }
 
 void unpermute_backward(const Call& call) {
-  const Operand &dx = call.read(0), &rows = call.read(1), &choices = call.read(2), &weights = call.read(3),
-                &drows = call.write(0), &dweights = call.write(1);
-  const Rows r = rows_of(call, rows, choices, dx);
-  call.require_same_elements(weights, choices);
-  call.require_same_elements(dweights, choices);
-  call.require_same_elements(drows, rows);
-  auto* const choice_of = call.scratch<std::int32_t>(r.rows);
-  find_slots(call, r, choices, rows, nullptr, choice_of);
-  fill(call.launch.stream, {dweights.data, dweights.tensor->dtype, 0, elements(dweights)}, 0);
-  const Any d = call.numbers(dx), from = call.numbers(rows), to = call.numbers(drows);
-  const auto issue = [&](auto kernel) {
-    launch("unpermute_backward_kernel", kernel, blocks(r.rows), kThreads,
-           kThreads / kWarp * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, r.width, r.slots.k,
-           !call.context.rows_are_counted, d, from, choice_of, call.numbers(weights), to, call.numbers(dweights));
-  };
-  wide(r.width, {d, from, to}) ? issue(unpermute_backward_kernel<kWide>) : issue(unpermute_backward_kernel<1>);
+  const Rows r(call);
+  const std::int32_t* const choice_of = r.choice_of(call);
+  zero(call, call.write(1));
+  const Any d = call.numbers(call.read(0)), from = call.numbers(call.read(1)), to = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide(r.width, {d, from, to}), unpermute_backward_kernel, blocks(r.rows()), kSumBytes,
+                     r.width, r.k32(), !call.context.rows_are_counted, d, from, choice_of, call.numbers(call.read(3)),
+                     to, call.numbers(call.write(1)));
 }
-
-std::int64_t permute_weights_scratch(const Call& call) { return list_bytes(elements(call.write(0))); }
 
 void permute_weights(const Call& call) {
-  const Operand &weights = call.read(0), &choices = call.read(1), &by_row = call.write(0);
-  const Rows r = rows_of_weights(call, by_row, choices, weights);
-  auto* const choice_of = call.scratch<std::int32_t>(r.rows);
-  find_slots(call, r, choices, by_row, nullptr, choice_of);
-  ORRERY_LAUNCH(place_weights_kernel, grid_for(r.rows), kThreads, 0, call.launch.stream, r.rows,
-                !call.context.rows_are_counted, call.numbers(weights), choice_of, call.numbers(by_row));
+  const Rows r(call);
+  ORRERY_LAUNCH(call, place_weights_kernel, Elements{r.rows()}, 0, r.rows(), !call.context.rows_are_counted,
+                call.numbers(call.read(0)), r.choice_of(call), call.numbers(call.write(0)));
 }
-
-std::int64_t unpermute_weights_scratch(const Call& call) { return list_bytes(elements(call.read(1))); }
 
 void unpermute_weights(const Call& call) {
-  const Operand &by_row = call.read(0), &choices = call.read(1), &weights = call.write(0);
-  const Rows r = rows_of_weights(call, by_row, choices, weights);
-  auto* const row_of = call.scratch<std::int32_t>(r.choices);
-  find_slots(call, r, choices, by_row, row_of, nullptr);
-  ORRERY_LAUNCH(place_weights_kernel, grid_for(r.choices), kThreads, 0, call.launch.stream, r.choices, true,
-                call.numbers(by_row), row_of, call.numbers(weights));
+  const Rows r(call);
+  ORRERY_LAUNCH(call, place_weights_kernel, Elements{r.tokens * r.k}, 0, r.tokens * r.k, true,
+                call.numbers(call.read(0)), r.row_of(call), call.numbers(call.write(0)));
 }
-
-namespace {
-
-// The rows that a mask refers to: [experts, slots].
-Tensor rows_of_mask(const Call& call, const Operand& mask) {
-  Tensor rows = *mask.tensor;
-  call.require(rows.rank >= 3, "a mask is [tokens.., experts, slots]");
-  for (const int d : {0, 1}) {
-    rows.sizes[d] = mask.tensor->sizes[rows.rank - 2 + d];
-    rows.over[d] = mask.tensor->over[rows.rank - 2 + d];
-  }
-  rows.truncate(2);
-  return rows;
-}
-
-}  // namespace
-
-std::int64_t slot_mask_scratch(const Call& call) { return list_bytes(rows_of_mask(call, call.write(0)).elements()); }
 
 void slot_mask(const Call& call) {
-  const Operand &choices = call.read(0), &mask = call.write(0);
-  const Tensor t = rows_of_mask(call, mask);
-  const Operand by_row{mask.data, &t};
-  const Rows r = rows_of(call, by_row, choices);
-  call.require(elements(mask) == r.tokens * r.rows, "a mask is of all tokens and rows");
-  if (call.has_read(1)) call.require_same_elements(call.read(1), choices);
-  auto* const choice_of = call.scratch<std::int32_t>(r.rows);
-  find_slots(call, r, choices, by_row, nullptr, choice_of);
-  fill(call.launch.stream, {mask.data, mask.tensor->dtype, 0, elements(mask)}, 0);
-  ORRERY_LAUNCH(slot_mask_kernel, grid_for(r.rows), kThreads, 0, call.launch.stream, static_cast<std::int32_t>(r.rows),
-                r.slots.k, choice_of, call.numbers_if_read(1), call.numbers(mask));
+  const Rows r(call);
+  const std::int32_t* const choice_of = r.choice_of(call);
+  zero(call, call.write(0));
+  ORRERY_LAUNCH(call, slot_mask_kernel, Elements{r.rows()}, 0, static_cast<std::int32_t>(r.rows()), r.k32(), choice_of,
+                call.numbers_if_read(1), call.numbers(call.write(0)));
 }
 
-std::int64_t slot_mask_backward_scratch(const Call& call) { return list_bytes(elements(call.read(1))); }
-
 void slot_mask_backward(const Call& call) {
-  const Operand &dmask = call.read(0), &choices = call.read(1), &dweights = call.write(0);
-  const Tensor t = rows_of_mask(call, dmask);
-  const Operand by_row{dmask.data, &t};
-  const Rows r = rows_of(call, by_row, choices);
-  call.require(elements(dmask) == r.tokens * r.rows, "a mask is of all tokens and rows");
-  call.require_same_elements(dweights, choices);
-  auto* const row_of = call.scratch<std::int32_t>(r.choices);
-  find_slots(call, r, choices, by_row, row_of, nullptr);
-  ORRERY_LAUNCH(slot_mask_backward_kernel, grid_for(r.choices), kThreads, 0, call.launch.stream, r.choices, r.rows,
-                r.slots.k, row_of, call.numbers(dmask), call.numbers(dweights));
+  const Rows r(call);
+  ORRERY_LAUNCH(call, slot_mask_backward_kernel, Elements{r.tokens * r.k}, 0, r.tokens * r.k, r.rows(), r.k32(),
+                r.row_of(call), call.numbers(call.read(0)), call.numbers(call.write(0)));
 }
 
 void expert_counts(const Call& call) {
   const Operand &choices = call.read(0), &counts = call.write(0);
   const std::int64_t batch = counts.tensor->sizes[0], experts = last_size(counts);
-  call.require(elements(counts) == batch * experts && (batch == 1 || choices.tensor->sizes[0] == batch),
-               "counts are [batch, experts] or [1, experts]");
-  ORRERY_LAUNCH(expert_counts_kernel, blocks(batch), kThreads,
-                experts * static_cast<std::int64_t>(sizeof(std::int32_t)), call.launch.stream,
-                elements(choices) / batch, static_cast<int>(experts), call.indices(choices), call.numbers(counts));
+  ORRERY_LAUNCH(call, expert_counts_kernel, blocks(batch), bytes_for<std::int32_t>(experts), elements(choices) / batch,
+                static_cast<int>(experts), call.indices(choices), call.numbers(counts));
 }
 
 namespace {
@@ -682,12 +562,10 @@ LossShape loss_shape(const Call& call) {
   const Operand& logits = call.read(0);
   const Router& router = call.op.router;
   LossShape s{};
-  const std::int64_t experts = last_size(logits);
-  s.route.experts = static_cast<int>(experts);
-  s.route.tokens = elements(logits) / experts;
+  s.route.experts = static_cast<int>(last_size(logits));
+  s.route.tokens = elements(logits) / last_size(logits);
   s.route.score = router.score;
   s.batch = call.has_read(1) ? call.read(1).tensor->sizes[0] : 1;
-  call.require(!call.has_read(1) || elements(call.read(1)) == s.batch * experts, "counts are [batch, experts]");
   s.each = s.route.tokens / s.batch;
   s.balance = router.balance;
   s.z = router.z;
@@ -699,18 +577,15 @@ LossShape loss_shape(const Call& call) {
 
 void router_loss(const Call& call) {
   const LossShape s = loss_shape(call);
-  call.require(elements(call.write(0)) == 2 * s.route.tokens, "two losses a token");
-  ORRERY_LAUNCH(router_loss_kernel, blocks(divide_up(s.route.tokens, kThreads / kWarp)), kThreads, 0,
-                call.launch.stream, s, call.numbers(call.read(0)), call.numbers_if_read(1),
-                call.numbers(call.write(0)));
+  ORRERY_LAUNCH(call, router_loss_kernel, Elements{s.route.tokens * kWarp}, 0, s, call.numbers(call.read(0)),
+                call.numbers_if_read(1), call.numbers(call.write(0)));
 }
 
 void router_loss_backward(const Call& call) {
   const LossShape s = loss_shape(call);
-  call.require_same_elements(call.read(0), call.write(0));
-  ORRERY_LAUNCH(router_loss_backward_kernel, blocks(divide_up(s.route.tokens, kThreads / kWarp)), kThreads, 0,
-                call.launch.stream, s, static_cast<float>(call.op.scale), call.numbers(call.read(0)),
-                call.numbers_if_read(1), call.numbers(call.write(0)));
+  ORRERY_LAUNCH(call, router_loss_backward_kernel, Elements{s.route.tokens * kWarp}, 0, s,
+                static_cast<float>(call.op.factor), call.numbers(call.read(0)), call.numbers_if_read(1),
+                call.numbers(call.write(0)));
 }
 
 }  // namespace orrery::cuda

@@ -34,10 +34,26 @@ __device__ int take_largest(float* values, int count) {
   return at;
 }
 
-// As many tokens per block as fit into the shared memory that a kernel gets by default.
-inline int route_threads(std::int64_t shared_bytes_of_warp) {
+// A warp's token, and its `floats` numbers in shared memory; data is nullptr behind the last token.
+struct TokenOfWarp {
+  std::int64_t token;
+  float* data;
+};
+__device__ TokenOfWarp token_of_warp(std::int64_t tokens, int floats) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const std::int64_t token = static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / kWarp) + warp;
+  return {token, token < tokens ? reinterpret_cast<float*>(dynamic_shared()) + warp * floats : nullptr};
+}
+
+// Launches a kernel with one warp per token: as many per block as fit into the shared memory of a kernel by default.
+template <class Kernel, class... Arguments>
+void launch_by_token(const Call& call, const char* name, Kernel kernel, std::int64_t tokens, std::int64_t floats,
+                     const Arguments&... arguments) {
   constexpr std::int64_t kRoom = 48 << 10;
-  return static_cast<int>(std::clamp<std::int64_t>(kRoom / shared_bytes_of_warp, 1, kThreads / kWarp)) * kWarp;
+  const std::int64_t bytes = bytes_for<float>(floats),
+                     warps = std::clamp<std::int64_t>(kRoom / bytes, 1, kThreads / kWarp);
+  launch(name, kernel, blocks(divide_up(tokens, warps)), static_cast<int>(warps) * kWarp, bytes * warps,
+         call.launch.stream, arguments...);
 }
 
 }  // namespace

@@ -7,8 +7,6 @@
 namespace orrery::cuda {
 namespace {
 
-__device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
-
 // ---- Embeddings
 
 template <int kVector>
@@ -17,9 +15,7 @@ __global__ void embedding_kernel(std::int64_t ids_count, std::int64_t width, std
   const std::int64_t per_row = width / kVector, i = thread_number();
   if (i >= ids_count * per_row) return;
   const std::int64_t id = i / per_row, column = i % per_row * kVector, row = load_index(ids, id) - first_row;
-  float values[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) values[j] = 0;
+  float values[kVector] = {};
   if (row >= 0 && row < rows) load_vector<kVector>(table, row * width + column, values);
   store_vector<kVector>(y, id * width + column, values);
 }
@@ -87,23 +83,13 @@ __global__ void embedding_backward_kernel(std::int64_t rows, std::int64_t width,
   const std::int64_t row = i / per_row, column = i % per_row * kVector;
   std::int64_t token = head[row];
   if (token < 0 && accumulate) return;
-  float sum[kVector];
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) sum[j] = 0;
+  float sum[kVector] = {};
   while (token >= 0) {
     const std::int64_t following = next[token];
-    float values[kVector];
-    load_vector<kVector>(dy, token * width + column, values);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+    add_vector<kVector>(dy, token * width + column, sum);
     token = following;
   }
-  if (accumulate) {
-    float before[kVector];
-    load_vector<kVector>(dtable, row * width + column, before);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) sum[j] += before[j];
-  }
+  if (accumulate) add_vector<kVector>(dtable, row * width + column, sum);
   store_vector<kVector>(dtable, row * width + column, sum);
 }
 
@@ -157,7 +143,7 @@ __device__ Online block_merge(Online o, float* room) {
   return all;
 }
 
-constexpr std::int64_t kOnlineBytes = kThreads / kWarp * 2 * sizeof(float);
+constexpr std::int64_t kOnlineBytes = 2 * kSumBytes;
 
 template <int kVector>
 __global__ void cross_entropy_kernel(std::int64_t tokens, std::int64_t columns, std::int64_t first_column, Any logits,
@@ -242,34 +228,14 @@ __global__ void softmax_backward_kernel(std::int64_t keys, float scale, Any dp, 
 
 // ---- Pooling
 
-// A map of patches that is stored window by window; realrun/cpu/tokens.cpp has the order of the four that merge.
-struct PatchMap {
-  std::int64_t windows_per_side, window_side;
-
-  __host__ __device__ std::int64_t side() const { return windows_per_side * window_side; }
-  __host__ __device__ std::int64_t tokens() const { return side() * side(); }
-  __device__ std::int64_t token(std::int64_t row, std::int64_t column) const {
-    const std::int64_t window = row / window_side * windows_per_side + column / window_side;
-    return (window * window_side + row % window_side) * window_side + column % window_side;
-  }
-};
-
-struct Pool {
-  std::int64_t width, pooled, each, images;
-  bool merging, mean;
-  PatchMap from, to;
-};
-
 // One thread per element of a patch. `large` and `small`: the unmerged and the merged side.
-__global__ void merge_patches_kernel(Pool s, Any large, Any small, bool forward) {
+__global__ void merge_patches_kernel(PoolShape s, Any large, Any small, bool forward) {
   const std::int64_t i = thread_number();
   if (i >= s.images * s.from.tokens() * s.width) return;
   const std::int64_t c = i % s.width, patch = i / s.width, image = patch / s.from.tokens(),
                      row = patch % s.from.tokens() / s.from.side(), column = patch % s.from.side();
-  const std::int64_t quarter = 2 * (column % 2) + row % 2;
-  const std::int64_t merged = 4 * (image * s.to.tokens() + s.to.token(row / 2, column / 2)) + quarter;
-  const std::int64_t at_small = merged * s.width + c,
-                     at_large = (image * s.from.tokens() + s.from.token(row, column)) * s.width + c;
+  const std::int64_t at_small = s.merged(image, row, column) * s.width + c,
+                     at_large = s.patch(image, row, column) * s.width + c;
   if (forward) {
     store(small, at_small, load(large, at_large));
   } else {
@@ -277,12 +243,7 @@ __global__ void merge_patches_kernel(Pool s, Any large, Any small, bool forward)
   }
 }
 
-// Puts a vector before each sequence (ViT's class token). Sizes in elements; `length`: of a sequence without it.
-struct Prepend {
-  std::int64_t batch, width, length;
-};
-
-__global__ void prepend_kernel(Prepend s, Any x, Any vector, Any y) {
+__global__ void prepend_kernel(PrependShape s, Any x, Any vector, Any y) {
   const std::int64_t i = thread_number(), whole = s.width + s.length;
   if (i >= s.batch * whole) return;
   const std::int64_t at = i % whole;
@@ -290,7 +251,7 @@ __global__ void prepend_kernel(Prepend s, Any x, Any vector, Any y) {
 }
 
 // One thread per element of dx, then one per element of dvector.
-__global__ void prepend_backward_kernel(Prepend s, Any dy, Any dx, Any dvector, bool accumulate) {
+__global__ void prepend_backward_kernel(PrependShape s, Any dy, Any dx, Any dvector, bool accumulate) {
   const std::int64_t i = thread_number(), whole = s.width + s.length, rest = s.batch * s.length;
   if (i < rest) {
     store(dx, i, load(dy, i / s.length * whole + s.width + i % s.length));
@@ -301,7 +262,7 @@ __global__ void prepend_backward_kernel(Prepend s, Any dy, Any dx, Any dvector, 
   }
 }
 
-__global__ void pool_kernel(Pool s, Any x, Any y) {
+__global__ void pool_kernel(PoolShape s, Any x, Any y) {
   const std::int64_t i = thread_number();
   if (i >= s.pooled * s.width) return;
   const std::int64_t p = i / s.width, first = p * s.each * s.width + i % s.width;
@@ -314,7 +275,7 @@ __global__ void pool_kernel(Pool s, Any x, Any y) {
   store(y, i, sum);
 }
 
-__global__ void pool_backward_kernel(Pool s, Any dy, Any dx) {
+__global__ void pool_backward_kernel(PoolShape s, Any dy, Any dx) {
   const std::int64_t i = thread_number();
   if (i >= s.pooled * s.each * s.width) return;
   const std::int64_t vector = i / s.width, p = vector / s.each, e = vector % s.each;
@@ -324,13 +285,8 @@ __global__ void pool_backward_kernel(Pool s, Any dy, Any dx) {
 
 // ---- Merging two ring steps
 
-// Contexts are [batch, sequence, heads], log-sum-exps [batch, heads, sequence].
-struct Merge {
-  std::int64_t batch, sequence, heads, width;
-};
-
 template <int kVector>
-__global__ void merge_context_kernel(Merge s, Any a, const float* a_lse, Any b, const float* b_lse, Any y) {
+__global__ void merge_context_kernel(MergeShape s, Any a, const float* a_lse, Any b, const float* b_lse, Any y) {
   const std::int64_t per_vector = s.width / kVector, i = thread_number();
   if (i >= s.batch * s.sequence * s.heads * per_vector) return;
   const std::int64_t v = i / per_vector, head = v % s.heads, position = v / s.heads % s.sequence,
@@ -356,210 +312,104 @@ __global__ void merge_lse_kernel(std::int64_t count, const float* a, const float
   y[i] = most == minus_infinity() ? most : most + logf(expf(first - most) + expf(second - most));
 }
 
-// ---- Shapes
-
-dim3 grid_for(std::int64_t count) { return blocks(divide_up(count, kThreads)); }
-
-void check_table(const Call& call, const Operand& ids, const Operand& table, const Operand& y) {
+TableShape table_of(const Call& call, const Operand& table) {
   call.require(table.tensor->rank == 2, "a table is [rows, width]: position biases by head run on CPUs alone");
-  call.require(elements(y) == elements(ids) * last_size(table), "the output is not a row of the table for each id");
-}
-
-std::int64_t first_row(const Call& call, const Operand& table) {
-  return table.tensor->find(Axis::vocab) >= 0 ? call.context.first_vocabulary_row : 0;
-}
-
-struct LogitShape {
-  std::int64_t tokens, columns;
-};
-LogitShape logit_shape(const Call& call, const Operand& logits, const Operand& targets, const Operand& statistics) {
-  const LogitShape s{elements(targets), last_size(logits)};
-  call.require(elements(logits) == s.tokens * s.columns, "logits are not [tokens.., vocabulary]");
-  call.require(elements(statistics) == 3 * s.tokens, "statistics are not [3, tokens..]");
-  return s;
-}
-
-std::int64_t side_of(const Call& call, std::int64_t square) {
-  const auto side = static_cast<std::int64_t>(std::llround(std::sqrt(static_cast<double>(square))));
-  call.require(side * side == square, "windows are not a square of patches, or not a square of windows");
-  return side;
-}
-
-// `x` is the larger side and `y` the smaller one, in the forward and in the backward.
-Prepend prepend_shape(const Call& call, const Operand& x, const Operand& vector, const Operand& y) {
-  const std::int64_t batch = y.tensor->sizes[0], width = elements(vector);
-  call.require(x.tensor->rank == 3 && y.tensor->rank == 3 && last_size(x) == width && last_size(y) == width &&
-                   x.tensor->sizes[0] == batch && elements(y) == elements(x) + batch * width,
-               "a vector does not fit before each sequence");
-  return {batch, width, elements(x) / batch};
-}
-
-Pool pool_shape(const Call& call, const Operand& x, const Operand& y) {
-  const Tensor &large = *x.tensor, &small = *y.tensor;
-  call.require(large.rank == 3 && small.rank == 3, "pooling is between [batch, sequence, hidden]");
-  Pool s{};
-  s.width = last_size(x);
-  s.merging = last_size(y) == 4 * s.width;
-  call.require(s.merging ? elements(x) == elements(y) : last_size(y) == s.width, "widths do not fit");
-  if (s.merging) {
-    s.images = call.context.images;
-    call.require(s.images > 0 && large.sizes[0] % s.images == 0, "patch merging needs the number of images");
-    s.from = {side_of(call, large.sizes[0] / s.images), side_of(call, large.sizes[1])};
-    call.require(small.sizes[0] % s.images == 0, "merged windows do not divide among the images");
-    s.to = {side_of(call, small.sizes[0] / s.images), side_of(call, small.sizes[1])};
-    call.require(2 * s.to.side() == s.from.side(), "merging does not halve the side of the patches");
-    return s;
-  }
-  s.pooled = elements(y) / last_size(y);
-  call.require(s.pooled > 0 && elements(x) % (s.pooled * s.width) == 0, "vectors do not divide evenly");
-  s.each = elements(x) / (s.pooled * s.width);
-  // With several windows there is no first token.
-  s.mean = call.context.pool_mean || large.sizes[0] != small.sizes[0];
-  return s;
+  return table_shape(call);
 }
 
 }  // namespace
 
 void embedding(const Call& call) {
-  const Operand &ids = call.read(0), &table = call.read(1), &y = call.write(0);
-  check_table(call, ids, table, y);
-  const std::int64_t width = last_size(table), rows = table.tensor->sizes[0], count = elements(ids);
-  const Any index = call.indices(ids), from = call.numbers(table), to = call.numbers(y);
-  const bool is_wide = wide(width, {from, to});
-  const auto issue = [&](auto kernel) {
-    launch("embedding_kernel", kernel, grid_for(elements(y) / (is_wide ? kWide : 1)), kThreads, 0, call.launch.stream,
-           count, width, rows, first_row(call, table), index, from, to);
-  };
-  is_wide ? issue(embedding_kernel<kWide>) : issue(embedding_kernel<1>);
+  const TableShape s = table_of(call, call.read(1));
+  const Any from = call.numbers(call.read(1)), to = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide(s.width, {from, to}), embedding_kernel, Elements{elements(call.write(0))}, 0,
+                     elements(call.read(0)), s.width, s.rows, s.first_row, call.indices(call.read(0)), from, to);
 }
 
 std::int64_t embedding_backward_scratch(const Call& call) {
-  return (elements(call.read(0)) + call.write(0).tensor->sizes[0]) * static_cast<std::int64_t>(sizeof(std::int32_t));
+  return bytes_for<std::int32_t>(elements(call.read(0)) + call.write(0).tensor->sizes[0]);
 }
 
 void embedding_backward(const Call& call) {
-  const Operand &ids = call.read(0), &dy = call.read(1), &dtable = call.write(0);
-  check_table(call, ids, dtable, dy);
-  const std::int64_t width = last_size(dtable), rows = dtable.tensor->sizes[0], tokens = elements(ids);
-  const Any index = call.indices(ids), from = call.numbers(dy), to = call.numbers(dtable);
+  const Operand& dtable = call.write(0);
+  const TableShape s = table_of(call, dtable);
+  const std::int64_t tokens = elements(call.read(0));
   call.require(tokens <= std::numeric_limits<std::int32_t>::max(), "there are too many tokens");
-  auto* const head = call.scratch<std::int32_t>(rows + tokens);
-  std::int32_t* const next = head + rows;
-  constexpr std::int64_t kLinkBytes = (2 * kOwned + 2 * kThreads + kThreads / kWarp) * sizeof(std::int32_t);
-  ORRERY_LAUNCH(link_tokens_kernel, blocks(divide_up(rows, kOwned)), kThreads, kLinkBytes, call.launch.stream, tokens,
-                rows, first_row(call, dtable), index, head, next);
-  const bool is_wide = wide(width, {from, to});
-  const auto issue = [&](auto kernel) {
-    launch("embedding_backward_kernel", kernel, grid_for(elements(dtable) / (is_wide ? kWide : 1)), kThreads, 0,
-           call.launch.stream, rows, width, head, next, from, to, call.op.accumulate);
-  };
-  is_wide ? issue(embedding_backward_kernel<kWide>) : issue(embedding_backward_kernel<1>);
+  auto* const head = call.scratch<std::int32_t>(s.rows + tokens);
+  std::int32_t* const next = head + s.rows;
+  constexpr std::int64_t kLinkBytes = bytes_for<std::int32_t>(2 * kOwned + 2 * kThreads + kThreads / kWarp);
+  ORRERY_LAUNCH(call, link_tokens_kernel, blocks(divide_up(s.rows, kOwned)), kLinkBytes, tokens, s.rows, s.first_row,
+                call.indices(call.read(0)), head, next);
+  const Any from = call.numbers(call.read(1)), to = call.numbers(dtable);
+  ORRERY_LAUNCH_WIDE(call, wide(s.width, {from, to}), embedding_backward_kernel, Elements{elements(dtable)}, 0, s.rows,
+                     s.width, head, next, from, to, call.op.accumulate);
 }
 
 void cross_entropy(const Call& call) {
-  const Operand &logits = call.read(0), &targets = call.read(1), &statistics = call.write(0);
-  const auto [tokens, columns] = logit_shape(call, logits, targets, statistics);
-  const Any in = call.numbers(logits), index = call.indices(targets);
-  float* const out = call.singles(statistics);
-  const auto issue = [&, tokens = tokens, columns = columns](auto kernel) {
-    launch("cross_entropy_kernel", kernel, blocks(tokens), kThreads, kOnlineBytes, call.launch.stream, tokens, columns,
-           first_row(call, logits), in, index, out);
-  };
-  wide(columns, {in}) ? issue(cross_entropy_kernel<kWide>) : issue(cross_entropy_kernel<1>);
+  const LogitShape s = logit_shape(call);
+  const Any in = call.numbers(call.read(0));
+  ORRERY_LAUNCH_WIDE(call, wide(s.columns, {in}), cross_entropy_kernel, blocks(s.tokens), kOnlineBytes, s.tokens,
+                     s.columns, s.first_column, in, call.indices(call.read(1)), call.singles(call.write(0)));
 }
 
 void cross_entropy_backward(const Call& call) {
-  const Operand &logits = call.read(0), &targets = call.read(1), &statistics = call.read(2), &dlogits = call.write(0);
-  const auto [tokens, columns] = logit_shape(call, logits, targets, statistics);
-  call.require_same_elements(logits, dlogits);
-  const Any in = call.numbers(logits), index = call.indices(targets), out = call.numbers(dlogits);
-  const float* const stored = call.singles(statistics);
-  const auto issue = [&, tokens = tokens, columns = columns](auto kernel) {
-    launch("cross_entropy_backward_kernel", kernel, blocks(tokens), kThreads, 0, call.launch.stream, tokens, columns,
-           first_row(call, logits), static_cast<float>(call.op.scale), in, index, stored, out);
-  };
-  wide(columns, {in, out}) ? issue(cross_entropy_backward_kernel<kWide>) : issue(cross_entropy_backward_kernel<1>);
+  const LogitShape s = logit_shape(call);
+  const Any in = call.numbers(call.read(0)), out = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide(s.columns, {in, out}), cross_entropy_backward_kernel, blocks(s.tokens), 0, s.tokens,
+                     s.columns, s.first_column, static_cast<float>(call.op.factor), in, call.indices(call.read(1)),
+                     call.singles(call.read(2)), out);
 }
 
 void softmax(const Call& call) {
-  const Operand &scores = call.read(0), &y = call.write(0);
-  call.require_same_elements(scores, y);
-  const Tensor& t = *scores.tensor;
-  call.require(t.rank >= 2, "scores are [.., queries, keys]");
+  const Tensor& t = *call.read(0).tensor;
   const std::int64_t keys = t.sizes[t.rank - 1], queries = t.sizes[t.rank - 2];
-  const Mask mask = mask_of(call, queries, keys, false);
-  ORRERY_LAUNCH(softmax_kernel, blocks(t.elements() / keys), kThreads, kOnlineBytes, call.launch.stream, queries, keys,
-                mask, call.op.scale, call.numbers(scores), call.numbers(y));
+  ORRERY_LAUNCH(call, softmax_kernel, blocks(t.elements() / keys), kOnlineBytes, queries, keys,
+                mask_of(call, queries, keys, false), call.op.factor, call.numbers(call.read(0)),
+                call.numbers(call.write(0)));
 }
 
 void softmax_backward(const Call& call) {
-  const Operand &dp = call.read(0), &p = call.read(1), &ds = call.write(0);
-  call.require_same_elements(dp, p);
-  call.require_same_elements(dp, ds);
-  const std::int64_t keys = last_size(p);
-  const Any d = call.numbers(dp), in = call.numbers(p), out = call.numbers(ds);
-  const auto issue = [&](auto kernel) {
-    launch("softmax_backward_kernel", kernel, blocks(elements(p) / keys), kThreads, kOnlineBytes, call.launch.stream,
-           keys, call.op.scale, d, in, out);
-  };
-  wide(keys, {d, in, out}) ? issue(softmax_backward_kernel<kWide>) : issue(softmax_backward_kernel<1>);
+  const std::int64_t keys = last_size(call.read(1));
+  const Any d = call.numbers(call.read(0)), in = call.numbers(call.read(1)), out = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide(keys, {d, in, out}), softmax_backward_kernel, blocks(elements(call.read(1)) / keys),
+                     kSumBytes, keys, call.op.factor, d, in, out);
 }
 
 void pool(const Call& call) {
   const Operand &x = call.read(0), &y = call.write(0);
+  const Any in = call.numbers(x), out = call.numbers(y);
   if (call.has_read(1)) {
-    const Operand& vector = call.read(1);
-    ORRERY_LAUNCH(prepend_kernel, grid_for(elements(y)), kThreads, 0, call.launch.stream,
-                  prepend_shape(call, x, vector, y), call.numbers(x), call.numbers(vector), call.numbers(y));
-    return;
-  }
-  const Pool s = pool_shape(call, x, y);
-  if (s.merging) {
-    ORRERY_LAUNCH(merge_patches_kernel, grid_for(elements(x)), kThreads, 0, call.launch.stream, s, call.numbers(x),
-                  call.numbers(y), true);
+    ORRERY_LAUNCH(call, prepend_kernel, Elements{elements(y)}, 0, prepend_shape(call), in, call.numbers(call.read(1)),
+                  out);
+  } else if (const PoolShape s = pool_shape(call); s.merging) {
+    ORRERY_LAUNCH(call, merge_patches_kernel, Elements{elements(x)}, 0, s, in, out, true);
   } else {
-    ORRERY_LAUNCH(pool_kernel, grid_for(elements(y)), kThreads, 0, call.launch.stream, s, call.numbers(x),
-                  call.numbers(y));
+    ORRERY_LAUNCH(call, pool_kernel, Elements{elements(y)}, 0, s, in, out);
   }
 }
 
 void pool_backward(const Call& call) {
-  const Operand &dy = call.read(0), &dx = call.write(0);
+  const Operand& dx = call.write(0);
+  const Any d = call.numbers(call.read(0)), out = call.numbers(dx);
   if (call.has_write(1)) {
     const Operand& dvector = call.write(1);
-    ORRERY_LAUNCH(prepend_backward_kernel, grid_for(elements(dx) + elements(dvector)), kThreads, 0, call.launch.stream,
-                  prepend_shape(call, dx, dvector, dy), call.numbers(dy), call.numbers(dx), call.numbers(dvector),
-                  call.op.accumulate);
-    return;
-  }
-  const Pool s = pool_shape(call, dx, dy);
-  if (s.merging) {
-    ORRERY_LAUNCH(merge_patches_kernel, grid_for(elements(dx)), kThreads, 0, call.launch.stream, s, call.numbers(dx),
-                  call.numbers(dy), false);
+    ORRERY_LAUNCH(call, prepend_backward_kernel, Elements{elements(dx) + elements(dvector)}, 0, prepend_shape(call), d,
+                  out, call.numbers(dvector), call.op.accumulate);
+  } else if (const PoolShape s = pool_shape(call); s.merging) {
+    ORRERY_LAUNCH(call, merge_patches_kernel, Elements{elements(dx)}, 0, s, out, d, false);
   } else {
-    ORRERY_LAUNCH(pool_backward_kernel, grid_for(elements(dx)), kThreads, 0, call.launch.stream, s, call.numbers(dy),
-                  call.numbers(dx));
+    ORRERY_LAUNCH(call, pool_backward_kernel, Elements{elements(dx)}, 0, s, d, out);
   }
 }
 
 void merge_attention(const Call& call) {
+  const MergeShape s = merge_shape(call);
   const Operand &context = call.write(0), &lse = call.write(1);
-  call.require(context.tensor->rank == 5, "a context is [batch, sequence, groups, heads, head_dim]");
-  for (const std::size_t i : {0, 2}) call.require_same_elements(call.read(i), context);
-  for (const std::size_t i : {1, 3}) call.require_same_elements(call.read(i), lse);
-  const auto& c = context.tensor->sizes;
-  const Merge s{c[0], c[1], c[2] * c[3], c[4]};
-  call.require(elements(lse) == s.batch * s.sequence * s.heads, "the log-sum-exps do not fit the context");
   const Any a = call.numbers(call.read(0)), b = call.numbers(call.read(2)), y = call.numbers(context);
   const float *const a_lse = call.singles(call.read(1)), *const b_lse = call.singles(call.read(3));
-  const bool is_wide = wide(s.width, {a, b, y});
-  const auto issue = [&](auto kernel) {
-    launch("merge_context_kernel", kernel, grid_for(elements(context) / (is_wide ? kWide : 1)), kThreads, 0,
-           call.launch.stream, s, a, a_lse, b, b_lse, y);
-  };
-  is_wide ? issue(merge_context_kernel<kWide>) : issue(merge_context_kernel<1>);
-  ORRERY_LAUNCH(merge_lse_kernel, grid_for(elements(lse)), kThreads, 0, call.launch.stream, elements(lse), a_lse, b_lse,
-                call.singles(lse));
+  ORRERY_LAUNCH_WIDE(call, wide(s.width, {a, b, y}), merge_context_kernel, Elements{elements(context)}, 0, s, a, a_lse,
+                     b, b_lse, y);
+  ORRERY_LAUNCH(call, merge_lse_kernel, Elements{elements(lse)}, 0, elements(lse), a_lse, b_lse, call.singles(lse));
 }
 
 }  // namespace orrery::cuda

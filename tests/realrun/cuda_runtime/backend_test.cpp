@@ -159,8 +159,8 @@ TEST(CudaBackend, Fp8ProductsCarryTheirScalesAlongAllThreeProducts) {
         backend.run(op, reads, {&out, 1}, {});
 
         Values expected(static_cast<std::size_t>(third.elements())), in_a = a, in_b = b;
-        const std::array<cpu::Buffer, 2> buffers{cpu::Buffer{in_a.data(), &first}, cpu::Buffer{in_b.data(), &second}};
-        const cpu::Buffer expected_buffer{expected.data(), &third};
+        const std::array<Operand, 2> buffers{Operand{in_a.data(), &first}, Operand{in_b.data(), &second}};
+        const Operand expected_buffer{expected.data(), &third};
         cpu::run_kernel(op, buffers, {&expected_buffer, 1}, {});
         double error = 0, norm = 0;
         const Values actual = result.values();
@@ -214,10 +214,8 @@ TEST(CudaBackend, OffloadedAdamWaitsForItsGradientsAndIsTheCpus) {
   backend.synchronize();
 
   Values w = weights, mm = first, vv = second, g = gradient, p(static_cast<std::size_t>(n));
-  const std::array<cpu::Buffer, 4> in{
-      cpu::Buffer{g.data(), &fp32}, {w.data(), &fp32}, {mm.data(), &fp32}, {vv.data(), &fp32}};
-  const std::array<cpu::Buffer, 4> out{
-      cpu::Buffer{p.data(), &bf16}, {w.data(), &fp32}, {mm.data(), &fp32}, {vv.data(), &fp32}};
+  const std::array<Operand, 4> in{Operand{g.data(), &fp32}, {w.data(), &fp32}, {mm.data(), &fp32}, {vv.data(), &fp32}};
+  const std::array<Operand, 4> out{Operand{p.data(), &bf16}, {w.data(), &fp32}, {mm.data(), &fp32}, {vv.data(), &fp32}};
   cpu::run_kernel(adam, in, out, context);
   const Values new_master = master.values(), new_m = m.values(), new_v = v.values(), new_parameters = updated.values();
   for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
@@ -247,35 +245,12 @@ TEST(CudaBackend, AViewThatIsNotAlignedGetsAKernelThatTakesIt) {
   const std::array<Operand, 2> reads{x.operand(), Operand{static_cast<char*>(whole.data) + 2, &w}};
   ASSERT_NO_THROW(backend.run(op_of(OpKind::linear), reads, {&out, 1}, {}));
   Values all = whole.values(), in = x.values(), expected(21);
-  const std::array<cpu::Buffer, 2> buffers{cpu::Buffer{in.data(), &x.tensor}, {all.data() + 1, &w}};
-  const cpu::Buffer buffer{expected.data(), &y};
+  const std::array<Operand, 2> buffers{Operand{in.data(), &x.tensor}, {all.data() + 1, &w}};
+  const Operand buffer{expected.data(), &y};
   cpu::run_kernel(op_of(OpKind::linear), buffers, {&buffer, 1}, {});
   const Values actual = result.values();
   for (std::size_t i = 0; i < actual.size(); ++i)
     EXPECT_NEAR(actual[i], expected[i], kBf16 * (1 + std::abs(expected[i])));
-}
-
-TEST(CudaBackend, AGraphRepeatsWhatWasCaptured) {
-  CudaBackend backend(0, kTf32);
-  const Tensor x = of({{3}, {5}}), w = of({{5}, {5}});
-  Held in(backend, x, random_values(15, 1)), weight(backend, w, random_values(25, 2)), out(backend, x, {});
-  const std::array<Operand, 2> reads{in.operand(), weight.operand()};
-  const Operand result = out.operand();
-  const auto block = [&] { backend.run(op_of(OpKind::linear), reads, {&result, 1}, {}); };
-  backend.begin_capture(Stream::compute);
-  EXPECT_THROW(block(), DeviceError) << "what must be placed first cannot be captured";
-  backend.end_capture();
-  block();
-  const Values expected = out.values();
-  backend.begin_capture(Stream::compute);
-  block();
-  EXPECT_THROW(backend.allocate(1, Dtype::fp32, Place::device, Stream::compute), DeviceError);
-  EXPECT_THROW(backend.synchronize(), DeviceError);
-  const CudaBackend::Graph graph = backend.end_capture();
-  backend.fill(Stream::compute, out.slice(), 0);
-  EXPECT_EQ(out.values(), Values(15, 0.0f)) << "captured, not run";
-  backend.replay(Stream::compute, graph);
-  EXPECT_EQ(out.values(), expected);
 }
 
 // --- Whole training steps: the executor over this backend, against the CPU's

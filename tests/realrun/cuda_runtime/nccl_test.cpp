@@ -85,7 +85,8 @@ void compute_steps() {
   options.steps = 2;
   options.epsilon = 1e-4;
   options.find_undefined = false;  // it would wait for every op, and streams be in order by that alone
-  const RankResult own = execute_rank(scenario, program, options, backend, *communicator);
+  const RunPart part{scenario, program, options.warmup_steps + options.steps};
+  const RankResult own = execute_rank({&part, 1}, options, backend, *communicator);
   const auto numbers = communicator->gather_values(all_of(*communicator), "results", to_numbers(own));
   communicator->finish();
   if (communicator->rank() != 0) return;

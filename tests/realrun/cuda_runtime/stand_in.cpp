@@ -37,8 +37,6 @@ using Task = std::function<bool()>;  // false: not done, to be tried again
 struct CUstream_st {
   std::deque<Task> queue;
   std::uint64_t done = 0;
-  bool capturing = false;
-  std::vector<Task> captured;
 
   std::uint64_t issued() const { return done + queue.size(); }
   // As far as it goes; whether it got there. Under the lock.
@@ -48,16 +46,9 @@ struct CUstream_st {
 struct CUevent_st {
   CUstream_st* stream = nullptr;
   std::uint64_t position = 0;
-  bool timed = true, captured = false;
+  bool timed = true;
   std::chrono::steady_clock::time_point time;
   double clock = 0;  // seconds, where the test has chosen one
-};
-
-struct CUgraph_st {
-  std::vector<Task> tasks;
-};
-struct CUgraphExec_st {
-  std::vector<Task> tasks;
 };
 
 namespace {
@@ -75,11 +66,7 @@ cudaError_t failed(cudaError_t error) { return last_error = error; }
 
 void push_task(cudaStream_t stream, Task task) {
   const Lock lock(mutex);
-  if (stream->capturing) {
-    stream->captured.push_back(std::move(task));
-  } else {
-    stream->queue.push_back(std::move(task));
-  }
+  stream->queue.push_back(std::move(task));
 }
 void push(cudaStream_t stream, std::function<void()> work) {
   push_task(stream, [work = std::move(work)] { return work(), true; });
@@ -274,7 +261,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   std::uint64_t issued = 0;
   {
     const Lock lock(mutex);
-    if (stream->capturing) return failed(cudaErrorStreamCaptureUnsupported);
     issued = stream->issued();
   }
   wait_for(stream, issued);
@@ -295,8 +281,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const Lock lock(mutex);
-  if (event->captured)
-    return stream->capturing || event->stream->capturing ? cudaSuccess : failed(cudaErrorCapturedEvent);
   if (event->stream == nullptr || event->stream == stream) return cudaSuccess;
   push_task(stream, [from = event->stream, position = event->position] {
     return streams.count(from) == 0 || from->advance(position);
@@ -314,7 +298,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSucce
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const Lock lock(mutex);
   event->stream = stream;
-  event->captured = stream->capturing;
   if (event->timed)
     push(stream, [event, stream] {
       event->time = std::chrono::steady_clock::now();
@@ -325,7 +308,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   const Lock lock(mutex);
-  if (event->captured) return failed(cudaErrorCapturedEvent);
   if (event->stream == nullptr || event->stream->done >= event->position) return cudaSuccess;
   event->stream->advance(event->stream->done + 1);
   return failed(cudaErrorNotReady);
@@ -394,28 +376,6 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   push(stream, [=] { function(data); });
-  return cudaSuccess;
-}
-
-// --- Graphs: of one stream
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  stream->capturing = true;
-  return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  stream->capturing = false;
-  *graph = new CUgraph_st{std::exchange(stream->captured, {})};
-  return cudaSuccess;
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
-  *executable = new CUgraphExec_st{graph->tasks};
-  return cudaSuccess;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return delete executable, cudaSuccess; }
-cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  for (const Task& task : executable->tasks) push_task(stream, task);
   return cudaSuccess;
 }
 

@@ -21,8 +21,7 @@ inline constexpr double kFp32 = 2e-5, kBf16 = 2e-2, kFp8 = 0.15;
 
 // A tensor in the memory of a backend.
 struct Held {
-  Held(Backend& backend, Tensor t, const Values& values, Place place = Place::device)
-      : backend_(backend), tensor(t) {
+  Held(Backend& backend, Tensor t, const Values& values, Place place = Place::device) : backend_(backend), tensor(t) {
     data = backend.allocate(t.elements(), t.dtype, place, Stream::compute);
     if (!values.empty()) backend.write(slice(), values);
   }
@@ -74,10 +73,10 @@ inline double difference(Backend& backend, const Op& op, const std::vector<Tenso
   const Operand out = result.operand();
   backend.run(op, operands, {&out, 1}, context);
 
-  std::vector<cpu::Buffer> buffers;
+  std::vector<Operand> buffers;
   for (std::size_t i = 0; i < reads.size(); ++i) buffers.push_back({values[i].data(), &reads[i]});
   Values expected = before.empty() ? Values(static_cast<std::size_t>(written.elements())) : before;
-  const cpu::Buffer expected_buffer{expected.data(), &written};
+  const Operand expected_buffer{expected.data(), &written};
   cpu::run_kernel(op, buffers, {&expected_buffer, 1}, context);
 
   const Values actual = result.values();

@@ -1,0 +1,185 @@
+// The sizes that kernels work with, found in the operands of a call and checked: once for all backends. All functions
+// throw std::logic_error for operands that are missing or do not fit together.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "realrun/kernel_call.h"
+
+namespace orrery {
+
+// Checks the operands of kinds that need no shape beyond their number of elements. Kernels check dtypes.
+void check_operands(const KernelCall& call);
+
+// Which part of x a norm normalises with which weights. x is a list of vectors of `length` elements. The first `width`
+// elements of each are normalised, the others are copied (the rotary key behind DeepSeek's latent). In a fused QKV
+// queries and key are normalised head by head, and the value is copied.
+struct NormShape {
+  std::int64_t vectors = 0, length = 0, width = 0;
+  std::int64_t groups = 1, parts = 1;  // fused QKV: parts per group; 1 otherwise
+  std::int64_t weight_rows = 1;        // 1; 2 for queries and key; or one for each query head and key of every group
+  bool centred = false;                // LayerNorm
+
+  // Vectors of one class have the same weights.
+  ORRERY_ON_DEVICES std::int64_t classes() const { return parts == 1 ? 1 : groups * parts; }
+  // Returns the row of the weight tensor for a vector; -1: the vector is copied.
+  ORRERY_ON_DEVICES std::int64_t weight_row(std::int64_t vector) const {
+    if (parts == 1) return 0;
+    const std::int64_t part = vector % parts, group = vector / parts % groups;
+    if (part == parts - 1) return -1;
+    if (weight_rows == 2) return part == parts - 2 ? 1 : 0;
+    return group * (parts - 1) + part;
+  }
+};
+NormShape norm_shape(const KernelCall& call);  // norm and norm_backward
+
+// The operands of adam and sgd; data is nullptr where one is absent. All have as many elements as the gradient.
+struct UpdateOperands {
+  // The weights are the fp32 master copies if there are any, otherwise the parameters.
+  Operand gradient, weight, moment, second_moment;
+  Operand parameter, master, new_moment, new_second_moment;  // written
+};
+UpdateOperands update_operands(const KernelCall& call);
+// Returns the square of the norm that an op clips by, one number; nullptr: it does not clip.
+const Operand* squared_norm(const KernelCall& call);
+
+// [groups, rows, columns], summed over rows; a group is an expert, with its own columns of the bias.
+struct BiasShape {
+  std::int64_t groups, rows, columns;
+};
+BiasShape bias_shape(const KernelCall& call);
+
+// x: [.., 2, width], the gate and then what it multiplies, or [.., width]. `elements` are those of the result, in rows
+// of `width`. A bias of `period` elements repeats over x.
+struct ActivationShape {
+  std::int64_t elements, width, period;
+  bool gated;
+};
+ActivationShape activation_shape(const KernelCall& call);  // activation and activation_backward
+
+// Inverted dropout: kept elements are scaled up to preserve the expectation (Srivastava et al. 2014, section 10).
+double kept_scale(const KernelCall& call);
+
+enum class Multiply { elements, rows, inner_products };  // rows: each by its own number
+Multiply multiply_form(const KernelCall& call);
+
+// A table of `rows` rows, of which the first is `first_row` of the whole; ids of other rows are other ranks'.
+struct TableShape {
+  std::int64_t rows, width, first_row;
+};
+TableShape table_shape(const KernelCall& call);  // embedding and embedding_backward
+// Logits: [tokens.., columns], columns from `first_column` of the whole vocabulary.
+struct LogitShape {
+  std::int64_t tokens, columns, first_column;
+};
+LogitShape logit_shape(const KernelCall& call);  // cross_entropy and cross_entropy_backward
+
+// A map of patches that is stored window by window.
+struct PatchMap {
+  std::int64_t windows_per_side, window_side;
+
+  ORRERY_ON_DEVICES std::int64_t side() const { return windows_per_side * window_side; }
+  ORRERY_ON_DEVICES std::int64_t tokens() const { return side() * side(); }
+  ORRERY_ON_DEVICES std::int64_t token(std::int64_t row, std::int64_t column) const {
+    const std::int64_t window = row / window_side * windows_per_side + column / window_side;
+    return (window * window_side + row % window_side) * window_side + column % window_side;
+  }
+};
+// Pooling of x, the larger side, to y, in the forward and in the backward.
+struct PoolShape {
+  std::int64_t width;   // of a vector of x
+  std::int64_t pooled;  // vectors of y
+  std::int64_t each;    // vectors of x per vector of y
+  bool merging, mean;
+  // Merging: maps of the unmerged and of the merged patches.
+  std::int64_t images;
+  PatchMap from, to;
+
+  ORRERY_ON_DEVICES std::int64_t patch(std::int64_t image, std::int64_t row, std::int64_t column) const {
+    return image * from.tokens() + from.token(row, column);
+  }
+  // Index of the same vector in the merged patches, which are four vectors wide. The four have the order of
+  // PatchMerging in the authors' code (Liu et al. 2021, arXiv 2103.14030).
+  ORRERY_ON_DEVICES std::int64_t merged(std::int64_t image, std::int64_t row, std::int64_t column) const {
+    return 4 * (image * to.tokens() + to.token(row / 2, column / 2)) + 2 * (column % 2) + row % 2;
+  }
+};
+PoolShape pool_shape(const KernelCall& call);  // pool and pool_backward
+// A vector before each sequence (ViT's class token). Sizes in elements; `length`: of a sequence without it.
+struct PrependShape {
+  std::int64_t batch, width, length;
+};
+PrependShape prepend_shape(const KernelCall& call);  // pool with a vector, and pool_backward
+
+// Logits [tokens.., experts] and choices [tokens.., k].
+struct RouterShape {
+  std::int64_t tokens, experts, k;
+};
+RouterShape router_shape(const KernelCall& call);  // route and route_backward
+
+// Tokens and the rows [experts, slots, width] that they have by their choices (op_traits.h); numbers by choice and by
+// row [experts, slots]; or a mask [tokens.., experts, slots] of both.
+struct SlotsShape {
+  std::int64_t tokens, k, experts, slots, width;
+  bool divided;  // experts are divided over ranks: the choices of other ranks' experts have no slot here
+  const Operand* choices;
+
+  std::int64_t rows() const { return experts * slots; }
+};
+SlotsShape slots_shape(const KernelCall& call);
+
+// q is [batch, queries, groups, heads, key_width] with keys and values in kv, or a fused QKV; the log-sum-exps are
+// [batch, groups, heads, queries]. The query heads of a group share a key and a value, which begin at key_begin and
+// value_begin of the group's elements.
+struct AttentionSizes {
+  std::int64_t batch, queries, keys, groups, heads;
+  bool fused;
+  std::int64_t key_width, value_width, key_begin, value_begin;
+  double scale;
+  const Operand *q, *kv, *context, *lse;  // kv: q itself if fused
+
+  std::int64_t rows() const { return batch * groups * heads * queries; }
+};
+AttentionSizes attention_sizes(const KernelCall& call);  // attention and attention_backward
+
+// Contexts are [batch, sequence, heads, width], log-sum-exps [batch, heads, sequence].
+struct MergeShape {
+  std::int64_t batch, sequence, heads, width;
+};
+MergeShape merge_shape(const KernelCall& call);
+
+// Vectors (heads, queries, keys) of [batch, sequence, groups, heads, width], of which `turned` elements rotate. With a
+// key that all heads share, the vectors are those of kv, and the rotated key is put in at `begin`.
+struct RotaryShape {
+  std::int64_t batch, length, vectors, heads, width;  // vectors per token; heads per group
+  std::int64_t begin;                                 // first rotated element
+  std::int64_t turned;
+  bool fused;  // the last vector of a group is a value
+};
+RotaryShape rotary_shape(const KernelCall& call);
+// Whether the op puts a shared key into the heads, or takes its gradient out of them.
+bool shares_key(const KernelCall& call);
+
+// `groups` products of x [tokens, k], w [k, n] and y [tokens, n] or their gradients; a transposed weight is [n, k].
+struct LinearShape {
+  std::int64_t groups, tokens, k, n;
+};
+LinearShape linear_shape(const KernelCall& call);  // linear and its gradients
+
+// Products of a mask [tokens, rows] with rows [rows, width].
+struct MaskProductShape {
+  std::int64_t tokens, rows, width;
+};
+MaskProductShape mask_product_shape(const KernelCall& call);
+
+// Products of [.., m, k] and [.., k, n], each perhaps stored transposed. `batch`: the leading dimensions; an operand of
+// size 1 is repeated when read (grouped queries share a key), and summed when written (its gradient).
+struct BatchedShape {
+  std::int64_t m, n, k;
+  int batch_dims;
+  std::array<std::int64_t, Tensor::kMaxRank> batch;
+};
+BatchedShape batched_shape(const KernelCall& call);
+
+}  // namespace orrery
