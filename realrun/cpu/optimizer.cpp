@@ -8,7 +8,7 @@ namespace {
 
 double factor_of(const Call& call) {
   const Operand* const square = squared_norm(call);
-  return square == nullptr ? call.op.factor : clipped_factor(call.op, *Buffer(*square).data);
+  return square == nullptr ? call.op.scale : clipped_factor(call.op, *Buffer(*square).data);
 }
 
 }  // namespace

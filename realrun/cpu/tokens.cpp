@@ -73,7 +73,7 @@ void cross_entropy_backward(const Call& call) {
     const std::int64_t target = local_row(call, *logits.tensor, first, columns, targets.data[t]);
     for (std::int64_t c = 0; c < columns; ++c) {
       const double probability = std::exp(logits.data[t * columns + c] - maximum) / sum;
-      dlogits.data[t * columns + c] = static_cast<float>(call.op.factor * (probability - (c == target ? 1 : 0)));
+      dlogits.data[t * columns + c] = static_cast<float>(call.op.scale * (probability - (c == target ? 1 : 0)));
     }
   }
 }

@@ -55,7 +55,7 @@ struct Scaling {
 
 Scaling scaling_of(const Call& call) {
   const Operand* const square = squared_norm(call);
-  return {static_cast<float>(call.op.factor), call.op.scalar, square == nullptr ? nullptr : call.singles(*square)};
+  return {static_cast<float>(call.op.scale), call.op.clip_limit, square == nullptr ? nullptr : call.singles(*square)};
 }
 
 template <int kVector>

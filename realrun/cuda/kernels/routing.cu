@@ -584,7 +584,7 @@ void router_loss(const Call& call) {
 void router_loss_backward(const Call& call) {
   const LossShape s = loss_shape(call);
   ORRERY_LAUNCH(call, router_loss_backward_kernel, Elements{s.route.tokens * kWarp}, 0, s,
-                static_cast<float>(call.op.factor), call.numbers(call.read(0)), call.numbers_if_read(1),
+                static_cast<float>(call.op.scale), call.numbers(call.read(0)), call.numbers_if_read(1),
                 call.numbers(call.write(0)));
 }
 

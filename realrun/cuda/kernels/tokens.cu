@@ -356,7 +356,7 @@ void cross_entropy_backward(const Call& call) {
   const LogitShape s = logit_shape(call);
   const Any in = call.numbers(call.read(0)), out = call.numbers(call.write(0));
   ORRERY_LAUNCH_WIDE(call, wide(s.columns, {in, out}), cross_entropy_backward_kernel, blocks(s.tokens), 0, s.tokens,
-                     s.columns, s.first_column, static_cast<float>(call.op.factor), in, call.indices(call.read(1)),
+                     s.columns, s.first_column, static_cast<float>(call.op.scale), in, call.indices(call.read(1)),
                      call.singles(call.read(2)), out);
 }
 
@@ -364,7 +364,7 @@ void softmax(const Call& call) {
   const Tensor& t = *call.read(0).tensor;
   const std::int64_t keys = t.sizes[t.rank - 1], queries = t.sizes[t.rank - 2];
   ORRERY_LAUNCH(call, softmax_kernel, blocks(t.elements() / keys), kOnlineBytes, queries, keys,
-                mask_of(call, queries, keys, false), call.op.factor, call.numbers(call.read(0)),
+                mask_of(call, queries, keys, false), call.op.scale, call.numbers(call.read(0)),
                 call.numbers(call.write(0)));
 }
 
@@ -372,7 +372,7 @@ void softmax_backward(const Call& call) {
   const std::int64_t keys = last_size(call.read(1));
   const Any d = call.numbers(call.read(0)), in = call.numbers(call.read(1)), out = call.numbers(call.write(0));
   ORRERY_LAUNCH_WIDE(call, wide(keys, {d, in, out}), softmax_backward_kernel, blocks(elements(call.read(1)) / keys),
-                     kSumBytes, keys, call.op.factor, d, in, out);
+                     kSumBytes, keys, call.op.scale, d, in, out);
 }
 
 void pool(const Call& call) {
