@@ -111,7 +111,7 @@ template <class Preset>
 Preset of_name(const std::string& name, const InputError::Where& where, const PresetCatalog& catalog) {
   const PresetCatalog::Entry& entry = catalog.at(name, where);
   auto preset = read_object<Preset>(*entry.json, entry.where, catalog);
-  preset.name = catalog.canonical(name);
+  preset.name = entry.name;
   return preset;
 }
 
