@@ -1,5 +1,6 @@
 // Reverse-mode differentiation of a piece, by the rules of op_traits.h; gradients keep the name of their tensor.
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 #include <string>
 
@@ -155,7 +156,7 @@ class Differentiator {
     std::array<TensorId, 4> of{}, gradients{kNoTensor, kNoTensor, kNoTensor, kNoTensor};  // by result of the op
     std::size_t results = 0;
     bool needed = false;
-    for (std::size_t i = 0; i < forward.reads.size(); ++i) {
+    for (std::size_t i = 0; rule.of >> i != 0; ++i) {
       if (!has_operand(rule.of, i)) continue;
       of[results++] = forward.reads[i];
       needed = needed || (forward.reads[i] != kNoTensor && needs_[forward.reads[i]]);
@@ -164,7 +165,8 @@ class Differentiator {
     for (std::size_t i = 0; i < results; ++i)
       if (of[i] != kNoTensor) gradients[i] = target(of[i]);
     Op& op = emit(forward, rule.kind, rule.of_weights ? phase_of(of[0]) : Phase::input_gradient);
-    for (std::size_t i = 0; i < op.reads.size(); ++i) op.reads[i] = read_by(forward, rule.reads[i], dy);
+    for (std::size_t i = 0; i < op.reads.size() && rule.reads[i] != Source::none; ++i)
+      op.reads[i] = read_by(forward, rule.reads[i], dy);
     op.writes = gradients;
     if (forward.kind == OpKind::batched_matmul) transpose(forward, has_operand(rule.of, 0), op);
     for (std::size_t i = 0; i < results; ++i) contribute(of[i], gradients[i]);
@@ -178,25 +180,27 @@ class Differentiator {
     if (!of_a && forward.transpose_b) std::swap(op.reads[0], op.reads[1]);
   }
 
+  // A loss has no gradient that comes from behind it.
+  static bool is_loss(const Derivative& rule) {
+    return rule.passes == 0 && rule.ops[0].kind != OpKind::end &&
+           std::ranges::find(rule.ops[0].reads, Source::dy) == rule.ops[0].reads.end();
+  }
+
   void reverse(const Op& op) {  // an op of the forward, which does not grow during this
     const OpTraits& traits = traits_of(op.kind);
     const Derivative& rule = traits.derivative;
     const TensorId dy = op.writes[0] == kNoTensor ? kNoTensor : gradient_[op.writes[0]];
-    const bool is_loss =
-        rule.passes == 0 && std::ranges::find(rule.ops[0].reads, Source::dy) == rule.ops[0].reads.end();
-    if (traits.why_none != nullptr) {
-      if (dy == kNoTensor) return;
+    if (dy == kNoTensor && !is_loss(rule)) return;  // no op downstream needs it
+    if (traits.why_none != nullptr)
       throw std::logic_error(std::string("differentiate: no rule for ") + traits.name + ": " + traits.why_none);
-    }
-    if (dy == kNoTensor && !is_loss) return;  // no op downstream needs it
-    for (std::size_t i = op.reads.size(); i-- > 0;)
-      if (has_operand(rule.passes, i)) contribute(op.reads[i], dy);
+    for (int i = std::bit_width(rule.passes); i-- > 0;)
+      if (has_operand(rule.passes, static_cast<std::size_t>(i))) contribute(op.reads[static_cast<std::size_t>(i)], dy);
     if (op.kind == OpKind::unpermute && op.reads[2] == kNoTensor) {  // without weights
       emit(op, {OpKind::permute, {Source::dy, Source::read1}, 0b1}, dy);
       return;
     }
     const TensorId dx = emit(op, rule.ops[0], dy);
-    emit(op, rule.ops[1], dy);
+    if (rule.ops[1].kind != OpKind::end) emit(op, rule.ops[1], dy);
     if (rule.bias < 0 || op.reads[static_cast<std::size_t>(rule.bias)] == kNoTensor) return;
     const TensorId bias = op.reads[static_cast<std::size_t>(rule.bias)], db = target(bias);
     Op& sum = emit(op, OpKind::bias_gradient, phase_of(bias));
