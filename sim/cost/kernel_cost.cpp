@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <utility>
 
@@ -21,10 +20,6 @@ double whole(double x) {
 // How many `step`s cover `size`, both whole; `per_step` is 1 / step. The half keeps the quotient away from whole
 // numbers, on the right side even after rounding.
 double cover(double size, double step, double per_step) { return whole((size + step - 0.5) * per_step); }
-
-int power_of_2(std::int64_t x) {
-  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(x, 1)))) - 1;
-}
 
 bool within_factor_2(std::int64_t a, std::int64_t b) { return a <= 2 * b && b <= 2 * a; }
 
@@ -108,33 +103,6 @@ std::vector<std::string> memory_curve_names() {
   return names;
 }
 
-void KernelModel::NearIndex::build() {
-  words = static_cast<int>((shapes.size() + 63) / 64);
-  bits.assign(static_cast<std::size_t>(3 * kPowers * words), 0);
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    for (int dimension = 0; dimension < 3; ++dimension) {
-      const int power = power_of_2(shapes[i][dimension]);
-      // Sizes within a factor of 2 have powers that differ by at most one.
-      for (int p = std::max(0, power - 1); p <= std::min(power + 1, kPowers - 1); ++p)
-        bits[static_cast<std::size_t>((dimension * kPowers + p) * words) + i / 64] |= std::uint64_t{1} << (i % 64);
-    }
-  }
-}
-
-bool KernelModel::NearIndex::near(std::int64_t m, std::int64_t n, std::int64_t k) const {
-  const auto row = [&](int dimension, std::int64_t size) {
-    return bits.data() + (dimension * kPowers + std::min(power_of_2(size), kPowers - 1)) * words;
-  };
-  const std::uint64_t *of_m = row(0, m), *of_n = row(1, n), *of_k = row(2, k);
-  for (int word = 0; word < words; ++word) {
-    for (std::uint64_t found = of_m[word] & of_n[word] & of_k[word]; found != 0; found &= found - 1) {
-      const auto& shape = shapes[static_cast<std::size_t>(word * 64 + std::countr_zero(found))];
-      if (within_factor_2(m, shape[0]) && within_factor_2(n, shape[1]) && within_factor_2(k, shape[2])) return true;
-    }
-  }
-  return false;
-}
-
 std::size_t KernelModel::matrix_index(Dtype dtype) {
   const auto index = static_cast<std::size_t>(dtype);
   return index < kMatrixDtypes ? index : static_cast<std::size_t>(Dtype::fp32);
@@ -196,18 +164,8 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
       matmul.group_seconds = grouped.group_seconds;
     }
 
-    // fp16 and bf16 run on the same units at the same rate, so measurements of one hold for the other.
     matmul.measured = curve.measured;
-    const auto index = [&](const std::vector<MeasuredShape>& shapes, NearIndex& near) {
-      for (const MeasuredShape& shape : shapes) {
-        const bool half = shape.dtype == Dtype::bf16 || shape.dtype == Dtype::fp16;
-        const bool curve_half = curve_dtype == Dtype::bf16 || curve_dtype == Dtype::fp16;
-        if (shape.dtype == curve_dtype || (half && curve_half)) near.shapes.push_back({shape.m, shape.n, shape.k});
-      }
-      near.build();
-    };
-    index(calibration.measured_shapes, near_[i]);
-    index(calibration.measured_groups, near_groups_[i]);
+    matmul.curve_dtype = curve_dtype;
 
     attention_seconds_per_flop_[0][i] = calibration.step_slowdown / (peak * attention.forward_efficiency);
     attention_seconds_per_flop_[1][i] = calibration.step_slowdown / (peak * attention.backward_efficiency);
@@ -271,12 +229,20 @@ KernelModel::Times KernelModel::document_times(const AttentionShape& s, Dtype dt
 }
 
 bool KernelModel::near_measured(const GemmShape& shape, Dtype dtype, bool grouped) const {
-  const std::size_t i = matrix_index(dtype);
+  const Matmul& curve = matmul_[matrix_index(dtype)];
   grouped = grouped && shape.batch > 1;
-  if (!matmul_[i].measured || (shape.batch > 1 && !grouped)) return false;
-  // A product and its transpose are the same kernel.
-  const NearIndex& near = grouped ? near_groups_[i] : near_[i];
-  return near.near(shape.m, shape.n, shape.k) || near.near(shape.n, shape.m, shape.k);
+  if (!curve.measured || (shape.batch > 1 && !grouped)) return false;
+  // fp16 and bf16 run on the same units at the same rate, so measurements of one hold for the other.
+  const auto units_of = [](Dtype type) { return type == Dtype::fp16 ? Dtype::bf16 : type; };
+  return std::ranges::any_of(
+      grouped ? calibration_.measured_groups : calibration_.measured_shapes, [&](const MeasuredShape& s) {
+        // A product and its transpose are the same kernel.
+        const auto near = [&](std::int64_t m, std::int64_t n) {
+          return within_factor_2(m, s.m) && within_factor_2(n, s.n);
+        };
+        return units_of(s.dtype) == units_of(curve.curve_dtype) && within_factor_2(shape.k, s.k) &&
+               (near(shape.m, shape.n) || near(shape.n, shape.m));
+      });
 }
 
 bool KernelModel::near_measured(const AttentionShape& shape) const {

@@ -224,6 +224,7 @@ class KernelModel {
     double seconds_per_byte = 0, overlap_loss = 0, fixed_seconds = 0;
     double group_slowdown = 1, group_seconds = 0;  // 1 / relative
     bool measured = false;
+    Dtype curve_dtype = Dtype::bf16;  // the type whose curve this is
   };
   struct Times {
     double compute = 0, memory = 0, fixed = 0, overlap_loss = 0;
@@ -239,16 +240,6 @@ class KernelModel {
     return slots;
   }();
   static std::size_t memory_slot(const Op& op);
-  // The measured shapes that lie within a factor of 2 of a size, by dimension and power of 2.
-  struct NearIndex {
-    static constexpr int kPowers = 40;
-    int words = 0;
-    std::vector<std::uint64_t> bits;  // [dimension m, n, k][power][words]
-    std::vector<std::array<std::int64_t, 3>> shapes;
-    void build();
-    bool near(std::int64_t m, std::int64_t n, std::int64_t k) const;
-  };
-
   static std::size_t matrix_index(Dtype dtype);
   Times matmul_times(const GemmShape& shape, Dtype dtype, bool grouped, double bytes) const;
   Times attention_times(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
@@ -261,7 +252,6 @@ class KernelModel {
   const Device& device_;
   const Calibration& calibration_;
   std::array<Matmul, kMatrixDtypes> matmul_;
-  std::array<NearIndex, kMatrixDtypes> near_, near_groups_;
   // [backward][dtype], for an endless head_dim.
   std::array<std::array<double, kMatrixDtypes>, 2> attention_seconds_per_flop_{};
   std::array<double, 2> idle_tiles_{};  // [backward]: last_wave * multiprocessors
