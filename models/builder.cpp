@@ -83,28 +83,12 @@ TensorId Builder::cast(const char* name, TensorId x, Dtype dtype) {
 
 TensorId Builder::linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
                          bool bias, TensorId* bias_out) {
-  Tensor w;
-  w.name = name;
-  w.category = Category::parameter;
-  w.dtype = kernels.parameter;
-  for (const auto& dims : {in, out})
-    for (const Dim& d : dims) w.append(d);
-  const TensorId weight = piece.add(w);
+  const TensorId weight = parameter(name, in);
+  for (const Dim& d : out) piece.tensors[weight].append(d);
   const TensorId b = bias ? parameter(name, out) : kNoTensor;
   const bool fused = bias_out != nullptr && kernels.fused_kernels;
   if (bias_out != nullptr) *bias_out = fused ? b : kNoTensor;
-  const TensorId result = piece.add(piece.tensors[x]);
-  Tensor& y = piece.tensors[result];
-  y.name = name;
-  y.alias_of = kNoTensor;
-  y.input = Input::none;
-  y.category = Category::activation;
-  y.dtype = kernels.activation;
-  y.truncate(y.rank - static_cast<int>(in.size()));
-  for (const Dim& d : out) y.append(d);
-  emit(OpKind::linear, name, {x, weight, fused ? kNoTensor : b}, {result}).inner_dims =
-      static_cast<std::uint8_t>(in.size());
-  return result;
+  return product(name, x, static_cast<int>(in.size()), out, weight, fused ? kNoTensor : b);
 }
 
 TensorId Builder::expert_linear(const char* name, TensorId x, std::initializer_list<Dim> in,
@@ -117,14 +101,23 @@ TensorId Builder::expert_linear(const char* name, TensorId x, std::initializer_l
   const TensorId weight = of_experts(in);
   for (const Dim& d : out) piece.tensors[weight].append(d);
   const TensorId b = bias ? of_experts(out) : kNoTensor;
+  const TensorId y = product(name, x, static_cast<int>(in.size()), out, weight, b);
+  piece.forward.ops.back().group_dims = 1;
+  return y;
+}
+
+TensorId Builder::product(const char* name, TensorId x, int inner_dims, std::initializer_list<Dim> out, TensorId weight,
+                          TensorId bias) {
   const TensorId result = piece.add(piece.tensors[x]);
   Tensor& y = piece.tensors[result];
   y.name = name;
-  y.truncate(y.rank - static_cast<int>(in.size()));
+  y.alias_of = kNoTensor;
+  y.input = Input::none;
+  y.category = Category::activation;
+  y.dtype = kernels.activation;
+  y.truncate(y.rank - inner_dims);
   for (const Dim& d : out) y.append(d);
-  Op& op = emit(OpKind::linear, name, {x, weight, b}, {result});
-  op.inner_dims = static_cast<std::uint8_t>(in.size());
-  op.group_dims = 1;
+  emit(OpKind::linear, name, {x, weight, bias}, {result}).inner_dims = static_cast<std::uint8_t>(inner_dims);
   return result;
 }
 

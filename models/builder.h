@@ -78,6 +78,8 @@ struct Builder {
   bool in_core_attention = false;  // value of Op::core_attention for emitted ops
 
  private:
+  TensorId product(const char* name, TensorId x, int inner_dims, std::initializer_list<Dim> out, TensorId weight,
+                   TensorId bias);
   TensorId norm_kernel(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias);
 
   std::uint8_t draws_ = 0;

@@ -153,7 +153,7 @@ void build_patch_embedding(Piece& piece, const Model& model, const KernelChoices
 void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
   Builder b(model, kernels, sizes, piece);
   const TensorId x = piece.input = b.residual("input");
-  const bool vision = model.kind == ModelKind::vit || model.kind == ModelKind::swin;
+  const bool vision = model.vision();
   if (model.pooler) build_pooler(b, x);
   const bool predicts_more = model.mtp_num_layers > 0;
   TensorId y = model.post_norm ? x : b.norm(predicts_more ? "mtp_final_norm" : "final_norm", x, {b.hidden()});

@@ -14,7 +14,6 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
-#include "sim/base/preset.h"
 
 namespace orrery {
 namespace {
@@ -333,10 +332,6 @@ void falcon(const Config& config, Model& m) {
   m.parallel_norms = new_architecture && config.integer_or("num_ln_in_parallel_attn", 2) == 2;
 }
 
-void phi_norms(const Config& config, Model&) {
-  if (config.boolean_or("qk_layernorm", false)) config.fail("qk_layernorm", "false");
-}
-
 void roberta_positions(const Config& config, Model& m) {  // they begin behind the padding index, 1
   if (m.max_positions <= m.extra_positions) config.fail("max_position_embeddings", "an integer of at least 3");
   m.max_positions -= m.extra_positions;
@@ -380,7 +375,6 @@ constexpr std::pair<std::string_view, Step> kSteps[] = {{"layer_types", layer_ty
                                                         {"opt_projection", opt_projection},
                                                         {"mpt", mpt},
                                                         {"falcon", falcon},
-                                                        {"phi_norms", phi_norms},
                                                         {"roberta_positions", roberta_positions},
                                                         {"t5_activation", t5_activation},
                                                         {"labels", labels},
@@ -416,18 +410,23 @@ Family family_of(const Json& families, const std::string& name) {
   return family;
 }
 
-// Those that a config.json may be of, by name.
-const std::vector<Family>& all_families() {
-  static const std::vector<Family> all = [] {
-    const EmbeddedFile& file = embedded_files("models/families.json").front();
-    const Json families = parse_json(file.text, std::string(file.path)).at("families");
-    std::vector<Family> found;
+// The content of models/families.json.
+struct FamilyFile {
+  std::vector<Family> families;  // those that a config.json may be of, by name
+  std::vector<std::pair<std::string, std::string>> foreign_keys, foreign_layers;
+};
+const FamilyFile& family_file() {
+  static const FamilyFile read = [] {
+    const Json json = parse_embedded("models/families.json");
+    const Json& families = json.at("families");
+    FamilyFile file{{}, json.at("foreign_keys"), json.at("foreign_layers")};
     for (const auto& [name, said] : families.items())
-      if (said.contains("class")) found.push_back(family_of(families, name));
-    return found;
+      if (said.contains("class")) file.families.push_back(family_of(families, name));
+    return file;
   }();
-  return all;
+  return read;
 }
+const std::vector<Family>& all_families() { return family_file().families; }
 
 // Sets the fields of a model by the rules of its family.
 class RuledFields : public FieldVisitor {
@@ -595,53 +594,6 @@ void refuse_other_heads(const Config& config, const Model& m) {
 
 // ---- keys that the reader of a family does not look for
 
-// A key, or a prefix of keys if it ends in '_', and the architecture that it belongs to, which no family below has.
-struct ForeignKey {
-  std::string_view key, what;
-};
-constexpr std::array kForeignKeys{
-    ForeignKey{"altup_", "alternating updates"},
-    ForeignKey{"attn_layer_indices", "state-space layers"},
-    ForeignKey{"attn_layer_offset", "state-space layers"},
-    ForeignKey{"attn_layer_period", "state-space layers"},
-    ForeignKey{"attn_output_gate", "gates after attention"},
-    ForeignKey{"attn_type_list", "linear attention"},
-    ForeignKey{"audio_config", "audio input"},
-    ForeignKey{"block_configs", "layers of different sizes"},
-    ForeignKey{"compress_ratios", "compressed attention"},
-    ForeignKey{"conv_L_cache", "convolution layers"},
-    ForeignKey{"cross_attention_layers", "cross attention"},
-    ForeignKey{"full_attention_interval", "linear attention"},
-    ForeignKey{"hc_mult", "hyper-connections"},
-    ForeignKey{"hidden_size_per_layer_input", "embeddings of each layer"},
-    ForeignKey{"hybrid_override_pattern", "state-space layers"},
-    ForeignKey{"index_head_dim", "sparse attention"},
-    ForeignKey{"index_n_heads", "sparse attention"},
-    ForeignKey{"index_topk", "sparse attention"},
-    ForeignKey{"linear_attn_config", "linear attention"},
-    ForeignKey{"linear_conv_", "linear attention"},
-    ForeignKey{"linear_key_", "linear attention"},
-    ForeignKey{"linear_num_", "linear attention"},
-    ForeignKey{"linear_value_", "linear attention"},
-    ForeignKey{"lru_width", "recurrent layers"},
-    ForeignKey{"mamba_", "state-space layers"},
-    ForeignKey{"num_kv_shared_layers", "keys and values that layers share"},
-    ForeignKey{"sparse_attention_config", "sparse attention"},
-    ForeignKey{"ssm_", "state-space layers"},
-    ForeignKey{"vision_config", "image input"},
-};
-
-// Values of layer_types for layers that are not attention.
-constexpr std::array kForeignLayers{std::pair{"mamba", "state-space layers"},
-                                    std::pair{"ssm", "state-space layers"},
-                                    std::pair{"linear", "linear attention"},
-                                    std::pair{"delta", "linear attention"},
-                                    std::pair{"lightning", "linear attention"},
-                                    std::pair{"recurrent", "recurrent layers"},
-                                    std::pair{"conv", "convolutions"},
-                                    std::pair{"sparse", "sparse attention"},
-                                    std::pair{"compressed", "compressed attention"}};
-
 constexpr std::array kLayerTypeKeys{"layer_types", "layers_block_type", "block_types"};
 
 std::string not_modelled(std::string_view what) {
@@ -655,7 +607,7 @@ void refuse_foreign_layers(const Config& config) {
     for (const Json& type : *types) {
       if (!type.is_string()) continue;
       const auto& name = type.get_ref<const std::string&>();
-      for (const auto& [word, what] : kForeignLayers)
+      for (const auto& [word, what] : family_file().foreign_layers)
         if (name.find(word) != std::string::npos) throw InputError(config.at(key), describe(type), not_modelled(what));
     }
   }
@@ -666,11 +618,11 @@ void refuse_foreign_keys(const Config& config) {
   const auto says_nothing = [](const Json& value) {
     return value.is_null() || value == false || value == 0 || (value.is_structured() && value.empty()) || value == "";
   };
-  for (const ForeignKey& foreign : kForeignKeys)
+  for (const auto& [foreign, what] : family_file().foreign_keys)
     for (const auto& [key, value] : config.items()) {
-      const bool is = foreign.key.ends_with('_') ? key.starts_with(foreign.key) : key == foreign.key;
+      const bool is = foreign.ends_with('_') ? key.starts_with(foreign) : key == foreign;
       if (!is || says_nothing(value)) continue;
-      throw InputError(config.at(key.c_str()), describe(value), not_modelled(foreign.what));
+      throw InputError(config.at(key.c_str()), describe(value), not_modelled(what));
     }
 }
 

@@ -5,23 +5,29 @@
 namespace orrery {
 namespace {
 
+// Applies the activation function to `inner`, which has the sizes of `dims`, or two such halves of a gated MLP.
+TensorId activate(Builder& b, const char* name, const char* gate, TensorId inner, std::initializer_list<Dim> dims,
+                  TensorId bias, TensorId weights) {
+  const TensorId activated = b.activation(name, dims);
+  if (!b.model.gated() || b.kernels.fused_kernels) {
+    b.emit(OpKind::activation, name, {inner, bias, weights}, {activated}).function = b.model.activation;
+    return activated;
+  }
+  const TensorId opened = b.view(gate, inner, 0, dims), up = b.view(gate, inner, 1, dims);
+  b.emit(OpKind::activation, name, {opened}, {activated}).function = b.model.activation;
+  const TensorId product = b.activation(gate, dims);
+  b.emit(OpKind::multiply, gate, {activated, up}, {product});
+  return product;
+}
+
 TensorId mlp(Builder& b, TensorId x, std::int64_t width, TensorId* bias) {
   const Dim ffn{width, Axis::ffn}, gate{2, Axis::none};
   TensorId inner_bias = kNoTensor;
   const TensorId inner = b.model.gated()
                              ? b.linear("fc1", x, {b.hidden()}, {gate, ffn}, b.model.linear_bias, &inner_bias)
                              : b.linear("fc1", x, {b.hidden()}, {ffn}, b.model.linear_bias, &inner_bias);
-  TensorId activated = b.activation("activation", {b.batch(), b.sequence(), ffn});
-  if (b.model.gated() && !b.kernels.fused_kernels) {
-    const TensorId opened = b.view("gate", inner, 0, {b.batch(), b.sequence(), ffn});
-    const TensorId up = b.view("gate", inner, 1, {b.batch(), b.sequence(), ffn});
-    b.emit(OpKind::activation, "activation", {opened}, {activated}).function = b.model.activation;
-    const TensorId product = b.activation("gate", {b.batch(), b.sequence(), ffn});
-    b.emit(OpKind::multiply, "gate", {activated, up}, {product});
-    activated = product;
-  } else {
-    b.emit(OpKind::activation, "activation", {inner, inner_bias}, {activated}).function = b.model.activation;
-  }
+  const TensorId activated =
+      activate(b, "activation", "gate", inner, {b.batch(), b.sequence(), ffn}, inner_bias, kNoTensor);
   return b.linear("fc2", activated, {ffn}, {b.hidden()}, b.model.linear_bias, bias);
 }
 
@@ -108,18 +114,8 @@ TensorId expert_mlp(Builder& b, TensorId rows, TensorId weights) {
   const TensorId inner = b.model.gated()
                              ? b.expert_linear("expert_fc1", rows, {b.hidden()}, {gate, ffn}, b.model.expert_bias)
                              : b.expert_linear("expert_fc1", rows, {b.hidden()}, {ffn}, b.model.expert_bias);
-  TensorId activated = b.activation("expert_activation", {experts, slots, ffn});
-  if (b.model.gated() && !b.kernels.fused_kernels) {
-    const TensorId opened = b.view("expert_gate", inner, 0, {experts, slots, ffn});
-    const TensorId up = b.view("expert_gate", inner, 1, {experts, slots, ffn});
-    b.emit(OpKind::activation, "expert_activation", {opened}, {activated}).function = b.model.activation;
-    const TensorId product = b.activation("expert_gate", {experts, slots, ffn});
-    b.emit(OpKind::multiply, "expert_gate", {activated, up}, {product});
-    activated = product;
-  } else {
-    b.emit(OpKind::activation, "expert_activation", {inner, kNoTensor, weights}, {activated}).function =
-        b.model.activation;
-  }
+  const TensorId activated =
+      activate(b, "expert_activation", "expert_gate", inner, {experts, slots, ffn}, kNoTensor, weights);
   return b.expert_linear("expert_fc2", activated, {ffn}, {b.hidden()}, b.model.expert_bias);
 }
 

@@ -5,14 +5,12 @@
 
 #include "models/ends.h"
 #include "models/layer.h"
-#include "models/piece_line.h"
-#include "models/swin.h"
 #include "sim/program/work.h"
 
 namespace orrery {
 
 std::int64_t sequence_length(const Model& model, const Workload& workload) {
-  if (model.kind == ModelKind::vit || model.kind == ModelKind::swin) {
+  if (model.vision()) {
     const std::int64_t side = model.image_size / model.patch_size;
     return side * side + (model.kind == ModelKind::vit ? 1 : 0);
   }
@@ -24,6 +22,35 @@ std::int64_t decoder_sequence_length(const Model& model, const Workload& workloa
 }
 
 namespace {
+
+// Fills ModelPieces with pieces and runs in order, and reuses the storage of the pieces that were there.
+class PieceLine {
+ public:
+  explicit PieceLine(ModelPieces& into) : into_(into) { into_.runs.clear(); }
+  ~PieceLine() { into_.pieces->resize(used_); }
+  PieceLine(const PieceLine&) = delete;
+  PieceLine& operator=(const PieceLine&) = delete;
+
+  // Adds a piece that build(piece) fills. Returns its index in the table.
+  template <class Build>
+  std::uint16_t piece(const char* name, Build&& build) {
+    if (used_ == into_.pieces->size()) into_.pieces->emplace_back();
+    Piece& piece = (*into_.pieces)[used_];
+    piece.clear();
+    piece.name = name;
+    build(piece);
+    return static_cast<std::uint16_t>(used_++);
+  }
+  void run(std::uint16_t piece, std::int64_t count) { into_.runs.push_back({piece, count}); }
+  template <class Build>
+  void add(const char* name, std::int64_t count, Build&& build) {
+    run(piece(name, std::forward<Build>(build)), count);
+  }
+
+ private:
+  ModelPieces& into_;
+  std::size_t used_ = 0;
+};
 
 LayerSizes layer_sizes(const Model& model, std::int64_t batch, std::int64_t sequence, std::int64_t key_sequence) {
   const std::int64_t groups = model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads();
@@ -57,6 +84,42 @@ void add_layers(const Model& model, const KernelChoices& kernels, const LayerSiz
     while (next < model.layers && kind_of(next) == piece) ++next;
     line.run(piece, next - first);
   }
+}
+
+// 2x2 neighbouring patches become one of twice the width.
+void build_patch_merging(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& from) {
+  Builder b(model, kernels, from, piece);
+  piece.input = b.residual("input");
+  const Dim quarter{std::max<std::int64_t>(from.batch / 4, 1), Axis::batch};
+  const Dim wide{4 * from.hidden, Axis::hidden}, out{2 * from.hidden, Axis::hidden};
+  const TensorId gathered = b.activation("patch_merging", {quarter, b.sequence(), wide});
+  b.emit(OpKind::pool, "patch_merging", {piece.input}, {gathered});
+  const TensorId n = b.norm("patch_merging_norm", gathered, {wide});
+  piece.output = b.linear("patch_merging", n, {wide}, {out}, false);
+  b.finish();
+}
+
+// Swin (Liu et al. 2021, arXiv 2103.14030): each stage of layers has its own width; attention stays within windows.
+void build_swin(const Model& model, std::int64_t micro_batch, const KernelChoices& kernels, PieceLine& line) {
+  const std::int64_t side = model.image_size / model.patch_size;
+  const std::int64_t window = model.window * model.window;
+  // Tokens stay grouped by window: the batch dimension runs over images x windows.
+  LayerSizes s{micro_batch * side * side / window, window, window, model.hidden, 0, 1, 0, 0};
+  line.add("embedding", 1, [&](Piece& p) { build_patch_embedding(p, model, kernels, s); });
+  for (std::size_t stage = 0; stage < model.stage_layers.size(); ++stage) {
+    if (stage > 0) {
+      line.add("patch_merging", 1, [&](Piece& p) { build_patch_merging(p, model, kernels, s); });
+      s.batch = std::max<std::int64_t>(s.batch / 4, 1);
+      s.hidden *= 2;
+    }
+    s.groups = model.stage_heads[stage];
+    s.head_dim = s.hidden / s.groups;
+    s.ffn = 4 * s.hidden;
+    line.add("layer", model.stage_layers[stage],
+             [&](Piece& p) { build_layer(p, model, kernels, s, LayerRole::encoder, 0); });
+  }
+  s.key_sequence = std::max<std::int64_t>(1, s.batch / micro_batch);  // windows per image, for the pooling
+  line.add("head", 1, [&](Piece& p) { build_head(p, model, kernels, s); });
 }
 
 }  // namespace

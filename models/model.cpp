@@ -1,9 +1,13 @@
 #include "models/model.h"
 
+#include <fmt/format.h>
+
 #include <array>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "sim/base/error.h"
+#include "sim/base/fields_json.h"
+#include "sim/base/json_reader.h"
 
 namespace orrery {
 namespace {
@@ -27,10 +31,6 @@ constexpr IntegerRange up_to(std::int64_t most) { return {.least = 0, .most = mo
 constexpr IntegerRange rows_range(std::int64_t least) { return {.least = least, .most = kMostRows}; }
 
 }  // namespace
-
-const std::span<const std::string_view> kModelKindNames = kKinds, kPositionsNames = kPositions, kNormKindNames = kNorms,
-                                        kAttentionKindNames = kAttentions, kActivationNames = kActivations,
-                                        kRouterScoreNames = kScores;
 
 void Model::visit_fields(FieldVisitor& v) {
   v.field("name", name, "what reports call the model");
@@ -139,296 +139,251 @@ std::int64_t Model::expert_layers() const {
 
 namespace {
 
-using std::to_string;
-
-[[noreturn]] void fail(const char* field, std::string found, std::string expected) {
-  throw InputError({.file = {}, .pointer = std::string("/") + field}, std::move(found), std::move(expected));
+nlohmann::json said(Model m) {  // a copy, because tables of fields take references
+  nlohmann::json json;
+  FieldsJson writer(json);
+  m.visit_fields(writer);
+  return json;
 }
 
-std::string quoted(std::string_view name) { return '"' + std::string(name) + '"'; }
-
-void require(bool holds, const char* field, std::int64_t found, std::string expected) {
-  if (!holds) fail(field, to_string(found), std::move(expected));
+// `own`: the model's fields as said() gives them.
+[[noreturn]] void fail(const nlohmann::json& own, const char* field, std::string expected) {
+  const nlohmann::json value = own.value(field, nlohmann::json());
+  throw InputError({.file = {}, .pointer = fmt::format("/{}", field)},
+                   value.is_null()           ? "nothing"
+                   : value.is_number_float() ? fmt::format("{:g}", value.get<double>())
+                                             : describe(value),
+                   std::move(expected));
 }
 
-void complete_attention(Model& m) {
-  require(m.heads >= 1, "heads", m.heads, "at least 1");
+void require(bool holds, const Model& m, const char* field, std::string expected) {
+  if (!holds) fail(said(m), field, std::move(expected));
+}
+
+// Refuses fields that mean something only elsewhere, unless they have their usual values. `where`: "without experts".
+void refuse_set(const nlohmann::json& own, std::initializer_list<const char*> fields, const std::string& where) {
+  static const nlohmann::json usual = said({});
+  for (const char* field : fields)
+    if (own.value(field, nlohmann::json()) != usual.value(field, nlohmann::json()))
+      fail(own, field, (own[field].is_boolean() ? "false " : "nothing ") + where);
+}
+
+void complete_latent_attention(Model& m) {
+  require(m.kv_lora_rank >= 1, m, "kv_lora_rank", "at least 1 for latent attention");
+  require(m.rope_head_dim >= 1, m, "rope_head_dim", "at least 1 for latent attention");
+  require(m.nope_head_dim >= 1, m, "nope_head_dim", "at least 1 for latent attention");
+  require(m.value_head_dim >= 1, m, "value_head_dim", "at least 1 for latent attention");
+  require(m.kv_heads == m.heads, m, "kv_heads",
+          fmt::format("the {} attention heads: latent attention expands keys and values for each", m.heads));
+  const std::int64_t head_dim = m.nope_head_dim + m.rope_head_dim;
+  require(m.head_dim == 0 || m.head_dim == head_dim, m, "head_dim",
+          fmt::format("nope_head_dim + rope_head_dim = {} for latent attention", head_dim));
+  require(!m.qkv_bias, m, "qkv_bias", "false for latent attention");
+  require(m.kind == ModelKind::decoder, m, "attention", "multi_head except in a decoder");
+  require(!m.qk_norm, m, "qk_norm", "false for latent attention, which norms its latents");
+  require(m.positions == Positions::rotary, m, "positions", "rotary for latent attention");
+  m.head_dim = head_dim;
+  require(m.heads <= kMostWidth / m.value_head_dim, m, "value_head_dim",
+          fmt::format("heads x value_head_dim of at most {}", kMostWidth));
+}
+
+void complete_attention(const nlohmann::json& own, Model& m) {
+  require(m.heads >= 1, m, "heads", "at least 1");
   if (m.kv_heads == 0) m.kv_heads = m.heads;
-  require(m.heads % m.kv_heads == 0, "kv_heads", m.kv_heads,
-          "a divisor of the " + to_string(m.heads) + " attention heads");
-
-  if (m.attention == AttentionKind::latent) {
-    require(m.kv_lora_rank >= 1, "kv_lora_rank", m.kv_lora_rank, "at least 1 for latent attention");
-    require(m.rope_head_dim >= 1, "rope_head_dim", m.rope_head_dim, "at least 1 for latent attention");
-    require(m.nope_head_dim >= 1, "nope_head_dim", m.nope_head_dim, "at least 1 for latent attention");
-    require(m.value_head_dim >= 1, "value_head_dim", m.value_head_dim, "at least 1 for latent attention");
-    require(m.kv_heads == m.heads, "kv_heads", m.kv_heads,
-            "the " + to_string(m.heads) + " attention heads: latent attention expands keys and values for each");
-    require(
-        m.head_dim == 0 || m.head_dim == m.nope_head_dim + m.rope_head_dim, "head_dim", m.head_dim,
-        "nope_head_dim + rope_head_dim = " + to_string(m.nope_head_dim + m.rope_head_dim) + " for latent attention");
-    if (m.qkv_bias) fail("qkv_bias", "true", "false for latent attention");
-    if (m.kind != ModelKind::decoder) fail("attention", "latent", "multi_head except in a decoder");
-    if (m.qk_norm) fail("qk_norm", "true", "false for latent attention, which norms its latents");
-    if (m.positions != Positions::rotary) {
-      fail("positions", std::string(kPositions[static_cast<std::size_t>(m.positions)]), "rotary for latent attention");
-    }
-    m.head_dim = m.nope_head_dim + m.rope_head_dim;
-    require(m.heads <= kMostWidth / m.value_head_dim, "value_head_dim", m.value_head_dim,
-            "heads x value_head_dim of at most " + to_string(kMostWidth));
+  require(m.heads % m.kv_heads == 0, m, "kv_heads", fmt::format("a divisor of the {} attention heads", m.heads));
+  const bool latent = m.attention == AttentionKind::latent;
+  if (latent) {
+    complete_latent_attention(m);
   } else {
-    for (const auto& [field, value] : {std::pair{"query_lora_rank", m.query_lora_rank},
-                                       {"kv_lora_rank", m.kv_lora_rank},
-                                       {"rope_head_dim", m.rope_head_dim},
-                                       {"nope_head_dim", m.nope_head_dim},
-                                       {"value_head_dim", m.value_head_dim}}) {
-      require(value == 0, field, value, "nothing unless attention is latent");
-    }
+    refuse_set(own, {"query_lora_rank", "kv_lora_rank", "rope_head_dim", "nope_head_dim", "value_head_dim"},
+               "unless attention is latent");
     if (m.head_dim == 0) {
-      require(m.hidden % m.heads == 0, "heads", m.heads,
-              "a divisor of hidden = " + to_string(m.hidden) + ", or an explicit head_dim");
+      require(m.hidden % m.heads == 0, m, "heads",
+              fmt::format("a divisor of hidden = {}, or an explicit head_dim", m.hidden));
       m.head_dim = m.hidden / m.heads;
     }
   }
-  require(m.heads <= kMostWidth / m.head_dim, "head_dim", m.head_dim,
-          "heads x head_dim of at most " + to_string(kMostWidth));
-  if (m.positions == Positions::rotary) {
-    const bool latent = m.attention == AttentionKind::latent;
-    const std::int64_t rotated = latent ? m.rope_head_dim : m.head_dim;
-    require(rotated % 2 == 0, latent ? "rope_head_dim" : "head_dim", rotated,
-            "an even number: rotary positions turn pairs");
-  }
-  if (m.qk_norm_across_heads && !m.qk_norm) fail("qk_norm_across_heads", "true", "false without qk_norm");
+  require(m.heads <= kMostWidth / m.head_dim, m, "head_dim", fmt::format("heads x head_dim of at most {}", kMostWidth));
+  require(m.positions != Positions::rotary || (latent ? m.rope_head_dim : m.head_dim) % 2 == 0, m,
+          latent ? "rope_head_dim" : "head_dim", "an even number: rotary positions turn pairs");
+  require(!m.qk_norm_across_heads || m.qk_norm, m, "qk_norm_across_heads", "false without qk_norm");
 }
 
 void complete_norms(const Model& m) {
-  if (m.post_norm && m.parallel_block) fail("post_norm", "true", "false in a parallel block");
-  if (m.post_norm && m.output_norm) fail("output_norm", "true", "false with post_norm");
-  if (m.post_norm && !m.input_norm) fail("input_norm", "false", "true (the default) with post_norm");
-  if (!m.input_norm && !m.output_norm) fail("input_norm", "false", "true unless output_norm is true");
-  if (m.parallel_norms && !m.parallel_block) fail("parallel_norms", "true", "false without parallel_block");
-  if (m.parallel_block && m.output_norm) fail("output_norm", "true", "false in a parallel block");
-  if (m.parallel_block && m.kind != ModelKind::decoder) fail("parallel_block", "true", "false except in a decoder");
+  require(!m.post_norm || !m.parallel_block, m, "post_norm", "false in a parallel block");
+  require(!m.post_norm || !m.output_norm, m, "output_norm", "false with post_norm");
+  require(!m.post_norm || m.input_norm, m, "input_norm", "true (the default) with post_norm");
+  require(m.input_norm || m.output_norm, m, "input_norm", "true unless output_norm is true");
+  require(!m.parallel_norms || m.parallel_block, m, "parallel_norms", "false without parallel_block");
+  require(!m.parallel_block || !m.output_norm, m, "output_norm", "false in a parallel block");
+  require(!m.parallel_block || m.kind == ModelKind::decoder, m, "parallel_block", "false except in a decoder");
 }
 
-void complete_text(Model& m) {
-  require(m.vocab >= 1, "vocab", m.vocab, "at least 1");
-  require(m.image_size == 0, "image_size", m.image_size, "nothing in a text model");
-  require(m.patch_size == 0, "patch_size", m.patch_size, "nothing in a text model");
-  require(m.classes == 0, "classes", m.classes, "nothing in a text model");
+void complete_text(const nlohmann::json& own, Model& m) {
+  require(m.vocab >= 1, m, "vocab", "at least 1");
+  refuse_set(own, {"image_size", "patch_size", "classes"}, "in a text model");
   if (m.positions == Positions::learned) {
-    require(m.max_positions >= 1, "max_positions", m.max_positions, "at least 1 for learned positions");
+    require(m.max_positions >= 1, m, "max_positions", "at least 1 for learned positions");
   } else {
-    require(m.extra_positions == 0, "extra_positions", m.extra_positions, "nothing without learned positions");
+    refuse_set(own, {"extra_positions"}, "without learned positions");
   }
   if (m.positions == Positions::relative) {
-    require((m.relative_buckets >= 1) != m.relative_projection, "relative_buckets", m.relative_buckets,
+    require((m.relative_buckets >= 1) != m.relative_projection, m, "relative_buckets",
             "at least 1 for relative positions (T5: 32), or relative_projection instead");
   } else {
-    if (m.relative_projection) fail("relative_projection", "true", "false without relative positions");
-    require(m.relative_buckets == 0, "relative_buckets", m.relative_buckets, "nothing without relative positions");
+    refuse_set(own, {"relative_projection", "relative_buckets"}, "without relative positions");
   }
-  if (m.full_attention_period > 0) {
-    require(m.sliding_window > 0, "full_attention_period", m.full_attention_period, "nothing without a sliding_window");
-  }
-  if (m.kind != ModelKind::encoder) {
-    require(m.token_types == 0, "token_types", m.token_types, "nothing except in an encoder");
-    if (m.pooler) fail("pooler", "true", "false except in an encoder");
-  }
+  if (m.sliding_window == 0) refuse_set(own, {"full_attention_period"}, "without a sliding_window");
+  if (m.kind != ModelKind::encoder) refuse_set(own, {"token_types", "pooler"}, "except in an encoder");
   if (m.kind == ModelKind::encoder_decoder) {
     if (m.decoder_layers == 0) m.decoder_layers = m.layers;
-    require(m.sliding_window == 0, "sliding_window", m.sliding_window, "nothing in an encoder-decoder model");
+    refuse_set(own, {"sliding_window"}, "in an encoder-decoder model");
   } else {
-    require(m.decoder_layers == 0, "decoder_layers", m.decoder_layers, "nothing except in an encoder-decoder model");
+    refuse_set(own, {"decoder_layers"}, "except in an encoder-decoder model");
   }
 }
 
 void complete_prediction(const Model& m) {
   if (m.mtp_num_layers == 0) return;
-  if (m.kind != ModelKind::decoder) fail("mtp_num_layers", to_string(m.mtp_num_layers), "nothing except in a decoder");
-  if (m.post_norm) fail("post_norm", "true", "false with mtp_num_layers");
-  if (m.positions == Positions::learned)
-    fail("mtp_num_layers", to_string(m.mtp_num_layers), "0 with learned positions");
+  require(m.kind == ModelKind::decoder, m, "mtp_num_layers", "nothing except in a decoder");
+  require(!m.post_norm, m, "post_norm", "false with mtp_num_layers");
+  require(m.positions != Positions::learned, m, "mtp_num_layers", "0 with learned positions");
 }
 
 // Refuses fields that have no meaning with routers other than top-k.
-void complete_router(const Model& m) {
+void complete_router(const nlohmann::json& own, const Model& m) {
   if (m.router_type == RouterType::top_k) return;
-  const std::string with = " with router_type " + quoted(kRouters[static_cast<std::size_t>(m.router_type)]);
+  const std::string with = fmt::format("with router_type \"{}\"", kRouters[static_cast<std::size_t>(m.router_type)]);
   const bool hash = m.router_type == RouterType::hash;
-  require(m.router_groups == 0, "router_groups", m.router_groups, "0" + with);
-  for (const auto& [field, value] :
-       {std::pair{"router_score_bias", m.router_score_bias}, {"router_noise", m.router_noise}})
-    if (value) fail(field, "true", "false" + with);
-  if (m.aux_loss != 0)
-    fail("moe_aux_loss_coeff", "a factor",
-         "0" + with + (hash ? ", which learns nothing" : ", which balances by itself"));
+  refuse_set(own, {"router_groups", "router_score_bias", "router_noise"}, with);
+  refuse_set(own, {"moe_aux_loss_coeff"}, with + (hash ? ", which learns nothing" : ", which balances by itself"));
   if (m.router_type == RouterType::expert_choice) {
-    if (m.router_score != RouterScore::softmax && m.router_score != RouterScore::sigmoid)
-      fail("router_score", quoted(kScores[static_cast<std::size_t>(m.router_score)]),
-           "\"softmax\" or \"sigmoid\"" + with + ": tokens have no chosen experts to sum over");
+    require(m.router_score == RouterScore::softmax || m.router_score == RouterScore::sigmoid, m, "router_score",
+            fmt::format("\"softmax\" or \"sigmoid\" {}: tokens have no chosen experts to sum over", with));
     return;
   }
-  require(m.experts_per_token == 1, "experts_per_token", m.experts_per_token, "1" + with);
+  require(m.experts_per_token == 1, m, "experts_per_token", "1 " + with);
   if (!hash) return;
-  if (m.router_bias) fail("router_bias", "true", "false" + with);
-  if (m.router_score != RouterScore::softmax)
-    fail("router_score", quoted(kScores[static_cast<std::size_t>(m.router_score)]), "nothing" + with);
-  if (m.router_scale != 1) fail("router_scale", "a factor", "1" + with);
-  if (m.z_loss != 0) fail("moe_z_loss_coeff", "a factor", "0" + with + ", which has no logits");
+  refuse_set(own, {"router_bias", "router_score", "router_scale"}, with);
+  refuse_set(own, {"moe_z_loss_coeff"}, with + ", which has no logits");
 }
 
-void complete_experts(Model& m) {
+void complete_experts(const nlohmann::json& own, Model& m) {
   if (m.experts == 0) {
-    for (const auto& [field, value] : {std::pair{"experts_per_token", m.experts_per_token},
-                                       {"expert_ffn", m.expert_ffn},
-                                       {"shared_expert_ffn", m.shared_expert_ffn},
-                                       {"dense_layers", m.dense_layers},
-                                       {"router_groups", m.router_groups},
-                                       {"router_best_groups", m.router_best_groups}})
-      require(value == 0, field, value, "nothing without experts");
-    require(m.expert_period == 1, "expert_period", m.expert_period, "nothing without experts");
-    for (const auto& [field, value] : {std::pair{"shared_expert_gate", m.shared_expert_gate},
-                                       {"router_bias", m.router_bias},
-                                       {"router_score_bias", m.router_score_bias},
-                                       {"router_noise", m.router_noise},
-                                       {"expert_bias", m.expert_bias}})
-      if (value) fail(field, "true", "false without experts");
-    if (m.router_score != RouterScore::softmax)
-      fail("router_score", std::string(kScores[static_cast<std::size_t>(m.router_score)]), "nothing without experts");
-    if (m.router_scale != 1) fail("router_scale", "a factor", "nothing without experts");
-    if (m.aux_loss != 0) fail("moe_aux_loss_coeff", "a factor", "0 without experts");
-    if (m.z_loss != 0) fail("moe_z_loss_coeff", "a factor", "0 without experts");
-    if (m.load_balancing != LoadBalancing::aux_loss)
-      fail("moe_router_load_balancing_type", quoted(kLoadBalancings[static_cast<std::size_t>(m.load_balancing)]),
-           "nothing without experts");
-    if (m.router_type != RouterType::top_k)
-      fail("router_type", quoted(kRouters[static_cast<std::size_t>(m.router_type)]), "nothing without experts");
+    refuse_set(own,
+               {"experts_per_token", "expert_ffn", "shared_expert_ffn", "dense_layers", "router_groups",
+                "router_best_groups", "expert_period", "shared_expert_gate", "router_bias", "router_score_bias",
+                "router_noise", "expert_bias", "router_score", "router_scale", "moe_aux_loss_coeff", "moe_z_loss_coeff",
+                "moe_router_load_balancing_type", "router_type"},
+               "without experts");
     return;
   }
-  if (m.kind != ModelKind::decoder) fail("experts", to_string(m.experts), "nothing except in a decoder");
-  if (m.parallel_block) fail("parallel_block", "true", "false with experts");
-  require(m.experts_per_token >= 1 && m.experts_per_token <= m.experts, "experts_per_token", m.experts_per_token,
-          "from 1 to the " + to_string(m.experts) + " experts");
+  require(m.kind == ModelKind::decoder, m, "experts", "nothing except in a decoder");
+  require(!m.parallel_block, m, "parallel_block", "false with experts");
+  require(m.experts_per_token >= 1 && m.experts_per_token <= m.experts, m, "experts_per_token",
+          fmt::format("from 1 to the {} experts", m.experts));
   if (m.expert_ffn == 0) m.expert_ffn = m.ffn;
-  require(m.dense_layers < m.layers, "dense_layers", m.dense_layers,
-          "less than the " + to_string(m.layers) + " layers: the others have experts");
-  require(m.expert_period <= m.layers - m.dense_layers, "expert_period", m.expert_period,
-          "at most the " + to_string(m.layers - m.dense_layers) + " layers after the dense ones");
-  if (m.shared_expert_gate && m.shared_expert_ffn == 0)
-    fail("shared_expert_gate", "true", "false without shared_expert_ffn");
-  complete_router(m);
-  require((m.router_groups == 0) == (m.router_best_groups == 0), "router_best_groups", m.router_best_groups,
+  require(m.dense_layers < m.layers, m, "dense_layers",
+          fmt::format("less than the {} layers: the others have experts", m.layers));
+  require(m.expert_period <= m.layers - m.dense_layers, m, "expert_period",
+          fmt::format("at most the {} layers after the dense ones", m.layers - m.dense_layers));
+  require(!m.shared_expert_gate || m.shared_expert_ffn > 0, m, "shared_expert_gate", "false without shared_expert_ffn");
+  complete_router(own, m);
+  require((m.router_groups == 0) == (m.router_best_groups == 0), m, "router_best_groups",
           m.router_groups == 0 ? "nothing without router_groups" : "at least 1 of the router_groups");
   if (m.router_groups == 0) return;
-  require(m.experts % m.router_groups == 0, "router_groups", m.router_groups,
-          "a divisor of the " + to_string(m.experts) + " experts");
-  require(m.router_best_groups <= m.router_groups, "router_best_groups", m.router_best_groups,
-          "at most the " + to_string(m.router_groups) + " router_groups");
-  require(m.experts_per_token <= m.router_best_groups * (m.experts / m.router_groups), "experts_per_token",
-          m.experts_per_token,
-          "at most the " + to_string(m.router_best_groups * (m.experts / m.router_groups)) +
-              " experts of router_best_groups groups");
+  require(m.experts % m.router_groups == 0, m, "router_groups", fmt::format("a divisor of the {} experts", m.experts));
+  require(m.router_best_groups <= m.router_groups, m, "router_best_groups",
+          fmt::format("at most the {} router_groups", m.router_groups));
+  const std::int64_t in_best_groups = m.router_best_groups * (m.experts / m.router_groups);
+  require(m.experts_per_token <= in_best_groups, m, "experts_per_token",
+          fmt::format("at most the {} experts of router_best_groups groups", in_best_groups));
 }
 
-void complete_image(Model& m) {
-  require(m.image_size >= 1, "image_size", m.image_size, "at least 1");
-  require(m.patch_size >= 1, "patch_size", m.patch_size, "at least 1");
-  require(m.image_size % m.patch_size == 0, "patch_size", m.patch_size,
-          "a divisor of image_size = " + to_string(m.image_size));
-  require(m.classes >= 1, "classes", m.classes, "at least 1");
-  require(m.vocab == 0, "vocab", m.vocab, "nothing in a vision model");
-  require(m.decoder_layers == 0, "decoder_layers", m.decoder_layers, "nothing in a vision model");
-  require(m.sliding_window == 0, "sliding_window", m.sliding_window, "nothing in a vision model");
-  require(m.token_types == 0, "token_types", m.token_types, "nothing in a vision model");
-  require(m.relative_buckets == 0, "relative_buckets", m.relative_buckets, "nothing in a vision model");
-  if (m.relative_projection) fail("relative_projection", "true", "false in a vision model");
-  if (m.parallel_block) fail("parallel_block", "true", "false in a vision model");
-  if (m.gated()) {
-    fail("activation", std::string(kActivations[static_cast<std::size_t>(m.activation)]),
-         "gelu, relu or quick_gelu in a vision model");
-  }
+void complete_image(const nlohmann::json& own, Model& m) {
+  require(m.image_size >= 1, m, "image_size", "at least 1");
+  require(m.patch_size >= 1, m, "patch_size", "at least 1");
+  require(m.image_size % m.patch_size == 0, m, "patch_size", fmt::format("a divisor of image_size = {}", m.image_size));
+  require(m.classes >= 1, m, "classes", "at least 1");
+  refuse_set(own,
+             {"vocab", "decoder_layers", "sliding_window", "token_types", "relative_buckets", "relative_projection",
+              "parallel_block"},
+             "in a vision model");
+  require(!m.gated(), m, "activation", "gelu, relu or quick_gelu in a vision model");
 }
 
 void complete_vit(Model& m) {
-  if (m.positions != Positions::learned) {
-    fail("positions", std::string(kPositions[static_cast<std::size_t>(m.positions)]), "learned for a ViT");
-  }
+  require(m.positions == Positions::learned, m, "positions", "learned for a ViT");
   const std::int64_t side = m.image_size / m.patch_size;
   const std::int64_t sequence = side * side + 1;  // the class token
-  require(m.max_positions == 0 || m.max_positions == sequence, "max_positions", m.max_positions,
-          "the " + to_string(sequence) + " patches and class token of the image, or nothing");
+  require(m.max_positions == 0 || m.max_positions == sequence, m, "max_positions",
+          fmt::format("the {} patches and class token of the image, or nothing", sequence));
   m.max_positions = sequence;
 }
 
 void complete_swin(Model& m) {
-  require(!m.stage_layers.empty(), "stage_layers", 0, "the layers of each stage");
-  require(m.stage_heads.size() == m.stage_layers.size(), "stage_heads", static_cast<std::int64_t>(m.stage_heads.size()),
-          "as many values as the " + to_string(m.stage_layers.size()) + " stages of stage_layers");
-  require(m.window >= 1, "window", m.window, "at least 1");
-  const std::int64_t layers = std::accumulate(m.stage_layers.begin(), m.stage_layers.end(), std::int64_t{0});
-  require(m.layers == 0 || m.layers == layers, "layers", m.layers,
-          "the sum of stage_layers, " + to_string(layers) + ", or nothing");
-  require(layers <= kMostLayers, "stage_layers", layers, "at most " + to_string(kMostLayers) + " layers");
+  require(!m.stage_layers.empty(), m, "stage_layers", "the layers of each stage");
+  require(m.stage_heads.size() == m.stage_layers.size(), m, "stage_heads",
+          fmt::format("as many values as the {} stages of stage_layers", m.stage_layers.size()));
+  require(m.window >= 1, m, "window", "at least 1");
+  const std::int64_t layers = m.total_layers();
+  require(m.layers == 0 || m.layers == layers, m, "layers",
+          fmt::format("the sum of stage_layers, {}, or nothing", layers));
+  require(layers <= kMostLayers, m, "stage_layers", fmt::format("at most {} layers", kMostLayers));
   m.layers = layers;
 
   std::int64_t width = m.hidden, side = m.image_size / m.patch_size;
   for (std::size_t stage = 0; stage < m.stage_layers.size(); ++stage) {
     if (stage > 0) {
-      require(side % 2 == 0, "image_size", m.image_size,
-              "a multiple of patch_size x 2^" + to_string(m.stage_layers.size() - 1) +
-                  ": each stage halves the feature map");
+      require(
+          side % 2 == 0, m, "image_size",
+          fmt::format("a multiple of patch_size x 2^{}: each stage halves the feature map", m.stage_layers.size() - 1));
       side /= 2;
       width *= 2;
-      require(width <= kMostWidth, "hidden", m.hidden,
-              "a last stage of at most " + to_string(kMostWidth) + " channels");
+      require(width <= kMostWidth, m, "hidden", fmt::format("a last stage of at most {} channels", kMostWidth));
     }
-    require(width % m.stage_heads[stage] == 0, "stage_heads", m.stage_heads[stage],
-            "a divisor of the " + to_string(width) + " channels of stage " + to_string(stage + 1));
-    require(side <= m.window || side % m.window == 0, "window", m.window,
-            "a divisor of the feature map's side, " + to_string(side) + " in stage " + to_string(stage + 1));
+    if (width % m.stage_heads[stage] != 0)
+      throw InputError({.file = {}, .pointer = fmt::format("/stage_heads/{}", stage)},
+                       std::to_string(m.stage_heads[stage]),
+                       fmt::format("a divisor of the {} channels of stage {}", width, stage + 1));
+    require(side <= m.window || side % m.window == 0, m, "window",
+            fmt::format("a divisor of the feature map's side, {} in stage {}", side, stage + 1));
   }
   // The scalar fields describe the first stage.
-  require(m.heads == 0 || m.heads == m.stage_heads[0], "heads", m.heads, "the heads of the first stage, or nothing");
+  require(m.heads == 0 || m.heads == m.stage_heads[0], m, "heads", "the heads of the first stage, or nothing");
   m.heads = m.stage_heads[0];
-  require(m.ffn % m.hidden == 0, "ffn", m.ffn, "a multiple of hidden: the ratio holds in every stage");
-  require(m.ffn / m.hidden <= kMostWidth / width, "ffn", m.ffn,
-          "an MLP of the last stage of at most " + to_string(kMostWidth));
-  if (m.positions != Positions::relative) {
-    fail("positions", std::string(kPositions[static_cast<std::size_t>(m.positions)]),
-         "relative for a Swin Transformer");
-  }
-  if (m.post_norm) fail("post_norm", "true", "false for a Swin Transformer (v2: input_norm false, output_norm true)");
+  require(m.ffn % m.hidden == 0, m, "ffn", "a multiple of hidden: the ratio holds in every stage");
+  require(m.ffn / m.hidden <= kMostWidth / width, m, "ffn",
+          fmt::format("an MLP of the last stage of at most {}", kMostWidth));
+  require(m.positions == Positions::relative, m, "positions", "relative for a Swin Transformer");
+  require(!m.post_norm, m, "post_norm", "false for a Swin Transformer (v2: input_norm false, output_norm true)");
 }
 
 }  // namespace
 
 void Model::complete() {
-  require(hidden >= 1, "hidden", hidden, "at least 1");
+  const nlohmann::json own = said(*this);
+  require(hidden >= 1, *this, "hidden", "at least 1");
   if (ffn == 0) ffn = 4 * hidden;
-  require(ffn <= kMostWidth, "ffn", ffn, "at most " + to_string(kMostWidth));
-  if (!(dropout < 1)) fail("dropout", "1", "less than 1");
+  require(ffn <= kMostWidth, *this, "ffn", fmt::format("at most {}", kMostWidth));
+  require(dropout < 1, *this, "dropout", "less than 1");
   if (kind == ModelKind::swin) {
-    complete_image(*this);
+    complete_image(own, *this);
     complete_swin(*this);
   } else {
-    require(layers >= 1, "layers", layers, "at least 1");
-    require(stage_layers.empty(), "stage_layers", static_cast<std::int64_t>(stage_layers.size()),
-            "nothing except for a Swin Transformer");
-    require(stage_heads.empty(), "stage_heads", static_cast<std::int64_t>(stage_heads.size()),
-            "nothing except for a Swin Transformer");
-    require(window == 0, "window", window, "nothing except for a Swin Transformer (text models: sliding_window)");
-    if (cosine_attention) fail("cosine_attention", "true", "false except for a Swin Transformer");
+    require(layers >= 1, *this, "layers", "at least 1");
+    refuse_set(own, {"stage_layers", "stage_heads", "cosine_attention"}, "except for a Swin Transformer");
+    refuse_set(own, {"window"}, "except for a Swin Transformer (text models: sliding_window)");
     if (kind == ModelKind::vit) {
-      complete_image(*this);
+      complete_image(own, *this);
       complete_vit(*this);
     } else {
-      complete_text(*this);
+      complete_text(own, *this);
     }
   }
-  complete_attention(*this);
+  complete_attention(own, *this);
   complete_norms(*this);
-  complete_experts(*this);
+  complete_experts(own, *this);
   complete_prediction(*this);
   if (norm == NormKind::rmsnorm) norm_bias = false;
   if (name.empty()) name = "custom";

@@ -2,9 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "sim/base/fields.h"
@@ -20,10 +18,6 @@ enum class AttentionKind : std::uint8_t { multi_head, latent };  // latent: Deep
 // The tokens whose loads a load-balancing loss compares: those of a micro-batch (Switch, GShard), of each sequence
 // (DeepSeek-V3), or of all replicas together.
 enum class LoadBalancing : std::uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
-
-// The spellings in JSON, in the order of the enumerators.
-extern const std::span<const std::string_view> kModelKindNames, kPositionsNames, kNormKindNames, kAttentionKindNames,
-    kActivationNames, kRouterScoreNames;
 
 struct Model {
   std::string name;

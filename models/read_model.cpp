@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "models/huggingface.h"
+#include "sim/base/fields_json.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 
@@ -126,21 +127,26 @@ bool names(const std::string& key, const Json& entry, const std::string& wanted)
                    "a supported model: " + reason + " are not modelled yet");
 }
 
-[[noreturn]] void fail_unknown(const std::string& name, const InputError::Where& where) {
-  static const std::vector<std::string> valid = [] {  // parsing all families takes milliseconds
-    std::vector<std::string> all;
-    for (const EmbeddedFile& file : embedded_files(kPresetFolder)) {
-      const Json presets = parse_json(file.text, std::string(file.path));
-      for (const char* section : {"models", "not_modelled"}) {
-        if (!presets.contains(section)) continue;
-        for (const auto& [key, entry] : presets.at(section).items()) {
-          all.push_back(key);
-          for (const Json& alias : entry.value("aliases", Json::array())) all.push_back(alias.get<std::string>());
-        }
+// The names of the presets in these sections, and their aliases.
+std::vector<std::string> names_in(std::initializer_list<const char*> sections, bool with_aliases) {
+  std::vector<std::string> all;
+  for (const EmbeddedFile& file : embedded_files(kPresetFolder)) {
+    const Json presets = parse_json(file.text, std::string(file.path));
+    for (const char* section : sections) {
+      const Json entries = presets.value(section, Json::object());
+      for (const auto& [key, entry] : entries.items()) {
+        all.push_back(key);
+        if (!with_aliases) continue;
+        for (const Json& alias : entry.value("aliases", Json::array())) all.push_back(alias.get<std::string>());
       }
     }
-    return all;
-  }();
+  }
+  return all;
+}
+
+[[noreturn]] void fail_unknown(const std::string& name, const InputError::Where& where) {
+  // Parsing all families takes milliseconds.
+  static const std::vector<std::string> valid = names_in({"models", "not_modelled"}, true);
   throw InputError(where, describe(name), "the name of a model, a config.json, or a written-out model",
                    nearest_name(lower_case(name), valid));
 }
@@ -198,38 +204,24 @@ Model read_preset_with_changes(const Json& object, const InputError::Where& wher
 
 // ---- writing
 
-class JsonWriter final : public FieldVisitor {
- public:
-  Json json = Json::object();
-
- protected:
-  // 0, "" and [] mean "as usual" or "none" in every field of these types.
-  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
-    if (value != 0) json[name] = value;
-  }
-  void number(const char* name, double& value, NumberRange, const char*) override {
+// The fields of a model, without those whose 0, "" or [] means "as usual" or "none".
+Json fields_of(Model model) {  // a copy, because tables of fields take references
+  Json json;
+  FieldsJson writer(json);
+  model.visit_fields(writer);
+  for (auto field = json.begin(); field != json.end();) {
     constexpr double kExact = 9007199254740992.0;  // 2^53: smaller whole numbers are written without a point
-    if (value == std::trunc(value) && std::abs(value) < kExact) {
-      json[name] = static_cast<std::int64_t>(value);
-    } else {
-      json[name] = value;
+    if (field->is_number_integer() && *field == 0) {
+      field = json.erase(field);
+      continue;
     }
+    if (const double value = field->is_number_float() ? field->get<double>() : 0.5;
+        value == std::trunc(value) && std::abs(value) < kExact)
+      *field = static_cast<std::int64_t>(value);
+    ++field;
   }
-  void boolean(const char* name, bool& value, const char*) override { json[name] = value; }
-  void text(const char* name, std::string& value, const char*) override {
-    if (!value.empty()) json[name] = value;
-  }
-  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
-    if (!value.empty()) json[name] = value;
-  }
-  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
-    json[name] = std::string(names[index]);
-  }
-  void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
-               const char*) override {
-    for (const std::int64_t i : chosen) json[name].push_back(std::string(names[static_cast<std::size_t>(i)]));
-  }
-};
+  return json;
+}
 
 // A written-out model has other keys than a config.json. One foreign key may be a slip, several are not.
 bool looks_like_huggingface(const Json& object) {
@@ -282,14 +274,9 @@ Model read_model(const Json& json, const InputError::Where& where) {
 }
 
 std::vector<std::string> model_names() {
-  std::vector<std::string> result;
-  for (const EmbeddedFile& file : embedded_files(kPresetFolder)) {
-    const Json presets = parse_json(file.text, std::string(file.path));
-    if (!presets.contains("models")) continue;
-    for (const auto& item : presets.at("models").items()) result.push_back(item.key());
-  }
-  std::sort(result.begin(), result.end());
-  return result;
+  std::vector<std::string> all = names_in({"models"}, false);
+  std::sort(all.begin(), all.end());
+  return all;
 }
 
 bool is_model_name(const std::string& name) {
@@ -301,21 +288,18 @@ bool is_model_name(const std::string& name) {
 }
 
 nlohmann::json to_json(const Model& model) {
-  Model copy = model;  // visitors may change what they visit; this one does not
-  JsonWriter writer;
-  copy.visit_fields(writer);
+  Json json = fields_of(model);
   // A 0 must be written if the usual value is not 0.
-  JsonWriter usual;
-  usual_model_of(model).visit_fields(usual);
-  for (const auto& [key, value] : usual.json.items())
-    if (value.is_number_integer() && !writer.json.contains(key)) writer.json[key] = 0;
-  if (!model.vision()) writer.json.erase("channels");
+  const Json usual = fields_of(usual_model_of(model));
+  for (const auto& [key, value] : usual.items())
+    if (value.is_number_integer() && !json.contains(key)) json[key] = 0;
+  if (!model.vision()) json.erase("channels");
   if (!model.has_experts())
     for (const char* key : {"shared_expert_gate", "expert_period", "router_score", "router_scale", "router_bias",
                             "router_score_bias", "router_noise", "router_type", "moe_router_load_balancing_type",
                             "expert_bias", "published_active_parameters"})
-      writer.json.erase(key);
-  return std::move(writer.json);
+      json.erase(key);
+  return json;
 }
 
 }  // namespace orrery

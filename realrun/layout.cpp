@@ -198,14 +198,8 @@ std::vector<std::size_t> Position::group(MeshGroup group) const {
   for (std::size_t d = 0; d < digits.size(); ++d)
     if (group.contains(static_cast<int>(d)))
       first -= static_cast<std::int64_t>(rank) / digits[d].stride % digits[d].size * digits[d].stride;
-  std::vector<std::size_t> members{static_cast<std::size_t>(first)};
-  for (std::size_t d = 0; d < digits.size(); ++d) {
-    if (!group.contains(static_cast<int>(d))) continue;
-    const std::size_t inner = members.size();
-    for (std::int64_t i = 1; i < digits[d].size; ++i)
-      for (std::size_t j = 0; j < inner; ++j)
-        members.push_back(members[j] + static_cast<std::size_t>(i * digits[d].stride));
-  }
+  std::vector<std::size_t> members;
+  for (const std::int64_t offset : mesh->offsets(group)) members.push_back(static_cast<std::size_t>(first + offset));
   return members;
 }
 

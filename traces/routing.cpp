@@ -152,37 +152,6 @@ RoutingMatrix RoutingCounts::matrix(std::size_t step, std::size_t layer) const {
   return all;
 }
 
-RoutingCounts dealt_over(const RoutingCounts& counts, std::int64_t ranks) {
-  RoutingShape shape = counts.shape();
-  if (shape.source_ranks != 1)
-    throw InputError({}, fmt::format("counts of {} source ranks", shape.source_ranks), "counts of all ranks together");
-  shape.source_ranks = ranks;
-  RoutingCounts dealt(std::move(shape));
-  const RoutingShape& of = dealt.shape();
-  const auto experts = static_cast<std::size_t>(of.experts);
-  std::vector<std::int64_t> whole(experts), part(experts);
-  for (std::size_t step = 0; step < of.steps.size(); ++step)
-    for (std::size_t layer = 0; layer < of.layers.size(); ++layer)
-      for (std::int64_t m = 0; m < of.micro_batches; ++m) {
-        counts.read(step, layer, m, 0, whole);
-        const std::int64_t tokens = counts.tokens(step, layer, m, 0);
-        if (tokens % ranks != 0)
-          throw InputError({}, fmt::format("{} tokens at step {}, layer {}", tokens, of.steps[step], of.layers[layer]),
-                           fmt::format("a multiple of {} source ranks", ranks));
-        for (std::int64_t rank = 0; rank < ranks; ++rank) {
-          // Tokens, ordered by expert, are dealt in turn; those of this expert begin at `before`.
-          std::int64_t before = 0;
-          for (std::size_t e = 0; e < experts; ++e) {
-            const std::int64_t first = ((rank - before) % ranks + ranks) % ranks;
-            part[e] = whole[e] > first ? (whole[e] - first - 1) / ranks + 1 : 0;
-            before += whole[e];
-          }
-          dealt.append(tokens / ranks, part);
-        }
-      }
-  return dealt;
-}
-
 double max_over_mean(std::span<const std::int64_t> loads) { return largest_over_mean(loads); }
 double max_over_mean(std::span<const double> loads) { return largest_over_mean(loads); }
 

@@ -73,11 +73,6 @@ class RoutingCounts {
   std::vector<std::size_t> ends_;  // end of each row in bytes_
 };
 
-// Divides counts of all ranks together over `ranks` source ranks: each expert's tokens, and each rank's, as evenly as
-// whole tokens allow. Throws InputError if there are already several source ranks, or a row's tokens are not a multiple
-// of `ranks`.
-RoutingCounts dealt_over(const RoutingCounts& counts, std::int64_t ranks);
-
 // Returns the largest over the mean: 1 if all are equal; 0 if there are none or only zeros.
 double max_over_mean(std::span<const std::int64_t> loads);
 double max_over_mean(std::span<const double> loads);

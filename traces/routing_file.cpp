@@ -1,14 +1,15 @@
 #include "traces/routing_file.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,37 @@ std::string ranges_of(const std::vector<std::int64_t>& numbers) {
     i = end;
   }
   return text;
+}
+
+// What says where a row belongs. Rows omit micro-batch and source rank if there is only one.
+using Place = std::array<std::int64_t, 4>;
+constexpr std::array<const char*, 4> kPlaces{"step", "layer", "micro_batch", "source_rank"},
+    kPlaceWords{"step", "layer", "micro-batch", "source rank"};
+
+bool has_place(const RoutingShape& of, std::size_t i) {
+  return i < 2 || (i == 2 ? of.micro_batches : of.source_ranks) > 1;
+}
+
+// Indices in the shape: of the row's step, layer, micro-batch and source rank.
+Place indices_of(const RoutingShape& of, std::int64_t row) {
+  const auto digit = [&row](std::int64_t size) { return std::exchange(row, row / size) % size; };
+  const std::int64_t rank = digit(of.source_ranks), micro_batch = digit(of.micro_batches),
+                     layer = digit(static_cast<std::int64_t>(of.layers.size()));
+  return {row, layer, micro_batch, rank};
+}
+
+Place place_of(const RoutingShape& of, std::int64_t row) {
+  const auto [step, layer, micro_batch, rank] = indices_of(of, row);
+  return {of.steps[static_cast<std::size_t>(step)], of.layers[static_cast<std::size_t>(layer)], micro_batch, rank};
+}
+
+// The columns before those of experts.
+std::vector<std::string_view> csv_columns(const RoutingShape& of) {
+  std::vector<std::string_view> columns;
+  for (std::size_t i = 0; i < kPlaces.size(); ++i)
+    if (has_place(of, i)) columns.push_back(kPlaces[i]);
+  columns.push_back("tokens");
+  return columns;
 }
 
 class RoutingReader {
@@ -82,7 +114,7 @@ class RoutingReader {
       if (rest_.empty()) {
         ++line_;
         fail(fmt::format("the end of the trace after {} rows", counts_->rows()),
-             fmt::format("{} rows; next {}", counts_->shape().rows(), place()));
+             fmt::format("{} rows; next {}", counts_->shape().rows(), words(next_place())));
       }
       read_row(next_line());
     }
@@ -94,25 +126,13 @@ class RoutingReader {
 
   // ---- where the next row belongs
 
-  struct Place {
-    std::int64_t step, layer, micro_batch, source_rank;
-    bool operator==(const Place&) const = default;
-  };
-  Place next_place() const {
-    const RoutingShape& of = counts_->shape();
-    std::int64_t row = counts_->rows();
-    const auto digit = [&row](std::int64_t size) { return std::exchange(row, row / size) % size; };
-    const std::int64_t rank = digit(of.source_ranks), micro_batch = digit(of.micro_batches);
-    const auto layer = static_cast<std::size_t>(digit(static_cast<std::int64_t>(of.layers.size())));
-    return {of.steps[static_cast<std::size_t>(row)], of.layers[layer], micro_batch, rank};
-  }
+  Place next_place() const { return place_of(counts_->shape(), counts_->rows()); }
   std::string words(const Place& p) const {
-    std::string text = fmt::format("step {}, layer {}", p.step, p.layer);
-    if (counts_->shape().micro_batches > 1) text += fmt::format(", micro-batch {}", p.micro_batch);
-    if (counts_->shape().source_ranks > 1) text += fmt::format(", source rank {}", p.source_rank);
+    std::string text;
+    for (std::size_t i = 0; i < p.size(); ++i)
+      if (has_place(counts_->shape(), i)) text += fmt::format("{}{} {}", i == 0 ? "" : ", ", kPlaceWords[i], p[i]);
     return text;
   }
-  std::string place() const { return words(next_place()); }
   void append(const Place& found, std::int64_t tokens, const std::vector<std::int64_t>& of_experts) {
     if (const Place expected = next_place(); found != expected) fail(words(found), words(expected));
     counts_->append(tokens, of_experts, here());
@@ -143,12 +163,8 @@ class RoutingReader {
       const std::size_t equals = word.find('=');
       const std::string_view name = word.substr(0, equals),
                              value = equals == std::string_view::npos ? "" : word.substr(equals + 1);
-      if (name == "steps") {
-        shape_.steps = read_ranges(value, name);
-        continue;
-      }
-      if (name == "layers") {
-        shape_.layers = read_ranges(value, name);
+      if (name == "steps" || name == "layers") {
+        (name == "steps" ? shape_.steps : shape_.layers) = read_ranges(value, name);
         continue;
       }
       std::int64_t* const field = name == "top_k"           ? &shape_.top_k
@@ -189,11 +205,10 @@ class RoutingReader {
     }
     const std::size_t named = csv_columns(of).size(), columns = named + static_cast<std::size_t>(of.experts);
     if (values_.size() != columns) fail(fmt::format("{} columns", values_.size()), fmt::format("{}", columns));
+    Place p{};
     std::size_t next = 0;
-    Place p{values_[0], values_[1], 0, 0};
-    next = 2;
-    if (of.micro_batches > 1) p.micro_batch = values_[next++];
-    if (of.source_ranks > 1) p.source_rank = values_[next++];
+    for (std::size_t i = 0; i < p.size(); ++i)
+      if (has_place(of, i)) p[i] = values_[next++];
     const std::int64_t tokens = values_[next];
     values_.erase(values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(named));
     append(p, tokens, values_);
@@ -201,74 +216,46 @@ class RoutingReader {
 
   // ---- lines of JSON
 
-  Json parse(std::string_view line) const {
-    Json value = Json::parse(line, nullptr, false);
-    if (value.is_discarded() || !value.is_object()) fail(in_quotes(line), "a JSON object");
-    return value;
-  }
-  std::int64_t integer(const Json& object, const char* name, std::optional<std::int64_t> otherwise = {}) const {
-    const auto found = object.find(name);
-    if (found == object.end() && otherwise) return *otherwise;
-    if (found == object.end()) fail(fmt::format("no \"{}\"", name), "a whole number");
-    return whole_number(*found, name);
-  }
-  std::int64_t whole_number(const Json& value, std::string_view name) const {
-    if (!value.is_number_integer() ||
-        (value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)))
-      fail(fmt::format("{} in \"{}\"", describe(value), name), "a whole number");
-    return value.get<std::int64_t>();
-  }
-  void integers(const Json& object, const char* name, std::vector<std::int64_t>& to) const {
-    to.clear();
-    const auto found = object.find(name);
-    if (found == object.end() || !found->is_array())
-      fail(found == object.end() ? fmt::format("no \"{}\"", name) : describe(*found), "an array of whole numbers");
-    for (const Json& value : *found) to.push_back(whole_number(value, name));
-  }
-  void only(const Json& object, std::initializer_list<std::string_view> known) const {
-    for (const auto& [key, value] : object.items())
-      if (std::find(known.begin(), known.end(), key) == known.end())
-        throw InputError(here(), in_quotes(key), "a key of the format",
-                         nearest_name(key, std::span<const std::string_view>(known.begin(), known.size())));
+  // Calls read(reader) for the object in a line. Errors point into it, behind the line's number.
+  template <class Read>
+  void read_object(std::string_view line, std::initializer_list<const char*> needed, Read read) const {
+    const Json object = Json::parse(line, nullptr, false);
+    if (object.is_discarded() || !object.is_object()) fail(in_quotes(line), "a JSON object");
+    JsonReader reader(object, {fmt::format("{}: line {}", file_, line_), ""});
+    read(reader);
+    reader.finish();
+    for (const char* const key : needed)
+      if (!reader.has(key)) reader.fail(key, "a value");
   }
 
   void read_json_shape(std::string_view line) {
-    const Json object = parse(line);
-    only(object, {"format", "steps", "layers", "micro_batches", "source_ranks", "experts", "top_k"});
-    if (const auto format = object.find("format"); format == object.end() || *format != kFormat)
-      fail(in_quotes(line), fmt::format("\"format\": \"{}\"", kFormat));
-    integers(object, "steps", shape_.steps);
-    integers(object, "layers", shape_.layers);
-    shape_.micro_batches = integer(object, "micro_batches", 1);
-    shape_.source_ranks = integer(object, "source_ranks", 1);
-    shape_.experts = integer(object, "experts");
-    shape_.top_k = integer(object, "top_k");
+    read_object(line, {"steps", "layers", "experts", "top_k"}, [&](JsonReader& reader) {
+      std::string format;
+      reader.field("format", format, "");
+      if (format != kFormat) fail(in_quotes(line), fmt::format("\"format\": \"{}\"", kFormat));
+      reader.field("steps", shape_.steps, at_least(0), "");
+      reader.field("layers", shape_.layers, at_least(0), "");
+      reader.field("micro_batches", shape_.micro_batches, at_least(1), "");
+      reader.field("source_ranks", shape_.source_ranks, at_least(1), "");
+      reader.field("experts", shape_.experts, at_least(1), "");
+      reader.field("top_k", shape_.top_k, at_least(1), "");
+    });
     shape_.check(here());
     counts_.emplace(std::move(shape_));
   }
 
   void read_json_row(std::string_view line) {
-    const RoutingShape& of = counts_->shape();
-    const Json object = parse(line);
-    only(object, {"step", "layer", "micro_batch", "source_rank", "tokens", "counts"});
-    integers(object, "counts", values_);
-    const auto alone = [](std::int64_t size) { return size == 1 ? std::optional<std::int64_t>(0) : std::nullopt; };
-    append({integer(object, "step"), integer(object, "layer"), integer(object, "micro_batch", alone(of.micro_batches)),
-            integer(object, "source_rank", alone(of.source_ranks))},
-           integer(object, "tokens"), values_);
+    Place place{};
+    std::int64_t tokens = 0;
+    const auto needed = [&](std::size_t i) { return has_place(counts_->shape(), i) ? kPlaces[i] : "tokens"; };
+    read_object(line, {needed(0), needed(1), needed(2), needed(3), "tokens", "counts"}, [&](JsonReader& reader) {
+      for (std::size_t i = 0; i < place.size(); ++i) reader.field(kPlaces[i], place[i], at_least(0), "");
+      reader.field("tokens", tokens, at_least(0), "");
+      reader.field("counts", values_, at_least(0), "");
+    });
+    append(place, tokens, values_);
   }
 
- public:
-  // The columns before those of experts.
-  static std::vector<std::string_view> csv_columns(const RoutingShape& of) {
-    std::vector<std::string_view> columns{"step", "layer"};
-    if (of.micro_batches > 1) columns.push_back("micro_batch");
-    if (of.source_ranks > 1) columns.push_back("source_rank");
-    columns.push_back("tokens");
-    return columns;
-  }
-
- private:
   std::string_view rest_;
   std::string file_;
   std::int64_t line_ = 0;  // the last line read, from 1
@@ -276,20 +263,6 @@ class RoutingReader {
   std::optional<RoutingCounts> counts_;
   std::vector<std::int64_t> values_;  // of a row
 };
-
-// Calls row(step, layer, micro-batch, source rank, tokens, counts).
-template <class Row>
-void for_each_row(const RoutingCounts& counts, Row row) {
-  const RoutingShape& of = counts.shape();
-  std::vector<std::int64_t> values(static_cast<std::size_t>(of.experts));
-  for (std::size_t step = 0; step < of.steps.size(); ++step)
-    for (std::size_t layer = 0; layer < of.layers.size(); ++layer)
-      for (std::int64_t m = 0; m < of.micro_batches; ++m)
-        for (std::int64_t rank = 0; rank < of.source_ranks; ++rank) {
-          counts.read(step, layer, m, rank, values);
-          row(of.steps[step], of.layers[layer], m, rank, counts.tokens(step, layer, m, rank), values);
-        }
-}
 
 }  // namespace
 
@@ -304,42 +277,20 @@ std::string routing_csv(const RoutingCounts& counts) {
   std::string text =
       fmt::format("{}steps={} layers={} micro_batches={} source_ranks={} top_k={}\n", kTitle, ranges_of(of.steps),
                   ranges_of(of.layers), of.micro_batches, of.source_ranks, of.top_k);
-  for (const std::string_view column : RoutingReader::csv_columns(of))
-    fmt::format_to(std::back_inserter(text), "{},", column);
+  for (const std::string_view column : csv_columns(of)) fmt::format_to(std::back_inserter(text), "{},", column);
   for (std::int64_t e = 0; e < of.experts; ++e)
     fmt::format_to(std::back_inserter(text), "{}expert_{}", e == 0 ? "" : ",", e);
   text += '\n';
-  for_each_row(counts, [&](std::int64_t step, std::int64_t layer, std::int64_t micro_batch, std::int64_t rank,
-                           std::int64_t tokens, const std::vector<std::int64_t>& values) {
+  std::vector<std::int64_t> values(static_cast<std::size_t>(of.experts));
+  for (std::int64_t row = 0; row < counts.rows(); ++row) {
+    const Place at = indices_of(of, row), place = place_of(of, row);
+    const auto step = static_cast<std::size_t>(at[0]), layer = static_cast<std::size_t>(at[1]);
+    counts.read(step, layer, at[2], at[3], values);
     auto to = std::back_inserter(text);
-    fmt::format_to(to, "{},{},", step, layer);
-    if (of.micro_batches > 1) fmt::format_to(to, "{},", micro_batch);
-    if (of.source_ranks > 1) fmt::format_to(to, "{},", rank);
-    fmt::format_to(to, "{}", tokens);
-    for (const std::int64_t count : values) fmt::format_to(to, ",{}", count);
-    text += '\n';
-  });
-  return text;
-}
-
-std::string routing_json_lines(const RoutingCounts& counts) {
-  const RoutingShape& of = counts.shape();
-  std::string text = Json{{"format", kFormat},
-                          {"steps", of.steps},
-                          {"layers", of.layers},
-                          {"micro_batches", of.micro_batches},
-                          {"source_ranks", of.source_ranks},
-                          {"experts", of.experts},
-                          {"top_k", of.top_k}}
-                         .dump() +
-                     '\n';
-  for_each_row(counts, [&](std::int64_t step, std::int64_t layer, std::int64_t micro_batch, std::int64_t rank,
-                           std::int64_t tokens, const std::vector<std::int64_t>& values) {
-    Json row{{"step", step}, {"layer", layer}, {"tokens", tokens}, {"counts", values}};
-    if (of.micro_batches > 1) row["micro_batch"] = micro_batch;
-    if (of.source_ranks > 1) row["source_rank"] = rank;
-    text += row.dump() + '\n';
-  });
+    for (std::size_t i = 0; i < place.size(); ++i)
+      if (has_place(of, i)) fmt::format_to(to, "{},", place[i]);
+    fmt::format_to(to, "{},{}\n", counts.tokens(step, layer, at[2], at[3]), fmt::join(values, ","));
+  }
   return text;
 }
 

@@ -14,8 +14,7 @@ RoutingCounts parse_routing(std::string_view text, const std::string& file);
 // "-" is standard input.
 RoutingCounts read_routing(const std::string& path);
 
-// Return text that parse_routing reads as the same counts. REQUIRES: the counts are complete.
+// Returns text that parse_routing reads as the same counts. REQUIRES: the counts are complete.
 std::string routing_csv(const RoutingCounts& counts);
-std::string routing_json_lines(const RoutingCounts& counts);
 
 }  // namespace orrery

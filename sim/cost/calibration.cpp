@@ -24,12 +24,7 @@ using Where = InputError::Where;
 constexpr std::string_view kFolder = "results/calibration/";
 constexpr std::array<Dtype, 5> kMatrixDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8, Dtype::nvfp4};
 
-std::string_view file_text(std::string_view name) {
-  const std::string path = fmt::format("{}{}.json", kFolder, name);
-  for (const EmbeddedFile& file : embedded_files(kFolder))
-    if (file.path == path) return file.text;
-  return {};
-}
+std::string path_of(std::string_view name) { return fmt::format("{}{}.json", kFolder, name); }
 
 // Whether it is a device's file: borrowed.json and the files of collectives and steps lie in the same folder.
 bool is_device_file(std::string_view name) {
@@ -168,8 +163,8 @@ void read_grouped(const Json& json, const Where& where, Calibration& calibration
       at(dtype) = at(dtype == Dtype::nvfp4 ? Dtype::fp8 : Dtype::bf16);
     } else if (const std::string from = lender_of(*own, reader.at(name_of(dtype))); !from.empty()) {
       // Only that section: the lender's other sections may be borrowed from this device.
-      const std::string file = fmt::format("{}{}.json", kFolder, from);
-      const Json document = parse_json(file_text(from), file);
+      const std::string file = path_of(from);
+      const Json document = parse_embedded(file.c_str());
       const Json lent = document.value("grouped", Json::object()).value(name_of(dtype), Json());
       if (lent.is_null() || lent.contains("borrowed_from"))
         reader.fail(name_of(dtype), "borrowed from a device with curves of grouped products of its own");
@@ -248,8 +243,8 @@ void read_memory(const Json& json, const Where& where, Calibration& calibration)
 }
 
 Calibration load(std::string_view device) {
-  const std::string file = fmt::format("{}{}.json", kFolder, device);
-  return read_calibration(parse_json(file_text(device), file), {file, ""});
+  const std::string file = path_of(device);
+  return read_calibration(parse_embedded(file.c_str()), {file, ""});
 }
 
 // Scales the borrowed efficiency so that the formula gives one large GEMM that was measured on this device.
@@ -284,23 +279,13 @@ void apply_anchor(const Device& device, const Json& json, const Where& where, Ca
   calibration.note += fmt::format("; {} matmul efficiency scaled to one measured GEMM ({})", dtype_name, source);
 }
 
-struct Lender {
-  const Json* entry = nullptr;
-  Where where;
-};
-
-Lender find_lender(const Json& borrowed, const std::string& file, const Device& device) {
-  const std::array<std::pair<const char*, const std::string*>, 3> tables{
-      {{"devices", &device.name}, {"architectures", &device.architecture}, {"vendors", &device.vendor}}};
-  for (const auto& [table, key] : tables) {
-    const auto entries = borrowed.find(table);
-    if (entries == borrowed.end()) continue;
-    const auto entry = entries->find(*key);
-    if (entry != entries->end()) return {&*entry, {file, fmt::format("/{}/{}", table, *key)}};
-  }
-  const auto entry = borrowed.find("any");
-  if (entry == borrowed.end()) throw InputError({file, "/any"}, "nothing", "the calibration lent to unknown devices");
-  return {&*entry, {file, "/any"}};
+// The pointer to the entry of borrowed.json that is for the device.
+std::string entry_for(const Device& device, const Json& borrowed) {
+  for (const auto& [table, key] :
+       {std::pair{"devices", &device.name}, {"architectures", &device.architecture}, {"vendors", &device.vendor}})
+    if (const auto entries = borrowed.find(table); entries != borrowed.end() && entries->contains(*key))
+      return pointer_to(pointer_to("", table), *key);
+  return "/any";
 }
 
 }  // namespace
@@ -316,12 +301,13 @@ std::vector<std::string> calibrated_devices() {
 }
 
 Calibration find_calibration(const Device& device) {
-  if (is_device_file(device.name) && !file_text(device.name).empty()) return load(device.name);
+  const std::vector<std::string> calibrated = calibrated_devices();
+  if (std::ranges::find(calibrated, device.name) != calibrated.end()) return load(device.name);
 
-  const std::string file = fmt::format("{}borrowed.json", kFolder);
-  const Json borrowed = parse_json(file_text("borrowed"), file);
-  const Lender lender = find_lender(borrowed, file, device);
-  JsonReader reader(*lender.entry, lender.where);
+  const std::string file = path_of("borrowed");
+  const Json borrowed = parse_embedded(file.c_str());
+  const std::string entry = entry_for(device, borrowed);
+  JsonReader reader(borrowed.at(Json::json_pointer(entry)), {file, entry});
   std::string from, why, attention_kernel;
   reader.field("from", from, "");
   reader.field("why", why, "");

@@ -229,21 +229,10 @@ FabricLoad fabric_load(const Cluster& cluster, std::span<const std::int64_t> mem
 }
 
 std::vector<std::int64_t> members_of_groups(const Mesh& mesh, MeshGroup group) {
-  const auto offsets = [&](bool in_group) {
-    std::vector<std::int64_t> all{0};
-    int index = 0;
-    for (const Digit& digit : mesh.digits()) {
-      if (group.contains(index++) != in_group) continue;
-      const std::size_t inner = all.size();
-      for (std::int64_t c = 1; c < digit.size; ++c)
-        for (std::size_t i = 0; i < inner; ++i) all.push_back(all[i] + c * digit.stride);
-    }
-    return all;
-  };
-  const std::vector<std::int64_t> inside = offsets(true);
+  const std::vector<std::int64_t> inside = mesh.offsets(group);
   std::vector<std::int64_t> members;
   members.reserve(at(mesh.ranks()));
-  for (const std::int64_t first : offsets(false))
+  for (const std::int64_t first : mesh.offsets(mesh.digits_beside(group)))
     for (const std::int64_t offset : inside) members.push_back(first + offset);
   return members;
 }

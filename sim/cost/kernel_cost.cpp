@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <utility>
 
@@ -21,10 +20,6 @@ double whole(double x) {
 // How many `step`s cover `size`, both whole; `per_step` is 1 / step. The half keeps the quotient away from whole
 // numbers, on the right side even after rounding.
 double cover(double size, double step, double per_step) { return whole((size + step - 0.5) * per_step); }
-
-int power_of_2(std::int64_t x) {
-  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(x, 1)))) - 1;
-}
 
 bool within_factor_2(std::int64_t a, std::int64_t b) { return a <= 2 * b && b <= 2 * a; }
 
@@ -76,16 +71,8 @@ constexpr auto kFirstSlot = [] {
   return first;
 }();
 
-}  // namespace
-
-std::size_t KernelModel::memory_slot(const Op& op) {
-  static_assert(kFirstSlot.back() == kMemorySlots);
-  const int function = traits_of(op.kind).functions ? 2 * static_cast<int>(op.function) : 0;
-  return static_cast<std::size_t>(kFirstSlot[static_cast<std::size_t>(op.kind)] + function + (has_bias(op) ? 1 : 0));
-}
-
-// An op for which memory_slot() returns `slot`.
-Op KernelModel::op_of_slot(int slot) {
+// An op for which KernelModel::memory_slot() returns `slot`.
+Op op_of_slot(int slot) {
   Op op;
   const auto kind = std::upper_bound(kFirstSlot.begin(), kFirstSlot.end(), slot) - kFirstSlot.begin() - 1;
   op.kind = static_cast<OpKind>(kind);
@@ -95,52 +82,25 @@ Op KernelModel::op_of_slot(int slot) {
   return op;
 }
 
+}  // namespace
+
+std::size_t KernelModel::memory_slot(const Op& op) {
+  static_assert(kFirstSlot.back() == kMemorySlots);
+  const int function = traits_of(op.kind).functions ? 2 * static_cast<int>(op.function) : 0;
+  return static_cast<std::size_t>(kFirstSlot[static_cast<std::size_t>(op.kind)] + function + (has_bias(op) ? 1 : 0));
+}
+
 std::string memory_curve_name(const Op& op) { return names_of_curve(op).front(); }
 
 std::vector<std::string> memory_curve_names() {
   std::vector<std::string> names;
-  Op op;
-  for (int kind = 0; kind < kOpKinds; ++kind) {
-    op.kind = static_cast<OpKind>(kind);
+  for (int slot = 0; slot < kFirstSlot.back(); ++slot) {
+    const Op op = op_of_slot(slot);
     if (!is_memory_bound(op.kind)) continue;
-    for (int f = 0; f < (traits_of(op.kind).functions ? kActivationFunctions : 1); ++f) {
-      op.function = static_cast<ActivationFunction>(f);
-      for (const bool all : {true, false}) {
-        op.reads.fill(all ? TensorId{0} : kNoTensor);
-        op.writes.fill(all ? TensorId{0} : kNoTensor);
-        for (const std::string& name : names_of_curve(op))
-          if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-      }
-    }
+    for (const std::string& name : names_of_curve(op))
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   return names;
-}
-
-void KernelModel::NearIndex::build() {
-  words = static_cast<int>((shapes.size() + 63) / 64);
-  bits.assign(static_cast<std::size_t>(3 * kPowers * words), 0);
-  for (std::size_t i = 0; i < shapes.size(); ++i) {
-    for (int dimension = 0; dimension < 3; ++dimension) {
-      const int power = power_of_2(shapes[i][dimension]);
-      // Sizes within a factor of 2 have powers that differ by at most one.
-      for (int p = std::max(0, power - 1); p <= std::min(power + 1, kPowers - 1); ++p)
-        bits[static_cast<std::size_t>((dimension * kPowers + p) * words) + i / 64] |= std::uint64_t{1} << (i % 64);
-    }
-  }
-}
-
-bool KernelModel::NearIndex::near(std::int64_t m, std::int64_t n, std::int64_t k) const {
-  const auto row = [&](int dimension, std::int64_t size) {
-    return bits.data() + (dimension * kPowers + std::min(power_of_2(size), kPowers - 1)) * words;
-  };
-  const std::uint64_t *of_m = row(0, m), *of_n = row(1, n), *of_k = row(2, k);
-  for (int word = 0; word < words; ++word) {
-    for (std::uint64_t found = of_m[word] & of_n[word] & of_k[word]; found != 0; found &= found - 1) {
-      const auto& shape = shapes[static_cast<std::size_t>(word * 64 + std::countr_zero(found))];
-      if (within_factor_2(m, shape[0]) && within_factor_2(n, shape[1]) && within_factor_2(k, shape[2])) return true;
-    }
-  }
-  return false;
 }
 
 std::size_t KernelModel::matrix_index(Dtype dtype) {
@@ -158,15 +118,14 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
   idle_tiles_ = {attention.forward_last_wave * multiprocessors_, attention.backward_last_wave * multiprocessors_};
   half_head_dim_ = {attention.half_head_dim,
                     attention.backward_half_head_dim < 0 ? attention.half_head_dim : attention.backward_half_head_dim};
-  memory_.fill({seconds_per_byte_, kernel_fixed_seconds_});
-  if (!calibration.memory_kinds.empty())
-    for (int slot = 0; slot < kMemorySlots; ++slot)
-      if (const MemoryCurve* curve = find_curve(calibration, op_of_slot(slot)))
-        memory_[static_cast<std::size_t>(slot)] = {1 / (device.memory_bytes_per_second * curve->efficiency),
-                                                   curve->fixed_seconds};
-  for (int kind = 0; kind < kMemorySlots; ++kind)
-    if (!traits_of(op_of_slot(kind).kind).of_update)
-      memory_[static_cast<std::size_t>(kind)].seconds_per_byte *= calibration.memory_bound_slowdown;
+  for (int slot = 0; slot < kMemorySlots; ++slot) {
+    const Op op = op_of_slot(slot);
+    Memory& memory = memory_[static_cast<std::size_t>(slot)];
+    memory = {seconds_per_byte_, kernel_fixed_seconds_};
+    if (const MemoryCurve* curve = find_curve(calibration, op))
+      memory = {1 / (device.memory_bytes_per_second * curve->efficiency), curve->fixed_seconds};
+    if (!traits_of(op.kind).of_update) memory.seconds_per_byte *= calibration.memory_bound_slowdown;
+  }
 
   for (std::size_t i = 0; i < kMatrixDtypes; ++i) {
     const auto dtype = static_cast<Dtype>(i);
@@ -205,25 +164,16 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
       matmul.group_seconds = grouped.group_seconds;
     }
 
-    // fp16 and bf16 run on the same units at the same rate, so measurements of one hold for the other.
     matmul.measured = curve.measured;
-    const auto index = [&](const std::vector<MeasuredShape>& shapes, NearIndex& near) {
-      for (const MeasuredShape& shape : shapes) {
-        const bool half = shape.dtype == Dtype::bf16 || shape.dtype == Dtype::fp16;
-        const bool curve_half = curve_dtype == Dtype::bf16 || curve_dtype == Dtype::fp16;
-        if (shape.dtype == curve_dtype || (half && curve_half)) near.shapes.push_back({shape.m, shape.n, shape.k});
-      }
-      near.build();
-    };
-    index(calibration.measured_shapes, near_[i]);
-    index(calibration.measured_groups, near_groups_[i]);
+    matmul.curve_dtype = curve_dtype;
 
     attention_seconds_per_flop_[0][i] = calibration.step_slowdown / (peak * attention.forward_efficiency);
     attention_seconds_per_flop_[1][i] = calibration.step_slowdown / (peak * attention.backward_efficiency);
   }
 }
 
-KernelModel::Times KernelModel::matmul_times(const Matmul& curve, const GemmShape& shape, double bytes) const {
+KernelModel::Times KernelModel::matmul_times(const GemmShape& shape, Dtype dtype, bool grouped, double bytes) const {
+  const Matmul& curve = matmul_[matrix_index(dtype)];
   const auto batch = static_cast<double>(shape.batch), m = static_cast<double>(shape.m),
              n = static_cast<double>(shape.n), k = static_cast<double>(shape.k);
   const double whole_k = k + curve.half_k;
@@ -238,26 +188,12 @@ KernelModel::Times KernelModel::matmul_times(const Matmul& curve, const GemmShap
     compute = std::min(compute, steps * tile.seconds_per_k);
   }
   if (curve.slow_down > 0) compute *= 1 + curve.slow_down * compute / (compute + curve.sustained_seconds);
-  return {compute, bytes * curve.seconds_per_byte};
-}
-
-KernelModel::Times KernelModel::grouped_times(const Matmul& curve, const GemmShape& shape, double bytes) const {
-  Times times = matmul_times(curve, shape, bytes);
-  times.compute *= curve.group_slowdown;
+  Times times{compute, bytes * curve.seconds_per_byte, curve.fixed_seconds, curve.overlap_loss};
+  if (grouped) {
+    times.compute *= curve.group_slowdown;
+    times.fixed += (batch - 1) * curve.group_seconds;
+  }
   return times;
-}
-
-double KernelModel::grouped_seconds(const GemmShape& shape, Dtype dtype, double bytes) const {
-  const Matmul& curve = matmul_[matrix_index(dtype)];
-  const Times t = grouped_times(curve, shape, bytes);
-  return curve.fixed_seconds + static_cast<double>(shape.batch - 1) * curve.group_seconds +
-         std::max(t.compute, t.memory) + curve.overlap_loss * std::min(t.compute, t.memory);
-}
-
-double KernelModel::matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const {
-  const Matmul& curve = matmul_[matrix_index(dtype)];
-  const Times t = matmul_times(curve, shape, bytes);
-  return curve.fixed_seconds + std::max(t.compute, t.memory) + curve.overlap_loss * std::min(t.compute, t.memory);
 }
 
 KernelModel::Times KernelModel::attention_times(const AttentionShape& s, Dtype dtype, bool backward, double flops,
@@ -275,7 +211,7 @@ KernelModel::Times KernelModel::attention_times(const AttentionShape& s, Dtype d
   if (curve.masked_share > 0)
     executed += curve.masked_share * std::max(0.0, per_pair * rows * static_cast<double>(s.keys) - flops);
   return {(executed + per_pair * idle_pairs) * seconds_per_flop * (1 + half_head_dim_[backward ? 1 : 0] / head_dim),
-          bytes * seconds_per_byte_};
+          bytes * seconds_per_byte_, curve.fixed_seconds};
 }
 
 KernelModel::Times KernelModel::document_times(const AttentionShape& s, Dtype dtype, bool backward,
@@ -289,22 +225,24 @@ KernelModel::Times KernelModel::document_times(const AttentionShape& s, Dtype dt
   return {flops_per_pair(s, backward) * (heads * (pairs.counted + masked) + idle) *
               attention_seconds_per_flop_[way][matrix_index(dtype)] *
               (1 + half_head_dim_[way] / static_cast<double>(s.head_dim)),
-          bytes * seconds_per_byte_};
-}
-
-double KernelModel::attention_seconds(const AttentionShape& shape, Dtype dtype, bool backward, double flops,
-                                      double bytes) const {
-  const Times t = attention_times(shape, dtype, backward, flops, bytes);
-  return calibration_.attention.fixed_seconds + std::max(t.compute, t.memory);
+          bytes * seconds_per_byte_, curve.fixed_seconds};
 }
 
 bool KernelModel::near_measured(const GemmShape& shape, Dtype dtype, bool grouped) const {
-  const std::size_t i = matrix_index(dtype);
+  const Matmul& curve = matmul_[matrix_index(dtype)];
   grouped = grouped && shape.batch > 1;
-  if (!matmul_[i].measured || (shape.batch > 1 && !grouped)) return false;
-  // A product and its transpose are the same kernel.
-  const NearIndex& near = grouped ? near_groups_[i] : near_[i];
-  return near.near(shape.m, shape.n, shape.k) || near.near(shape.n, shape.m, shape.k);
+  if (!curve.measured || (shape.batch > 1 && !grouped)) return false;
+  // fp16 and bf16 run on the same units at the same rate, so measurements of one hold for the other.
+  const auto units_of = [](Dtype type) { return type == Dtype::fp16 ? Dtype::bf16 : type; };
+  return std::ranges::any_of(
+      grouped ? calibration_.measured_groups : calibration_.measured_shapes, [&](const MeasuredShape& s) {
+        // A product and its transpose are the same kernel.
+        const auto near = [&](std::int64_t m, std::int64_t n) {
+          return within_factor_2(m, s.m) && within_factor_2(n, s.n);
+        };
+        return units_of(s.dtype) == units_of(curve.curve_dtype) && within_factor_2(shape.k, s.k) &&
+               (near(shape.m, shape.n) || near(shape.n, shape.m));
+      });
 }
 
 bool KernelModel::near_measured(const AttentionShape& shape) const {
@@ -319,44 +257,38 @@ bool KernelModel::near_measured(const Op& op, std::span<const Tensor> tensors) c
   return !is_attention(op.kind) || near_measured(attention_shape(op, tensors));
 }
 
-KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents) const {
-  KernelCost result;
-  result.bytes = bytes(op, tensors);
-  double fixed = 0;
-  Times times;
-  double overlap_loss = 0;
+KernelModel::Times KernelModel::times_of(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents,
+                                         double bytes, double& flops) const {
   if (is_matmul(op.kind)) {
     const GemmShape shape = gemm_shape(op, tensors);
-    const Matmul& curve = matmul_[matrix_index(op.compute_dtype)];
-    result.flops = 2.0 * static_cast<double>(shape.batch) * static_cast<double>(shape.m) *
-                   static_cast<double>(shape.n) * static_cast<double>(shape.k);
-    const bool grouped = op.group_dims > 0;
-    times = grouped ? grouped_times(curve, shape, result.bytes) : matmul_times(curve, shape, result.bytes);
-    overlap_loss = curve.overlap_loss;
-    fixed = curve.fixed_seconds + (grouped ? static_cast<double>(shape.batch - 1) * curve.group_seconds : 0);
-  } else if (is_attention(op.kind)) {
+    flops = 2.0 * static_cast<double>(shape.batch) * static_cast<double>(shape.m) * static_cast<double>(shape.n) *
+            static_cast<double>(shape.k);
+    return matmul_times(shape, op.compute_dtype, op.group_dims > 0, bytes);
+  }
+  if (is_attention(op.kind)) {
     const AttentionShape shape = attention_shape(op, tensors);
     const bool backward = op.kind == OpKind::attention_backward;
     const Dtype dtype = attention_dtype(op, tensors);
     if (documents == nullptr) {
-      result.flops = flops(op, tensors);
-      times = attention_times(shape, dtype, backward, result.flops, result.bytes);
-    } else {
-      result.flops = flops_per_pair(shape, backward) * documents->counted * static_cast<double>(shape.batch) *
-                     static_cast<double>(shape.heads);
-      times = document_times(shape, dtype, backward, *documents, result.bytes);
+      flops = orrery::flops(op, tensors);
+      return attention_times(shape, dtype, backward, flops, bytes);
     }
-    fixed = calibration_.attention.fixed_seconds;
-  } else {
-    const Memory& curve = memory_[memory_slot(op)];
-    fixed = curve.fixed_seconds;
-    times.memory = result.bytes * curve.seconds_per_byte;
+    flops = flops_per_pair(shape, backward) * documents->counted * static_cast<double>(shape.batch) *
+            static_cast<double>(shape.heads);
+    return document_times(shape, dtype, backward, *documents, bytes);
   }
-  const double longer = std::max(times.compute, times.memory);
-  result.seconds = fixed + longer + overlap_loss * std::min(times.compute, times.memory);
-  result.bound = fixed > longer                 ? KernelCost::Bound::fixed
-                 : times.compute > times.memory ? KernelCost::Bound::compute
-                                                : KernelCost::Bound::memory;
+  const Memory& curve = memory_[memory_slot(op)];
+  return {0, bytes * curve.seconds_per_byte, curve.fixed_seconds};
+}
+
+KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents) const {
+  KernelCost result;
+  result.bytes = bytes(op, tensors);
+  const Times times = times_of(op, tensors, documents, result.bytes, result.flops);
+  result.seconds = times.seconds();
+  result.bound = times.fixed > std::max(times.compute, times.memory) ? KernelCost::Bound::fixed
+                 : times.compute > times.memory                      ? KernelCost::Bound::compute
+                                                                     : KernelCost::Bound::memory;
   return result;
 }
 
@@ -376,14 +308,14 @@ std::string micro(double seconds) { return fmt::format("{:.2f} us", 1e6 * second
 
 std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents) const {
   const KernelCost total = cost(op, tensors, documents);
+  double flops = 0;
+  const Times t = times_of(op, tensors, documents, total.bytes, flops);
   std::string text = fmt::format("{} ({}) on {}: {}\n", op.name, name_of(op.kind), device_.name, micro(total.seconds));
   if (is_matmul(op.kind)) {
     const GemmShape shape = gemm_shape(op, tensors);
     const std::size_t index = matrix_index(op.compute_dtype);
     const MatmulCurve& curve = calibration_.matmul[index];
     const bool grouped = op.group_dims > 0 && !calibration_.grouped.empty();
-    const Times t =
-        grouped ? grouped_times(matmul_[index], shape, total.bytes) : matmul_times(matmul_[index], shape, total.bytes);
     const double peak = device_.peak(op.compute_dtype);
     text += fmt::format("  {} x [{} x {}] . [{} x {}], {}: {:.4g} FLOP, {:.4g} bytes\n", shape.batch, shape.m, shape.k,
                         shape.k, shape.n, name_of(op.compute_dtype), total.flops, total.bytes);
@@ -417,8 +349,6 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
     const AttentionCurve& curve = calibration_.attention;
     const bool backward = op.kind == OpKind::attention_backward;
     const Dtype dtype = attention_dtype(op, tensors);
-    const Times t = documents == nullptr ? attention_times(s, dtype, backward, total.flops, total.bytes)
-                                         : document_times(s, dtype, backward, *documents, total.bytes);
     const double peak = device_.peak(dtype);
     text += fmt::format("  {} x {} heads, {} queries, {} keys{}{}, head_dim {}, {}: {:.4g} FLOP, {:.4g} bytes\n",
                         s.batch, s.heads, s.queries, s.keys, s.causal ? ", causal" : "",

@@ -8,6 +8,7 @@
 // The curves are relative to the device's peaks, so that a device without curves can borrow those of another.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -180,9 +181,15 @@ class KernelModel {
   KernelCost cost(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents = nullptr) const;
 
   // The same from bare shapes, for cost() and for the calibrations' residuals. `bytes`: moved bytes.
-  double matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const;
-  double grouped_seconds(const GemmShape& shape, Dtype dtype, double bytes) const;
-  double attention_seconds(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
+  double matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const {
+    return matmul_times(shape, dtype, false, bytes).seconds();
+  }
+  double grouped_seconds(const GemmShape& shape, Dtype dtype, double bytes) const {
+    return matmul_times(shape, dtype, true, bytes).seconds();
+  }
+  double attention_seconds(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const {
+    return attention_times(shape, dtype, backward, flops, bytes).seconds();
+  }
   // Host seconds to launch `groups` kernels of one op. op_seconds: host seconds of an op that is one kernel.
   double issue_seconds(std::int64_t groups, double op_seconds) const {
     const double each = calibration_.group_issue_seconds, n = static_cast<double>(groups);
@@ -217,9 +224,11 @@ class KernelModel {
     double seconds_per_byte = 0, overlap_loss = 0, fixed_seconds = 0;
     double group_slowdown = 1, group_seconds = 0;  // 1 / relative
     bool measured = false;
+    Dtype curve_dtype = Dtype::bf16;  // the type whose curve this is
   };
   struct Times {
-    double compute = 0, memory = 0;
+    double compute = 0, memory = 0, fixed = 0, overlap_loss = 0;
+    double seconds() const { return fixed + std::max(compute, memory) + overlap_loss * std::min(compute, memory); }
   };
   struct Memory {  // of one kind of memory-bound kernels
     double seconds_per_byte = 0, fixed_seconds = 0;
@@ -231,28 +240,18 @@ class KernelModel {
     return slots;
   }();
   static std::size_t memory_slot(const Op& op);
-  static Op op_of_slot(int slot);
-  // The measured shapes that lie within a factor of 2 of a size, by dimension and power of 2.
-  struct NearIndex {
-    static constexpr int kPowers = 40;
-    int words = 0;
-    std::vector<std::uint64_t> bits;  // [dimension m, n, k][power][words]
-    std::vector<std::array<std::int64_t, 3>> shapes;
-    void build();
-    bool near(std::int64_t m, std::int64_t n, std::int64_t k) const;
-  };
-
   static std::size_t matrix_index(Dtype dtype);
-  Times matmul_times(const Matmul& curve, const GemmShape& shape, double bytes) const;
-  Times grouped_times(const Matmul& curve, const GemmShape& shape, double bytes) const;
+  Times matmul_times(const GemmShape& shape, Dtype dtype, bool grouped, double bytes) const;
   Times attention_times(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
   Times document_times(const AttentionShape& shape, Dtype dtype, bool backward, const DocumentPairs& pairs,
                        double bytes) const;
+  // Sets the op's FLOPs, too.
+  Times times_of(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents, double bytes,
+                 double& flops) const;
 
   const Device& device_;
   const Calibration& calibration_;
   std::array<Matmul, kMatrixDtypes> matmul_;
-  std::array<NearIndex, kMatrixDtypes> near_, near_groups_;
   // [backward][dtype], for an endless head_dim.
   std::array<std::array<double, kMatrixDtypes>, 2> attention_seconds_per_flop_{};
   std::array<double, 2> idle_tiles_{};  // [backward]: last_wave * multiprocessors

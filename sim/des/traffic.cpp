@@ -114,13 +114,7 @@ void Traffic::enumerate(const Communicator& c, Groups& groups) const {
     return job.mesh.coordinate(rank, c.group) == 0;
   };
   if (c.kind == Communicator::Kind::digits) {
-    const std::span<const Digit> digits = job.mesh.digits();
-    for (std::size_t d = 0; d < digits.size(); ++d) {
-      if (!c.group.contains(static_cast<int>(d))) continue;
-      const std::size_t inner = offsets.size();
-      for (std::int64_t i = 1; i < digits[d].size; ++i)
-        for (std::size_t j = 0; j < inner; ++j) offsets.push_back(offsets[j] + i * digits[d].stride);
-    }
+    offsets = job.mesh.offsets(c.group);
   } else if (c.kind == Communicator::Kind::stages) {
     for (std::size_t i = 1; i < c.stages.size(); ++i)
       offsets.push_back((c.stages[i] - c.stages.front()) * job.stage_stride);

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <optional>
 #include <utility>
 
+#include "sim/base/words.h"
 #include "sim/hardware/node_topology.h"
 
 namespace orrery {
@@ -18,11 +18,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kTypeTitl
     {{"rocm-smi", "Link Type between two GPUs"}, {"amd-smi", "LINK TYPE TABLE"}}};
 constexpr std::array<std::string_view, 2> kTitles{"between two GPUs", " TABLE:"};
 
-std::string without_trailing_space(std::string_view line) {
-  const std::size_t end = line.find_last_not_of(" \t\r");
-  return std::string(line.substr(0, end == std::string_view::npos ? 0 : end + 1));
-}
-
 // Reads the tables of hops and of link types. They have a column for each GPU, named GPU0 or by its bus (0000:0c:00.0).
 class AmdParser {
  public:
@@ -30,12 +25,7 @@ class AmdParser {
 
   NodeTopology parse(std::string_view text) {
     topology_.of_amd = true;
-    while (!text.empty()) {
-      const std::size_t end = std::min(text.find('\n'), text.size());
-      ++line_;
-      read_line(without_trailing_space(text.substr(0, end)));
-      text.remove_prefix(std::min(end + 1, text.size()));
-    }
+    for (std::optional<std::string_view> line; (line = next_line(text)); read_line(*line)) ++line_;
     if (types_.rows.empty())
       fail("no table of link types",
            "\"Link Type between two GPUs\" of rocm-smi --showtopo, or \"LINK TYPE TABLE\" of "
@@ -61,9 +51,9 @@ class AmdParser {
     throw InputError({file_, ""}, found, expected);
   }
 
-  void read_line(const std::string& line) {
+  void read_line(std::string_view line) {
     if (std::any_of(kTitles.begin(), kTitles.end(),
-                    [&](std::string_view title) { return line.find(title) != std::string::npos; })) {
+                    [&](std::string_view title) { return line.find(title) != std::string_view::npos; })) {
       table_ = nullptr;
       begin(line, kHopsTitles, hops_);
       begin(line, kTypeTitles, types_);
@@ -89,10 +79,10 @@ class AmdParser {
     table_->rows.push_back(std::move(words));
   }
 
-  void begin(const std::string& line, const std::array<std::pair<std::string_view, std::string_view>, 2>& titles,
+  void begin(std::string_view line, const std::array<std::pair<std::string_view, std::string_view>, 2>& titles,
              Table& table) {
     for (const auto& [tool, title] : titles) {
-      if (line.find(title) == std::string::npos) continue;
+      if (line.find(title) == std::string_view::npos) continue;
       if (!table.columns.empty())
         fail(fmt::format("the table \"{}\" again in line {}", title, line_), "that table once");
       table.title = title;
@@ -124,9 +114,8 @@ class AmdParser {
     if (hops_.rows.empty()) return TopologyLink::node;
     // The way to the processor and back takes two hops; a third hop leads to another NUMA node.
     const std::string& text = hops_.rows[a][b];
-    std::int64_t hops = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), hops);
-    if (error != std::errc() || end != text.data() + text.size() || hops < 1)
+    const std::int64_t hops = number_of(text).value_or(0);
+    if (hops < 1)
       fail(fmt::format("\"{}\" hops between {} and {}", text, types_.columns[a], types_.columns[b]),
            "a number from 1 on");
     return hops > 2 ? TopologyLink::sys : TopologyLink::node;

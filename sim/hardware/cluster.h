@@ -139,7 +139,6 @@ struct Cluster {
   // Whether the cluster does not simply occupy the fabric's first nodes, leaf by leaf.
   bool is_scattered() const { return !placement.nodes.empty(); }
   std::int64_t fabric_nodes() const { return placement.of > 0 ? placement.of : nodes; }
-  std::int64_t fabric_devices() const { return fabric_nodes() * node.devices; }
   std::int64_t fabric_node(std::int64_t n) const {
     return is_scattered() ? placement.nodes[static_cast<std::size_t>(n)] : n;
   }
@@ -169,5 +168,13 @@ struct GroupSpan {
 // REQUIRES: devices_per_node >= 1. Cost: tens of nanoseconds if node boundaries fall between coordinates of one digit
 // (always so for powers of two); otherwise it counts the groups rank by rank.
 GroupSpan span_of(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node);
+
+// How many groups of a mesh leave their node. (GroupSpan describes the worst group, but not how many are like it.)
+struct CrossingGroups {
+  std::int64_t groups = 1;
+  std::int64_t crossing = 0;  // groups with members on more than one node
+};
+// Ranks lie as in span_of(). REQUIRES: devices_per_node >= 1.
+CrossingGroups crossing_groups(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node);
 
 }  // namespace orrery

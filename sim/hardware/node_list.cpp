@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
-#include <iterator>
 #include <limits>
+#include <regex>
 #include <string>
 #include <unordered_map>
 #include <utility>
+
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {
@@ -32,16 +33,8 @@ bool is_address(std::string_view word) {
   const std::string_view digits = leading_digits(word);
   if (!digits.empty() && digits.size() < word.size() && word[digits.size()] == '.') return true;
   if (word.find("::") != std::string_view::npos || std::count(word.begin(), word.end(), ':') >= 7) return true;
-  if (!word.starts_with("ip-") && !word.starts_with("ec2-")) return false;
-  word.remove_prefix(word.find('-') + 1);
-  for (int part = 0; part < 4; ++part) {
-    const std::string_view number = leading_digits(word);
-    if (number.empty() || number.size() > 3) return false;
-    word.remove_prefix(number.size());
-    if (part < 3 && !word.starts_with('-')) return false;
-    if (part < 3) word.remove_prefix(1);
-  }
-  return true;
+  static const std::regex cloud_instance("(ip|ec2)(-\\d{1,3}){4}(?!\\d)");
+  return std::regex_search(word.begin(), word.end(), cloud_instance, std::regex_constants::match_continuous);
 }
 
 // hostfile.txt, ../hosts, /var/spool/nodes.7: the path of a list, not a list.
@@ -59,19 +52,32 @@ bool is_path(std::string_view text) {
   return false;
 }
 
-// Returns the text of a name with kNumber in place of each number.
-std::string shape_of(std::string_view name) {
-  std::string shape;
-  for (std::size_t i = 0; i < name.size();) {
-    const std::string_view number = leading_digits(name.substr(i));
-    if (number.empty() || number.size() > kMostDigits) {
-      shape += name.substr(i, std::max<std::size_t>(1, number.size()));
-      i += std::max<std::size_t>(1, number.size());
-    } else {
-      shape += kNumber;
-      i += number.size();
-    }
+std::string_view host_of(std::string_view name) { return name.substr(0, name.find('.')); }
+
+// Calls visit(part, is_number) for the numbers of a text, and for each character between them.
+template <class Visit>
+void for_each_part(std::string_view text, Visit visit) {
+  while (!text.empty()) {
+    const std::string_view digits = leading_digits(text);
+    const std::string_view part = text.substr(0, std::max<std::size_t>(1, digits.size()));
+    visit(part, !digits.empty() && digits.size() <= kMostDigits);
+    text.remove_prefix(part.size());
   }
+}
+
+// The numbers in a name; its domain does not identify the node.
+std::vector<std::int64_t> numbers_of(std::string_view name) {
+  std::vector<std::int64_t> numbers;
+  for_each_part(host_of(name), [&](std::string_view part, bool is_number) {
+    if (is_number) numbers.push_back(number_of(part).value());
+  });
+  return numbers;
+}
+
+// Returns the text with kNumber in place of each number.
+std::string shape_of(std::string_view text) {
+  std::string shape;
+  for_each_part(text, [&](std::string_view part, bool is_number) { is_number ? shape += kNumber : shape += part; });
   return shape;
 }
 
@@ -96,11 +102,11 @@ class NodeList {
     }
     if (after_comma_ && !nodes_.empty()) refuse_comma(whole);
     if (after_comma_ || nodes_.empty()) refuse(whole);
-    if (nodes_.size() == 1 && is_bare(nodes_.front()))
+    if (nodes_.size() == 1 && nodes_.front().is_bare())
       throw InputError(
           where_, fmt::format("\"{}\", either a number of nodes or the number of one", whole),
           fmt::format("\"nodes\" of the cluster for a number of nodes, or \"node{0}\" or [{0}] for node {0}",
-                      last_number(nodes_.front())));
+                      nodes_.front().last_number()));
     check_ranges();
     count_once();
     check_slots();
@@ -109,29 +115,19 @@ class NodeList {
   }
 
  private:
-  // One node: the shape of its name, and the index of the name's first number in `numbers_`.
   struct Node {
-    std::size_t shape = 0, begin = 0;
+    std::string name;  // node1 and node01 are two nodes
     std::int64_t slots = 0;
     std::int64_t count = 0;  // of cores or tasks, as in LSF's lists; 0: not stated
     std::int64_t times = 1;  // number of times that the list has the name
+
+    bool is_bare() const { return all_digits(name); }
+    std::int64_t last_number() const { return numbers_of(name).back(); }
+    std::string shape() const { return shape_of(host_of(name)) + name.substr(host_of(name).size()); }
   };
   struct Word {
     std::string text;
     bool after_comma = false;
-  };
-  // A number as written: node1 and node01 are two nodes.
-  struct Number {
-    std::int64_t value = 0;
-    std::size_t width = 0;
-    std::string text() const { return fmt::format("{:0{}}", value, width); }
-    auto operator<=>(const Number&) const = default;
-  };
-  // A name that may stand for several nodes.
-  struct Name {
-    std::string shape;
-    std::vector<std::vector<Number>> places;  // by number of the name: its values
-    std::int64_t nodes = 1;
   };
   struct Range {
     std::int64_t first = 0, last = 0, step = 1;
@@ -225,7 +221,7 @@ class NodeList {
   // A host without slots runs nothing.
   void refuse_zero(std::int64_t slots, std::size_t first_node) const {
     if (slots == 0 && first_node < nodes_.size())
-      throw InputError(where_, fmt::format("0 slots on {}", name_of(nodes_[first_node])),
+      throw InputError(where_, fmt::format("0 slots on {}", nodes_[first_node].name),
                        "hosts with slots: leave the others out");
   }
 
@@ -245,9 +241,7 @@ class NodeList {
   std::int64_t number_of_digits(std::string_view digits, std::string_view word) const {
     if (!all_digits(digits)) refuse(word);
     if (digits.size() > kMostDigits) too_large(digits);
-    std::int64_t number = 0;
-    std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    return number;
+    return number_of(digits).value();
   }
 
   [[noreturn]] void too_large(std::string_view node) const {
@@ -308,49 +302,37 @@ class NodeList {
     }
   }
 
+  // Adds the nodes of a name; of several numbers the last one changes fastest.
   void read_name(std::string_view name, std::string_view word) {
-    Name read;
-    const bool bare = !name.empty() && (digit(name.front()) || name.front() == '[');
-    if (bare && digit(name.front())) {  // 3, 3-6
-      add_place({read_range(name, word)}, false, read);
+    std::vector<std::string> names{""};
+    if (!name.empty() && digit(name.front())) {  // 3, 3-6
+      append({read_range(name, word)}, names);
       name = {};
-    } else if (!bare && (name.empty() || std::isalpha(static_cast<unsigned char>(name.front())) == 0)) {
-      refuse(word);
-    } else if (name.find('[') == std::string_view::npos) {
-      remember_range_like(name);
+    } else if (!name.starts_with('[')) {
+      if (name.empty() || std::isalpha(static_cast<unsigned char>(name.front())) == 0) refuse(word);
+      if (name.find('[') == std::string_view::npos) remember_range_like(name);
     }
-    const std::size_t domain = name.find('.');
-    const std::string_view host = name.substr(0, domain);
-    bool after_number = false;  // node1[0-3]: node10 to node13
-    for (std::size_t i = 0; i < host.size();) {
-      const std::string_view digits = leading_digits(host.substr(i));
-      if (host[i] == '[') {
-        const std::size_t close = host.find(']', i);
-        if (close == std::string_view::npos) refuse(word);
-        add_place(read_ranges(host.substr(i + 1, close - i - 1), word), after_number, read);
-        i = close + 1;
-        after_number = true;
-      } else if (!digits.empty() && digits.size() <= kMostDigits) {
-        add_place({read_range(digits, word)}, after_number, read);
-        i += digits.size();
-        after_number = true;
-      } else if (of_a_name(host[i])) {
-        const std::size_t size = std::max<std::size_t>(1, digits.size());
-        read.shape += host.substr(i, size);
-        i += size;
-        after_number = false;
+    for (std::string_view rest = host_of(name); !rest.empty();) {
+      std::size_t size = 1;
+      if (rest.front() == '[') {
+        size = rest.find(']') + 1;
+        if (size == 0) refuse(word);  // npos + 1
+        append(read_ranges(rest.substr(1, size - 2), word), names);
+      } else if (of_a_name(rest.front())) {
+        for (std::string& one : names) one += rest.front();
       } else {
         refuse(word);
       }
+      rest.remove_prefix(size);
     }
-    if (read.places.empty()) throw InputError(where_, fmt::format("\"{}\", a name without a number", word), kNumbered);
-    if (domain != std::string_view::npos) {  // the domain does not identify the node
-      std::string_view rest = name.substr(domain);
-      for (std::size_t i = 0; i < rest.size(); ++i)
-        if (rest[i] == '.' ? i + 1 < rest.size() && rest[i + 1] == '.' : !of_a_name(rest[i])) refuse(word);
-      read.shape += rest.substr(0, rest.size() - (rest.ends_with('.') ? 1 : 0));
-    }
-    add_nodes(read);
+    if (numbers_of(names.front()).empty())
+      throw InputError(where_, fmt::format("\"{}\", a name without a number", word), kNumbered);
+    std::string_view domain = name.substr(host_of(name).size());
+    for (std::size_t i = 0; i < domain.size(); ++i)
+      if (domain[i] == '.' ? domain.substr(i).starts_with("..") : !of_a_name(domain[i])) refuse(word);
+    if (domain.ends_with('.')) domain.remove_suffix(1);
+    check_length(1, names.size());
+    for (const std::string& one : names) nodes_.push_back({.name = one + std::string(domain)});
   }
 
   std::vector<Range> read_ranges(std::string_view ranges, std::string_view word) const {
@@ -380,51 +362,22 @@ class NodeList {
     return read;
   }
 
-  // Adds another number to a name, or, if `further`, more digits to its last number.
-  void add_place(const std::vector<Range>& ranges, bool further, Name& name) const {
-    std::int64_t size = 0;
-    for (const Range& range : ranges) size += range.size();
-    if (size > (rules_.most - static_cast<std::int64_t>(nodes_.size())) / name.nodes)
+  void check_length(std::int64_t numbers, std::size_t names) const {
+    if (numbers > (rules_.most - static_cast<std::int64_t>(nodes_.size())) / static_cast<std::int64_t>(names))
       throw InputError(where_, "a longer list", fmt::format("at most {} nodes", rules_.most));
-    name.nodes *= size;
-    std::vector<Number> numbers;
-    for (const Range& range : ranges)
-      for (std::int64_t k = 0; k < range.size(); ++k) {
-        const std::int64_t value = range.first + k * range.step;
-        numbers.push_back({value, std::max(range.width, std::to_string(value).size())});
-      }
-    if (!further) {
-      name.shape += kNumber;
-      name.places.push_back(std::move(numbers));
-      return;
-    }
-    std::vector<Number> whole;
-    for (const Number& front : name.places.back())
-      for (const Number& back : numbers) {
-        if (front.width + back.width > kMostDigits) too_large(front.text() + back.text());
-        Number& number = whole.emplace_back(Number{front.value, front.width + back.width});
-        for (std::size_t d = 0; d < back.width; ++d) number.value *= 10;
-        number.value += back.value;
-      }
-    name.places.back() = std::move(whole);
   }
 
-  // Adds the nodes of a name; the last number changes fastest.
-  void add_nodes(const Name& name) {
-    const auto [at, is_new] = shape_numbers_.emplace(name.shape, shapes_.size());
-    if (is_new) {
-      shapes_.push_back(name.shape);
-      places_.push_back(name.places.size());
-    }
-    std::vector<std::size_t> turn(name.places.size());
-    for (std::int64_t n = 0; n < name.nodes; ++n) {
-      nodes_.push_back({at->second, numbers_.size()});
-      for (std::size_t place = 0; place < turn.size(); ++place) numbers_.push_back(name.places[place][turn[place]]);
-      for (std::size_t place = turn.size(); place-- > 0;) {
-        if (++turn[place] < name.places[place].size()) break;
-        turn[place] = 0;
-      }
-    }
+  // Appends each number of the ranges to each of the names.
+  void append(const std::vector<Range>& ranges, std::vector<std::string>& names) const {
+    std::int64_t numbers = 0;
+    for (const Range& range : ranges) numbers += range.size();
+    check_length(numbers, names.size());
+    std::vector<std::string> longer;
+    for (const std::string& name : names)
+      for (const Range& range : ranges)
+        for (std::int64_t k = 0; k < range.size(); ++k)
+          longer.push_back(fmt::format("{}{:0{}}", name, range.first + k * range.step, range.width));
+    names = std::move(longer);
   }
 
   // Looks for a range without brackets. cn001-cn004 is one. node1-4 may be one: check_ranges() decides, by whether
@@ -438,7 +391,7 @@ class NodeList {
           (shape == shape_of(right) || shape == shape_of(right.substr(0, right.find('.')))))
         refuse_range(name, left.substr(0, left.find('.')).find_last_not_of("0123456789") + 1, dash);
     }
-    const std::string_view host = name.substr(0, name.find('.'));
+    const std::string_view host = host_of(name);
     const std::size_t dash = host.find_last_of('-');
     if (dash == std::string_view::npos || dash == 0 || !digit(host[dash - 1])) return;
     const std::string_view last = host.substr(dash + 1);
@@ -471,51 +424,25 @@ class NodeList {
     refuse_range(range_like_.front().name, range_like_.front().begin, range_like_.front().dash);
   }
 
-  std::size_t places_of(const Node& node) const { return places_[node.shape]; }
-  bool is_bare(const Node& node) const { return shapes_[node.shape].size() == 1; }
-  std::int64_t last_number(const Node& node) const { return numbers_[node.begin + places_of(node) - 1].value; }
-
-  std::string name_of(const Node& node) const {
-    std::string name;
-    std::size_t place = node.begin;
-    for (const char c : shapes_[node.shape]) c == kNumber ? name += numbers_[place++].text() : name += c;
-    return name;
-  }
-
   // Names that repeat (once per rank or core) count once; their slots add up.
   void count_once() {
-    std::vector<std::size_t> order(nodes_.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    const auto compare = [&](std::size_t a, std::size_t b) {
-      const Node &x = nodes_[a], &y = nodes_[b];
-      if (x.shape != y.shape) return x.shape <=> y.shape;
-      const auto at = [&](const Node& n) { return numbers_.begin() + static_cast<std::ptrdiff_t>(n.begin); };
-      const auto places = static_cast<std::ptrdiff_t>(places_of(x));
-      return std::lexicographical_compare_three_way(at(x), at(x) + places, at(y), at(y) + places);
-    };
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return compare(a, b) < 0; });
-    std::vector<bool> again(nodes_.size());
-    for (std::size_t i = 1, first = 0; i < order.size(); ++i) {
-      if (compare(order[first], order[i]) != 0 || is_bare(nodes_[order[i]])) {
-        first = i;
-        continue;
-      }
-      again[order[i]] = true;
-      nodes_[order[first]].slots += nodes_[order[i]].slots;
-      nodes_[order[first]].count += nodes_[order[i]].count;
-      nodes_[order[first]].times += nodes_[order[i]].times;
+    std::unordered_map<std::string_view, Node*> met;
+    for (Node& node : nodes_) {
+      if (node.is_bare()) continue;
+      const auto [at, is_new] = met.emplace(node.name, &node);
+      if (is_new) continue;
+      at->second->slots += node.slots;
+      at->second->count += node.count;
+      at->second->times += std::exchange(node.times, 0);
     }
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < nodes_.size(); ++i)
-      if (!again[i]) nodes_[kept++] = nodes_[i];
-    nodes_.resize(kept);
+    std::erase_if(nodes_, [](const Node& node) { return node.times == 0; });
   }
 
   void check_slots() const {
     for (const Node& node : nodes_)
       if (node.slots > 0 && rules_.devices_per_node > 0 && node.slots != rules_.devices_per_node)
         throw InputError(
-            where_, fmt::format("{} slots on {}", node.slots, name_of(node)),
+            where_, fmt::format("{} slots on {}", node.slots, node.name),
             fmt::format("{}, the devices of a node (cluster.devices_per_node), or no slots if they count cores",
                         rules_.devices_per_node));
   }
@@ -532,29 +459,30 @@ class NodeList {
     const bool rest_alike = std::all_of(rest, nodes_.end(), [&](const Node& n) { return of(n) == of(*rest); });
     if (rest_alike && of(first) == 1 && of(*rest) > 1 && !slotted)
       throw InputError(
-          where_, fmt::format("1 slot on {} and {} on {}", name_of(first), of(*rest), name_of(*rest)),
+          where_, fmt::format("1 slot on {} and {} on {}", first.name, of(*rest), rest->name),
           fmt::format("equally many on every host: {} differs; leave it out if it is the launch host, which "
                       "runs no ranks",
-                      name_of(first)));
+                      first.name));
     if (!counted) return;
     const auto other =
         std::find_if(rest, nodes_.end(), [&](const Node& n) { return n.count > 0 && n.count != first.count; });
     if (first.count == 0 || other == nodes_.end()) return;
     const Node& odd = rest_alike ? first : *other;
     throw InputError(
-        where_, fmt::format("{} slots on {} and {} on {}", first.count, name_of(first), other->count, name_of(*other)),
+        where_, fmt::format("{} slots on {} and {} on {}", first.count, first.name, other->count, other->name),
         fmt::format(
             "equally many on every host: {} differs; leave out the launch host, which runs no ranks, or give names "
             "alone",
-            name_of(odd)));
+            odd.name));
   }
 
   std::vector<std::int64_t> numbers() const {
     std::vector<std::int64_t> list;
     list.reserve(nodes_.size());
-    for (const Node& node : nodes_) list.push_back(last_number(node));
+    for (const Node& node : nodes_) list.push_back(node.last_number());
     if (!differ(list)) {
-      if (shapes_.size() > 1) refuse_equal_numbers();
+      const std::string shape = nodes_.front().shape();
+      if (std::ranges::any_of(nodes_, [&](const Node& node) { return node.shape() != shape; })) refuse_equal_numbers();
       list = by_digits(std::move(list));
     }
     for (const std::int64_t number : list)
@@ -570,60 +498,55 @@ class NodeList {
   [[noreturn]] void refuse_equal_numbers() const {
     std::unordered_map<std::int64_t, const Node*> seen;
     for (const Node& node : nodes_) {
-      const auto [at, is_new] = seen.emplace(last_number(node), &node);
-      if (is_new || at->second->shape == node.shape) continue;
-      throw InputError(where_,
-                       fmt::format("{} and {}, which differ only in their prefix", name_of(*at->second), name_of(node)),
+      const auto [at, is_new] = seen.emplace(node.last_number(), &node);
+      if (is_new || at->second->shape() == node.shape()) continue;
+      throw InputError(where_, fmt::format("{} and {}, which differ only in their prefix", at->second->name, node.name),
                        "a different number for each node of the fabric: prefixes are ignored (an array of numbers can "
                        "place nodes of several names)");
     }
     throw InputError(
-        where_, fmt::format("{} among names of other forms", name_of(nodes_.front())),
+        where_, fmt::format("{} among names of other forms", nodes_.front().name),
         "names of one form, or a different last number in each (an array of numbers can place such nodes)");
   }
 
   // For names of one form whose last numbers repeat: the numbers that differ count like the digits of one number.
   std::vector<std::int64_t> by_digits(std::vector<std::int64_t> list) const {
-    const std::size_t places = places_of(nodes_.front());
-    std::vector<std::size_t> digits;
-    std::vector<std::int64_t> least, most;
-    bool zeros = true;
-    for (std::size_t place = 0; place < places; ++place) {
-      const auto [low, high] = std::minmax_element(nodes_.begin(), nodes_.end(), [&](const Node& a, const Node& b) {
-        return numbers_[a.begin + place].value < numbers_[b.begin + place].value;
-      });
-      const std::int64_t from = numbers_[low->begin + place].value, to = numbers_[high->begin + place].value;
-      if (from == to) continue;
-      digits.push_back(place);
-      least.push_back(from);
-      most.push_back(to);
-      zeros = zeros && from == 0;
+    std::vector<std::vector<std::int64_t>> numbers;
+    for (const Node& node : nodes_) numbers.push_back(numbers_of(node.name));
+    struct Digit {
+      std::size_t place;
+      std::int64_t least, most;
+    };
+    std::vector<Digit> digits;
+    for (std::size_t place = 0; place < numbers.front().size(); ++place) {
+      const auto at_place = [place](const std::vector<std::int64_t>& of_name) { return of_name[place]; };
+      const auto [low, high] = std::ranges::minmax_element(numbers, {}, at_place);
+      if ((*low)[place] != (*high)[place]) digits.push_back({place, (*low)[place], (*high)[place]});
     }
     if (digits.empty()) return list;  // bare numbers that repeat
     if (digits.size() == 1) {
-      for (std::size_t n = 0; n < list.size(); ++n) list[n] = numbers_[nodes_[n].begin + digits[0]].value;
+      for (std::size_t n = 0; n < list.size(); ++n) list[n] = numbers[n][digits[0].place];
       return list;
     }
-    if (!rules_.first && !zeros)
+    if (!rules_.first && std::ranges::any_of(digits, [](const Digit& d) { return d.least != 0; }))
       throw InputError(
-          where_,
-          fmt::format("{} numbers in each name (\"{}\") and no \"first\"", digits.size(), name_of(nodes_.front())),
+          where_, fmt::format("{} numbers in each name (\"{}\") and no \"first\"", digits.size(), nodes_.front().name),
           "\"first\" as well, the number from which each of them counts: 1 or 0");
     const std::int64_t first = rules_.first.value_or(0);
     std::int64_t whole = 1;
-    for (std::size_t d = 0; d < digits.size(); ++d) {
-      if (least[d] < first)
-        throw InputError(where_, fmt::format("{} in names such as {}", least[d], name_of(nodes_.front())),
+    for (const Digit& d : digits) {
+      if (d.least < first)
+        throw InputError(where_, fmt::format("{} in names such as {}", d.least, nodes_.front().name),
                          fmt::format("numbers from {} (\"first\") on", first));
-      if (most[d] >= rules_.most || (d > 0 && most[d] - first + 1 > rules_.most / whole))
-        throw InputError(where_, fmt::format("{} numbers up to {} in each name", digits.size(), most[d]),
+      const bool leads = &d == &digits.front();
+      if (d.most >= rules_.most || (!leads && d.most - first + 1 > rules_.most / whole))
+        throw InputError(where_, fmt::format("{} numbers up to {} in each name", digits.size(), d.most),
                          fmt::format("names that count fewer than {} nodes", rules_.most));
-      whole *= d > 0 ? most[d] - first + 1 : 1;
+      if (!leads) whole *= d.most - first + 1;
     }
     for (std::size_t n = 0; n < list.size(); ++n) {
       list[n] = 0;
-      for (std::size_t d = 0; d < digits.size(); ++d)
-        list[n] = list[n] * (most[d] - first + 1) + numbers_[nodes_[n].begin + digits[d]].value - first;
+      for (const Digit& d : digits) list[n] = list[n] * (d.most - first + 1) + numbers[n][d.place] - first;
       list[n] += first;
     }
     return list;
@@ -640,10 +563,6 @@ class NodeList {
   NodeListRules rules_;
   const InputError::Where& where_;
   std::vector<Node> nodes_;
-  std::vector<Number> numbers_;  // the numbers of all names
-  std::vector<std::string> shapes_;
-  std::vector<std::size_t> places_;  // by shape: numbers in a name
-  std::unordered_map<std::string, std::size_t> shape_numbers_;
   std::vector<RangeLike> range_like_;
   std::size_t last_item_ = 0;  // index of the first node of the last name read
   bool after_comma_ = false;

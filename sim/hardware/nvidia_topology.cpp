@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <optional>
 #include <utility>
 
@@ -91,12 +90,8 @@ class NvidiaParser {
   explicit NvidiaParser(std::string file) : file_(std::move(file)) {}
 
   NodeTopology parse(std::string_view text) {
-    while (!text.empty() && !done_) {
-      const std::size_t end = std::min(text.find('\n'), text.size());
+    for (std::optional<std::string_view> line; !done_ && (line = next_line(text)); read_line(topology_words(*line)))
       ++line_;
-      read_line(topology_words(text.substr(0, end)));
-      text.remove_prefix(std::min(end + 1, text.size()));
-    }
     if (columns_.empty())
       fail("no line of column names",
            "a line \"GPU0 GPU1 ...\", as nvidia-smi topo -m prints, or what rocm-smi --showtopo or amd-smi topology "

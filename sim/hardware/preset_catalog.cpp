@@ -31,11 +31,12 @@ PresetCatalog::PresetCatalog(std::string_view prefix, std::string expected) : ex
         json.erase(at);
       }
       entries_.emplace(
-          name, Entry{std::make_shared<const nlohmann::json>(std::move(json)), {std::string(file.path), '/' + name}});
+          name,
+          Entry{name, std::make_shared<const nlohmann::json>(std::move(json)), {std::string(file.path), '/' + name}});
     }
   }
   const auto add = [&](const std::string& name, const std::string& canonical) {
-    if (!by_folded_name_.emplace(folded(name), &entries_.find(canonical)->first).second)
+    if (!by_folded_name_.emplace(folded(name), &entries_.at(canonical)).second)
       throw std::logic_error("two presets are called " + name);
     known_.push_back(name);
   };
@@ -45,10 +46,8 @@ PresetCatalog::PresetCatalog(std::string_view prefix, std::string expected) : ex
 
 const PresetCatalog::Entry* PresetCatalog::find(std::string_view name) const {
   const auto at = by_folded_name_.find(folded(name));
-  return at == by_folded_name_.end() ? nullptr : &entries_.at(*at->second);
+  return at == by_folded_name_.end() ? nullptr : at->second;
 }
-
-const std::string& PresetCatalog::canonical(std::string_view name) const { return *by_folded_name_.at(folded(name)); }
 
 const PresetCatalog::Entry& PresetCatalog::at(std::string_view name, const InputError::Where& where) const {
   if (const Entry* entry = find(name)) return *entry;

@@ -16,6 +16,7 @@ namespace orrery {
 class PresetCatalog {
  public:
   struct Entry {
+    std::string name;                            // canonical, not an alias
     std::shared_ptr<const nlohmann::json> json;  // without "aliases"
     InputError::Where where;
   };
@@ -28,15 +29,13 @@ class PresetCatalog {
   const Entry* find(std::string_view name) const;
   // Throws InputError at `where` if there is no such preset.
   const Entry& at(std::string_view name, const InputError::Where& where) const;
-  // The canonical name of a name or alias. REQUIRES: find(name) != nullptr.
-  const std::string& canonical(std::string_view name) const;
 
   std::vector<std::string> names() const;
   const std::vector<std::string>& names_and_aliases() const { return known_; }
 
  private:
   std::map<std::string, Entry> entries_;
-  std::unordered_map<std::string, const std::string*> by_folded_name_;  // folded name or alias -> key of entries_
+  std::unordered_map<std::string, const Entry*> by_folded_name_;  // by folded name or alias
   std::vector<std::string> known_;
   std::string expected_;
 };

@@ -34,8 +34,7 @@ void read_usual_nodes(JsonReader& reader, std::vector<std::string>& usual_nodes)
     InputError::Where where = reader.at("usual_nodes");
     where.pointer += '/' + std::to_string(i);
     const std::string& name = preset_name((*json)[i], where, "node");
-    node_catalog().at(name, where);
-    usual_nodes.push_back(node_catalog().canonical(name));
+    usual_nodes.push_back(node_catalog().at(name, where).name);
   }
 }
 
@@ -79,6 +78,13 @@ Node node_of(const Json& json, const InputError::Where& where, Node start, Devic
   return node;
 }
 
+template <class Preset>
+Preset named(const std::string& name) {
+  Preset preset;
+  preset.name = name;
+  return preset;
+}
+
 }  // namespace
 
 std::vector<std::string> device_names() { return device_catalog().names(); }
@@ -88,29 +94,23 @@ std::vector<std::string> cluster_names() { return cluster_catalog().names(); }
 
 Device find_device(std::string_view name, const InputError::Where& where) {
   const auto& entry = device_catalog().at(name, where);
-  Device start;
-  start.name = device_catalog().canonical(name);
-  return device_of(*entry.json, entry.where, std::move(start));
+  return device_of(*entry.json, entry.where, named<Device>(entry.name));
 }
 
 Node find_node(std::string_view name, const InputError::Where& where) {
   const auto& entry = node_catalog().at(name, where);
-  Node start;
-  start.name = node_catalog().canonical(name);
-  return node_of(*entry.json, entry.where, std::move(start), nullptr);
+  return node_of(*entry.json, entry.where, named<Node>(entry.name), nullptr);
 }
 
 Fabric find_fabric(std::string_view name, const InputError::Where& where) {
   const auto& entry = fabric_catalog().at(name, where);
-  Fabric start;
-  start.name = fabric_catalog().canonical(name);
-  return read_fabric(*entry.json, entry.where, start);
+  return read_fabric(*entry.json, entry.where, named<Fabric>(entry.name));
 }
 
 Cluster find_cluster(std::string_view name, const InputError::Where& where) {
   const auto& entry = cluster_catalog().at(name, where);
   Cluster cluster = read_cluster(*entry.json, entry.where);
-  cluster.name = cluster_catalog().canonical(name);
+  cluster.name = entry.name;
   return cluster;
 }
 

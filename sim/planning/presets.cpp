@@ -99,7 +99,7 @@ template <class Preset>
 Preset of_name(const std::string& name, const InputError::Where& where) {
   const PresetCatalog::Entry& entry = catalog<Preset>().at(name, where);
   auto preset = read_object<Preset>(*entry.json, entry.where);
-  preset.name = catalog<Preset>().canonical(name);
+  preset.name = entry.name;
   return preset;
 }
 

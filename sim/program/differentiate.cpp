@@ -1,4 +1,6 @@
-// Reverse-mode differentiation of a piece. One rule per op kind; gradients keep the name of their tensor.
+// Reverse-mode differentiation of a piece, by the rules of op_traits.h; gradients keep the name of their tensor.
+#include <algorithm>
+#include <bit>
 #include <stdexcept>
 #include <string>
 
@@ -118,21 +120,17 @@ class Differentiator {
       return;
     }
     const TensorId sum = like(id);
-    Op& op = emit(OpKind::add, Phase::input_gradient, "gradient_sum");
+    Op& op = piece_.backward.ops.emplace_back();
+    op.kind = OpKind::add;
+    op.phase = Phase::input_gradient;
+    op.name = "gradient_sum";
     op.reads[0] = gradient_[id];
     op.reads[1] = gradient;
     op.writes[0] = sum;
     gradient_[id] = sum;
   }
 
-  Op& emit(OpKind kind, Phase phase, const char* name) {
-    Op& op = piece_.backward.ops.emplace_back();
-    op.kind = kind;
-    op.phase = phase;
-    op.name = name;
-    return op;
-  }
-  Op& emit_like(const Op& forward, OpKind kind, Phase phase) {
+  Op& emit(const Op& forward, OpKind kind, Phase phase) {
     Op& op = piece_.backward.ops.emplace_back(forward);
     op.kind = kind;
     op.phase = phase;
@@ -141,224 +139,74 @@ class Differentiator {
     return op;
   }
 
-  void bias_gradient(const Op& forward, TensorId bias, TensorId dy) {
-    if (bias == kNoTensor) return;
-    const TensorId db = target(bias);
-    Op& op = emit_like(forward, OpKind::bias_gradient, phase_of(bias));
-    op.reads[0] = dy;
-    op.writes[0] = db;
-    contribute(bias, db);
-  }
-
-  // The phase of a bias's or table's gradient. If it is an activation, its gradient leads further back.
+  // The phase of a weight's, bias's or table's gradient. If it is an activation, its gradient leads further back.
   Phase phase_of(TensorId id) const { return is_parameter(id) ? Phase::weight_gradient : Phase::input_gradient; }
 
-  void reverse(const Op& op) {  // an op of the forward, which does not grow during this
-    const TensorId dy = op.writes[0] == kNoTensor ? kNoTensor : gradient_[op.writes[0]];
-    const OpTraits& traits = traits_of(op.kind);
-    const bool is_loss = traits.derivative == Derivative::cross_entropy || traits.derivative == Derivative::router_loss;
-    if (dy == kNoTensor && !is_loss) return;  // no op downstream needs it
+  static TensorId read_by(const Op& forward, Source source, TensorId dy) {
+    const auto behind = [&](Source first) {
+      return static_cast<std::size_t>(source) - static_cast<std::size_t>(first);
+    };
+    if (source >= Source::write0) return forward.writes[behind(Source::write0)];
+    if (source >= Source::read0) return forward.reads[behind(Source::read0)];
+    return source == Source::dy ? dy : kNoTensor;
+  }
 
-    switch (traits.derivative) {
-      case Derivative::linear: {
-        if (needs_[op.reads[0]]) {
-          const TensorId dx = target(op.reads[0]);
-          Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-          g.reads[0] = dy;
-          g.reads[1] = op.reads[1];
-          g.writes[0] = dx;
-          contribute(op.reads[0], dx);
-        }
-        const TensorId dw = target(op.reads[1]);
-        Op& g = emit_like(op, OpKind::linear_weight_gradient, Phase::weight_gradient);
-        g.reads[0] = op.reads[0];
-        g.reads[1] = dy;
-        g.writes[0] = dw;
-        contribute(op.reads[1], dw);
-        bias_gradient(op, op.reads[2], dy);
-        break;
-      }
-      case Derivative::batched_matmul: {
-        // c = a b or a bᵀ:  da = dc bᵀ or dc b;  db = aᵀ dc or dcᵀ a.
-        const TensorId a = op.reads[0], b = op.reads[1];
-        const TensorId da = target(a);
-        Op& ga = emit_like(op, traits.backward, Phase::input_gradient);
-        ga.reads = {dy, b, kNoTensor, kNoTensor, kNoTensor, kNoTensor};
-        ga.transpose_b = !op.transpose_b;
-        ga.writes[0] = da;
-        contribute(a, da);
-        const TensorId db = target(b);
-        Op& gb = emit_like(op, traits.backward, Phase::input_gradient);
-        gb.reads[0] = op.transpose_b ? dy : a;
-        gb.reads[1] = op.transpose_b ? a : dy;
-        gb.transpose_a = true;
-        gb.transpose_b = false;
-        gb.writes[0] = db;
-        contribute(b, db);
-        break;
-      }
-      case Derivative::attention: {
-        const TensorId d0 = target(op.reads[0]);
-        const TensorId d1 = op.reads[1] == kNoTensor ? kNoTensor : target(op.reads[1]);
-        const TensorId dbias = op.reads[2] == kNoTensor ? kNoTensor : target(op.reads[2]);
-        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-        g.reads = {dy, op.writes[0], op.writes[1], op.reads[0], op.reads[1], op.reads[2]};
-        g.writes = {d0, d1, dbias, kNoTensor};
-        contribute(op.reads[0], d0);
-        contribute(op.reads[1], d1);
-        contribute(op.reads[2], dbias);
-        break;
-      }
-      case Derivative::of_dy:
-        unary(op, traits.backward, dy, kNoTensor);
-        break;
-      case Derivative::of_dy_or_two:
-        one_or_two_inputs(op, traits.backward, dy);
-        break;
-      case Derivative::of_dy_and_y:
-        unary(op, traits.backward, dy, op.writes[0]);
-        break;
-      case Derivative::of_dy_and_mask:
-        unary(op, traits.backward, dy, op.writes[1]);
-        break;
-      case Derivative::norm: {
-        const TensorId dx = target(op.reads[0]), dw = target(op.reads[1]);
-        const TensorId db = op.reads[2] == kNoTensor ? kNoTensor : target(op.reads[2]);
-        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-        g.reads = {dy, op.reads[0], op.reads[1], op.writes[1], kNoTensor, kNoTensor};
-        g.writes = {dx, dw, db, kNoTensor};
-        contribute(op.reads[0], dx);
-        contribute(op.reads[1], dw);
-        contribute(op.reads[2], db);
-        break;
-      }
-      case Derivative::activation: {
-        const TensorId dx = target(op.reads[0]), weights = op.reads[2];
-        const TensorId dweights = weights == kNoTensor ? kNoTensor : target(weights);
-        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-        g.reads = {dy, op.reads[0], op.reads[1], weights, kNoTensor, kNoTensor};
-        g.writes = {dx, dweights, kNoTensor, kNoTensor};
-        contribute(op.reads[0], dx);
-        contribute(weights, dweights);
-        bias_gradient(op, op.reads[1], dx);
-        break;
-      }
-      case Derivative::dropout_add: {
-        contribute(op.reads[1], dy);  // the residual's gradient is dy itself
-        const TensorId dx = target(op.reads[0]);
-        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-        g.reads[0] = dy;
-        g.reads[1] = op.writes[1];
-        g.writes[0] = dx;
-        contribute(op.reads[0], dx);
-        bias_gradient(op, op.reads[2], dx);
-        break;
-      }
-      case Derivative::add:
-        contribute(op.reads[1], dy);
-        contribute(op.reads[0], dy);
-        bias_gradient(op, op.reads[2], dy);
-        break;
-      case Derivative::multiply:
-        for (const int side : {0, 1}) {
-          const TensorId d = target(op.reads[side]);
-          Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-          g.reads[0] = dy;
-          g.reads[1] = op.reads[1 - side];
-          g.writes[0] = d;
-          contribute(op.reads[side], d);
-        }
-        break;
-      case Derivative::embedding: {
-        const TensorId dt = target(op.reads[1]);
-        Op& g = emit_like(op, traits.backward, phase_of(op.reads[1]));
-        g.reads[0] = op.reads[0];
-        g.reads[1] = dy;
-        g.writes[0] = dt;
-        contribute(op.reads[1], dt);
-        break;
-      }
-      case Derivative::cross_entropy: {
-        const TensorId dl = target(op.reads[0]);
-        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-        g.reads = {op.reads[0], op.reads[1], op.writes[0], kNoTensor, kNoTensor, kNoTensor};
-        g.writes[0] = dl;
-        contribute(op.reads[0], dl);
-        break;
-      }
-      case Derivative::route: {
-        const TensorId dl = target(op.reads[0]);
-        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-        g.reads = {dy, op.reads[0], op.writes[1], kNoTensor, kNoTensor, kNoTensor};
-        g.writes[0] = dl;
-        contribute(op.reads[0], dl);
-        break;
-      }
-      case Derivative::permute: {
-        const TensorId dx = target(op.reads[0]);
-        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-        g.reads = {dy, op.reads[1], kNoTensor, kNoTensor, kNoTensor, kNoTensor};
-        g.writes[0] = dx;
-        contribute(op.reads[0], dx);
-        break;
-      }
-      case Derivative::unpermute: {
-        const TensorId drows = target(op.reads[0]), weights = op.reads[2];
-        const TensorId dweights = weights == kNoTensor ? kNoTensor : target(weights);
-        Op& g = emit_like(op, weights == kNoTensor ? OpKind::permute : traits.backward, Phase::input_gradient);
-        if (weights == kNoTensor)
-          g.reads = {dy, op.reads[1], kNoTensor, kNoTensor, kNoTensor, kNoTensor};
-        else
-          g.reads = {dy, op.reads[0], op.reads[1], weights, kNoTensor, kNoTensor};
-        g.writes = {drows, dweights, kNoTensor, kNoTensor};
-        contribute(op.reads[0], drows);
-        contribute(weights, dweights);
-        break;
-      }
-      case Derivative::noise: {
-        contribute(op.reads[0], dy);
-        const TensorId dd = target(op.reads[1]);
-        Op& g = emit(traits.backward, Phase::input_gradient, op.name);
-        g.reads[0] = dy;
-        g.reads[1] = op.writes[1];
-        g.writes[0] = dd;
-        contribute(op.reads[1], dd);
-        break;
-      }
-      case Derivative::router_loss: {
-        const TensorId dl = target(op.reads[0]);
-        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-        g.reads[0] = op.reads[0];
-        g.reads[1] = op.reads[1];
-        g.writes[0] = dl;
-        contribute(op.reads[0], dl);
-        break;
-      }
-      case Derivative::none:
-        throw std::logic_error(std::string("differentiate: no rule for ") + traits.name + ": " + traits.why_none);
+  // Emits an op of a derivative. Returns the first gradient that it writes.
+  TensorId emit(const Op& forward, const DerivativeOp& rule, TensorId dy) {
+    std::array<TensorId, 4> of{}, gradients{kNoTensor, kNoTensor, kNoTensor, kNoTensor};  // by result of the op
+    std::size_t results = 0;
+    bool needed = false;
+    for (std::size_t i = 0; rule.of >> i != 0; ++i) {
+      if (!has_operand(rule.of, i)) continue;
+      of[results++] = forward.reads[i];
+      needed = needed || (forward.reads[i] != kNoTensor && needs_[forward.reads[i]]);
     }
+    if (!needed) return kNoTensor;
+    for (std::size_t i = 0; i < results; ++i)
+      if (of[i] != kNoTensor) gradients[i] = target(of[i]);
+    Op& op = emit(forward, rule.kind, rule.of_weights ? phase_of(of[0]) : Phase::input_gradient);
+    for (std::size_t i = 0; i < op.reads.size() && rule.reads[i] != Source::none; ++i)
+      op.reads[i] = read_by(forward, rule.reads[i], dy);
+    op.writes = gradients;
+    if (forward.kind == OpKind::batched_matmul) transpose(forward, has_operand(rule.of, 0), op);
+    for (std::size_t i = 0; i < results; ++i) contribute(of[i], gradients[i]);
+    return gradients[0];
   }
 
-  // dx = f'(dy, saved)
-  void unary(const Op& op, OpKind kind, TensorId dy, TensorId saved) {
-    if (!needs_[op.reads[0]]) return;
-    const TensorId dx = target(op.reads[0]);
-    Op& g = emit_like(op, kind, Phase::input_gradient);
-    g.reads[0] = dy;
-    g.reads[1] = saved;
-    g.writes[0] = dx;
-    contribute(op.reads[0], dx);
+  // c = a b or a bᵀ:  da = dc bᵀ or dc b;  db = aᵀ dc or dcᵀ a.
+  static void transpose(const Op& forward, bool of_a, Op& op) {
+    op.transpose_a = !of_a;
+    op.transpose_b = of_a && !forward.transpose_b;
+    if (!of_a && forward.transpose_b) std::swap(op.reads[0], op.reads[1]);
   }
-  // For an op that reads x, or x and a tensor that is put beside or into it (latent attention's shared key, a class
-  // token).
-  void one_or_two_inputs(const Op& op, OpKind kind, TensorId dy) {
-    if (op.reads[1] == kNoTensor) return unary(op, kind, dy, kNoTensor);
-    const TensorId d0 = target(op.reads[0]), d1 = target(op.reads[1]);
-    Op& g = emit_like(op, kind, Phase::input_gradient);
-    g.reads[0] = dy;
-    g.writes = {d0, d1, kNoTensor, kNoTensor};
-    contribute(op.reads[0], d0);
-    contribute(op.reads[1], d1);
+
+  // A loss has no gradient that comes from behind it.
+  static bool is_loss(const Derivative& rule) {
+    return rule.passes == 0 && rule.ops[0].kind != OpKind::end &&
+           std::ranges::find(rule.ops[0].reads, Source::dy) == rule.ops[0].reads.end();
+  }
+
+  void reverse(const Op& op) {  // an op of the forward, which does not grow during this
+    const OpTraits& traits = traits_of(op.kind);
+    const Derivative& rule = traits.derivative;
+    const TensorId dy = op.writes[0] == kNoTensor ? kNoTensor : gradient_[op.writes[0]];
+    if (dy == kNoTensor && !is_loss(rule)) return;  // no op downstream needs it
+    if (traits.why_none != nullptr)
+      throw std::logic_error(std::string("differentiate: no rule for ") + traits.name + ": " + traits.why_none);
+    for (int i = std::bit_width(rule.passes); i-- > 0;)
+      if (has_operand(rule.passes, static_cast<std::size_t>(i))) contribute(op.reads[static_cast<std::size_t>(i)], dy);
+    if (op.kind == OpKind::unpermute && op.reads[2] == kNoTensor) {  // without weights
+      emit(op, {OpKind::permute, {Source::dy, Source::read1}, 0b1}, dy);
+      return;
+    }
+    const TensorId dx = emit(op, rule.ops[0], dy);
+    if (rule.ops[1].kind != OpKind::end) emit(op, rule.ops[1], dy);
+    if (rule.bias < 0 || op.reads[static_cast<std::size_t>(rule.bias)] == kNoTensor) return;
+    const TensorId bias = op.reads[static_cast<std::size_t>(rule.bias)], db = target(bias);
+    Op& sum = emit(op, OpKind::bias_gradient, phase_of(bias));
+    sum.reads[0] = rule.bias_of_dx ? dx : dy;
+    sum.writes[0] = db;
+    contribute(bias, db);
   }
 
   Piece& piece_;

@@ -56,21 +56,14 @@ class Division {
   constexpr bool empty() const { return digits_ == 0; }
   // Returns the n-th digit, or -1.
   constexpr int digit(int n) const { return static_cast<int>(digits_ >> (4 * n) & 0xf) - 1; }
-  // Both functions add the digits of a group: append() as the minor ones, prepend() as the major ones. Among them, the
-  // digit with the largest stride is the major one, so that parts are in the order of the group's ranks. Both throw
-  // std::logic_error for more than kMost digits.
+  // Adds the digits of a group as the minor ones. Among them, the digit with the largest stride is the major one, so
+  // that parts are in the order of the group's ranks. Throws std::logic_error for more than kMost digits.
   void append(MeshGroup minor) {
     for (unsigned bits = minor.bits(); bits != 0;) {
       const int outermost = std::bit_width(bits) - 1;
       push_back(outermost);
       bits &= ~(1u << outermost);
     }
-  }
-  void prepend(MeshGroup major) {
-    const Division minor = *this;
-    digits_ = 0;
-    append(major);
-    for (int n = 0; n < minor.count(); ++n) push_back(minor.digit(n));
   }
   // Whether append(minor) would give a division of at most kMost digits, none of them twice.
   constexpr bool has_room_for(MeshGroup minor) const {

@@ -92,4 +92,16 @@ std::int64_t Mesh::coordinate(std::int64_t rank, MeshGroup group) const {
   return at;
 }
 
+std::vector<std::int64_t> Mesh::offsets(MeshGroup group) const {
+  std::vector<std::int64_t> ranks{0};
+  ranks.reserve(static_cast<std::size_t>(size(group)));
+  for (std::size_t d = 0; d < count_; ++d) {
+    if (!group.contains(static_cast<int>(d))) continue;
+    const std::size_t inner = ranks.size();
+    for (std::int64_t c = 1; c < digits_[d].size; ++c)
+      for (std::size_t i = 0; i < inner; ++i) ranks.push_back(ranks[i] + c * digits_[d].stride);
+  }
+  return ranks;
+}
+
 }  // namespace orrery

@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace orrery {
 
@@ -76,6 +77,13 @@ class Mesh {
   // The place of `rank` among the ranks of its group, which are ordered as ranks are.
   std::int64_t coordinate(std::int64_t rank, MeshGroup group) const;
   std::int64_t coordinate(std::int64_t rank, MeshAxis axis) const { return coordinate(rank, group(axis)); }
+  // The ranks that differ from rank 0 in these digits only, in the order of their coordinates: what the members of any
+  // group over them are behind its first rank.
+  std::vector<std::int64_t> offsets(MeshGroup group) const;
+  // All digits but these.
+  MeshGroup digits_beside(MeshGroup group) const {
+    return MeshGroup::from_bits(static_cast<std::uint16_t>((1u << count_) - 1)).without(group);
+  }
 
  private:
   // The first digit that begins `inner` ranks out, not counting pp; a digit is cut there if necessary. -1: impossible.

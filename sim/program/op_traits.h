@@ -132,37 +132,32 @@ enum class MovedBytes : std::uint8_t {
   source,    // the tensor that a copy reads
 };
 
-// How differentiate() reverses an op.
-enum class Derivative : std::uint8_t {
-  none,            // no rule; `why_none` gives the reason
-  linear,          // an input-gradient op, a weight-gradient op, a bias-gradient op
-  batched_matmul,  // two matrix products
-  attention,       // from the context, its log-sum-exp and the operands
-  norm,            // from x, the weight and the statistics
-  activation,      // from x before its bias; and a bias gradient
-  dropout_add,     // of the residual: dy; of x: from dy and the mask; and a bias gradient
-  add,             // dy itself; and a bias gradient
-  multiply,        // dy times the other operand
-  embedding,       // the gradient of the table's rows
-  cross_entropy,   // from the logits and the statistics
-  of_dy,           // dx from dy alone
-  of_dy_or_two,    // as of_dy; with a second operand also its gradient
-  of_dy_and_y,     // dx from dy and the result y
-  of_dy_and_mask,  // dx from dy and the second result, a mask
-  route,           // from dweights, the logits and the choices
-  permute,         // from dy and the choices
-  unpermute,       // as permute; with weights also from the rows, and a gradient of the weights
-  noise,           // of the logits: dy; of the deviations: dy times the second result
-  router_loss,     // from the operands
-};
-
 // Sets of operands: bit i is the i-th read or write of an op.
 using OperandMask = std::uint8_t;
+
+// What an op of a derivative reads: the gradient of the first result, or an operand or a result of the op itself.
+enum class Source : std::uint8_t { none, dy, read0, read1, read2, write0, write1 };
+
+// An op of a derivative. It writes the gradients of the operands `of`, and is left out if nothing needs these.
+struct DerivativeOp {
+  OpKind kind = OpKind::end;
+  std::array<Source, 6> reads{};
+  OperandMask of = 0;
+  bool of_weights = false;  // if the operand is a parameter, its phase is that of weight gradients
+};
+
+// How differentiate() reverses an op.
+struct Derivative {
+  std::array<DerivativeOp, 2> ops{};
+  OperandMask passes = 0;   // operands whose gradient is dy itself
+  std::int8_t bias = -1;    // the operand whose gradient is the sum over the rows of dy, ...
+  bool bias_of_dx = false;  // ... or of the gradient that the first op writes
+};
 
 struct OpTraits {
   OpKind kind;
   const char* name;
-  OpClass op_class;
+  OpClass op_class = OpClass::memory_bound;
   MovedBytes moved = MovedBytes::operands;
 
   OperandMask reads = 0, may_read = 0;    // operands that are always there; operands that may be there besides
@@ -184,9 +179,8 @@ struct OpTraits {
   bool functions = false;
   std::int8_t bias_read = -1, bias_write = -1;
 
-  Derivative derivative = Derivative::none;
-  OpKind backward = kind;          // the kind of the op that gives dx, if the rule makes one
-  const char* why_none = nullptr;  // the reason for Derivative::none
+  Derivative derivative{};
+  const char* why_none = nullptr;  // the reason for having no derivative
 
   // Rules for operands that ranks divide, or whose sum the ranks owe (sim/program/check.h).
   // Reads that may owe a sum; the results then owe it, too. All of them must owe the same sum.
@@ -205,6 +199,8 @@ struct OpTraits {
 
 namespace op_traits {
 
+using enum Source;
+
 inline constexpr const char* kIsDerivative = "is a derivative itself";
 inline constexpr const char* kHaveNoSlope = "ids have no slope";
 inline constexpr const char* kAreCounts = "counts have no slope";
@@ -213,149 +209,137 @@ inline constexpr const char* kAddedLater = "strategies add it behind differentia
 
 // clang-format off
 inline constexpr std::array kTable{
-    OpTraits{.kind = OpKind::linear, .name = "linear", .op_class = OpClass::matrix_product,
-             .reads = 0b011, .may_read = 0b100, .writes = 0b1, .derivative = Derivative::linear,
-             .backward = OpKind::linear_input_gradient, .linear = 0b1, .sums = true, .added = 0b100},
-    OpTraits{.kind = OpKind::linear_input_gradient, .name = "linear_input_gradient", .op_class = OpClass::matrix_product,
-             .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b1, .sums = true},
+    OpTraits{.kind = OpKind::linear, .name = "linear", .op_class = OpClass::matrix_product, .reads = 0b011,
+             .may_read = 0b100, .writes = 0b1,
+             .derivative = {.ops = {{{OpKind::linear_input_gradient, {dy, read1}, 0b1},
+                                     {OpKind::linear_weight_gradient, {read0, dy}, 0b10, true}}}, .bias = 2},
+             .linear = 0b1, .sums = true, .added = 0b100},
+    OpTraits{.kind = OpKind::linear_input_gradient, .name = "linear_input_gradient",
+             .op_class = OpClass::matrix_product, .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative,
+             .linear = 0b1, .sums = true},
     OpTraits{.kind = OpKind::linear_weight_gradient, .name = "linear_weight_gradient",
              .op_class = OpClass::matrix_product, .reads = 0b11, .writes = 0b1, .accumulates = 0b1,
              .why_none = kIsDerivative, .linear = 0b10, .sums = true},
+    // Which factor of the derivative is transposed follows from whether b is.
     OpTraits{.kind = OpKind::batched_matmul, .name = "batched_matmul", .op_class = OpClass::matrix_product,
-             .reads = 0b11, .writes = 0b1, .derivative = Derivative::batched_matmul,
+             .reads = 0b11, .writes = 0b1,
+             .derivative = {.ops = {{{OpKind::batched_matmul, {dy, read1}, 0b1},
+                                     {OpKind::batched_matmul, {read0, dy}, 0b10}}}},
              .linear = 0b11, .product = true, .sums = true},
 
-    OpTraits{.kind = OpKind::attention, .name = "attention", .op_class = OpClass::attention,
-             .reads = 0b001, .may_read = 0b110, .writes = 0b11, .queries_read = 0, .derivative = Derivative::attention,
-             .backward = OpKind::attention_backward, .whole_heads = true},
+    OpTraits{.kind = OpKind::attention, .name = "attention", .op_class = OpClass::attention, .reads = 0b001,
+             .may_read = 0b110, .writes = 0b11, .queries_read = 0,
+             .derivative = {.ops = {{{OpKind::attention_backward, {dy, write0, write1, read0, read1, read2}, 0b111}}}},
+             .whole_heads = true},
     OpTraits{.kind = OpKind::attention_backward, .name = "attention_backward", .op_class = OpClass::attention,
              .reads = 0b001111, .may_read = 0b110000, .writes = 0b001, .may_write = 0b110, .scratch = true,
              .queries_read = 3, .why_none = kIsDerivative, .linear = 0b1, .sums = true, .whole_heads = true},
-    OpTraits{.kind = OpKind::softmax, .name = "softmax", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .in_place = true, .derivative = Derivative::of_dy_and_y,
-             .backward = OpKind::softmax_backward, .whole_rows = 0b1, .masks_rows = true},
-    OpTraits{.kind = OpKind::softmax_backward, .name = "softmax_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kIsDerivative,
-             .linear = 0b1, .whole_rows = 0b11},
+    OpTraits{.kind = OpKind::softmax, .name = "softmax", .reads = 0b1, .writes = 0b1, .in_place = true,
+             .derivative = {.ops = {{{OpKind::softmax_backward, {dy, write0}, 0b1}}}}, .whole_rows = 0b1,
+             .masks_rows = true},
+    OpTraits{.kind = OpKind::softmax_backward, .name = "softmax_backward", .reads = 0b11, .writes = 0b1,
+             .in_place = true, .why_none = kIsDerivative, .linear = 0b1, .whole_rows = 0b11},
 
-    OpTraits{.kind = OpKind::norm, .name = "norm", .op_class = OpClass::memory_bound,
-             .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true, .bias_read = 2,
-             .derivative = Derivative::norm, .backward = OpKind::norm_backward},
-    OpTraits{.kind = OpKind::norm_backward, .name = "norm_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1111, .writes = 0b001, .may_write = 0b110, .accumulates = 0b110, .in_place = true,
-             .scratch = true, .bias_write = 2, .why_none = kIsDerivative,
-             .linear = 0b1, .sums = true, .whole_rows = 0b11},
-    OpTraits{.kind = OpKind::rotary, .name = "rotary", .op_class = OpClass::memory_bound,
-             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true,
-             .derivative = Derivative::of_dy_or_two, .backward = OpKind::rotary_backward,
-             .linear = 0b11, .whole_heads = true},
-    OpTraits{.kind = OpKind::rotary_backward, .name = "rotary_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .in_place = true, .why_none = kIsDerivative,
-             .linear = 0b1, .sums = true, .whole_heads = true},
-    OpTraits{.kind = OpKind::activation, .name = "activation", .op_class = OpClass::memory_bound,
-             .reads = 0b001, .may_read = 0b110, .writes = 0b1, .in_place = true, .functions = true, .bias_read = 1,
-             .derivative = Derivative::activation, .backward = OpKind::activation_backward},
-    OpTraits{.kind = OpKind::activation_backward, .name = "activation_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b0011, .may_read = 0b1100, .writes = 0b01, .may_write = 0b10, .in_place = true,
-             .functions = true, .bias_read = 2, .why_none = kIsDerivative, .linear = 0b1, .sums = true},
-    OpTraits{.kind = OpKind::dropout, .name = "dropout", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b11, .in_place = true, .random = true, .derivative = Derivative::of_dy_and_mask,
-             .backward = OpKind::dropout_backward, .linear = 0b1, .independent = 0b10},
-    OpTraits{.kind = OpKind::dropout_backward, .name = "dropout_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kIsDerivative, .linear = 0b1},
-    OpTraits{.kind = OpKind::dropout_add, .name = "dropout_add", .op_class = OpClass::memory_bound,
-             .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true, .random = true, .bias_read = 2,
-             .derivative = Derivative::dropout_add, .backward = OpKind::dropout_backward},
-    OpTraits{.kind = OpKind::add, .name = "add", .op_class = OpClass::memory_bound,
-             .reads = 0b001, .may_read = 0b110, .writes = 0b1, .in_place = true, .bias_read = 2,
-             .derivative = Derivative::add, .linear = 0b111, .takes_positions = 0b100},
-    OpTraits{.kind = OpKind::multiply, .name = "multiply", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .in_place = true, .derivative = Derivative::multiply,
+    OpTraits{.kind = OpKind::norm, .name = "norm", .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true,
+             .bias_read = 2, .derivative = {.ops = {{{OpKind::norm_backward, {dy, read0, read1, write1}, 0b111}}}}},
+    OpTraits{.kind = OpKind::norm_backward, .name = "norm_backward", .reads = 0b1111, .writes = 0b001,
+             .may_write = 0b110, .accumulates = 0b110, .in_place = true, .scratch = true, .bias_write = 2,
+             .why_none = kIsDerivative, .linear = 0b1, .sums = true, .whole_rows = 0b11},
+    OpTraits{.kind = OpKind::rotary, .name = "rotary", .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true,
+             .derivative = {.ops = {{{OpKind::rotary_backward, {dy}, 0b11}}}}, .linear = 0b11, .whole_heads = true},
+    OpTraits{.kind = OpKind::rotary_backward, .name = "rotary_backward", .reads = 0b1, .writes = 0b01,
+             .may_write = 0b10, .in_place = true, .why_none = kIsDerivative, .linear = 0b1, .sums = true,
+             .whole_heads = true},
+    OpTraits{.kind = OpKind::activation, .name = "activation", .reads = 0b001, .may_read = 0b110, .writes = 0b1,
+             .in_place = true, .functions = true, .bias_read = 1,
+             .derivative = {.ops = {{{OpKind::activation_backward, {dy, read0, read1, read2}, 0b101}}},
+                            .bias = 1, .bias_of_dx = true}},
+    OpTraits{.kind = OpKind::activation_backward, .name = "activation_backward", .reads = 0b0011, .may_read = 0b1100,
+             .writes = 0b01, .may_write = 0b10, .in_place = true, .functions = true, .bias_read = 2,
+             .why_none = kIsDerivative, .linear = 0b1, .sums = true},
+    OpTraits{.kind = OpKind::dropout, .name = "dropout", .reads = 0b1, .writes = 0b11, .in_place = true, .random = true,
+             .derivative = {.ops = {{{OpKind::dropout_backward, {dy, write1}, 0b1}}}}, .linear = 0b1,
+             .independent = 0b10},
+    OpTraits{.kind = OpKind::dropout_backward, .name = "dropout_backward", .reads = 0b11, .writes = 0b1,
+             .in_place = true, .why_none = kIsDerivative, .linear = 0b1},
+    OpTraits{.kind = OpKind::dropout_add, .name = "dropout_add", .reads = 0b011, .may_read = 0b100, .writes = 0b11,
+             .in_place = true, .random = true, .bias_read = 2,
+             .derivative = {.ops = {{{OpKind::dropout_backward, {dy, write1}, 0b1}}}, .passes = 0b10,
+                            .bias = 2, .bias_of_dx = true}},
+    OpTraits{.kind = OpKind::add, .name = "add", .reads = 0b001, .may_read = 0b110, .writes = 0b1, .in_place = true,
+             .bias_read = 2, .derivative = {.passes = 0b11, .bias = 2}, .linear = 0b111, .takes_positions = 0b100},
+    OpTraits{.kind = OpKind::multiply, .name = "multiply", .reads = 0b11, .writes = 0b1, .in_place = true,
+             .derivative = {.ops = {{{OpKind::multiply, {dy, read1}, 0b1}, {OpKind::multiply, {dy, read0}, 0b10}}}},
              .linear = 0b11, .product = true},
-    OpTraits{.kind = OpKind::bias_gradient, .name = "bias_gradient", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .scratch = true, .why_none = kIsDerivative,
-             .linear = 0b1, .sums = true, .gives_positions = 0b1},
-    OpTraits{.kind = OpKind::embedding, .name = "embedding", .op_class = OpClass::memory_bound,
-             .moved = MovedBytes::rows, .reads = 0b11, .writes = 0b1, .derivative = Derivative::embedding,
-             .backward = OpKind::embedding_backward, .sums = true, .takes_positions = 0b1},
-    OpTraits{.kind = OpKind::embedding_backward, .name = "embedding_backward", .op_class = OpClass::memory_bound,
-             .moved = MovedBytes::rows, .reads = 0b11, .writes = 0b1, .accumulates = 0b1, .scratch = true,
-             .why_none = kIsDerivative, .linear = 0b10, .sums = true},
-    OpTraits{.kind = OpKind::cross_entropy, .name = "cross_entropy", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .derivative = Derivative::cross_entropy,
-             .backward = OpKind::cross_entropy_backward, .sums = true},
-    OpTraits{.kind = OpKind::cross_entropy_backward, .name = "cross_entropy_backward",
-             .op_class = OpClass::memory_bound, .reads = 0b111, .writes = 0b1, .in_place = true,
-             .why_none = kIsDerivative},
-    OpTraits{.kind = OpKind::pool, .name = "pool", .op_class = OpClass::memory_bound,
-             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .derivative = Derivative::of_dy_or_two,
-             .backward = OpKind::pool_backward, .linear = 0b11},
-    OpTraits{.kind = OpKind::pool_backward, .name = "pool_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .accumulates = 0b10, .why_none = kIsDerivative,
-             .linear = 0b1, .sums = true},
-    OpTraits{.kind = OpKind::cast, .name = "cast", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .derivative = Derivative::of_dy, .linear = 0b1},
-    OpTraits{.kind = OpKind::zero_fill, .name = "zero_fill", .op_class = OpClass::memory_bound,
-             .writes = 0b1, .of_update = true, .why_none = kAddedLater},
-    OpTraits{.kind = OpKind::merge_attention, .name = "merge_attention", .op_class = OpClass::memory_bound,
-             .reads = 0b1111, .writes = 0b11, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::bias_gradient, .name = "bias_gradient", .reads = 0b1, .writes = 0b1, .accumulates = 0b1,
+             .scratch = true, .why_none = kIsDerivative, .linear = 0b1, .sums = true, .gives_positions = 0b1},
+    OpTraits{.kind = OpKind::embedding, .name = "embedding", .moved = MovedBytes::rows, .reads = 0b11, .writes = 0b1,
+             .derivative = {.ops = {{{OpKind::embedding_backward, {read0, dy}, 0b10, true}}}}, .sums = true,
+             .takes_positions = 0b1},
+    OpTraits{.kind = OpKind::embedding_backward, .name = "embedding_backward", .moved = MovedBytes::rows, .reads = 0b11,
+             .writes = 0b1, .accumulates = 0b1, .scratch = true, .why_none = kIsDerivative, .linear = 0b10,
+             .sums = true},
+    OpTraits{.kind = OpKind::cross_entropy, .name = "cross_entropy", .reads = 0b11, .writes = 0b1,
+             .derivative = {.ops = {{{OpKind::cross_entropy_backward, {read0, read1, write0}, 0b1}}}}, .sums = true},
+    OpTraits{.kind = OpKind::cross_entropy_backward, .name = "cross_entropy_backward", .reads = 0b111, .writes = 0b1,
+             .in_place = true, .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::pool, .name = "pool", .reads = 0b01, .may_read = 0b10, .writes = 0b1,
+             .derivative = {.ops = {{{OpKind::pool_backward, {dy}, 0b11}}}}, .linear = 0b11},
+    OpTraits{.kind = OpKind::pool_backward, .name = "pool_backward", .reads = 0b1, .writes = 0b01, .may_write = 0b10,
+             .accumulates = 0b10, .why_none = kIsDerivative, .linear = 0b1, .sums = true},
+    OpTraits{.kind = OpKind::cast, .name = "cast", .reads = 0b1, .writes = 0b1, .accumulates = 0b1,
+             .derivative = {.ops = {{{OpKind::cast, {dy}, 0b1}}}}, .linear = 0b1},
+    OpTraits{.kind = OpKind::zero_fill, .name = "zero_fill", .writes = 0b1, .of_update = true, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::merge_attention, .name = "merge_attention", .reads = 0b1111, .writes = 0b11,
+             .why_none = kAddedLater},
 
-    OpTraits{.kind = OpKind::route, .name = "route", .op_class = OpClass::memory_bound,
-             .reads = 0b01, .may_read = 0b10, .writes = 0b11, .derivative = Derivative::route,
-             .backward = OpKind::route_backward, .whole_rows = 0b1},
-    OpTraits{.kind = OpKind::route_backward, .name = "route_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b111, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b1, .whole_rows = 0b10},
-    OpTraits{.kind = OpKind::hash_route, .name = "hash_route", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .why_none = kHaveNoSlope},
-    OpTraits{.kind = OpKind::permute, .name = "permute", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .scratch = true, .derivative = Derivative::permute,
-             .backward = OpKind::unpermute, .regroups = true},
-    OpTraits{.kind = OpKind::unpermute, .name = "unpermute", .op_class = OpClass::memory_bound,
-             .reads = 0b011, .may_read = 0b100, .writes = 0b1, .scratch = true, .derivative = Derivative::unpermute,
-             .backward = OpKind::unpermute_backward, .linear = 0b1, .sums = true, .regroups = true},
-    OpTraits{.kind = OpKind::unpermute_backward, .name = "unpermute_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1111, .writes = 0b11, .scratch = true, .why_none = kIsDerivative,
-             .linear = 0b10, .independent = 0b1, .sums = true, .regroups = true},
-    OpTraits{.kind = OpKind::permute_weights, .name = "permute_weights", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .scratch = true, .derivative = Derivative::permute,
-             .backward = OpKind::unpermute_weights, .regroups = true},
-    OpTraits{.kind = OpKind::unpermute_weights, .name = "unpermute_weights", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .scratch = true, .why_none = kIsDerivative,
+    OpTraits{.kind = OpKind::route, .name = "route", .reads = 0b01, .may_read = 0b10, .writes = 0b11,
+             .derivative = {.ops = {{{OpKind::route_backward, {dy, read0, write1}, 0b1}}}}, .whole_rows = 0b1},
+    OpTraits{.kind = OpKind::route_backward, .name = "route_backward", .reads = 0b111, .writes = 0b1,
+             .why_none = kIsDerivative, .linear = 0b1, .whole_rows = 0b10},
+    OpTraits{.kind = OpKind::hash_route, .name = "hash_route", .reads = 0b1, .writes = 0b1, .why_none = kHaveNoSlope},
+    OpTraits{.kind = OpKind::permute, .name = "permute", .reads = 0b11, .writes = 0b1, .scratch = true,
+             .derivative = {.ops = {{{OpKind::unpermute, {dy, read1}, 0b1}}}}, .regroups = true},
+    // Without weights its derivative is `permute` of dy by the choices.
+    OpTraits{.kind = OpKind::unpermute, .name = "unpermute", .reads = 0b011, .may_read = 0b100, .writes = 0b1,
+             .scratch = true, .derivative = {.ops = {{{OpKind::unpermute_backward, {dy, read0, read1, read2}, 0b101}}}},
              .linear = 0b1, .sums = true, .regroups = true},
-    OpTraits{.kind = OpKind::slot_mask, .name = "slot_mask", .op_class = OpClass::memory_bound,
-             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .scratch = true, .why_none = kAddedLater,
+    OpTraits{.kind = OpKind::unpermute_backward, .name = "unpermute_backward", .reads = 0b1111, .writes = 0b11,
+             .scratch = true, .why_none = kIsDerivative, .linear = 0b10, .independent = 0b1, .sums = true,
              .regroups = true},
-    OpTraits{.kind = OpKind::slot_mask_backward, .name = "slot_mask_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .scratch = true, .why_none = kIsDerivative,
-             .linear = 0b1, .sums = true, .regroups = true},
-    OpTraits{.kind = OpKind::mask_permute, .name = "mask_permute", .op_class = OpClass::matrix_product,
-             .reads = 0b11, .writes = 0b1, .why_none = kAddedLater, .regroups = true},
+    OpTraits{.kind = OpKind::permute_weights, .name = "permute_weights", .reads = 0b11, .writes = 0b1, .scratch = true,
+             .derivative = {.ops = {{{OpKind::unpermute_weights, {dy, read1}, 0b1}}}}, .regroups = true},
+    OpTraits{.kind = OpKind::unpermute_weights, .name = "unpermute_weights", .reads = 0b11, .writes = 0b1,
+             .scratch = true, .why_none = kIsDerivative, .linear = 0b1, .sums = true, .regroups = true},
+    OpTraits{.kind = OpKind::slot_mask, .name = "slot_mask", .reads = 0b01, .may_read = 0b10, .writes = 0b1,
+             .scratch = true, .why_none = kAddedLater, .regroups = true},
+    OpTraits{.kind = OpKind::slot_mask_backward, .name = "slot_mask_backward", .reads = 0b11, .writes = 0b1,
+             .scratch = true, .why_none = kIsDerivative, .linear = 0b1, .sums = true, .regroups = true},
+    OpTraits{.kind = OpKind::mask_permute, .name = "mask_permute", .op_class = OpClass::matrix_product, .reads = 0b11,
+             .writes = 0b1, .why_none = kAddedLater, .regroups = true},
     OpTraits{.kind = OpKind::mask_unpermute, .name = "mask_unpermute", .op_class = OpClass::matrix_product,
              .reads = 0b11, .writes = 0b1, .why_none = kAddedLater, .linear = 0b1, .sums = true, .regroups = true},
-    OpTraits{.kind = OpKind::mask_gradient, .name = "mask_gradient", .op_class = OpClass::matrix_product,
-             .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b10, .sums = true, .regroups = true},
-    OpTraits{.kind = OpKind::add_noise, .name = "add_noise", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b11, .random = true, .derivative = Derivative::noise,
-             .backward = OpKind::multiply},
-    OpTraits{.kind = OpKind::expert_counts, .name = "expert_counts", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .why_none = kAreCounts, .sums = true},
-    OpTraits{.kind = OpKind::router_loss, .name = "router_loss", .op_class = OpClass::memory_bound,
-             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .derivative = Derivative::router_loss,
-             .backward = OpKind::router_loss_backward, .whole_rows = 0b1},
-    OpTraits{.kind = OpKind::router_loss_backward, .name = "router_loss_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .why_none = kIsDerivative, .whole_rows = 0b1},
+    OpTraits{.kind = OpKind::mask_gradient, .name = "mask_gradient", .op_class = OpClass::matrix_product, .reads = 0b11,
+             .writes = 0b1, .why_none = kIsDerivative, .linear = 0b10, .sums = true, .regroups = true},
+    OpTraits{.kind = OpKind::add_noise, .name = "add_noise", .reads = 0b11, .writes = 0b11, .random = true,
+             .derivative = {.ops = {{{OpKind::multiply, {dy, write1}, 0b10}}}, .passes = 0b1}},
+    OpTraits{.kind = OpKind::expert_counts, .name = "expert_counts", .reads = 0b1, .writes = 0b1,
+             .why_none = kAreCounts, .sums = true},
+    OpTraits{.kind = OpKind::router_loss, .name = "router_loss", .reads = 0b01, .may_read = 0b10, .writes = 0b1,
+             .derivative = {.ops = {{{OpKind::router_loss_backward, {read0, read1}, 0b1}}}}, .whole_rows = 0b1},
+    OpTraits{.kind = OpKind::router_loss_backward, .name = "router_loss_backward", .reads = 0b01, .may_read = 0b10,
+             .writes = 0b1, .why_none = kIsDerivative, .whole_rows = 0b1},
 
-    OpTraits{.kind = OpKind::gradient_norm, .name = "gradient_norm", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss},
-    OpTraits{.kind = OpKind::scale, .name = "scale", .op_class = OpClass::memory_bound,
-             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .of_update = true,
-             .norm_read = 1, .why_none = kAddedLater, .linear = 0b1},
-    OpTraits{.kind = OpKind::adam, .name = "adam", .op_class = OpClass::optimizer,
-             .reads = 0b1111, .may_read = 0b10000, .writes = 0b0111, .may_write = 0b1000, .in_place = true,
-             .of_update = true, .norm_read = 4, .why_none = kAfterLoss},
-    OpTraits{.kind = OpKind::sgd, .name = "sgd", .op_class = OpClass::optimizer,
-             .reads = 0b0011, .may_read = 0b1100, .writes = 0b001, .may_write = 0b110, .in_place = true,
-             .of_update = true, .norm_read = 3, .why_none = kAfterLoss},
+    OpTraits{.kind = OpKind::gradient_norm, .name = "gradient_norm", .reads = 0b1, .writes = 0b1, .scratch = true,
+             .of_update = true, .why_none = kAfterLoss},
+    OpTraits{.kind = OpKind::scale, .name = "scale", .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true,
+             .of_update = true, .norm_read = 1, .why_none = kAddedLater, .linear = 0b1},
+    OpTraits{.kind = OpKind::adam, .name = "adam", .op_class = OpClass::optimizer, .reads = 0b1111, .may_read = 0b10000,
+             .writes = 0b0111, .may_write = 0b1000, .in_place = true, .of_update = true, .norm_read = 4,
+             .why_none = kAfterLoss},
+    OpTraits{.kind = OpKind::sgd, .name = "sgd", .op_class = OpClass::optimizer, .reads = 0b0011, .may_read = 0b1100,
+             .writes = 0b001, .may_write = 0b110, .in_place = true, .of_update = true, .norm_read = 3,
+             .why_none = kAfterLoss},
 
     OpTraits{.kind = OpKind::all_reduce, .name = "all_reduce", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .in_place = true,
@@ -367,21 +351,21 @@ inline constexpr std::array kTable{
     OpTraits{.kind = OpKind::all_to_all, .name = "all_to_all", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::redistribute, .name = "redistribute", .op_class = OpClass::collective,
-             .moved = MovedBytes::payload, .reads = 0b1, .may_read = 0b111110, .writes = 0b1, .derivative = Derivative::of_dy,
-             .backward = OpKind::redistribute},
+             .moved = MovedBytes::payload, .reads = 0b1, .may_read = 0b111110, .writes = 0b1,
+             .derivative = {.ops = {{{OpKind::redistribute, {dy}, 0b1}}}}},
     OpTraits{.kind = OpKind::broadcast, .name = "broadcast", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
-    OpTraits{.kind = OpKind::reduce, .name = "reduce", .op_class = OpClass::collective,
-             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::reduce, .name = "reduce", .op_class = OpClass::collective, .moved = MovedBytes::payload,
+             .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::ring_shift, .name = "ring_shift", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
-    OpTraits{.kind = OpKind::send, .name = "send", .op_class = OpClass::point_to_point,
-             .moved = MovedBytes::payload, .reads = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::send, .name = "send", .op_class = OpClass::point_to_point, .moved = MovedBytes::payload,
+             .reads = 0b1, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::receive, .name = "receive", .op_class = OpClass::point_to_point,
              .moved = MovedBytes::payload, .writes = 0b1, .why_none = kAddedLater},
 
-    OpTraits{.kind = OpKind::copy, .name = "copy", .op_class = OpClass::copy,
-             .moved = MovedBytes::source, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::copy, .name = "copy", .op_class = OpClass::copy, .moved = MovedBytes::source, .reads = 0b1,
+             .writes = 0b1, .why_none = kAddedLater},
 };
 // clang-format on
 

@@ -93,8 +93,7 @@ void PieceCheck::run() {
   for (const Tensor& t : piece_.tensors)
     for (int d = 0; d < t.rank; ++d)
       if (!deals_evenly(mesh_, t, d)) {
-        report(Rule::sizes, "\"" + std::string(t.name) + "\" " + words(mesh_, t) +
-                                " has no whole blocks of its deal for every part");
+        report(Rule::sizes, "\"{}\" {} has no whole blocks of its deal for every part", t.name, words(mesh_, t));
         return;  // the elements of each rank are unknown
       }
   expect_pieces();
@@ -113,20 +112,20 @@ void PieceCheck::run() {
   expect_settled(piece_.input_gradient, "input gradient");
   for (const SideStream& side : piece_.sides)
     if (side.input_gradient != kNoTensor && owed(side.input_gradient) != owed_beside(side.input_gradient))
-      report(Rule::pieces_fit, "the side gradient " + quoted(side.input_gradient) + " owes the sum over " +
-                                   words(mesh_, owed(side.input_gradient)) + ", the piece before expects " +
-                                   words(mesh_, owed_beside(side.input_gradient)));
+      report(Rule::pieces_fit, "the side gradient {} owes the sum over {}, the piece before expects {}",
+             quoted(side.input_gradient), words(mesh_, owed(side.input_gradient)),
+             words(mesh_, owed_beside(side.input_gradient)));
   run(piece_.update, "update");
   for (const TensorId id : norms_)
     if (!owed(id).empty())
-      report(Rule::norm_of_all, "the norm " + quoted(id) + " still owes the sum over " + words(mesh_, owed(id)));
+      report(Rule::norm_of_all, "the norm {} still owes the sum over {}", quoted(id), words(mesh_, owed(id)));
   for (std::size_t p = 0; p < owes_stages_.size(); ++p) expect_summed_over_stages(p);
   for (const ParameterSet& set : piece_.sets) expect_divided(set);
   for (const ParameterGradient& p : piece_.parameters)
     if (p.set < piece_.sets.size() && !tensor(p.parameter).shared &&
         (p.gradient == kNoTensor) != piece_.sets[p.set].frozen())
-      report(Rule::frozen_stays, quoted(p.parameter) + (p.gradient == kNoTensor ? " is frozen" : " is trained") +
-                                     " and lies in a parameter set that is not");
+      report(Rule::frozen_stays, "{}{} and lies in a parameter set that is not", quoted(p.parameter),
+             p.gradient == kNoTensor ? " is frozen" : " is trained");
   // The tensors that the next step reads.
   second_step_ = true;
   run(piece_.forward, "forward of the next step");
@@ -138,7 +137,7 @@ std::string PieceCheck::layout_with(TensorId id, int dim, Division over) const {
   return quoted(id) + " " + words(mesh_, t);
 }
 
-void PieceCheck::report(Rule rule, const std::string& text) {
+void PieceCheck::add(Rule rule, const std::string& text) {
   if (second_step_ && rule != Rule::parameters_gathered) return;
   std::string where = std::string("piece \"") + piece_.name + "\"";
   if (op_ != nullptr) where += std::string(", ") + block_name_ + ", " + name_of(op_->kind) + " \"" + op_->name + "\"";
@@ -225,10 +224,10 @@ void PieceCheck::expect_settled(TensorId id, const char* what) {
   op_ = nullptr;
   if (id == kNoTensor) return;
   if (written_as(id) == kNoTensor)
-    report(Rule::written_first, std::string("the ") + what + " " + quoted(id) + " is handed on before it is written");
+    report(Rule::written_first, "the {} {} is handed on before it is written", what, quoted(id));
   if (owed(id).empty()) return;
-  report(Rule::pieces_fit, std::string("the ") + what + " " + quoted(id) + " owes the sum over " +
-                               words(mesh_, owed(id)) + "; what is handed on must owe nothing");
+  report(Rule::pieces_fit, "the {} {} owes the sum over {}; what is handed on must owe nothing", what, quoted(id),
+         words(mesh_, owed(id)));
 }
 
 // Checks that the pieces of an op that is done in pieces add up to exactly one op.
@@ -251,7 +250,7 @@ void PieceCheck::expect_pieces() {
       constexpr double kRounding = 1e-9;
       if (whole == 1 && std::abs(done - 1) < kRounding) continue;
       op_ = &op;
-      report(Rule::sizes, "its pieces do " + std::to_string(done) + " of " + std::to_string(whole) + " such ops");
+      report(Rule::sizes, "its pieces do {} of {} such ops", std::to_string(done), whole);
       return;
     }
 }
@@ -295,15 +294,15 @@ void PieceCheck::expect_there(TensorId id) {
   if (t.category == Category::parameter || tensor(root).category == Category::parameter) {
     if (const auto stale = stale_.find(root); stale != stale_.end() && !stale->second.empty() &&
                                               t.divided_over().without(tensor(root).divided_over()) != stale->second) {
-      report(Rule::parameters_gathered,
-             quoted(id) + " has been updated in parts over " + words(mesh_, stale->second) + " and not gathered since");
+      report(Rule::parameters_gathered, "{} has been updated in parts over {} and not gathered since", quoted(id),
+             words(mesh_, stale->second));
       stale->second = {};  // reported once
     }
     if (!laid_out_) return;
   }
   if (written_as(id) != kNoTensor || t.input != Input::none || tensor(root).input != Input::none) return;
   if (tensor(root).resident || tensor(root).shared || packings_.contains(id)) return;
-  report(Rule::written_first, layout(id) + " is read before anything has written it");
+  report(Rule::written_first, "{} is read before anything has written it", layout(id));
 }
 
 }  // namespace orrery::proof

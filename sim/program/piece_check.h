@@ -1,6 +1,8 @@
 // How check() (sim/program/check.h) follows one piece through a step. Internal to check().
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <map>
 #include <set>
@@ -77,7 +79,11 @@ class PieceCheck {
   std::string quoted(TensorId id) const { return std::string("\"") + piece_.tensors[id].name + "\""; }
   std::string layout(TensorId id) const { return quoted(id) + " " + words(mesh_, piece_.tensors[id]); }
   std::string layout_with(TensorId id, int dim, Division over) const;  // if `dim` were divided over `over`
-  void report(Rule rule, const std::string& text);
+  template <class... Values>
+  void report(Rule rule, fmt::format_string<Values...> text, Values&&... values) {
+    add(rule, fmt::format(text, std::forward<Values>(values)...));
+  }
+  void add(Rule rule, const std::string& text);
 
   // ---- state ----
   const Tensor& tensor(TensorId id) const { return piece_.tensors[id]; }

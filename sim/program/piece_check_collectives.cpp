@@ -26,7 +26,7 @@ void PieceCheck::communicate(const Op& op) {
   if (op.stages.has_value()) return sum_over_stages(op, from, to);
   if (const auto packing = packings_.find(from); packing != packings_.end()) return sum_packed(op, *packing->second);
   if (from != to && state_[to].own_block == serial_)
-    report(Rule::written_once, quoted(to) + " has been written in this block before");
+    report(Rule::written_once, "{} has been written in this block before", quoted(to));
   if (is_flat(from) && storage_of(piece_, from) == storage_of(piece_, to)) expect_last(op, from);
   switch (op.kind) {
     case OpKind::all_gather:
@@ -49,8 +49,9 @@ void PieceCheck::shift(const Op& op, TensorId from, TensorId to) {
   const Tensor &a = tensor(from), &b = tensor(to);
   const int d = a.find(Axis::sequence);
   if (op.group.empty() || d < 0 || !a.over[d].group().contains(op.group) || !same_layout(a, b))
-    report(Rule::shifts, layout(from) + " is shifted over " + words(mesh_, op.group) + " into " + layout(to) +
-                             ": a ring is of the digits that divide the sequence, and changes no layout");
+    report(Rule::shifts,
+           "{} is shifted over {} into {}: a ring is of the digits that divide the sequence, and changes no layout",
+           layout(from), words(mesh_, op.group), layout(to));
   const State source = state_[storage_or_self(from)];
   write(to, owed(from));
   state_[to].seen = source.seen;
@@ -58,8 +59,8 @@ void PieceCheck::shift(const Op& op, TensorId from, TensorId to) {
   const std::int64_t within = ranks_within(op.group), ranks = mesh_.size(op.group),
                      at = source.travelled / within % ranks;
   if (inner_ranks_ > 1 && within == 1 && ranks != inner_ranks_)
-    report(Rule::shifts, layout(from) + " is shifted over " + words(mesh_, op.group) +
-                             ": in a ring of rings keys go round within one, or from one to the next");
+    report(Rule::shifts, "{} is shifted over {}: in a ring of rings keys go round within one, or from one to the next",
+           layout(from), words(mesh_, op.group));
   state_[to].travelled = source.travelled + ((at + op.places) % ranks - at) * within;
 }
 
@@ -118,18 +119,16 @@ void PieceCheck::expect_parts(const Tensor& part, const Tensor& whole, int dim, 
   bool rest = true;
   for (int d = 0; d < whole.rank; ++d) rest = rest && (d == dim || part.sizes[d] == whole.sizes[d]);
   if (rest && (parts == whole.sizes[dim] || padded)) return;
-  report(Rule::sizes, "\"" + std::string(part.name) + "\" " + words(mesh_, part) + " has " +
-                          std::to_string(part.elements()) + " elements, " + std::to_string(mesh_.size(group)) +
-                          " parts of \"" + whole.name + "\" " + words(mesh_, whole) + " have " +
-                          std::to_string(whole.elements()));
+  report(Rule::sizes, "\"{}\" {} has {} elements, {} parts of \"{}\" {} have {}", part.name, words(mesh_, part),
+         part.elements(), mesh_.size(group), whole.name, words(mesh_, whole), whole.elements());
 }
 
 void PieceCheck::gather(const Op& op, TensorId from, TensorId to) {
   const Tensor &part = tensor(from), &whole = tensor(to);
   int dim = 0;
   if (op.group.empty() ? !same_layout(part, whole) : !differs_by(part, whole, op.group, dim)) {
-    report(Rule::gathers, layout(from) + " does not become " + layout(to) + " by gathering over " +
-                              words(mesh_, op.group) + ", expected " + gathered(from, op.group));
+    report(Rule::gathers, "{} does not become {} by gathering over {}, expected {}", layout(from), layout(to),
+           words(mesh_, op.group), gathered(from, op.group));
   } else if (!op.group.empty()) {
     expect_parts(part, whole, dim, op.group);
   }
@@ -146,8 +145,8 @@ void PieceCheck::scatter(const Op& op, TensorId from, TensorId to) {
   const Tensor &part = tensor(to), &whole = tensor(from);
   int dim = 0;
   if (op.group.empty() ? !same_layout(part, whole) : !differs_by(part, whole, op.group, dim)) {
-    report(Rule::scatters, layout(from) + " does not become " + layout(to) + " by scattering over " +
-                               words(mesh_, op.group) + ", expected " + scattered(from, part, op.group));
+    report(Rule::scatters, "{} does not become {} by scattering over {}, expected {}", layout(from), layout(to),
+           words(mesh_, op.group), scattered(from, part, op.group));
   } else if (!op.group.empty()) {
     expect_parts(part, whole, dim, op.group);
   }
@@ -156,9 +155,8 @@ void PieceCheck::scatter(const Op& op, TensorId from, TensorId to) {
 
 void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
   if (!same_layout(tensor(from), tensor(to)) || tensor(from).elements() != tensor(to).elements())
-    report(Rule::reduces, layout(from) + " of " + std::to_string(tensor(from).elements()) + " elements and its sum " +
-                              layout(to) + " of " + std::to_string(tensor(to).elements()) +
-                              " have different layouts, expected the same");
+    report(Rule::reduces, "{} of {} elements and its sum {} of {} have different layouts, expected the same",
+           layout(from), tensor(from).elements(), layout(to), tensor(to).elements());
   if (norms_.erase(storage_of(piece_, from)) > 0) norms_.insert(storage_of(piece_, to));
   take_sum(op, from, to, Rule::reduces);
 }
@@ -168,8 +166,8 @@ void PieceCheck::take_sum(const Op& op, TensorId from, TensorId to, Rule rule) {
     std::map<std::size_t, MeshGroup> sums = flats_.at(from);
     for (auto& [p, owes] : sums) {
       if (!owes.contains(op.group))
-        report(rule, "the gradient of " + quoted(piece_.parameters[p].parameter) + " owes the sum over " +
-                         words(mesh_, owes) + ", the sum is taken over " + words(mesh_, op.group));
+        report(rule, "the gradient of {} owes the sum over {}, the sum is taken over {}",
+               quoted(piece_.parameters[p].parameter), words(mesh_, owes), words(mesh_, op.group));
       owes = owes.without(op.group);
     }
     write(to, {});
@@ -178,8 +176,8 @@ void PieceCheck::take_sum(const Op& op, TensorId from, TensorId to, Rule rule) {
   }
   const MeshGroup owes = owed(from);
   if (!owes.contains(op.group))
-    report(rule, layout(from) + " owes the sum over " + words(mesh_, owes) + ", the sum is taken over " +
-                     words(mesh_, op.group));
+    report(rule, "{} owes the sum over {}, the sum is taken over {}", layout(from), words(mesh_, owes),
+           words(mesh_, op.group));
   write(to, owes.without(op.group));
 }
 
@@ -191,25 +189,25 @@ void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
     parts.push_back(&tensor(id));
     expect_complete(id);
     if (id != from && owed(id) != owed(from))
-      report(Rule::owed_alike, layout(id) + " owes the sum over " + words(mesh_, owed(id)) + ", " + layout(from) +
-                                   " over " + words(mesh_, owed(from)) + ", expected the same");
+      report(Rule::owed_alike, "{} owes the sum over {}, {} over {}, expected the same", layout(id),
+             words(mesh_, owed(id)), layout(from), words(mesh_, owed(from)));
   }
   const std::optional<Redistribution> needed = redistribution(mesh_, parts, tensor(to));
   if (!needed || needed->group != op.group) {
-    report(Rule::exchanges, layout(from) + " does not become " + layout(to) + " by an exchange over " +
-                                words(mesh_, op.group) +
-                                (needed ? ": what differs is over " + words(mesh_, needed->group)
-                                        : ": they do not belong to one whole over the same digits"));
+    report(Rule::exchanges, "{} does not become {} by an exchange over {}{}", layout(from), layout(to),
+           words(mesh_, op.group),
+           needed ? ": what differs is over " + words(mesh_, needed->group)
+                  : ": they do not belong to one whole over the same digits");
   } else if (op.share != needed->share) {
-    report(Rule::sizes, layout(from) + ": a share of " + std::to_string(needed->share) + " becomes " + layout(to) +
-                            ", the op moves " + std::to_string(op.share));
+    report(Rule::sizes, "{}: a share of {} becomes {}, the op moves {}", layout(from), std::to_string(needed->share),
+           layout(to), std::to_string(op.share));
   }
   write(to, owed(from));
 }
 
 void PieceCheck::expect_last(const Op& op, TensorId id) {
   if (block_ == &piece_.update || op.when == When::last_micro_batch || program_.schedule.micro_batches == 1) return;
-  report(Rule::last_micro_batch, quoted(id) + " is summed in place in every micro-batch, and added to in between");
+  report(Rule::last_micro_batch, "{} is summed in place in every micro-batch, and added to in between", quoted(id));
 }
 
 // The parameters whose gradients a tensor holds: all of a flat buffer, or the one of which it is a view.
@@ -228,7 +226,7 @@ std::vector<std::size_t> PieceCheck::gradients_in(TensorId id) const {
 }
 
 void PieceCheck::sum_over_stages(const Op& op, TensorId from, TensorId to) {
-  const auto wrong = [&](const std::string& text) { report(Rule::summed_over_holders, text); };
+  const auto wrong = [&](const std::string& text) { add(Rule::summed_over_holders, text); };
   if (op.stages.value() >= program_.stage_groups.size()) return wrong("names a list of stages that does not exist");
   const StageGroup& stages = program_.stage_groups[op.stages.value()];
   const bool leads = block_ == &piece_.update && std::all_of(block_->ops.data(), &op, [](const Op& before) {
@@ -257,8 +255,8 @@ void PieceCheck::sum_over_stages(const Op& op, TensorId from, TensorId to) {
 
 void PieceCheck::expect_summed_over_stages(std::size_t p) {
   if (!owes_stages_[p]) return;
-  report(Rule::summed_over_holders,
-         "the gradient of " + quoted(piece_.parameters[p].parameter) + " is not summed over the stages that hold it");
+  report(Rule::summed_over_holders, "the gradient of {} is not summed over the stages that hold it",
+         quoted(piece_.parameters[p].parameter));
   owes_stages_[p] = false;  // reported once
 }
 
@@ -269,20 +267,19 @@ void PieceCheck::sum_packed(const Op& op, const PackedGradients& packing) {
     const bool known = is_gradient_of_parameter(id, p) && piece_.parameters[p].set < piece_.sets.size();
     const auto held = flats_.find(known ? piece_.sets[piece_.parameters[p].set].own_gradients : kNoTensor);
     if (held == flats_.end() || !held->second.contains(p)) {
-      report(Rule::packed_gradients, quoted(id) + " is packed, but is not the gradient of a parameter held here");
+      report(Rule::packed_gradients, "{} is packed, but is not the gradient of a parameter held here", quoted(id));
       continue;
     }
     MeshGroup& owes = held->second.at(p);
     if (!owes.contains(op.group))
-      report(Rule::packed_gradients, "the gradient " + quoted(id) + " owes the sum over " + words(mesh_, owes) +
-                                         ", the packed sum is taken over " + words(mesh_, op.group));
+      report(Rule::packed_gradients, "the gradient {} owes the sum over {}, the packed sum is taken over {}",
+             quoted(id), words(mesh_, owes), words(mesh_, op.group));
     owes = owes.without(op.group);
   }
   const std::int64_t elements = packed_elements(mesh_, piece_, packing);
   if (elements != tensor(packing.buffer).elements())
-    report(Rule::packed_gradients, quoted(packing.buffer) + " has " +
-                                       std::to_string(tensor(packing.buffer).elements()) +
-                                       " elements, its gradients owe the sums of " + std::to_string(elements));
+    report(Rule::packed_gradients, "{} has {} elements, its gradients owe the sums of {}", quoted(packing.buffer),
+           tensor(packing.buffer).elements(), elements);
 }
 
 }  // namespace orrery::proof

@@ -52,8 +52,8 @@ bool PieceCheck::expect_whole(const Op& op) {
     for (int d = 0; id != kNoTensor && d < tensor(id).rank; ++d) {
       const MeshGroup parts = tensor(id).over[d].group();
       if (parts.empty() || !needs_whole(op, i, tensor(id), d)) continue;
-      report(Rule::whole_for_op, layout(id) + " is divided over " + words(mesh_, parts) + " along " +
-                                     axis_words(tensor(id), d) + ", expected " + layout_with(id, d, {}));
+      report(Rule::whole_for_op, "{} is divided over {} along {}, expected {}", layout(id), words(mesh_, parts),
+             axis_words(tensor(id), d), layout_with(id, d, {}));
       return false;
     }
   }
@@ -93,9 +93,9 @@ bool PieceCheck::meet(TensorId id, bool takes_part, bool read, std::vector<Divid
     const bool alike =
         takes_part && axis == Axis::sequence ? known->over.begins_with(t.over[d]) : known->over == t.over[d];
     if (alike && (known->deal == deal || t.over[d].empty())) continue;
-    report(Rule::operands_agree, layout(id) + " and " + layout(known->first) + " are divided differently along " +
-                                     name_of(axis) + ": over " + words(mesh_, t, d) + " and over " +
-                                     words(mesh_, tensor(known->first), known->dim) + ", expected the same");
+    report(Rule::operands_agree, "{} and {} are divided differently along {}: over {} and over {}, expected the same",
+           layout(id), layout(known->first), name_of(axis), words(mesh_, t, d),
+           words(mesh_, tensor(known->first), known->dim));
     return false;
   }
   return true;
@@ -115,20 +115,20 @@ MeshGroup PieceCheck::owed_by_reads(const Op& op) {
     if (linear) ++may_owe;
     if (owes.empty()) continue;
     if (!linear || (traits.product && owe > 0)) {
-      report(Rule::owed_refused,
-             layout(id) + " owes the sum over " + words(mesh_, owes) + ", which has to be taken before this op");
+      report(Rule::owed_refused, "{} owes the sum over {}, which has to be taken before this op", layout(id),
+             words(mesh_, owes));
       continue;
     }
     if (owe > 0 && owes != passed)
-      report(Rule::owed_alike, layout(id) + " owes the sum over " + words(mesh_, owes) + ", " + layout(owing) +
-                                   " over " + words(mesh_, passed) + ", expected the same");
+      report(Rule::owed_alike, "{} owes the sum over {}, {} over {}, expected the same", layout(id), words(mesh_, owes),
+             layout(owing), words(mesh_, passed));
     ++owe;
     passed = passed | owes;
     owing = id;
   }
   if (owe > 0 && owe < may_owe && !traits.product)
-    report(Rule::owed_alike, layout(owing) + " owes the sum over " + words(mesh_, passed) +
-                                 ", the other operand does not, expected the same");
+    report(Rule::owed_alike, "{} owes the sum over {}, the other operand does not, expected the same", layout(owing),
+           words(mesh_, passed));
   return passed;
 }
 
@@ -149,20 +149,20 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
     if (traits.sums) {
       summed = summed | parts;
     } else {
-      report(Rule::whole_for_op, layout(id) + " is made of parts over " + words(mesh_, parts) + " of " +
-                                     layout(a.first) + " along " + name_of(a.axis) + ", expected " +
-                                     layout_with(a.first, a.dim, {}));
+      report(Rule::whole_for_op, "{} is made of parts over {} of {} along {}, expected {}", layout(id),
+             words(mesh_, parts), layout(a.first), name_of(a.axis), layout_with(a.first, a.dim, {}));
     }
   }
   for (std::size_t i = 0; i < op.reads.size(); ++i)
     if (op.reads[i] != kNoTensor && has_operand(traits.added, i) && !(summed | passed).empty())
-      report(Rule::owed_alike, layout(op.reads[i]) + " is added on every rank to a partial sum over " +
-                                   words(mesh_, summed | passed) + ", expected after the sum");
+      report(Rule::owed_alike, "{} is added on every rank to a partial sum over {}, expected after the sum",
+             layout(op.reads[i]), words(mesh_, summed | passed));
   MeshGroup owes = summed;
   if (!has_operand(traits.independent, result)) owes = owes | passed;
   if (const MeshGroup both = owes & divided_without_rest(t); !both.empty()) {
-    report(Rule::owed_refused, layout(id) + " is divided over " + words(mesh_, both) +
-                                   ", over which it would owe a sum: the ranks have parts of different elements");
+    report(Rule::owed_refused,
+           "{} is divided over {}, over which it would owe a sum: the ranks have parts of different elements",
+           layout(id), words(mesh_, both));
     owes = owes.without(both);
   }
   return owes;
@@ -186,10 +186,10 @@ void PieceCheck::expect_own_rows(const Op& op) {
       }
     }
   if (rows == kNoTensor || x == kNoTensor || (tokens == slots && !experts.meets(tokens))) return;
-  report(Rule::own_rows, layout(x) + " has tokens of one part over " + words(mesh_, tokens) + ", " + layout(rows) +
-                             " slots of one over " + words(mesh_, slots) + " and experts of one over " +
-                             words(mesh_, experts) +
-                             ": slots must be divided as tokens, and experts over other ranks or not at all");
+  report(Rule::own_rows,
+         "{} has tokens of one part over {}, {} slots of one over {} and experts of one over {}: slots must be divided "
+         "as tokens, and experts over other ranks or not at all",
+         layout(x), words(mesh_, tokens), layout(rows), words(mesh_, slots), words(mesh_, experts));
 }
 
 // ---- rings ----
@@ -200,13 +200,13 @@ void PieceCheck::expect_keys(const Op& op) {
   const TensorId queries = op.reads[first], keys = op.reads[first + 1] != kNoTensor ? op.reads[first + 1] : queries;
   if (const int d = tensor(queries).find(Axis::sequence); d >= 0 && masks(op))
     if (const std::int64_t parts = mesh_.size(tensor(queries).over[d].group()); parts != op.parts)
-      report(Rule::sizes, layout(queries) + " has one of " + std::to_string(parts) +
-                              " parts of the positions, the op states " + std::to_string(op.parts));
+      report(Rule::sizes, "{} has one of {} parts of the positions, the op states {}", layout(queries), parts,
+             op.parts);
   if (const int d = tensor(keys).find(Axis::sequence); d >= 0)
     if (const MeshGroup parts = meeting(tensor(keys), d).without(ring_group_);
         !parts.empty() && op.window != 1)  // a window of one is the query's own position
-      report(Rule::whole_for_op, layout(keys) + " has the keys of one part over " + words(mesh_, parts) +
-                                     ", and no ring brings the others, expected " + layout_with(keys, d, {}));
+      report(Rule::whole_for_op, "{} has the keys of one part over {}, and no ring brings the others, expected {}",
+             layout(keys), words(mesh_, parts), layout_with(keys, d, {}));
 }
 
 // The digits over which the parts of a dimension have keys that their queries meet.
@@ -239,8 +239,8 @@ void PieceCheck::follow_ring(const Op& op) {
       !seen_of(op.reads[1]).empty() && op.reads[2] == kNoTensor) {
     const std::int64_t a = state_[op.reads[0]].travelled, b = state_[op.reads[1]].travelled;
     if (a != b)
-      report(Rule::sees_all_keys, quoted(op.reads[0]) + " is of keys " + std::to_string(a) + " ranks from home, " +
-                                      quoted(op.reads[1]) + " of keys " + std::to_string(b) + " from home");
+      report(Rule::sees_all_keys, "{} is of keys {} ranks from home, {} of keys {} from home", quoted(op.reads[0]), a,
+             quoted(op.reads[1]), b);
     unite(op.reads[0], op.reads[1], op.writes[0]);
     state_[op.writes[0]].travelled = a;
     return;
@@ -275,8 +275,8 @@ void PieceCheck::attend_in_ring(const Op& op) {
   const TensorId keys = kv == kNoTensor ? q : storage_or_self(kv);
   const std::int64_t travelled = state_[keys].travelled % ranks;
   if (travelled != op.keys_before)
-    report(Rule::sees_all_keys, quoted(keys) + " has the keys of " + std::to_string(travelled) +
-                                    " ranks before, the op states " + std::to_string(op.keys_before));
+    report(Rule::sees_all_keys, "{} has the keys of {} ranks before, the op states {}", quoted(keys), travelled,
+           op.keys_before);
   // If keys are dealt by runs, a ring contains only parts that meet.
   const Tensor& of_keys = tensor(keys);
   const int d = of_keys.find(Axis::sequence);
@@ -285,8 +285,7 @@ void PieceCheck::attend_in_ring(const Op& op) {
     if (const std::int64_t meet = of_keys.table->meeting_parts; meet < mesh_.size(of_keys.over[d].group()))
       within = meet;
   if (op.inner_parts != within)
-    report(Rule::sees_all_keys, "keys go round in rings of " + std::to_string(within) + " ranks, the op states " +
-                                    std::to_string(op.inner_parts));
+    report(Rule::sees_all_keys, "keys go round in rings of {} ranks, the op states {}", within, op.inner_parts);
   if (backward) expect_complete(op.reads[1]), expect_complete(op.reads[2]);
   std::vector<bool> seen(static_cast<std::size_t>(ranks));
   seen[static_cast<std::size_t>(travelled)] = true;
@@ -307,8 +306,7 @@ std::vector<bool> PieceCheck::united(TensorId a, TensorId b) {
   if (x.empty() || y.empty()) return x.empty() ? y : x;
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (x[i] && y[i])
-      report(Rule::sees_all_keys,
-             quoted(a) + " and " + quoted(b) + " have both met the keys of " + std::to_string(i) + " ranks before");
+      report(Rule::sees_all_keys, "{} and {} have both met the keys of {} ranks before", quoted(a), quoted(b), i);
     x[i] = x[i] || y[i];
   }
   return x;
@@ -318,11 +316,11 @@ void PieceCheck::expect_complete(TensorId id) {
   const TensorId as = written_as(id);
   if (as == kNoTensor || state_[as].seen.empty()) return;
   if (state_[as].travelled != 0)
-    report(Rule::sees_all_keys,
-           quoted(id) + " is still " + std::to_string(state_[as].travelled) + " ranks away from where its keys belong");
+    report(Rule::sees_all_keys, "{} is still {} ranks away from where its keys belong", quoted(id),
+           state_[as].travelled);
   for (std::size_t i = 0; i < state_[as].seen.size(); ++i)
     if (!state_[as].seen[i] && visible(static_cast<std::int64_t>(i), state_[as].mask))
-      report(Rule::sees_all_keys, quoted(id) + " lacks the keys of " + std::to_string(i) + " ranks before");
+      report(Rule::sees_all_keys, "{} lacks the keys of {} ranks before", quoted(id), i);
 }
 
 // Whether any rank's queries see keys of the rank `away` places before.

@@ -21,13 +21,11 @@ void PieceCheck::elementwise_on_flat(const Op& op) {
   }
   for (const TensorId id : op.reads)
     if (id != kNoTensor && !clips_by(op, id) && tensor(id).over[0] != tensor(op.reads[0]).over[0])
-      report(Rule::operands_agree,
-             layout(id) + " and " + layout(op.reads[0]) + " are shards of two kinds, expected one");
+      report(Rule::operands_agree, "{} and {} are shards of two kinds, expected one", layout(id), layout(op.reads[0]));
   for (const TensorId id : op.writes) {
     if (id == kNoTensor) continue;
     if (tensor(id).over[0] != tensor(op.reads[0]).over[0])
-      report(Rule::operands_agree,
-             layout(id) + " and " + layout(op.reads[0]) + " are shards of two kinds, expected one");
+      report(Rule::operands_agree, "{} and {} are shards of two kinds, expected one", layout(id), layout(op.reads[0]));
     write(id, {});
     if (id != op.reads[0]) flats_[id] = flats_.at(op.reads[0]);
   }
@@ -38,8 +36,8 @@ bool PieceCheck::clips_by(const Op& op, TensorId id) {
   const int at = norm_operand(op.kind);
   if (at < 0 || op.reads[static_cast<std::size_t>(at)] != id) return false;
   if (!owed(id).empty())
-    report(Rule::norm_of_all,
-           "gradients are clipped by " + quoted(id) + ", which still owes the sum over " + words(mesh_, owed(id)));
+    report(Rule::norm_of_all, "gradients are clipped by {}, which still owes the sum over {}", quoted(id),
+           words(mesh_, owed(id)));
   return true;
 }
 
@@ -47,8 +45,8 @@ void PieceCheck::expect_owes_nothing(TensorId id) {
   for (const auto& [p, owes] : flats_.at(id)) {
     expect_summed_over_stages(p);
     if (!owes.empty())
-      report(Rule::gradient_meets_state, "the gradient of " + quoted(piece_.parameters[p].parameter) + " in " +
-                                             quoted(id) + " still owes the sum over " + words(mesh_, owes));
+      report(Rule::gradient_meets_state, "the gradient of {} in {} still owes the sum over {}",
+             quoted(piece_.parameters[p].parameter), quoted(id), words(mesh_, owes));
   }
 }
 
@@ -69,10 +67,8 @@ void PieceCheck::optimize(const Op& op) {
     for (const TensorId id : ids) {
       if (id == kNoTensor || clips_by(op, id)) continue;
       if (tensor(id).over[0] != tensor(op.reads[0]).over[0] || tensor(id).sizes[0] != tensor(op.reads[0]).sizes[0])
-        report(Rule::gradient_meets_state, "gradients " + layout(op.reads[0]) + " of " +
-                                               std::to_string(tensor(op.reads[0]).sizes[0]) + " elements meet " +
-                                               layout(id) + " of " + std::to_string(tensor(id).sizes[0]) +
-                                               ", expected the same");
+        report(Rule::gradient_meets_state, "gradients {} of {} elements meet {} of {}, expected the same",
+               layout(op.reads[0]), tensor(op.reads[0]).sizes[0], layout(id), tensor(id).sizes[0]);
     }
   for (const TensorId id : op.writes)
     if (id != kNoTensor) updated(id);
@@ -80,8 +76,8 @@ void PieceCheck::optimize(const Op& op) {
 
 void PieceCheck::expect_same_part(TensorId from, TensorId to) {
   if (tensor(from).over[0] == tensor(to).over[0] && tensor(from).sizes[0] == tensor(to).sizes[0]) return;
-  report(Rule::operands_agree, layout(from) + " of " + std::to_string(tensor(from).sizes[0]) + " elements becomes " +
-                                   layout(to) + " of " + std::to_string(tensor(to).sizes[0]) + ", expected the same");
+  report(Rule::operands_agree, "{} of {} elements becomes {} of {}, expected the same", layout(from),
+         tensor(from).sizes[0], layout(to), tensor(to).sizes[0]);
 }
 
 // Only parts of a parameter buffer are updated; the rest of it is stale.
@@ -90,7 +86,7 @@ void PieceCheck::updated(TensorId id) {
   if (tensor(id).category != Category::parameter) return;
   const TensorId root = storage_of(piece_, id);
   if (const ParameterSet* set = set_of(piece_, root); set != nullptr && set->frozen())
-    report(Rule::frozen_stays, quoted(id) + " is updated, and has the parameters of a frozen set");
+    report(Rule::frozen_stays, "{} is updated, and has the parameters of a frozen set", quoted(id));
   stale_[root] = tensor(id).divided_over().without(tensor(root).divided_over());
 }
 
@@ -98,8 +94,8 @@ void PieceCheck::updated(TensorId id) {
 void PieceCheck::expect_divided(const ParameterSet& set) {
   const auto expect = [&](TensorId id, MeshGroup group, const char* what) {
     if (id == kNoTensor || tensor(id).divided_over() == group) return;
-    report(Rule::sets_divided,
-           layout(id) + " are the " + what + " of a parameter set that divides them over " + words(mesh_, group));
+    report(Rule::sets_divided, "{} are the {} of a parameter set that divides them over {}", layout(id), what,
+           words(mesh_, group));
   };
   expect(set.parameters, set.over.weights, "weights");
   expect(set.gradients, set.over.gradients, "gradients");
@@ -108,8 +104,8 @@ void PieceCheck::expect_divided(const ParameterSet& set) {
   expect(set.secondary, set.over.secondary, "second copy of the weights");
   if (set.own_parameters == kNoTensor || set.own_gradients == kNoTensor) return;
   if (tensor(set.own_parameters).over[0] != tensor(set.own_gradients).over[0])
-    report(Rule::sets_divided,
-           layout(set.own_parameters) + " are updated with " + layout(set.own_gradients) + ": parts of two orders");
+    report(Rule::sets_divided, "{} are updated with {}: parts of two orders", layout(set.own_parameters),
+           layout(set.own_gradients));
 }
 
 }  // namespace orrery::proof

@@ -44,17 +44,7 @@ struct StageOrder {
   // visit(Slot), in order.
   template <class Visit>
   void for_each(Visit&& visit) const {
-    const auto run = [&visit](std::span<const Segment> segments, std::uint32_t shift) {
-      for (const Segment& segment : segments)
-        for (std::uint32_t r = 0; r < segment.repeats; ++r)
-          for (Slot slot : segment.pattern()) {
-            slot.micro_batch += r + shift;
-            visit(slot);
-          }
-    };
-    run(prologue, 0);
-    for (std::uint32_t r = 0; r < repeats; ++r) run(body, r * advance);
-    run(epilogue, 0);
+    for_each_turn(false, visit, [](const Slot&, const Slot&) {});
   }
 
   // For Schedule::pairs: calls visit(chunk of the forward, chunk of the backward, number of such pairs).
@@ -96,20 +86,8 @@ struct StageOrder {
   // Calls visit(forward, backward) for each pair, in order.
   template <class Visit>
   void for_each_pair_of_slots(Visit&& visit) const {
-    const auto run = [&visit](std::span<const Segment> segments, std::uint32_t shift) {
-      for (const Segment& segment : segments)
-        for (std::uint32_t r = 0; r < segment.repeats; ++r)
-          for (std::uint32_t i = 0; i + 1 < segment.size; ++i) {
-            if (!is_pair(segment.slots[i], segment.slots[i + 1])) continue;
-            Slot forward = segment.slots[i], backward = segment.slots[i + 1];
-            forward.micro_batch += r + shift;
-            backward.micro_batch += r + shift;
-            visit(forward, backward);
-          }
-    };
-    run(prologue, 0);
-    for (std::uint32_t r = 0; r < repeats; ++r) run(body, r * advance);
-    run(epilogue, 0);
+    for_each_turn(
+        true, [](const Slot&) {}, visit);
   }
   static bool is_pair(const Slot& first, const Slot& second) {
     return first.kind == SlotKind::forward && second.kind == SlotKind::backward;

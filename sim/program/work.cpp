@@ -78,6 +78,43 @@ AttendedPairs pairs_of(bool causal, std::int64_t window, const Dealt& queries, c
   return p;
 }
 
+const Tensor& queries_of(const Op& op, std::span<const Tensor> tensors) {
+  return tensors[op.reads[queries_operand(op.kind)]];
+}
+const Tensor& keys_of(const Op& op, std::span<const Tensor> tensors) {
+  const std::size_t first = queries_operand(op.kind);
+  return tensors[op.reads[first + 1] == kNoTensor ? op.reads[first] : op.reads[first + 1]];
+}
+Dealt queries_of_part(const Op& op, const Tensor& q, std::int64_t part) {
+  return {.deal = q.deal(1), .parts = op.parts, .part = part, .count = q.sizes[1]};
+}
+// The keys of all ranks together.
+Dealt all_keys(const Op& op, const Tensor& kv) {
+  if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
+  if (is_table_of_runs(kv.deal(1))) return {.count = kv.table->whole};
+  return {.count = kv.sizes[1] * op.parts};
+}
+// The keys that the op reads for the queries of part `part`.
+Dealt keys_of_part(const Op& op, const Tensor& kv, std::int64_t part) {
+  if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
+  return {.deal = kv.deal(1), .parts = op.parts, .part = op.part_of_keys(part), .count = kv.sizes[1]};
+}
+
+AttendedPairs pairs_of_busiest(const Op& op, std::span<const Tensor> tensors) {
+  const Tensor& q = queries_of(op, tensors);
+  std::int64_t busiest = op.parts - 1;  // no rank's queries have more keys before them than the last one's
+  if (op.parts > 1 && (op.window > 0 || q.deal(1).table != nullptr)) {
+    const Dealt all = all_keys(op, keys_of(op, tensors));
+    double most = 0;
+    for (std::int64_t part = op.parts; part-- > 0;)
+      if (const double own = pairs_of(op.causal, op.window, queries_of_part(op, q, part), all).counted; own > most) {
+        most = own;
+        busiest = part;
+      }
+  }
+  return attended_pairs(op, tensors, busiest);
+}
+
 }  // namespace
 
 GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
@@ -149,57 +186,12 @@ AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
   return s;
 }
 
-namespace {
-
-const Tensor& queries_of(const Op& op, std::span<const Tensor> tensors) {
-  return tensors[op.reads[queries_operand(op.kind)]];
-}
-const Tensor& keys_of(const Op& op, std::span<const Tensor> tensors) {
-  const std::size_t first = queries_operand(op.kind);
-  return tensors[op.reads[first + 1] == kNoTensor ? op.reads[first] : op.reads[first + 1]];
-}
-Dealt queries_of_part(const Op& op, const Tensor& q, std::int64_t part) {
-  return {.deal = q.deal(1), .parts = op.parts, .part = part, .count = q.sizes[1]};
-}
-// The keys of all ranks together.
-Dealt all_keys(const Op& op, const Tensor& kv) {
-  if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
-  if (is_table_of_runs(kv.deal(1))) return {.count = kv.table->whole};
-  return {.count = kv.sizes[1] * op.parts};
-}
-
-}  // namespace
-
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part) {
   const Tensor &q = queries_of(op, tensors), &kv = keys_of(op, tensors);
-  const std::int64_t queries = q.sizes[1], keys = kv.sizes[1];
-  const Dealt all{.count = keys};
-  // The last query aligns with the last key.
-  if (op.parts == 1) return pairs_of(op.causal, op.window, {.count = queries, .first = keys - queries}, all);
-  const Dealt of_queries = queries_of_part(op, q, part);
-  if (kv.over[1].empty()) return pairs_of(op.causal, op.window, of_queries, all);
-  return pairs_of(op.causal, op.window, of_queries,
-                  {.deal = kv.deal(1), .parts = op.parts, .part = op.part_of_keys(part), .count = keys});
+  Dealt queries = queries_of_part(op, q, part);
+  if (op.parts == 1) queries = {.count = q.sizes[1], .first = kv.sizes[1] - q.sizes[1]};  // the last ones align
+  return pairs_of(op.causal, op.window, queries, keys_of_part(op, kv, part));
 }
-
-namespace {
-
-AttendedPairs pairs_of_busiest(const Op& op, std::span<const Tensor> tensors) {
-  const Tensor& q = queries_of(op, tensors);
-  std::int64_t busiest = op.parts - 1;  // no rank's queries have more keys before them than the last one's
-  if (op.parts > 1 && (op.window > 0 || q.deal(1).table != nullptr)) {
-    const Dealt all = all_keys(op, keys_of(op, tensors));
-    double most = 0;
-    for (std::int64_t part = op.parts; part-- > 0;)
-      if (const double own = pairs_of(op.causal, op.window, queries_of_part(op, q, part), all).counted; own > most) {
-        most = own;
-        busiest = part;
-      }
-  }
-  return attended_pairs(op, tensors, busiest);
-}
-
-}  // namespace
 
 // For tables of runs, which may have hundreds of parts, the table remembers the pairs.
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
@@ -211,16 +203,6 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
       {gathered, q.sizes[1], kv.sizes[1], op.parts, op.keys_before, op.inner_parts, op.window, op.causal},
       [&] { return pairs_of_busiest(op, tensors); });
 }
-
-namespace {
-
-// The keys that the op reads for the queries of part `part`.
-Dealt keys_of_part(const Op& op, const Tensor& kv, std::int64_t part) {
-  if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
-  return {.deal = kv.deal(1), .parts = op.parts, .part = op.part_of_keys(part), .count = kv.sizes[1]};
-}
-
-}  // namespace
 
 void DocumentPairs::add(const DocumentPairs& other, double times) {
   counted += times * other.counted;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/hardware/crossing_groups.h"
+#include "sim/hardware/cluster.h"
 #include "sim/hardware/presets.h"
 #include "sim/hardware/read_placement.h"
 #include "sim/report/format.h"

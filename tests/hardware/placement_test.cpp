@@ -226,7 +226,7 @@ TEST(ReadPlacement, NodesInTheirOrder) {
   EXPECT_THAT(with({{"nodes", "node[1-3]"}, {"first", 0}}, 3).placement.nodes, ElementsAre(1, 2, 3));
   const Cluster c = with({{"nodes", Json{9, 3, 4}}}, 3);
   EXPECT_EQ(c.devices(), 24);
-  EXPECT_EQ(c.fabric_devices(), 80);
+  EXPECT_EQ(c.fabric_nodes(), 10);
   EXPECT_EQ(c.fabric_device(8 + 5), 3 * 8 + 5);
 }
 

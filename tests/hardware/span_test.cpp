@@ -11,7 +11,6 @@
 #include <set>
 
 #include "sim/hardware/cluster.h"
-#include "sim/hardware/crossing_groups.h"
 #include "sim/hardware/stage_span.h"
 
 namespace orrery {

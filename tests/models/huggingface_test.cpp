@@ -367,7 +367,7 @@ const BadConfig kBadConfigs[] = {
     {"vit-b-16", R"({"num_labels": null})", "/model/num_labels: found nothing, expected an integer"},
     {"vit-b-16", R"({"patch_size": 15})", "/model: found patch_size = 15, expected a divisor of image_size = 224"},
     {"swin-t", R"({"depths": 12})", "/model/depths: found 12, expected an array of integers"},
-    {"swin-t", R"({"num_heads": [3, 6]})", "/model: found stage_heads = 2, expected as many values as the 4 stages"},
+    {"swin-t", R"({"num_heads": [3, 6]})", "/model: found stage_heads = an array of 2, expected as many values as the 4 stages"},
     {"swin-t", R"({"window_size": 8})",
      "/model: found window = 8, expected a divisor of the feature map's side, 28 in stage 2"},
     {"swin-t", R"({"mlp_ratio": 2.5})", "/model/mlp_ratio: found 2.5, expected a whole number"},

@@ -884,8 +884,8 @@ TEST(Division, ListsDigitsFromMajorToMinor) {
   mesh.add(MeshAxis::cp, 3);
   Division d;
   EXPECT_TRUE(d.empty());
+  d.append(mesh.group(MeshAxis::cp));
   d.append(mesh.group(MeshAxis::tp));
-  d.prepend(mesh.group(MeshAxis::cp));
   EXPECT_EQ(d.count(), 2);
   EXPECT_EQ(d.digit(0), 1);
   EXPECT_EQ(d.digit(1), 0);

@@ -84,26 +84,6 @@ TEST(RoutingCounts, RefuseShapesThatAreNone) {
   EXPECT_THAT(made({{0, 1, 2}, {0}, std::int64_t{1} << 39, 4, 2, 1}), HasSubstr("at most 1099511627776 rows"));
 }
 
-TEST(RoutingCounts, OfAllRanksTogetherAreDealtEvenly) {
-  RoutingCounts counts({{0}, {0, 1}, 1, 1, 4, 2});
-  counts.append(12, std::vector<std::int64_t>{12, 5, 0, 7});
-  counts.append(3, std::vector<std::int64_t>{1, 1, 1, 3});
-  const RoutingCounts dealt = dealt_over(counts, 3);
-  for (const std::size_t layer : {0u, 1u}) {
-    const RoutingMatrix matrix = dealt.matrix(0, layer), whole = counts.matrix(0, layer);
-    EXPECT_EQ(matrix.by_expert(), whole.tokens);
-    for (std::int64_t rank = 0; rank < 3; ++rank) {
-      EXPECT_EQ(dealt.tokens(0, layer, 0, rank), counts.tokens(0, layer, 0, 0) / 3);
-      for (std::int64_t e = 0; e < 4; ++e) {
-        EXPECT_GE(matrix.at(rank, e), whole.at(0, e) / 3);
-        EXPECT_LE(matrix.at(rank, e), (whole.at(0, e) + 2) / 3);
-      }
-    }
-  }
-  EXPECT_THAT(refusal_of([&] { dealt_over(counts, 2); }), HasSubstr("found 3 tokens at step 0, layer 1"));
-  EXPECT_THAT(refusal_of([&] { dealt_over(dealt, 3); }), HasSubstr("found counts of 3 source ranks"));
-}
-
 TEST(RoutingCounts, SayHowUnevenLoadsAre) {
   EXPECT_DOUBLE_EQ(max_over_mean(std::vector<std::int64_t>{6, 1, 2}), 2);
   EXPECT_DOUBLE_EQ(max_over_mean(std::vector<double>{0.5, 0.5}), 1);

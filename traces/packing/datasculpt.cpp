@@ -152,8 +152,7 @@ class Clustering {
 
   // Leaves `to` unchanged if the sum has no direction.
   void direction_of(const double* sum, float* to) const {
-    double squares = 0;
-    for (std::size_t k = 0; k < depth_; ++k) squares += sum[k] * sum[k];
+    const double squares = std::inner_product(sum, sum + depth_, sum, 0.0);
     if (squares <= 0) return;
     const double scale = 1 / std::sqrt(squares);
     for (std::size_t k = 0; k < depth_; ++k) to[k] = static_cast<float>(sum[k] * scale);

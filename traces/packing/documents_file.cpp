@@ -91,123 +91,63 @@ class DocumentLines {
   Documents documents_;
 };
 
-// Reads the header of a .npy file (numpy.lib.format): a dictionary of Python with three keys, then blanks.
-struct NpyHeader {
-  std::string descr, fortran_order, shape;  // as written in the file
-  std::size_t begin = 0;                    // offset of the data in the file
-};
+[[noreturn]] void refuse_array(const std::string& path, std::string found, std::string expected) {
+  throw InputError({path, ""}, std::move(found), std::move(expected));
+}
 
-class NpyHeaderReader {
- public:
-  NpyHeaderReader(std::FILE* file, const std::string& path) : file_(file), path_(path) {}
-
-  [[noreturn]] void fail(std::string found, std::string expected) const {
-    throw InputError({path_, ""}, std::move(found), std::move(expected));
+// The text of a .npy file's header (numpy.lib.format). The file is then at its numbers.
+std::string npy_header(std::FILE* file, const std::string& path) {
+  unsigned char start[12] = {};
+  const std::size_t got = std::fread(start, 1, 10, file);
+  if (std::ferror(file) != 0)
+    refuse_array(path, fmt::format("nothing ({})", std::strerror(errno)), "a readable .npy file");
+  if (got < 10 || std::memcmp(start, "\x93NUMPY", 6) != 0)
+    refuse_array(path, "no .npy file", "an array as numpy.save writes it, which begins with \\x93NUMPY");
+  if (start[6] < 1 || start[6] > 3 || start[7] != 0)
+    refuse_array(path, fmt::format("version {}.{} of the format", start[6], start[7]), "1.0, 2.0 or 3.0");
+  std::size_t length = start[8] + std::size_t{256} * start[9];
+  if (start[6] > 1) {  // versions 2 and 3 have four bytes
+    if (std::fread(start + 10, 1, 2, file) < 2) refuse_array(path, "a header that is cut", "a whole .npy file");
+    length += (std::size_t{start[10]} << 16) + (std::size_t{start[11]} << 24);
   }
+  constexpr std::size_t kMostHeader = std::size_t{1} << 16;
+  if (length > kMostHeader) refuse_array(path, fmt::format("a header of {} bytes", length), "at most 65536");
+  std::string text(length, '\0');
+  if (std::fread(text.data(), 1, length, file) < length)
+    refuse_array(path, "a header that is cut", "a whole .npy file");
+  return text;
+}
 
-  NpyHeader read() {
-    NpyHeader header;
-    header.begin = read_text();
-    expect('{');
-    while (!at('}')) {
-      const std::string key = value();
-      std::string* const field = key == "'descr'"           ? &header.descr
-                                 : key == "'fortran_order'" ? &header.fortran_order
-                                 : key == "'shape'"         ? &header.shape
-                                                            : nullptr;
-      if (field == nullptr || !field->empty())
-        fail(fmt::format("the key {}{}", one_line(key, kMostLineShown), field == nullptr ? "" : " a second time"),
-             "'descr', 'fortran_order' and 'shape', as numpy.save writes them");
-      expect(':');
-      *field = value();
-      if (!at('}')) expect(',');
+// Such a header is a dictionary of Python with three keys. Returns it as JSON: (2, 3) as [2, 3], False as false.
+nlohmann::json parse_npy_header(const std::string& text, const std::string& path) {
+  std::string json;
+  for (const char c : text) {
+    if (c == '}' || c == ')' || c == ']') {  // Python allows a comma before it
+      json.erase(json.find_last_not_of(" \n") + 1);
+      if (json.ends_with(',')) json.pop_back();
     }
-    expect('}');
-    if (rest_.find_first_not_of(kBlanks) != std::string_view::npos) fail_to_read();
-    for (const auto& [name, field] :
-         {std::pair("descr", &header.descr), {"fortran_order", &header.fortran_order}, {"shape", &header.shape}})
-      if (field->empty()) fail(fmt::format("a header without '{}'", name), "an array as numpy.save writes it");
-    return header;
+    json += c == '\'' ? '"' : c == '(' ? '[' : c == ')' ? ']' : c;
   }
-
-  // Parses "(2, 3)", "(4,)" or "()".
-  std::vector<std::int64_t> sizes(const std::string& shape) {
-    rest_ = shape;
-    std::vector<std::int64_t> sizes;
-    expect('(');
-    while (!at(')')) {
-      const std::string text = value();
-      const std::optional<std::int64_t> size = number_of(text);
-      if (!size || *size < 0) fail_to_read();
-      sizes.push_back(*size);
-      if (!at(')')) expect(',');
-    }
-    expect(')');
-    if (!rest_.empty()) fail_to_read();
-    return sizes;
-  }
-
- private:
-  static constexpr std::string_view kBlanks = " \n";
-
-  // Reads the header into text_. Returns where it ends in the file.
-  std::size_t read_text() {
-    unsigned char start[12] = {};
-    const std::size_t got = std::fread(start, 1, 10, file_);
-    if (std::ferror(file_) != 0) fail(fmt::format("nothing ({})", std::strerror(errno)), "a readable .npy file");
-    if (got < 10 || std::memcmp(start, "\x93NUMPY", 6) != 0)
-      fail("no .npy file", "an array as numpy.save writes it, which begins with \\x93NUMPY");
-    if (start[6] < 1 || start[6] > 3 || start[7] != 0)
-      fail(fmt::format("version {}.{} of the format", start[6], start[7]), "1.0, 2.0 or 3.0");
-    std::size_t length = start[8] + std::size_t{256} * start[9], begin = 10;
-    if (start[6] > 1) {  // versions 2 and 3 have four bytes
-      if (std::fread(start + 10, 1, 2, file_) < 2) fail("a header that is cut", "a whole .npy file");
-      length += (std::size_t{start[10]} << 16) + (std::size_t{start[11]} << 24);
-      begin = 12;
-    }
-    constexpr std::size_t kMostHeader = std::size_t{1} << 16;
-    if (length > kMostHeader) fail(fmt::format("a header of {} bytes", length), "at most 65536");
-    text_.resize(length);
-    if (std::fread(text_.data(), 1, length, file_) < length) fail("a header that is cut", "a whole .npy file");
-    rest_ = text_;
-    return begin + length;
-  }
-
-  [[noreturn]] void fail_to_read() const {
-    fail(fmt::format("\"{}\" in the header", one_line(rest_, kMostLineShown)),
-         "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, as numpy.save writes it");
-  }
-  bool at(char c) {
-    rest_.remove_prefix(std::min(rest_.find_first_not_of(kBlanks), rest_.size()));
-    return rest_.starts_with(c);
-  }
-  void expect(char c) {
-    if (!at(c)) fail_to_read();
-    rest_.remove_prefix(1);
-  }
-  // Returns the next value as written, not empty: a text with quotes, a word, a number, or a list with brackets.
-  std::string value() {
-    std::size_t end = 0;
-    if (at('\'') || at('"')) {
-      end = rest_.find(rest_.front(), 1);
-    } else if (at('(')) {
-      end = rest_.find(')');
-    } else if (at('[')) {  // the fields of a record, which may have shapes
-      end = rest_.rfind(']');
-    } else {
-      end = std::min(rest_.find_first_of(" \n,:;(){}[]'\""), rest_.size()) - 1;  // npos if there is nothing
-    }
-    if (end == std::string_view::npos) fail_to_read();
-    const std::string text(rest_.substr(0, end + 1));
-    rest_.remove_prefix(end + 1);
-    return text;
-  }
-
-  std::FILE* file_;
-  const std::string& path_;
-  std::string text_;
-  std::string_view rest_;
-};
+  for (const char* const word : {"True", "False"})
+    if (const std::size_t at = json.find(word); at != std::string::npos) json[at] = word[0] == 'T' ? 't' : 'f';
+  std::size_t keys = 0;  // also those that repeat
+  const auto count = [&](int, nlohmann::json::parse_event_t event, const nlohmann::json&) {
+    keys += event == nlohmann::json::parse_event_t::key ? 1 : 0;
+    return true;
+  };
+  const nlohmann::json header = nlohmann::json::parse(json, count, false);
+  const auto has_shape = [&](const nlohmann::json& shape) {
+    return shape.is_array() && std::ranges::all_of(shape, [](const auto& n) { return n.is_number_integer(); });
+  };
+  if (header.is_object())
+    for (const char* const key : {"descr", "fortran_order", "shape"})
+      if (!header.contains(key))
+        refuse_array(path, fmt::format("a header without '{}'", key), "an array as numpy.save writes it");
+  if (!header.is_object() || keys != 3 || !has_shape(header["shape"]))
+    refuse_array(path, fmt::format("\"{}\" in the header", one_line(text, kMostLineShown)),
+                 "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, as numpy.save writes it");
+  return header;
+}
 
 }  // namespace
 
@@ -230,27 +170,31 @@ void read_embeddings(const std::string& path, Documents& documents) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) throw InputError({path, ""}, fmt::format("nothing ({})", std::strerror(errno)), "a readable .npy file");
   remember_input(path);
-  NpyHeaderReader reader(file.get(), path);
-  const NpyHeader header = reader.read();
-  if (header.descr != "'<f4'")
-    reader.fail(fmt::format("an array of {}", one_line(header.descr, kMostLineShown)),
-                "'<f4', floats of 32 bits: array.astype('<f4')");
-  if (header.fortran_order != "False")
-    reader.fail("an array in column order", "an array in row order: numpy.ascontiguousarray(array)");
-  const std::vector<std::int64_t> shape = reader.sizes(header.shape);
+  const nlohmann::json header = parse_npy_header(npy_header(file.get(), path), path);
+  const nlohmann::json& descr = header["descr"];
+  if (descr != "<f4")
+    refuse_array(path,
+                 fmt::format("an array of {}",
+                             descr.is_string() ? fmt::format("'{}'", one_line(descr.get<std::string>(), kMostLineShown))
+                                               : one_line(descr.dump(), kMostLineShown)),
+                 "'<f4', floats of 32 bits: array.astype('<f4')");
+  if (header["fortran_order"] != false)
+    refuse_array(path, "an array in column order", "an array in row order: numpy.ascontiguousarray(array)");
+  const auto shape = header["shape"].get<std::vector<std::int64_t>>();
   if (shape.size() != 2 || shape[0] != documents.count() || shape[1] < 1 || shape[1] > Documents::kMostDimension)
-    reader.fail(fmt::format("an array of shape ({})", fmt::join(shape, ", ")),
-                fmt::format("a row for each of {} documents, of 1 to {} numbers", documents.count(),
-                            Documents::kMostDimension));
+    refuse_array(path, fmt::format("an array of shape ({})", fmt::join(shape, ", ")),
+                 fmt::format("a row for each of {} documents, of 1 to {} numbers", documents.count(),
+                             Documents::kMostDimension));
+  const long begin = std::ftell(file.get());
   std::fseek(file.get(), 0, SEEK_END);
-  const auto bytes = static_cast<std::int64_t>(std::ftell(file.get())) - static_cast<std::int64_t>(header.begin);
+  const std::int64_t bytes = std::ftell(file.get()) - begin;
   const std::int64_t expected = shape[0] * shape[1] * static_cast<std::int64_t>(sizeof(float));
   if (bytes != expected)
-    reader.fail(fmt::format("{} bytes of numbers", bytes), fmt::format("{} as in the header", expected));
-  std::fseek(file.get(), static_cast<long>(header.begin), SEEK_SET);
+    refuse_array(path, fmt::format("{} bytes of numbers", bytes), fmt::format("{} as in the header", expected));
+  std::fseek(file.get(), begin, SEEK_SET);
   const std::span<float> numbers = documents.make_embeddings(shape[0], shape[1]);
   if (std::fread(numbers.data(), sizeof(float), numbers.size(), file.get()) < numbers.size())
-    reader.fail("an array that cannot be read to its end", "a whole .npy file");
+    refuse_array(path, "an array that cannot be read to its end", "a whole .npy file");
   for (std::int64_t row = 0; row < documents.count(); ++row)
     documents.normalise(row, {path, fmt::format("row {}", row)});
 }

@@ -2,6 +2,7 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <numeric>
 
 namespace orrery {
 
@@ -23,9 +24,7 @@ void inner_products(std::span<const float> a, std::span<const float> b, std::siz
 }
 
 float inner_product(const float* a, const float* b, std::size_t depth) {
-  float sum = 0;
-  for (std::size_t k = 0; k < depth; ++k) sum += a[k] * b[k];
-  return sum;
+  return std::inner_product(a, a + depth, b, 0.0f);
 }
 
 }  // namespace orrery

@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <cmath>
+#include <numeric>
 
 #include "traces/packing/packing.h"
 
@@ -13,8 +13,7 @@ double mean_cosine(const Documents& documents, std::span<const PackedPiece> piec
     const float* e = documents.embedding(piece.document);
     for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += double{e[k]};
   }
-  double squares = 0;
-  for (const double s : sum) squares += s * s;
+  const double squares = std::inner_product(sum.begin(), sum.end(), sum.begin(), 0.0);
   const auto n = static_cast<double>(pieces.size());
   return (squares - n) / (n * (n - 1));
 }
