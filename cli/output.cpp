@@ -168,6 +168,12 @@ void print(const std::string& text) {
 
 ProgressLine::ProgressLine() : on_terminal_(::isatty(STDERR_FILENO) != 0) {}
 ProgressLine::~ProgressLine() { clear(); }
+bool ProgressLine::is_due() {
+  if (!on_terminal_ || Clock::now() < next_) return false;
+  next_ = Clock::now() + std::chrono::milliseconds(200);
+  return true;
+}
+double ProgressLine::seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 void ProgressLine::clear() {
   if (shown_) std::fputs("\r\033[K", stderr);
   shown_ = false;

@@ -1,6 +1,7 @@
 // Output of results. Files appear whole or not at all.
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <initializer_list>
 #include <list>
@@ -75,11 +76,16 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   bool on_terminal() const { return on_terminal_; }
+  // Whether there is somebody to show progress to, and it is time: after half a second, then five times a second.
+  bool is_due();
+  double seconds() const;  // since the line was made
   void show(const std::string& text);
   void clear();
 
  private:
+  using Clock = std::chrono::steady_clock;
   bool on_terminal_, shown_ = false;
+  Clock::time_point start_ = Clock::now(), next_ = start_ + std::chrono::milliseconds(500);
 };
 
 // Throws if the text cannot be written.

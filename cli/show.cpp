@@ -13,7 +13,7 @@
 #include "sim/base/json_writer.h"
 #include "sim/hardware/cluster.h"
 #include "sim/report/format.h"
-#include "study/answers/shown.h"
+#include "study/answers/listing.h"
 
 namespace orrery {
 namespace {

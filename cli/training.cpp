@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "cli/output.h"
@@ -14,20 +13,14 @@
 namespace orrery {
 
 void simulate_training(const Asked& asked, TrainingRequest request, const TrainingOutputs& wanted) {
-  using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::milliseconds kBetween{200};
   check_outputs({wanted.json == "-" ? "" : wanted.json, wanted.csv == "-" ? "" : wanted.csv,
                  wanted.svg == "-" ? "" : wanted.svg});
   TrainingAnswer answer;
   {
     ProgressLine line;
-    auto next = Clock::now() + kBetween;
-    if (line.on_terminal())
-      request.progress = [&](std::int64_t done, std::int64_t predicted) {
-        if (Clock::now() < next) return;
-        next = Clock::now() + kBetween;
-        line.show(fmt::format("{} of {} steps, {} of them predicted", done, request.steps, predicted));
-      };
+    request.progress = [&](std::int64_t done, std::int64_t predicted) {
+      if (line.is_due()) line.show(fmt::format("{} of {} steps, {} of them predicted", done, request.steps, predicted));
+    };
     answer = training_answer(asked, request);
   }
   const Training& training = answer.training;
