@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -15,9 +14,7 @@
 namespace orrery {
 
 Cluster read_cluster_argument(const std::string& of, bool* perturbed) {
-  const auto scenarios = bundled_scenarios();
-  const bool bundled =
-      std::any_of(scenarios.begin(), scenarios.end(), [&](const BundledScenario& s) { return s.name == of; });
+  const bool bundled = find_bundled(bundled_scenarios(), of) != nullptr;
   std::error_code ignored;
   if (bundled || of == "-" || of.ends_with(".json") || std::filesystem::exists(of, ignored)) {
     ScenarioSource source;
@@ -36,8 +33,8 @@ Cluster read_cluster_argument(const std::string& of, bool* perturbed) {
                                    of));
     if (!error.where().file.empty() || !error.where().pointer.empty()) throw;
     std::vector<std::string> names = cluster_names();
-    for (const std::string& node : node_names()) names.push_back(node);
-    for (const BundledScenario& scenario : scenarios) names.emplace_back(scenario.name);
+    for (const auto& more : {node_names(), names_of(bundled_scenarios())})
+      names.insert(names.end(), more.begin(), more.end());
     throw InputError({}, describe(of), "a cluster, node or scenario, or a file with one", nearest_name(of, names));
   }
 }

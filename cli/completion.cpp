@@ -125,7 +125,7 @@ class Offers {
       const auto listing =
           std::ranges::find(listings(), kind, [](const Listing& l) { return std::string_view(l.name); });
       if (listing == listings().end()) throw std::logic_error("an option offers names of an unknown kind: " + kind);
-      for (const std::string& name : names_of(*listing)) word(head + name + value.after_name);
+      for (const std::string& name : listing->names()) word(head + name + value.after_name);
     }
     if (!value.after_name.empty()) lines_ += ":nospace\n";
     if (value.is_file) lines_ += ":files\t" + head + "\n";

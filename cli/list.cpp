@@ -13,17 +13,13 @@
 namespace orrery {
 namespace {
 
-std::string names_text(const Listing& listing) {
-  std::string text;
-  for (const std::string& name : names_of(listing)) text += name + "\n";
-  return text;
-}
-
-std::string text_of(const std::vector<ListRow>& rows) {
+std::string text_of(const Listing& listing, bool summaries) {
+  const std::vector<std::string> names = listing.names();
   std::size_t width = 0;
-  for (const ListRow& row : rows) width = std::max(width, row.name.size());
+  for (const std::string& name : names) width = std::max(width, name.size());
   std::string text;
-  for (const ListRow& row : rows) text += left(row.name, width) + "  " + row.summary + "\n";
+  for (const std::string& name : names)
+    text += (summaries ? left(name, width) + "  " + listing.summary(name) : name) + "\n";
   return text;
 }
 
@@ -51,9 +47,7 @@ void add_list(Command app) {
     if (arguments->json && arguments->names) throw InputError({"--names", ""}, "--json as well", "one of them");
     for (const Listing& listing : listings())
       if (arguments->kind == listing.name)
-        print(arguments->names  ? names_text(listing)
-              : arguments->json ? json_text(listing_json(listing), 2) + "\n"
-                                : text_of(listing.rows()));
+        print(arguments->json ? json_text(listing_json(listing), 2) + "\n" : text_of(listing, !arguments->names));
   });
 }
 

@@ -15,7 +15,7 @@
 #include "sim/des/topology.h"
 #include "sim/hardware/cluster.h"
 #include "sim/report/format.h"
-#include "study/answers/shown.h"
+#include "study/answers/listing.h"
 
 namespace orrery {
 namespace {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <chrono>
 #include <csignal>
 #include <memory>
 
@@ -73,30 +72,26 @@ class StopSignals {
 class ShowSweepProgress {
  public:
   // `in_log`: if there is no terminal, one line a minute.
-  explicit ShowSweepProgress(bool in_log) : in_log_(in_log) {
-    if (in_log && !line_.on_terminal()) next_ = start_ + kBetweenLines;
-  }
+  explicit ShowSweepProgress(bool in_log) : in_log_(in_log && !line_.on_terminal()) {}
 
   void operator()(const SweepProgress& progress) {
-    const auto now = Clock::now();
-    if (now < next_ || !(line_.on_terminal() || in_log_)) return;
-    next_ = now + (line_.on_terminal() ? std::chrono::milliseconds(200) : kBetweenLines);
-    const double elapsed = std::chrono::duration<double>(now - start_).count();
+    const bool in_log = in_log_ && line_.seconds() >= next_in_log_;
+    if (!line_.is_due() && !in_log) return;
     const std::int64_t done = progress.computed + progress.known;
-    const double rate = static_cast<double>(done) / elapsed;
+    const double rate = static_cast<double>(done) / line_.seconds();
     const double left = static_cast<double>(progress.points - done) / rate;
     const std::string text = fmt::format("{} of {} points, {} per second, {} to go", done, progress.points,
                                          rate_text(rate), seconds_text(left));
-    if (line_.on_terminal()) return line_.show(text);
+    if (!in_log) return line_.show(text);
+    next_in_log_ = line_.seconds() + kBetweenLines;
     fmt::print(stderr, "orrery: {}\n", text);
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kBetweenLines{60'000};
+  static constexpr double kBetweenLines = 60;  // seconds
   ProgressLine line_;
   bool in_log_;
-  Clock::time_point start_ = Clock::now(), next_ = start_ + std::chrono::milliseconds(500);
+  double next_in_log_ = kBetweenLines;
 };
 
 void say(const std::vector<std::string>& notes) {
@@ -131,7 +126,7 @@ void write_export(const SweepResults& results, std::int64_t sweep, const ExportA
   results.for_each(sweep, fields, [&](const std::vector<SweepCell>& cells) {
     line.clear();
     if (json) {
-      append_row_json(cells, line);
+      append_row_json(fields, cells, line);
     } else {
       for (const SweepCell& cell : cells) line += (&cell == cells.data() ? "" : ",") + cell.text;
     }

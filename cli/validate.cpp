@@ -14,11 +14,11 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "strategies/strategy.h"
-#include "study/answers/points.h"
 #include "study/validation/baseline.h"
 #include "study/validation/figures.h"
 #include "study/validation/fit.h"
 #include "study/validation/page.h"
+#include "study/validation/predicted_points.h"
 #include "study/validation/tables.h"
 
 namespace orrery {

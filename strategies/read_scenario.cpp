@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <system_error>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -83,17 +83,6 @@ Json parse_value(const std::string& text) {
   return value.is_discarded() ? Json(text) : value;
 }
 
-const BundledScenario* find_bundled(const std::vector<BundledScenario>& scenarios, std::string_view name) {
-  const auto at = std::find_if(scenarios.begin(), scenarios.end(), [&](const auto& s) { return s.name == name; });
-  return at == scenarios.end() ? nullptr : &*at;
-}
-
-std::vector<std::string> names_of(const std::vector<BundledScenario>& scenarios) {
-  std::vector<std::string> names;
-  for (const BundledScenario& scenario : scenarios) names.push_back(scenario.name);
-  return names;
-}
-
 // A part of a scenario as an object (or a preset's name, with `keep_names`), and its place.
 struct Part {
   Json json;
@@ -129,15 +118,14 @@ Part open_part(const Json& value, const char* key, const InputError::Where& wher
     }
   }
   if (keep_names) return {value, where};
-  const auto scenarios = bundled_scenarios();
-  if (const BundledScenario* bundled = find_bundled(scenarios, text)) {
-    const Json document = parse_json(bundled->text, std::string(bundled->path));
+  if (const BundledDocument* bundled = find_bundled(bundled_scenarios(), text)) {
+    const Json document = bundled->json();
     if (has_jobs(document) || (!document.contains(key) && std::string_view(key) != "plan"))
       throw InputError(where, describe(value), fmt::format("a bundled scenario that has a {}", key));
     return {document.value(key, Json::object()), {std::string(bundled->path), std::string("/") + key}};
   }
   throw InputError(where, describe(value), "an object, the path of a JSON file, or the name of a bundled scenario",
-                   nearest_name(text, names_of(scenarios)));
+                   nearest_name(text, names_of(bundled_scenarios())));
 }
 
 // Returns "/plan" for "/jobs/0/plan": a job's parts are opened like a scenario's.
@@ -293,19 +281,55 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
   find_from_working_directory(*at, pointer, file);
 }
 
-Json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,
-                            ScenarioSource& source) {
-  const auto scenarios = bundled_scenarios();
+Json BundledDocument::json() const { return parse_json(text, std::string(path)); }
+
+std::vector<BundledDocument> bundled_documents(std::string_view folder) {
+  std::vector<BundledDocument> documents;
+  for (const EmbeddedFile& file : embedded_files(folder))
+    documents.push_back({std::filesystem::path(file.path).stem().string(), file.path, file.text});
+  return documents;
+}
+
+std::vector<std::string> names_of(std::span<const BundledDocument> documents) {
+  std::vector<std::string> names;
+  for (const BundledDocument& document : documents) names.push_back(document.name);
+  return names;
+}
+
+const BundledDocument* find_bundled(std::span<const BundledDocument> documents, std::string_view name) {
+  const auto at = std::ranges::find(documents, name, &BundledDocument::name);
+  return at == documents.end() ? nullptr : &*at;
+}
+
+const std::vector<BundledDocument>& bundled_scenarios() {
+  static const std::vector<BundledDocument> all = [] {
+    constexpr std::string_view kLead = "example";
+    std::vector<BundledDocument> scenarios = bundled_documents("strategies/");
+    std::erase_if(scenarios, [](const auto& s) { return !s.name.starts_with(kLead); });  // strategies' data files
+    for (BundledDocument& scenario : scenarios) {
+      scenario.name.erase(0, kLead.size());
+      if (scenario.name.starts_with('-')) scenario.name.erase(0, 1);
+      if (scenario.name.empty())  // strategies/tensor_parallel/example.json
+        scenario.name = std::filesystem::path(scenario.path).parent_path().filename().string();
+    }
+    std::ranges::sort(scenarios, {}, &BundledDocument::name);
+    return scenarios;
+  }();
+  return all;
+}
+
+Json load_document(std::span<const BundledDocument> bundled, std::string_view kind, const std::string& name_or_path,
+                   const std::vector<std::string>& sets, ScenarioSource& source) {
   Json document;
-  if (const BundledScenario* bundled = find_bundled(scenarios, name_or_path)) {
-    source = {std::string(bundled->path), sets};
-    document = parse_json(bundled->text, source.file);
+  if (const BundledDocument* named = find_bundled(bundled, name_or_path)) {
+    source = {std::string(named->path), sets};
+    document = named->json();
   } else {
     std::error_code ignored;
     if (name_or_path != "-" && !is_path(name_or_path) && !std::filesystem::exists(name_or_path, ignored))
       throw InputError({}, describe(Json(name_or_path)),
-                       "a scenario's file, or the name of a bundled one (orrery list scenarios)",
-                       nearest_name(name_or_path, names_of(scenarios)));
+                       fmt::format("a {0}'s file, or the name of a bundled one (orrery list {0}s)", kind),
+                       nearest_name(name_or_path, names_of(bundled)));
     source = {name_or_path == "-" ? "<stdin>" : name_or_path, sets};
     document = parse_json_file(name_or_path);
   }
@@ -313,17 +337,22 @@ Json load_scenario_document(const std::string& name_or_path, const std::vector<s
   return document;
 }
 
+Json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,
+                            ScenarioSource& source) {
+  return load_document(bundled_scenarios(), "scenario", name_or_path, sets, source);
+}
+
 namespace {
 
-// Parts that were read from lines, by their texts.
+// Values that were read, by their texts.
 template <class Value>
-class ReadParts {
+class ReadTexts {
  public:
   // Returns a stored value, or what `read` makes of the text.
   template <class Read>
-  const Value& get(std::string_view text, Read read) {
+  std::shared_ptr<const Value> get(std::string_view text, Read read) {
     if (const auto found = values_.find(text); found != values_.end()) return found->second;
-    Value value = read();
+    auto value = std::make_shared<const Value>(read());
     // Limits memory: parts of a sweep that never occur again would fill it.
     constexpr std::size_t kMost = 1 << 12;
     if (values_.size() >= kMost) values_.clear();
@@ -334,7 +363,7 @@ class ReadParts {
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
   };
-  std::unordered_map<std::string, Value, Hash, std::equal_to<>> values_;
+  std::unordered_map<std::string, std::shared_ptr<const Value>, Hash, std::equal_to<>> values_;
 };
 
 // Digest of a file that has been read, or of its name if it is gone.
@@ -382,9 +411,9 @@ std::uint64_t scenario_digest(const Json& written_out) {
 }
 
 struct ScenarioReader::Cache {
-  // Keyed by the part's text and the folder that relative paths start from.
-  std::unordered_map<std::string, Model> models;
-  std::unordered_map<std::string, Cluster> clusters;
+  // By the part's text and the folder that relative paths start from.
+  ReadTexts<Model> models;
+  ReadTexts<Cluster> clusters;
 
   // For lines: all in one folder, with the same --set arguments.
   struct Lines {
@@ -397,15 +426,13 @@ struct ScenarioReader::Cache {
       Value value;
       std::uint64_t digest = 0;  // its share of the line's digest
     };
-    ReadParts<Part<Model>> models;
-    ReadParts<Part<std::pair<Cluster, std::int64_t>>> clusters;
-    ReadParts<Part<Workload>> workloads;
-    ReadParts<Part<Plan>> plans;
+    ReadTexts<Part<Model>> models;
+    ReadTexts<Part<Cluster>> clusters;
+    ReadTexts<Part<Workload>> workloads;
+    ReadTexts<Part<Plan>> plans;
   };
   Lines lines;
-  std::int64_t clusters_met = 0;
   std::vector<JsonMember> members;
-  Line line;  // the last line; its strings keep their storage
 
   void begin_lines(const ScenarioSource& source);
 };
@@ -435,15 +462,15 @@ namespace {
 
 // The value that `read` makes of a part, from `cache` when the same part was read before.
 template <class Value, class Read>
-const Value& cached(std::unordered_map<std::string, Value>& cache, const Json& json, const char* key,
-                    const InputError::Where& where, Read read) {
-  const std::string text = std::filesystem::path(where.file).parent_path().string() + '\n' + json.dump();
-  const auto found = cache.find(text);
-  if (found != cache.end()) return found->second;
-  Part part = open_part(json, key, where, /*keep_names=*/true);
-  if (part.json.is_object() && part.json.contains("topology_file") && part.json["topology_file"].is_string())
-    part.json["topology_file"] = path_beside(part.json["topology_file"].get<std::string>(), part.where.file);
-  return cache.emplace(text, read(part.json, part.where)).first->second;
+const Value& cached(ReadTexts<Value>& cache, const Json& json, const char* key, const InputError::Where& where,
+                    Read read) {
+  const std::string folder = std::filesystem::path(where.file).parent_path().string();
+  return *cache.get(folder + '\n' + json.dump(), [&] {
+    Part part = open_part(json, key, where, /*keep_names=*/true);
+    if (part.json.is_object() && part.json.contains("topology_file") && part.json["topology_file"].is_string())
+      part.json["topology_file"] = path_beside(part.json["topology_file"].get<std::string>(), part.where.file);
+    return read(part.json, part.where);
+  });
 }
 
 // Returns what `read` returns; adds to errors the file or the --set at fault.
@@ -610,14 +637,14 @@ void ScenarioReader::take_parts(JsonReader& reader, const ScenarioSource& source
   scenario.plan = take_plan(reader, source);
 }
 
-ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const ScenarioSource& source) {
+std::optional<ScenarioReader::Parts> ScenarioReader::read_parts(std::string_view line, const ScenarioSource& source) {
   Cache& cache = *cache_;
-  if (!split_members(line, cache.members)) return nullptr;
+  if (!split_members(line, cache.members)) return std::nullopt;
   std::array<std::string_view, kParts> texts;
   try {
     cache.begin_lines(source);
-    if (cache.lines.other_sets) return nullptr;
-    cache.line.digest = 0;
+    if (cache.lines.other_sets) return std::nullopt;
+    Parts parts;
     for (const JsonMember& member : cache.members) {
       const auto part = std::find(kPartNames.begin(), kPartNames.end(), member.key);
       if (part != kPartNames.end()) {
@@ -625,22 +652,27 @@ ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const Sce
         continue;
       }
       const auto comments = documentation_keys();
-      if (std::find(comments.begin(), comments.end(), member.key) == comments.end()) return nullptr;
-      cache.line.digest += member_digest(member.key, parse_json(member.text, source.file));
+      if (std::find(comments.begin(), comments.end(), member.key) == comments.end()) return std::nullopt;
+      parts.digest += member_digest(member.key, parse_json(member.text, source.file));
     }
     // Reads a part from a document that has only this part, after the --set arguments that write it. `write_out`:
     // returns the part as written_out() has it.
-    const auto read = [&](PartOfLine part, auto take, auto write_out) {
-      const auto index = static_cast<std::size_t>(part);
-      const std::string key(kPartNames[index]);
-      Json document = Json::object();
-      if (!texts[index].empty()) document[key] = parse_json(texts[index], source.file);
-      for (const std::string& set : cache.lines.sets_of[index]) apply_set(document, set, source.file);
-      JsonReader reader(document, {source.file, ""});
-      auto value = take(reader);
-      const std::uint64_t digest = document.contains(key) ? member_digest(key, write_out(value, document[key])) : 0;
-      return Cache::Lines::Part<decltype(value)>{std::move(value), digest};
+    const auto read = [&]<class Value>(std::shared_ptr<const Value>& into, PartOfLine part,
+                                       ReadTexts<Cache::Lines::Part<Value>>& known, auto take, auto write_out) {
+      const auto found = known.get(texts[part], [&] {
+        const std::string key(kPartNames[part]);
+        Json document = Json::object();
+        if (!texts[part].empty()) document[key] = parse_json(texts[part], source.file);
+        for (const std::string& set : cache.lines.sets_of[part]) apply_set(document, set, source.file);
+        JsonReader reader(document, {source.file, ""});
+        Value value = take(reader);
+        const std::uint64_t digest = document.contains(key) ? member_digest(key, write_out(value, document[key])) : 0;
+        return Cache::Lines::Part<Value>{std::move(value), digest};
+      });
+      parts.digest += found->digest;
+      into = {found, &found->value};
     };
+    const auto whole = [](const auto& value, const Json&) { return to_json(value); };
     const auto opened = [&](const char* key) {
       return [&source, key](const auto&, const Json& part) {
         Part open = open_part(part, key, {source.file, pointer_to("", key)}, /*keep_names=*/false);
@@ -648,38 +680,20 @@ ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const Sce
         return std::move(open.json);
       };
     };
-    Scenario& scenario = cache.line.scenario;
-    const auto take = [&](auto& into, const auto& part) {
-      into = part.value;
-      cache.line.digest += part.digest;
-    };
-    take(scenario.model, cache.lines.models.get(texts[kModel], [&] {
-      return read(
-          kModel, [&](JsonReader& reader) { return take_model(reader, source); },
-          [](const Model& model, const Json&) { return to_json(model); });
-    }));
-    take(scenario.workload, cache.lines.workloads.get(texts[kWorkload], [&] {
-      return read(
-          kWorkload, [&](JsonReader& reader) { return take_workload(reader, source); }, opened("workload"));
-    }));
-    take(scenario.plan, cache.lines.plans.get(texts[kPlan], [&] {
-      return read(
-          kPlan, [&](JsonReader& reader) { return take_plan(reader, source); }, opened("plan"));
-    }));
-    auto cluster = std::tie(scenario.cluster, cache.line.cluster);
-    take(cluster, cache.lines.clusters.get(texts[kCluster], [&] {
-      return read(
-          kCluster,
-          [&](JsonReader& reader) {
-            return std::pair{take_cluster(reader, source), ++cache.clusters_met};
-          },
-          [](const auto& part, const Json&) { return to_json(part.first); });
-    }));
-    return &cache.line;
+    read(
+        parts.model, kModel, cache.lines.models, [&](JsonReader& r) { return take_model(r, source); }, whole);
+    read(
+        parts.workload, kWorkload, cache.lines.workloads, [&](JsonReader& r) { return take_workload(r, source); },
+        opened("workload"));
+    read(
+        parts.plan, kPlan, cache.lines.plans, [&](JsonReader& r) { return take_plan(r, source); }, opened("plan"));
+    read(
+        parts.cluster, kCluster, cache.lines.clusters, [&](JsonReader& r) { return take_cluster(r, source); }, whole);
+    return parts;
   } catch (const InputError&) {
-    return nullptr;
+    return std::nullopt;
   } catch (const Json::exception&) {
-    return nullptr;
+    return std::nullopt;
   }
 }
 
@@ -753,25 +767,6 @@ Cluster ScenarioReader::read_cluster_of(const Json& document, const ScenarioSour
 
 Scenario read_scenario(const Json& document, const ScenarioSource& source) {
   return ScenarioReader().read(document, source);
-}
-
-std::vector<BundledScenario> bundled_scenarios() {
-  static const std::vector<BundledScenario> all = [] {
-    constexpr std::string_view kLead = "example";
-    std::vector<BundledScenario> scenarios;
-    for (const EmbeddedFile& file : embedded_files("strategies/")) {
-      const std::filesystem::path path(file.path);
-      std::string name = path.stem().string();
-      if (!name.starts_with(kLead)) continue;  // a strategy's data file
-      name.erase(0, kLead.size());
-      if (name.starts_with('-')) name.erase(0, 1);
-      if (name.empty()) name = path.parent_path().filename().string();  // strategies/tensor_parallel/example.json
-      scenarios.push_back({std::move(name), file.path, file.text});
-    }
-    std::sort(scenarios.begin(), scenarios.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-    return scenarios;
-  }();
-  return all;
 }
 
 Json written_out(const Json& document, const ScenarioSource& source) {

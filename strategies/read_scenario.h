@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,7 +50,27 @@ struct ScenarioSource {
 // `argument` is relative to the working directory.
 void apply_set(nlohmann::json& document, const std::string& argument, const std::string& file);
 
-// Loads a bundled scenario's name, a file's path, or "-" (standard input), applies `sets` in order, fills `source`.
+// A document that is part of Orrery.
+struct BundledDocument {
+  std::string name;
+  std::string_view path;  // relative to the repository
+  std::string_view text;
+
+  nlohmann::json json() const;
+};
+// The documents in a folder of the repository ("study/sweep/examples/"), by their files' names.
+std::vector<BundledDocument> bundled_documents(std::string_view folder);
+std::vector<std::string> names_of(std::span<const BundledDocument> documents);
+// Returns nullptr if none has the name.
+const BundledDocument* find_bundled(std::span<const BundledDocument> documents, std::string_view name);
+// The scenarios: strategies/*/example-<name>.json. Some have jobs.
+const std::vector<BundledDocument>& bundled_scenarios();
+
+// Loads the document of a bundled one's name, a file's path, or "-" (standard input), applies `sets` in order, fills
+// `source`. `kind`: what messages call it, "plan".
+nlohmann::json load_document(std::span<const BundledDocument> bundled, std::string_view kind,
+                             const std::string& name_or_path, const std::vector<std::string>& sets,
+                             ScenarioSource& source);
 nlohmann::json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,
                                       ScenarioSource& source);
 
@@ -81,16 +102,17 @@ class ScenarioReader {
   Scenario read(const nlohmann::json& document, const ScenarioSource& source);
   // Checks that placements lie in the cluster and share no node. Without "jobs": one job on the whole cluster.
   JobsDocument read_jobs(const nlohmann::json& document, const ScenarioSource& source);
-  // One scenario of a JSON Lines file. read_line() returns what read() makes of the line's document after `source.sets`
-  // (apply_set). It does not parse a model, cluster, workload or plan again that an earlier line has written the same
-  // way. It returns null if the line is wrong, or has jobs, perturbations or comments; the caller then uses read(). The
-  // result belongs to the caller until the next line is read.
-  struct Line {
-    Scenario scenario;
-    std::int64_t cluster = 0;  // a number that differs for each cluster as written
+  // The parts of what read() makes of a document, given as a line of JSON, after `source.sets` (apply_set). A part that
+  // an earlier line has written the same way is not parsed again: it is the same object. Returns nothing if the line is
+  // wrong, or has jobs, perturbations or comments; the caller then uses read().
+  struct Parts {
+    std::shared_ptr<const Model> model;
+    std::shared_ptr<const Cluster> cluster;
+    std::shared_ptr<const Workload> workload;
+    std::shared_ptr<const Plan> plan;
     std::uint64_t digest = 0;  // scenario_digest() of the written_out() document
   };
-  Line* read_line(std::string_view line, const ScenarioSource& source);
+  std::optional<Parts> read_parts(std::string_view line, const ScenarioSource& source);
   // Reads only the "cluster" of a scenario or of jobs.
   Cluster read_cluster_of(const nlohmann::json& document, const ScenarioSource& source);
 
@@ -115,13 +137,5 @@ nlohmann::json written_out(const nlohmann::json& document, const ScenarioSource&
 // Returns a digest that tells written_out() documents apart: the sum over members of the digest of name and text
 // (sim/base/digest.h), so that shared members are digested once. A routing_file counts by its content.
 std::uint64_t scenario_digest(const nlohmann::json& written_out);
-
-// A scenario that is part of Orrery: strategies/*/example-<name>.json. Some have jobs.
-struct BundledScenario {
-  std::string name;
-  std::string_view path;  // relative to the repository
-  std::string_view text;
-};
-std::vector<BundledScenario> bundled_scenarios();
 
 }  // namespace orrery

@@ -233,9 +233,8 @@ OrderedJson definitions() {
   OrderedJson node = properties_of<Node>(false);
   node["device"] = reference("device");
 
-  std::vector<std::string> scenarios;
-  for (const BundledScenario& scenario : bundled_scenarios()) scenarios.push_back(scenario.name);
-  const OrderedJson elsewhere = name("the path of a JSON file, or a bundled scenario that has it", scenarios);
+  const OrderedJson elsewhere =
+      name("the path of a JSON file, or a bundled scenario that has it", names_of(bundled_scenarios()));
 
   OrderedJson json;
   json["model"] = model_schema();

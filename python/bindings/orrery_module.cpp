@@ -22,14 +22,13 @@
 #include "study/answers/engine_choice.h"
 #include "study/answers/listing.h"
 #include "study/answers/plan_answer.h"
-#include "study/answers/points.h"
 #include "study/answers/program_json.h"
 #include "study/answers/results.h"
 #include "study/answers/scenario_argument.h"
 #include "study/answers/search_answer.h"
-#include "study/answers/shown.h"
 #include "study/answers/sweep_answer.h"
 #include "study/sweep/comparison.h"
+#include "study/validation/predicted_points.h"
 #include "study/validation/tables.h"
 
 namespace py = pybind11;

@@ -12,6 +12,8 @@
 
 namespace orrery {
 
+int hardware_threads() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
+
 int startable_threads(int most) {
   if (most <= 0) return 0;
   std::latch counted(1);

@@ -10,6 +10,9 @@
 
 namespace orrery {
 
+// The threads that the machine runs at the same time; at least 1.
+int hardware_threads();
+
 // Returns how many of `most` threads to start. It finds out by starting them: `most` if all of them start. If a limit
 // stops some, it returns a quarter of those that started, because threads also need memory for their work. 0: none
 // started. This is not a guarantee: another process may use up the limit before the caller starts its threads.

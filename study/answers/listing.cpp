@@ -8,8 +8,10 @@
 #include "models/read_model.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/presets.h"
+#include "sim/hardware/read_cluster.h"
 #include "sim/planning/presets.h"
 #include "sim/report/format.h"
+#include "sim/report/json.h"
 #include "strategies/read_scenario.h"
 #include "strategies/schema.h"
 #include "strategies/strategy.h"
@@ -20,17 +22,30 @@
 namespace orrery {
 namespace {
 
-std::vector<ListRow> models() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : model_names()) {
-    const Model model = read_model(name, {});
-    std::string count = rate_text(static_cast<double>(parameters(model))) + " parameters";
-    if (model.has_experts())
-      count += fmt::format(" ({} active)", rate_text(static_cast<double>(active_parameters(model))));
-    rows.push_back(
-        {name, fmt::format("{}, {} layers, hidden {}", count, model.layers + model.decoder_layers, model.hidden)});
-  }
-  return rows;
+using Names = std::vector<std::string>;
+using OrderedJson = nlohmann::ordered_json;
+
+template <class All>
+Names names_in(const All& all) {
+  Names names;
+  for (const auto& each : all) names.emplace_back(each.name);
+  return names;
+}
+
+[[noreturn]] void fail_unknown(const std::string& name) { throw InputError({}, describe(name), "a known name"); }
+
+std::string summary_of(const Model& model) {
+  std::string count = rate_text(static_cast<double>(parameters(model))) + " parameters";
+  if (model.has_experts())
+    count += fmt::format(" ({} active)", rate_text(static_cast<double>(active_parameters(model))));
+  return fmt::format("{}, {} layers, hidden {}", count, model.layers + model.decoder_layers, model.hidden);
+}
+
+OrderedJson figures_of(const Model& model) {
+  OrderedJson json = to_json(model);
+  json["parameters"] = parameters(model);
+  if (model.has_experts()) json["active_parameters"] = active_parameters(model);
+  return json;
 }
 
 // In the 16 bits that its matrix units take, or in fp32.
@@ -44,200 +59,219 @@ std::string matrix_rate_text(const Device& device) {
                      name_of(dtype));
 }
 
-std::vector<ListRow> devices() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : device_names()) {
-    const Device device = find_device(name);
-    rows.push_back(
-        {name, fmt::format("{} {}: {}, {} at {:.0f} GB/s", device.vendor, device.architecture, matrix_rate_text(device),
-                           bytes_text(device.memory_bytes), device.memory_bytes_per_second * 1e-9)});
-  }
-  return rows;
+std::string summary_of(const Device& device) {
+  return fmt::format("{} {}: {}, {} at {:.0f} GB/s", device.vendor, device.architecture, matrix_rate_text(device),
+                     bytes_text(device.memory_bytes), device.memory_bytes_per_second * 1e-9);
 }
 
-std::vector<ListRow> nodes() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : node_names()) {
-    const Node node = find_node(name);
-    rows.push_back({name, fmt::format("{} x {}, {}, network {} x {:.0f} Gbit/s", node.devices,
-                                      node.device.empty() ? "any device" : node.device,
-                                      kIntraFabricNames[static_cast<std::size_t>(node.intra)], node.nics,
-                                      node.nic_bytes_per_second * 8e-9)});
-  }
-  return rows;
+std::string summary_of(const Node& node) {
+  return fmt::format(
+      "{} x {}, {}, network {} x {:.0f} Gbit/s", node.devices, node.device.empty() ? "any device" : node.device,
+      kIntraFabricNames[static_cast<std::size_t>(node.intra)], node.nics, node.nic_bytes_per_second * 8e-9);
 }
 
-std::vector<ListRow> fabrics() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : fabric_names()) {
-    const Fabric fabric = find_fabric(name);
-    rows.push_back(
-        {name, fmt::format("{}, oversubscription {:g}", kFabricKindNames[static_cast<std::size_t>(fabric.kind)],
-                           fabric.oversubscription)});
-  }
-  return rows;
+std::string summary_of(const Fabric& fabric) {
+  return fmt::format("{}, oversubscription {:g}", kFabricKindNames[static_cast<std::size_t>(fabric.kind)],
+                     fabric.oversubscription);
 }
 
-std::vector<ListRow> clusters() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : cluster_names()) {
-    const Cluster cluster = find_cluster(name);
-    rows.push_back({name, fmt::format("{} nodes: {} x {}", cluster.nodes, cluster.devices(), cluster.device.name)});
-  }
-  return rows;
+std::string summary_of(const Cluster& cluster) {
+  return fmt::format("{} nodes: {} x {}", cluster.nodes, cluster.devices(), cluster.device.name);
 }
 
-std::vector<ListRow> strategies() {
-  std::vector<ListRow> rows;
-  for (const Strategy& strategy : all_strategies())
-    rows.push_back(
-        {std::string(strategy.name),
-         std::string(strategy.summary) + (strategy.paper == "-" ? "" : fmt::format(" ({})", strategy.paper))});
-  return rows;
+std::string summary_of(const Price& price) {
+  return fmt::format("{:g} {} per device-hour of {}, {}, {}", price.per_device_hour, price.currency,
+                     price.device.empty() ? "any device" : price.device,
+                     kPriceTermNames[static_cast<std::size_t>(price.term)], price.date);
 }
 
-std::vector<ListRow> scenarios() {
-  std::vector<ListRow> rows;
-  for (const BundledScenario& scenario : bundled_scenarios())
-    rows.push_back({scenario.name, std::string(scenario.path)});
-  return rows;
+std::string summary_of(const Power& power) {
+  return fmt::format("{:g} W for {}, {}", power.busy_watts, power.device.empty() ? "any device" : power.device,
+                     power.date);
 }
 
-// Published steps and parts of steps; of those that are predicted, scenarios.
-std::vector<ListRow> measurements() {
-  std::vector<ListRow> rows;
+std::string summary_of(const SiteOverhead& site) { return fmt::format("PUE {:g}, {}", site.pue, site.date); }
+
+std::string summary_of(const Grid& grid) { return fmt::format("{:g} g/kWh, {}", grid.grams_per_kwh, grid.date); }
+
+std::string summary_of(const FailureRate& rate) {
+  return fmt::format("{:g} per node-day, {}", rate.failures_per_node_day, rate.date);
+}
+
+std::string summary_of(const CheckpointStorage& storage) {
+  return fmt::format("writes {:g} GB/s, {}", storage.write_bytes_per_second * 1e-9, storage.date);
+}
+
+std::string summary_of(const RestartOverhead& restarts) {
+  return fmt::format("{:g} s after a failure, {}", restarts.detection_seconds + restarts.restart_seconds,
+                     restarts.date);
+}
+
+template <class Preset>
+OrderedJson figures_of(const Preset& preset) {
+  return to_json(preset);
+}
+
+// A kind of presets. `find`: returns the preset of a name.
+template <class Find>
+constexpr Listing presets(const char* name, const char* one, Names (*names)(), Find) {
+  return {name, one, names, [](const std::string& of) { return summary_of(Find()(of)); },
+          [](const std::string& of) { return figures_of(Find()(of)); }};
+}
+
+// Those of one kind that training plans name.
+template <class Preset>
+constexpr Listing plan_presets(const char* name, const char* one) {
+  return presets(name, one, PresetsOf<Preset>::names, [](const std::string& of) { return PresetsOf<Preset>::find(of); });
+}
+
+const BundledDocument& bundled(std::span<const BundledDocument> documents, const std::string& name) {
+  const BundledDocument* found = find_bundled(documents, name);
+  if (found == nullptr) fail_unknown(name);
+  return *found;
+}
+
+// A kind of bundled documents. `All`: returns them.
+template <class All>
+constexpr Listing documents(const char* name, const char* one, All) {
+  return {name, one, [] { return names_of(All()()); },
+          [](const std::string& of) { return std::string(bundled(All()(), of).path); },
+          [](const std::string& of) {
+            const auto& all = All()();
+            const BundledDocument& document = bundled(all, of);
+            OrderedJson json = document.json();
+            json["path"] = document.path;
+            return json;
+          }};
+}
+
+const Strategy& strategy_named(const std::string& name) {
+  const auto all = all_strategies();
+  const auto found = std::ranges::find(all, name, &Strategy::name);
+  if (found == all.end()) fail_unknown(name);
+  return *found;
+}
+
+std::string summary_of_strategy(const std::string& name) {
+  const Strategy& strategy = strategy_named(name);
+  return std::string(strategy.summary) + (strategy.paper == "-" ? "" : fmt::format(" ({})", strategy.paper));
+}
+
+OrderedJson figures_of_strategy(const std::string& name) {
+  const Strategy& strategy = strategy_named(name);
+  return {{"name", name}, {"summary", strategy.summary}, {"paper", strategy.paper}};
+}
+
+Names ids(bool with_scenario) {
+  Names names;
   for (const PublishedSource& source : published_sources())
     for (const PublishedPoint& point : source.points)
-      if (point.scenario != nullptr)
-        rows.push_back({point.id, fmt::format("{} {}: {}, {}", name_of(point.quantity),
-                                              value_text(point.quantity, point.value), source.system, point.where)});
-  return rows;
-}
-
-std::vector<ListRow> plans() {
-  std::vector<ListRow> rows;
-  for (const BundledPlan& plan : bundled_plans()) rows.push_back({plan.name, std::string(plan.path)});
-  return rows;
-}
-
-std::vector<ListRow> prices() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : PresetsOf<Price>::names()) {
-    const Price price = PresetsOf<Price>::find(name);
-    rows.push_back({name, fmt::format("{:g} {} per device-hour of {}, {}, {}", price.per_device_hour, price.currency,
-                                      price.device.empty() ? "any device" : price.device,
-                                      kPriceTermNames[static_cast<std::size_t>(price.term)], price.date)});
-  }
-  return rows;
-}
-
-std::vector<ListRow> power() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : PresetsOf<Power>::names()) {
-    const Power found = PresetsOf<Power>::find(name);
-    rows.push_back({name, fmt::format("{:g} W for {}, {}", found.busy_watts,
-                                      found.device.empty() ? "any device" : found.device, found.date)});
-  }
-  return rows;
-}
-
-std::vector<ListRow> sites() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : PresetsOf<SiteOverhead>::names())
-    rows.push_back({name, fmt::format("PUE {:g}, {}", PresetsOf<SiteOverhead>::find(name).pue,
-                                      PresetsOf<SiteOverhead>::find(name).date)});
-  return rows;
-}
-
-std::vector<ListRow> grids() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : PresetsOf<Grid>::names())
-    rows.push_back({name, fmt::format("{:g} g/kWh, {}", PresetsOf<Grid>::find(name).grams_per_kwh,
-                                      PresetsOf<Grid>::find(name).date)});
-  return rows;
-}
-
-std::vector<ListRow> failure_rates() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : PresetsOf<FailureRate>::names()) {
-    const FailureRate rate = PresetsOf<FailureRate>::find(name);
-    rows.push_back({name, fmt::format("{:g} per node-day, {}", rate.failures_per_node_day, rate.date)});
-  }
-  return rows;
-}
-
-std::vector<ListRow> storage() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : PresetsOf<CheckpointStorage>::names()) {
-    const CheckpointStorage found = PresetsOf<CheckpointStorage>::find(name);
-    rows.push_back({name, fmt::format("writes {:g} GB/s, {}", found.write_bytes_per_second * 1e-9, found.date)});
-  }
-  return rows;
-}
-
-std::vector<ListRow> restarts() {
-  std::vector<ListRow> rows;
-  for (const std::string& name : PresetsOf<RestartOverhead>::names()) {
-    const RestartOverhead found = PresetsOf<RestartOverhead>::find(name);
-    rows.push_back(
-        {name, fmt::format("{:g} s after a failure, {}", found.detection_seconds + found.restart_seconds, found.date)});
-  }
-  return rows;
-}
-
-std::vector<ListRow> fields() {
-  std::vector<ListRow> rows;
-  for (ScenarioField& field : scenario_fields()) rows.push_back({std::move(field.name), std::move(field.summary)});
-  return rows;
-}
-
-std::vector<ListRow> sweeps() {
-  std::vector<ListRow> rows;
-  for (const BundledSweep& sweep : bundled_sweeps()) rows.push_back({sweep.name, std::string(sweep.path)});
-  return rows;
-}
-
-template <class Named>
-std::vector<std::string> names_in(const Named& all) {
-  std::vector<std::string> names;
-  for (const auto& each : all) names.emplace_back(each.name);
+      if (!with_scenario || point.scenario != nullptr) names.push_back(point.id);
   return names;
 }
 
-constexpr Listing kListings[] = {{"models", models, [] { return model_names(); }},
-                                 {"clusters", clusters, [] { return cluster_names(); }},
-                                 {"nodes", nodes, [] { return node_names(); }},
-                                 {"devices", devices, [] { return device_names(); }},
-                                 {"fabrics", fabrics, [] { return fabric_names(); }},
-                                 {"strategies", strategies, [] { return names_in(all_strategies()); }},
-                                 {"scenarios", scenarios, [] { return names_in(bundled_scenarios()); }},
-                                 {"measurements", measurements, nullptr},
-                                 {"fields", fields, nullptr},
-                                 {"sweeps", sweeps, [] { return names_in(bundled_sweeps()); }},
-                                 {"plans", plans, [] { return names_in(bundled_plans()); }},
-                                 {"prices", prices, [] { return PresetsOf<Price>::names(); }},
-                                 {"power", power, [] { return PresetsOf<Power>::names(); }},
-                                 {"sites", sites, [] { return PresetsOf<SiteOverhead>::names(); }},
-                                 {"grids", grids, [] { return PresetsOf<Grid>::names(); }},
-                                 {"failures", failure_rates, [] { return PresetsOf<FailureRate>::names(); }},
-                                 {"storage", storage, [] { return PresetsOf<CheckpointStorage>::names(); }},
-                                 {"restarts", restarts, [] { return PresetsOf<RestartOverhead>::names(); }}};
+std::string summary_of_measurement(const std::string& id) {
+  const PublishedPoint& point = *find_published(id);
+  return fmt::format("{} {}: {}, {}", name_of(point.quantity), value_text(point.quantity, point.value),
+                     source_of(point).system, point.where);
+}
+
+OrderedJson figures_of_measurement(const std::string& id) {
+  const PublishedPoint* point = find_published(id);
+  if (point == nullptr) fail_unknown(id);
+  const PublishedSource& source = source_of(*point);
+  OrderedJson json{{"file", "results/published/steps/" + source.name + ".json"},
+                   {"source", source.source},
+                   {"where", point->where},
+                   {"system", source.system},
+                   {"quality", point->quality}};
+  if (point->has_value()) json[std::string(name_of(point->quantity))] = point->value;
+  if (point->steps > 1) json["mean_of_steps"] = point->steps;
+  if (!point->published_metric.empty())
+    json["published"] = fmt::format("{} {} {}", point->published_metric, point->published_value, point->published_unit);
+  if (!point->assumptions.empty()) json["assumptions"] = point->assumptions;
+  if (!point->not_fitted.empty()) json["not_fitted"] = point->not_fitted;
+  if (!explanation_of(*point).empty()) json["why_it_is_off"] = explanation_of(*point);
+  if (!point->not_predicted.empty()) json["not_predicted"] = point->not_predicted;
+  if (point->scenario != nullptr) json["scenario"] = *point->scenario;
+  return json;
+}
+
+const std::vector<ScenarioField>& fields() {
+  static const std::vector<ScenarioField> all = scenario_fields();
+  return all;
+}
+
+std::string summary_of_field(const std::string& name) {
+  return std::ranges::find(fields(), name, &ScenarioField::name)->summary;
+}
+
+constexpr Listing kListings[] = {
+    presets("models", "model", model_names, [](const std::string& name) { return read_model(name, {}); }),
+    presets("clusters", "cluster", cluster_names, [](const std::string& name) { return find_cluster(name); }),
+    presets("nodes", "node", node_names, [](const std::string& name) { return find_node(name); }),
+    presets("devices", "device", device_names, [](const std::string& name) { return find_device(name); }),
+    presets("fabrics", "fabric", fabric_names, [](const std::string& name) { return find_fabric(name); }),
+    {"strategies", "strategy", [] { return names_in(all_strategies()); }, summary_of_strategy, figures_of_strategy},
+    documents("scenarios", "scenario", [] { return bundled_scenarios(); }),
+    // Published steps and parts of steps; listed are those that are predicted: scenarios.
+    {"measurements", "published measurement", [] { return ids(/*with_scenario=*/true); }, summary_of_measurement,
+     figures_of_measurement},
+    {"fields", nullptr, [] { return names_in(fields()); }, summary_of_field, nullptr},
+    documents("sweeps", nullptr, [] { return bundled_sweeps(); }),
+    documents("plans", "plan", [] { return bundled_plans(); }),
+    plan_presets<Price>("prices", "price"),
+    plan_presets<Power>("power", "power"),
+    plan_presets<SiteOverhead>("sites", "site"),
+    plan_presets<Grid>("grids", "grid"),
+    plan_presets<FailureRate>("failures", "failures"),
+    plan_presets<CheckpointStorage>("storage", "storage"),
+    plan_presets<RestartOverhead>("restarts", "restarts")};
+
+std::string nearest_shown(const std::string& name) {
+  Names names;
+  for (const Listing& listing : kListings) {
+    if (listing.one == nullptr) continue;
+    const Names more = listing.figures == figures_of_measurement ? ids(/*with_scenario=*/false) : listing.names();
+    names.insert(names.end(), more.begin(), more.end());
+  }
+  return nearest_name(name, names);
+}
 
 }  // namespace
 
 std::span<const Listing> listings() { return kListings; }
 
-std::vector<std::string> names_of(const Listing& listing) {
-  if (listing.names != nullptr) return listing.names();
-  std::vector<std::string> names;
-  for (const ListRow& row : listing.rows()) names.push_back(row.name);
-  return names;
+OrderedJson listing_json(const Listing& listing) {
+  OrderedJson array = OrderedJson::array();
+  for (const std::string& name : listing.names()) array.push_back({{"name", name}, {"summary", listing.summary(name)}});
+  return array;
 }
 
-nlohmann::ordered_json listing_json(const Listing& listing) {
-  auto array = nlohmann::ordered_json::array();
-  for (const ListRow& row : listing.rows()) array.push_back({{"name", row.name}, {"summary", row.summary}});
-  return array;
+OrderedJson shown_json(const std::string& name) {
+  if (name.ends_with(".json")) {
+    const nlohmann::json document = parse_python_json_file(name);
+    refuse_report(document, name, "a model's file; orrery compare reads reports");
+    if (document.is_object() && document.contains("cluster") && document.contains("workload"))
+      throw InputError({name, ""}, "a scenario", "a model's file; orrery simulate reads scenarios");
+    const bool wrapped = document.is_object() && document.contains("model");  // as --json writes it
+    return {{"model", figures_of(wrapped ? read_model(document.at("model"), {name, "/model"})
+                                         : read_model(document, {name, ""}))}};
+  }
+  OrderedJson found = OrderedJson::object();
+  for (const Listing& listing : kListings) {
+    if (listing.one == nullptr) continue;
+    try {
+      found[listing.one] = listing.figures(name);
+    } catch (const InputError& error) {
+      if (!error.where().file.empty()) throw;  // a fault inside a preset; not: no such name
+    }
+  }
+  if (found.empty())
+    throw InputError({}, describe(name),
+                     "a name that `orrery list` prints, or an id that `orrery validate --points` prints",
+                     nearest_shown(name));
+  return found;
 }
 
 }  // namespace orrery

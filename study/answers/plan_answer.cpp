@@ -4,13 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "sim/base/json_reader.h"
+#include "sim/base/threads.h"
 #include "study/answers/inputs.h"
 #include "study/capacity/capacity_plan.h"
-#include "study/capacity/searched_plans.h"
 #include "study/capacity/tables.h"
 #include "study/search/plan_field.h"
 #include "study/simulation/simulation.h"
@@ -38,7 +37,7 @@ SpaceOptions left_fields(const std::vector<std::string>& fixed) {
 PlanAnswer answer_plan(const ScenarioArgument& plan, const PlanRequest& request) {
   PlanAnswer a;
   if (plan.document == nullptr) {
-    a.document = load_plan_document(plan.name, request.sets, a.source);
+    a.document = load_document(bundled_plans(), "plan", plan.name, request.sets, a.source);
   } else {
     a.source = {plan.name, request.sets};
     a.document = *plan.document;
@@ -55,9 +54,8 @@ PlanAnswer answer_plan(const ScenarioArgument& plan, const PlanRequest& request)
   if (!request.search) {
     a.result = answer(read, options, simulator);
   } else {
-    const int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    a.result =
-        answer(read, options, simulator, searched_plans(left_fields(request.fixed), threads, user, request.searching));
+    a.result = answer(read, options, simulator,
+                      searched_plans(left_fields(request.fixed), hardware_threads(), user, request.searching));
   }
   return a;
 }

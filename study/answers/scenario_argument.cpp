@@ -1,6 +1,5 @@
 #include "study/answers/scenario_argument.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "study/validation/published.h"
@@ -16,9 +15,7 @@ bool may_be_id(const std::string& argument) {
 }  // namespace
 
 const PublishedPoint* published_argument(const std::string& argument) {
-  const std::vector<BundledScenario> bundled = bundled_scenarios();
-  const bool is_bundled =
-      std::any_of(bundled.begin(), bundled.end(), [&](const BundledScenario& s) { return s.name == argument; });
+  const bool is_bundled = find_bundled(bundled_scenarios(), argument) != nullptr;
   return may_be_id(argument) && !is_bundled ? find_published(argument) : nullptr;
 }
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 
 #include "sim/base/argument.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/threads.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
 #include "sim/report/terms.h"
@@ -117,9 +117,7 @@ void fill(SearchAnswer& a, const SpaceOptions& fields, const SearchRequest& requ
                         .exhaustive = request.exhaustive,
                         .most_memory_bytes = a.most_memory_bytes,
                         .memory_margin = request.safe ? kPeakHigh : 1,
-                        .threads = request.threads > 0
-                                       ? static_cast<int>(request.threads)
-                                       : static_cast<int>(std::max(1U, std::thread::hardware_concurrency())),
+                        .threads = request.threads > 0 ? static_cast<int>(request.threads) : hardware_threads(),
                         .progress = request.progress};
   const auto start = std::chrono::steady_clock::now();
   a.result = search(a.space, options, user);

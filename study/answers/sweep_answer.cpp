@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <charconv>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
+#include "sim/base/threads.h"
 #include "study/answers/build_commit.h"
 #include "study/search/plan_field.h"
 
@@ -36,25 +36,14 @@ void read_shard(const std::string& text, SweepRunOptions& options) {
 
 SweepDocument sweep_argument(const ScenarioArgument& argument) {
   if (argument.document != nullptr) return read_sweep(*argument.document, argument.name);
-  std::vector<std::string> names;
-  for (const BundledSweep& sweep : bundled_sweeps()) {
-    if (argument.name == sweep.name)
-      return read_sweep(parse_json(sweep.text, std::string(sweep.path)), std::string(sweep.path));
-    names.push_back(sweep.name);
-  }
-  try {
-    return read_sweep(parse_json_file(argument.name), argument.name == "-" ? "<stdin>" : argument.name);
-  } catch (const InputError& error) {
-    if (error.where().file != argument.name || !error.where().pointer.empty() || !error.nearest().empty()) throw;
-    throw InputError(error.where(), error.found(), error.expected(), nearest_name(argument.name, names));
-  }
+  ScenarioSource source;
+  const nlohmann::json document = load_document(bundled_sweeps(), "sweep", argument.name, {}, source);
+  return read_sweep(document, source.file);
 }
 
 SweepRunOptions sweep_options(const SweepRequest& request) {
   SweepRunOptions options;
-  const int threads_here = request.helpers != nullptr
-                               ? request.helpers->threads_here()
-                               : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const int threads_here = request.helpers != nullptr ? request.helpers->threads_here() : hardware_threads();
   options.threads = request.threads > 0 ? static_cast<int>(request.threads) : threads_here;
   options.version = version_and_commit();
   read_shard(request.shard, options);
@@ -84,11 +73,10 @@ std::vector<std::string> names_of_rows(const SweepDocument& sweep) {
   return names;
 }
 
-void check_fields(const std::vector<std::string>& fields, const std::vector<std::string>& names) {
+void check_fields(const std::vector<std::string>& fields, const std::vector<std::string>& names, const char* expected) {
   for (auto field = fields.begin(); field != fields.end(); ++field) {
     if (std::find(names.begin(), names.end(), *field) == names.end())
-      throw InputError({"--fields", ""}, fmt::format("the unknown field \"{}\"", *field),
-                       "fields of the sweep's axes, of the plans it found, and columns of `simulate --csv`",
+      throw InputError({"--fields", ""}, fmt::format("the unknown field \"{}\"", *field), expected,
                        nearest_name(*field, names));
     if (std::find(fields.begin(), field, *field) != field)
       throw InputError({"--fields", ""}, fmt::format("\"{}\" a second time", *field), "each field once");
@@ -101,10 +89,10 @@ std::vector<std::string> usual_fields(const SweepResults& results, std::int64_t 
   return names;
 }
 
-void append_row_json(const std::vector<SweepCell>& cells, std::string& text) {
+void append_row_json(const std::vector<std::string>& names, const std::vector<SweepCell>& cells, std::string& text) {
   JsonWriter writer(text);
   writer.begin_object();
-  for (const SweepCell& cell : cells) writer.json_field(cell.name, cell.json);
+  for (std::size_t i = 0; i < names.size(); ++i) writer.json_field(names[i], cells[i].json);
   writer.end_object();
 }
 
@@ -113,7 +101,7 @@ std::string rows_json(const SweepResults& results, std::int64_t sweep, const std
   const std::vector<std::string> chosen = fields.empty() ? usual_fields(results, sweep) : fields;
   results.for_each(sweep, chosen, [&](const std::vector<SweepCell>& cells) {
     if (text.size() > 1) text += ',';
-    append_row_json(cells, text);
+    append_row_json(chosen, cells, text);
   });
   return text + "]";
 }

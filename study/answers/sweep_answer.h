@@ -32,12 +32,16 @@ void require_a_result(const SweepDocument& sweep, const SweepOutcome& outcome);
 // The columns that rows of the sweep may have: fields of its axes and of plans that it may find, figures, and
 // kPointColumns. For existing rows use SweepResults::names().
 std::vector<std::string> names_of_rows(const SweepDocument& sweep);
-// Throws InputError for fields that are not in `names`, with the nearest name, and for repeated fields.
-void check_fields(const std::vector<std::string>& fields, const std::vector<std::string>& names);
+// Throws InputError for fields that are not in `names`, with the nearest name, and for repeated fields. `expected`:
+// what they are.
+inline constexpr const char* kFieldsOfRows =
+    "fields of the sweep's axes, of the plans it found, and columns of `simulate --csv`";
+void check_fields(const std::vector<std::string>& fields, const std::vector<std::string>& names,
+                  const char* expected = kFieldsOfRows);
 // The default columns: all except the ones that identify the sweep and the point's number in it.
 std::vector<std::string> usual_fields(const SweepResults& results, std::int64_t sweep);
-// Appends a row as a JSON object.
-void append_row_json(const std::vector<SweepCell>& cells, std::string& text);
+// Appends a row as a JSON object. `names`: of the cells.
+void append_row_json(const std::vector<std::string>& names, const std::vector<SweepCell>& cells, std::string& text);
 // An array of objects for the sweep with this number in the file, or for all sweeps (0). `fields`: empty: the usual
 // ones.
 std::string rows_json(const SweepResults& results, std::int64_t sweep, const std::vector<std::string>& fields);

@@ -6,22 +6,16 @@
 #include <numeric>
 
 #include "sim/base/json_reader.h"
+#include "sim/base/statistics.h"
 #include "sim/planning/checkpoint_interval.h"
 
 namespace orrery {
 namespace {
 
-// Quantiles are linear between order statistics.
 Spread summed_up(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const auto quantile = [&](double share) {
-    const double at = share * static_cast<double>(values.size() - 1);
-    const auto below = static_cast<std::size_t>(at);
-    const std::size_t above = std::min(below + 1, values.size() - 1);
-    return std::lerp(values[below], values[above], at - static_cast<double>(below));
-  };
+  std::sort(values.begin(), values.end());  // in whose order the mean is summed up
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-  return {.mean = mean, .tenth = quantile(0.1), .ninetieth = quantile(0.9)};
+  return {.mean = mean, .tenth = quantile(values, 0.1), .ninetieth = quantile(values, 0.9)};
 }
 
 FailureStudy study(std::size_t index, const SizedCandidate& sized, const AnswerOptions& options) {

@@ -12,7 +12,6 @@
 
 #include "models/read_model.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {
@@ -25,7 +24,6 @@ constexpr NumberRange kTokens{.least = 1, .most = 1e18};
 constexpr NumberRange kDays{.least = 0, .most = 1e5, .exclude_least = true};
 constexpr NumberRange kAmount{.least = 0, .most = 1e15, .exclude_least = true};
 constexpr IntegerRange kSteps{.least = 1, .most = 1'000'000'000'000};
-constexpr const char* kFolder = "study/capacity/examples/";
 constexpr const char* kAllCandidates = "all_candidates";
 
 // Pointers of a scenario that was put together are those of the document it was put together from.
@@ -312,37 +310,6 @@ CapacityPlan read_capacity_plan(const Json& document, const ScenarioSource& sour
   }
 }
 
-std::vector<BundledPlan> bundled_plans() {
-  std::vector<BundledPlan> plans;
-  for (const EmbeddedFile& file : embedded_files(kFolder))
-    plans.push_back({std::filesystem::path(file.path).stem().string(), file.path, file.text});
-  return plans;
-}
-
-Json load_plan_document(const std::string& name_or_path, const std::vector<std::string>& sets, ScenarioSource& source) {
-  Json document;
-  std::vector<std::string> names;
-  const BundledPlan* bundled = nullptr;
-  const std::vector<BundledPlan> plans = bundled_plans();
-  for (const BundledPlan& plan : plans) {
-    names.push_back(plan.name);
-    if (plan.name == name_or_path) bundled = &plan;
-  }
-  if (bundled != nullptr) {
-    source = {std::string(bundled->path), sets};
-    document = parse_json(bundled->text, source.file);
-  } else {
-    const bool is_path = name_or_path.ends_with(".json") || name_or_path.find('/') != std::string::npos;
-    std::error_code ignored;
-    if (name_or_path != "-" && !is_path && !std::filesystem::exists(name_or_path, ignored))
-      throw InputError({}, describe(Json(name_or_path)),
-                       "a plan's file, or the name of a bundled one (orrery list plans)",
-                       nearest_name(name_or_path, names));
-    source = {name_or_path == "-" ? "<stdin>" : name_or_path, sets};
-    document = parse_json_file(name_or_path);
-  }
-  for (const std::string& set : sets) apply_set(document, set, source.file);
-  return document;
-}
+std::vector<BundledDocument> bundled_plans() { return bundled_documents("study/capacity/examples/"); }
 
 }  // namespace orrery

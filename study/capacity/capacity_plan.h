@@ -61,16 +61,7 @@ struct CapacityPlan {
 // different models.
 CapacityPlan read_capacity_plan(const nlohmann::json& document, const ScenarioSource& source);
 
-// The plans that come with Orrery.
-struct BundledPlan {
-  std::string name;
-  std::string_view path;  // in the repository
-  std::string_view text;
-};
-std::vector<BundledPlan> bundled_plans();
-
-// The document of a bundled plan's name, a path, or "-" (standard input), with `sets` applied in order. Fills `source`.
-nlohmann::json load_plan_document(const std::string& name_or_path, const std::vector<std::string>& sets,
-                                  ScenarioSource& source);
+// The plans that come with Orrery: study/capacity/examples/<name>.json.
+std::vector<BundledDocument> bundled_plans();
 
 }  // namespace orrery

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
+#include "sim/report/memory_verdict.h"
 #include "strategies/optimizer/optimizer.h"
 
 namespace orrery {
@@ -60,6 +62,23 @@ Scenario with_replicas(const Scenario& pattern, std::int64_t devices) {
     fabric.groups = (scenario.cluster.nodes + fabric.nodes_per_group - 1) / fabric.nodes_per_group;
   scenario.plan.data.degree = 0;
   return scenario;
+}
+
+ScenarioOn searched_plans(SpaceOptions fields, int threads, UserCalibration user,
+                          std::function<void(const Scenario&)> started) {
+  return [fields = std::move(fields), threads, user = std::move(user), started = std::move(started)](
+             const Scenario& pattern, std::int64_t devices) {
+    const Scenario sized = with_replicas(pattern, devices);
+    if (started) started(sized);
+    const Space space(sized, fields);
+    SearchOptions options{.top = 1, .front = 1, .leanest = false, .memory_margin = kPeakHigh, .threads = threads};
+    SearchResult found = search(space, options, user);
+    if (found.best.empty()) {
+      options.memory_margin = 1;
+      found = search(space, options, user);
+    }
+    return found.best.empty() ? sized : space.scenario(found.best.front().values);
+  };
 }
 
 void predict_step(const CapacityPlan& plan, const Scenario& scenario, Simulator& simulator, SizedCandidate& sized) {

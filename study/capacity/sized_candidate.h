@@ -7,6 +7,7 @@
 
 #include "sim/planning/candidate.h"
 #include "study/capacity/capacity_plan.h"
+#include "study/search/search.h"
 #include "study/simulation/simulation.h"
 
 namespace orrery {
@@ -16,6 +17,11 @@ using ScenarioOn = std::function<Scenario(const Scenario& pattern, std::int64_t 
 
 // The pattern's plan with as many replicas as the devices hold; the global batch stays the same.
 Scenario with_replicas(const Scenario& pattern, std::int64_t devices);
+
+// The fastest plan that fits with the upper end of its predicted peak; if there is none, the fastest that fits; if
+// nothing fits, the pattern's own plan. `started`: called before each search.
+ScenarioOn searched_plans(SpaceOptions fields, int threads, UserCalibration user,
+                          std::function<void(const Scenario&)> started = {});
 
 struct SizedCandidate {
   std::size_t cluster = 0;  // index into CapacityPlan::clusters

@@ -13,6 +13,8 @@
 namespace orrery {
 namespace {
 
+using Rows = std::vector<std::vector<std::string>>;
+
 constexpr double kDay = 86400, kHour = 3600;
 constexpr std::size_t kMostSizesShown = 12;
 constexpr int kBarColumns = 24;
@@ -93,15 +95,9 @@ class Texts {
   double held(const Estimate& estimate) const {
     return answer_.options.held_by == HeldBy::worst ? estimate.high : estimate.value;
   }
-  // The same, with `cost` under the heading of the column at that place.
-  std::vector<Column> with_cost(std::string_view text, std::size_t place) const {
-    std::vector<Column> columns = columns_of(text);
-    columns[place].heading = cost_;
-    return columns;
-  }
   std::string money(double amount) const { return amount_text(amount, plan_.currency); }
 
-  void table(const char* title, std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows) {
+  void table(std::string_view title, std::string_view columns, const Rows& rows) {
     if (!rows.empty()) text_ += fmt::format("\n{}\n{}", title, grid(columns, rows));
   }
 
@@ -163,7 +159,7 @@ class Texts {
   }
 
   void candidates() {
-    std::vector<std::vector<std::string>> rows, more;
+    Rows rows, more;
     const auto add = [&](std::size_t i) {
       rows.push_back(row(i));
       more.push_back(more_of(i));
@@ -177,17 +173,17 @@ class Texts {
     }
     table(every_size_ ? "Candidates, in every size"
                       : "Candidates, each in the cheapest size that meets all constraints, or else in the nearest",
-          with_cost("<candidate|devices|step|days|80 %||80 %|<memory|<deadline|<budget", 5), rows);
+          "<candidate|devices|step|days|80 %|" + cost_ + "|80 %|<memory|<deadline|<budget", rows);
     table("Use of devices, energy and carbon",
-          columns_of("<candidate|devices|spare nodes|MFU|peak memory|ETTR|goodput|device-hours|MWh|t CO2e"), more);
+          "<candidate|devices|spare nodes|MFU|peak memory|ETTR|goodput|device-hours|MWh|t CO2e", more);
   }
 
   void impossible() {
-    std::vector<std::vector<std::string>> rows;
+    Rows rows;
     for (const SizedCandidate& sized : answer_.candidates)
       if (!sized.impossible.empty())
         rows.push_back({cluster_name(sized), std::to_string(sized.devices), sized.impossible});
-    table("Not possible", columns_of("<candidate|devices|<why"), rows);
+    table("Not possible", "<candidate|devices|<why", rows);
   }
 
   std::string tried(std::size_t cluster) const {
@@ -199,14 +195,14 @@ class Texts {
 
   void sizes() {
     if (!std::isfinite(plan_.deadline_seconds)) return;
-    std::vector<std::vector<std::string>> rows;
+    Rows rows;
     for (std::size_t c = 0; c < plan_.clusters.size(); ++c) {
       const std::optional<std::size_t> fewest = choice_.fewest[c];
       rows.push_back({plan_.clusters[c].name, fewest ? std::to_string(at(*fewest).devices) : "none",
                       fewest ? days_text(at(*fewest).forecast.wall_seconds.value) : "-",
                       fewest ? rate_text(at(*fewest).forecast.cost.value) : "-", tried(c)});
     }
-    table("Devices needed: the fewest within the deadline", with_cost("<candidate|devices|days||<tried", 3), rows);
+    table("Devices needed: the fewest within the deadline", "<candidate|devices|days|" + cost_ + "|<tried", rows);
   }
 
   std::string in_words(std::size_t i) const {
@@ -254,16 +250,16 @@ class Texts {
   }
 
   void deadlines() {
-    std::vector<std::vector<std::string>> rows;
+    Rows rows;
     for (const std::size_t i : choice_.frontier)
       rows.push_back({days_text(held(at(i).forecast.wall_seconds)), name(i), std::to_string(at(i).devices),
                       rate_text(held(at(i).forecast.cost))});
-    table("Cheapest by deadline: from this number of days to that of the next line",
-          with_cost("days|<candidate|devices|", 3), rows);
+    table("Cheapest by deadline: from this number of days to that of the next line", "days|<candidate|devices|" + cost_,
+          rows);
   }
 
   void failures() {
-    std::vector<std::vector<std::string>> rows;
+    Rows rows;
     for (const FailureStudy& study : answer_.failures) {
       const Spread &ettr = study.simulated_ettr, &wall = study.simulated_wall_seconds;
       rows.push_back({name(study.candidate), hours_text(study.seconds_between),
@@ -276,17 +272,17 @@ class Texts {
     const std::string title =
         fmt::format("Failures and checkpoints: in closed form, and the mean over {} simulated histories (seed {})",
                     answer_.options.history_count, answer_.options.histories.seed);
-    table(title.c_str(),
-          columns_of("<candidate|between|failures|stall|Young|Daly|optimum|interval|ETTR|simulated|days|simulated|80 % "
-                     "of histories"),
-          rows);
+    table(
+        title.c_str(),
+        "<candidate|between|failures|stall|Young|Daly|optimum|interval|ETTR|simulated|days|simulated|80 % of histories",
+        rows);
   }
 
   void sensitivities() {
     if (!answer_.tornado) return;
     const Tornado& tornado = *answer_.tornado;
     const SizedCandidate& subject = at(*answer_.subject);
-    std::vector<std::vector<std::string>> rows;
+    Rows rows;
     const double widest = tornado.bars.empty() ? 0 : tornado.bars.front().width();
     const auto change = [&](double value) { return signed_percent_text(value / tornado.value - 1); };
     std::vector<std::string> still;
@@ -302,12 +298,12 @@ class Texts {
         fmt::format("What moves the {} of {} on {} devices, {}: each input {:g} % less and more, the rest unchanged",
                     words_of(tornado.output).name, cluster_name(subject), subject.devices,
                     output_text(tornado.output, tornado.value, plan_.currency), tornado.swing * kPercent);
-    table(title.c_str(), columns_of("<input|less|more|<"), rows);
+    table(title, "<input|less|more|<", rows);
     if (!still.empty()) text_ += fmt::format("  less than {:g} %: {}\n", kStill * kPercent, fmt::join(still, ", "));
   }
 
   void ties() {
-    std::vector<std::vector<std::string>> rows;
+    Rows rows;
     for (const PriceTie& tie : answer_.ties) {
       const SizedCandidate &of = at(tie.of), &against = at(tie.against);
       const double asked = of.candidate.price.per_device_hour;
@@ -321,37 +317,33 @@ class Texts {
     const std::string title =
         fmt::format("Break-even against {} on {} devices at {:.2f} {} per device-hour", cluster_name(other),
                     other.devices, other.candidate.price.per_device_hour, plan_.currency);
-    table(title.c_str(), columns_of("<candidate|devices|asks|pays below|80 %|times its price|asks times"), rows);
+    table(title, "<candidate|devices|asks|pays below|80 %|times its price|asks times", rows);
   }
 
   void figures() {
     std::set<std::string> seen;
-    std::vector<std::vector<std::string>> rows;
-    const auto add = [&](const char* what, const std::string& figure, const auto& of) {
-      const std::string source = of.source.empty() ? "the plan" : of.source;
-      if (seen.insert(fmt::format("{}\n{}\n{}", what, figure, source)).second)
-        rows.push_back({what, of.name.empty() ? "-" : of.name, figure, of.date.empty() ? "-" : of.date, source});
+    Rows rows;
+    // Those of all clusters, each once.
+    const auto add = [&](const char* what, auto Candidate::*member, const auto& text) {
+      for (const CandidateCluster& cluster : plan_.clusters) {
+        const auto& of = cluster.whole.*member;
+        const std::string figure = text(of), source = of.source.empty() ? "the plan" : of.source;
+        if (seen.insert(fmt::format("{}\n{}\n{}", what, figure, source)).second)
+          rows.push_back({what, of.name.empty() ? "-" : of.name, figure, of.date.empty() ? "-" : of.date, source});
+      }
     };
-    for (const CandidateCluster& cluster : plan_.clusters) {
-      const Candidate& c = cluster.whole;
-      add("price", fmt::format("{:g} {} per device-hour", c.price.per_device_hour, c.price.currency), c.price);
-    }
-    for (const CandidateCluster& cluster : plan_.clusters) {
-      const Candidate& c = cluster.whole;
-      add("power", fmt::format("{:g} W busy", c.power.busy_watts), c.power);
-      add("PUE", fmt::format("{:g}", c.site.pue), c.site);
-      add("grid", fmt::format("{:g} g/kWh", c.grid.grams_per_kwh), c.grid);
-      add("failures", fmt::format("{:g} per node-day", c.failures.failures_per_node_day), c.failures);
-      add("storage", fmt::format("{:g} GB/s", c.storage.write_bytes_per_second * 1e-9), c.storage);
-      add("restarts", fmt::format("{:g} s", c.restarts.detection_seconds + c.restarts.restart_seconds), c.restarts);
-    }
-    std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) {
-      constexpr std::array<std::string_view, 7> kOrder{"price",    "power",   "PUE",     "grid",
-                                                       "failures", "storage", "restarts"};
-      const auto place = [&](const auto& row) { return std::find(kOrder.begin(), kOrder.end(), row.front()); };
-      return place(a) < place(b);
-    });
-    table("Figures", columns_of("<|<preset|<|<date|<source"), rows);
+    add("price", &Candidate::price,
+        [](const Price& p) { return fmt::format("{:g} {} per device-hour", p.per_device_hour, p.currency); });
+    add("power", &Candidate::power, [](const Power& p) { return fmt::format("{:g} W busy", p.busy_watts); });
+    add("PUE", &Candidate::site, [](const SiteOverhead& s) { return fmt::format("{:g}", s.pue); });
+    add("grid", &Candidate::grid, [](const Grid& g) { return fmt::format("{:g} g/kWh", g.grams_per_kwh); });
+    add("failures", &Candidate::failures,
+        [](const FailureRate& f) { return fmt::format("{:g} per node-day", f.failures_per_node_day); });
+    add("storage", &Candidate::storage,
+        [](const CheckpointStorage& s) { return fmt::format("{:g} GB/s", s.write_bytes_per_second * 1e-9); });
+    add("restarts", &Candidate::restarts,
+        [](const RestartOverhead& r) { return fmt::format("{:g} s", r.detection_seconds + r.restart_seconds); });
+    table("Figures", "<|<preset|<|<date|<source", rows);
   }
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 
 #include "sim/report/format.h"
 
@@ -32,63 +33,6 @@ constexpr std::array<HardwareInput, 6> kHardware{{
     {"bandwidth between nodes", [](Cluster& c, double factor) { c.node.nic_bytes_per_second *= factor; }},
 }};
 
-struct Answer {
-  double value = 0;
-  bool fits = true;
-};
-
-class Swinging {
- public:
-  Swinging(const CapacityPlan& plan, const SizedCandidate& sized, PlanOutput output, double swing, Simulator& simulator)
-      : plan_(plan), sized_(sized), output_(output), swing_(swing), simulator_(simulator) {}
-
-  Tornado run() {
-    result_.output = output_;
-    result_.swing = swing_;
-    result_.value = value_of(sized_.forecast, output_);
-    add_step();
-    if (sized_.scenario)
-      for (const HardwareInput& input : kHardware) {
-        const Answer less = with(input, 1 - swing_), more = with(input, 1 + swing_);
-        result_.bars.push_back({input.name, less.value, more.value, less.fits || !sized_.memory_fits});
-      }
-    for (const Sensitivity& s : sensitivities(sized_.candidate, output_, swing_))
-      if (s.input != "step_seconds" || !sized_.scenario)
-        result_.bars.push_back({std::string(s.input), s.at_less, s.at_more});
-    std::stable_sort(result_.bars.begin(), result_.bars.end(),
-                     [](const TornadoBar& a, const TornadoBar& b) { return a.width() > b.width(); });
-    return std::move(result_);
-  }
-
- private:
-  const CapacityPlan& plan_;
-  const SizedCandidate& sized_;
-  PlanOutput output_;
-  double swing_;
-  Simulator& simulator_;
-  Tornado result_;
-
-  void add_step() {
-    const Estimate& step = sized_.candidate.step_seconds;
-    if (step.low == step.high) return;
-    const auto at = [&](double seconds) {
-      Candidate candidate = sized_.candidate;
-      candidate.step_seconds = {.low = seconds, .value = seconds, .high = seconds};
-      candidate.run.step_seconds = seconds;
-      return value_of(forecast(candidate), output_);
-    };
-    result_.bars.push_back({std::string(kPredictedStep), at(step.low), at(step.high)});
-  }
-
-  Answer with(const HardwareInput& input, double factor) {
-    Scenario scenario = *sized_.scenario;
-    input.scale(scenario.cluster, factor);
-    SizedCandidate changed = sized_;
-    predict_step(plan_, scenario, simulator_, changed);
-    return {value_of(forecast(changed.candidate), output_), changed.memory_fits};
-  }
-};
-
 // The picture's layout, in pixels.
 constexpr double kWidth = 900, kLeft = 250, kRight = 90, kTop = 64, kRow = 26, kBar = 18, kBelow = 34;
 constexpr double kLabel = 100;  // what labels of the axis need
@@ -97,7 +41,34 @@ constexpr double kLabel = 100;  // what labels of the axis need
 
 Tornado tornado(const CapacityPlan& plan, const SizedCandidate& sized, PlanOutput output, double swing,
                 Simulator& simulator) {
-  return Swinging(plan, sized, output, swing, simulator).run();
+  Tornado result{.output = output, .swing = swing, .value = value_of(sized.forecast, output), .bars = {}};
+  const auto of_step = [&](double seconds) {
+    Candidate candidate = sized.candidate;
+    candidate.step_seconds = {.low = seconds, .value = seconds, .high = seconds};
+    candidate.run.step_seconds = seconds;
+    return value_of(forecast(candidate), output);
+  };
+  if (const Estimate& step = sized.candidate.step_seconds; step.low != step.high)
+    result.bars.push_back({std::string(kPredictedStep), of_step(step.low), of_step(step.high)});
+  const auto on_changed = [&](const HardwareInput& input, double factor, bool& fits) {
+    Scenario scenario = *sized.scenario;
+    input.scale(scenario.cluster, factor);
+    SizedCandidate changed = sized;
+    predict_step(plan, scenario, simulator, changed);
+    fits = changed.memory_fits;
+    return value_of(forecast(changed.candidate), output);
+  };
+  if (sized.scenario)
+    for (const HardwareInput& input : kHardware) {
+      bool less_fits = true, more_fits = true;
+      const double less = on_changed(input, 1 - swing, less_fits), more = on_changed(input, 1 + swing, more_fits);
+      result.bars.push_back({input.name, less, more, less_fits || !sized.memory_fits});
+    }
+  for (const Sensitivity& s : sensitivities(sized.candidate, output, swing))
+    if (s.input != "step_seconds" || !sized.scenario)
+      result.bars.push_back({std::string(s.input), s.at_less, s.at_more});
+  std::ranges::stable_sort(result.bars, std::greater(), &TornadoBar::width);
+  return result;
 }
 
 std::string tornado_svg(const Tornado& tornado, std::string_view title, std::string_view unit) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 
 #include "sim/base/error.h"
@@ -32,36 +33,37 @@ struct Simulator::Rep {
     const Calibration& kernels;
     CollectiveCalibration collectives;
     AnalyticalEngine engine;
-    std::array<std::unique_ptr<Machine>, kOtherPlacements> placed;  // otherwise, where a line has asked
+    std::shared_ptr<const Cluster> written{};                         // of variants
+    std::array<std::unique_ptr<Machine>, kOtherPlacements> placed{};  // otherwise, where a scenario has asked
   };
 
   ScenarioReader reader;
   Calibrator calibrator;
-  // The state of lines.
+  // Of variants.
+  Scenario scenario;
   Program program;
   Report report, placed_report;
-  std::optional<std::uint64_t> digest;
-  std::map<std::string, std::unique_ptr<Machine>> machines;
+  // By all that a calibration goes by: the cluster as written, the kernel of attention, ranks of a node, the stack.
+  std::map<std::tuple<const Cluster*, std::string_view, std::int64_t, std::string>, std::unique_ptr<Machine>> machines;
 
-  // Where `line`'s cluster is not calibrated yet, it is: its numbers are the machine's afterwards.
-  Machine& machine_of(ScenarioReader::Line& line);
+  Machine& machine_of(const ScenarioReader::Parts& parts);
+  void evaluate(Machine& machine, const Scenario& of, const Program& lowered, const AnalyticalOptions& options,
+                Report& into);
 };
 
-Simulator::Rep::Machine& Simulator::Rep::machine_of(ScenarioReader::Line& line) {
-  Scenario& scenario = line.scenario;
+// For `scenario`, whose parts these are.
+Simulator::Rep::Machine& Simulator::Rep::machine_of(const ScenarioReader::Parts& parts) {
   const std::string stack = stack_of(scenario);
-  // All that a calibration goes by.
-  const std::string key = fmt::format("{}\n{}\n{}\n{}", line.cluster, framework::attention_kernel(scenario.plan),
-                                      std::min(scenario.cluster.node.devices, ranks(scenario)), stack);
-  const auto found = machines.find(key);
-  if (found != machines.end()) return *found->second;
+  const std::tuple key{parts.cluster.get(), framework::attention_kernel(scenario.plan),
+                       std::min(scenario.cluster.node.devices, ranks(scenario)), stack};
+  if (const auto found = machines.find(key); found != machines.end()) return *found->second;
   constexpr std::size_t kMost = 64;  // of a sweep over clusters each may come once
   if (machines.size() >= kMost) machines.clear();
   const Calibration& kernels = calibrator.kernels(scenario.cluster, scenario);
-  return *machines
-              .emplace(key, std::make_unique<Machine>(scenario.cluster, kernels,
-                                                      calibrator.collectives(scenario.cluster, {&stack, 1})))
-              .first->second;
+  auto machine =
+      std::make_unique<Machine>(scenario.cluster, kernels, calibrator.collectives(scenario.cluster, {&stack, 1}));
+  machine->written = parts.cluster;
+  return *machines.emplace(key, std::move(machine)).first->second;
 }
 
 std::string method_text(const SimulationOptions& options) {
@@ -185,38 +187,63 @@ void complete(const Scenario& scenario, const Program& program, const Calibratio
 
 }  // namespace
 
-const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSource& source, bool ops) {
-  rep_->digest.reset();
-  if (ScenarioReader::Line* read = rep_->reader.read_line(line, source)) {
-    rep_->digest = read->digest;
-    try {
-      Scenario& scenario = read->scenario;
-      Rep::Machine& machine = rep_->machine_of(*read);
-      scenario.cluster = machine.cluster;
-      rep_->calibrator.lower(scenario, rep_->program);
-      machine.engine.evaluate(rep_->program, precision::peak_dtype(scenario), {.timeline = false, .ops = ops},
-                              rep_->report);
-      rep_->report.figures = figures_of(scenario, rep_->program);
-      add_placement_note(scenario.cluster, rep_->program.mesh.ranks(), rep_->report, [&](OtherPlacement other) {
-        std::unique_ptr<Rep::Machine>& there = machine.placed[static_cast<std::size_t>(other)];
-        if (!there)
-          there = std::make_unique<Rep::Machine>(placed(machine.cluster, other), machine.kernels, machine.collectives);
-        there->engine.evaluate(rep_->program, precision::peak_dtype(scenario), {}, rep_->placed_report);
-        return rep_->placed_report.step_seconds;
-      });
-      complete(scenario, rep_->program, machine.kernels, rep_->calibrator.steps(), rep_->report);
-      check_ends(rep_->report);
-      return rep_->report;
-    } catch (const InputError&) {  // evaluate() finds it again, and says where it stands
-    }
-  }
-  nlohmann::json document = parse_json(line, source.file);
-  for (const std::string& set : source.sets) apply_set(document, set, source.file);
-  rep_->report = evaluate(document, source, {.ops = ops}).report;
-  return rep_->report;
+void Simulator::Rep::evaluate(Machine& machine, const Scenario& of, const Program& lowered,
+                              const AnalyticalOptions& options, Report& into) {
+  const Dtype dtype = precision::peak_dtype(of);
+  machine.engine.evaluate(lowered, dtype, options, into);
+  check_ends(into);
+  into.figures = figures_of(of, lowered);
+  add_placement_note(machine.cluster, lowered.mesh.ranks(), into, [&](OtherPlacement other) {
+    std::unique_ptr<Machine>& there = machine.placed[static_cast<std::size_t>(other)];
+    if (!there) there = std::make_unique<Machine>(placed(machine.cluster, other), machine.kernels, machine.collectives);
+    there->engine.evaluate(lowered, dtype, {}, placed_report);
+    check_ends(placed_report);
+    return placed_report.step_seconds;
+  });
+  complete(of, lowered, machine.kernels, calibrator.steps(), into);
 }
 
-std::optional<std::uint64_t> Simulator::line_digest() const { return rep_->digest; }
+Variant Simulator::variant(std::string line, ScenarioSource source) {
+  Variant variant{std::move(line), std::move(source)};
+  variant.parts = rep_->reader.read_parts(variant.line, variant.source);
+  return variant;
+}
+
+nlohmann::json Variant::document() const {
+  nlohmann::json document = parse_json(line, source.file);
+  for (const std::string& set : source.sets) apply_set(document, set, source.file);
+  return document;
+}
+
+std::optional<std::uint64_t> Variant::digest() const {
+  if (parts) return parts->digest;
+  try {
+    return scenario_digest(written_out(document(), source));
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+}
+
+const Report& Simulator::evaluate(const Variant& variant, bool ops) {
+  if (variant.parts) {
+    const ScenarioReader::Parts& parts = *variant.parts;
+    try {
+      Scenario& scenario = rep_->scenario;  // whose strings keep their storage
+      scenario.model = *parts.model;
+      scenario.cluster = *parts.cluster;
+      scenario.workload = *parts.workload;
+      scenario.plan = *parts.plan;
+      Rep::Machine& machine = rep_->machine_of(parts);
+      scenario.cluster = machine.cluster;
+      rep_->calibrator.lower(scenario, rep_->program);
+      rep_->evaluate(machine, scenario, rep_->program, {.timeline = false, .ops = ops}, rep_->report);
+      return rep_->report;
+    } catch (const InputError&) {  // found again below, where it says where it stands
+    }
+  }
+  rep_->report = evaluate(variant.document(), variant.source, {.ops = ops}).report;
+  return rep_->report;
+}
 
 Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSource& source,
                                const SimulationOptions& options) {
@@ -247,13 +274,8 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
     finish(s.cluster, report);
     return result;
   }
-  report = predict(result, {.timeline = options.timeline, .ops = options.ops});
-  add_placement_note(s.cluster, result.program->mesh.ranks(), report, [&](OtherPlacement other) {
-    Prepared there = result;
-    there.scenario.cluster = placed(s.cluster, other);
-    return predict(there).step_seconds;
-  });
-  complete(s, *result.program, *result.kernels, rep_->calibrator.steps(), report);
+  Rep::Machine machine(s.cluster, *result.kernels, *result.collectives);
+  rep_->evaluate(machine, s, *result.program, {.timeline = options.timeline, .ops = options.ops}, report);
   return result;
 }
 

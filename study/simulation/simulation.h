@@ -50,6 +50,17 @@ struct JobResult {
   double slowdown() const { return together.step_seconds / alone_seconds; }
 };
 
+// A scenario as a line of JSON, with its parts where it can be read by them (ScenarioReader::read_parts).
+struct Variant {
+  std::string line;
+  ScenarioSource source;
+  std::optional<ScenarioReader::Parts> parts{};
+
+  nlohmann::json document() const;  // with `source.sets` applied; throws InputError
+  // scenario_digest(); nothing for a line that cannot be read.
+  std::optional<std::uint64_t> digest() const;
+};
+
 // Keeps what is expensive to make between scenarios: parsed presets, and the Calibrator's data.
 class Simulator {
  public:
@@ -65,13 +76,12 @@ class Simulator {
 
   // Both throw InputError, with its file set, and StalledError.
   Simulation evaluate(const nlohmann::json& document, const ScenarioSource& source, const SimulationOptions& options);
-  // The analytical engine's report of a scenario given as a line of JSON, with `source.sets` applied. Equal to that of
-  // evaluate(), in a fraction of the time if the line's model, cluster, workload or plan were in earlier lines. `ops`:
-  // fill Report::ops and ::unmeasured. Valid until the next call.
-  const Report& evaluate_line(std::string_view line, const ScenarioSource& source, bool ops);
-  // scenario_digest() of the last line given to evaluate_line(), even if that threw. Nothing if the line was not read
-  // by its parts (ScenarioReader::read_line).
-  std::optional<std::uint64_t> line_digest() const;
+  // One of many scenarios that share parts. Never throws.
+  Variant variant(std::string line, ScenarioSource source);
+  // The analytical engine's report of it. Equal to that of the other evaluate(), in a fraction of the time if its
+  // model, cluster, workload or plan were in earlier variants. `ops`: fill Report::ops and ::unmeasured. Valid until
+  // the next call.
+  const Report& evaluate(const Variant& variant, bool ops);
   // Always uses the discrete-event engine. REQUIRES: has_jobs(document).
   std::vector<JobResult> evaluate_jobs(const nlohmann::json& document, const ScenarioSource& source,
                                        const SimulationOptions& options);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <unordered_map>
@@ -31,7 +30,7 @@ struct KeptPoint {
   std::string scenario;  // a digest
   std::string place;     // of the document and the point's number in it, a digest
   std::string fields, error, plan;
-  std::vector<SweptFigure> figures;
+  std::vector<OrderedJson> figures;
 };
 
 bool is_flag(const std::string& figure) {
@@ -107,41 +106,30 @@ class File {
   Database database_;
 };
 
-// For each point of `a` that of `b`, or none.
-class Pairs {
- public:
-  Pairs(const std::vector<KeptPoint>& a, const std::vector<KeptPoint>& b)
-      : a_(a), b_(b), of_b(a.size()), taken(b.size()) {}
+// The partner of each point of `a` in `b`, if any.
+using Partners = std::vector<std::optional<std::size_t>>;
 
-  // Those of `a` and of `b` that have no partner yet, and of which nothing else has that key.
-  void pair_by(const std::function<std::string_view(const KeptPoint&)>& key) {
-    struct Places {
-      std::vector<std::size_t> a, b;
-    };
-    std::unordered_map<std::string_view, Places> of_key;
-    for (std::size_t i = 0; i < a_.size(); ++i)
-      if (!of_b[i]) of_key[key(a_[i])].a.push_back(i);
-    for (std::size_t i = 0; i < b_.size(); ++i)
-      if (!taken[i]) of_key[key(b_[i])].b.push_back(i);
-    for (const auto& [name, places] : of_key) {
-      if (places.a.size() != 1 || places.b.size() != 1) continue;
-      of_b[places.a.front()] = places.b.front();
-      taken[places.b.front()] = true;
-    }
+// Pairs points of `a` and of `b` that have no partner yet and that alone have a key.
+void pair_by(const std::string KeptPoint::*key, const std::vector<KeptPoint>& a, const std::vector<KeptPoint>& b,
+             Partners& of_a, Partners& of_b) {
+  struct Places {
+    std::vector<std::size_t> a, b;
+  };
+  std::unordered_map<std::string_view, Places> of_key;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (!of_a[i]) of_key[a[i].*key].a.push_back(i);
+  for (std::size_t i = 0; i < b.size(); ++i)
+    if (!of_b[i]) of_key[b[i].*key].b.push_back(i);
+  for (const auto& [name, places] : of_key) {
+    if (places.a.size() != 1 || places.b.size() != 1) continue;
+    of_a[places.a.front()] = places.b.front();
+    of_b[places.b.front()] = places.a.front();
   }
+}
 
- private:
-  const std::vector<KeptPoint>&a_, &b_;
-
- public:
-  std::vector<std::optional<std::size_t>> of_b;
-  std::vector<bool> taken;
-};
-
-double change_of(const SweptFigure& a, const SweptFigure& b) {
-  const double *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
-  if (x != nullptr && y != nullptr) return *x == *y ? 0 : *x == 0 ? kNoRatio : *y / *x - 1;
-  return a == b ? 0 : kNoRatio;
+double change_of(const OrderedJson& a, const OrderedJson& b) {
+  if (a == b) return 0;
+  return a.is_number() && b.is_number() && a != 0 ? b.get<double>() / a.get<double>() - 1 : kNoRatio;
 }
 
 class Comparing {
@@ -155,14 +143,14 @@ class Comparing {
     ++into_.in_both;
     if (a.error.empty() != b.error.empty()) {
       const auto side = [](const std::string& error) {
-        return error.empty() ? SweptFigure() : SweptFigure(one_line(error));
+        return error.empty() ? OrderedJson() : OrderedJson(one_line(error));
       };
       into_.moved.push_back({b.fields, "error", side(a.error), side(b.error), kNoRatio});
       return;
     }
     if (a.plan != b.plan) ++into_.other_plans;
     for (std::size_t i = 0; i < options_.figures.size(); ++i) {
-      if (a.figures[i].index() == 0 && b.figures[i].index() == 0) continue;
+      if (a.figures[i].is_null() && b.figures[i].is_null()) continue;
       const double change = change_of(a.figures[i], b.figures[i]);
       if (std::isfinite(change)) changes_[i].push_back(change);
       if (!(std::abs(change) > options_.threshold)) continue;
@@ -191,22 +179,13 @@ class Comparing {
   std::vector<std::vector<double>> changes_;
 };
 
-std::string text_of(const SweptFigure& figure, std::string_view name) {
-  if (const double* number = std::get_if<double>(&figure)) {
-    if (name.ends_with("_seconds")) return seconds_text(*number);
-    if (name.ends_with("_bytes")) return bytes_text(*number);
-    return fmt::format("{:.4g}", *number);
-  }
-  if (const bool* flag = std::get_if<bool>(&figure)) return *flag ? "yes" : "no";
-  if (const std::string* text = std::get_if<std::string>(&figure)) return clipped(*text, 60);
-  return "-";
-}
-
-OrderedJson json_of(const SweptFigure& figure) {
-  if (const double* number = std::get_if<double>(&figure)) return *number;
-  if (const bool* flag = std::get_if<bool>(&figure)) return *flag;
-  if (const std::string* text = std::get_if<std::string>(&figure)) return *text;
-  return nullptr;
+std::string text_of(const OrderedJson& figure, std::string_view name) {
+  if (figure.is_null()) return "-";
+  if (figure.is_boolean()) return figure.get<bool>() ? "yes" : "no";
+  if (figure.is_string()) return clipped(figure.get<std::string>(), 60);
+  if (name.ends_with("_seconds")) return seconds_text(figure);
+  if (name.ends_with("_bytes")) return bytes_text(figure);
+  return fmt::format("{:.4g}", figure.get<double>());
 }
 
 OrderedJson fields_json(const std::string& fields) {
@@ -234,20 +213,19 @@ SweepComparison compare_sweeps(const std::string& a, const std::string& b, const
   comparison.a = file_a.what();
   comparison.b = file_b.what();
   comparison.threshold = options.threshold;
-  Pairs pairs(file_a.points, file_b.points);
-  pairs.pair_by([](const KeptPoint& point) -> std::string_view { return point.scenario; });
-  pairs.pair_by([](const KeptPoint& point) -> std::string_view { return point.place; });
-  pairs.pair_by([](const KeptPoint& point) -> std::string_view { return point.fields; });
+  Partners of_a(file_a.points.size()), of_b(file_b.points.size());
+  for (const auto key : {&KeptPoint::scenario, &KeptPoint::place, &KeptPoint::fields})
+    pair_by(key, file_a.points, file_b.points, of_a, of_b);
   Comparing comparing(comparison, options);
   for (std::size_t i = 0; i < file_a.points.size(); ++i) {
-    if (pairs.of_b[i]) {
-      comparing.add(file_a.points[i], file_b.points[*pairs.of_b[i]]);
+    if (of_a[i]) {
+      comparing.add(file_a.points[i], file_b.points[*of_a[i]]);
     } else {
       comparison.only_in_a.push_back(file_a.points[i].fields);
     }
   }
   for (std::size_t i = 0; i < file_b.points.size(); ++i)
-    if (!pairs.taken[i]) comparison.only_in_b.push_back(file_b.points[i].fields);
+    if (!of_b[i]) comparison.only_in_b.push_back(file_b.points[i].fields);
   if (comparison.in_both == 0)
     throw InputError({b, ""}, fmt::format("no point of {}", a), "sweeps with points in common");
   comparing.finish();
@@ -309,7 +287,7 @@ OrderedJson sweep_comparison_json(const SweepComparison& c) {
         {{"figure", f.figure}, {"moved", f.moved}, {"lowest", f.lowest}, {"median", f.median}, {"highest", f.highest}});
   json["moved"] = OrderedJson::array();
   for (const MovedFigure& m : c.moved) {
-    OrderedJson row{{"fields", fields_json(m.fields)}, {"figure", m.figure}, {"a", json_of(m.a)}, {"b", json_of(m.b)}};
+    OrderedJson row{{"fields", fields_json(m.fields)}, {"figure", m.figure}, {"a", m.a}, {"b", m.b}};
     row["change"] = std::isfinite(m.change) ? OrderedJson(m.change) : OrderedJson();
     json["moved"].push_back(std::move(row));
   }
@@ -318,8 +296,7 @@ OrderedJson sweep_comparison_json(const SweepComparison& c) {
 
 std::string sweep_comparison_csv(const SweepComparison& c) {
   std::string text = "fields,figure,a,b,change\n";
-  const auto cell = [](const SweptFigure& figure) {
-    const OrderedJson value = json_of(figure);
+  const auto cell = [](const OrderedJson& value) {
     return value.is_null() ? "" : csv_text(value.is_string() ? value.get<std::string>() : value.dump());
   };
   for (const MovedFigure& m : c.moved)

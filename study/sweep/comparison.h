@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <variant>
 #include <vector>
 
 namespace orrery {
@@ -15,14 +14,11 @@ struct SweepComparisonOptions {
   double threshold = 0.01;  // a number has moved if |b / a - 1| is more; a flag or a text if it differs
 };
 
-// The figure of a point; monostate if the point has no result.
-using SweptFigure = std::variant<std::monostate, double, bool, std::string>;
-
 struct MovedFigure {
-  std::string fields;  // fields of the point, as JSON: {"cluster.nodes": 8}
-  std::string figure;  // "error": one side has a result, and the other this error
-  SweptFigure a, b;
-  double change = 0;  // b / a - 1; infinite if that is not a number
+  std::string fields;           // fields of the point, as JSON: {"cluster.nodes": 8}
+  std::string figure;           // "error": one side has a result, and the other this error
+  nlohmann::ordered_json a, b;  // a number, a flag or a text; null: the point has no result
+  double change = 0;            // b / a - 1; infinite if that is not a number
 };
 
 struct FigureChanges {

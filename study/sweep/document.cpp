@@ -10,7 +10,6 @@
 #include "models/read_model.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "strategies/schema.h"
 #include "study/search/plan_field.h"
 
@@ -242,6 +241,9 @@ class AxesReader {
   std::vector<ValuePlace> places_;
 };
 
+// "plan" of "plan.tensor_parallel".
+std::string part_of_field(const std::string& field) { return field.substr(0, field.find('.')); }
+
 std::string pointer_of_field(const std::string& field) {
   std::string pointer;
   for (std::size_t begin = 0; begin <= field.size();) {
@@ -250,11 +252,6 @@ std::string pointer_of_field(const std::string& field) {
     begin = end + 1;
   }
   return pointer;
-}
-
-void apply(const SweepAxis& axis, std::size_t choice, Json& document, const std::string& file) {
-  for (std::size_t i = 0; i < axis.fields.size(); ++i)
-    apply_set(document, axis.fields[i] + "=" + axis.values[choice][i].dump(), file);
 }
 
 // Each value is one that its field can hold; whether plans can be laid out is each point's matter.
@@ -286,7 +283,8 @@ void check_values(const SweepDocument& sweep, const std::vector<ValuePlace>& pla
   };
   const auto set = [&](Json& document, std::size_t axis, std::size_t choice) {
     try {
-      apply(sweep.axes[axis], choice, document, sweep.source.file);
+      for (std::size_t i = 0; i < sweep.axes[axis].fields.size(); ++i)
+        apply_set(document, sweep.axes[axis].set(choice, i), sweep.source.file);
     } catch (const InputError& error) {
       throw InputError(places[axis].where(), error.found(), error.expected(), error.nearest());
     }
@@ -427,12 +425,7 @@ SweepDocument read_sweep(const Json& document, const std::string& file) {
   return sweep;
 }
 
-std::vector<BundledSweep> bundled_sweeps() {
-  std::vector<BundledSweep> sweeps;
-  for (const EmbeddedFile& file : embedded_files("study/sweep/examples/"))
-    sweeps.push_back({std::filesystem::path(file.path).stem().string(), file.path, file.text});
-  return sweeps;
-}
+std::vector<BundledDocument> bundled_sweeps() { return bundled_documents("study/sweep/examples/"); }
 
 SweepCursor::SweepCursor(const std::vector<SweepAxis>& axes) : axes_(axes), choices_(axes.size()) { begin(0); }
 
@@ -489,22 +482,13 @@ std::int64_t count_points(const SweepDocument& sweep) {
 SweepLines::SweepLines(const SweepDocument& sweep) : sweep_(sweep) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : sweep.base.items()) keys.push_back(key);
-  for (const SweepAxis& axis : sweep.axes) {
-    std::vector<std::vector<std::string>>& choices = sets_.emplace_back();
-    for (const std::vector<Json>& values : axis.values) {
-      std::vector<std::string>& sets = choices.emplace_back();
-      for (std::size_t i = 0; i < axis.fields.size(); ++i) sets.push_back(axis.fields[i] + "=" + values[i].dump());
-    }
-    for (const std::string& field : axis.fields)
-      if (const std::string key = field.substr(0, field.find('.'));
-          std::find(keys.begin(), keys.end(), key) == keys.end())
-        keys.push_back(key);
-  }
+  for (const std::string& field : sweep.fields())
+    if (std::string key = part_of_field(field); std::find(keys.begin(), keys.end(), key) == keys.end())
+      keys.push_back(std::move(key));
   for (const std::string& key : keys) {
     Part part{key, {}, "", {}};
     for (std::size_t i = 0; i < sweep.axes.size(); ++i)
-      if (std::any_of(sweep.axes[i].fields.begin(), sweep.axes[i].fields.end(),
-                      [&](const std::string& field) { return field.substr(0, field.find('.')) == key; }))
+      if (std::ranges::find(sweep.axes[i].fields, key, part_of_field) != sweep.axes[i].fields.end())
         part.axes.push_back(i);
     if (part.axes.empty()) part.text = Json(key).dump() + ":" + sweep.base[key].dump();
     parts_.push_back(std::move(part));
@@ -525,10 +509,12 @@ const std::string& SweepLines::text_of(Part& part, const std::vector<int>& choic
   if (given) {
     Json document = Json::object();
     if (sweep_.base.contains(part.key)) document[part.key] = sweep_.base[part.key];
-    for (const std::size_t axis : part.axes) {
-      if (choices[axis] == SweepCursor::kAbsent) continue;
-      for (const std::string& set : sets_[axis][static_cast<std::size_t>(choices[axis])])
-        if (set.substr(0, set.find_first_of(".=")) == part.key) apply_set(document, set, sweep_.source.file);
+    for (const std::size_t number : part.axes) {
+      if (choices[number] == SweepCursor::kAbsent) continue;
+      const SweepAxis& axis = sweep_.axes[number];
+      for (std::size_t i = 0; i < axis.fields.size(); ++i)
+        if (part_of_field(axis.fields[i]) == part.key)
+          apply_set(document, axis.set(static_cast<std::size_t>(choices[number]), i), sweep_.source.file);
     }
     text = Json(part.key).dump() + ":" + document[part.key].dump();
   }
@@ -551,13 +537,12 @@ const std::string& SweepLines::line(const std::vector<int>& choices) {
 
 std::string SweepLines::fields(const std::vector<int>& choices) const {
   std::string text = "{";
-  for (std::size_t axis = 0; axis < choices.size(); ++axis) {
-    if (choices[axis] == SweepCursor::kAbsent) continue;
-    for (const std::string& set : sets_[axis][static_cast<std::size_t>(choices[axis])]) {
-      const std::size_t equals = set.find('=');
-      fmt::format_to(std::back_inserter(text), "{}{}:{}", text.size() > 1 ? "," : "",
-                     Json(set.substr(0, equals)).dump(), std::string_view(set).substr(equals + 1));
-    }
+  for (std::size_t number = 0; number < choices.size(); ++number) {
+    if (choices[number] == SweepCursor::kAbsent) continue;
+    const SweepAxis& axis = sweep_.axes[number];
+    for (std::size_t i = 0; i < axis.fields.size(); ++i)
+      fmt::format_to(std::back_inserter(text), "{}{}:{}", text.size() > 1 ? "," : "", Json(axis.fields[i]).dump(),
+                     axis.values[static_cast<std::size_t>(choices[number])][i].dump());
   }
   return text + "}";
 }

@@ -35,6 +35,11 @@ struct SweepAxis {
     std::vector<std::pair<std::size_t, std::vector<bool>>> any_of;
   };
   std::vector<Condition> conditions;
+
+  // The argument of apply_set() for one of the fields.
+  std::string set(std::size_t choice, std::size_t field) const {
+    return fields[field] + "=" + values[choice][field].dump();
+  }
 };
 
 // How each point searches for its best plan.
@@ -65,11 +70,7 @@ struct SweepDocument {
 SweepDocument read_sweep(const nlohmann::json& document, const std::string& file);
 
 // The sweeps that come with Orrery: study/sweep/examples/<name>.json.
-struct BundledSweep {
-  std::string name;
-  std::string_view path, text;
-};
-std::vector<BundledSweep> bundled_sweeps();
+std::vector<BundledDocument> bundled_sweeps();
 
 // Goes through the points in order; the last axis changes fastest.
 class SweepCursor {
@@ -116,7 +117,6 @@ class SweepLines {
   const std::string& text_of(Part& part, const std::vector<int>& choices);
 
   const SweepDocument& sweep_;
-  std::vector<std::vector<std::vector<std::string>>> sets_;  // arguments of apply_set, by axis, choice and field
   std::vector<Part> parts_;
   std::string line_, choices_key_;
 };

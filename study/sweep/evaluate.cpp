@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "sim/base/digest.h"
@@ -35,27 +36,28 @@ class Evaluator {
         lines_(sweep),
         simulator_(evaluation.user) {}
 
-  // The point's fields and key, and its scenario: a line, or empty where the row says in its error why there is none.
-  std::pair<SweepRow, std::string> begin(const SweepPoint& point) {
+  // The point's fields and key, and its scenario, or none where the row says in its error why there is none.
+  std::pair<SweepRow, std::optional<Variant>> begin(const SweepPoint& point) {
     SweepRow row;
     row.number = point.number;
     row.fields = lines_.fields(point.choices);
-    std::string line;
+    std::optional<Variant> scenario;
     try {
-      line = lines_.line(point.choices);
+      scenario = simulator_.variant(lines_.line(point.choices), sweep_.source);
     } catch (const InputError& error) {
       row.error = error.what();
     }
-    row.scenario = digest_of(method_, line.empty() ? digest_of(row.fields, base_digest()) : digest_of_line(line));
+    const std::optional<std::uint64_t> digest = scenario ? scenario->digest() : digest_of(row.fields, base_digest());
+    row.scenario = digest_of(method_, digest ? *digest : digest_of(scenario->line));
     row.key = digest_of(evaluation_.program, row.scenario);
-    return {std::move(row), std::move(line)};
+    return {std::move(row), std::move(scenario)};
   }
 
   // False: the machine's fault, of which `work` is told.
-  bool finish(SweepRow& row, const std::string& line, SweepWork& work) {
-    if (line.empty()) return true;
+  bool finish(SweepRow& row, const std::optional<Variant>& scenario, SweepWork& work) {
+    if (!scenario) return true;
     try {
-      evaluate(line, row);
+      evaluate(*scenario, row);
     } catch (const InputError& error) {
       row.error = error.what();
     } catch (const StalledError& error) {
@@ -68,18 +70,17 @@ class Evaluator {
   }
 
  private:
-  void evaluate(const std::string& line, SweepRow& row) {
-    if (sweep_.search) return search_best(line, row);
+  void evaluate(const Variant& point, SweepRow& row) {
+    if (sweep_.search) return search_best(point, row);
     if (sweep_.simulation.engine == Engine::analytical) {
-      row.values = sweep_values(simulator_.evaluate_line(line, sweep_.source, /*ops=*/false));
+      row.values = sweep_values(simulator_.evaluate(point, /*ops=*/false));
     } else {
-      row.values = sweep_values(
-          simulator_.evaluate(parse_json(line, sweep_.source.file), sweep_.source, sweep_.simulation).report);
+      row.values = sweep_values(simulator_.evaluate(point.document(), sweep_.source, sweep_.simulation).report);
     }
   }
 
-  void search_best(const std::string& line, SweepRow& row) {
-    const Scenario scenario = reader_.read(parse_json(line, sweep_.source.file), sweep_.source);
+  void search_best(const Variant& point, SweepRow& row) {
+    const Scenario scenario = read_scenario(point.document(), sweep_.source);
     try {
       const Space space(scenario, sweep_.search->space);
       const SearchResult found = search(space,
@@ -112,14 +113,6 @@ class Evaluator {
     }
   }
 
-  std::uint64_t digest_of_line(const std::string& line) {
-    if (const ScenarioReader::Line* read = reader_.read_line(line, sweep_.source)) return read->digest;
-    try {
-      return scenario_digest(written_out(parse_json(line, sweep_.source.file), sweep_.source));
-    } catch (const InputError&) {  // which its row will say
-      return digest_of(line);
-    }
-  }
   std::uint64_t base_digest() const { return orrery::digest_of(sweep_.base.dump()); }
   // The digest of a number and of what was read.
   static std::uint64_t digest_of(std::string_view text, std::uint64_t number) {
@@ -131,7 +124,6 @@ class Evaluator {
   const SweepEvaluation& evaluation_;
   std::string method_;
   SweepLines lines_;
-  ScenarioReader reader_;
   Simulator simulator_;
 };
 
@@ -142,14 +134,14 @@ void evaluate_points(const SweepDocument& sweep, const SweepEvaluation& evaluati
   const bool quick = !sweep.search && sweep.simulation.engine == Engine::analytical;
   constexpr std::size_t kQuickAtOnce = 512;  // a twentieth of a second
   std::vector<SweepRow> rows, done;
-  std::vector<std::string> lines;
+  std::vector<std::optional<Variant>> scenarios;
   for (std::vector<SweepPoint> points; !(points = work.take(quick ? kQuickAtOnce : 1)).empty();) {
     rows.clear();
-    lines.clear();
+    scenarios.clear();
     for (const SweepPoint& point : points) {
-      auto [row, line] = evaluator.begin(point);
+      auto [row, scenario] = evaluator.begin(point);
       rows.push_back(std::move(row));
-      lines.push_back(std::move(line));
+      scenarios.push_back(std::move(scenario));
     }
     const std::vector<Kept> kept = work.kept(rows);
     done.clear();
@@ -158,7 +150,7 @@ void evaluate_points(const SweepDocument& sweep, const SweepEvaluation& evaluati
       if (kept[i] == Kept::point) continue;
       row.known = kept[i] == Kept::result;
       if (row.known) row.error.clear();
-      if (row.known || evaluator.finish(row, lines[i], work)) done.push_back(std::move(row));
+      if (row.known || evaluator.finish(row, scenarios[i], work)) done.push_back(std::move(row));
     }
     work.add(std::move(done));
   }

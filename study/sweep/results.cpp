@@ -81,13 +81,13 @@ std::string result_columns() {
   return names;
 }
 
-SweepCell cell_of(std::string name, const OrderedJson& value) {
+SweepCell cell_of(const OrderedJson& value) {
   const std::string json = value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-  return {std::move(name), value.is_string() ? csv_text(value.get<std::string>()) : csv_text(json), json};
+  return {value.is_string() ? csv_text(value.get<std::string>()) : csv_text(json), json};
 }
 
 SweepCell cell_of(const ReportColumn& column, const Statement& row, int at) {
-  SweepCell cell{column.name, "", "null"};
+  SweepCell cell{"", "null"};
   if (row.is_null(at)) return cell;
   static const Report nothing;
   std::string text;
@@ -367,15 +367,15 @@ void SweepResults::for_each(std::int64_t sweep, const std::vector<std::string>& 
       if (at >= kFirstFigure) {
         cells.push_back(cell_of(*columns[static_cast<std::size_t>(at - kFirstFigure)], rows, at));
       } else if (at == 0 || at == 1) {
-        cells.push_back(cell_of(names[i], rows.integer(at)));
+        cells.push_back(cell_of(rows.integer(at)));
       } else if (at > 1) {
-        cells.push_back(rows.is_null(at) ? SweepCell{names[i], "", "null"} : cell_of(names[i], rows.text(at)));
+        cells.push_back(rows.is_null(at) ? SweepCell{"", "null"} : cell_of(rows.text(at)));
       } else if (const auto field = fields.find(names[i]); field != fields.end()) {
-        cells.push_back(cell_of(names[i], *field));
+        cells.push_back(cell_of(*field));
       } else if (const auto found = plan.find(names[i]); found != plan.end()) {
-        cells.push_back(cell_of(names[i], *found));
+        cells.push_back(cell_of(*found));
       } else {
-        cells.push_back({names[i], "", "null"});
+        cells.push_back({"", "null"});
       }
     }
     row(cells);

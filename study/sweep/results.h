@@ -52,7 +52,6 @@ inline constexpr std::array<std::string_view, 4> kPointColumns{"error", "sweep",
 
 // A cell in a row of results.
 struct SweepCell {
-  std::string name;
   std::string text;  // as CSV; empty if there is no value
   std::string json;  // "null" if there is no value
 };

@@ -4,14 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <exception>
 #include <iterator>
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -20,65 +18,11 @@
 #include "sim/base/input_file.h"
 #include "sim/base/preset.h"
 #include "sim/base/threads.h"
-#include "study/sweep/evaluate.h"
 
 namespace orrery {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Hands out points. Each process begins elsewhere, so that several at one file seldom compute the same.
-class Points {
- public:
-  // `takers`: threads that will ask.
-  Points(const SweepDocument& sweep, std::int64_t all, const SweepRunOptions& options, std::int64_t takers)
-      : cursor_(sweep.axes), left_(all), options_(options), takers_(takers) {
-    constexpr std::int64_t kFarthest = 1 << 20;
-    constexpr std::int64_t kPrime = 2654435761;  // processes of one shell have numbers in a row
-    for (std::int64_t skip = ::getpid() * kPrime % std::min(all, kFarthest); skip > 0; --skip) cursor_.advance();
-  }
-
-  // Fewer towards the end, so that all end together. Empty: there are no more.
-  std::vector<SweepPoint> take(std::size_t most) {
-    const std::lock_guard lock(mutex_);
-    constexpr std::int64_t kPerTaker = 4;
-    const std::int64_t fair = left_ / (options_.shards * takers_ * kPerTaker);
-    most = std::min(most, static_cast<std::size_t>(std::max<std::int64_t>(fair, 1)));
-    std::vector<SweepPoint> points;
-    for (; left_ > 0 && points.size() < most; --left_) {
-      if (cursor_.number() % options_.shards == options_.shard) points.push_back({cursor_.number(), cursor_.choices()});
-      cursor_.advance();
-    }
-    return points;
-  }
-
- private:
-  std::mutex mutex_;
-  SweepCursor cursor_;
-  std::int64_t left_;
-  const SweepRunOptions& options_;
-  std::int64_t takers_;
-};
-
-// Keys with results, from whatever process.
-class KnownKeys {
- public:
-  std::vector<bool> have(std::span<const SweepRow> rows) const {
-    const std::shared_lock lock(mutex_);
-    std::vector<bool> all;
-    all.reserve(rows.size());
-    for (const SweepRow& row : rows) all.push_back(keys_.contains(row.key));
-    return all;
-  }
-  void refresh(SweepResults& results) {
-    const std::unique_lock lock(mutex_);
-    results.add_new_keys(keys_);
-  }
-
- private:
-  mutable std::shared_mutex mutex_;
-  std::unordered_set<std::uint64_t> keys_;
-};
 
 // Rows on their way from those who compute to the one who writes.
 class Rows {
@@ -120,46 +64,88 @@ class Rows {
   bool abandoned_ = false;
 };
 
-struct Shared final : SweepWork {
-  Shared(std::unordered_map<std::int64_t, std::uint64_t> there, const SweepDocument& sweep, std::int64_t all,
+// What the threads that evaluate share.
+class Shared final : public SweepWork {
+ public:
+  // `takers`: threads that will ask for points. `computing`: those that end with finish().
+  Shared(const SweepDocument& sweep, SweepResults& results, std::int64_t number, std::int64_t all,
          const SweepRunOptions& options, std::int64_t takers, int computing)
-      : in_file(std::move(there)), points(sweep, all, options, takers), rows(computing) {}
+      : rows(computing),
+        in_file_(results.points_of(number)),
+        cursor_(sweep.axes),
+        left_(all),
+        options_(options),
+        takers_(takers) {
+    results.add_new_keys(known_);
+    // Each process begins elsewhere, so that several at one file seldom compute the same.
+    constexpr std::int64_t kFarthest = 1 << 20;
+    constexpr std::int64_t kPrime = 2654435761;  // processes of one shell have numbers in a row
+    for (std::int64_t skip = ::getpid() * kPrime % std::min(all, kFarthest); skip > 0; --skip) cursor_.advance();
+  }
 
+  // Fewer towards the end, so that all end together.
   std::vector<SweepPoint> take(std::size_t most) override {
-    return stop ? std::vector<SweepPoint>{} : points.take(most);
+    const std::lock_guard lock(mutex_);
+    constexpr std::int64_t kPerTaker = 4;
+    const std::int64_t fair = left_ / (options_.shards * takers_ * kPerTaker);
+    most = std::min(most, static_cast<std::size_t>(std::max<std::int64_t>(fair, 1)));
+    std::vector<SweepPoint> points;
+    for (; !stopping_ && left_ > 0 && points.size() < most; --left_) {
+      if (cursor_.number() % options_.shards == options_.shard) points.push_back({cursor_.number(), cursor_.choices()});
+      cursor_.advance();
+    }
+    return points;
   }
   std::vector<Kept> kept(std::span<const SweepRow> asked) override {
-    const std::vector<bool> have = known.have(asked);
-    std::vector<Kept> all(asked.size(), Kept::nothing);
-    for (std::size_t i = 0; i < asked.size(); ++i) {
-      if (!have[i]) continue;
-      const auto point = in_file.find(asked[i].number);
-      all[i] = point != in_file.end() && point->second == asked[i].key ? Kept::point : Kept::result;
-      if (all[i] == Kept::point) ++present;
+    const std::lock_guard lock(mutex_);
+    std::vector<Kept> all;
+    for (const SweepRow& row : asked) {
+      const auto point = in_file_.find(row.number);
+      const bool is_point = point != in_file_.end() && point->second == row.key;
+      all.push_back(!known_.contains(row.key) ? Kept::nothing : is_point ? Kept::point : Kept::result);
+      if (all.back() == Kept::point) ++present_;
     }
     return all;
   }
   void add(std::vector<SweepRow> more) override { rows.add(std::move(more)); }
   void fail(const std::string& message) override {
-    const std::lock_guard lock(mutex);
-    if (failed++ == 0) first_failure = message;
-  }
-  void end(const std::exception_ptr& why) {  // a thread cannot go on
-    const std::lock_guard lock(mutex);
-    broken = why;
-    stop = true;
+    const std::lock_guard lock(mutex_);
+    if (failed_++ == 0) first_failure_ = message;
   }
 
-  const std::unordered_map<std::int64_t, std::uint64_t> in_file;  // keys of the sweep's points
-  Points points;
-  KnownKeys known;
+  // Learns of keys with results, from whatever process. Returns how many points are there already.
+  std::int64_t refresh(SweepResults& results) {
+    const std::lock_guard lock(mutex_);
+    results.add_new_keys(known_);
+    return present_;
+  }
+  void stop(const std::exception_ptr& why = nullptr) {  // `why`: a thread cannot go on
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    if (why) broken_ = why;
+  }
+  // Behind the last thread. Throws what broke one.
+  void tell(SweepOutcome& outcome) const {
+    if (broken_) std::rethrow_exception(broken_);
+    outcome.failed = failed_;
+    outcome.first_failure = first_failure_;
+  }
+
   Rows rows;
-  std::atomic<bool> stop = false;
-  std::atomic<std::int64_t> present = 0;  // points that are there already
-  std::mutex mutex;                       // of what follows
-  std::int64_t failed = 0;
-  std::string first_failure;
-  std::exception_ptr broken;
+
+ private:
+  std::mutex mutex_;                                               // of what follows
+  const std::unordered_map<std::int64_t, std::uint64_t> in_file_;  // keys of the sweep's points
+  std::unordered_set<std::uint64_t> known_;                        // keys with results
+  SweepCursor cursor_;
+  std::int64_t left_;
+  const SweepRunOptions& options_;
+  const std::int64_t takers_;
+  bool stopping_ = false;
+  std::int64_t present_ = 0;  // points that are there already
+  std::int64_t failed_ = 0;
+  std::string first_failure_;
+  std::exception_ptr broken_;
 };
 
 }  // namespace
@@ -197,9 +183,7 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
   const int wanted = evaluating_threads(mine, options.threads, options.threads + helping);
   const int workers = wanted <= 1 ? wanted : std::max(1, startable_threads(wanted));
   const SweepEvaluation evaluation{program, options.user, std::max(1, options.threads / std::max(workers, 1))};
-  Shared shared(results.points_of(outcome.sweep), sweep, all, options, workers + helping,
-                workers + (helpers != nullptr ? 1 : 0));
-  shared.known.refresh(results);
+  Shared shared(sweep, results, outcome.sweep, all, options, workers + helping, workers + (helpers != nullptr ? 1 : 0));
   {
     std::vector<std::jthread> threads;
     const auto start = [&](auto work) {
@@ -207,7 +191,7 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
         try {
           work();
         } catch (...) {
-          shared.end(std::current_exception());
+          shared.stop(std::current_exception());
         }
         shared.rows.finish();
       });
@@ -237,24 +221,22 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
           first_error = row.number;
           outcome.first_error = row.error;
         }
-        shared.known.refresh(results);
-        outcome.known = known + shared.present;
+        outcome.known = known + shared.refresh(results);
         if (options.progress) options.progress(outcome);
         if (!options.stop || !options.stop()) continue;
-        shared.stop = outcome.stopped = true;
+        outcome.stopped = true;
+        shared.stop();
         outcome.in_file = results.count(outcome.sweep, options.shard, options.shards);
         if (!stopped) stopped = Clock::now();
         if (more && options.give_up && Clock::now() - *stopped > options.give_up_after) options.give_up(outcome);
       }
     } catch (...) {
-      shared.stop = true;
+      shared.stop();
       shared.rows.abandon();
       throw;
     }
   }
-  if (shared.broken) std::rethrow_exception(shared.broken);
-  outcome.failed = shared.failed;
-  outcome.first_failure = shared.first_failure;
+  shared.tell(outcome);
   outcome.stopped = outcome.stopped && outcome.computed + outcome.known + outcome.failed < mine;
   return outcome;
 }

@@ -10,8 +10,8 @@
 
 #include "sim/cost/user_calibration.h"
 #include "study/sweep/document.h"
+#include "study/sweep/evaluate.h"
 #include "study/sweep/results.h"
-#include "study/sweep/work.h"
 
 namespace orrery {
 

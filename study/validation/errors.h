@@ -73,4 +73,19 @@ std::vector<ErrorGroup> groups_by(std::span<const PredictedPoint> points, Key ke
   return groups_by_key(points, keys);
 }
 
+// A published series of points of one model at several sizes of one cluster (results/published/scaling.json), fewest
+// devices first: its losses as the cluster grows, with the predicted losses.
+struct ScalingSeries {
+  std::string name;
+  bool weak = false;  // the same work per replica; false: the same global batch
+  std::vector<const PredictedPoint*> points;
+  // Share of the tokens per device and second that each doubling of the devices costs, between the first and the last
+  // point; negative: a gain.
+  double measured_loss = 0, predicted_loss = 0;
+};
+
+// The series with at least two predicted points, in the order of the file. Throws InputError if the file names a point
+// that does not exist.
+std::vector<ScalingSeries> scaling_series(std::span<const PredictedPoint> points);
+
 }  // namespace orrery

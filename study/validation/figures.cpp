@@ -130,32 +130,33 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
   JsonReader reader(json, where);
   std::string kind;
   reader.field("kind", kind, "");
-  const ScenarioSource source{figure.id, {}};
+  const auto report_of = [&](JsonReader& of, bool ops = false) {
+    return simulator.evaluate(scenario_of(of), {figure.id, {}}, {.ops = ops}).report;
+  };
   double value = 0;
   if (kind == "ops") {
-    const nlohmann::json document = scenario_of(reader);
     const nlohmann::json* names = reader.take("ops");
     if (names == nullptr || !names->is_array() || names->empty()) reader.fail("ops", "names of ops");
-    value = op_seconds(*names, reader.at("ops"), simulator.evaluate(document, source, {.ops = true}).report);
+    value = op_seconds(*names, reader.at("ops"), report_of(reader, /*ops=*/true));
     if (figure.unit == "ms") value *= 1e3;
   } else if (kind == "step") {
-    value = simulator.evaluate(scenario_of(reader), source, {}).report.step_seconds;
+    value = report_of(reader).step_seconds;
     if (figure.unit == "ms") value *= 1e3;
     if (reader.has("samples")) value = figure_count(reader, "samples") / value;
   } else if (kind == "mfu") {
-    value = simulator.evaluate(scenario_of(reader), source, {}).report.mfu;
+    value = report_of(reader).mfu;
   } else if (kind == "mfu_full_attention") {
-    value = simulator.evaluate(scenario_of(reader), source, {}).report.mfu_full_attention;
+    value = report_of(reader).mfu_full_attention;
   } else if (kind == "speedup") {
-    const double seconds = simulator.evaluate(scenario_of(reader), source, {}).report.step_seconds;
+    const double seconds = report_of(reader).step_seconds;
     const nlohmann::json* over = reader.take("over");
     if (over == nullptr) reader.fail("over", "the slower scenario");
     JsonReader slower(*over, reader.at("over"));
-    value = simulator.evaluate(scenario_of(slower), source, {}).report.step_seconds / seconds;
+    value = report_of(slower).step_seconds / seconds;
     slower.finish();
   } else if (kind == "device_hours") {
     const double tokens = figure_count(reader, "tokens"), tokens_per_step = figure_count(reader, "tokens_per_step");
-    const Report report = simulator.evaluate(scenario_of(reader), source, {}).report;
+    const Report report = report_of(reader);
     value = report.step_seconds * static_cast<double>(report.devices) * tokens / tokens_per_step / kSecondsPerHour;
   } else if (kind == "largest_micro_batch") {
     const auto most = static_cast<std::int64_t>(figure_count(reader, "most"));

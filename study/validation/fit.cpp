@@ -4,17 +4,14 @@
 
 #include <Eigen/Dense>
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <exception>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <system_error>
-#include <thread>
 
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
+#include "sim/base/threads.h"
 #include "sim/cost/calibration.h"
 #include "sim/hardware/device_order.h"
 #include "sim/hardware/presets.h"
@@ -90,7 +87,8 @@ class Fit {
   explicit Fit(const ValidationFilter& filter = {}) {
     for (const PredictedPoint& p : predict_published(filter, simulator_, Seen::none))
       if (is_fitted(p)) points_.push_back(p);
-    for (const PredictedPoint& p : points_) lines_.push_back(p.point->scenario->dump());
+    for (const PredictedPoint& p : points_)
+      variants_.push_back(simulator_.variant(p.point->scenario->dump(), {p.point->id, {}}));
     weights_ = weights_of_sources(points_);
     std::set<std::string> devices, stacks;
     for (const PredictedPoint& p : points_) {
@@ -223,8 +221,7 @@ class Fit {
     simulator_.use(calibration);
     std::vector<double> errors;
     for (const PredictedPoint* p : points) {
-      const std::string& line = lines_[static_cast<std::size_t>(p - points_.data())];
-      const Report& report = simulator_.evaluate_line(line, {p->point->id, {}}, false);
+      const Report& report = simulator_.evaluate(variants_[static_cast<std::size_t>(row_of(*p))], /*ops=*/false);
       errors.push_back(std::log(report.step_seconds / p->point->value));
     }
     simulator_.use(step_calibration());
@@ -293,7 +290,7 @@ class Fit {
 
   Simulator simulator_;
   std::vector<PredictedPoint> points_;
-  std::vector<std::string> lines_;         // their scenarios
+  std::vector<Variant> variants_;          // their scenarios
   std::map<std::string, double> weights_;  // of a source's points
   Parameters parameters_;
   std::vector<Constraint> constraints_;
@@ -321,51 +318,41 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   const std::vector<std::pair<std::string, std::string>> measured = whole.measured_devices();
   // The first calibration is fitted on all sources. Then come those without one source, and those without a source and
   // a device that it has steps of; each predicts the points that it has not seen. None depends on another, so each
-  // thread has its own Fit.
+  // thread has a Fit of its own.
   std::vector<StepCalibration> calibrations(1 + sources.size() + measured.size());
   std::vector<std::vector<PredictedPoint>> unseen_of(calibrations.size());
   const Vector minimum = whole.run(whole.parameters().start());
   const Matrix slopes = whole.slopes_at(minimum);
   calibrations.front() = rounded(whole.parameters().calibration(minimum));
-  std::atomic<std::size_t> next = 1;
-  std::mutex shown;
+  std::mutex mutex;  // of what follows
+  std::vector<std::unique_ptr<Fit>> idle;
   std::size_t done = 1;
   progress(done, calibrations.size());
-  std::vector<std::exception_ptr> failures(std::max(1U, std::thread::hardware_concurrency()));
-  const auto work = [&](std::size_t thread) {
-    try {
-      Fit fit;
-      const Parameters& parameters = fit.parameters();
-      for (std::size_t i = next++; i < calibrations.size(); i = next++) {
-        // Each fit begins at the start. From the minimum of all sources, what is left of a source would flatter its own
-        // prediction. Fits without a device only make an interval, so the slopes at that minimum are close enough.
-        const bool of_device = i > sources.size();
-        const std::string device = of_device ? measured[i - 1 - sources.size()].first : "";
-        const std::string without = of_device ? measured[i - 1 - sources.size()].second : sources[i - 1];
-        calibrations[i] = rounded(
-            parameters.calibration(fit.run(parameters.start(), without, device, of_device ? &slopes : nullptr)));
-        calibrations[i].device_slowdown.erase(device);
-        fit.predict(calibrations[i], without, device, unseen_of[i]);
-        const std::lock_guard lock(shown);
-        progress(++done, calibrations.size());
-      }
-    } catch (...) {
-      failures[thread] = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (std::size_t t = 1; t < failures.size(); ++t) {
-      try {
-        threads.emplace_back(work, t);
-      } catch (const std::system_error&) {  // the threads that have started do its part
-        break;
+  for_each_index(calibrations.size() - 1, hardware_threads(), [&](std::size_t at) {
+    std::unique_ptr<Fit> fit;
+    {
+      const std::lock_guard lock(mutex);
+      if (!idle.empty()) {
+        fit = std::move(idle.back());
+        idle.pop_back();
       }
     }
-    work(0);
-  }
-  for (const std::exception_ptr& failure : failures)
-    if (failure) std::rethrow_exception(failure);
+    if (!fit) fit = std::make_unique<Fit>();
+    // Each fit begins at the start. From the minimum of all sources, what is left of a source would flatter its own
+    // prediction. Fits without a device only make an interval, so the slopes at that minimum are close enough.
+    const bool of_device = at >= sources.size();
+    const std::string device = of_device ? measured[at - sources.size()].first : "";
+    const std::string without = of_device ? measured[at - sources.size()].second : sources[at];
+    StepCalibration& found = calibrations[at + 1];
+    const Parameters& parameters = fit->parameters();
+    found =
+        rounded(parameters.calibration(fit->run(parameters.start(), without, device, of_device ? &slopes : nullptr)));
+    found.device_slowdown.erase(device);
+    fit->predict(found, without, device, unseen_of[at + 1]);
+    const std::lock_guard lock(mutex);
+    idle.push_back(std::move(fit));
+    progress(++done, calibrations.size());
+  });
   nlohmann::ordered_json fitted = {{"fitted", to_json(calibrations.front())}};
   nlohmann::ordered_json left_out = nlohmann::ordered_json::object();
   std::vector<PredictedPoint> unseen;

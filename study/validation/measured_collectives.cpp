@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -12,6 +11,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 #include "sim/base/statistics.h"
+#include "study/validation/predicted_points.h"
 
 namespace orrery {
 namespace {
@@ -101,16 +101,10 @@ void predict(const MeasuredOptions& options, const Cluster& cluster, MeasuredCur
   }
 }
 
-std::string lower(std::string text) {
-  for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return text;
-}
-
 bool wanted(const MeasuredOptions& options, const MeasuredCurve& curve) {
   if (!options.kind.empty() && options.kind != curve.kind) return false;
-  const std::string filter = lower(options.filter);
   for (const std::string* text : {&curve.id, &curve.source, &curve.system, &curve.gpu, &curve.network, &curve.kind})
-    if (lower(*text).find(filter) != std::string::npos) return true;
+    if (is_part_of(*text, options.filter)) return true;
   return false;
 }
 
@@ -181,8 +175,7 @@ MeasuredCollectives predict_measured(const MeasuredOptions& options) {
   }
   for (const Json& json : published().at("left_out")) {
     const LeftOutCurve curve{json.at("id"), json.at("why")};
-    if (options.kind.empty() && lower(curve.id).find(lower(options.filter)) != std::string::npos)
-      result.left_out.push_back(curve);
+    if (options.kind.empty() && is_part_of(curve.id, options.filter)) result.left_out.push_back(curve);
   }
   if (result.curves.empty())
     throw InputError({"--measured", ""}, describe(options.filter),

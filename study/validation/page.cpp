@@ -9,13 +9,13 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
 #include "sim/cost/calibration.h"
 #include "sim/hardware/presets.h"
 #include "sim/report/format.h"
 #include "strategies/strategy.h"
 #include "study/validation/intervals.h"
 #include "study/validation/measured_collectives.h"
-#include "study/validation/scaling.h"
 #include "study/validation/tables.h"
 
 namespace orrery {
@@ -25,16 +25,9 @@ using Rows = std::vector<std::vector<std::string>>;
 
 bool is_step(const PredictedPoint& p) { return p.point->quantity == Quantity::step_seconds; }
 
-std::vector<std::string> cells(const ErrorStatistics& e) {
-  if (e.points == 0) return {"0", "-", "-", "-", "-", "-"};
-  return {std::to_string(e.points),      percent_text(e.median), percent_text(e.mean),
-          percent_text(e.percentile_90), percent_text(e.worst),  signed_percent_text(e.bias)};
-}
-
 std::string summary(const ValidationRuns& runs) {
   Rows rows;
   const auto row = [&](const std::string& name, const std::vector<PredictedPoint>& points, bool composed = false) {
-    std::vector<std::string> r{name};
     std::vector<const PredictedPoint*> steps;
     std::vector<double> errors;
     for (const PredictedPoint& p : points) {
@@ -42,7 +35,8 @@ std::string summary(const ValidationRuns& runs) {
       steps.push_back(&p);
       errors.push_back(p.error());
     }
-    for (const std::string& cell : cells(error_statistics(errors))) r.push_back(cell);
+    std::vector<std::string> r = error_cells(error_statistics(errors));
+    r.insert(r.begin(), name);
     const Ranking ranking = ranking_of(steps);
     r.push_back(fmt::format("{:.2f}", ranking.tau));
     r.push_back(percent_text(ranking.best_lost));
@@ -58,8 +52,8 @@ std::string summary(const ValidationRuns& runs) {
 
 struct Shown {
   bool ranking = false, not_predicted = false;
-  std::string before =
-      {};  // the quantity whose medians of results/published/accuracy_before.json stand beside; or none
+  // The quantity whose medians of results/published/accuracy_before.json stand beside; or none.
+  std::string before = {};
 };
 
 const nlohmann::json& medians_before() {
@@ -74,11 +68,9 @@ std::string groups(std::string_view heading, const std::vector<ErrorGroup>& grou
   if (shown.not_predicted) columns += "|not predicted";
   Rows rows;
   for (const ErrorGroup& g : groups) {
-    std::vector<std::string>& row = rows.emplace_back();
-    row.push_back(g.name);
-    for (const std::string& cell : cells(g.error)) row.push_back(cell);
-    if (shown.ranking)
-      row.push_back(g.ranking.tables > 0 ? fmt::format("{:.2f} ({})", g.ranking.tau, g.ranking.tables) : "-");
+    std::vector<std::string>& row = rows.emplace_back(error_cells(g.error));
+    row.insert(row.begin(), g.name);
+    if (shown.ranking) row.push_back(ranking_cell(g.ranking));
     if (!shown.before.empty()) {
       const auto before = medians_before().find(g.name + "/" + shown.before);
       row.push_back(before == medians_before().end() ? "-" : percent_text(before->get<double>()));
@@ -116,6 +108,15 @@ std::string worst(std::span<const PredictedPoint> points) {
                     signed_percent_text(p->error()), why.empty() ? "not explained" : why});
   }
   return markdown_grid("<`orrery simulate ...`|<source|measured|predicted|error|<why", rows);
+}
+
+std::string fits_sentence(const FitsConfusion& fits) {
+  return fmt::format(
+      "Does it fit? Of the runs whose outcome is known, {} ran and were predicted to, {} ended out of memory and were "
+      "predicted to; {} ran although predicted\nnot to fit, {} ended out of memory although predicted to fit. {} of "
+      "the wrong ones lie more than {:.0f} % from the capacity.\n",
+      fits.fits_as_predicted, fits.fails_as_predicted, fits.wrongly_fails, fits.wrongly_fits, fits.wrong_beyond_margin,
+      kPercent * kFitsMargin);
 }
 
 std::string judged_wrongly(const FitsConfusion& fits) {
@@ -336,62 +337,18 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedF
       composed[p.source->name] = p.source->composed;
     }
   }
-  const FitsConfusion fits = fits_confusion(runs.others);
-  std::string page = "# How accurate the predictions are\n\n";
-  page += fmt::format(
-      "Made by `orrery validate --markdown results/ACCURACY.md --plot {}`; the numbers behind it: `orrery validate "
-      "--json FILE`.\n{} published measurements of {} sources stand in [published/steps](published/steps), each with "
-      "its scenario, or with the reason why it is not predicted. None is omitted.\n\n",
-      "results/" + plot, runs.others.size(), published_sources().size());
-  page +=
-      "Errors are predicted / measured - 1. Kernels and collectives are calibrated on kernels and collectives alone; "
-      "other effects in training\nsteps (sustained clocks, hosts, stacks) are fitted on published steps "
-      "([calibration](calibration/README.md#training-steps)). **The figure to trust is that of sources left out**: "
-      "each source is predicted by\na calibration fitted on all others.\n\n";
-  page += summary(runs);
-  const auto [first, second] = coverage_of_halves(runs.others);
-  page += fmt::format(
-      "\nTau compares, within each published table of {} configurations or more, the predicted with the measured "
-      "order; \"lost by trusting it\" says\nhow much slower the configuration that is predicted fastest is than the "
-      "fastest. Reports state an 80 % interval: its width holds 80 % of the points of\nsources left out, by stack and "
-      "by the origin of a device's curves ([below](#intervals)). As a check, the width found on one half of the "
-      "sources holds {:.0f} % of the\nother half's points, and the reverse {:.0f} %.\n\nThe figures count points. "
-      "Sources of one author (vtrain, bigscience, mosaicml, torchtitan, NVIDIA's) are left out one at a time, "
-      "though\ntheir systems are alike.\n\n",
-      kLeastOfTable, kPercent * first, kPercent * second);
+  std::string composed_text;
   for (const auto& [name, why] : composed)
-    page += fmt::format(
+    composed_text += fmt::format(
         "**{} is composed, not measured.** {} Its {} numbers are fitted as one source of many, and\nonly its own row "
         "and the last row above count them.\n\n",
         name, why, std::count_if(all_steps.begin(), all_steps.end(), [&name = name](const PredictedPoint& p) {
           return p.source->name == name && p.is_predicted();
         }));
-  page += fmt::format("![Predicted against measured]({})\n\n", plot);
-  page +=
-      "## By source\n\n\"Before\": with the calibration and the Programs of commit 1d3697f, when a stack had a factor "
-      "of its own on products, and FSDP's\ncasts, losses and checkpointing per op were left out. Its fits without a "
-      "source began where the fit of all sources had ended and so\nknew something of the source they left out; they "
-      "begin from scratch now. Where \"now\" is worse, this is often why.\n\n" +
-      groups("source", groups_by(all_steps, [](const PredictedPoint& p) { return p.source->name; }),
-             {.ranking = true, .not_predicted = true, .before = "step_seconds"});
-  page += "\n## By training stack\n\n" +
-          groups("framework", groups_by(steps, [](const PredictedPoint& p) { return p.framework; }), {.ranking = true});
-  page += "\n## By size and by strategy\n\nA plan of several strategies is in several rows.\n\n" +
-          groups("devices", by_size(steps), {.ranking = true}) + "\n" +
-          groups("strategy", by_strategy(steps), {.ranking = true});
-  page += "\n## By device\n\n" + groups("device", by_device(steps), {});
-  page +=
-      "\n## Intervals\n\nFor devices with their own curves; borrowed curves widen the intervals. The share that they "
-      "must hold is weighted (a source with many\npoints counts as thirty) and counts fitted points; the last column "
-      "counts all measured steps, including those whose layout\nor machine is not stated (quality C), which no model's "
-      "interval can cover.\n\n" +
-      coverage(runs.others);
-  page +=
-      "\n## As clusters grow\n\nPublished series of one model on one machine ([published/scaling.json]"
-      "(published/scaling.json)): the share of tokens per device and second that is lost\nwith each doubling of the "
-      "devices, from the fewest to the most.\n\n" +
-      scaling(runs.others);
-  page += "\n## Memory, layers, activations\n\n";
+  const auto by_source = [](const std::vector<PredictedPoint>& points) {
+    return groups_by(points, [](const PredictedPoint& p) { return p.source->name; });
+  };
+  std::string other_quantities;
   for (const Quantity q :
        {Quantity::peak_allocated_bytes, Quantity::peak_reserved_bytes, Quantity::peak_device_bytes,
         Quantity::layer_forward_seconds, Quantity::layer_backward_seconds, Quantity::attention_forward_seconds,
@@ -399,29 +356,30 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedF
         Quantity::activation_bytes_per_layer, Quantity::model_state_bytes}) {
     const std::vector<PredictedPoint> points = of_quantity(runs.others, q);
     if (points.empty()) continue;
-    page += groups(name_of(q), groups_by(points, [](const PredictedPoint& p) { return p.source->name; }),
-                   {.not_predicted = true, .before = std::string(name_of(q))}) +
-            "\n";
+    other_quantities +=
+        groups(name_of(q), by_source(points), {.not_predicted = true, .before = std::string(name_of(q))}) + "\n";
   }
-  page += fmt::format(
-      "Does it fit? Of the runs whose outcome is known, {} ran and were predicted to, {} ended out of memory and were "
-      "predicted to; {} ran although predicted\nnot to fit, {} ended out of memory although predicted to fit. {} of "
-      "the wrong ones lie more than {:.0f} % from the capacity.\n\n",
-      fits.fits_as_predicted, fits.fails_as_predicted, fits.wrongly_fails, fits.wrongly_fits, fits.wrong_beyond_margin,
-      kPercent * kFitsMargin);
-  page += judged_wrongly(fits);
-  page +=
-      "## The worst, and why\n\nOrdered by the factor of the error; at most two per source.\n\n" + worst(runs.others);
-  page += "\n## What is no step\n\n" + figures_markdown(figures);
-  page += "\n## Goals\n\n" + goals(runs);
-  page += "\n## Beside other simulators\n\n" + peers(runs);
-  page += "\n## Kernels\n\nThese errors are residuals: the curves are fitted on the same points.\n\n" + kernels();
-  page +=
-      "\n## Collectives\n\nThese errors are residuals, too; for each curve: "
-      "[published/collectives_errors.md](published/collectives_errors.md).\n\n" +
-      collectives();
-  page += "\n## Not predicted\n\n" + not_predicted(runs.others);
-  return page;
+  const FitsConfusion fits = fits_confusion(runs.others);
+  const auto [first, second] = coverage_of_halves(runs.others);
+  const Shown ranked{.ranking = true};
+  return fmt::format(
+      fmt::runtime(embedded_files("study/validation/accuracy.txt").front().text), fmt::arg("plot", plot),
+      fmt::arg("points", runs.others.size()), fmt::arg("sources", published_sources().size()),
+      fmt::arg("summary", summary(runs)), fmt::arg("least_of_table", kLeastOfTable),
+      fmt::arg("first_half", kPercent * first), fmt::arg("second_half", kPercent * second),
+      fmt::arg("composed", composed_text),
+      fmt::arg("by_source", groups("source", by_source(all_steps),
+                                   {.ranking = true, .not_predicted = true, .before = "step_seconds"})),
+      fmt::arg("by_stack",
+               groups("framework", groups_by(steps, [](const PredictedPoint& p) { return p.framework; }), ranked)),
+      fmt::arg("by_size", groups("devices", by_size(steps), ranked)),
+      fmt::arg("by_strategy", groups("strategy", by_strategy(steps), ranked)),
+      fmt::arg("by_device", groups("device", by_device(steps), {})), fmt::arg("intervals", coverage(runs.others)),
+      fmt::arg("scaling", scaling(runs.others)), fmt::arg("other_quantities", other_quantities),
+      fmt::arg("fits", fits_sentence(fits)), fmt::arg("judged_wrongly", judged_wrongly(fits)),
+      fmt::arg("worst", worst(runs.others)), fmt::arg("figures", figures_markdown(figures)),
+      fmt::arg("goals", goals(runs)), fmt::arg("peers", peers(runs)), fmt::arg("kernels", kernels()),
+      fmt::arg("collectives", collectives()), fmt::arg("not_predicted", not_predicted(runs.others)));
 }
 
 std::string accuracy_plot(std::span<const PredictedPoint> points) {

@@ -54,4 +54,7 @@ std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Si
                                               Seen seen = Seen::all,
                                               const std::function<void(std::size_t, std::size_t)>& progress = {});
 
+// The same. Throws InputError if the filter leaves no point; the error names the part of the filter that is the cause.
+std::vector<PredictedPoint> points_asked_for(const ValidationFilter& filter, Simulator& simulator, Seen seen);
+
 }  // namespace orrery

@@ -23,22 +23,15 @@ std::string measured_text(const PublishedPoint& p) {
 
 bool has_error(const PredictedPoint& p) { return p.is_predicted() && p.point->quantity != Quantity::fits; }
 
-std::vector<std::string> group_row(const ErrorGroup& group) {
-  const ErrorStatistics& e = group.error;
-  std::vector<std::string> row{group.name, std::to_string(e.points), std::to_string(group.not_predicted)};
-  if (e.points == 0) {
-    row.insert(row.end(), 6, "-");
-    return row;
-  }
-  for (const double share : {e.median, e.mean, e.percentile_90, e.worst}) row.push_back(percent_text(share));
-  row.push_back(signed_percent_text(e.bias));
-  row.push_back(group.ranking.tables > 0 ? fmt::format("{:.2f} ({})", group.ranking.tau, group.ranking.tables) : "-");
-  return row;
-}
-
 std::string groups_table(std::string_view heading, const std::vector<ErrorGroup>& groups) {
   std::vector<std::vector<std::string>> rows;
-  for (const ErrorGroup& group : groups) rows.push_back(group_row(group));
+  for (const ErrorGroup& group : groups) {
+    std::vector<std::string> row = error_cells(group.error);
+    row.insert(row.begin(), group.name);
+    row.insert(row.begin() + 2, std::to_string(group.not_predicted));
+    row.push_back(ranking_cell(group.ranking));
+    rows.push_back(std::move(row));
+  }
   return grid(fmt::format("<{}|points|not predicted|median|mean|90th pct|worst|bias|tau (tables)", heading), rows);
 }
 
@@ -54,6 +47,16 @@ std::string fits_text(const FitsConfusion& c) {
 }
 
 }  // namespace
+
+std::vector<std::string> error_cells(const ErrorStatistics& e) {
+  if (e.points == 0) return {"0", "-", "-", "-", "-", "-"};
+  return {std::to_string(e.points),      percent_text(e.median), percent_text(e.mean),
+          percent_text(e.percentile_90), percent_text(e.worst),  signed_percent_text(e.bias)};
+}
+
+std::string ranking_cell(const Ranking& ranking) {
+  return ranking.tables > 0 ? fmt::format("{:.2f} ({})", ranking.tau, ranking.tables) : "-";
+}
 
 std::vector<std::vector<std::string>> wrongly_judged(const FitsConfusion& confusion) {
   std::vector<std::vector<std::string>> rows;

@@ -12,6 +12,10 @@
 
 namespace orrery {
 
+// The cells of an error's columns, "points|median|mean|90th pct|worst|bias", and of "tau (tables)".
+std::vector<std::string> error_cells(const ErrorStatistics& errors);
+std::string ranking_cell(const Ranking& ranking);
+
 // The texts end with a newline. Errors are in per cent.
 // Returns for each quantity a table with a row per source and a row for all measured points; then the worst points, and
 // how well predictions judge whether runs fit in memory.

@@ -51,9 +51,11 @@ TEST(CapacityPlan, TakesScenariosByNameAndBundledPlansRead) {
   document["candidates"][0]["devices"] = {256, 512};
   EXPECT_EQ(read_plan(document).clusters[0].pattern->model.name, "llama-3-70b");
   ASSERT_FALSE(bundled_plans().empty());
-  for (const BundledPlan& bundled : bundled_plans()) {
+  for (const BundledDocument& bundled : bundled_plans()) {
     ScenarioSource source;
-    EXPECT_GE(read_capacity_plan(load_plan_document(bundled.name, {}, source), source).clusters.size(), 2u);
+    EXPECT_GE(
+        read_capacity_plan(load_document(bundled_plans(), "plan", bundled.name, {}, source), source).clusters.size(),
+        2u);
     EXPECT_EQ(source.file, bundled.path);
   }
 }
@@ -146,8 +148,8 @@ TEST(CapacityPlan, CandidatesTrainOneModel) {
   EXPECT_EQ(read_plan(document).clusters.size(), 2u);
   document["candidates"][1]["scenario"]["model"] = "llama-2-7b";
   EXPECT_THAT([&] { read_plan(document); },
-              testing::ThrowsMessage<InputError>(
-                  HasSubstr("/candidates/1: found a training of llama-2-7b, expected one of llama-3-8b, the model of old")));
+              testing::ThrowsMessage<InputError>(HasSubstr(
+                  "/candidates/1: found a training of llama-2-7b, expected one of llama-3-8b, the model of old")));
   document["candidates"][1]["scenario"]["model"] = "llama-3-8";
   EXPECT_THAT([&] { read_plan(document); },
               testing::ThrowsMessage<InputError>(HasSubstr("/candidates/1/scenario/model: found \"llama-3-8\"")));

@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/report/memory_verdict.h"
-#include "study/capacity/searched_plans.h"
 #include "tests/capacity/plans.h"
 
 namespace orrery {

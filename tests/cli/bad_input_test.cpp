@@ -290,6 +290,9 @@ const BadCommand kBadCommands[] = {
     {"simulate none.json", "none.json: found nothing (No such file or directory), expected a readable JSON file"},
     {"simulate .", "expected a readable JSON file"},
     {"simulate llama-3-70b-512-h10", "(did you mean \"llama-3-70b-512-h100\"?)"},
+    {"sweep scalin --db x.db",
+     "found \"scalin\", expected a sweep's file, or the name of a bundled one (orrery list sweeps) (did you mean "
+     "\"scaling"},
     {"simulate broken.json", "broken.json: found a syntax error at line 2, column 3"},
     {"simulate twice.json", "twice.json: found the key \"model\" a second time at line 1"},
     {"simulate - ", "<stdin>: found a syntax error at line 1, column 1 (unexpected end of input"},

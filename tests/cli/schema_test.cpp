@@ -131,7 +131,7 @@ TEST(Schema, AcceptsAndRefusesWhatTheReaderDoes) {
     place.write(name, scenario.dump());
     list += " " + name;
   };
-  for (const BundledScenario& scenario : bundled_scenarios())
+  for (const BundledDocument& scenario : bundled_scenarios())
     add(valid, parse_json(scenario.text, std::string(scenario.path)));
   json written_out = json::parse(example_scenario());
   written_out["model"] = json{{"preset", "llama-3-8b"}, {"layers", 16}};

@@ -55,7 +55,7 @@ constexpr double kDocumentsApart = 0.055;
 
 TEST(Agreement, EveryBundledScenarioWithoutPerturbations) {
   int compared = 0;
-  for (const BundledScenario& b : bundled_scenarios()) {
+  for (const BundledDocument& b : bundled_scenarios()) {
     ScenarioSource source;
     const nlohmann::json document = load_scenario_document(b.name, {}, source);
     if (has_jobs(document)) continue;

@@ -63,7 +63,7 @@ void expect_equal(const Report& a, const Report& b, const std::string& what) {
 TEST(NamesCarryNoMeaning, ForTheEngines) {
   Words words;
   int compared = 0;
-  for (const BundledScenario& bundled : bundled_scenarios()) {
+  for (const BundledDocument& bundled : bundled_scenarios()) {
     ScenarioSource source;
     const nlohmann::json document = load_scenario_document(bundled.name, {}, source);
     if (has_jobs(document)) continue;

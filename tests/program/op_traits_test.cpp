@@ -146,7 +146,7 @@ TEST(OpTraits, EachKindHasADerivativeOrAReasonForNone) {
 }
 
 TEST(OpTraits, OpsOfAllBundledScenariosFitTheirRows) {
-  for (const BundledScenario& bundled : bundled_scenarios()) {
+  for (const BundledDocument& bundled : bundled_scenarios()) {
     ScenarioSource source;
     const nlohmann::json document = load_scenario_document(bundled.name, {}, source);
     if (has_jobs(document)) continue;
@@ -160,7 +160,7 @@ TEST(OpTraits, OpsOfAllBundledScenariosFitTheirRows) {
 
 TEST(Inputs, AreWrittenByNobody) {
   int met = 0;
-  for (const BundledScenario& bundled : bundled_scenarios()) {
+  for (const BundledDocument& bundled : bundled_scenarios()) {
     ScenarioSource source;
     const nlohmann::json document = load_scenario_document(bundled.name, {}, source);
     if (has_jobs(document)) continue;

@@ -310,7 +310,7 @@ TEST(CudaMatmul, ShapesThatDoNotFitAreRefused) {
 // cuBLASLt multiplies.
 TEST(CudaMatmul, EveryProductOfTheBundledScenariosHasAPlan) {
   std::size_t products = 0;
-  for (const BundledScenario& bundled : bundled_scenarios()) {
+  for (const BundledDocument& bundled : bundled_scenarios()) {
     ScenarioSource source;
     const nlohmann::json document = load_scenario_document(bundled.name, {}, source);
     if (has_jobs(document)) continue;

@@ -16,7 +16,7 @@ namespace orrery {
 namespace {
 
 void for_each_bundled(const std::function<void(const std::string&, const Simulation&)>& visit) {
-  for (const BundledScenario& bundled : bundled_scenarios()) {
+  for (const BundledDocument& bundled : bundled_scenarios()) {
     ScenarioSource source;
     const nlohmann::json document = load_scenario_document(bundled.name, {}, source);
     if (has_jobs(document)) continue;

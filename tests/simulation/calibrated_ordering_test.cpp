@@ -253,7 +253,7 @@ TEST(FittedOrder, MfuIsBelowWhatProductsReachAlone) {
   Simulator alone;
   static const StepCalibration kNone;
   alone.use(kNone);
-  for (const BundledScenario& bundled : bundled_scenarios()) {
+  for (const BundledDocument& bundled : bundled_scenarios()) {
     const Json json = Json::parse(bundled.text, nullptr, true, true);
     if (json.contains("jobs")) continue;
     const Report step = fitted(json);

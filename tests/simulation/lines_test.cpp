@@ -66,7 +66,7 @@ TEST(Lines, AreWhatTheyAreAloneBehindAnyOther) {
   Simulator simulator;
   const auto behind_others = [&](std::size_t i) -> std::string {
     try {
-      return text_of(simulator.evaluate_line(lines[i], {"line", {}}, true));
+      return text_of(simulator.evaluate(simulator.variant(lines[i], {"line", {}}), true));
     } catch (const InputError& error) {
       return error.what();
     }
@@ -173,9 +173,9 @@ TEST(Lines, EveryFieldChangesALineAsItDoesAlone) {
     for (const Json& other : others) {
       std::string alone, behind;
       std::jthread([&] { alone = by_itself(other.dump()); }).join();
-      simulator.evaluate_line(line, {"line", {}}, true);
+      simulator.evaluate(simulator.variant(line, {"line", {}}), true);
       try {
-        behind = text_of(simulator.evaluate_line(other.dump(), {"line", {}}, true));
+        behind = text_of(simulator.evaluate(simulator.variant(other.dump(), {"line", {}}), true));
         ++laid;
       } catch (const InputError& error) {
         behind = error.what();
@@ -195,8 +195,8 @@ TEST(Lines, EveryFieldChangesTheDigest) {
     std::ranges::move(on_other_devices(scenario), std::back_inserter(others));
     others.push_back(scenario);
     for (const Json& other : others) {
-      const ScenarioReader::Line* read = reader.read_line(other.dump(), {"line", {}});
-      if (read == nullptr) continue;  // no cluster or model has that value
+      const std::optional<ScenarioReader::Parts> read = reader.read_parts(other.dump(), {"line", {}});
+      if (!read) continue;  // no cluster or model has that value
       EXPECT_EQ(read->digest, scenario_digest(written_out(other, {"line", {}}))) << other;
       EXPECT_TRUE(digests.insert(read->digest).second) << other;
     }

@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(All, Proofs, testing::ValuesIn(kPlans),
 TEST(Proofs, OfBundledScenarios) {
   ScenarioReader reader;
   Program program;
-  for (const BundledScenario& bundled : bundled_scenarios()) {
+  for (const BundledDocument& bundled : bundled_scenarios()) {
     ScenarioSource source;
     for (const Job& job : reader.read_jobs(load_scenario_document(bundled.name, {}, source), source).jobs)
       expect_accepted(job.scenario, program, bundled.name);

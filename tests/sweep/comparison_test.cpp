@@ -101,11 +101,11 @@ TEST_F(ComparedSweepsTest, FlagsAndResultsThatComeAndGoAreMoves) {
                                                database("b.db", {{1, false}, {0, true, "does not divide"}, {4}}), {});
   ASSERT_EQ(moved.moved.size(), 3U);
   EXPECT_EQ(moved.moved[0].figure, "memory_fits");
-  EXPECT_EQ(std::get<bool>(moved.moved[0].a), true);
-  EXPECT_EQ(std::get<bool>(moved.moved[0].b), false);
+  EXPECT_EQ(moved.moved[0].a, true);
+  EXPECT_EQ(moved.moved[0].b, false);
   EXPECT_EQ(moved.moved[1].figure, "error");
-  EXPECT_EQ(std::get<std::string>(moved.moved[1].b), "does not divide");
-  EXPECT_EQ(std::get<std::string>(moved.moved[2].a), "none fits");
+  EXPECT_EQ(moved.moved[1].b, "does not divide");
+  EXPECT_EQ(moved.moved[2].a, "none fits");
   EXPECT_THAT(sweep_comparison_text(moved, 2), HasSubstr("and 1 more"));
   EXPECT_THAT(sweep_comparison_csv(moved), HasSubstr("memory_fits,true,false,\n"));
 }

@@ -221,7 +221,7 @@ TEST(SweepDocument, SaysWhatIsWrongAndWhere) {
 
 TEST(SweepDocument, BundledOnesCanBeRead) {
   ASSERT_FALSE(bundled_sweeps().empty());
-  for (const BundledSweep& sweep : bundled_sweeps())
+  for (const BundledDocument& sweep : bundled_sweeps())
     EXPECT_GT(count_points(read_sweep(json::parse(sweep.text), std::string(sweep.path))), 1) << sweep.name;
 }
 

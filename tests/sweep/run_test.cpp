@@ -43,9 +43,10 @@ class SweepRun : public testing::Test {
     const std::vector<std::string> names = results.names(0);
     results.for_each(0, names, [&](const std::vector<SweepCell>& cells) {
       std::string fields, figures;
-      for (const SweepCell& cell : cells) {
-        if (cell.name == "sweep" || cell.name == "number" || cell.name == "key") continue;
-        (cell.name.find('.') != std::string::npos ? fields : figures) += cell.name + "=" + cell.text + ";";
+      for (std::size_t i = 0; i < names.size(); ++i) {
+        const std::string &name = names[i], &text = cells[i].text;
+        if (name == "sweep" || name == "number" || name == "key") continue;
+        (name.find('.') != std::string::npos ? fields : figures) += name + "=" + text + ";";
       }
       rows[fields] = figures;
     });

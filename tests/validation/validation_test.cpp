@@ -26,7 +26,6 @@
 #include "study/validation/page.h"
 #include "study/validation/predicted_points.h"
 #include "study/validation/published.h"
-#include "study/validation/scaling.h"
 #include "study/validation/tables.h"
 
 namespace orrery {

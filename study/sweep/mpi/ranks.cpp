@@ -13,6 +13,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -21,13 +22,13 @@
 
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
-#include "sim/base/json_reader.h"
 #include "sim/base/threads.h"
 #include "study/sweep/evaluate.h"
-#include "study/sweep/mpi/message.h"
 
 namespace orrery {
 namespace {
+
+using Json = nlohmann::json;
 
 // Tags of messages. To rank 0: kReady (prepared, or why not) and kRequest; from it: kTask, kStart and, to a thread of a
 // rank, kReply and the thread's number.
@@ -95,6 +96,35 @@ std::string name_of_rank(int rank) {
   return fmt::format("rank {} on {}", rank, host.data());
 }
 
+// Messages are JSON as CBOR: only for ranks of one build.
+std::string bytes_of(const Json& message) {
+  std::string bytes;
+  Json::to_cbor(message, bytes);
+  return bytes;
+}
+
+Json json_of(const SweepRow& row) {
+  Json values = Json::array();
+  for (const SweepValue& value : row.values) std::visit([&](const auto& its) { values.push_back(its); }, value);
+  return Json::array(
+      {row.number, row.key, row.scenario, row.fields, row.known, row.error, row.plan, std::move(values)});
+}
+
+SweepRow row_of(const Json& json) {
+  SweepRow row{json[0], json[1], json[2], json[3], json[4], json[5], json[6], {}};
+  for (const Json& value : json[7])
+    if (value.is_number_float()) {
+      row.values.emplace_back(value.get<double>());
+    } else if (value.is_boolean()) {
+      row.values.emplace_back(value.get<bool>());
+    } else if (value.is_string()) {
+      row.values.emplace_back(value.get<std::string>());
+    } else {
+      row.values.emplace_back(value.get<std::int64_t>());
+    }
+  return row;
+}
+
 std::string digest_text(const SweepDocument& sweep) { return fmt::format("{:016x}", digest_of(sweep.whole.dump())); }
 
 // What a rank makes of a SweepTask. Throws what it has in place of what rank 0 has.
@@ -105,16 +135,14 @@ struct PreparedTask {
 };
 
 PreparedTask prepare_task(const std::string& bytes, const std::string& version, int threads_here) {
-  MessageReader message(bytes);
-  const auto text = message.get<std::string>(), file = message.get<std::string>();
-  const auto digest = message.get<std::string>(), its_version = message.get<std::string>();
-  const auto files = message.get<std::vector<std::string>>();
-  const auto calibrations = message.get<std::string>();
-  const auto threads = message.get<int>();
+  const Json message = Json::from_cbor(bytes);
+  const std::string file = message[1], calibrations = message[5];
+  const std::vector<std::string> files = message[4];
+  const int threads = message[6];
   PreparedTask task;
-  if (version != its_version) throw std::runtime_error("orrery " + version);
-  task.sweep = read_sweep(parse_json(text, file), file);
-  if (digest_text(*task.sweep) != digest) throw std::runtime_error("another scenario of " + file);
+  if (version != message[3]) throw std::runtime_error("orrery " + version);
+  task.sweep = read_sweep(message[0], file);
+  if (digest_text(*task.sweep) != message[2]) throw std::runtime_error("another scenario of " + file);
   task.evaluation.user = read_user_calibration(files);
   if (digests_of_calibrations(files) != calibrations) throw std::runtime_error("other files for --calibration");
   task.evaluation.program = program_of(version, calibrations);
@@ -135,26 +163,27 @@ class SweepRanks::RemoteWork final : public SweepWork {
   RemoteWork(SweepRanks& ranks, int thread) : ranks_(ranks), thread_(thread) {}
 
   std::vector<SweepPoint> take(std::size_t most) override {
-    const std::string reply = ask(begin(Ask::points).put(most));
-    return MessageReader(reply).get<std::vector<SweepPoint>>();
+    std::vector<SweepPoint> points;
+    for (const Json& point : ask(Ask::points, most)) points.push_back({point[0], point[1]});
+    return points;
   }
   std::vector<Kept> kept(std::span<const SweepRow> points) override {
-    MessageWriter message = begin(Ask::kept);
-    message.put(points.size());
-    for (const SweepRow& point : points) message.put(point.number).put(point.key);
-    const std::string reply = ask(message);
-    return MessageReader(reply).get<std::vector<Kept>>();
+    Json asked = Json::array();
+    for (const SweepRow& point : points) asked.push_back({point.number, point.key});
+    return ask(Ask::kept, std::move(asked)).get<std::vector<Kept>>();
   }
   void add(std::vector<SweepRow> rows) override {
-    if (!rows.empty()) ranks_.send(0, kRequest, begin(Ask::add).put(rows).bytes());
+    Json all = Json::array();
+    for (const SweepRow& row : rows) all.push_back(json_of(row));
+    if (!rows.empty()) send(Ask::add, std::move(all));
   }
-  void fail(const std::string& message) override { ranks_.send(0, kRequest, begin(Ask::fail).put(message).bytes()); }
+  void fail(const std::string& message) override { send(Ask::fail, message); }
 
  private:
-  MessageWriter begin(Ask what) const { return MessageWriter().put(what).put(thread_); }
-  std::string ask(const MessageWriter& message) {
-    ranks_.send(0, kRequest, message.bytes());
-    return ranks_.wait_for(0, kReply + thread_).bytes;
+  void send(Ask what, Json with) { ranks_.send(0, kRequest, bytes_of(Json::array({what, thread_, std::move(with)}))); }
+  Json ask(Ask what, Json with) {
+    send(what, std::move(with));
+    return Json::from_cbor(ranks_.wait_for(0, kReply + thread_).bytes);
   }
 
   SweepRanks& ranks_;
@@ -242,34 +271,25 @@ void SweepRanks::abort(int code) {
 }
 
 void SweepRanks::prepare(const SweepTask& task) {
-  const std::string asked = MessageWriter()
-                                .put(task.document->given.dump())
-                                .put(task.document->file)
-                                .put(digest_text(*task.document))
-                                .put(task.version)
-                                .put(task.calibration_files)
-                                .put(task.calibrations)
-                                .put(task.threads)
-                                .bytes();
+  const std::string asked =
+      bytes_of(Json::array({task.document->given, task.document->file, digest_text(*task.document), task.version,
+                            task.calibration_files, task.calibrations, task.threads}));
   for (int to = 1; to < ranks_; ++to) begin_to_send(to, kTask, asked);
   state_ = State::prepared;
   std::string rank, refused;
   for (int from = 1; from < ranks_; ++from) {
-    const Message message = wait_for(MPI_ANY_SOURCE, kReady);
-    MessageReader reader(message.bytes);
-    threads_ += reader.get<std::int64_t>();
-    auto its_name = reader.get<std::string>(), its_refusal = reader.get<std::string>();
-    if (its_refusal.empty() || !refused.empty()) continue;
-    rank = std::move(its_name);
-    refused = std::move(its_refusal);
+    const Json ready = Json::from_cbor(wait_for(MPI_ANY_SOURCE, kReady).bytes);
+    threads_ += ready[0].get<std::int64_t>();
+    if (ready[2] == "" || !refused.empty()) continue;
+    rank = ready[1];
+    refused = ready[2];
   }
   if (!refused.empty()) throw InputError({rank, ""}, refused, "the same program and files as on rank 0");
 }
 
 void SweepRanks::share(SweepWork& work, std::int64_t points, int here) {
   state_ = State::at_work;
-  for (int to = 1; to < ranks_; ++to)
-    begin_to_send(to, kStart, MessageWriter().put(points).put(threads_ + here).bytes());
+  for (int to = 1; to < ranks_; ++to) begin_to_send(to, kStart, bytes_of(Json::array({points, threads_ + here})));
   int working = ranks_ - 1;
   for (Pause pause; working > 0;) {
     sends();
@@ -279,34 +299,36 @@ void SweepRanks::share(SweepWork& work, std::int64_t points, int here) {
       continue;
     }
     pause.reset();
-    MessageReader reader(message->bytes);
-    const auto what = reader.get<Ask>();
-    const int reply = kReply + reader.get<int>();
-    switch (what) {
+    const Json asked = Json::from_cbor(message->bytes);
+    const Json& with = asked[2];
+    std::vector<SweepRow> rows;
+    Json reply = Json::array();
+    switch (asked[0].get<Ask>()) {
       case Ask::points:
-        begin_to_send(message->from, reply, MessageWriter().put(work.take(reader.get<std::size_t>())).bytes());
+        for (const SweepPoint& point : work.take(with)) reply.push_back({point.number, point.choices});
         break;
-      case Ask::kept: {
-        std::vector<SweepRow> asked(reader.get<std::size_t>());
-        for (SweepRow& row : asked) {
-          row.number = reader.get<std::int64_t>();
-          row.key = reader.get<std::uint64_t>();
+      case Ask::kept:
+        for (const Json& point : with) {
+          SweepRow& row = rows.emplace_back();
+          row.number = point[0];
+          row.key = point[1];
         }
-        begin_to_send(message->from, reply, MessageWriter().put(work.kept(asked)).bytes());
+        reply = work.kept(rows);
         break;
-      }
       case Ask::add:
-        work.add(reader.get<std::vector<SweepRow>>());
-        break;
+        for (const Json& row : with) rows.push_back(row_of(row));
+        work.add(std::move(rows));
+        continue;
       case Ask::fail:
-        work.fail(reader.get<std::string>());
-        break;
+        work.fail(with.get<std::string>());
+        continue;
       case Ask::done:
         --working;
-        break;
+        continue;
       case Ask::broken:
-        throw std::runtime_error(reader.get<std::string>());
+        throw std::runtime_error(with.get<std::string>());
     }
+    begin_to_send(message->from, kReply + asked[1].get<int>(), bytes_of(reply));
   }
   state_ = State::gone;
 }
@@ -324,12 +346,12 @@ void SweepRanks::help(const std::string& version) {
     } catch (const std::exception& error) {
       refusal = error.what();
     }
-    send(0, kReady, MessageWriter().put(task.threads).put(name_of_rank(rank_)).put(refusal).bytes());
+    send(0, kReady, bytes_of(Json::array({task.threads, name_of_rank(rank_), refusal})));
   }
   const Message message = wait_for(0, kStart);
   if (message.bytes.empty()) return;
-  MessageReader reader(message.bytes);
-  const auto points = reader.get<std::int64_t>(), all_threads = reader.get<std::int64_t>();
+  const Json start = Json::from_cbor(message.bytes);
+  const std::int64_t points = start[0], all_threads = start[1];
   const int threads = evaluating_threads(points, task.threads, all_threads);
   task.evaluation.search_threads = std::max(1, static_cast<int>(task.threads) / threads);
   std::mutex mutex;
@@ -355,13 +377,7 @@ void SweepRanks::help(const std::string& version) {
       }
     }
   }
-  MessageWriter end;
-  if (broken.empty()) {
-    end.put(Ask::done).put(0);
-  } else {
-    end.put(Ask::broken).put(0).put(broken);
-  }
-  send(0, kRequest, end.bytes());
+  send(0, kRequest, bytes_of(Json::array({broken.empty() ? Ask::done : Ask::broken, 0, broken})));
 }
 
 }  // namespace orrery

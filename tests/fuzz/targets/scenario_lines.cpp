@@ -12,12 +12,15 @@ void orrery::fuzz::scenario_lines(std::string_view input) {
     const std::size_t end = std::min(input.find('\n', begin), input.size());
     const std::string_view line = input.substr(begin, end - begin);
     begin = end + 1;
-    const ScenarioReader::Line* read = reader.read_line(line, source);
-    if (read == nullptr) continue;  // it takes read() to tell
-    const Scenario by_parts = read->scenario;
-    const std::uint64_t digest = read->digest;
+    const std::optional<ScenarioReader::Parts> read = reader.read_parts(line, source);
+    if (!read) continue;  // it takes read() to tell
+    const Scenario by_parts{.model = *read->model,
+                            .cluster = *read->cluster,
+                            .workload = *read->workload,
+                            .plan = *read->plan,
+                            .perturbations = {}};
     const nlohmann::json document = parse_json(line, source.file);
-    require(digest == scenario_digest(written_out(document, source)), "a line's digest is that of its document");
+    require(read->digest == scenario_digest(written_out(document, source)), "a line's digest is that of its document");
     const Scenario whole = reader.read(document, source);
     std::string a, b;
     try {
