@@ -254,11 +254,24 @@ void bound_by_rings(const std::vector<Free>& free, double ring_share, double bun
     if (!is_free(name)) *share = std::stod(fmt::format("{:.4g}", *share * ring_share / bundled_ring_share));
 }
 
-OrderedJson json_of(const ByProtocol& values, bool all = true) {
-  OrderedJson json{{"simple", values[0]}};
-  if (all) json["ll128"] = values[1];
-  json["ll"] = values[2];
-  return json;
+struct ParametersWriter {
+  OrderedJson json;
+
+  void number(const char* name, double value, const NumberRange&) { json[name] = value; }
+  void integer(const char* name, std::int64_t value, std::int64_t) { json[name] = value; }
+  void boolean(const char* name, bool value) { json[name] = value; }
+  void protocols(const char* name, const ByProtocol& values, const NumberRange&, bool with_ll128) {
+    OrderedJson& of = json[name] = {{"simple", values[0]}};
+    if (with_ll128) of["ll128"] = values[1];
+    of["ll"] = values[2];
+  }
+  void rates(const char* name, const std::array<double, 3>& values) { json[name] = values; }
+};
+template <class Calibration>
+OrderedJson parameters_json(Calibration c) {
+  ParametersWriter writer;
+  visit_parameters(c, writer);
+  return std::move(writer.json);
 }
 
 OrderedJson json_of(const CollectiveResidual& r) {
@@ -267,49 +280,6 @@ OrderedJson json_of(const CollectiveResidual& r) {
           {"median_error", r.median_error},
           {"points_from_1_mib", r.points_from_1_mib},
           {"median_error_from_1_mib", r.median_error_from_1_mib}};
-}
-
-OrderedJson json_of(const IntraCalibration& c) {
-  return {{"ring_share", c.ring_share},
-          {"local_steps", c.local_steps},
-          {"all_to_all_share", c.all_to_all_share},
-          {"send_share", c.send_share},
-          {"host_bridge_share", c.host_bridge_share},
-          {"protocol_share", json_of(c.protocol_share)},
-          {"tree_share", json_of(c.tree_share)},
-          {"ll128", c.ll128},
-          {"ll_bytes_per_second", c.ll_bytes_per_second},
-          {"base_seconds", json_of(c.base_seconds)},
-          {"step_seconds", json_of(c.step_seconds)},
-          {"send_base_seconds", json_of(c.send_base_seconds, false)},
-          {"all_to_all_base_seconds", json_of(c.all_to_all_base_seconds, false)},
-          {"send_step_seconds", c.send_step_seconds},
-          {"nvls_share", c.nvls_share},
-          {"nvls_network_share", c.nvls_network_share},
-          {"nvls_rank_seconds", c.nvls_rank_seconds},
-          {"nvls_least_ranks", c.nvls_least_ranks},
-          {"nvls_seconds", c.nvls_seconds},
-          {"nvls_fill_seconds", c.nvls_fill_seconds},
-          {"nvls_fill_bytes", c.nvls_fill_bytes},
-          {"nvls_channels", c.nvls_channels},
-          {"network_base_seconds", c.network_base_seconds}};
-}
-
-OrderedJson json_of(const InterCalibration& c) {
-  return {{"ring_share", c.ring_share},
-          {"tree_share", c.tree_share},
-          {"all_to_all_share", c.all_to_all_share},
-          {"ll128", c.ll128},
-          {"ll_share", c.ll_share},
-          {"base_seconds", json_of(c.base_seconds)},
-          {"ring_step_seconds", json_of(c.ring_step_seconds)},
-          {"tree_step_seconds", json_of(c.tree_step_seconds)},
-          {"send_step_seconds", json_of(c.send_step_seconds, false)},
-          {"ring_fill_seconds", c.ring_fill_seconds},
-          {"ring_fill_bytes", c.ring_fill_bytes},
-          {"tree_fill_seconds", c.tree_fill_seconds},
-          {"tree_fill_bytes", c.tree_fill_bytes},
-          {"included_latency_seconds", c.included_latency_seconds}};
 }
 
 // Returns the word that tells a device's model from others: "A100" in "NVIDIA A100-SXM4-80GB", "3090" in "GeForce RTX
@@ -437,14 +407,14 @@ nlohmann::ordered_json collectives_json(const CollectiveFit& fit, const std::str
                      {"fabrics", c.fabrics},
                      {"least_devices", c.least_devices},
                      {"source", c.source},
-                     {"parameters", json_of(c.parameters)},
+                     {"parameters", parameters_json(c.parameters)},
                      {"residual", json_of(c.residual)}});
   OrderedJson& networks = json["network_classes"] = OrderedJson::array();
   for (const InterClass& c : fit.classes.network_classes)
     networks.push_back({{"name", c.name},
                         {"words", c.words},
                         {"source", c.source},
-                        {"parameters", json_of(c.parameters)},
+                        {"parameters", parameters_json(c.parameters)},
                         {"residual", json_of(c.residual)}});
   return json;
 }

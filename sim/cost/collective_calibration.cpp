@@ -18,8 +18,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kCollectivesFile = "results/calibration/collectives.json";
-constexpr NumberRange kPositiveShare{.least = 0, .most = 1, .exclude_least = true};
-constexpr NumberRange kAny{};
 
 // Reads an object in which every parameter must be given.
 class Parameters {
@@ -67,57 +65,6 @@ class Parameters {
   JsonReader reader_;
 };
 
-IntraCalibration read_intra(const Json& json, const InputError::Where& where) {
-  IntraCalibration c;
-  Parameters p(json, where);
-  p.number("ring_share", c.ring_share, kPositiveShare);
-  p.number("all_to_all_share", c.all_to_all_share, kPositiveShare);
-  p.number("send_share", c.send_share, kPositiveShare);
-  p.number("host_bridge_share", c.host_bridge_share, kPositiveShare);
-  p.number("local_steps", c.local_steps, kAny);
-  p.protocols("protocol_share", c.protocol_share, kPositiveShare);
-  p.protocols("tree_share", c.tree_share, kPositiveShare);
-  p.boolean("ll128", c.ll128);
-  p.rates("ll_bytes_per_second", c.ll_bytes_per_second);
-  p.protocols("base_seconds", c.base_seconds, kAny);
-  p.protocols("step_seconds", c.step_seconds, kAny);
-  p.protocols("send_base_seconds", c.send_base_seconds, kAny, false);
-  p.protocols("all_to_all_base_seconds", c.all_to_all_base_seconds, kAny, false);
-  p.number("send_step_seconds", c.send_step_seconds, kAny);
-  p.number("nvls_share", c.nvls_share, kPositiveShare);
-  p.number("nvls_network_share", c.nvls_network_share, kPositiveShare);
-  p.integer("nvls_least_ranks", c.nvls_least_ranks, 2);
-  p.number("nvls_seconds", c.nvls_seconds, kAny);
-  p.number("nvls_rank_seconds", c.nvls_rank_seconds, kAny);
-  p.number("nvls_fill_seconds", c.nvls_fill_seconds, kAny);
-  p.number("nvls_fill_bytes", c.nvls_fill_bytes, positive());
-  p.integer("nvls_channels", c.nvls_channels, 1);
-  p.number("network_base_seconds", c.network_base_seconds, kAny);
-  p.finish();
-  return c;
-}
-
-InterCalibration read_inter(const Json& json, const InputError::Where& where) {
-  InterCalibration c;
-  Parameters p(json, where);
-  p.number("ring_share", c.ring_share, kPositiveShare);
-  p.number("tree_share", c.tree_share, kPositiveShare);
-  p.number("all_to_all_share", c.all_to_all_share, kPositiveShare);
-  p.boolean("ll128", c.ll128);
-  p.number("ll_share", c.ll_share, kPositiveShare);
-  p.protocols("base_seconds", c.base_seconds, kAny);
-  p.protocols("ring_step_seconds", c.ring_step_seconds, kAny);
-  p.protocols("tree_step_seconds", c.tree_step_seconds, kAny);
-  p.protocols("send_step_seconds", c.send_step_seconds, kAny, false);
-  p.number("ring_fill_seconds", c.ring_fill_seconds, kAny);
-  p.number("ring_fill_bytes", c.ring_fill_bytes, positive());
-  p.number("tree_fill_seconds", c.tree_fill_seconds, kAny);
-  p.number("tree_fill_bytes", c.tree_fill_bytes, positive());
-  p.number("included_latency_seconds", c.included_latency_seconds, kAny);
-  p.finish();
-  return c;
-}
-
 CollectiveResidual read_collective_residual(JsonReader& reader) {
   CollectiveResidual residual;
   const Json* json = reader.take("residual");
@@ -126,8 +73,8 @@ CollectiveResidual read_collective_residual(JsonReader& reader) {
   r.field("curves", residual.curves, at_least(0), "");
   r.field("points", residual.points, at_least(0), "");
   r.field("points_from_1_mib", residual.points_from_1_mib, at_least(0), "");
-  r.field("median_error", residual.median_error, kAny, "");
-  r.field("median_error_from_1_mib", residual.median_error_from_1_mib, kAny, "");
+  r.field("median_error", residual.median_error, NumberRange{}, "");
+  r.field("median_error_from_1_mib", residual.median_error_from_1_mib, NumberRange{}, "");
   r.finish();
   return residual;
 }
@@ -143,9 +90,9 @@ std::vector<std::string> read_texts(JsonReader& reader, const char* name) {
   return texts;
 }
 
-// Applies `read` to each object of the array `name`.
-template <class Read>
-void for_each_class(JsonReader& reader, const char* name, Read read) {
+// Reads the array `name`. `read_scope`: what a class applies to.
+template <class Class, class ReadScope>
+void read_classes(JsonReader& reader, const char* name, std::vector<Class>& classes, ReadScope read_scope) {
   const Json* json = reader.take(name);
   if (json == nullptr) return;
   if (!json->is_array()) reader.fail(name, "an array of classes");
@@ -158,7 +105,14 @@ void for_each_class(JsonReader& reader, const char* name, Read read) {
     r.take("fit");
     const Json* parameters = r.take("parameters");
     if (parameters == nullptr) r.fail("parameters", "an object");
-    read(r, *parameters);
+    Class& c = classes.emplace_back();
+    r.field("name", c.name, "");
+    r.field("source", c.source, "");
+    read_scope(r, c);
+    Parameters p(*parameters, r.at("parameters"));
+    visit_parameters(c.parameters, p);
+    p.finish();
+    c.residual = read_collective_residual(r);
     r.finish();
   }
 }
@@ -205,27 +159,16 @@ CollectiveClasses read_collective_classes(const nlohmann::json& json, const Inpu
   CollectiveClasses classes;
   JsonReader reader(json, where);
   for (const char* text : {"description", "method", "parameters"}) reader.take(text);
-  for_each_class(reader, "node_classes", [&](JsonReader& r, const Json& parameters) {
-    IntraClass& c = classes.node_classes.emplace_back();
-    r.field("name", c.name, "");
-    r.field("source", c.source, "");
+  read_classes(reader, "node_classes", classes.node_classes, [](JsonReader& r, IntraClass& c) {
     c.architectures = read_texts(r, "architectures");
     c.fabrics = read_texts(r, "fabrics");
     for (const std::string& fabric : c.fabrics)
       if (std::find(kIntraFabricNames.begin(), kIntraFabricNames.end(), fabric) == kIntraFabricNames.end())
         r.fail("fabrics", "nvswitch, direct_mesh, nvlink_pairs or pcie", nearest_name(fabric, kIntraFabricNames));
     r.field("least_devices", c.least_devices, at_least(1), "");
-    c.parameters = read_intra(parameters, r.at("parameters"));
-    c.residual = read_collective_residual(r);
   });
-  for_each_class(reader, "network_classes", [&](JsonReader& r, const Json& parameters) {
-    InterClass& c = classes.network_classes.emplace_back();
-    r.field("name", c.name, "");
-    r.field("source", c.source, "");
-    c.words = read_texts(r, "words");
-    c.parameters = read_inter(parameters, r.at("parameters"));
-    c.residual = read_collective_residual(r);
-  });
+  read_classes(reader, "network_classes", classes.network_classes,
+               [](JsonReader& r, InterClass& c) { c.words = read_texts(r, "words"); });
   reader.finish();
   return classes;
 }
@@ -255,10 +198,6 @@ CollectiveClasses classes_of_device(const Device& device) {
   return {};
 }
 
-}  // namespace
-
-namespace {
-
 const ReductionCalibration& bundled_reduction() {
   static const ReductionCalibration reduction = [] {
     constexpr const char* kFile = "results/calibration/collectives_in_network.json";
@@ -266,10 +205,10 @@ const ReductionCalibration& bundled_reduction() {
     const Json json = parse_embedded(kFile);
     Parameters p(json, {kFile, ""});
     p.number("nic_share", r.nic_share, kPositiveShare);
-    p.number("step_seconds", r.step_seconds, kAny);
-    p.number("rank_seconds", r.rank_seconds, kAny);
-    p.number("network_seconds", r.network_seconds, kAny);
-    p.number("nvls_network_seconds", r.nvls_network_seconds, kAny);
+    p.number("step_seconds", r.step_seconds, NumberRange{});
+    p.number("rank_seconds", r.rank_seconds, NumberRange{});
+    p.number("network_seconds", r.network_seconds, NumberRange{});
+    p.number("nvls_network_seconds", r.nvls_network_seconds, NumberRange{});
     return r;
   }();
   return reduction;
