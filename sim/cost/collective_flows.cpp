@@ -330,23 +330,28 @@ class Builder {
     const TokenShares& tokens = group_.tokens;
     Shares to_rank(tokens.to_rank, tokens.choices, nodes_.members());
     Shares to_node(tokens.to_node, tokens.choices, nodes_.count());
+    std::vector<double> passed_on;
     for (Index a = 0; a < nodes_.count(); ++a) {
       const std::span<const Member> here = nodes_.of(a);
       const Index r = nodes_.size(a);
       for (Index x = 0; x < r; ++x) {
+        // By position: what it has received from the members at its place, as many as there are nodes, and passes on.
+        passed_on.assign(here.size(), equal() ? tokens.to_rank * nodes_.members() / r : 0);
+        if (!equal())
+          for_each_at(x, r, [&](Member m) {
+            for (std::size_t j = 0; j < here.size(); ++j) passed_on[j] += to_rank.of(here[j], rows_between(m, here[j]));
+          });
         for (Index away = 1; away < r; ++away) {
-          const Member to = here[at(wrap(x + away, r))];
-          // What it has received from the members at its place, as many as there are nodes, and passes on.
-          double share = equal() ? tokens.to_rank * nodes_.members() / r : 0;
-          if (!equal()) for_each_at(x, r, [&](Member m) { share += to_rank.of(to, rows_between(m, to)); });
-          add({here[at(x)]}, {to}, share);
+          const auto j = at(wrap(x + away, r));
+          add({here[at(x)]}, {here[j]}, passed_on[j]);
         }
         for (Index away = 1; away < nodes_.count(); ++away) {
           const Index b = wrap(a + away, nodes_.count());
           double rows = 0;
           if (!equal())
-            for (const Member to : nodes_.of(b)) rows += rows_between(here[at(x)], to) / nodes_.size(b);
-          add({here[at(x)]}, {nodes_.of(b)[at(x % nodes_.size(b))]}, equal() ? tokens.to_node : to_node.of(b, rows));
+            for (const Member to : nodes_.of(b)) rows += rows_between(here[at(x)], to);
+          add({here[at(x)]}, {nodes_.of(b)[at(x % nodes_.size(b))]},
+              equal() ? tokens.to_node : to_node.of(b, rows / nodes_.size(b)));
         }
       }
     }
