@@ -19,6 +19,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
@@ -355,66 +356,38 @@ JobResults execute_ranks_over_mpi(const RankJob& job, const ExecutionOptions& op
   return read_rank_results(folder.file(kResults));
 }
 
-namespace {
-
-template <class Number>
-void write_number(std::ofstream& file, Number number) {
-  file.write(reinterpret_cast<const char*>(&number), sizeof(number));
-}
-template <class Number>
-bool read_number(std::ifstream& file, Number& number) {
-  return static_cast<bool>(file.read(reinterpret_cast<char*>(&number), sizeof(number)));
-}
-
-void write_bytes(std::ofstream& file, std::string_view bytes) {
-  write_number(file, static_cast<std::uint64_t>(bytes.size()));
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-}
-// Returns false if the file, which has `most` bytes, holds less.
-bool read_bytes(std::ifstream& file, std::uintmax_t most, std::string& bytes) {
-  std::uint64_t size = 0;
-  if (!read_number(file, size) || size > most) return false;
-  bytes.resize(size);
-  return static_cast<bool>(file.read(bytes.data(), static_cast<std::streamsize>(size)));
-}
-
-}  // namespace
-
 void write_rank_results(const std::string& path, const JobResults& results) {
-  std::ofstream file(path, std::ios::binary);
   const BackendFacts& facts = results.facts;
-  for (const std::string* text : {&facts.kind, &facts.device, &facts.software}) write_bytes(file, *text);
-  write_number(file, facts.processors);
-  write_number(file, facts.memory_bytes);
-  write_number(file, facts.asynchronous_streams);
-  for (const RankResult& result : results.ranks) {
-    const std::vector<double> numbers = to_numbers(result);
-    write_bytes(file, {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double)});
-  }
+  nlohmann::json json{{"kind", facts.kind},
+                      {"device", facts.device},
+                      {"software", facts.software},
+                      {"processors", facts.processors},
+                      {"memory_bytes", facts.memory_bytes},
+                      {"asynchronous_streams", facts.asynchronous_streams},
+                      {"ranks", nlohmann::json::array()}};
+  for (const RankResult& result : results.ranks) json["ranks"].push_back(to_numbers(result));
+  std::ofstream file(path, std::ios::binary);
+  nlohmann::json::to_cbor(json, file);
   file.close();
   if (!file) throw ExecutionError("cannot write the results to " + path);
 }
 
 JobResults read_rank_results(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::error_code ignored;
-  const std::uintmax_t size = fs::file_size(path, ignored);
   JobResults results;
-  BackendFacts& facts = results.facts;
-  bool whole = true;
-  for (std::string* text : {&facts.kind, &facts.device, &facts.software})
-    whole = whole && read_bytes(file, size, *text);
-  whole = whole && read_number(file, facts.processors) && read_number(file, facts.memory_bytes) &&
-          read_number(file, facts.asynchronous_streams);
-  std::string bytes;
-  while (whole && file.peek() != std::ifstream::traits_type::eof()) {
-    whole = read_bytes(file, size, bytes) && bytes.size() % sizeof(double) == 0;
-    if (!whole) break;
-    std::vector<double> numbers(bytes.size() / sizeof(double));
-    std::memcpy(numbers.data(), bytes.data(), bytes.size());
-    results.ranks.push_back(rank_result_from(numbers));
+  try {
+    std::ifstream file(path, std::ios::binary);
+    const nlohmann::json json = nlohmann::json::from_cbor(file);
+    results.facts = {.kind = json.at("kind"),
+                     .device = json.at("device"),
+                     .software = json.at("software"),
+                     .processors = json.at("processors"),
+                     .memory_bytes = json.at("memory_bytes"),
+                     .asynchronous_streams = json.at("asynchronous_streams")};
+    for (const nlohmann::json& rank : json.at("ranks")) results.ranks.push_back(rank_result_from(rank));
+  } catch (const nlohmann::json::exception&) {  // cut off
+    results.ranks.clear();
   }
-  if (!whole || results.ranks.empty()) throw ExecutionError("the ranks have not left complete results in " + path);
+  if (results.ranks.empty()) throw ExecutionError("the ranks have not left complete results in " + path);
   return results;
 }
 

@@ -9,8 +9,8 @@
 #include "realrun/mpi/collectives_command.h"
 #include "realrun/mpi/mpi_communicator.h"
 #include "realrun/mpi/rank_options.h"
+#include "realrun/mpi/rank_run.h"
 #include "realrun/mpi/rank_watch.h"
-#include "realrun/mpi/training_command.h"
 #include "sim/base/error.h"
 
 namespace orrery {
@@ -49,6 +49,22 @@ void add_collective(Command app, CollectiveSweep& sweep) {
   command.add_option("--sleep-seconds", sweep.sleep_seconds, "Time between checks of a sleeping wait");
   command.add_option("--message-bytes", sweep.message_bytes, "Largest MPI message");
   command.callback([&sweep] { run_collective_sweep(sweep); });
+}
+
+// Rank 0 reports. Failures other than InputError end the job, also a layout that computes something else.
+void run_training(const RankTraining& run) {
+  const PreparedRun prepared = prepare(run);
+  MpiOptions options;
+  options.watchdog_seconds = run.watchdog_seconds;
+  MpiCommunicator communicator(options);
+  require_ranks(prepared, communicator.ranks());
+  try {
+    const std::unique_ptr<Backend> backend = make_cpu_backend();
+    const std::vector<RankResult> results = execute_with_peers(prepared, *backend, communicator);
+    if (communicator.rank() == 0) report_results(prepared, backend->facts(), results);
+  } catch (...) {
+    communicator.fail(std::current_exception());
+  }
 }
 
 void add_run(Command app, RankTraining& run) {

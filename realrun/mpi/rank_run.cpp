@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "realrun/agreement.h"
+#include "realrun/in_process.h"
 #include "realrun/measured_report.h"
 #include "realrun/mpi/launch.h"
 #include "sim/base/error.h"
@@ -19,46 +20,6 @@ namespace orrery {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
-
-// A communicator of one rank, which never waits.
-class Alone final : public Communicator {
- public:
-  std::size_t rank() const override { return 0; }
-  std::size_t ranks() const override { return 1; }
-  void at(const char*, const char*, std::int64_t) override {}
-  void all_reduce(const Members&, const std::string&, Stream, void*, std::int64_t, Dtype) override {}
-  void all_gather(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t, Dtype) override {
-    refuse(what);
-  }
-  void reduce_scatter(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t,
-                      Dtype) override {
-    refuse(what);
-  }
-  void all_to_all(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t, Dtype) override {
-    refuse(what);
-  }
-  void all_to_all_v(const Members&, const std::string& what, Stream, const void*, std::span<const std::int64_t>, void*,
-                    std::span<const std::int64_t>, Dtype) override {
-    refuse(what);
-  }
-  void permute(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t, Dtype, std::size_t,
-               std::size_t) override {
-    refuse(what);
-  }
-  std::vector<std::vector<double>> gather_values(const Members&, const std::string&,
-                                                 std::vector<double> values) override {
-    return {std::move(values)};
-  }
-  void send(std::size_t, const MessageTag&, Stream, const void*, std::int64_t, Dtype) override { refuse("send"); }
-  void receive(std::size_t, const MessageTag&, Stream, void*, std::int64_t, Dtype) override { refuse("receive"); }
-  void fail(std::exception_ptr) override {}
-  void finish() override {}
-
- private:
-  [[noreturn]] static void refuse(const std::string& what) {
-    throw ExecutionError("a Program of one rank communicates: " + what);
-  }
-};
 
 OrderedJson measured_json(const Scenario& scenario, const Program& program, const std::vector<RankResult>& results,
                           const BackendFacts& facts) {
@@ -149,8 +110,8 @@ std::vector<RankResult> execute_with_peers(const PreparedRun& prepared, Backend&
   const std::vector<RunPart> parts = parts_of(prepared.run.alone ? prepared.one_rank_scenario : prepared.scenario,
                                               options.warmup_steps + options.steps);
   if (prepared.run.alone) {
-    Alone alone;
-    mine = execute_rank(parts, options, backend, alone);
+    InProcessRanks alone(1, options.watchdog_seconds);
+    mine = execute_rank(parts, options, backend, *alone.communicator(0, backend));
   } else {
     mine = execute_rank(parts, options, backend, communicator);
   }

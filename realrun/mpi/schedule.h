@@ -1,6 +1,6 @@
-// A collective as messages: what one member sends and receives, and what each message waits for. The algorithms are
-// those that the engines time (sim/des/collective_flows.h), message by message, so that what is modelled is what runs.
-// This file does not depend on MPI.
+// A collective as messages: what one member sends and receives, and what each message waits for. They are the messages
+// that the engines time (sim/cost/collective_flows.h); this file adds the data that each carries. So what is modelled
+// is what runs. It does not depend on MPI.
 #pragma once
 
 #include <cstdint>

@@ -12,6 +12,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 #include "sim/cost/collective_parameters.h"
+#include "sim/cost/collective_parameters.h"
 
 namespace orrery {
 namespace {
@@ -19,7 +20,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::string_view kCollectivesFile = "results/calibration/collectives.json";
-constexpr NumberRange kAny{};
 
 // Reads an object in which every parameter must be given.
 class Parameters {
@@ -67,15 +67,6 @@ class Parameters {
   JsonReader reader_;
 };
 
-template <class Calibration>
-Calibration read_parameters(const Json& json, const InputError::Where& where) {
-  Calibration c;
-  Parameters p(json, where);
-  visit_parameters(c, p);
-  p.finish();
-  return c;
-}
-
 CollectiveResidual read_collective_residual(JsonReader& reader) {
   CollectiveResidual residual;
   const Json* json = reader.take("residual");
@@ -84,8 +75,8 @@ CollectiveResidual read_collective_residual(JsonReader& reader) {
   r.field("curves", residual.curves, at_least(0), "");
   r.field("points", residual.points, at_least(0), "");
   r.field("points_from_1_mib", residual.points_from_1_mib, at_least(0), "");
-  r.field("median_error", residual.median_error, kAny, "");
-  r.field("median_error_from_1_mib", residual.median_error_from_1_mib, kAny, "");
+  r.field("median_error", residual.median_error, NumberRange{}, "");
+  r.field("median_error_from_1_mib", residual.median_error_from_1_mib, NumberRange{}, "");
   r.finish();
   return residual;
 }
@@ -101,9 +92,9 @@ std::vector<std::string> read_texts(JsonReader& reader, const char* name) {
   return texts;
 }
 
-// Applies `read` to each object of the array `name`.
-template <class Read>
-void for_each_class(JsonReader& reader, const char* name, Read read) {
+// Reads the array `name`. `read_scope`: what a class applies to.
+template <class Class, class ReadScope>
+void read_classes(JsonReader& reader, const char* name, std::vector<Class>& classes, ReadScope read_scope) {
   const Json* json = reader.take(name);
   if (json == nullptr) return;
   if (!json->is_array()) reader.fail(name, "an array of classes");
@@ -116,7 +107,14 @@ void for_each_class(JsonReader& reader, const char* name, Read read) {
     r.take("fit");
     const Json* parameters = r.take("parameters");
     if (parameters == nullptr) r.fail("parameters", "an object");
-    read(r, *parameters);
+    Class& c = classes.emplace_back();
+    r.field("name", c.name, "");
+    r.field("source", c.source, "");
+    read_scope(r, c);
+    Parameters p(*parameters, r.at("parameters"));
+    visit_parameters(c.parameters, p);
+    p.finish();
+    c.residual = read_collective_residual(r);
     r.finish();
   }
 }
@@ -163,27 +161,16 @@ CollectiveClasses read_collective_classes(const nlohmann::json& json, const Inpu
   CollectiveClasses classes;
   JsonReader reader(json, where);
   for (const char* text : {"description", "method", "parameters"}) reader.take(text);
-  for_each_class(reader, "node_classes", [&](JsonReader& r, const Json& parameters) {
-    IntraClass& c = classes.node_classes.emplace_back();
-    r.field("name", c.name, "");
-    r.field("source", c.source, "");
+  read_classes(reader, "node_classes", classes.node_classes, [](JsonReader& r, IntraClass& c) {
     c.architectures = read_texts(r, "architectures");
     c.fabrics = read_texts(r, "fabrics");
     for (const std::string& fabric : c.fabrics)
       if (std::find(kIntraFabricNames.begin(), kIntraFabricNames.end(), fabric) == kIntraFabricNames.end())
         r.fail("fabrics", "nvswitch, direct_mesh, nvlink_pairs or pcie", nearest_name(fabric, kIntraFabricNames));
     r.field("least_devices", c.least_devices, at_least(1), "");
-    c.parameters = read_parameters<IntraCalibration>(parameters, r.at("parameters"));
-    c.residual = read_collective_residual(r);
   });
-  for_each_class(reader, "network_classes", [&](JsonReader& r, const Json& parameters) {
-    InterClass& c = classes.network_classes.emplace_back();
-    r.field("name", c.name, "");
-    r.field("source", c.source, "");
-    c.words = read_texts(r, "words");
-    c.parameters = read_parameters<InterCalibration>(parameters, r.at("parameters"));
-    c.residual = read_collective_residual(r);
-  });
+  read_classes(reader, "network_classes", classes.network_classes,
+               [](JsonReader& r, InterClass& c) { c.words = read_texts(r, "words"); });
   reader.finish();
   return classes;
 }
@@ -213,10 +200,6 @@ CollectiveClasses classes_of_device(const Device& device) {
   return {};
 }
 
-}  // namespace
-
-namespace {
-
 const ReductionCalibration& bundled_reduction() {
   static const ReductionCalibration reduction = [] {
     constexpr const char* kFile = "results/calibration/collectives_in_network.json";
@@ -224,10 +207,10 @@ const ReductionCalibration& bundled_reduction() {
     const Json json = parse_embedded(kFile);
     Parameters p(json, {kFile, ""});
     p.number("nic_share", r.nic_share, kPositiveShare);
-    p.number("step_seconds", r.step_seconds, kAny);
-    p.number("rank_seconds", r.rank_seconds, kAny);
-    p.number("network_seconds", r.network_seconds, kAny);
-    p.number("nvls_network_seconds", r.nvls_network_seconds, kAny);
+    p.number("step_seconds", r.step_seconds, NumberRange{});
+    p.number("rank_seconds", r.rank_seconds, NumberRange{});
+    p.number("network_seconds", r.network_seconds, NumberRange{});
+    p.number("nvls_network_seconds", r.nvls_network_seconds, NumberRange{});
     return r;
   }();
   return reduction;

@@ -10,88 +10,32 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/index.h"
+#include "sim/cost/collective_flows.h"
 
 namespace orrery {
 namespace {
 
-// By rank: the bytes that it sends and receives on one level.
-class Level {
- public:
-  explicit Level(std::int64_t ranks) : sent_(static_cast<std::size_t>(ranks)), got_(sent_.size()) {}
-  void add(std::int64_t from, std::int64_t to, double rows) {
-    sent_[static_cast<std::size_t>(from)] += rows;
-    got_[static_cast<std::size_t>(to)] += rows;
+// The bytes of the rank that sends or receives the most, within its node and over NICs.
+ExchangeSkew busiest(std::int64_t ranks, std::int64_t per_node, CollectiveAlgorithm algorithm,
+                     const TokenShares& tokens, std::span<const double> rows) {
+  std::vector<std::int64_t> devices(at(ranks));
+  std::iota(devices.begin(), devices.end(), std::int64_t{0});
+  static thread_local FlowGraph graph;  // keeps its memory: a search asks for thousands of skews
+  collective_flows(OpKind::all_to_all, algorithm,
+                   {.devices = devices, .devices_per_node = per_node, .tokens = tokens, .rows = rows}, {}, graph);
+  std::vector<ExchangeSkew> sent(devices.size(), {0, 0}), got = sent;
+  for (const FlowEdge& e : graph.edges) {
+    const bool leaves = e.from.member / per_node != e.to.member / per_node;
+    double ExchangeSkew::*const level = leaves ? &ExchangeSkew::between : &ExchangeSkew::inside;
+    sent[at(e.from.member)].*level += e.bytes;
+    got[at(e.to.member)].*level += e.bytes;
   }
-  // The largest bytes over the largest with balanced routing, but at least `mean`: the mean over all rows. `mean` if
-  // balanced routing sends nothing here.
-  double busiest_over(const Level& balanced, double mean) const {
-    const double most = std::max(largest(sent_), largest(got_)),
-                 usual = std::max(largest(balanced.sent_), largest(balanced.got_));
-    return usual > 0 ? std::max(mean, most / usual) : mean;
-  }
-
- private:
-  static double largest(std::span<const double> all) { return *std::ranges::max_element(all); }
-  std::vector<double> sent_, got_;
-};
-
-struct Levels {
-  explicit Levels(std::int64_t ranks) : inside(ranks), between(ranks) {}
-  Level inside, between;
-};
-
-// Caches share_of_tokens() by place, for one source after the other: most sources send the same, and powers are slow.
-class Shares {
- public:
-  Shares(double balanced, double choices, std::int64_t places)
-      : balanced_(balanced), choices_(choices), rows_(static_cast<std::size_t>(places), -1), shares_(rows_.size()) {}
-  double of(std::int64_t place, double rows) {
-    const auto i = static_cast<std::size_t>(place);
-    if (rows != rows_[i]) {
-      rows_[i] = rows;
-      shares_[i] = share_of_tokens(balanced_, choices_, rows);
-    }
-    return shares_[i];
-  }
-
- private:
-  double balanced_, choices_;
-  std::vector<double> rows_, shares_;
-};
-
-// `rows(from, to)`: as in Load::rows.
-template <class Rows>
-void lay(std::int64_t ranks, std::int64_t per_node, CollectiveAlgorithm algorithm, const TokenShares& tokens,
-         Rows&& rows, Levels& levels) {
-  const auto node_of = [&](std::int64_t rank) { return rank / per_node; };
-  const std::int64_t nodes = (ranks + per_node - 1) / per_node;
-  if (algorithm == CollectiveAlgorithm::by_token) {
-    Shares to_rank(tokens.to_rank, tokens.choices, ranks), to_nodes(tokens.to_node, tokens.choices, nodes);
-    for (std::int64_t from = 0; from < ranks; ++from)
-      for (std::int64_t node = 0; node < nodes; ++node) {
-        const std::int64_t first = node * per_node, end = std::min(ranks, first + per_node);
-        const std::int64_t door = std::min(first + from % per_node, end - 1);  // where the tokens enter
-        double to_node = 0;
-        for (std::int64_t to = first; to < end; ++to) {
-          to_node += rows(from, to) / static_cast<double>(end - first);
-          if (to != door) levels.inside.add(door, to, to_rank.of(to, rows(from, to)));
-        }
-        if (node != node_of(from)) levels.between.add(from, door, to_nodes.of(node, to_node));
-      }
-    return;
-  }
-  for (std::int64_t from = 0; from < ranks; ++from)
-    for (std::int64_t to = 0; to < ranks; ++to) {
-      if (algorithm == CollectiveAlgorithm::hierarchical) {
-        // First to the local rank at the destination's place, then over that rank's NIC.
-        const std::int64_t first = node_of(from) * per_node, here = std::min(per_node, ranks - first);
-        const std::int64_t by = first + to % per_node % here;
-        if (by != from) levels.inside.add(from, by, rows(from, to));
-        if (node_of(from) != node_of(to)) levels.between.add(by, to, rows(from, to));
-      } else if (from != to) {
-        (node_of(from) == node_of(to) ? levels.inside : levels.between).add(from, to, rows(from, to));
-      }
-    }
+  ExchangeSkew most{0, 0};
+  for (const auto* way : {&sent, &got})
+    for (const ExchangeSkew& rank : *way)
+      most = {std::max(most.inside, rank.inside), std::max(most.between, rank.between)};
+  return most;
 }
 
 }  // namespace
@@ -103,17 +47,14 @@ double share_of_tokens(double balanced, double choices, double rows) {
 
 ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
                            const TokenShares& tokens) {
-  Levels skewed(load.ranks), balanced(load.ranks);
-  lay(
-      load.ranks, per_node, algorithm, tokens, [&](std::int64_t from, std::int64_t to) { return load.at(from, to); },
-      skewed);
-  lay(
-      load.ranks, per_node, algorithm, tokens, [](std::int64_t, std::int64_t) { return 1.0; }, balanced);
+  const ExchangeSkew skewed = busiest(load.ranks, per_node, algorithm, tokens, load.rows),
+                     balanced = busiest(load.ranks, per_node, algorithm, tokens, {});
   // What experts' rows do at least; of documents most rows may stay where they are.
   const double mean = load.of == RowsOf::tokens ? std::accumulate(load.rows.begin(), load.rows.end(), 0.0) /
                                                       static_cast<double>(load.rows.size())
                                                 : 0;
-  return {skewed.inside.busiest_over(balanced.inside, mean), skewed.between.busiest_over(balanced.between, mean)};
+  const auto over = [mean](double most, double usual) { return usual > 0 ? std::max(mean, most / usual) : mean; };
+  return {over(skewed.inside, balanced.inside), over(skewed.between, balanced.between)};
 }
 
 ExchangeSkew ExchangeSkews::of(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,

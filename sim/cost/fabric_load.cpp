@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/base/index.h"
 #include "sim/cost/double_binary_tree.h"
 #include "sim/cost/halving_doubling.h"
 #include "sim/hardware/up_links.h"
 
 namespace orrery {
 namespace {
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 struct Port {  // the place where a rank meets the network
   std::int64_t node = 0, nic = 0;
@@ -67,34 +66,29 @@ class Communicator {
   FabricLoad measure() {
     FabricLoad load;
     for_each_group([&] { note_levels(load); });
-    if (size_ > 1) {
-      for_each_group([&] { ring(); });
-      load.ring_seconds = loads_.take_seconds();
-      for_each_group([&] { trees(); });
-      load.tree_seconds = loads_.take_seconds();
-      for_each_group([&] { all_to_all(); });
-      load.all_to_all_seconds = loads_.take_seconds();
-      for_each_group([&] { shift(); });
-      load.shift_seconds = loads_.take_seconds();
-      for_each_group([&] { send(0, 1); });
-      load.send_seconds = loads_.take_seconds();
-      for_each_group([&] { send(1, 0); });
-      load.send_seconds = (load.send_seconds + loads_.take_seconds()) / 2;
-      for_each_group([&] { reduction(); });
-      load.reduction_seconds = loads_.take_seconds();
-      const HalvingDoubling exchange(OpKind::all_gather, size_);
-      for (int bit = 0; bit < exchange.bits(); ++bit) {
-        for_each_group([&] {
-          for (std::int64_t v = 0; v < exchange.participants(); ++v)
-            send(exchange.rank_of(v), exchange.rank_of(v ^ (std::int64_t{1} << bit)));
-        });
-        load.exchange_seconds.push_back(loads_.take_seconds());
-      }
-    }
+    if (size_ == 1) return load;
+    load.ring_seconds = seconds([&] { ring(); });
+    load.tree_seconds = seconds([&] { trees(); });
+    load.all_to_all_seconds = seconds([&] { all_to_all(); });
+    load.shift_seconds = seconds([&] { shift(); });
+    load.send_seconds = (seconds([&] { send(0, 1); }) + seconds([&] { send(1, 0); })) / 2;
+    load.reduction_seconds = seconds([&] { reduction(); });
+    const HalvingDoubling exchange(OpKind::all_gather, size_);
+    for (int bit = 0; bit < exchange.bits(); ++bit)
+      load.exchange_seconds.push_back(seconds([&] {
+        for (std::int64_t v = 0; v < exchange.participants(); ++v)
+          send(exchange.rank_of(v), exchange.rank_of(v ^ (std::int64_t{1} << bit)));
+      }));
     return load;
   }
 
  private:
+  // Of the busiest link, if all groups send at the same time.
+  template <class SendOfGroup>
+  double seconds(SendOfGroup&& send_of_group) {
+    for_each_group(send_of_group);
+    return loads_.take_seconds();
+  }
   template <class Visit>
   void for_each_group(Visit&& visit) {
     const std::int64_t devices = cluster_.node.devices;

@@ -13,7 +13,7 @@
 namespace orrery {
 
 // The load of all groups of a communicator at once, message by message over the links that the fabric's routing
-// chooses, as the discrete-event engine sends them (sim/des/collective_flows.h). Each value is the seconds for which
+// chooses, as the discrete-event engine sends them (sim/cost/collective_flows.h). Each value is the seconds for which
 // the busiest link between switches is busy, per byte of the stated quantity.
 struct FabricLoad {
   double ring_seconds = 0;        // bytes that a node passes to the next node of its ring

@@ -4,13 +4,14 @@
 
 #include <algorithm>
 #include <map>
+#include <stdexcept>
 
 #include "sim/analytical/engine.h"
 #include "sim/base/error.h"
+#include "sim/cost/collective_flows.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/des/child_process.h"
-#include "sim/des/collective_flows.h"
 #include "sim/des/results.h"
 #include "sim/des/simulation.h"
 
@@ -39,7 +40,21 @@ void check_placements(const Cluster& cluster, std::span<const DiscreteEventJob> 
   }
 }
 
+[[noreturn]] void refuse(const DiscreteEventOptions& options, const std::string& works) {
+  throw InputError({"--engine", ""}, fmt::format("des with {} to simulate", works),
+                   fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
+}
+
+[[noreturn]] void refuse_to_simulate() {
+  throw std::logic_error("this program is built without SimGrid; orrery-des has it");
+}
+
 }  // namespace
+
+// In programs with SimGrid, the definitions in sim/des/simgrid take the place of these.
+[[gnu::weak]] bool built_with_simgrid() { return false; }
+[[gnu::weak]] Outcome simulate_steps(const RunPlan&) { refuse_to_simulate(); }
+[[gnu::weak]] Outcome simulate_exchange(const RunPlan&, std::uint32_t) { refuse_to_simulate(); }
 
 void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& collectives,
                         std::span<const DiscreteEventJob> jobs, std::span<const Perturbation> perturbations,
@@ -59,10 +74,8 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
   plan.add_perturbations(perturbations);
   plan.fold();
   if (const double works = plan.works(); works > options.most_works)
-    throw InputError({"--engine", ""},
-                     fmt::format("des with {:.2g} kernels and transfers of {} classes of ranks to simulate", works,
-                                 plan.traffic.rank_classes().size()),
-                     fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
+    refuse(options, fmt::format("{:.2g} kernels and transfers of {} classes of ranks", works,
+                                plan.traffic.rank_classes().size()));
   if (const double works = options.timeline ? plan.timeline_works() : 0; works > kMostTimelineWorks)
     throw InputError({"", ""}, fmt::format("a timeline of up to {:.2g} kernels and transfers", works),
                      fmt::format("at most {:.2g} for --trace or --svg with --engine des: a smaller "
@@ -83,10 +96,9 @@ double collective_works(const Cluster& cluster, const CollectiveCalibration& col
   const CollectiveCost cost = CollectiveModel(cluster, collectives)
                                   .cost(request.kind, request.bytes, span, request.algorithm, request.protocol);
   const bool exact = options.fidelity == Fidelity::step_exact;
-  const FlowOptions flows{.chunks = exact ? chunks_of(cluster, request.bytes, options) : 1,
-                          .by_node = !exact && sends_by_node(request.kind, span.ranks)};
+  const FlowOptions flows{.by_node = !exact && sends_by_node(request.kind, span.ranks)};
   const auto groups = static_cast<double>(request.mesh.ranks() / std::max<std::int64_t>(1, span.ranks));
-  return groups * estimated_flows(request.kind, cost.algorithm, span.ranks, span.nodes, flows, false);
+  return groups * estimated_flows(request.kind, cost.algorithm, span.ranks, span.nodes, flows);
 }
 
 CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration& collectives,
@@ -108,8 +120,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   run.protocol = cost.protocol;
   if (!(cost.seconds > 0)) return run;
   if (const double works = collective_works(cluster, collectives, request, options); works > options.most_works)
-    throw InputError({"--engine", ""}, fmt::format("des with about {:.2g} flows of {} ranks to simulate", works, ranks),
-                     fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
+    refuse(options, fmt::format("about {:.2g} flows of {} ranks", works, ranks));
 
   RunPlan plan(cluster, options);
   const std::int32_t job = plan.traffic.add_job(request.mesh, {});
@@ -120,16 +131,15 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
       plan.traffic.mark_rank(job, rank, static_cast<std::uint64_t>(rank));
   }
   const std::uint32_t exchange =
-      plan.add_exchange(plan.traffic.groups(job, request.group), request.kind, request.bytes, cost, {}, false, rows);
+      plan.add_exchange({.communicator = plan.traffic.groups(job, request.group), .kind = request.kind, .rows = rows},
+                        request.bytes, cost);
   plan.add_perturbations(perturbations);
   plan.fold();
   double messages = 0;
   for (const FlowClass& c : plan.traffic.flow_classes()) messages += c.messages;
   if (messages > options.most_works)
-    throw InputError({"--engine", ""},
-                     fmt::format("des with {:.2g} messages of {} classes of flows to simulate", messages,
-                                 plan.traffic.flow_classes().size()),
-                     fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
+    refuse(options,
+           fmt::format("{:.2g} messages of {} classes of flows", messages, plan.traffic.flow_classes().size()));
   const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_exchange(plan, exchange).pack(); }));
   if (!outcome.stalled.empty()) throw StalledError("the collective does not end: " + outcome.stalled);
 

@@ -51,22 +51,22 @@ void FairFlows::find_rates(const std::vector<double>& left, std::size_t running,
   }
   double level = 0;
   while (running > 0) {
-    std::size_t narrowest = rooms.size();
     double least = std::numeric_limits<double>::infinity();
-    for (std::size_t l = 0; l < rooms.size(); ++l)
-      if (rooms[l].running > 0 && rooms[l].room < least * rooms[l].flows) {
-        least = rooms[l].room / rooms[l].flows;
-        narrowest = l;
-      }
+    for (const Room& r : rooms)
+      if (r.running > 0) least = std::min(least, r.room / r.flows);
     level = std::max(level, least);  // it only rises, except for rounding
-    for (const std::uint32_t f : on_link(narrowest)) {
-      if (left[f] <= 0 || rate[f] > 0) continue;
-      rate[f] = level;
-      --running;
-      for (const Use& use : of_flow(f)) {
-        rooms[use.link].room -= level * use.flows;
-        rooms[use.link].flows -= use.flows;
-        --rooms[use.link].running;
+    for (std::size_t l = 0; l < rooms.size(); ++l) {
+      constexpr double kRounding = 1e-12;
+      if (rooms[l].running == 0 || rooms[l].room > level * (1 + kRounding) * rooms[l].flows) continue;
+      for (const std::uint32_t f : on_link(l)) {
+        if (left[f] <= 0 || rate[f] > 0) continue;
+        rate[f] = level;
+        --running;
+        for (const Use& use : of_flow(f)) {
+          rooms[use.link].room -= level * use.flows;
+          rooms[use.link].flows -= use.flows;
+          --rooms[use.link].running;
+        }
       }
     }
   }

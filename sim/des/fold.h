@@ -31,8 +31,6 @@ class ColourRefinement {
   // The same, but returns an empty vector as soon as the first `watched` vertices have more than `most` colours, for
   // callers that cannot use more.
   std::vector<std::uint32_t> refine(std::size_t watched, std::size_t most);
-  // The colours after refine(): what an outside vertex would see of each vertex.
-  std::span<const Colour> colours() const { return colours_; }
 
  private:
   struct Edge {

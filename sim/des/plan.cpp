@@ -37,8 +37,28 @@ void choose(std::vector<T>& from, std::int64_t count, std::int64_t seed) {
   std::sort(from.begin(), from.end());
 }
 
+// Replaces values from `begin` on by their means, in levels of as many values as there are nodes.
+void level(std::vector<double>& values, std::size_t begin, std::size_t nodes) {
+  while (begin < values.size()) {
+    const std::size_t end = std::min(values.size(), begin + nodes - begin % nodes);
+    double sum = 0;
+    for (std::size_t i = begin; i < end; ++i) sum += values[i];
+    for (std::size_t i = begin; i < end; ++i) values[i] = sum / static_cast<double>(end - begin);
+    begin = end;
+  }
+}
+
+// By rank: the values in order, each level on as many nodes as possible.
+std::vector<double> over_nodes(const std::vector<double>& values, std::size_t per_node) {
+  std::vector<double> of_ranks(values.size());
+  auto next = values.begin();
+  for (std::size_t place = 0; place < per_node; ++place)
+    for (std::size_t r = place; r < values.size(); r += per_node) of_ranks[r] = *next++;
+  return of_ranks;
+}
+
 // Rows that each rank sends, over the mean. They are equal if ranks send equally many (within kAlike). Otherwise they
-// are rounded to levels, in descending order, of as many ranks each as there are nodes.
+// are rounded to levels, in descending order; the rank that sends the most is a level of its own.
 std::vector<double> sent_by(std::span<const double> rows, std::size_t n, std::size_t nodes, std::size_t per_node) {
   constexpr double kAlike = 1e-3;
   std::vector<double> sent(n);
@@ -47,19 +67,9 @@ std::vector<double> sent_by(std::span<const double> rows, std::size_t n, std::si
   for (double& of_rank : sent) of_rank *= static_cast<double>(n) / all;
   if (std::ranges::all_of(sent, [&](double of_rank) { return std::abs(of_rank - 1) < kAlike; }))
     return std::vector<double>(n, 1);
-  std::vector<double> sorted = sent;
-  std::ranges::sort(sorted, std::greater<>());
-  for (std::size_t begin = 1; begin < n;) {  // the rank that sends the most is a level of its own
-    const std::size_t end = std::min(n, begin == 1 ? std::max<std::size_t>(nodes, 2) : begin + nodes);
-    double sum = 0;
-    for (std::size_t i = begin; i < end; ++i) sum += sorted[i];
-    for (std::size_t i = begin; i < end; ++i) sorted[i] = sum / static_cast<double>(end - begin);
-    begin = end;
-  }
-  std::size_t next = 0;
-  for (std::size_t place = 0; place < per_node; ++place)
-    for (std::size_t r = place; r < n; r += per_node) sent[r] = sorted[next++];
-  return sent;
+  std::ranges::sort(sent, std::greater<>());
+  level(sent, 1, nodes);
+  return over_nodes(sent, per_node);
 }
 
 void fold_ranks(std::span<const Load> loads, std::int64_t ranks_per_node, std::vector<FoldedLoad>& folded) {
@@ -75,25 +85,16 @@ void fold_ranks(std::span<const Load> loads, std::int64_t ranks_per_node, std::v
     for (std::size_t r = 0; r < n; ++r)
       of_all[r] += static_cast<double>(std::max<std::int64_t>(1, loads[l].layers)) * folded[l].of_ranks[r];
   for (std::size_t r = 0; r < n; ++r)
-    if (std::find(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(singles), r) ==
-        order.begin() + static_cast<std::ptrdiff_t>(singles))
+    if (std::ranges::find(std::span(order).first(singles), r) == std::span(order).first(singles).end())
       order.push_back(r);
-  std::stable_sort(order.begin() + static_cast<std::ptrdiff_t>(singles), order.end(),
-                   [&](std::size_t a, std::size_t b) { return of_all[a] > of_all[b]; });
+  std::ranges::stable_sort(std::span(order).subspan(singles), std::greater<>(),
+                           [&](std::size_t r) { return of_all[r]; });
   const auto per_node = static_cast<std::size_t>(ranks_per_node), nodes = (n + per_node - 1) / per_node;
   for (FoldedLoad& load : folded) {
     std::vector<double> has(n);
     for (std::size_t i = 0; i < n; ++i) has[i] = load.of_ranks[order[i]];
-    for (std::size_t begin = singles; begin < n;) {
-      const std::size_t end = std::min(n, begin + nodes - begin % nodes);
-      double sum = 0;
-      for (std::size_t i = begin; i < end; ++i) sum += has[i];
-      for (std::size_t i = begin; i < end; ++i) has[i] = sum / static_cast<double>(end - begin);
-      begin = end;
-    }
-    std::size_t next = 0;
-    for (std::size_t place = 0; place < per_node; ++place)
-      for (std::size_t r = place; r < n; r += per_node) load.of_ranks[r] = has[next++];
+    level(has, singles, nodes);
+    load.of_ranks = over_nodes(has, per_node);
     const std::vector<double> sent = sent_by(load.rows, n, nodes, per_node);
     for (std::size_t i = 0; i < n * n; ++i) load.rows[i] = sent[i / n] * load.of_ranks[i % n];
   }
@@ -119,28 +120,16 @@ std::int32_t chunks_of(const Cluster& cluster, double bytes, const DiscreteEvent
   return static_cast<std::int32_t>(std::clamp(std::ceil(slices), 1.0, kMostChunks));
 }
 
-std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
-                                    Direction way, bool reversed, std::int32_t rows, bool returns) {
-  Exchange x;
-  x.pattern = kNoPattern;
-  x.communicator = communicator;
-  x.kind = kind;
-  x.bytes = bytes;
-  x.cost = cost;
-  if (is_felt(cost)) {
-    PatternKind pattern{.communicator = communicator,
-                        .kind = kind,
-                        .algorithm = cost.algorithm,
-                        .way = way,
-                        .reversed = reversed,
-                        .in_switch = cost.in_switch,
-                        .tokens = cost.token_shares,
-                        .rows = rows,
-                        .returns = returns};
-    if (options.fidelity == Fidelity::step_exact) pattern.chunks = chunks_of(cluster, bytes, options);
-    x.pattern = traffic.pattern(pattern);
-  }
-  exchanges.push_back(x);
+std::uint32_t RunPlan::add_exchange(PatternKind kind, double bytes, const CollectiveCost& cost) {
+  kind.algorithm = cost.algorithm;
+  kind.in_switch = cost.in_switch;
+  kind.tokens = cost.token_shares;
+  if (options.fidelity == Fidelity::step_exact) kind.chunks = chunks_of(cluster, bytes, options);
+  exchanges.push_back({.pattern = is_felt(cost) ? traffic.pattern(kind) : kNoPattern,
+                       .communicator = kind.communicator,
+                       .kind = kind.kind,
+                       .bytes = bytes,
+                       .cost = cost});
   return static_cast<std::uint32_t>(exchanges.size() - 1);
 }
 
@@ -315,14 +304,13 @@ void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
   const Piece& piece = *code.piece;
   job.first_op[&code] = static_cast<std::uint32_t>(job.ops.size());
   for (const ClockNode& node : code.nodes) {
-    OpName name{
-        .piece = piece.name,
-        .block = name_of(kind),
-        .op = code.ops[node.op].name,
-        .last = code.ops[node.op].name,
-        .code = &code,
-        .kind = kind,
-        .at = node.op};
+    OpName name{.piece = piece.name,
+                .block = name_of(kind),
+                .op = code.ops[node.op].name,
+                .last = code.ops[node.op].name,
+                .code = &code,
+                .kind = kind,
+                .at = node.op};
     if (node.stream == Stream::compute && node.counted) {
       // Kernels after it that begin no node of their own belong to it.
       const auto begins_node = [&](std::size_t op) {
@@ -372,14 +360,17 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
                                             : traffic.groups(id, op.group);
       const Load* const load = op.kind == OpKind::redistribute ? job.costs->row_load(op, piece.tensors) : nullptr;
       const std::int32_t rows = load == nullptr ? -1 : job.rows[static_cast<std::size_t>(load - program.loads.data())];
-      x = add_exchange(communicator, collective_of(op.kind), payload,
-                       job.costs->collective(op, piece.tensors, instances), {}, false, rows,
-                       load != nullptr && piece.tensors[op.reads[0]].load.has_value());
+      x = add_exchange({.communicator = communicator,
+                        .kind = collective_of(op.kind),
+                        .rows = rows,
+                        .returns = load != nullptr && piece.tensors[op.reads[0]].load.has_value()},
+                       payload, job.costs->collective(op, piece.tensors, instances));
     } else if (op.kind == OpKind::copy) {
       CollectiveCost cost;
       cost.seconds = cost.intra_seconds = job.costs->copy_seconds_alone(op, piece.tensors, instances);
       cost.intra_bytes = payload;
-      x = add_exchange(traffic.singles(id), op.kind, payload, cost, direction_of(op, piece.tensors));
+      x = add_exchange({.communicator = traffic.singles(id), .kind = op.kind, .way = direction_of(op, piece.tensors)},
+                       payload, cost);
     } else {
       return;
     }
@@ -420,8 +411,8 @@ void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
     const std::int32_t pairs = traffic.of_stages(id, {from, to});
     const auto add = [&](std::uint32_t& x, Crossing crossing, bool reversed) {
       if (crossing.sent_bytes > 0)
-        x = add_exchange(pairs, OpKind::send, crossing.sent_bytes,
-                         job.costs->transfer(crossing, borders.behind_stage(q)), {}, reversed);
+        x = add_exchange({.communicator = pairs, .kind = OpKind::send, .reversed = reversed}, crossing.sent_bytes,
+                         job.costs->transfer(crossing, borders.behind_stage(q)));
     };
     add(job.forward[q], borders.forward(q), false);
     add(job.backward[q + 1], borders.backward(q), true);

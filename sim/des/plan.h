@@ -17,9 +17,10 @@
 
 namespace orrery {
 
+inline constexpr std::int32_t kNoPattern = -2;  // of an exchange that is too small to slow down others (is_felt)
 // One use of a pattern with a given number of bytes.
 struct Exchange {
-  std::int32_t pattern = 0, communicator = 0;  // kNoPattern: it is too small to slow down others (is_felt)
+  std::int32_t pattern = kNoPattern, communicator = 0;
   OpKind kind = OpKind::all_reduce;
   double bytes = 0;
   CollectiveCost cost;  // when alone, as the analytical engine computes it
@@ -27,7 +28,6 @@ struct Exchange {
   // and between them.
   double wire_inside = 0, wire_outside = 0;
 };
-inline constexpr std::int32_t kNoPattern = -2;
 inline constexpr std::uint32_t kNoExchange = 0xffffffff;
 
 // The name of a node of a block in the report, under which its time is booked.
@@ -35,8 +35,8 @@ struct OpName {
   const char* piece = "";
   const char* block = "";
   const char* op = "";
-  const char* last = "";             // the last of the kernels that a node merges; equal to `op` if it is alone
-  const BlockCode* code = nullptr;   // the block that has the op
+  const char* last = "";            // the last of the kernels that a node merges; equal to `op` if it is alone
+  const BlockCode* code = nullptr;  // the block that has the op
   BlockKind kind = BlockKind::forward;
   std::uint16_t at = 0;              // index of the op in the block
   std::vector<double> kernels = {};  // seconds of each kernel
@@ -76,7 +76,7 @@ struct JobPlan {
   // [piece][slot kind]: the blocks of a forward that runs at the same time as a backward, and of that backward
   // (sim/program/pair.h). Empty for a schedule without pairs.
   std::vector<std::array<BlockCode, 2>> paired_codes;
-  std::vector<std::unique_ptr<Piece>> paired_pieces;  // the pieces that own these blocks
+  std::vector<std::unique_ptr<Piece>> paired_pieces;   // the pieces that own these blocks
   std::map<const BlockCode*, std::uint32_t> first_op;  // index into `ops` of the block's first node; the others follow
   std::vector<OpName> ops;
   // By op: its exchanges by the number of instances that it covers.
@@ -129,8 +129,8 @@ struct RunPlan {
   std::vector<ResolvedPerturbation> perturbations;
 
   void add_job(const DiscreteEventJob& job, const CollectiveCalibration& collectives);
-  std::uint32_t add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
-                             Direction way = {}, bool reversed = false, std::int32_t rows = -1, bool returns = false);
+  // `kind`: without what `cost` says of the algorithm.
+  std::uint32_t add_exchange(PatternKind kind, double bytes, const CollectiveCost& cost);
   // Throws InputError if a perturbation names nothing.
   void add_perturbations(std::span<const Perturbation> perturbations);
   void fold();

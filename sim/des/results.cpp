@@ -49,6 +49,13 @@ Results::Results(const RunPlan& plan, const Outcome& outcome, double seconds) : 
   }
 }
 
+std::vector<std::uint32_t> Results::rank_classes_of(std::size_t job) const {
+  std::vector<std::uint32_t> own;
+  for (std::uint32_t c = 0; c < plan_.traffic.rank_classes().size(); ++c)
+    if (static_cast<std::size_t>(plan_.traffic.rank_classes()[c].job) == job) own.push_back(c);
+  return own;
+}
+
 std::string Results::who(std::uint32_t rank_class) const {
   const RankClass& c = plan_.traffic.rank_classes()[rank_class];
   const JobPlan& job = plan_.jobs[static_cast<std::size_t>(c.job)];
@@ -156,9 +163,9 @@ std::vector<LinkReport> Results::busiest_links(double step_seconds) const {
 
 void Results::fill_terms(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const {
   const auto classes = plan_.traffic.rank_classes();
+  const std::vector<std::uint32_t> own = rank_classes_of(job);
   double step = 0, pipeline = 0;
-  for (std::size_t c = 0; c < classes.size(); ++c) {
-    if (static_cast<std::size_t>(classes[c].job) != job) continue;
+  for (const std::uint32_t c : own) {
     step = std::max(step, outcome_.classes[c].end);
     pipeline = std::max(pipeline, outcome_.classes[c].slots_end);
   }
@@ -171,8 +178,7 @@ void Results::fill_terms(std::size_t job, std::span<const std::int32_t> stage_cl
 
   // By class of stages: the ranks that wait least for others.
   std::vector<double> bubble(report.stages.size(), -1);
-  for (std::size_t c = 0; c < classes.size(); ++c) {
-    if (static_cast<std::size_t>(classes[c].job) != job) continue;
+  for (const std::uint32_t c : own) {
     const auto s = static_cast<std::size_t>(stage_classes[static_cast<std::size_t>(classes[c].stage)]);
     const ClassOutcome& out = outcome_.classes[c];
     TimeBreakdown time;
@@ -183,7 +189,7 @@ void Results::fill_terms(std::size_t job, std::span<const std::int32_t> stage_cl
     bubble[s] = idle;
     time.bubble = idle;
     report.stages[s].time = time;
-    report.stages[s].who = who(static_cast<std::uint32_t>(c));
+    report.stages[s].who = who(c);
     report.stages[s].busy_seconds = step - idle;
   }
   report.bounding_stage = std::min_element(bubble.begin(), bubble.end()) - bubble.begin();
@@ -191,12 +197,11 @@ void Results::fill_terms(std::size_t job, std::span<const std::int32_t> stage_cl
 }
 
 void Results::fill_critical_path(std::size_t job, double step_seconds, DiscreteEventReport& d) const {
-  const auto classes = plan_.traffic.rank_classes();
   const auto& events = outcome_.events;
   std::uint32_t at = EventRecord::kNoCause;
   double last = -1;
-  for (std::size_t c = 0; c < classes.size(); ++c)
-    if (static_cast<std::size_t>(classes[c].job) == job && outcome_.classes[c].end > last) {
+  for (const std::uint32_t c : rank_classes_of(job))
+    if (outcome_.classes[c].end > last) {
       last = outcome_.classes[c].end;
       at = outcome_.classes[c].last_event;
     }
@@ -336,12 +341,9 @@ void Results::fill_waits(std::size_t job, DiscreteEventReport& d) const {
 
 std::vector<std::uint32_t> Results::named_ranks(std::size_t job, const DiscreteEventReport& named,
                                                 std::span<const std::uint32_t> speakers) const {
-  const auto classes = plan_.traffic.rank_classes();
   std::map<std::string, std::uint32_t, std::less<>> by_name;
-  for (std::uint32_t c = 0; c < classes.size(); ++c)
-    if (static_cast<std::size_t>(classes[c].job) == job &&
-        std::find(speakers.begin(), speakers.end(), c) == speakers.end())
-      by_name.emplace(who(c), c);
+  for (const std::uint32_t c : rank_classes_of(job))
+    if (std::find(speakers.begin(), speakers.end(), c) == speakers.end()) by_name.emplace(who(c), c);
   std::vector<std::uint32_t> found;
   const auto take = [&](const std::string& name) {
     const auto at = by_name.find(name);
@@ -366,8 +368,7 @@ void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, R
   constexpr double kRounding = 1e-9;
   double busiest = 0;
   std::int64_t rank = 0;
-  for (std::uint32_t c = 0; c < classes.size(); ++c) {
-    if (static_cast<std::size_t>(classes[c].job) != job) continue;
+  for (const std::uint32_t c : rank_classes_of(job)) {
     TimeBreakdown time;
     add(time, outcome_.classes[c].accounts);
     const double busy = time.total() + outcome_.classes[c].transfers;

@@ -21,6 +21,7 @@ class Results {
   std::vector<LinkReport> link_kinds(double step_seconds) const;
 
  private:
+  std::vector<std::uint32_t> rank_classes_of(std::size_t job) const;
   std::string who(std::uint32_t rank_class) const;
   std::string what(std::uint32_t rank_class, std::uint32_t name) const;
   void fill_terms(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;

@@ -1,5 +1,5 @@
-// The simulation on SimGrid (sim/des/simgrid). A program that never simulates links simgrid_absent.cpp in its place,
-// and starts without loading SimGrid. Internal to sim/des: call it in a process of its own (sim/des/child_process.h).
+// The simulation on SimGrid (sim/des/simgrid). A program that never simulates does not link it, and starts without
+// loading SimGrid (built_with_simgrid). Internal to sim/des: call it in a process of its own (sim/des/child_process.h).
 //
 // There is one process per stream of a rank class; that of the compute stream also walks the schedule. There is one
 // SimGrid host per flow class. Its route holds the links that can bind the class, each as many times as the class's
@@ -64,7 +64,7 @@ struct Outcome {
   double seconds = 0;           // of a single collective
 
   std::string pack() &&;  // frees each part once packed: records take most of a long run's memory
-  static Outcome unpack(const std::string& bytes);
+  static Outcome unpack(const std::string& packed);
 };
 
 // Runs one step of every job. REQUIRES, for both functions: built_with_simgrid().

@@ -393,6 +393,12 @@ void Topology::route(Endpoint from, Endpoint to, std::vector<LinkId>& way, bool 
   route_by_host(from, to, way);
 }
 
+void Topology::cross_switches(std::int64_t node, std::int64_t up, std::int64_t down, std::vector<LinkId>& way) const {
+  if (up == down) return;
+  way.push_back(link(LinkKind::pcie_switch, 2 * (node * pcie_switches_ + up) + kThere));
+  way.push_back(link(LinkKind::pcie_switch, 2 * (node * pcie_switches_ + down) + kBack));
+}
+
 void Topology::route_in_node(std::int64_t from, std::int64_t to, std::vector<LinkId>& way) const {
   const std::int64_t node = node_of(from), a = from % per_node_, b = to % per_node_;
   if (intra_ == IntraFabric::nvlink_pairs && a / 2 == b / 2) {
@@ -404,11 +410,7 @@ void Topology::route_in_node(std::int64_t from, std::int64_t to, std::vector<Lin
     way.push_back(link(LinkKind::scale_up_pair, node * per_node_ * (per_node_ - 1) + place_of_pair(a, b, per_node_)));
   if (!joins_all_devices()) {
     way.push_back(link(LinkKind::pcie, 2 * from + kThere));
-    const std::int64_t up = a / per_pcie_switch_, down = b / per_pcie_switch_;
-    if (up != down) {
-      way.push_back(link(LinkKind::pcie_switch, 2 * (node * pcie_switches_ + up) + kThere));
-      way.push_back(link(LinkKind::pcie_switch, 2 * (node * pcie_switches_ + down) + kBack));
-    }
+    cross_switches(node, a / per_pcie_switch_, b / per_pcie_switch_, way);
     way.push_back(link(LinkKind::pcie, 2 * to + kBack));
   }
   if (has(LinkKind::scale_up)) way.push_back(link(LinkKind::scale_up, 2 * to + kBack));
@@ -431,10 +433,7 @@ void Topology::route_between_nodes(std::int64_t from, std::int64_t to, bool scal
     if (!has(LinkKind::pcie_switch) || joins_all_devices()) return;
     const std::int64_t of_device = device % per_node_ / per_pcie_switch_,
                        of_nic = groups_of(nic * per_node_, nics_) / per_pcie_switch_;
-    if (of_device == of_nic) return;
-    const std::int64_t up = out ? of_device : of_nic, down = out ? of_nic : of_device, node = node_of(device);
-    way.push_back(link(LinkKind::pcie_switch, 2 * (node * pcie_switches_ + up) + kThere));
-    way.push_back(link(LinkKind::pcie_switch, 2 * (node * pcie_switches_ + down) + kBack));
+    cross_switches(node_of(device), out ? of_device : of_nic, out ? of_nic : of_device, way);
   };
   if (has(LinkKind::pcie)) way.push_back(link(LinkKind::pcie, 2 * from + kThere));
   if (fabric_ == FabricKind::torus) {

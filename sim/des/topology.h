@@ -133,6 +133,8 @@ class Topology {
 
   std::int64_t node_of(Endpoint end) const;
   bool joins_all_devices() const { return intra_ == IntraFabric::nvswitch || intra_ == IntraFabric::direct_mesh; }
+  // From one PCIe switch of a node to another.
+  void cross_switches(std::int64_t node, std::int64_t up, std::int64_t down, std::vector<LinkId>& way) const;
   void route_in_node(std::int64_t from, std::int64_t to, std::vector<LinkId>& way) const;
   void route_between_nodes(std::int64_t from, std::int64_t to, bool scale_up_first, std::vector<LinkId>& way) const;
   void route_over_torus(std::int64_t from_node, std::int64_t to_node, std::vector<LinkId>& way) const;

@@ -4,7 +4,7 @@
 #include <limits>
 #include <numeric>
 
-#include "sim/base/error.h"
+#include "sim/cost/fabric_load.h"
 
 namespace orrery {
 namespace {
@@ -44,7 +44,7 @@ void merge_parallel_edges(FlowGraph& graph) {
 }  // namespace
 
 Traffic::Traffic(const Topology& topology, const Cluster& cluster, bool exact)
-    : topology_(topology), cluster_(cluster), exact_(exact), marked_(static_cast<std::size_t>(topology.links()), 0) {}
+    : topology_(topology), cluster_(cluster), exact_(exact), marked_(at(topology.links()), 0) {}
 
 std::int32_t Traffic::add_job(const Mesh& mesh, const Placement& placement) {
   Job job;
@@ -53,7 +53,7 @@ std::int32_t Traffic::add_job(const Mesh& mesh, const Placement& placement) {
   job.first_vertex = jobs_.empty() ? 0 : jobs_.back().first_vertex + jobs_.back().mesh.ranks();
   job.stages = mesh.size(MeshAxis::pp);
   job.stage_stride = mesh.stride(MeshAxis::pp);
-  job.marks.assign(static_cast<std::size_t>(mesh.ranks()), 0);
+  job.marks.assign(at(mesh.ranks()), 0);
   jobs_.push_back(std::move(job));
   return static_cast<std::int32_t>(jobs_.size() - 1);
 }
@@ -90,59 +90,53 @@ std::int32_t Traffic::pattern(const PatternKind& kind) {
 }
 
 void Traffic::mark_rank(std::int32_t job, std::int64_t rank, std::uint64_t mark) {
-  std::uint64_t& m = jobs_[static_cast<std::size_t>(job)].marks[static_cast<std::size_t>(rank)];
+  std::uint64_t& m = jobs_[at(job)].marks[at(rank)];
   m = mix_colour(m, mark);
 }
 void Traffic::mark_link(LinkId link, std::uint64_t mark) {
   link_marks_.emplace_back(link, mark);
-  marked_[static_cast<std::size_t>(link)] = 1;
+  marked_[at(link)] = 1;
 }
 std::int32_t Traffic::add_background(LinkId link) {
-  marked_[static_cast<std::size_t>(link)] = 1;
+  marked_[at(link)] = 1;
   background_.push_back(link);
   return static_cast<std::int32_t>(background_.size() - 1);
 }
 
 void Traffic::enumerate(const Communicator& c, Groups& groups) const {
-  const Job& job = jobs_[static_cast<std::size_t>(c.job)];
-  const std::int64_t ranks = job.mesh.ranks();
-  groups.group_of.assign(static_cast<std::size_t>(ranks), kInNoGroup);
-  std::vector<std::int64_t> offsets{0};
-  const auto is_first = [&](std::int64_t rank) {
-    if (c.kind == Communicator::Kind::singles) return true;
-    if (c.kind == Communicator::Kind::stages) return rank / job.stage_stride % job.stages == c.stages.front();
-    return job.mesh.coordinate(rank, c.group) == 0;
-  };
+  const Job& job = jobs_[at(c.job)];
   if (c.kind == Communicator::Kind::digits) {
-    offsets = job.mesh.offsets(c.group);
+    groups.members = members_of_groups(job.mesh, c.group);
+    groups.size = job.mesh.size(c.group);
   } else if (c.kind == Communicator::Kind::stages) {
-    for (std::size_t i = 1; i < c.stages.size(); ++i)
-      offsets.push_back((c.stages[i] - c.stages.front()) * job.stage_stride);
+    for (std::int64_t rank = 0; rank < job.mesh.ranks(); ++rank)
+      if (rank / job.stage_stride % job.stages == c.stages.front())
+        for (const std::int64_t stage : c.stages)
+          groups.members.push_back(rank + (stage - c.stages.front()) * job.stage_stride);
+    groups.size = std::ssize(c.stages);
+  } else {
+    groups.members.resize(at(job.mesh.ranks()));
+    std::iota(groups.members.begin(), groups.members.end(), std::int64_t{0});
   }
-  groups.size = static_cast<std::int64_t>(offsets.size());
-  for (std::int64_t rank = 0; rank < ranks; ++rank) {
-    if (!is_first(rank)) continue;
-    for (const std::int64_t offset : offsets) {
-      groups.members.push_back(rank + offset);
-      groups.group_of[static_cast<std::size_t>(rank + offset)] = static_cast<std::int32_t>(groups.count);
-    }
-    ++groups.count;
-  }
+  groups.count = std::ssize(groups.members) / groups.size;
+  groups.group_of.assign(at(job.mesh.ranks()), kInNoGroup);
+  for (std::size_t i = 0; i < groups.members.size(); ++i)
+    groups.group_of[at(groups.members[i])] = static_cast<std::int32_t>(std::int64_t(i) / groups.size);
 }
 
 void Traffic::lay_copies(std::int32_t p) {
-  const PatternKind& kind = patterns_[static_cast<std::size_t>(p)].kind;
-  const Groups& groups = groups_[static_cast<std::size_t>(kind.communicator)];
-  const Job& job = jobs_[static_cast<std::size_t>(communicators_[static_cast<std::size_t>(kind.communicator)].job)];
+  const PatternKind& kind = patterns_[at(p)].kind;
+  const Groups& groups = groups_[at(kind.communicator)];
+  const Job& job = job_of(kind);
   for (std::int64_t g = 0; g < groups.count; ++g) {
-    const std::int64_t device = device_of(job, groups.members[static_cast<std::size_t>(g)]);
+    const std::int64_t device = device_of(job, groups.members[at(g)]);
     const auto end = [&](Place place) -> Endpoint {
       if (place == Place::device) return Endpoint::device(device);
       return {place == Place::host ? Endpoint::Kind::host_memory : Endpoint::Kind::storage, topology_.node_of(device)};
     };
     Flow flow;
     flow.pattern = p;
-    flow.group_vertex = static_cast<std::uint32_t>(groups.first_vertex + static_cast<std::size_t>(g));
+    flow.group_vertex = static_cast<std::uint32_t>(groups.first_vertex + at(g));
     flow.way = static_cast<std::uint32_t>(ways_.size());
     topology_.route(end(kind.way.from), end(kind.way.to), ways_);
     flow.links = static_cast<std::uint32_t>(ways_.size()) - flow.way;
@@ -152,10 +146,10 @@ void Traffic::lay_copies(std::int32_t p) {
 }
 
 void Traffic::lay_pattern(std::int32_t p) {
-  const PatternKind kind = patterns_[static_cast<std::size_t>(p)].kind;
+  const PatternKind kind = patterns_[at(p)].kind;
   if (is_copy(kind.kind)) return lay_copies(p);
-  const Groups& groups = groups_[static_cast<std::size_t>(kind.communicator)];
-  const Job& job = jobs_[static_cast<std::size_t>(communicators_[static_cast<std::size_t>(kind.communicator)].job)];
+  const Groups& groups = groups_[at(kind.communicator)];
+  const Job& job = job_of(kind);
   const std::int64_t per_node = cluster_.node.devices;
   const bool switched = cluster_.node.intra == IntraFabric::nvswitch;
   FlowOptions options;
@@ -166,21 +160,21 @@ void Traffic::lay_pattern(std::int32_t p) {
   // Tokens that travel once return over the same edges; others by an all-to-all of their own.
   const bool by_token = kind.algorithm == CollectiveAlgorithm::by_token, turned = kind.returns && by_token;
   std::vector<double> rows;
-  const Load* const load = kind.rows >= 0 ? &rows_[static_cast<std::size_t>(kind.rows)] : nullptr;
+  const Load* const load = kind.rows >= 0 ? &rows_[at(kind.rows)] : nullptr;
   const bool in_parts = load != nullptr && load->ranks > groups.size;
   if (load != nullptr && !in_parts) {
     rows = load->rows;
-    if (kind.returns && !by_token) transpose(rows, static_cast<std::size_t>(groups.size));
+    if (kind.returns && !by_token) transpose(rows, at(groups.size));
   }
 
   // Groups that lie alike in their nodes send alike, for the same places of a load.
   std::map<std::vector<std::int64_t>, FlowGraph> graphs;
-  std::vector<std::int64_t> devices(static_cast<std::size_t>(groups.size)), places(devices.size());
+  std::vector<std::int64_t> devices(at(groups.size)), places(devices.size());
   std::vector<std::int64_t> leaves;  // of the devices, by their NICs
   for (std::int64_t g = 0; g < groups.count; ++g) {
     for (std::int64_t i = 0; i < groups.size; ++i) {
-      const std::int64_t at = g * groups.size + (kind.reversed ? groups.size - 1 - i : i);
-      devices[static_cast<std::size_t>(i)] = device_of(job, groups.members[static_cast<std::size_t>(at)]);
+      const std::int64_t place = g * groups.size + (kind.reversed ? groups.size - 1 - i : i);
+      devices[at(i)] = device_of(job, groups.members[at(place)]);
     }
     // Where switches of the fabric take part, absolute places matter.
     const bool over_switches = kind.algorithm == CollectiveAlgorithm::collnet;
@@ -193,8 +187,7 @@ void Traffic::lay_pattern(std::int32_t p) {
     if (in_parts) {
       std::vector<std::int64_t> of_load;
       for (std::int64_t i = 0; i < groups.size; ++i)
-        of_load.push_back(
-            job.mesh.coordinate(groups.members[static_cast<std::size_t>(g * groups.size + i)], load->group));
+        of_load.push_back(job.mesh.coordinate(groups.members[at(g * groups.size + i)], load->group));
       rows = load_of_places(*load, of_load).rows;
       places.resize(devices.size());
       places.insert(places.end(), of_load.begin(), of_load.end());
@@ -219,7 +212,7 @@ void Traffic::lay_pattern(std::int32_t p) {
     const auto first_flow = static_cast<std::uint32_t>(flows_.size());
     for (const FlowEdge& e : graph.edges) {
       const auto end = [&](const FlowEnd& f) {
-        const std::int64_t device = devices[static_cast<std::size_t>(f.member)];
+        const std::int64_t device = devices[at(f.member)];
         if (f.fabric != FlowEnd::Fabric::none)
           return Endpoint{f.fabric == FlowEnd::Fabric::leaf ? Endpoint::Kind::leaf_switch : Endpoint::Kind::spine,
                           device};
@@ -228,7 +221,7 @@ void Traffic::lay_pattern(std::int32_t p) {
       };
       Flow flow;
       flow.pattern = p;
-      flow.group_vertex = static_cast<std::uint32_t>(groups.first_vertex + static_cast<std::size_t>(g));
+      flow.group_vertex = static_cast<std::uint32_t>(groups.first_vertex + at(g));
       flow.way = static_cast<std::uint32_t>(ways_.size());
       topology_.route(end(e.from), end(e.to), ways_, e.scale_up_first);
       flow.links = static_cast<std::uint32_t>(ways_.size()) - flow.way;
@@ -236,8 +229,7 @@ void Traffic::lay_pattern(std::int32_t p) {
       flow.messages = e.messages;
       flow.lag = e.lag;
       flow.phase = e.phase;
-      flow.leaves_node = topology_.node_of(devices[static_cast<std::size_t>(e.from.member)]) !=
-                             topology_.node_of(devices[static_cast<std::size_t>(e.to.member)]) ||
+      flow.leaves_node = topology_.node_of(devices[at(e.from.member)]) != topology_.node_of(devices[at(e.to.member)]) ||
                          e.from.fabric != FlowEnd::Fabric::none || e.to.fabric != FlowEnd::Fabric::none;
       flow.first_after = static_cast<std::uint32_t>(afters_.size());
       flow.afters = static_cast<std::uint16_t>(e.afters);
@@ -249,15 +241,15 @@ void Traffic::lay_pattern(std::int32_t p) {
 
 void Traffic::lay_patterns() {
   groups_.resize(communicators_.size());
-  std::size_t vertices = static_cast<std::size_t>(ranks());
+  std::size_t vertices = at(ranks());
   for (std::size_t c = 0; c < communicators_.size(); ++c) {
     enumerate(communicators_[c], groups_[c]);
     groups_[c].first_vertex = vertices;
-    vertices += static_cast<std::size_t>(groups_[c].count);
+    vertices += at(groups_[c].count);
   }
   for (std::size_t p = 0; p < patterns_.size(); ++p) lay_pattern(static_cast<std::int32_t>(p));
   total_flows_ = static_cast<std::int64_t>(flows_.size());
-  never_binds_.assign(static_cast<std::size_t>(topology_.links()), 0);
+  never_binds_.assign(at(topology_.links()), 0);
 }
 
 void Traffic::free_flows() {
@@ -267,14 +259,14 @@ void Traffic::free_flows() {
 }
 
 std::uint32_t Traffic::rank_class(std::int32_t job, std::int64_t rank) const {
-  return class_of_rank_[static_cast<std::size_t>(jobs_[static_cast<std::size_t>(job)].first_vertex + rank)];
+  return class_of_rank_[at(jobs_[at(job)].first_vertex + rank)];
 }
 bool Traffic::uses(LinkId link) const { return link_class(link) < link_classes_.size(); }
-std::uint32_t Traffic::link_class(LinkId link) const { return class_of_link_[static_cast<std::size_t>(link)]; }
+std::uint32_t Traffic::link_class(LinkId link) const { return class_of_link_[at(link)]; }
 std::uint32_t Traffic::group_class(std::int32_t communicator, std::int64_t rank) const {
-  const Groups& groups = groups_[static_cast<std::size_t>(communicator)];
-  const std::int32_t g = groups.group_of[static_cast<std::size_t>(rank)];
-  return class_of_group_[groups.first_vertex + static_cast<std::size_t>(g) - static_cast<std::size_t>(ranks())];
+  const Groups& groups = groups_[at(communicator)];
+  const std::int32_t g = groups.group_of[at(rank)];
+  return class_of_group_[groups.first_vertex + at(g) - at(ranks())];
 }
 std::span<const std::uint32_t> Traffic::flows(std::int32_t pattern, std::uint32_t group_class) const {
   const auto found = flows_of_.find({pattern, group_class});

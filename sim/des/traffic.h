@@ -6,6 +6,7 @@
 // shares of the op's bytes, so that each is laid over the links once for all its sizes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -14,7 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "sim/des/collective_flows.h"
+#include "sim/base/index.h"
+#include "sim/cost/collective_flows.h"
 #include "sim/des/fold.h"
 #include "sim/des/topology.h"
 #include "sim/hardware/perturbation.h"
@@ -32,7 +34,7 @@ struct PatternKind {
   bool reversed = false;    // members in reverse order: backward through the pipeline
   std::int32_t chunks = 0;  // FlowOptions::chunks (exact only)
   bool in_switch = false;   // collnet: the scale-up switch reduces within the node
-  TokenShares tokens;       // for by_token
+  TokenShares tokens = {};  // for by_token
   std::int32_t rows = -1;   // the number from Traffic::add_rows() of the parts of an all-to-all; -1: equal parts
   bool returns = false;     // the rows travel back from where `rows` sends them
   bool operator==(const PatternKind&) const = default;
@@ -131,9 +133,12 @@ class Traffic {
   std::uint32_t group_class(std::int32_t communicator, std::int64_t rank) const;
   // The flow classes of a pattern in a group class.
   std::span<const std::uint32_t> flows(std::int32_t pattern, std::uint32_t group_class) const;
-  std::uint32_t background_flow(std::int32_t number) const {
-    return background_class_[static_cast<std::size_t>(number)];
+  int phases_of(std::span<const std::uint32_t> flow_classes) const {
+    int phases = 1;
+    for (const std::uint32_t f : flow_classes) phases = std::max(phases, flow_classes_[f].phase + 1);
+    return phases;
   }
+  std::uint32_t background_flow(std::int32_t number) const { return background_class_[at(number)]; }
   // Seconds per byte of the op if all groups of the pattern run alone and at the links' full rates, phases one after
   // the other. alone_inside(): flows within nodes, over all their links. alone_outside(): flows between nodes, over the
   // links of the nodes (NICs, PCIe; not the switches beyond).
@@ -141,10 +146,8 @@ class Traffic {
     double fair = 0;     // all flows start at the same time and share max-min fairly
     double busiest = 0;  // a lower bound: the busiest link never idles
   };
-  const Alone& alone_inside(std::int32_t pattern) const { return patterns_[static_cast<std::size_t>(pattern)].inside; }
-  const Alone& alone_outside(std::int32_t pattern) const {
-    return patterns_[static_cast<std::size_t>(pattern)].outside;
-  }
+  const Alone& alone_inside(std::int32_t pattern) const { return patterns_[at(pattern)].inside; }
+  const Alone& alone_outside(std::int32_t pattern) const { return patterns_[at(pattern)].outside; }
 
   std::int64_t ranks() const;
   std::int64_t total_flows() const { return total_flows_; }
@@ -188,6 +191,9 @@ class Traffic {
     bool leaves_node = false;
   };
 
+  const Job& job_of(const PatternKind& pattern) const {
+    return jobs_[at(communicators_[at(pattern.communicator)].job)];
+  }
   void enumerate(const Communicator& communicator, Groups& groups) const;
   std::int64_t device_of(const Job& job, std::int64_t rank) const {
     return cluster_.fabric_device(job.placement.device(rank, cluster_.node.devices));
@@ -214,9 +220,8 @@ class Traffic {
   void count_loads(Folding& folding);
   // traffic_alone.cpp
   void measure_patterns();
-  // Measures these flow classes with their links to themselves. Only links for which `counts` holds can bind.
-  template <class Counts>
-  Alone measure_alone(const std::vector<std::uint32_t>& flow_classes, Counts&& counts) const;
+  // Measures these flow classes with their links to themselves. `binds`: by link class, whether it can bind.
+  Alone measure_alone(const std::vector<std::uint32_t>& flow_classes, std::span<const char> binds) const;
 
   const Topology& topology_;
   const Cluster& cluster_;

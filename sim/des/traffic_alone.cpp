@@ -1,101 +1,47 @@
 // The times of patterns that run alone.
 #include <algorithm>
-#include <limits>
 
-#include "sim/des/traffic.h"
+#include "sim/base/index.h"
+#include "sim/des/fair_flows.h"
 
 namespace orrery {
 
-template <class Counts>
-Traffic::Alone Traffic::measure_alone(const std::vector<std::uint32_t>& flow_classes, Counts&& counts) const {
-  struct State {
-    double left = 0, rate = 0;
-    bool fixed = false;
-    std::vector<LinkLoad> loads;  // indices into `links`
-  };
-  struct Link {
-    double rate = 0, room = 0, unfixed = 0, bytes = 0;
-  };
-  std::vector<State> flows;
-  std::vector<Link> links;
-  std::map<std::uint32_t, std::uint32_t> place;
+Traffic::Alone Traffic::measure_alone(const std::vector<std::uint32_t>& flow_classes,
+                                      std::span<const char> binds) const {
+  std::vector<std::uint32_t> bound;
+  std::vector<double> bytes, left, seconds, over(link_classes_.size(), 0);  // over: by link class
   for (const std::uint32_t f : flow_classes) {
     const FlowClass& flow = flow_classes_[f];
-    State state;
-    state.left = flow.share * flow.messages;
-    for (const LinkLoad& load : flow.loads) {
-      if (!counts(link_classes_[load.link_class])) continue;
-      const auto [at, is_new] = place.try_emplace(load.link_class, static_cast<std::uint32_t>(links.size()));
-      if (is_new) links.push_back({.rate = link_classes_[load.link_class].bytes_per_second});
-      state.loads.push_back({at->second, load.flows});
-      links[at->second].bytes += load.flows * state.left;
-    }
-    if (!state.loads.empty() && state.left > 0) flows.push_back(std::move(state));
+    const double of_flow = flow.share * flow.messages;
+    const auto is_bound = [&](const LinkLoad& load) { return binds[load.link_class] != 0; };
+    if (!(of_flow > 0) || std::ranges::none_of(flow.loads, is_bound)) continue;
+    bound.push_back(f);
+    bytes.push_back(of_flow);
+    for (const LinkLoad& load : flow.loads) over[load.link_class] += load.flows * of_flow;
   }
   Alone alone;
-  for (const Link& l : links) alone.busiest = std::max(alone.busiest, l.bytes / l.rate);
-  std::size_t running = flows.size();
-  while (running > 0) {
-    for (Link& l : links) l = {.rate = l.rate, .room = l.rate};
-    for (State& f : flows) {
-      f.fixed = f.left <= 0;
-      if (f.fixed) continue;
-      for (const LinkLoad& load : f.loads) links[load.link_class].unfixed += load.flows;
-    }
-    // Progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2).
-    for (std::size_t fixed = 0; fixed < running;) {
-      double level = std::numeric_limits<double>::infinity();
-      for (const Link& l : links)
-        if (l.unfixed > 0.5) level = std::min(level, l.room / l.unfixed);
-      constexpr double kRounding = 1e-12;
-      std::vector<State*> now_fixed;
-      for (State& f : flows)
-        if (!f.fixed && std::any_of(f.loads.begin(), f.loads.end(), [&](const LinkLoad& load) {
-              const Link& l = links[load.link_class];
-              return l.room / l.unfixed <= level * (1 + kRounding);
-            }))
-          now_fixed.push_back(&f);
-      for (State* f : now_fixed) {
-        f->fixed = true;
-        f->rate = level;
-        for (const LinkLoad& load : f->loads) {
-          links[load.link_class].room -= level * load.flows;
-          links[load.link_class].unfixed -= load.flows;
-        }
-      }
-      fixed += now_fixed.size();
-    }
-    double next = std::numeric_limits<double>::infinity();
-    for (const State& f : flows)
-      if (f.left > 0) next = std::min(next, f.left / f.rate);
-    alone.fair += next;
-    for (State& f : flows) {
-      if (f.left <= 0) continue;
-      f.left -= next * f.rate;
-      constexpr double kDone = 1e-12;
-      if (f.left > kDone * next * f.rate) continue;
-      f.left = 0;
-      --running;
-    }
-  }
+  if (bound.empty()) return alone;
+  const FairFlows flows(flow_classes_, link_classes_, binds, bound, bytes);
+  flows.run(left, seconds);
+  alone.fair = std::ranges::max(seconds);
+  for (const std::uint32_t l : flows.links())
+    alone.busiest = std::max(alone.busiest, over[l] / link_classes_[l].bytes_per_second);
   return alone;
 }
 
 void Traffic::measure_patterns() {
   std::vector<std::vector<std::uint32_t>> of_pattern(patterns_.size());
   for (std::uint32_t f = 0; f < flow_classes_.size(); ++f)
-    if (flow_classes_[f].pattern != kBackground)
-      of_pattern[static_cast<std::size_t>(flow_classes_[f].pattern)].push_back(f);
+    if (flow_classes_[f].pattern != kBackground) of_pattern[at(flow_classes_[f].pattern)].push_back(f);
   const auto add = [](Alone& to, const Alone& more) {
     to.fair += more.fair;
     to.busiest += more.busiest;
   };
-  const auto anywhere = [](const LinkClass&) { return true; };
-  const auto of_nodes = [](const LinkClass& l) { return l.kind == LinkKind::nic || l.kind == LinkKind::pcie; };
+  const std::vector<char> anywhere(link_classes_.size(), 1);
+  std::vector<char> of_nodes;
+  for (const LinkClass& l : link_classes_) of_nodes.push_back(l.kind == LinkKind::nic || l.kind == LinkKind::pcie);
   for (std::size_t p = 0; p < patterns_.size(); ++p) {
-    int phases = 0;
-    for (const std::uint32_t f : of_pattern[p]) phases = std::max(phases, flow_classes_[f].phase + 1);
-    for (int phase = 0; phase < phases; ++phase) {
+    for (int phase = 0; phase < phases_of(of_pattern[p]); ++phase) {
       std::vector<std::uint32_t> inside, outside;
       double out_of_nodes = 0;
       for (const std::uint32_t f : of_pattern[p]) {
@@ -107,10 +53,7 @@ void Traffic::measure_patterns() {
       add(patterns_[p].inside, measure_alone(inside, anywhere));
       if (cluster_.fabric.kind == FabricKind::torus && out_of_nodes > 0) {
         // Links of a torus also carry other nodes' traffic; a node's share is what it sends.
-        const std::int64_t ranks_of_job =
-            jobs_[static_cast<std::size_t>(
-                      communicators_[static_cast<std::size_t>(patterns_[p].kind.communicator)].job)]
-                .mesh.ranks();
+        const std::int64_t ranks_of_job = job_of(patterns_[p].kind).mesh.ranks();
         const double nodes = static_cast<double>((ranks_of_job + cluster_.node.devices - 1) / cluster_.node.devices);
         const double seconds = out_of_nodes / nodes / cluster_.inter_node_bytes_per_second();
         add(patterns_[p].outside, {seconds, seconds});

@@ -53,42 +53,39 @@ struct Traffic::Folding {
 // together no wider: for example the links to the spine of a fabric without oversubscription. A link that is left out
 // must not be the reason for leaving out another.
 void Traffic::find_links_that_never_bind() {
-  std::vector<std::uint32_t> first(static_cast<std::size_t>(topology_.links()) + 1, 0);
-  for (const LinkId l : ways_) ++first[static_cast<std::size_t>(l) + 1];
+  std::vector<std::uint32_t> first(at(topology_.links()) + 1, 0);
+  for (const LinkId l : ways_) ++first[at(l) + 1];
   std::partial_sum(first.begin(), first.end(), first.begin());
   std::vector<std::uint32_t> over(ways_.size()), next(first.begin(), first.end() - 1);
   for (std::uint32_t f = 0; f < flows_.size(); ++f)
-    for (std::uint32_t i = 0; i < flows_[f].links; ++i)
-      over[next[static_cast<std::size_t>(ways_[flows_[f].way + i])]++] = f;
+    for (std::uint32_t i = 0; i < flows_[f].links; ++i) over[next[at(ways_[flows_[f].way + i])]++] = f;
 
   std::vector<LinkId> order;
   for (LinkId l = 0; l < topology_.links(); ++l)
-    if (first[static_cast<std::size_t>(l)] < first[static_cast<std::size_t>(l) + 1]) order.push_back(l);
-  std::vector<double> rate(static_cast<std::size_t>(topology_.links()), 0);
-  for (const LinkId l : order) rate[static_cast<std::size_t>(l)] = topology_.bytes_per_second(l);
+    if (first[at(l)] < first[at(l) + 1]) order.push_back(l);
+  std::vector<double> rate(at(topology_.links()), 0);
+  for (const LinkId l : order) rate[at(l)] = topology_.bytes_per_second(l);
   // The widest first; among equal ones, those far from the devices. The remaining links are then alike for flows that
   // go far and flows that do not.
   std::stable_sort(order.begin(), order.end(), [&](LinkId a, LinkId b) {
-    const double rate_a = rate[static_cast<std::size_t>(a)], rate_b = rate[static_cast<std::size_t>(b)];
+    const double rate_a = rate[at(a)], rate_b = rate[at(b)];
     return rate_a != rate_b ? rate_a > rate_b : topology_.kind(a) > topology_.kind(b);
   });
   std::vector<LinkId> guards;
   for (const LinkId link : order) {
-    const auto l = static_cast<std::size_t>(link);
+    const auto l = at(link);
     if (marked_[l]) continue;
     for (const bool behind : {false, true}) {
       guards.clear();
       bool all = true;
-      for (std::uint32_t at = first[l]; at < first[l + 1] && all; ++at) {
-        const Flow& flow = flows_[over[at]];
+      for (std::uint32_t use = first[l]; use < first[l + 1] && all; ++use) {
+        const Flow& flow = flows_[over[use]];
         const LinkId* way = ways_.data() + flow.way;
         const auto here = static_cast<std::uint32_t>(std::find(way, way + flow.links, link) - way);
         LinkId narrowest = kNoLink;
         for (std::uint32_t i = behind ? here + 1 : 0; i < (behind ? flow.links : here); ++i) {
-          if (never_binds_[static_cast<std::size_t>(way[i])]) continue;
-          if (narrowest == kNoLink ||
-              rate[static_cast<std::size_t>(way[i])] < rate[static_cast<std::size_t>(narrowest)])
-            narrowest = way[i];
+          if (never_binds_[at(way[i])]) continue;
+          if (narrowest == kNoLink || rate[at(way[i])] < rate[at(narrowest)]) narrowest = way[i];
         }
         all = narrowest != kNoLink;
         guards.push_back(narrowest);
@@ -97,7 +94,7 @@ void Traffic::find_links_that_never_bind() {
       std::sort(guards.begin(), guards.end());
       guards.erase(std::unique(guards.begin(), guards.end()), guards.end());
       double together = 0;
-      for (const LinkId g : guards) together += rate[static_cast<std::size_t>(g)];
+      for (const LinkId g : guards) together += rate[at(g)];
       constexpr double kRounding = 1e-9;
       if (together <= rate[l] * (1 + kRounding)) {
         never_binds_[l] = 1;
@@ -113,15 +110,14 @@ void Traffic::colour_ranks_and_groups(Folding& folding) {
       const std::int64_t stage = r / jobs_[j].stage_stride % jobs_[j].stages;
       Colour colour =
           mix_colour(mix_colour(kRankSalt, static_cast<std::uint64_t>(j)), static_cast<std::uint64_t>(stage));
-      folding.graph.add_vertex(mix_colour(colour, jobs_[j].marks[static_cast<std::size_t>(r)]));
+      folding.graph.add_vertex(mix_colour(colour, jobs_[j].marks[at(r)]));
     }
   for (std::size_t c = 0; c < groups_.size(); ++c)
     for (std::int64_t g = 0; g < groups_[c].count; ++g) {
       const Vertex v = folding.graph.add_vertex(mix_colour(kGroupSalt, static_cast<std::uint64_t>(c)));
-      const std::int64_t base = jobs_[static_cast<std::size_t>(communicators_[c].job)].first_vertex;
+      const std::int64_t base = jobs_[at(communicators_[c].job)].first_vertex;
       for (std::int64_t i = 0; i < groups_[c].size; ++i)
-        folding.graph.add_edge(
-            v, static_cast<Vertex>(base + groups_[c].members[static_cast<std::size_t>(g * groups_[c].size + i)]));
+        folding.graph.add_edge(v, static_cast<Vertex>(base + groups_[c].members[at(g * groups_[c].size + i)]));
     }
 }
 
@@ -145,9 +141,9 @@ void Traffic::colour_flows(Folding& folding) {
 
 void Traffic::colour_links(Folding& folding) {
   // Links that carry anything. Those that never bind take no part in the refinement and are classed afterwards.
-  folding.vertex_of_link.assign(static_cast<std::size_t>(topology_.links()), kNoVertex);
+  folding.vertex_of_link.assign(at(topology_.links()), kNoVertex);
   const auto use = [&](LinkId l) {
-    Vertex& v = folding.vertex_of_link[static_cast<std::size_t>(l)];
+    Vertex& v = folding.vertex_of_link[at(l)];
     if (v != kNoVertex) return;
     v = 0;
     folding.used.push_back(l);
@@ -157,22 +153,21 @@ void Traffic::colour_links(Folding& folding) {
   std::sort(folding.used.begin(), folding.used.end());
   links_used_ = static_cast<std::int64_t>(folding.used.size());
   folding.link_colour.resize(folding.used.size());
-  folding.place.assign(static_cast<std::size_t>(topology_.links()), 0);
+  folding.place.assign(at(topology_.links()), 0);
   for (std::size_t u = 0; u < folding.used.size(); ++u) {
     const LinkId l = folding.used[u];
     folding.link_colour[u] =
         mix_colour(mix_colour(kLinkSalt, static_cast<std::uint64_t>(topology_.kind(l))), topology_.bytes_per_second(l));
-    folding.place[static_cast<std::size_t>(folding.used[u])] = static_cast<std::uint32_t>(u);
+    folding.place[at(folding.used[u])] = static_cast<std::uint32_t>(u);
   }
   for (const auto& [link, mark] : link_marks_)
-    if (folding.vertex_of_link[static_cast<std::size_t>(link)] != kNoVertex) {
-      Colour& colour = folding.link_colour[folding.place[static_cast<std::size_t>(link)]];
+    if (folding.vertex_of_link[at(link)] != kNoVertex) {
+      Colour& colour = folding.link_colour[folding.place[at(link)]];
       colour = mix_colour(colour, mark);
     }
   for (std::size_t u = 0; u < folding.used.size(); ++u)
-    if (!never_binds_[static_cast<std::size_t>(folding.used[u])])
-      folding.vertex_of_link[static_cast<std::size_t>(folding.used[u])] =
-          folding.graph.add_vertex(folding.link_colour[u]);
+    if (!never_binds_[at(folding.used[u])])
+      folding.vertex_of_link[at(folding.used[u])] = folding.graph.add_vertex(folding.link_colour[u]);
 }
 
 void Traffic::connect_flows(Folding& folding) {
@@ -180,8 +175,7 @@ void Traffic::connect_flows(Folding& folding) {
     const auto v = static_cast<Vertex>(folding.first_flow + f);
     for (std::uint32_t i = 0; i < flows_[f].links; ++i) {
       const LinkId l = ways_[flows_[f].way + i];
-      if (!never_binds_[static_cast<std::size_t>(l)])
-        folding.graph.add_edge(v, folding.vertex_of_link[static_cast<std::size_t>(l)]);
+      if (!never_binds_[at(l)]) folding.graph.add_edge(v, folding.vertex_of_link[at(l)]);
     }
     if (flows_[f].afters == 0) continue;
     // Waiting is directed: two different vertices between the waiting flow and the other tell the ends apart.
@@ -193,15 +187,15 @@ void Traffic::connect_flows(Folding& folding) {
   }
   for (std::size_t b = 0; b < background_.size(); ++b)
     folding.graph.add_edge(static_cast<Vertex>(folding.first_background + b),
-                           folding.vertex_of_link[static_cast<std::size_t>(background_[b])]);
+                           folding.vertex_of_link[at(background_[b])]);
 }
 
 void Traffic::number_ranks_and_groups(Folding& folding) {
-  const auto all_ranks = static_cast<std::size_t>(ranks());
+  const auto all_ranks = at(ranks());
   class_of_rank_.resize(all_ranks);
   for (std::size_t j = 0; j < jobs_.size(); ++j)
     for (std::int64_t r = 0; r < jobs_[j].mesh.ranks(); ++r) {
-      const std::size_t v = static_cast<std::size_t>(jobs_[j].first_vertex + r);
+      const std::size_t v = at(jobs_[j].first_vertex + r);
       const auto [n, is_new] = folding.numbered(v, rank_classes_.size());
       if (is_new)
         rank_classes_.push_back({static_cast<std::int32_t>(j), r / jobs_[j].stage_stride % jobs_[j].stages, r, 0});
@@ -210,16 +204,15 @@ void Traffic::number_ranks_and_groups(Folding& folding) {
     }
   class_of_group_.resize(folding.first_flow - all_ranks);
   for (std::size_t c = 0; c < groups_.size(); ++c) {
-    const std::int64_t base = jobs_[static_cast<std::size_t>(communicators_[c].job)].first_vertex;
+    const std::int64_t base = jobs_[at(communicators_[c].job)].first_vertex;
     for (std::int64_t g = 0; g < groups_[c].count; ++g) {
-      const std::size_t v = groups_[c].first_vertex + static_cast<std::size_t>(g);
+      const std::size_t v = groups_[c].first_vertex + at(g);
       const auto [n, is_new] = folding.numbered(v, group_classes_.size());
       if (is_new) {
         GroupClass group;
         group.communicator = static_cast<std::int32_t>(c);
         for (std::int64_t i = 0; i < groups_[c].size; ++i)
-          group.members.push_back(class_of_rank_[static_cast<std::size_t>(
-              base + groups_[c].members[static_cast<std::size_t>(g * groups_[c].size + i)])]);
+          group.members.push_back(class_of_rank_[at(base + groups_[c].members[at(g * groups_[c].size + i)])]);
         std::sort(group.members.begin(), group.members.end());
         group.members.erase(std::unique(group.members.begin(), group.members.end()), group.members.end());
         group_classes_.push_back(std::move(group));
@@ -231,7 +224,7 @@ void Traffic::number_ranks_and_groups(Folding& folding) {
 }
 
 void Traffic::number_flows(Folding& folding) {
-  const auto all_ranks = static_cast<std::size_t>(ranks());
+  const auto all_ranks = at(ranks());
   folding.class_of_flow.resize(flows_.size());
   for (std::size_t f = 0; f < flows_.size(); ++f) {
     const auto [n, is_new] = folding.numbered(folding.first_flow + f, flow_classes_.size());
@@ -277,21 +270,20 @@ void Traffic::number_links(Folding& folding) {
   // Links that never bind are alike if equally many flows of each class pass them.
   std::vector<Colour> final_colour(folding.used.size());
   for (std::size_t u = 0; u < folding.used.size(); ++u)
-    final_colour[u] = never_binds_[static_cast<std::size_t>(folding.used[u])] ? folding.link_colour[u] : 0;
+    final_colour[u] = never_binds_[at(folding.used[u])] ? folding.link_colour[u] : 0;
   for (std::size_t f = 0; f < flows_.size(); ++f)
     for (std::uint32_t i = 0; i < flows_[f].links; ++i) {
       const LinkId l = ways_[flows_[f].way + i];
-      if (never_binds_[static_cast<std::size_t>(l)])
-        final_colour[folding.place[static_cast<std::size_t>(l)]] +=
+      if (never_binds_[at(l)])
+        final_colour[folding.place[at(l)]] +=
             scatter_colour(mix_colour(kFlowSalt, static_cast<std::uint64_t>(folding.class_of_flow[f])));
     }
   for (std::size_t u = 0; u < folding.used.size(); ++u)
-    if (!never_binds_[static_cast<std::size_t>(folding.used[u])])
+    if (!never_binds_[at(folding.used[u])])
       final_colour[u] = mix_colour(
-          kLinkSalt, static_cast<std::uint64_t>(
-                         folding.classes[folding.vertex_of_link[static_cast<std::size_t>(folding.used[u])]]));
+          kLinkSalt, static_cast<std::uint64_t>(folding.classes[folding.vertex_of_link[at(folding.used[u])]]));
   const std::vector<std::uint32_t> link_numbers = classes_of(final_colour);
-  class_of_link_.assign(static_cast<std::size_t>(topology_.links()), kUnseen);
+  class_of_link_.assign(at(topology_.links()), kUnseen);
   for (std::size_t u = 0; u < folding.used.size(); ++u) {
     const std::uint32_t n = link_numbers[u];
     if (n == link_classes_.size())
@@ -299,9 +291,9 @@ void Traffic::number_links(Folding& folding) {
                                .kind = topology_.kind(folding.used[u]),
                                .links = 0,
                                .bytes_per_second = topology_.bytes_per_second(folding.used[u]),
-                               .never_binds = never_binds_[static_cast<std::size_t>(folding.used[u])] != 0});
+                               .never_binds = never_binds_[at(folding.used[u])] != 0});
     ++link_classes_[n].links;
-    class_of_link_[static_cast<std::size_t>(folding.used[u])] = n;
+    class_of_link_[at(folding.used[u])] = n;
   }
 }
 
@@ -309,7 +301,7 @@ void Traffic::count_loads(Folding& folding) {
   // Loads are counted on the first link of each class.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> over;  // flow class, link class
   const auto count = [&](std::uint32_t flow_class, LinkId l) {
-    const std::uint32_t c = class_of_link_[static_cast<std::size_t>(l)];
+    const std::uint32_t c = class_of_link_[at(l)];
     if (link_classes_[c].first == l) over.emplace_back(flow_class, c);
   };
   for (std::size_t f = 0; f < flows_.size(); ++f)
@@ -342,7 +334,7 @@ void Traffic::number_classes(Folding& folding) {
 bool Traffic::find_classes(std::size_t most_rank_classes) {
   Folding folding;
   connect(folding);
-  folding.classes = folding.graph.refine(static_cast<std::size_t>(ranks()), most_rank_classes);
+  folding.classes = folding.graph.refine(at(ranks()), most_rank_classes);
   if (folding.classes.empty()) return false;
   number_classes(folding);
   return true;
@@ -363,8 +355,8 @@ void Traffic::fold(std::int64_t most_exact) {
   lay_patterns();
   find_links_that_never_bind();
   // Step-exact runs never fold in lockstep, because the order of messages must be exact.
-  const auto all = static_cast<std::size_t>(ranks());
-  const std::size_t most = exact_ ? all : static_cast<std::size_t>(std::min<std::int64_t>(most_exact, ranks()));
+  const auto all = at(ranks());
+  const std::size_t most = exact_ ? all : at(std::min<std::int64_t>(most_exact, ranks()));
   if (!find_classes(most)) {
     const std::vector<Flow> edges = flows_;
     const std::vector<LinkId> ways = ways_;

@@ -66,17 +66,17 @@ TEST(Clock, WhoeverIsWokenDoesNotWaitForTheDateToo) {
       << "the date of the first wait has passed at 10";
 }
 
-Task<double> half_of(ClockWorld& w, double seconds) {
+Task wait_half(ClockWorld& w, double seconds, double& waited) {
   co_await w.clock.sleep(seconds / 2);
-  co_return seconds / 2;
+  waited += seconds / 2;
 }
 Process calls_half(ClockWorld& w) {
   double sum = 0;
-  for (int i = 0; i < 100000; ++i) sum += co_await half_of(w, 2);
+  for (int i = 0; i < 100000; ++i) co_await wait_half(w, 2, sum);
   w.note("sum " + std::to_string(static_cast<int>(sum)));
 }
 
-TEST(Clock, CallsReturnWhatTheyComputeAndLeaveNoStackBehind) {
+TEST(Clock, CallsLeaveNoStackBehind) {
   ClockWorld w;
   w.clock.start(calls_half(w));
   w.run();

@@ -18,7 +18,7 @@
 #include "realrun/mpi/launch.h"
 #include "realrun/mpi/schedule.h"
 #include "sim/base/error.h"
-#include "sim/des/collective_flows.h"
+#include "sim/cost/collective_flows.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
 

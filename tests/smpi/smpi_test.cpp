@@ -24,7 +24,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/des/collective_flows.h"
+#include "sim/cost/collective_flows.h"
 #include "sim/des/engine.h"
 #include "tests/smpi/platform_xml.h"
 

@@ -25,48 +25,26 @@ struct Timed {
 };
 
 // A subroutine of a process. The caller must `co_await` it. It runs at once, up to its first wait.
-template <class T>
-class [[nodiscard]] Task;
-
-namespace detail {
-
-struct TaskPromise {
-  std::coroutine_handle<> caller;  // the coroutine that waits for the end
-  std::exception_ptr failure;
-
-  std::suspend_never initial_suspend() noexcept { return {}; }
-  struct End {
-    bool await_ready() noexcept { return false; }
-    template <class Promise>
-    void await_suspend(std::coroutine_handle<Promise> ended) noexcept {
-      // The caller frees the frame of `ended`: nothing may be accessed after this.
-      if (const std::coroutine_handle<> caller = ended.promise().caller) caller.resume();
-    }
-    void await_resume() noexcept {}
-  };
-  End final_suspend() noexcept { return {}; }
-  void unhandled_exception() { failure = std::current_exception(); }
-};
-template <class T>
-struct PromiseOf : TaskPromise {
-  T value{};
-  Task<T> get_return_object();
-  void return_value(T v) { value = v; }
-  T result() const { return value; }
-};
-template <>
-struct PromiseOf<void> : TaskPromise {
-  Task<void> get_return_object();
-  void return_void() {}
-  void result() const {}
-};
-
-}  // namespace detail
-
-template <class T = void>
 class [[nodiscard]] Task {
  public:
-  using promise_type = detail::PromiseOf<T>;
+  struct promise_type {
+    std::coroutine_handle<> caller;  // the coroutine that waits for the end
+    std::exception_ptr failure;
+
+    Task get_return_object() { return Task(std::coroutine_handle<promise_type>::from_promise(*this)); }
+    std::suspend_never initial_suspend() noexcept { return {}; }
+    struct End {
+      bool await_ready() noexcept { return false; }
+      void await_suspend(std::coroutine_handle<promise_type> ended) noexcept {
+        // The caller frees the frame of `ended`: nothing may be accessed after this.
+        if (const std::coroutine_handle<> caller = ended.promise().caller) caller.resume();
+      }
+      void await_resume() noexcept {}
+    };
+    End final_suspend() noexcept { return {}; }
+    void return_void() {}
+    void unhandled_exception() { failure = std::current_exception(); }
+  };
 
   explicit Task(std::coroutine_handle<promise_type> handle) : handle_(handle) {}
   Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
@@ -77,24 +55,13 @@ class [[nodiscard]] Task {
 
   bool await_ready() const { return handle_.done(); }
   void await_suspend(std::coroutine_handle<> caller) { handle_.promise().caller = caller; }
-  T await_resume() {
+  void await_resume() {
     if (handle_.promise().failure) std::rethrow_exception(handle_.promise().failure);
-    return handle_.promise().result();
   }
 
  private:
   std::coroutine_handle<promise_type> handle_;
 };
-
-namespace detail {
-template <class T>
-Task<T> PromiseOf<T>::get_return_object() {
-  return Task<T>(std::coroutine_handle<PromiseOf<T>>::from_promise(*this));
-}
-inline Task<void> PromiseOf<void>::get_return_object() {
-  return Task<void>(std::coroutine_handle<PromiseOf<void>>::from_promise(*this));
-}
-}  // namespace detail
 
 // Starts when the process that called Clock::start waits, and frees itself at its end. An exception from it ends the
 // run.
@@ -194,21 +161,12 @@ class Clock {
     void await_resume() const {}
   };
   Block block(Self& self) { return {*this, self}; }
-  struct BlockFor {
-    Clock& clock;
-    Self& self;
-    double seconds;
-    bool await_ready() const { return false; }
-    void await_suspend(std::coroutine_handle<> process) {
-      self.waiting = process;
-      self.region = clock.current_;
-      ++clock.sleeps_;
-      clock.at(clock.now() + seconds, self);
-    }
-    void await_resume() const {}
-  };
   // Waits until the process is woken, or for `seconds`. REQUIRES: `self` outlives the run.
-  BlockFor block_for(Self& self, double seconds) { return {*this, self, seconds}; }
+  Block block_for(Self& self, double seconds) {
+    ++sleeps_;
+    at(now() + seconds, self);
+    return block(self);
+  }
   struct Sleep final : Timed {
     Sleep(Clock& of, double until, bool always) : clock(of), time(until), yields(always) {}
     bool await_ready() const { return !yields && !(time > clock.now()); }

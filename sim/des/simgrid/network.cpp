@@ -70,28 +70,7 @@ Network::Network(const RunPlan& plan, Clock& clock) : traffic_(plan.traffic), cl
   sink_ = root->create_host("sink", 1.0)->seal();
   for (std::size_t f = 0; f < flows.size(); ++f)
     hosts_.push_back(root->create_host(fmt::format("f{}", f), 1.0)->seal());
-  zone->routes.resize(flows.size() + 2);
-  unbound_.assign(flows.size(), 0);
-  for (std::size_t f = 0; f < flows.size(); ++f) {
-    auto& route = zone->routes[hosts_[f]->get_netpoint()->id()];
-    for (const LinkLoad& load : flows[f].loads)
-      if (links_[load.link_class] != nullptr)
-        route.insert(route.end(),
-                     static_cast<std::size_t>(load.flows) / static_cast<std::size_t>(common[load.link_class]),
-                     links_[load.link_class]->get_impl());
-    unbound_[f] = route.empty();
-  }
-  // An additional link limits the rate of background traffic: SimGrid ignores Comm::set_rate between hosts.
-  for (const ResolvedPerturbation& r : plan.perturbations)
-    for (const std::int32_t b : r.background) {
-      const std::uint32_t f = traffic.background_flow(b);
-      auto& route = zone->routes[hosts_[f]->get_netpoint()->id()];
-      const std::string name = fmt::format("background{}", f);
-      if (sg4::Link::by_name_or_null(name) != nullptr) continue;
-      route.push_back(root->create_link(name, r.perturbation.bytes_per_second * kUnitsPerByte)->seal()->get_impl());
-    }
-  root->seal();
-
+  // How many flows use each link: 1 if a single one does, and nothing disturbs it.
   std::vector<std::uint32_t> users(links.size(), 0);
   for (const FlowClass& flow : flows)
     for (const LinkLoad& load : flow.loads) users[load.link_class] += load.flows == 1 ? 1 : 2;
@@ -105,35 +84,42 @@ Network::Network(const RunPlan& plan, Clock& clock) : traffic_(plan.traffic), cl
         disturbed_[c] = 1;
         if (r.perturbation.kind == PerturbationKind::slow_link) slowed[c] = 1;
       }
-  factors_.assign(links.size(), 1);
-  may_slow_.resize(flows.size());
-  for (std::size_t f = 0; f < flows.size(); ++f)
-    for (const LinkLoad& load : flows[f].loads)
-      if (slowed[load.link_class] != 0 && links_[load.link_class] != nullptr) may_slow_[f].push_back(load.link_class);
+  zone->routes.resize(flows.size() + 2);
   ways_.resize(flows.size());
+  may_slow_.resize(flows.size());
   seconds_per_byte_.assign(flows.size(), 0);
-  for (std::size_t f = 0; f < flows.size(); ++f)
+  alone_.assign(flows.size(), 0);
+  for (std::size_t f = 0; f < flows.size(); ++f) {
+    auto& route = zone->routes[hosts_[f]->get_netpoint()->id()];
+    bool alone = true;
     for (const LinkLoad& load : flows[f].loads) {
-      if (links_[load.link_class] == nullptr) continue;
-      ways_[f].push_back(load.link_class);
-      seconds_per_byte_[f] = std::max(seconds_per_byte_[f], load.flows / links[load.link_class].bytes_per_second);
+      const std::uint32_t l = load.link_class;
+      if (!binds(l)) continue;
+      route.insert(route.end(), static_cast<std::size_t>(load.flows) / static_cast<std::size_t>(common[l]),
+                   links_[l]->get_impl());
+      ways_[f].push_back(l);
+      if (slowed[l] != 0) may_slow_[f].push_back(l);
+      seconds_per_byte_[f] = std::max(seconds_per_byte_[f], load.flows / links[l].bytes_per_second);
+      alone = alone && users[l] == 1;
     }
+    if (alone) alone_[f] = seconds_per_byte_[f];
+  }
+  // An additional link limits the rate of background traffic: SimGrid ignores Comm::set_rate between hosts.
+  for (const ResolvedPerturbation& r : plan.perturbations)
+    for (const std::int32_t b : r.background) {
+      const std::uint32_t f = traffic.background_flow(b);
+      auto& route = zone->routes[hosts_[f]->get_netpoint()->id()];
+      const std::string name = fmt::format("background{}", f);
+      if (sg4::Link::by_name_or_null(name) != nullptr) continue;
+      route.push_back(root->create_link(name, r.perturbation.bytes_per_second * kUnitsPerByte)->seal()->get_impl());
+    }
+  root->seal();
+
+  factors_.assign(links.size(), 1);
   on_link_.assign(links.size(), 0);
   alone_on_.assign(links.size(), nullptr);
   together_on_.assign(links.size(), nullptr);
-  binds_.assign(links.size(), 0);
-  for (std::size_t l = 0; l < links.size(); ++l) binds_[l] = links_[l] != nullptr;
-  alone_.assign(flows.size(), 0);
-  for (std::size_t f = 0; f < flows.size(); ++f) {
-    bool alone = true;
-    double seconds = 0;
-    for (const LinkLoad& load : flows[f].loads) {
-      if (links_[load.link_class] == nullptr) continue;
-      alone = alone && users[load.link_class] == 1;
-      seconds = std::max(seconds, 1 / links[load.link_class].bytes_per_second);
-    }
-    if (alone) alone_[f] = seconds;
-  }
+  for (std::uint32_t l = 0; l < links.size(); ++l) binds_.push_back(binds(l));
   woken_ = sg4::Semaphore::create(0);
 }
 
@@ -173,6 +159,10 @@ Network::Flow& Network::new_flow(std::uint32_t flow_class, Flight& flight, doubl
   flow.flight = &flight;
   flow.end = &end;
   return flow;
+}
+
+void Network::land(Flight& flight) {
+  if (--flight.left == 0 && flight.waiting != nullptr) clock_.wake(*flight.waiting);
 }
 
 void Network::meet_on(std::uint32_t l) {
@@ -257,8 +247,7 @@ void Network::finish(Together& together) {
   leave_links(together);
   for (std::size_t i = 0; i < together.ends.size(); ++i)
     *together.ends[i] = together.begin + together.course->seconds[i];
-  Flight& flight = *together.flight;
-  if (--flight.left == 0 && flight.waiting != nullptr) clock_.wake(*flight.waiting);
+  land(*together.flight);
 }
 
 void Network::part(Together& together) {
@@ -275,8 +264,7 @@ void Network::part(Together& together) {
     for (const std::uint32_t l : ways_[flow.flow_class]) ++on_link_[l];
     requests_.push_back({&flow, left_[i]});
   }
-  Flight& flight = *together.flight;
-  if (--flight.left == 0 && flight.waiting != nullptr) clock_.wake(*flight.waiting);
+  land(*together.flight);
 }
 
 void Network::share(Flow& flow) {
@@ -297,10 +285,9 @@ void Network::leave_links(Flow& flow) {
 void Network::finish(Flow& flow, double time) {
   leave_links(flow);
   *flow.end = time;
-  Flight& flight = *flow.flight;
   ++flow.stamp;
   free_flows_.push_back(&flow);
-  if (--flight.left == 0 && flight.waiting != nullptr) clock_.wake(*flight.waiting);
+  land(*flow.flight);
 }
 
 void Network::start_background(std::uint32_t flow_class) { background_requests_.push_back(flow_class); }

@@ -67,7 +67,7 @@ class Network {
   // Seconds per byte of a flow that never shares its links and that nothing disturbs; 0 for all other flows.
   double seconds_per_byte_alone(std::uint32_t flow_class) const { return alone_[flow_class]; }
   // Whether the flow passes no link at all; it then takes no time.
-  bool unbound(std::uint32_t flow_class) const { return unbound_[flow_class] != 0; }
+  bool unbound(std::uint32_t flow_class) const { return ways_[flow_class].empty(); }
   std::int64_t flows() const { return flows_started_; }
 
  private:
@@ -116,7 +116,8 @@ class Network {
   void carry(Carrier& carrier);
   sg4::CommPtr send(std::uint32_t flow_class, double wire_bytes);
   Flow& new_flow(std::uint32_t flow_class, Flight& flight, double& end);
-  void share(Flow& flow);  // turns a flow that was alone into a flow of SimGrid
+  void land(Flight& flight);  // one of its flows has ended
+  void share(Flow& flow);     // turns a flow that was alone into a flow of SimGrid
   const Course& course_of(const ExchangeKey& exchange, std::span<const std::uint32_t> flow_classes,
                           std::span<const double> wire_bytes);
   void part(Together& together);  // turns them into flows of SimGrid
@@ -142,7 +143,6 @@ class Network {
   std::vector<double> factors_;                       // by link
   std::vector<std::vector<std::uint32_t>> may_slow_;  // by flow class: its links that perturbations slow down
   std::vector<sg4::Host*> hosts_;
-  std::vector<char> unbound_;
   sg4::Host *driver_host_ = nullptr, *sink_ = nullptr;
 
   std::map<ExchangeKey, Course> courses_;

@@ -58,7 +58,7 @@ struct LineRun {
   double host_ahead = 0;   // seconds by which the host begins earlier
   // Waits for the line's input. Ops that are issued ahead are issued before it, all others after it. Null: the input is
   // there.
-  const std::function<Task<>()>* wait_for_input = nullptr;
+  const std::function<Task()>* wait_for_input = nullptr;
   // Begins the line of the next chunk. It is called when everything that is issued before the input has been issued;
   // without an input to wait for, when everything has.
   const std::function<void()>* issue_next = nullptr;
@@ -105,11 +105,6 @@ struct Meeting {
   bool done = false;
   std::size_t left = 0;
 };
-// The meetings of a group class on one stream, in order of issue.
-struct Meetings {
-  std::deque<Meeting*> queue;
-  std::size_t first = 0;  // number of queue.front() since the run began
-};
 
 // Progress of one edge of a step-exact exchange, message by message.
 struct ExactEdge {
@@ -141,8 +136,7 @@ struct ClassRun : Self {
   int collectives = 0;    // number of collectives that run beside the kernels
   bool in_kernel = false;
   bool finished = false;
-  std::vector<std::pair<std::uint64_t, std::size_t>> met;  // by group class and stream: meetings so far
-  std::vector<std::uint32_t> exchange_rows;                // by exchange: its record's index from 1; 0: none
+  std::vector<std::uint32_t> exchange_rows;  // by exchange: its record's index from 1; 0: none
   std::vector<std::vector<std::pair<std::uint32_t, std::uint32_t>>> wait_rows;  // by exchange: (for whom, record)
   std::vector<std::mt19937_64> jitter;                                          // by perturbation with jitter
   std::vector<const Perturbation*> jitter_of;
@@ -180,28 +174,28 @@ class SimgridRun {
   // The schedule.
   Process control(ClassRun& c);
   void append_items(const ClassRun& c, const Chunk& chunk, BlockKind kind, std::vector<LineItem>& items) const;
-  Task<> end_step(ClassRun& c, UpdatePart part);
-  Task<> sum_over_stages(ClassRun& c, std::span<const LineItem> items);
-  Task<> meet_at_norm(ClassRun& c);
+  Task end_step(ClassRun& c, UpdatePart part);
+  Task sum_over_stages(ClassRun& c, std::span<const LineItem> items);
+  Task meet_at_norm(ClassRun& c);
   struct Host;
   class LineIssue;
   struct IssuedLine;
   std::unique_ptr<IssuedLine> new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when);
   // Issues now the gathers of the chunk that only its first forward has.
   std::unique_ptr<IssuedLine> issue_chunk_ahead(ClassRun& c, std::uint16_t chunk);
-  Task<> run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run);
-  Task<> perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host);
-  Task<> await_output(ClassRun& c, Work* w);
+  Task run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run);
+  Task perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host);
+  Task await_output(ClassRun& c, Work* w);
   // `next`: the slot after the pair; null: none.
-  Task<> run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next);
+  Task run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next);
   void record_slot(ClassRun& c, const Slot& slot, double begin, double end);
-  static Line& free_line(ClassRun& c);
-  Task<> drain(ClassRun& c, bool all);
+  Line& begin_line(ClassRun& c, std::size_t works) const;
+  Task drain(ClassRun& c, bool all);
   // Books the time for which the compute stream has waited since `since`. Time in which a collective waited for another
   // stage is not booked: it remains as the pipeline's bubble.
   void book_wait(ClassRun& c, Account account, double since);
-  Task<> await_input(ClassRun& c, const Slot& slot, std::size_t position);
-  Task<> post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);
+  Task await_input(ClassRun& c, const Slot& slot, std::size_t position);
+  Task post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);
   bool receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const;
   // The class of the ranks at the same place in another stage.
   ClassRun& counterpart(const ClassRun& c, std::int32_t stage);
@@ -214,15 +208,15 @@ class SimgridRun {
   void enqueue(ClassRun& c, Line& line, Work& w);
   Process serve(ClassRun& c, std::size_t stream);
   Process send(ClassRun& c, std::size_t direction);
-  Task<> perform(ClassRun& c, std::size_t stream, Work& w, const Line& line);
-  Task<> await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
+  Task perform(ClassRun& c, std::size_t stream, Work& w, const Line& line);
+  Task await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
   enum class Until : std::uint8_t { started, first_part, done };
   static bool holds(const Work& w, Until until) {
     return until == Until::started ? w.started : w.done || (until == Until::first_part && w.parts_done > 0);
   }
-  Task<> await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause, std::uint32_t& cause_event);
+  Task await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause, std::uint32_t& cause_event);
   // `kernels`: seconds of the kernels that it consists of, for jitter; empty: a single kernel.
-  Task<> kernel(ClassRun& c, double seconds, const std::vector<double>& kernels);
+  Task kernel(ClassRun& c, double seconds, const std::vector<double>& kernels);
   double jittered(ClassRun& c, double seconds, const std::vector<double>& kernels);
   void interrupt(ClassRun& c);
   void finish(ClassRun& c, Work& w);
@@ -233,25 +227,40 @@ class SimgridRun {
                : c.streams[static_cast<std::size_t>(stream)];
   }
 
-  // `cause`: on entry the event that let this class arrive; on return the event that let the exchange begin. Returns
-  // the time when it began.
-  Task<double> exchange(ClassRun& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
-                        bool moves, std::uint32_t& cause);
+  // How an exchange began.
+  struct Beginning {
+    std::uint32_t cause = EventRecord::kNoCause;  // the event that let this class arrive, then that let it begin
+    double time = 0;
+  };
+  Task exchange(ClassRun& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet, bool moves,
+                Beginning& beginning);
   // Whether the exchange involves only ranks of one region of the clock.
   bool is_local(const Exchange& x) const { return local_[static_cast<std::size_t>(x.communicator)] != 0; }
-  Task<> run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);
+  Task run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);
   void count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name, double begin, double end);
   void count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t x, std::uint32_t name, double seconds);
-  Task<> flows(const Exchange& x, std::uint32_t group_class);
-  Task<> flows_exactly(const Exchange& x, std::uint32_t group_class);
+  Task flows(const Exchange& x, std::uint32_t group_class);
+  Task flows_exactly(const Exchange& x, std::uint32_t group_class);
   Process exact_edge(const Exchange& x, ExactPhase& phase, std::uint32_t flow_class);
   Process transmit_alone(const Exchange& x, std::uint32_t group_class, double& end);
   // Records that a collective on a stream of this class has waited for another stage from `from` until now.
   void note_stage_wait(ClassRun& c, double from) const;
   // Runs the flows of an exchange for one group class, in the run's fidelity.
-  Task<> transmit(const Exchange& x, std::uint32_t group_class);
+  Task transmit(const Exchange& x, std::uint32_t group_class);
   // Waits until all flows of the flight have ended. `self`: the waiting process.
-  Task<> wait(Flight& flight, Self& self);
+  Task wait(Flight& flight, Self& self);
+  // Of a transfer between stages, which has just ended. Both are classes.
+  std::uint32_t record_transfer(std::uint32_t from, std::uint32_t to, std::uint16_t chunk, double begin,
+                                std::uint32_t cause) {
+    return record({.begin = begin,
+                   .end = now(),
+                   .cause = cause,
+                   .rank_class = from,
+                   .name = to,
+                   .chunk = chunk,
+                   .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
+                   .kind = EventRecord::transfer});
+  }
   std::uint32_t record(const EventRecord& e) {
     out_.events.push_back(e);
     return static_cast<std::uint32_t>(out_.events.size() - 1);
@@ -264,7 +273,8 @@ class SimgridRun {
   std::deque<Region> regions_;
   std::vector<char> local_;  // by communicator: whether its groups lie within regions
   std::vector<std::unique_ptr<ClassRun>> classes_;
-  std::vector<Meetings> meetings_;  // [group class * kStreams + stream]
+  // [group class * kStreams + stream]: the meetings of a group class on one stream, in order of issue.
+  std::vector<std::deque<Meeting*>> meetings_;
   std::deque<Meeting> all_meetings_;
   std::vector<Meeting*> free_meetings_;
   struct Barrier {

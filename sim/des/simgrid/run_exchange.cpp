@@ -8,7 +8,7 @@
 
 namespace orrery {
 
-Task<> SimgridRun::wait(Flight& flight, Self& self) {
+Task SimgridRun::wait(Flight& flight, Self& self) {
   flight.waiting = &self;
   while (flight.left > 0 && !flight.failed) co_await clock_.block(self);
   if (!flight.failed) co_return;
@@ -19,19 +19,18 @@ Task<> SimgridRun::wait(Flight& flight, Self& self) {
                     x == plan_.exchanges.end() ? "a flow" : name_of(x->kind), who_waits()));
 }
 
-Task<> SimgridRun::flows(const Exchange& x, std::uint32_t group_class) {
+Task SimgridRun::flows(const Exchange& x, std::uint32_t group_class) {
   const auto all = traffic().flow_classes();
   const auto own = traffic().flows(x.pattern, group_class);
   co_await clock_.sleep(x.cost.latency_seconds);
   const auto bytes_of = [&](std::uint32_t f) {
     return all[f].share * (all[f].leaves_node ? x.wire_outside : x.wire_inside);
   };
-  int phases = 1;
-  for (const std::uint32_t f : own) phases = std::max(phases, all[f].phase + 1);
   std::vector<double> ends(own.size()), bytes;
   std::vector<std::uint32_t> started;
   std::vector<double*> ends_of;
   Self self;
+  const int phases = traffic().phases_of(own);
   for (int phase = 0; phase < phases; ++phase) {
     const double begin = now();
     Flight flight;
@@ -102,16 +101,15 @@ Process SimgridRun::exact_edge(const Exchange& x, ExactPhase& phase, std::uint32
 }
 
 // Every message by itself, with one process per edge.
-Task<> SimgridRun::flows_exactly(const Exchange& x, std::uint32_t group_class) {
+Task SimgridRun::flows_exactly(const Exchange& x, std::uint32_t group_class) {
   const auto all = traffic().flow_classes();
   const auto own = traffic().flows(x.pattern, group_class);
   if (own.empty()) co_return;
   ExactPhase exact;
   exact.first = own.front();  // ascending
   exact.edges.resize(own.back() - exact.first + 1);
-  int phases = 1;
-  for (const std::uint32_t f : own) phases = std::max(phases, all[f].phase + 1);
   co_await clock_.sleep(x.cost.base_seconds);
+  const int phases = traffic().phases_of(own);
   for (int phase = 0; phase < phases; ++phase) {
     exact.last = now();
     for (const std::uint32_t f : own) {
@@ -124,7 +122,7 @@ Task<> SimgridRun::flows_exactly(const Exchange& x, std::uint32_t group_class) {
   }
 }
 
-Task<> SimgridRun::transmit(const Exchange& x, std::uint32_t group_class) {
+Task SimgridRun::transmit(const Exchange& x, std::uint32_t group_class) {
   if (x.pattern == kNoPattern)
     co_await clock_.sleep(x.cost.seconds);
   else if (plan_.options.fidelity == Fidelity::step_exact)
@@ -134,7 +132,7 @@ Task<> SimgridRun::transmit(const Exchange& x, std::uint32_t group_class) {
 }
 
 // `moves`: whether it slows kernels that run at the same time.
-Task<> SimgridRun::run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves) {
+Task SimgridRun::run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves) {
   const auto& members = traffic().group_classes()[group_class].members;
   if (moves)
     for (const std::uint32_t m : members) {
@@ -181,32 +179,33 @@ void SimgridRun::count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t
   out_.waits[row->second].seconds += seconds;
 }
 
-Task<double> SimgridRun::exchange(ClassRun& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name,
-                                  bool meet, bool moves, std::uint32_t& cause) {
+Task SimgridRun::exchange(ClassRun& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name, bool meet,
+                          bool moves, Beginning& beginning) {
   const Exchange& x = plan_.exchanges[id];
   const std::uint32_t group = traffic().group_class(x.communicator, c.first_rank);
   const auto& members = traffic().group_classes()[group].members;
   const bool local = is_local(x);
   if (!local) co_await clock_.enter_outside();
   if (!meet || members.size() == 1) {
-    const double begin = now();
+    beginning.time = now();
     co_await run_exchange_of(x, group, moves);
-    count_exchange(c, id, name, begin, now());
+    count_exchange(c, id, name, beginning.time, now());
     if (!local) clock_.leave_outside();
-    co_return begin;
+    co_return;
   }
 
-  const std::uint64_t place = std::uint64_t{group} * kStreams + stream;
-  Meetings& meetings = meetings_[place];
-  auto met = std::find_if(c.met.begin(), c.met.end(), [&](const auto& m) { return m.first == place; });
-  if (met == c.met.end()) met = c.met.emplace(c.met.end(), place, 0);
-  const std::size_t number = met->second++;
-  while (meetings.first + meetings.queue.size() <= number) {
+  auto& meetings = meetings_[std::size_t{group} * kStreams + stream];
+  // The first to which it has not come yet.
+  auto next = std::ranges::find_if(meetings, [&](const Meeting* meeting) {
+    return std::ranges::find(meeting->arrived, c.id, &std::pair<std::uint32_t, double>::first) ==
+           meeting->arrived.end();
+  });
+  if (next == meetings.end()) {
     if (free_meetings_.empty()) free_meetings_.push_back(&all_meetings_.emplace_back());
-    meetings.queue.push_back(free_meetings_.back());
+    next = meetings.insert(next, free_meetings_.back());
     free_meetings_.pop_back();
   }
-  Meeting& m = *meetings.queue[number - meetings.first];
+  Meeting& m = **next;
   if (m.arrived.empty()) {
     m.exchange = id;
     m.left = members.size();
@@ -224,7 +223,7 @@ Task<double> SimgridRun::exchange(ClassRun& c, Self& self, std::uint32_t id, std
     while (!m.done) co_await clock_.block(self);
   } else {
     m.begin = now();
-    m.cause = cause;
+    m.cause = beginning.cause;
     for (const auto& [other, when] : m.arrived) {
       if (other == c.id || m.begin <= when) continue;
       if (classes_[other]->stage != c.stage) note_stage_wait(*classes_[other], when);
@@ -234,22 +233,19 @@ Task<double> SimgridRun::exchange(ClassRun& c, Self& self, std::uint32_t id, std
     m.done = true;
     for (Self* s : m.waiting) clock_.wake(*s);
   }
-  const double begin = m.begin;
-  cause = m.cause;
-  count_exchange(c, id, name, begin, now());
+  beginning = {m.cause, m.begin};
+  count_exchange(c, id, name, m.begin, now());
   if (!local) clock_.leave_outside();
   if (--m.left == 0)
-    while (!meetings.queue.empty() && meetings.queue.front()->done && meetings.queue.front()->left == 0) {
-      Meeting* over = meetings.queue.front();
+    while (!meetings.empty() && meetings.front()->done && meetings.front()->left == 0) {
+      Meeting* over = meetings.front();
       over->arrived.clear();
       over->waiting.clear();
       over->cause = EventRecord::kNoCause;
       over->done = false;
       free_meetings_.push_back(over);
-      meetings.queue.pop_front();
-      ++meetings.first;
+      meetings.pop_front();
     }
-  co_return begin;
 }
 
 }  // namespace orrery

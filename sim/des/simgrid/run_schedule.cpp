@@ -267,10 +267,13 @@ double SimgridRun::LineIssue::kernel_seconds() const {
   return seconds;
 }
 
-Line& SimgridRun::free_line(ClassRun& c) {
-  for (const auto& line : c.lines)
-    if (line->left == 0 && !line->held) return *line;
-  return *c.lines.emplace_back(std::make_unique<Line>());
+Line& SimgridRun::begin_line(ClassRun& c, std::size_t works) const {
+  const auto free = std::ranges::find_if(c.lines, [](const auto& line) { return line->left == 0 && !line->held; });
+  Line& line = free != c.lines.end() ? **free : *c.lines.emplace_back(std::make_unique<Line>());
+  line.begin = now();
+  line.cause = c.gate_event;
+  line.works.assign(works, {});
+  return line;
 }
 
 // A line, and the state of its issuing.
@@ -285,11 +288,8 @@ struct SimgridRun::IssuedLine {
 };
 
 std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when) {
-  Line& line = free_line(c);
+  Line& line = begin_line(c, LineIssue::works_of(items));
   line.held = true;
-  line.begin = now();
-  line.cause = c.gate_event;
-  line.works.assign(LineIssue::works_of(items), {});
   auto issued = std::make_unique<IssuedLine>(*this, c, line, std::move(items), when);
   issued->host.begin = now();
   return issued;
@@ -306,7 +306,7 @@ std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::issue_chunk_ahead(ClassRun& 
   return issued;
 }
 
-Task<> SimgridRun::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run) {
+Task SimgridRun::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run) {
   Line& line = own->line;
   LineIssue& issue = own->issue;
   const auto begin = [&] {
@@ -333,7 +333,7 @@ Task<> SimgridRun::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRu
 }
 
 // Runs everything that has been issued, up to the line's end without its output.
-Task<> SimgridRun::perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host) {
+Task SimgridRun::perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host) {
   StreamRun& compute = c.streams[kComputeStream];
   compute.last_event = c.gate_event;
   while (!compute.queue.empty()) {
@@ -347,7 +347,7 @@ Task<> SimgridRun::perform_line(ClassRun& c, const Line& line, bool drain_all, c
 }
 
 // Waits for the output, if an asynchronous stream produces it.
-Task<> SimgridRun::await_output(ClassRun& c, Work* w) {
+Task SimgridRun::await_output(ClassRun& c, Work* w) {
   if (w == nullptr || w->done) co_return;
   const double since = now();
   while (!w->done) {
@@ -359,7 +359,7 @@ Task<> SimgridRun::await_output(ClassRun& c, Work* w) {
 }
 
 // Both slots begin when both inputs are there, and end together.
-Task<> SimgridRun::run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next) {
+Task SimgridRun::run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const std::array<const Slot*, 2> slots{&forward, &backward};
@@ -374,11 +374,8 @@ Task<> SimgridRun::run_pair(ClassRun& c, const Slot& forward, const Slot& backwa
     const auto& stages = program.stages_of(program.class_of(slots[i]->micro_batch));
     append_line(program.pieces, stages[c.stage][slots[i]->chunk].runs, i == 1, code_of, items[i]);
   }
-  Line& line = free_line(c);
-  line.begin = now();
-  line.cause = c.gate_event;
   const std::size_t of_forward = LineIssue::works_of(items[0]);
-  line.works.assign(of_forward + LineIssue::works_of(items[1]), {});
+  Line& line = begin_line(c, of_forward + LineIssue::works_of(items[1]));
   Host host{.begin = now()};
   LineIssue f(*this, c, line, line.works.data(), items[0], conditions_of(forward.micro_batch, schedule.micro_batches),
               host);
@@ -411,7 +408,7 @@ void SimgridRun::record_slot(ClassRun& c, const Slot& slot, double begin, double
 }
 
 // Waits for the streams' work. `all`: also for the asynchronous streams.
-Task<> SimgridRun::drain(ClassRun& c, bool all) {
+Task SimgridRun::drain(ClassRun& c, bool all) {
   for (;;) {
     const double since = now();
     std::size_t last = kStreams;
@@ -446,7 +443,7 @@ ClassRun& SimgridRun::counterpart(const ClassRun& c, std::int32_t stage) {
 }
 
 // Waits until the slot's input is there.
-Task<> SimgridRun::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
+Task SimgridRun::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
   std::int32_t from_stage = 0;
   if (!receives(c, slot, from_stage)) co_return;
   const JobPlan& plan = *c.plan;
@@ -470,19 +467,12 @@ Task<> SimgridRun::await_input(ClassRun& c, const Slot& slot, std::size_t positi
     const std::uint32_t x = forward ? plan.forward[position - 1] : plan.backward[position + 1];
     if (x != kNoExchange) {
       const double begin = now();
-      std::uint32_t cause = c.gate_event;
-      co_await exchange(c, c, x, kComputeStream, kTransferName, false, false, cause);
+      Beginning beginning{c.gate_event};
+      co_await exchange(c, c, x, kComputeStream, kTransferName, false, false, beginning);
       c.out.transfers += now() - begin;
       input.received = true;
       if (input.sender != nullptr) clock_.wake(*input.sender);
-      c.gate_event = record({.begin = begin,
-                             .end = now(),
-                             .cause = cause,
-                             .rank_class = counterpart(c, from_stage).id,
-                             .name = c.id,
-                             .chunk = slot.chunk,
-                             .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
-                             .kind = EventRecord::transfer});
+      c.gate_event = record_transfer(counterpart(c, from_stage).id, c.id, slot.chunk, begin, beginning.cause);
     }
   }
 }
@@ -494,26 +484,18 @@ Process SimgridRun::send(ClassRun& c, std::size_t direction) {
     const Message m = sender.queue.front();
     sender.queue.pop_front();
     co_await clock_.sleep_until(m.time);  // its rank's clock may be ahead
-    std::uint32_t cause = m.cause;
-    const double begin =
-        co_await exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication),
-                          kTransferName, false, false, cause);
+    Beginning beginning{m.cause};
+    co_await exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication), kTransferName,
+                      false, false, beginning);
     ClassRun& to = *classes_[m.to];
     Arrival& input = input_of(to, direction, m.chunk, m.micro_batch);
-    input.cause = record({.begin = begin,
-                          .end = now(),
-                          .cause = cause,
-                          .rank_class = c.id,
-                          .name = m.to,
-                          .chunk = m.chunk,
-                          .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
-                          .kind = EventRecord::transfer});
+    input.cause = record_transfer(c.id, m.to, m.chunk, beginning.time, beginning.cause);
     input.there = true;
     if (to.awaited == &input) clock_.wake(to);
   }
 }
 
-Task<> SimgridRun::post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next) {
+Task SimgridRun::post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next) {
   if (slot.kind == SlotKind::weight_gradient) co_return;
   const JobPlan& plan = *c.plan;
   const Schedule& schedule = plan.program->schedule;
@@ -573,17 +555,16 @@ void SimgridRun::append_items(const ClassRun& c, const Chunk& chunk, BlockKind k
 }
 
 // The ranks of these stages wait for each other and do nothing else.
-Task<> SimgridRun::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
+Task SimgridRun::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
   for (const LineItem& item : items)
     for (const ClockNode& node : item.code->nodes) {
-      std::uint32_t cause = c.gate_event;
+      Beginning beginning{c.gate_event};
       const auto name = c.plan->first_op.at(item.code) + static_cast<std::uint32_t>(&node - item.code->nodes.data());
-      const double begin =
-          co_await exchange(c, c, c.plan->exchange_of(name, 1), kComputeStream, name, true, false, cause);
-      c.out.accounts[waiting_for(Stream::pipeline_communication)] += now() - begin;
-      c.gate_event = record({.begin = begin,
+      co_await exchange(c, c, c.plan->exchange_of(name, 1), kComputeStream, name, true, false, beginning);
+      c.out.accounts[waiting_for(Stream::pipeline_communication)] += now() - beginning.time;
+      c.gate_event = record({.begin = beginning.time,
                              .end = now(),
-                             .cause = cause,
+                             .cause = beginning.cause,
                              .rank_class = c.id,
                              .name = name,
                              .chunk = 1,
@@ -592,7 +573,7 @@ Task<> SimgridRun::sum_over_stages(ClassRun& c, std::span<const LineItem> items)
     }
 }
 
-Task<> SimgridRun::meet_at_norm(ClassRun& c) {
+Task SimgridRun::meet_at_norm(ClassRun& c) {
   if (!c.plan->synchronises) co_return;
   co_await clock_.enter_outside();
   Barrier& barrier = barriers_[static_cast<std::size_t>(c.job)];
@@ -612,7 +593,7 @@ Task<> SimgridRun::meet_at_norm(ClassRun& c) {
   if (now() > since) c.gate_event = barrier.last_event;
 }
 
-Task<> SimgridRun::end_step(ClassRun& c, UpdatePart part) {
+Task SimgridRun::end_step(ClassRun& c, UpdatePart part) {
   std::vector<LineItem> items;
   for (const Chunk& chunk : c.plan->program->stages[c.stage]) append_items(c, chunk, block_of(part), items);
   if (part == UpdatePart::stages) {
@@ -648,7 +629,7 @@ Process SimgridRun::control(ClassRun& c) {
     std::int32_t from_stage = 0;
     const bool early = slot.kind == SlotKind::forward && slot.micro_batch == 0 && receives(c, slot, from_stage);
     double begin = 0;
-    const std::function<Task<>()> wait_for_input = [&]() -> Task<> {
+    const std::function<Task()> wait_for_input = [&]() -> Task {
       co_await await_input(c, slot, position);
       begin = now();
     };
@@ -663,13 +644,12 @@ Process SimgridRun::control(ClassRun& c) {
     // Megatron-Core launches the next chunk's gathers with the first forward of the one before
     // (forward_backward_pipelining_with_interleaving, param_sync_func).
     const std::function<void()> issue_next = [&] {
-      const auto next = std::find_if(order.begin() + static_cast<std::ptrdiff_t>(i) + 1, order.end(), [](const auto& o) {
-        return o.slot.kind == SlotKind::forward && o.slot.micro_batch == 0;
-      });
+      const auto next =
+          std::find_if(order.begin() + static_cast<std::ptrdiff_t>(i) + 1, order.end(),
+                       [](const auto& o) { return o.slot.kind == SlotKind::forward && o.slot.micro_batch == 0; });
       if (next != order.end()) chunk_ahead = issue_chunk_ahead(c, next->slot.chunk);
     };
-    if (first && schedule.chunks > 1 && !schedule.pairs)
-      run.issue_next = &issue_next;
+    if (first && schedule.chunks > 1 && !schedule.pairs) run.issue_next = &issue_next;
     co_await run_line(c, std::move(own), run);
     record_slot(c, slot, begin, now());
     co_await post_output(c, slot, position, i + 1 < order.size() ? &order[i + 1].slot : nullptr);

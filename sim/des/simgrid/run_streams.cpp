@@ -36,8 +36,8 @@ Process SimgridRun::serve(ClassRun& c, std::size_t stream) {
   }
 }
 
-Task<> SimgridRun::await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause,
-                              std::uint32_t& cause_event) {
+Task SimgridRun::await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause,
+                            std::uint32_t& cause_event) {
   while (!holds(other, until)) {
     other.waiters |= static_cast<std::uint16_t>(1u << stream);
     co_await clock_.block(self);
@@ -46,7 +46,7 @@ Task<> SimgridRun::await_work(Self& self, std::size_t stream, Work& other, Until
   cause_event = other.done ? other.event : other.cause;
 }
 
-Task<> SimgridRun::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
+Task SimgridRun::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
   Self& self = waiter(c, static_cast<int>(stream));
   if (w.trigger != nullptr && !holds(*w.trigger, Until::started))
     co_await await_work(self, stream, *w.trigger, Until::started, cause, cause_event);
@@ -117,7 +117,7 @@ double SimgridRun::jittered(ClassRun& c, double seconds, const std::vector<doubl
 }
 
 // Runs a kernel in the process of the class. It is slower while collectives run.
-Task<> SimgridRun::kernel(ClassRun& c, double seconds, const std::vector<double>& kernels) {
+Task SimgridRun::kernel(ClassRun& c, double seconds, const std::vector<double>& kernels) {
   double left = jittered(c, seconds, kernels);
   const double slowdown = c.plan->overlap_slowdown;
   while (left > 0) {
@@ -145,7 +145,7 @@ void SimgridRun::finish(ClassRun& c, Work& w) {
   wake_waiters(c, w);
 }
 
-Task<> SimgridRun::perform(ClassRun& c, std::size_t stream, Work& w, const Line& line) {
+Task SimgridRun::perform(ClassRun& c, std::size_t stream, Work& w, const Line& line) {
   StreamRun& s = c.streams[stream];
   const ClockNode& node = *w.node;
   const bool on_compute = stream == kComputeStream;
@@ -190,9 +190,11 @@ Task<> SimgridRun::perform(ClassRun& c, std::size_t stream, Work& w, const Line&
       else
         co_await clock_.sleep(seconds);
     } else {
-      const double started = co_await exchange(c, waiter(c, static_cast<int>(stream)), w.exchange, stream, name, true,
-                                               node.moves && !on_compute, cause_event);
-      if (part == 0) begin = started;
+      Beginning beginning{cause_event};
+      co_await exchange(c, waiter(c, static_cast<int>(stream)), w.exchange, stream, name, true,
+                        node.moves && !on_compute, beginning);
+      cause_event = beginning.cause;
+      if (part == 0) begin = beginning.time;
     }
     busy += now() - part_begin;
     if (node.count > 1) {

@@ -17,21 +17,16 @@ void SimgridRun::prepare() {
     const Program& program = *plan_.jobs[j].program;
     orders_.emplace_back(program.stages.size());
     for (std::size_t s = 0; s < program.stages.size(); ++s) {
-      const StageOrder order = program.schedule.order(s);
-      const auto append = [&](std::span<const Segment> segments, std::uint32_t shift) {
-        for (const Segment& segment : segments)
-          for (std::uint32_t r = 0; r < segment.repeats; ++r)
-            for (std::uint32_t i = 0; i < segment.size; ++i) {
-              Slot slot = segment.slots[i];
-              const bool pairs =
-                  program.schedule.pairs && i + 1 < segment.size && StageOrder::is_pair(slot, segment.slots[i + 1]);
-              slot.micro_batch += r + shift;
-              orders_[j][s].push_back({slot, pairs});
-            }
-      };
-      append(order.prologue, 0);
-      for (std::uint32_t r = 0; r < order.repeats; ++r) append(order.body, r * order.advance);
-      append(order.epilogue, 0);
+      auto& order = orders_[j][s];
+      program.schedule.order(s).for_each_turn(
+          program.schedule.pairs,
+          [&](const Slot& slot) {
+            order.push_back({slot, false});
+          },
+          [&](const Slot& forward, const Slot& backward) {
+            order.push_back({forward, true});
+            order.push_back({backward, false});
+          });
     }
   }
   barriers_.resize(plan_.jobs.size());
@@ -161,7 +156,7 @@ std::string SimgridRun::who_waits() const {
     ++listed;
   };
   for (std::size_t place = 0; place < meetings_.size(); ++place)
-    for (const Meeting* m : meetings_[place].queue) {
+    for (const Meeting* m : meetings_[place]) {
       if (m->done || m->arrived.empty()) continue;
       const Exchange& x = plan_.exchanges[m->exchange];
       for (const auto& [id, when] : m->arrived) {

@@ -1,12 +1,14 @@
-#include "sim/des/collective_flows.h"
+#include "sim/cost/collective_flows.h"
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <unordered_map>
 
 #include "sim/base/error.h"
+#include "sim/base/index.h"
 #include "sim/cost/double_binary_tree.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/halving_doubling.h"
@@ -25,7 +27,6 @@ using Algorithm = CollectiveAlgorithm;
 using Member = std::int32_t;
 using Index = std::int32_t;
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 Index wrap(Index i, Index n) { return ((i % n) + n) % n; }
 
 // The members of a group by node.
@@ -90,18 +91,33 @@ class Nodes {
 // rotations of the path and of its mirror image do so twice.
 Index zigzag(Index j) { return j % 2 == 1 ? (j + 1) / 2 : -(j / 2); }
 
+// What an edge waits for: a range of FlowGraph::after.
+struct After {
+  Index first = 0, count = 0;
+};
+
+// share_of_tokens() by place: most members send a place the same, and powers are slow.
+class Shares {
+ public:
+  Shares(double balanced, double choices, Index places)
+      : balanced_(balanced), choices_(choices), rows_(at(places), -1), shares_(at(places)) {}
+  double of(Index place, double rows) {
+    if (rows != rows_[at(place)]) {
+      rows_[at(place)] = rows;
+      shares_[at(place)] = share_of_tokens(balanced_, choices_, rows);
+    }
+    return shares_[at(place)];
+  }
+
+ private:
+  double balanced_, choices_;
+  std::vector<double> rows_, shares_;
+};
+
 class Builder {
  public:
   Builder(const GroupMembers& group, const FlowOptions& options, FlowGraph& graph)
-      : nodes_(group),
-        options_(options),
-        mesh_(group.full_mesh),
-        both_ways_(group.both_directions),
-        leaves_(group.leaves),
-        in_switch_(group.in_switch_reduction),
-        tokens_(group.tokens),
-        rows_(group.rows),
-        graph_(graph) {
+      : group_(group), nodes_(group), options_(options), both_ways_(group.both_directions), graph_(graph) {
     if (options.chunks < 1) throw InputError({}, std::to_string(options.chunks) + " chunks", "at least 1");
     if (!group.rows.empty() && group.rows.size() != group.devices.size() * group.devices.size())
       throw InputError({}, std::to_string(group.rows.size()) + " parts",
@@ -110,22 +126,20 @@ class Builder {
     graph_.clear();
   }
 
-  const Nodes& nodes() const { return nodes_; }
-
   void rings(OpKind kind, bool both_ways) {
     both_ways_ |= both_ways;
     if (nodes_.count() == 1) {
       rings_in_node(kind, 0);
       return;
     }
-    const Index count = channels(mesh_ && nodes_.smallest() % 2 == 1);
+    const Index count = channels(group_.full_mesh && nodes_.smallest() % 2 == 1);
     reserve(std::int64_t{nodes_.members()} * count * (both_ways_ ? 2 : 1));
     for (Index c = 0; c < count; ++c)
       for (int way = 0; way < (both_ways_ ? 2 : 1); ++way) ring_across(kind, c, count, way == 1);
   }
 
   void trees() {
-    const bool odd_mesh = mesh_ && nodes_.smallest() % 2 == 1;
+    const bool odd_mesh = group_.full_mesh && nodes_.smallest() % 2 == 1;
     const Index count = channels(false), trees = nodes_.count() > 1 || odd_mesh ? 2 : 1;
     reserve(2 * std::int64_t{nodes_.members()} * count * trees);
     std::vector<Index> parent(at(nodes_.members()));
@@ -146,45 +160,42 @@ class Builder {
 
   void nvls() {
     // Every member sends all its data to the switch, which reduces one shard for each head and passes the results on.
-    const Index heads = nodes_.smallest(), members = nodes_.members();
-    const double whole = 1.0 / options_.chunks, shard = whole / heads;
-    reserve(2 * std::int64_t{members} + std::int64_t{nodes_.count()} * heads * (nodes_.count() > 1 ? 6 : 2));
-    std::vector<Index> reduced(at(nodes_.count()) * at(heads));  // edges to the heads; by head, then node
-    std::vector<Index> results(reduced.size());                  // edges from the heads
-    for (Index a = 0; a < nodes_.count(); ++a) {
-      const Index first_after = afters();
-      for (const Member m : nodes_.of(a)) wait_for(add({m}, {m, true}, whole, options_.chunks));
+    const Index heads = nodes_.smallest(), members = nodes_.members(), count = nodes_.count();
+    const double shard = 1.0 / heads;
+    reserve(2 * std::int64_t{members} + std::int64_t{count} * heads * (count > 1 ? 6 : 2));
+    std::vector<Index> reduced(at(count) * at(heads));  // edges to the heads; by head, then node
+    std::vector<Index> results(reduced.size());         // edges from the heads
+    for (Index a = 0; a < count; ++a) {
+      const After sent = after(to_switch(a, 1));
       for (Index h = 0; h < heads; ++h) {
         const Member head = nodes_.of(a)[at(h)];
-        reduced[at(h * nodes_.count() + a)] =
-            add({head, true}, {head}, shard, options_.chunks, 0, first_after, nodes_.size(a));
+        reduced[at(h * count + a)] = pass({head, true}, {head}, shard, sent);
       }
     }
-    std::vector<Index> parent(at(nodes_.count()));
+    std::vector<Index> parent(at(count));
     std::vector<FlowEnd> ends(parent.size());
-    const int trees = nodes_.count() > 1 ? 2 : 1;
+    const int trees = count > 1 ? 2 : 1;
     for (Index h = 0; h < heads; ++h) {
-      const std::span<const Index> seeds = std::span(reduced).subspan(at(h * nodes_.count()), at(nodes_.count()));
+      const std::span<const Index> seeds = std::span(reduced).subspan(at(h * count), at(count));
       Tree tree[2];
       for (int t = 0; t < trees; ++t) {
-        for (Index a = 0; a < nodes_.count(); ++a) {
-          parent[at(a)] = t == 0 ? tree_parent(nodes_.count(), a) : twin_parent(nodes_.count(), a);
+        for (Index a = 0; a < count; ++a) {
+          parent[at(a)] = t == 0 ? tree_parent(count, a) : twin_parent(count, a);
           ends[at(a)] = {nodes_.of(a)[at(h)]};
         }
         tree[t] = add_tree(parent, ends, seeds, 1.0 / (heads * trees));
       }
-      for (Index a = 0; a < nodes_.count(); ++a) {
-        const Index first_after = afters();
+      for (Index a = 0; a < count; ++a) {
+        const Index first = afters();
         for (int t = 0; t < trees; ++t) wait_for_total(tree[t], a);
-        const Member head = ends[at(a)].member;
-        results[at(h * nodes_.count() + a)] =
-            add({head}, {head, true}, shard, options_.chunks, 0, first_after, afters() - first_after);
+        const FlowEnd head = ends[at(a)];
+        results[at(h * count + a)] = pass(head, {head.member, true}, shard, since(first));
       }
     }
-    for (Index a = 0; a < nodes_.count(); ++a) {
-      const Index first_after = afters();
-      for (Index h = 0; h < heads; ++h) wait_for(results[at(h * nodes_.count() + a)]);
-      for (const Member m : nodes_.of(a)) add({m, true}, {m}, whole, options_.chunks, 0, first_after, heads);
+    for (Index a = 0; a < count; ++a) {
+      const Index first = afters();
+      for (Index h = 0; h < heads; ++h) wait_for(results[at(h * count + a)]);
+      from_switch(a, 1, since(first));
     }
   }
 
@@ -194,16 +205,13 @@ class Builder {
   void collnet(OpKind kind) {
     const Index heads = nodes_.smallest(), count = nodes_.count();
     const bool all_reduce = kind == OpKind::all_reduce;
-    const bool nvls = in_switch_ && all_reduce;
-    const double shard = 1.0 / options_.chunks / heads;
-    const auto leaf_of = [&](Member m) { return leaves_.empty() ? 0 : leaves_[at(m)]; };
+    const bool nvls = group_.in_switch_reduction && all_reduce;
+    const double shard = 1.0 / heads;
+    const auto leaf_of = [&](Member m) { return group_.leaves.empty() ? 0 : group_.leaves[at(m)]; };
     const auto fabric = [](Member m, FlowEnd::Fabric where) { return FlowEnd{m, false, where}; };
-    std::vector<Index> switched(at(count));  // by node: the first edge of its members to their scale-up switch
+    std::vector<std::vector<Index>> switched(at(count));  // by node: the edges of its members to their scale-up switch
     if (nvls)
-      for (Index a = 0; a < count; ++a) {
-        switched[at(a)] = static_cast<Index>(graph_.edges.size());
-        for (const Member m : nodes_.of(a)) add({m}, {m, true}, shard * heads, options_.chunks);
-      }
+      for (Index a = 0; a < count; ++a) switched[at(a)] = to_switch(a, shard * heads);
     std::vector<Index> results(at(count * heads));
     for (Index h = 0; h < heads; ++h) {
       // Up to the leaves.
@@ -211,57 +219,38 @@ class Builder {
         std::int64_t leaf;
         Member first;
         std::vector<Index> up, nodes;
-        Index result = 0;
       };
       std::vector<Leaf> leaves;
       for (Index a = 0; a < count; ++a) {
         const Member head = nodes_.of(a)[at(h)];
-        const Index before = static_cast<Index>(graph_.edges.size());
+        std::vector<Index> collected;
         if (nvls) {
-          const Index first_after = afters();
-          for (Index i = 0; i < nodes_.size(a); ++i) wait_for(switched[at(a)] + i);
-          add({head, true}, {head}, shard, options_.chunks, 0, first_after, nodes_.size(a));
+          collected = {pass({head, true}, {head}, shard, after(switched[at(a)]))};
         } else {
           for (const Member m : nodes_.of(a))
-            if (m != head) add({m}, {head}, shard, options_.chunks);
+            if (m != head) collected.push_back(pass({m}, {head}, shard));
         }
-        const Index first_after = afters(), collected = static_cast<Index>(graph_.edges.size()) - before;
-        for (Index i = 0; i < collected; ++i) wait_for(before + i);
-        const Index up =
-            add({head}, fabric(head, FlowEnd::Fabric::leaf), shard, options_.chunks, 0, first_after, collected);
+        const Index up = pass({head}, fabric(head, FlowEnd::Fabric::leaf), shard, after(collected));
         auto leaf = std::find_if(leaves.begin(), leaves.end(), [&](const Leaf& l) { return l.leaf == leaf_of(head); });
         if (leaf == leaves.end()) leaf = leaves.insert(leaves.end(), Leaf{leaf_of(head), head, {}, {}});
         leaf->up.push_back(up);
         leaf->nodes.push_back(a);
       }
       // Over the spine, if there are several leaves. In a reduce-scatter, each leaf receives only what its nodes keep.
-      const Member root = nodes_.of(0)[at(h)];
+      const FlowEnd spine = fabric(nodes_.of(0)[at(h)], FlowEnd::Fabric::spine);
       const bool several = leaves.size() > 1;
       std::vector<Index> sums;
       if (several)
-        for (const Leaf& leaf : leaves) {
-          const Index first_after = afters();
-          for (const Index e : leaf.up) wait_for(e);
-          sums.push_back(add(fabric(leaf.first, FlowEnd::Fabric::leaf), fabric(root, FlowEnd::Fabric::spine), shard,
-                             options_.chunks, 0, first_after, afters() - first_after));
-        }
-      for (Leaf& leaf : leaves) {
-        Index first_after = afters();
-        for (const Index e : several ? sums : leaf.up) wait_for(e);
-        Index after_count = afters() - first_after;
+        for (const Leaf& leaf : leaves)
+          sums.push_back(pass(fabric(leaf.first, FlowEnd::Fabric::leaf), spine, shard, after(leaf.up)));
+      for (const Leaf& leaf : leaves) {
+        After total = after(several ? sums : leaf.up);
         const double kept = all_reduce ? 1 : static_cast<double>(leaf.nodes.size()) / count;
-        if (several) {
-          leaf.result = add(fabric(root, FlowEnd::Fabric::spine), fabric(leaf.first, FlowEnd::Fabric::leaf),
-                            shard * kept, options_.chunks, 0, first_after, after_count);
-          first_after = afters();
-          wait_for(leaf.result);
-          after_count = 1;
-        }
+        if (several) total = after({pass(spine, fabric(leaf.first, FlowEnd::Fabric::leaf), shard * kept, total)});
         for (const Index a : leaf.nodes) {
           const Member head = nodes_.of(a)[at(h)];
           results[at(h * count + a)] =
-              add(fabric(head, FlowEnd::Fabric::leaf), {head}, all_reduce ? shard : shard / count, options_.chunks, 0,
-                  first_after, after_count);
+              pass(fabric(head, FlowEnd::Fabric::leaf), {head}, all_reduce ? shard : shard / count, total);
         }
       }
     }
@@ -271,19 +260,15 @@ class Builder {
       std::vector<Index> spread;
       for (Index h = 0; h < heads; ++h) {
         const Member head = nodes_.of(a)[at(h)];
-        const Index first_after = afters();
-        wait_for(results[at(h * count + a)]);
+        const After total = after({results[at(h * count + a)]});
         if (nvls) {
-          spread.push_back(add({head}, {head, true}, shard, options_.chunks, 0, first_after, 1));
+          spread.push_back(pass({head}, {head, true}, shard, total));
         } else {
           for (const Member m : nodes_.of(a))
-            if (m != head) add({head}, {m}, shard, options_.chunks, 0, first_after, 1);
+            if (m != head) pass({head}, {m}, shard, total);
         }
       }
-      if (!nvls) continue;
-      const Index first_after = afters();
-      for (const Index e : spread) wait_for(e);
-      for (const Member m : nodes_.of(a)) add({m, true}, {m}, shard * heads, options_.chunks, 0, first_after, heads);
+      if (nvls) from_switch(a, shard * heads, after(spread));
     }
   }
 
@@ -315,11 +300,11 @@ class Builder {
         for (Index j = x; j < largest; j += r) destinations += nodes_with[at(j)] - (j < r ? 1 : 0);
         for (const Member m : here) {
           if (m == here[at(x)]) continue;
-          double rows = rows_.empty() ? static_cast<double>(destinations) : 0;
-          if (!rows_.empty())
-            for (Member to = 0; to < nodes_.members(); ++to)
-              if (nodes_.position(to) % r == x && (nodes_.node_of(to) != a || to == here[at(x)]))
-                rows += rows_between(m, to);
+          double rows = equal() ? static_cast<double>(destinations) : 0;
+          if (!equal())
+            for_each_at(x, r, [&](Member to) {
+              if (nodes_.node_of(to) != a || to == here[at(x)]) rows += rows_between(m, to);
+            });
           add({m}, {here[at(x)]}, part * rows);
         }
       }
@@ -330,8 +315,8 @@ class Builder {
       for (Index away = 1; away < nodes_.count(); ++away) {
         const Index b = wrap(a + away, nodes_.count());
         for (Index j = 0; j < nodes_.size(b); ++j) {
-          double rows = rows_.empty() ? nodes_.size(a) : 0;
-          if (!rows_.empty())
+          double rows = equal() ? nodes_.size(a) : 0;
+          if (!equal())
             for (const Member m : here) rows += rows_between(m, nodes_.of(b)[at(j)]);
           add({here[at(j % nodes_.size(a))]}, {nodes_.of(b)[at(j)]}, part * rows);
         }
@@ -342,37 +327,34 @@ class Builder {
   // Over NICs to the member at the same place in each node; from there to all others that need it.
   void exchange_tokens() {
     reserve(pairs_in_nodes() + std::int64_t{nodes_.members()} * (nodes_.count() - 1));
+    const TokenShares& tokens = group_.tokens;
+    Shares to_rank(tokens.to_rank, tokens.choices, nodes_.members());
+    Shares to_node(tokens.to_node, tokens.choices, nodes_.count());
+    std::vector<double> passed_on;
     for (Index a = 0; a < nodes_.count(); ++a) {
       const std::span<const Member> here = nodes_.of(a);
       const Index r = nodes_.size(a);
-      const double passed_on = tokens_.to_rank * nodes_.members() / r;  // tokens of as many members as nodes
       for (Index x = 0; x < r; ++x) {
+        // By position: what it has received from the members at its place, as many as there are nodes, and passes on.
+        passed_on.assign(here.size(), equal() ? tokens.to_rank * nodes_.members() / r : 0);
+        if (!equal())
+          for_each_at(x, r, [&](Member m) {
+            for (std::size_t j = 0; j < here.size(); ++j) passed_on[j] += to_rank.of(here[j], rows_between(m, here[j]));
+          });
         for (Index away = 1; away < r; ++away) {
-          const Member to = here[at(wrap(x + away, r))];
-          add({here[at(x)]}, {to}, rows_.empty() ? passed_on : tokens_passed_on(a, x, to));
+          const auto j = at(wrap(x + away, r));
+          add({here[at(x)]}, {here[j]}, passed_on[j]);
         }
         for (Index away = 1; away < nodes_.count(); ++away) {
           const Index b = wrap(a + away, nodes_.count());
+          double rows = 0;
+          if (!equal())
+            for (const Member to : nodes_.of(b)) rows += rows_between(here[at(x)], to);
           add({here[at(x)]}, {nodes_.of(b)[at(x % nodes_.size(b))]},
-              rows_.empty() ? tokens_.to_node : tokens_to_node(here[at(x)], b));
+              equal() ? tokens.to_node : to_node.of(b, rows / nodes_.size(b)));
         }
       }
     }
-  }
-
-  // The share of tokens that position x of node a has received, from members at its place, and that it passes on to
-  // `to`.
-  double tokens_passed_on(Index a, Index x, Member to) const {
-    double share = 0;
-    for (Member m = 0; m < nodes_.members(); ++m)
-      if (nodes_.position(m) % nodes_.size(a) == x)
-        share += share_of_tokens(tokens_.to_rank, tokens_.choices, rows_between(m, to));
-    return share;
-  }
-  double tokens_to_node(Member from, Index node) const {
-    double rows = 0;
-    for (const Member to : nodes_.of(node)) rows += rows_between(from, to) / nodes_.size(node);
-    return share_of_tokens(tokens_.to_node, tokens_.choices, rows);
   }
 
   void halving_doubling(OpKind kind) {
@@ -384,42 +366,25 @@ class Builder {
     // Both halves of a participant's exchange must end before its next exchange starts (sendrecv): the arrival of data
     // in one step says nothing about what the partner sent in the step before.
     Index before = 0, partner = 0;  // first edge of the step before; the bit in which partners differed there
-    const auto wait_for_exchange = [&](Index v) {
-      wait_for(before + (v ^ partner));
-      wait_for(before + v);
-    };
+    const auto exchanged = [&](Index v) { return after({before + (v ^ partner), before + v}); };
     for (int step = 0; step < exchange.steps(); ++step) {
       begin_phase();
       const auto base = static_cast<Index>(graph_.edges.size());
       const Index mask = Index{1} << exchange.bit(step);
       for (Index v = 0; v < count; ++v) {
-        const Index first_after = afters();
-        if (step > 0)
-          wait_for_exchange(v);
-        else if (v < extra)
-          wait_for(v);
-        add(member(v), member(v ^ mask), exchange.share(step, v), 1, 0, first_after, afters() - first_after);
+        const After ready = step > 0 ? exchanged(v) : v < extra ? after({v}) : After{};
+        add(member(v), member(v ^ mask), exchange.share(step, v), 1, 0, ready);
       }
       before = base;
       partner = mask;
     }
     begin_phase();
-    for (Index v = 0; v < extra; ++v) {
-      const Index first_after = afters();
-      wait_for_exchange(v);
-      add(member(v), {2 * v}, exchange.share_out(), 1, 0, first_after, afters() - first_after);
-    }
+    for (Index v = 0; v < extra; ++v) add(member(v), {2 * v}, exchange.share_out(), 1, 0, exchanged(v));
   }
 
-  // The relative size of a part of an all-to-all: 1 if all are equal.
-  double rows_between(Member from, Member to) const {
-    return rows_.empty() ? 1 : rows_[at(std::int64_t{from} * nodes_.members() + to)];
-  }
-
-  // bytes_of(i, j): bytes from member i to member j. node_bytes_of(i, b): to all members of node b.
-  template <class BytesOf, class NodeBytesOf>
-  void pairs(BytesOf&& bytes_of, NodeBytesOf&& node_bytes_of) {
+  void pairs() {
     const Index n = nodes_.members();
+    const double part = 1.0 / n;
     const bool by_node = options_.by_node && nodes_.count() > 1;
     reserve(by_node ? pairs_in_nodes() + std::int64_t{n} * (nodes_.count() - 1) : std::int64_t{n} * (n - 1));
     for (Member i = 0; i < n; ++i) {
@@ -428,25 +393,30 @@ class Builder {
       if (!by_node) {
         for (Index away = 1; away < n; ++away) {
           const Member j = i + away < n ? i + away : i + away - n;
-          add_pair(i, j, bytes_of(i, j));
+          add_pair(i, j, part * rows_between(i, j));
         }
         continue;
       }
       for (const Member j : nodes_.of(a))
-        if (j != i) add_pair(i, j, bytes_of(i, j));
+        if (j != i) add_pair(i, j, part * rows_between(i, j));
       for (Index away = 1; away < nodes_.count(); ++away) {
         const Index b = wrap(a + away, nodes_.count());
-        add_pair(i, nodes_.of(b)[at((nodes_.position(i) + away) % nodes_.size(b))], node_bytes_of(i, b));
+        double rows = equal() ? nodes_.size(b) : 0;
+        if (!equal())
+          for (const Member j : nodes_.of(b)) rows += rows_between(i, j);
+        add_pair(i, nodes_.of(b)[at((nodes_.position(i) + away) % nodes_.size(b))], part * rows);
       }
     }
   }
 
   void message(Member from, Member to) { add({from}, {to}, 1); }
+  void shift() {
+    for (Member m = 0; m < nodes_.members(); ++m) message(m, next(m));
+  }
 
   // A message that leaves a node goes in parts to the node's members, leaves over the NIC of each, and is joined at its
   // destination.
   void routed_shift() {
-    const auto next = [&](Member m) { return m + 1 < nodes_.members() ? m + 1 : 0; };
     for (int phase = 0; phase < 3; ++phase) {
       if (phase > 0) begin_phase();
       for (Member m = 0; m < nodes_.members(); ++m) {
@@ -468,15 +438,6 @@ class Builder {
   void finish() { graph_.phases = graph_.edges.empty() ? 1 : graph_.edges.back().phase + 1; }
 
  private:
-  struct Tree {
-    Index up = 0;    // first edge towards the root; the edges away from it follow
-    Index root = 0;  // vertex
-    Index count = 0;
-    Index root_after = 0, root_afters = 0;
-    Index up_of(Index v) const { return up + v - (v > root ? 1 : 0); }
-    Index down_of(Index v) const { return up_of(v) + count - 1; }
-  };
-
   void reserve(std::int64_t edges) {
     if (edges > std::numeric_limits<Index>::max())
       throw InputError({}, "a collective of " + std::to_string(edges) + " edges",
@@ -489,20 +450,61 @@ class Builder {
     return pairs;
   }
 
+  Member next(Member m) const { return m + 1 < nodes_.members() ? m + 1 : 0; }
+  // Visits the members whose position in their node is x modulo `r`.
+  template <class Visit>
+  void for_each_at(Index x, Index r, Visit&& visit) const {
+    for (Index node = 0; node < nodes_.count(); ++node)
+      for (Index j = x; j < nodes_.size(node); j += r) visit(nodes_.of(node)[at(j)]);
+  }
+  // The relative size of a part of an all-to-all: 1 if all are equal.
+  bool equal() const { return group_.rows.empty(); }
+  double rows_between(Member from, Member to) const {
+    return equal() ? 1 : group_.rows[at(std::int64_t{from} * nodes_.members() + to)];
+  }
+
   Index afters() const { return static_cast<Index>(graph_.after.size()); }
   void wait_for(Index edge) { graph_.after.push_back(edge); }
-  Index add(FlowEnd from, FlowEnd to, double bytes, Index messages = 1, Index lag = 0, Index first_after = 0,
-            Index after_count = 0) {
+  After since(Index first) const { return {first, afters() - first}; }
+  After after(std::initializer_list<Index> edges) { return after(std::span(edges.begin(), edges.size())); }
+  After after(std::span<const Index> edges) {
+    const Index first = afters();
+    graph_.after.insert(graph_.after.end(), edges.begin(), edges.end());
+    return since(first);
+  }
+  Index add(FlowEnd from, FlowEnd to, double bytes, Index messages = 1, Index lag = 0, After after = {}) {
     graph_.edges.push_back({.from = from,
                             .to = to,
                             .bytes = bytes,
                             .messages = messages,
                             .lag = lag,
-                            .first_after = first_after,
-                            .afters = after_count,
+                            .first_after = after.first,
+                            .afters = after.count,
                             .phase = phase_});
     return static_cast<Index>(graph_.edges.size()) - 1;
   }
+  // Sends `share` of the op's bytes chunk by chunk, each as soon as it has come.
+  Index pass(FlowEnd from, FlowEnd to, double share, After after = {}) {
+    return add(from, to, share / options_.chunks, options_.chunks, 0, after);
+  }
+  // From each member of a node to the scale-up switch, and from the switch to each.
+  std::vector<Index> to_switch(Index node, double share) {
+    std::vector<Index> edges;
+    for (const Member m : nodes_.of(node)) edges.push_back(pass({m}, {m, true}, share));
+    return edges;
+  }
+  void from_switch(Index node, double share, After after) {
+    for (const Member m : nodes_.of(node)) pass({m, true}, {m}, share, after);
+  }
+  struct Tree {
+    Index up = 0;    // first edge towards the root; the edges away from it follow
+    Index root = 0;  // vertex
+    Index count = 0;
+    After at_root;
+    Index up_of(Index v) const { return up + v - (v > root ? 1 : 0); }
+    Index down_of(Index v) const { return up_of(v) + count - 1; }
+  };
+
   void add_pair(Member from, Member to, double bytes) {
     if (bytes == 0) return;
     const Index e = add({from}, {to}, bytes);
@@ -528,7 +530,7 @@ class Builder {
     const Index r = nodes_.size(node), first = entry(channel, count);
     chain_.resize(here.size());
     for (Index j = 0; j < r; ++j) {
-      const Index step = mesh_ ? zigzag(j) : j;
+      const Index step = group_.full_mesh ? zigzag(j) : j;
       chain_[at(j)] = here[at(wrap(first + (reversed ? -step : step), r))];
     }
   }
@@ -537,7 +539,7 @@ class Builder {
     const std::span<const Member> here = nodes_.of(node);
     const Index n = nodes_.size(node);
     if (n == 1) return;
-    if (!mesh_ || n == 2) {
+    if (!group_.full_mesh || n == 2) {
       const int ways = both_ways_ ? 2 : 1;
       for (int way = 0; way < ways; ++way) {
         order_.assign(here.begin(), here.end());
@@ -561,7 +563,8 @@ class Builder {
   void ring_across(OpKind kind, Index channel, Index count, bool backwards) {
     order_.clear();
     senders_.clear();
-    const bool mirrored = mesh_ && nodes_.smallest() % 2 == 1 && count == 2 * nodes_.smallest() && channel % 2 == 1;
+    const bool mirrored =
+        group_.full_mesh && nodes_.smallest() % 2 == 1 && count == 2 * nodes_.smallest() && channel % 2 == 1;
     for (Index i = 0; i < nodes_.count(); ++i) {
       chain_of(backwards ? nodes_.count() - 1 - i : i, channel, count, backwards != mirrored);
       order_.insert(order_.end(), chain_.begin(), chain_.end());
@@ -575,34 +578,27 @@ class Builder {
   void add_ring(OpKind kind, double share, std::span<const Member> order, std::span<const Member> senders) {
     const auto n = static_cast<Index>(order.size());
     const auto base = static_cast<Index>(graph_.edges.size());
-    const bool chain = kind == OpKind::broadcast || kind == OpKind::reduce;
-    if (chain) {
+    if (kind == OpKind::broadcast || kind == OpKind::reduce) {
       // The ring without the edge into member 0, or for reduce without the edge out of it.
       auto first = static_cast<Index>(std::find(order.begin(), order.end(), 0) - order.begin());
       if (kind == OpKind::reduce) ++first;
       for (Index i = 0; i < n - 1; ++i) {
         const Index here = wrap(first + i, n);
-        const Index first_after = afters();
-        if (i > 0) wait_for(base + i - 1);
-        add({senders[at(here)]}, {order[at(wrap(here + 1, n))]}, share / options_.chunks, options_.chunks, 0,
-            first_after, i > 0);
+        pass({senders[at(here)]}, {order[at(wrap(here + 1, n))]}, share, i > 0 ? after({base + i - 1}) : After{});
       }
       return;
     }
     const Index steps = kind == OpKind::all_reduce ? 2 * (n - 1) : n - 1;
-    for (Index i = 0; i < n; ++i) {
-      const Index next = i + 1 < n ? i + 1 : 0;
-      const Index first_after = afters();
-      wait_for(base + (i > 0 ? i : n) - 1);
-      add({senders[at(i)]}, {order[at(next)]}, share / n, steps, -1, first_after, 1);
-    }
+    for (Index i = 0; i < n; ++i)
+      add({senders[at(i)]}, {order[at(i + 1 < n ? i + 1 : 0)]}, share / n, steps, -1,
+          after({base + (i > 0 ? i : n) - 1}));
   }
 
   // Up to the root of a tree and down again. A vertex waits for its children and for its seed edge, if there is one.
   Tree add_tree(std::span<const Index> parent, std::span<const FlowEnd> ends, std::span<const Index> seeds,
                 double share) {
     const auto count = static_cast<Index>(parent.size());
-    Tree tree{.up = static_cast<Index>(graph_.edges.size()), .count = count};
+    Tree tree{.up = static_cast<Index>(graph_.edges.size()), .count = count, .at_root = {}};
     offset_.assign(at(count) + 1, 0);
     for (Index v = 0; v < count; ++v) {
       if (parent[at(v)] == kTreeRoot)
@@ -619,24 +615,15 @@ class Builder {
       if (parent[at(v)] != kTreeRoot) graph_.after[at(filled_[at(parent[at(v)])]++)] = tree.up_of(v);
       if (!seeds.empty()) graph_.after[at(filled_[at(v)]++)] = seeds[at(v)];
     }
-    tree.root_after = offset_[at(tree.root)];
-    tree.root_afters = offset_[at(tree.root) + 1] - tree.root_after;
+    const auto below = [&](Index v) { return After{offset_[at(v)], offset_[at(v) + 1] - offset_[at(v)]}; };
+    tree.at_root = below(tree.root);
 
-    const double bytes = share / options_.chunks;
     for (Index v = 0; v < count; ++v)
-      if (v != tree.root)
-        add(ends[at(v)], ends[at(parent[at(v)])], bytes, options_.chunks, 0, offset_[at(v)],
-            offset_[at(v) + 1] - offset_[at(v)]);
+      if (v != tree.root) pass(ends[at(v)], ends[at(parent[at(v)])], share, below(v));
     for (Index v = 0; v < count; ++v) {
       if (v == tree.root) continue;
       const Index up = parent[at(v)];
-      Index first_after = tree.root_after, after_count = tree.root_afters;
-      if (up != tree.root) {
-        first_after = afters();
-        after_count = 1;
-        wait_for(tree.down_of(up));
-      }
-      add(ends[at(up)], ends[at(v)], bytes, options_.chunks, 0, first_after, after_count);
+      pass(ends[at(up)], ends[at(v)], share, up == tree.root ? tree.at_root : after({tree.down_of(up)}));
     }
     return tree;
   }
@@ -646,7 +633,7 @@ class Builder {
       wait_for(tree.down_of(v));
       return;
     }
-    for (Index i = 0; i < tree.root_afters; ++i) wait_for(graph_.after[at(tree.root_after + i)]);
+    for (Index i = 0; i < tree.at_root.count; ++i) wait_for(graph_.after[at(tree.at_root.first + i)]);
   }
 
   // Rings across the nodes, one for each position. If nodes have unequal numbers of members, each member represents its
@@ -683,21 +670,47 @@ class Builder {
     }
   }
 
+  const GroupMembers& group_;
   const Nodes nodes_;
-  const FlowOptions options_;
-  const bool mesh_;
+  const FlowOptions& options_;
   bool both_ways_;
-  const std::span<const std::int64_t> leaves_;
-  const bool in_switch_;
-  const TokenShares tokens_;
-  const std::span<const double> rows_;
   FlowGraph& graph_;
   std::uint8_t phase_ = 0;
   std::vector<Member> order_, senders_, chain_;  // working storage
   std::vector<Index> offset_, filled_;
 };
 
-[[noreturn]] void refuse(OpKind kind, Algorithm algorithm, const char* expected) {
+std::vector<Algorithm> algorithms_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::all_reduce:
+      return {
+          Algorithm::ring,    Algorithm::bidirectional_ring, Algorithm::tree, Algorithm::hierarchical, Algorithm::nvls,
+          Algorithm::collnet, Algorithm::halving_doubling};
+    case OpKind::all_gather:
+      return {Algorithm::ring, Algorithm::bidirectional_ring, Algorithm::hierarchical, Algorithm::halving_doubling};
+    case OpKind::reduce_scatter:
+      return {Algorithm::ring, Algorithm::bidirectional_ring, Algorithm::hierarchical, Algorithm::halving_doubling,
+              Algorithm::collnet};
+    case OpKind::broadcast:
+    case OpKind::reduce:
+      return {Algorithm::ring, Algorithm::bidirectional_ring};
+    case OpKind::all_to_all:
+      return {Algorithm::direct, Algorithm::hierarchical, Algorithm::by_token};
+    case OpKind::ring_shift:
+      return {Algorithm::direct, Algorithm::hierarchical};
+    case OpKind::send:
+    case OpKind::receive:
+      return {Algorithm::direct};
+    default:
+      throw InputError({}, name_of(kind), "a communication op");
+  }
+}
+
+void check(OpKind kind, Algorithm algorithm) {
+  const std::vector<Algorithm> all = algorithms_of(kind);
+  if (std::ranges::find(all, algorithm) != all.end()) return;
+  std::string expected;
+  for (const Algorithm a : all) expected += std::string(expected.empty() ? "" : ", ") + name_of(a);
   throw InputError({}, std::string(name_of(algorithm)) + " for " + name_of(kind), expected);
 }
 
@@ -706,133 +719,77 @@ class Builder {
 void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMembers& members,
                       const FlowOptions& options, FlowGraph& graph) {
   Builder b(members, options, graph);
-  const bool alone = members.devices.size() < 2;
-  const bool ring = algorithm == Algorithm::ring || algorithm == Algorithm::bidirectional_ring;
-  const bool both_ways = algorithm == Algorithm::bidirectional_ring;
-  switch (kind) {
-    case OpKind::all_reduce:
-      if (!ring && algorithm != Algorithm::tree && algorithm != Algorithm::hierarchical &&
-          algorithm != Algorithm::nvls && algorithm != Algorithm::collnet && algorithm != Algorithm::halving_doubling)
-        refuse(kind, algorithm, "ring, bidirectional_ring, tree, hierarchical, nvls, collnet or halving_doubling");
+  check(kind, algorithm);
+  if (members.devices.size() < 2) return;
+  switch (algorithm) {
+    case Algorithm::tree:
+      b.trees();
       break;
-    case OpKind::all_gather:
-    case OpKind::reduce_scatter:
-      if (kind == OpKind::reduce_scatter && algorithm == Algorithm::collnet) break;
-      if (!ring && algorithm != Algorithm::hierarchical && algorithm != Algorithm::halving_doubling)
-        refuse(kind, algorithm, "ring, bidirectional_ring, hierarchical or halving_doubling");
+    case Algorithm::nvls:
+      b.nvls();
       break;
-    case OpKind::broadcast:
-    case OpKind::reduce:
-      if (!ring) refuse(kind, algorithm, "ring or bidirectional_ring");
+    case Algorithm::collnet:
+      b.collnet(kind);
       break;
-    case OpKind::all_to_all:
-      if (algorithm != Algorithm::direct && algorithm != Algorithm::hierarchical && algorithm != Algorithm::by_token)
-        refuse(kind, algorithm, "direct, hierarchical or by_token");
+    case Algorithm::halving_doubling:
+      b.halving_doubling(kind);
       break;
-    case OpKind::ring_shift:
-      if (algorithm != Algorithm::direct && algorithm != Algorithm::hierarchical)
-        refuse(kind, algorithm, "direct or hierarchical");
+    case Algorithm::by_token:
+      b.exchange_tokens();
       break;
-    case OpKind::send:
-    case OpKind::receive:
-      if (algorithm != Algorithm::direct) refuse(kind, algorithm, "direct");
+    case Algorithm::hierarchical:
+      if (kind == OpKind::all_to_all)
+        b.hierarchical_all_to_all();
+      else if (kind == OpKind::ring_shift)
+        b.routed_shift();
+      else
+        b.hierarchical(kind);
+      break;
+    case Algorithm::direct:
+      if (kind == OpKind::all_to_all)
+        b.pairs();
+      else if (kind == OpKind::ring_shift)
+        b.shift();
+      else
+        b.message(0, 1);
       break;
     default:
-      throw InputError({}, name_of(kind), "a communication op");
-  }
-  if (alone) return;
-  if (ring) {
-    b.rings(kind, both_ways);
-  } else if (algorithm == Algorithm::tree) {
-    b.trees();
-  } else if (algorithm == Algorithm::nvls) {
-    b.nvls();
-  } else if (algorithm == Algorithm::collnet) {
-    b.collnet(kind);
-  } else if (algorithm == Algorithm::halving_doubling) {
-    b.halving_doubling(kind);
-  } else if (kind == OpKind::all_to_all) {
-    const double part = 1.0 / static_cast<double>(members.devices.size());
-    if (algorithm == Algorithm::hierarchical)
-      b.hierarchical_all_to_all();
-    else if (algorithm == Algorithm::by_token)
-      b.exchange_tokens();
-    else if (!members.rows.empty())
-      b.pairs([&](Member i, Member j) { return part * b.rows_between(i, j); },
-              [&](Member i, Index node) {
-                double sum = 0;
-                for (const Member j : b.nodes().of(node)) sum += b.rows_between(i, j);
-                return part * sum;
-              });
-    else
-      b.pairs([part](Member, Member) { return part; },
-              [&, part](Member, Index node) { return part * b.nodes().size(node); });
-  } else if (algorithm == Algorithm::hierarchical && kind == OpKind::ring_shift) {
-    b.routed_shift();
-  } else if (algorithm == Algorithm::hierarchical) {
-    b.hierarchical(kind);
-  } else if (kind == OpKind::ring_shift) {
-    const Index n = b.nodes().members();
-    for (Member m = 0; m < n; ++m) b.message(m, m + 1 < n ? m + 1 : 0);
-  } else {
-    b.message(0, 1);
+      b.rings(kind, algorithm == Algorithm::bidirectional_ring);
   }
   b.finish();
 }
 
 double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t members, std::int64_t nodes,
-                       const FlowOptions& options, bool every_message) {
+                       const FlowOptions& options) {
   if (members < 2) return 0;
   const double n = static_cast<double>(members), a = static_cast<double>(nodes), here = n / a;
   const double channels = options.channels > 0 ? static_cast<double>(options.channels) : here;
-  const double chunks = every_message ? options.chunks : 1;
-  // Number of messages of data that is passed around k members.
-  const auto steps = [&](double k) { return !every_message ? 1 : kind == OpKind::all_reduce ? 2 * (k - 1) : k - 1; };
+  const double rounds = kind == OpKind::all_reduce ? 2 : 1;
   switch (algorithm) {
     case Algorithm::ring:
-    case Algorithm::bidirectional_ring: {
-      const double edges = n * (nodes > 1 ? channels : 1) * (algorithm == Algorithm::ring ? 1 : 2);
-      return edges * (kind == OpKind::broadcast || kind == OpKind::reduce ? chunks : steps(n));
-    }
+      return n * (nodes > 1 ? channels : 1);
+    case Algorithm::bidirectional_ring:
+      return 2 * n * (nodes > 1 ? channels : 1);
     case Algorithm::tree:
-      return 2 * n * channels * (nodes > 1 ? 2 : 1) * chunks;
+      return 2 * n * channels * (nodes > 1 ? 2 : 1);
     case Algorithm::nvls:
-      return (4 * n + (nodes > 1 ? 4 * n : 0)) * chunks;
+      return 4 * n + (nodes > 1 ? 4 * n : 0);
     case Algorithm::halving_doubling:
-      return n * (std::log2(n) + 1) * (kind == OpKind::all_reduce ? 2 : 1);
+      return n * (std::log2(n) + 1) * rounds;
     case Algorithm::hierarchical:
       if (kind == OpKind::all_to_all) return n * (here + a);
       if (kind == OpKind::ring_shift) return n + 3 * a * here;
-      return n * ((kind == OpKind::all_reduce ? 2 : 1) * (every_message ? here : 1) + steps(a));
+      return n * (rounds + 1);
     case Algorithm::by_token:
       return n * (here + a);
     case Algorithm::collnet:  // within the node, and to the switches and back
-      return n * ((kind == OpKind::all_reduce ? 2 : 1) * (here - 1) + 2) * chunks;
+      return n * (rounds * (here - 1) + 2);
     case Algorithm::direct:
       if (kind != OpKind::all_to_all) return n;
       return n * (options.by_node ? here + a : n);
     default:
       return 0;
   }
-}
-
-void all_to_all_v_flows(std::span<const double> bytes, const GroupMembers& members, const FlowOptions& options,
-                        FlowGraph& graph) {
-  Builder b(members, options, graph);
-  const std::size_t n = members.devices.size();
-  if (bytes.size() != n * n)
-    throw InputError({}, std::to_string(bytes.size()) + " message sizes",
-                     std::to_string(n * n) + ", one for each pair of " + std::to_string(n) + " members");
-  for (const double x : bytes)
-    if (!(x >= 0) || !std::isfinite(x))
-      throw InputError({}, std::to_string(x) + " bytes", "a finite number, 0 or more");
-  const auto bytes_of = [&](Member i, Member j) { return bytes[at(i) * n + at(j)]; };
-  b.pairs(bytes_of, [&](Member i, Index node) {
-    double sum = 0;
-    for (const Member j : b.nodes().of(node)) sum += bytes_of(i, j);
-    return sum;
-  });
-  b.finish();
 }
 
 }  // namespace orrery

@@ -1,6 +1,8 @@
 // The messages of a collective, as edges between the members of its group: who sends to whom, how much, how often, and
-// what each message waits for. One description serves both fidelities: step-exact runs every message; steady-flow sends
-// an edge's total as one flow. Bytes are shares of the op's size as nccl-tests counts it (see CollectiveModel::cost).
+// what each message waits for. One description serves both fidelities of the discrete-event engine (step-exact runs
+// every message; steady-flow sends an edge's total as one flow), the skew of unequal exchanges (exchange_skew.h), and
+// ranks over MPI (realrun/mpi/schedule.h). Bytes are shares of the op's size as nccl-tests counts it (see
+// CollectiveModel::cost).
 //
 // Sources: Patarasuk and Yuan 2009 (ring); Sanders, Speck and Traeff 2009 (two-tree); Thakur, Rabenseifner and Gropp
 // 2005 (recursive halving and doubling); NCCL's src/graph (channels, chains in the node, NVLS, PXN); Rajbhandari et al.
@@ -100,6 +102,8 @@ struct FlowOptions {
 //   broadcast, reduce                         ring, bidirectional_ring; from and to member 0
 //   ring_shift                                direct, hierarchical
 //   send, receive                             direct: members 0 -> 1
+// Along a ring, message k of an edge passes on what message k - 1 brought to its start. A tree's edges up come before its
+// edges down. halving_doubling has a phase for each step, and one before and one after if it folds ranks into others.
 // The members' nodes decide which edges leave the node; nodes may have unequal numbers of members. A group of one makes
 // no edges. The same input gives the same edges in the same order. Cost: O(edges); a ring has members x channels edges.
 // Throws InputError for an algorithm that the kind does not have, an op that does not communicate, options out of
@@ -107,16 +111,9 @@ struct FlowOptions {
 void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMembers& members,
                       const FlowOptions& options, FlowGraph& graph);
 
-// Estimates the number of edges, or of messages if `every_message`, for a group of `members` evenly on `nodes`, without
-// making any; used to refuse runs that would take too long. Accurate within a factor of four. 0 if collective_flows()
-// refuses.
+// Estimates the number of edges for a group of `members` evenly on `nodes`, without making any; used to refuse runs
+// that would take too long. Accurate within a factor of four. 0 if collective_flows() refuses.
 double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t members, std::int64_t nodes,
-                       const FlowOptions& options, bool every_message);
-
-// All-to-all with unequal parts, for MoE routing: bytes[i * members + j] is the number of bytes from member i to j.
-// Bytes of edges are then bytes, not shares. 0 bytes send nothing. Throws InputError unless there are members x members
-// finite numbers >= 0.
-void all_to_all_v_flows(std::span<const double> bytes, const GroupMembers& members, const FlowOptions& options,
-                        FlowGraph& graph);
+                       const FlowOptions& options);
 
 }  // namespace orrery
