@@ -122,7 +122,8 @@ constexpr Listing presets(const char* name, const char* one, Names (*names)(), F
 // Those of one kind that training plans name.
 template <class Preset>
 constexpr Listing plan_presets(const char* name, const char* one) {
-  return presets(name, one, PresetsOf<Preset>::names, [](const std::string& of) { return PresetsOf<Preset>::find(of); });
+  return presets(name, one, PresetsOf<Preset>::names,
+                 [](const std::string& of) { return PresetsOf<Preset>::find(of); });
 }
 
 const BundledDocument& bundled(std::span<const BundledDocument> documents, const std::string& name) {
