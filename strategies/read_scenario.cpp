@@ -315,7 +315,7 @@ Json load_scenario_document(const std::string& name_or_path, const std::vector<s
 
 namespace {
 
-// Parts that were read from lines, by their texts.
+// Parts that were read, by their texts.
 template <class Value>
 class ReadParts {
  public:
@@ -383,8 +383,8 @@ std::uint64_t scenario_digest(const Json& written_out) {
 
 struct ScenarioReader::Cache {
   // Keyed by the part's text and the folder that relative paths start from.
-  std::unordered_map<std::string, Model> models;
-  std::unordered_map<std::string, Cluster> clusters;
+  ReadParts<Model> models;
+  ReadParts<Cluster> clusters;
 
   // For lines: all in one folder, with the same --set arguments.
   struct Lines {
@@ -435,15 +435,14 @@ namespace {
 
 // The value that `read` makes of a part, from `cache` when the same part was read before.
 template <class Value, class Read>
-const Value& cached(std::unordered_map<std::string, Value>& cache, const Json& json, const char* key,
-                    const InputError::Where& where, Read read) {
-  const std::string text = std::filesystem::path(where.file).parent_path().string() + '\n' + json.dump();
-  const auto found = cache.find(text);
-  if (found != cache.end()) return found->second;
-  Part part = open_part(json, key, where, /*keep_names=*/true);
-  if (part.json.is_object() && part.json.contains("topology_file") && part.json["topology_file"].is_string())
-    part.json["topology_file"] = path_beside(part.json["topology_file"].get<std::string>(), part.where.file);
-  return cache.emplace(text, read(part.json, part.where)).first->second;
+const Value& cached(ReadParts<Value>& cache, const Json& json, const char* key, const InputError::Where& where,
+                    Read read) {
+  return cache.get(std::filesystem::path(where.file).parent_path().string() + '\n' + json.dump(), [&] {
+    Part part = open_part(json, key, where, /*keep_names=*/true);
+    if (part.json.is_object() && part.json.contains("topology_file") && part.json["topology_file"].is_string())
+      part.json["topology_file"] = path_beside(part.json["topology_file"].get<std::string>(), part.where.file);
+    return read(part.json, part.where);
+  });
 }
 
 // Returns what `read` returns; adds to errors the file or the --set at fault.
@@ -466,6 +465,12 @@ auto reading_part(const ScenarioSource& source, const InputError::Where& where, 
   } catch (const InputError& error) {
     throw source.named_at(where.pointer, error);
   }
+}
+
+const Json& need(JsonReader& reader, const char* key, const char* expected) {
+  const Json* const part = reader.take(key);
+  if (part == nullptr) reader.fail(key, expected);
+  return *part;
 }
 
 std::vector<Perturbation> take_perturbations(JsonReader& reader, const ScenarioSource& source, const Cluster& cluster) {
@@ -538,10 +543,9 @@ InputError Job::in_document(const InputError& error) const {
 }
 
 Cluster ScenarioReader::take_cluster(JsonReader& reader, const ScenarioSource& source) {
-  const Json* cluster = reader.take("cluster");
-  if (cluster == nullptr) reader.fail("cluster", "a cluster: a preset's name, a file, or an object");
+  const Json& cluster = need(reader, "cluster", "a cluster: a preset's name, a file, or an object");
   return reading_part(source, reader.at("cluster"), [&](const InputError::Where& where) {
-    return cached(cache_->clusters, *cluster, "cluster", where,
+    return cached(cache_->clusters, cluster, "cluster", where,
                   [](const Json& json, const InputError::Where& at) { return read_cluster(json, at); });
   });
 }
@@ -549,16 +553,9 @@ Cluster ScenarioReader::take_cluster(JsonReader& reader, const ScenarioSource& s
 namespace {
 
 const Json& need_model(JsonReader& reader) {
-  const Json* model = reader.take("model");
-  if (model == nullptr) reader.fail("model", "a model: a preset's name, a file, or an object");
-  return *model;
+  return need(reader, "model", "a model: a preset's name, a file, or an object");
 }
-
-const Json& need_workload(JsonReader& reader) {
-  const Json* workload = reader.take("workload");
-  if (workload == nullptr) reader.fail("workload", "a workload: an object or a file");
-  return *workload;
-}
+const Json& need_workload(JsonReader& reader) { return need(reader, "workload", "a workload: an object or a file"); }
 
 Workload take_workload(JsonReader& reader, const ScenarioSource& source) {
   const Json& workload = need_workload(reader);
