@@ -25,8 +25,11 @@ const SearchAxis* declared(std::string_view field) {
 }
 
 Space::Axis axis_of(const SearchAxis& axis) {
-  return {std::string(axis.field), std::string(axis.label), axis.turns,
-          [set = axis.set](Scenario& scenario, std::int64_t value) { set(scenario.plan, value); }, {}};
+  return {std::string(axis.field),
+          std::string(axis.label),
+          axis.turns,
+          [set = axis.set](Scenario& scenario, std::int64_t value) { set(scenario.plan, value); },
+          {}};
 }
 
 // For each stack, those values of a field that it has; nullopt: it has all values.
