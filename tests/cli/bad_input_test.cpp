@@ -136,7 +136,7 @@ const BadValue kBadValues[] = {
      "/plan/recompute: found \"selectiv\", expected one of \"none\", \"selective\", \"full\", "
      "\"selective_op\", \"all_but_attention\" (did you mean \"selective\"?)"},
     {"/plan/recompute", "true", "/plan/recompute: found true, expected one of"},
-    {"/plan/recompute_every", "0", "/plan/recompute_every: found 0, expected an integer from 1 to 1048576"},
+    {"/plan/recompute_every", "0", "/plan/recompute_every: found 0, expected an integer from 1 to 64"},
     {"/plan/recompute_layers", "-2", "/plan/recompute_layers: found -2, expected an integer from -1 to 1048576"},
     {"/plan/precision", "\"bf61\"", "/plan/precision: found \"bf61\", expected one of"},
     {"/plan/optimizer", "\"lamb\"", "/plan/optimizer: found \"lamb\", expected one of"},
