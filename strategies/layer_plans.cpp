@@ -1,64 +1,34 @@
 #include "strategies/layer_plans.h"
 
 #include <algorithm>
-#include <string_view>
-#include <variant>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/each_field.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
 
-// The fields of Scope::layer, read from one plan or written to another.
-class LayerFields final : public FieldVisitor {
- public:
-  using Value = std::variant<std::int64_t, double, bool, std::string, std::vector<std::int64_t>, std::size_t>;
-
-  static std::vector<Value> of(const Plan& plan) {
-    LayerFields fields;
-    Plan copy = plan;
-    copy.visit_fields(fields);
-    return std::move(fields.values_);
-  }
-  static void write(std::vector<Value> values, Plan& plan) {
-    LayerFields fields;
-    fields.values_ = std::move(values);
-    fields.writes_ = true;
-    plan.visit_fields(fields);
-  }
-
- protected:
-  void integer(const char*, std::int64_t& value, IntegerRange, const char*) override { pass(value); }
-  void number(const char*, double& value, NumberRange, const char*) override { pass(value); }
-  void boolean(const char*, bool& value, const char*) override { pass(value); }
-  void text(const char*, std::string& value, const char*) override { pass(value); }
-  void integers(const char*, std::vector<std::int64_t>& value, IntegerRange, const char*) override { pass(value); }
-  void choice(const char*, std::size_t& index, std::span<const std::string_view>, const char*) override { pass(index); }
-  void choices(const char*, std::vector<std::int64_t>& chosen, std::span<const std::string_view>,
-               const char*) override {
-    pass(chosen);
-  }
-
- private:
-  template <class T>
-  void pass(T& value) {
-    if (scope() != Scope::layer) return;
-    if (writes_) {
-      value = std::get<T>(values_[next_++]);
-    } else {
-      values_.emplace_back(std::in_place_type<T>, value);
-    }
-  }
-
-  std::vector<Value> values_;
-  std::size_t next_ = 0;
-  bool writes_ = false;
-};
+// The values of the fields of Scope::layer.
+std::vector<AnyFieldValue> layer_fields_of(const Plan& plan) {
+  std::vector<AnyFieldValue> values;
+  EachField each([&](const VisitedField& field, const auto& value) {
+    if (field.scope == Scope::layer) values.emplace_back(value);
+  });
+  Plan(plan).visit_fields(each);
+  return values;
+}
 
 // Applies a range's fields on top of `plan`.
-void lay_over(const Plan& range, Plan& plan) { LayerFields::write(LayerFields::of(range), plan); }
+void lay_over(const Plan& range, Plan& plan) {
+  const std::vector<AnyFieldValue> values = layer_fields_of(range);
+  auto next = values.begin();
+  EachField each([&](const VisitedField& field, auto& value) {
+    if (field.scope == Scope::layer) value = std::get<std::decay_t<decltype(value)>>(*next++);
+  });
+  plan.visit_fields(each);
+}
 
 std::int64_t end_of(const LayerRange& range, std::int64_t layers) { return range.to > 0 ? range.to : layers; }
 
@@ -80,10 +50,10 @@ std::uint16_t variant(Program& program, std::uint16_t piece, std::uint16_t plan)
 }  // namespace
 
 std::uint16_t LayerPlans::number_of(const Plan& plan) {
-  const auto values = LayerFields::of(plan);
-  if (values == LayerFields::of(base_)) return 0;
+  const auto values = layer_fields_of(plan);
+  if (values == layer_fields_of(base_)) return 0;
   const auto same =
-      std::find_if(others_.begin(), others_.end(), [&](const Plan& other) { return LayerFields::of(other) == values; });
+      std::find_if(others_.begin(), others_.end(), [&](const Plan& other) { return layer_fields_of(other) == values; });
   if (same != others_.end()) return static_cast<std::uint16_t>(same - others_.begin() + 1);
   others_.push_back(plan);
   return static_cast<std::uint16_t>(others_.size());
@@ -138,7 +108,7 @@ LayerPlans layer_plans(const Scenario& scenario) {
 }
 
 bool is_another_for_layers(const Plan& range, const Plan& around) {
-  return LayerFields::of(range) != LayerFields::of(around);
+  return layer_fields_of(range) != layer_fields_of(around);
 }
 
 void check_ranges(const Scenario& scenario) {

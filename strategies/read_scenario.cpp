@@ -495,6 +495,12 @@ auto reading_part(const ScenarioSource& source, const InputError::Where& where, 
   }
 }
 
+const Json& need(JsonReader& reader, const char* key, const char* expected) {
+  const Json* const part = reader.take(key);
+  if (part == nullptr) reader.fail(key, expected);
+  return *part;
+}
+
 std::vector<Perturbation> take_perturbations(JsonReader& reader, const ScenarioSource& source, const Cluster& cluster) {
   const Json* json = reader.take("perturbations");
   if (json == nullptr) return {};
@@ -565,10 +571,9 @@ InputError Job::in_document(const InputError& error) const {
 }
 
 Cluster ScenarioReader::take_cluster(JsonReader& reader, const ScenarioSource& source) {
-  const Json* cluster = reader.take("cluster");
-  if (cluster == nullptr) reader.fail("cluster", "a cluster: a preset's name, a file, or an object");
+  const Json& cluster = need(reader, "cluster", "a cluster: a preset's name, a file, or an object");
   return reading_part(source, reader.at("cluster"), [&](const InputError::Where& where) {
-    return cached(cache_->clusters, *cluster, "cluster", where,
+    return cached(cache_->clusters, cluster, "cluster", where,
                   [](const Json& json, const InputError::Where& at) { return read_cluster(json, at); });
   });
 }
@@ -576,16 +581,9 @@ Cluster ScenarioReader::take_cluster(JsonReader& reader, const ScenarioSource& s
 namespace {
 
 const Json& need_model(JsonReader& reader) {
-  const Json* model = reader.take("model");
-  if (model == nullptr) reader.fail("model", "a model: a preset's name, a file, or an object");
-  return *model;
+  return need(reader, "model", "a model: a preset's name, a file, or an object");
 }
-
-const Json& need_workload(JsonReader& reader) {
-  const Json* workload = reader.take("workload");
-  if (workload == nullptr) reader.fail("workload", "a workload: an object or a file");
-  return *workload;
-}
+const Json& need_workload(JsonReader& reader) { return need(reader, "workload", "a workload: an object or a file"); }
 
 Workload take_workload(JsonReader& reader, const ScenarioSource& source) {
   const Json& workload = need_workload(reader);

@@ -81,8 +81,7 @@ void check(const Scenario& scenario) {
   check_mesh(scenario);
   check_workload(scenario);
   check_ranges(scenario);
-  for (const Strategy& strategy : all_strategies())
-    if (strategy.check != nullptr) strategy.check(scenario);
+  check_strategies(scenario);
 }
 
 }  // namespace orrery

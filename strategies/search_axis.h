@@ -19,17 +19,19 @@ enum class Turns : std::uint8_t {
   replicas,     // what replicas divide among each other, and where they lie
 };
 
+using AxisValues = std::vector<std::int64_t>;
+
 struct SearchAxis {
   std::string_view field;  // name of a field of the plan
   std::string_view label;  // column heading
   Turns turns;
-  bool usual;  // searched by default
+  bool usual = false;  // searched by default
   // Sets the field. `value` is the number of an integer field, 0 or 1 for a flag, and the index of a name.
   void (*set)(Plan& plan, std::int64_t value);
-  // Appends the values worth trying, each once. Fields that come before this one have their chosen values in `chosen`;
-  // later ones have the scenario's. check() may refuse some of the values. Appends none if only the scenario's own
+  // Returns the values worth trying, each once. Fields that come before this one have their chosen values in `chosen`;
+  // later ones have the scenario's. check() may refuse some of the values. Returns none if only the scenario's own
   // value works. Null: the field is searched only over values that the user names.
-  void (*values)(const Scenario& chosen, std::vector<std::int64_t>& values);
+  AxisValues (*values)(const Scenario& chosen) = nullptr;
   // Whether the field matters for a model. Null: for all models.
   bool (*turns_of)(const Model& model) = nullptr;
   // Whether another value of the field gives another plan, given the fields chosen before it. Null: always. If false,
@@ -37,8 +39,7 @@ struct SearchAxis {
   bool (*acts)(const Scenario& chosen) = nullptr;
 };
 
-void append_divisors(std::int64_t number, std::vector<std::int64_t>& values);
-// Appends false, and true if `also`.
-void append_flags(bool also, std::vector<std::int64_t>& values);
+AxisValues divisors_of(std::int64_t number);  // ascending
+inline AxisValues flags(bool also_true) { return also_true ? AxisValues{0, 1} : AxisValues{0}; }
 
 }  // namespace orrery

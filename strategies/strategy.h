@@ -13,6 +13,7 @@
 
 #include "sim/program/program.h"
 #include "sim/report/figure.h"
+#include "strategies/rules.h"
 #include "strategies/run_controller.h"
 #include "strategies/scenario.h"
 #include "strategies/search_axis.h"
@@ -36,8 +37,13 @@ struct Strategy {
   std::string_view summary;  // one line
   std::string_view paper;    // its source
 
-  // Throws InputError (pointer "/plan/...") if the plan cannot be laid over this model and cluster. Null: every plan
-  // can.
+  // What does not go together, before `check`: the fields that keep their defaults in layers for which a rule holds,
+  // and those that mean nothing unless a rule holds for some layers. A range of layers for which the latter does not
+  // hold may have the plan's own value.
+  std::span<const FieldRule> excludes = {};
+  std::span<const FieldRule> idle = {};
+  // Throws InputError (pointer "/plan/...") if the plan cannot be laid over this model and cluster for another reason.
+  // Null: every plan can.
   void (*check)(const Scenario& scenario) = nullptr;
   // Rewrites `program`. Called in the order of the list, on the result of the strategies before it. Must return at once
   // if the plan does not use this strategy. Null: it rewrites pieces only, or nothing.

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/activation_offload/to_host.h"
 #include "strategies/layer_plans.h"
@@ -14,36 +13,26 @@
 namespace orrery::activation_offload {
 namespace {
 
+constexpr FieldRule kIdle[]{keep({"activation_offload_layers"}, "unless activation_offload is true",
+                                 [](const AskedOf& a) { return a.plan.activation_offload.offload; })};
+
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.activation_offload;
-  if (!options.offload && options.layers != -1)
-    throw InputError({"", "/plan/activation_offload_layers"}, std::to_string(options.layers),
-                     "-1 unless activation_offload is true");
-  if (options.layers > 0) {
-    const std::vector<std::int64_t> chunks =
-        pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline);
-    const std::int64_t most = *std::max_element(chunks.begin(), chunks.end());
-    if (options.layers > most)
-      throw InputError({"", "/plan/activation_offload_layers"}, std::to_string(options.layers),
-                       "at most the " + std::to_string(most) + " layers of a stage's chunk (-1: all of them)");
-  }
+  pipeline_parallel::check_layers_of_chunks(scenario, "activation_offload_layers", options.layers);
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (options.layers >= 0 && plan.activation_offload.offload != options.offload)
-      throw InputError(
-          {"", at + "activation_offload"}, plan.activation_offload.offload ? "true" : "false",
-          "no activation_offload for a range of layers with activation_offload_layers: both choose layers");
+      refuse(plan, "activation_offload",
+             "no activation_offload for a range of layers with activation_offload_layers: both choose layers", at);
   });
 }
 
 void plan_layers(const Scenario& scenario, LayerPlans& plans) {
   const Options& options = scenario.plan.activation_offload;
   if (!options.offload || options.layers < 0) return;
-  std::int64_t begin = 0;
-  for (const std::int64_t n : pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline)) {
-    plans.change(begin + std::min(n, options.layers), begin + n, 1,
+  pipeline_parallel::for_each_chunk(scenario, [&](std::int64_t begin, std::int64_t end) {
+    plans.change(std::min(begin + options.layers, end), end, 1,
                  [](Plan& plan) { plan.activation_offload.offload = false; });
-    begin += n;
-  }
+  });
 }
 
 void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& piece) {
@@ -63,12 +52,8 @@ constexpr SearchAxis kAxes[]{
     {.field = "activation_offload",
      .label = "act. offload",
      .turns = Turns::activations,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.activation_offload.offload = value != 0; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           append_flags(chosen.cluster.device.pcie_bytes_per_second > 0, values);
-         }}};
+     .values = [](const Scenario& s) { return flags(s.cluster.device.pcie_bytes_per_second > 0); }}};
 
 }  // namespace
 
@@ -76,6 +61,7 @@ Strategy describe() {
   return {.name = "activation_offload",
           .summary = "activations kept in host memory until the backward",
           .paper = "-",
+          .idle = kIdle,
           .check = check,
           .rewrite_piece = rewrite_piece,
           .plan_layers = plan_layers,

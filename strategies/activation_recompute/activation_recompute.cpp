@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/layer_plans.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/storages.h"
 #include "strategies/strategy.h"
 
 namespace orrery::activation_recompute {
@@ -29,10 +29,13 @@ class Clones {
  public:
   explicit Clones(Piece& piece) : piece_(piece), copy_(piece.tensors.size(), kNoTensor) {}
 
-  void add(TensorId id) {
-    // A tensor written in parts (overlapped products) is cloned whole; its parts become views of the one clone.
-    const TensorId root = storage_of(piece_, id);
-    if (copy_[root] == kNoTensor) copy_[root] = clone_tensor(piece_, root);
+  void add_written(const Op& op) {
+    for (const TensorId id : op.writes) {
+      if (id == kNoTensor) continue;
+      // A tensor written in parts (overlapped products) is cloned whole; its parts become views of the one clone.
+      const TensorId root = storage_of(piece_, id);
+      if (copy_[root] == kNoTensor) copy_[root] = clone_tensor(piece_, root);
+    }
   }
   // Views of cloned tensors become views of the clones.
   void add_views() {
@@ -48,6 +51,15 @@ class Clones {
   TensorId of(TensorId id) const {
     return id == kNoTensor || id >= copy_.size() || copy_[id] == kNoTensor ? id : copy_[id];
   }
+  void read_by(Op& op) const {
+    for (TensorId& id : op.reads) id = of(id);
+  }
+  Op repeated(Op op) const {
+    read_by(op);
+    for (TensorId& id : op.writes) id = of(id);
+    op.phase = Phase::recompute;
+    return op;
+  }
 
  private:
   Piece& piece_;
@@ -56,18 +68,15 @@ class Clones {
 
 // Drops casts of a repeated forward that only weight gradients read (columns in nvfp4): these read the repeated casts.
 void drop_unread_casts(Piece& piece) {
-  std::vector<std::uint8_t> read(piece.tensors.size());
+  Storages read(piece);
   for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
-    for (const Op& op : block->ops)
-      for (const TensorId id : op.reads)
-        if (id != kNoTensor) read[storage_of(piece, id)] = 1;
+    for (const Op& op : block->ops) read.add_all(op.reads);
   const auto is_handed_on = [&](const Op& op) {
     return op.writes[0] == piece.output ||
            std::ranges::any_of(piece.sides, [&](const SideStream& side) { return side.output == op.writes[0]; });
   };
   std::erase_if(piece.forward.ops, [&](const Op& op) {
-    return op.kind == OpKind::cast && !stays(piece, op) && !is_handed_on(op) &&
-           read[storage_of(piece, op.writes[0])] == 0;
+    return op.kind == OpKind::cast && !stays(piece, op) && !is_handed_on(op) && !read.has(op.writes[0]);
   });
 }
 
@@ -81,19 +90,13 @@ void recompute(Piece& piece, Chosen chosen, Reader reader) {
   again.reserve(piece.forward.ops.size());
   for (const Op& op : piece.forward.ops) {
     if (stays(piece, op) || !chosen(op)) continue;
-    for (const TensorId id : op.writes)
-      if (id != kNoTensor) clones.add(id);
+    clones.add_written(op);
     again.push_back(op);
   }
   clones.add_views();
   for (Op& op : piece.backward.ops)
-    if (reader(op))
-      for (TensorId& id : op.reads) id = clones.of(id);
-  for (Op& op : again) {
-    for (TensorId& id : op.reads) id = clones.of(id);
-    for (TensorId& id : op.writes) id = clones.of(id);
-    op.phase = Phase::recompute;
-  }
+    if (reader(op)) clones.read_by(op);
+  for (Op& op : again) op = clones.repeated(op);
   piece.backward.ops.insert(piece.backward.ops.begin(), again.begin(), again.end());
   drop_unread_casts(piece);
 }
@@ -188,20 +191,14 @@ class ByOps {
   }
 
   void find_needed() {
-    std::vector<std::uint8_t> needed(piece_.tensors.size());
-    const auto need = [&](const Op& op) {
-      for (const TensorId id : op.reads)
-        if (id != kNoTensor) needed[storage_of(piece_, id)] = 1;
-    };
+    Storages needed(piece_);
     for (const Block* block : {&piece_.backward, &piece_.weight_gradient})
-      for (const Op& op : block->ops) need(op);
+      for (const Op& op : block->ops) needed.add_all(op.reads);
     for (std::size_t i = fates_.size(); i-- > 0;) {
       const Op& op = piece_.forward.ops[i];
       if (fates_[i].what == What::kept) continue;
-      const bool wanted = std::ranges::any_of(
-          op.writes, [&](TensorId id) { return id != kNoTensor && needed[storage_of(piece_, id)] != 0; });
-      if (!wanted) fates_[i].what = What::unneeded;
-      if (fates_[i].what != What::unneeded) need(op);
+      if (!needed.has_any(op.writes)) fates_[i].what = What::unneeded;
+      if (fates_[i].what != What::unneeded) needed.add_all(op.reads);
     }
   }
 
@@ -231,13 +228,7 @@ class ByOps {
   }
 
   static Op cast(const Op& of, TensorId from, TensorId to) {
-    Op op;
-    op.kind = OpKind::cast;
-    op.name = of.name;
-    op.phase = of.phase;
-    op.reads[0] = from;
-    op.writes[0] = to;
-    return op;
+    return computation(OpKind::cast, of.name, of.phase, {from}, {to});
   }
 
   // Stores the kept parts of a fused result in a tensor of their own.
@@ -264,20 +255,14 @@ class ByOps {
   void repeat() {
     Clones clones(piece_);
     for (std::size_t i = 0; i < fates_.size(); ++i)
-      if (is_again(i))
-        for (const TensorId id : forward_[i].writes)
-          if (id != kNoTensor) clones.add(id);
+      if (is_again(i)) clones.add_written(forward_[i]);
     clones.add_views();
     for (Block* block : {&piece_.backward, &piece_.weight_gradient})
-      for (Op& op : block->ops)
-        for (TensorId& id : op.reads) id = clones.of(id);
+      for (Op& op : block->ops) clones.read_by(op);
     std::vector<Op> again;
     for (std::size_t i = 0; i < fates_.size(); ++i) {
       if (!is_again(i)) continue;
-      Op op = forward_[i];
-      op.phase = Phase::recompute;
-      for (TensorId& id : op.reads) id = clones.of(id);
-      for (TensorId& id : op.writes) id = clones.of(id);
+      const Op op = clones.repeated(forward_[i]);
       if (fates_[i].what == What::repeated) {
         again.push_back(op);
       } else {
@@ -361,6 +346,10 @@ class ByModules {
 
   static bool passes_on(const Op& op) { return op.kind == OpKind::cast || is_communication(op.kind); }
 
+  void choose(const std::vector<std::uint8_t>& ops) {
+    for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= ops[i];
+  }
+
   void choose_mlp() {
     std::vector<std::uint8_t> mlp(ops_.size());
     for (std::size_t i = 0; i < ops_.size(); ++i) {
@@ -393,7 +382,7 @@ class ByModules {
           any |= mlp[j] != 0 && ops_[j].kind == OpKind::cast && ops_[j].reads[0] == ops_[i].reads[0];
       mlp[i] = any && all;
     }
-    for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= mlp[i];
+    choose(mlp);
   }
 
   bool is_like_the_stream(TensorId id) const {
@@ -420,7 +409,7 @@ class ByModules {
         if (ops_[j].kind == OpKind::cast) around(j);
       });
     }
-    for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= of_norm_[i];
+    choose(of_norm_);
   }
 
   // ---- experts, latent attention ----
@@ -472,22 +461,25 @@ class ByModules {
     return last;
   }
 
-  void choose_experts() {
-    std::vector<std::uint8_t> first(ops_.size()), last(ops_.size());
+  // The ops that lead from the experts' tokens to these.
+  void choose_from_tokens_to(const std::vector<std::uint8_t>& last) {
+    std::vector<std::uint8_t> first(ops_.size());
     for (std::size_t i = 0; i < ops_.size(); ++i) first[i] = reads(ops_[i], root(tokens_of_experts())) ? 1 : 0;
+    choose(between(first, last));
+  }
+
+  void choose_experts() {
+    std::vector<std::uint8_t> last(ops_.size());
     last[last_of_experts()] = 1;
-    const std::vector<std::uint8_t> chosen = between(first, last);
-    for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= chosen[i];
+    choose_from_tokens_to(last);
   }
 
   void choose_shared_experts() {
     const std::size_t sum = last_of_experts();
     if (ops_[sum].kind != OpKind::add) return;
-    std::vector<std::uint8_t> first(ops_.size()), last(ops_.size());
-    for (std::size_t i = 0; i < ops_.size(); ++i) first[i] = reads(ops_[i], root(tokens_of_experts())) ? 1 : 0;
+    std::vector<std::uint8_t> last(ops_.size());
     for (std::size_t i = 0; i < sum; ++i) last[i] = writes(ops_[i], root(ops_[sum].reads[1])) ? 1 : 0;
-    const std::vector<std::uint8_t> chosen = between(first, last);
-    for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= chosen[i];
+    choose_from_tokens_to(last);
   }
 
   // Includes what is derived from them for the products that follow; nothing of it is kept.
@@ -527,35 +519,26 @@ class ByModules {
 
   // What a module hands on is kept, except by norms: their results are computed again before they are used.
   void repeat() {
-    std::vector<std::uint8_t> handed_on(piece_.tensors.size()), discarded(piece_.tensors.size());
-    for (std::size_t i = 0; i < ops_.size(); ++i)
-      for (const TensorId id : ops_[i].writes)
-        if (id != kNoTensor && of_norm_[i] != 0) discarded[root(id)] = 1;
-    for (std::size_t i = 0; i < ops_.size(); ++i)
-      for (const TensorId id : ops_[i].reads)
-        if (id != kNoTensor && chosen_[i] == 0) handed_on[root(id)] = 1;
-    handed_on[root(piece_.output)] = 1;
+    Storages handed_on(piece_), discarded(piece_);
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      if (of_norm_[i] != 0) discarded.add_all(ops_[i].writes);
+      if (chosen_[i] == 0) handed_on.add_all(ops_[i].reads);
+    }
+    handed_on.add(piece_.output);
+    const auto originals = piece_.tensors.size();
     Clones clones(piece_);
     std::vector<Op> again;
     for (std::size_t i = 0; i < ops_.size(); ++i) {
       if (chosen_[i] == 0 || stays(piece_, ops_[i])) continue;
-      for (const TensorId id : ops_[i].writes)
-        if (id != kNoTensor) clones.add(id);
+      clones.add_written(ops_[i]);
       again.push_back(ops_[i]);
     }
-    const auto originals = piece_.tensors.size();
     clones.add_views();
     for (Block* block : {&piece_.backward, &piece_.weight_gradient})
       for (Op& op : block->ops)
         for (TensorId& id : op.reads)
-          if (id != kNoTensor && id < originals && id < handed_on.size() &&
-              (handed_on[root(id)] == 0 || discarded[root(id)] != 0))
-            id = clones.of(id);
-    for (Op& op : again) {
-      for (TensorId& id : op.reads) id = clones.of(id);
-      for (TensorId& id : op.writes) id = clones.of(id);
-      op.phase = Phase::recompute;
-    }
+          if (id < originals && (!handed_on.has(id) || discarded.has(id))) id = clones.of(id);
+    for (Op& op : again) op = clones.repeated(op);
     piece_.backward.ops.insert(piece_.backward.ops.begin(), again.begin(), again.end());
   }
 
@@ -644,51 +627,31 @@ bool keeps_activations(const Piece& piece) {
 constexpr auto everything = [](const Op&) { return true; };
 constexpr auto in_core_attention = [](const Op& op) { return op.core_attention; };
 
+constexpr FieldRule kIdle[]{keep({"recompute_every"}, "unless recompute is \"full\"",
+                                 [](const AskedOf& a) { return a.layers.recompute.mode == Mode::full; }),
+                            keep({"recompute_modules"}, "unless recompute is \"selective\"",
+                                 [](const AskedOf& a) { return a.layers.recompute.mode == Mode::selective; }),
+                            keep({"recompute_layers"}, "unless recompute is \"full\"",
+                                 [](const AskedOf& a) { return a.plan.recompute.mode == Mode::full; })};
+constexpr FieldRule kExcludes[]{keep({"recompute_every"}, "with recompute_layers: the two are different methods",
+                                     [](const AskedOf& a) { return a.plan.recompute.layers >= 0; })};
+
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.recompute;
-  const auto fail = [](const std::string& field, const std::string& found, const std::string& expected) {
-    throw InputError({"", field}, found, expected);
-  };
-  bool full = false;
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
-    const Options& own = plan.recompute;
-    const bool of_range = &plan != &scenario.plan, inherited = of_range && own.every == options.every;
-    full = full || own.mode == Mode::full;
-    if (own.mode != Mode::full && own.every != 1 && of_range && !inherited)
-      fail(at + "recompute_every", std::to_string(own.every), "1 unless recompute is \"full\"");
-    if (own.mode != Mode::selective && !own.modules.empty() && !(of_range && own.modules == options.modules))
-      fail(at + "recompute_modules", "modules", "none unless recompute is \"selective\"");
-    if (own.every > 64) fail(at + "recompute_every", std::to_string(own.every), "at most 64 layers");
-    if (options.layers >= 0 && own.every > 1)
-      fail(at + "recompute_every", std::to_string(own.every), "1 with recompute_layers: the two are different methods");
-    if (options.layers >= 0 && of_range && own.mode != options.mode)
-      fail(at + "recompute", '"' + std::string(kModeNames[static_cast<std::size_t>(own.mode)]) + '"',
-           "no recompute for a range of layers with recompute_layers: both choose layers");
+    if (options.layers >= 0 && plan.recompute.mode != options.mode)
+      refuse(plan, "recompute", "no recompute for a range of layers with recompute_layers: both choose layers", at);
   });
-  if (!full && options.every != 1)
-    fail("/plan/recompute_every", std::to_string(options.every), "1 unless recompute is \"full\"");
-  if (options.mode != Mode::full && options.layers != -1)
-    fail("/plan/recompute_layers", std::to_string(options.layers), "-1 unless recompute is \"full\"");
-  if (options.layers > 0) {
-    const std::vector<std::int64_t> chunks =
-        pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline);
-    const std::int64_t most = *std::max_element(chunks.begin(), chunks.end());
-    if (options.layers > most)
-      fail("/plan/recompute_layers", std::to_string(options.layers),
-           "at most the " + std::to_string(most) + " layers of a stage's chunk (-1: all of them)");
-  }
+  pipeline_parallel::check_layers_of_chunks(scenario, "recompute_layers", options.layers);
 }
 
 // recompute_layers: the first layers of each chunk.
 void plan_layers(const Scenario& scenario, LayerPlans& plans) {
   const Options& options = scenario.plan.recompute;
   if (options.mode != Mode::full || options.layers < 0) return;
-  std::int64_t begin = 0;
-  for (const std::int64_t n : pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline)) {
-    plans.change(begin + std::min(n, options.layers), begin + n, 1,
-                 [](Plan& plan) { plan.recompute.mode = Mode::none; });
-    begin += n;
-  }
+  pipeline_parallel::for_each_chunk(scenario, [&](std::int64_t begin, std::int64_t end) {
+    plans.change(std::min(begin + options.layers, end), end, 1, [](Plan& plan) { plan.recompute.mode = Mode::none; });
+  });
 }
 
 void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& piece) {
@@ -768,30 +731,28 @@ constexpr SearchAxis kAxes[]{
      .turns = Turns::activations,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.recompute.mode = static_cast<Mode>(value); },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           const Plan& plan = chosen.plan;
-           // all_but_attention is left out: no common framework has it.
-           for (const Mode mode : {Mode::none, Mode::selective, Mode::full, Mode::selective_op}) {
-             // Skip modes that repeat only what the kernel repeats anyway.
-             const bool nothing = mode == Mode::selective && plan.framework.flash_attention &&
-                                  plan.recompute.repeats(Module::core_attention);
-             if (!nothing) values.push_back(static_cast<std::int64_t>(mode));
-           }
-         }},
+     .values = [](const Scenario& chosen) -> AxisValues {
+       AxisValues values;
+       const Plan& plan = chosen.plan;
+       // all_but_attention is left out: no common framework has it.
+       for (const Mode mode : {Mode::none, Mode::selective, Mode::full, Mode::selective_op}) {
+         // Skip modes that repeat only what the kernel repeats anyway.
+         const bool nothing = mode == Mode::selective && plan.framework.flash_attention &&
+                              plan.recompute.repeats(Module::core_attention);
+         if (!nothing) values.push_back(static_cast<std::int64_t>(mode));
+       }
+       return values;
+     }},
     {.field = "recompute_layers",
      .label = "of layers",
      .turns = Turns::activations,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.recompute.layers = value; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           values.push_back(-1);
-           if (chosen.plan.recompute.mode != Mode::full || chosen.plan.recompute.every > 1) return;
-           const std::vector<std::int64_t> chunks =
-               pipeline_parallel::split_layers(chosen.model.total_layers(), chosen.plan.pipeline);
-           for (std::int64_t n = 1; n < *std::max_element(chunks.begin(), chunks.end()); ++n) values.push_back(n);
-         },
+     .values = [](const Scenario& chosen) -> AxisValues {
+       AxisValues values{-1};
+       if (chosen.plan.recompute.mode != Mode::full || chosen.plan.recompute.every > 1) return values;
+       for (std::int64_t n = 1; n < pipeline_parallel::most_layers_of_chunks(chosen); ++n) values.push_back(n);
+       return values;
+     },
      .acts =
          [](const Scenario& chosen) {
            return chosen.plan.recompute.mode == Mode::full && chosen.plan.recompute.every <= 1;
@@ -803,6 +764,8 @@ Strategy describe() {
   return {.name = "activation_recompute",
           .summary = "activations recomputed in the backward",
           .paper = "Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022",
+          .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .rewrite = rewrite,
           .rewrite_piece = rewrite_piece,

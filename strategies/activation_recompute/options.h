@@ -47,7 +47,7 @@ struct Options {
         Scope::layer);
     v.field("recompute_modules", modules, kModuleNames,
             "selective: these parts of a layer (Megatron-Core's names); none: core_attn", Scope::layer);
-    v.field("recompute_every", every, degree(),
+    v.field("recompute_every", every, IntegerRange{.least = 1, .most = 64},
             "full: keep the input of every n-th layer only (Megatron's uniform method)", Scope::layer);
     v.field("recompute_layers", layers, degree(-1),
             "full: recompute only this many layers of each stage's chunk (Megatron's block method); -1: all");

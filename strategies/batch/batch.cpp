@@ -66,13 +66,12 @@ constexpr SearchAxis kAxes[]{{.field = "micro_batch_size",
                               .turns = Turns::micro_batch,
                               .usual = true,
                               .set = [](Plan& plan, std::int64_t value) { plan.batch.micro_batch_size = value; },
-                              .values =
-                                  [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-                                    const std::int64_t replicas = data_parallel_degree(chosen),
-                                                       batch = chosen.workload.global_batch_size;
-                                    if (replicas > 0 && batch % replicas == 0)
-                                      append_divisors(batch / replicas, values);
-                                  }}};
+                              .values = [](const Scenario& chosen) -> AxisValues {
+                                const std::int64_t replicas = data_parallel_degree(chosen),
+                                                   batch = chosen.workload.global_batch_size;
+                                const bool even = replicas > 0 && batch % replicas == 0;
+                                return even ? divisors_of(batch / replicas) : AxisValues();
+                              }}};
 
 }  // namespace
 

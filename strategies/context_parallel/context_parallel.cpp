@@ -1,6 +1,7 @@
 #include "strategies/context_parallel/context_parallel.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -237,29 +238,14 @@ void check_table(const Plan& plan, const std::string& at, std::int64_t ranks, st
            "equally many for each of the " + std::to_string(ranks) + " ranks");
 }
 
-// Refuses blocks that no deal uses.
-void check_blocks_used(const Scenario& scenario) {
-  const auto fail = [](const std::string& at, const Plan& plan) {
-    throw InputError({"", at + kBlocks}, std::to_string(plan.context.blocks.size()) + " blocks",
-                     "none unless context_parallel_balance is \"table\"");
-  };
-  bool used = false;
-  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
-    used = used || plan.context.balance == Balance::table;
-    // A range inherits the blocks of the plan around it, for ranges that are dealt by them.
-    if (plan.context.balance != Balance::table && !plan.context.blocks.empty() &&
-        plan.context.blocks != scenario.plan.context.blocks)
-      fail(at, plan);
-  });
-  if (!used && !scenario.plan.context.blocks.empty()) fail("/plan/", scenario.plan);
-}
+constexpr FieldRule kIdle[]{keep({kBlocks}, "unless context_parallel_balance is \"table\"", [](const AskedOf& a) {
+  return a.plan.context.degree == 1 || a.layers.context.balance == Balance::table;
+})};
 
 void check(const Scenario& scenario) {
   const std::int64_t c = scenario.plan.context.degree;
   if (c == 1) return;
-  const auto fail = [&](const std::string& expected) {
-    throw InputError({"", "/plan/context_parallel"}, std::to_string(c), expected);
-  };
+  const auto fail = [&](const std::string& expected) { refuse(scenario.plan, "context_parallel", expected); };
   if (scenario.model.vision()) fail("1 for a vision model, whose sequences are the patches of one image");
   if (scenario.model.relative_buckets > 0)
     fail("1 for a model with a table of relative positions, which is not divided");
@@ -270,12 +256,11 @@ void check(const Scenario& scenario) {
     if (plan.framework.flash_attention) return;
     const std::string reason = "attention over divided sequences never stores the scores";
     if (&plan == &scenario.plan) fail("1 without flash_attention: " + reason);
-    throw InputError({"", at + "flash_attention"}, "false", "true with context_parallel above 1: " + reason);
+    refuse(plan, "flash_attention", "true with context_parallel above 1: " + reason, at);
   });
   for (const std::int64_t length :
        {sequence_length(scenario.model, scenario.workload), scenario.workload.decoder_sequence_length})
     if (length % c != 0) fail("a divisor of the sequence of " + std::to_string(length) + " tokens");
-  check_blocks_used(scenario);
   check_deal(scenario, kTypes, c);
 }
 
@@ -327,10 +312,8 @@ void check_deal(const Scenario& scenario, std::span<const std::string_view> name
     const std::string blocks = "zigzag deal of " + std::to_string(2 * ranks) + " blocks divides the sequence of " +
                                std::to_string(length) + " tokens";
     if (&plan != &scenario.plan)
-      throw InputError({"", at + "context_parallel_balance"}, "\"zigzag\"",
-                       "another deal, or a degree whose " + blocks);
-    throw InputError({"", "/plan/context_parallel"}, std::to_string(scenario.plan.context.degree),
-                     "a degree whose " + blocks);
+      refuse(plan, "context_parallel_balance", "another deal, or a degree whose " + blocks, at);
+    refuse(plan, "context_parallel", "a degree whose " + blocks);
   });
 }
 
@@ -433,11 +416,9 @@ std::int64_t ranks(const Plan& plan) { return plan.context.degree; }
 constexpr PlanWord kWords[]{{"context", [](const Scenario& s) { return s.plan.context.degree > 1; }}};
 
 void check_runnable(const Scenario& scenario) {
-  const std::int64_t degree = scenario.plan.context.degree;
-  if (degree == 1) return;
   if (scenario.model.kind == ModelKind::encoder_decoder)
-    throw InputError({"", "/plan/context_parallel"}, std::to_string(degree),
-                     "1 for an encoder-decoder: real runs do not divide two sequences yet");
+    keep_defaults(scenario.plan, {"context_parallel"},
+                  "for an encoder-decoder: real runs do not divide two sequences yet");
 }
 
 constexpr SearchAxis kAxes[]{
@@ -447,25 +428,24 @@ constexpr SearchAxis kAxes[]{
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.context.degree = value; },
      // Only degrees that leave each rank at least kLeastTokens of a sequence.
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           constexpr std::int64_t kLeastTokens = 1024;
-           if (!chosen.plan.framework.flash_attention || chosen.model.vision()) return values.push_back(1);
-           const std::int64_t length = sequence_length(chosen.model, chosen.workload);
-           append_divisors(chosen.cluster.devices() / chosen.plan.tensor.degree, values);
-           std::erase_if(values,
-                         [&](std::int64_t c) { return c > 1 && (length % (2 * c) != 0 || length / c < kLeastTokens); });
-         }},
+     .values = [](const Scenario& chosen) -> AxisValues {
+       constexpr std::int64_t kLeastTokens = 1024;
+       if (!chosen.plan.framework.flash_attention || chosen.model.vision()) return {1};
+       const std::int64_t length = sequence_length(chosen.model, chosen.workload);
+       AxisValues values = divisors_of(chosen.cluster.devices() / chosen.plan.tensor.degree);
+       std::erase_if(values,
+                     [&](std::int64_t c) { return c > 1 && (length % (2 * c) != 0 || length / c < kLeastTokens); });
+       return values;
+     }},
     {.field = "context_parallel_type",
      .label = "cp type",
      .turns = Turns::kernels,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.context.type = static_cast<Type>(value); },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           const std::size_t types = chosen.plan.context.degree > 1 ? type_names().size() : 1;
-           for (std::size_t type = 0; type < types; ++type) values.push_back(static_cast<std::int64_t>(type));
-         },
+     .values = [](const Scenario& chosen) -> AxisValues {
+       AxisValues values(chosen.plan.context.degree > 1 ? type_names().size() : 1);
+       std::iota(values.begin(), values.end(), 0);
+       return values;
+     },
      .acts = [](const Scenario& chosen) { return chosen.plan.context.degree > 1; }}};
 
 }  // namespace
@@ -474,6 +454,7 @@ Strategy describe() {
   return {.name = "context_parallel",
           .summary = "sequences divided over ranks, ring attention",
           .paper = "Liu et al. 2023, arXiv 2310.01889",
+          .idle = kIdle,
           .check = check,
           .rewrite_piece = rewrite_piece,
           .add_digits = add_digits,

@@ -361,24 +361,21 @@ class Shard {
   // Lets the ops [first, end) of `block` read slices of a gathered copy.
   TensorId gathered(Block& block, std::size_t first, std::size_t end, TensorId shard, MeshGroup group,
                     Gathers& gathers) {
-    const auto gather_op = [&] {
-      Op op;
-      op.stream = Stream::parameter_communication;
+    const auto put = [&](OpKind kind, const char* name, MeshGroup over, TensorId part, TensorId to) {
+      Op op = communication(kind, name, Stream::parameter_communication, over, part, to);
       op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
       op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(gathers.prefetch, 60000));
       op.free_running = op.prefetch > 0;
       if (s_.keeps_parameters) op.when = When::first_micro_batch;
-      return op;
+      gathers.ops.push_back(op);
+    };
+    const auto gather = [&](MeshGroup over, TensorId part, TensorId to) {
+      put(OpKind::all_gather, "parameters.all_gather", over, part, to);
     };
     TensorId from = shard;
     if (piece_.tensors[shard].dtype != gathered_dtype()) {
       from = add_cast_shard(shard);
-      Op cast = gather_op();
-      cast.kind = OpKind::cast;
-      cast.name = "cast_parameters";
-      cast.reads[0] = shard;
-      cast.writes[0] = from;
-      gathers.ops.push_back(cast);
+      put(OpKind::cast, "cast_parameters", {}, shard, from);
     }
     Tensor copy = piece_.tensors[whole_parameters_];
     copy.resident = false;
@@ -386,22 +383,13 @@ class Shard {
     copy.name = "gathered_parameters";
     const TensorId whole = piece_.add(copy);
     rename_parameters(block, first, end, whole);
-    const auto put = [&](MeshGroup over, TensorId part, TensorId to) {
-      Op op = gather_op();
-      op.kind = OpKind::all_gather;
-      op.name = "parameters.all_gather";
-      op.group = over;
-      op.reads[0] = part;
-      op.writes[0] = to;
-      gathers.ops.push_back(op);
-    };
     const MeshGroup outer = s_.gathered_first & group, rest = group.without(outer);
     if (outer.empty() || rest.empty()) {
-      put(group, from, whole);
+      gather(group, from, whole);
     } else {
       const auto [part, column, matrix] = as_matrix(from, whole, outer, rest);
-      put(outer, part, column);
-      put(rest, column, matrix);
+      gather(outer, part, column);
+      gather(rest, column, matrix);
     }
     return whole;
   }
@@ -464,12 +452,9 @@ class Shard {
     Tensor kept = own;
     own.alias_of = gathered;
     kept.resident = true;
-    Op op;
-    op.kind = OpKind::cast;
-    op.name = "keep_secondary";
-    op.reads[0] = piece_.add(own);
-    op.writes[0] = set_.secondary = piece_.add(kept);
-    return op;
+    const TensorId from = piece_.add(own);
+    set_.secondary = piece_.add(kept);
+    return computation(OpKind::cast, "keep_secondary", Phase::forward, {from}, {set_.secondary});
   }
 
   void rename_parameters(Block& block, std::size_t first, std::size_t end, TensorId copy) {
@@ -579,69 +564,44 @@ void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece&
 
 namespace {
 
-void check_param_gather(const Scenario& scenario, const char* field, precision::Mix mix) {
-  const Plan& plan = scenario.plan;
-  const bool any = any_plan(scenario, [&](const Plan& layers) { return layers.precision.mix == mix; });
-  const std::string name(precision::kMixNames[static_cast<std::size_t>(mix)]);
-  std::string allowed;
-  if (!any) {
-    allowed = "false: no layer has precision \"" + name + "\"";
-  } else if (!framework::gathers_quantised_weights(plan)) {
-    allowed = "false with framework \"" + std::string(framework::stack_name(plan)) +
-              "\", which keeps quantised weights in addition to wider ones";
-  } else if (plan.data.zero_stage == 0) {
-    allowed = "false with zero_stage 0, which gathers no parameters";
-  } else if (plan.data.zero_stage == 3) {
-    allowed = mix == precision::Mix::fp8
-                  ? "false with zero_stage 3, whose layers enable_fsdp_float8_all_gather gathers in fp8"
-                  : "false with zero_stage 3, whose layers are gathered in 16 bits";
-  } else if (!plan.optimizer.master_parameters) {
-    allowed = "false without master_parameters, from which the weights are quantised";
-  } else if (plan.offload.optimizer) {
-    allowed = "false with optimizer_offload, whose host quantises nothing";
-  }
-  if (!allowed.empty()) throw InputError({"", std::string("/plan/") + field}, "true", allowed);
-}
+constexpr bool (*kShardsParameters)(const AskedOf&) = [](const AskedOf& a) { return a.plan.data.zero_stage == 3; };
+constexpr bool (*kHasFp8)(const AskedOf&) = [](const AskedOf& a) {
+  return a.layers.precision.mix == precision::Mix::fp8;
+};
+constexpr FieldNames kParamGathers{"fp8_param_gather", "fp4_param_gather"};
+constexpr FieldRule kIdle[]{
+    keep({"zero_shard_degree"}, "with zero_stage 0, which shards nothing",
+         [](const AskedOf& a) { return a.plan.data.zero_stage > 0; }),
+    keep({"stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size",
+          "reshard_after_forward"},
+         "below zero_stage 3, whose parameters are whole on every rank", kShardsParameters),
+    keep({"stage3_max_reuse_distance", "stage3_prefetch_bucket_size"},
+         "without stage3_max_live_parameters: the framework gathers whole layers",
+         [](const AskedOf& a) { return framework::gather_limits(a.plan).live > 0; }),
+    keep({"enable_fsdp_float8_all_gather"}, "below zero_stage 3, which gathers no layers", kShardsParameters),
+    keep({"enable_fsdp_float8_all_gather", "fp8_param_gather"}, ": no layer has precision \"fp8\"", kHasFp8),
+    keep({"fp4_param_gather"}, ": no layer has precision \"nvfp4\"",
+         [](const AskedOf& a) { return a.layers.precision.mix == precision::Mix::nvfp4; })};
+constexpr FieldRule kExcludes[]{
+    keep(kParamGathers, "with zero_stage 0, which gathers no parameters",
+         [](const AskedOf& a) { return a.plan.data.zero_stage == 0; }),
+    keep({"fp8_param_gather"}, "with zero_stage 3, whose layers enable_fsdp_float8_all_gather gathers in fp8",
+         kShardsParameters),
+    keep({"fp4_param_gather"}, "with zero_stage 3, whose layers are gathered in 16 bits", kShardsParameters),
+    keep(kParamGathers, "without master_parameters, from which the weights are quantised",
+         [](const AskedOf& a) { return !a.plan.optimizer.master_parameters; }),
+    keep(kParamGathers, "with optimizer_offload, whose host quantises nothing",
+         [](const AskedOf& a) { return a.plan.offload.optimizer; })};
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.data;
   const std::int64_t degree = data_parallel_degree(scenario);
-  const auto fail = [](const char* field, std::int64_t found, const std::string& expected) {
-    throw InputError({"", std::string("/plan/") + field}, std::to_string(found), expected);
-  };
-  if (options.shard_degree > 0) {
-    if (options.zero_stage == 0)
-      fail("zero_shard_degree", options.shard_degree, "0 with zero_stage 0, which shards nothing");
-    if (degree % options.shard_degree != 0)
-      fail("zero_shard_degree", options.shard_degree,
-           "a divisor of the data-parallel degree " + std::to_string(degree));
-  }
-  const std::array<std::pair<const char*, std::int64_t>, 3> limits{
-      {{"stage3_max_live_parameters", options.max_live_parameters},
-       {"stage3_max_reuse_distance", options.max_reuse_distance},
-       {"stage3_prefetch_bucket_size", options.prefetch_bucket_size}}};
-  for (const auto& [field, elements] : limits) {
-    if (elements == 0) continue;
-    if (options.zero_stage < 3) fail(field, elements, "0 below zero_stage 3, whose parameters are whole on every rank");
-    if (framework::gather_limits(scenario.plan).live == 0)
-      fail(field, elements, "0 without stage3_max_live_parameters: the framework gathers whole layers");
-  }
-  if (options.float8_all_gather) {
-    const bool fp8 = any_plan(scenario, [](const Plan& plan) { return plan.precision.mix == precision::Mix::fp8; });
-    if (options.zero_stage < 3 || !fp8)
-      throw InputError({"", "/plan/enable_fsdp_float8_all_gather"}, "true",
-                       options.zero_stage < 3 ? "false below zero_stage 3, which gathers no layers"
-                                              : "false: no layer has precision \"fp8\"");
-  }
-  if (options.fp8_param_gather) check_param_gather(scenario, "fp8_param_gather", precision::Mix::fp8);
-  if (options.fp4_param_gather) check_param_gather(scenario, "fp4_param_gather", precision::Mix::nvfp4);
-  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
-    if (plan.data.prefetch > 1000)
-      throw InputError({"", at + "prefetch"}, std::to_string(plan.data.prefetch), "at most 1000 layers");
-    if (!plan.data.reshard_after_forward && options.zero_stage < 3)
-      throw InputError({"", at + "reshard_after_forward"}, "false",
-                       "true below zero_stage 3, whose parameters are whole on every rank");
-  });
+  if (options.shard_degree > 0 && degree % options.shard_degree != 0)
+    refuse(scenario.plan, "zero_shard_degree", "a divisor of the data-parallel degree " + std::to_string(degree));
+  if ((options.fp8_param_gather || options.fp4_param_gather) && !framework::gathers_quantised_weights(scenario.plan))
+    keep_defaults(scenario.plan, kParamGathers,
+                  fmt::format("with framework \"{}\", which keeps quantised weights in addition to wider ones",
+                              framework::stack_name(scenario.plan)));
 }
 
 // The digits of dp_shard, and outside of it of dp_replicate, that other strategies have not laid inside.
@@ -783,15 +743,10 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
 
 // Refuses what the executor has no kernels for.
 void check_runnable(const Scenario& scenario) {
-  const auto refuse = [](const char* field) {
-    throw InputError({"", std::string("/plan/") + field}, "true",
-                     "false in real runs: no kernel casts an optimizer's copy to quantised weights yet");
-  };
-  if (scenario.plan.data.fp8_param_gather) refuse("fp8_param_gather");
-  if (scenario.plan.data.fp4_param_gather) refuse("fp4_param_gather");
-  if (scenario.plan.data.float8_all_gather)
-    throw InputError({"", "/plan/enable_fsdp_float8_all_gather"}, "true",
-                     "false in real runs: ranks do not agree on scales of fp8 shards yet");
+  keep_defaults(scenario.plan, {"fp8_param_gather", "fp4_param_gather"},
+                "in real runs: no kernel casts an optimizer's copy to quantised weights yet");
+  keep_defaults(scenario.plan, {"enable_fsdp_float8_all_gather"},
+                "in real runs: ranks do not agree on scales of fp8 shards yet");
 }
 
 void disable(Plan& plan) {
@@ -827,55 +782,46 @@ constexpr SearchAxis kAxes[]{
      .turns = Turns::mesh,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.data.degree = value; },
-     .values = [](const Scenario&, std::vector<std::int64_t>& values) { values.push_back(0); }},  // what remains
+     .values = [](const Scenario&) -> AxisValues { return {0}; }},  // what remains
     {.field = "zero_stage",
      .label = "zero",
      .turns = Turns::replicas,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.data.zero_stage = value; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           const std::int64_t shards = data_parallel_degree(chosen) * chosen.plan.context.degree;
-           for (std::int64_t stage = 0; stage <= (shards > 1 ? 3 : 0); ++stage) values.push_back(stage);
-         }},
+     .values = [](const Scenario& chosen) -> AxisValues {
+       const bool shards = data_parallel_degree(chosen) * chosen.plan.context.degree > 1;
+       return shards ? AxisValues{0, 1, 2, 3} : AxisValues{0};
+     }},
     {.field = "reshard_after_forward",
      .label = "reshard",
      .turns = Turns::replicas,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.data.reshard_after_forward = value != 0; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           values.push_back(1);
-           if (chosen.plan.data.zero_stage == 3) values.push_back(0);
-         },
+     .values = [](const Scenario& chosen) -> AxisValues {
+       return chosen.plan.data.zero_stage == 3 ? AxisValues{1, 0} : AxisValues{1};
+     },
      .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage == 3; }},
     {.field = "zero_shard_degree",
      .label = "shard",
      .turns = Turns::replicas,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.data.shard_degree = value; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           values.push_back(0);
-           if (chosen.plan.data.zero_stage == 0) return;
-           append_divisors(data_parallel_degree(chosen), values);
-           values.pop_back();  // all replicas: what 0 stands for
-           std::erase(values, 1);
-         },
+     .values = [](const Scenario& chosen) -> AxisValues {
+       if (chosen.plan.data.zero_stage == 0) return {0};
+       AxisValues values = divisors_of(data_parallel_degree(chosen));
+       values.front() = 0;  // stands for all replicas, the last divisor
+       if (values.size() > 1) values.pop_back();
+       return values;
+     },
      .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0; }},
     {.field = "overlap_grad_reduce",
      .label = "overlap grads",
      .turns = Turns::replicas,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_gradients = value != 0; },
-     .values = nullptr,
-     .acts = [](const Scenario& chosen) { return shares_gradients(chosen); }},
+     .acts = shares_gradients},
     {.field = "overlap_param_gather",
      .label = "overlap params",
      .turns = Turns::replicas,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_parameters = value != 0; },
-     .values = nullptr,
      .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0 && shares_gradients(chosen); }}};
 
 }  // namespace
@@ -884,6 +830,8 @@ Strategy describe() {
   return {.name = "data_parallel",
           .summary = "replicas, ZeRO-1/2/3, FSDP and HSDP",
           .paper = "Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277",
+          .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .rewrite = rewrite,
           .rewrite_piece = rewrite_piece,

@@ -45,7 +45,7 @@ struct Options {
             "zero_stage 3: free a layer's parameters after its forward and gather them again for its backward; false: "
             "keep them until the backward, or all step long if gradients are reduced once",
             Scope::layer);
-    v.field("prefetch", prefetch, orrery::degree(0),
+    v.field("prefetch", prefetch, IntegerRange{.least = 0, .most = 1000},
             "zero_stage 3: number of layers ahead at which a layer's parameters are gathered", Scope::layer);
     v.field("enable_fsdp_float8_all_gather", float8_all_gather,
             "zero_stage 3 with precision fp8: cast the layers' parameters to fp8 before they are gathered, which "

@@ -6,7 +6,6 @@
 #include <array>
 #include <cmath>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "sim/base/digest.h"
@@ -112,34 +111,30 @@ class GateController final : public RunController {
   static constexpr std::array<std::string_view, 3> kFigures{"gate_temperature", "active_experts", "computed_experts"};
 };
 
-[[noreturn]] void refuse(const char* field, const std::string& found, const std::string& expected) {
-  throw InputError({"", std::string("/plan/") + field}, found, expected);
-}
-
-}  // namespace
+constexpr FieldRule kIdle[]{
+    keep({"moe_gate_seed_steps", "moe_gate_hard_step", "moe_gate_decay", "moe_gate_decay_steps",
+          "moe_gate_first_temperature", "moe_gate_last_temperature", "moe_gate_threshold",
+          "moe_gate_first_logit_deviation", "moe_gate_last_logit_deviation", "moe_gate_padded"},
+         "unless moe_gate is \"dense_to_sparse\"", [](const AskedOf& a) { return used(a.scenario); }),
+    keep({"moe_gate"}, "for a model without experts", [](const AskedOf& a) { return a.model.has_experts(); })};
+constexpr FieldRule kExcludes[]{
+    keep({"moe_gate"}, "for a model with several experts per token: the gate ends at one",
+         [](const AskedOf& a) { return a.model.experts_per_token > 1; }),
+    keep({"moe_gate"}, "for a model with shared experts",
+         [](const AskedOf& a) { return a.model.shared_expert_ffn > 0; }),
+    keep({"moe_gate"}, "for a model whose experts are chosen by groups",
+         [](const AskedOf& a) { return a.model.router_groups > 1; }),
+    keep({"moe_gate"}, "for a model whose router has a bias", [](const AskedOf& a) { return a.model.router_bias; })};
 
 void check(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Options& options = scenario.plan.dts_gate;
-  if (!used(scenario)) {
-    if (options.gate != Gate{})
-      refuse("moe_gate", "\"top_k\" with another moe_gate_ field",
-             "\"dense_to_sparse\", which the other moe_gate_ field needs");
-    return;
-  }
-  const std::string said = "\"dense_to_sparse\"";
-  if (!model.has_experts()) refuse("moe_gate", said, "\"top_k\" for a model without experts");
-  if (model.experts_per_token != 1)
-    refuse(
-        "moe_gate", said,
-        fmt::format("\"top_k\" for a model with {} experts per token: the gate ends at one", model.experts_per_token));
-  if (model.shared_expert_ffn > 0) refuse("moe_gate", said, "\"top_k\" for a model with shared experts");
-  if (model.router_groups > 1) refuse("moe_gate", said, "\"top_k\" for a model whose experts are chosen by groups");
-  if (model.router_bias) refuse("moe_gate", said, "\"top_k\" for a model whose router has a bias");
+  if (!used(scenario)) return;
   if (model.router_type != RouterType::top_k)
-    refuse("moe_gate", said, fmt::format("\"top_k\" with \"router_type\": \"{}\"", name_of(model.router_type)));
-  if (const double factor = scenario.plan.expert.capacity_factor; factor > 0 && !has_room_for_all(scenario))
-    refuse("moe_expert_capacity_factor", fmt::format("{}", factor),
+    refuse(scenario.plan, "moe_gate",
+           fmt::format("\"top_k\" with \"router_type\": \"{}\"", name_of(model.router_type)));
+  if (scenario.plan.expert.capacity_factor > 0 && !has_room_for_all(scenario))
+    refuse(scenario.plan, "moe_expert_capacity_factor",
            fmt::format(
                "0 with \"moe_gate\": \"dense_to_sparse\", which drops no token, or at least {}: a slot for every token",
                model.experts));
@@ -151,7 +146,7 @@ void check(const Scenario& scenario) {
                      fmt::format("\"balanced\" with \"moe_gate\": \"dense_to_sparse\" and more than {} experts",
                                  RoutingGenerator::kMostTopK));
   if (options.gate.seed_steps > 0 && model.expert_ffn != model.ffn)
-    refuse("moe_gate_seed_steps", std::to_string(options.gate.seed_steps),
+    refuse(scenario.plan, "moe_gate_seed_steps",
            fmt::format("0 for a model whose experts and MLP have different inner widths ({} and {})", model.expert_ffn,
                        model.ffn));
   try {
@@ -160,6 +155,8 @@ void check(const Scenario& scenario) {
     throw InputError({"", "/plan/moe_gate_" + error.where().pointer.substr(1)}, error.found(), error.expected());
   }
 }
+
+}  // namespace
 
 std::optional<Scenario> settle(const Scenario& scenario) {
   if (!used(scenario)) return {};
@@ -224,7 +221,7 @@ void make_runnable(Scenario& scenario) {
 void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   if (used(scenario) && scenario.plan.dts_gate.gate.seed_steps > 0 && model.linear_bias != model.expert_bias)
-    refuse("moe_gate_seed_steps", std::to_string(scenario.plan.dts_gate.gate.seed_steps),
+    refuse(scenario.plan, "moe_gate_seed_steps",
            fmt::format(
                "0 in a real run of a model whose experts have {} and whose MLP has {}: the MLP becomes the experts",
                model.expert_bias ? "biases" : "no biases", model.linear_bias ? "some" : "none"));
@@ -236,6 +233,8 @@ Strategy describe() {
   return {.name = "dts_gate",
           .summary = "a gate that sends tokens to nearly all experts at first, and to one in the end",
           .paper = "Nie et al. 2021, arXiv 2112.14397",
+          .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .settle = settle,
           .control = control,

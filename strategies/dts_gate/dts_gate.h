@@ -18,7 +18,6 @@
 
 namespace orrery::dts_gate {
 
-void check(const Scenario& scenario);
 std::optional<Scenario> settle(const Scenario& scenario);
 // Returns a controller that adds the figures gate_temperature, active_experts, computed_experts.
 std::unique_ptr<RunController> control(const Scenario& scenario);

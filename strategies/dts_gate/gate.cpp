@@ -13,7 +13,6 @@ namespace orrery::dts_gate {
 namespace {
 
 constexpr double kPi = 3.14159265358979323846;
-constexpr std::int64_t kSampledIntervals = 64;  // intervals of the decay
 
 // Progress of the soft phase: from 0 to 1, where the last temperature is reached.
 double progress(const Gate& gate, std::int64_t step) {
@@ -97,25 +96,6 @@ GateState state(const Gate& gate, const SampledGate& tokens, std::int64_t step) 
   s.active_experts = tokens.active_experts(s.temperature, gate.threshold, s.logit_deviation);
   s.computed_experts = gate.padded ? static_cast<double>(gate.experts) : s.active_experts;
   return s;
-}
-
-double mean_computed_experts(const Gate& gate, const SampledGate& tokens, std::int64_t steps) {
-  const std::int64_t soft_end = std::min(steps, gate.hard_step),
-                     decay_end = std::min(soft_end, gate.seed_steps + gate.decay_steps);
-  double sum = static_cast<double>(std::max<std::int64_t>(0, std::min(steps, gate.seed_steps))) +
-               static_cast<double>(std::max<std::int64_t>(0, steps - std::max(gate.hard_step, gate.seed_steps)));
-  const auto computed = [&](std::int64_t step) { return state(gate, tokens, step).computed_experts; };
-  // Sum of a linear function over the steps between two sampled ones, the first included, the last not.
-  const std::int64_t decay = decay_end - gate.seed_steps, parts = std::min(decay, kSampledIntervals);
-  for (std::int64_t part = 0; part < parts; ++part) {
-    const std::int64_t begin = gate.seed_steps + decay * part / parts,
-                       last = gate.seed_steps + decay * (part + 1) / parts - 1;
-    sum += static_cast<double>(last - begin + 1) *
-           (computed(begin) + (last > begin ? computed(last) : computed(begin))) / 2;
-  }
-  if (soft_end > decay_end && soft_end > gate.seed_steps)
-    sum += static_cast<double>(soft_end - std::max(decay_end, gate.seed_steps)) * computed(soft_end - 1);
-  return sum / static_cast<double>(steps);
 }
 
 }  // namespace orrery::dts_gate

@@ -66,8 +66,4 @@ struct GateState {
 // Returns the state of the gate at a step. REQUIRES: `tokens` were sampled for gate.experts.
 GateState state(const Gate& gate, const SampledGate& tokens, std::int64_t step);
 
-// Returns the mean number of computed experts of a token over the first `steps` of training, linear between 65 sampled
-// steps of the decay.
-double mean_computed_experts(const Gate& gate, const SampledGate& tokens, std::int64_t steps);
-
 }  // namespace orrery::dts_gate

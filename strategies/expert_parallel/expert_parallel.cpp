@@ -11,6 +11,7 @@
 #include "sim/program/rewrite.h"
 #include "strategies/expert_parallel/routing_loads.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/storages.h"
 
 namespace orrery::expert_parallel {
 namespace {
@@ -140,15 +141,7 @@ class Experts {
     return op;
   }
   // Sorts blocks of rows between the order of exchanges (by rank) and that of products (by expert).
-  void sort(TensorId from, TensorId to, const Op& cause) {
-    Op op;
-    op.kind = OpKind::cast;
-    op.name = "sort_rows";
-    op.phase = cause.phase;
-    op.reads[0] = from;
-    op.writes[0] = to;
-    out_.push_back(op);
-  }
+  void sort(TensorId from, TensorId to, const Op& cause) { cast("sort_rows", from, to, cause); }
   // Tokens that are sent once are put into rows where they arrive, and need no sort.
   bool sorts() const {
     return !expert_.empty() && model_.placed_experts() > mesh_.size(expert_) && options_.dispatcher != Dispatcher::flex;
@@ -262,13 +255,7 @@ class Experts {
           return cast("dequantise_rows", q.narrow, q.exact, cause);
   }
   void cast(const char* name, TensorId from, TensorId to, const Op& cause) {
-    Op op;
-    op.kind = OpKind::cast;
-    op.name = name;
-    op.phase = cause.phase;
-    op.reads[0] = from;
-    op.writes[0] = to;
-    out_.push_back(op);
+    out_.push_back(computation(OpKind::cast, name, cause.phase, {from}, {to}));
   }
 
   // ---- all tokens to all ranks of the experts ----
@@ -367,15 +354,8 @@ class Experts {
     return mask;
   }
   void emit(OpKind kind, const char* name, std::array<TensorId, 2> reads, TensorId write, const Op& cause) {
-    Op op;
-    op.kind = kind;
-    op.name = name;
-    op.phase = cause.phase;
-    op.compute_dtype = piece_.tensors[reads[0]].dtype;
-    op.reads[0] = reads[0];
-    op.reads[1] = reads[1];
-    op.writes[0] = write;
-    out_.push_back(op);
+    out_.push_back(computation(kind, name, cause.phase, {reads[0], reads[1]}, {write}));
+    out_.back().compute_dtype = piece_.tensors[reads[0]].dtype;
   }
   void use_masks(Block& block) {
     out_.clear();
@@ -428,55 +408,38 @@ class Experts {
 
   // ---- shared experts beside the exchange ----
 
-  bool reads_any(const Op& op, const std::vector<std::uint8_t>& marked) const {
-    return std::ranges::any_of(op.reads,
-                               [&](TensorId id) { return id != kNoTensor && marked[storage_of(piece_, id)] != 0; });
-  }
-  void mark_writes(const Op& op, std::vector<std::uint8_t>& marked) const {
-    for (const TensorId id : op.writes)
-      if (id != kNoTensor) marked[storage_of(piece_, id)] = 1;
-  }
-
   // Finds the ops of a block that only serve shared experts. Forward: ops that only lead to the sum with the routed
-  // experts. Backward: ops that read their weights or what they have kept, and their weight gradients.
-  std::vector<std::uint8_t> shared_ops(const Block& block) {
+  // experts. Backward: ops that read their weights or what they have kept, and their weight gradients. `own`: the
+  // weights of shared experts and what they write in the forward, which finds them.
+  std::vector<std::uint8_t> shared_ops(const Block& block, Storages& own) const {
     std::vector<std::uint8_t> chosen(block.ops.size());
     if (&block == &piece_.forward) {
       // From the end: ops whose results nobody else reads.
-      std::vector<std::uint8_t> wanted(piece_.tensors.size()), elsewhere(piece_.tensors.size());
-      if (piece_.output != kNoTensor) elsewhere[storage_of(piece_, piece_.output)] = 1;
+      Storages wanted(piece_), elsewhere(piece_);
+      elsewhere.add(piece_.output);
       const Op* const sum = sum_of_experts();
       if (sum == nullptr) return chosen;
       for (std::size_t i = block.ops.size(); i-- > 0;) {
         const Op& op = block.ops[i];
-        const auto is_in = [&](const std::vector<std::uint8_t>& marked) {
-          return std::ranges::any_of(
-              op.writes, [&](TensorId id) { return id != kNoTensor && marked[storage_of(piece_, id)] != 0; });
-        };
-        chosen[i] = is_in(wanted) && !is_in(elsewhere) ? 1 : 0;
-        for (std::size_t r = 0; r < op.reads.size(); ++r) {
-          if (op.reads[r] == kNoTensor) continue;
-          const bool shared = chosen[i] != 0 || (&op == sum && r == 1);
-          (shared ? wanted : elsewhere)[storage_of(piece_, op.reads[r])] = 1;
-        }
+        chosen[i] = wanted.has_any(op.writes) && !elsewhere.has_any(op.writes) ? 1 : 0;
+        for (std::size_t r = 0; r < op.reads.size(); ++r)
+          (chosen[i] != 0 || (&op == sum && r == 1) ? wanted : elsewhere).add(op.reads[r]);
       }
-      shared_.assign(piece_.tensors.size(), 0);
       for (std::size_t i = 0; i < chosen.size(); ++i) {
         if (chosen[i] == 0) continue;
-        mark_writes(block.ops[i], shared_);
-        if (is_matmul(block.ops[i].kind)) shared_[block.ops[i].reads[1]] = 1;
+        own.add_all(block.ops[i].writes);
+        if (is_matmul(block.ops[i].kind)) own.add(block.ops[i].reads[1]);
       }
       return chosen;
     }
-    shared_.resize(piece_.tensors.size(), 0);
-    std::vector<std::uint8_t> gradients(piece_.tensors.size());
+    Storages gradients(piece_);
     for (std::size_t i = 0; i < block.ops.size(); ++i) {
       const Op& op = block.ops[i];
       const bool adds_up = op.kind == OpKind::add;
       const bool of_weights = op.phase == Phase::weight_gradient || is_communication(op.kind);
-      if (adds_up || !(reads_any(op, shared_) || (of_weights && reads_any(op, gradients)))) continue;
+      if (adds_up || !(own.has_any(op.reads) || (of_weights && gradients.has_any(op.reads)))) continue;
       chosen[i] = 1;
-      mark_writes(op, gradients);
+      gradients.add_all(op.writes);
     }
     // Casts and gathers of the incoming gradient that only serve them.
     for (std::size_t i = block.ops.size(); i-- > 0;) {
@@ -505,8 +468,9 @@ class Experts {
   // Runs half of the shared experts' ops during the dispatch and half during the combine, both on a separate stream
   // (Megatron-Core's --moe-shared-expert-overlap).
   void overlap_shared_experts() {
+    Storages own(piece_);
     for (Block* block : {&piece_.forward, &piece_.backward}) {
-      const std::vector<std::uint8_t> chosen = shared_ops(*block);
+      const std::vector<std::uint8_t> chosen = shared_ops(*block, own);
       std::vector<Op> shared, rest;
       for (std::size_t i = 0; i < chosen.size(); ++i) (chosen[i] != 0 ? shared : rest).push_back(block->ops[i]);
       std::vector<std::size_t> exchanges;
@@ -541,7 +505,6 @@ class Experts {
   };
   std::vector<Mask> masks_;
   std::vector<Op> out_;
-  std::vector<std::uint8_t> shared_;  // weights of shared experts, and what they write in the forward
   Router router_;
   MeshGroup divided_;       // group over which tokens are divided
   std::int64_t slots_ = 1;  // of an expert, for one rank's tokens
@@ -561,87 +524,68 @@ MeshGroup expert_replicas(const Mesh& mesh) {
 
 namespace {
 
+constexpr FieldRule kIdle[]{
+    keep({"expert_parallel", "expert_tensor_parallel", "moe_expert_capacity_factor", "moe_token_dispatcher",
+          "moe_pad_to_busiest_expert", "moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm",
+          "moe_fp8_dispatch", "moe_permute"},
+         "for a model without experts", [](const AskedOf& a) { return a.model.has_experts(); }),
+    keep({"moe_shared_expert_overlap"}, "for a model without shared experts",
+         [](const AskedOf& a) { return a.model.shared_expert_ffn > 0; }),
+    keep({"moe_fp8_dispatch", "overlap_moe_expert_parallel_comm"}, "with expert_parallel 1: tokens stay on their rank",
+         [](const AskedOf& a) { return a.plan.expert.degree > 1; }),
+    keep({"moe_permute"}, "without moe_expert_capacity_factor: a mask has a fixed number of slots",
+         [](const AskedOf& a) { return a.plan.expert.capacity_factor > 0; }),
+    // Megatron-Core's rule: there is no exchange for them to hide.
+    keep({"moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm"}, "with moe_token_dispatcher \"allgather\"",
+         [](const AskedOf& a) { return a.plan.expert.dispatcher != Dispatcher::allgather; })};
+constexpr FieldRule kExcludes[]{
+    keep({"moe_pad_to_busiest_expert"}, "with moe_expert_capacity_factor, which sets the number of slots",
+         [](const AskedOf& a) { return a.plan.expert.capacity_factor > 0; }),
+    keep({"moe_permute"}, "with moe_fp8_dispatch: products with masks read tokens that are not quantised",
+         [](const AskedOf& a) { return a.plan.expert.fp8_dispatch; }),
+    keep({"overlap_moe_expert_parallel_comm"}, "with moe_shared_expert_overlap: both overlap the same exchanges",
+         [](const AskedOf& a) { return a.plan.expert.overlap_shared; }),
+    keep({"overlap_moe_expert_parallel_comm"}, "unless the schedule is 1f1b, interleaved or dualpipev",
+         [](const AskedOf& a) {
+           using pipeline_parallel::ScheduleKind;
+           const ScheduleKind schedule = pipeline_parallel::effective_schedule(a.plan.pipeline);
+           return schedule != ScheduleKind::one_f_one_b && schedule != ScheduleKind::interleaved &&
+                  schedule != ScheduleKind::dualpipe_v;
+         }),
+    // With one chunk, a stage would wait for both neighbours in every pair.
+    keep({"overlap_moe_expert_parallel_comm"},
+         "with pipeline_parallel above 1 and virtual_pipeline 1, as in Megatron-Core", [](const AskedOf& a) {
+           const pipeline_parallel::Options& pipeline = a.plan.pipeline;
+           return pipeline.degree > 1 && effective_schedule(pipeline) == pipeline_parallel::ScheduleKind::one_f_one_b;
+         })};
+
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.expert;
   const Model& model = scenario.model;
-  const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
-    throw InputError({"", std::string("/plan/") + field}, found, expected);
-  };
-  const auto degree = [&](const char* field, std::int64_t found, const std::string& expected) {
-    fail(field, std::to_string(found), expected);
+  // The plan's value, or the one that stands for 0.
+  const auto fail_tensor = [&](std::int64_t found, const std::string& expected) {
+    throw InputError({"", "/plan/expert_tensor_parallel"}, std::to_string(found), expected);
   };
   check_routing(scenario);
-  if (!model.has_experts()) {
-    if (options.degree > 1) degree("expert_parallel", options.degree, "1 for a model without experts");
-    if (options.tensor_degree > 0)
-      degree("expert_tensor_parallel", options.tensor_degree, "0 for a model without experts");
-    if (options.capacity_factor > 0) fail("moe_expert_capacity_factor", "a factor", "0 for a model without experts");
-    if (options.dispatcher != Dispatcher::alltoall)
-      fail("moe_token_dispatcher",
-           "\"" + std::string(kDispatcherNames[static_cast<std::size_t>(options.dispatcher)]) + "\"",
-           "\"alltoall\" for a model without experts");
-    if (options.pad_to_busiest) fail("moe_pad_to_busiest_expert", "true", "false for a model without experts");
-    if (options.overlap_shared) fail("moe_shared_expert_overlap", "true", "false for a model without experts");
-    if (options.overlap_pairs) fail("overlap_moe_expert_parallel_comm", "true", "false for a model without experts");
-    if (options.fp8_dispatch) fail("moe_fp8_dispatch", "true", "false for a model without experts");
-    if (options.permute != Permute::index) fail("moe_permute", "\"einsum\"", "\"index\" for a model without experts");
-    return;
-  }
+  if (!model.has_experts()) return;
   const std::int64_t tensor = expert_tensor_ranks(scenario.plan);
   const std::int64_t ranks = orrery::ranks(scenario) / scenario.plan.pipeline.degree;
   if (model.experts % options.degree != 0)
-    degree("expert_parallel", options.degree, "a divisor of the model's " + std::to_string(model.experts) + " experts");
+    refuse(scenario.plan, "expert_parallel", "a divisor of the model's " + std::to_string(model.experts) + " experts");
   if (model.expert_ffn % tensor != 0)
-    degree("expert_tensor_parallel", tensor,
-           "a divisor of an expert's inner width of " + std::to_string(model.expert_ffn));
+    fail_tensor(tensor, "a divisor of an expert's inner width of " + std::to_string(model.expert_ffn));
   if (ranks % (options.degree * tensor) != 0)
-    degree("expert_parallel", options.degree,
+    refuse(scenario.plan, "expert_parallel",
            "a degree whose product with expert_tensor_parallel (" + std::to_string(tensor) + ") divides the " +
                std::to_string(ranks) + " ranks of tensor, context and data parallelism");
   if (scenario.plan.tensor.degree > 1 && !scenario.plan.tensor.sequence_parallel)
-    fail("sequence_parallel", "false",
-         "true with experts and tensor_parallel above 1: ranks that share a token would all send it to its experts");
-  if (options.pad_to_busiest && options.capacity_factor > 0)
-    fail("moe_pad_to_busiest_expert", "true", "false with moe_expert_capacity_factor, which sets the number of slots");
-  if (options.overlap_shared && model.shared_expert_ffn == 0)
-    fail("moe_shared_expert_overlap", "true", "false for a model without shared experts");
-  if (options.fp8_dispatch) {
-    if (options.degree == 1)
-      fail("moe_fp8_dispatch", "true", "false with expert_parallel 1: tokens stay on their rank");
-    const Device& device = scenario.cluster.device;
-    if (device.peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] == 0)
-      fail("moe_fp8_dispatch", "true", "false on " + device.name + ", which does not support fp8");
-  }
-  if (options.permute == Permute::einsum) {
-    constexpr const char *kField = "moe_permute", *kFound = "\"einsum\"";
-    if (options.capacity_factor == 0)
-      fail(kField, kFound, "\"index\" without moe_expert_capacity_factor: a mask has a fixed number of slots");
-    if (options.fp8_dispatch)
-      fail(kField, kFound, "\"index\" with moe_fp8_dispatch: products with masks read tokens that are not quantised");
-  }
-  if (options.dispatcher == Dispatcher::allgather) {
-    // Megatron-Core's rules: there is no exchange for them to hide.
-    if (options.overlap_shared)
-      fail("moe_shared_expert_overlap", "true", "false with moe_token_dispatcher \"allgather\"");
-    if (options.overlap_pairs)
-      fail("overlap_moe_expert_parallel_comm", "true", "false with moe_token_dispatcher \"allgather\"");
-  }
-  if (options.overlap_pairs) {
-    constexpr const char* kField = "overlap_moe_expert_parallel_comm";
-    const auto schedule = pipeline_parallel::effective_schedule(scenario.plan.pipeline);
-    using pipeline_parallel::ScheduleKind;
-    if (options.degree == 1) fail(kField, "true", "false with expert_parallel 1: tokens stay on their rank");
-    if (options.overlap_shared)
-      fail(kField, "true", "false with moe_shared_expert_overlap: both overlap the same exchanges");
-    if (schedule != ScheduleKind::one_f_one_b && schedule != ScheduleKind::interleaved &&
-        schedule != ScheduleKind::dualpipe_v)
-      fail(kField, "true", "false unless the schedule is 1f1b, interleaved or dualpipev");
-    // With one chunk, a stage would wait for both neighbours in every pair.
-    if (scenario.plan.pipeline.degree > 1 && schedule == ScheduleKind::one_f_one_b)
-      fail(kField, "true", "false with pipeline_parallel above 1 and virtual_pipeline 1, as in Megatron-Core");
-  }
+    refuse(scenario.plan, "sequence_parallel",
+           "true with experts and tensor_parallel above 1: ranks that share a token would all send it to its experts");
+  if (const Device& device = scenario.cluster.device;
+      device.peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] == 0)
+    keep_defaults(scenario.plan, {"moe_fp8_dispatch"}, "on " + device.name + ", which does not support fp8");
   if (tensor > 1 && model.expert_bias)
-    degree("expert_tensor_parallel", tensor, "1 for experts with biases: a bias is added to the complete sum");
+    fail_tensor(tensor, "1 for experts with biases: a bias is added to the complete sum");
 }
 
 // Folds the axes ep and etp. Throws InputError where the mesh's digits cannot be cut so.
@@ -688,15 +632,14 @@ void disable(Plan& plan) {
 
 constexpr PlanWord kWords[]{{"expert", [](const Scenario& s) { return s.plan.expert.degree > 1; }}};
 
-void refuse_padding(const Options& options) {
-  if (options.pad_to_busiest)
-    throw InputError({"", "/plan/moe_pad_to_busiest_expert"}, "true",
-                     "false in a real run: its slots hold all tokens, whichever experts they choose");
+void refuse_padding(const Plan& plan) {
+  keep_defaults(plan, {"moe_pad_to_busiest_expert"},
+                "in a real run: its slots hold all tokens, whichever experts they choose");
 }
 
 // Gives a dropless plan slots for all tokens, and makes it count the filled rows (Options::counted).
 void make_runnable(Scenario& scenario) {
-  refuse_padding(scenario.plan.expert);
+  refuse_padding(scenario.plan);
   if (!scenario.model.has_experts()) return;
   Options& options = scenario.plan.expert;
   // A rank that gathers tokens has rows of some alone: all slots are computed.
@@ -734,23 +677,17 @@ void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Options& options = scenario.plan.expert;
   check_runnable_router(scenario);
-  if (options.fp8_dispatch)
-    throw InputError({"", "/plan/moe_fp8_dispatch"}, "true", "false in real runs: no kernel quantises by blocks yet");
-  refuse_padding(options);
+  keep_defaults(scenario.plan, {"moe_fp8_dispatch"}, "in real runs: no kernel quantises by blocks yet");
+  refuse_padding(scenario.plan);
   if (!model.has_experts() || options.counts_rows() || options.capacity_factor >= factor_without_drops(model)) return;
   const std::string no_drops = fmt::format("at least {:g}, which drops no token,", factor_without_drops(model));
-  const InputError::Where where{"", "/plan/moe_expert_capacity_factor"};
-  const std::string found = fmt::format("{:g}", options.capacity_factor);
-  if (options.capacity_factor == 0)
-    throw InputError(where, found, no_drops + " in a real run: its routing may be unbalanced");
+  const auto fail = [&](const char* why) { refuse(scenario.plan, "moe_expert_capacity_factor", no_drops + why); };
+  if (options.capacity_factor == 0) fail(" in a real run: its routing may be unbalanced");
   // One rank counts slots over the same tokens only if sequences, and not their positions, are divided.
   if (scenario.plan.tensor.degree > 1 || scenario.plan.context.degree > 1)
-    throw InputError(where, found,
-                     no_drops + " in a real run that divides sequences: one rank would drop other tokens");
+    fail(" in a real run that divides sequences: one rank would drop other tokens");
   if (options.dispatcher == Dispatcher::allgather)
-    throw InputError(
-        where, found,
-        no_drops + " in a real run with moe_token_dispatcher \"allgather\", which puts all tokens into slots");
+    fail(" in a real run with moe_token_dispatcher \"allgather\", which puts all tokens into slots");
 }
 
 namespace {
@@ -760,24 +697,23 @@ constexpr SearchAxis kAxes[]{{.field = "expert_parallel",
                               .turns = Turns::mesh,
                               .usual = true,
                               .set = [](Plan& plan, std::int64_t value) { plan.expert.degree = value; },
-                              .values =
-                                  [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-                                    append_divisors(chosen.model.experts, values);
-                                    // Stages and replicas are chosen later.
-                                    std::erase_if(values,
-                                                  [&](std::int64_t e) { return chosen.cluster.devices() % e != 0; });
-                                  },
+                              .values = [](const Scenario& chosen) -> AxisValues {
+                                AxisValues values = divisors_of(chosen.model.experts);
+                                // Stages and replicas are chosen later.
+                                std::erase_if(values,
+                                              [&](std::int64_t e) { return chosen.cluster.devices() % e != 0; });
+                                return values;
+                              },
                               .turns_of = [](const Model& model) { return model.has_experts(); }},
                              {.field = "expert_tensor_parallel",
                               .label = "etp",
                               .turns = Turns::mesh,
                               .usual = true,
                               .set = [](Plan& plan, std::int64_t value) { plan.expert.tensor_degree = value; },
-                              .values =
-                                  [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-                                    values.push_back(1);
-                                    if (chosen.plan.tensor.degree > 1) values.push_back(chosen.plan.tensor.degree);
-                                  },
+                              .values = [](const Scenario& chosen) -> AxisValues {
+                                const std::int64_t tensor = chosen.plan.tensor.degree;
+                                return tensor > 1 ? AxisValues{1, tensor} : AxisValues{1};
+                              },
                               .turns_of = [](const Model& model) { return model.has_experts(); }}};
 
 }  // namespace
@@ -786,6 +722,8 @@ Strategy describe() {
   return {.name = "expert_parallel",
           .summary = "experts divided over ranks, with tokens sent to them and back",
           .paper = "Lepikhin et al. 2020, arXiv 2006.16668; Liu et al. 2025, arXiv 2504.14960",
+          .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .rewrite = rewrite,
           .control = control,

@@ -146,13 +146,18 @@ RoutingSteps& drawn_steps(const Scenario& scenario) {
   return *steps;
 }
 
-// `rows`: rows from each rank to each other, in any unit.
-Load load_of_rows(const RoutingMatrix& m, std::int64_t ranks, std::span<const double> rows) {
+Load balanced_load(std::int64_t ranks, double rows = 1) {
   Load load;
   load.ranks = ranks;
+  load.rows.assign(static_cast<std::size_t>(ranks * ranks), rows);
+  return load;
+}
+
+// `rows`: rows from each rank to each other, in any unit.
+Load load_of_rows(const RoutingMatrix& m, std::int64_t ranks, std::span<const double> rows) {
+  Load load = balanced_load(ranks);
   double total = 0;
   for (const double r : rows) total += r;
-  load.rows.assign(static_cast<std::size_t>(ranks * ranks), 1);
   if (!(total > 0)) return load;
   std::vector<double> of_rank(static_cast<std::size_t>(ranks), 0);
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -165,11 +170,9 @@ Load load_of_rows(const RoutingMatrix& m, std::int64_t ranks, std::span<const do
 }
 
 Load load_of(const RoutingMatrix& m, std::int64_t ranks, double capacity_factor) {
-  Load load;
-  load.ranks = ranks;
+  Load load = balanced_load(ranks);
   const std::int64_t here = m.experts / ranks;
   const auto total = static_cast<double>(m.total());
-  load.rows.assign(static_cast<std::size_t>(ranks * ranks), 1);
   if (total <= 0) return load;
   std::vector<std::int64_t> of_rank(static_cast<std::size_t>(ranks), 0);
   const auto pairs = static_cast<double>(m.source_ranks * ranks);
@@ -183,8 +186,7 @@ Load load_of(const RoutingMatrix& m, std::int64_t ranks, double capacity_factor)
   for (std::int64_t from = m.source_ranks; from < ranks; ++from)  // all the same
     std::copy_n(load.rows.begin(), ranks, load.rows.begin() + static_cast<std::ptrdiff_t>(from * ranks));
   load.busiest_rank = max_over_mean(of_rank);
-  const std::vector<std::int64_t> by_expert = m.by_expert();
-  load.busiest_expert = max_over_mean(by_expert);
+  load.busiest_expert = max_over_mean(m.by_expert());
   if (capacity_factor > 0) {
     const double slots = capacity_factor * total / static_cast<double>(m.source_ranks * m.experts);
     double dropped = 0;
@@ -196,19 +198,11 @@ Load load_of(const RoutingMatrix& m, std::int64_t ranks, double capacity_factor)
 
 // As many slots per expert and source as the most rows that any expert has from any source.
 Load padded_load(const RoutingMatrix& m, std::int64_t ranks) {
-  Load load;
-  load.ranks = ranks;
+  const double slots = std::max(1.0, max_over_mean(m.tokens));
+  Load load = balanced_load(ranks, slots);
   load.padded = true;
   load.busiest_expert = max_over_mean(m.by_expert());
-  load.busiest_rank = std::max(1.0, max_over_mean(m.tokens));
-  load.rows.assign(static_cast<std::size_t>(ranks * ranks), load.busiest_rank);
-  return load;
-}
-
-Load balanced_load(std::int64_t ranks) {
-  Load load;
-  load.ranks = ranks;
-  load.rows.assign(static_cast<std::size_t>(ranks * ranks), 1);
+  load.busiest_rank = slots;
   return load;
 }
 

@@ -366,75 +366,68 @@ class BalanceController final : public RunController {
   bool known_ = false, looked_ = false, moving_ = false;
 };
 
-[[noreturn]] void refuse(const char* field, const std::string& found, const std::string& expected) {
-  throw InputError({"", std::string("/plan/") + field}, found, expected);
-}
-
 // Capacity factor with which each slot of a rank has room for all tokens of another rank.
 double factor_without_drops(const Scenario& scenario) {
   return static_cast<double>(slots_per_rank(scenario) * scenario.plan.expert.degree) /
          static_cast<double>(scenario.model.experts_per_token);
 }
 
+constexpr const char* kPlacement = "/plan/moe_expert_placement";
+
 void check_given(const Scenario& scenario) {
   const std::int64_t each = slots_per_rank(scenario), ranks = scenario.plan.expert.degree, slots = each * ranks;
   const auto found = static_cast<std::int64_t>(scenario.plan.flexmoe.placement.size());
   if (found == 0 || found % slots != 0)
-    refuse("moe_expert_placement", fmt::format("{} slots", found),
-           fmt::format("{} for each placement, {} on each of {} ranks", slots, each, ranks));
+    throw InputError({"", kPlacement}, fmt::format("{} slots", found),
+                     fmt::format("{} for each placement, {} on each of {} ranks", slots, each, ranks));
   for (std::int64_t i = 0; i < found / slots; ++i) try {
       static_cast<void>(Placement(scenario.model.experts, ranks, each, given_slots(scenario, i)));
     } catch (const InputError& error) {
       const std::string of = found > slots ? fmt::format(" in placement {}", i) : "";
-      refuse("moe_expert_placement", error.found() + of, error.expected());
+      throw InputError({"", kPlacement}, error.found() + of, error.expected());
     }
 }
 
-}  // namespace
+constexpr bool (*kFlexmoe)(const AskedOf&) = [](const AskedOf& a) {
+  return a.plan.flexmoe.balancer == Balancer::flexmoe;
+};
+constexpr FieldRule kIdle[]{
+    keep({"moe_balance_threshold", "moe_balance_busiest_rank"}, "unless \"moe_balancer\" is \"flexmoe\"", kFlexmoe),
+    keep({"moe_balance_interval"}, "unless \"moe_balancer\" is \"eplb\" or \"given\"",
+         [](const AskedOf& a) {
+           return a.plan.flexmoe.balancer == Balancer::eplb || a.plan.flexmoe.balancer == Balancer::given;
+         }),
+    keep({"moe_expert_placement"}, "unless \"moe_balancer\" is \"given\"",
+         [](const AskedOf& a) { return a.plan.flexmoe.balancer == Balancer::given; }),
+    keep({"moe_slots_per_rank"}, "unless \"moe_balancer\" keeps copies: \"flexmoe\", \"eplb\", \"symi\" or \"given\"",
+         [](const AskedOf& a) { return used(a.scenario) && !within_steps(a.plan.flexmoe.balancer); }),
+    keep({"moe_balancer"}, "for a model without experts", [](const AskedOf& a) { return a.model.has_experts(); }),
+    keep({"moe_balancer"}, "with expert_parallel 1, where one rank has all experts",
+         [](const AskedOf& a) { return a.plan.expert.degree > 1; })};
+constexpr FieldRule kExcludes[]{keep({"moe_balancer"}, "with expert_tensor_parallel above 1: experts move as a whole",
+                                     [](const AskedOf& a) { return expert_parallel::expert_tensor_ranks(a.plan) > 1; }),
+                                keep({"moe_balancer"}, "with \"moe_gate\": \"dense_to_sparse\"",
+                                     [](const AskedOf& a) { return a.plan.dts_gate.kind != dts_gate::MoeGate::top_k; }),
+                                keep({"moe_pad_to_busiest_expert"}, "with \"moe_balancer\", whose rows are not padded",
+                                     [](const AskedOf& a) { return used(a.scenario); })};
 
 void check(const Scenario& scenario) {
+  if (!used(scenario)) return;
   const Options& options = scenario.plan.flexmoe;
-  const std::string name(kBalancerNames[static_cast<std::size_t>(options.balancer)]),
-      with = fmt::format(" with \"moe_balancer\": \"{}\"", name);
-  if (options.threshold != Options::kThreshold && options.balancer != Balancer::flexmoe)
-    refuse("moe_balance_threshold", fmt::format("{}", options.threshold),
-           fmt::format("{}{}", Options::kThreshold, with));
-  if (options.also_busiest_rank && options.balancer != Balancer::flexmoe)
-    refuse("moe_balance_busiest_rank", "true", "false" + with);
-  if (options.interval != 1 && options.balancer != Balancer::eplb && options.balancer != Balancer::given)
-    refuse("moe_balance_interval", std::to_string(options.interval), "1" + with);
-  if (!options.placement.empty() && options.balancer != Balancer::given)
-    refuse("moe_expert_placement", fmt::format("{} slots", options.placement.size()), "none" + with);
-  if (!used(scenario)) {
-    if (options.slots_per_rank > 0) refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank), "0" + with);
-    return;
-  }
-  const Model& model = scenario.model;
-  const std::int64_t ranks = scenario.plan.expert.degree;
-  if (!model.has_experts()) refuse("moe_balancer", "\"" + name + "\"", "\"none\" for a model without experts");
-  if (ranks == 1)
-    refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_parallel 1, where one rank has all experts");
-  if (expert_parallel::expert_tensor_ranks(scenario.plan) > 1)
-    refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_tensor_parallel above 1: experts move as a whole");
-  if (scenario.plan.dts_gate.kind != dts_gate::MoeGate::top_k)
-    refuse("moe_balancer", "\"" + name + "\"", "\"none\" with \"moe_gate\": \"dense_to_sparse\"");
-  if (scenario.plan.expert.pad_to_busiest)
-    refuse("moe_pad_to_busiest_expert", "true", "false" + with + ", whose rows are not padded");
-  if (within_steps(options.balancer) && options.slots_per_rank > 0)
-    refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank), "0" + with + ", which keeps no copies");
-  const std::int64_t least = model.experts / ranks;
-  if (options.slots_per_rank > 0 && options.slots_per_rank < least)
-    refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank),
-           fmt::format("at least {}, for {} experts on {} ranks", least, model.experts, ranks));
-  if (options.slots_per_rank > model.experts)
-    refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank),
-           fmt::format("at most {}, one of each expert", model.experts));
+  const std::int64_t experts = scenario.model.experts, ranks = scenario.plan.expert.degree;
+  if (options.slots_per_rank > 0 && options.slots_per_rank < experts / ranks)
+    refuse(scenario.plan, "moe_slots_per_rank",
+           fmt::format("at least {}, for {} experts on {} ranks", experts / ranks, experts, ranks));
+  if (options.slots_per_rank > experts)
+    refuse(scenario.plan, "moe_slots_per_rank", fmt::format("at most {}, one of each expert", experts));
   if (const double factor = scenario.plan.expert.capacity_factor, all = factor_without_drops(scenario);
       factor > 0 && factor < all)
-    refuse("moe_expert_capacity_factor", fmt::format("{}", factor),
-           fmt::format("0{}, which drops no token, or at least {:g}: a slot for every token", with, all));
+    refuse(scenario.plan, "moe_expert_capacity_factor",
+           fmt::format("0 with \"moe_balancer\", which drops no token, or at least {:g}: a slot for every token", all));
   if (options.balancer == Balancer::given) check_given(scenario);
 }
+
+}  // namespace
 
 std::optional<Scenario> settle(const Scenario& scenario) {
   if (!used(scenario)) return {};
@@ -474,12 +467,11 @@ bool begins_anew(const Scenario& scenario) {
 
 void check_runnable(const Scenario& scenario) {
   if (used(scenario) && scenario.plan.flexmoe.balancer != Balancer::given)
-    refuse("moe_balancer",
-           fmt::format("\"{}\"", kBalancerNames[static_cast<std::size_t>(scenario.plan.flexmoe.balancer)]),
+    refuse(scenario.plan, "moe_balancer",
            "\"given\" or \"none\" in a real run, which does not choose placements from its routing");
-  if (used(scenario) && scenario.plan.offload.optimizer)
-    refuse("optimizer_offload", "true",
-           "false in a real run with \"moe_balancer\": \"given\": gradients of copies are summed on the devices");
+  if (used(scenario))
+    keep_defaults(scenario.plan, {"optimizer_offload"},
+                  "in a real run with \"moe_balancer\": \"given\": gradients of copies are summed on the devices");
 }
 
 // Each copy may get all tokens of a rank.
@@ -494,6 +486,8 @@ Strategy describe() {
   return {.name = "flexmoe",
           .summary = "copies of busy experts, moved between steps",
           .paper = "Nie et al. 2023, arXiv 2304.03946; Skiadopoulos et al. 2025, arXiv 2504.19925 (SYMI)",
+          .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .rewrite = rewrite,
           .settle = settle,

@@ -12,7 +12,6 @@
 
 namespace orrery::flexmoe {
 
-void check(const Scenario& scenario);
 std::optional<Scenario> settle(const Scenario& scenario);
 
 }  // namespace orrery::flexmoe

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <numeric>
 
 #include "sim/base/error.h"
@@ -117,37 +116,6 @@ std::vector<std::pair<std::int64_t, std::int64_t>> new_copies(const Placement& f
     for (const std::int64_t rank : to.ranks_of(e))
       if (from.vexperts(e, rank) == 0) copies.emplace_back(e, rank);
   return copies;
-}
-
-Placement pack_largest_first(std::span<const std::int64_t> tokens_of_experts, std::span<const std::int64_t> vexperts,
-                             std::int64_t ranks, std::int64_t slots_per_rank) {
-  Placement placement(static_cast<std::int64_t>(tokens_of_experts.size()), ranks, slots_per_rank);
-  check_experts(static_cast<std::int64_t>(vexperts.size()), tokens_of_experts.size());
-  struct VExpert {
-    std::int64_t expert;
-    double tokens;
-  };
-  std::vector<VExpert> all;
-  for (std::size_t e = 0; e < vexperts.size(); ++e) {
-    if (vexperts[e] < 1 || vexperts[e] > ranks * slots_per_rank - static_cast<std::int64_t>(all.size()))
-      throw InputError({}, fmt::format("{} vExperts of expert {}", vexperts[e], e),
-                       fmt::format("at least 1 of each expert, at most {} in all", ranks * slots_per_rank));
-    all.insert(
-        all.end(), static_cast<std::size_t>(vexperts[e]),
-        {static_cast<std::int64_t>(e), static_cast<double>(tokens_of_experts[e]) / static_cast<double>(vexperts[e])});
-  }
-  std::stable_sort(all.begin(), all.end(), [](const VExpert& a, const VExpert& b) { return a.tokens > b.tokens; });
-  std::vector<double> loads(static_cast<std::size_t>(ranks));
-  for (const VExpert& v : all) {
-    std::int64_t least = -1;
-    for (std::int64_t rank = 0; rank < ranks; ++rank)
-      if (placement.free_slots(rank) > 0 &&
-          (least < 0 || loads[static_cast<std::size_t>(rank)] < loads[static_cast<std::size_t>(least)]))
-        least = rank;
-    placement.expand(v.expert, least);
-    loads[static_cast<std::size_t>(least)] += v.tokens;
-  }
-  return placement;
 }
 
 }  // namespace orrery::flexmoe

@@ -65,10 +65,4 @@ double balance_ratio(const Placement& placement, std::span<const std::int64_t> t
 // placement must send. Ordered by expert, then rank.
 std::vector<std::pair<std::int64_t, std::int64_t>> new_copies(const Placement& from, const Placement& to);
 
-// Places vExperts in descending order of their tokens, each onto the least loaded rank with a free slot (longest
-// processing time first; Graham 1969). Throws InputError unless vexperts has a number of at least 1 for each expert and
-// their sum is at most the number of slots.
-Placement pack_largest_first(std::span<const std::int64_t> tokens_of_experts, std::span<const std::int64_t> vexperts,
-                             std::int64_t ranks, std::int64_t slots_per_rank);
-
 }  // namespace orrery::flexmoe

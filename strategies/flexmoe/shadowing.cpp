@@ -23,21 +23,7 @@ double imbalanced_seconds(double most_tokens, const ShadowingProfile& profile) {
   return compute_seconds(most_tokens, profile) + exchange_seconds(most_tokens, profile);
 }
 
-double shadowed_seconds(double most_tokens_left, std::int64_t shadowed, const ShadowingProfile& profile) {
-  return compute_seconds(most_tokens_left, profile) + 2 * static_cast<double>(shadowed) * expert_seconds(profile);
-}
-
-bool shadowing_pays(double most_tokens, double most_tokens_left, std::int64_t shadowed,
-                    const ShadowingProfile& profile) {
-  const double inner = profile.hidden_ratio * profile.hidden,
-               excess = static_cast<double>(shadowed) * inner - most_tokens;
-  if (excess < 0) return true;
-  const double spared = 3 * (most_tokens - most_tokens_left) * inner;
-  return spared > excess * profile.flops_per_second * profile.element_bytes / profile.bytes_per_second;
-}
-
-std::vector<std::int64_t> shadowed_experts(std::span<const double> tokens_of_experts,
-                                           const ShadowingProfile& profile) {
+std::vector<std::int64_t> shadowed_experts(std::span<const double> tokens_of_experts, const ShadowingProfile& profile) {
   std::vector<std::int64_t> order(tokens_of_experts.size());
   std::iota(order.begin(), order.end(), 0);
   const auto tokens = [&](std::int64_t e) { return tokens_of_experts[static_cast<std::size_t>(e)]; };

@@ -20,12 +20,6 @@ struct ShadowingProfile {
 // Returns the seconds of a layer, forward and backward, if the busiest worker has B = most_tokens: 3 x 4 B a H^2 / P +
 // 4 B H / W_net.
 double imbalanced_seconds(double most_tokens, const ShadowingProfile& profile);
-// Returns the same with r = `shadowed` experts broadcast and their gradients reduced, where B' = most_tokens_left:
-// 3 x 4 B' a H^2 / P + 2 r 2 a H^2 / W_net.
-double shadowed_seconds(double most_tokens_left, std::int64_t shadowed, const ShadowingProfile& profile);
-// Whether shadowing takes less time, as the paper states it: r a H < B, or 3 (B - B') a H / (r a H - B) > P / W_net.
-bool shadowing_pays(double most_tokens, double most_tokens_left, std::int64_t shadowed,
-                    const ShadowingProfile& profile);
 
 // The policy of the published code (fmoe/fastermoe/shadow_policy.py): takes experts in descending order of tokens, as
 // long as broadcasting one more makes the layer faster; the next expert's tokens are then the most. The least popular

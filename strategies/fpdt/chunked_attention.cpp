@@ -6,6 +6,7 @@
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/fpdt/chunks.h"
+#include "strategies/storages.h"
 #include "strategies/usp/exchange.h"
 
 namespace orrery::fpdt {
@@ -20,25 +21,22 @@ Region region_of_attention(const Piece& piece) {
   const std::vector<Op>&forward = piece.forward.ops, &backward = piece.backward.ops;
   const auto attention = std::ranges::find(forward, OpKind::attention, &Op::kind);
   if (attention == forward.end()) return region;
-  std::vector<std::uint8_t> wanted(piece.tensors.size()), made(piece.tensors.size());
-  const auto any = [&](const auto& ids, const std::vector<std::uint8_t>& marked) {
-    return std::ranges::any_of(ids, [&](TensorId id) { return id != kNoTensor && marked[storage_of(piece, id)] != 0; });
-  };
-  const auto mark = [&](const auto& ids, std::vector<std::uint8_t>& marked) {
+  Storages wanted(piece), made(piece);
+  const auto mark = [&](const auto& ids, Storages& marked) {
     for (const TensorId id : ids)
       if (id != kNoTensor && piece.tensors[id].find(Axis::sequence) >= 0 && !is_of_residual_width(piece, id))
-        marked[storage_of(piece, id)] = 1;
+        marked.add(id);
   };
   for (auto i = static_cast<std::size_t>(attention - forward.begin()) + 1; i-- > 0;) {
     const Op& op = forward[i];
-    if (op.kind != OpKind::attention && !any(op.writes, wanted)) continue;
+    if (op.kind != OpKind::attention && !wanted.has_any(op.writes)) continue;
     mark(op.reads, wanted);
     region.forward.push_back(i);
   }
   std::ranges::reverse(region.forward);
   for (std::size_t i = 0; i < backward.size(); ++i) {
     const Op& op = backward[i];
-    if (op.kind != OpKind::attention_backward && !any(op.reads, made)) continue;
+    if (op.kind != OpKind::attention_backward && !made.has_any(op.reads)) continue;
     mark(op.writes, made);
     region.backward.push_back(i);
   }
@@ -92,16 +90,14 @@ class ChunkedAttention {
 
   // Finds what the backward reads of the forward besides attention's operands: the projection's operand.
   void find_saved() {
-    std::vector<std::uint8_t> made(piece_.tensors.size());
-    if (piece_.input != kNoTensor) made[piece_.input] = 1;
-    for (const Op& op : piece_.forward.ops)
-      for (const TensorId id : op.writes)
-        if (id != kNoTensor) made[storage_of(piece_, id)] = 1;
+    Storages made(piece_);
+    made.add(piece_.input);
+    for (const Op& op : piece_.forward.ops) made.add_all(op.writes);
     for (const std::size_t i : region_.backward) {
       const Op& op = piece_.backward.ops[i];
       if (op.kind == OpKind::attention_backward) continue;
       for (const TensorId id : op.reads)
-        if (id != kNoTensor && piece_.tensors[id].find(Axis::sequence) >= 0 && made[storage_of(piece_, id)] != 0 &&
+        if (made.has(id) && piece_.tensors[id].find(Axis::sequence) >= 0 &&
             std::ranges::find(saved_, id) == saved_.end())
           saved_.push_back(id);
     }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "sim/program/rewrite.h"
+#include "strategies/storages.h"
 
 namespace orrery::fpdt {
 namespace {
@@ -102,16 +102,12 @@ Op SequenceChunk::part(Op op) {
 
 void replace(Block& block, const Piece& piece, const std::vector<std::size_t>& region, const std::vector<Op>& by) {
   if (region.empty()) return;
-  std::vector<std::uint8_t> waits(piece.tensors.size());  // storages that do not exist before the region has run
-  const auto writes = [&](const Op& op) {
-    for (const TensorId id : op.writes)
-      if (id != kNoTensor) waits[storage_of(piece, id)] = 1;
-  };
+  Storages waits(piece);  // those that do not exist before the region has run
   std::vector<Op> ops, behind;
   for (std::size_t i = 0; i < block.ops.size(); ++i) {
     const Op& op = block.ops[i];
     if (std::ranges::binary_search(region, i)) {
-      writes(op);
+      waits.add_all(op.writes);
       if (i == region.back()) {
         ops.insert(ops.end(), by.begin(), by.end());
         ops.insert(ops.end(), behind.begin(), behind.end());
@@ -119,10 +115,8 @@ void replace(Block& block, const Piece& piece, const std::vector<std::size_t>& r
       continue;
     }
     const bool between = i > region.front() && i < region.back();
-    const bool late = between && std::ranges::any_of(op.reads, [&](TensorId id) {
-                        return id != kNoTensor && waits[storage_of(piece, id)] != 0;
-                      });
-    if (late) writes(op);
+    const bool late = between && waits.has_any(op.reads);
+    if (late) waits.add_all(op.writes);
     (late ? behind : ops).push_back(op);
   }
   block.ops = std::move(ops);

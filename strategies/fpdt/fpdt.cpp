@@ -3,18 +3,17 @@
 // deepspeed/sequence/fpdt_layer.py).
 #include <algorithm>
 #include <array>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "models/layers.h"
-#include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/fpdt/chunked_attention.h"
 #include "strategies/fpdt/chunks.h"
 #include "strategies/layer_plans.h"
+#include "strategies/storages.h"
 #include "strategies/strategy.h"
 #include "strategies/usp/exchange.h"
 
@@ -82,17 +81,15 @@ class ChunkedOps {
  private:
   void find_repeated() {
     for (const Tensor& t : piece_.tensors) axes_.push_back(t.find(axis_) >= 0);
-    std::vector<std::uint8_t> wanted(piece_.tensors.size());
+    Storages wanted(piece_);
     const auto want = [&](const Op& op) {
       for (const TensorId id : op.reads)
-        if (id != kNoTensor && axes_[id] && inside_.contains(piece_, id)) wanted[storage_of(piece_, id)] = 1;
+        if (id != kNoTensor && axes_[id] && inside_.contains(piece_, id)) wanted.add(id);
     };
     for (const std::size_t i : region_.backward) want(piece_.backward.ops[i]);
     for (auto at = region_.forward.rbegin(); at != region_.forward.rend(); ++at) {
       const Op& op = piece_.forward.ops[*at];
-      if (std::ranges::none_of(op.writes,
-                               [&](TensorId id) { return id != kNoTensor && wanted[storage_of(piece_, id)] != 0; }))
-        continue;
+      if (!wanted.has_any(op.writes)) continue;
       want(op);
       repeated_.insert(repeated_.begin(), *at);
     }
@@ -107,13 +104,23 @@ class ChunkedOps {
   std::vector<std::size_t> repeated_;  // by op of the forward
 };
 
+constexpr bool (*kUsed)(const AskedOf&) = [](const AskedOf& a) { return is_used(a.scenario); };
+
+constexpr FieldRule kIdle[]{
+    keep({"fpdt_chunk_tokens", "fpdt_offload"}, ", the default, unless context_parallel_type is \"fpdt\"", kUsed)};
+constexpr FieldRule kExcludes[]{
+    keep({"context_parallel_balance"}, "with context_parallel_type \"fpdt\", which divides sequences by chunks", kUsed),
+    keep({"tensor_parallel_overlap"}, "with context_parallel_type \"fpdt\": both divide sequences into chunks", kUsed),
+    keep({"recompute"}, "or \"full\" with context_parallel_type \"fpdt\", which recomputes the MLP itself",
+         [](const AskedOf& a) {
+           return is_used(a.scenario) && a.layers.recompute.mode != activation_recompute::Mode::full;
+         })};
+
 void check_chunks(const Scenario& scenario) {
   const std::int64_t length = sequence_length(scenario.model, scenario.workload),
                      given = scenario.plan.fpdt.chunk_tokens, ranks = scenario.plan.context.degree,
                      chunk = std::min(length, given), parts = kMlpChunksOfAChunk * ranks;
-  const auto fail = [&](const std::string& expected) {
-    throw InputError({"", "/plan/fpdt_chunk_tokens"}, std::to_string(given), expected);
-  };
+  const auto fail = [&](const std::string& expected) { refuse(scenario.plan, "fpdt_chunk_tokens", expected); };
   if (length % chunk != 0) fail("a divisor of the sequence of " + std::to_string(length) + " tokens");
   if (chunk % parts != 0)
     fail("a multiple of " + std::to_string(parts) + " tokens: " + std::to_string(ranks) +
@@ -124,57 +131,30 @@ void check_chunks(const Scenario& scenario) {
 }
 
 void check(const Scenario& scenario) {
-  const Options &options = scenario.plan.fpdt, defaults;
-  if (!is_used(scenario)) {
-    if (options.chunk_tokens != defaults.chunk_tokens)
-      throw InputError(
-          {"", "/plan/fpdt_chunk_tokens"}, std::to_string(options.chunk_tokens),
-          std::to_string(defaults.chunk_tokens) + ", the default, unless context_parallel_type is \"fpdt\"");
-    if (options.offload != defaults.offload)
-      throw InputError({"", "/plan/fpdt_offload"}, "false",
-                       "true, the default, unless context_parallel_type is \"fpdt\"");
-    return;
-  }
-  const auto fail = [](const std::string& at, const std::string& found, const std::string& expected) {
-    throw InputError({"", at}, found, expected);
-  };
-  const std::string ranks = std::to_string(scenario.plan.context.degree);
+  if (!is_used(scenario)) return;
+  const Plan& plan = scenario.plan;
   const std::int64_t heads = usp::heads_of(scenario).query, chunks = chunks_of(scenario);
-  if (heads % scenario.plan.context.degree != 0)
-    fail("/plan/context_parallel", ranks,
-         "a divisor of the " + std::to_string(heads) + " attention heads of a rank, which are exchanged");
+  if (heads % plan.context.degree != 0)
+    refuse(plan, "context_parallel",
+           "a divisor of the " + std::to_string(heads) + " attention heads of a rank, which are exchanged");
+  for_each_plan(scenario, [](const Plan& layers, const std::string& at) {
+    if (layers.context.type != context_parallel::type_named(kTypes[0]))
+      refuse(layers, "context_parallel_type", "\"fpdt\", as in the other layers: it divides sequences by chunks", at);
+  });
+  const auto fail_type = [&](const char* expected) { refuse(plan, "context_parallel_type", expected); };
   if (scenario.model.kind != ModelKind::decoder)
-    fail("/plan/context_parallel_type", "\"fpdt\"",
-         "another type for a model that is not a decoder: chunks attend to earlier chunks");
+    fail_type("another type for a model that is not a decoder: chunks attend to earlier chunks");
   if (scenario.model.sliding_window > 0)
-    fail("/plan/context_parallel_type", "\"fpdt\"",
-         "another type for a model with a sliding window: chunks attend to all earlier chunks");
+    fail_type("another type for a model with a sliding window: chunks attend to all earlier chunks");
   if (scenario.workload.has_documents())
-    fail("/plan/context_parallel_type", "\"fpdt\"",
-         "another type for packed documents: chunks attend to all earlier chunks");
+    fail_type("another type for packed documents: chunks attend to all earlier chunks");
   check_chunks(scenario);
-  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
-    if (!context_parallel::is_of_type(scenario, plan, kTypes)) {
-      const std::string_view type = context_parallel::type_names()[static_cast<std::size_t>(plan.context.type)];
-      fail(at + "context_parallel_type", '"' + std::string(type) + '"',
-           "\"fpdt\", as in the other layers: it divides sequences by chunks");
-    }
-    if (plan.context.balance != context_parallel::Options().balance)
-      fail(at + "context_parallel_balance",
-           '"' + std::string(context_parallel::kBalanceNames[static_cast<std::size_t>(plan.context.balance)]) + '"',
-           "the default with context_parallel_type \"fpdt\", which divides sequences by chunks");
-    if (plan.tensor.overlap)
-      fail(at + "tensor_parallel_overlap", "true",
-           "false with context_parallel_type \"fpdt\": both divide sequences into chunks");
-    using activation_recompute::Mode;
-    if (plan.recompute.mode != Mode::none && plan.recompute.mode != Mode::full)
-      fail(at + "recompute",
-           '"' + std::string(activation_recompute::kModeNames[static_cast<std::size_t>(plan.recompute.mode)]) + '"',
-           "\"none\" or \"full\" with context_parallel_type \"fpdt\", which recomputes the MLP itself");
-    if (chunks * chunks * plan.recompute.every > kMostChunks * kMostChunks)
-      fail(at + "recompute_every", std::to_string(plan.recompute.every),
-           "at most " + std::to_string(kMostChunks * kMostChunks / (chunks * chunks)) + " with " +
-               std::to_string(chunks) + " chunks of the sequence");
+  for_each_plan(scenario, [&](const Plan& layers, const std::string& at) {
+    if (chunks * chunks * layers.recompute.every > kMostChunks * kMostChunks)
+      refuse(layers, "recompute_every",
+             "at most " + std::to_string(kMostChunks * kMostChunks / (chunks * chunks)) + " with " +
+                 std::to_string(chunks) + " chunks of the sequence",
+             at);
   });
 }
 
@@ -203,6 +183,8 @@ Strategy describe() {
   return {.name = "fpdt",
           .summary = "sequences in chunks that exchange heads, attend online and are kept in host memory",
           .paper = "Yao et al. 2024, arXiv 2408.16978",
+          .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .rewrite_piece = rewrite_piece,
           .add_digits = add_digits,

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 #include "strategies/strategy.h"
@@ -201,10 +200,10 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
   std::array<MeshAxis, kMeshAxes> order{};
   std::size_t count = 0;
   const auto add = [&](MeshAxis axis) { order[count++] = axis; };
-  const auto refuse = [&] {
-    throw InputError({"", "/plan/mesh_order"}, '"' + text + '"',
-                     "tp, cp, dp and pp once each, from neighbouring ranks outwards, and ep if there are experts: "
-                     "\"tp-cp-ep-dp-pp\"");
+  const auto fail = [&] {
+    refuse(plan, "mesh_order",
+           "tp, cp, dp and pp once each, from neighbouring ranks outwards, and ep if there are experts: "
+           "\"tp-cp-ep-dp-pp\"");
   };
   constexpr std::array<std::string_view, 5> kWords{"tp", "cp", "ep", "dp", "pp"};
   std::array<bool, kWords.size()> seen{};
@@ -212,7 +211,7 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
     const std::size_t dash = rest.find('-');
     const auto word =
         static_cast<std::size_t>(std::find(kWords.begin(), kWords.end(), rest.substr(0, dash)) - kWords.begin());
-    if (word == kWords.size() || seen[word]) refuse();
+    if (word == kWords.size() || seen[word]) fail();
     seen[word] = true;
     constexpr std::array kAxes{MeshAxis::tp, MeshAxis::cp, MeshAxis::ep, MeshAxis::dp_shard, MeshAxis::pp};
     add(kAxes[word]);
@@ -222,7 +221,7 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
   }
   if (!seen[2]) add(MeshAxis::ep);
   add(MeshAxis::etp);
-  if (count < order.size()) refuse();
+  if (count < order.size()) fail();
   return order;
 }
 
@@ -232,9 +231,8 @@ void check(const Scenario& scenario) {
   mesh_order(scenario.plan);
   if (scenario.plan.framework.collective_algorithm == CollectiveAlgorithm::collnet &&
       !scenario.cluster.fabric.in_network_reduction)
-    throw InputError(
-        {"", "/plan/collective_algorithm"}, "\"collnet\"",
-        "another algorithm without cluster.fabric.in_network_reduction: CollNet needs switches that reduce");
+    refuse(scenario.plan, "collective_algorithm",
+           "another algorithm without cluster.fabric.in_network_reduction: CollNet needs switches that reduce");
 }
 
 }  // namespace
@@ -294,13 +292,9 @@ constexpr SearchAxis kAxes[]{
     {.field = "mesh_order",
      .label = "order",
      .turns = Turns::replicas,
-     .usual = false,
      .set = [](Plan& plan,
                std::int64_t value) { plan.framework.mesh_order = kOrders[static_cast<std::size_t>(value)]; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           append_flags(chosen.plan.pipeline.degree > 1 && data_parallel_degree(chosen) > 1, values);
-         },
+     .values = [](const Scenario& s) { return flags(s.plan.pipeline.degree > 1 && data_parallel_degree(s) > 1); },
      .acts =
          [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1 && data_parallel_degree(chosen) > 1; }}};
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "models/layers.h"
-#include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/layer_plans.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/storages.h"
 #include "strategies/strategy.h"
 
 namespace orrery::freeze {
@@ -63,36 +63,28 @@ class Freezer {
   bool pruned() const { return pruned_; }
 
  private:
-  std::size_t root(TensorId id) const { return storage_of(piece_, id); }
-
   void find_what_is_handed_on() {
-    std::vector<bool> trained(piece_.tensors.size());
+    Storages trained(piece_);
     for (const ParameterGradient& p : piece_.parameters)
-      if (p.gradient != kNoTensor) trained[root(p.parameter)] = true;
-    const auto taken = [&](TensorId id, bool is) {
-      if (id != kNoTensor && is) trained[root(id)] = true;
-    };
-    taken(piece_.input, before_.residual);
-    for (std::size_t s = 0; s < kSideStreams; ++s) taken(piece_.sides[s].input, before_.sides[s]);
-    for (const Op& op : piece_.forward.ops) {
-      const bool any = std::ranges::any_of(op.reads, [&](TensorId id) { return id != kNoTensor && trained[root(id)]; });
-      for (const TensorId id : op.writes) taken(id, any);
-    }
-    behind_.residual = piece_.output != kNoTensor && trained[root(piece_.output)];
+      if (p.gradient != kNoTensor) trained.add(p.parameter);
+    if (before_.residual) trained.add(piece_.input);
+    for (std::size_t s = 0; s < kSideStreams; ++s)
+      if (before_.sides[s]) trained.add(piece_.sides[s].input);
+    for (const Op& op : piece_.forward.ops)
+      if (trained.has_any(op.reads)) trained.add_all(op.writes);
+    behind_.residual = trained.has(piece_.output);
     behind_.sides = before_.sides;  // of streams that pass by
     for (std::size_t s = 0; s < kSideStreams; ++s)
-      if (const TensorId on = piece_.sides[s].output; on != kNoTensor) behind_.sides[s] = trained[root(on)];
+      if (const TensorId on = piece_.sides[s].output; on != kNoTensor) behind_.sides[s] = trained.has(on);
   }
 
   // From the end: an op stays if one of its results is needed. An unneeded result is dropped if the kernel can omit it.
   void prune() {
-    std::vector<bool> needed(piece_.tensors.size());
-    const auto need = [&](TensorId id) { needed[root(id)] = true; };
-    for (const ParameterGradient& p : piece_.parameters)
-      if (p.gradient != kNoTensor) need(p.gradient);
+    Storages needed(piece_);
+    for (const ParameterGradient& p : piece_.parameters) needed.add(p.gradient);
     const auto hand_on = [&](TensorId& gradient, bool is_needed) {
       if (!is_needed) gradient = kNoTensor;
-      if (gradient != kNoTensor) need(gradient);
+      needed.add(gradient);
     };
     hand_on(piece_.input_gradient, before_.residual);
     if (!behind_.residual) piece_.output_gradient = kNoTensor;
@@ -101,19 +93,17 @@ class Freezer {
       if (!behind_.sides[s]) piece_.sides[s].output_gradient = kNoTensor;
     }
     std::vector<Op>& ops = piece_.backward.ops;
-    const auto is_needed = [&](TensorId id) { return id != kNoTensor && needed[root(id)]; };
     std::vector<Op> kept;  // in reverse order
     for (std::size_t i = ops.size(); i-- > 0;) {
       Op op = ops[i];
-      if (std::ranges::none_of(op.writes, is_needed)) continue;
+      if (!needed.has_any(op.writes)) continue;
       for (std::size_t w = 0; w < op.writes.size(); ++w) {
-        if (op.writes[w] == kNoTensor || is_needed(op.writes[w]) || (traits_of(op.kind).may_write >> w & 1u) == 0)
+        if (op.writes[w] == kNoTensor || needed.has(op.writes[w]) || (traits_of(op.kind).may_write >> w & 1u) == 0)
           continue;
         op.writes[w] = kNoTensor;
         pruned_ = true;
       }
-      for (const TensorId id : op.reads)
-        if (id != kNoTensor) need(id);
+      needed.add_all(op.reads);
       kept.push_back(op);
     }
     pruned_ = pruned_ || kept.size() < ops.size();
@@ -218,10 +208,6 @@ class Line {
   ProductFlops spared_;
 };
 
-[[noreturn]] void fail(const char* field, const std::string& found, const std::string& expected) {
-  throw InputError({"", std::string("/plan/") + field}, found, expected);
-}
-
 // Checks that gradients cross every border between model chunks, and if clipped, that every stage has a norm.
 void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
   const pipeline_parallel::Options& pipeline = scenario.plan.pipeline;
@@ -232,8 +218,8 @@ void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
   const std::vector<std::int64_t> layers = pipeline_parallel::split_layers(model.total_layers(), pipeline);
   if (layers.size() == 1) return;
   if (ends.embedding && model.relative_buckets > 0)
-    fail("freeze_embedding", "true",
-         "false with pipeline_parallel: stages pass on the gradients of its relative position tables");
+    refuse(scenario.plan, "freeze_embedding",
+           "false with pipeline_parallel: stages pass on the gradients of its relative position tables");
   std::vector<bool> trains(static_cast<std::size_t>(pipeline.degree));  // by stage
   std::int64_t begin = 0;
   for (std::size_t q = 0; q < layers.size(); begin += layers[q++]) {
@@ -244,28 +230,29 @@ void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
       any = any || !frozen[static_cast<std::size_t>(l)] || (behind_seam && !ends.embedding);
     }
     if (q == 0 && !any)
-      fail("freeze_embedding", "true",
-           "false, or a trained layer in the first model chunk (layers 0 to " + std::to_string(layers[0] - 1) +
-               "): every stage needs a backward");
+      refuse(scenario.plan, "freeze_embedding",
+             "false, or a trained layer in the first model chunk (layers 0 to " + std::to_string(layers[0] - 1) +
+                 "): every stage needs a backward");
     const std::size_t stage = pipeline_parallel::stage_of_position(pipeline, q);
     trains[stage] = trains[stage] || any;
   }
   if (!(scenario.plan.optimizer.clip_grad > 0)) return;
   for (std::size_t s = 0; s < trains.size(); ++s)
     if (!trains[s])
-      fail("pipeline_parallel", std::to_string(pipeline.degree),
-           "stages that each train something, or clip_grad 0: stage " + std::to_string(s) +
-               " is frozen, but the norm needs all stages");
+      refuse(scenario.plan, "pipeline_parallel",
+             "stages that each train something, or clip_grad 0: stage " + std::to_string(s) +
+                 " is frozen, but the norm needs all stages");
 }
 
 void check(const Scenario& scenario) {
   if (!used(scenario)) return;
   const Options& ends = scenario.plan.freeze;
   if (ends.head && !ends.embedding && scenario.model.tied_embeddings && !scenario.model.vision())
-    fail("freeze_head", "true", "false, or freeze_embedding too: this model's head is its embedding table");
+    refuse(scenario.plan, "freeze_head", "false, or freeze_embedding too: this model's head is its embedding table");
   const std::vector<bool> frozen = frozen_layers(scenario);
   const bool layers = std::find(frozen.begin(), frozen.end(), false) == frozen.end();
-  if (layers && ends.embedding && ends.head) fail("freeze_head", "true", "false, or something that is trained");
+  if (layers && ends.embedding && ends.head)
+    refuse(scenario.plan, "freeze_head", "false, or something that is trained");
   check_pipeline(scenario, frozen);
 }
 

@@ -21,12 +21,12 @@
 #include <utility>
 #include <vector>
 
-#include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/fsmoe/degree.h"
 #include "strategies/fsmoe/pipeline_degree.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/storages.h"
 #include "strategies/strategy.h"
 
 namespace orrery::fsmoe {
@@ -153,14 +153,12 @@ class Chunks {
 
   // By op: whether a later op on rows needs it.
   std::vector<std::uint8_t> needed_by_rows(const Block& block) const {
-    std::vector<std::uint8_t> needed(block.ops.size()), wanted(piece_.tensors.size());
+    std::vector<std::uint8_t> needed(block.ops.size());
+    Storages wanted(piece_);
     for (std::size_t i = block.ops.size(); i-- > 0;) {
       const Op& op = block.ops[i];
-      needed[i] = of_rows(op) || std::ranges::any_of(op.writes, [&](TensorId id) {
-                    return id != kNoTensor && wanted[storage_of(piece_, id)] != 0;
-                  });
-      for (const TensorId id : op.reads)
-        if (needed[i] != 0 && id != kNoTensor) wanted[storage_of(piece_, id)] = 1;
+      needed[i] = of_rows(op) || wanted.has_any(op.writes);
+      if (needed[i] != 0) wanted.add_all(op.reads);
     }
     return needed;
   }
@@ -281,74 +279,66 @@ class Chunks {
   std::vector<Op> pending_, behind_, out_;  // ops on rows; ops after those; finished ops
 };
 
-void check_pieces(const Scenario& scenario, const std::string& schedule) {
-  const Options& options = scenario.plan.fsmoe;
-  const Plan& plan = scenario.plan;
-  const char* const field =
-      options.share_beside_experts > 0 ? "moe_gradient_share_experts" : "moe_gradient_share_dense";
-  const double share = options.share_beside_experts > 0 ? options.share_beside_experts : options.share_beside_dense;
-  if (share == 0) return;
-  const auto refuse = [&](const std::string& expected) {
-    throw InputError({"", std::string("/plan/") + field}, fmt::format("{}", share), expected);
-  };
-  if (options.schedule != MoeSchedule::fsmoe && options.schedule != MoeSchedule::fsmoe_no_iio)
-    refuse("0 with moe_schedule " + schedule + ", which does not overlap all-reduces with exchanges");
-  constexpr double kRounding = 1e-12;
-  if (options.share_beside_experts + options.share_beside_dense > 1 + kRounding)
-    refuse(fmt::format("at most {} with moe_gradient_share_dense {}", 1 - options.share_beside_dense,
-                       options.share_beside_dense));
-  if (plan.data.zero_stage > 0) refuse("0 with zero_stage above 0: gradients are reduce-scattered");
-  if (!plan.data.overlap_gradients)
-    refuse("0 without overlap_grad_reduce, which reduces gradients during the backward");
-  if (data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario)))
-    refuse("0 where gradients are reduced in every micro-batch (reduce_gradients)");
-  if (scenario.model.expert_period > 1)
-    refuse(
-        "0 for a model with dense layers between layers with experts: the next layer in the backward has no experts");
-  using pipeline_parallel::ScheduleKind;
-  const ScheduleKind kind = pipeline_parallel::effective_schedule(plan.pipeline);
-  if (kind != ScheduleKind::gpipe && kind != ScheduleKind::one_f_one_b && kind != ScheduleKind::interleaved)
-    refuse("0 with a pipeline_schedule that computes weight gradients separately");
-}
+bool has_chunks(const Scenario& scenario) { return scenario.plan.fsmoe.schedule != MoeSchedule::sequential; }
+
+constexpr FieldNames kShares{"moe_gradient_share_experts", "moe_gradient_share_dense"};
+constexpr FieldRule kIdle[]{
+    keep({"moe_schedule"}, "for a model without experts", [](const AskedOf& a) { return a.model.has_experts(); }),
+    keep({"moe_pipeline_degree_forward", "moe_pipeline_degree_backward"},
+         "with moe_schedule \"sequential\", which has no chunks",
+         [](const AskedOf& a) { return has_chunks(a.scenario); }),
+    keep(kShares,
+         "unless moe_schedule is \"fsmoe\" or \"fsmoe-no-iio\": others do not overlap all-reduces with exchanges",
+         [](const AskedOf& a) {
+           const MoeSchedule schedule = a.plan.fsmoe.schedule;
+           return schedule == MoeSchedule::fsmoe || schedule == MoeSchedule::fsmoe_no_iio;
+         }),
+    keep(kShares, "without overlap_grad_reduce, which reduces gradients during the backward",
+         [](const AskedOf& a) { return a.plan.data.overlap_gradients; })};
+constexpr FieldRule kExcludes[]{
+    keep({"moe_permute"}, "with moe_schedule, which cuts rows into chunks",
+         [](const AskedOf& a) { return has_chunks(a.scenario); }),
+    keep({"moe_schedule"}, "with moe_shared_expert_overlap: both overlap the same exchanges",
+         [](const AskedOf& a) { return a.plan.expert.overlap_shared; }),
+    keep({"moe_schedule"}, "with overlap_moe_expert_parallel_comm: both overlap the same exchanges",
+         [](const AskedOf& a) { return a.plan.expert.overlap_pairs; }),
+    keep(kShares, "with zero_stage above 0: gradients are reduce-scattered",
+         [](const AskedOf& a) { return a.plan.data.zero_stage > 0; }),
+    keep(kShares, "where gradients are reduced in every micro-batch (reduce_gradients)",
+         [](const AskedOf& a) {
+           return data_parallel::reduces_in_every_micro_batch(a.scenario, micro_batches(a.scenario));
+         }),
+    keep(kShares,
+         "for a model with dense layers between layers with experts: the next layer in the backward has no experts",
+         [](const AskedOf& a) { return a.model.expert_period > 1; }),
+    keep(kShares, "with a pipeline_schedule that computes weight gradients separately", [](const AskedOf& a) {
+      using pipeline_parallel::ScheduleKind;
+      const ScheduleKind kind = pipeline_parallel::effective_schedule(a.plan.pipeline);
+      return kind != ScheduleKind::gpipe && kind != ScheduleKind::one_f_one_b && kind != ScheduleKind::interleaved;
+    })};
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.fsmoe;
-  const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
-    throw InputError({"", std::string("/plan/") + field}, found, expected);
-  };
-  constexpr const char *kSchedule = "moe_schedule", *kForward = "moe_pipeline_degree_forward",
-                       *kBackward = "moe_pipeline_degree_backward";
   const std::int64_t forward = options.forward_degree, backward = options.backward_degree;
-  const std::string name = "\"" + std::string(kMoeScheduleNames[static_cast<std::size_t>(options.schedule)]) + "\"";
-  if (options.schedule != MoeSchedule::sequential && scenario.model.has_experts()) {
-    if (scenario.plan.expert.permute == expert_parallel::Permute::einsum)
-      fail("moe_permute", "\"einsum\"", "\"index\" with moe_schedule, which cuts rows into chunks");
-    if (scenario.plan.expert.dispatcher == expert_parallel::Dispatcher::allgather)
-      fail("moe_token_dispatcher", "\"allgather\"", "another one with moe_schedule: chunks need an exchange");
-  }
-  check_pieces(scenario, name);
-  if (options.schedule == MoeSchedule::sequential) {
-    if (forward > 1) fail(kForward, std::to_string(forward), "1 with moe_schedule \"sequential\", which has no chunks");
-    if (backward > 1)
-      fail(kBackward, std::to_string(backward), "1 with moe_schedule \"sequential\", which has no chunks");
-    return;
-  }
-  if (!scenario.model.has_experts()) fail(kSchedule, name, "\"sequential\" for a model without experts");
-  if (scenario.plan.expert.overlap_shared)
-    fail(kSchedule, name, "\"sequential\" with moe_shared_expert_overlap: both overlap the same exchanges");
-  if (scenario.plan.expert.overlap_pairs)
-    fail(kSchedule, name, "\"sequential\" with overlap_moe_expert_parallel_comm: both overlap the same exchanges");
+  if (!has_chunks(scenario)) return;
+  if (scenario.plan.expert.dispatcher == expert_parallel::Dispatcher::allgather)
+    refuse(scenario.plan, "moe_token_dispatcher", "another one with moe_schedule: chunks need an exchange");
+  constexpr double kRounding = 1e-12;
+  if (options.share_beside_experts + options.share_beside_dense > 1 + kRounding)
+    refuse(scenario.plan, "moe_gradient_share_experts",
+           fmt::format("at most {} with moe_gradient_share_dense {}", 1 - options.share_beside_dense,
+                       options.share_beside_dense));
+  const auto fail = [&](const char* expected) {
+    refuse(scenario.plan, "moe_pipeline_degree_backward", fmt::format(fmt::runtime(expected), forward));
+  };
   if (options.schedule == MoeSchedule::tutel && forward != backward)
-    fail(kBackward, std::to_string(backward),
-         std::to_string(forward) + ", the forward degree, with moe_schedule \"tutel\", which has only one");
+    fail("{}, the forward degree, with moe_schedule \"tutel\", which has only one");
   if (std::max(forward, backward) % std::min(forward, backward) != 0)
-    fail(kBackward, std::to_string(backward),
-         "a divisor or a multiple of moe_pipeline_degree_forward, " + std::to_string(forward));
+    fail("a divisor or a multiple of moe_pipeline_degree_forward, {}");
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan&, const Program&, Piece& piece) {
-  if (scenario.plan.fsmoe.schedule != MoeSchedule::sequential && scenario.model.has_experts())
-    Chunks(scenario.plan.fsmoe, piece).run();
+  if (has_chunks(scenario) && scenario.model.has_experts()) Chunks(scenario.plan.fsmoe, piece).run();
 }
 
 // Gradients of what is not an expert's, in pieces (moe_gradient_share_experts, moe_gradient_share_dense).
@@ -367,41 +357,36 @@ void check_runnable(const Scenario& scenario) {
     return;
   const double no_drops = static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
   if (const double factor = scenario.plan.expert.capacity_factor; factor < no_drops)
-    throw InputError({"", "/plan/moe_expert_capacity_factor"}, std::to_string(factor),
-                     std::to_string(no_drops) +
-                         " or more, which drops no token, in a real run with whole chunks of slots: one rank would "
-                         "drop other tokens");
+    refuse(
+        scenario.plan, "moe_expert_capacity_factor",
+        fmt::format("{} or more, which drops no token, in a real run with whole chunks of slots: one rank would drop "
+                    "other tokens",
+                    no_drops));
 }
 
-void append_degrees(const Scenario& chosen, std::vector<std::int64_t>& values) {
-  if (chosen.plan.fsmoe.schedule == MoeSchedule::sequential) return values.push_back(1);
-  values.insert(values.end(), kDegrees.begin(), kDegrees.end());
+AxisValues degrees_of(const Scenario& chosen) {
+  return has_chunks(chosen) ? AxisValues(kDegrees.begin(), kDegrees.end()) : AxisValues{1};
 }
 
-constexpr SearchAxis kAxes[]{
-    {.field = "moe_pipeline_degree_forward",
-     .label = "chunks",
-     .turns = Turns::kernels,
-     .usual = false,
-     .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.forward_degree = value; },
-     .values = append_degrees,
-     .acts = [](const Scenario& chosen) { return chosen.plan.fsmoe.schedule != MoeSchedule::sequential; }},
-    {.field = "moe_pipeline_degree_backward",
-     .label = "chunks back",
-     .turns = Turns::kernels,
-     .usual = false,
-     .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.backward_degree = value; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           if (chosen.plan.fsmoe.schedule == MoeSchedule::tutel)
-             return values.push_back(chosen.plan.fsmoe.forward_degree);
-           append_degrees(chosen, values);
-         },
-     .acts =
-         [](const Scenario& chosen) {
-           const MoeSchedule schedule = chosen.plan.fsmoe.schedule;
-           return schedule != MoeSchedule::sequential && schedule != MoeSchedule::tutel;
-         }}};
+constexpr SearchAxis kAxes[]{{.field = "moe_pipeline_degree_forward",
+                              .label = "chunks",
+                              .turns = Turns::kernels,
+                              .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.forward_degree = value; },
+                              .values = degrees_of,
+                              .acts = has_chunks},
+                             {.field = "moe_pipeline_degree_backward",
+                              .label = "chunks back",
+                              .turns = Turns::kernels,
+                              .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.backward_degree = value; },
+                              .values = [](const Scenario& chosen) -> AxisValues {
+                                if (chosen.plan.fsmoe.schedule == MoeSchedule::tutel)
+                                  return {chosen.plan.fsmoe.forward_degree};
+                                return degrees_of(chosen);
+                              },
+                              .acts =
+                                  [](const Scenario& chosen) {
+                                    return has_chunks(chosen) && chosen.plan.fsmoe.schedule != MoeSchedule::tutel;
+                                  }}};
 
 }  // namespace
 
@@ -409,6 +394,8 @@ Strategy describe() {
   return {.name = "fsmoe",
           .summary = "layers with experts in chunks: all-to-alls, gathers within nodes and experts overlap",
           .paper = "Pan et al. 2025, arXiv 2501.10714; Hwang et al. 2023, arXiv 2206.03382 (Tutel)",
+          .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .rewrite_piece = rewrite_piece,
           .shard = shard,

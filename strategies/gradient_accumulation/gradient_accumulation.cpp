@@ -30,12 +30,8 @@ class Separator {
         out_[at].accumulate = false;
         continue;
       }
-      Op clear;
-      clear.kind = OpKind::zero_fill;
-      clear.name = "clear_gradient";
-      clear.phase = out_[at].phase;
+      Op clear = computation(OpKind::zero_fill, "clear_gradient", out_[at].phase, {}, {out_[at].writes[0]});
       clear.when = out_[at].when;
-      clear.writes[0] = out_[at].writes[0];
       out_.insert(out_.begin() + static_cast<std::ptrdiff_t>(at), clear);
     }
     block.ops = out_;
@@ -59,14 +55,9 @@ class Separator {
     t.resident = t.shared = t.lent = false;
     const TensorId gradient = piece_.add(t);
     out_[at].writes[write] = gradient;
-    Op add;
-    add.kind = OpKind::cast;
-    add.name = "accumulate_gradient";
-    add.phase = Phase::weight_gradient;
+    Op add = computation(OpKind::cast, "accumulate_gradient", Phase::weight_gradient, {gradient}, {sum});
     add.when = out_[at].when;
     add.accumulate = true;
-    add.reads[0] = gradient;
-    add.writes[0] = sum;
     out_.push_back(add);
     return true;
   }

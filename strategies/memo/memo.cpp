@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/activation_offload/to_host.h"
 #include "strategies/context_parallel/context_parallel.h"
@@ -150,61 +149,6 @@ class TokenWise {
   std::int64_t least_ = 0, swapped_ = 0;  // of the tensor with the fewest tokens
 };
 
-// Why layers of this plan cannot be swapped: the field at fault, its value, and what was expected.
-struct Refusal {
-  const char* field;
-  std::string (*found)(const Plan& plan);
-  const char* expected;
-};
-
-template <class Name>
-std::string in_quotes(const Name& name) {
-  return '"' + std::string(name) + '"';
-}
-
-std::optional<Refusal> refusal(const Scenario& scenario, const Plan& plan) {
-  const Model& model = scenario.model;
-  constexpr auto yes = [](const Plan&) -> std::string { return "true"; };
-  const auto of_model = [&](const char* expected) { return Refusal{"memo", yes, expected}; };
-  if (model.kind != ModelKind::decoder && model.kind != ModelKind::encoder)
-    return of_model("false unless the model is a decoder or an encoder of one sequence");
-  if (model.experts > 0) return of_model("false for a mixture of experts, whose rows do not run along the sequence");
-  if (model.attention == AttentionKind::latent) return of_model("false for latent attention");
-  if (model.positions == Positions::relative) return of_model("false for relative positions");
-  if (!plan.framework.flash_attention)
-    return Refusal{"flash_attention", [](const Plan&) -> std::string { return "false"; },
-                   "true: memo swaps activations by token, and stored scores belong to pairs of tokens"};
-  if (plan.recompute.mode != activation_recompute::Mode::none)
-    return Refusal{"recompute",
-                   [](const Plan& p) {
-                     return in_quotes(activation_recompute::kModeNames[static_cast<std::size_t>(p.recompute.mode)]);
-                   },
-                   "\"none\": memo recomputes what it does not swap"};
-  if (plan.activation_offload.offload)
-    return Refusal{"activation_offload", yes, "false: memo swaps the activations already"};
-  if (plan.tensor.overlap)
-    return Refusal{"tensor_parallel_overlap", yes,
-                   "false: memo does not swap with products that are divided along the sequence"};
-  using precision::Mix;
-  if (plan.precision.mix == Mix::fp8 || plan.precision.mix == Mix::nvfp4)
-    return Refusal{
-        "precision",
-        [](const Plan& p) { return in_quotes(precision::kMixNames[static_cast<std::size_t>(p.precision.mix)]); },
-        "bf16, fp16 or fp32: memo swaps a part of the tokens, and a scale covers all"};
-  if (scenario.plan.context.degree > 1 && !context_parallel::is_of_type(scenario, plan, context_parallel::kTypes))
-    return Refusal{"context_parallel_type",
-                   [](const Plan& p) {
-                     return in_quotes(context_parallel::type_names()[static_cast<std::size_t>(p.context.type)]);
-                   },
-                   "\"ring\": memo needs activations that stay on the rank of their tokens"};
-  return std::nullopt;
-}
-
-void check_layers(const Scenario& scenario, const Plan& plan, const std::string& at) {
-  if (const auto why = refusal(scenario, plan))
-    throw InputError({"", at + why->field}, why->found(plan), why->expected);
-}
-
 bool goes_with(const pipeline_parallel::Options& pipeline) {
   using pipeline_parallel::ScheduleKind;
   return pipeline.degree == 1 || pipeline.schedule == ScheduleKind::gpipe ||
@@ -213,34 +157,40 @@ bool goes_with(const pipeline_parallel::Options& pipeline) {
 
 bool swaps(const Plan& plan) { return plan.memo.swap; }
 
-void check(const Scenario& scenario) {
-  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
-    if (plan.memo.swap) return check_layers(scenario, plan, at);
-    const bool of_range = &plan != &scenario.plan, inherited = of_range && plan.memo.alpha == scenario.plan.memo.alpha;
-    if (of_range && plan.memo.alpha != 1 && !inherited)
-      throw InputError({"", at + "memo_alpha"}, std::to_string(plan.memo.alpha), "1, the default, unless memo is true");
-  });
-  const bool any = any_plan(scenario, swaps);
-  if (!any && scenario.plan.memo.alpha != 1)
-    throw InputError({"", "/plan/memo_alpha"}, std::to_string(scenario.plan.memo.alpha),
-                     "1, the default, unless memo is true");
-  if (!any) return;
-  if (const pipeline_parallel::Options& pipeline = scenario.plan.pipeline; !goes_with(pipeline))
-    throw InputError(
-        {"", "/plan/pipeline_schedule"},
-        in_quotes(pipeline_parallel::kScheduleNames[static_cast<std::size_t>(pipeline.schedule)]),
-        "\"1f1b\", \"gpipe\" or \"interleaved\" with memo: its two buffers cannot wait for weight gradients");
-}
+constexpr bool (*kSwaps)(const AskedOf&) = [](const AskedOf& a) { return swaps(a.layers); };
+
+constexpr FieldRule kIdle[]{keep({"memo_alpha"}, ", the default, unless memo is true", kSwaps)};
+constexpr FieldRule kExcludes[]{
+    keep({"memo"}, "unless the model is a decoder or an encoder of one sequence",
+         [](const AskedOf& a) { return a.model.kind != ModelKind::decoder && a.model.kind != ModelKind::encoder; }),
+    keep({"memo"}, "for a mixture of experts, whose rows do not run along the sequence",
+         [](const AskedOf& a) { return a.model.experts > 0; }),
+    keep({"memo"}, "for latent attention", [](const AskedOf& a) { return a.model.attention == AttentionKind::latent; }),
+    keep({"memo"}, "for relative positions", [](const AskedOf& a) { return a.model.positions == Positions::relative; }),
+    keep({"flash_attention"}, ": memo swaps activations by token, and stored scores belong to pairs of tokens", kSwaps),
+    keep({"recompute"}, ": memo recomputes what it does not swap", kSwaps),
+    keep({"activation_offload"}, ": memo swaps the activations already", kSwaps),
+    keep({"tensor_parallel_overlap"}, ": memo does not swap with products that are divided along the sequence", kSwaps),
+    keep({"precision"}, ", \"fp16\" or \"fp32\": memo swaps a part of the tokens, and a scale covers all",
+         [](const AskedOf& a) {
+           using precision::Mix;
+           return swaps(a.layers) && (a.layers.precision.mix == Mix::fp8 || a.layers.precision.mix == Mix::nvfp4);
+         }),
+    keep({"context_parallel_type"}, ": memo needs activations that stay on the rank of their tokens",
+         [](const AskedOf& a) {
+           return swaps(a.layers) && a.plan.context.degree > 1 &&
+                  !context_parallel::is_of_type(a.scenario, a.layers, context_parallel::kTypes);
+         }),
+    keep({"pipeline_schedule"},
+         ", \"gpipe\" or \"interleaved\" with memo: its two buffers cannot wait for weight gradients",
+         [](const AskedOf& a) { return any_plan(a.scenario, swaps) && !goes_with(a.plan.pipeline); })};
 
 // The last two layers of a chunk: the backward begins with them, and they stay in the two buffers.
 void plan_layers(const Scenario& scenario, LayerPlans& plans) {
   if (!any_plan(scenario, swaps)) return;
-  std::int64_t begin = 0;
-  for (const std::int64_t n : pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline)) {
-    const std::int64_t stay = std::min<std::int64_t>(n, kRoundingBuffers);
-    plans.change(begin + n - stay, begin + n, 1, [](Plan& plan) { plan.memo = {}; });
-    begin += n;
-  }
+  pipeline_parallel::for_each_chunk(scenario, [&](std::int64_t begin, std::int64_t end) {
+    plans.change(std::max(begin, end - kRoundingBuffers), end, 1, [](Plan& plan) { plan.memo = {}; });
+  });
 }
 
 void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& piece) {
@@ -257,25 +207,22 @@ constexpr SearchAxis kAxes[]{
     {.field = "memo",
      .label = "memo",
      .turns = Turns::activations,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.memo.swap = value != 0; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           append_flags(chosen.cluster.device.pcie_bytes_per_second > 0 && !refusal(chosen, chosen.plan) &&
-                            goes_with(chosen.plan.pipeline),
-                        values);
-         }},
+     .values = [](const Scenario& chosen) -> AxisValues {
+       Scenario swapping = chosen;
+       swapping.plan.memo.swap = true;
+       return flags(chosen.cluster.device.pcie_bytes_per_second > 0 && !is_refused(kExcludes, swapping));
+     }},
     {.field = "memo_alpha",
      .label = "alpha",
      .turns = Turns::activations,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.memo.alpha = static_cast<double>(value) / kParts; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           if (chosen.plan.memo.swap)
-             for (std::int64_t part = 0; part < kParts; ++part) values.push_back(part);
-           values.push_back(kParts);
-         },
+     .values = [](const Scenario& chosen) -> AxisValues {
+       AxisValues values(chosen.plan.memo.swap ? kParts : 0);
+       std::iota(values.begin(), values.end(), 0);
+       values.push_back(kParts);
+       return values;
+     },
      .acts = [](const Scenario& chosen) { return any_plan(chosen, swaps); }}};
 
 }  // namespace
@@ -284,7 +231,8 @@ Strategy describe() {
   return {.name = "memo",
           .summary = "activations swapped to host memory token by token, the rest recomputed",
           .paper = "Zhao et al. 2024, arXiv 2407.12117",
-          .check = check,
+          .excludes = kExcludes,
+          .idle = kIdle,
           .rewrite_piece = rewrite_piece,
           .plan_layers = plan_layers,
           .disable = disable,

@@ -2,7 +2,6 @@
 // in two hops, and weights are gathered in two stages if a group spans nodes.
 #include <algorithm>
 
-#include "sim/base/error.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
 #include "strategies/strategy.h"
@@ -31,40 +30,38 @@ std::int64_t ranks_in_node(const Scenario& scenario) {
   return devices % inner == 0 ? devices / inner : 0;
 }
 
+constexpr FieldRule kIdle[]{keep({"mics_hierarchical_params_gather"}, "with mics_shard_size 0",
+                                 [](const AskedOf& a) { return used(a.scenario); })};
+constexpr FieldRule kExcludes[]{
+    keep({"mics_shard_size"}, "for a model with experts: their partition groups are not modelled",
+         [](const AskedOf& a) { return a.plan.mics.shard_size > 1 && a.model.has_experts(); }),
+    keep({"mics_shard_size"}, "below zero_stage 3: MiCS also shards weights",
+         [](const AskedOf& a) { return a.plan.data.zero_stage != 3; }),
+    keep({"zero_shard_degree"}, "with mics_shard_size: both set the size of a shard group",
+         [](const AskedOf& a) { return used(a.scenario); }),
+    keep({"zero_hpz_partition_size"}, "with mics_shard_size",
+         [](const AskedOf& a) { return used(a.scenario) && a.plan.zeropp.secondary > 1; })};
+
 void check(const Scenario& scenario) {
   const Plan& plan = scenario.plan;
-  const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
-    throw InputError({"", std::string("/plan/") + field}, found, expected);
-  };
-  if (!used(scenario)) {
-    if (plan.mics.hierarchical) fail("mics_hierarchical_params_gather", "true", "false with mics_shard_size 0");
-    return;
-  }
-  const std::string size = std::to_string(plan.mics.shard_size);
-  if (plan.mics.shard_size > 1 && scenario.model.has_experts())
-    fail("mics_shard_size", size, "0 for a model with experts: their partition groups are not modelled");
-  if (plan.data.zero_stage != 3) fail("mics_shard_size", size, "0 below zero_stage 3: MiCS also shards weights");
-  if (plan.data.shard_degree > 0)
-    fail("zero_shard_degree", std::to_string(plan.data.shard_degree),
-         "0 with mics_shard_size: both set the size of a shard group");
+  if (!used(scenario)) return;
   if (plan.data.reduce_gradients == data_parallel::Reduction::once)
-    fail("reduce_gradients", "\"once\"",
-         "\"every_micro_batch\" or \"automatic\" with mics_shard_size: partition groups reduce in every micro-batch");
-  if (plan.zeropp.secondary > 1)
-    fail("zero_hpz_partition_size", std::to_string(plan.zeropp.secondary), "0 with mics_shard_size");
+    refuse(plan, "reduce_gradients",
+           "\"every_micro_batch\" or \"automatic\" with mics_shard_size: partition groups reduce in every micro-batch");
   const std::int64_t degree = data_parallel_degree(scenario);
   if (degree % plan.mics.shard_size != 0)
-    fail("mics_shard_size", size, "a divisor of the data-parallel degree " + std::to_string(degree));
+    refuse(plan, "mics_shard_size", "a divisor of the data-parallel degree " + std::to_string(degree));
   if (!plan.mics.hierarchical) return;
   const auto order = framework::mesh_order(plan);
   if (plan.context.degree > 1 &&
       std::find(order.begin(), order.end(), MeshAxis::cp) > std::find(order.begin(), order.end(), MeshAxis::dp_shard))
-    fail("mesh_order", '"' + plan.framework.mesh_order + '"',
-         "an order with cp before dp for mics_hierarchical_params_gather, which gathers between nodes first");
+    refuse(plan, "mesh_order",
+           "an order with cp before dp for mics_hierarchical_params_gather, which gathers between nodes first");
   const std::int64_t in_node = ranks_in_node(scenario);
   if (in_node < 2 || plan.mics.shard_size <= in_node || plan.mics.shard_size % in_node != 0)
-    fail("mics_hierarchical_params_gather", "true",
-         "false: a partition group of " + size + " ranks does not span several nodes with several ranks each");
+    refuse(plan, "mics_hierarchical_params_gather",
+           "false: a partition group of " + std::to_string(plan.mics.shard_size) +
+               " ranks does not span several nodes with several ranks each");
 }
 
 // dp_shard, cut where a node ends if weights are gathered in two stages; dp_replicate.
@@ -95,6 +92,8 @@ Strategy describe() {
   return {.name = "mics",
           .summary = "MiCS: states sharded over partition groups, gradients reduced in two hops",
           .paper = "Zhang et al. 2022, arXiv 2205.00119",
+          .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .shard = shard,
           .add_digits = add_digits,

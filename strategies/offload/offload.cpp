@@ -154,19 +154,11 @@ class ToHost {
       const TensorId sum = piece_.add(buffer);
       Op up = copy("gradients.to_device", Stream::host_to_device, host_gradients_, sum);
       up.free_running = true;
-      Op clear;
-      clear.kind = OpKind::zero_fill;
-      clear.name = "clear_accumulated_gradients";
+      Op clear = computation(OpKind::zero_fill, "clear_accumulated_gradients", Phase::weight_gradient, {}, {sum});
       clear.when = When::first_micro_batch;
-      clear.writes[0] = sum;
-      Op add;
-      add.kind = OpKind::add;
-      add.name = "accumulate_gradients";
-      add.reads[0] = gradients_;
-      add.reads[1] = sum;
-      add.writes[0] = sum;
+      Op add = computation(OpKind::add, "accumulate_gradients", Phase::weight_gradient, {gradients_, sum}, {sum});
       clear.stream = add.stream = stream;
-      up.phase = clear.phase = add.phase = Phase::weight_gradient;
+      up.phase = Phase::weight_gradient;
       last.insert(last.end(), {up, clear, add});
       down.reads[0] = sum;
     }
@@ -202,7 +194,7 @@ void check(const Scenario& scenario) {
     throw InputError({"", "/plan/optimizer_offload"}, "true with another optimizer",
                      "\"adam\" or \"adamw\": the CPU update is Adam's");
   if (scenario.cluster.node.host_memory_bytes_per_second <= 0)
-    throw InputError({"", "/plan/optimizer_offload"}, "true", "a node whose host memory bandwidth is known");
+    refuse(scenario.plan, "optimizer_offload", "a node whose host memory bandwidth is known");
 }
 
 void rewrite(const Scenario& scenario, Program& program) {
@@ -218,15 +210,12 @@ void disable(Plan& plan) { plan.offload = {}; }
 
 constexpr PlanWord kWords[]{{"offload", [](const Scenario& s) { return s.plan.offload.optimizer; }}};
 
-constexpr SearchAxis kAxes[]{{.field = "optimizer_offload",
-                              .label = "opt. offload",
-                              .turns = Turns::replicas,
-                              .usual = false,
-                              .set = [](Plan& plan, std::int64_t value) { plan.offload.optimizer = value != 0; },
-                              .values =
-                                  [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-                                    append_flags(chosen.cluster.node.host_memory_bytes_per_second > 0, values);
-                                  }}};
+constexpr SearchAxis kAxes[]{
+    {.field = "optimizer_offload",
+     .label = "opt. offload",
+     .turns = Turns::replicas,
+     .set = [](Plan& plan, std::int64_t value) { plan.offload.optimizer = value != 0; },
+     .values = [](const Scenario& s) { return flags(s.cluster.node.host_memory_bytes_per_second > 0); }}};
 
 }  // namespace
 

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <utility>
 
-#include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
@@ -40,12 +38,11 @@ TensorId flat(Piece& piece, const char* name, Category category, Dtype dtype, st
   return id;
 }
 
+bool is_adam(const Options& options) { return options.rule == Rule::adam || options.rule == Rule::adamw; }
+
 // An op on a whole flat buffer, once a step.
 Op over_buffer(OpKind kind, const char* name) {
-  Op op;
-  op.kind = kind;
-  op.name = name;
-  op.phase = Phase::update;
+  Op op = computation(kind, name, Phase::update, {}, {});
   op.every = kAllInstances;
   return op;
 }
@@ -163,7 +160,7 @@ bool is_quantised(Dtype dtype) { return bits_of(dtype) < 16; }
 void add_update(Piece& piece, const ParameterSet& set, const Options& options, bool master_copy,
                 const Scaling& scaling) {
   const std::int64_t elements = piece.tensors[set.parameters].elements();
-  const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
+  const bool adam = is_adam(options);
   Op update = over_buffer(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd");
   update.decoupled_weight_decay = options.rule != Rule::adam;
   update.reads[0] = set.gradients;
@@ -250,26 +247,24 @@ void scale_loss(Piece& piece, const Program& program, double loss_scale) {
   }
 }
 
-void check(const Scenario& scenario) {
-  const Options& options = scenario.plan.optimizer;
-  const bool coded = options.moments == MomentDtype::fp8 || options.moments == MomentDtype::int4;
-  if (coded && options.rule != Rule::adam && options.rule != Rule::adamw)
-    throw InputError({"", "/plan/optimizer_dtype"},
-                     "\"" + std::string(kMomentDtypeNames[static_cast<std::size_t>(options.moments)]) + "\"",
-                     "\"fp32\", \"bf16\" or \"fp16\" for this optimizer");
-  if (!options.parameter_remainders) return;
-  const char* allowed = nullptr;
-  if (options.rule != Rule::adam && options.rule != Rule::adamw)
-    allowed = "false unless the optimizer is adam or adamw";
-  if (!options.master_parameters) allowed = "false without master_parameters";
-  if (scenario.plan.data.zero_stage == 3 && framework::shards_in_fp32(scenario.plan))
-    allowed = "false where shards of parameters are kept in fp32";
-  if (scenario.plan.precision.storage() != Dtype::bf16) allowed = "false unless parameters are in bf16";
-  for (const auto& [gathers, with] : {std::pair{scenario.plan.data.fp8_param_gather, "false with fp8_param_gather"},
-                                      std::pair{scenario.plan.data.fp4_param_gather, "false with fp4_param_gather"}})
-    if (gathers) allowed = with;
-  if (allowed != nullptr) throw InputError({"", "/plan/store_param_remainders"}, "true", allowed);
-}
+constexpr FieldRule kExcludes[]{
+    keep({"optimizer_dtype"}, ", \"bf16\" or \"fp16\" for this optimizer",
+         [](const AskedOf& a) {
+           const Options& options = a.plan.optimizer;
+           return !is_adam(options) && (options.moments == MomentDtype::fp8 || options.moments == MomentDtype::int4);
+         }),
+    keep({"store_param_remainders"}, "with fp4_param_gather",
+         [](const AskedOf& a) { return a.plan.data.fp4_param_gather; }),
+    keep({"store_param_remainders"}, "with fp8_param_gather",
+         [](const AskedOf& a) { return a.plan.data.fp8_param_gather; }),
+    keep({"store_param_remainders"}, "unless parameters are in bf16",
+         [](const AskedOf& a) { return a.plan.precision.storage() != Dtype::bf16; }),
+    keep({"store_param_remainders"}, "where shards of parameters are kept in fp32",
+         [](const AskedOf& a) { return a.plan.data.zero_stage == 3 && framework::shards_in_fp32(a.plan); }),
+    keep({"store_param_remainders"}, "without master_parameters",
+         [](const AskedOf& a) { return !a.plan.optimizer.master_parameters; }),
+    keep({"store_param_remainders"}, "unless the optimizer is adam or adamw",
+         [](const AskedOf& a) { return !is_adam(a.plan.optimizer); })};
 
 void rewrite(const Scenario& scenario, Program& program) {
   const precision::Options& precision = scenario.plan.precision;
@@ -297,19 +292,16 @@ double bytes_kept_per_parameter(const Plan& plan) {
   const bool fp32_shards = masters && plan.data.zero_stage == 3 && framework::shards_in_fp32(plan);
   double kept = fp32_shards ? bytes(Dtype::fp32) : bytes(plan.precision.storage());
   if (masters && !fp32_shards) kept += bytes(options.parameter_remainders ? Dtype::bf16 : Dtype::fp32);
-  const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
-  const int moments = adam ? 2 : options.rule == Rule::sgd_momentum ? 1 : 0;
+  const int moments = is_adam(options) ? 2 : options.rule == Rule::sgd_momentum ? 1 : 0;
   return kept + moments * bytes(moment_dtype(options.moments));
 }
 
 namespace {
 
 void check_runnable(const Scenario& scenario) {
-  if (scenario.plan.optimizer.parameter_remainders)
-    throw InputError({"", "/plan/store_param_remainders"}, "true",
-                     "false in real runs: no kernel joins the halves yet");
+  keep_defaults(scenario.plan, {"store_param_remainders"}, "in real runs: no kernel joins the halves yet");
   if (scenario.plan.optimizer.moments == MomentDtype::int4)
-    throw InputError({"", "/plan/optimizer_dtype"}, "\"int4\"", "\"fp8\" or wider: no kernel keeps 4-bit moments yet");
+    refuse(scenario.plan, "optimizer_dtype", "\"fp8\" or wider: no kernel keeps 4-bit moments yet");
 }
 
 }  // namespace
@@ -318,7 +310,7 @@ Strategy describe() {
   return {.name = "optimizer",
           .summary = "Adam and SGD with their states",
           .paper = "Kingma & Ba 2014, arXiv 1412.6980",
-          .check = check,
+          .excludes = kExcludes,
           .rewrite = rewrite,
           .check_runnable = check_runnable};
 }

@@ -13,6 +13,7 @@
 #include "strategies/framework/framework.h"
 #include "strategies/joints.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/storages.h"
 #include "strategies/strategy.h"
 
 namespace orrery::pipeline_parallel {
@@ -53,16 +54,15 @@ class Dealer {
 void split_weight_gradients(Piece& piece) {
   std::vector<Op> rest;
   rest.reserve(piece.backward.ops.size());
-  std::vector<bool> wanted(piece.tensors.size(), false);  // storages that the remaining input gradients read
+  Storages wanted(piece);  // those that the remaining input gradients read
   for (std::size_t i = piece.backward.ops.size(); i-- > 0;) {
     const Op& op = piece.backward.ops[i];
     // A gather that only weight gradients read moves with them.
-    const bool gather_for_weights = op.kind == OpKind::all_gather && !wanted[storage_of(piece, op.writes[0])];
+    const bool gather_for_weights = op.kind == OpKind::all_gather && !wanted.has(op.writes[0]);
     if (op.phase == Phase::weight_gradient || gather_for_weights) {
       piece.weight_gradient.ops.push_back(op);
     } else {
-      for (TensorId id : op.reads)
-        if (id != kNoTensor) wanted[storage_of(piece, id)] = true;
+      wanted.add_all(op.reads);
       rest.push_back(op);
     }
   }
@@ -294,6 +294,16 @@ constexpr PlanWord kWords[]{{"pipeline", [](const Scenario& s) { return s.plan.p
 
 }  // namespace
 
+std::int64_t most_layers_of_chunks(const Scenario& scenario) {
+  return std::ranges::max(split_layers(scenario.model.total_layers(), scenario.plan.pipeline));
+}
+
+void check_layers_of_chunks(const Scenario& scenario, const char* field, std::int64_t layers) {
+  if (layers <= 0) return;
+  if (const std::int64_t most = most_layers_of_chunks(scenario); layers > most)
+    refuse(scenario.plan, field, fmt::format("at most the {} layers of a stage's chunk (-1: all of them)", most));
+}
+
 // Whether the stack lays out these chunks without being told their layers.
 static bool is_laid_out(const Scenario& scenario, const Options& options) {
   return framework::deals_uneven_chunks(scenario.plan) || is_even(scenario.model.total_layers(), options);
@@ -332,17 +342,17 @@ constexpr SearchAxis kAxes[]{
      .turns = Turns::mesh,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.degree = value; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           const Plan& plan = chosen.plan;
-           // Layers that are dealt by hand are dealt to so many stages.
-           if (!plan.pipeline.stage_layers.empty()) return values.push_back(plan.pipeline.degree);
-           append_divisors(chosen.cluster.devices() / (model_parallel_ranks(plan) / plan.pipeline.degree), values);
-           const std::int64_t counted = counted_layers(chosen.model.total_layers(), plan.pipeline);
-           const bool even = !framework::deals_uneven_chunks(plan);
-           std::erase_if(values,
-                         [&](std::int64_t p) { return p > chosen.model.total_layers() || (even && counted % p != 0); });
-         }},
+     .values = [](const Scenario& chosen) -> AxisValues {
+       const Plan& plan = chosen.plan;
+       // Layers that are dealt by hand are dealt to so many stages.
+       if (!plan.pipeline.stage_layers.empty()) return {plan.pipeline.degree};
+       AxisValues values = divisors_of(chosen.cluster.devices() / (model_parallel_ranks(plan) / plan.pipeline.degree));
+       const std::int64_t counted = counted_layers(chosen.model.total_layers(), plan.pipeline);
+       const bool even = !framework::deals_uneven_chunks(plan);
+       std::erase_if(values,
+                     [&](std::int64_t p) { return p > chosen.model.total_layers() || (even && counted % p != 0); });
+       return values;
+     }},
     {.field = "pipeline_schedule",
      .label = "schedule",
      .turns = Turns::schedule,
@@ -350,56 +360,53 @@ constexpr SearchAxis kAxes[]{
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.schedule = static_cast<ScheduleKind>(value); },
      // GPipe takes as long as 1F1B and holds more. Megatron-Core refuses to interleave an encoder and a decoder
      // (core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving).
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           if (chosen.plan.pipeline.degree == 1)
-             return values.push_back(static_cast<std::int64_t>(ScheduleKind::one_f_one_b));
-           Options options = chosen.plan.pipeline;
-           for (std::size_t i = 0; i < kScheduleNames.size(); ++i) {
-             const auto kind = static_cast<ScheduleKind>(i);
-             if (kind == ScheduleKind::gpipe) continue;
-             if (kind == ScheduleKind::interleaved && chosen.model.kind == ModelKind::encoder_decoder) continue;
-             options.schedule = kind;
-             options.virtual_stages = 1;
-             if (is_v(kind) && !is_laid_out(chosen, options)) continue;
-             values.push_back(static_cast<std::int64_t>(i));
-           }
-         },
+     .values = [](const Scenario& chosen) -> AxisValues {
+       AxisValues values;
+       if (chosen.plan.pipeline.degree == 1) return {static_cast<std::int64_t>(ScheduleKind::one_f_one_b)};
+       Options options = chosen.plan.pipeline;
+       for (std::size_t i = 0; i < kScheduleNames.size(); ++i) {
+         const auto kind = static_cast<ScheduleKind>(i);
+         if (kind == ScheduleKind::gpipe) continue;
+         if (kind == ScheduleKind::interleaved && chosen.model.kind == ModelKind::encoder_decoder) continue;
+         options.schedule = kind;
+         options.virtual_stages = 1;
+         if (is_v(kind) && !is_laid_out(chosen, options)) continue;
+         values.push_back(static_cast<std::int64_t>(i));
+       }
+       return values;
+     },
      .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
     {.field = "virtual_pipeline",
      .label = "vpp",
      .turns = Turns::schedule,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.virtual_stages = value; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           Options options = chosen.plan.pipeline;
-           options.virtual_stages = 1;
-           if (options.schedule != ScheduleKind::interleaved) return values.push_back(1);
-           const std::int64_t layers = chosen.model.total_layers(), n = micro_batches(chosen);
-           for (std::int64_t v = 2; v * options.degree <= layers; ++v) {
-             options.virtual_stages = v;
-             // As even as they come: chunks that are not wait for the longest.
-             const bool even = layers % v == 0 || is_even(layers, options);
-             if (even && is_laid_out(chosen, options) && !options_limit(options, layers) &&
-                 !schedule_limit(options.schedule, options.degree, v, n))
-               values.push_back(v);
-           }
-         },
+     .values = [](const Scenario& chosen) -> AxisValues {
+       AxisValues values;
+       Options options = chosen.plan.pipeline;
+       options.virtual_stages = 1;
+       if (options.schedule != ScheduleKind::interleaved) return {1};
+       const std::int64_t layers = chosen.model.total_layers(), n = micro_batches(chosen);
+       for (std::int64_t v = 2; v * options.degree <= layers; ++v) {
+         options.virtual_stages = v;
+         // As even as they come: chunks that are not wait for the longest.
+         const bool even = layers % v == 0 || is_even(layers, options);
+         if (even && is_laid_out(chosen, options) && !options_limit(options, layers) &&
+             !schedule_limit(options.schedule, options.degree, v, n))
+           values.push_back(v);
+       }
+       return values;
+     },
      .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
     {.field = "overlap_p2p_communication",
      .label = "overlap p2p",
      .turns = Turns::kernels,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.overlap_transfers = value != 0; },
-     .values = nullptr,
      .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
     {.field = "scatter_gather_tensors_in_pipeline",
      .label = "scatter p2p",
      .turns = Turns::kernels,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.scatter_gather = static_cast<ScatterGather>(value); },
-     .values = nullptr,
      .acts =
          [](const Scenario& chosen) {
            const Plan& plan = chosen.plan;

@@ -9,6 +9,7 @@
 
 #include "sim/program/schedule.h"
 #include "strategies/pipeline_parallel/options.h"
+#include "strategies/scenario.h"
 
 namespace orrery::pipeline_parallel {
 
@@ -53,5 +54,19 @@ void build_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
 // 7, 8 x 14, 7, as Llama 3 405B was laid out (arXiv 2407.21783, section 3.3.2). With zb-v the first stage holds both
 // ends, and extra layers go to the stages from the last to the first. REQUIRES: options_limit() returns nothing.
 std::vector<std::int64_t> split_layers(std::int64_t layers, const Options& options);
+
+// Calls visit(begin, end) with the layers of each chunk in model order.
+template <class Visit>
+void for_each_chunk(const Scenario& scenario, Visit&& visit) {
+  std::int64_t begin = 0;
+  for (const std::int64_t n : split_layers(scenario.model.total_layers(), scenario.plan.pipeline)) {
+    visit(begin, begin + n);
+    begin += n;
+  }
+}
+// Returns the layers of the longest chunk.
+std::int64_t most_layers_of_chunks(const Scenario& scenario);
+// Throws InputError if a field of the plan counts more layers of each chunk than any chunk has.
+void check_layers_of_chunks(const Scenario& scenario, const char* field, std::int64_t layers);
 
 }  // namespace orrery::pipeline_parallel

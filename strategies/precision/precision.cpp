@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/data_parallel.h"
 
@@ -196,10 +195,7 @@ void check(const Scenario& scenario) {
   const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     const Options& options = plan.precision;
-    const auto fail = [&](const std::string& expected) {
-      throw InputError({"", at + "precision"},
-                       "\"" + std::string(kMixNames[static_cast<std::size_t>(options.mix)]) + "\"", expected);
-    };
+    const auto fail = [&](const std::string& expected) { refuse(plan, "precision", expected, at); };
     const std::string here = " on " + device.name;
     if (options.mix == Mix::nvfp4 && !has(Dtype::nvfp4))
       fail((has(Dtype::fp8) ? "\"fp8\" or \"bf16\"" : "\"bf16\" or \"fp16\"") +
@@ -246,8 +242,7 @@ void rewrite(const Scenario& scenario, Program& program) {
 void check_runnable(const Scenario& scenario) {
   for_each_plan(scenario, [](const Plan& plan, const std::string& at) {
     if (plan.precision.mix == Mix::nvfp4)
-      throw InputError({"", at + "precision"}, "\"nvfp4\"",
-                       "\"fp8\" or \"bf16\" in real runs: no kernel quantises to NVFP4 yet");
+      refuse(plan, "precision", "\"fp8\" or \"bf16\" in real runs: no kernel quantises to NVFP4 yet", at);
   });
 }
 

@@ -198,14 +198,8 @@ class Partition {
     out_.push_back(collective(scatter ? OpKind::reduce_scatter : OpKind::all_reduce, partial, sum, cause));
     for (std::size_t i = 0; i < biases.size() && biases[i] != kNoTensor; ++i) {
       const bool last = i + 1 == biases.size() || biases[i + 1] == kNoTensor;
-      Op add;
-      add.kind = OpKind::add;
-      add.phase = cause.phase;
-      add.name = cause.name;
-      add.reads[0] = sum;
-      add.reads[2] = biases[i];
-      add.writes[0] = sum = last ? result : before_bias();
-      out_.push_back(add);
+      const TensorId before = std::exchange(sum, last ? result : before_bias());
+      out_.push_back(computation(OpKind::add, cause.name, cause.phase, {before, kNoTensor, biases[i]}, {sum}));
     }
   }
 
@@ -476,9 +470,7 @@ void check(const Scenario& scenario) {
   const Options& options = scenario.plan.tensor;
   const Model& model = scenario.model;
   const std::int64_t t = options.degree;
-  const auto fail = [&](const std::string& expected) {
-    throw InputError({"", "/plan/tensor_parallel"}, std::to_string(t), expected);
-  };
+  const auto fail = [&](const std::string& expected) { refuse(scenario.plan, "tensor_parallel", expected); };
   if (t == 1) return;  // sequence_parallel has no effect then
   const auto check_heads = [&](std::int64_t heads) {
     if (heads % t != 0) fail("a divisor of the model's " + std::to_string(heads) + " attention heads");
@@ -495,8 +487,7 @@ void check(const Scenario& scenario) {
   const std::int64_t parts = t * scenario.plan.context.degree;
   if (options.sequence_parallel) {
     if (model.vision())
-      throw InputError({"", "/plan/sequence_parallel"}, "true",
-                       "false for a vision model, whose patches do not divide evenly");
+      refuse(scenario.plan, "sequence_parallel", "false for a vision model, whose patches do not divide evenly");
     for (const std::int64_t tokens : {length, decoder_length})
       if (tokens % parts != 0)
         throw InputError(
@@ -506,8 +497,8 @@ void check(const Scenario& scenario) {
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (!plan.tensor.overlap) return;
     if (!options.sequence_parallel)
-      throw InputError({"", at + "tensor_parallel_overlap"}, "true",
-                       "false without sequence_parallel, whose gathers and scatters it overlaps");
+      refuse(plan, "tensor_parallel_overlap", "false without sequence_parallel, whose gathers and scatters it overlaps",
+             at);
     for (const std::int64_t tokens : {length, decoder_length})
       if (tokens % (parts * kOverlapChunks) != 0)
         throw InputError({"", at + "tensor_parallel_overlap"}, "sequences of " + std::to_string(tokens) + " tokens",
@@ -558,32 +549,25 @@ constexpr SearchAxis kAxes[]{
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.tensor.degree = value; },
      // Within a node: every layer waits for its collectives.
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           append_divisors(chosen.cluster.devices(), values);
-           std::erase_if(values, [&](std::int64_t t) {
-             return t > chosen.cluster.node.devices || chosen.model.heads % t != 0 || chosen.model.ffn % t != 0;
-           });
-         }},
+     .values = [](const Scenario& chosen) -> AxisValues {
+       AxisValues values = divisors_of(chosen.cluster.devices());
+       std::erase_if(values, [&](std::int64_t t) {
+         return t > chosen.cluster.node.devices || chosen.model.heads % t != 0 || chosen.model.ffn % t != 0;
+       });
+       return values;
+     }},
     {.field = "sequence_parallel",
      .label = "sp",
      .turns = Turns::kernels,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.tensor.sequence_parallel = value != 0; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           append_flags(chosen.plan.tensor.degree > 1 && !chosen.model.vision(), values);
-         },
+     .values = [](const Scenario& s) { return flags(s.plan.tensor.degree > 1 && !s.model.vision()); },
      .acts = [](const Scenario& chosen) { return chosen.plan.tensor.degree > 1; }},
     {.field = "tensor_parallel_overlap",
      .label = "overlap",
      .turns = Turns::kernels,
-     .usual = false,
      .set = [](Plan& plan, std::int64_t value) { plan.tensor.overlap = value != 0; },
-     .values =
-         [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-           append_flags(chosen.plan.tensor.degree > 1 && chosen.plan.tensor.sequence_parallel, values);
-         },
+     .values = [](const Scenario& s) { return flags(s.plan.tensor.degree > 1 && s.plan.tensor.sequence_parallel); },
      .acts =
          [](const Scenario& chosen) { return chosen.plan.tensor.degree > 1 && chosen.plan.tensor.sequence_parallel; }}};
 

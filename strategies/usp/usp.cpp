@@ -109,8 +109,13 @@ class ExchangedAttention {
   std::vector<Attention> attentions_;
 };
 
+constexpr FieldRule kIdle[]{
+    keep({"ulysses_inner"}, "without context_parallel_type \"usp\", whose groups it orders",
+         [](const AskedOf& a) { return context_parallel::has_layers_of_type(a.scenario, kUsp); })};
+
 void check(const Scenario& scenario) {
   const std::int64_t whole = scenario.plan.context.degree, given = scenario.plan.usp.ulysses_degree;
+  // The plan's value, or the one that stands for 0.
   const auto fail = [](std::int64_t found, const std::string& expected) {
     throw InputError({"", "/plan/ulysses_degree"}, std::to_string(found), expected);
   };
@@ -119,22 +124,16 @@ void check(const Scenario& scenario) {
   if (given > 1 && whole == 1) fail(given, "0 or 1 with context_parallel 1: there is no other rank to exchange with");
   if (given > 0 && !usp && given != ranks)
     fail(given, "0 without context_parallel_type \"usp\", whose groups it divides");
-  if (!scenario.plan.usp.ulysses_inner && !usp)
-    throw InputError({"", "/plan/ulysses_inner"}, "false",
-                     "true without context_parallel_type \"usp\", whose groups it orders");
   if (usp && whole % ranks != 0) fail(ranks, "a divisor of context_parallel, " + std::to_string(whole));
   const bool mixed = !context_parallel::is_all_of_type(scenario, kTypes);
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
-    const auto fail_type = [&](const std::string& expected) {
-      const std::string_view type = context_parallel::type_names()[static_cast<std::size_t>(plan.context.type)];
-      throw InputError({"", at + "context_parallel_type"}, '"' + std::string(type) + '"', expected);
-    };
+    const auto fail_type = [&](const std::string& expected) { refuse(plan, "context_parallel_type", expected, at); };
     if (heads % ranks != 0) {
       const std::string expected =
           "a divisor of the " + std::to_string(heads) + " attention heads of a rank, which are exchanged";
       if (usp && given > 0) fail(ranks, expected);
-      throw InputError({"", "/plan/context_parallel"}, std::to_string(whole), expected);
+      refuse(scenario.plan, "context_parallel", expected);
     }
     if (ulysses_ranks(scenario, plan) != ranks)
       fail_type("a type with " + std::to_string(ranks) + " ranks that exchange heads, as in the other layers");
@@ -182,6 +181,7 @@ Strategy describe() {
   return {.name = "usp",
           .summary = "sequences divided over ranks that exchange heads for positions, alone or in rings",
           .paper = "Jacobs et al. 2023, arXiv 2309.14509; Fang & Zhao 2024, arXiv 2405.07719",
+          .idle = kIdle,
           .check = check,
           .rewrite_piece = rewrite_piece,
           .add_digits = add_digits,

@@ -342,25 +342,21 @@ Partition partition_of(const Scenario& scenario) {
 
 namespace {
 
+constexpr FieldRule kIdle[]{keep({"zeppelin_partition", "zeppelin_capacity", "zeppelin_routing", "zeppelin_remapping"},
+                                 "without context_parallel_type \"zeppelin\"",
+                                 [](const AskedOf& a) { return is_used(a.scenario); })};
+constexpr FieldRule kExcludes[]{
+    keep({"zeppelin_routing"}, "with zeppelin_partition \"flexsp\", which has no rings to route",
+         [](const AskedOf& a) { return exchanges(a.scenario); }),
+    keep({"zeppelin_capacity"}, "with zeppelin_partition \"even\", which divides documents over all ranks",
+         [](const AskedOf& a) { return a.plan.zeppelin.partition == PartitionRule::even; }),
+    keep({"zeppelin_remapping"}, "for a model with experts, to which all ranks send as many tokens",
+         [](const AskedOf& a) { return a.model.experts > 0; })};
+
 void check(const Scenario& scenario) {
-  const Options& options = scenario.plan.zeppelin;
-  const Plan defaults;
-  const auto fail = [](const char* field, std::string found, std::string expected) {
-    throw InputError({"", std::string("/plan/") + field}, std::move(found), std::move(expected));
-  };
-  if (!is_used(scenario)) {
-    const std::string expected = "nothing without context_parallel_type \"zeppelin\"";
-    if (options.partition != defaults.zeppelin.partition)
-      fail("zeppelin_partition",
-           fmt::format("\"{}\"", kPartitionRuleNames[static_cast<std::size_t>(options.partition)]), expected);
-    if (options.capacity != defaults.zeppelin.capacity)
-      fail("zeppelin_capacity", fmt::format("{}", options.capacity), expected);
-    if (options.routing != defaults.zeppelin.routing) fail("zeppelin_routing", "false", expected);
-    if (options.remapping != defaults.zeppelin.remapping) fail("zeppelin_remapping", "false", expected);
-    return;
-  }
-  const auto refuse = [&](std::string expected) { fail("context_parallel_type", "\"zeppelin\"", std::move(expected)); };
-  if (!context_parallel::is_all_of_type(scenario, kTypes)) refuse("the same type in all layers");
+  if (!is_used(scenario)) return;
+  if (!context_parallel::is_all_of_type(scenario, kTypes))
+    throw InputError({"", "/plan/context_parallel_type"}, "\"zeppelin\"", "the same type in all layers");
   if (!scenario.workload.has_documents())
     throw InputError({"", "/workload/documents"}, "no documents",
                      "documents with context_parallel_type \"zeppelin\", which places each on its own ranks");
@@ -368,25 +364,18 @@ void check(const Scenario& scenario) {
     throw InputError(
         {"", "/workload/global_batch_size"}, std::to_string(scenario.workload.global_batch_size),
         "1 with context_parallel_type \"zeppelin\": the global batch is one sequence, divided over context_parallel");
-  if (exchanges(scenario) && !options.routing)
-    fail("zeppelin_routing", "false", "true with zeppelin_partition \"flexsp\", which has no rings to route");
-  if (options.partition == PartitionRule::even && options.capacity != 0)
-    fail("zeppelin_capacity", fmt::format("{}", options.capacity),
-         "0 with zeppelin_partition \"even\", which divides documents over all ranks");
   if (scenario.model.attention == AttentionKind::latent)
-    refuse("another type for latent attention, whose queries and keys are computed separately");
-  if (scenario.model.experts > 0 && !options.remapping)
-    fail("zeppelin_remapping", "false", "true for a model with experts, to which all ranks send as many tokens");
+    refuse(scenario.plan, "context_parallel_type",
+           "another type for latent attention, whose queries and keys are computed separately");
   const std::int64_t devices = scenario.cluster.node.devices, tp = scenario.plan.tensor.degree,
                      cp = scenario.plan.context.degree, of_node = devices / tp;
   if (tp > devices || devices % tp != 0 || (cp > of_node && cp % of_node != 0))
-    throw InputError(
-        {"", "/plan/context_parallel"}, std::to_string(cp),
-        fmt::format("a multiple of the {} ranks of a node, or fewer, and a tensor_parallel that divides a node",
-                    std::max<std::int64_t>(1, of_node)));
+    refuse(scenario.plan, "context_parallel",
+           fmt::format("a multiple of the {} ranks of a node, or fewer, and a tensor_parallel that divides a node",
+                       std::max<std::int64_t>(1, of_node)));
   constexpr std::size_t kMostDigits = 7;  // a rank's part of the sequence may be divided once more
   if (context_ranks(scenario).rings.size() > kMostDigits + 1)
-    throw InputError({"", "/plan/context_parallel"}, std::to_string(cp), "a degree with at most 7 prime factors");
+    refuse(scenario.plan, "context_parallel", "a degree with at most 7 prime factors");
 }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
@@ -417,15 +406,16 @@ void check_runnable(const Scenario& scenario) {
   DealTables tables;
   if (rows_of_deal(layout_of(scenario, tables).home) * scenario.plan.context.degree !=
       sequence_length(scenario.model, scenario.workload))
-    throw InputError(
-        {"", "/plan/zeppelin_remapping"}, "false",
-        "true in a real run that gives ranks unequal numbers of tokens: outside attention they must be equal");
+    refuse(scenario.plan, "zeppelin_remapping",
+           "true in a real run that gives ranks unequal numbers of tokens: outside attention they must be equal");
 }
 
 Strategy describe() {
   return {.name = "zeppelin",
           .summary = "documents on one rank, the ranks of a node or several nodes, depending on their length",
           .paper = "arXiv 2509.21841",
+          .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .rewrite = rewrite,
           .add_digits = add_digits,

@@ -25,8 +25,11 @@ const SearchAxis* declared(std::string_view field) {
 }
 
 Space::Axis axis_of(const SearchAxis& axis) {
-  return {std::string(axis.field), std::string(axis.label), axis.turns,
-          [set = axis.set](Scenario& scenario, std::int64_t value) { set(scenario.plan, value); }, axis.values};
+  return {std::string(axis.field),
+          std::string(axis.label),
+          axis.turns,
+          [set = axis.set](Scenario& scenario, std::int64_t value) { set(scenario.plan, value); },
+          {}};
 }
 
 // For each stack, those values of a field that it has; nullopt: it has all values.
@@ -55,7 +58,7 @@ Space::Axis axis_of_stack(const SearchAxis& axis) {
   Space::Axis all = axis_of(axis);
   all.values = [of_stacks = values_of_stacks(axis), values = axis.values](const Scenario& chosen,
                                                                           std::vector<std::int64_t>& into) {
-    values(chosen, into);
+    into = values(chosen);
     const auto& numbers = of_stacks[static_cast<std::size_t>(chosen.plan.framework.stack)];
     if (!numbers) return;
     std::erase_if(into,
@@ -102,7 +105,7 @@ Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
                  given = number_of(base, request.field)](const Scenario& chosen, std::vector<std::int64_t>& values) {
     if (acts == nullptr || acts(chosen)) return void(values = numbers);
     if (usual == nullptr) return values.push_back(given.value());
-    usual(chosen, values);
+    values = usual(chosen);
     if (values.size() > 1) values.resize(1);
     if (!counted && !values.empty()) values.front() = -1 - values.front();
   };

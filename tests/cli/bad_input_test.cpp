@@ -136,7 +136,7 @@ const BadValue kBadValues[] = {
      "/plan/recompute: found \"selectiv\", expected one of \"none\", \"selective\", \"full\", "
      "\"selective_op\", \"all_but_attention\" (did you mean \"selective\"?)"},
     {"/plan/recompute", "true", "/plan/recompute: found true, expected one of"},
-    {"/plan/recompute_every", "0", "/plan/recompute_every: found 0, expected an integer from 1 to 1048576"},
+    {"/plan/recompute_every", "0", "/plan/recompute_every: found 0, expected an integer from 1 to 64"},
     {"/plan/recompute_layers", "-2", "/plan/recompute_layers: found -2, expected an integer from -1 to 1048576"},
     {"/plan/precision", "\"bf61\"", "/plan/precision: found \"bf61\", expected one of"},
     {"/plan/optimizer", "\"lamb\"", "/plan/optimizer: found \"lamb\", expected one of"},
@@ -186,11 +186,11 @@ const BadValue kBadValues[] = {
     {"/plan/layers", "[{\"recompute\": \"selective\", \"recompute_every\": 2}]",
      "/plan/layers/0/recompute_every: found 2, expected 1 unless recompute is \"full\""},
     {"/plan/layers", "[{\"recompute\": \"full\", \"recompute_every\": 65}]",
-     "/plan/layers/0/recompute_every: found 65, expected at most 64 layers"},
+     "/plan/layers/0/recompute_every: found 65, expected an integer from 1 to 64"},
     {"/plan/layers", "[{\"precision\": \"fp16\"}]",
      "/plan/layers/0/precision: found \"fp16\", expected a mix that keeps activations in bf16, the dtype that the "
      "other layers pass on"},
-    {"/plan/layers", "[{\"prefetch\": 1001}]", "/plan/layers/0/prefetch: found 1001, expected at most 1000 layers"},
+    {"/plan/layers", "[{\"prefetch\": 1001}]", "/plan/layers/0/prefetch: found 1001, expected an integer from 0 to 1000"},
     // Perturbations (all of them: tests/strategies/perturbations_test.cpp) and jobs (jobs_test.cpp there).
     {"/perturbations", "{}", "/perturbations: found an empty object, expected an array of perturbations"},
     {"/perturbations", "[{\"kind\": \"slow_link\", \"factor\": 0.5}]",

@@ -141,17 +141,17 @@ TEST(DtsGatePlan, IsRefusedWhereItMeansNothing) {
     Scenario s = gated();
     change(s);
     try {
-      dts_gate::check(s);
+      check_strategies(s, "dts_gate");
       ADD_FAILURE() << pointer;
     } catch (const InputError& error) {
       EXPECT_EQ(error.where().pointer, pointer) << error.what();
     }
   };
-  EXPECT_NO_THROW(dts_gate::check(gated()));
+  EXPECT_NO_THROW(check_strategies(gated()));
   refused("/plan/moe_gate", [](Scenario& s) { s.model.experts_per_token = 2; });
   refused("/plan/moe_gate", [](Scenario& s) { s.model.shared_expert_ffn = 64; });
   refused("/plan/moe_gate", [](Scenario& s) { s.model.experts = 0; });
-  refused("/plan/moe_gate", [](Scenario& s) { s.plan.dts_gate.kind = MoeGate::top_k; });
+  refused("/plan/moe_gate_seed_steps", [](Scenario& s) { s.plan.dts_gate.kind = MoeGate::top_k; });
   refused("/plan/moe_expert_capacity_factor", [](Scenario& s) { s.plan.expert.capacity_factor = 1; });
   refused("/workload/routing", [](Scenario& s) {
     s.model.experts = 128;

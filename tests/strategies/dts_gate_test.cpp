@@ -124,25 +124,6 @@ TEST(DtsGate, GoesFromOneExpertOverManyToOne) {
   EXPECT_EQ(state(gate, tokens, 700).computed_experts, 1);
 }
 
-TEST(DtsGate, AveragesItsScheduleOverATraining) {
-  const SampledGate tokens(16, 500, 1);
-  for (const Decay decay : {Decay::exponential, Decay::linear})
-    for (const std::int64_t steps : {1, 50, 100, 101, 300, 500, 640, 700, 1000}) {
-      const Gate gate = gate_of(decay);
-      double sum = 0;
-      for (std::int64_t step = 0; step < steps; ++step) sum += state(gate, tokens, step).computed_experts;
-      EXPECT_NEAR(mean_computed_experts(gate, tokens, steps), sum / static_cast<double>(steps), 0.02) << steps;
-    }
-  Gate padded = gate_of(Decay::linear);
-  padded.padded = true;
-  EXPECT_DOUBLE_EQ(mean_computed_experts(padded, tokens, 1000), (100 + 600 * 16 + 300) / 1000.0);
-  Gate early = gate_of(Decay::linear);
-  early.hard_step = 200;  // before it has cooled
-  double sum = 100 + 300;
-  for (std::int64_t step = 100; step < 200; ++step) sum += state(early, tokens, step).computed_experts;
-  EXPECT_NEAR(mean_computed_experts(early, tokens, 500), sum / 500, 0.02);
-}
-
 TEST(DtsGate, RefusesSchedulesThatAreNone) {
   const auto refusal = [](auto change) {
     Gate gate = gate_of(Decay::linear);

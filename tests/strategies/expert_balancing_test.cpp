@@ -36,19 +36,7 @@ TEST(Shadowing, ShadowsExpertsWhileThatIsFaster) {
   EXPECT_THAT(shadowed_experts(std::vector<double>{0.1, 0.9, 0.1}, {1, 0.1, 4, 1e12, 1e9}), ElementsAre(1));
 }
 
-// The condition that the paper states is that of its two formulas.
-TEST(Shadowing, PaysWhereItIsFaster) {
-  int pays = 0, all = 0;
-  for (const double most : {500.0, 3000.0, 4500.0, 9000.0, 20000.0})
-    for (const double left : {0.05, 0.4, 0.8, 0.95})
-      for (const std::int64_t r : {1, 2, 4}) {
-        const bool faster = shadowed_seconds(most * left, r, kFastMoe) < imbalanced_seconds(most, kFastMoe);
-        EXPECT_EQ(shadowing_pays(most, most * left, r, kFastMoe), faster) << most << ' ' << left << ' ' << r;
-        pays += faster;
-        ++all;
-      }
-  EXPECT_GT(pays, 10);
-  EXPECT_LT(pays, all - 10);
+TEST(Shadowing, CountsFlopsAndBytesOfTheBusiestWorker) {
   // 3 x 4 x 1000 x 2 x 2048^2 FLOPs and 4 x 1000 x 2048 x 4 bytes.
   EXPECT_DOUBLE_EQ(imbalanced_seconds(1000, kFastMoe), 12e3 * 2 * 2048 * 2048 / 11.5e12 + 4e3 * 2048 * 4 / 6.25e9);
 }
@@ -106,9 +94,7 @@ TEST(Eplb, PacksAsWellAsExpertsLetIt) {
     std::vector<std::int64_t> loads;
     const std::vector<double> popularity = routing_popularity(g, 0).front();
     for (const double share : popularity) loads.push_back(std::llround(share * 1e9));
-    const std::vector<std::int64_t> once(64, 1);
     EXPECT_NEAR(balance_ratio({64, 8, 8, eplb(loads, 64, 1, 1, 8)}, loads), ratio, 0.01) << s;
-    EXPECT_NEAR(balance_ratio(pack_largest_first(loads, once, 8, 8), loads), ratio, 0.01) << s;
   }
 }
 

@@ -113,21 +113,6 @@ TEST(ExpertPlacement, SaysWhichWeightsAChangeSends) {
 }
 
 // Graham 1969: jobs of 5 5 4 4 3 3 3 on three machines take 11 by longest first, 9 at best.
-TEST(ExpertPlacement, PacksTheLargestFirst) {
-  const std::vector<std::int64_t> jobs{3, 5, 4, 3, 5, 4, 3}, once(7, 1);
-  const std::vector<double> loads = rank_loads(pack_largest_first(jobs, once, 3, 7), jobs);
-  EXPECT_EQ(*std::max_element(loads.begin(), loads.end()), 11);
-  // Slots bind: the fourth rank's neighbour is full.
-  const Placement p = pack_largest_first(std::vector<std::int64_t>{8, 1, 1}, std::vector<std::int64_t>{2, 1, 1}, 2, 2);
-  EXPECT_THAT(rank_loads(p, std::vector<std::int64_t>{8, 1, 1}), ElementsAre(5, 5));
-  EXPECT_THAT(refused([&] { pack_largest_first(jobs, std::vector<std::int64_t>(7, 2), 2, 5); }),
-              HasSubstr("at most 10 in all"));
-  EXPECT_THAT(refused([&] {
-                pack_largest_first(jobs, std::vector<std::int64_t>{1, 0, 1, 1, 1, 1, 1}, 3, 5);
-              }),
-              HasSubstr("found 0 vExperts of expert 1"));
-}
-
 // Equations 5 and 7 to 9, by hand: expert 0 on both ranks, expert 1 on rank 1.
 TEST(ExpertPlacement, CostsWhatItsSlowestRankDoes) {
   const Placement p(2, 2, 2, std::vector<std::int64_t>{0, -1, 0, 1});

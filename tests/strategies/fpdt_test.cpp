@@ -333,7 +333,7 @@ TEST(Fpdt, PlansThatCannotBeCutAreRefusedInOneSentence) {
          range.plan.context.type = context_parallel::type_named("ulysses");
          s.plan.layers.push_back(range);
        }},
-      {"/plan/context_parallel_balance", "found \"striped\", expected the default",
+      {"/plan/context_parallel_balance", "found \"striped\", expected \"zigzag\" with",
        [](Scenario& s) { s.plan.context.balance = context_parallel::Balance::striped; }},
       {"/plan/tensor_parallel_overlap", "found true, expected false with context_parallel_type \"fpdt\"",
        [](Scenario& s) {

@@ -824,7 +824,7 @@ TEST(Zeppelin, RefusesWhatItCannotLay) {
                 s.plan.context.type = context_parallel::type_named("ring");
                 s.plan.zeppelin.routing = false;
               }),
-              HasSubstr("nothing without context_parallel_type \"zeppelin\""));
+              HasSubstr("found false, expected true without context_parallel_type \"zeppelin\""));
   EXPECT_THAT(refusal([](Scenario& s) {
                 s.cluster.nodes = 3;
                 s.workload.sequence_length = 12 * 4096;

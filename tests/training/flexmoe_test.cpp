@@ -223,13 +223,13 @@ TEST(FlexmoePlan, IsRefusedWhereItMeansNothing) {
     Scenario s = skewed(Balancer::flexmoe);
     change(s);
     try {
-      flexmoe::check(s);
+      check_strategies(s, "flexmoe");
       ADD_FAILURE() << pointer;
     } catch (const InputError& error) {
       EXPECT_EQ(error.where().pointer, pointer) << error.what();
     }
   };
-  EXPECT_NO_THROW(flexmoe::check(skewed(Balancer::flexmoe)));
+  EXPECT_NO_THROW(check_strategies(skewed(Balancer::flexmoe)));
   refused("/plan/moe_balancer", [](Scenario& s) { s.model.experts = 0; });
   refused("/plan/moe_balancer", [](Scenario& s) { s.plan.expert.degree = 1; });
   refused("/plan/moe_balancer", [](Scenario& s) { s.plan.expert.tensor_degree = 2; });
