@@ -16,7 +16,7 @@
 #include "sim/analytical/op_cost.h"
 #include "sim/base/json_reader.h"
 #include "sim/cost/exchange_skew.h"
-#include "sim/cost/fabric_load.h"
+#include "sim/cost/fabric_traffic.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/cost/step_calibration.h"
 #include "sim/memory/memory.h"
@@ -436,7 +436,7 @@ std::string explain_tensors(Category category, double bytes, const StageReport& 
   const std::vector<Chunk>& chunks = program.stages[static_cast<std::size_t>(stage.stage)];
   std::map<std::uint16_t, std::int64_t> instances, longest;  // by piece: number on the stage, and longest run
   for (const Chunk& chunk : chunks)
-    for (const Run& run : chunk.runs) {
+    for (const PieceRun& run : chunk.runs) {
       instances[run.piece] += run.count;
       longest[run.piece] = std::max(longest[run.piece], run.count);
     }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "sim/memory/bi_level_plan.h"
+#include "sim/memory/bi_level_layout.h"
 #include "sim/memory/memory_snapshot.h"
 #include "sim/program/liveness.h"
 #include "sim/report/format.h"
@@ -38,7 +38,7 @@ std::string allocator_text(const Simulation& simulation) {
 
 namespace {
 
-BiLevelPlan plan_of(const Simulation& simulation, const AllocationTrace& trace) {
+BiLevelLayout plan_of(const Simulation& simulation, const AllocationTrace& trace) {
   return bi_level_plan(*simulation.program, trace, CachingAllocator::kLeastBlock,
                        [](std::span<const StorageLife> lives) { return smallest_layout(lives); });
 }
@@ -47,12 +47,12 @@ BiLevelPlan plan_of(const Simulation& simulation, const AllocationTrace& trace) 
 
 std::string memory_plan_text(const Simulation& simulation) {
   const AllocationTrace trace = allocations(simulation);
-  const BiLevelPlan plan = plan_of(simulation, trace);
+  const BiLevelLayout plan = plan_of(simulation, trace);
   const StageReport& stage = fullest_stage(simulation);
   const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
   std::vector<std::vector<std::string>> rows;
   const auto row = [&](const char* level, std::string block, std::int64_t runs, std::size_t storages,
-                       const StorageLayout& layout) {
+                       const AddressLayout& layout) {
     rows.push_back({level, std::move(block), std::to_string(runs), std::to_string(storages), text(layout.least_bytes),
                     text(layout.bytes), percent_text(layout.gap()), layout.by_program ? "CBC" : "best fit"});
   };
@@ -60,7 +60,7 @@ std::string memory_plan_text(const Simulation& simulation) {
     row("1", fmt::format("{}.{}", piece_title(*simulation.program, block.piece), kBlockNames[block.block]),
         block.instances, block.storages, block.layout);
   row("2", "step", 1, plan.storages, plan.step);
-  const auto is_best = [](const StorageLayout& layout) { return layout.by_program || layout.gap() == 0; };
+  const auto is_best = [](const AddressLayout& layout) { return layout.by_program || layout.gap() == 0; };
   const bool found_best = is_best(plan.step) && std::ranges::all_of(plan.blocks, [&](const BlockLayout& block) {
                             return is_best(block.layout);
                           });

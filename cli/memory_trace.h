@@ -11,7 +11,7 @@ namespace orrery {
 // A table of reserved and allocated bytes and the difference lost, with fixed and with expandable segments.
 std::string allocator_text(const Simulation& simulation);
 
-// `--explain memory_plan`: the same requests, laid out before the step runs (sim/memory/bi_level_plan.h).
+// `--explain memory_plan`: the same requests, laid out before the step runs (sim/memory/bi_level_layout.h).
 inline constexpr std::string_view kMemoryPlan = "memory_plan";
 // REQUIRES: built_with_cbc().
 std::string memory_plan_text(const Simulation& simulation);

@@ -75,7 +75,7 @@ class MaskedStep {
     auto documents = std::make_shared<RecordedDocuments>();
     for (std::int64_t s = 0; s < packing.sequences(); ++s) {
       std::vector<std::int64_t>& tokens = documents->sequences.emplace_back();
-      for (const PackedPiece& piece : packing.sequence(s)) tokens.push_back(piece.tokens);
+      for (const DocumentPart& piece : packing.sequence(s)) tokens.push_back(piece.tokens);
     }
     if (!in_order) shuffle_sequences(seed, 0, documents->sequences);
     Scenario masked = scenario_;
@@ -211,7 +211,7 @@ void write_sequences(const Documents& documents, const Packing& packing, OutputS
   for (std::int64_t s = 0; s < packing.sequences(); ++s) {
     std::int64_t start = 0;
     fmt::format_to(to, "{{\"documents\":[");
-    for (const PackedPiece& piece : packing.sequence(s)) {
+    for (const DocumentPart& piece : packing.sequence(s)) {
       fmt::format_to(to, "{}{{\"id\":{},\"start\":{},\"first\":{},\"tokens\":{}}}", start == 0 ? "" : ",",
                      documents.id(piece.document), start, piece.first, piece.tokens);
       start += piece.tokens;

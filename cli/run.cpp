@@ -182,7 +182,7 @@ double least_bytes(const Program& program) {
   double bytes = 0;
   for (const auto& stage : program.stages)
     for (const Chunk& chunk : stage)
-      for (const Run& run : chunk.runs) {
+      for (const PieceRun& run : chunk.runs) {
         const PieceMemory memory = piece_memory(program.pieces[run.piece], 0, run.count);
         bytes += static_cast<double>(run.count) * (device_bytes(memory.resident) + device_bytes(memory.saved));
       }

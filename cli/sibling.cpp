@@ -14,7 +14,7 @@
 #include "realrun/sibling.h"
 #include "sim/base/error.h"
 #include "sim/des/engine.h"
-#include "sim/memory/storage_layout.h"
+#include "sim/memory/address_layout.h"
 
 namespace orrery {
 namespace {

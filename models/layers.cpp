@@ -208,11 +208,11 @@ void build_pieces(const Model& model, const Workload& workload, std::int64_t mic
 }
 
 ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,
-                     std::span<const Piece> pieces, std::span<const Run> line, const PackedSequences* packed) {
+                     std::span<const Piece> pieces, std::span<const PieceRun> line, const PackedSequences* packed) {
   ModelWork work;
   ProductFlops total;
   const double rows = expert_rows(model, workload, micro_batch);
-  for (const Run& run : line) {
+  for (const PieceRun& run : line) {
     const Piece& piece = pieces[run.piece];
     ProductFlops forward;
     for (const Op& op : piece.forward.ops) forward.add(product_flops(op, piece.tensors, rows, packed), 1);

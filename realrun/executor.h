@@ -97,7 +97,7 @@ struct RankResult {
   std::vector<double> marked_step_seconds;  // of the measured steps with marks
   std::vector<MeasuredOp> ops;
   TimeBreakdown time;               // mean over the marked steps, not scaled
-  std::vector<Interval> intervals;  // of the last step
+  std::vector<TimelineSpan> intervals;  // of the last step
   PlacedBytes bytes_at_peak{};
   double peak_bytes = 0;  // on the device; tensors only, in their own dtypes
   RoutedRows rows;        // layers == 0: rows were not counted

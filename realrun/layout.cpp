@@ -82,22 +82,22 @@ class Viewer {
  public:
   Viewer(const Piece& piece, const Position& position) : piece_(piece), position_(position) {}
 
-  std::vector<View> run() {
+  std::vector<ElementMap> run() {
     views_.resize(piece_.tensors.size());
     for (std::size_t id = 0; id < views_.size(); ++id) find(static_cast<TensorId>(id));
     return std::move(views_);
   }
 
  private:
-  const View& find(TensorId id) {
-    View& view = views_[id];
+  const ElementMap& find(TensorId id) {
+    ElementMap& view = views_[id];
     if (view.root != kNoTensor) return view;
     const Tensor& t = piece_.tensors[id];
     if (t.alias_of == kNoTensor) {
       view.root = id;
       return view;
     }
-    const View& base = find(t.alias_of);
+    const ElementMap& base = find(t.alias_of);
     const Tensor& of = piece_.tensors[t.alias_of];
     view.root = base.root;
     const bool flat = of.rank == 1 && (of.category == Category::parameter || of.category == Category::gradient);
@@ -163,7 +163,7 @@ class Viewer {
   const Piece& piece_;
   const Position& position_;
   std::vector<std::int64_t> positions_;  // of the view under consideration
-  std::vector<View> views_;
+  std::vector<ElementMap> views_;
 };
 
 std::uint64_t mix(std::uint64_t z) { return mixed(z + kSplitMixStep); }
@@ -252,12 +252,12 @@ Position position_of(std::size_t rank, const Program& program, std::int64_t sequ
   return p;
 }
 
-std::vector<View> views_of(const Piece& piece, const Position& position) { return Viewer(piece, position).run(); }
+std::vector<ElementMap> views_of(const Piece& piece, const Position& position) { return Viewer(piece, position).run(); }
 
 std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied) {
   std::vector<WholeParameter> all;
   std::int64_t layer = 0, table = -1;
-  for (const Run& run : one_rank.stages[0][0].runs) {
+  for (const PieceRun& run : one_rank.stages[0][0].runs) {
     const Piece& piece = one_rank.pieces[run.piece];
     for (std::int64_t i = 0; i < run.count; ++i) {
       for (const ParameterGradient& p : piece.parameters) {

@@ -44,7 +44,7 @@ struct AttentionPositions {
 AttentionPositions attention_positions(const Op& op, const Piece& piece, const Position& position);
 
 // Element e of a tensor is element offset + e of the storage of `root`, or index[e] where it is not dense.
-struct View {
+struct ElementMap {
   TensorId root = kNoTensor;
   std::int64_t offset = 0;
   std::vector<std::int64_t> index;
@@ -52,7 +52,7 @@ struct View {
   std::int64_t at(std::int64_t e) const { return dense() ? offset + e : index[static_cast<std::size_t>(e)]; }
 };
 // Returns the view of every tensor of a piece on a rank. Throws std::logic_error for a view that does not fit its base.
-std::vector<View> views_of(const Piece& piece, const Position& position);
+std::vector<ElementMap> views_of(const Piece& piece, const Position& position);
 
 // One parameter of the whole model.
 enum class InitialValue : std::uint8_t { scale, shift, matrix, table };

@@ -45,8 +45,8 @@ std::uint16_t joint(Program& program, const Tensor& from, const Tensor& to, bool
   return static_cast<std::uint16_t>(program.pieces.size() - 1);
 }
 
-void join_layouts(Program& program, std::vector<Run>& of) {
-  std::vector<Run> line;
+void join_layouts(Program& program, std::vector<PieceRun>& of) {
+  std::vector<PieceRun> line;
   bool differ = false;
   for (std::size_t i = 0; i < of.size(); ++i) {
     if (i > 0) {
@@ -69,7 +69,7 @@ void join_layouts(Program& program, std::vector<Run>& of) {
 }  // namespace
 
 void join_layouts(Program& program) {
-  program.for_each_class([&](std::vector<Run>& line, auto&) { join_layouts(program, line); });
+  program.for_each_class([&](std::vector<PieceRun>& line, auto&) { join_layouts(program, line); });
 }
 
 }  // namespace orrery

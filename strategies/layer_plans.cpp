@@ -78,9 +78,9 @@ void LayerPlans::change(std::int64_t from, std::int64_t to, std::int64_t step, c
 
 void LayerPlans::split(Program& program) const {
   if (of_layer_.empty()) return;
-  std::vector<Run> runs;
+  std::vector<PieceRun> runs;
   auto next = of_layer_.begin();
-  for (const Run& run : program.line) {
+  for (const PieceRun& run : program.line) {
     const Piece& piece = program.pieces[run.piece];
     if (piece.layers == 0) {
       const bool between = is_layer(piece) && next != of_layer_.end();

@@ -79,7 +79,7 @@ struct Job {
   std::string name;  // empty for a scenario of one job
   // Its cluster is the whole cluster with only as many nodes as the job has. It has no perturbations.
   Scenario scenario;
-  Placement placement;
+  JobNodes placement;
   std::string pointer;  // the job's place in the document: "/jobs/0"; "" for a scenario of one job
 
   // Turns an error about `scenario` (pointer "/plan/...") into one about the document (pointer "/jobs/0/plan/...").

@@ -219,7 +219,7 @@ OrderedJson job_schema() {
   properties["name"] = OrderedJson{{"description", "name in reports"}, {"type", "string"}, {"minLength", 1}};
   properties["nodes"] = OrderedJson{
       {"description", "number of the cluster's nodes that the job uses"}, {"type", "integer"}, {"minimum", 1}};
-  properties.update(properties_of<Placement>(true));
+  properties.update(properties_of<JobNodes>(true));
   for (const char* part : {"model", "workload", "plan"}) properties[part] = reference(part);
   return object("one of the jobs that share the cluster", std::move(properties),
                 {"name", "nodes", "model", "workload"});

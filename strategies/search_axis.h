@@ -10,7 +10,7 @@
 namespace orrery {
 
 // What a field decides. A search chooses fields in this order, each given the values chosen before it.
-enum class Turns : std::uint8_t {
+enum class ChosenWith : std::uint8_t {
   mesh,         // the number of ranks
   micro_batch,  // how much runs at once
   kernels,      // which kernels and collectives the layers' forward and backward consist of
@@ -24,7 +24,7 @@ using AxisValues = std::vector<std::int64_t>;
 struct SearchAxis {
   std::string_view field;  // name of a field of the plan
   std::string_view label;  // column heading
-  Turns turns;
+  ChosenWith chosen_with;
   bool usual = false;  // searched by default
   // Sets the field. `value` is the number of an integer field, 0 or 1 for a flag, and the index of a name.
   void (*set)(Plan& plan, std::int64_t value);

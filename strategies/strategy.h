@@ -14,7 +14,7 @@
 #include "sim/program/program.h"
 #include "sim/report/figure.h"
 #include "strategies/rules.h"
-#include "strategies/run_controller.h"
+#include "strategies/training_controller.h"
 #include "strategies/scenario.h"
 #include "strategies/search_axis.h"
 #include "strategies/topic.h"
@@ -53,7 +53,7 @@ struct Strategy {
   // on a scenario that all strategies have checked. Null, or no result: the scenario stays as it is.
   std::optional<Scenario> (*settle)(const Scenario& scenario) = nullptr;
   // Returns the controller of what changes from step to step of a training. Null, or a null result: nothing changes.
-  std::unique_ptr<RunController> (*control)(const Scenario& scenario) = nullptr;
+  std::unique_ptr<TrainingController> (*control)(const Scenario& scenario) = nullptr;
 
   // Rewrites one piece under the plan of its layers; only fields of Scope::layer may be read from `plan`. Called for
   // every piece of `program` after `rewrite`. Null: the strategy has no such fields.

@@ -44,7 +44,7 @@ std::string ranges_of(const std::vector<std::int64_t>& numbers) {
 }
 
 // What says where a row belongs. Rows omit micro-batch and source rank if there is only one.
-using Place = std::array<std::int64_t, 4>;
+using RowPosition = std::array<std::int64_t, 4>;
 constexpr std::array<const char*, 4> kPlaces{"step", "layer", "micro_batch", "source_rank"},
     kPlaceWords{"step", "layer", "micro-batch", "source rank"};
 
@@ -53,14 +53,14 @@ bool has_place(const RoutingShape& of, std::size_t i) {
 }
 
 // Indices in the shape: of the row's step, layer, micro-batch and source rank.
-Place indices_of(const RoutingShape& of, std::int64_t row) {
+RowPosition indices_of(const RoutingShape& of, std::int64_t row) {
   const auto digit = [&row](std::int64_t size) { return std::exchange(row, row / size) % size; };
   const std::int64_t rank = digit(of.source_ranks), micro_batch = digit(of.micro_batches),
                      layer = digit(static_cast<std::int64_t>(of.layers.size()));
   return {row, layer, micro_batch, rank};
 }
 
-Place place_of(const RoutingShape& of, std::int64_t row) {
+RowPosition place_of(const RoutingShape& of, std::int64_t row) {
   const auto [step, layer, micro_batch, rank] = indices_of(of, row);
   return {of.steps[static_cast<std::size_t>(step)], of.layers[static_cast<std::size_t>(layer)], micro_batch, rank};
 }
@@ -126,15 +126,15 @@ class RoutingReader {
 
   // ---- where the next row belongs
 
-  Place next_place() const { return place_of(counts_->shape(), counts_->rows()); }
-  std::string words(const Place& p) const {
+  RowPosition next_place() const { return place_of(counts_->shape(), counts_->rows()); }
+  std::string words(const RowPosition& p) const {
     std::string text;
     for (std::size_t i = 0; i < p.size(); ++i)
       if (has_place(counts_->shape(), i)) text += fmt::format("{}{} {}", i == 0 ? "" : ", ", kPlaceWords[i], p[i]);
     return text;
   }
-  void append(const Place& found, std::int64_t tokens, const std::vector<std::int64_t>& of_experts) {
-    if (const Place expected = next_place(); found != expected) fail(words(found), words(expected));
+  void append(const RowPosition& found, std::int64_t tokens, const std::vector<std::int64_t>& of_experts) {
+    if (const RowPosition expected = next_place(); found != expected) fail(words(found), words(expected));
     counts_->append(tokens, of_experts, here());
   }
 
@@ -205,7 +205,7 @@ class RoutingReader {
     }
     const std::size_t named = csv_columns(of).size(), columns = named + static_cast<std::size_t>(of.experts);
     if (values_.size() != columns) fail(fmt::format("{} columns", values_.size()), fmt::format("{}", columns));
-    Place p{};
+    RowPosition p{};
     std::size_t next = 0;
     for (std::size_t i = 0; i < p.size(); ++i)
       if (has_place(of, i)) p[i] = values_[next++];
@@ -245,7 +245,7 @@ class RoutingReader {
   }
 
   void read_json_row(std::string_view line) {
-    Place place{};
+    RowPosition place{};
     std::int64_t tokens = 0;
     const auto needed = [&](std::size_t i) { return has_place(counts_->shape(), i) ? kPlaces[i] : "tokens"; };
     read_object(line, {needed(0), needed(1), needed(2), needed(3), "tokens", "counts"}, [&](JsonReader& reader) {
@@ -283,7 +283,7 @@ std::string routing_csv(const RoutingCounts& counts) {
   text += '\n';
   std::vector<std::int64_t> values(static_cast<std::size_t>(of.experts));
   for (std::int64_t row = 0; row < counts.rows(); ++row) {
-    const Place at = indices_of(of, row), place = place_of(of, row);
+    const RowPosition at = indices_of(of, row), place = place_of(of, row);
     const auto step = static_cast<std::size_t>(at[0]), layer = static_cast<std::size_t>(at[1]);
     counts.read(step, layer, at[2], at[3], values);
     auto to = std::back_inserter(text);

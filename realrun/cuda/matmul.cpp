@@ -151,14 +151,14 @@ Matmul::Prepared Matmul::describe(const BlasProduct& p, bool fast_accumulation, 
 }
 
 cublasStatus_t Matmul::launch(Prepared& prepared, const cublasLtMatmulAlgo_t& algorithm, bool accumulate,
-                              const Operands& operands, void* to, const Place& place) {
+                              const Operands& operands, void* to, const LaunchContext& place) {
   const float one = 1, beta = accumulate ? 1 : 0;
   return cublasLtMatmul(handle_, &prepared.operation, &one, operands.a, &prepared.a, operands.b, &prepared.b, &beta,
                         operands.c, &prepared.c, to, &prepared.c, &algorithm, place.workspace, place.workspace_bytes,
                         place.stream);
 }
 
-void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const Operands& operands, const Place& place,
+void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const Operands& operands, const LaunchContext& place,
                     Prepared& prepared) {
   Shared& all = shared();
   const std::lock_guard lock(all.mutex);  // ranks that time at once would disturb each other
@@ -229,7 +229,7 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
 }
 
 bool Matmul::run(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands,
-                 const Place& place) {
+                 const LaunchContext& place) {
   if (operands.bias != nullptr && alignment_of(operands.bias) < kBiasAlignment) return false;
   const Key key = key_of(product, accumulate, fast_accumulation, operands);
   const auto [found, is_new] = prepared_.try_emplace(key);

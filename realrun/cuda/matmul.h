@@ -28,7 +28,7 @@ class Matmul {
     std::int64_t bias_stride = 0;                        // MatmulPlan::bias_stride
     const float *a_scale = nullptr, *b_scale = nullptr;  // fp8: device memory; nullptr: 1
   };
-  struct Place {
+  struct LaunchContext {
     cudaStream_t stream = nullptr;
     void* workspace = nullptr;
     std::size_t workspace_bytes = 0;
@@ -36,7 +36,7 @@ class Matmul {
   };
   // Returns false if cuBLASLt has no kernel for it. fast_accumulation: fp8 as in a forward (fewer bits in long sums).
   bool run(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands,
-           const Place& place);
+           const LaunchContext& place);
 
   // The workspace recommended for Hopper (cuBLAS manual, cublasSetWorkspace: 32 MiB).
   static constexpr std::size_t kWorkspaceBytes = 32 << 20;
@@ -55,10 +55,10 @@ class Matmul {
 
   Key key_of(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands) const;
   Prepared describe(const BlasProduct& product, bool fast_accumulation, const Operands& operands) const;
-  void choose(const Key& key, const BlasProduct& product, bool accumulate, const Operands& operands, const Place& place,
+  void choose(const Key& key, const BlasProduct& product, bool accumulate, const Operands& operands, const LaunchContext& place,
               Prepared& prepared);
   cublasStatus_t launch(Prepared& prepared, const cublasLtMatmulAlgo_t& algorithm, bool accumulate,
-                        const Operands& operands, void* to, const Place& place);
+                        const Operands& operands, void* to, const LaunchContext& place);
 
   bool tf32_;
   int device_ = 0;

@@ -16,7 +16,7 @@
 #include <numeric>
 #include <utility>
 
-#include "realrun/mpi/schedule.h"
+#include "realrun/mpi/transfers.h"
 #include "sim/program/piece.h"
 
 namespace orrery {
@@ -200,7 +200,7 @@ struct MpiCommunicator::Rep {
     return any;
   }
 
-  void run(const mpi::Schedule& schedule, const Members& members, const std::string& what, const Buffers& buffers);
+  void run(const mpi::Transfers& schedule, const Members& members, const std::string& what, const Buffers& buffers);
 
   void run(OpKind kind, CollectiveAlgorithm algorithm, const Members& members, const std::string& what,
            std::int64_t elements, const Buffers& buffers) {
@@ -237,7 +237,7 @@ namespace {
 // A running schedule: which transfers are under way, and what waits for them.
 class Running {
  public:
-  Running(const mpi::Schedule& schedule, const Members& members, const Buffers& buffers, const std::string& name,
+  Running(const mpi::Transfers& schedule, const Members& members, const Buffers& buffers, const std::string& name,
           std::size_t largest, MPI_Comm comm)
       : schedule_(schedule),
         members_(members),
@@ -374,7 +374,7 @@ class Running {
       if (--missing_[next] == 0) start(next);
   }
 
-  const mpi::Schedule& schedule_;
+  const mpi::Transfers& schedule_;
   const Members& members_;
   const Buffers buffers_;
   const std::string name_;
@@ -396,7 +396,7 @@ class Running {
 
 }  // namespace
 
-void MpiCommunicator::Rep::run(const mpi::Schedule& schedule, const Members& members, const std::string& what,
+void MpiCommunicator::Rep::run(const mpi::Transfers& schedule, const Members& members, const std::string& what,
                                const Buffers& buffers) {
   if (members.size() == 1) return;
   const std::string name = fmt::format("\"{}\" of ranks {}", what, list_of(members));
@@ -488,7 +488,7 @@ void MpiCommunicator::permute(const Members& members, const std::string& what, S
     std::memcpy(to, from, static_cast<std::size_t>(elements) * sizeof(float));
     return;
   }
-  const mpi::Schedule schedule{{Kind::receive, from_member, {{0, elements}}, {}},
+  const mpi::Transfers schedule{{Kind::receive, from_member, {{0, elements}}, {}},
                                {Kind::send, to_member, {{0, elements}}, {}}};
   rep_->run(schedule, members, what,
             {.source = static_cast<const std::byte*>(from), .target = static_cast<std::byte*>(to)});

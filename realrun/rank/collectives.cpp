@@ -330,7 +330,7 @@ void Collectives::ring_shift(const OpCall& call) {
   StoragePtr gathered;
   const void* from = memory_.dense(call, call.op.reads[0], gathered);
   const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
-  const std::int64_t next = (own + call.op.places) % n, previous = (own + n - call.op.places % n) % n;
+  const std::int64_t next = (own + call.op.distance) % n, previous = (own + n - call.op.distance % n) % n;
   communicator_.permute(members, meeting(call), call.stream, from, to.data, to.slice.elements, to.slice.dtype,
                         static_cast<std::size_t>(next), static_cast<std::size_t>(previous));
   memory_.put(to, call.stream);

@@ -111,7 +111,7 @@ void GradientNorm::find_counted(const Instance& instance, std::size_t set, Count
 
 // Counts one copy of each expert with copies.
 void GradientNorm::add_first_copies(const Tensor& t, int dim, std::int64_t begin,
-                                    std::pair<std::int64_t, std::int64_t> range, const View& gradients,
+                                    std::pair<std::int64_t, std::int64_t> range, const ElementMap& gradients,
                                     Counted& counted) const {
   const std::span<const std::int64_t> experts = position_.expert_of_slot;
   for (std::int64_t e = range.first; e < range.second; ++e) {

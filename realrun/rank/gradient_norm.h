@@ -39,7 +39,7 @@ class GradientNorm : RankShared {
   const Counted& counted(const Instance& instance, std::size_t set);
   void find_counted(const Instance& instance, std::size_t set, Counted& counted) const;
   void add_first_copies(const Tensor& t, int dim, std::int64_t begin, std::pair<std::int64_t, std::int64_t> range,
-                        const View& gradients, Counted& counted) const;
+                        const ElementMap& gradients, Counted& counted) const;
   StoragePtr square_of(const OpCall& call, void* data, std::int64_t elements, Dtype dtype);
   // Sums single numbers in their order; none: zero.
   void sum(std::span<const void* const> parts, const Slice& to, Stream stream);

@@ -159,7 +159,7 @@ void keep(const RunSetup& setup, const Position& position, const Instance& insta
     const TensorId root = plan.root(id);
     if (!plan.lasts(root)) continue;
     const auto [set, what] = role;
-    const View& view = plan.view(id);
+    const ElementMap& view = plan.view(id);
     const std::int64_t from = part_of_storage(plan, position, root, set).from + view.at(0);
     const std::int64_t n = std::min(plan.tensor(id).elements(), plan.held()[set].elements - from);
     if (!view.dense()) throw std::logic_error("flat states are not flat");

@@ -43,7 +43,7 @@ void PiecePlan::find_capacities(const Program& program) {
   const std::size_t n = piece_->tensors.size();
   capacity_.assign(n, 0);
   for (std::size_t id = 0; id < n; ++id) {
-    const View& v = views_[id];
+    const ElementMap& v = views_[id];
     const std::int64_t elements = piece_->tensors[id].elements();
     const std::int64_t end = v.dense() ? v.offset + elements : *std::max_element(v.index.begin(), v.index.end()) + 1;
     capacity_[v.root] = std::max(capacity_[v.root], end);
@@ -51,7 +51,7 @@ void PiecePlan::find_capacities(const Program& program) {
   for (std::size_t b = 0; b < kBlocks.size(); ++b)
     for (const Op& op : ops(b)) {
       if (op.kind != OpKind::all_gather || tensor(op.writes[0]).rank != 1) continue;
-      const View& whole = view(op.writes[0]);  // a flat buffer, including the padding of the last parts
+      const ElementMap& whole = view(op.writes[0]);  // a flat buffer, including the padding of the last parts
       capacity_[whole.root] =
           std::max(capacity_[whole.root], whole.offset + tensor(op.reads[0]).elements() * program.mesh.size(op.group));
     }

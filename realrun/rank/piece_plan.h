@@ -37,7 +37,7 @@ class PiecePlan {
   std::int64_t sequence() const { return sequence_; }  // whole length of the piece's sequences
 
   // Where tensors lie. Views keep their addresses as long as the plan lives (Slice::index).
-  const View& view(TensorId id) const { return views_[id]; }
+  const ElementMap& view(TensorId id) const { return views_[id]; }
   TensorId root(TensorId id) const { return views_[id].root; }
   std::int64_t capacity(TensorId storage) const { return capacity_[storage]; }  // in elements
 
@@ -84,7 +84,7 @@ class PiecePlan {
 
   const Piece* piece_;
   std::int64_t sequence_ = 0;
-  std::vector<View> views_;
+  std::vector<ElementMap> views_;
   std::vector<std::int64_t> capacity_;  // by storage; a shard may reach beyond the end of the buffer that it divides
   Liveness lives_;
   UpdateParts update_;

@@ -36,7 +36,7 @@ void PieceStreams::hand_on(const Instance& instance, std::size_t block, std::int
 
 void PieceStreams::put(const Work& work, TensorId id, const StreamPart& part) {
   const PiecePlan& plan = *work.instance.plan;
-  const View& view = plan.view(id);
+  const ElementMap& view = plan.view(id);
   const Tensor& t = plan.tensor(id);
   if (part.elements != t.elements())
     throw ExecutionError(std::string("piece \"") + plan.piece().name + "\" takes " + std::to_string(t.elements()) +
@@ -54,7 +54,7 @@ void PieceStreams::put(const Work& work, TensorId id, const StreamPart& part) {
 
 StreamPart PieceStreams::take(const Work& work, TensorId id, std::size_t block) {
   const PiecePlan& plan = *work.instance.plan;
-  const View& view = plan.view(id);
+  const ElementMap& view = plan.view(id);
   const Tensor& t = plan.tensor(id);
   StreamPart part{memory_.share(work, id), t.elements(), t.dtype};
   if (!view.dense() || view.offset != 0 || part.storage->elements != t.elements()) {

@@ -43,7 +43,7 @@ class Rank {
   void run_ahead(std::size_t block, const Instance& instance, std::int64_t micro_batch, int least, int most);
   void run_op(const OpCall& call);
   bool runs(const Op& op, std::int64_t micro_batch) const {
-    return !op.piece && (bit(op.when) & conditions_of(micro_batch, program_.schedule.micro_batches)) != 0;
+    return !op.is_part && (bit(op.when) & conditions_of(micro_batch, program_.schedule.micro_batches)) != 0;
   }
   void run_update(UpdatePart part, const Instance& instance);  // all ops but the norm's exchange
   void note_sums(const Instance& instance);

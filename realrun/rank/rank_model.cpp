@@ -12,7 +12,7 @@ std::vector<std::size_t> parameters_before_chunks(const Program& program) {
   for (std::size_t s = 0; s < program.stages.size(); ++s)
     for (std::size_t c = 0; c < program.stages[s].size(); ++c) {
       std::size_t n = 0;
-      for (const Run& run : program.stages[s][c].runs)
+      for (const PieceRun& run : program.stages[s][c].runs)
         n += static_cast<std::size_t>(run.count) * program.pieces[run.piece].parameters.size();
       before[static_cast<std::size_t>(program.schedule.position_of(s, c)) + 1] = n;
     }
@@ -40,9 +40,9 @@ RankModel::RankModel(const RunSetup& setup, const Position& position) {
   find_shared_table();
 }
 
-void RankModel::build_chunk(RankChunk& chunk, const std::vector<Run>& runs, std::size_t parameter,
+void RankModel::build_chunk(RankChunk& chunk, const std::vector<PieceRun>& runs, std::size_t parameter,
                             const std::vector<Piece>& pieces) {
-  for (const Run& run : runs)
+  for (const PieceRun& run : runs)
     for (std::int64_t i = 0; i < run.count; ++i) {
       const PiecePlan& plan = plans_[run.piece];
       chunk.instances.push_back({&plan, instances_++, parameter});
@@ -51,11 +51,11 @@ void RankModel::build_chunk(RankChunk& chunk, const std::vector<Run>& runs, std:
         chunk.longest_ahead[b] = std::max(chunk.longest_ahead[b], plan.longest_ahead(b));
     }
   std::size_t next = 0;
-  for_each_in_line(pieces, runs, false, [&](const Run& run, PlaceInStretch place) {
+  for_each_in_line(pieces, runs, false, [&](const PieceRun& run, PositionInStretch place) {
     for (std::int64_t i = 0; i < run.count; ++i, ++place.before)
       chunk.forwards.push_back({&chunk.instances[next++], place});
   });
-  for_each_in_line(pieces, runs, true, [&](const Run& run, PlaceInStretch place) {
+  for_each_in_line(pieces, runs, true, [&](const PieceRun& run, PositionInStretch place) {
     for (std::int64_t i = 0; i < run.count; ++i, ++place.before)
       chunk.backwards.push_back({&chunk.instances[--next], place});
   });

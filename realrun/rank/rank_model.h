@@ -22,7 +22,7 @@ struct Instance {
 // An instance and its place in a line of ops that are issued together (sim/program/issue.h).
 struct InLine {
   const Instance* instance = nullptr;
-  PlaceInStretch place;
+  PositionInStretch place;
 };
 
 struct RankChunk {
@@ -58,7 +58,7 @@ class RankModel {
   Owner owner_of(const Instance& instance, TensorId id) const;
 
  private:
-  void build_chunk(RankChunk& chunk, const std::vector<Run>& runs, std::size_t first_parameter,
+  void build_chunk(RankChunk& chunk, const std::vector<PieceRun>& runs, std::size_t first_parameter,
                    const std::vector<Piece>& pieces);
   void find_shared_table();
 

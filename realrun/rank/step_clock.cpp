@@ -77,9 +77,9 @@ TimeBreakdown StepClock::terms_of_step(Backend::Mark begin, double seconds) cons
   return time;
 }
 
-Interval StepClock::interval_of(const Issue& issue, Backend::Mark begin) const {
+TimelineSpan StepClock::interval_of(const Issue& issue, Backend::Mark begin) const {
   const double from = backend_.seconds(begin, issue.begin);
-  Interval interval;
+  TimelineSpan interval;
   interval.stage = static_cast<std::int32_t>(position_.pp);
   interval.stream = issue.stream;
   interval.kind = issue.block;

@@ -45,7 +45,7 @@ class StepClock : RankShared {
  private:
   const Op* op_of(const Issue& issue) const;
   TimeBreakdown terms_of_step(Backend::Mark begin, double seconds) const;
-  Interval interval_of(const Issue& issue, Backend::Mark begin) const;
+  TimelineSpan interval_of(const Issue& issue, Backend::Mark begin) const;
   void add_ops(std::vector<MeasuredOp>& ops) const;
 
   std::vector<Issue> issues_;  // of this step

@@ -55,7 +55,7 @@ StoragePtr TensorMemory::begin(const Work& work, TensorId storage, Access access
 Slice TensorMemory::slice(const Work& work, TensorId id, Access access) {
   Storage& s = storage(work, id, access);
   const RankModel::Owner owner = model_.owner_of(work.instance, id);
-  const View& view = owner.instance->plan->view(owner.id);
+  const ElementMap& view = owner.instance->plan->view(owner.id);
   return {s.data, s.dtype, view.offset, owner.instance->tensor(owner.id).elements(),
           view.dense() ? nullptr : &view.index};
 }

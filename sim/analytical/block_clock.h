@@ -160,14 +160,14 @@ struct LineItem {
   std::int64_t stretch = 0;  // instances of the stretch; 0: `count`
 
   std::int64_t in_stretch() const { return stretch > 0 ? stretch : count; }
-  PlaceInStretch place(std::int64_t at) const { return {before + at, in_stretch()}; }
+  PositionInStretch place(std::int64_t at) const { return {before + at, in_stretch()}; }
 };
 
 // Appends the runs of a chunk, in reverse order if `reversed`. `code_of(piece)`: the compiled block.
 template <class CodeOf>
-void append_line(const std::vector<Piece>& pieces, std::span<const Run> runs, bool reversed, CodeOf code_of,
+void append_line(const std::vector<Piece>& pieces, std::span<const PieceRun> runs, bool reversed, CodeOf code_of,
                  std::vector<LineItem>& line) {
-  for_each_in_line(pieces, runs, reversed, [&](const Run& run, PlaceInStretch place) {
+  for_each_in_line(pieces, runs, reversed, [&](const PieceRun& run, PositionInStretch place) {
     line.push_back({&code_of(run.piece), run.count, place.before, place.count});
   });
 }

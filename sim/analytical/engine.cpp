@@ -165,8 +165,8 @@ void AnalyticalEngine::Rep::prepare_pieces() {
     data.most_instances = 0;
   }
   for (std::size_t i = 0; i < rows(); ++i)
-    for_each_stretch(program->pieces, row(i).chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
-      for (const Run& run : stretch) {
+    for_each_stretch(program->pieces, row(i).chunk.runs, [&](std::span<const PieceRun> stretch, std::int64_t instances) {
+      for (const PieceRun& run : stretch) {
         PieceData& data = pieces[run.piece];
         data.used = true;
         data.most_instances = std::max(data.most_instances, instances);
@@ -273,7 +273,7 @@ std::vector<std::vector<NetworkUse>> AnalyticalEngine::Rep::network_use() {
   std::vector<std::vector<NetworkUse>> uses(stages);
   // Seconds of traffic that is alone on the NICs: [(class of micro-batches * chunks + chunk) * kSlotKinds + kind].
   std::vector<std::array<double, kWhens.size()>> network(program->micro_batch_classes() * chunks * kSlotKinds);
-  const auto add_use = [this](const Run& run, BlockKind kind, std::size_t layout, auto& seconds_by_when) {
+  const auto add_use = [this](const PieceRun& run, BlockKind kind, std::size_t layout, auto& seconds_by_when) {
     const BlockCode& code = pieces[run.piece].block(kind, layout);
     for (const ClockNode& node : code.nodes) {
       if (!code.costs[node.op].is_on(FabricLevel::network)) continue;
@@ -294,14 +294,14 @@ std::vector<std::vector<NetworkUse>> AnalyticalEngine::Rep::network_use() {
     for (std::size_t k = 0; k < network.size(); ++k) {
       network[k] = {};
       const auto& of_class = program->stages_of(k / kSlotKinds / chunks);
-      for (const Run& run : of_class[s][k / kSlotKinds % chunks].runs)
+      for (const PieceRun& run : of_class[s][k / kSlotKinds % chunks].runs)
         add_use(run, static_cast<BlockKind>(k % kSlotKinds), stage_layout[s], network[k]);
     }
     std::vector<NetworkUse>& use = uses[s];
     // Gathers that the first forward issues ahead need no input (gather_while_waiting).
     double ahead = 0;
     for (std::size_t chunk = 0; chunk < chunks; ++chunk)
-      for (const Run& run : program->stages_of(program->class_of(0))[s][chunk].runs) {
+      for (const PieceRun& run : program->stages_of(program->class_of(0))[s][chunk].runs) {
         const BlockCode& code = pieces[run.piece].block(BlockKind::forward, stage_layout[s]);
         for (const std::uint16_t k : code.prefetched) {
           const ClockNode& node = code.nodes[k];
@@ -333,7 +333,7 @@ std::vector<std::vector<NetworkUse>> AnalyticalEngine::Rep::network_use() {
     const auto use_at_end = [&](BlockKind kind, double begin, double seconds_of_part) {
       std::array<double, kWhens.size()> of_part{};
       for (const Chunk& chunk : program->stages[s])
-        for (const Run& run : chunk.runs) add_use(run, kind, stage_layout[s], of_part);
+        for (const PieceRun& run : chunk.runs) add_use(run, kind, stage_layout[s], of_part);
       if (of_part[0] <= 0) return;
       seconds_of_part = std::max(seconds_of_part, of_part[0]);
       use.push_back({kind, begin, begin + seconds_of_part, of_part[0] / seconds_of_part});
@@ -409,7 +409,7 @@ void AnalyticalEngine::Rep::clock_chunk(const Chunk& chunk, std::size_t layout, 
       continue;
     }
     WhenSet conditions = 0;
-    for (const Run& run : chunk.runs) conditions |= pieces[run.piece].block(kind).conditions;
+    for (const PieceRun& run : chunk.runs) conditions |= pieces[run.piece].block(kind).conditions;
     conditions &= has;
     clock_line(chunk, layout, kind, kUsual, l.usual);
     l.first = l.last = l.usual;
@@ -582,10 +582,10 @@ void AnalyticalEngine::Rep::find_pair_saves() {
     const StageClass& c = classes[of_row.stage_class];
     const Chunk& chunk = of_row.chunk;
     const auto of = [&](BlockKind kind) -> const LineResult& { return lines[at][index(kind)].usual; };
-    if (std::none_of(chunk.runs.begin(), chunk.runs.end(), [&](const Run& run) { return pieces[run.piece].pair->any; }))
+    if (std::none_of(chunk.runs.begin(), chunk.runs.end(), [&](const PieceRun& run) { return pieces[run.piece].pair->any; }))
       continue;
     line.clear();
-    for (const Run& run : chunk.runs) {
+    for (const PieceRun& run : chunk.runs) {
       const PieceData& data = pieces[run.piece];
       if (data.pair->any) {
         line.push_back({&data.pair->code[data.pair->code.size() > c.layout ? c.layout : 0], run.count});

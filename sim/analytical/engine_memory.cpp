@@ -59,7 +59,7 @@ void AnalyticalEngine::Rep::visit_backward(const Chunk& chunk, LentGradients of,
 ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk, double sent) const {
   ChunkMemory m;
   Fullest fullest_side;
-  for (const Run& run : chunk.runs) {
+  for (const PieceRun& run : chunk.runs) {
     const PieceMemory& p = pieces[run.piece].memory;
     const auto n = static_cast<double>(run.count);
     m.saved = sum(m.saved, p.saved, n);
@@ -73,7 +73,7 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk, double sent)
   Fullest forward, backward, weight_gradient;
   const LentGradients lent = lent_gradients(chunk);
   for (std::size_t r = 0; r < chunk.runs.size(); ++r) {
-    const Run& run = chunk.runs[r];
+    const PieceRun& run = chunk.runs[r];
     const PieceMemory& p = pieces[run.piece].memory;
     const auto n = static_cast<double>(run.count);
     const PlacedBytes through = sum(saved, p.saved, n), kept_through = sum(kept, p.saved_weight_gradient, n);
@@ -162,7 +162,7 @@ void AnalyticalEngine::Rep::hold_memory() {
       memory[k].backward_buffers = buffers.backward;
       for (const SlotKind kind : {SlotKind::backward, SlotKind::weight_gradient})
         memory[k].transient[index(kind)].of(Place::device, Category::communication_buffer) += buffers.backward;
-      for (const Run& run : of_row.chunk.runs) {
+      for (const PieceRun& run : of_row.chunk.runs) {
         const PieceData& data = pieces[run.piece];
         c.recompute_flops += n * static_cast<double>(run.count) * data.recompute_flops;
         if (!gradients.empty())

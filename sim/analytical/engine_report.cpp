@@ -15,7 +15,7 @@
 namespace orrery {
 namespace {
 
-constexpr std::uint8_t kUpdateInterval = 3;  // value of Interval::kind besides SlotKind's
+constexpr std::uint8_t kUpdateInterval = 3;  // value of TimelineSpan::kind besides SlotKind's
 
 std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
   if (is_matmul(op.kind)) {
@@ -97,7 +97,7 @@ void AnalyticalEngine::Rep::fill_ops(Report& report) const {
   // An op that runs once per line runs in the last run of a piece that has it.
   std::uint16_t once_piece = 0;
   for (const Chunk& chunk : chunks)
-    for (const Run& run : chunk.runs)
+    for (const PieceRun& run : chunk.runs)
       if (pieces[run.piece].block(BlockKind::norm).once) once_piece = run.piece;
 
   std::vector<std::array<std::vector<LineItem>, kBlockKinds>> items(program->micro_batch_classes());

@@ -118,7 +118,7 @@ void AnalyticalEngine::Rep::gather_while_waiting() {
   const bool only = program->schedule.micro_batches == 1;
   if (only && positions == 1) return;
   const auto issues_ahead = [&](const Chunk& chunk) {
-    return std::any_of(chunk.runs.begin(), chunk.runs.end(), [&](const Run& run) {
+    return std::any_of(chunk.runs.begin(), chunk.runs.end(), [&](const PieceRun& run) {
       const BlockCode& code = pieces[run.piece].block(BlockKind::forward);
       return std::any_of(code.prefetched.begin(), code.prefetched.end(),
                          [&](std::uint16_t k) { return only || code.nodes[k].when == kUsual; });
@@ -130,7 +130,7 @@ void AnalyticalEngine::Rep::gather_while_waiting() {
   };
   const auto added = [&](const Chunk& chunk) {
     Added result;
-    for (const Run& run : chunk.runs) {
+    for (const PieceRun& run : chunk.runs) {
       const BlockCode& code = pieces[run.piece].block(BlockKind::forward);
       if ((code.conditions & kAdded) == 0) continue;
       for (const ClockNode& node : code.nodes) {
@@ -265,7 +265,7 @@ bool AnalyticalEngine::Rep::slows_itself(std::size_t stage_class_of) const {
   for (std::size_t i = at(stage_class_of, 0); i < at(stage_class_of + 1, 0); ++i)
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
       leaves |= leaves_behind(lines[i][kind].usual);
-      for (const Run& run : row(i).chunk.runs)
+      for (const PieceRun& run : row(i).chunk.runs)
         for (std::size_t l = 0; l < kFabricLevels; ++l)
           on_level[l] |= pieces[run.piece].blocks[classes[stage_class_of].layout][kind].on_level[0][l];
     }
@@ -343,7 +343,7 @@ void AnalyticalEngine::Rep::slow_hops() {
       const LineResult& usual = lines[i][kind].usual;
       all += usual.seconds;
       std::uint32_t on_network = 0;
-      for (const Run& run : of.chunk.runs)
+      for (const PieceRun& run : of.chunk.runs)
         on_network |=
             pieces[run.piece].block(static_cast<BlockKind>(kind), classes[of.stage_class].layout).on_level[0][kNetwork];
       for (std::size_t s = 0; s < kStreams; ++s)
@@ -471,7 +471,7 @@ void AnalyticalEngine::Rep::settle_backlogs(std::size_t stage_class_of, std::siz
     SlotLines& l = lines_of(k);
     l.usual = sums[k];
     WhenSet conditions = 0;
-    for (const Run& run : chunk_of(k).runs)
+    for (const PieceRun& run : chunk_of(k).runs)
       conditions |= pieces[run.piece].block(static_cast<BlockKind>(k % kSlotKinds)).conditions;
     if ((conditions & bit(When::last_micro_batch)) == 0) {
       l.last = l.usual;

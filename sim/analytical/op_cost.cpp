@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "sim/base/error.h"
-#include "sim/cost/fabric_load.h"
+#include "sim/cost/fabric_traffic.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/program/work.h"
 
@@ -187,7 +187,7 @@ std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
       seconds[i] += runs * document_seconds(op, piece.tensors, replica, ranks[i]);
   };
   std::vector<double> runs(program.pieces.size(), 0);
-  for (const Run& run : program.line) runs[run.piece] += static_cast<double>(run.count);
+  for (const PieceRun& run : program.line) runs[run.piece] += static_cast<double>(run.count);
   for (std::size_t p = 0; p < runs.size(); ++p) {
     if (runs[p] == 0) continue;
     const Piece& piece = program.pieces[p];
@@ -218,7 +218,7 @@ std::int64_t OpCostModel::busiest_part(const Op& op, std::span<const Tensor> ten
 
 double OpCostModel::mean_flops(const Op& op, std::span<const Tensor> tensors) const {
   if (const std::optional<DealtRows> rows = dealt_rows(op, tensors)) {
-    const BlockTable& table = *rows->deal.table;
+    const DealTable& table = *rows->deal.table;
     const auto filled = static_cast<double>(std::reduce(table.filled.begin(), table.filled.end()));
     return kernel_cost(op, tensors, 1, nullptr).flops * filled /
            static_cast<double>(rows_of(table.of_part.front()) * static_cast<std::int64_t>(table.filled.size()));
@@ -246,29 +246,29 @@ double OpCostModel::document_seconds(const Op& op, std::span<const Tensor> tenso
   return kernel_cost(op, tensors, 1, &pairs).seconds;
 }
 
-std::shared_ptr<const FabricLoad> OpCostModel::load_of(MeshGroup group) const {
+std::shared_ptr<const FabricTraffic> OpCostModel::load_of(MeshGroup group) const {
   if (loads_met_.size() >= kMostLoads) loads_met_.clear();
-  std::shared_ptr<const FabricLoad>& load = loads_met_[key_of(set_.mesh, group)];
+  std::shared_ptr<const FabricTraffic>& load = loads_met_[key_of(set_.mesh, group)];
   if (!load)
     load =
-        std::make_shared<FabricLoad>(fabric_load(cluster_, members_of_groups(set_.mesh, group), set_.mesh.size(group)));
+        std::make_shared<FabricTraffic>(fabric_load(cluster_, members_of_groups(set_.mesh, group), set_.mesh.size(group)));
   return load;
 }
 
-std::shared_ptr<const FabricLoad> OpCostModel::load_of(std::span<const std::uint16_t> stages) const {
+std::shared_ptr<const FabricTraffic> OpCostModel::load_of(std::span<const std::uint16_t> stages) const {
   if (loads_met_.size() >= kMostLoads) loads_met_.clear();
   const MeshGroup pipeline = set_.mesh.group(MeshAxis::pp);
   std::vector<std::int64_t> key = key_of(set_.mesh, pipeline);
   key.push_back(0);  // a separator: no digit is 0
   key.insert(key.end(), stages.begin(), stages.end());
-  std::shared_ptr<const FabricLoad>& load = loads_met_[key];
+  std::shared_ptr<const FabricTraffic>& load = loads_met_[key];
   if (!load) {
     const std::vector<std::int64_t> all = members_of_groups(set_.mesh, pipeline);
     const std::int64_t of_all = set_.mesh.size(pipeline);
     std::vector<std::int64_t> members;
     for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(of_all))
       for (const std::uint16_t stage : stages) members.push_back(all[first + stage]);
-    load = std::make_shared<FabricLoad>(fabric_load(cluster_, members, static_cast<std::int64_t>(stages.size())));
+    load = std::make_shared<FabricTraffic>(fabric_load(cluster_, members, static_cast<std::int64_t>(stages.size())));
   }
   return load;
 }
@@ -387,7 +387,7 @@ CollectiveCost OpCostModel::transfer(Crossing crossing, std::int64_t from_stage)
   const std::int64_t from = from_stage * stride, to = (from_stage + 1) % stages * stride;
   const bool leaves_node = from / per_node != to / per_node;
   const std::int64_t distance = std::abs(to - from);
-  std::shared_ptr<const FabricLoad> load;
+  std::shared_ptr<const FabricTraffic> load;
   if (cluster_.is_scattered() && leaves_node)
     load = load_of(
         std::array{static_cast<std::uint16_t>(from_stage), static_cast<std::uint16_t>((from_stage + 1) % stages)});

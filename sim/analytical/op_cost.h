@@ -140,8 +140,8 @@ class OpCostModel {
   GroupSpan span_of_stages(std::span<const std::uint16_t> stages) const;
   // For scattered nodes: the fabric load of a mesh group, or of all ranks at the same place in these stages. Kept
   // across meshes, since other meshes have the same groups.
-  std::shared_ptr<const FabricLoad> load_of(MeshGroup group) const;
-  std::shared_ptr<const FabricLoad> load_of(std::span<const std::uint16_t> stages) const;
+  std::shared_ptr<const FabricTraffic> load_of(MeshGroup group) const;
+  std::shared_ptr<const FabricTraffic> load_of(std::span<const std::uint16_t> stages) const;
   // The key and the cost of a collective; nothing else affects its cost. All by_token exchanges use one router.
   struct Collective {
     OpKind kind;
@@ -196,7 +196,7 @@ class OpCostModel {
   std::int64_t stage_ = 0;
   std::vector<double> busy_;
   mutable std::vector<Span> spans_met_;  // on this mesh
-  mutable std::map<std::vector<std::int64_t>, std::shared_ptr<const FabricLoad>> loads_met_;
+  mutable std::map<std::vector<std::int64_t>, std::shared_ptr<const FabricTraffic>> loads_met_;
   mutable std::vector<Collective> collectives_met_;  // on this mesh: layers repeat the same few
 };
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "sim/cost/fabric_load.h"
+#include "sim/cost/fabric_traffic.h"
 #include "sim/cost/halving_doubling.h"
 
 namespace orrery {
@@ -61,7 +61,7 @@ struct CollectiveModel::Group {
   double one_rank_nic_rate = std::numeric_limits<double>::infinity();  // the same if only one of its ranks sends
   double ll_rate = 0;
   Crossing crossing;
-  const FabricLoad* load = nullptr;
+  const FabricTraffic* load = nullptr;
 };
 
 struct CollectiveModel::Candidate {
@@ -175,7 +175,7 @@ CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span) co
   return crossing;
 }
 
-CollectiveModel::Crossing CollectiveModel::crossing_of(const FabricLoad& load, const Group& g) const {
+CollectiveModel::Crossing CollectiveModel::crossing_of(const FabricTraffic& load, const Group& g) const {
   Crossing crossing;
   if (load.leaves_switch) crossing.latency_seconds += fabric_.hop_latency_seconds;
   if (load.leaves_leaf) crossing.latency_seconds += 2 * fabric_.hop_latency_seconds;  // up and down again
@@ -705,7 +705,7 @@ void CollectiveModel::split_latency(OpKind kind, double bytes, const Group& g, C
 }
 
 CollectiveCost CollectiveModel::transfer(double bytes, std::int64_t distance, std::int64_t concurrent,
-                                         const std::shared_ptr<const FabricLoad>& load) const {
+                                         const std::shared_ptr<const FabricTraffic>& load) const {
   if (!(bytes > 0) || distance == 0) return {};
   GroupSpan span{.ranks = 2, .stride = distance};
   if (distance >= node_.devices) {

@@ -152,7 +152,7 @@ class CollectiveModel {
   // the same time. The message leaves the node if and only if distance >= devices per node. `load`: the load of all
   // these messages, if the nodes are scattered.
   CollectiveCost transfer(double bytes, std::int64_t distance, std::int64_t concurrent,
-                          const std::shared_ptr<const FabricLoad>& load = nullptr) const;
+                          const std::shared_ptr<const FabricTraffic>& load = nullptr) const;
   double transfer_seconds(double bytes, std::int64_t distance, std::int64_t concurrent) const {
     return transfer(bytes, distance, concurrent).seconds;
   }
@@ -176,7 +176,7 @@ class CollectiveModel {
   Crossing crossing_of(const GroupSpan& span) const;
   // The same for scattered nodes, from the load that they put on the links between switches. `group`: the group's
   // rates.
-  Crossing crossing_of(const FabricLoad& load, const Group& group) const;
+  Crossing crossing_of(const FabricTraffic& load, const Group& group) const;
   // The same if in each block of 2 x `apart` nodes, each node exchanges with the node `apart` away.
   Crossing exchange_crossing(std::int64_t apart) const;
   Group group_of(const GroupSpan& span) const;

@@ -1,7 +1,7 @@
 // The messages of a collective, as edges between the members of its group: who sends to whom, how much, how often, and
 // what each message waits for. One description serves both fidelities of the discrete-event engine (step-exact runs
 // every message; steady-flow sends an edge's total as one flow), the skew of unequal exchanges (exchange_skew.h), and
-// ranks over MPI (realrun/mpi/schedule.h). Bytes are shares of the op's size as nccl-tests counts it (see
+// ranks over MPI (realrun/mpi/transfers.h). Bytes are shares of the op's size as nccl-tests counts it (see
 // CollectiveModel::cost).
 //
 // Sources: Patarasuk and Yuan 2009 (ring); Sanders, Speck and Traeff 2009 (two-tree); Thakur, Rabenseifner and Gropp

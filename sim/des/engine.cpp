@@ -10,7 +10,7 @@
 #include "sim/base/error.h"
 #include "sim/cost/collective_flows.h"
 #include "sim/cost/exchange_skew.h"
-#include "sim/cost/fabric_load.h"
+#include "sim/cost/fabric_traffic.h"
 #include "sim/des/child_process.h"
 #include "sim/des/results.h"
 #include "sim/des/simulation.h"
@@ -53,8 +53,8 @@ void check_placements(const Cluster& cluster, std::span<const DiscreteEventJob> 
 
 // In programs with SimGrid, the definitions in sim/des/simgrid take the place of these.
 [[gnu::weak]] bool built_with_simgrid() { return false; }
-[[gnu::weak]] Outcome simulate_steps(const RunPlan&) { refuse_to_simulate(); }
-[[gnu::weak]] Outcome simulate_exchange(const RunPlan&, std::uint32_t) { refuse_to_simulate(); }
+[[gnu::weak]] Outcome simulate_steps(const SimulationPlan&) { refuse_to_simulate(); }
+[[gnu::weak]] Outcome simulate_exchange(const SimulationPlan&, std::uint32_t) { refuse_to_simulate(); }
 
 void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& collectives,
                         std::span<const DiscreteEventJob> jobs, std::span<const Perturbation> perturbations,
@@ -69,7 +69,7 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
     stage_classes.emplace_back(engine.stage_classes().begin(), engine.stage_classes().end());
   }
 
-  RunPlan plan(cluster, options);
+  SimulationPlan plan(cluster, options);
   for (const DiscreteEventJob& job : jobs) plan.add_job(job, collectives);
   plan.add_perturbations(perturbations);
   plan.fold();
@@ -122,7 +122,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   if (const double works = collective_works(cluster, collectives, request, options); works > options.most_works)
     refuse(options, fmt::format("about {:.2g} flows of {} ranks", works, ranks));
 
-  RunPlan plan(cluster, options);
+  SimulationPlan plan(cluster, options);
   const std::int32_t job = plan.traffic.add_job(request.mesh, {});
   std::int32_t rows = -1;
   if (!request.rows.empty()) {

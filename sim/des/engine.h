@@ -67,7 +67,7 @@ struct DiscreteEventJob {
   const Program* program = nullptr;
   Dtype mfu_dtype = Dtype::bf16;
   const Calibration* kernels = nullptr;
-  Placement placement;
+  JobNodes placement;
 };
 
 // Whether this program was built with SimGrid, which takes 30 ms to load. Without it no function here runs.

@@ -9,16 +9,16 @@ FairFlows::FairFlows(std::span<const FlowClass> classes, std::span<const LinkCla
     : bytes_(bytes.begin(), bytes.end()) {
   const auto each_load = [&](auto&& visit) {
     for (std::size_t f = 0; f < flow_classes.size(); ++f)
-      for (const LinkLoad& load : classes[flow_classes[f]].loads)
+      for (const LinkTraffic& load : classes[flow_classes[f]].loads)
         if (binds[load.link_class] != 0) visit(f, load);
   };
-  each_load([&](std::size_t, const LinkLoad& load) { link_classes_.push_back(load.link_class); });
+  each_load([&](std::size_t, const LinkTraffic& load) { link_classes_.push_back(load.link_class); });
   std::ranges::sort(link_classes_);
   link_classes_.erase(std::unique(link_classes_.begin(), link_classes_.end()), link_classes_.end());
   for (const std::uint32_t l : link_classes_) capacity_.push_back(links[l].bytes_per_second);
   first_on_.assign(link_classes_.size() + 1, 0);
   first_use_.assign(flow_classes.size() + 1, 0);
-  each_load([&](std::size_t f, const LinkLoad& load) {
+  each_load([&](std::size_t f, const LinkTraffic& load) {
     const auto link =
         static_cast<std::uint32_t>(std::ranges::lower_bound(link_classes_, load.link_class) - link_classes_.begin());
     uses_.push_back({static_cast<std::uint32_t>(f), link, load.flows});

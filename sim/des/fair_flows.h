@@ -32,7 +32,7 @@ class FairFlows {
  private:
   struct Use {  // of a link by a flow
     std::uint32_t flow, link;
-    double flows;  // LinkLoad::flows
+    double flows;  // LinkTraffic::flows
   };
   std::span<const Use> of_flow(std::size_t flow) const {
     return std::span(uses_).subspan(first_use_[flow], first_use_[flow + 1] - first_use_[flow]);

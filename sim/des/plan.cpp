@@ -108,7 +108,7 @@ std::string OpName::text() const {
                      first == end ? "" : " .. ", first == end ? "" : end);
 }
 
-RunPlan::RunPlan(const Cluster& cluster_, const DiscreteEventOptions& options_)
+SimulationPlan::SimulationPlan(const Cluster& cluster_, const DiscreteEventOptions& options_)
     : cluster(cluster_),
       options(options_),
       topology(cluster_, options_.routing),
@@ -120,7 +120,7 @@ std::int32_t chunks_of(const Cluster& cluster, double bytes, const DiscreteEvent
   return static_cast<std::int32_t>(std::clamp(std::ceil(slices), 1.0, kMostChunks));
 }
 
-std::uint32_t RunPlan::add_exchange(PatternKind kind, double bytes, const CollectiveCost& cost) {
+std::uint32_t SimulationPlan::add_exchange(PatternKind kind, double bytes, const CollectiveCost& cost) {
   kind.algorithm = cost.algorithm;
   kind.in_switch = cost.in_switch;
   kind.tokens = cost.token_shares;
@@ -133,9 +133,9 @@ std::uint32_t RunPlan::add_exchange(PatternKind kind, double bytes, const Collec
   return static_cast<std::uint32_t>(exchanges.size() - 1);
 }
 
-void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibration& collectives) {
+void SimulationPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibration& collectives) {
   jobs.emplace_back();
-  JobPlan& job = jobs.back();
+  JobSimulation& job = jobs.back();
   const Program& program = *request.program;
   const std::int32_t id = traffic.add_job(program.mesh, request.placement);
   job.name = request.name;
@@ -167,7 +167,7 @@ std::vector<FoldedLoad> folded_loads(std::span<const Load> loads, std::int64_t r
   return folded;
 }
 
-void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
+void SimulationPlan::fold_loads(std::int32_t id, JobSimulation& job) {
   const Program& program = *job.program;
   job.rows.resize(program.loads.size());
   job.rows_of_ranks.resize(program.loads.size());
@@ -204,7 +204,7 @@ void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
 }
 
 // Ranks are simulated as they are: the places of documents decide how many rows each sends to each other.
-void RunPlan::add_load_of_positions(std::int32_t id, std::size_t number, JobPlan& job) {
+void SimulationPlan::add_load_of_positions(std::int32_t id, std::size_t number, JobSimulation& job) {
   const Mesh& mesh = job.program->mesh;
   const Load& load = job.program->loads[number];
   job.rows[number] = traffic.add_rows(load);
@@ -218,7 +218,7 @@ void RunPlan::add_load_of_positions(std::int32_t id, std::size_t number, JobPlan
   }
 }
 
-void RunPlan::fold_documents(std::int32_t id, JobPlan& job) {
+void SimulationPlan::fold_documents(std::int32_t id, JobSimulation& job) {
   const Program& program = *job.program;
   if (program.document_loads.empty()) return;
   const Mesh& mesh = program.mesh;
@@ -250,14 +250,14 @@ void RunPlan::fold_documents(std::int32_t id, JobPlan& job) {
   for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank) traffic.mark_rank(id, rank, marks[job.document_place(rank)]);
 }
 
-void RunPlan::compile_blocks(JobPlan& job) {
+void SimulationPlan::compile_blocks(JobSimulation& job) {
   const Program& program = *job.program;
   std::vector<std::int64_t> most(program.pieces.size(), 0);
   for (std::size_t of_class = 0; of_class < program.micro_batch_classes(); ++of_class)
     for (const auto& stage : program.stages_of(of_class))
       for (const Chunk& chunk : stage)
-        for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
-          for (const Run& run : stretch) most[run.piece] = std::max(most[run.piece], instances);
+        for_each_stretch(program.pieces, chunk.runs, [&](std::span<const PieceRun> stretch, std::int64_t instances) {
+          for (const PieceRun& run : stretch) most[run.piece] = std::max(most[run.piece], instances);
         });
 
   Liveness lives;
@@ -281,7 +281,7 @@ void RunPlan::compile_blocks(JobPlan& job) {
 
 // Like the other blocks of the piece, except that exchanges of experts run on their own stream, and that nodes begin
 // where the other block takes its turn.
-void RunPlan::compile_pairs(JobPlan& job, std::size_t p) {
+void SimulationPlan::compile_pairs(JobSimulation& job, std::size_t p) {
   const Program& program = *job.program;
   job.paired_codes.resize(program.pieces.size());
   job.paired_pieces.push_back(std::make_unique<Piece>(program.pieces[p]));
@@ -300,7 +300,7 @@ void RunPlan::compile_pairs(JobPlan& job, std::size_t p) {
   }
 }
 
-void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
+void SimulationPlan::name_ops(JobSimulation& job, const BlockCode& code, BlockKind kind) {
   const Piece& piece = *code.piece;
   job.first_op[&code] = static_cast<std::uint32_t>(job.ops.size());
   for (const ClockNode& node : code.nodes) {
@@ -340,7 +340,7 @@ void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
 }
 
 // Adds one exchange for each number of instances that an op covers.
-void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
+void SimulationPlan::add_block_exchanges(std::int32_t id, JobSimulation& job) {
   const Program& program = *job.program;
   job.exchanges_of.resize(job.ops.size());
   const auto add = [&](const BlockCode& code, const ClockNode& node, std::int64_t instances) {
@@ -379,7 +379,7 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
   for (std::size_t of_class = 0; of_class < program.micro_batch_classes(); ++of_class)
     for (const auto& stage : program.stages_of(of_class))
       for (const Chunk& chunk : stage)
-        for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
+        for_each_stretch(program.pieces, chunk.runs, [&](std::span<const PieceRun> stretch, std::int64_t instances) {
           const auto add_code = [&](const BlockCode& code) {
             for (const ClockNode& node : code.nodes) {
               if (node.once) {  // a scalar for all instances
@@ -390,7 +390,7 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
               add(code, node, instances % node.every);
             }
           };
-          for (const Run& run : stretch) {
+          for (const PieceRun& run : stretch) {
             for (const BlockCode& code : job.codes[run.piece]) add_code(code);
             if (program.schedule.pairs)
               for (const BlockCode& code : job.paired_codes[run.piece]) add_code(code);
@@ -398,7 +398,7 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
         });
 }
 
-void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
+void SimulationPlan::add_stage_exchanges(std::int32_t id, JobSimulation& job) {
   Borders borders;
   borders.find(*job.program);
   for (std::size_t q = 0; q < borders.size(); ++q) job.stage_at.push_back(borders.stage_at(q));
@@ -474,7 +474,7 @@ void check_together(std::span<const Perturbation> all, std::vector<std::size_t> 
 
 }  // namespace
 
-void RunPlan::add_perturbations(std::span<const Perturbation> all) {
+void SimulationPlan::add_perturbations(std::span<const Perturbation> all) {
   std::map<std::int64_t, std::vector<std::size_t>> slow_devices, jittering;  // perturbations by device
   std::map<LinkId, std::vector<std::size_t>> slow_links;
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -545,12 +545,12 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
   for (const auto& [link, which] : slow_links) check_together(all, which, kSlowLink);
 }
 
-double JobPlan::works_of(std::size_t stage) const {
+double JobSimulation::works_of(std::size_t stage) const {
   double all = 0;
   for (std::size_t of_class = 0; of_class < program->micro_batch_classes(); ++of_class) {
     const auto micro_batches = static_cast<double>(program->micro_batches_of(of_class));
     for (const Chunk& chunk : program->stages_of(of_class)[stage])
-      for (const Run& run : chunk.runs)
+      for (const PieceRun& run : chunk.runs)
         for (int kind = 0; kind < kBlockKinds; ++kind) {
           const bool once = is_of_update(static_cast<BlockKind>(kind));
           const double times = !once ? micro_batches : of_class == 0 ? 1 : 0;
@@ -561,7 +561,7 @@ double JobPlan::works_of(std::size_t stage) const {
   return all;
 }
 
-double RunPlan::works() const {
+double SimulationPlan::works() const {
   double all = 0;
   for (const RankClass& c : traffic.rank_classes())
     if (static_cast<std::size_t>(c.job) < jobs.size())
@@ -569,9 +569,9 @@ double RunPlan::works() const {
   return all;
 }
 
-double RunPlan::timeline_works() const {
+double SimulationPlan::timeline_works() const {
   double all = 0;
-  for (const JobPlan& job : jobs) {
+  for (const JobSimulation& job : jobs) {
     double most = 0, classes = 0;
     for (std::size_t s = 0; s < job.program->stages.size(); ++s) {
       const double works = job.works_of(s);
@@ -586,9 +586,9 @@ double RunPlan::timeline_works() const {
   return all;
 }
 
-void RunPlan::fold() {
+void SimulationPlan::fold() {
   double works = 0, ranks = 0;  // over all ranks, unfolded
-  for (const JobPlan& job : jobs) {
+  for (const JobSimulation& job : jobs) {
     const auto stages = static_cast<double>(job.program->stages.size());
     const auto of_job = static_cast<double>(job.program->mesh.ranks());
     for (std::size_t s = 0; s < job.program->stages.size(); ++s) works += job.works_of(s) * of_job / stages;

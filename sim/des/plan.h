@@ -41,11 +41,11 @@ struct OpName {
   std::uint16_t at = 0;              // index of the op in the block
   std::vector<double> kernels = {};  // seconds of each kernel
   // Seconds of those kernels over unequal numbers of rows, for the busiest rank. Other ranks take the share
-  // JobPlan::rows_of_ranks[load] of this.
+  // JobSimulation::rows_of_ranks[load] of this.
   double seconds_by_rows = 0;
   std::size_t load = 0;
   // Ops whose time depends on a rank's documents: attention within documents, and kernels over dimensions in which
-  // ranks have their own numbers of rows. They belong to the piece `of`. `seconds_less`, by JobPlan::document_place():
+  // ranks have their own numbers of rows. They belong to the piece `of`. `seconds_less`, by JobSimulation::document_place():
   // the seconds by which they are shorter than on the slowest rank.
   std::vector<const Op*> within_documents = {};
   const Piece* of = nullptr;
@@ -66,10 +66,10 @@ inline constexpr std::int64_t kExactRanks = 16;
 // ranks of a group have the group's mean in each load and lie on different nodes.
 std::vector<FoldedLoad> folded_loads(std::span<const Load> loads, std::int64_t ranks_per_node, bool exact);
 
-struct JobPlan {
+struct JobSimulation {
   std::string name;
   const Program* program = nullptr;
-  Placement placement;
+  JobNodes placement;
   std::unique_ptr<OpCostModel> costs;
   double overlap_slowdown = 0;
   std::vector<std::array<BlockCode, kBlockKinds>> codes;  // by piece
@@ -117,14 +117,14 @@ struct ResolvedPerturbation {
 // The number of chunks that chains and trees of a step-exact collective pass on one by one.
 std::int32_t chunks_of(const Cluster& cluster, double bytes, const DiscreteEventOptions& options);
 
-struct RunPlan {
-  RunPlan(const Cluster& cluster_, const DiscreteEventOptions& options_);
+struct SimulationPlan {
+  SimulationPlan(const Cluster& cluster_, const DiscreteEventOptions& options_);
 
   const Cluster& cluster;
   DiscreteEventOptions options;
   Topology topology;
   Traffic traffic;
-  std::vector<JobPlan> jobs;
+  std::vector<JobSimulation> jobs;
   std::vector<Exchange> exchanges;
   std::vector<ResolvedPerturbation> perturbations;
 
@@ -141,17 +141,17 @@ struct RunPlan {
   double timeline_works() const;
 
  private:
-  void fold_loads(std::int32_t id, JobPlan& job);
-  void add_load_of_positions(std::int32_t id, std::size_t load, JobPlan& job);
+  void fold_loads(std::int32_t id, JobSimulation& job);
+  void add_load_of_positions(std::int32_t id, std::size_t load, JobSimulation& job);
   // Replicas with different documents: each is simulated by itself if `exact` or if there are at most kExactRanks of
   // them. Otherwise all take the slowest replica's time.
-  void fold_documents(std::int32_t id, JobPlan& job);
-  void compile_blocks(JobPlan& job);
-  void compile_pairs(JobPlan& job, std::size_t piece);
+  void fold_documents(std::int32_t id, JobSimulation& job);
+  void compile_blocks(JobSimulation& job);
+  void compile_pairs(JobSimulation& job, std::size_t piece);
   // Registers the nodes of the block as ops of the report.
-  static void name_ops(JobPlan& job, const BlockCode& code, BlockKind kind);
-  void add_block_exchanges(std::int32_t id, JobPlan& job);
-  void add_stage_exchanges(std::int32_t id, JobPlan& job);  // between pipeline stages
+  static void name_ops(JobSimulation& job, const BlockCode& code, BlockKind kind);
+  void add_block_exchanges(std::int32_t id, JobSimulation& job);
+  void add_stage_exchanges(std::int32_t id, JobSimulation& job);  // between pipeline stages
 };
 
 }  // namespace orrery

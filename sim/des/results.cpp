@@ -14,13 +14,13 @@ namespace orrery {
 namespace {
 
 constexpr std::size_t kListed = 32;         // rows of each list in a report
-constexpr std::uint8_t kOtherInterval = 3;  // value of Interval::kind besides SlotKind's
+constexpr std::uint8_t kOtherInterval = 3;  // value of TimelineSpan::kind besides SlotKind's
 
 double least(double a, double b) { return a < b ? a : b; }
 
 }  // namespace
 
-Results::Results(const RunPlan& plan, const Outcome& outcome, double seconds) : plan_(plan), outcome_(outcome) {
+Results::Results(const SimulationPlan& plan, const Outcome& outcome, double seconds) : plan_(plan), outcome_(outcome) {
   bytes_.assign(plan.traffic.link_classes().size(), 0);
   wire_bytes_ = bytes_;
   const auto flows = plan.traffic.flow_classes();
@@ -30,7 +30,7 @@ Results::Results(const RunPlan& plan, const Outcome& outcome, double seconds) : 
     of_flow[r.flow_class].second += r.wire_bytes;
   }
   for (std::size_t f = 0; f < flows.size(); ++f)
-    for (const LinkLoad& load : flows[f].loads) {
+    for (const LinkTraffic& load : flows[f].loads) {
       bytes_[load.link_class] += load.flows * of_flow[f].first;
       wire_bytes_[load.link_class] += load.flows * of_flow[f].second;
     }
@@ -58,7 +58,7 @@ std::vector<std::uint32_t> Results::rank_classes_of(std::size_t job) const {
 
 std::string Results::who(std::uint32_t rank_class) const {
   const RankClass& c = plan_.traffic.rank_classes()[rank_class];
-  const JobPlan& job = plan_.jobs[static_cast<std::size_t>(c.job)];
+  const JobSimulation& job = plan_.jobs[static_cast<std::size_t>(c.job)];
   std::string text = job.program->stages.size() > 1 ? fmt::format("stage {}", c.stage) : "every rank";
   const std::int64_t of_stage = job.program->mesh.ranks() / static_cast<std::int64_t>(job.program->stages.size());
   if (c.ranks == of_stage) return text;
@@ -92,7 +92,7 @@ std::vector<LinkReport> Results::link_reports(std::span<const std::uint32_t> lin
   std::vector<std::vector<std::pair<double, double>>> busy(links.size());
   const double bin = step_seconds / static_cast<double>(kLinkBins);
   for (const FlowRecord& r : outcome_.flows)
-    for (const LinkLoad& load : plan_.traffic.flow_classes()[r.flow_class].loads) {
+    for (const LinkTraffic& load : plan_.traffic.flow_classes()[r.flow_class].loads) {
       if (place[load.link_class] == kNone) continue;
       LinkReport& link = links[place[load.link_class]];
       busy[place[load.link_class]].emplace_back(r.begin, r.end);
@@ -255,11 +255,11 @@ std::string Results::busiest_link_of(const ExchangeRecord& r) const {
   const std::uint32_t group =
       plan_.traffic.group_class(x.communicator, plan_.traffic.rank_classes()[r.rank_class].first_rank);
   for (const std::uint32_t f : plan_.traffic.flows(x.pattern, group))
-    for (const LinkLoad& load : plan_.traffic.flow_classes()[f].loads) busy[load.link_class];
+    for (const LinkTraffic& load : plan_.traffic.flow_classes()[f].loads) busy[load.link_class];
   for (const FlowRecord& flow : outcome_.flows) {
     const double overlap = least(flow.end, r.longest_end) - std::max(flow.begin, r.longest_begin);
     if (!(overlap > 0)) continue;
-    for (const LinkLoad& load : plan_.traffic.flow_classes()[flow.flow_class].loads)
+    for (const LinkTraffic& load : plan_.traffic.flow_classes()[flow.flow_class].loads)
       if (const auto at = busy.find(load.link_class); at != busy.end())
         at->second += load.flows * flow.wire_bytes * overlap / (flow.end - flow.begin) / rates_[load.link_class];
   }
@@ -362,7 +362,7 @@ std::vector<std::uint32_t> Results::named_ranks(std::size_t job, const DiscreteE
 
 void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, Report& report) const {
   const auto classes = plan_.traffic.rank_classes();
-  const JobPlan& plan = plan_.jobs[job];
+  const JobSimulation& plan = plan_.jobs[job];
   const std::size_t stages = plan.program->stages.size();
   // Each stage is represented by the rank at the place of the one that waits least for others (the first of several).
   constexpr double kRounding = 1e-9;
@@ -407,7 +407,7 @@ void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, R
     const bool speaks = speaker[stage] == e.rank_class;
     const auto other = track.find(e.rank_class);
     if (!speaks && other == track.end()) continue;
-    std::vector<Interval>& intervals = speaks ? timeline.intervals : timeline.ranks[other->second].intervals;
+    std::vector<TimelineSpan>& intervals = speaks ? timeline.intervals : timeline.ranks[other->second].intervals;
     const auto s = static_cast<std::int32_t>(stage);
     const auto stream = static_cast<Stream>(e.stream);
     switch (e.kind) {

@@ -13,7 +13,7 @@ namespace orrery {
 class Results {
  public:
   // Keeps references. `seconds`: seconds of the run.
-  Results(const RunPlan& plan, const Outcome& outcome, double seconds);
+  Results(const SimulationPlan& plan, const Outcome& outcome, double seconds);
 
   // Overwrites the times of an analytical report of the same job. `stage_classes`: see
   // AnalyticalEngine::stage_classes().
@@ -38,7 +38,7 @@ class Results {
   std::vector<LinkReport> busiest_links(double step_seconds) const;
   std::vector<LinkReport> link_reports(std::span<const std::uint32_t> link_classes, double step_seconds) const;
 
-  const RunPlan& plan_;
+  const SimulationPlan& plan_;
   const Outcome& outcome_;
   std::vector<double> bytes_, wire_bytes_;  // over each link of a class
   std::vector<double> rates_;               // by link class: mean rate of a link over the run; slowed links have less

@@ -36,7 +36,7 @@ struct EventRecord {
   double begin = 0, end = 0;
   std::uint32_t cause = kNoCause;  // the event after which this one could begin
   std::uint32_t rank_class = 0;
-  std::uint32_t name = 0;   // op: index into JobPlan::ops; slot: micro-batch; transfer: the receiving class
+  std::uint32_t name = 0;   // op: index into JobSimulation::ops; slot: micro-batch; transfer: the receiving class
   std::uint16_t chunk = 0;  // op: number of instances that it covers
   std::uint8_t stream = 0, kind = op, slot_kind = 0;
   bool waited_for_host = false;  // between the end of the cause and the beginning
@@ -68,8 +68,8 @@ struct Outcome {
 };
 
 // Runs one step of every job. REQUIRES, for both functions: built_with_simgrid().
-Outcome simulate_steps(const RunPlan& plan);
+Outcome simulate_steps(const SimulationPlan& plan);
 // Runs one exchange, all its groups at the same time.
-Outcome simulate_exchange(const RunPlan& plan, std::uint32_t exchange);
+Outcome simulate_exchange(const SimulationPlan& plan, std::uint32_t exchange);
 
 }  // namespace orrery

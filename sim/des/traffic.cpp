@@ -4,7 +4,7 @@
 #include <limits>
 #include <numeric>
 
-#include "sim/cost/fabric_load.h"
+#include "sim/cost/fabric_traffic.h"
 
 namespace orrery {
 namespace {
@@ -46,7 +46,7 @@ void merge_parallel_edges(FlowGraph& graph) {
 Traffic::Traffic(const Topology& topology, const Cluster& cluster, bool exact)
     : topology_(topology), cluster_(cluster), exact_(exact), marked_(at(topology.links()), 0) {}
 
-std::int32_t Traffic::add_job(const Mesh& mesh, const Placement& placement) {
+std::int32_t Traffic::add_job(const Mesh& mesh, const JobNodes& placement) {
   Job job;
   job.mesh = mesh;
   job.placement = placement;

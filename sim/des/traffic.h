@@ -55,7 +55,7 @@ struct LinkClass {
   // is not simulated.
   bool never_binds = false;
 };
-struct LinkLoad {
+struct LinkTraffic {
   std::uint32_t link_class = 0;
   double flows = 0;  // flows of the flow class over each link of the link class; in lockstep: edges
 };
@@ -68,7 +68,7 @@ struct FlowClass {
   std::vector<std::uint32_t> after;  // indices of flow classes (exact only)
   std::uint8_t phase = 0;
   bool leaves_node = false;
-  std::vector<LinkLoad> loads;  // for all links on the way
+  std::vector<LinkTraffic> loads;  // for all links on the way
 };
 struct GroupClass {
   std::int32_t communicator = 0;
@@ -90,7 +90,7 @@ class Traffic {
   // `exact`: keeps each edge's messages and their order apart. Keeps references.
   Traffic(const Topology& topology, const Cluster& cluster, bool exact);
 
-  std::int32_t add_job(const Mesh& mesh, const Placement& placement);
+  std::int32_t add_job(const Mesh& mesh, const JobNodes& placement);
   // Communicators. A repeated call returns the same one.
   std::int32_t groups(std::int32_t job, MeshGroup group);
   // Groups of the ranks at the same place in each of these pipeline stages, in this order.
@@ -156,7 +156,7 @@ class Traffic {
  private:
   struct Job {
     Mesh mesh;
-    Placement placement;
+    JobNodes placement;
     std::int64_t first_vertex = 0, stages = 1, stage_stride = 1;
     std::vector<std::uint64_t> marks;
   };

@@ -13,11 +13,11 @@ Traffic::Alone Traffic::measure_alone(const std::vector<std::uint32_t>& flow_cla
   for (const std::uint32_t f : flow_classes) {
     const FlowClass& flow = flow_classes_[f];
     const double of_flow = flow.share * flow.messages;
-    const auto is_bound = [&](const LinkLoad& load) { return binds[load.link_class] != 0; };
+    const auto is_bound = [&](const LinkTraffic& load) { return binds[load.link_class] != 0; };
     if (!(of_flow > 0) || std::ranges::none_of(flow.loads, is_bound)) continue;
     bound.push_back(f);
     bytes.push_back(of_flow);
-    for (const LinkLoad& load : flow.loads) over[load.link_class] += load.flows * of_flow;
+    for (const LinkTraffic& load : flow.loads) over[load.link_class] += load.flows * of_flow;
   }
   Alone alone;
   if (bound.empty()) return alone;

@@ -151,7 +151,7 @@ struct Cluster {
   void visit_fields(FieldVisitor& v);  // sizes and the node's rates; not device, node and fabric
 };
 
-struct FabricLoad;
+struct FabricTraffic;
 
 // The extent of a group of ranks when rank r is on device r (node r / devices_per_node). If the groups of a mesh differ
 // because node boundaries fall inside a group, it describes the worst group: one on the most nodes.
@@ -162,8 +162,8 @@ struct GroupSpan {
   // Groups of this kind, this one included, that leave a node at the same time; if they differ, the most on any node.
   std::int64_t groups_sharing_nics = 1;
   std::int64_t stride = 1;  // distance between neighbouring ranks of the group
-  // For nodes scattered over the fabric (sim/cost/fabric_load.h); null: they lie leaf by leaf.
-  std::shared_ptr<const FabricLoad> load = nullptr;
+  // For nodes scattered over the fabric (sim/cost/fabric_traffic.h); null: they lie leaf by leaf.
+  std::shared_ptr<const FabricTraffic> load = nullptr;
 };
 // REQUIRES: devices_per_node >= 1. Cost: tens of nanoseconds if node boundaries fall between coordinates of one digit
 // (always so for powers of two); otherwise it counts the groups rank by rank.

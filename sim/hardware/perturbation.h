@@ -58,7 +58,7 @@ struct Perturbation {
 };
 
 // Ranks 0, 1, ... of a job on devices of the cluster, node by node.
-struct Placement {
+struct JobNodes {
   std::int64_t first_node = 0;
   std::int64_t node_stride = 1;  // 2: every other node
 

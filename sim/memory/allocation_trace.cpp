@@ -59,7 +59,7 @@ class Tracer {
     const StageBuffers buffers = stage_buffers(program_, chunks);
     allocate_buffer(device_bytes(buffers.resident), "stack's buffers");
     for (const Chunk& chunk : chunks)
-      for (const Run& run : chunk.runs)
+      for (const PieceRun& run : chunk.runs)
         for (std::int64_t i = 0; i < run.count; ++i)
           for (const TensorId id : lives_[run.piece].resident) allocate_resident(run.piece, id);
     for (std::size_t c = 0; c < program_.micro_batch_classes(); ++c) {
@@ -67,7 +67,7 @@ class Tracer {
       first_instance_.emplace_back();
       for (const Chunk& chunk : program_.stages_of(c)[stage_]) {
         first_instance_.back().push_back(instances);
-        for (const Run& run : chunk.runs) instances += run.count;
+        for (const PieceRun& run : chunk.runs) instances += run.count;
       }
     }
     trace_.step_begin = trace_.events.size();
@@ -96,7 +96,7 @@ class Tracer {
   struct Instance {
     std::uint16_t piece = 0;
     std::int64_t number = 0;  // number within the stage
-    PlaceInStretch place;
+    PositionInStretch place;
   };
 
   std::uint32_t allocate(const Allocation& allocation) {
@@ -155,7 +155,7 @@ class Tracer {
     if (!is_backward(slot)) return kNothing;
     WholeGradients& whole = whole_gradients_[slot.chunk];
     if (whole.met++ == 0)
-      for (const Run& run : program_.stages[stage_][slot.chunk].runs)
+      for (const PieceRun& run : program_.stages[stage_][slot.chunk].runs)
         for (std::int64_t i = 0; i < run.count; ++i)
           whole.allocations.push_back(
               allocate_buffer(released_gradient_bytes(program_, program_.pieces[run.piece]), "whole gradients"));
@@ -204,7 +204,7 @@ class Tracer {
     return line;
   }
 
-  Line line_of(std::span<const Run> runs, std::int64_t first, std::size_t block, std::uint32_t micro_batch,
+  Line line_of(std::span<const PieceRun> runs, std::int64_t first, std::size_t block, std::uint32_t micro_batch,
                WhenSet conditions) {
     const bool reversed = block == kBackwardBlock || block == kWeightGradientBlock;
     Line line;
@@ -212,15 +212,15 @@ class Tracer {
     line.micro_batch = micro_batch;
     line.conditions = conditions;
     std::int64_t all = 0;
-    for (const Run& run : runs) all += run.count;
-    for_each_in_line(program_.pieces, runs, reversed, [&](const Run& run, PlaceInStretch place) {
+    for (const PieceRun& run : runs) all += run.count;
+    for_each_in_line(program_.pieces, runs, reversed, [&](const PieceRun& run, PositionInStretch place) {
       for (std::int64_t i = 0; i < run.count; ++i, ++place.before) {
         const auto at = static_cast<std::int64_t>(line.instances.size());
         line.instances.push_back({run.piece, first + (reversed ? all - 1 - at : at), place});
       }
     });
     line.ahead = {static_cast<std::int64_t>(line.instances.size()), 0};
-    for (const Run& run : runs)
+    for (const PieceRun& run : runs)
       if (lives_[run.piece].has_ahead[block])
         for (const Op& op : (program_.pieces[run.piece].*kBlocks[block]).ops)
           line.ahead.longest = std::max<std::int64_t>(line.ahead.longest, op.prefetch);
@@ -343,7 +343,7 @@ double allocation_events(const Program& program, std::size_t stage) {
   for (std::size_t c = 0; c < program.micro_batch_classes(); ++c) {
     double of_micro_batch = 0;
     for (const Chunk& chunk : program.stages_of(c)[stage])
-      for (const Run& run : chunk.runs) {
+      for (const PieceRun& run : chunk.runs) {
         const Piece& piece = program.pieces[run.piece];
         Liveness lives;
         lives.find(piece);

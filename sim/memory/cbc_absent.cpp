@@ -1,13 +1,13 @@
 // Linked in place of sim/memory/cbc by programs that are built without its solver.
 #include <stdexcept>
 
-#include "sim/memory/storage_layout.h"
+#include "sim/memory/address_layout.h"
 
 namespace orrery {
 
 bool built_with_cbc() { return false; }
 
-StorageLayout smallest_layout(std::span<const StorageLife>, const LayoutLimits&) {
+AddressLayout smallest_layout(std::span<const StorageLife>, const LayoutLimits&) {
   throw std::logic_error("this program is built without COIN-OR CBC; orrery-des has it");
 }
 

@@ -17,7 +17,7 @@ double placeholder_bytes(const Program& program, std::span<const Chunk> stage) {
   double total = 0;
   std::vector<std::pair<std::int64_t, std::int64_t>> placeholders;  // rows and columns
   for (const Chunk& chunk : stage)
-    for (const Run& run : chunk.runs) {
+    for (const PieceRun& run : chunk.runs) {
       const Piece& piece = program.pieces[run.piece];
       if (piece.input == kNoTensor) continue;
       for (const Block* block : {&piece.backward, &piece.weight_gradient})
@@ -37,7 +37,7 @@ double placeholder_bytes(const Program& program, std::span<const Chunk> stage) {
 std::array<double, kPlaces> narrow_gradients(const Program& program, std::span<const Chunk> stage) {
   std::array<double, kPlaces> elements{};
   for (const Chunk& chunk : stage)
-    for (const Run& run : chunk.runs) {
+    for (const PieceRun& run : chunk.runs) {
       const Piece& piece = program.pieces[run.piece];
       for (const Op& op : piece.update.ops) {
         if (!is_optimizer(op.kind)) continue;

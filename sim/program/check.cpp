@@ -23,7 +23,7 @@ class LineCheck {
       for (std::size_t c = 0; c < stages_[s].size(); ++c)
         chunks.at(static_cast<std::size_t>(program_.schedule.position_of(s, c))) = &stages_[s][c];
     for (const Chunk* chunk : chunks)
-      for (const Run& run : chunk->runs)
+      for (const PieceRun& run : chunk->runs)
         for (std::int64_t i = 0; i < std::min<std::int64_t>(run.count, 2); ++i) pass(program_.pieces[run.piece]);
   }
 
@@ -117,13 +117,13 @@ class ClassCheck {
   }
   // Compares layer by layer, whatever the division into runs, and into groups that are recomputed together.
   bool same_layers(const Chunk& a, const Chunk& b) const {
-    const auto layers_of = [&](const Run& run) {
+    const auto layers_of = [&](const PieceRun& run) {
       return run.count * std::max<std::int64_t>(1, program_.pieces[run.piece].layers);
     };
     std::size_t i = 0, j = 0;
     std::int64_t of_a = 0, of_b = 0;  // layers of the runs visited so far
     while (i < a.runs.size() && j < b.runs.size()) {
-      const Run &x = a.runs[i], &y = b.runs[j];
+      const PieceRun &x = a.runs[i], &y = b.runs[j];
       if (!same_parameters(program_.pieces[x.piece], program_.pieces[y.piece])) return false;
       const std::int64_t both = std::min(layers_of(x) - of_a, layers_of(y) - of_b);
       of_a += both;

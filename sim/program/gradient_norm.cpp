@@ -4,7 +4,7 @@ namespace orrery {
 namespace {
 
 const Piece* first_with(const Program& program, std::uint8_t tied) {
-  for (const Run& run : program.line)
+  for (const PieceRun& run : program.line)
     for (const ParameterGradient& p : program.pieces[run.piece].parameters)
       if (p.tied == tied) return &program.pieces[run.piece];
   return nullptr;

@@ -35,17 +35,17 @@ constexpr bool waits_for_compute(const Op& op) {
 }
 
 // The place of instances in the stretch of runs over which buckets (Op::every) are filled.
-struct PlaceInStretch {
+struct PositionInStretch {
   std::int64_t before = 0;  // instances of the stretch that run before these
   std::int64_t count = 0;   // instances of the whole stretch
 };
 // The number of instances that an op with this `every` covers at the place; 0: it does not run there.
-constexpr std::int64_t instances_covered(std::uint16_t every, PlaceInStretch place) {
+constexpr std::int64_t instances_covered(std::uint16_t every, PositionInStretch place) {
   if ((place.before + 1) % every == 0) return every;
   return place.before + 1 == place.count ? place.count % every : 0;
 }
 
-constexpr std::int64_t instances_covered(std::uint16_t every, Covers covers, PlaceInStretch place) {
+constexpr std::int64_t instances_covered(std::uint16_t every, Covers covers, PositionInStretch place) {
   switch (covers) {
     case Covers::before:
       return place.before > 0 ? 1 : 0;
@@ -59,12 +59,12 @@ constexpr std::int64_t instances_covered(std::uint16_t every, Covers covers, Pla
 
 // Calls visit(run, place of the run's first instance) in the order in which a line runs `runs`.
 template <class Visit>
-void for_each_in_line(const std::vector<Piece>& pieces, std::span<const Run> runs, bool reversed, Visit&& visit) {
+void for_each_in_line(const std::vector<Piece>& pieces, std::span<const PieceRun> runs, bool reversed, Visit&& visit) {
   if (!reversed)
-    return for_each_stretch(pieces, runs, [&](std::span<const Run> stretch, std::int64_t instances) {
+    return for_each_stretch(pieces, runs, [&](std::span<const PieceRun> stretch, std::int64_t instances) {
       std::int64_t before = 0;
-      for (const Run& run : stretch) {
-        visit(run, PlaceInStretch{before, instances});
+      for (const PieceRun& run : stretch) {
+        visit(run, PositionInStretch{before, instances});
         before += run.count;
       }
     });
@@ -74,7 +74,7 @@ void for_each_in_line(const std::vector<Piece>& pieces, std::span<const Run> run
     for (; first > 0 && share_buckets(pieces[runs[first - 1].piece], pieces[runs[first].piece]); --first)
       instances += runs[first - 1].count;
     for (std::size_t i = runs.size(); i-- > first; before += runs[i].count)
-      visit(runs[i], PlaceInStretch{before, instances});
+      visit(runs[i], PositionInStretch{before, instances});
     runs = runs.first(first);
   }
 }

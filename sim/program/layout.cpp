@@ -6,15 +6,15 @@
 namespace orrery {
 namespace {
 
-BlockTable by_part(std::span<const std::int64_t> owners) {
-  BlockTable table{.blocks = static_cast<std::int64_t>(owners.size()), .of_part = {}};
+DealTable by_part(std::span<const std::int64_t> owners) {
+  DealTable table{.blocks = static_cast<std::int64_t>(owners.size()), .of_part = {}};
   std::vector<std::int64_t> blocks;
   for (std::size_t b = 0; b < owners.size(); ++b) {
     if (owners[b] < 0) throw std::logic_error("a table of blocks names a part below 0");
     const auto part = static_cast<std::size_t>(owners[b]);
     if (part >= table.of_part.size()) table.of_part.resize(part + 1), blocks.resize(part + 1);
     ++blocks[part];
-    std::vector<IndexRun>& runs = table.of_part[part];
+    std::vector<IndexRange>& runs = table.of_part[part];
     const auto at = static_cast<std::int64_t>(b);
     if (!runs.empty() && runs.back().begin + runs.back().count == at) {
       ++runs.back().count;
@@ -28,11 +28,11 @@ BlockTable by_part(std::span<const std::int64_t> owners) {
 }
 
 void expect_apart(const RunsOfParts& of_part, std::int64_t whole) {
-  std::vector<IndexRun> all;
-  for (const std::vector<IndexRun>& runs : of_part) all.insert(all.end(), runs.begin(), runs.end());
-  std::ranges::sort(all, {}, &IndexRun::begin);
+  std::vector<IndexRange> all;
+  for (const std::vector<IndexRange>& runs : of_part) all.insert(all.end(), runs.begin(), runs.end());
+  std::ranges::sort(all, {}, &IndexRange::begin);
   std::int64_t end = 0;
-  for (const IndexRun& run : all) {
+  for (const IndexRange& run : all) {
     if (run.begin < end || run.count < 1 || run.apart != 1)
       throw std::logic_error("a table of runs gives an index to two parts");
     end = run.begin + run.count;
@@ -42,10 +42,10 @@ void expect_apart(const RunsOfParts& of_part, std::int64_t whole) {
 
 }  // namespace
 
-Deal DealTables::add(BlockTable table) const {
-  for (const std::shared_ptr<const BlockTable>& met : tables_)
+Deal DealTables::add(DealTable table) const {
+  for (const std::shared_ptr<const DealTable>& met : tables_)
     if (*met == table) return {Deal::by_table, met.get()};
-  tables_.push_back(std::make_shared<const BlockTable>(std::move(table)));
+  tables_.push_back(std::make_shared<const DealTable>(std::move(table)));
   return {Deal::by_table, tables_.back().get()};
 }
 
@@ -53,11 +53,11 @@ Deal DealTables::by_blocks(std::span<const std::int64_t> owners) const { return 
 
 Deal DealTables::by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows) const {
   expect_apart(of_part, whole);
-  for (const std::vector<IndexRun>& runs : of_part) rows = std::max(rows, rows_of(runs));
+  for (const std::vector<IndexRange>& runs : of_part) rows = std::max(rows, rows_of(runs));
   std::vector<std::int64_t> filled;
-  for (std::vector<IndexRun>& runs : of_part) {
-    std::vector<IndexRun> joined;
-    for (const IndexRun& run : runs) {
+  for (std::vector<IndexRange>& runs : of_part) {
+    std::vector<IndexRange> joined;
+    for (const IndexRange& run : runs) {
       if (!joined.empty() && joined.back().begin + joined.back().count == run.begin) {
         joined.back().count += run.count;
       } else {
@@ -93,7 +93,7 @@ int dealing_digits(Deal deal, Division over, const Mesh& mesh) {
 }
 
 double filled_share(Deal deal, Division over, const Mesh& mesh, std::int64_t rank) {
-  const BlockTable& table = *deal.table;
+  const DealTable& table = *deal.table;
   Division dealing;
   for (int n = 0; n < dealing_digits(deal, over, mesh); ++n) dealing.append(MeshGroup::of_digit(over.digit(n)));
   return static_cast<double>(table.filled[static_cast<std::size_t>(part_of(dealing, mesh, rank))]) /
@@ -113,7 +113,7 @@ std::vector<std::int64_t> dealt_indices(Deal deal, Division over, std::int64_t w
                                         const Mesh& mesh, std::int64_t rank) {
   std::vector<std::int64_t> indices;
   indices.reserve(static_cast<std::size_t>(local));
-  for_each_dealt_run(deal, over, whole, local, mesh, rank, [&](const IndexRun& run) {
+  for_each_dealt_run(deal, over, whole, local, mesh, rank, [&](const IndexRange& run) {
     for (std::int64_t i = 0; i < run.count; ++i) indices.push_back(run.at(i));
   });
   return indices;

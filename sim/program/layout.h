@@ -17,7 +17,7 @@
 
 namespace orrery {
 
-struct BlockTable;
+struct DealTable;
 
 // How the indices of a dimension are dealt out to its parts. A deal by a table points into the DealTables that made it,
 // which must outlive it.
@@ -32,10 +32,10 @@ struct Deal {
     by_table,     // by `table`
   };
   Kind kind = contiguous;
-  const BlockTable* table = nullptr;  // set for by_table only
+  const DealTable* table = nullptr;  // set for by_table only
 
   constexpr Deal() = default;
-  constexpr Deal(Kind of_kind, const BlockTable* of = nullptr) : kind(of_kind), table(of) {}
+  constexpr Deal(Kind of_kind, const DealTable* of = nullptr) : kind(of_kind), table(of) {}
   constexpr auto operator<=>(const Deal&) const = default;
 };
 inline constexpr int kDeals = 5;  // kinds of deals
@@ -110,18 +110,18 @@ std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank);
 // A run stands for `count` indices: begin, begin + apart, begin + 2 apart and so on. A run with begin == kNoIndex and
 // apart == 0 stands for empty rows: they pad a part that has fewer indices than the largest part.
 inline constexpr std::int64_t kNoIndex = -1;
-struct IndexRun {
+struct IndexRange {
   std::int64_t begin = 0, count = 0, apart = 1;
   constexpr std::int64_t at(std::int64_t i) const { return begin + i * apart; }
-  constexpr IndexRun slice(std::int64_t first, std::int64_t n) const { return {at(first), n, apart}; }
+  constexpr IndexRange slice(std::int64_t first, std::int64_t n) const { return {at(first), n, apart}; }
   constexpr bool is_empty_rows() const { return begin == kNoIndex; }
-  constexpr bool operator==(const IndexRun&) const = default;
+  constexpr bool operator==(const IndexRange&) const = default;
 };
 
-using RunsOfParts = std::vector<std::vector<IndexRun>>;
-inline std::int64_t rows_of(std::span<const IndexRun> runs) {
+using RunsOfParts = std::vector<std::vector<IndexRange>>;
+inline std::int64_t rows_of(std::span<const IndexRange> runs) {
   std::int64_t rows = 0;
-  for (const IndexRun& run : runs) rows += run.count;
+  for (const IndexRange& run : runs) rows += run.count;
   return rows;
 }
 
@@ -159,7 +159,7 @@ class AttendedMemo {
 
 // A table that says which indices each part of a dimension has. There are two kinds: a table of blocks cuts the
 // dimension into equal blocks, a table of runs lists the indices themselves.
-struct BlockTable {
+struct DealTable {
   std::int64_t blocks = 0;  // blocks of the dimension; 0: this is a table of runs
   RunsOfParts of_part;      // [part]: runs of blocks, with neighbouring blocks in one run; or runs of indices
   // For tables of runs: the size of the dimension, of which some indices may be in no part; and for each part, the
@@ -170,7 +170,7 @@ struct BlockTable {
   // documents, so a query finds all its keys in its own group.
   std::int64_t meeting_parts = 0;
   AttendedMemo attended = {};
-  bool operator==(const BlockTable&) const = default;
+  bool operator==(const DealTable&) const = default;
 };
 constexpr bool is_table_of_runs(Deal deal) { return deal.table != nullptr && deal.table->blocks == 0; }
 
@@ -183,15 +183,15 @@ class DealTables {
   // parts have the same number of blocks.
   Deal by_blocks(std::span<const std::int64_t> owners) const;
   // Returns the deal in which part p has the indices of_part[p] of a dimension of `whole` indices. Empty rows pad every
-  // part to `rows` rows, or to the size of the largest part if that is more. `meeting_parts`: BlockTable. Equal tables
+  // part to `rows` rows, or to the size of the largest part if that is more. `meeting_parts`: DealTable. Equal tables
   // give the same deal. Throws std::logic_error for an index that two parts have, or that the dimension does not have.
   Deal by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0) const;
   std::size_t count() const { return tables_.size(); }
   void clear() { tables_.clear(); }
 
  private:
-  Deal add(BlockTable table) const;
-  mutable std::vector<std::shared_ptr<const BlockTable>> tables_;
+  Deal add(DealTable table) const;
+  mutable std::vector<std::shared_ptr<const DealTable>> tables_;
 };
 
 // Returns the share of a rank's rows that have an index, in a dimension dealt by runs. REQUIRES:
@@ -206,26 +206,26 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
   if (parts == 1) deal = Deal::contiguous;
   switch (deal.kind) {
     case Deal::contiguous:
-      return visit(IndexRun{part * local, local});
+      return visit(IndexRange{part * local, local});
     case Deal::zigzag:
-      visit(IndexRun{part * (local / 2), local / 2});
-      return visit(IndexRun{(2 * parts - 1 - part) * (local / 2), local / 2});
+      visit(IndexRange{part * (local / 2), local / 2});
+      return visit(IndexRange{(2 * parts - 1 - part) * (local / 2), local / 2});
     case Deal::query_heads: {
       const std::int64_t heads = (whole - local) / (parts - 1);
-      visit(IndexRun{part * heads, heads});
-      return visit(IndexRun{whole - (local - heads), local - heads});
+      visit(IndexRange{part * heads, heads});
+      return visit(IndexRange{whole - (local - heads), local - heads});
     }
     case Deal::striped:
-      return visit(IndexRun{part, local, parts});
+      return visit(IndexRange{part, local, parts});
     case Deal::by_table: {
-      const BlockTable& table = *deal.table;
+      const DealTable& table = *deal.table;
       if (table.blocks == 0) {
-        for (const IndexRun& run : table.of_part.at(static_cast<std::size_t>(part))) visit(run);
+        for (const IndexRange& run : table.of_part.at(static_cast<std::size_t>(part))) visit(run);
         return;
       }
       const std::int64_t block = whole / table.blocks;
-      for (const IndexRun& run : table.of_part.at(static_cast<std::size_t>(part)))
-        visit(IndexRun{run.begin * block, run.count * block});
+      for (const IndexRange& run : table.of_part.at(static_cast<std::size_t>(part)))
+        visit(IndexRange{run.begin * block, run.count * block});
     }
   }
 }
@@ -245,7 +245,7 @@ void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64
   }
   std::int64_t before = 0;  // indices of the dealt part that earlier runs had
   const std::int64_t begin = minor_part * local, end = begin + local;
-  for_each_run_of_part(deal, parts, part, whole, local * minor_parts, [&](const IndexRun& run) {
+  for_each_run_of_part(deal, parts, part, whole, local * minor_parts, [&](const IndexRange& run) {
     const std::int64_t first = std::max(begin - before, std::int64_t{0}), last = std::min(end - before, run.count);
     if (first < last) visit(run.slice(first, last - first));
     before += run.count;

@@ -171,13 +171,13 @@ struct Op {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op; overrides what its Program forces
   MeshGroup group;
   // The share of the bytes that move: for a redistribution of those of the tensor (Redistribution::share), for a part
-  // of a reduction (`piece`, below) of those of the whole op.
+  // of a reduction (`is_part`, below) of those of the whole op.
   double share = 1;
   Reduction reduction = Reduction::sum;
   // For an all-reduce of the update, in place of `group`: the entry in Program::stage_groups. The group is the ranks of
   // these stages that have this rank's other coordinates.
   TableIndex<StageGroup> stages;
-  std::int32_t places = 1;  // for ring_shift: data goes to the rank this many places after
+  std::int32_t distance = 1;  // for ring_shift: data goes to the rank this many places after
   // Buckets. `every`: the op runs once per `every` instances, in the last of them, and covers the tensors of all of
   // them. `count`: the op runs `count` times per instance, each time on 1/count of the bytes. Instances are counted
   // over a stretch: consecutive runs of a chunk whose layers are equal, whatever their plan (share_buckets()). Variants
@@ -185,13 +185,13 @@ struct Op {
   std::uint16_t every = 1;
   std::uint16_t count = 1;
   // A reduction may be done in pieces while later instances run. The whole op then stands in the block that has its
-  // data. Ops with `piece` set and the same operands stand in blocks of later instances (Covers::before) or in the
+  // data. Ops with `is_part` set and the same operands stand in blocks of later instances (Covers::before) or in the
   // update. The `share`s of the pieces add up to 1. The whole op takes time only
   // in the last instance of the stretch (Covers::last), which no later instance follows; its `share` is what the
   // pieces in blocks of later instances would do there. Pieces say only when work is done: executors and check() run
   // the whole op in each instance and skip the pieces, except that check() proves that the shares add up.
   Covers covers = Covers::own;
-  bool piece = false;
+  bool is_part = false;
 
   // Whether the op draws random numbers (Op::draw): by its kind, or as a router with noise.
   bool is_random() const {

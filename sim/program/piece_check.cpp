@@ -42,7 +42,7 @@ MeshGroup divided_without_rest(const Tensor& t) {
 Holders::Holders(const Program& program) : operands_(program.stage_groups.size()) {
   for (std::size_t s = 0; s < program.stages.size(); ++s)
     for (const Chunk& chunk : program.stages[s])
-      for (const Run& run : chunk.runs)
+      for (const PieceRun& run : chunk.runs)
         for (const ParameterGradient& p : program.pieces[run.piece].parameters) {
           if (p.tied == 0) continue;
           std::vector<std::uint16_t>& held = stages_[p.tied];
@@ -238,14 +238,14 @@ void PieceCheck::expect_pieces() {
   };
   for (const Block* of_piece : blocks)
     for (const Op& op : of_piece->ops) {
-      if (!op.piece && op.covers == Covers::own) continue;
+      if (!op.is_part && op.covers == Covers::own) continue;
       double done = 0;
       std::size_t whole = 0;
       for (const Block* block : blocks)
         for (const Op& other : block->ops) {
           if (!same(op, other)) continue;
-          done += other.piece ? other.share : 0;
-          whole += !other.piece && other.covers == Covers::last ? 1 : 0;
+          done += other.is_part ? other.share : 0;
+          whole += !other.is_part && other.covers == Covers::last ? 1 : 0;
         }
       constexpr double kRounding = 1e-9;
       if (whole == 1 && std::abs(done - 1) < kRounding) continue;
@@ -260,7 +260,7 @@ void PieceCheck::run(const Block& block, const char* name) {
   block_ = &block;
   ++serial_;
   for (const Op& op : block.ops) {
-    if (op.piece) continue;
+    if (op.is_part) continue;
     op_ = &op;
     step(op);
   }

@@ -61,7 +61,7 @@ void PieceCheck::shift(const Op& op, TensorId from, TensorId to) {
   if (inner_ranks_ > 1 && within == 1 && ranks != inner_ranks_)
     report(Rule::shifts, "{} is shifted over {}: in a ring of rings keys go round within one, or from one to the next",
            layout(from), words(mesh_, op.group));
-  state_[to].travelled = source.travelled + ((at + op.places) % ranks - at) * within;
+  state_[to].travelled = source.travelled + ((at + op.distance) % ranks - at) * within;
 }
 
 // Whether `divided` has the group's digits in exactly one dimension in addition to those of `whole`, as the minor ones.

@@ -18,7 +18,7 @@ std::vector<std::int64_t> layers_of(const Program& program, std::size_t piece, s
       in_order[static_cast<std::size_t>(program.schedule.position[i])] = &stages[i / chunks][i % chunks];
     std::int64_t next = 0;
     for (const Chunk* chunk : in_order)
-      for (const Run& run : chunk->runs) {
+      for (const PieceRun& run : chunk->runs) {
         const std::int64_t behind = next + run.count * program.pieces[run.piece].layers;
         for (; next < behind; ++next)
           if (run.piece == piece) layers.push_back(next);

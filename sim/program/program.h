@@ -20,20 +20,20 @@
 namespace orrery {
 
 // `count` consecutive instances of a piece: 126 equal layers are one run.
-struct Run {
+struct PieceRun {
   std::uint16_t piece = 0;
   std::int64_t count = 1;
-  bool operator==(const Run&) const = default;
+  bool operator==(const PieceRun&) const = default;
 };
 
 struct Chunk {
-  std::vector<Run> runs;
+  std::vector<PieceRun> runs;
   bool operator==(const Chunk&) const = default;
 };
 
 // A class of micro-batches whose work differs from that of class 0.
 struct MicroBatchClass {
-  std::vector<Run> line;                   // as Program::line
+  std::vector<PieceRun> line;                   // as Program::line
   std::vector<std::vector<Chunk>> stages;  // as Program::stages
 };
 
@@ -93,7 +93,7 @@ struct Runtime {
 struct Program {
   Mesh mesh;
   std::vector<Piece> pieces;
-  std::vector<Run> line;                   // the whole model in order, before it is divided into stages
+  std::vector<PieceRun> line;                   // the whole model in order, before it is divided into stages
   std::vector<std::vector<Chunk>> stages;  // [pipeline stage][chunk]
   Schedule schedule;
 
@@ -147,7 +147,7 @@ struct Program {
 // Calls visit(runs, instances) for each stretch: consecutive runs of a chunk over which instances are counted into
 // buckets (Op::every).
 template <class Visit>
-void for_each_stretch(const std::vector<Piece>& pieces, std::span<const Run> runs, Visit&& visit) {
+void for_each_stretch(const std::vector<Piece>& pieces, std::span<const PieceRun> runs, Visit&& visit) {
   while (!runs.empty()) {
     std::size_t n = 0;
     std::int64_t instances = 0;

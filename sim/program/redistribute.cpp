@@ -16,7 +16,7 @@ std::int64_t whole_of(const Mesh& mesh, const Tensor& t, int dim) {
 }
 
 // The number of indices that two runs share.
-std::int64_t common(const IndexRun& a, const IndexRun& b) {
+std::int64_t common(const IndexRange& a, const IndexRange& b) {
   std::int64_t first = 0;
   while (first < a.count && first < b.apart && (a.at(first) - b.begin) % b.apart != 0) ++first;
   if (first == a.count || first == b.apart) return 0;
@@ -30,9 +30,9 @@ std::int64_t common(const IndexRun& a, const IndexRun& b) {
 std::int64_t kept(const Mesh& mesh, const Tensor& from, const Tensor& to, int dim, std::int64_t rank) {
   const std::int64_t whole = whole_of(mesh, from, dim);
   std::int64_t indices = 0;
-  for_each_dealt_run(deal_of(from, dim), from.over[dim], whole, from.sizes[dim], mesh, rank, [&](const IndexRun& a) {
+  for_each_dealt_run(deal_of(from, dim), from.over[dim], whole, from.sizes[dim], mesh, rank, [&](const IndexRange& a) {
     for_each_dealt_run(deal_of(to, dim), to.over[dim], whole, to.sizes[dim], mesh, rank,
-                       [&](const IndexRun& b) { indices += common(a, b); });
+                       [&](const IndexRange& b) { indices += common(a, b); });
   });
   return indices;
 }
@@ -48,7 +48,7 @@ bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim) {
     parts *= mesh.size(MeshGroup::of_digit(t.over[dim].digit(n)));
   const std::int64_t whole = whole_of(mesh, t, dim);
   if (deal == Deal::zigzag) return whole % (2 * parts) == 0;
-  const BlockTable& table = *deal.table;
+  const DealTable& table = *deal.table;
   if (static_cast<std::int64_t>(table.of_part.size()) != parts) return false;
   return table.blocks == 0 ? rows_of(table.of_part.front()) * parts == whole : whole % table.blocks == 0;
 }
@@ -67,12 +67,12 @@ void for_each_common(std::span<const RunsOfParts* const> holders, const RowsOfPa
   std::vector<Held> held;
   for (const RunsOfParts* of_part : holders)
     for (std::size_t p = 0; p < of_part->size(); ++p)
-      for (const IndexRun& run : (*of_part)[p])
+      for (const IndexRange& run : (*of_part)[p])
         if (!run.is_empty_rows()) held.push_back({run.begin, run.begin + run.count, p});
   std::ranges::sort(held, {}, &Held::begin);
   const auto sharing = static_cast<std::size_t>(takers.sharing);
   for (std::size_t p = 0; p < count(takers); ++p)
-    for (const IndexRun& run : (*takers.of_part)[p / sharing]) {
+    for (const IndexRange& run : (*takers.of_part)[p / sharing]) {
       if (run.is_empty_rows()) continue;
       const std::int64_t end = run.begin + run.count;
       auto at = std::ranges::upper_bound(held, run.begin, {}, &Held::begin);
@@ -113,7 +113,7 @@ struct LayoutsOfRuns {
   std::shared_ptr<const RunsOfParts> undivided;  // the only part of tensors that have all indices
 };
 
-const BlockTable* table_of_runs(const Tensor& t, int dim) {
+const DealTable* table_of_runs(const Tensor& t, int dim) {
   return !t.over[dim].empty() && is_table_of_runs(t.deal(dim)) ? t.table : nullptr;
 }
 
@@ -156,7 +156,7 @@ std::optional<LayoutsOfRuns> layouts_of_runs(const Mesh& mesh, std::span<const T
   layouts.whole = table_of_runs(*fine, dim)->whole;
   layouts.undivided = std::make_shared<const RunsOfParts>(RunsOfParts{{{0, layouts.whole}}});
   const auto rows = [&](const Tensor& t) {
-    const BlockTable* const table = table_of_runs(t, dim);
+    const DealTable* const table = table_of_runs(t, dim);
     return RowsOfParts{table != nullptr ? &table->of_part : layouts.undivided.get(), sharing(mesh, *fine, t, dim)};
   };
   layouts.dim = dim;
@@ -198,8 +198,8 @@ std::optional<Redistribution> redistribution_of_runs(const Mesh& mesh, std::span
     all += moved[i];
     if (moved[i] > 0) r.group = r.group | between(mesh, layouts.over, i / parts, i % parts);
   }
-  for (const std::vector<IndexRun>& runs : *layouts.to.of_part)
-    for (const IndexRun& run : runs) wanted += run.is_empty_rows() ? 0 : static_cast<double>(run.count);
+  for (const std::vector<IndexRange>& runs : *layouts.to.of_part)
+    for (const IndexRange& run : runs) wanted += run.is_empty_rows() ? 0 : static_cast<double>(run.count);
   constexpr double kOfShares = 1e-3;                            // thirds of rows are not exact numbers
   if (std::abs(all - wanted) > kOfShares) return std::nullopt;  // an index that no part has, or that two have
   if (r.group.empty()) return r;

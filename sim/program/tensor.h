@@ -118,7 +118,7 @@ struct Tensor {
   // Program::loads. `sizes` are then those of the rank with the most rows. Unset: all ranks have equally many rows.
   TableIndex<Load> load;
   std::array<Deal::Kind, kMaxRank> deals{};
-  const BlockTable* table = nullptr;  // the one table of all dimensions that are dealt by a table
+  const DealTable* table = nullptr;  // the one table of all dimensions that are dealt by a table
   Deal deal(int dim) const { return {deals[dim], deals[dim] == Deal::by_table ? table : nullptr}; }
   // Throws std::logic_error if another dimension is already dealt by another table.
   void set_deal(int dim, Deal deal) {

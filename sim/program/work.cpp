@@ -25,9 +25,9 @@ struct Dealt {
   static constexpr std::int64_t kNoEnd = std::numeric_limits<std::int64_t>::max();
   template <class Visit>
   void for_each_run(Visit&& visit) const {
-    for_each_run_of_part(deal, parts, part, parts * count, count, [&](const IndexRun& run) {
+    for_each_run_of_part(deal, parts, part, parts * count, count, [&](const IndexRange& run) {
       if (run.is_empty_rows()) return;
-      const IndexRun of_part{first + run.begin, run.count, run.apart};
+      const IndexRange of_part{first + run.begin, run.count, run.apart};
       if (end == kNoEnd) return visit(of_part);
       const auto up_to = [&](std::int64_t position) {  // how many of them lie before it
         return std::clamp<std::int64_t>(floor_of(position - of_part.begin - 1, run.apart) + 1, 0, run.count);
@@ -39,7 +39,7 @@ struct Dealt {
 };
 
 // The pairs with query - key <= most. REQUIRES: the distance between keys is that between queries, or a divisor of it.
-std::int64_t pairs_up_to(std::int64_t most, const IndexRun& queries, const IndexRun& keys) {
+std::int64_t pairs_up_to(std::int64_t most, const IndexRange& queries, const IndexRange& keys) {
   const std::int64_t z = floor_of(most - (queries.begin - keys.begin), keys.apart), r = queries.apart / keys.apart,
                      n = keys.count;
   // Query i pairs with n + z - r i keys.
@@ -59,9 +59,9 @@ AttendedPairs pairs_of(bool causal, std::int64_t window, const Dealt& queries, c
     return p;
   }
   std::int64_t own = 0, behind = 0;
-  keys.for_each_run([&](const IndexRun& k) {
+  keys.for_each_run([&](const IndexRange& k) {
     const std::int64_t before = p.seen;
-    queries.for_each_run([&](const IndexRun& q) {
+    queries.for_each_run([&](const IndexRange& q) {
       const auto up_to = [&](std::int64_t most) { return pairs_up_to(most, q, k); };
       const auto at = [&](std::int64_t distance) { return up_to(distance) - up_to(distance - 1); };
       if (!causal) {  // as many positions around the query as the window has
@@ -230,9 +230,9 @@ DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std:
     } else {
       pairs = pairs_of(op.causal, op.window, queries, keys);
       if (pairs.seen == 0) return;
-      keys.for_each_run([&](const IndexRun& run) { first = std::min(first, run.begin); });
+      keys.for_each_run([&](const IndexRange& run) { first = std::min(first, run.begin); });
       queries.begin = first;  // queries before it see no key
-      queries.for_each_run([&](const IndexRun& run) { n += run.count; });
+      queries.for_each_run([&](const IndexRange& run) { n += run.count; });
     }
     const auto of_document = static_cast<double>(n), seen = static_cast<double>(pairs.keys);
     const auto idle = static_cast<double>((n + tile - 1) / tile * tile - n);

@@ -79,7 +79,7 @@ struct OpReport {
 
 inline constexpr std::uint32_t kNoOp = 0xffffffff;
 // One interval of a stream, for traces.
-struct Interval {
+struct TimelineSpan {
   std::int32_t stage = 0;
   Stream stream = Stream::compute;
   std::uint8_t kind = 0;  // SlotKind, or 3: update
@@ -104,7 +104,7 @@ struct MemorySample {
 // The timeline of ranks that do something else than the ranks that represent their stage.
 struct RankTrack {
   std::string who;
-  std::vector<Interval> intervals;
+  std::vector<TimelineSpan> intervals;
 };
 // One run of an op on a stream, or a stretch in which the compute stream waits.
 struct OpSlice {
@@ -120,7 +120,7 @@ struct TimelineOp {
   double flops = 0, bytes = 0;
 };
 struct Timeline {
-  std::vector<Interval> intervals;
+  std::vector<TimelineSpan> intervals;
   // Analytical engine: the ops of some slots (slots_with_ops counts them) and of the step's end, on the stages in
   // `op_stages`, one of each kind of stage. Sorted by stage, then slot, then stream.
   std::vector<OpSlice> op_slices;

@@ -82,21 +82,21 @@ void legend(std::string& out, const std::set<std::size_t>& kinds, double y) {
   }
 }
 
-std::size_t kind_drawn(const Interval& interval) { return std::min<std::size_t>(interval.kind, kKinds.size() - 1); }
-bool is_drawn(const Interval& interval) {
+std::size_t kind_drawn(const TimelineSpan& interval) { return std::min<std::size_t>(interval.kind, kKinds.size() - 1); }
+bool is_drawn(const TimelineSpan& interval) {
   return interval.stream == Stream::compute && interval.end_seconds > interval.begin_seconds;
 }
 double top_of(std::int32_t stage) { return kTop + kRow * stage; }
 
 // One thick line per row and colour, interrupted where boxes of other colours, or none, lie.
-void draw_boxes(std::string& out, const std::vector<Interval>& intervals, std::uint16_t chunks, double scale) {
+void draw_boxes(std::string& out, const std::vector<TimelineSpan>& intervals, std::uint16_t chunks, double scale) {
   struct Line {
     std::string path;
     Hundredths end = 0;
   };
   std::map<std::int32_t, std::map<std::string, Line>> rows;
   std::string numbers;
-  for (const Interval& interval : intervals) {
+  for (const TimelineSpan& interval : intervals) {
     if (!is_drawn(interval)) continue;
     const Kind& kind = kKinds[kind_drawn(interval)];
     const double shade = chunks > 1 ? static_cast<double>(interval.chunk) / (chunks - 1) : 0.5;
@@ -124,10 +124,10 @@ void draw_boxes(std::string& out, const std::vector<Interval>& intervals, std::u
 
 // For a row with more slots than can be told apart: the share of each column's time per kind, stacked from below in the
 // order of the legend. White is idle time.
-void draw_columns(std::string& out, const std::vector<Interval>& intervals, std::int32_t stages, double scale) {
+void draw_columns(std::string& out, const std::vector<TimelineSpan>& intervals, std::int32_t stages, double scale) {
   using Shares = std::array<double, kKinds.size()>;
   std::vector<Shares> shares(static_cast<std::size_t>(stages) * kColumnsOfRow);
-  for (const Interval& interval : intervals) {
+  for (const TimelineSpan& interval : intervals) {
     if (!is_drawn(interval)) continue;
     Shares* row = &shares[static_cast<std::size_t>(interval.stage) * kColumnsOfRow];
     const double begin = interval.begin_seconds * scale / kColumnWidth,
@@ -166,13 +166,13 @@ void draw_columns(std::string& out, const std::vector<Interval>& intervals, std:
 }  // namespace
 
 std::string report_svg(const Report& report, std::string_view title) {
-  const std::vector<Interval>& intervals = report.timeline.intervals;
+  const std::vector<TimelineSpan>& intervals = report.timeline.intervals;
   std::int32_t stages = 0;
   std::uint16_t chunks = 1;
   double span = report.step_seconds;
   std::set<std::size_t> kinds;
   std::map<std::int32_t, std::size_t> slots;
-  for (const Interval& interval : intervals) {
+  for (const TimelineSpan& interval : intervals) {
     stages = std::max(stages, interval.stage + 1);
     span = std::max(span, interval.end_seconds);
     if (interval.stream != Stream::compute) continue;

@@ -15,11 +15,11 @@
 namespace orrery {
 namespace {
 
-constexpr std::size_t kUpdate = 3;  // value of Interval::kind besides SlotKind's
+constexpr std::size_t kUpdate = 3;  // value of TimelineSpan::kind besides SlotKind's
 constexpr std::array<const char*, 4> kKindNames{"forward", "backward", "weight_gradient", "update"};
 constexpr std::array<const char*, 4> kKindLetters{"F", "B", "W", "update"};
 
-std::size_t kind_of(const Interval& interval) { return std::min<std::size_t>(interval.kind, kUpdate); }
+std::size_t kind_of(const TimelineSpan& interval) { return std::min<std::size_t>(interval.kind, kUpdate); }
 
 // Whole nanoseconds, so that slices that touch still touch after rounding.
 using Nanoseconds = std::int64_t;
@@ -74,7 +74,7 @@ std::string work_text(const TimelineOp& op) {
 }
 
 // "F 3"; an op with a name of its own keeps that name.
-std::string interval_name(const Interval& interval) {
+std::string interval_name(const TimelineSpan& interval) {
   const std::size_t kind = kind_of(interval);
   if (interval.stream != Stream::compute && interval.name[0] != '\0') return interval.name;
   if (kind == kUpdate) return interval.name[0] != '\0' ? interval.name : kKindLetters[kind];
@@ -90,7 +90,7 @@ Event slice_event(std::string_view name, std::string_view category, std::int32_t
                       microseconds(slice.end - slice.begin), args)};
 }
 
-Event slot_event(const Interval& interval, std::span<const TimelineOp> ops, Slice slice, std::int32_t process) {
+Event slot_event(const TimelineSpan& interval, std::span<const TimelineOp> ops, Slice slice, std::int32_t process) {
   const bool compute = interval.stream == Stream::compute;
   std::string args =
       interval.op != kNoOp ? work_text(ops[interval.op]) : fmt::format(R"("kind":"{}")", kKindNames[kind_of(interval)]);
@@ -176,7 +176,7 @@ void add_ranks(const Timeline& timeline, const Processes& processes, std::vector
                std::vector<Event>& events) {
   for (std::size_t k = 0; k < timeline.ranks.size(); ++k) {
     std::set<Stream> streams;
-    for (const Interval& interval : timeline.ranks[k].intervals) {
+    for (const TimelineSpan& interval : timeline.ranks[k].intervals) {
       const Slice slice{nanoseconds(interval.begin_seconds), nanoseconds(interval.end_seconds)};
       if (slice.end <= slice.begin) continue;
       streams.insert(interval.stream);
@@ -210,7 +210,7 @@ void add_flows(const Timeline& timeline, const Processes& processes,
 
 std::int32_t stages_of(const Timeline& timeline) {
   std::int32_t stages = 0;
-  for (const Interval& interval : timeline.intervals) stages = std::max(stages, interval.stage + 1);
+  for (const TimelineSpan& interval : timeline.intervals) stages = std::max(stages, interval.stage + 1);
   for (const MemorySample& sample : timeline.memory) stages = std::max(stages, sample.stage + 1);
   return stages;
 }
@@ -227,7 +227,7 @@ std::string bounds_text(const Timeline& timeline) {
   std::string stages;
   for (const std::int32_t stage : timeline.op_stages) stages += fmt::format("{}{}", stages.empty() ? "" : ",", stage);
   const auto slots = std::count_if(timeline.intervals.begin(), timeline.intervals.end(),
-                                   [](const Interval& interval) { return interval.kind < kUpdate; });
+                                   [](const TimelineSpan& interval) { return interval.kind < kUpdate; });
   return fmt::format(R"(,"slots":{},"slots_with_ops":{},"stages_with_ops":[{}],"only_those_stages":{})", slots,
                      timeline.slots_with_ops, stages, stages_written(timeline).empty() ? "false" : "true");
 }
@@ -240,7 +240,7 @@ void add_job(const Report& report, const Processes& processes, std::size_t& flow
   const std::set<std::int32_t> written = stages_written(timeline);
   const auto is_written = [&](std::int32_t stage) { return written.empty() || written.contains(stage); };
   events.reserve(events.size() + timeline.intervals.size() + 2 * timeline.arrows.size() + timeline.memory.size());
-  for (const Interval& interval : timeline.intervals) {
+  for (const TimelineSpan& interval : timeline.intervals) {
     const Slice slice{nanoseconds(interval.begin_seconds), nanoseconds(interval.end_seconds)};
     if (slice.end <= slice.begin || !is_written(interval.stage)) continue;  // of length 0, or not written
     tracks[interval.stage].insert(interval.stream);

@@ -51,7 +51,7 @@ constexpr PlanWord kWords[]{{"activation-offload", [](const Scenario& s) { retur
 constexpr SearchAxis kAxes[]{
     {.field = "activation_offload",
      .label = "act. offload",
-     .turns = Turns::activations,
+     .chosen_with = ChosenWith::activations,
      .set = [](Plan& plan, std::int64_t value) { plan.activation_offload.offload = value != 0; },
      .values = [](const Scenario& s) { return flags(s.cluster.device.pcie_bytes_per_second > 0); }}};
 

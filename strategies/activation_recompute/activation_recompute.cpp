@@ -679,7 +679,7 @@ void rewrite(const Scenario& scenario, Program& program) {
     std::uint16_t piece = 0;
   };
   std::vector<Group> groups;
-  std::vector<Run> runs;
+  std::vector<PieceRun> runs;
   const auto group = [&](std::uint16_t of, std::int64_t copies) {
     for (const Group& g : groups)
       if (g.of == of && g.copies == copies) return g.piece;
@@ -694,7 +694,7 @@ void rewrite(const Scenario& scenario, Program& program) {
     for (auto& stage : stages) {
       for (Chunk& chunk : stage) {
         runs.clear();
-        for (const Run& run : chunk.runs) {
+        for (const PieceRun& run : chunk.runs) {
           const Piece& piece = program.pieces[run.piece];
           const Options& options = plans.of(piece).recompute;
           if (!keeps_activations(piece) || options.mode != Mode::full || options.every == 1) {
@@ -728,7 +728,7 @@ constexpr PlanWord kWords[]{
 constexpr SearchAxis kAxes[]{
     {.field = "recompute",
      .label = "recompute",
-     .turns = Turns::activations,
+     .chosen_with = ChosenWith::activations,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.recompute.mode = static_cast<Mode>(value); },
      .values = [](const Scenario& chosen) -> AxisValues {
@@ -745,7 +745,7 @@ constexpr SearchAxis kAxes[]{
      }},
     {.field = "recompute_layers",
      .label = "of layers",
-     .turns = Turns::activations,
+     .chosen_with = ChosenWith::activations,
      .set = [](Plan& plan, std::int64_t value) { plan.recompute.layers = value; },
      .values = [](const Scenario& chosen) -> AxisValues {
        AxisValues values{-1};

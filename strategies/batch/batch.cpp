@@ -63,7 +63,7 @@ void rewrite(const Scenario&, Program& program) {
 
 constexpr SearchAxis kAxes[]{{.field = "micro_batch_size",
                               .label = "mbs",
-                              .turns = Turns::micro_batch,
+                              .chosen_with = ChosenWith::micro_batch,
                               .usual = true,
                               .set = [](Plan& plan, std::int64_t value) { plan.batch.micro_batch_size = value; },
                               .values = [](const Scenario& chosen) -> AxisValues {

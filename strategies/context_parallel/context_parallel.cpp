@@ -48,7 +48,7 @@ class Ring {
     const Stream stream = group == groups_.inner ? groups_.stream : Stream::outer_ring_communication;
     Op op = communication(OpKind::ring_shift, name, stream, group, from, to);
     op.phase = cause.phase;
-    op.places = static_cast<std::int32_t>(places);
+    op.distance = static_cast<std::int32_t>(places);
     op.algorithm = groups_.algorithm;
     out_.push_back(op);
   }
@@ -424,7 +424,7 @@ void check_runnable(const Scenario& scenario) {
 constexpr SearchAxis kAxes[]{
     {.field = "context_parallel",
      .label = "cp",
-     .turns = Turns::mesh,
+     .chosen_with = ChosenWith::mesh,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.context.degree = value; },
      // Only degrees that leave each rank at least kLeastTokens of a sequence.
@@ -439,7 +439,7 @@ constexpr SearchAxis kAxes[]{
      }},
     {.field = "context_parallel_type",
      .label = "cp type",
-     .turns = Turns::kernels,
+     .chosen_with = ChosenWith::kernels,
      .set = [](Plan& plan, std::int64_t value) { plan.context.type = static_cast<Type>(value); },
      .values = [](const Scenario& chosen) -> AxisValues {
        AxisValues values(chosen.plan.context.degree > 1 ? type_names().size() : 1);

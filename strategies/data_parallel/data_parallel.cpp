@@ -222,7 +222,7 @@ class Shard {
     Block& block = piece_.backward;
     for (std::size_t i = 0; i < block.ops.size(); ++i)
       if (const Op& op = block.ops[i]; op.stream == Stream::expert_communication && is_communication(op.kind) &&
-                                       op.phase != Phase::recompute && !op.piece)
+                                       op.phase != Phase::recompute && !op.is_part)
         exchanges.push_back(i);
     if (exchanges.empty()) return false;
     const auto piece = [&](double share, std::size_t before) {
@@ -230,7 +230,7 @@ class Shard {
       Op op = whole;
       op.phase = Phase::weight_gradient;
       op.stream = Stream::expert_communication;
-      op.free_running = op.piece = true;
+      op.free_running = op.is_part = true;
       op.covers = Covers::before;
       op.share = share;
       block.ops.insert(block.ops.begin() + static_cast<std::ptrdiff_t>(before), op);
@@ -243,7 +243,7 @@ class Shard {
       op.phase = Phase::update;
       op.when = When::every_micro_batch;
       op.every = kAllInstances;
-      op.piece = true;
+      op.is_part = true;
       op.share = rest;
       piece_.update.ops.insert(piece_.update.ops.begin() + reductions_before_update_++, op);
     }
@@ -779,13 +779,13 @@ namespace {
 constexpr SearchAxis kAxes[]{
     {.field = "data_parallel",
      .label = "dp",
-     .turns = Turns::mesh,
+     .chosen_with = ChosenWith::mesh,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.data.degree = value; },
      .values = [](const Scenario&) -> AxisValues { return {0}; }},  // what remains
     {.field = "zero_stage",
      .label = "zero",
-     .turns = Turns::replicas,
+     .chosen_with = ChosenWith::replicas,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.data.zero_stage = value; },
      .values = [](const Scenario& chosen) -> AxisValues {
@@ -794,7 +794,7 @@ constexpr SearchAxis kAxes[]{
      }},
     {.field = "reshard_after_forward",
      .label = "reshard",
-     .turns = Turns::replicas,
+     .chosen_with = ChosenWith::replicas,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.data.reshard_after_forward = value != 0; },
      .values = [](const Scenario& chosen) -> AxisValues {
@@ -803,7 +803,7 @@ constexpr SearchAxis kAxes[]{
      .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage == 3; }},
     {.field = "zero_shard_degree",
      .label = "shard",
-     .turns = Turns::replicas,
+     .chosen_with = ChosenWith::replicas,
      .set = [](Plan& plan, std::int64_t value) { plan.data.shard_degree = value; },
      .values = [](const Scenario& chosen) -> AxisValues {
        if (chosen.plan.data.zero_stage == 0) return {0};
@@ -815,12 +815,12 @@ constexpr SearchAxis kAxes[]{
      .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0; }},
     {.field = "overlap_grad_reduce",
      .label = "overlap grads",
-     .turns = Turns::replicas,
+     .chosen_with = ChosenWith::replicas,
      .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_gradients = value != 0; },
      .acts = shares_gradients},
     {.field = "overlap_param_gather",
      .label = "overlap params",
-     .turns = Turns::replicas,
+     .chosen_with = ChosenWith::replicas,
      .set = [](Plan& plan, std::int64_t value) { plan.data.overlap_parameters = value != 0; },
      .acts = [](const Scenario& chosen) { return chosen.plan.data.zero_stage > 0 && shares_gradients(chosen); }}};
 

@@ -91,7 +91,7 @@ double computed_experts(const Scenario& scenario) {
   return computed_experts(gate, step);
 }
 
-class GateController final : public RunController {
+class GateController final : public TrainingController {
  public:
   std::uint64_t state(const Scenario& scenario) const override {
     const Gate gate = gate_of(scenario);
@@ -180,7 +180,7 @@ std::optional<Scenario> settle(const Scenario& scenario) {
   return settled;
 }
 
-std::unique_ptr<RunController> control(const Scenario& scenario) {
+std::unique_ptr<TrainingController> control(const Scenario& scenario) {
   return used(scenario) ? std::make_unique<GateController>() : nullptr;
 }
 

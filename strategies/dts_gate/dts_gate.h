@@ -20,6 +20,6 @@ namespace orrery::dts_gate {
 
 std::optional<Scenario> settle(const Scenario& scenario);
 // Returns a controller that adds the figures gate_temperature, active_experts, computed_experts.
-std::unique_ptr<RunController> control(const Scenario& scenario);
+std::unique_ptr<TrainingController> control(const Scenario& scenario);
 
 }  // namespace orrery::dts_gate

@@ -694,7 +694,7 @@ namespace {
 
 constexpr SearchAxis kAxes[]{{.field = "expert_parallel",
                               .label = "ep",
-                              .turns = Turns::mesh,
+                              .chosen_with = ChosenWith::mesh,
                               .usual = true,
                               .set = [](Plan& plan, std::int64_t value) { plan.expert.degree = value; },
                               .values = [](const Scenario& chosen) -> AxisValues {
@@ -707,7 +707,7 @@ constexpr SearchAxis kAxes[]{{.field = "expert_parallel",
                               .turns_of = [](const Model& model) { return model.has_experts(); }},
                              {.field = "expert_tensor_parallel",
                               .label = "etp",
-                              .turns = Turns::mesh,
+                              .chosen_with = ChosenWith::mesh,
                               .usual = true,
                               .set = [](Plan& plan, std::int64_t value) { plan.expert.tensor_degree = value; },
                               .values = [](const Scenario& chosen) -> AxisValues {

@@ -29,7 +29,7 @@ namespace orrery::expert_parallel {
 void check_runnable(const Scenario& scenario);
 // Returns the controller of a training with unequal routing; null if routing is balanced. Steps with the same routing
 // have the same state.
-std::unique_ptr<RunController> control(const Scenario& scenario);
+std::unique_ptr<TrainingController> control(const Scenario& scenario);
 
 // How unequal the work of experts is, over the layers with experts.
 struct RoutedWork {

@@ -7,7 +7,7 @@
 namespace orrery::expert_parallel {
 namespace {
 
-class RoutingController final : public RunController {
+class RoutingController final : public TrainingController {
  public:
   std::uint64_t state(const Scenario& scenario) const override {
     return static_cast<std::uint64_t>(routing_state(scenario));
@@ -16,7 +16,7 @@ class RoutingController final : public RunController {
 
 }  // namespace
 
-std::unique_ptr<RunController> control(const Scenario& scenario) {
+std::unique_ptr<TrainingController> control(const Scenario& scenario) {
   return scenario.workload.routes_unequally() ? std::make_unique<RoutingController>() : nullptr;
 }
 

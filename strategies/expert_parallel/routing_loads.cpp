@@ -460,7 +460,7 @@ namespace {
 std::vector<std::int64_t> layers_with_experts(const Program& program) {
   std::vector<std::int64_t> layers;
   std::int64_t at = 0;
-  for (const Run& run : program.line) {
+  for (const PieceRun& run : program.line) {
     const std::int64_t end = at + program.pieces[run.piece].layers * run.count;
     if (has_experts(program.pieces[run.piece]))
       for (std::int64_t layer = at; layer < end; ++layer) layers.push_back(layer);
@@ -572,11 +572,11 @@ std::vector<std::size_t> layers_of_source(const Workload& workload, std::span<co
 }
 
 // The line with each layer's load, and that of modules of multi-token prediction, which are not layers.
-std::vector<Run> line_with(const Program& program, Variants& variants, std::span<const Run> of,
+std::vector<PieceRun> line_with(const Program& program, Variants& variants, std::span<const PieceRun> of,
                            std::span<const std::size_t> numbers, std::size_t of_modules) {
-  std::vector<Run> line;
+  std::vector<PieceRun> line;
   auto number = numbers.begin();
-  for (const Run& run : of) {
+  for (const PieceRun& run : of) {
     if (!has_experts(program.pieces[run.piece])) {
       line.push_back(run);
       continue;
@@ -703,7 +703,7 @@ void lay_loads(const Scenario& scenario, Program& program) {
     if (distance(of_last(part)) < distance(of_modules)) of_modules = of_last(part);
 
   Variants variants(program);
-  const std::vector<Run> line = std::move(program.line);
+  const std::vector<PieceRun> line = std::move(program.line);
   // The first micro-batch has class 0.
   const std::size_t of_first = class_of.front();
   program.line = line_with(program, variants, line, numbers_of(classes[of_first]), of_modules);

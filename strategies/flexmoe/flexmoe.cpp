@@ -37,8 +37,8 @@ std::int64_t slots_per_rank(const Scenario& scenario) {
   return given > 0 ? given : scenario.model.experts / scenario.plan.expert.degree;
 }
 
-Placement in_blocks(const Scenario& scenario) {
-  return Placement::in_blocks(scenario.model.experts, scenario.plan.expert.degree, slots_per_rank(scenario));
+ExpertPlacement in_blocks(const Scenario& scenario) {
+  return ExpertPlacement::in_blocks(scenario.model.experts, scenario.plan.expert.degree, slots_per_rank(scenario));
 }
 
 // For `given`: the number of placements, and the one that holds at a step.
@@ -54,8 +54,8 @@ std::span<const std::int64_t> given_slots(const Scenario& scenario, std::int64_t
   return std::span(scenario.plan.flexmoe.placement).subspan(static_cast<std::size_t>(placement) * slots, slots);
 }
 
-// Placement at a step that begins with it, whatever the routing was.
-Placement placement_at(const Scenario& scenario, std::int64_t step) {
+// ExpertPlacement at a step that begins with it, whatever the routing was.
+ExpertPlacement placement_at(const Scenario& scenario, std::int64_t step) {
   if (scenario.plan.flexmoe.balancer != Balancer::given) return in_blocks(scenario);
   return {scenario.model.experts, scenario.plan.expert.degree, slots_per_rank(scenario),
           given_slots(scenario, given_at(scenario, step))};
@@ -65,7 +65,7 @@ Placement placement_at(const Scenario& scenario, std::int64_t step) {
 bool within_steps(Balancer balancer) { return balancer == Balancer::fastermoe || balancer == Balancer::swipe; }
 
 // Rows from each rank to each other, [from * ranks + to]; an expert's tokens are divided evenly over its vExperts.
-std::vector<double> rows_between(const Placement& placement, const RoutingMatrix& tokens) {
+std::vector<double> rows_between(const ExpertPlacement& placement, const RoutingMatrix& tokens) {
   const auto ranks = static_cast<std::size_t>(placement.ranks());
   std::vector<double> rows(ranks * ranks);
   for (std::int64_t e = 0; e < placement.experts(); ++e)
@@ -108,7 +108,7 @@ double balance_of(std::span<const double> rows, std::int64_t ranks) {
   return max_over_mean(of_ranks);
 }
 
-class BalanceController final : public RunController {
+class BalanceController final : public TrainingController {
  public:
   explicit BalanceController(const Scenario& scenario)
       : options_(scenario.plan.flexmoe),
@@ -134,7 +134,7 @@ class BalanceController final : public RunController {
     set(placements_);
   }
 
-  void use(const RunCosts& costs) override {
+  void use(const StepMoveCosts& costs) override {
     costs_ = &costs;
     LayerProfile profile;
     profile.tokens_per_second = costs.expert_tokens_per_second;
@@ -174,8 +174,8 @@ class BalanceController final : public RunController {
 
   std::uint64_t state(const Scenario&) const override { return digest_; }
 
-  std::vector<RunWork> end(const Scenario& scenario) override {
-    std::vector<RunWork> work;
+  std::vector<StepMove> end(const Scenario& scenario) override {
+    std::vector<StepMove> work;
     if (step_synchronising_ > 0) work.push_back({step_synchronising_, true, false});
     if (moving_ || placements_.empty() || within_steps(options_.balancer)) return work;
     const bool at_intervals = options_.balancer == Balancer::eplb || options_.balancer == Balancer::given;
@@ -226,7 +226,7 @@ class BalanceController final : public RunController {
   }
 
   // Each micro-batch broadcasts popular experts and reduces their gradients; their tokens stay where they are.
-  void shadow(const RoutingMatrix& tokens, const Placement& placement, std::vector<double>& rows) {
+  void shadow(const RoutingMatrix& tokens, const ExpertPlacement& placement, std::vector<double>& rows) {
     std::vector<double> of_micro_batch;
     for (const std::int64_t t : tokens.by_expert())
       of_micro_batch.push_back(static_cast<double>(t) / static_cast<double>(micro_batches_));
@@ -270,8 +270,8 @@ class BalanceController final : public RunController {
     synchronising_ += layers_of_each_ * static_cast<double>(choices_ * micro_batches_) * seconds;
   }
 
-  std::vector<Placement> chosen(const Scenario& scenario) const {
-    std::vector<Placement> next = placements_;
+  std::vector<ExpertPlacement> chosen(const Scenario& scenario) const {
+    std::vector<ExpertPlacement> next = placements_;
     const std::int64_t slots = placements_.front().slots_per_rank();
     for (std::size_t i = 0; i < next.size(); ++i) {
       const std::vector<std::int64_t> loads = tokens_[i].by_expert();
@@ -281,14 +281,14 @@ class BalanceController final : public RunController {
         case Balancer::swipe:
           break;
         case Balancer::flexmoe: {
-          Schedule made = schedule(next[i], tokens_[i], cost_, options_.threshold, options_.also_busiest_rank);
+          PlacementChange made = schedule(next[i], tokens_[i], cost_, options_.threshold, options_.also_busiest_rank);
           if (made.adjustments.empty()) break;
           next[i] = std::move(made.placement);
           gather_replicas(next[i], tokens_[i], cost_);
           break;
         }
         case Balancer::eplb:
-          next[i] = Placement(next[i].experts(), ranks_, slots, eplb(loads, slots * ranks_, 1, 1, ranks_));
+          next[i] = ExpertPlacement(next[i].experts(), ranks_, slots, eplb(loads, slots * ranks_, 1, 1, ranks_));
           break;
         case Balancer::symi:
           next[i] = place_by_popularity(loads, ranks_, slots);
@@ -322,12 +322,12 @@ class BalanceController final : public RunController {
     return layers_of_each_ * std::max(*std::ranges::max_element(sent), *std::ranges::max_element(got));
   }
 
-  void set(std::vector<Placement> placements) {
+  void set(std::vector<ExpertPlacement> placements) {
     placements_ = std::move(placements);
     digest_ = digest_of("placements");
     replicas_ = 0;
     synchronising_ = 0;
-    for (const Placement& placement : placements_) {
+    for (const ExpertPlacement& placement : placements_) {
       for (std::int64_t e = 0; e < placement.experts(); ++e)
         for (std::int64_t rank = 0; rank < ranks_; ++rank) {
           const std::int64_t here = placement.vexperts(e, rank);
@@ -353,10 +353,10 @@ class BalanceController final : public RunController {
   std::int64_t micro_batches_ = 1, choices_ = 1;
   double weight_bytes_ = 0, hidden_ = 0, hidden_ratio_ = 0;
   ShadowingProfile shadowing_;
-  const RunCosts* costs_ = nullptr;
+  const StepMoveCosts* costs_ = nullptr;
   PlacementCost cost_;
 
-  std::vector<Placement> placements_, next_;  // by layer of the routing's source
+  std::vector<ExpertPlacement> placements_, next_;  // by layer of the routing's source
   std::shared_ptr<const Rows> rows_;          // of this step, by layer of the routing's source
   std::vector<RoutingMatrix> tokens_;
   std::uint64_t digest_ = 0, weighed_ = 0;
@@ -381,7 +381,7 @@ void check_given(const Scenario& scenario) {
     throw InputError({"", kPlacement}, fmt::format("{} slots", found),
                      fmt::format("{} for each placement, {} on each of {} ranks", slots, each, ranks));
   for (std::int64_t i = 0; i < found / slots; ++i) try {
-      static_cast<void>(Placement(scenario.model.experts, ranks, each, given_slots(scenario, i)));
+      static_cast<void>(ExpertPlacement(scenario.model.experts, ranks, each, given_slots(scenario, i)));
     } catch (const InputError& error) {
       const std::string of = found > slots ? fmt::format(" in placement {}", i) : "";
       throw InputError({"", kPlacement}, error.found() + of, error.expected());
@@ -434,7 +434,7 @@ std::optional<Scenario> settle(const Scenario& scenario) {
   Scenario settled = scenario;
   settled.model.expert_slots = slots_per_rank(scenario) * scenario.plan.expert.degree;
   if (scenario.plan.flexmoe.balancer == Balancer::given && settled.expert_rows == nullptr) {
-    const Placement placement = placement_at(scenario, scenario.workload.step);
+    const ExpertPlacement placement = placement_at(scenario, scenario.workload.step);
     auto rows = std::make_shared<std::vector<std::vector<double>>>();
     for (const RoutingMatrix& tokens : rows_by_source(scenario)) rows->push_back(rows_between(placement, tokens));
     settled.expert_rows = std::move(rows);
@@ -447,7 +447,7 @@ namespace {
 // Figures: balance (rows of the busiest rank over the mean, mean of layers), replicas (ranks beyond one an expert, of
 // all layers of the routing's source), moved_copies (that arrived in front of the step; fastermoe: in each of its
 // micro-batches). Of swipe: balance, rerouted_share (of all rows, those that go elsewhere than their router said).
-std::unique_ptr<RunController> control(const Scenario& scenario) {
+std::unique_ptr<TrainingController> control(const Scenario& scenario) {
   return used(scenario) ? std::make_unique<BalanceController>(scenario) : nullptr;
 }
 

@@ -17,7 +17,7 @@ void check_experts(std::int64_t placed, std::size_t counted) {
 
 }  // namespace
 
-Placement::Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank)
+ExpertPlacement::ExpertPlacement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank)
     : experts_(experts), ranks_(ranks), slots_per_rank_(slots_per_rank) {
   if (experts < 1 || ranks < 1 || slots_per_rank < 1 || ranks * slots_per_rank < experts)
     throw InputError({}, fmt::format("{} ranks of {} slots", ranks, slots_per_rank),
@@ -27,9 +27,9 @@ Placement::Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slot
   free_.assign(static_cast<std::size_t>(ranks), slots_per_rank);
 }
 
-Placement::Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank,
+ExpertPlacement::ExpertPlacement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank,
                      std::span<const std::int64_t> expert_of_slot)
-    : Placement(experts, ranks, slots_per_rank) {
+    : ExpertPlacement(experts, ranks, slots_per_rank) {
   if (static_cast<std::int64_t>(expert_of_slot.size()) != ranks * slots_per_rank)
     throw InputError({}, fmt::format("{} slots", expert_of_slot.size()), fmt::format("{}", ranks * slots_per_rank));
   for (std::size_t slot = 0; slot < expert_of_slot.size(); ++slot) {
@@ -42,34 +42,34 @@ Placement::Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slot
   check();
 }
 
-Placement Placement::in_blocks(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank) {
-  Placement placement(experts, ranks, slots_per_rank);
+ExpertPlacement ExpertPlacement::in_blocks(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank) {
+  ExpertPlacement placement(experts, ranks, slots_per_rank);
   if (experts % ranks != 0)
     throw InputError({}, fmt::format("{} experts", experts), fmt::format("a multiple of {} ranks", ranks));
   for (std::int64_t e = 0; e < experts; ++e) placement.expand(e, e / (experts / ranks));
   return placement;
 }
 
-std::vector<std::int64_t> Placement::ranks_of(std::int64_t expert) const {
+std::vector<std::int64_t> ExpertPlacement::ranks_of(std::int64_t expert) const {
   std::vector<std::int64_t> all;
   for (std::int64_t rank = 0; rank < ranks_; ++rank)
     if (vexperts(expert, rank) > 0) all.push_back(rank);
   return all;
 }
 
-void Placement::add(std::int64_t expert, std::int64_t rank, std::int64_t vexperts) {
+void ExpertPlacement::add(std::int64_t expert, std::int64_t rank, std::int64_t vexperts) {
   at_[place(expert, rank)] += vexperts;
   of_expert_[static_cast<std::size_t>(expert)] += vexperts;
   free_[static_cast<std::size_t>(rank)] -= vexperts;
 }
 
-void Placement::expand(std::int64_t expert, std::int64_t rank) {
+void ExpertPlacement::expand(std::int64_t expert, std::int64_t rank) {
   if (free_slots(rank) == 0)
     throw InputError({}, fmt::format("no free slot for expert {} on rank {}", expert, rank), "a free slot");
   add(expert, rank, 1);
 }
 
-void Placement::shrink(std::int64_t expert, std::int64_t rank) {
+void ExpertPlacement::shrink(std::int64_t expert, std::int64_t rank) {
   if (vexperts(expert, rank) == 0)
     throw InputError({}, fmt::format("no vExpert of expert {} on rank {}", expert, rank), "a vExpert to release");
   if (vexperts(expert) == 1)
@@ -78,7 +78,7 @@ void Placement::shrink(std::int64_t expert, std::int64_t rank) {
   add(expert, rank, -1);
 }
 
-void Placement::migrate(std::int64_t expert, std::int64_t rank, std::int64_t other_expert, std::int64_t other_rank) {
+void ExpertPlacement::migrate(std::int64_t expert, std::int64_t rank, std::int64_t other_expert, std::int64_t other_rank) {
   for (const auto& [e, r] : {std::pair{expert, rank}, std::pair{other_expert, other_rank}})
     if (vexperts(e, r) == 0)
       throw InputError({}, fmt::format("no vExpert of expert {} on rank {}", e, r), "a vExpert to exchange");
@@ -88,13 +88,13 @@ void Placement::migrate(std::int64_t expert, std::int64_t rank, std::int64_t oth
   add(other_expert, rank, 1);
 }
 
-void Placement::check() const {
+void ExpertPlacement::check() const {
   for (std::int64_t e = 0; e < experts_; ++e)
     if (vexperts(e) == 0)
       throw InputError({}, fmt::format("no replica of expert {}", e), "at least one of every expert");
 }
 
-std::vector<double> rank_loads(const Placement& placement, std::span<const std::int64_t> tokens_of_experts) {
+std::vector<double> rank_loads(const ExpertPlacement& placement, std::span<const std::int64_t> tokens_of_experts) {
   placement.check();
   check_experts(placement.experts(), tokens_of_experts.size());
   std::vector<double> loads(static_cast<std::size_t>(placement.ranks()));
@@ -106,11 +106,11 @@ std::vector<double> rank_loads(const Placement& placement, std::span<const std::
   return loads;
 }
 
-double balance_ratio(const Placement& placement, std::span<const std::int64_t> tokens_of_experts) {
+double balance_ratio(const ExpertPlacement& placement, std::span<const std::int64_t> tokens_of_experts) {
   return max_over_mean(rank_loads(placement, tokens_of_experts));
 }
 
-std::vector<std::pair<std::int64_t, std::int64_t>> new_copies(const Placement& from, const Placement& to) {
+std::vector<std::pair<std::int64_t, std::int64_t>> new_copies(const ExpertPlacement& from, const ExpertPlacement& to) {
   std::vector<std::pair<std::int64_t, std::int64_t>> copies;
   for (std::int64_t e = 0; e < to.experts(); ++e)
     for (const std::int64_t rank : to.ranks_of(e))

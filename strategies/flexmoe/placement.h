@@ -12,17 +12,17 @@
 
 namespace orrery::flexmoe {
 
-class Placement {
+class ExpertPlacement {
  public:
   // Makes a placement with all slots free. Throws InputError if there are fewer slots than experts.
-  Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank);
+  ExpertPlacement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank);
   // Makes a placement from the expert in each slot, [rank * slots_per_rank + slot]; -1: free. Throws InputError if an
   // expert's number is out of range or an expert has no slot.
-  Placement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank,
+  ExpertPlacement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank,
             std::span<const std::int64_t> expert_of_slot);
   // Returns the placement of plain expert parallelism: one vExpert per expert, the same number of consecutive experts
   // on each rank. Throws InputError if the experts are not a multiple of the ranks, or do not fit into the slots.
-  static Placement in_blocks(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank);
+  static ExpertPlacement in_blocks(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank);
 
   std::int64_t experts() const { return experts_; }
   std::int64_t ranks() const { return ranks_; }
@@ -42,7 +42,7 @@ class Placement {
 
   // Throws InputError where an expert has no vExpert: its tokens would have nowhere to go.
   void check() const;
-  bool operator==(const Placement&) const = default;
+  bool operator==(const ExpertPlacement&) const = default;
 
  private:
   std::size_t place(std::int64_t expert, std::int64_t rank) const {
@@ -55,14 +55,14 @@ class Placement {
   std::vector<std::int64_t> of_expert_, free_;
 };
 
-// Returns how many tokens each rank computes, from the tokens of each expert. Throws as Placement::check, and for
+// Returns how many tokens each rank computes, from the tokens of each expert. Throws as ExpertPlacement::check, and for
 // another number of experts.
-std::vector<double> rank_loads(const Placement& placement, std::span<const std::int64_t> tokens_of_experts);
+std::vector<double> rank_loads(const ExpertPlacement& placement, std::span<const std::int64_t> tokens_of_experts);
 // Returns the tokens of the most loaded rank over the mean (eq. 6).
-double balance_ratio(const Placement& placement, std::span<const std::int64_t> tokens_of_experts);
+double balance_ratio(const ExpertPlacement& placement, std::span<const std::int64_t> tokens_of_experts);
 
 // Returns the expert and rank of each copy of weights that `to` has and `from` has not: the copies that changing the
 // placement must send. Ordered by expert, then rank.
-std::vector<std::pair<std::int64_t, std::int64_t>> new_copies(const Placement& from, const Placement& to);
+std::vector<std::pair<std::int64_t, std::int64_t>> new_copies(const ExpertPlacement& from, const ExpertPlacement& to);
 
 }  // namespace orrery::flexmoe

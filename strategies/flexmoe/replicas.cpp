@@ -128,7 +128,7 @@ std::vector<std::int64_t> slots_by_popularity(std::span<const std::int64_t> toke
   return given;
 }
 
-Placement place_by_popularity(std::span<const std::int64_t> tokens_of_experts, std::int64_t ranks,
+ExpertPlacement place_by_popularity(std::span<const std::int64_t> tokens_of_experts, std::int64_t ranks,
                               std::int64_t slots_per_rank) {
   std::vector<std::int64_t> expert_of_slot;
   const std::vector<std::int64_t> given = slots_by_popularity(tokens_of_experts, ranks * slots_per_rank);

@@ -20,7 +20,7 @@ std::vector<std::int64_t> eplb(std::span<const std::int64_t> loads, std::int64_t
 // one: slots in proportion to tokens, at least one for each expert, an expert's slots side by side. How fractions are
 // rounded is ours: the largest first. Throws InputError if there are fewer slots than experts.
 std::vector<std::int64_t> slots_by_popularity(std::span<const std::int64_t> tokens_of_experts, std::int64_t slots);
-Placement place_by_popularity(std::span<const std::int64_t> tokens_of_experts, std::int64_t ranks,
+ExpertPlacement place_by_popularity(std::span<const std::int64_t> tokens_of_experts, std::int64_t ranks,
                               std::int64_t slots_per_rank);
 
 }  // namespace orrery::flexmoe

@@ -27,7 +27,7 @@ std::vector<double> token_seconds(const LayerProfile& profile, std::int64_t rank
   return seconds;
 }
 
-double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, const LayerProfile& profile,
+double layer_seconds(const ExpertPlacement& placement, const RoutingMatrix& tokens, const LayerProfile& profile,
                      const std::vector<double>& of_links) {
   placement.check();
   const auto ranks = static_cast<std::size_t>(placement.ranks()),
@@ -64,11 +64,11 @@ double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, co
 // Keeps the cheapest of the plans that are tried.
 class Cheapest {
  public:
-  Cheapest(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost)
+  Cheapest(const ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost)
       : placement_(placement), tokens_(tokens), cost_(cost), seconds_(cost(placement, tokens)) {}
 
   void consider(std::vector<Adjustment> plan) {
-    Placement changed = placement_;
+    ExpertPlacement changed = placement_;
     for (const Adjustment& a : plan) apply(a, changed);
     const double seconds = cost_(changed, tokens_);
     if (!saves(seconds, seconds_)) return;
@@ -78,7 +78,7 @@ class Cheapest {
   std::vector<Adjustment> plan() && { return std::move(plan_); }
 
  private:
-  const Placement& placement_;
+  const ExpertPlacement& placement_;
   const RoutingMatrix& tokens_;
   const PlacementCost& cost_;
   double seconds_;
@@ -87,19 +87,19 @@ class Cheapest {
 
 }  // namespace
 
-double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, const LayerProfile& profile) {
+double layer_seconds(const ExpertPlacement& placement, const RoutingMatrix& tokens, const LayerProfile& profile) {
   return layer_seconds(placement, tokens, profile, token_seconds(profile, placement.ranks()));
 }
 
 PlacementCost cost_of(LayerProfile profile, std::int64_t ranks) {
   std::vector<double> of_links = token_seconds(profile, ranks);
-  return [profile = std::move(profile), of_links = std::move(of_links)](const Placement& placement,
+  return [profile = std::move(profile), of_links = std::move(of_links)](const ExpertPlacement& placement,
                                                                         const RoutingMatrix& tokens) {
     return layer_seconds(placement, tokens, profile, of_links);
   };
 }
 
-void apply(const Adjustment& a, Placement& placement) {
+void apply(const Adjustment& a, ExpertPlacement& placement) {
   switch (a.kind) {
     case Adjustment::Kind::expand:
       return placement.expand(a.expert, a.rank);
@@ -112,7 +112,7 @@ void apply(const Adjustment& a, Placement& placement) {
 
 namespace {
 
-std::int64_t most_loaded_of_busiest_rank(const Placement& placement, const std::vector<std::int64_t>& loads) {
+std::int64_t most_loaded_of_busiest_rank(const ExpertPlacement& placement, const std::vector<std::int64_t>& loads) {
   const std::vector<double> of_ranks = rank_loads(placement, loads);
   const std::int64_t busiest = std::ranges::max_element(of_ranks) - of_ranks.begin();
   std::int64_t expert = -1;
@@ -128,7 +128,7 @@ std::int64_t most_loaded_of_busiest_rank(const Placement& placement, const std::
 
 }  // namespace
 
-std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
+std::vector<Adjustment> make_plan(const ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
                                   bool also_busiest_rank) {
   const std::vector<std::int64_t> loads = tokens.by_expert();
   std::optional<std::int64_t> most, fewest;
@@ -157,13 +157,13 @@ std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatri
   return std::move(cheapest).plan();
 }
 
-Schedule schedule(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
+PlacementChange schedule(const ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
                   double most_imbalance, bool also_busiest_rank) {
   if (!(most_imbalance >= 1))
     throw InputError({}, fmt::format("a balance ratio of at most {}", most_imbalance),
                      "at least 1, which is perfect balance");
   const std::vector<std::int64_t> loads = tokens.by_expert();
-  Schedule made{placement, {}};
+  PlacementChange made{placement, {}};
   made.seconds_before = cost(placement, tokens);
   made.balance_before = made.balance_after = balance_ratio(placement, loads);
   while (made.balance_after > most_imbalance) {
@@ -177,7 +177,7 @@ Schedule schedule(const Placement& placement, const RoutingMatrix& tokens, const
   return made;
 }
 
-std::vector<Adjustment> gather_replicas(Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost) {
+std::vector<Adjustment> gather_replicas(ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost) {
   std::vector<Adjustment> made;
   for (;;) {
     Cheapest cheapest(placement, tokens, cost);

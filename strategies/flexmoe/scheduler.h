@@ -13,7 +13,7 @@
 namespace orrery::flexmoe {
 
 // Returns the seconds of a layer's forward and backward pass.
-using PlacementCost = std::function<double(const Placement&, const RoutingMatrix&)>;
+using PlacementCost = std::function<double(const ExpertPlacement&, const RoutingMatrix&)>;
 
 // Values that the paper's cost model takes from profiling.
 struct LayerProfile {
@@ -28,7 +28,7 @@ struct LayerProfile {
 // backward takes as long as two forwards), four all-to-alls, each as slow as the slowest link into the rank, and the
 // all-reduce of gradients if several ranks hold the expert. Source ranks are the placement's ranks. Throws InputError
 // if the numbers of ranks or experts differ.
-double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, const LayerProfile& profile);
+double layer_seconds(const ExpertPlacement& placement, const RoutingMatrix& tokens, const LayerProfile& profile);
 // Returns layer_seconds as a cost for placements on `ranks` ranks, with a copy of `profile` that asks each link once.
 PlacementCost cost_of(LayerProfile profile, std::int64_t ranks);
 
@@ -39,8 +39,8 @@ struct Adjustment {
   std::int64_t other_expert = -1, other_rank = -1;  // only for migrate, which exchanges two vExperts
   bool operator==(const Adjustment&) const = default;
 };
-// Throws as the primitives of Placement do.
-void apply(const Adjustment& adjustment, Placement& placement);
+// Throws as the primitives of ExpertPlacement do.
+void apply(const Adjustment& adjustment, ExpertPlacement& placement);
 
 // The policy maker (algorithm 2): expands the expert with the most tokens per vExpert. If that needs a slot, it shrinks
 // the expert with the fewest tokens per vExpert among those that have several. Both take place on the ranks for which
@@ -49,11 +49,11 @@ void apply(const Adjustment& adjustment, Placement& placement);
 // `also_busiest_rank`, which is not in the paper, also tries the most loaded expert of the busiest rank and takes the
 // cheaper plan. If that rank is slow because it holds several experts, none of them need have the most tokens per
 // vExpert.
-std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
+std::vector<Adjustment> make_plan(const ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
                                   bool also_busiest_rank = false);
 
-struct Schedule {
-  Placement placement;
+struct PlacementChange {
+  ExpertPlacement placement;
   std::vector<Adjustment> adjustments;  // in order
   double balance_before = 0, balance_after = 0;
   double seconds_before = 0, seconds_after = 0;
@@ -61,11 +61,11 @@ struct Schedule {
 
 // The scheduler (algorithm 1): makes and applies plans while the balance ratio is above `most_imbalance` (at least 1).
 // It ends, because each plan makes the layer faster.
-Schedule schedule(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
+PlacementChange schedule(const ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
                   double most_imbalance, bool also_busiest_rank = false);
 
 // Migrates: it moves vExperts of an expert on several ranks to another of its ranks, in exchange for a vExpert there,
 // so that fewer ranks all-reduce its gradients. Applies the exchange that saves most, and repeats while one saves time.
-std::vector<Adjustment> gather_replicas(Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost);
+std::vector<Adjustment> gather_replicas(ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost);
 
 }  // namespace orrery::flexmoe

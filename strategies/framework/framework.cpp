@@ -291,7 +291,7 @@ constexpr std::array<const char*, 2> kOrders{kMeshOrder, "tp-cp-ep-pp-dp"};
 constexpr SearchAxis kAxes[]{
     {.field = "mesh_order",
      .label = "order",
-     .turns = Turns::replicas,
+     .chosen_with = ChosenWith::replicas,
      .set = [](Plan& plan,
                std::int64_t value) { plan.framework.mesh_order = kOrders[static_cast<std::size_t>(value)]; },
      .values = [](const Scenario& s) { return flags(s.plan.pipeline.degree > 1 && data_parallel_degree(s) > 1); },

@@ -140,9 +140,9 @@ class Line {
 
   ProductFlops run() {
     program_.pieces.clear();
-    std::vector<Run> runs;
+    std::vector<PieceRun> runs;
     Trained before;
-    for (const Run& run : program_.line)
+    for (const PieceRun& run : program_.line)
       for (std::int64_t left = run.count; left > 0; left -= runs.back().count) {
         const Made made = piece(run.piece, before);
         // Once an instance hands on what it takes, all that follow are like it.

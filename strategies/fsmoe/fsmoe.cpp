@@ -370,13 +370,13 @@ AxisValues degrees_of(const Scenario& chosen) {
 
 constexpr SearchAxis kAxes[]{{.field = "moe_pipeline_degree_forward",
                               .label = "chunks",
-                              .turns = Turns::kernels,
+                              .chosen_with = ChosenWith::kernels,
                               .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.forward_degree = value; },
                               .values = degrees_of,
                               .acts = has_chunks},
                              {.field = "moe_pipeline_degree_backward",
                               .label = "chunks back",
-                              .turns = Turns::kernels,
+                              .chosen_with = ChosenWith::kernels,
                               .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.backward_degree = value; },
                               .values = [](const Scenario& chosen) -> AxisValues {
                                 if (chosen.plan.fsmoe.schedule == MoeSchedule::tutel)

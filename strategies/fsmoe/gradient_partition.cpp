@@ -61,19 +61,19 @@ GradientPartition no_pieces(std::size_t layers) {
 
 // Value of a slot: `transfer` seconds in it save `saved` seconds: what the end gets shorter less what the slot gets
 // longer.
-struct Point {
+struct Share {
   double transfer = 0, saved = 0;
 };
 
 // The time of a slot as a function of its all-reduce is flat up to the idle time of a degree, and then grows with it.
 // Only the ends of the flat parts are worth choosing, or a part of that if less is available.
-std::vector<Point> points_of(const GeneralisedLayer& layer, bool is_moe, double start_up, Degrees degrees) {
+std::vector<Share> points_of(const GeneralisedLayer& layer, bool is_moe, double start_up, Degrees degrees) {
   std::vector<double> ends;
   if (is_moe)
     for (const std::int64_t degree : degrees) ends.push_back(pipelined(layer.moe, degree, 0).idle_seconds);
   else
     ends.push_back(layer.dense_seconds);
-  std::vector<Point> points{{}};
+  std::vector<Share> points{{}};
   const double empty = seconds_of(layer, is_moe, 0, degrees);
   for (const double end : ends) {
     if (end <= start_up) continue;
@@ -85,7 +85,7 @@ std::vector<Point> points_of(const GeneralisedLayer& layer, bool is_moe, double 
 
 // A choice of points up to a slot.
 struct State {
-  Point sum;
+  Share sum;
   std::size_t before = 0;  // index of the state of the previous slot that this one continues
   double own = 0;          // transfer of the slot's own point
 };
@@ -168,12 +168,12 @@ GradientPartition best_partition(Layers layers, const LinearTime& all_reduce, De
   double sum = 0;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     for (const bool is_moe : {false, true}) {
-      const std::vector<Point> points = points_of(layers[i], is_moe, all_reduce.start_up, degrees);
+      const std::vector<Share> points = points_of(layers[i], is_moe, all_reduce.start_up, degrees);
       std::vector<State> next;
       for (std::size_t s = 0; s < states.back().size(); ++s)
-        for (const Point& p : points) {
-          const Point& before = states.back()[s].sum;
-          Point both{before.transfer + p.transfer, before.saved + p.saved};
+        for (const Share& p : points) {
+          const Share& before = states.back()[s].sum;
+          Share both{before.transfer + p.transfer, before.saved + p.saved};
           const double lacking = std::max(0.0, both.transfer - sum);  // no more is available
           both.transfer -= lacking;
           both.saved -= lacking;

@@ -47,7 +47,7 @@ class Profiler {
   // A collective of which pieces are issued: its operands' elements are the units.
   ProfiledTime of_pieces(Op op) const {
     const double whole = elements(op, piece_.tensors);
-    op.piece = true;
+    op.is_part = true;
     op.every = op.count = 1;
     std::vector<Measured> measured;
     for (std::int64_t i = 1; i <= kCollectiveSizes; ++i) {
@@ -159,7 +159,7 @@ void profile(const Evaluated& sequential, PipelineDegrees& degrees) {
   for (const std::vector<Chunk>& stage : program.stages) {
     std::int64_t here = 0;
     for (const Chunk& chunk : stage)
-      for (const Run& run : chunk.runs)
+      for (const PieceRun& run : chunk.runs)
         if (run.piece == number || program.pieces[run.piece].variant_of == number) here += run.count;
     gradients.layers = std::max(gradients.layers, here);
   }

@@ -25,7 +25,7 @@ constexpr PlanWord kWords[]{{"double-ring", [](const Scenario& s) { return s.pla
 
 constexpr SearchAxis kAxes[]{{.field = "inner_ring_degree",
                               .label = "inner ring",
-                              .turns = Turns::mesh,
+                              .chosen_with = ChosenWith::mesh,
                               .set = [](Plan& plan, std::int64_t value) { plan.loongtrain.inner_ring_degree = value; },
                               .values = [](const Scenario& chosen) -> AxisValues {
                                 AxisValues values = divisors_of(chosen.plan.context.degree);

@@ -35,7 +35,7 @@ bool is_swapping(const Piece& piece) {
 const Piece* swapping_layer(const Program& program) {
   for (const std::vector<Chunk>& stage : program.stages)
     for (const Chunk& chunk : stage)
-      for (const Run& run : chunk.runs)
+      for (const PieceRun& run : chunk.runs)
         if (is_swapping(program.pieces[run.piece])) return &program.pieces[run.piece];
   return nullptr;
 }

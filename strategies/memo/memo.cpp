@@ -206,7 +206,7 @@ constexpr std::int64_t kParts = 8;  // alpha in eighths
 constexpr SearchAxis kAxes[]{
     {.field = "memo",
      .label = "memo",
-     .turns = Turns::activations,
+     .chosen_with = ChosenWith::activations,
      .set = [](Plan& plan, std::int64_t value) { plan.memo.swap = value != 0; },
      .values = [](const Scenario& chosen) -> AxisValues {
        Scenario swapping = chosen;
@@ -215,7 +215,7 @@ constexpr SearchAxis kAxes[]{
      }},
     {.field = "memo_alpha",
      .label = "alpha",
-     .turns = Turns::activations,
+     .chosen_with = ChosenWith::activations,
      .set = [](Plan& plan, std::int64_t value) { plan.memo.alpha = static_cast<double>(value) / kParts; },
      .values = [](const Scenario& chosen) -> AxisValues {
        AxisValues values(chosen.plan.memo.swap ? kParts : 0);

@@ -213,7 +213,7 @@ constexpr PlanWord kWords[]{{"offload", [](const Scenario& s) { return s.plan.of
 constexpr SearchAxis kAxes[]{
     {.field = "optimizer_offload",
      .label = "opt. offload",
-     .turns = Turns::replicas,
+     .chosen_with = ChosenWith::replicas,
      .set = [](Plan& plan, std::int64_t value) { plan.offload.optimizer = value != 0; },
      .values = [](const Scenario& s) { return flags(s.cluster.node.host_memory_bytes_per_second > 0); }}};
 

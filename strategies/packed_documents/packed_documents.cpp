@@ -181,8 +181,8 @@ void lay_classes(const std::vector<std::uint8_t>& classes, Program& program) {
   if (all == 1) return;
   for (std::size_t c = 1; c < all; ++c) {
     MicroBatchClass other{program.line, program.stages};
-    const auto rename = [&](std::vector<Run>& runs) {
-      for (Run& run : runs) run.piece = copies[c][run.piece];
+    const auto rename = [&](std::vector<PieceRun>& runs) {
+      for (PieceRun& run : runs) run.piece = copies[c][run.piece];
     };
     rename(other.line);
     for (std::vector<Chunk>& stage : other.stages)
@@ -192,7 +192,7 @@ void lay_classes(const std::vector<std::uint8_t>& classes, Program& program) {
   program.micro_batch_class = classes;
 }
 
-class DocumentsController final : public RunController {
+class DocumentsController final : public TrainingController {
  public:
   std::uint64_t state(const Scenario& scenario) const override {
     return static_cast<std::uint64_t>(scenario.workload.step);
@@ -253,7 +253,7 @@ void rewrite(const Scenario&, Program& program) {
   lay_classes(classes, program);
 }
 
-std::unique_ptr<RunController> control(const Scenario& scenario) {
+std::unique_ptr<TrainingController> control(const Scenario& scenario) {
   return scenario.workload.has_documents() ? std::make_unique<DocumentsController>() : nullptr;
 }
 

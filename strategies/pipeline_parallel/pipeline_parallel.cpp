@@ -23,14 +23,14 @@ namespace {
 // goes with the layer that follows; the head goes with the last layer.
 class Dealer {
  public:
-  Dealer(const std::vector<Piece>& pieces, const std::vector<Run>& line) : pieces_(pieces), line_(line) {}
+  Dealer(const std::vector<Piece>& pieces, const std::vector<PieceRun>& line) : pieces_(pieces), line_(line) {}
 
   void take(std::int64_t layers, bool first, bool last, Chunk& out) {
     out.runs.clear();
     if (first) take_ends(out);
     while (layers > 0 && next_ < line_.size()) {
       take_ends(out);
-      const Run& run = line_[next_];
+      const PieceRun& run = line_[next_];
       const std::int64_t n = std::min(layers, run.count - taken_);
       out.runs.push_back({run.piece, n});
       layers -= n;
@@ -46,7 +46,7 @@ class Dealer {
   }
 
   const std::vector<Piece>& pieces_;
-  const std::vector<Run>& line_;
+  const std::vector<PieceRun>& line_;
   std::size_t next_ = 0;
   std::int64_t taken_ = 0;  // taken layers of the next run
 };
@@ -118,7 +118,7 @@ bool is_table_of_tokens(const Piece& piece, TensorId parameter) {
 class Ties {
  public:
   Ties(const Scenario& scenario, Program& program) : scenario_(scenario), program_(program) {
-    for (const Run& run : program.line) {
+    for (const PieceRun& run : program.line) {
       const Piece& piece = program.pieces[run.piece];
       const bool looks_up = &run == &program.line.front() || is_seam(piece);
       if (looks_up || (&run == &program.line.back() && scenario.model.tied_embeddings)) holders_.push_back(run.piece);
@@ -140,7 +140,7 @@ class Ties {
   std::uint16_t stage_of(std::uint16_t piece) const {
     for (std::size_t s = 0; s < program_.stages.size(); ++s)
       for (const Chunk& chunk : program_.stages[s])
-        for (const Run& run : chunk.runs)
+        for (const PieceRun& run : chunk.runs)
           if (run.piece == piece) return static_cast<std::uint16_t>(s);
     throw std::logic_error("a piece of the model that no stage has");
   }
@@ -264,7 +264,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   join_layouts(program);  // every piece is laid out by now
   const std::vector<std::int64_t> layers = split_layers(scenario.model.total_layers(), options);
   std::vector<Chunk*> at(static_cast<std::size_t>(stages * chunks));
-  program.for_each_class([&](const std::vector<Run>& line, std::vector<std::vector<Chunk>>& dealt) {
+  program.for_each_class([&](const std::vector<PieceRun>& line, std::vector<std::vector<Chunk>>& dealt) {
     Dealer dealer(program.pieces, line);
     dealt.resize(static_cast<std::size_t>(stages));
     auto position = program.schedule.position.begin();
@@ -339,7 +339,7 @@ void write_out(const Scenario& scenario, Plan& plan) {
 constexpr SearchAxis kAxes[]{
     {.field = "pipeline_parallel",
      .label = "pp",
-     .turns = Turns::mesh,
+     .chosen_with = ChosenWith::mesh,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.degree = value; },
      .values = [](const Scenario& chosen) -> AxisValues {
@@ -355,7 +355,7 @@ constexpr SearchAxis kAxes[]{
      }},
     {.field = "pipeline_schedule",
      .label = "schedule",
-     .turns = Turns::schedule,
+     .chosen_with = ChosenWith::schedule,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.schedule = static_cast<ScheduleKind>(value); },
      // GPipe takes as long as 1F1B and holds more. Megatron-Core refuses to interleave an encoder and a decoder
@@ -378,7 +378,7 @@ constexpr SearchAxis kAxes[]{
      .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
     {.field = "virtual_pipeline",
      .label = "vpp",
-     .turns = Turns::schedule,
+     .chosen_with = ChosenWith::schedule,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.virtual_stages = value; },
      .values = [](const Scenario& chosen) -> AxisValues {
@@ -400,12 +400,12 @@ constexpr SearchAxis kAxes[]{
      .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
     {.field = "overlap_p2p_communication",
      .label = "overlap p2p",
-     .turns = Turns::kernels,
+     .chosen_with = ChosenWith::kernels,
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.overlap_transfers = value != 0; },
      .acts = [](const Scenario& chosen) { return chosen.plan.pipeline.degree > 1; }},
     {.field = "scatter_gather_tensors_in_pipeline",
      .label = "scatter p2p",
-     .turns = Turns::kernels,
+     .chosen_with = ChosenWith::kernels,
      .set = [](Plan& plan, std::int64_t value) { plan.pipeline.scatter_gather = static_cast<ScatterGather>(value); },
      .acts =
          [](const Scenario& chosen) {

@@ -545,7 +545,7 @@ void check_runnable(const Scenario& scenario) {
 constexpr SearchAxis kAxes[]{
     {.field = "tensor_parallel",
      .label = "tp",
-     .turns = Turns::mesh,
+     .chosen_with = ChosenWith::mesh,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.tensor.degree = value; },
      // Within a node: every layer waits for its collectives.
@@ -558,14 +558,14 @@ constexpr SearchAxis kAxes[]{
      }},
     {.field = "sequence_parallel",
      .label = "sp",
-     .turns = Turns::kernels,
+     .chosen_with = ChosenWith::kernels,
      .usual = true,
      .set = [](Plan& plan, std::int64_t value) { plan.tensor.sequence_parallel = value != 0; },
      .values = [](const Scenario& s) { return flags(s.plan.tensor.degree > 1 && !s.model.vision()); },
      .acts = [](const Scenario& chosen) { return chosen.plan.tensor.degree > 1; }},
     {.field = "tensor_parallel_overlap",
      .label = "overlap",
-     .turns = Turns::kernels,
+     .chosen_with = ChosenWith::kernels,
      .set = [](Plan& plan, std::int64_t value) { plan.tensor.overlap = value != 0; },
      .values = [](const Scenario& s) { return flags(s.plan.tensor.degree > 1 && s.plan.tensor.sequence_parallel); },
      .acts =

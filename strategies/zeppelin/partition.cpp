@@ -442,7 +442,7 @@ class Homes {
     lacks_.assign(home_.size(), quota);
     for (const Zone& zone : zones)
       for (std::size_t r = 0; r < home_.size(); ++r)
-        for (const IndexRun& run : zone.of_rank[r]) {
+        for (const IndexRange& run : zone.of_rank[r]) {
           const std::int64_t kept = std::min(run.count, lacks_[r]);
           if (kept > 0) home_[r].push_back(run.slice(0, kept));
           if (kept < run.count) surplus_[r].push_back(run.slice(kept, run.count - kept));
@@ -471,7 +471,7 @@ class Homes {
       while (give[from] > 0) {
         while (take[to] == 0) ++to;
         const std::size_t here = static_cast<std::size_t>(first) + from, there = static_cast<std::size_t>(first) + to;
-        IndexRun& run = surplus_[here].front();
+        IndexRange& run = surplus_[here].front();
         const std::int64_t n = std::min({run.count, give[from], take[to]});
         home_[there].push_back(run.slice(0, n));
         give[from] -= n, take[to] -= n;

@@ -65,7 +65,7 @@ Rates rates_of(const Scenario& scenario) {
 std::int64_t rows_of_deal(Deal deal) { return rows_of(deal.table->of_part.front()); }
 
 // How positions lie outside attention and in each of its zones: over ranks, or over groups whose ranks share heads.
-struct Layout {
+struct PositionDeals {
   Deal home = Deal::contiguous;
   struct OfZone {
     std::int64_t ring = 1;
@@ -79,21 +79,21 @@ struct Layout {
 RunsOfParts of_groups(const Zone& zone) {
   RunsOfParts groups(zone.of_rank.size() / static_cast<std::size_t>(zone.ring));
   for (std::size_t r = 0; r < zone.of_rank.size(); ++r) {
-    std::vector<IndexRun>& group = groups[r / static_cast<std::size_t>(zone.ring)];
+    std::vector<IndexRange>& group = groups[r / static_cast<std::size_t>(zone.ring)];
     group.insert(group.end(), zone.of_rank[r].begin(), zone.of_rank[r].end());
   }
   return groups;
 }
 
 // What a zone's parts have of a sequence; one part has all of it.
-RunsOfParts runs_of(const Layout::OfZone& zone, std::int64_t whole) {
+RunsOfParts runs_of(const PositionDeals::OfZone& zone, std::int64_t whole) {
   return zone.deal.table != nullptr ? zone.deal.table->of_part : RunsOfParts{{{0, whole}}};
 }
 
-Layout layout_of(const Scenario& scenario, const DealTables& tables) {
+PositionDeals layout_of(const Scenario& scenario, const DealTables& tables) {
   const Partition partition = partition_of(scenario);
   const std::int64_t parts = scenario.plan.context.degree, whole = sequence_length(scenario.model, scenario.workload);
-  Layout layout;
+  PositionDeals layout;
   RunsOfParts home = partition.at_home;
   if (!scenario.plan.zeppelin.remapping) {
     home.assign(static_cast<std::size_t>(parts), {});
@@ -102,12 +102,12 @@ Layout layout_of(const Scenario& scenario, const DealTables& tables) {
         home[r].insert(home[r].end(), zone.of_rank[r].begin(), zone.of_rank[r].end());
   }
   std::int64_t rows = 0;
-  for (const std::vector<IndexRun>& runs : home) rows = std::max(rows, rows_of(runs));
+  for (const std::vector<IndexRange>& runs : home) rows = std::max(rows, rows_of(runs));
   // Tensor parallelism cuts what a rank has into equal parts.
   const std::int64_t tp = scenario.plan.tensor.degree;
   layout.home = tables.by_runs(std::move(home), whole, parts, (rows + tp - 1) / tp * tp);
   for (const Zone& zone : partition.zones) {
-    Layout::OfZone of_zone{.ring = zone.ring};
+    PositionDeals::OfZone of_zone{.ring = zone.ring};
     if (exchanges(scenario)) {
       of_zone.sharing = zone.ring;
       if (zone.ring < parts) of_zone.deal = tables.by_runs(of_groups(zone), whole, 1);
@@ -126,7 +126,7 @@ struct Moves {
 };
 
 // Adds their loads.
-Moves moves_of(const Layout& layout, MeshGroup ranks, std::vector<Load>& loads) {
+Moves moves_of(const PositionDeals& layout, MeshGroup ranks, std::vector<Load>& loads) {
   Moves moves;
   const std::size_t parts = layout.home.table->of_part.size();
   const auto add = [&](std::span<const RowsOfParts> from, const RowsOfParts& to) -> TableIndex<Load> {
@@ -146,7 +146,7 @@ Moves moves_of(const Layout& layout, MeshGroup ranks, std::vector<Load>& loads) 
   };
   const RowsOfParts home[]{{&layout.home.table->of_part, 1}};
   std::vector<RunsOfParts> runs;
-  for (const Layout::OfZone& zone : layout.zones) runs.push_back(runs_of(zone, layout.home.table->whole));
+  for (const PositionDeals::OfZone& zone : layout.zones) runs.push_back(runs_of(zone, layout.home.table->whole));
   std::vector<RowsOfParts> zones;
   for (std::size_t z = 0; z < runs.size(); ++z) {
     zones.push_back({&runs[z], layout.zones[z].sharing});
@@ -170,7 +170,7 @@ constexpr Move kQueries{"remap.queries", "exchange.queries"}, kKeys{"remap.keys"
 // tokens too. strategies/usp/exchange.h cannot: there all ranks have equally many positions, and may share a head.
 class ZonedAttention {
  public:
-  ZonedAttention(const Scenario& scenario, bool fp32_gradients, const Layout& layout, const Moves& moves,
+  ZonedAttention(const Scenario& scenario, bool fp32_gradients, const PositionDeals& layout, const Moves& moves,
                  const Mesh& mesh, Piece& piece)
       : routing_(scenario.plan.zeppelin.routing),
         exchanges_(exchanges(scenario)),
@@ -197,7 +197,7 @@ class ZonedAttention {
   };
 
   TensorId in_zone(TensorId id, std::size_t zone) {
-    const Layout::OfZone& layout = layout_.zones[zone];
+    const PositionDeals::OfZone& layout = layout_.zones[zone];
     const TensorId clone = clone_tensor(piece_, id);
     Tensor& t = piece_.tensors[clone];
     const int d = t.find(Axis::sequence);
@@ -246,7 +246,7 @@ class ZonedAttention {
   }
 
   void attend(const Op& whole, std::size_t zone) {
-    const Layout::OfZone& layout = layout_.zones[zone];
+    const PositionDeals::OfZone& layout = layout_.zones[zone];
     if (exchanges_) {
       const std::size_t first = queries_operand(whole.kind);
       const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[first], whole.reads[first + 1]);
@@ -310,7 +310,7 @@ class ZonedAttention {
 
   const bool routing_, exchanges_, fp32_gradients_;
   const std::int64_t of_node_;
-  const Layout& layout_;
+  const PositionDeals& layout_;
   const Moves& moves_;
   const Mesh& mesh_;
   Piece& piece_;
@@ -386,7 +386,7 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 
 void rewrite(const Scenario& scenario, Program& program) {
   if (!is_used(scenario)) return;
-  const Layout layout = layout_of(scenario, program.tables);
+  const PositionDeals layout = layout_of(scenario, program.tables);
   const Moves moves = moves_of(layout, program.mesh.group(MeshAxis::cp), program.loads);
   const LayerPlans plans = layer_plans(scenario);
   for (Piece& piece : program.pieces) {

@@ -56,7 +56,7 @@ OrderedJson op_json(const Program& program, const Piece& piece, const Op& op) {
           {"every", op.every},
           {"count", op.count},
           {"covers", kCoversNames[static_cast<std::size_t>(op.covers)]},
-          {"piece", op.piece ? op.share : 0.0},
+          {"piece", op.is_part ? op.share : 0.0},
           {"flops", flops(op, piece.tensors)},
           {"bytes", bytes(op, piece.tensors)}};
 }
@@ -84,9 +84,9 @@ OrderedJson piece_json(const Program& program, std::size_t number) {
           {"parameters", std::move(parameters)}};
 }
 
-OrderedJson runs_json(std::span<const Run> runs) {
+OrderedJson runs_json(std::span<const PieceRun> runs) {
   OrderedJson list = OrderedJson::array();
-  for (const Run& run : runs) list.push_back({{"piece", run.piece}, {"count", run.count}});
+  for (const PieceRun& run : runs) list.push_back({{"piece", run.piece}, {"count", run.count}});
   return list;
 }
 

@@ -116,7 +116,7 @@ ComputeBound compute_bound(const Program& program, const AnalyticalEngine& engin
   for (std::size_t c = 0; c < program.micro_batch_classes(); ++c)
     for (const auto& stage : program.stages_of(c))
       for (const Chunk& chunk : stage)
-        for (const Run& run : chunk.runs) {
+        for (const PieceRun& run : chunk.runs) {
           const Piece& piece = program.pieces[run.piece];
           if (!is_layer(piece) || is_joint(piece)) continue;
           const double seconds = engine.product_seconds(run.piece);
@@ -205,7 +205,7 @@ class Evaluator {
 struct Division {
   std::int64_t virtual_stages;
   pipeline_parallel::ScheduleKind schedule;
-  std::vector<std::int64_t> replicas;  // values of Turns::replicas
+  std::vector<std::int64_t> replicas;  // values of ChosenWith::replicas
   auto operator<=>(const Division&) const = default;
 };
 
@@ -223,7 +223,7 @@ class Search {
         answers_(options) {
     most_memory_ = options.most_memory_bytes > 0 ? options.most_memory_bytes : space.base().cluster.device.memory_bytes;
     for (std::size_t i = space.group_axes(); i < space.axes().size(); ++i)
-      if (space.axes()[i].turns == Turns::replicas) replica_axes_.push_back(i);
+      if (space.axes()[i].chosen_with == ChosenWith::replicas) replica_axes_.push_back(i);
     for (const Strategy& strategy : all_strategies())
       if (strategy.spares_activations != nullptr) spare_activations_.push_back(strategy.spares_activations);
   }
@@ -418,7 +418,7 @@ class Search {
   }
   std::vector<std::int64_t> but_activations(std::vector<std::int64_t> chosen) const {
     for (std::size_t i = 0; i < chosen.size(); ++i)
-      if (space_.axes()[i].turns == Turns::activations) chosen[i] = 0;
+      if (space_.axes()[i].chosen_with == ChosenWith::activations) chosen[i] = 0;
     return chosen;
   }
 

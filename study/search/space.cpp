@@ -27,7 +27,7 @@ const SearchAxis* declared(std::string_view field) {
 Space::Axis axis_of(const SearchAxis& axis) {
   return {std::string(axis.field),
           std::string(axis.label),
-          axis.turns,
+          axis.chosen_with,
           [set = axis.set](Scenario& scenario, std::int64_t value) { set(scenario.plan, value); },
           {}};
 }
@@ -84,7 +84,7 @@ Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
   if (twice(request.values))
     throw InputError({"", "/plan/" + request.field}, "a value a second time", "each value once");
   if (by_strategy == nullptr)  // chosen first, since it is not known what follows from it
-    return {request.field, request.field, Turns::mesh,
+    return {request.field, request.field, ChosenWith::mesh,
             [request](Scenario& scenario, std::int64_t value) {
               set_field(scenario.plan, request.field, request.values[static_cast<std::size_t>(value)]);
             },
@@ -139,7 +139,7 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
     undeclared.push_back(axis_of(*request, base.plan));
   }
   if (!options.global_batch_sizes.empty())
-    axes_.push_back({"global_batch_size", "batch", Turns::mesh,
+    axes_.push_back({"global_batch_size", "batch", ChosenWith::mesh,
                      [](Scenario& scenario, std::int64_t value) {
                        scenario.workload.global_batch_size = value;
                        scenario.workload.gives_batch = true;
@@ -158,9 +158,9 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
         axes_.push_back(axis_of_stack(axis));
       }
     }
-  std::stable_sort(axes_.begin(), axes_.end(), [](const Axis& a, const Axis& b) { return a.turns < b.turns; });
+  std::stable_sort(axes_.begin(), axes_.end(), [](const Axis& a, const Axis& b) { return a.chosen_with < b.chosen_with; });
   const auto first_behind =
-      std::find_if(axes_.begin(), axes_.end(), [](const Axis& axis) { return axis.turns > Turns::kernels; });
+      std::find_if(axes_.begin(), axes_.end(), [](const Axis& axis) { return axis.chosen_with > ChosenWith::kernels; });
   group_axes_ = static_cast<std::size_t>(first_behind - axes_.begin());
 }
 

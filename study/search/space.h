@@ -32,7 +32,7 @@ class Space {
   struct Axis {
     std::string field;  // "tensor_parallel"
     std::string label;  // "tp"
-    Turns turns = Turns::mesh;
+    ChosenWith chosen_with = ChosenWith::mesh;
     std::function<void(Scenario&, std::int64_t)> set;
     std::function<void(const Scenario&, std::vector<std::int64_t>&)> values;
   };
@@ -44,7 +44,7 @@ class Space {
   const Scenario& base() const { return base_; }
   // In the order in which they are chosen.
   std::span<const Axis> axes() const { return axes_; }
-  // The first group_axes() axes decide which kernels run (Turns::mesh, micro_batch and kernels). Plans that agree in
+  // The first group_axes() axes decide which kernels run (ChosenWith::mesh, micro_batch and kernels). Plans that agree in
   // them form a group: they have the same kernels and differ only in the later axes.
   std::size_t group_axes() const { return group_axes_; }
   // The scenario with these values, one per axis.

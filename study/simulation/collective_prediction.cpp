@@ -6,7 +6,7 @@
 
 #include "sim/base/error.h"
 #include "sim/cost/exchange_skew.h"
-#include "sim/cost/fabric_load.h"
+#include "sim/cost/fabric_traffic.h"
 
 namespace orrery {
 namespace {

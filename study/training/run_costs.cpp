@@ -72,7 +72,7 @@ Experts experts_of(const Prepared& prepared) {
 
 }  // namespace
 
-RunCosts run_costs(const Prepared& prepared) {
+StepMoveCosts run_costs(const Prepared& prepared) {
   const Cluster& cluster = prepared.scenario.cluster;
   const Mesh& mesh = prepared.program->mesh;
   const Experts experts = experts_of(prepared);

@@ -12,7 +12,7 @@
 
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
-#include "strategies/run_controller.h"
+#include "strategies/training_controller.h"
 #include "strategies/strategy.h"
 #include "study/training/run_costs.h"
 #include "traces/routing.h"
@@ -52,14 +52,14 @@ StepOutcome outcome_of(const Report& report) {
 
 // Work that goes on beside steps, one after another.
 struct Moving {
-  RunController* of = nullptr;
+  TrainingController* of = nullptr;
   double seconds = 0;
   bool last = false;  // of what its controller has left at once
 };
 
 class Runner {
  public:
-  Runner(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<RunController>> controllers,
+  Runner(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<TrainingController>> controllers,
          const TrainingOptions& options)
       : simulator_(simulator), options_(options), scenario_(scenario), controllers_(std::move(controllers)) {
     std::int64_t& step = scenario_.workload.step;
@@ -159,10 +159,10 @@ class Runner {
     }
   }
 
-  void leave(RunController& controller) {
-    const std::vector<RunWork> left = controller.end(scenario_);
+  void leave(TrainingController& controller) {
+    const std::vector<StepMove> left = controller.end(scenario_);
     bool beside = false, arrives = false;
-    for (const RunWork& work : left) {
+    for (const StepMove& work : left) {
       arrives = arrives || work.arrives;
       if (work.blocking) {
         waiting_ += work.seconds;
@@ -184,8 +184,8 @@ class Runner {
   Simulator& simulator_;
   TrainingOptions options_;
   Scenario scenario_;  // of the step
-  RunCosts costs_;
-  std::vector<std::unique_ptr<RunController>> controllers_;
+  StepMoveCosts costs_;
+  std::vector<std::unique_ptr<TrainingController>> controllers_;
   Training training_;
   std::deque<Moving> moving_;
   std::optional<StepOutcome> first_;       // of the first step, until it is taken
@@ -211,8 +211,8 @@ std::span<const FigureKind* const> figure_columns() {
   return columns;
 }
 
-std::vector<std::unique_ptr<RunController>> controllers_of(const Scenario& scenario) {
-  std::vector<std::unique_ptr<RunController>> controllers;
+std::vector<std::unique_ptr<TrainingController>> controllers_of(const Scenario& scenario) {
+  std::vector<std::unique_ptr<TrainingController>> controllers;
   for (const Strategy& strategy : all_strategies())
     if (strategy.control != nullptr)
       if (auto controller = strategy.control(scenario)) controllers.push_back(std::move(controller));
@@ -223,7 +223,7 @@ Training train(Simulator& simulator, const Scenario& scenario, const TrainingOpt
   return train(simulator, scenario, controllers_of(scenario), options);
 }
 
-Training train(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<RunController>> controllers,
+Training train(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<TrainingController>> controllers,
                const TrainingOptions& options) {
   return Runner(simulator, scenario, std::move(controllers), options).run();
 }

@@ -1,5 +1,5 @@
 // A training: a sequence of steps whose Programs change between steps, by the strategies' controllers
-// (strategies/run_controller.h). Steps in the same state are predicted once. Data that a controller moves between ranks
+// (strategies/training_controller.h). Steps in the same state are predicted once. Data that a controller moves between ranks
 // either delays the next step, or moves during the following steps, in the time in which they leave links idle.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "strategies/run_controller.h"
+#include "strategies/training_controller.h"
 #include "study/simulation/simulation.h"
 
 namespace orrery {
@@ -73,13 +73,13 @@ inline constexpr std::string_view kTrainingColumns[]{"step",
 std::span<const FigureKind* const> figure_columns();
 
 // The controllers of the scenario's strategies, which change it from step to step.
-std::vector<std::unique_ptr<RunController>> controllers_of(const Scenario& scenario);
+std::vector<std::unique_ptr<TrainingController>> controllers_of(const Scenario& scenario);
 
 // Steps are numbered from workload.step, or, if that is 0, from the first step of a recorded routing. Throws like
 // Simulator::evaluate(), and InputError if steps exceed Workload::kMostSteps.
 Training train(Simulator& simulator, const Scenario& scenario, const TrainingOptions& options);
 // The same with given controllers.
-Training train(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<RunController>> controllers,
+Training train(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<TrainingController>> controllers,
                const TrainingOptions& options);
 
 }  // namespace orrery

@@ -61,8 +61,8 @@ Program attention_alone(const Program& program, std::size_t layer, AttentionPass
   piece.weight_gradient.ops.clear();
   if (passes == AttentionPasses::backward) piece.forward.ops.clear();
   if (passes == AttentionPasses::forward) piece.backward.ops.clear();
-  const std::vector<Run> once{{static_cast<std::uint16_t>(layer), 1}};
-  alone.for_each_class([&](std::vector<Run>& line, std::vector<std::vector<Chunk>>& stages) {
+  const std::vector<PieceRun> once{{static_cast<std::uint16_t>(layer), 1}};
+  alone.for_each_class([&](std::vector<PieceRun>& line, std::vector<std::vector<Chunk>>& stages) {
     line = once;
     stages.assign(1, {Chunk{once}});
   });

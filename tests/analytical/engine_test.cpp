@@ -199,7 +199,7 @@ TEST(Step, ATraceHasEverySlotWithinTheStep) {
   const Evaluated e(document({{"pipeline_parallel", 4}, {"pipeline_schedule", "zb-h1"}}), {.timeline = true});
   std::size_t slots = 0;
   std::map<std::pair<std::int32_t, Stream>, double> busy_until;
-  for (const Interval& i : e.report.timeline.intervals) {
+  for (const TimelineSpan& i : e.report.timeline.intervals) {
     slots += i.kind < kSlotKinds;
     EXPECT_LE(i.end_seconds, e.report.step_seconds * (1 + 1e-12));
     double& until = busy_until[{i.stage, i.stream}];
@@ -238,7 +238,7 @@ TEST(Step, ATraceFillsSlotsWithTheirOps) {
         }
       }
       const std::vector<OpSlice> compute = op_slices(timeline, stage, Stream::compute);
-      for (const Interval& slot : timeline.intervals) {
+      for (const TimelineSpan& slot : timeline.intervals) {
         if (slot.stage != stage || slot.stream != Stream::compute) continue;
         double time = slot.begin_seconds, work = 0;
         for (const OpSlice& slice : compute) {
@@ -379,9 +379,9 @@ TEST(Step, LayersBehindEachOtherCostWhatTheyCostOneByOne) {
   Evaluated whole(document({{"tensor_parallel", 8}})), parts(document({{"tensor_parallel", 8}}));
   auto& runs = parts.program.stages[0][0].runs;
   ASSERT_EQ(runs.size(), 3u);
-  const orrery::Run layers = runs[1];
+  const PieceRun layers = runs[1];
   runs.erase(runs.begin() + 1);
-  runs.insert(runs.begin() + 1, {orrery::Run{layers.piece, 5}, {layers.piece, 1}, {layers.piece, layers.count - 6}});
+  runs.insert(runs.begin() + 1, {orrery::PieceRun{layers.piece, 5}, {layers.piece, 1}, {layers.piece, layers.count - 6}});
   parts.run();
   EXPECT_NEAR(whole.report.step_seconds, parts.report.step_seconds, 1e-12 * whole.report.step_seconds);
   EXPECT_EQ(whole.report.memory_peak_bytes, parts.report.memory_peak_bytes);

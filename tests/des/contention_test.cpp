@@ -131,7 +131,7 @@ TEST(Contention, DestinationsThatAreAlikeModuloTheUpLinksCollideUnlessSprayed) {
   HandmadeProgram p(mesh_of({{MeshAxis::ep, 8}}));
   p.collective(0, OpKind::all_to_all, Stream::expert_communication, MeshAxis::ep, kNicSecond);
   p.finish();
-  const Placement every_second{.first_node = 0, .node_stride = 2};
+  const JobNodes every_second{.first_node = 0, .node_stride = 2};
   const double leaving = 4 * 4.0 / 8;  // in NIC-seconds, from each of two leaves
   const auto step = [&](Routing routing) {
     return run_programs(c, {{&p.program, every_second}}, {}, {.routing = routing}).front().step_seconds;
@@ -146,7 +146,7 @@ TEST(Contention, JobsOnAlternatingNodesShareTheSpine) {
   HandmadeProgram p(mesh_of({{MeshAxis::dp_shard, 4}}));
   p.collective(0, OpKind::all_gather, Stream::parameter_communication, MeshAxis::dp_shard, 4.0 / 3 * kNicSecond);
   p.finish();
-  const Placement even{.first_node = 0, .node_stride = 2}, odd{.first_node = 1, .node_stride = 2};
+  const JobNodes even{.first_node = 0, .node_stride = 2}, odd{.first_node = 1, .node_stride = 2};
   EXPECT_SAME(run_programs(c, {{&p.program, even}}).front().step_seconds, 1.0);
   for (const Report& r : run_programs(c, {{&p.program, even}, {&p.program, odd}})) EXPECT_SAME(r.step_seconds, 2.0);
   // On leaves of their own they do not meet.

@@ -499,11 +499,11 @@ TEST(Agreement, ParametersAreGatheredOneLayerAhead) {
   s.plan.data.zero_stage = 3;
   const Report r = simulate_des(s, {.timeline = true});
   double forward_end = 0;
-  for (const Interval& i : r.timeline.intervals)
+  for (const TimelineSpan& i : r.timeline.intervals)
     if (i.stream == Stream::compute && i.kind == static_cast<std::uint8_t>(SlotKind::forward))
       forward_end = i.end_seconds;
-  std::vector<const Interval*> gathers;
-  for (const Interval& i : r.timeline.intervals)
+  std::vector<const TimelineSpan*> gathers;
+  for (const TimelineSpan& i : r.timeline.intervals)
     if (i.stream == Stream::parameter_communication && i.begin_seconds < forward_end) gathers.push_back(&i);
   ASSERT_EQ(gathers.size(), 6u + 2) << "the layers, embedding and head";
   for (std::size_t i = 3; i + 1 < gathers.size(); ++i)  // between layers
@@ -656,7 +656,7 @@ TEST(SlowDevice, TheTimelineIsOfTheSlowOne) {
   for (const std::int64_t slow : {1, 3}) {
     const Report r = run_program(ideal_cluster(4), p.program, {slow_device(slow, 0.5)}, {.timeline = true});
     std::array<double, 2> seconds{};
-    for (const Interval& i : r.timeline.intervals)
+    for (const TimelineSpan& i : r.timeline.intervals)
       if (i.stream == Stream::compute && i.kind == static_cast<std::uint8_t>(SlotKind::forward))
         seconds[static_cast<std::size_t>(i.stage)] += i.end_seconds - i.begin_seconds;
     EXPECT_NEAR(seconds[0], slow == 1 ? 20 : 10, 1e-8);
@@ -784,7 +784,7 @@ TEST(Jitter, TimesHaveTheMeanAndTheVariationAskedFor) {
       const Report r = run_program(ideal_cluster(1), p.program, {jitter(cv, 5, distribution)}, {.timeline = true});
       double sum = 0, squares = 0;
       int kernels = 0;
-      for (const Interval& i : r.timeline.intervals) {
+      for (const TimelineSpan& i : r.timeline.intervals) {
         if (i.kind != static_cast<std::uint8_t>(SlotKind::forward)) continue;
         const double seconds = i.end_seconds - i.begin_seconds;
         sum += seconds;
@@ -870,7 +870,7 @@ TEST(Jobs, ThatShareAnOversubscribedSpineAreSlower) {
   ScenarioSource source;
   const nlohmann::json json = load_scenario_document("two-jobs-one-spine", {}, source);
   const JobsDocument document = ScenarioReader().read_jobs(json, source);
-  std::vector<std::pair<Scenario, Placement>> jobs;
+  std::vector<std::pair<Scenario, JobNodes>> jobs;
   for (const Job& job : document.jobs) jobs.emplace_back(job.scenario, job.placement);
   const auto together = simulate_jobs(document.cluster, jobs);
   for (std::size_t j = 0; j < jobs.size(); ++j) {
@@ -1072,11 +1072,11 @@ TEST(Timelines, SayOfCollectivesTheSame) {
     const Timeline slices = predict(PreparedAlone(s), {.timeline = true}).timeline,
                    events = simulate_des(s, {.timeline = true}).timeline;
     for (const OpSlice& slice : slices.op_slices) say(slices, slice.stream, slice.op, analytical);
-    for (const Interval& i : slices.intervals) {
+    for (const TimelineSpan& i : slices.intervals) {
       say(slices, i.stream, i.op, analytical);
       EXPECT_EQ(i.op == kNoOp, i.stream == Stream::compute) << name;
     }
-    for (const Interval& i : events.intervals) {
+    for (const TimelineSpan& i : events.intervals) {
       say(events, i.stream, i.op, des);
       EXPECT_EQ(i.op == kNoOp, i.stream == Stream::compute) << name;
     }

@@ -14,7 +14,7 @@ struct Flows {
   explicit Flows(std::vector<double> rates) : binds(rates.size(), 1) {
     for (const double rate : rates) links.emplace_back().bytes_per_second = rate;
   }
-  void add(double of_bytes, std::vector<LinkLoad> loads) {
+  void add(double of_bytes, std::vector<LinkTraffic> loads) {
     numbers.push_back(static_cast<std::uint32_t>(classes.size()));
     classes.emplace_back().loads = std::move(loads);
     bytes.push_back(of_bytes);

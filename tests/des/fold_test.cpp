@@ -433,7 +433,7 @@ TEST(FoldedStep, JobsThatShareASpine) {
   all.fabric.kind = FabricKind::fat_tree;
   all.fabric.nodes_per_leaf = 4;
   all.fabric.oversubscription = 4;
-  const std::vector<std::pair<Scenario, Placement>> jobs{{s, {0, 2}}, {s, {1, 2}}};
+  const std::vector<std::pair<Scenario, JobNodes>> jobs{{s, {0, 2}}, {s, {1, 2}}};
   const auto folded = simulate_jobs(all, jobs), whole = simulate_jobs(all, jobs, {}, {.fold = false});
   for (std::size_t j = 0; j < 2; ++j) EXPECT_NEAR(folded[j].step_seconds / whole[j].step_seconds, 1, kSame);
   EXPECT_EQ(folded[0].discrete_event->rank_classes, 2);

@@ -9,7 +9,7 @@
 
 #include "sim/analytical/op_cost.h"
 #include "sim/cost/calibration.h"
-#include "sim/cost/fabric_load.h"
+#include "sim/cost/fabric_traffic.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/hardware/read_placement.h"
 #include "sim/program/rewrite.h"

@@ -203,7 +203,7 @@ struct HandmadeProgram {
 
 struct PlacedProgram {
   const Program* program = nullptr;
-  Placement placement;
+  JobNodes placement;
 };
 // One byte of a kernel takes one second; collectives are ideal.
 inline std::vector<Report> run_programs(Cluster cluster, const std::vector<PlacedProgram>& placed,
@@ -247,7 +247,7 @@ inline Report simulate_des(const Scenario& scenario, const DiscreteEventOptions&
   return report;
 }
 
-inline std::vector<Report> simulate_jobs(const Cluster& cluster, const std::vector<std::pair<Scenario, Placement>>& all,
+inline std::vector<Report> simulate_jobs(const Cluster& cluster, const std::vector<std::pair<Scenario, JobNodes>>& all,
                                          const std::vector<Perturbation>& perturbations = {},
                                          const DiscreteEventOptions& options = {}) {
   std::vector<Program> programs(all.size());

@@ -1,5 +1,5 @@
 // Layouts of storages whose lives are known: best fit, the smallest one, and a step's memory in two levels.
-#include "sim/memory/storage_layout.h"
+#include "sim/memory/address_layout.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include "sim/memory/bi_level_plan.h"
+#include "sim/memory/bi_level_layout.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -16,7 +16,7 @@ namespace {
 using Lives = std::vector<StorageLife>;
 
 // Nothing that meets overlaps, and the buffer is as large as what lies furthest up.
-void expect_valid(const Lives& lives, const StorageLayout& layout) {
+void expect_valid(const Lives& lives, const AddressLayout& layout) {
   std::int64_t top = 0;
   for (std::size_t i = 0; i < lives.size(); ++i) {
     EXPECT_GE(layout.addresses[i], 0);
@@ -61,27 +61,27 @@ Lives drawn(std::mt19937& random, std::size_t storages, std::size_t instants, st
   return lives;
 }
 
-TEST(StorageLayout, BestFitTakesTheSmallestGap) {
+TEST(AddressLayout, BestFitTakesTheSmallestGap) {
   // From below 8, 6, 5, 4 and 3; when 6 and 4 have ended, 2 lies where 4 was.
   const Lives lives{{8, 0, 9}, {5, 0, 9}, {6, 0, 5}, {3, 0, 9}, {4, 0, 5}, {2, 5, 9}};
-  const StorageLayout layout = best_fit(lives);
+  const AddressLayout layout = best_fit(lives);
   expect_valid(lives, layout);
   EXPECT_EQ(layout.addresses, (std::vector<std::int64_t>{0, 14, 8, 23, 19, 19}));
   EXPECT_EQ(layout.bytes, 26);
   EXPECT_EQ(layout.least_bytes, 26);
   // Around 4 that has its place: 8 above it, 6 over that.
-  const StorageLayout around = best_fit_around(lives, {-1, -1, -1, -1, 3, -1});
+  const AddressLayout around = best_fit_around(lives, {-1, -1, -1, -1, 3, -1});
   expect_valid(lives, around);
   EXPECT_EQ(around.addresses[4], 3);
   EXPECT_EQ(around.addresses[0], 7);
 }
 
-TEST(StorageLayout, BestFitIsNotAlwaysTheSmallest) {
+TEST(AddressLayout, BestFitIsNotAlwaysTheSmallest) {
   // 3 lies at the bottom, where 4 was, and leaves 1 below the first 2: no room for the second.
   const Lives lives{{4, 0, 2}, {2, 0, 4}, {3, 3, 6}, {2, 2, 4}};
   EXPECT_EQ(most_alive(lives), 7);
   EXPECT_EQ(best_fit(lives).bytes, 8);
-  const StorageLayout layout = smallest_layout(lives);
+  const AddressLayout layout = smallest_layout(lives);
   expect_valid(lives, layout);
   EXPECT_EQ(layout.bytes, 7);
   EXPECT_EQ(layout.least_bytes, 7);
@@ -89,12 +89,12 @@ TEST(StorageLayout, BestFitIsNotAlwaysTheSmallest) {
   EXPECT_EQ(layout.gap(), 0);
 }
 
-TEST(StorageLayout, TheProgramFindsWhatAllOrdersHave) {
+TEST(AddressLayout, TheProgramFindsWhatAllOrdersHave) {
   std::mt19937 random(11);
   int better = 0;
   for (int round = 0; round < 60; ++round) {
     const Lives lives = drawn(random, 6, 6, 4);
-    const StorageLayout layout = smallest_layout(lives);
+    const AddressLayout layout = smallest_layout(lives);
     expect_valid(lives, layout);
     EXPECT_EQ(layout.bytes, smallest_of_all_orders(lives)) << round;
     EXPECT_EQ(layout.least_bytes, layout.bytes) << "and knows it";
@@ -103,30 +103,30 @@ TEST(StorageLayout, TheProgramFindsWhatAllOrdersHave) {
   EXPECT_GE(better, 3);
 }
 
-TEST(StorageLayout, LimitsLeaveBestFitOrBetter) {
+TEST(AddressLayout, LimitsLeaveBestFitOrBetter) {
   std::mt19937 random(5);
   Lives lives;
   do lives = drawn(random, 18, 30, 10);
   while (best_fit(lives).bytes == most_alive(lives));
-  const StorageLayout known = best_fit(lives), none = smallest_layout(lives, {.nodes = 100, .pairs = 0}),
+  const AddressLayout known = best_fit(lives), none = smallest_layout(lives, {.nodes = 100, .pairs = 0}),
                       few = smallest_layout(lives, {.nodes = 1, .pairs = 1000});
   EXPECT_EQ(none.addresses, known.addresses);
   EXPECT_FALSE(none.by_program);
   EXPECT_EQ(none.least_bytes, most_alive(lives));
   expect_valid(lives, few);
   EXPECT_LE(few.bytes, known.bytes);
-  const StorageLayout again = smallest_layout(lives, {.nodes = 1, .pairs = 1000});
+  const AddressLayout again = smallest_layout(lives, {.nodes = 1, .pairs = 1000});
   EXPECT_EQ(again.addresses, few.addresses) << "the same twice";
   EXPECT_EQ(again.least_bytes, few.least_bytes);
 }
 
 // Of more pairs than the limit the largest are the program's, the others lie around them.
-TEST(StorageLayout, TheLargestStoragesMatterMost) {
+TEST(AddressLayout, TheLargestStoragesMatterMost) {
   std::mt19937 random(7);
   int better = 0;
   for (int round = 0; round < 8; ++round) {
     const Lives lives = drawn(random, 24, 30, 12);
-    const StorageLayout layout = smallest_layout(lives, {.nodes = 20, .pairs = 40});
+    const AddressLayout layout = smallest_layout(lives, {.nodes = 20, .pairs = 40});
     expect_valid(lives, layout);
     EXPECT_LE(layout.bytes, best_fit(lives).bytes);
     better += layout.by_program ? 1 : 0;
@@ -134,7 +134,7 @@ TEST(StorageLayout, TheLargestStoragesMatterMost) {
   EXPECT_GE(better, 1);
 }
 
-TEST(StorageLayout, NothingTakesNothing) {
+TEST(AddressLayout, NothingTakesNothing) {
   EXPECT_EQ(best_fit({}).bytes, 0);
   EXPECT_EQ(smallest_layout({}).bytes, 0);
   const Lives empty{{0, 0, 3}, {0, 1, 2}};
@@ -155,10 +155,10 @@ Program swapping(bool memo) {
   return p;
 }
 
-TEST(BiLevelPlan, PlacesAllThatIsAliveApart) {
+TEST(BiLevelLayout, PlacesAllThatIsAliveApart) {
   const Program p = swapping(true);
   const AllocationTrace trace = allocation_trace(p, 0);
-  const BiLevelPlan plan = bi_level_plan(p, trace, 512, best_fit);
+  const BiLevelLayout plan = bi_level_plan(p, trace, 512, best_fit);
   Lives lives;
   for (const Allocation& a : trace.allocations) lives.push_back({a.bytes, 0, trace.events.size()});
   for (std::size_t e = 0; e < trace.events.size(); ++e)
@@ -179,10 +179,10 @@ TEST(BiLevelPlan, PlacesAllThatIsAliveApart) {
 }
 
 // Replayed, it allocates what is alive, holds no more than it plans, and ends with what stays.
-TEST(BiLevelPlan, IsReplayedWithinItsBytes) {
+TEST(BiLevelLayout, IsReplayedWithinItsBytes) {
   const Program p = swapping(true);
   const AllocationTrace trace = allocation_trace(p, 0);
-  const BiLevelPlan plan = bi_level_plan(p, trace, 512, best_fit);
+  const BiLevelLayout plan = bi_level_plan(p, trace, 512, best_fit);
   const Replay r = replay(trace, plan, 512);
   EXPECT_EQ(r.statistics.peak_allocated, plan.alive_bytes);
   EXPECT_EQ(r.statistics.peak_reserved, plan.bytes());
@@ -198,11 +198,11 @@ TEST(BiLevelPlan, IsReplayedWithinItsBytes) {
 }
 
 // One layout of a layer's forward and one of its backward serve all layers alike.
-TEST(BiLevelPlan, LaysEqualBlocksOutOnce) {
+TEST(BiLevelLayout, LaysEqualBlocksOutOnce) {
   const Program p = swapping(true);
   const AllocationTrace trace = allocation_trace(p, 0);
   int asked = 0;
-  const BiLevelPlan plan = bi_level_plan(p, trace, 512, [&](std::span<const StorageLife> lives) {
+  const BiLevelLayout plan = bi_level_plan(p, trace, 512, [&](std::span<const StorageLife> lives) {
     ++asked;
     return best_fit(lives);
   });
@@ -215,12 +215,12 @@ TEST(BiLevelPlan, LaysEqualBlocksOutOnce) {
 }
 
 // MEMO's point: two layers' activations at a time, where all layers' were alive.
-TEST(BiLevelPlan, SwappingLeavesTwoLayersOnTheDevice) {
+TEST(BiLevelLayout, SwappingLeavesTwoLayersOnTheDevice) {
   const auto of = [](bool memo) {
     const Program p = swapping(memo);
     return bi_level_plan(p, allocation_trace(p, 0), 512, best_fit);
   };
-  const BiLevelPlan kept = of(false), swapped = of(true);
+  const BiLevelLayout kept = of(false), swapped = of(true);
   EXPECT_EQ(kept.resident_bytes, swapped.resident_bytes);
   EXPECT_LT(swapped.step.bytes, kept.step.bytes * 2 / 5);
 }

@@ -97,7 +97,7 @@ TEST(DecoderLayer, AttendsToThePastAndToAllOfTheInput) {
 
 struct Built {
   std::vector<Piece> pieces;
-  std::vector<Run> runs;
+  std::vector<PieceRun> runs;
 };
 Built built_of(const Model& model, const Workload& workload, const KernelChoices& kernels = {}) {
   Built built;

@@ -40,7 +40,7 @@ std::vector<std::vector<std::int64_t>> lengths_of(const Packing& packing) {
   std::vector<std::vector<std::int64_t>> all;
   for (std::int64_t s = 0; s < packing.sequences(); ++s) {
     all.emplace_back();
-    for (const PackedPiece& piece : packing.sequence(s)) all.back().push_back(piece.tokens);
+    for (const DocumentPart& piece : packing.sequence(s)) all.back().push_back(piece.tokens);
   }
   return all;
 }
@@ -63,7 +63,7 @@ TEST_P(EachPolicy, PutsEachTokenInOnePlaceOrCountsIt) {
       std::int64_t kept = 0, padding = 0;
       for (std::int64_t s = 0; s < packing.sequences(); ++s) {
         std::int64_t sum = 0;
-        for (const PackedPiece& piece : packing.sequence(s)) {
+        for (const DocumentPart& piece : packing.sequence(s)) {
           ASSERT_GT(piece.tokens, 0);
           places[piece.document].emplace_back(piece.first, piece.first + piece.tokens);
           sum += piece.tokens;
@@ -250,7 +250,7 @@ TEST(DataSculpt, FindsObviousClusters) {
   EXPECT_EQ(packing.sequences(), 12);
   for (std::int64_t s = 0; s < packing.sequences(); ++s) {
     EXPECT_EQ(packing.sequence(s).size(), 4u);
-    for (const PackedPiece& piece : packing.sequence(s))
+    for (const DocumentPart& piece : packing.sequence(s))
       EXPECT_EQ(piece.document % 4, packing.sequence(s)[0].document % 4);
   }
   EXPECT_GT(measures(documents, packing).similarity, 0.99);

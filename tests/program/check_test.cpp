@@ -464,7 +464,7 @@ TEST(Check, ClassesOfMicroBatchesHaveTheSameLayers) {
     s.piece().layers = 1;
     p.pieces.push_back(s.piece());
     if (how != 4) p.pieces[0].variant_of = p.pieces[1].variant_of = 0;
-    const auto one_chunk = [](const std::vector<orrery::Run>& runs) {
+    const auto one_chunk = [](const std::vector<orrery::PieceRun>& runs) {
       std::vector<std::vector<Chunk>> stages(1);
       stages[0].resize(1);
       stages[0][0].runs = runs;
@@ -474,8 +474,8 @@ TEST(Check, ClassesOfMicroBatchesHaveTheSameLayers) {
     p.stages = one_chunk(p.line);
     p.schedule.micro_batches = 3;
     p.micro_batch_class = {0, 1, 0};
-    const std::vector<orrery::Run> others =
-        how == 3 ? std::vector<orrery::Run>{{0, 1}} : std::vector<orrery::Run>{{0, 1}, {1, 1}};
+    const std::vector<orrery::PieceRun> others =
+        how == 3 ? std::vector<orrery::PieceRun>{{0, 1}} : std::vector<orrery::PieceRun>{{0, 1}, {1, 1}};
     MicroBatchClass& other = p.other_classes.emplace_back();
     other.line = others;
     other.stages = one_chunk(others);
@@ -504,7 +504,7 @@ TEST(Check, ARingBringsAllKeysOnce) {
     for (int i = 0; i < 3; ++i)
       lse.push_back(s.tensor("lse", {{1, Axis::batch}, {1, Axis::groups}, {8, Axis::sequence, s.cp()}}));
     for (const TensorId id : {q, keys}) s.piece().tensors[id].input = Input::patches;
-    s.collective(OpKind::ring_shift, s.cp(), keys, next).places = how == 5 ? 2 : 1;
+    s.collective(OpKind::ring_shift, s.cp(), keys, next).distance = how == 5 ? 2 : 1;
     s.op(OpKind::attention, {q, keys}, {first, lse[0]});
     s.op(OpKind::attention, {q, how == 2 ? keys : next}, {second, lse[1]}).keys_before = how == 2 || how == 3 ? 0 : 1;
     s.op(OpKind::merge_attention, {first, lse[0], second, lse[1]}, {merged, lse[2]});

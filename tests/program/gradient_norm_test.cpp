@@ -26,7 +26,7 @@ Scenario scenario_of(const char* model, const char* plan) {
 
 std::int64_t trained(const Program& one_rank) {
   std::int64_t elements = 0;
-  for (const Run& run : one_rank.line)
+  for (const PieceRun& run : one_rank.line)
     for (const ParameterGradient& p : one_rank.pieces[run.piece].parameters) {
       const Tensor& t = one_rank.pieces[run.piece].tensors[p.parameter];
       if (p.gradient != kNoTensor && !t.shared) elements += run.count * t.elements();
@@ -74,7 +74,7 @@ std::int64_t counted(const Program& program) {
   std::int64_t all = 0;
   for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank)
     for (const Chunk& chunk : program.stages[static_cast<std::size_t>(program.mesh.coordinate(rank, stages))])
-      for (const Run& run : chunk.runs) all += run.count * counted(program, program.pieces[run.piece], rank);
+      for (const PieceRun& run : chunk.runs) all += run.count * counted(program, program.pieces[run.piece], rank);
   return all;
 }
 

@@ -35,11 +35,11 @@ TEST(Issue, BucketsCoverEveryInstanceOnce) {
 TEST(Issue, ALineRunsBothWays) {
   std::vector<Piece> pieces(4);  // 1 and 2 are the same layers under two plans
   pieces[1].variant_of = pieces[2].variant_of = 1;
-  const std::vector<orrery::Run> runs{{0, 1}, {1, 3}, {2, 2}, {1, 1}, {3, 1}};
+  const std::vector<orrery::PieceRun> runs{{0, 1}, {1, 3}, {2, 2}, {1, 1}, {3, 1}};
   using Seen = std::vector<std::tuple<int, std::int64_t, std::int64_t>>;  // piece, before, in the stretch
   const auto line = [&](bool reversed) {
     Seen seen;
-    for_each_in_line(pieces, runs, reversed, [&](const orrery::Run& run, PlaceInStretch place) {
+    for_each_in_line(pieces, runs, reversed, [&](const orrery::PieceRun& run, PositionInStretch place) {
       seen.emplace_back(run.piece, place.before, place.count);
     });
     return seen;

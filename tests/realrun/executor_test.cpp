@@ -122,7 +122,7 @@ void expect_derivative(const Scenario& scenario, std::uint64_t seed = 3) {
   lower(scenario, program);
   std::size_t ordinal = 0;
   std::vector<std::size_t> ordinals;  // of the tensors of the result: all but a tied head's table
-  for (const Run& run : program.line)
+  for (const PieceRun& run : program.line)
     for (std::int64_t i = 0; i < run.count; ++i)
       for (const ParameterGradient& p : program.pieces[run.piece].parameters) {
         if (!program.pieces[run.piece].tensors[p.parameter].shared) ordinals.push_back(ordinal);
@@ -820,7 +820,7 @@ TEST(Layouts, BucketsAreFilledAcrossLayersOfSeveralPlans) {
     options.measure = true;
     const auto ranks = execute_ranks(scenario, program, options, [](std::size_t) { return make_cpu_backend(); });
     std::vector<std::string> names;
-    for (const Interval& interval : ranks.front().intervals)
+    for (const TimelineSpan& interval : ranks.front().intervals)
       if (interval.kind == static_cast<std::uint8_t>(SlotKind::backward)) names.emplace_back(interval.name);
     return names;
   };
@@ -919,7 +919,7 @@ TEST(Layouts, GatherParametersAsManyLayersAheadAsThePlanSays) {
     options.measure = true;
     const auto ranks = execute_ranks(scenario, program, options, [](std::size_t) { return make_cpu_backend(); });
     int gathers = 0, kernels = 0;
-    for (const Interval& interval : ranks.front().intervals) {
+    for (const TimelineSpan& interval : ranks.front().intervals) {
       kernels += interval.stream == Stream::compute;
       if (kernels == 2) break;
       gathers += interval.stream == Stream::parameter_communication;

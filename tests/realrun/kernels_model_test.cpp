@@ -43,7 +43,7 @@ class Chain {
     ModelPieces built;
     built.pieces = &pieces;
     build_pieces(model, workload, kBatch, kernels, built);
-    for (const Run& run : built.runs)
+    for (const PieceRun& run : built.runs)
       for (std::int64_t i = 0; i < run.count; ++i) add(pieces[run.piece], model, seed);
   }
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "realrun/mpi/launch.h"
-#include "realrun/mpi/schedule.h"
+#include "realrun/mpi/transfers.h"
 #include "sim/base/error.h"
 #include "sim/cost/collective_flows.h"
 #include "strategies/lower.h"

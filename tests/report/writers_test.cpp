@@ -28,7 +28,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-Interval slot(std::int32_t stage, SlotKind kind, std::uint32_t micro_batch, double begin, double end) {
+TimelineSpan slot(std::int32_t stage, SlotKind kind, std::uint32_t micro_batch, double begin, double end) {
   return {stage, Stream::compute, static_cast<std::uint8_t>(kind), 0, micro_batch, begin, end, name_of(kind)};
 }
 
@@ -261,7 +261,7 @@ TEST(Svg, TakesFewBytesForEachSlot) {
 TEST(Svg, ShowsSharesOfTheTimeWhereSlotsAreTooManyToDraw) {
   EXPECT_THAT(report_svg(long_report(2000), "title"), Not(HasSubstr("heights are shares")));
   Report report = long_report(560 * 36);  // as many in each column
-  for (Interval& interval : report.timeline.intervals) {
+  for (TimelineSpan& interval : report.timeline.intervals) {
     if (interval.stream != Stream::compute) continue;
     if (interval.micro_batch % 2 == 1) interval.kind = static_cast<std::uint8_t>(SlotKind::backward);
     // The second half of the step is idle 40 % of the time.

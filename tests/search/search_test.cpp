@@ -433,7 +433,7 @@ TEST(SearchSpace, PlansThatOnlyDifferInWhatIsSwitchedOffAreOne) {
 TEST(Search, StrategiesThatSpareActivationsSaySo) {
   std::size_t strategies = 0;
   for (const Strategy& strategy : all_strategies()) {
-    const auto spares = [](const SearchAxis& axis) { return axis.turns == Turns::activations; };
+    const auto spares = [](const SearchAxis& axis) { return axis.chosen_with == ChosenWith::activations; };
     if (std::ranges::none_of(strategy.search_axes, spares)) continue;
     ++strategies;
     EXPECT_NE(strategy.relax, nullptr) << strategy.name;

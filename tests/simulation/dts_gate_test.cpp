@@ -164,7 +164,7 @@ TEST(DtsGatePlan, IsRefusedWhereItMeansNothing) {
 
 TEST(DtsGateController, SaysWhichStepsAreAlike) {
   Scenario s = gated();
-  const std::unique_ptr<RunController> controller = dts_gate::control(s);
+  const std::unique_ptr<TrainingController> controller = dts_gate::control(s);
   ASSERT_NE(controller, nullptr);
   const auto state = [&](std::int64_t step) {
     s.workload.step = step;

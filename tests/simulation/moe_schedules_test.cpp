@@ -303,12 +303,12 @@ TEST(GradientsInPieces, GoBetweenTheLastDispatchAndTheFirstCombineAndBehindTheLa
     std::string order;
     std::vector<double> shares;
     for (const Op& op : layer.backward.ops) {
-      if (op.piece) {
+      if (op.is_part) {
         EXPECT_EQ(op.covers, Covers::before);
         shares.push_back(op.share);
       }
       if (op.stream != Stream::expert_communication) continue;
-      order += op.piece                          ? 'P'
+      order += op.is_part                          ? 'P'
                : op.kind == OpKind::redistribute ? (order.find('P') == std::string::npos ? 'D' : 'C')
                : op.kind == OpKind::all_gather   ? 'G'
                                                  : 'S';

@@ -73,7 +73,7 @@ double expert_products(const Piece& piece) {
 
 const Piece& first_layer(const Program& program) {
   const auto run =
-      std::ranges::find_if(program.line, [&](const orrery::Run& r) { return program.pieces[r.piece].layers > 0; });
+      std::ranges::find_if(program.line, [&](const orrery::PieceRun& r) { return program.pieces[r.piece].layers > 0; });
   return program.pieces[run->piece];
 }
 
@@ -130,7 +130,7 @@ TEST(UnequalRouting, LayersHaveLoadsOfTheirOwn) {
   EXPECT_EQ(program.loads[1].layers, 12);
   std::vector<double> products;
   std::vector<std::int64_t> layers;
-  for (const orrery::Run& run : program.line)
+  for (const orrery::PieceRun& run : program.line)
     if (program.pieces[run.piece].layers > 0) {
       products.push_back(expert_products(program.pieces[run.piece]));
       layers.push_back(run.count);
@@ -619,7 +619,7 @@ TEST(UnlikeMicroBatches, AreClassesOfTheProgram) {
     double all = 0;
     for (const auto& stage : program.stages_of(of_class))
       for (const Chunk& chunk : stage)
-        for (const orrery::Run& run : chunk.runs)
+        for (const orrery::PieceRun& run : chunk.runs)
           all += static_cast<double>(run.count) * expert_products(program.pieces[run.piece]);
     return all;
   };

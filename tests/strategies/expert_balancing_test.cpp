@@ -148,7 +148,7 @@ TEST(PlacementByPopularity, FollowsDriftIterationByIteration) {
     }
     return sum;
   };
-  const double blocks = balance_ratio(Placement::in_blocks(32, 16, 4), counts.matrix(60, 0).tokens);
+  const double blocks = balance_ratio(ExpertPlacement::in_blocks(32, 16, 4), counts.matrix(60, 0).tokens);
   EXPECT_LT(mean_ratio(1), mean_ratio(10));
   EXPECT_LT(mean_ratio(10), mean_ratio(50));
   EXPECT_LT(mean_ratio(50), blocks);

@@ -55,16 +55,16 @@ LayerProfile profile() {
 }
 
 TEST(ExpertPlacement, PutsBlocksOfExpertsOnRanks) {
-  const Placement p = Placement::in_blocks(6, 3, 4);
+  const ExpertPlacement p = ExpertPlacement::in_blocks(6, 3, 4);
   EXPECT_THAT(p.ranks_of(0), ElementsAre(0));
   EXPECT_THAT(p.ranks_of(5), ElementsAre(2));
   EXPECT_EQ(p.free_slots(1), 2);
-  EXPECT_THAT(refused([] { Placement::in_blocks(6, 4, 4); }), HasSubstr("found 6 experts, expected a multiple of 4"));
-  EXPECT_THAT(refused([] { Placement(7, 3, 2); }), HasSubstr("at least one slot for each of 7 experts"));
+  EXPECT_THAT(refused([] { ExpertPlacement::in_blocks(6, 4, 4); }), HasSubstr("found 6 experts, expected a multiple of 4"));
+  EXPECT_THAT(refused([] { ExpertPlacement(7, 3, 2); }), HasSubstr("at least one slot for each of 7 experts"));
 }
 
 TEST(ExpertPlacement, DividesAnExpertsTokensEvenlyAmongItsVExperts) {
-  Placement p = Placement::in_blocks(3, 3, 3);
+  ExpertPlacement p = ExpertPlacement::in_blocks(3, 3, 3);
   p.expand(0, 1);
   p.expand(0, 1);
   EXPECT_THAT(rank_loads(p, std::vector<std::int64_t>{90, 10, 20}), ElementsAre(30, 70, 20));
@@ -80,24 +80,24 @@ TEST(ExpertPlacement, DividesAnExpertsTokensEvenlyAmongItsVExperts) {
 
 TEST(ExpertPlacement, RefusesExpertsWithoutAReplica) {
   EXPECT_THAT(refused([] {
-                Placement(3, 2, 2, std::vector<std::int64_t>{0, 1, 1, -1});
+                ExpertPlacement(3, 2, 2, std::vector<std::int64_t>{0, 1, 1, -1});
               }),
               HasSubstr("found no replica of expert 2, expected at least one of every expert"));
-  const Placement empty(3, 2, 2);
+  const ExpertPlacement empty(3, 2, 2);
   EXPECT_THAT(refused([&] {
                 rank_loads(empty, std::vector<std::int64_t>{1, 1, 1});
               }),
               HasSubstr("no replica of expert 0"));
   EXPECT_THAT(refused([&] { layer_seconds(empty, skewed(2, 3, 1), profile()); }), HasSubstr("no replica of expert 0"));
   EXPECT_THAT(refused([] {
-                Placement(3, 2, 2, std::vector<std::int64_t>{0, 1, 2, 3});
+                ExpertPlacement(3, 2, 2, std::vector<std::int64_t>{0, 1, 2, 3});
               }),
               HasSubstr("expert 3 in slot 3"));
 }
 
 TEST(ExpertPlacement, RefusesChangesThatCannotBe) {
-  Placement p = Placement::in_blocks(2, 2, 1);
-  const Placement before = p;
+  ExpertPlacement p = ExpertPlacement::in_blocks(2, 2, 1);
+  const ExpertPlacement before = p;
   EXPECT_THAT(refused([&] { p.expand(0, 1); }), HasSubstr("no free slot for expert 0 on rank 1"));
   EXPECT_THAT(refused([&] { p.shrink(0, 0); }), HasSubstr("the last vExpert of expert 0"));
   EXPECT_THAT(refused([&] { p.shrink(0, 1); }), HasSubstr("no vExpert of expert 0 on rank 1"));
@@ -106,8 +106,8 @@ TEST(ExpertPlacement, RefusesChangesThatCannotBe) {
 }
 
 TEST(ExpertPlacement, SaysWhichWeightsAChangeSends) {
-  const Placement from(3, 2, 3, std::vector<std::int64_t>{0, 1, -1, 2, -1, -1});
-  const Placement to(3, 2, 3, std::vector<std::int64_t>{0, 0, 2, 2, 0, 1});
+  const ExpertPlacement from(3, 2, 3, std::vector<std::int64_t>{0, 1, -1, 2, -1, -1});
+  const ExpertPlacement to(3, 2, 3, std::vector<std::int64_t>{0, 0, 2, 2, 0, 1});
   EXPECT_THAT(new_copies(from, to), ElementsAre(Pair(0, 1), Pair(1, 1), Pair(2, 0)));
   EXPECT_THAT(new_copies(to, to), IsEmpty());
 }
@@ -115,7 +115,7 @@ TEST(ExpertPlacement, SaysWhichWeightsAChangeSends) {
 // Graham 1969: jobs of 5 5 4 4 3 3 3 on three machines take 11 by longest first, 9 at best.
 // Equations 5 and 7 to 9, by hand: expert 0 on both ranks, expert 1 on rank 1.
 TEST(ExpertPlacement, CostsWhatItsSlowestRankDoes) {
-  const Placement p(2, 2, 2, std::vector<std::int64_t>{0, -1, 0, 1});
+  const ExpertPlacement p(2, 2, 2, std::vector<std::int64_t>{0, -1, 0, 1});
   const RoutingMatrix tokens{2, 2, {600, 100, 200, 300}};
   LayerProfile one;
   one.tokens_per_second = 1000;
@@ -132,7 +132,7 @@ TEST(ExpertPlacement, CostsWhatItsSlowestRankDoes) {
 
 TEST(FlexMoe, ExpandsThePopularAndShrinksTheUnpopular) {
   // Expert 0 has nearly all tokens; every slot is taken, expert 2 has two of them.
-  const Placement p(3, 2, 2, std::vector<std::int64_t>{0, 1, 2, 2});
+  const ExpertPlacement p(3, 2, 2, std::vector<std::int64_t>{0, 1, 2, 2});
   RoutingMatrix tokens{2, 3, {1000, 10, 10, 1000, 10, 10}};
   LayerProfile cheap = profile();
   cheap.gradient_bytes = 0;
@@ -143,7 +143,7 @@ TEST(FlexMoe, ExpandsThePopularAndShrinksTheUnpopular) {
 }
 
 TEST(FlexMoe, ExpandsWithinTheNodeWhereAllReducingIsCheaper) {
-  const Placement p = Placement::in_blocks(8, 8, 2);
+  const ExpertPlacement p = ExpertPlacement::in_blocks(8, 8, 2);
   RoutingMatrix tokens{8, 8, std::vector<std::int64_t>(64, 100)};
   for (std::int64_t rank = 0; rank < 8; ++rank) tokens.tokens[static_cast<std::size_t>(rank * 8 + 5)] = 5000;
   const std::vector<Adjustment> plan = make_plan(p, tokens, cost_of(profile(), 8));
@@ -157,11 +157,11 @@ TEST(FlexMoe, SchedulesUntilRanksAreBalancedOrNothingIsGained) {
   for (const double s : {0.8, 1.3, 2.4})
     for (const std::uint64_t seed : {1u, 2u, 3u}) {
       const RoutingMatrix tokens = skewed(8, 16, s, seed);
-      const Placement before = Placement::in_blocks(16, 8, 4);
+      const ExpertPlacement before = ExpertPlacement::in_blocks(16, 8, 4);
       const PlacementCost cost = cost_of(profile(), 8);
-      const Schedule made = schedule(before, tokens, cost, 1.2);
+      const PlacementChange made = schedule(before, tokens, cost, 1.2);
       ASSERT_FALSE(made.adjustments.empty());
-      Placement replayed = before;
+      ExpertPlacement replayed = before;
       double seconds = made.seconds_before;
       for (std::size_t i = 0; i < made.adjustments.size(); ++i) {
         apply(made.adjustments[i], replayed);
@@ -176,13 +176,13 @@ TEST(FlexMoe, SchedulesUntilRanksAreBalancedOrNothingIsGained) {
       EXPECT_TRUE(made.balance_after <= 1.2 || make_plan(made.placement, tokens, cost).empty());
       EXPECT_THAT(schedule(before, tokens, cost, made.balance_before).adjustments, IsEmpty()) << "not triggered";
     }
-  EXPECT_THAT(refused([] { schedule(Placement::in_blocks(2, 2, 1), skewed(2, 2, 1), cost_of(profile(), 2), 0.9); }),
+  EXPECT_THAT(refused([] { schedule(ExpertPlacement::in_blocks(2, 2, 1), skewed(2, 2, 1), cost_of(profile(), 2), 0.9); }),
               HasSubstr("at least 1"));
 }
 
 // Two experts of one rank, neither of which has the most tokens of all.
 TEST(FlexMoe, FindsTheBusiestRanksExpertWhereThePaperDoesNot) {
-  const Placement p(4, 3, 3, std::vector<std::int64_t>{0, -1, -1, 1, 2, -1, 3, -1, -1});
+  const ExpertPlacement p(4, 3, 3, std::vector<std::int64_t>{0, -1, -1, 1, 2, -1, 3, -1, -1});
   RoutingMatrix tokens{3, 4, {}};
   for (std::int64_t rank = 0; rank < 3; ++rank)
     for (const std::int64_t t : {1000, 800, 900, 100}) tokens.tokens.push_back(t);
@@ -196,7 +196,7 @@ TEST(FlexMoe, FindsTheBusiestRanksExpertWhereThePaperDoesNot) {
 
 TEST(FlexMoe, LeavesBalancedRoutingAlone) {
   const RoutingMatrix tokens{4, 8, std::vector<std::int64_t>(32, 50)};
-  const Schedule made = schedule(Placement::in_blocks(8, 4, 3), tokens, cost_of(profile(), 4), 1.2);
+  const PlacementChange made = schedule(ExpertPlacement::in_blocks(8, 4, 3), tokens, cost_of(profile(), 4), 1.2);
   EXPECT_THAT(made.adjustments, IsEmpty());
   EXPECT_EQ(made.balance_before, 1);
 }
@@ -204,7 +204,7 @@ TEST(FlexMoe, LeavesBalancedRoutingAlone) {
 TEST(FlexMoe, GathersReplicasWhereTheyAreReducedFaster) {
   // Experts 0 and 1 lie on rank 0 and on rank 4 of the other node each: exchanged, neither is all-reduced at all.
   std::vector<std::int64_t> slots{0, 1, 2, -1, 3, -1, 4, -1, 0, 1, 5, -1, 6, -1, 7, -1};
-  Placement p(8, 8, 2, slots);
+  ExpertPlacement p(8, 8, 2, slots);
   const RoutingMatrix tokens{8, 8, std::vector<std::int64_t>(64, 100)};
   const PlacementCost cost = cost_of(profile(), 8);
   const double before = cost(p, tokens);

@@ -54,7 +54,7 @@ template <class Visit>
 void for_each_run(const Program& p, Visit visit) {
   for (const auto& stage : p.stages)
     for (const Chunk& chunk : stage)
-      for (const Run& run : chunk.runs) visit(p.pieces[run.piece], static_cast<double>(run.count));
+      for (const PieceRun& run : chunk.runs) visit(p.pieces[run.piece], static_cast<double>(run.count));
 }
 
 double executed_products(const Program& p) {

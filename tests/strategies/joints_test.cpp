@@ -36,7 +36,7 @@ LayerRange dealt(const Scenario& s, std::int64_t from, std::int64_t to, Balance 
 // The line as letters: j for a joint, and the first letter of any other piece, with how many instances there are.
 std::vector<std::string> line_of(const Program& p) {
   std::vector<std::string> line;
-  for (const Run& run : p.line)
+  for (const PieceRun& run : p.line)
     line.push_back(std::string(p.pieces[run.piece].name).substr(0, 1) + std::to_string(run.count));
   return line;
 }

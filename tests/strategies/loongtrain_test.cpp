@@ -131,7 +131,7 @@ TEST(LoongTrain, TheCheckerFollowsBothRings) {
             }),
             0U);
   EXPECT_GT(rules([](Op& op) {
-              if (op.name == std::string_view("ring.outer_keys")) op.places = 2;
+              if (op.name == std::string_view("ring.outer_keys")) op.distance = 2;
             }),
             0U);
 }

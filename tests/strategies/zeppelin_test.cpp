@@ -47,7 +47,7 @@ void expect_each_position_once(const std::vector<RunsOfParts>& of_zones, std::in
   std::vector<int> held(static_cast<std::size_t>(whole), 0);
   for (const auto& of_ranks : of_zones)
     for (const auto& runs : of_ranks)
-      for (const IndexRun& run : runs)
+      for (const IndexRange& run : runs)
         for (std::int64_t i = 0; i < run.count; ++i) ++held.at(static_cast<std::size_t>(run.at(i)));
   EXPECT_EQ(std::ranges::count(held, 1), whole);
 }
@@ -208,11 +208,11 @@ TEST(Zeppelin, ACapacityIsChosenByWhatItCosts) {
           if (term.remapping != remapping) continue;
           zeppelin::Rates without = rates;
           without.*term.rate = 0;
-          term.turns += seconds({.remapping = remapping}, without, remapping) > 1.001 * least ? 1 : 0;
+          term.chosen_with += seconds({.remapping = remapping}, without, remapping) > 1.001 * least ? 1 : 0;
         }
       }
     }
-  for (const Term& term : terms) EXPECT_GT(term.turns, 0) << &term - terms.data();
+  for (const Term& term : terms) EXPECT_GT(term.chosen_with, 0) << &term - terms.data();
 }
 
 // What a node lacks all its ranks get that lack anything, each over its NIC, whatever comes from their own node.

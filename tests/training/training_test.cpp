@@ -132,14 +132,14 @@ TEST(Training, WhatIsKnownIsNotPredictedAgain) {
 }
 
 // Leaves work behind one step.
-class LeavesWork final : public RunController {
+class LeavesWork final : public TrainingController {
  public:
-  LeavesWork(std::int64_t step, std::vector<RunWork> work, std::vector<std::int64_t>& arrivals)
+  LeavesWork(std::int64_t step, std::vector<StepMove> work, std::vector<std::int64_t>& arrivals)
       : step_(step), work_(std::move(work)), arrivals_(arrivals) {}
   void begin(Scenario& scenario) override { now_ = scenario.workload.step; }
   std::uint64_t state(const Scenario&) const override { return 0; }
-  std::vector<RunWork> end(const Scenario& scenario) override {
-    return scenario.workload.step == step_ ? work_ : std::vector<RunWork>{};
+  std::vector<StepMove> end(const Scenario& scenario) override {
+    return scenario.workload.step == step_ ? work_ : std::vector<StepMove>{};
   }
   void arrived() override { arrivals_.push_back(now_); }
   std::span<const std::string_view> figures() const override { return kFigures; }
@@ -150,13 +150,13 @@ class LeavesWork final : public RunController {
  private:
   static constexpr std::array<std::string_view, 1> kFigures{"square"};
   std::int64_t step_, now_ = -1;
-  std::vector<RunWork> work_;
+  std::vector<StepMove> work_;
   std::vector<std::int64_t>& arrivals_;
 };
 
-Training trained(std::vector<RunWork> work, std::vector<std::int64_t>& arrivals, std::int64_t steps = 12) {
+Training trained(std::vector<StepMove> work, std::vector<std::int64_t>& arrivals, std::int64_t steps = 12) {
   Simulator simulator;
-  std::vector<std::unique_ptr<RunController>> controllers;
+  std::vector<std::unique_ptr<TrainingController>> controllers;
   controllers.push_back(std::make_unique<LeavesWork>(2, std::move(work), arrivals));
   return train(simulator, scenario_of({}), std::move(controllers), {.steps = steps});
 }
@@ -226,7 +226,7 @@ TEST(Training, StepsHaveAnEnd) {
 }
 
 // Steps of which controllers say that they are like others, beside a controller that says that no step is.
-class EachStepAnew final : public RunController {
+class EachStepAnew final : public TrainingController {
  public:
   std::uint64_t state(const Scenario& scenario) const override {
     return static_cast<std::uint64_t>(scenario.workload.step);
@@ -256,7 +256,7 @@ TEST(Training, StepsThatAreKnownAreWhatTheyWouldBeAnew) {
     document["workload"].update(routing);
     if (!plan.is_null()) document["plan"].update(plan);
     const Scenario scenario = ScenarioReader().read(document, {"training_test", {}});
-    std::vector<std::unique_ptr<RunController>> anew = controllers_of(scenario);
+    std::vector<std::unique_ptr<TrainingController>> anew = controllers_of(scenario);
     anew.push_back(std::make_unique<EachStepAnew>());
     const Training known = train(simulator, scenario, {.steps = 40});
     const Training each = train(simulator, scenario, std::move(anew), {.steps = 40});

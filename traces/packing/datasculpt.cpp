@@ -199,18 +199,18 @@ class Windows {
         contents_(count) {}
 
   // Distributes pieces, the longest first, cut to the room that is left. Pieces without room go to `left_over`.
-  void deal(std::span<const PackedPiece> pieces, std::vector<PackedPiece>& left_over) {
+  void deal(std::span<const DocumentPart> pieces, std::vector<DocumentPart>& left_over) {
     constexpr std::size_t kBlock = 96;
     const std::size_t windows = contents_.size();
     std::vector<float> rows, products, among;
     for (std::size_t begin = 0; begin < pieces.size(); begin += kBlock) {
-      const std::span<const PackedPiece> block = pieces.subspan(begin, std::min(kBlock, pieces.size() - begin));
+      const std::span<const DocumentPart> block = pieces.subspan(begin, std::min(kBlock, pieces.size() - begin));
       if (open_ == 0) {
         left_over.insert(left_over.end(), block.begin(), block.end());
         continue;
       }
       rows.clear();
-      for (const PackedPiece& piece : block) append_row(documents_.embedding(piece.document), depth_, rows);
+      for (const DocumentPart& piece : block) append_row(documents_.embedding(piece.document), depth_, rows);
       inner_products(rows, totals_, depth_, products);
       inner_products(rows, rows, depth_, among);
       for (std::size_t i = 0; i < block.size(); ++i) {
@@ -227,7 +227,7 @@ class Windows {
   }
 
   void append_to(Packing& packing) const {
-    for (const std::vector<PackedPiece>& pieces : contents_) {
+    for (const std::vector<DocumentPart>& pieces : contents_) {
       if (pieces.empty()) continue;
       packing.pieces.insert(packing.pieces.end(), pieces.begin(), pieces.end());
       packing.ends.push_back(packing.pieces.size());
@@ -247,7 +247,7 @@ class Windows {
     return at;
   }
 
-  void take(std::size_t w, PackedPiece piece, const float* e, double product) {
+  void take(std::size_t w, DocumentPart piece, const float* e, double product) {
     piece.tokens = static_cast<std::int32_t>(std::min<std::int64_t>(piece.tokens, rooms_[w]));
     contents_[w].push_back(piece);
     rooms_[w] -= piece.tokens;
@@ -268,17 +268,17 @@ class Windows {
   std::vector<double> squares_;          // |sum|^2
   std::vector<float> weights_, offers_;  // score = product x weight + offer
   std::vector<float> totals_;            // [window * depth_]: sums of embeddings
-  std::vector<std::vector<PackedPiece>> contents_;
+  std::vector<std::vector<DocumentPart>> contents_;
 };
 
 // Time grows with the square of the windows; beyond this number pieces are dealt to several parts in turn.
 constexpr std::size_t kMostWindows = 512;
 
 // Packs the pieces of one cluster, the longest first.
-void pack_cluster(const Documents& documents, std::span<const PackedPiece> pieces, Packing& packing,
-                  std::vector<PackedPiece>& left_over) {
+void pack_cluster(const Documents& documents, std::span<const DocumentPart> pieces, Packing& packing,
+                  std::vector<DocumentPart>& left_over) {
   std::int64_t tokens = 0;
-  for (const PackedPiece& piece : pieces) tokens += piece.tokens;
+  for (const DocumentPart& piece : pieces) tokens += piece.tokens;
   const auto windows = static_cast<std::size_t>(tokens / packing.context);
   if (windows == 0) {
     left_over.insert(left_over.end(), pieces.begin(), pieces.end());
@@ -286,7 +286,7 @@ void pack_cluster(const Documents& documents, std::span<const PackedPiece> piece
   }
   if (windows > kMostWindows) {
     const std::size_t parts = (windows + kMostWindows - 1) / kMostWindows;
-    std::vector<PackedPiece> part;
+    std::vector<DocumentPart> part;
     for (std::size_t p = 0; p < parts; ++p) {
       part.clear();
       for (std::size_t i = p; i < pieces.size(); i += parts) part.push_back(pieces[i]);
@@ -343,7 +343,7 @@ void pack_datasculpt(const Documents& documents, const PackingOptions& options, 
   for (std::size_t& end : ends) begin += std::exchange(end, begin);
   DocumentNumbers members(labels.size());
   for (std::size_t d = 0; d < labels.size(); ++d) members[ends[labels[d]]++] = static_cast<std::uint32_t>(d);
-  std::vector<PackedPiece> pieces, left_over;
+  std::vector<DocumentPart> pieces, left_over;
   begin = 0;
   for (std::size_t c = 0; c < clusters; ++c) {
     pieces.clear();

@@ -7,9 +7,9 @@ namespace orrery {
 namespace {
 
 // The mean cosine between unit vectors, from the length of their sum: |sum|^2 = n + n (n - 1) mean.
-double mean_cosine(const Documents& documents, std::span<const PackedPiece> pieces, std::vector<double>& sum) {
+double mean_cosine(const Documents& documents, std::span<const DocumentPart> pieces, std::vector<double>& sum) {
   std::fill(sum.begin(), sum.end(), 0.0);
-  for (const PackedPiece& piece : pieces) {
+  for (const DocumentPart& piece : pieces) {
     const float* e = documents.embedding(piece.document);
     for (std::size_t k = 0; k < sum.size(); ++k) sum[k] += double{e[k]};
   }
@@ -39,9 +39,9 @@ PackingMeasures measures(const Documents& documents, const Packing& packing) {
   std::vector<double> sum(static_cast<std::size_t>(documents.dimension()));
   const bool has_embeddings = documents.have_embeddings() && documents.embeddings() == documents.count();
   for (std::int64_t s = 0; s < m.sequences; ++s) {
-    const std::span<const PackedPiece> pieces = packing.sequence(s);
+    const std::span<const DocumentPart> pieces = packing.sequence(s);
     double squares = 0;
-    for (const PackedPiece& piece : pieces) {
+    for (const DocumentPart& piece : pieces) {
       packed += piece.tokens;
       whole += piece.tokens == documents.tokens(piece.document) ? 1 : 0;
       squares += static_cast<double>(piece.tokens) * static_cast<double>(piece.tokens);

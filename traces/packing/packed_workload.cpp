@@ -123,7 +123,7 @@ Sequences pieces_of(const Documents& documents, const Workload& workload, std::i
   Sequences sequences;
   for (std::int64_t s = 0; s < packing.sequences(); ++s) {
     std::vector<std::int64_t>& tokens = sequences.emplace_back();
-    for (const PackedPiece& piece : packing.sequence(s)) tokens.push_back(piece.tokens);
+    for (const DocumentPart& piece : packing.sequence(s)) tokens.push_back(piece.tokens);
   }
   return sequences;
 }

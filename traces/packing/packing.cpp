@@ -95,7 +95,7 @@ class BinsInOrder {
 };
 
 // Appends sequences, each with its pieces in order.
-void append_bins(const std::vector<PackedPiece>& pieces, const std::vector<Bin>& bins, std::size_t count,
+void append_bins(const std::vector<DocumentPart>& pieces, const std::vector<Bin>& bins, std::size_t count,
                  Packing& packing) {
   const std::size_t before = packing.pieces.size(), sequences = packing.ends.size();
   packing.ends.resize(sequences + count);
@@ -108,8 +108,8 @@ void append_bins(const std::vector<PackedPiece>& pieces, const std::vector<Bin>&
 }
 
 // Returns the beginnings of documents, up to the context's length.
-std::vector<PackedPiece> beginnings(const Documents& documents, std::int64_t context) {
-  std::vector<PackedPiece> pieces;
+std::vector<DocumentPart> beginnings(const Documents& documents, std::int64_t context) {
+  std::vector<DocumentPart> pieces;
   pieces.reserve(static_cast<std::size_t>(documents.count()));
   for (std::int64_t d = 0; d < documents.count(); ++d)
     pieces.push_back({static_cast<std::uint32_t>(d), 0,
@@ -133,13 +133,13 @@ void concatenate(const Documents& documents, Packing& packing) {
   if (room < packing.context) packing.ends.push_back(packing.pieces.size());
 }
 
-void pack_first_fit(std::vector<PackedPiece> pieces, Packing& packing) {
+void pack_first_fit(std::vector<DocumentPart> pieces, Packing& packing) {
   sort_longest_first(pieces);
   BinsInOrder bins(pieces.size(), packing.context);
   std::vector<Bin> of_pieces;
   of_pieces.reserve(pieces.size());
   std::size_t count = 0;
-  for (const PackedPiece& piece : pieces) {
+  for (const DocumentPart& piece : pieces) {
     of_pieces.push_back(bins.take(piece.tokens));
     count = std::max<std::size_t>(count, of_pieces.back() + std::size_t{1});
   }
@@ -148,7 +148,7 @@ void pack_first_fit(std::vector<PackedPiece> pieces, Packing& packing) {
 
 // Memory that packing takes per piece. The piece is stored twice, in the order of documents and in that of sequences.
 // Its sequence's number and its place in a list are stored too.
-constexpr double kBytesOfPiece = 2 * sizeof(PackedPiece) + 2 * sizeof(Bin) + sizeof(std::size_t);
+constexpr double kBytesOfPiece = 2 * sizeof(DocumentPart) + 2 * sizeof(Bin) + sizeof(std::size_t);
 
 [[noreturn]] void refuse_memory(std::int64_t pieces, const Documents& documents, const PackingOptions& options) {
   constexpr double kGiB = 1 << 30;
@@ -201,7 +201,7 @@ Packing packed(const Documents& documents, const PackingOptions& options) {
       append_best_fit(beginnings(documents, options.context), packing);
       break;
     case PackingPolicy::best_fit: {
-      std::vector<PackedPiece> pieces;
+      std::vector<DocumentPart> pieces;
       pieces.reserve(static_cast<std::size_t>(documents.count()));
       for (std::int64_t d = 0; d < documents.count(); ++d) append_pieces(documents, d, options.context, pieces);
       append_best_fit(std::move(pieces), packing);
@@ -216,28 +216,28 @@ Packing packed(const Documents& documents, const PackingOptions& options) {
 
 }  // namespace
 
-void sort_longest_first(std::vector<PackedPiece>& pieces) {
-  std::sort(pieces.begin(), pieces.end(), [](const PackedPiece& a, const PackedPiece& b) {
+void sort_longest_first(std::vector<DocumentPart>& pieces) {
+  std::sort(pieces.begin(), pieces.end(), [](const DocumentPart& a, const DocumentPart& b) {
     if (a.tokens != b.tokens) return a.tokens > b.tokens;
     return a.document != b.document ? a.document < b.document : a.first < b.first;
   });
 }
 
 void append_pieces(const Documents& documents, std::int64_t document, std::int64_t context,
-                   std::vector<PackedPiece>& pieces) {
+                   std::vector<DocumentPart>& pieces) {
   const std::int64_t all = documents.tokens(document);
   for (std::int64_t first = 0; first < all; first += context)
     pieces.push_back({static_cast<std::uint32_t>(document), static_cast<std::int32_t>(first),
                       static_cast<std::int32_t>(std::min(context, all - first))});
 }
 
-void append_best_fit(std::vector<PackedPiece> pieces, Packing& packing) {
+void append_best_fit(std::vector<DocumentPart> pieces, Packing& packing) {
   sort_longest_first(pieces);
   BinsByRoom bins(packing.context);
   std::vector<Bin> of_pieces;
   of_pieces.reserve(pieces.size());
   Bin count = 0;
-  for (const PackedPiece& piece : pieces) {
+  for (const DocumentPart& piece : pieces) {
     std::int64_t room = packing.context;
     Bin bin = bins.take(piece.tokens, room);
     if (bin == BinsByRoom::kNone) bin = count++;

@@ -14,20 +14,20 @@
 namespace orrery {
 
 // A contiguous part of a document in a sequence.
-struct PackedPiece {
+struct DocumentPart {
   std::uint32_t document = 0;
   std::int32_t first = 0, tokens = 0;  // of the document's tokens
-  bool operator==(const PackedPiece&) const = default;
+  bool operator==(const DocumentPart&) const = default;
 };
 
 // Sequences of at most `context` tokens; the rest of a sequence is padding.
 struct Packing {
   std::int64_t context = 0;
-  std::vector<PackedPiece> pieces;  // sequence by sequence, each in order
+  std::vector<DocumentPart> pieces;  // sequence by sequence, each in order
   std::vector<std::size_t> ends;    // end of each sequence in `pieces`
 
   std::int64_t sequences() const { return static_cast<std::int64_t>(ends.size()); }
-  std::span<const PackedPiece> sequence(std::int64_t s) const {
+  std::span<const DocumentPart> sequence(std::int64_t s) const {
     const auto at = static_cast<std::size_t>(s);
     const std::size_t begin = at == 0 ? 0 : ends[at - 1];
     return {pieces.data() + begin, ends[at] - begin};
@@ -78,14 +78,14 @@ Packing pack(const Documents& documents, const PackingOptions& options);
 
 // Packs pieces, none longer than the context, into new sequences after the existing ones, best-fit decreasing.
 // O(n log n + n log context).
-void append_best_fit(std::vector<PackedPiece> pieces, Packing& packing);
+void append_best_fit(std::vector<DocumentPart> pieces, Packing& packing);
 
 // Sorts by tokens; pieces of the same length in the order of documents.
-void sort_longest_first(std::vector<PackedPiece>& pieces);
+void sort_longest_first(std::vector<DocumentPart>& pieces);
 
 // Cuts a document into pieces of `context` tokens and a shorter last one.
 void append_pieces(const Documents& documents, std::int64_t document, std::int64_t context,
-                   std::vector<PackedPiece>& pieces);
+                   std::vector<DocumentPart>& pieces);
 
 // Statistics of a packing.
 struct PackingMeasures {

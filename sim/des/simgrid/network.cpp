@@ -47,7 +47,7 @@ void configure_simgrid() {
   sg4::Engine::set_config("contexts/guard-size:0");
 }
 
-Network::Network(const RunPlan& plan, Clock& clock) : traffic_(plan.traffic), clock_(clock) {
+Network::Network(const SimulationPlan& plan, Clock& clock) : traffic_(plan.traffic), clock_(clock) {
   const Traffic& traffic = plan.traffic;
   auto* zone = new FlowZone("cluster");  // owned by SimGrid
   sg4::NetZone* root = zone->get_iface();
@@ -57,7 +57,7 @@ Network::Network(const RunPlan& plan, Clock& clock) : traffic_(plan.traffic), cl
   // A factor that all flow classes on a link have in common divides the link's rate instead of lengthening the routes.
   std::vector<std::int64_t> common(links.size(), 0);
   for (const FlowClass& flow : flows)
-    for (const LinkLoad& load : flow.loads)
+    for (const LinkTraffic& load : flow.loads)
       common[load.link_class] = std::gcd(common[load.link_class], static_cast<std::int64_t>(load.flows));
   links_.assign(links.size(), nullptr);
   rates_.assign(links.size(), 0);
@@ -73,7 +73,7 @@ Network::Network(const RunPlan& plan, Clock& clock) : traffic_(plan.traffic), cl
   // How many flows use each link: 1 if a single one does, and nothing disturbs it.
   std::vector<std::uint32_t> users(links.size(), 0);
   for (const FlowClass& flow : flows)
-    for (const LinkLoad& load : flow.loads) users[load.link_class] += load.flows == 1 ? 1 : 2;
+    for (const LinkTraffic& load : flow.loads) users[load.link_class] += load.flows == 1 ? 1 : 2;
   std::vector<char> slowed(links.size(), 0);
   disturbed_.assign(links.size(), 0);
   for (const ResolvedPerturbation& r : plan.perturbations)
@@ -92,7 +92,7 @@ Network::Network(const RunPlan& plan, Clock& clock) : traffic_(plan.traffic), cl
   for (std::size_t f = 0; f < flows.size(); ++f) {
     auto& route = zone->routes[hosts_[f]->get_netpoint()->id()];
     bool alone = true;
-    for (const LinkLoad& load : flows[f].loads) {
+    for (const LinkTraffic& load : flows[f].loads) {
       const std::uint32_t l = load.link_class;
       if (!binds(l)) continue;
       route.insert(route.end(), static_cast<std::size_t>(load.flows) / static_cast<std::size_t>(common[l]),

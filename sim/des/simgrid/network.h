@@ -42,7 +42,7 @@ struct Flight {
 // SimGrid's clock is advanced to the run's clock when a flow of SimGrid starts, and leads while any is under way.
 class Network {
  public:
-  Network(const RunPlan& plan, Clock& clock);
+  Network(const SimulationPlan& plan, Clock& clock);
 
   // Runs processes and flows until `ended`, or until nothing moves any more. Call once.
   void run(std::function<bool()> ended);

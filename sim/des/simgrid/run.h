@@ -33,7 +33,7 @@ struct Work {
   Work* buffer = nullptr;  // the copy from the buffer that it takes over (Op::buffers); must be done before
   double seconds = 0;
   double issued = -1, host_end = -1;  // by the host; -1: no constraint
-  std::uint32_t name = 0;             // index into JobPlan::ops
+  std::uint32_t name = 0;             // index into JobSimulation::ops
   std::uint32_t exchange = kNoExchange;
   std::uint32_t event = EventRecord::kNoCause;  // set once it is done
   std::uint32_t cause = EventRecord::kNoCause;  // set once it has started: the event that let it start
@@ -64,7 +64,7 @@ struct LineRun {
   const std::function<void()>* issue_next = nullptr;
 };
 
-struct ClassRun;
+struct SimulatedClass;
 
 struct StreamRun : Self {
   std::deque<std::pair<Work*, Line*>> queue;
@@ -119,13 +119,13 @@ struct ExactPhase {
   Self caller;
 };
 
-struct ClassRun : Self {
+struct SimulatedClass : Self {
   std::uint32_t id = 0;
   std::int32_t job = 0;
   std::size_t stage = 0;
   std::int64_t first_rank = 0;
   Region* region = nullptr;
-  const JobPlan* plan = nullptr;
+  const JobSimulation* plan = nullptr;
   std::array<StreamRun, kStreams> streams;
   std::array<Sender, 2> senders;               // forward, backward
   std::array<std::vector<Arrival>, 2> inputs;  // by SlotKind, see input_of(): [chunk * micro_batches + micro_batch]
@@ -149,7 +149,7 @@ struct ClassRun : Self {
 
 class SimgridRun {
  public:
-  explicit SimgridRun(const RunPlan& plan) : plan_(plan), network_(plan, clock_) { prepare(); }
+  explicit SimgridRun(const SimulationPlan& plan) : plan_(plan), network_(plan, clock_) { prepare(); }
 
   Outcome run_steps();
   Outcome run_exchange(std::uint32_t exchange);
@@ -162,66 +162,66 @@ class SimgridRun {
   void find_local_communicators();
   void make_regions();
   void perturb();
-  void apply(const ResolvedPerturbation& r, std::span<ClassRun* const> hit, bool begin);
-  Process perturb_while(const ResolvedPerturbation& r, std::vector<ClassRun*> hit);
+  void apply(const ResolvedPerturbation& r, std::span<SimulatedClass* const> hit, bool begin);
+  Process perturb_while(const ResolvedPerturbation& r, std::vector<SimulatedClass*> hit);
   Process send_background(const Perturbation& p, std::uint32_t flow_class);
   // Runs the started processes until `processes` of them have ended.
   void run(std::size_t processes);
   [[noreturn]] void stall(const std::string& why);
   std::string who_waits() const;
-  std::string words(const ClassRun& c) const;
+  std::string words(const SimulatedClass& c) const;
 
   // The schedule.
-  Process control(ClassRun& c);
-  void append_items(const ClassRun& c, const Chunk& chunk, BlockKind kind, std::vector<LineItem>& items) const;
-  Task end_step(ClassRun& c, UpdatePart part);
-  Task sum_over_stages(ClassRun& c, std::span<const LineItem> items);
-  Task meet_at_norm(ClassRun& c);
+  Process control(SimulatedClass& c);
+  void append_items(const SimulatedClass& c, const Chunk& chunk, BlockKind kind, std::vector<LineItem>& items) const;
+  Task end_step(SimulatedClass& c, UpdatePart part);
+  Task sum_over_stages(SimulatedClass& c, std::span<const LineItem> items);
+  Task meet_at_norm(SimulatedClass& c);
   struct Host;
   class LineIssue;
   struct IssuedLine;
-  std::unique_ptr<IssuedLine> new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when);
+  std::unique_ptr<IssuedLine> new_line(SimulatedClass& c, std::vector<LineItem> items, WhenSet when);
   // Issues now the gathers of the chunk that only its first forward has.
-  std::unique_ptr<IssuedLine> issue_chunk_ahead(ClassRun& c, std::uint16_t chunk);
-  Task run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run);
-  Task perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host);
-  Task await_output(ClassRun& c, Work* w);
+  std::unique_ptr<IssuedLine> issue_chunk_ahead(SimulatedClass& c, std::uint16_t chunk);
+  Task run_line(SimulatedClass& c, std::unique_ptr<IssuedLine> own, LineRun run);
+  Task perform_line(SimulatedClass& c, const Line& line, bool drain_all, const Host& host);
+  Task await_output(SimulatedClass& c, Work* w);
   // `next`: the slot after the pair; null: none.
-  Task run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next);
-  void record_slot(ClassRun& c, const Slot& slot, double begin, double end);
-  Line& begin_line(ClassRun& c, std::size_t works) const;
-  Task drain(ClassRun& c, bool all);
+  Task run_pair(SimulatedClass& c, const Slot& forward, const Slot& backward, const Slot* next);
+  void record_slot(SimulatedClass& c, const Slot& slot, double begin, double end);
+  Line& begin_line(SimulatedClass& c, std::size_t works) const;
+  Task drain(SimulatedClass& c, bool all);
   // Books the time for which the compute stream has waited since `since`. Time in which a collective waited for another
   // stage is not booked: it remains as the pipeline's bubble.
-  void book_wait(ClassRun& c, Account account, double since);
-  Task await_input(ClassRun& c, const Slot& slot, std::size_t position);
-  Task post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);
-  bool receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const;
+  void book_wait(SimulatedClass& c, Account account, double since);
+  Task await_input(SimulatedClass& c, const Slot& slot, std::size_t position);
+  Task post_output(SimulatedClass& c, const Slot& slot, std::size_t position, const Slot* next);
+  bool receives(const SimulatedClass& c, const Slot& slot, std::int32_t& from_stage) const;
   // The class of the ranks at the same place in another stage.
-  ClassRun& counterpart(const ClassRun& c, std::int32_t stage);
-  Arrival& input_of(ClassRun& c, std::size_t direction, std::uint16_t chunk, std::uint32_t micro_batch) {
+  SimulatedClass& counterpart(const SimulatedClass& c, std::int32_t stage);
+  Arrival& input_of(SimulatedClass& c, std::size_t direction, std::uint16_t chunk, std::uint32_t micro_batch) {
     const auto micro_batches = static_cast<std::size_t>(c.plan->program->schedule.micro_batches);
     return c.inputs[direction][chunk * micro_batches + micro_batch];
   }
 
   // Streams.
-  void enqueue(ClassRun& c, Line& line, Work& w);
-  Process serve(ClassRun& c, std::size_t stream);
-  Process send(ClassRun& c, std::size_t direction);
-  Task perform(ClassRun& c, std::size_t stream, Work& w, const Line& line);
-  Task await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
+  void enqueue(SimulatedClass& c, Line& line, Work& w);
+  Process serve(SimulatedClass& c, std::size_t stream);
+  Process send(SimulatedClass& c, std::size_t direction);
+  Task perform(SimulatedClass& c, std::size_t stream, Work& w, const Line& line);
+  Task await(SimulatedClass& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
   enum class Until : std::uint8_t { started, first_part, done };
   static bool holds(const Work& w, Until until) {
     return until == Until::started ? w.started : w.done || (until == Until::first_part && w.parts_done > 0);
   }
   Task await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause, std::uint32_t& cause_event);
   // `kernels`: seconds of the kernels that it consists of, for jitter; empty: a single kernel.
-  Task kernel(ClassRun& c, double seconds, const std::vector<double>& kernels);
-  double jittered(ClassRun& c, double seconds, const std::vector<double>& kernels);
-  void interrupt(ClassRun& c);
-  void finish(ClassRun& c, Work& w);
-  void wake_waiters(ClassRun& c, Work& w);
-  Self& waiter(ClassRun& c, int stream) {
+  Task kernel(SimulatedClass& c, double seconds, const std::vector<double>& kernels);
+  double jittered(SimulatedClass& c, double seconds, const std::vector<double>& kernels);
+  void interrupt(SimulatedClass& c);
+  void finish(SimulatedClass& c, Work& w);
+  void wake_waiters(SimulatedClass& c, Work& w);
+  Self& waiter(SimulatedClass& c, int stream) {
     return stream == kController || stream == static_cast<int>(kComputeStream)
                ? static_cast<Self&>(c)
                : c.streams[static_cast<std::size_t>(stream)];
@@ -232,19 +232,19 @@ class SimgridRun {
     std::uint32_t cause = EventRecord::kNoCause;  // the event that let this class arrive, then that let it begin
     double time = 0;
   };
-  Task exchange(ClassRun& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet, bool moves,
+  Task exchange(SimulatedClass& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet, bool moves,
                 Beginning& beginning);
   // Whether the exchange involves only ranks of one region of the clock.
   bool is_local(const Exchange& x) const { return local_[static_cast<std::size_t>(x.communicator)] != 0; }
   Task run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);
-  void count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name, double begin, double end);
-  void count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t x, std::uint32_t name, double seconds);
+  void count_exchange(SimulatedClass& c, std::uint32_t x, std::uint32_t name, double begin, double end);
+  void count_wait(SimulatedClass& c, const SimulatedClass& for_whom, std::uint32_t x, std::uint32_t name, double seconds);
   Task flows(const Exchange& x, std::uint32_t group_class);
   Task flows_exactly(const Exchange& x, std::uint32_t group_class);
   Process exact_edge(const Exchange& x, ExactPhase& phase, std::uint32_t flow_class);
   Process transmit_alone(const Exchange& x, std::uint32_t group_class, double& end);
   // Records that a collective on a stream of this class has waited for another stage from `from` until now.
-  void note_stage_wait(ClassRun& c, double from) const;
+  void note_stage_wait(SimulatedClass& c, double from) const;
   // Runs the flows of an exchange for one group class, in the run's fidelity.
   Task transmit(const Exchange& x, std::uint32_t group_class);
   // Waits until all flows of the flight have ended. `self`: the waiting process.
@@ -266,13 +266,13 @@ class SimgridRun {
     return static_cast<std::uint32_t>(out_.events.size() - 1);
   }
 
-  const RunPlan& plan_;
+  const SimulationPlan& plan_;
   Clock clock_;
   Network network_;
   std::size_t running_ = 0;  // number of processes that the run waits for
   std::deque<Region> regions_;
   std::vector<char> local_;  // by communicator: whether its groups lie within regions
-  std::vector<std::unique_ptr<ClassRun>> classes_;
+  std::vector<std::unique_ptr<SimulatedClass>> classes_;
   // [group class * kStreams + stream]: the meetings of a group class on one stream, in order of issue.
   std::vector<std::deque<Meeting*>> meetings_;
   std::deque<Meeting> all_meetings_;

@@ -136,24 +136,24 @@ Task SimgridRun::run_exchange_of(const Exchange& x, std::uint32_t group_class, b
   const auto& members = traffic().group_classes()[group_class].members;
   if (moves)
     for (const std::uint32_t m : members) {
-      ClassRun& other = *classes_[m];
+      SimulatedClass& other = *classes_[m];
       if (other.collectives++ == 0) interrupt(other);
     }
   co_await transmit(x, group_class);
   if (moves)
     for (const std::uint32_t m : members) {
-      ClassRun& other = *classes_[m];
+      SimulatedClass& other = *classes_[m];
       if (--other.collectives == 0) interrupt(other);
     }
 }
 
-void SimgridRun::note_stage_wait(ClassRun& c, double from) const {
+void SimgridRun::note_stage_wait(SimulatedClass& c, double from) const {
   auto& waits = c.stage_waits;
   for (; !waits.empty() && waits.back().second >= from; waits.pop_back()) from = std::min(from, waits.back().first);
   waits.emplace_back(from, now());
 }
 
-void SimgridRun::count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name, double begin, double end) {
+void SimgridRun::count_exchange(SimulatedClass& c, std::uint32_t x, std::uint32_t name, double begin, double end) {
   std::uint32_t& row = c.exchange_rows[x];
   if (row == 0) {
     out_.exchanges.push_back({.rank_class = c.id, .exchange = x, .name = name});
@@ -167,7 +167,7 @@ void SimgridRun::count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name
   r.longest_end = end;
 }
 
-void SimgridRun::count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t x, std::uint32_t name,
+void SimgridRun::count_wait(SimulatedClass& c, const SimulatedClass& for_whom, std::uint32_t x, std::uint32_t name,
                             double seconds) {
   auto& rows = c.wait_rows[x];
   auto row = std::find_if(rows.begin(), rows.end(), [&](const auto& r) { return r.first == for_whom.id; });
@@ -179,7 +179,7 @@ void SimgridRun::count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t
   out_.waits[row->second].seconds += seconds;
 }
 
-Task SimgridRun::exchange(ClassRun& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name, bool meet,
+Task SimgridRun::exchange(SimulatedClass& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name, bool meet,
                           bool moves, Beginning& beginning) {
   const Exchange& x = plan_.exchanges[id];
   const std::uint32_t group = traffic().group_class(x.communicator, c.first_rank);

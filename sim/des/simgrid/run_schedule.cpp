@@ -20,7 +20,7 @@ struct SimgridRun::Host {
 class SimgridRun::LineIssue {
  public:
   // REQUIRES: `works` has as many elements as works_of() returns.
-  LineIssue(SimgridRun& simulation, ClassRun& c, Line& line, Work* works, std::span<const LineItem> items, WhenSet when,
+  LineIssue(SimgridRun& simulation, SimulatedClass& c, Line& line, Work* works, std::span<const LineItem> items, WhenSet when,
             Host& host);
   static std::size_t works_of(std::span<const LineItem> items);
 
@@ -65,7 +65,7 @@ class SimgridRun::LineIssue {
   std::int64_t covered_by(const ClockNode& node, std::int64_t index) const;
 
   SimgridRun& simulation_;
-  ClassRun& c_;
+  SimulatedClass& c_;
   Line& line_;
   const WhenSet when_;
   Host& host_;
@@ -81,7 +81,7 @@ class SimgridRun::LineIssue {
   std::array<Work*, kMostBuffers + 1> copied_{};
 };
 
-SimgridRun::LineIssue::LineIssue(SimgridRun& simulation, ClassRun& c, Line& line, Work* works,
+SimgridRun::LineIssue::LineIssue(SimgridRun& simulation, SimulatedClass& c, Line& line, Work* works,
                                  std::span<const LineItem> items, WhenSet when, Host& host)
     : simulation_(simulation), c_(c), line_(line), when_(when), host_(host) {
   for (const LineItem& item : items) {
@@ -267,7 +267,7 @@ double SimgridRun::LineIssue::kernel_seconds() const {
   return seconds;
 }
 
-Line& SimgridRun::begin_line(ClassRun& c, std::size_t works) const {
+Line& SimgridRun::begin_line(SimulatedClass& c, std::size_t works) const {
   const auto free = std::ranges::find_if(c.lines, [](const auto& line) { return line->left == 0 && !line->held; });
   Line& line = free != c.lines.end() ? **free : *c.lines.emplace_back(std::make_unique<Line>());
   line.begin = now();
@@ -278,7 +278,7 @@ Line& SimgridRun::begin_line(ClassRun& c, std::size_t works) const {
 
 // A line, and the state of its issuing.
 struct SimgridRun::IssuedLine {
-  IssuedLine(SimgridRun& simulation, ClassRun& c, Line& line_, std::vector<LineItem> items_, WhenSet when)
+  IssuedLine(SimgridRun& simulation, SimulatedClass& c, Line& line_, std::vector<LineItem> items_, WhenSet when)
       : line(line_), items(std::move(items_)), issue(simulation, c, line, line.works.data(), items, when, host) {}
 
   Line& line;
@@ -287,7 +287,7 @@ struct SimgridRun::IssuedLine {
   LineIssue issue;
 };
 
-std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::new_line(ClassRun& c, std::vector<LineItem> items, WhenSet when) {
+std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::new_line(SimulatedClass& c, std::vector<LineItem> items, WhenSet when) {
   Line& line = begin_line(c, LineIssue::works_of(items));
   line.held = true;
   auto issued = std::make_unique<IssuedLine>(*this, c, line, std::move(items), when);
@@ -295,7 +295,7 @@ std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::new_line(ClassRun& c, std::v
   return issued;
 }
 
-std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::issue_chunk_ahead(ClassRun& c, std::uint16_t chunk) {
+std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::issue_chunk_ahead(SimulatedClass& c, std::uint16_t chunk) {
   const Program& program = *c.plan->program;
   std::vector<LineItem> items;
   append_items(c, program.stages_of(program.class_of(0))[c.stage][chunk], BlockKind::forward, items);
@@ -306,7 +306,7 @@ std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::issue_chunk_ahead(ClassRun& 
   return issued;
 }
 
-Task SimgridRun::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun run) {
+Task SimgridRun::run_line(SimulatedClass& c, std::unique_ptr<IssuedLine> own, LineRun run) {
   Line& line = own->line;
   LineIssue& issue = own->issue;
   const auto begin = [&] {
@@ -333,7 +333,7 @@ Task SimgridRun::run_line(ClassRun& c, std::unique_ptr<IssuedLine> own, LineRun 
 }
 
 // Runs everything that has been issued, up to the line's end without its output.
-Task SimgridRun::perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host) {
+Task SimgridRun::perform_line(SimulatedClass& c, const Line& line, bool drain_all, const Host& host) {
   StreamRun& compute = c.streams[kComputeStream];
   compute.last_event = c.gate_event;
   while (!compute.queue.empty()) {
@@ -347,7 +347,7 @@ Task SimgridRun::perform_line(ClassRun& c, const Line& line, bool drain_all, con
 }
 
 // Waits for the output, if an asynchronous stream produces it.
-Task SimgridRun::await_output(ClassRun& c, Work* w) {
+Task SimgridRun::await_output(SimulatedClass& c, Work* w) {
   if (w == nullptr || w->done) co_return;
   const double since = now();
   while (!w->done) {
@@ -359,7 +359,7 @@ Task SimgridRun::await_output(ClassRun& c, Work* w) {
 }
 
 // Both slots begin when both inputs are there, and end together.
-Task SimgridRun::run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next) {
+Task SimgridRun::run_pair(SimulatedClass& c, const Slot& forward, const Slot& backward, const Slot* next) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const std::array<const Slot*, 2> slots{&forward, &backward};
@@ -395,7 +395,7 @@ Task SimgridRun::run_pair(ClassRun& c, const Slot& forward, const Slot& backward
   co_await post_output(c, backward, positions[1], next);
 }
 
-void SimgridRun::record_slot(ClassRun& c, const Slot& slot, double begin, double end) {
+void SimgridRun::record_slot(SimulatedClass& c, const Slot& slot, double begin, double end) {
   c.gate_event = record({.begin = begin,
                          .end = end,
                          .cause = c.gate_event,
@@ -408,7 +408,7 @@ void SimgridRun::record_slot(ClassRun& c, const Slot& slot, double begin, double
 }
 
 // Waits for the streams' work. `all`: also for the asynchronous streams.
-Task SimgridRun::drain(ClassRun& c, bool all) {
+Task SimgridRun::drain(SimulatedClass& c, bool all) {
   for (;;) {
     const double since = now();
     std::size_t last = kStreams;
@@ -427,8 +427,8 @@ Task SimgridRun::drain(ClassRun& c, bool all) {
   }
 }
 
-bool SimgridRun::receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const {
-  const JobPlan& plan = *c.plan;
+bool SimgridRun::receives(const SimulatedClass& c, const Slot& slot, std::int32_t& from_stage) const {
+  const JobSimulation& plan = *c.plan;
   const auto q = static_cast<std::size_t>(plan.program->schedule.position_of(c.stage, slot.chunk));
   if (slot.kind == SlotKind::weight_gradient) return false;
   if (slot.kind == SlotKind::forward ? q == 0 : q + 1 == plan.stage_at.size()) return false;
@@ -436,17 +436,17 @@ bool SimgridRun::receives(const ClassRun& c, const Slot& slot, std::int32_t& fro
   return from_stage != static_cast<std::int32_t>(c.stage);
 }
 
-ClassRun& SimgridRun::counterpart(const ClassRun& c, std::int32_t stage) {
+SimulatedClass& SimgridRun::counterpart(const SimulatedClass& c, std::int32_t stage) {
   const std::int64_t stages_away = stage - static_cast<std::int64_t>(c.stage);
   const std::int64_t rank = c.first_rank + stages_away * c.plan->program->mesh.stride(MeshAxis::pp);
   return *classes_[traffic().rank_class(c.job, rank)];
 }
 
 // Waits until the slot's input is there.
-Task SimgridRun::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
+Task SimgridRun::await_input(SimulatedClass& c, const Slot& slot, std::size_t position) {
   std::int32_t from_stage = 0;
   if (!receives(c, slot, from_stage)) co_return;
-  const JobPlan& plan = *c.plan;
+  const JobSimulation& plan = *c.plan;
   const Schedule& schedule = plan.program->schedule;
   const bool forward = slot.kind == SlotKind::forward;
   Arrival& input = input_of(c, forward ? 0 : 1, slot.chunk, slot.micro_batch);
@@ -477,7 +477,7 @@ Task SimgridRun::await_input(ClassRun& c, const Slot& slot, std::size_t position
   }
 }
 
-Process SimgridRun::send(ClassRun& c, std::size_t direction) {
+Process SimgridRun::send(SimulatedClass& c, std::size_t direction) {
   Sender& sender = c.senders[direction];
   for (;;) {
     while (sender.queue.empty()) co_await clock_.block(sender);
@@ -487,7 +487,7 @@ Process SimgridRun::send(ClassRun& c, std::size_t direction) {
     Beginning beginning{m.cause};
     co_await exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication), kTransferName,
                       false, false, beginning);
-    ClassRun& to = *classes_[m.to];
+    SimulatedClass& to = *classes_[m.to];
     Arrival& input = input_of(to, direction, m.chunk, m.micro_batch);
     input.cause = record_transfer(c.id, m.to, m.chunk, beginning.time, beginning.cause);
     input.there = true;
@@ -495,9 +495,9 @@ Process SimgridRun::send(ClassRun& c, std::size_t direction) {
   }
 }
 
-Task SimgridRun::post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next) {
+Task SimgridRun::post_output(SimulatedClass& c, const Slot& slot, std::size_t position, const Slot* next) {
   if (slot.kind == SlotKind::weight_gradient) co_return;
-  const JobPlan& plan = *c.plan;
+  const JobSimulation& plan = *c.plan;
   const Schedule& schedule = plan.program->schedule;
   const bool forward = slot.kind == SlotKind::forward;
   if (forward ? position + 1 == plan.stage_at.size() : position == 0) co_return;
@@ -510,7 +510,7 @@ Task SimgridRun::post_output(ClassRun& c, const Slot& slot, std::size_t position
   std::uint16_t chunk = 0;
   while (schedule.position_of(static_cast<std::size_t>(to_stage), chunk) != static_cast<std::int64_t>(to_position))
     ++chunk;
-  ClassRun& to = counterpart(c, to_stage);
+  SimulatedClass& to = counterpart(c, to_stage);
   Arrival& input = input_of(to, direction, chunk, slot.micro_batch);
   if (x == kNoExchange || schedule.blocking_transfers) {
     const bool at_once = to.awaited == &input;
@@ -545,7 +545,7 @@ Task SimgridRun::post_output(ClassRun& c, const Slot& slot, std::size_t position
   }
 }
 
-void SimgridRun::append_items(const ClassRun& c, const Chunk& chunk, BlockKind kind,
+void SimgridRun::append_items(const SimulatedClass& c, const Chunk& chunk, BlockKind kind,
                               std::vector<LineItem>& items) const {
   const auto code_of = [&](std::uint16_t piece) -> const BlockCode& {
     return c.plan->codes[piece][static_cast<std::size_t>(kind)];
@@ -555,7 +555,7 @@ void SimgridRun::append_items(const ClassRun& c, const Chunk& chunk, BlockKind k
 }
 
 // The ranks of these stages wait for each other and do nothing else.
-Task SimgridRun::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
+Task SimgridRun::sum_over_stages(SimulatedClass& c, std::span<const LineItem> items) {
   for (const LineItem& item : items)
     for (const ClockNode& node : item.code->nodes) {
       Beginning beginning{c.gate_event};
@@ -573,7 +573,7 @@ Task SimgridRun::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
     }
 }
 
-Task SimgridRun::meet_at_norm(ClassRun& c) {
+Task SimgridRun::meet_at_norm(SimulatedClass& c) {
   if (!c.plan->synchronises) co_return;
   co_await clock_.enter_outside();
   Barrier& barrier = barriers_[static_cast<std::size_t>(c.job)];
@@ -593,7 +593,7 @@ Task SimgridRun::meet_at_norm(ClassRun& c) {
   if (now() > since) c.gate_event = barrier.last_event;
 }
 
-Task SimgridRun::end_step(ClassRun& c, UpdatePart part) {
+Task SimgridRun::end_step(SimulatedClass& c, UpdatePart part) {
   std::vector<LineItem> items;
   for (const Chunk& chunk : c.plan->program->stages[c.stage]) append_items(c, chunk, block_of(part), items);
   if (part == UpdatePart::stages) {
@@ -608,7 +608,7 @@ Task SimgridRun::end_step(ClassRun& c, UpdatePart part) {
   if (part == UpdatePart::norm) co_await meet_at_norm(c);
 }
 
-Process SimgridRun::control(ClassRun& c) {
+Process SimgridRun::control(SimulatedClass& c) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];

@@ -7,7 +7,7 @@
 
 namespace orrery {
 
-void SimgridRun::enqueue(ClassRun& c, Line& line, Work& w) {
+void SimgridRun::enqueue(SimulatedClass& c, Line& line, Work& w) {
   const auto stream = static_cast<std::size_t>(w.node->stream);
   StreamRun& s = c.streams[stream];
   s.queue.emplace_back(&w, &line);
@@ -23,7 +23,7 @@ void SimgridRun::enqueue(ClassRun& c, Line& line, Work& w) {
   }
 }
 
-Process SimgridRun::serve(ClassRun& c, std::size_t stream) {
+Process SimgridRun::serve(SimulatedClass& c, std::size_t stream) {
   StreamRun& s = c.streams[stream];
   for (;;) {
     while (s.queue.empty()) co_await clock_.block(s);
@@ -46,7 +46,7 @@ Task SimgridRun::await_work(Self& self, std::size_t stream, Work& other, Until u
   cause_event = other.done ? other.event : other.cause;
 }
 
-Task SimgridRun::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
+Task SimgridRun::await(SimulatedClass& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
   Self& self = waiter(c, static_cast<int>(stream));
   if (w.trigger != nullptr && !holds(*w.trigger, Until::started))
     co_await await_work(self, stream, *w.trigger, Until::started, cause, cause_event);
@@ -75,20 +75,20 @@ Task SimgridRun::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std
   }
 }
 
-void SimgridRun::book_wait(ClassRun& c, Account account, double since) {
+void SimgridRun::book_wait(SimulatedClass& c, Account account, double since) {
   double seconds = now() - since;
   for (auto wait = c.stage_waits.rbegin(); wait != c.stage_waits.rend() && wait->second > since; ++wait)
     seconds -= wait->second - std::max(wait->first, since);
   c.out.accounts[account] += seconds;
 }
 
-void SimgridRun::interrupt(ClassRun& c) {
+void SimgridRun::interrupt(SimulatedClass& c) {
   if (!c.in_kernel) return;
   c.in_kernel = false;
   clock_.wake(c);
 }
 
-double SimgridRun::jittered(ClassRun& c, double seconds, const std::vector<double>& kernels) {
+double SimgridRun::jittered(SimulatedClass& c, double seconds, const std::vector<double>& kernels) {
   for (std::size_t i = 0; i < c.jitter.size(); ++i) {
     const Perturbation& p = *c.jitter_of[i];
     if (now() < p.from_seconds || (p.until_seconds > 0 && now() >= p.until_seconds)) continue;
@@ -117,7 +117,7 @@ double SimgridRun::jittered(ClassRun& c, double seconds, const std::vector<doubl
 }
 
 // Runs a kernel in the process of the class. It is slower while collectives run.
-Task SimgridRun::kernel(ClassRun& c, double seconds, const std::vector<double>& kernels) {
+Task SimgridRun::kernel(SimulatedClass& c, double seconds, const std::vector<double>& kernels) {
   double left = jittered(c, seconds, kernels);
   const double slowdown = c.plan->overlap_slowdown;
   while (left > 0) {
@@ -133,19 +133,19 @@ Task SimgridRun::kernel(ClassRun& c, double seconds, const std::vector<double>& 
 }
 
 // Each waiter checks by itself whether its condition holds.
-void SimgridRun::wake_waiters(ClassRun& c, Work& w) {
+void SimgridRun::wake_waiters(SimulatedClass& c, Work& w) {
   const std::uint16_t waiting = w.waiters;
   w.waiters = 0;
   for (int s = 0; waiting >> s != 0; ++s)
     if ((waiting >> s & 1) != 0) clock_.wake(waiter(c, s));
 }
 
-void SimgridRun::finish(ClassRun& c, Work& w) {
+void SimgridRun::finish(SimulatedClass& c, Work& w) {
   w.done = true;
   wake_waiters(c, w);
 }
 
-Task SimgridRun::perform(ClassRun& c, std::size_t stream, Work& w, const Line& line) {
+Task SimgridRun::perform(SimulatedClass& c, std::size_t stream, Work& w, const Line& line) {
   StreamRun& s = c.streams[stream];
   const ClockNode& node = *w.node;
   const bool on_compute = stream == kComputeStream;

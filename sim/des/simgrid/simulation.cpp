@@ -32,7 +32,7 @@ void SimgridRun::prepare() {
   barriers_.resize(plan_.jobs.size());
   const auto all = traffic().rank_classes();
   for (std::uint32_t i = 0; i < all.size(); ++i) {
-    auto c = std::make_unique<ClassRun>();
+    auto c = std::make_unique<SimulatedClass>();
     c->id = i;
     c->job = all[i].job;
     c->stage = static_cast<std::size_t>(all[i].stage);
@@ -59,7 +59,7 @@ void SimgridRun::find_local_communicators() {
     communicators = std::max(communicators, static_cast<std::size_t>(g.communicator) + 1);
   local_.assign(communicators, 0);
   if (plan_.options.fidelity == Fidelity::step_exact) return;
-  for (const JobPlan& job : plan_.jobs) {
+  for (const JobSimulation& job : plan_.jobs) {
     if (job.program->schedule.blocking_transfers) return;
     for (std::size_t q = 0; q + 1 < job.stage_at.size(); ++q)  // only the order crosses these borders
       if (job.stage_at[q] != job.stage_at[q + 1] &&
@@ -74,7 +74,7 @@ void SimgridRun::find_local_communicators() {
   // By communicator: the stream, if all its collectives run on one and therefore follow each other.
   constexpr int kNone = -1, kSeveral = -2;
   std::vector<int> stream_of(communicators, kNone);
-  for (const JobPlan& job : plan_.jobs)
+  for (const JobSimulation& job : plan_.jobs)
     for (const auto& [code, first] : job.first_op)
       for (std::size_t k = 0; k < code->nodes.size(); ++k)
         for (const auto& [covered, x] : job.exchanges_of[first + k]) {
@@ -96,7 +96,7 @@ void SimgridRun::find_local_communicators() {
         const FlowClass& flow = traffic().flow_classes()[f];
         sends[communicator] = 1;
         if (flow.leaves_node) shares[communicator] = 1;
-        for (const LinkLoad& load : flow.loads) {
+        for (const LinkTraffic& load : flow.loads) {
           if (!network_.binds(load.link_class)) continue;
           std::uint32_t& by = user[load.link_class];
           const bool is_first = flow_on.try_emplace({pattern, flow.phase, load.link_class}, f).first->second == f;
@@ -130,7 +130,7 @@ void SimgridRun::make_regions() {
   }
 }
 
-std::string SimgridRun::words(const ClassRun& c) const {
+std::string SimgridRun::words(const SimulatedClass& c) const {
   const RankClass& r = traffic().rank_classes()[c.id];
   if (c.plan == nullptr) return fmt::format("rank {}", r.first_rank);
   std::string text = plan_.jobs.size() > 1 ? fmt::format("{}: ", c.plan->name) : std::string();
@@ -180,13 +180,13 @@ std::string SimgridRun::who_waits() const {
 void SimgridRun::perturb() {
   for (const ResolvedPerturbation& r : plan_.perturbations) {
     const Perturbation& p = r.perturbation;
-    std::vector<ClassRun*> hit;
+    std::vector<SimulatedClass*> hit;
     for (const auto& [job, rank] : r.ranks) {
-      ClassRun* c = classes_[traffic().rank_class(job, rank)].get();
+      SimulatedClass* c = classes_[traffic().rank_class(job, rank)].get();
       if (std::find(hit.begin(), hit.end(), c) == hit.end()) hit.push_back(c);
     }
     if (p.kind == PerturbationKind::jitter) {
-      for (ClassRun* c : hit) {
+      for (SimulatedClass* c : hit) {
         // The seed depends on the device and on the perturbation: equal jobs, and equal perturbations, draw different
         // numbers.
         const auto device =
@@ -218,7 +218,7 @@ Process SimgridRun::send_background(const Perturbation& p, std::uint32_t flow_cl
   network_.end_background(flow_class);
 }
 
-Process SimgridRun::perturb_while(const ResolvedPerturbation& r, std::vector<ClassRun*> hit) {
+Process SimgridRun::perturb_while(const ResolvedPerturbation& r, std::vector<SimulatedClass*> hit) {
   const Perturbation& p = r.perturbation;
   co_await clock_.sleep_until(p.from_seconds);
   apply(r, hit, true);
@@ -227,7 +227,7 @@ Process SimgridRun::perturb_while(const ResolvedPerturbation& r, std::vector<Cla
   apply(r, hit, false);
 }
 
-void SimgridRun::apply(const ResolvedPerturbation& r, std::span<ClassRun* const> hit, bool begin) {
+void SimgridRun::apply(const ResolvedPerturbation& r, std::span<SimulatedClass* const> hit, bool begin) {
   const Perturbation& p = r.perturbation;
   std::vector<std::uint32_t> links;
   for (const LinkId l : r.links) {
@@ -237,7 +237,7 @@ void SimgridRun::apply(const ResolvedPerturbation& r, std::span<ClassRun* const>
   }
   switch (p.kind) {
     case PerturbationKind::slow_device:
-      for (ClassRun* c : hit) {
+      for (SimulatedClass* c : hit) {
         c->rate = begin ? c->rate * p.factor : c->rate / p.factor;
         interrupt(*c);  // others run in the meantime: the rate must be set
       }
@@ -252,7 +252,7 @@ void SimgridRun::apply(const ResolvedPerturbation& r, std::span<ClassRun* const>
                     ? fmt::format("node {} failed at {:.6g} s", r.first_node, now())
                     : fmt::format("{} failed at {:.6g} s", plan_.topology.name(r.links.front()), now());
       if (p.kind == PerturbationKind::failing_node)
-        for (ClassRun* c : hit)
+        for (SimulatedClass* c : hit)
           if (!c->finished) stall(fmt::format("{} with {}", failed_, words(*c)));
       for (const std::uint32_t l : links) network_.fail(l);
       break;
@@ -303,12 +303,12 @@ Outcome SimgridRun::run_exchange(std::uint32_t id) {
 
 bool built_with_simgrid() { return true; }
 
-Outcome simulate_steps(const RunPlan& plan) {
+Outcome simulate_steps(const SimulationPlan& plan) {
   configure_simgrid();
   return SimgridRun(plan).run_steps();
 }
 
-Outcome simulate_exchange(const RunPlan& plan, std::uint32_t exchange) {
+Outcome simulate_exchange(const SimulationPlan& plan, std::uint32_t exchange) {
   configure_simgrid();
   return SimgridRun(plan).run_exchange(exchange);
 }

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "sim/memory/storage_layout.h"
+#include "sim/memory/address_layout.h"
 
 namespace orrery {
 namespace {
@@ -19,7 +19,7 @@ using Pair = std::pair<std::size_t, std::size_t>;
 // Bytes are scaled by the height of best fit, because the solver's tolerances are absolute.
 class LayoutProgram {
  public:
-  LayoutProgram(std::span<const StorageLife> lives, std::span<const Pair> pairs, const StorageLayout& known)
+  LayoutProgram(std::span<const StorageLife> lives, std::span<const Pair> pairs, const AddressLayout& known)
       : lives_(lives), pairs_(pairs), known_(known), model_(Cbc_newModel(), &Cbc_deleteModel) {
     if (model_ == nullptr) throw std::runtime_error("COIN-OR CBC cannot create a model");
     Cbc_setLogLevel(model_.get(), 0);
@@ -87,14 +87,14 @@ class LayoutProgram {
 
   std::span<const StorageLife> lives_;
   std::span<const Pair> pairs_;
-  const StorageLayout& known_;
+  const AddressLayout& known_;
   std::unique_ptr<Cbc_Model, void (*)(Cbc_Model*)> model_;
   int columns_ = 0, rows_ = 0;
 };
 
 // Puts each storage directly above those that it meets and that lie below it: removes the solver's rounding.
 void settle(std::span<const StorageLife> lives, std::span<const Pair> pairs, std::span<const std::size_t> from_below,
-            StorageLayout& layout) {
+            AddressLayout& layout) {
   std::vector<std::size_t> place(lives.size());
   for (std::size_t n = 0; n < from_below.size(); ++n) place[from_below[n]] = n;
   std::vector<std::vector<std::size_t>> below(lives.size());
@@ -123,7 +123,7 @@ std::vector<Pair> pairs_that_meet(std::span<const StorageLife> lives) {
 }
 
 // Solves problems with few enough pairs; the result is no worse than `known`.
-StorageLayout by_program(std::span<const StorageLife> lives, std::span<const Pair> pairs, const StorageLayout& known,
+AddressLayout by_program(std::span<const StorageLife> lives, std::span<const Pair> pairs, const AddressLayout& known,
                          int nodes) {
   if (known.bytes == known.least_bytes) return known;
   LayoutProgram program(lives, pairs, known);
@@ -133,7 +133,7 @@ StorageLayout by_program(std::span<const StorageLife> lives, std::span<const Pai
   std::vector<std::size_t> from_below(lives.size());
   std::iota(from_below.begin(), from_below.end(), 0);
   std::ranges::stable_sort(from_below, {}, [&](std::size_t i) { return program.address(solution, i); });
-  StorageLayout found = known;
+  AddressLayout found = known;
   settle(lives, pairs, from_below, found);
   if (found.bytes >= known.bytes) found = known;
   found.by_program = found.bytes < known.bytes;
@@ -150,8 +150,8 @@ StorageLayout by_program(std::span<const StorageLife> lives, std::span<const Pai
 
 bool built_with_cbc() { return true; }
 
-StorageLayout smallest_layout(std::span<const StorageLife> lives, const LayoutLimits& limits) {
-  const StorageLayout known = best_fit(lives);
+AddressLayout smallest_layout(std::span<const StorageLife> lives, const LayoutLimits& limits) {
+  const AddressLayout known = best_fit(lives);
   if (known.bytes == known.least_bytes) return known;
   const std::vector<Pair> pairs = pairs_that_meet(lives);
   if (pairs.size() <= limits.pairs) return by_program(lives, pairs, known, limits.nodes);
@@ -169,10 +169,10 @@ StorageLayout smallest_layout(std::span<const StorageLife> lives, const LayoutLi
     }
     of_chosen = std::move(more);
   }
-  const StorageLayout part = by_program(chosen, of_chosen, best_fit(chosen), limits.nodes);
+  const AddressLayout part = by_program(chosen, of_chosen, best_fit(chosen), limits.nodes);
   std::vector<std::int64_t> placed(lives.size(), -1);
   for (std::size_t i = 0; i < chosen.size(); ++i) placed[largest[i]] = part.addresses[i];
-  StorageLayout found = best_fit_around(lives, std::move(placed));
+  AddressLayout found = best_fit_around(lives, std::move(placed));
   if (found.bytes >= known.bytes) return known;
   found.by_program = true;
   return found;

@@ -1,4 +1,4 @@
-#include "sim/cost/fabric_load.h"
+#include "sim/cost/fabric_traffic.h"
 
 #include <algorithm>
 #include <utility>
@@ -63,8 +63,8 @@ class Communicator {
     ports_.resize(at(size));
   }
 
-  FabricLoad measure() {
-    FabricLoad load;
+  FabricTraffic measure() {
+    FabricTraffic load;
     for_each_group([&] { note_levels(load); });
     if (size_ == 1) return load;
     load.ring_seconds = seconds([&] { ring(); });
@@ -117,7 +117,7 @@ class Communicator {
     if (a.node != b.node) loads_.send(a, b, 1);
   }
 
-  void note_levels(FabricLoad& load) const {
+  void note_levels(FabricTraffic& load) const {
     const std::int64_t per_switch = cluster_.fabric.nodes_per_leaf;
     for (const NodeMembers& n : nodes_) {
       load.leaves_leaf |= n.node / up_.nodes != nodes_.front().node / up_.nodes;
@@ -217,7 +217,7 @@ class Communicator {
 
 }  // namespace
 
-FabricLoad fabric_load(const Cluster& cluster, std::span<const std::int64_t> members, std::int64_t size) {
+FabricTraffic fabric_load(const Cluster& cluster, std::span<const std::int64_t> members, std::int64_t size) {
   if (up_links_of(cluster, true).nodes == 0 || members.empty()) return {};
   return Communicator(cluster, members, size).measure();
 }
@@ -234,7 +234,7 @@ std::vector<std::int64_t> members_of_groups(const Mesh& mesh, MeshGroup group) {
 GroupSpan span_of(const Mesh& mesh, MeshGroup group, const Cluster& cluster) {
   GroupSpan span = span_of(mesh, group, cluster.node.devices);
   if (!cluster.is_scattered() || span.nodes == 1) return span;
-  span.load = std::make_shared<FabricLoad>(fabric_load(cluster, members_of_groups(mesh, group), span.ranks));
+  span.load = std::make_shared<FabricTraffic>(fabric_load(cluster, members_of_groups(mesh, group), span.ranks));
   return span;
 }
 

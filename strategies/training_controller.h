@@ -14,7 +14,7 @@
 namespace orrery {
 
 // A transfer between ranks that a controller's change causes.
-struct RunWork {
+struct StepMove {
   double seconds = 0;    // time of the busiest link with no other traffic
   bool blocking = true;  // true: the next step waits for it; false: it overlaps the following steps
   bool arrives = true;   // true: arrived() is called when it has finished
@@ -22,19 +22,19 @@ struct RunWork {
 
 // Costs of the training's expert groups, as the engines' cost models compute them, for controllers that weigh changes.
 // Ranks are positions within a group.
-struct RunCosts {
+struct StepMoveCosts {
   std::function<double(double bytes, std::int64_t from, std::int64_t to)> send_seconds;
   std::function<double(double bytes, std::span<const std::int64_t> ranks)> all_reduce_seconds;
   std::function<double(OpKind kind, double bytes)> group_seconds;  // a collective of the whole group
   double expert_tokens_per_second = 0;  // forward pass of one expert's matrix products on one device
 };
 
-class RunController {
+class TrainingController {
  public:
-  virtual ~RunController() = default;
+  virtual ~TrainingController() = default;
 
   // Called once before the first step. `costs` must outlive the controller.
-  virtual void use(const RunCosts& costs) { (void)costs; }
+  virtual void use(const StepMoveCosts& costs) { (void)costs; }
 
   // Changes `scenario`, whose workload.step is already that of the next step, into the scenario of that step. Steps
   // ascend by one. The first step must equal the step predicted on its own.
@@ -43,7 +43,7 @@ class RunController {
   // them.
   virtual std::uint64_t state(const Scenario& scenario) const = 0;
   // Called after a step. Returns the transfers that the step causes.
-  virtual std::vector<RunWork> end(const Scenario& scenario) {
+  virtual std::vector<StepMove> end(const Scenario& scenario) {
     (void)scenario;
     return {};
   }

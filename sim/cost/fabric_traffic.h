@@ -15,7 +15,7 @@ namespace orrery {
 // The load of all groups of a communicator at once, message by message over the links that the fabric's routing
 // chooses, as the discrete-event engine sends them (sim/cost/collective_flows.h). Each value is the seconds for which
 // the busiest link between switches is busy, per byte of the stated quantity.
-struct FabricLoad {
+struct FabricTraffic {
   double ring_seconds = 0;        // bytes that a node passes to the next node of its ring
   double tree_seconds = 0;        // bytes of an all-reduce over double binary trees
   double all_to_all_seconds = 0;  // bytes that a rank sends to all ranks, itself included
@@ -31,12 +31,12 @@ struct FabricLoad {
 
 // `members`: the ranks of the communicator, group after group, each of `size` ranks; rank r is on device r of the
 // cluster. Cost: ~100 ns per rank; for all-to-all, times the leaves that a group touches.
-FabricLoad fabric_load(const Cluster& cluster, std::span<const std::int64_t> members, std::int64_t size);
+FabricTraffic fabric_load(const Cluster& cluster, std::span<const std::int64_t> members, std::int64_t size);
 
 // The ranks of all groups, group after group, each in ascending order.
 std::vector<std::int64_t> members_of_groups(const Mesh& mesh, MeshGroup group);
 
-// span_of() on the cluster's nodes; includes a FabricLoad if they are scattered.
+// span_of() on the cluster's nodes; includes a FabricTraffic if they are scattered.
 GroupSpan span_of(const Mesh& mesh, MeshGroup group, const Cluster& cluster);
 
 }  // namespace orrery

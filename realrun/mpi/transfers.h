@@ -28,7 +28,7 @@ struct Transfer {
 };
 
 // The k-th send of a member to another corresponds to the other's k-th receive from it.
-using Schedule = std::vector<Transfer>;
+using Transfers = std::vector<Transfer>;
 
 // Returns the transfers of member `member` in a collective of `members` (>= 1). `elements`: of the whole buffer
 // (all_reduce, broadcast), else of one member's part (all_gather, reduce_scatter, all_to_all). Source and target are
@@ -39,12 +39,12 @@ using Schedule = std::vector<Transfer>;
 //   all_to_all        direct (all messages at once)
 //   broadcast         ring: a chain, from member 0
 // Chains and trees pass on pieces of `chunk_elements`. Throws InputError for other pairs of kind and algorithm.
-Schedule schedule_of(OpKind kind, CollectiveAlgorithm algorithm, std::size_t members, std::size_t member,
+Transfers schedule_of(OpKind kind, CollectiveAlgorithm algorithm, std::size_t members, std::size_t member,
                      std::int64_t elements, std::int64_t chunk_elements);
 
 // An all_to_all with parts of different sizes (Communicator::all_to_all_v): all messages at once, including empty ones,
 // as messages also name the operation. The member's own part is left to the caller.
-Schedule unequal_all_to_all(std::size_t member, std::span<const std::int64_t> sends,
+Transfers unequal_all_to_all(std::size_t member, std::span<const std::int64_t> sends,
                             std::span<const std::int64_t> receives);
 
 }  // namespace orrery::mpi

@@ -1,4 +1,4 @@
-#include "sim/memory/bi_level_plan.h"
+#include "sim/memory/bi_level_layout.h"
 
 #include <algorithm>
 #include <map>
@@ -28,10 +28,10 @@ std::vector<StorageLife> lives_of(const AllocationTrace& trace, std::int64_t gra
 
 }  // namespace
 
-BiLevelPlan bi_level_plan(const Program& program, const AllocationTrace& trace, std::int64_t granule,
+BiLevelLayout bi_level_plan(const Program& program, const AllocationTrace& trace, std::int64_t granule,
                           const LayOut& lay_out) {
   const std::vector<StorageLife> lives = lives_of(trace, granule);
-  BiLevelPlan plan;
+  BiLevelLayout plan;
   plan.alive_bytes = most_alive(lives);
   plan.addresses.assign(lives.size(), 0);
 
@@ -90,7 +90,7 @@ BiLevelPlan bi_level_plan(const Program& program, const AllocationTrace& trace, 
   return plan;
 }
 
-Replay replay(const AllocationTrace& trace, const BiLevelPlan& plan, std::int64_t granule) {
+Replay replay(const AllocationTrace& trace, const BiLevelLayout& plan, std::int64_t granule) {
   constexpr std::int64_t kSegment = std::int64_t{1} << 32;  // so that no address is 0
   Replay result;
   CachingAllocator::Statistics& s = result.statistics;

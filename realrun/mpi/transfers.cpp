@@ -1,4 +1,4 @@
-#include "realrun/mpi/schedule.h"
+#include "realrun/mpi/transfers.h"
 
 #include <algorithm>
 #include <map>
@@ -88,8 +88,8 @@ struct Collective {
 };
 
 // A member's share of the messages of `graph`. A transfer waits for all of the member's transfers of earlier phases.
-Schedule view_of(const FlowGraph& graph, const Collective& collective, std::int32_t member) {
-  Schedule schedule;
+Transfers view_of(const FlowGraph& graph, const Collective& collective, std::int32_t member) {
+  Transfers schedule;
   std::vector<std::vector<std::size_t>> transfers(graph.edges.size());     // by the member's edges: of their messages
   std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> handed_on;  // by range: the sends of partial sums
   const auto key_of = [](const std::vector<Range>& ranges) {
@@ -147,9 +147,9 @@ std::int64_t Transfer::elements() const {
   return sum;
 }
 
-Schedule unequal_all_to_all(std::size_t i, std::span<const std::int64_t> sends,
+Transfers unequal_all_to_all(std::size_t i, std::span<const std::int64_t> sends,
                             std::span<const std::int64_t> receives) {
-  Schedule schedule;
+  Transfers schedule;
   const std::size_t n = sends.size();
   const auto part = [](std::span<const std::int64_t> parts, std::size_t m) {
     return Range{std::accumulate(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(m), std::int64_t{0}),
@@ -166,7 +166,7 @@ Schedule unequal_all_to_all(std::size_t i, std::span<const std::int64_t> sends,
   return schedule;
 }
 
-Schedule schedule_of(OpKind kind, CollectiveAlgorithm algorithm, std::size_t members, std::size_t member,
+Transfers schedule_of(OpKind kind, CollectiveAlgorithm algorithm, std::size_t members, std::size_t member,
                      std::int64_t elements, std::int64_t chunk_elements) {
   const bool gathers = kind == OpKind::all_reduce || kind == OpKind::all_gather || kind == OpKind::reduce_scatter;
   if (kind == OpKind::all_to_all && algorithm == Algorithm::direct) {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "sim/memory/allocation_trace.h"
-#include "sim/memory/storage_layout.h"
+#include "sim/memory/address_layout.h"
 
 namespace orrery {
 
@@ -21,13 +21,13 @@ struct BlockLayout {
   std::uint8_t block = 0;      // index into kBlocks
   std::int64_t instances = 0;  // number of runs in a step
   std::size_t storages = 0;    // storages that live inside one run
-  StorageLayout layout;
+  AddressLayout layout;
 };
 
-struct BiLevelPlan {
+struct BiLevelLayout {
   std::vector<BlockLayout> blocks;      // level 1, in the order of their first runs
   std::size_t storages = 0;             // of level 2: one per block run of a layer, and all others
-  StorageLayout step;                   // level 2; addresses follow the resident bytes
+  AddressLayout step;                   // level 2; addresses follow the resident bytes
   std::int64_t resident_bytes = 0;      // bytes that live for the whole step, from address 0
   std::int64_t alive_bytes = 0;         // at the worst instant, rounded as in this plan: no plan is smaller
   std::vector<std::int64_t> addresses;  // by index into the trace's allocations
@@ -35,12 +35,12 @@ struct BiLevelPlan {
   std::int64_t bytes() const { return resident_bytes + step.bytes; }
 };
 
-using LayOut = std::function<StorageLayout(std::span<const StorageLife>)>;
+using LayOut = std::function<AddressLayout(std::span<const StorageLife>)>;
 // `trace`: the trace of `program`. Storages are rounded up to multiples of `granule`.
-BiLevelPlan bi_level_plan(const Program& program, const AllocationTrace& trace, std::int64_t granule,
+BiLevelLayout bi_level_plan(const Program& program, const AllocationTrace& trace, std::int64_t granule,
                           const LayOut& lay_out);
 
 // The step under its plan: one segment, in which each storage has its planned address. `granule`: the plan's.
-Replay replay(const AllocationTrace& trace, const BiLevelPlan& plan, std::int64_t granule);
+Replay replay(const AllocationTrace& trace, const BiLevelLayout& plan, std::int64_t granule);
 
 }  // namespace orrery

@@ -17,7 +17,7 @@ struct StorageLife {
   bool meets(const StorageLife& other) const { return begin < other.end && other.begin < end; }
 };
 
-struct StorageLayout {
+struct AddressLayout {
   std::vector<std::int64_t> addresses;  // by storage; two storages that are alive together do not overlap
   std::int64_t bytes = 0;               // size of the buffer
   std::int64_t least_bytes = 0;         // lower bound for any layout; if equal to `bytes`, this one is the smallest
@@ -31,9 +31,9 @@ std::int64_t most_alive(std::span<const StorageLife> lives);
 
 // Places the largest storages first, each into the smallest gap between earlier ones that live at the same time, or
 // above them if no gap is large enough. Cost: quadratic.
-StorageLayout best_fit(std::span<const StorageLife> lives);
+AddressLayout best_fit(std::span<const StorageLife> lives);
 // The same around storages that already have a place: those with an address >= 0 in `placed`.
-StorageLayout best_fit_around(std::span<const StorageLife> lives, std::vector<std::int64_t> placed);
+AddressLayout best_fit_around(std::span<const StorageLife> lives, std::vector<std::int64_t> placed);
 
 // Limits of work rather than of time: the same input gives the same layout on any machine.
 struct LayoutLimits {
@@ -45,7 +45,7 @@ struct LayoutLimits {
 // where H is the height of best fit. Returns best fit if the solver finds nothing better within the limits. If there
 // are more pairs than the limit, only the largest storages are laid out this way, as many as the limit allows, and all
 // others around them by best fit. REQUIRES: built_with_cbc().
-StorageLayout smallest_layout(std::span<const StorageLife> lives, const LayoutLimits& limits = {});
+AddressLayout smallest_layout(std::span<const StorageLife> lives, const LayoutLimits& limits = {});
 
 // Whether the solver (COIN-OR CBC) is linked. Loading it takes 10 ms.
 bool built_with_cbc();

@@ -1,4 +1,4 @@
-#include "sim/memory/storage_layout.h"
+#include "sim/memory/address_layout.h"
 
 #include <algorithm>
 #include <utility>
@@ -18,12 +18,12 @@ std::int64_t most_alive(std::span<const StorageLife> lives) {
   return most;
 }
 
-StorageLayout best_fit(std::span<const StorageLife> lives) {
+AddressLayout best_fit(std::span<const StorageLife> lives) {
   return best_fit_around(lives, std::vector<std::int64_t>(lives.size(), -1));
 }
 
-StorageLayout best_fit_around(std::span<const StorageLife> lives, std::vector<std::int64_t> placed) {
-  StorageLayout layout;
+AddressLayout best_fit_around(std::span<const StorageLife> lives, std::vector<std::int64_t> placed) {
+  AddressLayout layout;
   layout.least_bytes = most_alive(lives);
   std::vector<std::size_t> order, done;
   for (std::size_t i = 0; i < lives.size(); ++i) {
