@@ -47,7 +47,7 @@ void fit_published(const CalibratePublishedArguments& arguments) {
 void add_calibrate_published(Command calibrate) {
   auto arguments = std::make_shared<CalibratePublishedArguments>();
   const Command command = calibrate.add_subcommand(
-      "published", "The calibrations that come with the program, fitted again to published measurements");
+      "published", "Which parameters fit the published measurements: the bundled calibrations, fitted again");
   command.footer(kCalibratePublishedExamples);
   command.add_option("POINTS", arguments->points, "Measured kernels or collectives, as results/published has them")
       .required()
