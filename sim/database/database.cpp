@@ -11,7 +11,6 @@
 
 #include "sim/base/error.h"
 #include "sim/base/input_file.h"
-#include "sim/base/one_line.h"
 
 namespace orrery {
 namespace {
