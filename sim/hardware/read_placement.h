@@ -13,8 +13,8 @@
 namespace orrery {
 
 // Accepts
-//   {"nodes": "node[001-004,010]", "first": 1}       nodes as a scheduler or a hostfile lists them (node_list.h); the
-//                                                    fabric's first node has number 1
+//   {"nodes": "node[001-004,010]", "first": 1}       nodes as a scheduler or a hostfile lists them (read_node_list);
+//                                                    the fabric's first node has number 1
 //   {"nodes": ["node007", "node009"]}                the same as an array of names
 //   {"nodes": [0, 1, 2, 3, 9], "of": 64}             their places on the fabric, which has 64 nodes
 //   {"nodes": "scattered", "seed": 7, "of": 128}     as many as the cluster has, drawn from 128, in the order drawn
