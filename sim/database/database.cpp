@@ -11,6 +11,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/input_file.h"
+#include "sim/base/one_line.h"
 
 namespace orrery {
 namespace {
