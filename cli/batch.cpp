@@ -12,11 +12,11 @@
 
 #include "cli/command.h"
 #include "cli/output.h"
-#include "sim/base/argument.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/one_line.h"
+#include "sim/base/words.h"
 #include "sim/program/check.h"
 #include "sim/report/columns.h"
 #include "sim/report/format.h"

@@ -16,8 +16,8 @@
 #include "realrun/bench/history.h"
 #include "realrun/bench/run_file.h"
 #include "realrun/bench/suite.h"
-#include "sim/base/argument.h"
 #include "sim/base/error.h"
+#include "sim/base/words.h"
 #include "sim/report/format.h"
 #include "study/answers/build_commit.h"
 

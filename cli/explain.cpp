@@ -17,7 +17,6 @@
 #include "sim/base/json_reader.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_traffic.h"
-#include "sim/cost/scale_cost.h"
 #include "sim/cost/step_calibration.h"
 #include "sim/memory/memory.h"
 #include "sim/program/liveness.h"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "sim/memory/bi_level_layout.h"
-#include "sim/memory/memory_snapshot.h"
+#include "sim/memory/address_layout.h"
+#include "sim/memory/allocation_trace.h"
 #include "sim/program/liveness.h"
 #include "sim/report/format.h"
 #include "study/simulation/allocator.h"

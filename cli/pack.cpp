@@ -20,7 +20,7 @@
 #include "study/answers/scenario_argument.h"
 #include "study/prediction/prediction.h"
 #include "traces/packing/document_generator.h"
-#include "traces/packing/documents_file.h"
+#include "traces/packing/documents.h"
 #include "traces/packing/packed_workload.h"
 #include "traces/packing/packing.h"
 

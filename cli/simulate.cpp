@@ -22,7 +22,6 @@
 #include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
-#include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
 #include "study/answers/inputs.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "models/layers.h"
-#include "sim/base/fields_json.h"
+#include "sim/base/json_writer.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
 

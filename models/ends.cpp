@@ -1,9 +1,7 @@
-#include "models/ends.h"
-
 #include <algorithm>
 #include <vector>
 
-#include "models/attention.h"
+#include "models/builder.h"
 
 namespace orrery {
 namespace {

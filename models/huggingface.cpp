@@ -1,5 +1,3 @@
-#include "models/huggingface.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -12,6 +10,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "models/read_model.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
 

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "models/ends.h"
-#include "models/layer.h"
+#include "models/builder.h"
 #include "sim/program/work.h"
 
 namespace orrery {

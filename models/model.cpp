@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "sim/base/fields_json.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 
 namespace orrery {
 namespace {

@@ -1,15 +1,14 @@
 #include "models/read_model.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "models/huggingface.h"
-#include "sim/base/fields_json.h"
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
+#include "sim/base/json_writer.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {
@@ -21,12 +20,6 @@ using Json = nlohmann::json;
 // or lists models that are known but not modelled: {"not_modelled": {name: {"family": .., "reason": .., "aliases":
 // [..]}}}.
 constexpr const char* kPresetFolder = "models/presets/";
-
-std::string lower_case(std::string_view text) {
-  std::string result(text);
-  std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) { return std::tolower(c); });
-  return result;
-}
 
 // Sets the fields of a model from the JSON objects that describe it, the first ones first.
 void read_fields(Model& model, const Json& object, const InputError::Where& where,

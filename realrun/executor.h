@@ -3,7 +3,7 @@
 // be measured; the measurement has the form of a prediction (measured_report.h).
 //
 // The Program determines what is computed: what ops add to (Op::accumulate), what norms count
-// (sim/program/gradient_norm.h), which positions attend to each other (Op::keys_before), what crosses borders between
+// (sim/program/step_end.h), which positions attend to each other (Op::keys_before), what crosses borders between
 // stages (sim/program/borders.h), what side streams without a reader receive (Piece::sides), and whose memory a tied
 // table uses (Tensor::shared). A step's inputs (rank/inputs.h) and ExecutionOptions are not part of it.
 #pragma once

@@ -9,7 +9,6 @@
 #include "sim/program/liveness.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"
-#include "sim/report/summary.h"
 #include "sim/report/terms.h"
 #include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/precision/precision.h"

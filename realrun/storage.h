@@ -8,7 +8,6 @@
 
 #include "realrun/backend.h"
 #include "sim/program/op.h"
-#include "sim/program/placed_bytes.h"
 #include "sim/program/tensor.h"
 
 namespace orrery::realrun {

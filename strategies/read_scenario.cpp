@@ -15,15 +15,14 @@
 
 #include "models/read_model.h"
 #include "sim/base/digest.h"
-#include "sim/base/json_members.h"
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
-#include "sim/base/preset.h"
 #include "sim/hardware/read_cluster.h"
 #include "strategies/framework/framework.h"
 #include "strategies/perturbations/read_perturbations.h"
 #include "traces/packing/packed_workload.h"
-#include "traces/routing_file.h"
+#include "traces/routing.h"
 
 namespace orrery {
 namespace {

@@ -8,7 +8,7 @@
 #include "models/model.h"
 #include "sim/hardware/cluster.h"
 #include "sim/hardware/perturbation.h"
-#include "sim/program/document_load.h"
+#include "sim/program/load.h"
 #include "strategies/plan.h"
 #include "traces/workload.h"
 

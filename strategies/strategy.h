@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "sim/program/program.h"
-#include "sim/report/figure.h"
+#include "sim/report/report.h"
 #include "strategies/rules.h"
 #include "strategies/training_controller.h"
 #include "strategies/scenario.h"
@@ -98,7 +98,7 @@ struct Strategy {
   void (*check_runnable)(const Scenario& scenario) = nullptr;
   // Returns what a report says about the layout of the plan, one sentence each. Null: nothing.
   std::vector<std::string> (*notes)(const Scenario& scenario) = nullptr;
-  // The figures that the strategy adds to a step's report (sim/report/figure.h): their kinds, and their values for a
+  // The figures that the strategy adds to a step's report (sim/report/report.h): their kinds, and their values for a
   // lowered Program.
   std::span<const FigureKind> figure_kinds = {};
   void (*figures)(const Scenario& scenario, const Program& program, std::vector<Figure>& figures) = nullptr;

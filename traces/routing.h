@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "sim/base/error.h"
@@ -61,7 +63,6 @@ class RoutingCounts {
   RoutingMatrix matrix(std::size_t step, std::size_t layer, std::int64_t micro_batch) const;
   RoutingMatrix matrix(std::size_t step, std::size_t layer) const;  // all micro-batches together
 
-  std::size_t kept_bytes() const { return bytes_.size() + ends_.size() * sizeof(std::size_t); }
   bool operator==(const RoutingCounts&) const = default;
 
  private:
@@ -76,5 +77,13 @@ class RoutingCounts {
 // Returns the largest over the mean: 1 if all are equal; 0 if there are none or only zeros.
 double max_over_mean(std::span<const std::int64_t> loads);
 double max_over_mean(std::span<const double> loads);
+
+// Files of routing counts: CSV and lines of JSON (docs/traces.md has the format).
+
+// Parses either format, told by the first character ('{': JSON). Throws InputError with file and line: missing,
+// repeated or misplaced rows, counts that are no routing (RoutingCounts::append), a last line that is cut.
+RoutingCounts parse_routing(std::string_view text, const std::string& file);
+// "-" is standard input.
+RoutingCounts read_routing(const std::string& path);
 
 }  // namespace orrery

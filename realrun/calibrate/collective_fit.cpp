@@ -16,10 +16,10 @@
 #include "realrun/calibrate/published.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "sim/base/statistics.h"
-#include "sim/cost/collective_parameters.h"
+#include "sim/cost/collective_calibration.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {

@@ -14,9 +14,9 @@
 #include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
-#include "sim/base/fields_json.h"
+#include "sim/base/json_writer.h"
 #include "sim/base/statistics.h"
-#include "sim/cost/curve_numbers.h"
+#include "sim/cost/calibration.h"
 #include "sim/program/work.h"
 
 namespace orrery {

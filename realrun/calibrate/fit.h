@@ -10,8 +10,8 @@
 #include "realrun/backend.h"
 #include "realrun/calibrate/measure.h"
 #include "realrun/calibrate/sweep.h"
+#include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
-#include "sim/cost/copy_overlap.h"
 #include "sim/cost/kernel_cost.h"
 #include "sim/hardware/cluster.h"
 

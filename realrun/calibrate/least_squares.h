@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/cost/curve_numbers.h"
+#include "sim/cost/calibration.h"
 
 namespace orrery {
 
@@ -17,7 +17,7 @@ struct FitParameter {
   double start = 1, least = 0, most = 1;  // least > 0
 };
 
-// Sets the numbers of a curve (sim/cost/curve_numbers.h) that have the parameters' names. `values` may be longer.
+// Sets the numbers of a curve (sim/cost/calibration.h) that have the parameters' names. `values` may be longer.
 template <class Curve>
 void set_numbers(Curve& curve, std::span<const FitParameter> parameters, std::span<const double> values) {
   for (std::size_t i = 0; i < parameters.size(); ++i) number_in(curve, parameters[i].name) = values[i];

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "sim/program/collective_algorithm.h"
 #include "sim/program/op.h"
 
 namespace orrery {

@@ -9,7 +9,7 @@
 
 #include "realrun/calibrate/measure.h"
 #include "realrun/calibrate/sweep.h"
-#include "sim/cost/copy_overlap.h"
+#include "sim/cost/calibration.h"
 
 namespace orrery {
 

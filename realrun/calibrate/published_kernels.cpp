@@ -13,9 +13,8 @@
 #include "realrun/calibrate/published.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
-#include "sim/base/preset.h"
+#include "sim/base/input_file.h"
 #include "sim/cost/calibration.h"
-#include "sim/cost/curve_numbers.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "realrun/communicator.h"
-#include "sim/program/collective_algorithm.h"
+#include "sim/program/op.h"
 
 namespace orrery {
 

@@ -7,7 +7,7 @@
 
 #include "sim/base/error.h"
 #include "sim/cost/collective_flows.h"
-#include "sim/cost/halving_doubling.h"
+#include "sim/cost/exchange_patterns.h"
 
 namespace orrery::mpi {
 namespace {

@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "sim/program/collective_algorithm.h"
 #include "sim/program/op.h"
 
 namespace orrery::mpi {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "sim/program/gradient_norm.h"
+#include "sim/program/step_end.h"
 
 namespace orrery::realrun {
 namespace {

@@ -1,5 +1,5 @@
 // Computes the norm of a step's gradients: the ops of kind gradient_norm, and the exchange of their results. Each
-// instance leaves the square of the norm of what the Program counts for it (sim/program/gradient_norm.h). One exchange
+// instance leaves the square of the norm of what the Program counts for it (sim/program/step_end.h). One exchange
 // for all pieces of a stage (UpdatePart::norm) sums these squares.
 #pragma once
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "realrun/rank/inputs.h"
-#include "sim/program/document_load.h"
+#include "sim/program/load.h"
 
 namespace orrery::realrun {
 namespace {

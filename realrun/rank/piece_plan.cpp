@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "sim/program/gradient_norm.h"
 #include "sim/program/rewrite.h"
+#include "sim/program/step_end.h"
 
 namespace orrery::realrun {
 

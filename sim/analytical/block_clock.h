@@ -23,15 +23,17 @@
 // ended.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "sim/analytical/fabric_share.h"
 #include "sim/analytical/op_cost.h"
 #include "sim/program/issue.h"
+#include "sim/program/program.h"
 #include "sim/program/step_end.h"
 #include "sim/report/report.h"
 
@@ -63,7 +65,7 @@ struct ClockNode {
   double last_seconds = 0;  // seconds of the last of `count` launches
   double host_first = 0;    // seconds until the host has issued the first op
   double host = 0;          // seconds until the host has issued all ops
-  double host_bound = 0;  // seconds from the host's time before the node to its end, if the host is the bound
+  double host_bound = 0;    // seconds from the host's time before the node to its end, if the host is the bound
   std::uint16_t first_dep = 0, deps = 0;
   std::uint16_t op = 0;  // index of the first op
   std::uint16_t every = 1, count = 1, prefetch = 0, buffers = 0;
@@ -192,9 +194,9 @@ struct LineResult {
   Accounts accounts{};                         // add up to `seconds`
   std::array<double, kStreams> stream_end{};   // ends of asynchronous streams; 0: idle
   std::array<double, kStreams> stream_work{};  // work on every stream, each by itself
-  std::array<double, kStreams> carried{};  // seconds of LineStart::backlog, had the streams nothing else
-  double host = 0;  // when the host has issued all, from the line's end: usually negative
-  std::int32_t origin = -1;  // index into AnalyticalEngine::Rep::origins, if these are kept
+  std::array<double, kStreams> carried{};      // seconds of LineStart::backlog, had the streams nothing else
+  double host = 0;                             // when the host has issued all, from the line's end: usually negative
+  std::int32_t origin = -1;                    // index into AnalyticalEngine::Rep::origins, if these are kept
 };
 
 // An op of a line, or a wait of the kernels, in seconds from the line's start (LineStart::waits_seconds before its
@@ -294,8 +296,8 @@ class LineClock {
   double buffer_free_ = 0;                          // State::copied of the current instance
   State s_;
   std::vector<double> end_, first_part_;  // by node of the current instance; shared fabric: its ticket, from 1
-  std::int64_t ahead_nodes_ = 0;   // largest number of prefetched nodes in a block
-  std::vector<double> ahead_end_;  // [instance % (longest + 1)][index among the prefetched nodes]
+  std::int64_t ahead_nodes_ = 0;          // largest number of prefetched nodes in a block
+  std::vector<double> ahead_end_;         // [instance % (longest + 1)][index among the prefetched nodes]
   bool shares_levels_ = true;
   bool all_ahead_ = false;   // whether all ops of the line are issued ahead at its start
   bool shared_ = false;      // whether streams of the line meet on a level of the fabric
@@ -303,7 +305,7 @@ class LineClock {
   SharedFabric fabric_;
   // By operand of each maximum, in the last period and the one before: how far it lay below the maximum.
   std::vector<double> slacks_, last_slacks_;
-  std::vector<double> x0_, x1_, x2_;  // the state after the last three periods
+  std::vector<double> x0_, x1_, x2_;   // the state after the last three periods
   std::vector<double> same1_, same2_;  // the fabric's state that must not change
   std::int64_t walked_ = 0;
   std::vector<LineOp>* traced_ = nullptr;
@@ -312,6 +314,22 @@ class LineClock {
     SharedFabric::Ticket first, last;
   };
   std::vector<TracedTickets> traced_tickets_;
+};
+
+// Collects the ops that a timeline's slices and intervals refer to, and lists each of them once. Internal to the
+// engines.
+class TimelineOps {
+ public:
+  // Appends to `timeline.ops`. Keeps references to both arguments.
+  TimelineOps(const Program& program, Timeline& timeline) : program_(program), ops_(timeline.ops) {}
+
+  // Returns the index of the op in `timeline.ops`. The first time it appends the op there.
+  std::uint32_t operator()(BlockKind kind, const LineOp& op);
+
+ private:
+  const Program& program_;
+  std::vector<TimelineOp>& ops_;
+  std::map<std::tuple<const BlockCode*, std::uint16_t, std::int64_t, int>, std::uint32_t> known_;
 };
 
 }  // namespace orrery

@@ -9,7 +9,7 @@
 #include "sim/analytical/engine_rep.h"
 #include "sim/base/error.h"
 #include "sim/program/pair.h"
-#include "sim/report/summary.h"
+#include "sim/report/terms.h"
 
 namespace orrery {
 namespace {
@@ -165,13 +165,14 @@ void AnalyticalEngine::Rep::prepare_pieces() {
     data.most_instances = 0;
   }
   for (std::size_t i = 0; i < rows(); ++i)
-    for_each_stretch(program->pieces, row(i).chunk.runs, [&](std::span<const PieceRun> stretch, std::int64_t instances) {
-      for (const PieceRun& run : stretch) {
-        PieceData& data = pieces[run.piece];
-        data.used = true;
-        data.most_instances = std::max(data.most_instances, instances);
-      }
-    });
+    for_each_stretch(program->pieces, row(i).chunk.runs,
+                     [&](std::span<const PieceRun> stretch, std::int64_t instances) {
+                       for (const PieceRun& run : stretch) {
+                         PieceData& data = pieces[run.piece];
+                         data.used = true;
+                         data.most_instances = std::max(data.most_instances, instances);
+                       }
+                     });
   for (std::size_t p = 0; p < program->pieces.size(); ++p) {
     PieceData& data = pieces[p];
     if (!data.used) continue;
@@ -582,7 +583,8 @@ void AnalyticalEngine::Rep::find_pair_saves() {
     const StageClass& c = classes[of_row.stage_class];
     const Chunk& chunk = of_row.chunk;
     const auto of = [&](BlockKind kind) -> const LineResult& { return lines[at][index(kind)].usual; };
-    if (std::none_of(chunk.runs.begin(), chunk.runs.end(), [&](const PieceRun& run) { return pieces[run.piece].pair->any; }))
+    if (std::none_of(chunk.runs.begin(), chunk.runs.end(),
+                     [&](const PieceRun& run) { return pieces[run.piece].pair->any; }))
       continue;
     line.clear();
     for (const PieceRun& run : chunk.runs) {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "sim/analytical/engine_rep.h"
-#include "sim/memory/stage_buffers.h"
+#include "sim/memory/memory.h"
 #include "sim/program/work.h"
 
 namespace orrery {

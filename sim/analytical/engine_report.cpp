@@ -5,10 +5,9 @@
 #include <cmath>
 #include <map>
 #include <string>
-#include <tuple>
 
+#include "sim/analytical/block_clock.h"
 #include "sim/analytical/engine_rep.h"
-#include "sim/analytical/timeline_ops.h"
 #include "sim/program/liveness.h"
 #include "sim/program/work.h"
 

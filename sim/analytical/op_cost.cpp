@@ -7,8 +7,7 @@
 
 #include "sim/base/error.h"
 #include "sim/cost/fabric_traffic.h"
-#include "sim/cost/scale_cost.h"
-#include "sim/program/work.h"
+#include "sim/cost/step_calibration.h"
 
 namespace orrery {
 OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives)
@@ -250,8 +249,8 @@ std::shared_ptr<const FabricTraffic> OpCostModel::load_of(MeshGroup group) const
   if (loads_met_.size() >= kMostLoads) loads_met_.clear();
   std::shared_ptr<const FabricTraffic>& load = loads_met_[key_of(set_.mesh, group)];
   if (!load)
-    load =
-        std::make_shared<FabricTraffic>(fabric_load(cluster_, members_of_groups(set_.mesh, group), set_.mesh.size(group)));
+    load = std::make_shared<FabricTraffic>(
+        fabric_load(cluster_, members_of_groups(set_.mesh, group), set_.mesh.size(group)));
   return load;
 }
 

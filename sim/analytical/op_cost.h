@@ -165,7 +165,7 @@ class OpCostModel {
     std::span<const StageGroup> stage_groups;
     std::span<const Load> loads;
     std::shared_ptr<ExchangeSkews> skews = std::make_shared<ExchangeSkews>();  // of all Programs
-    double slowest_loss = 0;  // for the number of devices of this mesh (sim/cost/scale_cost.h)
+    double slowest_loss = 0;  // for the number of devices of this mesh (sim/cost/step_calibration.h)
     const PackedSequences* packed = nullptr;
     std::span<const DocumentLoad> document_loads = {};
     std::int64_t slowest_rank = -1;

@@ -1,9 +1,11 @@
-// Files that a command reads. Each is remembered, so that no output overwrites an input (cli/output.h).
+// Files that a command reads, and files compiled in. Each that is read is remembered, so that no output overwrites an
+// input (cli/output.h).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -57,5 +59,13 @@ class LineReader {
 void remember_input(const std::string& path);
 // Returns whether this process has read the file to which `path` leads, by this name or another one.
 bool is_input(const std::string& path);
+
+// Presets are JSON files in the repository, compiled into the binary: `orrery` needs no data files to run.
+struct EmbeddedFile {
+  std::string_view path;  // from the repository's root: "models/presets/llama.json"
+  std::string_view text;
+};
+// All embedded files whose path starts with `folder` ("models/presets/"), sorted by path.
+std::span<const EmbeddedFile> embedded_files(std::string_view folder);
 
 }  // namespace orrery

@@ -16,7 +16,7 @@ namespace orrery {
 // Parses JSON with // and /* */ comments. Duplicate keys, trailing text and syntax errors are InputErrors that name
 // line and column.
 nlohmann::json parse_json(std::string_view text, const std::string& file);
-// Parses a compiled-in file (sim/base/preset.h), given by its path in the repository. REQUIRES: the file exists.
+// Parses a compiled-in file (sim/base/input_file.h), given by its path in the repository. REQUIRES: the file exists.
 nlohmann::json parse_embedded(const char* path);
 // Reads and parses a file; "-" is standard input. Throws InputError if it cannot be read.
 nlohmann::json parse_json_file(const std::string& path);
@@ -77,5 +77,15 @@ std::string pointer_to(const std::string& pointer, std::string_view key);
 
 // A short rendering of a value for messages: 3, "abc", an object, an array of 4.
 std::string describe(const nlohmann::json& value);
+
+// Splits a JSON object's text into its members, without parsing their values.
+struct JsonMember {
+  std::string_view key, text;  // views of the object's text; the key without its quotes
+};
+
+// Fills `members` with the members of the JSON object `object`. Returns false if this needs a real parser: the text is
+// not an object, is not well-formed as far as this looks, or has keys with escapes, repeated keys or comments. Values
+// are skipped, not checked: they may be invalid inside.
+bool split_members(std::string_view object, std::vector<JsonMember>& members);
 
 }  // namespace orrery

@@ -1,6 +1,7 @@
-// Splits texts into lines, words and numbers.
+// Splits texts into lines, words and numbers, and reads single-word arguments: sizes, shares, lists.
 #pragma once
 
+#include <cctype>
 #include <charconv>
 #include <cstdint>
 #include <optional>
@@ -10,6 +11,12 @@
 #include <vector>
 
 namespace orrery {
+
+inline std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return lower;
+}
 
 // Returns the parts between separators. There is at least one part: an empty text has one empty part.
 inline std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -66,5 +73,15 @@ inline std::optional<std::int64_t> number_of(std::string_view text) {
   if (text.empty() || error != std::errc() || end != text.data() + text.size()) return {};
   return number;
 }
+
+// Bytes from "8", "64M", "70.5GiB", "8g", in powers of 1024 as in nccl-tests. Nothing if the text is not a size ("8GB"
+// may mean powers of 1000) or lies outside 1 byte to 1 PiB (up to there, sums of whole counts are exact).
+std::optional<double> bytes_of_text(std::string_view text);
+
+// A share from "5%" or "0.05", not below 0. Throws InputError for other text; `option` names where it was given.
+double share_of_text(std::string_view text, const char* option);
+
+// The parts of "a,b" between commas, without surrounding blanks; "" has one part, which is empty.
+std::vector<std::string> list_of_text(std::string_view text);
 
 }  // namespace orrery

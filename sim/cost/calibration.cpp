@@ -3,16 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string>
 #include <utility>
 
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
-#include "sim/cost/copy_overlap.h"
-#include "sim/cost/curve_numbers.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {

@@ -3,16 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <string_view>
-#include <utility>
 
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
-#include "sim/cost/collective_parameters.h"
-#include "sim/cost/collective_parameters.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {
@@ -121,12 +117,6 @@ void read_classes(JsonReader& reader, const char* name, std::vector<Class>& clas
 
 bool contains(const std::vector<std::string>& texts, std::string_view text) {
   return std::find(texts.begin(), texts.end(), text) != texts.end();
-}
-
-std::string lower_case(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
 }
 
 const IntraClass* find_named(const std::vector<IntraClass>& classes, const Cluster& cluster, std::string_view fabric) {
@@ -265,11 +255,9 @@ CollectiveCalibration find_collective_calibration(const Cluster& cluster, const 
   calibration.intra_class = intra->name;
   calibration.intra_source = intra->source;
   calibration.intra = intra->parameters;
-  calibration.intra_residual = intra->residual;
   calibration.inter_class = inter->name;
   calibration.inter_source = inter->source;
   calibration.inter = inter->parameters;
-  calibration.inter_residual = inter->residual;
   calibration.reduction = bundled_reduction();
   calibration.token_exchange = bundled_token_exchange();
   return calibration;

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/cost/exchange_patterns.h"
 #include "sim/cost/fabric_traffic.h"
-#include "sim/cost/halving_doubling.h"
 
 namespace orrery {
 namespace {

@@ -12,9 +12,8 @@
 #include <cstdint>
 #include <string>
 
-#include "sim/cost/token_exchange.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/hardware/cluster.h"
-#include "sim/program/collective_algorithm.h"
 #include "sim/program/op.h"
 
 namespace orrery {
@@ -100,7 +99,6 @@ struct CollectiveCalibration {
   InterCalibration inter;
   ReductionCalibration reduction;
   TokenExchangeCalibration token_exchange;
-  CollectiveResidual intra_residual, inter_residual;
   // Seconds in a training step over seconds of collectives alone (sim/cost/step_calibration.h), because ranks wait for
   // the slowest one.
   double step_slowdown = 1;

@@ -9,9 +9,8 @@
 
 #include "sim/base/error.h"
 #include "sim/base/index.h"
-#include "sim/cost/double_binary_tree.h"
+#include "sim/cost/exchange_patterns.h"
 #include "sim/cost/exchange_skew.h"
-#include "sim/cost/halving_doubling.h"
 
 namespace orrery {
 

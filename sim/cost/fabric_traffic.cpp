@@ -4,9 +4,7 @@
 #include <utility>
 
 #include "sim/base/index.h"
-#include "sim/cost/double_binary_tree.h"
-#include "sim/cost/halving_doubling.h"
-#include "sim/hardware/up_links.h"
+#include "sim/cost/exchange_patterns.h"
 
 namespace orrery {
 namespace {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -22,7 +21,7 @@ struct FabricTraffic {
   double shift_seconds = 0;       // bytes that each rank sends to the next rank of its group
   double send_seconds = 0;        // bytes that each first rank sends to the second, or the reverse; the mean of both
   double reduction_seconds = 0;   // bytes of an all-reduce in the switches: each leaf sends and gets one sum
-  // Bytes that partners exchange whose numbers differ in bit 0, 1, ... (halving_doubling.h).
+  // Bytes that partners exchange whose numbers differ in bit 0, 1, ... (exchange_patterns.h).
   std::vector<double> exchange_seconds;
 
   bool leaves_switch = false;  // dragonfly: some group has nodes under several switches

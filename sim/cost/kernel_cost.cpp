@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <limits>
-#include <utility>
 
 namespace orrery {
 namespace {

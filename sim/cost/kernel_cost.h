@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "sim/hardware/cluster.h"
@@ -139,7 +138,8 @@ struct Calibration {
   // Seconds in a training step over seconds of kernels alone (sim/cost/step_calibration.h): of products and attention,
   // and of all other kernels except the optimizer's.
   double step_slowdown = 1, memory_bound_slowdown = 1;
-  // Spread of the rates at which devices of this type multiply matrices in a training step (sim/cost/scale_cost.h).
+  // Spread of the rates at which devices of this type multiply matrices in a training step
+  // (sim/cost/step_calibration.h).
   double device_spread = 0;
   // For ranks that are threads or processes on a CPU: the hardware threads of the measured host (0: not a CPU), and the
   // share of its speed that a rank keeps while all of them are busy.

@@ -6,12 +6,12 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/cost/collective_cost.h"
@@ -28,7 +28,7 @@ struct StackCalibration {
 
 // The largest factor by which the slowdown of `device` may exceed that of `other`, such that `device` still multiplies
 // and attends at least as fast. It is the smallest ratio of the two devices' speeds by kernels alone. REQUIRES:
-// is_no_slower(device, other) (sim/hardware/device_order.h).
+// is_no_slower(device, other) (sim/hardware/cluster.h).
 double allowed_slowdown(const Device& device, const Device& other);
 
 struct StepCalibration {
@@ -43,7 +43,7 @@ struct StepCalibration {
 
   // Time of matrix products and attention on the device in a step, over the time by its curves. A device without
   // measured steps gets other_devices_slowdown, but at most the slowdown of any measured device that is no faster than
-  // it (sim/hardware/device_order.h), and at least that of any that is no slower.
+  // it (sim/hardware/cluster.h), and at least that of any that is no slower.
   double slowdown_of(const std::string& device) const;
 
   // Changes nothing for a stack without an entry.
@@ -100,5 +100,29 @@ std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin 
 // The same from other intervals than those of steps.json.
 std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
                                           std::int64_t devices, bool device_seen = true);
+
+// The time that a step loses because many devices take part, beyond its collectives. Numbers and sources:
+// results/calibration/scale.json.
+
+// Mean of the largest of n independent standard normal variables, in standard deviations: 0 for 1, 1.42 for 8, 3.97 for
+// 16,384.
+double expected_largest(std::int64_t n);
+
+// A synchronous step runs at the pace of its slowest device. Returns the share by which products on `devices` devices
+// take longer than on calibrated_devices_of_steps() devices; 0 if there are no more devices than that. `spread`:
+// standard deviation of the devices' rates over their mean.
+double slowest_device_loss(std::int64_t devices, double spread);
+double device_spread();                      // from scale.json
+std::int64_t calibrated_devices_of_steps();  // from scale.json: devices that the step calibration has seen
+
+double interval_per_doubling();  // from scale.json
+
+// Jobs on a shared production cluster: the share by which all steps of a job take longer than on a tuned cluster.
+struct ProductionSlowdown {
+  double median = 0, sigma_of_logarithm = 0;
+  double better_tenth() const;  // nine of ten jobs lose more
+  double worse_tenth() const;   // one of ten jobs loses more
+};
+const ProductionSlowdown& production_slowdown();
 
 }  // namespace orrery

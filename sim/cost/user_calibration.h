@@ -9,7 +9,6 @@
 
 #include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
-#include "sim/cost/copy_overlap.h"
 #include "sim/hardware/cluster.h"
 
 namespace orrery {

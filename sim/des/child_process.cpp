@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -57,8 +56,7 @@ std::string run_in_child(const std::function<std::string()>& work) {
     close(ends[0]);
     to_parent = ends[1];
     // A parent that handles interrupts (a Python interpreter) does so itself.
-    if (struct sigaction interrupt {};
-        sigaction(SIGINT, nullptr, &interrupt) == 0 && interrupt.sa_handler != SIG_IGN)
+    if (struct sigaction interrupt{}; sigaction(SIGINT, nullptr, &interrupt) == 0 && interrupt.sa_handler != SIG_IGN)
       signal(SIGINT, SIG_DFL);
     try {
       return_from_child(work());

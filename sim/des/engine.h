@@ -4,7 +4,7 @@
 // in the step time.
 //
 // Folding. Ranks, groups, flows and links that no perturbation, placement or schedule tells apart are simulated once:
-// the coarsest equitable partition, found by colour refinement (sim/des/fold.h), so the folded run takes the time of
+// the coarsest equitable partition, found by colour refinement (sim/des/traffic.h), so the folded run takes the time of
 // the unfolded one (to rounding). Beyond DiscreteEventOptions::most_exact_works collectives move in lockstep instead.
 //
 // Network model. SimGrid's CM02 without TCP window, cross traffic and latency-dependent shares: plain max-min.

@@ -7,8 +7,8 @@
 #include <map>
 #include <tuple>
 
-#include "sim/analytical/timeline_ops.h"
-#include "sim/report/summary.h"
+#include "sim/analytical/block_clock.h"
+#include "sim/report/terms.h"
 
 namespace orrery {
 namespace {

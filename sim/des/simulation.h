@@ -6,7 +6,6 @@
 // flows pass it.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "sim/hardware/cluster.h"
-#include "sim/hardware/up_links.h"
 
 namespace orrery {
 

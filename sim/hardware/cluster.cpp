@@ -1,5 +1,8 @@
 #include "sim/hardware/cluster.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace orrery {
 namespace {
 
@@ -136,6 +139,54 @@ void Cluster::visit_fields(FieldVisitor& v) {
     if (node.nics == 0) node.nics = 1;
     node.nic_bytes_per_second = inter / static_cast<double>(node.nics);
   }
+}
+
+namespace {
+
+// Data sheets round the rates of equal parts differently.
+constexpr double kRounding = 1e-3;
+bool reaches(double rate, double other) { return rate >= other * (1 - kRounding); }
+
+bool is_revision(std::string_view architecture, std::string_view of) {
+  return architecture == of || (architecture.starts_with(of) && architecture[of.size()] == ' ');
+}
+
+}  // namespace
+
+bool is_no_slower(const Device& device, const Device& other) {
+  if (device.vendor != other.vendor || !is_revision(device.architecture, other.architecture)) return false;
+  const auto multiprocessors = static_cast<double>(device.multiprocessors);
+  const auto others = static_cast<double>(other.multiprocessors);
+  for (const Dtype dtype : {Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8, Dtype::nvfp4})
+    if (!reaches(device.peak(dtype), other.peak(dtype)) ||
+        !reaches(device.peak(dtype) * others, other.peak(dtype) * multiprocessors))
+      return false;
+  return reaches(device.vector_flops_per_second, other.vector_flops_per_second) &&
+         reaches(device.memory_bytes_per_second, other.memory_bytes_per_second) &&
+         reaches(device.l2_bytes, other.l2_bytes) && device.multiprocessors >= other.multiprocessors &&
+         reaches(device.tdp_watts, other.tdp_watts);
+}
+
+UpLinks up_links_of(const Cluster& cluster, bool sprayed) {
+  const Fabric& fabric = cluster.fabric;
+  const std::int64_t all = cluster.fabric_nodes();
+  UpLinks up{.nics = std::min(cluster.node.nics, cluster.node.devices)};
+  const double injection = cluster.inter_node_bytes_per_second();
+  const auto reached = [all](std::int64_t nodes) { return nodes > 0 ? std::min(nodes, all) : all; };
+  if (fabric.kind == FabricKind::dragonfly) {
+    up.nodes = reached(fabric.nodes_per_group > 0 ? fabric.nodes_per_group
+                       : fabric.groups > 0        ? (all + fabric.groups - 1) / fabric.groups
+                                                  : 0);
+    up.bytes_per_second = static_cast<double>(up.nodes) * injection / fabric.global_taper;
+  } else if (fabric.kind == FabricKind::fat_tree || fabric.kind == FabricKind::rail_fat_tree) {
+    up.nodes = reached(fabric.nodes_per_leaf);
+    if (fabric.kind == FabricKind::rail_fat_tree) up.rails = up.nics;
+    // In units of NICs.
+    const double narrowed = static_cast<double>(up.nics_per_leaf()) / std::max(1.0, fabric.oversubscription);
+    up.ways = sprayed ? 1 : std::max<std::int64_t>(1, std::llround(narrowed));
+    up.bytes_per_second = narrowed * injection / static_cast<double>(up.nics) / static_cast<double>(up.ways);
+  }
+  return up;
 }
 
 }  // namespace orrery

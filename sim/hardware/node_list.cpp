@@ -1,5 +1,3 @@
-#include "sim/hardware/node_list.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include <utility>
 
 #include "sim/base/words.h"
+#include "sim/hardware/read_placement.h"
 
 namespace orrery {
 namespace {
@@ -89,8 +88,7 @@ class NodeList {
     const std::string_view whole = text;
     // A variable may precede the list: SLURM_JOB_NODELIST=..., exec_host=..., LSB_HOSTS=...
     const std::size_t equals = std::min(text.find('='), text.size());
-    std::string key(text.substr(0, equals));
-    std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::tolower(c); });
+    const std::string key = lower_case(text.substr(0, equals));
     if (equals < text.size() && std::all_of(key.begin(), key.end(), [](char c) { return of_a_name(c) && !digit(c); }) &&
         (key.find("node") != std::string::npos || key.find("host") != std::string::npos))
       text.remove_prefix(equals + 1);

@@ -2,14 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <cmath>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/hardware/node_topology.h"
-#include "sim/hardware/preset_catalog.h"
 #include "sim/hardware/read_placement.h"
 
 namespace orrery {
@@ -207,10 +204,10 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   const auto states_rate = [](const Json* part) {
     return part != nullptr && part->is_object() && part->contains("intra_node_bytes_per_second");
   };
-  const bool has_fabric =
-      cluster.node.intra == IntraFabric::nvswitch || cluster.node.intra == IntraFabric::direct_mesh;
+  const bool has_fabric = cluster.node.intra == IntraFabric::nvswitch || cluster.node.intra == IntraFabric::direct_mesh;
   if (has_fabric && cluster.node.intra_bytes_per_second > 0 && cluster.node.devices > 1 &&
-      cluster.device.scale_up_links == 0 && !cluster.device.usual_nodes.empty() && !states_rate(&json) && !states_rate(node)) {
+      cluster.device.scale_up_links == 0 && !cluster.device.usual_nodes.empty() && !states_rate(&json) &&
+      !states_rate(node)) {
     const InputError::Where blamed = device != nullptr ? reader.at("device") : reader.at("node");
     throw InputError(
         blamed, describe(Json(cluster.device.name)),
@@ -231,7 +228,7 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
       if (node != nullptr && node->is_object() && node->contains(key) && (*node)[key] == 0)
         JsonReader(*node, reader.at("node")).fail(key, more_than_none);
     }
-    const std::string why = topology == nullptr ? "node " + cluster.node.name + " has no network of its own"
+    const std::string why = topology == nullptr  ? "node " + cluster.node.name + " has no network of its own"
                             : shown.nics.empty() ? "the topology file lists no NIC"
                                                  : "the topology file gives its NICs no rate";
     reader.fail("inter_node_bytes_per_second", "a rate (5e10 is 400 Gbit/s): " + why);
@@ -247,6 +244,42 @@ Cluster read_cluster(const Json& json, const InputError::Where& where) {
   if (json.is_string()) return cluster_of_name(json.get_ref<const std::string&>(), where);
   if (!json.is_object()) throw InputError(where, describe(json), "the name of a cluster or node preset, or an object");
   return cluster_of_object(json, where);
+}
+
+namespace {
+
+using Json = nlohmann::json;
+
+template <class Struct>
+Json written(Struct value) {  // a copy, because tables of fields take references
+  Json json;
+  FieldsJson writer(json);
+  value.visit_fields(writer);
+  return json;
+}
+
+}  // namespace
+
+Json to_json(const Device& device) {
+  Json json = written(device);
+  json["usual_nodes"] = device.usual_nodes;
+  return json;
+}
+
+Json to_json(const Node& node) { return written(node); }
+
+Json to_json(const Fabric& fabric) { return written(fabric); }
+
+Json to_json(const Cluster& cluster) {
+  Json json{{"name", cluster.name},
+            {"nodes", cluster.nodes},
+            {"device", to_json(cluster.device)},
+            {"node", to_json(cluster.node)},
+            {"fabric", to_json(cluster.fabric)}};
+  if (!cluster.source.empty()) json["source"] = cluster.source;
+  if (cluster.production) json["production"] = true;
+  if (cluster.is_scattered() || cluster.placement.of > 0) json["placement"] = to_json(cluster.placement);
+  return json;
 }
 
 }  // namespace orrery

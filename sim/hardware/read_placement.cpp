@@ -10,10 +10,8 @@
 #include <random>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include "sim/base/json_reader.h"
-#include "sim/hardware/node_list.h"
 
 namespace orrery {
 namespace {

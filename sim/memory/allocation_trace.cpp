@@ -5,7 +5,7 @@
 #include <map>
 #include <utility>
 
-#include "sim/memory/stage_buffers.h"
+#include "sim/memory/memory.h"
 #include "sim/program/issue.h"
 #include "sim/program/rewrite.h"
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "sim/memory/caching_allocator.h"
@@ -23,7 +24,7 @@ struct Allocation {
   // stream); for these the op's Stream.
   int stream = 0;
   std::uint16_t piece = 0;
-  TensorId tensor = kNoTensor;  // the storage, in the piece's table; kNoTensor: a buffer (stage_buffers.h)
+  TensorId tensor = kNoTensor;  // the storage, in the piece's table; kNoTensor: a buffer (StageBuffers)
   const char* buffer = "";      // the name of that buffer
 };
 
@@ -66,5 +67,12 @@ struct Replay {
   std::uint32_t failed = 0;  // if out_of_memory: index of the allocation that found no room
 };
 Replay replay(const AllocationTrace& trace, const CachingAllocator::Options& options, int steps = 3);
+
+// A step's allocations in the format of torch.cuda.memory._dump_snapshot(): a pickle (protocol 2) that PyTorch's memory
+// visualiser opens (pytorch.org/memory_viz) and Python's pickle.load reads. Segments and blocks are those after the
+// step; device_traces has its events in order, without times. Frames name the tensor, its piece and its category.
+
+std::string memory_snapshot(const Program& program, const AllocationTrace& trace, const Replay& replay,
+                            const CachingAllocator::Options& options);
 
 }  // namespace orrery

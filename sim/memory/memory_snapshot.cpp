@@ -1,10 +1,10 @@
-#include "sim/memory/memory_snapshot.h"
-
 #include <limits>
 #include <map>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "sim/memory/allocation_trace.h"
 
 namespace orrery {
 namespace {

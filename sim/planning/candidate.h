@@ -1,10 +1,13 @@
 // A candidate: one way to run a training. It has devices with their cost and power. A forecast gives its time, cost,
-// energy and carbon, with intervals for the error of the predicted step time.
+// energy and carbon, with intervals for the error of the predicted step time. Sensitivities say what moves them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/planning/presets.h"
@@ -67,5 +70,34 @@ struct Forecast {
   Estimate wall_seconds, ettr, goodput, device_hours, cost, energy_kwh, carbon_kg;
 };
 Forecast forecast(const Candidate& candidate);
+
+// The sensitivity of a forecast: how far each input moves an output, and the price at which two candidates cost the
+// same.
+
+enum class PlanOutput : std::uint8_t { wall_seconds, ettr, goodput, device_hours, cost, energy_kwh, carbon_kg };
+inline constexpr std::array<std::string_view, 7> kPlanOutputNames{
+    "wall_seconds", "ettr", "goodput", "device_hours", "cost", "energy_kwh", "carbon_kg"};
+double value_of(const Forecast& forecast, PlanOutput output);  // Estimate::value
+
+struct Sensitivity {
+  std::string_view input;  // "step_seconds", "price.per_device_hour", "failures.failures_per_node_day", ...
+  // d log(output) / d log(input): per cent by which the output changes for one per cent of the input. Central
+  // difference with a factor of 1.001 up and down.
+  double exponent = 0;
+  double at_less = 0, at_more = 0;  // output with the input times 1 - swing, 1 + swing: a tornado bar
+};
+
+// Sorted by the width of the bar, largest first; like ones in the order of the inputs. Inputs that are 0 are left out.
+// A checkpoint interval that is not given is chosen anew for each value. REQUIRES: 0 < swing < 1, and the output is not
+// 0. Throws InputError like expected_run() if an input at its worse end makes the run practically endless.
+std::vector<Sensitivity> sensitivities(const Candidate& candidate, PlanOutput output, double swing = 0.2);
+
+// The price of a's device-hour at which `a` costs as much as `b`, and its ratio to b's price: `a` pays below it. low:
+// a's slowest and b's fastest steps; high: the reverse. Not above 0 if a's electricity alone costs more. Throws
+// InputError if the currencies differ, or if b's price is 0.
+struct BreakEven {
+  Estimate price, ratio;
+};
+BreakEven break_even(const Candidate& a, const Candidate& b);
 
 }  // namespace orrery

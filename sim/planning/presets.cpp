@@ -3,13 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "sim/base/fields_json.h"
 #include "sim/base/json_reader.h"
-#include "sim/hardware/preset_catalog.h"
+#include "sim/base/json_writer.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {

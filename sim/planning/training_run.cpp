@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <queue>
+#include <random>
 
 #include "sim/base/error.h"
-#include "sim/planning/checkpoint_interval.h"
 
 namespace orrery {
 namespace {
@@ -77,6 +79,153 @@ RunOutcome expected_run(const TrainingRun& run) {
   out.waiting_seconds = busy * short_of_nodes / (1 - short_of_nodes);
   out.wall_seconds = busy + out.waiting_seconds;
   return out;
+}
+
+double young_interval(double stall, double between) { return std::sqrt(2 * stall * between); }
+
+double daly_interval(double stall, double between) {
+  if (stall >= 2 * between) return between;
+  const double half = stall / (2 * between);
+  return young_interval(stall, between) * (1 + std::sqrt(half) / 3 + half / 9) - stall;
+}
+
+double optimal_interval(double stall, double between) {
+  const double d = stall / between;
+  // f(x) = 1 - x - exp(-x - d) is concave and falls from x = 0 on. Starting from its negative side, Newton's steps
+  // descend to the root without passing it. 1 - exp(-x - d) keeps its digits if both are small.
+  double x = 1;
+  for (;;) {
+    const double rise = -std::expm1(-x - d);
+    const double next = x - (x - rise) / rise;
+    if (!(next < x)) return x * between;
+    x = next;
+  }
+}
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+class History {
+ public:
+  History(const TrainingRun& run, const RunOptions& options)
+      : run_(run), options_(options), random_(options.seed), scale_(scale(run, options.shape)) {
+    const double steps = std::max(std::round(run.interval_seconds() / run.step_seconds),
+                                  std::ceil(run.durable_lag_seconds() / run.step_seconds));
+    interval_ = static_cast<std::int64_t>(std::clamp(steps, 1.0, static_cast<double>(run.steps)));
+    until_failure_ = time_to_failure();
+  }
+
+  RunOutcome run() {
+    while (kept_ < run_.steps) {
+      if (!train_and_checkpoint()) recover();
+    }
+    const std::int64_t checkpoints = (run_.steps + interval_ - 1) / interval_;
+    out_.wall_seconds = now_;
+    out_.useful_seconds = run_.useful_seconds();
+    out_.checkpoint_seconds = static_cast<double>(checkpoints) * run_.stall_seconds() + run_.durable_lag_seconds();
+    out_.interval_seconds = static_cast<double>(interval_) * run_.step_seconds;
+    out_.lost_seconds = std::max(0.0, training_ - out_.useful_seconds - out_.checkpoint_seconds);
+    return out_;
+  }
+
+ private:
+  static double scale(const TrainingRun& run, double shape) {
+    return run.seconds_between_failures() / std::tgamma(1 + 1 / shape);
+  }
+
+  // In the open interval (0, 1).
+  double uniform() { return (static_cast<double>(random_() >> 11) + 0.5) * 0x1p-53; }
+  double time_to_failure() {
+    if (std::isinf(scale_)) return kNever;
+    const double exponential = -std::log(uniform());
+    return scale_ * (options_.shape == 1 ? exponential : std::pow(exponential, 1 / options_.shape));
+  }
+
+  // Advances the job's time and adds it to `part`. Returns false if a failure ends it early.
+  bool spend(double seconds, double& part) {
+    const bool whole = seconds < until_failure_;
+    const double spent = whole ? seconds : until_failure_;
+    now_ += spent;
+    part += spent;
+    until_failure_ -= spent;
+    return whole;
+  }
+
+  // Handles a checkpoint that may have become durable by now.
+  void settle() {
+    if (written_at_ > now_) return;
+    kept_ = written_;
+    written_at_ = kNever;
+  }
+
+  bool train_and_checkpoint() {
+    const std::int64_t next = std::min(done_ + interval_, run_.steps);
+    if (!spend(static_cast<double>(next - done_) * run_.step_seconds, training_)) return false;
+    done_ = next;
+    if (written_at_ != kNever && written_at_ > now_ && !spend(written_at_ - now_, training_)) return false;
+    settle();
+    if (!spend(run_.stall_seconds(), training_)) return false;
+    written_ = done_;
+    written_at_ = now_ + run_.durable_lag_seconds();
+    if (done_ == run_.steps && !spend(run_.durable_lag_seconds(), training_)) return false;
+    settle();
+    return true;
+  }
+
+  void fail() {
+    ++out_.failures;
+    until_failure_ = time_to_failure();
+    if (run_.repair_share >= 1 || uniform() < run_.repair_share) returns_.push(now_ + run_.repair_seconds);
+  }
+
+  void return_nodes() {
+    while (!returns_.empty() && returns_.top() <= now_) returns_.pop();
+  }
+
+  void recover() {
+    settle();
+    written_at_ = kNever;
+    done_ = kept_;
+    for (;;) {
+      fail();
+      if (!spend(run_.detection_seconds, out_.detection_seconds)) continue;
+      return_nodes();
+      while (static_cast<std::int64_t>(returns_.size()) > run_.spare_nodes) {
+        out_.waiting_seconds += returns_.top() - now_;
+        now_ = returns_.top();
+        return_nodes();
+      }
+      if (spend(run_.recovery_seconds() - run_.detection_seconds, out_.restart_seconds)) return;
+    }
+  }
+
+  const TrainingRun& run_;
+  const RunOptions& options_;
+  std::mt19937_64 random_;
+  double scale_;  // of the Weibull distribution
+  std::int64_t interval_ = 1;
+
+  double now_ = 0, until_failure_ = 0, training_ = 0;
+  std::int64_t done_ = 0, kept_ = 0;
+  std::int64_t written_ = 0;    // steps in the checkpoint that is being written
+  double written_at_ = kNever;  // when that checkpoint becomes durable
+  std::priority_queue<double, std::vector<double>, std::greater<>> returns_;  // when nodes return from repair
+  RunOutcome out_;
+};
+
+}  // namespace
+
+std::vector<RunOutcome> simulate_runs(const TrainingRun& run, std::int64_t count, const RunOptions& options) {
+  expected_run(run);
+  std::vector<RunOutcome> outcomes;
+  outcomes.reserve(static_cast<std::size_t>(count));
+  RunOptions each = options;
+  for (std::int64_t i = 0; i < count; ++i, ++each.seed) {
+    if (options.between) options.between();
+    outcomes.push_back(History(run, each).run());
+  }
+  return outcomes;
 }
 
 }  // namespace orrery

@@ -88,7 +88,7 @@ enum class OpKind : std::uint8_t {
   router_loss_backward,  // reads logits [, counts]; writes dlogits, times Op::scale
 
   // Optimizer, on the flat buffers of a piece.
-  gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/gradient_norm.h)
+  gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/step_end.h)
                   // reads such scalars; writes their sum
   scale,          // reads x [, norm]; writes x times Op::scale, clipped (clipped_factor() of realrun/kernel.h)
   adam,           // reads gradient and states [, norm]; writes parameter [, master], exp_avg, exp_avg_sq

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "sim/program/op.h"
@@ -67,14 +66,14 @@ struct SideStream {
 inline constexpr std::size_t kEncoderOutput = 0, kPositionTable = 1, kLastState = 2, kSideStreams = 3;
 
 struct Piece {
-  const char* name = "";  // "layer", "embedding", "head"
+  const char* name = "";    // "layer", "embedding", "head"
   std::int64_t layers = 0;  // layers of the model per instance; 0: embedding, head, pieces between stacks
   // Where layers have several plans: the number of the plan that this piece follows (the strategies number them), and
   // the piece that it is a variant of, possibly itself. Variants have the same parameters.
   std::uint16_t plan = 0, variant_of = kNoPiece;
   std::vector<Tensor> tensors;
 
-  Block forward;          // from `input` to `output`
+  Block forward;  // from `input` to `output`
   // From `output_gradient` to `input_gradient`; includes recomputation and, unless split, the weight gradients.
   Block backward;
   Block weight_gradient;  // run apart from the backward by zero-bubble schedules; empty unless split

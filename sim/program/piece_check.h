@@ -138,7 +138,7 @@ class PieceCheck {
   std::vector<std::size_t> gradients_in(TensorId id) const;
   void expect_summed_over_stages(std::size_t parameter);
 
-  // ---- the update (piece_check_update.cpp) ----
+  // ---- the update ----
   void cut(TensorId id);
   void elementwise_on_flat(const Op& op);
   bool clips_by(const Op& op, TensorId id);

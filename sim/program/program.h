@@ -9,13 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "sim/program/collective_algorithm.h"
-#include "sim/program/document_load.h"
 #include "sim/program/load.h"
 #include "sim/program/mesh.h"
+#include "sim/program/op.h"
 #include "sim/program/piece.h"
-#include "sim/program/placed_bytes.h"
 #include "sim/program/schedule.h"
+#include "sim/program/tensor.h"
 
 namespace orrery {
 
@@ -33,7 +32,7 @@ struct Chunk {
 
 // A class of micro-batches whose work differs from that of class 0.
 struct MicroBatchClass {
-  std::vector<PieceRun> line;                   // as Program::line
+  std::vector<PieceRun> line;              // as Program::line
   std::vector<std::vector<Chunk>> stages;  // as Program::stages
 };
 
@@ -93,7 +92,7 @@ struct Runtime {
 struct Program {
   Mesh mesh;
   std::vector<Piece> pieces;
-  std::vector<PieceRun> line;                   // the whole model in order, before it is divided into stages
+  std::vector<PieceRun> line;              // the whole model in order, before it is divided into stages
   std::vector<std::vector<Chunk>> stages;  // [pipeline stage][chunk]
   Schedule schedule;
 

@@ -1,7 +1,6 @@
 #include "sim/program/redistribute.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <memory>
 #include <numeric>

@@ -1,15 +1,37 @@
 // A tensor as one rank holds it: local shape, dtype, category, place. Dimensions carry the axis of the model they run
-// along, so that a strategy can shard "every dimension along the heads" without knowing which layer it is in.
+// along, so that a strategy can shard "every dimension along the heads" without knowing which layer it is in. Also
+// bytes by place and category.
 #pragma once
 
 #include <array>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
+#include <stdexcept>
 
 #include "sim/program/layout.h"
-#include "sim/program/table_index.h"
 
 namespace orrery {
+
+// An optional index into one of a Program's tables. Takes one byte. T is the type of the table's entries: it keeps
+// indices of different tables apart.
+template <class T>
+class TableIndex {
+ public:
+  static constexpr std::size_t kMost = 255;  // entries
+
+  constexpr TableIndex() = default;
+  // Throws std::logic_error for an index of kMost or more.
+  explicit constexpr TableIndex(std::size_t index) : behind_(static_cast<std::uint8_t>(index + 1)) {
+    if (index >= kMost) throw std::logic_error("a table of a Program has more than 255 entries");
+  }
+  constexpr bool has_value() const { return behind_ != 0; }
+  constexpr std::size_t value() const { return behind_ - 1u; }  // REQUIRES: has_value()
+  constexpr auto operator<=>(const TableIndex&) const = default;
+
+ private:
+  std::uint8_t behind_ = 0;
+};
 
 // fp8 is e4m3 (OCP Microscaling Formats 1.0); nvfp4 is e2m1 with a scale in e4m3 for each block of 16 elements (NVIDIA
 // 2025, arXiv 2509.25149, section 2); int4 stands for any 4-bit code of quantised optimizer states; fp8_blocks is e4m3
@@ -177,6 +199,40 @@ struct Tensor {
       if (axes[i] == axis) return i;
     return -1;
   }
+};
+
+// Bytes by the place where they lie and by category.
+using CategoryBytes = std::array<double, kCategories>;
+
+struct PlacedBytes {
+  std::array<CategoryBytes, kPlaces> places{};
+
+  CategoryBytes& at(Place place) { return places[static_cast<std::size_t>(place)]; }
+  const CategoryBytes& at(Place place) const { return places[static_cast<std::size_t>(place)]; }
+  double& of(Place place, Category category) { return at(place)[static_cast<std::size_t>(category)]; }
+  double of(Place place, Category category) const { return at(place)[static_cast<std::size_t>(category)]; }
+  double in(Place place) const {
+    double sum = 0;
+    for (const double bytes : at(place)) sum += bytes;
+    return sum;
+  }
+  bool operator==(const PlacedBytes&) const = default;
+};
+
+// a + factor * b
+inline PlacedBytes sum(PlacedBytes a, const PlacedBytes& b, double factor = 1) {
+  for (std::size_t p = 0; p < kPlaces; ++p)
+    for (std::size_t c = 0; c < kCategories; ++c) a.places[p][c] += factor * b.places[p][c];
+  return a;
+}
+inline PlacedBytes& operator+=(PlacedBytes& a, const PlacedBytes& b) { return a = sum(a, b); }
+inline PlacedBytes operator*(const PlacedBytes& a, double factor) { return sum({}, a, factor); }
+inline double device_bytes(const PlacedBytes& bytes) { return bytes.in(Place::device); }
+
+// The granularity of each place's allocator: sizes are rounded up to a multiple of these bytes; 0: no rounding.
+struct Granularity {
+  constexpr Granularity(double everywhere) { bytes.fill(everywhere); }  // NOLINT: a number stands for all places
+  std::array<double, kPlaces> bytes{};
 };
 
 }  // namespace orrery

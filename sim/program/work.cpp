@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "sim/program/document_load.h"
+#include "sim/program/load.h"
 
 namespace orrery {
 namespace {

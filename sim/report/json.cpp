@@ -6,7 +6,6 @@
 #include <cmath>
 #include <concepts>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>

@@ -1,5 +1,3 @@
-#include "sim/report/svg.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "sim/report/format.h"
+#include "sim/report/trace.h"
 
 namespace orrery {
 namespace {

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <span>
 
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"

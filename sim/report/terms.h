@@ -50,4 +50,11 @@ std::span<const MemoryPart> category_parts();
 // Returns a sentence that says how the report's FLOPs are counted.
 std::string_view flop_convention();
 
+// Summarises a report's bounding stage in one line: computes bubble_fraction, exposed_communication_seconds and
+// bound_by from the bounding stage's terms and step_seconds. bound_by is the largest term in words, where all exposed
+// communication counts as one term. For communication it names the fewest exposed terms, largest first, that together
+// exceed every other term ("exposed gradient reduction + parameter gathering"). REQUIRES: report.stages and
+// bounding_stage are filled.
+void summarise_bounding_stage(Report& report);
+
 }  // namespace orrery

@@ -7,7 +7,6 @@
 #include <iterator>
 #include <map>
 #include <set>
-#include <utility>
 
 #include "sim/base/json_writer.h"
 #include "sim/report/terms.h"

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "strategies/strategy.h"
 
 namespace orrery::framework {

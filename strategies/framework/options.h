@@ -4,7 +4,7 @@
 #include <string>
 
 #include "sim/base/fields.h"
-#include "sim/program/collective_algorithm.h"
+#include "sim/program/op.h"
 
 namespace orrery::framework {
 

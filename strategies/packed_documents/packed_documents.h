@@ -1,5 +1,5 @@
 // Sequences packed from documents: attention does not cross a document's borders. Turns the workload's documents into
-// loads of the Program (sim/program/document_load.h).
+// loads of the Program (sim/program/load.h).
 #pragma once
 
 #include <cstddef>

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
-#include "sim/program/document_load.h"
+#include "sim/program/load.h"
 
 namespace orrery::zeppelin {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "sim/base/argument.h"
+#include "sim/base/words.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/threads.h"
 #include "sim/report/format.h"

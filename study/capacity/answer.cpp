@@ -7,7 +7,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/statistics.h"
-#include "sim/planning/checkpoint_interval.h"
+#include "sim/planning/training_run.h"
 
 namespace orrery {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "sim/planning/sensitivity.h"
-#include "sim/planning/simulate_run.h"
+#include "sim/planning/candidate.h"
+#include "sim/planning/training_run.h"
 #include "study/capacity/choice.h"
 #include "study/capacity/sized_candidate.h"
 #include "study/capacity/tornado.h"

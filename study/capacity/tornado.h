@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/planning/sensitivity.h"
+#include "sim/planning/candidate.h"
 #include "study/capacity/sized_candidate.h"
 
 namespace orrery {
@@ -26,7 +26,7 @@ struct Tornado {
 
 // Hardware inputs (rates of matrix units, memory and links; the memory's size) are changed in the scenario, and the
 // step is predicted again with the same plan and number of devices. Other costs of a training are changed in its
-// figures (sim/planning/sensitivity.h). kPredictedStep is not a swing: its ends are the output at the ends of the
+// figures (sim/planning/candidate.h). kPredictedStep is not a swing: its ends are the output at the ends of the
 // step's interval. Throws InputError.
 inline constexpr std::string_view kPredictedStep = "predicted step, its interval";
 Tornado tornado(const CapacityPlan& plan, const SizedCandidate& sized, PlanOutput output, double swing,

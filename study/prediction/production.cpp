@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include "sim/cost/scale_cost.h"
+#include "sim/cost/step_calibration.h"
 #include "sim/report/format.h"
-#include "sim/report/summary.h"
+#include "sim/report/terms.h"
 
 namespace orrery {
 

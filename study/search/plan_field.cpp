@@ -5,8 +5,8 @@
 #include <string>
 
 #include "sim/base/error.h"
-#include "sim/base/fields_json.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 
 namespace orrery {
 namespace {

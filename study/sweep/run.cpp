@@ -16,7 +16,6 @@
 
 #include "sim/base/digest.h"
 #include "sim/base/input_file.h"
-#include "sim/base/preset.h"
 #include "sim/base/threads.h"
 
 namespace orrery {

@@ -13,7 +13,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/threads.h"
 #include "sim/cost/calibration.h"
-#include "sim/hardware/device_order.h"
+#include "sim/hardware/cluster.h"
 #include "sim/hardware/presets.h"
 #include "strategies/framework/framework.h"
 #include "study/validation/intervals.h"

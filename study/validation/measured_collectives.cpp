@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/error.h"
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "sim/base/statistics.h"
 #include "study/validation/predicted_points.h"
 

@@ -8,8 +8,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "sim/cost/calibration.h"
 #include "sim/hardware/presets.h"
 #include "sim/report/format.h"

@@ -4,10 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
+#include "sim/base/words.h"
 #include "sim/hardware/presets.h"
 #include "sim/memory/memory.h"
 #include "sim/program/liveness.h"
@@ -20,11 +20,6 @@
 
 namespace orrery {
 namespace {
-
-std::string lower_case(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
 
 // The piece of the model's layers: of the first of them.
 std::size_t first_layer(const Program& program) {

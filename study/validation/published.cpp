@@ -7,8 +7,8 @@
 #include <set>
 #include <stdexcept>
 
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "sim/report/format.h"
 
 namespace orrery {

@@ -1,8 +1,7 @@
-#include "sim/base/argument.h"
-
 #include <gtest/gtest.h>
 
 #include "sim/base/error.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {

@@ -1,10 +1,10 @@
 // Is an object cut where a parser would cut it, and left to the parser where it is not that simple?
-#include "sim/base/json_members.h"
-
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "sim/base/json_reader.h"
 
 namespace orrery {
 namespace {

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "sim/planning/checkpoint_interval.h"
+#include "sim/planning/training_run.h"
 #include "study/capacity/tables.h"
 #include "tests/capacity/plans.h"
 

@@ -1,5 +1,5 @@
 // Is a device that is at least as good in every rate never slower, whichever kernel it runs?
-#include "sim/hardware/device_order.h"
+#include "sim/hardware/cluster.h"
 
 #include <gtest/gtest.h>
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "sim/cost/calibration.h"
 #include "sim/hardware/presets.h"
 #include "tests/cost/real.h"

@@ -1,6 +1,4 @@
 // Do tokens that travel once to a node take what drawing them says, and what DeepEP has measured?
-#include "sim/cost/token_exchange.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "sim/cost/collective_calibration.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/program/tensor.h"
 

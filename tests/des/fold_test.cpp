@@ -1,6 +1,6 @@
 // Is folding exact: does the folded run take the time of the whole one, with as few classes as there should be? And how
 // far is an edge's steady flow from its messages?
-#include "sim/des/fold.h"
+#include "sim/des/traffic.h"
 
 #include <fmt/format.h>
 

@@ -8,7 +8,6 @@
 #include "sim/program/check.h"
 #include "sim/report/columns.h"
 #include "sim/report/json.h"
-#include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
 #include "study/prediction/planning_notes.h"

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/hardware/node_list.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/hardware/read_placement.h"
 

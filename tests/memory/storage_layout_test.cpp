@@ -7,7 +7,6 @@
 #include <numeric>
 #include <random>
 
-#include "sim/memory/bi_level_layout.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {

@@ -1,5 +1,5 @@
 // Is a Hugging Face config.json read as the model it describes, and is what cannot be read refused with a sentence?
-#include "models/huggingface.h"
+#include "models/read_model.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "models/read_model.h"
 #include "sim/base/json_reader.h"
 
 namespace orrery {

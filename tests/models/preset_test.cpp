@@ -1,5 +1,5 @@
 // Does every preset stand, is a written-out model completed as documented, and do wrong ones get a sentence?
-#include "sim/base/preset.h"
+#include "sim/base/input_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

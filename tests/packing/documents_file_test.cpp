@@ -1,6 +1,4 @@
 // Are documents and embeddings read as they were written, and refused with file and line where they are none?
-#include "traces/packing/documents_file.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,6 +6,8 @@
 #include <fstream>
 #include <string>
 #include <vector>
+
+#include "traces/packing/documents.h"
 
 namespace orrery {
 namespace {

@@ -11,9 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "traces/packing/datasculpt.h"
 #include "traces/packing/document_generator.h"
-#include "traces/packing/inner_products.h"
 #include "traces/random_bits.h"
 
 namespace orrery {

@@ -9,8 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
-#include "sim/planning/checkpoint_interval.h"
-#include "sim/planning/sensitivity.h"
+#include "sim/planning/training_run.h"
 
 namespace orrery {
 namespace {

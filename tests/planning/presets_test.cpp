@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {

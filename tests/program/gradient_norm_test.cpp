@@ -1,11 +1,10 @@
 // Does a gradient norm count every element of the model once, however it is laid out?
-#include "sim/program/gradient_norm.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "sim/program/step_end.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"

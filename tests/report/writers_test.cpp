@@ -13,8 +13,6 @@
 #include "sim/report/format.h"
 #include "sim/report/json.h"
 #include "sim/report/memory_verdict.h"
-#include "sim/report/summary.h"
-#include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/terms.h"
 #include "sim/report/trace.h"

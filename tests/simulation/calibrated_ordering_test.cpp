@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "sim/base/error.h"
-#include "sim/cost/scale_cost.h"
-#include "sim/hardware/device_order.h"
+#include "sim/cost/step_calibration.h"
+#include "sim/hardware/cluster.h"
 #include "sim/hardware/presets.h"
 #include "strategies/framework/framework.h"
 #include "study/prediction/planning_notes.h"

@@ -1,4 +1,6 @@
 // Unequal routing: what it does to times and memory, in both engines.
+#include "traces/routing.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +18,7 @@
 #include "strategies/pipeline_parallel/schedules.h"
 #include "strategies/read_scenario.h"
 #include "tests/des/support.h"
-#include "traces/routing_file.h"
+#include "tests/traces/routing_csv.h"
 
 namespace orrery {
 namespace {

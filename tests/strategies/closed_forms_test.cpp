@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "sim/program/rewrite.h"
-#include "sim/memory/stage_buffers.h"
+#include "sim/memory/memory.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {

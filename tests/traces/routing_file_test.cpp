@@ -1,12 +1,12 @@
 // Are files of routing read as what was written, and refused with file and line where they are not whole or no routing?
-#include "traces/routing_file.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
+#include "tests/traces/routing_csv.h"
+#include "traces/routing.h"
 #include "traces/routing_generator.h"
 
 namespace orrery {

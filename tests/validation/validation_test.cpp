@@ -14,9 +14,9 @@
 #include <set>
 #include <sstream>
 
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
-#include "sim/cost/scale_cost.h"
+#include "sim/cost/step_calibration.h"
 #include "sim/report/memory_verdict.h"
 #include "strategies/framework/framework.h"
 #include "study/validation/baseline.h"

@@ -1,8 +1,23 @@
 #include "traces/packing/documents.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "sim/base/input_file.h"
+#include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
+#include "sim/base/one_line.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 
@@ -60,6 +75,183 @@ void Documents::normalise(std::int64_t row, const InputError::Where& where) {
 
 std::int64_t Documents::embeddings() const {
   return dimension_ == 0 ? 0 : static_cast<std::int64_t>(embeddings_.size()) / dimension_;
+}
+
+namespace {
+
+constexpr std::size_t kMostLineShown = 60;
+
+class DocumentLines {
+ public:
+  explicit DocumentLines(const std::string& file) : file_(file) {}
+
+  void read(std::string_view line) {
+    ++line_;
+    const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
+    if (object.is_discarded() || !object.is_object())
+      fail(line.empty() ? "an empty line" : fmt::format("\"{}\"", one_line(line, kMostLineShown)),
+           "a document as a JSON object: {\"tokens\": 812}");
+    const nlohmann::json *id = nullptr, *tokens = nullptr, *embedding = nullptr;
+    for (const auto& [key, value] : object.items())
+      (key == "id" ? id : key == "tokens" ? tokens : key == "embedding" ? embedding : unknown(key)) = &value;
+    if (tokens == nullptr) fail("no \"tokens\"", "the number of tokens of the document");
+    if (!tokens->is_number_integer() ||
+        (tokens->is_number_unsigned() && tokens->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)))
+      fail(fmt::format("{} in \"tokens\"", describe(*tokens)), "a whole number");
+    documents_.append(tokens->get<std::int64_t>(), here());
+    all_or_none(id != nullptr, has_ids_, "id");
+    all_or_none(embedding != nullptr, has_embeddings_, "embedding");
+    if (id != nullptr) {
+      if (!id->is_string() && !id->is_number_integer())
+        fail(fmt::format("{} in \"id\"", describe(*id)), "a string or a whole number");
+      documents_.name_last(json_text(*id));
+    }
+    if (embedding != nullptr) append_embedding(*embedding);
+  }
+
+  Documents finish() {
+    if (documents_.count() == 0) throw InputError({file_, ""}, "no documents", "one or more, one per line");
+    return std::move(documents_);
+  }
+
+ private:
+  InputError::Where here() const { return {file_, fmt::format("line {}", line_)}; }
+  [[noreturn]] void fail(std::string found, std::string expected) const {
+    throw InputError(here(), std::move(found), std::move(expected));
+  }
+  [[noreturn]] const nlohmann::json*& unknown(const std::string& key) const {
+    constexpr std::string_view kKnown[] = {"id", "tokens", "embedding"};
+    throw InputError(here(), fmt::format("the key \"{}\"", one_line(key, kMostLineShown)), "id, tokens and embedding",
+                     nearest_name(key, kKnown));
+  }
+  void all_or_none(bool is_there, std::optional<bool>& before, const char* key) const {
+    if (is_there != before.value_or(is_there))
+      fail(fmt::format("{} \"{}\"", is_there ? "a first" : "no", key), "one in every line, or in none");
+    before = is_there;
+  }
+  void append_embedding(const nlohmann::json& array) {
+    if (!array.is_array()) fail(fmt::format("{} in \"embedding\"", describe(array)), "an array of numbers");
+    numbers_.clear();
+    for (const nlohmann::json& number : array) {
+      if (!number.is_number()) fail(fmt::format("{} in \"embedding\"", describe(number)), "numbers");
+      numbers_.push_back(number.get<float>());
+    }
+    documents_.append_embedding(numbers_, here());
+  }
+
+  std::string file_;
+  std::int64_t line_ = 0;
+  std::optional<bool> has_ids_, has_embeddings_;
+  std::vector<float> numbers_;
+  Documents documents_;
+};
+
+[[noreturn]] void refuse_array(const std::string& path, std::string found, std::string expected) {
+  throw InputError({path, ""}, std::move(found), std::move(expected));
+}
+
+// The text of a .npy file's header (numpy.lib.format). The file is then at its numbers.
+std::string npy_header(std::FILE* file, const std::string& path) {
+  unsigned char start[12] = {};
+  const std::size_t got = std::fread(start, 1, 10, file);
+  if (std::ferror(file) != 0)
+    refuse_array(path, fmt::format("nothing ({})", std::strerror(errno)), "a readable .npy file");
+  if (got < 10 || std::memcmp(start, "\x93NUMPY", 6) != 0)
+    refuse_array(path, "no .npy file", "an array as numpy.save writes it, which begins with \\x93NUMPY");
+  if (start[6] < 1 || start[6] > 3 || start[7] != 0)
+    refuse_array(path, fmt::format("version {}.{} of the format", start[6], start[7]), "1.0, 2.0 or 3.0");
+  std::size_t length = start[8] + std::size_t{256} * start[9];
+  if (start[6] > 1) {  // versions 2 and 3 have four bytes
+    if (std::fread(start + 10, 1, 2, file) < 2) refuse_array(path, "a header that is cut", "a whole .npy file");
+    length += (std::size_t{start[10]} << 16) + (std::size_t{start[11]} << 24);
+  }
+  constexpr std::size_t kMostHeader = std::size_t{1} << 16;
+  if (length > kMostHeader) refuse_array(path, fmt::format("a header of {} bytes", length), "at most 65536");
+  std::string text(length, '\0');
+  if (std::fread(text.data(), 1, length, file) < length)
+    refuse_array(path, "a header that is cut", "a whole .npy file");
+  return text;
+}
+
+// Such a header is a dictionary of Python with three keys. Returns it as JSON: (2, 3) as [2, 3], False as false.
+nlohmann::json parse_npy_header(const std::string& text, const std::string& path) {
+  std::string json;
+  for (const char c : text) {
+    if (c == '}' || c == ')' || c == ']') {  // Python allows a comma before it
+      json.erase(json.find_last_not_of(" \n") + 1);
+      if (json.ends_with(',')) json.pop_back();
+    }
+    json += c == '\'' ? '"' : c == '(' ? '[' : c == ')' ? ']' : c;
+  }
+  for (const char* const word : {"True", "False"})
+    if (const std::size_t at = json.find(word); at != std::string::npos) json[at] = word[0] == 'T' ? 't' : 'f';
+  std::size_t keys = 0;  // also those that repeat
+  const auto count = [&](int, nlohmann::json::parse_event_t event, const nlohmann::json&) {
+    keys += event == nlohmann::json::parse_event_t::key ? 1 : 0;
+    return true;
+  };
+  const nlohmann::json header = nlohmann::json::parse(json, count, false);
+  const auto has_shape = [&](const nlohmann::json& shape) {
+    return shape.is_array() && std::ranges::all_of(shape, [](const auto& n) { return n.is_number_integer(); });
+  };
+  if (header.is_object())
+    for (const char* const key : {"descr", "fortran_order", "shape"})
+      if (!header.contains(key))
+        refuse_array(path, fmt::format("a header without '{}'", key), "an array as numpy.save writes it");
+  if (!header.is_object() || keys != 3 || !has_shape(header["shape"]))
+    refuse_array(path, fmt::format("\"{}\" in the header", one_line(text, kMostLineShown)),
+                 "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, as numpy.save writes it");
+  return header;
+}
+
+}  // namespace
+
+Documents parse_documents(std::string_view text, const std::string& file) {
+  DocumentLines reader(file);
+  for (std::optional<std::string_view> line; (line = next_line(text));) reader.read(*line);
+  return reader.finish();
+}
+
+Documents read_documents(const std::string& path) {
+  LineReader lines(path, "a readable file with one document per line");
+  DocumentLines reader(lines.name());
+  for (std::string line; lines.next(line);) reader.read(line);
+  return reader.finish();
+}
+
+void read_embeddings(const std::string& path, Documents& documents) {
+  if (documents.have_embeddings())
+    throw InputError({path, ""}, "documents with embeddings of their own", "embeddings in only one of the two");
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  if (!file) throw InputError({path, ""}, fmt::format("nothing ({})", std::strerror(errno)), "a readable .npy file");
+  remember_input(path);
+  const nlohmann::json header = parse_npy_header(npy_header(file.get(), path), path);
+  const nlohmann::json& descr = header["descr"];
+  if (descr != "<f4")
+    refuse_array(path,
+                 fmt::format("an array of {}",
+                             descr.is_string() ? fmt::format("'{}'", one_line(descr.get<std::string>(), kMostLineShown))
+                                               : one_line(descr.dump(), kMostLineShown)),
+                 "'<f4', floats of 32 bits: array.astype('<f4')");
+  if (header["fortran_order"] != false)
+    refuse_array(path, "an array in column order", "an array in row order: numpy.ascontiguousarray(array)");
+  const auto shape = header["shape"].get<std::vector<std::int64_t>>();
+  if (shape.size() != 2 || shape[0] != documents.count() || shape[1] < 1 || shape[1] > Documents::kMostDimension)
+    refuse_array(path, fmt::format("an array of shape ({})", fmt::join(shape, ", ")),
+                 fmt::format("a row for each of {} documents, of 1 to {} numbers", documents.count(),
+                             Documents::kMostDimension));
+  const long begin = std::ftell(file.get());
+  std::fseek(file.get(), 0, SEEK_END);
+  const std::int64_t bytes = std::ftell(file.get()) - begin;
+  const std::int64_t expected = shape[0] * shape[1] * static_cast<std::int64_t>(sizeof(float));
+  if (bytes != expected)
+    refuse_array(path, fmt::format("{} bytes of numbers", bytes), fmt::format("{} as in the header", expected));
+  std::fseek(file.get(), begin, SEEK_SET);
+  const std::span<float> numbers = documents.make_embeddings(shape[0], shape[1]);
+  if (std::fread(numbers.data(), sizeof(float), numbers.size(), file.get()) < numbers.size())
+    refuse_array(path, "an array that cannot be read to its end", "a whole .npy file");
+  for (std::int64_t row = 0; row < documents.count(); ++row)
+    documents.normalise(row, {path, fmt::format("row {}", row)});
 }
 
 }  // namespace orrery

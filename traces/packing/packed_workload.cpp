@@ -17,7 +17,6 @@
 #include "sim/base/one_line.h"
 #include "sim/base/words.h"
 #include "traces/packing/document_generator.h"
-#include "traces/packing/documents_file.h"
 #include "traces/packing/packing.h"
 #include "traces/random_bits.h"
 

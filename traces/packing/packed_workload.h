@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/program/document_load.h"
+#include "sim/program/load.h"
 #include "traces/packing/documents.h"
 #include "traces/workload.h"
 

@@ -24,7 +24,7 @@ struct DocumentPart {
 struct Packing {
   std::int64_t context = 0;
   std::vector<DocumentPart> pieces;  // sequence by sequence, each in order
-  std::vector<std::size_t> ends;    // end of each sequence in `pieces`
+  std::vector<std::size_t> ends;     // end of each sequence in `pieces`
 
   std::int64_t sequences() const { return static_cast<std::int64_t>(ends.size()); }
   std::span<const DocumentPart> sequence(std::int64_t s) const {
@@ -44,7 +44,7 @@ enum class PackingPolicy : std::uint8_t {
   // The same, but documents beyond the context are cut into pieces, and no token is dropped (Ding et al. 2024, arXiv
   // 2404.10830).
   best_fit,
-  datasculpt,  // traces/packing/datasculpt.h
+  datasculpt,  // pack_datasculpt
 };
 inline constexpr std::array<std::string_view, 6> kPackingPolicyNames{
     "pad", "concat", "first_fit_decreasing", "best_fit_decreasing", "best_fit", "datasculpt"};
@@ -107,5 +107,29 @@ struct PackingMeasures {
   double padding_share() const;
 };
 PackingMeasures measures(const Documents& documents, const Packing& packing);
+
+// DataSculpt packs documents on the same topic into one sequence (Lu et al. 2024, arXiv 2409.00997). It clusters
+// documents coarsely. It then distributes the documents of a cluster over its sequences, longest first, each to the
+// sequence with the largest product of cosine to the sequence's mean and room left. Reconstructed from the published
+// code; docs/pack.md lists the differences.
+
+// Returns the cluster of each document, numbered from 0 without gaps. With kMostClusters clusters, further documents
+// join the nearest one whatever the distance. Centres are computed on a sample of kMostSampled documents (all, if
+// fewer); then each document joins its nearest centre, or founds a cluster. REQUIRES: an embedding of each document.
+inline constexpr std::size_t kMostClusters = 1024, kMostSampled = 16384;
+std::vector<std::uint32_t> cluster(const Documents& documents, const DataSculptOptions& options,
+                                   const std::function<void(std::string_view, double)>& progress = {});
+
+// REQUIRES: as pack().
+void pack_datasculpt(const Documents& documents, const PackingOptions& options, Packing& packing);
+
+// Inner products of many rows with many others:
+// products[i * (rows of b) + j] = the inner product of row i of `a` and row j of `b`. Rows have `depth` elements (at
+// least 1) and are contiguous. The order of summation is the same on all machines with the same instructions (x86-64).
+void inner_products(std::span<const float> a, std::span<const float> b, std::size_t depth,
+                    std::vector<float>& products);
+
+// Inner product of two rows.
+float inner_product(const float* a, const float* b, std::size_t depth);
 
 }  // namespace orrery

@@ -5,11 +5,9 @@
 #include <deque>
 #include <functional>
 #include <map>
-#include <optional>
 #include <simgrid/s4u.hpp>
 #include <span>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "sim/des/fair_flows.h"

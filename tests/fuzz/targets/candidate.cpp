@@ -4,8 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
-#include "sim/planning/sensitivity.h"
-#include "sim/planning/simulate_run.h"
+#include "sim/planning/training_run.h"
 #include "tests/fuzz/targets.h"
 
 void orrery::fuzz::candidate(std::string_view input) {
@@ -20,5 +19,5 @@ void orrery::fuzz::candidate(std::string_view input) {
   require(!sensitivities(read, PlanOutput::wall_seconds).empty(), "time hangs on the step");
   // One history, where it is short.
   if (result.outcome.failures + result.outcome.useful_seconds / result.outcome.interval_seconds > 1e5) return;
-  require(std::isfinite(simulate_run(read.run).outcome.wall_seconds), "a run ends");
+  require(std::isfinite(simulate_runs(read.run, 1).front().wall_seconds), "a run ends");
 }

@@ -1,5 +1,6 @@
 #include "tests/fuzz/targets.h"
-#include "traces/routing_file.h"
+#include "tests/traces/routing_csv.h"
+#include "traces/routing.h"
 
 void orrery::fuzz::routing_trace(std::string_view input) {
   const RoutingCounts counts = parse_routing(input, "trace");

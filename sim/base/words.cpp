@@ -1,14 +1,12 @@
-#include "sim/base/argument.h"
+#include "sim/base/words.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 
 #include "sim/base/error.h"
-#include "sim/base/words.h"
 
 namespace orrery {
 
