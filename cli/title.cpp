@@ -29,7 +29,7 @@ std::string value_text(const nlohmann::json& value) {
 
 std::vector<FieldText> texts_of(Plan plan) {
   std::vector<FieldText> texts;
-  FieldValues values([&](const FieldValue& field) {
+  auto values = field_values([&](const FieldValue& field) {
     const std::string value = value_text(field.value);
     const std::string text = field.value.is_boolean() ? (field.number == 1 ? "" : "no ") + std::string(field.name)
                                                       : fmt::format("{} {}", field.name, value);

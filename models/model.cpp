@@ -141,7 +141,7 @@ namespace {
 
 nlohmann::json said(Model m) {  // a copy, because tables of fields take references
   nlohmann::json json;
-  FieldsJson writer(json);
+  auto writer = fields_json(json);
   m.visit_fields(writer);
   return json;
 }

@@ -207,7 +207,7 @@ Model read_preset_with_changes(const Json& object, const InputError::Where& wher
 // The fields of a model, without those whose 0, "" or [] means "as usual" or "none".
 Json fields_of(Model model) {  // a copy, because tables of fields take references
   Json json;
-  FieldsJson writer(json);
+  auto writer = fields_json(json);
   model.visit_fields(writer);
   for (auto field = json.begin(); field != json.end();) {
     constexpr double kExact = 9007199254740992.0;  // 2^53: smaller whole numbers are written without a point

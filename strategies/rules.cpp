@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "strategies/each_field.h"
 #include "strategies/layer_plans.h"
 #include "strategies/strategy.h"
 

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
-#include <utility>
+#include <type_traits>
 
 #include "sim/base/fields.h"
 
@@ -17,33 +16,32 @@ struct FieldValue {
   std::optional<std::int64_t> number;  // of integers, truths (0, 1) and enumerators
   Scope scope;
 
-  bool is_empty() const;  // an empty text or list, the readers' default
+  // Whether it is an empty text or list, the readers' default.
+  bool is_empty() const { return value == "" || (value.is_array() && value.empty()); }
 };
 
-// Calls `take` for each field that it visits.
-class FieldValues : public FieldVisitor {
- public:
-  explicit FieldValues(std::function<void(const FieldValue&)> take) : take_(std::move(take)) {}
+// Returns a visitor that calls take(FieldValue) for each field.
+template <class Take>
+auto field_values(Take take) {
+  return EachField([take](const VisitedField& field, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    nlohmann::json json = value;
+    std::optional<std::int64_t> number;
+    if constexpr (std::is_integral_v<Value>) number = static_cast<std::int64_t>(value);
+    if constexpr (std::is_same_v<Value, std::size_t>) json = field.names[value];
+    if constexpr (std::is_same_v<Value, std::vector<std::int64_t>>)
+      for (std::size_t i = 0; i < value.size() && !field.names.empty(); ++i)
+        json[i] = field.names[static_cast<std::size_t>(value[i])];
+    take(FieldValue{field.name, json, number, field.scope});
+  });
+}
 
- protected:
-  void integer(const char*, std::int64_t&, IntegerRange, const char*) override;
-  void number(const char*, double&, NumberRange, const char*) override;
-  void boolean(const char*, bool&, const char*) override;
-  void text(const char*, std::string&, const char*) override;
-  void integers(const char*, std::vector<std::int64_t>&, IntegerRange, const char*) override;
-  void choice(const char*, std::size_t&, std::span<const std::string_view>, const char*) override;
-  void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override;
-
- private:
-  void pass(const char* name, const nlohmann::json& value, std::optional<std::int64_t> number = {}) const;
-
-  std::function<void(const FieldValue&)> take_;
-};
-
-// Makes `object` a JSON object of the fields that it visits, without empty texts and lists.
-class FieldsJson final : public FieldValues {
- public:
-  explicit FieldsJson(nlohmann::json& object);
-};
+// Returns a visitor that makes `object` a JSON object of the fields, without empty texts and lists.
+inline auto fields_json(nlohmann::json& object) {
+  object = nlohmann::json::object();
+  return field_values([&object](const FieldValue& field) {
+    if (!field.is_empty()) object[field.name] = field.value;
+  });
+}
 
 }  // namespace orrery

@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 template <class Struct>
 Json written(Struct value) {  // a copy, because tables of fields take references
   Json json;
-  FieldsJson writer(json);
+  auto writer = fields_json(json);
   value.visit_fields(writer);
   return json;
 }

@@ -199,7 +199,7 @@ Preset PresetsOf<Preset>::find(std::string_view name) {
 template <class Preset>
 Json PresetsOf<Preset>::written(Preset preset) {
   Json json;
-  FieldsJson writer(json);
+  auto writer = fields_json(json);
   preset.visit_fields(writer);
   if (!preset.name.empty()) json["preset"] = preset.name;
   return json;

@@ -15,11 +15,9 @@
 #include "strategies/dts_gate/options.h"
 #include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/expert_parallel/routing_loads.h"
+#include "strategies/flexmoe/balancers.h"
 #include "strategies/flexmoe/placement.h"
-#include "strategies/flexmoe/replicas.h"
 #include "strategies/flexmoe/scheduler.h"
-#include "strategies/flexmoe/shadowing.h"
-#include "strategies/flexmoe/swipe.h"
 #include "strategies/framework/framework.h"
 #include "strategies/optimizer/optimizer.h"
 
@@ -357,7 +355,7 @@ class BalanceController final : public TrainingController {
   PlacementCost cost_;
 
   std::vector<ExpertPlacement> placements_, next_;  // by layer of the routing's source
-  std::shared_ptr<const Rows> rows_;          // of this step, by layer of the routing's source
+  std::shared_ptr<const Rows> rows_;                // of this step, by layer of the routing's source
   std::vector<RoutingMatrix> tokens_;
   std::uint64_t digest_ = 0, weighed_ = 0;
   std::int64_t routing_ = 0, replicas_ = 0, copies_ = 0, arriving_ = 0, arrived_ = 0;

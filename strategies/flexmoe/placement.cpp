@@ -28,7 +28,7 @@ ExpertPlacement::ExpertPlacement(std::int64_t experts, std::int64_t ranks, std::
 }
 
 ExpertPlacement::ExpertPlacement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank,
-                     std::span<const std::int64_t> expert_of_slot)
+                                 std::span<const std::int64_t> expert_of_slot)
     : ExpertPlacement(experts, ranks, slots_per_rank) {
   if (static_cast<std::int64_t>(expert_of_slot.size()) != ranks * slots_per_rank)
     throw InputError({}, fmt::format("{} slots", expert_of_slot.size()), fmt::format("{}", ranks * slots_per_rank));
@@ -78,7 +78,8 @@ void ExpertPlacement::shrink(std::int64_t expert, std::int64_t rank) {
   add(expert, rank, -1);
 }
 
-void ExpertPlacement::migrate(std::int64_t expert, std::int64_t rank, std::int64_t other_expert, std::int64_t other_rank) {
+void ExpertPlacement::migrate(std::int64_t expert, std::int64_t rank, std::int64_t other_expert,
+                              std::int64_t other_rank) {
   for (const auto& [e, r] : {std::pair{expert, rank}, std::pair{other_expert, other_rank}})
     if (vexperts(e, r) == 0)
       throw InputError({}, fmt::format("no vExpert of expert {} on rank {}", e, r), "a vExpert to exchange");

@@ -19,7 +19,7 @@ class ExpertPlacement {
   // Makes a placement from the expert in each slot, [rank * slots_per_rank + slot]; -1: free. Throws InputError if an
   // expert's number is out of range or an expert has no slot.
   ExpertPlacement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank,
-            std::span<const std::int64_t> expert_of_slot);
+                  std::span<const std::int64_t> expert_of_slot);
   // Returns the placement of plain expert parallelism: one vExpert per expert, the same number of consecutive experts
   // on each rank. Throws InputError if the experts are not a multiple of the ranks, or do not fit into the slots.
   static ExpertPlacement in_blocks(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank);

@@ -128,8 +128,8 @@ std::int64_t most_loaded_of_busiest_rank(const ExpertPlacement& placement, const
 
 }  // namespace
 
-std::vector<Adjustment> make_plan(const ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
-                                  bool also_busiest_rank) {
+std::vector<Adjustment> make_plan(const ExpertPlacement& placement, const RoutingMatrix& tokens,
+                                  const PlacementCost& cost, bool also_busiest_rank) {
   const std::vector<std::int64_t> loads = tokens.by_expert();
   std::optional<std::int64_t> most, fewest;
   const auto of_vexpert = [&](std::int64_t e) {
@@ -158,7 +158,7 @@ std::vector<Adjustment> make_plan(const ExpertPlacement& placement, const Routin
 }
 
 PlacementChange schedule(const ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
-                  double most_imbalance, bool also_busiest_rank) {
+                         double most_imbalance, bool also_busiest_rank) {
   if (!(most_imbalance >= 1))
     throw InputError({}, fmt::format("a balance ratio of at most {}", most_imbalance),
                      "at least 1, which is perfect balance");
@@ -177,7 +177,8 @@ PlacementChange schedule(const ExpertPlacement& placement, const RoutingMatrix& 
   return made;
 }
 
-std::vector<Adjustment> gather_replicas(ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost) {
+std::vector<Adjustment> gather_replicas(ExpertPlacement& placement, const RoutingMatrix& tokens,
+                                        const PlacementCost& cost) {
   std::vector<Adjustment> made;
   for (;;) {
     Cheapest cheapest(placement, tokens, cost);

@@ -49,8 +49,8 @@ void apply(const Adjustment& adjustment, ExpertPlacement& placement);
 // `also_busiest_rank`, which is not in the paper, also tries the most loaded expert of the busiest rank and takes the
 // cheaper plan. If that rank is slow because it holds several experts, none of them need have the most tokens per
 // vExpert.
-std::vector<Adjustment> make_plan(const ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
-                                  bool also_busiest_rank = false);
+std::vector<Adjustment> make_plan(const ExpertPlacement& placement, const RoutingMatrix& tokens,
+                                  const PlacementCost& cost, bool also_busiest_rank = false);
 
 struct PlacementChange {
   ExpertPlacement placement;
@@ -62,10 +62,11 @@ struct PlacementChange {
 // The scheduler (algorithm 1): makes and applies plans while the balance ratio is above `most_imbalance` (at least 1).
 // It ends, because each plan makes the layer faster.
 PlacementChange schedule(const ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
-                  double most_imbalance, bool also_busiest_rank = false);
+                         double most_imbalance, bool also_busiest_rank = false);
 
 // Migrates: it moves vExperts of an expert on several ranks to another of its ranks, in exchange for a vExpert there,
 // so that fewer ranks all-reduce its gradients. Applies the exchange that saves most, and repeats while one saves time.
-std::vector<Adjustment> gather_replicas(ExpertPlacement& placement, const RoutingMatrix& tokens, const PlacementCost& cost);
+std::vector<Adjustment> gather_replicas(ExpertPlacement& placement, const RoutingMatrix& tokens,
+                                        const PlacementCost& cost);
 
 }  // namespace orrery::flexmoe

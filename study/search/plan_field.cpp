@@ -19,7 +19,7 @@ struct WrittenField {
 
 WrittenField written(Plan plan, std::string_view name) {
   WrittenField result;
-  FieldValues values([&](const FieldValue& field) {
+  auto values = field_values([&](const FieldValue& field) {
     result.all.emplace_back(field.name);
     if (field.name != name) return;
     result.value = field.value;
