@@ -17,7 +17,6 @@
 #include "strategies/expert_parallel/routing_loads.h"
 #include "strategies/flexmoe/balancers.h"
 #include "strategies/flexmoe/placement.h"
-#include "strategies/flexmoe/scheduler.h"
 #include "strategies/framework/framework.h"
 #include "strategies/optimizer/optimizer.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "sim/program/rewrite.h"
-#include "strategies/activation_offload/to_host.h"
+#include "strategies/activation_offload/activation_offload.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/memo/alpha.h"
 #include "strategies/pipeline_parallel/schedules.h"
