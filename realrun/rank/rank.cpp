@@ -218,7 +218,7 @@ void Rank::run_update(UpdatePart part, const Instance& instance) {
   const std::size_t summed = instance.plan->norm_begin();
   for (std::size_t i = begin; i < end; ++i) {
     if (i == summed) note_sums(instance);
-    if (!ops[i].piece && !instance.plan->reduces_norm(ops[i])) run_op({instance, kOfStep, kUpdateBlock, i});
+    if (!ops[i].is_part && !instance.plan->reduces_norm(ops[i])) run_op({instance, kOfStep, kUpdateBlock, i});
   }
   if (part == kStepEnd.back() && summed == ops.size()) note_sums(instance);
 }
