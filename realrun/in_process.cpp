@@ -1,7 +1,6 @@
 #include "realrun/in_process.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <map>

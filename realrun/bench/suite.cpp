@@ -14,7 +14,6 @@
 #include <optional>
 #include <regex>
 #include <sstream>
-#include <utility>
 
 #include "realrun/backend.h"
 #include "realrun/bench/cold_cache.h"

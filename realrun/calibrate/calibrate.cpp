@@ -7,18 +7,14 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <map>
-#include <memory>
 #include <numeric>
 #include <set>
-#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "realrun/backend.h"
 #include "realrun/calibrate/collective_fit.h"
 #include "realrun/calibrate/journal.h"
 #include "realrun/calibrate/measure.h"

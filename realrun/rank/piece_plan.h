@@ -118,4 +118,7 @@ class PiecePlan {
   std::vector<bool> added_to_;  // by storage
 };
 
+// Returns the positions of a tensor along the sequence; none if it runs along another sequence than the piece's.
+std::vector<std::int64_t> sequence_positions(const PiecePlan& plan, const Tensor& t, const Position& position);
+
 }  // namespace orrery::realrun

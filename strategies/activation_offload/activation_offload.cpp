@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "sim/program/liveness.h"
 #include "sim/program/rewrite.h"

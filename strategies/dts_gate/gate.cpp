@@ -58,11 +58,6 @@ double logit_deviation(const Gate& gate, std::int64_t step) {
   return std::lerp(gate.first_logit_deviation, gate.last_logit_deviation, progress(gate, step));
 }
 
-double active_experts_in_closed_form(std::int64_t experts, double temperature, double threshold) {
-  const double a = std::pow(threshold, -temperature), others = static_cast<double>(experts) - 1;
-  return 1 + others * (a - 1) / (others + a);
-}
-
 SampledGate::SampledGate(std::int64_t experts, std::int64_t tokens, std::uint64_t seed)
     : experts_(static_cast<std::size_t>(experts)),
       gumbel_(experts_ * static_cast<std::size_t>(tokens)),
@@ -91,7 +86,6 @@ double SampledGate::active_experts(double temperature, double threshold, double 
 
 GateState state(const Gate& gate, const SampledGate& tokens, std::int64_t step) {
   GateState s{phase(gate, step), temperature(gate, step), logit_deviation(gate, step)};
-  s.exchanges_tokens = s.phase != Phase::single_expert && gate.experts > 1;
   if (s.phase != Phase::soft) return s;
   s.active_experts = tokens.active_experts(s.temperature, gate.threshold, s.logit_deviation);
   s.computed_experts = gate.padded ? static_cast<double>(gate.experts) : s.active_experts;

@@ -39,13 +39,8 @@ Phase phase(const Gate& gate, std::int64_t step);
 double temperature(const Gate& gate, std::int64_t step);
 double logit_deviation(const Gate& gate, std::int64_t step);
 
-// Returns the expected number of active experts of a token whose logits are equal: 1 + (E - 1)(a - 1) / (E + a - 1), a
-// = threshold^-temperature. The formula compares each expert with the most likely one instead of the sum over all,
-// which overestimates: by 1% at 4 experts, by a third at 64.
-double active_experts_in_closed_form(std::int64_t experts, double temperature, double threshold);
-
-// Computes the same by sampling tokens, without that approximation and for logits that differ. All temperatures use the
-// same tokens, so that results rise with the temperature. REQUIRES: experts and tokens of at least 1.
+// Computes the expected number of active experts of a token by sampling tokens. All temperatures use the same tokens,
+// so that results rise with the temperature. REQUIRES: experts and tokens of at least 1.
 class SampledGate {
  public:
   SampledGate(std::int64_t experts, std::int64_t tokens, std::uint64_t seed);
@@ -59,9 +54,8 @@ class SampledGate {
 struct GateState {
   Phase phase = Phase::single_expert;
   double temperature = 0, logit_deviation = 0;
-  double active_experts = 1;      // expected active experts of a token
-  double computed_experts = 1;    // experts that compute a token: FLOPs, activations and all-to-alls scale with it
-  bool exchanges_tokens = false;  // false: the single expert is on every rank, and its gradients are all-reduced
+  double active_experts = 1;    // expected active experts of a token
+  double computed_experts = 1;  // experts that compute a token: FLOPs, activations and all-to-alls scale with it
 };
 // Returns the state of the gate at a step. REQUIRES: `tokens` were sampled for gate.experts.
 GateState state(const Gate& gate, const SampledGate& tokens, std::int64_t step);

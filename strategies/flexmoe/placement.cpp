@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
-#include <utility>
 
 #include "sim/base/error.h"
 

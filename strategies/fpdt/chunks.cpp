@@ -1,7 +1,6 @@
 #include "strategies/fpdt/chunks.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"

@@ -17,7 +17,6 @@
 #include <array>
 #include <deque>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
