@@ -1,5 +1,4 @@
-#include "strategies/rules.h"
-
+// Which plans the rules of strategies refuse.
 #include <fmt/format.h>
 
 #include <algorithm>

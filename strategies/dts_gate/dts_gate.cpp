@@ -1,14 +1,26 @@
-#include "strategies/dts_gate/dts_gate.h"
-
+// The dense-to-sparse gate as an option of the plan (Nie et al. 2021, arXiv 2112.14397). As steps go on, a token is
+// given to one expert that all tokens share, then to nearly all experts, then to fewer and fewer, and finally to one.
+// gate.h has the schedule of the phases:
+//
+//   single_expert  the model without experts: each device has the one expert, whose gradients are all-reduced
+//   soft           rows for the average number of experts that compute a token (GateState::computed_experts, rounded to
+//                  0.01); memory and exchanges scale with it
+//   hard           top-1
+//
+// In a run the data decide how many experts a token has. A run therefore has a slot for every token in each expert
+// (moe_expert_capacity_factor of at least the number of experts).
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
+#include "strategies/strategy.h"
 #include "traces/routing_generator.h"
 
 namespace orrery::dts_gate {
@@ -155,8 +167,6 @@ void check(const Scenario& scenario) {
   }
 }
 
-}  // namespace
-
 std::optional<Scenario> settle(const Scenario& scenario) {
   if (!used(scenario)) return {};
   const Gate gate = gate_of(scenario);
@@ -179,11 +189,10 @@ std::optional<Scenario> settle(const Scenario& scenario) {
   return settled;
 }
 
+// Returns a controller that adds the figures gate_temperature, active_experts, computed_experts.
 std::unique_ptr<TrainingController> control(const Scenario& scenario) {
   return used(scenario) ? std::make_unique<GateController>() : nullptr;
 }
-
-namespace {
 
 // Routers' noise, temperature and threshold at the workload's step.
 void rewrite_piece(const Scenario& scenario, const Plan&, const Program&, Piece& piece) {

@@ -1,9 +1,14 @@
-#include "strategies/flexmoe/flexmoe.h"
-
+// Placements of experts that follow their load, as an option of the plan (FlexMoE, Nie et al. 2023, arXiv 2304.03946;
+// EPLB; SYMI), and two methods they are compared with: FasterMoE's shadowing and SWIPE. Each rank has
+// `moe_slots_per_rank` experts. In a training, the controller decides how many rows go from which rank to which
+// (Scenario::expert_rows). A single step, and the first step of a training, has every expert once, in blocks, or the
+// placement that the plan gives for it.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,6 +24,7 @@
 #include "strategies/flexmoe/placement.h"
 #include "strategies/framework/framework.h"
 #include "strategies/optimizer/optimizer.h"
+#include "strategies/strategy.h"
 
 namespace orrery::flexmoe {
 namespace {
@@ -424,8 +430,6 @@ void check(const Scenario& scenario) {
   if (options.balancer == Balancer::given) check_given(scenario);
 }
 
-}  // namespace
-
 std::optional<Scenario> settle(const Scenario& scenario) {
   if (!used(scenario)) return {};
   Scenario settled = scenario;
@@ -438,8 +442,6 @@ std::optional<Scenario> settle(const Scenario& scenario) {
   }
   return settled;
 }
-
-namespace {
 
 // Figures: balance (rows of the busiest rank over the mean, mean of layers), replicas (ranks beyond one an expert, of
 // all layers of the routing's source), moved_copies (that arrived in front of the step; fastermoe: in each of its
