@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "realrun/rank/op_call.h"
+#include "realrun/rank/tensor_memory.h"
 
 namespace orrery::realrun {
 

@@ -444,8 +444,6 @@ void disable(Plan& plan) { plan.zeppelin = {}; }
 
 constexpr PlanWord kWords[]{{"zeppelin", is_used}};
 
-}  // namespace
-
 void check_runnable(const Scenario& scenario) {
   if (!is_used(scenario) || scenario.plan.zeppelin.remapping) return;
   DealTables tables;
@@ -454,6 +452,12 @@ void check_runnable(const Scenario& scenario) {
     refuse(scenario.plan, "zeppelin_remapping",
            "true in a real run that gives ranks unequal numbers of tokens: outside attention they must be equal");
 }
+
+constexpr std::string_view kNames[]{"zones"};
+constexpr Topic kTopics[]{
+    {.names = kNames, .summary = "the ranks on which Zeppelin lets each document attend", .text = zones_text}};
+
+}  // namespace
 
 Strategy describe() {
   return {.name = "zeppelin",
@@ -468,14 +472,7 @@ Strategy describe() {
           .words = kWords,
           .context_types = kTypes,
           .check_runnable = check_runnable,
-          .topics = topics()};
-}
-
-std::span<const Topic> topics() {
-  static constexpr std::string_view kNames[]{"zones"};
-  static constexpr Topic kTopics[]{
-      {.names = kNames, .summary = "the ranks on which Zeppelin lets each document attend", .text = zones_text}};
-  return kTopics;
+          .topics = kTopics};
 }
 
 }  // namespace orrery::zeppelin

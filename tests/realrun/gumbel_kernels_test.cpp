@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "realrun/random_draws.h"
-#include "strategies/dts_gate/gate.h"
+#include "strategies/dts_gate/options.h"
 #include "tests/realrun/kernel_devices.h"
 
 namespace orrery::cpu {

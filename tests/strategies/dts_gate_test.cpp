@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "strategies/dts_gate/gate.h"
+#include "strategies/dts_gate/options.h"
 
 namespace orrery::dts_gate {
 namespace {
