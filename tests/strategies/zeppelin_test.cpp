@@ -208,11 +208,11 @@ TEST(Zeppelin, ACapacityIsChosenByWhatItCosts) {
           if (term.remapping != remapping) continue;
           zeppelin::Rates without = rates;
           without.*term.rate = 0;
-          term.chosen_with += seconds({.remapping = remapping}, without, remapping) > 1.001 * least ? 1 : 0;
+          term.turns += seconds({.remapping = remapping}, without, remapping) > 1.001 * least ? 1 : 0;
         }
       }
     }
-  for (const Term& term : terms) EXPECT_GT(term.chosen_with, 0) << &term - terms.data();
+  for (const Term& term : terms) EXPECT_GT(term.turns, 0) << &term - terms.data();
 }
 
 // What a node lacks all its ranks get that lack anything, each over its NIC, whatever comes from their own node.
