@@ -4,7 +4,6 @@
 
 #include "cli/commands.h"
 #include "realrun/cuda/nccl_communicator.h"
-#include "realrun/mpi/rank_options.h"
 #include "realrun/mpi/rank_run.h"
 #include "sim/base/error.h"
 

@@ -54,7 +54,10 @@ class Communicator {
                               void* part, std::int64_t part_elements, Dtype dtype) = 0;  // sums
   // Sends part j of `from` to member j; part j of `to` receives member j's part for this rank.
   virtual void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
-                          std::int64_t part_elements, Dtype dtype) = 0;
+                          std::int64_t part_elements, Dtype dtype) {
+    const std::vector<std::int64_t> parts(members.size(), part_elements);
+    all_to_all_v(members, what, stream, from, parts, to, parts, dtype);
+  }
   // The same for parts of different sizes: part j of `from` has sends[j] elements, part i of `to` has receives[i], as
   // many as member i sends to this rank. Parts are contiguous and may be empty. `sends` and `receives` are host memory
   // and not read after the call.

@@ -5,7 +5,7 @@
 // The Program determines what is computed: what ops add to (Op::accumulate), what norms count
 // (sim/program/step_end.h), which positions attend to each other (Op::keys_before), what crosses borders between
 // stages (sim/program/borders.h), what side streams without a reader receive (Piece::sides), and whose memory a tied
-// table uses (Tensor::shared). A step's inputs (rank/inputs.h) and ExecutionOptions are not part of it.
+// table uses (Tensor::shared). A step's inputs (rank/tensor_memory.cpp) and ExecutionOptions are not part of it.
 #pragma once
 
 #include <array>

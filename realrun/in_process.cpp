@@ -1,7 +1,6 @@
 #include "realrun/in_process.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <map>
@@ -169,12 +168,6 @@ class InProcessCommunicator final : public Communicator {
     show(members, what, stream, nullptr);
     backend_.copy(stream, part, sum.data, part_elements * backend_.stored_bytes(dtype));
     backend_.synchronize(stream);
-  }
-
-  void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
-                  std::int64_t part_elements, Dtype dtype) override {
-    const std::vector<std::int64_t> parts(members.size(), part_elements);
-    all_to_all_v(members, what, stream, from, parts, to, parts, dtype);
   }
 
   void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,

@@ -1,13 +1,84 @@
-// The sizes that kernels work with, found in the operands of a call and checked: once for all backends. All functions
-// throw std::logic_error for operands that are missing or do not fit together.
+// One call of a kernel, on any backend, and the sizes that kernels work with, found in the operands of a call and
+// checked: once for all backends. All functions throw std::logic_error for operands that are missing or do not fit
+// together.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
 
-#include "realrun/kernel_call.h"
+#include "realrun/kernel.h"
+#include "sim/program/op_traits.h"
+
+// The kinds of op that kernels compute, once for all backends: each list applies the macro X to every kind. A backend
+// defines a function of each kind's name.
+//
+// clang-format off
+
+// Products of matrices: functions on the CPU, cuBLASLt's on a GPU.
+#define ORRERY_PRODUCTS(X) \
+  X(linear) X(linear_input_gradient) X(linear_weight_gradient) X(batched_matmul) \
+  X(mask_permute) X(mask_unpermute) X(mask_gradient)
+
+// Kernels that need scratch memory on a GPU (OpTraits::scratch); there the function KIND_scratch returns its bytes.
+#define ORRERY_SCRATCH_KERNELS(X) \
+  X(attention_backward) X(norm_backward) X(bias_gradient) X(embedding_backward) X(gradient_norm)
+// The same for tokens in the slots of experts; there slots_scratch is of all.
+#define ORRERY_SLOT_KERNELS(X) \
+  X(permute) X(unpermute) X(unpermute_backward) X(permute_weights) X(unpermute_weights) \
+  X(slot_mask) X(slot_mask_backward)
+
+#define ORRERY_KERNELS(X) \
+  X(attention) X(merge_attention) X(softmax) X(softmax_backward) X(norm) X(rotary) X(rotary_backward) \
+  X(activation) X(activation_backward) X(dropout) X(dropout_backward) X(dropout_add) X(add) X(multiply) \
+  X(cast) X(zero_fill) X(embedding) X(cross_entropy) X(cross_entropy_backward) X(pool) X(pool_backward) \
+  X(route) X(route_backward) X(hash_route) X(add_noise) X(expert_counts) X(router_loss) X(router_loss_backward) \
+  X(scale) X(adam) X(sgd) ORRERY_SCRATCH_KERNELS(X) ORRERY_SLOT_KERNELS(X)
+// clang-format on
 
 namespace orrery {
+
+// `reads` and `writes` have the order of op.reads and op.writes. An absent operand has data nullptr, or is omitted at
+// the end. All throw std::logic_error, which names the kernel.
+struct KernelCall {
+  const Op& op;
+  std::span<const Operand> reads, writes;
+  const KernelContext& context;
+
+  [[noreturn]] void fail(const std::string& what) const {
+    const int kind = static_cast<int>(op.kind);
+    const std::string name = kind < kOpKinds ? name_of(op.kind) : "of unknown kind " + std::to_string(kind);
+    throw std::logic_error("kernel " + name + " (" + op.name + "): " + what);
+  }
+  void require(bool condition, const char* what) const {
+    if (!condition) fail(what);
+  }
+  bool has_read(std::size_t i) const { return i < reads.size() && reads[i].data != nullptr; }
+  bool has_write(std::size_t i) const { return i < writes.size() && writes[i].data != nullptr; }
+  const Operand& read(std::size_t i) const {
+    if (!has_read(i)) fail("operand " + std::to_string(i) + " is missing");
+    return reads[i];
+  }
+  const Operand& write(std::size_t i) const {
+    if (!has_write(i)) fail("result " + std::to_string(i) + " is missing");
+    return writes[i];
+  }
+  void require_same_elements(const Operand& a, const Operand& b) const {
+    require(a.tensor->elements() == b.tensor->elements(), "tensors differ in their number of elements");
+  }
+  // `row` repeats along the leading dimensions of `whole`.
+  void require_repeats(const Operand& row, const Operand& whole) const {
+    require(row.tensor->elements() > 0 && whole.tensor->elements() % row.tensor->elements() == 0,
+            "a bias does not divide its tensor");
+  }
+};
+
+inline std::int64_t elements(const Operand& o) { return o.tensor->elements(); }
+inline std::int64_t last_size(const Operand& o) {
+  return o.tensor->rank == 0 ? 1 : o.tensor->sizes[o.tensor->rank - 1];
+}
 
 // Checks the operands of kinds that need no shape beyond their number of elements. Kernels check dtypes.
 void check_operands(const KernelCall& call);

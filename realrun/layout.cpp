@@ -1,6 +1,5 @@
 #include "realrun/layout.h"
 
-#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 

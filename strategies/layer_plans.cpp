@@ -4,7 +4,6 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
-#include "strategies/each_field.h"
 #include "strategies/strategy.h"
 
 namespace orrery {

@@ -7,7 +7,6 @@
 #include "models/layers.h"
 #include "strategies/framework/framework.h"
 #include "strategies/layer_plans.h"
-#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {

@@ -1,5 +1,4 @@
-#include "strategies/rules.h"
-
+// Which plans the rules of strategies refuse.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,7 +8,6 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "strategies/each_field.h"
 #include "strategies/layer_plans.h"
 #include "strategies/strategy.h"
 

@@ -1,7 +1,5 @@
 #include "strategies/scenario.h"
 
-#include <string>
-
 #include "sim/base/error.h"
 #include "strategies/layer_plans.h"
 #include "strategies/strategy.h"

@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "models/read_model.h"
 #include "sim/base/json_reader.h"

@@ -1,6 +1,7 @@
 // Fields of the plan that a search varies (study/search). Each strategy declares its own.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 #include <vector>
@@ -39,7 +40,17 @@ struct SearchAxis {
   bool (*acts)(const Scenario& chosen) = nullptr;
 };
 
-AxisValues divisors_of(std::int64_t number);  // ascending
+// Ascending.
+inline AxisValues divisors_of(std::int64_t number) {
+  AxisValues values;
+  for (std::int64_t d = 1; d * d <= number; ++d) {
+    if (number % d != 0) continue;
+    values.push_back(d);
+    if (d != number / d) values.push_back(number / d);
+  }
+  std::ranges::sort(values);
+  return values;
+}
 inline AxisValues flags(bool also_true) { return also_true ? AxisValues{0, 1} : AxisValues{0}; }
 
 }  // namespace orrery

@@ -1,14 +1,29 @@
-// Detects disturbances of the machine from a run's yardsticks.
+// Yardsticks measure how fast the machine is right now, with fixed work that is independent of the benchmarks. A run's
+// yardsticks show how the machine was disturbed.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "realrun/bench/run_file.h"
 
 namespace orrery::bench {
+
+// The work: independent chains of multiply-adds in registers, and the sum of an array that is larger than a core's own
+// caches. Each is done a few times and the fastest counts, so that a single interruption does not matter.
+class Yardsticks {
+ public:
+  Yardsticks();
+  // Returns the seconds of each, in the order of kYardsticks: of the thread's CPU clock, or with `real_time` of wall
+  // time.
+  std::array<double, kYardsticks.size()> measure(bool real_time);
+
+ private:
+  std::vector<std::uint64_t> array_;
+};
 
 // A yardstick that takes this much longer than usual shows that something else used the machine. Memory times vary
 // more, and most kernels depend little on them.

@@ -14,17 +14,15 @@
 #include <optional>
 #include <regex>
 #include <sstream>
-#include <utility>
 
 #include "realrun/backend.h"
 #include "realrun/bench/cold_cache.h"
 #include "realrun/bench/facts.h"
 #include "realrun/bench/machine_state.h"
-#include "realrun/stand_alone.h"
 #include "realrun/bench/statistics.h"
 #include "realrun/bench/text.h"
-#include "realrun/bench/yardstick.h"
 #include "realrun/executor.h"
+#include "realrun/stand_alone.h"
 #include "sim/base/error.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/statistics.h"

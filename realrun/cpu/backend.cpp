@@ -12,7 +12,6 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <new>
 #include <thread>
 #include <unordered_map>
 

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "realrun/cpu/kernels.h"
-#include "realrun/kernel_list.h"
 #include "realrun/kernel_shapes.h"
 
 namespace orrery::cpu {

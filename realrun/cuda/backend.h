@@ -22,11 +22,11 @@
 #include <vector>
 
 #include "realrun/backend.h"
-#include "realrun/cuda/events.h"
 #include "realrun/cuda/fp8.h"
 #include "realrun/cuda/kernels.h"
 #include "realrun/cuda/matmul.h"
 #include "realrun/cuda/memory.h"
+#include "realrun/cuda/runtime.h"
 
 namespace orrery {
 

@@ -161,12 +161,6 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
-                  std::int64_t part_elements, Dtype dtype) override {
-    const std::vector<std::int64_t> parts(members.size(), part_elements);
-    all_to_all_v(members, what, stream, from, parts, to, parts, dtype);
-  }
-
   void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
                     std::span<const std::int64_t> sends, void* to, std::span<const std::int64_t> receives,
                     Dtype dtype) override {

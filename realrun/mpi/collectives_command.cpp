@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <vector>

@@ -8,7 +8,6 @@
 #include "cli/command.h"
 #include "realrun/mpi/collectives_command.h"
 #include "realrun/mpi/mpi_communicator.h"
-#include "realrun/mpi/rank_options.h"
 #include "realrun/mpi/rank_run.h"
 #include "realrun/mpi/rank_watch.h"
 #include "sim/base/error.h"

@@ -1,5 +1,4 @@
-#include "realrun/mpi/rank_options.h"
-
+// The options that all programs with ranks share.
 #include "realrun/mpi/rank_run.h"
 
 namespace orrery {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/command.h"
 #include "realrun/backend.h"
 #include "realrun/communicator.h"
 #include "realrun/executor.h"
@@ -31,6 +32,9 @@ struct RankTraining {
   // Every rank runs the scenario on one rank by itself, all at the same time: computation without communication.
   bool alone = false;
 };
+
+// Adds SCENARIO and an option for each member of RankTraining. `run` must outlive the command.
+void add_rank_options(Command command, RankTraining& run);
 
 struct PreparedRun {
   RankTraining run;

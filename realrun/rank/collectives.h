@@ -7,7 +7,7 @@
 #include "realrun/communicator.h"
 #include "realrun/rank/element_indices.h"
 #include "realrun/rank/expert_rows.h"
-#include "realrun/rank/op_call.h"
+#include "realrun/rank/tensor_memory.h"
 
 namespace orrery::realrun {
 

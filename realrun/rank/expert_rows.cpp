@@ -1,6 +1,5 @@
 #include "realrun/rank/expert_rows.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <stdexcept>

@@ -15,7 +15,7 @@
 
 #include "realrun/communicator.h"
 #include "realrun/executor.h"
-#include "realrun/rank/op_call.h"
+#include "realrun/rank/tensor_memory.h"
 
 namespace orrery::realrun {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "realrun/rank/op_call.h"
+#include "realrun/rank/tensor_memory.h"
 
 namespace orrery::realrun {
 

@@ -4,7 +4,6 @@
 #include <span>
 #include <stdexcept>
 #include <utility>
-#include <vector>
 
 namespace orrery::realrun {
 namespace {

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "realrun/rank/inputs.h"
 #include "sim/program/load.h"
 
 namespace orrery::realrun {

@@ -8,8 +8,8 @@
 #include "realrun/rank/expert_rows.h"
 #include "realrun/rank/gradient_norm.h"
 #include "realrun/rank/kernels.h"
+#include "realrun/rank/rank_results.h"
 #include "realrun/rank/step_clock.h"
-#include "realrun/rank/step_results.h"
 
 namespace orrery::realrun {
 

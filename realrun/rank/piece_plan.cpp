@@ -162,4 +162,15 @@ double PiecePlan::factor_behind_norm(std::size_t set) const {
   return factor;
 }
 
+std::vector<std::int64_t> sequence_positions(const PiecePlan& plan, const Tensor& t, const Position& position) {
+  const int d = t.find(Axis::sequence);
+  if (d < 0) return {};
+  const std::int64_t whole = t.sizes[d] * position.mesh->size(t.over[d].group());
+  if (whole != plan.sequence() && t.over[d].empty() && t.sequence_begin == 0) return {};
+  std::vector<std::int64_t> positions =
+      dealt_indices(t.deal(d), t.over[d], whole, t.sizes[d], *position.mesh, static_cast<std::int64_t>(position.rank));
+  for (std::int64_t& at : positions) at += t.sequence_begin;
+  return positions;
+}
+
 }  // namespace orrery::realrun

@@ -4,17 +4,39 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <map>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "realrun/executor.h"
 #include "realrun/layout.h"
-#include "realrun/rank/run_setup.h"
+#include "realrun/rank/carried_state.h"
 #include "sim/program/issue.h"
 #include "sim/program/step_end.h"
 
 namespace orrery::realrun {
+
+// Sequence lengths in positions: of the whole model, and of the decoder, which the loss is computed on.
+struct SequenceLengths {
+  std::int64_t whole = 0, decoder = 0;
+};
+
+// The arguments of a run of one Program, the same for all ranks.
+// REQUIRES: all references outlive the ranks; `program` and `parameters` belong to `scenario`.
+struct RunSetup {
+  const Scenario& scenario;
+  const Program& program;
+  const ExecutionOptions& options;
+  const std::vector<WholeParameter>& parameters;
+  SequenceLengths sequences;
+  // If not the run's first Program: the steps before it, warm-up included, and each parameter's number in the last one.
+  std::int64_t first_step = 0;
+  std::span<const CarriedParameter> carried = {};
+};
+
+inline constexpr std::int64_t kOfStep = -1;  // instead of a micro-batch's number: belongs to the step
 
 // Returns the number of the set that a buffer of the update belongs to. Throws ExecutionError if there is none.
 std::size_t set_number(const Piece& piece, TensorId buffer);
@@ -95,5 +117,8 @@ class PiecePlan {
   std::vector<bool> of_norm_;   // by storage: holds the gradient norm, or parts of it
   std::vector<bool> added_to_;  // by storage
 };
+
+// Returns the positions of a tensor along the sequence; none if it runs along another sequence than the piece's.
+std::vector<std::int64_t> sequence_positions(const PiecePlan& plan, const Tensor& t, const Position& position);
 
 }  // namespace orrery::realrun

@@ -11,10 +11,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "realrun/rank/held_parts.h"
 #include "realrun/rank/op_runner.h"
+#include "realrun/rank/rank_results.h"
 #include "realrun/rank/replica_sums.h"
-#include "realrun/rank/stage_messages.h"
+#include "realrun/rank/streams.h"
 
 namespace orrery::realrun {
 

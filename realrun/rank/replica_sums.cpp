@@ -1,7 +1,6 @@
 #include "realrun/rank/replica_sums.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 
 namespace orrery::realrun {

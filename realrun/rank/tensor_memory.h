@@ -1,6 +1,7 @@
 // Memory of a rank's tensors: storages that live from their first use to the last, and tensors as slices of them.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <vector>
 
@@ -103,6 +104,22 @@ struct RankShared {
   TensorMemory& memory_;
   Backend& backend_;
   Communicator& communicator_;
+};
+
+// A call of an op: the op, and the instance and micro-batch for which it runs.
+struct OpCall : Work {
+  OpCall(const Instance& of, std::int64_t of_micro_batch, std::size_t of_block, std::size_t number)
+      : Work{of, of_micro_batch, of.plan->ops(of_block)[number].stream},
+        op(of.plan->ops(of_block)[number]),
+        block(of_block),
+        index(number) {}
+
+  const Op& op;
+  std::size_t block, index;  // the op's block, and its index in it
+
+  const PiecePlan& plan() const { return *instance.plan; }
+  const Tensor& read(std::size_t i) const { return instance.tensor(op.reads[i]); }
+  const Tensor& written(std::size_t i) const { return instance.tensor(op.writes[i]); }
 };
 
 }  // namespace orrery::realrun

@@ -12,6 +12,8 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 namespace orrery {
@@ -80,7 +82,7 @@ class FieldVisitor {
 
   // An enumeration whose enumerators are 0, 1, 2, ... in the order of `names`.
   template <class Enum>
-    requires std::is_enum_v<Enum>
+  requires std::is_enum_v<Enum>
   void field(const char* name, Enum& value, std::span<const std::string_view> names, const char* doc,
              Scope scope = Scope::all) {
     scope_ = scope;
@@ -97,12 +99,52 @@ class FieldVisitor {
   virtual void boolean(const char* name, bool& value, const char* doc) = 0;
   virtual void text(const char* name, std::string& value, const char* doc) = 0;
   virtual void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc) = 0;
-  virtual void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char* doc) = 0;
+  virtual void choice(const char* name, std::size_t& index, std::span<const std::string_view> names,
+                      const char* doc) = 0;
   virtual void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
                        const char* doc) = 0;
 
  private:
   Scope scope_ = Scope::all;
+};
+
+using AnyFieldValue = std::variant<std::int64_t, double, bool, std::string, std::vector<std::int64_t>, std::size_t>;
+
+// Calls visit(field, value) for each field of a struct with a table of fields. The value of a choice is its index.
+//   EachField each([&](const VisitedField& field, auto& value) { .. });
+//   plan.visit_fields(each);
+struct VisitedField {
+  const char* name;
+  Scope scope;
+  std::span<const std::string_view> names = {};  // of a choice or choices
+};
+
+template <class Visit>
+class EachField final : public FieldVisitor {
+ public:
+  explicit EachField(Visit visit) : visit_(std::move(visit)) {}
+
+ protected:
+  using Names = std::span<const std::string_view>;
+  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override { call(name, value); }
+  void number(const char* name, double& value, NumberRange, const char*) override { call(name, value); }
+  void boolean(const char* name, bool& value, const char*) override { call(name, value); }
+  void text(const char* name, std::string& value, const char*) override { call(name, value); }
+  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
+    call(name, value);
+  }
+  void choice(const char* name, std::size_t& index, Names names, const char*) override { call(name, index, names); }
+  void choices(const char* name, std::vector<std::int64_t>& chosen, Names names, const char*) override {
+    call(name, chosen, names);
+  }
+
+ private:
+  template <class Value>
+  void call(const char* name, Value& value, Names names = {}) {
+    visit_(VisitedField{name, scope(), names}, value);
+  }
+
+  Visit visit_;
 };
 
 }  // namespace orrery

@@ -14,7 +14,6 @@
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/gather_order.h"
 #include "strategies/expert_parallel/expert_parallel.h"
-#include "strategies/framework/framework.h"
 
 namespace orrery::data_parallel {
 namespace {

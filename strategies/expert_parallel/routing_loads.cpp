@@ -10,11 +10,9 @@
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "sim/base/error.h"
 #include "strategies/expert_parallel/expert_parallel.h"
-#include "traces/routing.h"
 #include "traces/routing_generator.h"
 
 namespace orrery::expert_parallel {
@@ -573,7 +571,7 @@ std::vector<std::size_t> layers_of_source(const Workload& workload, std::span<co
 
 // The line with each layer's load, and that of modules of multi-token prediction, which are not layers.
 std::vector<PieceRun> line_with(const Program& program, Variants& variants, std::span<const PieceRun> of,
-                           std::span<const std::size_t> numbers, std::size_t of_modules) {
+                                std::span<const std::size_t> numbers, std::size_t of_modules) {
   std::vector<PieceRun> line;
   auto number = numbers.begin();
   for (const PieceRun& run : of) {

@@ -1,9 +1,14 @@
-#include "strategies/flexmoe/flexmoe.h"
-
+// Placements of experts that follow their load, as an option of the plan (FlexMoE, Nie et al. 2023, arXiv 2304.03946;
+// EPLB; SYMI), and two methods they are compared with: FasterMoE's shadowing and SWIPE. Each rank has
+// `moe_slots_per_rank` experts. In a training, the controller decides how many rows go from which rank to which
+// (Scenario::expert_rows). A single step, and the first step of a training, has every expert once, in blocks, or the
+// placement that the plan gives for it.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,13 +20,11 @@
 #include "strategies/dts_gate/options.h"
 #include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/expert_parallel/routing_loads.h"
+#include "strategies/flexmoe/balancers.h"
 #include "strategies/flexmoe/placement.h"
-#include "strategies/flexmoe/replicas.h"
-#include "strategies/flexmoe/scheduler.h"
-#include "strategies/flexmoe/shadowing.h"
-#include "strategies/flexmoe/swipe.h"
 #include "strategies/framework/framework.h"
 #include "strategies/optimizer/optimizer.h"
+#include "strategies/strategy.h"
 
 namespace orrery::flexmoe {
 namespace {
@@ -357,7 +360,7 @@ class BalanceController final : public TrainingController {
   PlacementCost cost_;
 
   std::vector<ExpertPlacement> placements_, next_;  // by layer of the routing's source
-  std::shared_ptr<const Rows> rows_;          // of this step, by layer of the routing's source
+  std::shared_ptr<const Rows> rows_;                // of this step, by layer of the routing's source
   std::vector<RoutingMatrix> tokens_;
   std::uint64_t digest_ = 0, weighed_ = 0;
   std::int64_t routing_ = 0, replicas_ = 0, copies_ = 0, arriving_ = 0, arrived_ = 0;
@@ -427,8 +430,6 @@ void check(const Scenario& scenario) {
   if (options.balancer == Balancer::given) check_given(scenario);
 }
 
-}  // namespace
-
 std::optional<Scenario> settle(const Scenario& scenario) {
   if (!used(scenario)) return {};
   Scenario settled = scenario;
@@ -441,8 +442,6 @@ std::optional<Scenario> settle(const Scenario& scenario) {
   }
   return settled;
 }
-
-namespace {
 
 // Figures: balance (rows of the busiest rank over the mean, mean of layers), replicas (ranks beyond one an expert, of
 // all layers of the routing's source), moved_copies (that arrived in front of the step; fastermoe: in each of its

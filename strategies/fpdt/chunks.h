@@ -1,10 +1,12 @@
-// Repeats ops of a piece chunk by chunk along the sequence.
+// Repeats ops of a piece chunk by chunk along the sequence; causal attention with an exchange of Ulysses before and
+// after each chunk.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "sim/program/piece.h"
+#include "sim/program/program.h"
 
 namespace orrery::fpdt {
 
@@ -55,5 +57,16 @@ class SequenceChunk {
 // Replaces a region's ops by `by`. Other ops between those of the region move in front of `by`, or behind it if they
 // read what the region writes.
 void replace(Block& block, const Piece& piece, const std::vector<std::size_t>& region, const std::vector<Op>& by);
+
+struct ChunkedAttentionOptions {
+  std::int64_t chunks = 1;
+  bool offload = true;          // keep chunks in host memory if there are several
+  bool fp32_gradients = false;  // sum a chunk's gradients in fp32
+};
+
+// Rewrites the attention of a piece, if it has one, forward and backward: from the ops that compute queries, keys and
+// values, through the exchanges, to attention itself. REQUIRES: positions are divided such that chunk m of all ranks
+// together is the m-th part of the sequence.
+void chunk_attention(Piece& piece, const Mesh& mesh, const ChunkedAttentionOptions& options);
 
 }  // namespace orrery::fpdt

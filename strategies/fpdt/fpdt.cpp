@@ -10,7 +10,6 @@
 #include "models/layers.h"
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
-#include "strategies/fpdt/chunked_attention.h"
 #include "strategies/fpdt/chunks.h"
 #include "strategies/layer_plans.h"
 #include "strategies/storages.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
-#include <vector>
 
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"

@@ -17,13 +17,12 @@
 #include <array>
 #include <deque>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/data_parallel.h"
-#include "strategies/fsmoe/degree.h"
+#include "strategies/fsmoe/choices.h"
 #include "strategies/fsmoe/pipeline_degree.h"
 #include "strategies/pipeline_parallel/schedules.h"
 #include "strategies/storages.h"

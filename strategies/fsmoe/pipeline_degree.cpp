@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
 
 #include "sim/base/error.h"
 #include "sim/report/format.h"

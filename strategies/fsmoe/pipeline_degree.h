@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "strategies/fsmoe/degree.h"
-#include "strategies/fsmoe/gradient_partition.h"
+#include "strategies/fsmoe/choices.h"
 #include "strategies/topic.h"
 
 namespace orrery::fsmoe {

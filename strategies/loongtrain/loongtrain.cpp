@@ -5,7 +5,7 @@
 
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/strategy.h"
-#include "strategies/usp/usp.h"
+#include "strategies/usp/exchange.h"
 
 namespace orrery::loongtrain {
 namespace {

@@ -1,5 +1,7 @@
-#include "strategies/memo/memo.h"
-
+// MEMO (arXiv 2407.12117): activations wait for the backward in host memory, or are recomputed, token by token. A
+// layer's input and attention's output are swapped for all tokens. The other activations are swapped for the first
+// tokens, the share alpha of all. For the remaining tokens they are recomputed before the layer's backward; this
+// repeats neither attention nor the layer's last product.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,14 +11,19 @@
 #include <vector>
 
 #include "sim/program/rewrite.h"
-#include "strategies/activation_offload/to_host.h"
+#include "strategies/activation_offload/activation_offload.h"
 #include "strategies/context_parallel/context_parallel.h"
+#include "strategies/layer_plans.h"
 #include "strategies/memo/alpha.h"
 #include "strategies/pipeline_parallel/schedules.h"
+#include "strategies/strategy.h"
 
 namespace orrery::memo {
 namespace {
 
+// Number of buffers for the activations of one layer, which layers use in turn (section 4.1). The last layers of a
+// chunk, as many as there are buffers, stay in them and are not swapped.
+constexpr std::uint16_t kRoundingBuffers = 2;
 static_assert(kRoundingBuffers <= kMostBuffers);
 
 using activation_offload::ToHost;

@@ -1,5 +1,5 @@
-#include "strategies/packed_documents/packed_documents.h"
-
+// Sequences packed from documents: attention does not cross a document's borders. Turns the workload's documents into
+// loads of the Program (sim/program/load.h).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,6 +19,10 @@
 
 namespace orrery::packed_documents {
 namespace {
+
+// Micro-batches with different work become classes of the Program, with a copy of each layer per class: at most this
+// many. If there are more, neighbours in the order of their work are joined, with the mean of their costs.
+constexpr std::size_t kMostMicroBatchClasses = 8;
 
 [[noreturn]] void refuse(const char* pointer, std::string found, std::string expected) {
   throw InputError({"", pointer}, std::move(found), std::move(expected));

@@ -1,5 +1,4 @@
-#include "strategies/usp/usp.h"
-
+// Ulysses and USP as a strategy (exchange.h).
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -9,6 +8,7 @@
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/layer_plans.h"
+#include "strategies/strategy.h"
 #include "strategies/usp/exchange.h"
 
 namespace orrery::usp {

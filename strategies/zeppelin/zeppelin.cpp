@@ -14,6 +14,7 @@
 #include "sim/program/redistribute.h"
 #include "sim/program/rewrite.h"
 #include "sim/program/work.h"
+#include "sim/report/format.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/layer_plans.h"
 #include "strategies/usp/exchange.h"
@@ -333,6 +334,50 @@ void divide_positions(Deal home, std::int64_t whole, const Mesh& mesh, Piece& pi
       if (t.axes[d] == Axis::sequence) t.sizes[d] = t.sizes[d] * rows_of_deal(home) / (whole / mesh.size(ranks));
 }
 
+// Where documents attend, and what that asks of each rank.
+std::string zones_text(const Evaluated& here, const Evaluate&) {
+  const Scenario& scenario = here.scenario();
+  if (!context_parallel::has_layers_of_type(scenario, kTypes))
+    return "zones: none, context_parallel_type is not \"zeppelin\"\n";
+  const Partition partition = partition_of(scenario);
+  const auto ranks = static_cast<std::size_t>(scenario.plan.context.degree);
+  std::vector<double> pairs(ranks, 0);
+  std::vector<RowsOfParts> zones;
+  std::vector<std::vector<std::string>> documents;
+  double mean = 0;
+  for (const Zone& zone : partition.zones) {
+    zones.push_back({&zone.of_rank});
+    for (const PlacedDocument& d : zone.documents) {
+      const std::int64_t length = d.end - d.begin;
+      documents.push_back({std::to_string(length), std::to_string(zone.ring),
+                           zone.ring == 1 ? std::to_string(d.first_rank)
+                                          : fmt::format("{} to {}", d.first_rank, d.first_rank + zone.ring - 1)});
+      const double all = static_cast<double>(length) * static_cast<double>(length) / 2;
+      for (std::int64_t r = d.first_rank; r < d.first_rank + zone.ring; ++r)
+        pairs[static_cast<std::size_t>(r)] += all / static_cast<double>(zone.ring);
+      mean += all / static_cast<double>(ranks);
+    }
+  }
+  const std::vector<double> moved = moved_rows(zones, {&partition.at_home});
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    std::int64_t attends = 0;
+    for (const Zone& zone : partition.zones) attends += rows_of(zone.of_rank[r]);
+    const auto kept = static_cast<std::int64_t>(moved[r * ranks + r]);
+    const bool moves = scenario.plan.zeppelin.remapping;
+    rows.push_back({std::to_string(r), std::to_string(attends), fmt::format("{:.3f}x", pairs[r] / mean),
+                    std::to_string(moves ? attends - kept : 0),
+                    std::to_string(moves ? rows_of(partition.at_home[r]) - kept : 0)});
+  }
+  constexpr std::array<Column, 3> kDocuments{{{"tokens"}, {"ranks"}, {"of context_parallel"}}};
+  constexpr std::array<Column, 5> kRanks{
+      {{"rank"}, {"tokens in attention"}, {"pairs, over the mean"}, {"from other ranks"}, {"at other ranks"}}};
+  return fmt::format("zones: \"{}\", step {}; a rank has at most {:.3f} times the mean tokens in attention\n",
+                     kPartitionRuleNames[static_cast<std::size_t>(scenario.plan.zeppelin.partition)],
+                     scenario.workload.step, partition.capacity) +
+         grid(kDocuments, documents) + "\n" + grid(kRanks, rows);
+}
+
 }  // namespace
 
 Partition partition_of(const Scenario& scenario) {
@@ -399,8 +444,6 @@ void disable(Plan& plan) { plan.zeppelin = {}; }
 
 constexpr PlanWord kWords[]{{"zeppelin", is_used}};
 
-}  // namespace
-
 void check_runnable(const Scenario& scenario) {
   if (!is_used(scenario) || scenario.plan.zeppelin.remapping) return;
   DealTables tables;
@@ -409,6 +452,12 @@ void check_runnable(const Scenario& scenario) {
     refuse(scenario.plan, "zeppelin_remapping",
            "true in a real run that gives ranks unequal numbers of tokens: outside attention they must be equal");
 }
+
+constexpr std::string_view kNames[]{"zones"};
+constexpr Topic kTopics[]{
+    {.names = kNames, .summary = "the ranks on which Zeppelin lets each document attend", .text = zones_text}};
+
+}  // namespace
 
 Strategy describe() {
   return {.name = "zeppelin",
@@ -423,7 +472,7 @@ Strategy describe() {
           .words = kWords,
           .context_types = kTypes,
           .check_runnable = check_runnable,
-          .topics = topics()};
+          .topics = kTopics};
 }
 
 }  // namespace orrery::zeppelin

@@ -23,9 +23,4 @@ inline constexpr std::array<std::string_view, 1> kTypes{"zeppelin"};
 // Returns the partition of the scenario's batch. REQUIRES: check() has passed, and the plan has layers of this type.
 Partition partition_of(const Scenario& scenario);
 
-void check_runnable(const Scenario& scenario);
-
-// Returns the topic of `--explain zones`.
-std::span<const Topic> topics();
-
 }  // namespace orrery::zeppelin

@@ -14,7 +14,7 @@
 #include "realrun/mpi/launch.h"
 #include "sim/base/error.h"
 #include "sim/program/check.h"
-#include "strategies/dts_gate/gate.h"
+#include "strategies/dts_gate/options.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"

@@ -1,12 +1,12 @@
 // Is a step with the dense-to-sparse gate the step of the model that it is at that time?
-#include "strategies/dts_gate/dts_gate.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "sim/base/error.h"
+#include "strategies/strategy.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {
@@ -14,6 +14,8 @@ namespace {
 
 using dts_gate::MoeGate;
 using testing::HasSubstr;
+
+const Strategy& gate_strategy() { return *std::ranges::find(all_strategies(), "dts_gate", &Strategy::name); }
 
 Scenario gated() {
   Scenario s = scenario_of("gpt2-124m", "dgx-a100", 2);
@@ -97,7 +99,7 @@ TEST(DtsGateStep, HasTheExpertsOfItsSchedule) {
       s.workload.step = gate.seed_steps + decay * part / 10;
       if (s.workload.step >= gate.hard_step) continue;
       const double expected = dts_gate::state(gate, tokens, s.workload.step).computed_experts;
-      const Model model = dts_gate::settle(s).value().model;
+      const Model model = gate_strategy().settle(s).value().model;
       const double found = model.mean_experts_per_token > 0 ? model.mean_experts_per_token
                                                             : static_cast<double>(model.experts_per_token);
       EXPECT_NEAR(found, expected, 0.0051 + 0.002 * expected) << decay << " " << part;
@@ -108,7 +110,7 @@ TEST(DtsGateStep, HasTheExpertsOfItsSchedule) {
 TEST(DtsGateStep, BetweenWholeNumbersLiesBetweenTheirSteps) {
   Scenario s = gated();
   s.workload.step = 740;
-  const std::optional<Scenario> settled = dts_gate::settle(s);
+  const std::optional<Scenario> settled = gate_strategy().settle(s);
   ASSERT_TRUE(settled);
   const double mean = settled->model.mean_experts_per_token;
   EXPECT_NEAR(mean, 10.09, 0.02 * 10.09);  // tests/strategies/dts_gate_test.cpp: of 16 at 0.5
@@ -164,7 +166,7 @@ TEST(DtsGatePlan, IsRefusedWhereItMeansNothing) {
 
 TEST(DtsGateController, SaysWhichStepsAreAlike) {
   Scenario s = gated();
-  const std::unique_ptr<TrainingController> controller = dts_gate::control(s);
+  const std::unique_ptr<TrainingController> controller = gate_strategy().control(s);
   ASSERT_NE(controller, nullptr);
   const auto state = [&](std::int64_t step) {
     s.workload.step = step;

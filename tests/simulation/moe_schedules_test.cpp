@@ -14,7 +14,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/des/engine.h"
 #include "sim/program/check.h"
-#include "strategies/fsmoe/degree.h"
+#include "strategies/fsmoe/choices.h"
 #include "strategies/fsmoe/pipeline_degree.h"
 #include "strategies/read_scenario.h"
 #include "study/simulation/evaluated.h"

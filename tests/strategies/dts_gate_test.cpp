@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "strategies/dts_gate/gate.h"
+#include "strategies/dts_gate/options.h"
 
 namespace orrery::dts_gate {
 namespace {
@@ -37,6 +37,14 @@ TEST(DtsGate, HasTheActiveExpertsOfGumbelNoise) {
       EXPECT_NEAR(tokens.active_experts(kTemperatures[t], kThreshold, 0), row.active[t], 0.02 * row.active[t])
           << row.experts << " experts at " << kTemperatures[t];
   }
+}
+
+// The expected number of active experts of a token whose logits are equal: 1 + (E - 1)(a - 1) / (E + a - 1), a =
+// threshold^-temperature. The formula compares each expert with the most likely one instead of the sum over all, which
+// overestimates: by 1% at 4 experts, by a third at 64.
+double active_experts_in_closed_form(std::int64_t experts, double temperature, double threshold) {
+  const double a = std::pow(threshold, -temperature), others = static_cast<double>(experts) - 1;
+  return 1 + others * (a - 1) / (others + a);
 }
 
 TEST(DtsGate, HasAClosedFormForEqualLogits) {
@@ -109,15 +117,12 @@ TEST(DtsGate, GoesFromOneExpertOverManyToOne) {
                   hard = state(gate, tokens, 700);
   EXPECT_EQ(seed.phase, Phase::single_expert);
   EXPECT_EQ(seed.computed_experts, 1);
-  EXPECT_FALSE(seed.exchanges_tokens);
   EXPECT_EQ(soft.phase, Phase::soft);
   EXPECT_NEAR(soft.active_experts, 15.74, 0.2);
   EXPECT_NEAR(late.active_experts, 10.04, 0.2) << "still dense: the step to one is the switch";
   EXPECT_EQ(late.computed_experts, late.active_experts);
-  EXPECT_TRUE(late.exchanges_tokens);
   EXPECT_EQ(hard.phase, Phase::hard);
   EXPECT_EQ(hard.computed_experts, 1);
-  EXPECT_TRUE(hard.exchanges_tokens);
   gate.padded = true;
   EXPECT_EQ(state(gate, tokens, 699).computed_experts, 16) << "padded, all compute all tokens";
   EXPECT_EQ(state(gate, tokens, 699).active_experts, late.active_experts);

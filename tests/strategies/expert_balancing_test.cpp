@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "strategies/flexmoe/replicas.h"
-#include "strategies/flexmoe/shadowing.h"
-#include "strategies/flexmoe/swipe.h"
+#include "strategies/flexmoe/balancers.h"
 #include "traces/routing_generator.h"
 
 namespace orrery::flexmoe {

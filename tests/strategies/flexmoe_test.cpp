@@ -9,7 +9,6 @@
 
 #include "sim/base/error.h"
 #include "strategies/flexmoe/placement.h"
-#include "strategies/flexmoe/scheduler.h"
 #include "traces/routing_generator.h"
 
 namespace orrery::flexmoe {
@@ -59,7 +58,8 @@ TEST(ExpertPlacement, PutsBlocksOfExpertsOnRanks) {
   EXPECT_THAT(p.ranks_of(0), ElementsAre(0));
   EXPECT_THAT(p.ranks_of(5), ElementsAre(2));
   EXPECT_EQ(p.free_slots(1), 2);
-  EXPECT_THAT(refused([] { ExpertPlacement::in_blocks(6, 4, 4); }), HasSubstr("found 6 experts, expected a multiple of 4"));
+  EXPECT_THAT(refused([] { ExpertPlacement::in_blocks(6, 4, 4); }),
+              HasSubstr("found 6 experts, expected a multiple of 4"));
   EXPECT_THAT(refused([] { ExpertPlacement(7, 3, 2); }), HasSubstr("at least one slot for each of 7 experts"));
 }
 
@@ -176,8 +176,9 @@ TEST(FlexMoe, SchedulesUntilRanksAreBalancedOrNothingIsGained) {
       EXPECT_TRUE(made.balance_after <= 1.2 || make_plan(made.placement, tokens, cost).empty());
       EXPECT_THAT(schedule(before, tokens, cost, made.balance_before).adjustments, IsEmpty()) << "not triggered";
     }
-  EXPECT_THAT(refused([] { schedule(ExpertPlacement::in_blocks(2, 2, 1), skewed(2, 2, 1), cost_of(profile(), 2), 0.9); }),
-              HasSubstr("at least 1"));
+  EXPECT_THAT(
+      refused([] { schedule(ExpertPlacement::in_blocks(2, 2, 1), skewed(2, 2, 1), cost_of(profile(), 2), 0.9); }),
+      HasSubstr("at least 1"));
 }
 
 // Two experts of one rank, neither of which has the most tokens of all.

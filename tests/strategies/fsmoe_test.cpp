@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "strategies/fsmoe/degree.h"
-#include "strategies/fsmoe/gradient_partition.h"
-#include "strategies/fsmoe/workload.h"
+#include "strategies/fsmoe/choices.h"
 
 namespace orrery::fsmoe {
 namespace {
@@ -20,6 +18,85 @@ namespace {
 using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
+
+// Data and work of a layer in FSMoE's layout, as its authors count them (arXiv 2501.10714; tools/optim.py of
+// github.com/xpan413/FSMoE): elements for communication, multiply-adds for products. Tensor parallelism and the
+// sharding of each expert are over a node's ranks; experts are divided over nodes, one expert per node.
+struct LayerSize {
+  std::int64_t sequences = 1;  // B, sequences per rank
+  std::int64_t length = 1;     // L, tokens per sequence
+  std::int64_t hidden = 1;     // M
+  std::int64_t ffn = 1;        // H, of one expert
+  std::int64_t heads = 1;
+  std::int64_t top_k = 1;
+  double capacity_factor = 1;        // f; 1 where no token is dropped and routing is balanced
+  std::int64_t expert_products = 2;  // n_g: 2, or 3 where the activation is gated (Mixtral)
+  bool grouped_query = false;        // keys and values have a quarter of the width (Mixtral)
+  std::int64_t node_ranks = 1;       // N_MP = N_ESP
+};
+
+// Times fitted to one cluster.
+struct ClusterTimes {
+  LinearTime all_to_all, all_gather, reduce_scatter, all_reduce;  // by elements
+  LinearTime product, attention;                                  // by multiply-adds
+};
+
+// Doubles: counts of products beyond 2^53 need not be exact.
+struct Sizes {
+  explicit Sizes(const LayerSize& s)
+      : b(static_cast<double>(s.sequences)),
+        l(static_cast<double>(s.length)),
+        m(static_cast<double>(s.hidden)),
+        h(static_cast<double>(s.ffn)),
+        assignments(static_cast<double>(s.top_k) * s.capacity_factor * b * l),
+        node(static_cast<double>(s.node_ranks)) {}
+  double b, l, m, h, assignments, node;
+};
+
+ChunkedTime chunked(const LinearTime& time, double work) { return {time.start_up, work * time.per_unit}; }
+
+// Of a dispatch, or of a combine.
+double all_to_all_elements(const LayerSize& size) {
+  const Sizes s(size);
+  return s.assignments * s.m / s.node;
+}
+// Of an all-gather, or of a reduce-scatter, within the node.
+double gather_elements(const LayerSize& size) {
+  const Sizes s(size);
+  return s.assignments * s.m;
+}
+// Multiply-adds per rank, forward.
+double expert_products(const LayerSize& size) {
+  const Sizes s(size);
+  return s.assignments * s.m * s.h * static_cast<double>(size.expert_products) / s.node;
+}
+// Multiply-adds per rank, forward, including projections.
+double attention_products(const LayerSize& size) {
+  const Sizes s(size);
+  const auto heads = static_cast<double>(size.heads);
+  return s.b * s.l * s.m * s.m * 3 / s.node + 2 * s.b * (heads / s.node) * s.l * s.l * (s.m / heads) +
+         s.b * s.l * s.m * s.m / s.node;
+}
+// Elements per rank that are all-reduced between nodes.
+double attention_gradients(const LayerSize& size) {
+  const Sizes s(size);
+  if (size.grouped_query) return (1.5 * s.m * s.m + s.m * s.m) / s.node;
+  return (3 * s.m * s.m + 3 * s.m + s.m * s.m) / s.node + s.m;
+}
+
+LayerTimes forward_times(const LayerSize& size, const ClusterTimes& cluster) {
+  return {chunked(cluster.all_to_all, all_to_all_elements(size)), chunked(cluster.all_gather, gather_elements(size)),
+          chunked(cluster.reduce_scatter, gather_elements(size)), chunked(cluster.product, expert_products(size))};
+}
+
+// Returns the seconds of the backward between two layers with experts: attention (twice its forward), and its
+// all-gather and reduce-scatter within the node. The link between nodes is idle for this time.
+double dense_backward_seconds(const LayerSize& size, const ClusterTimes& cluster) {
+  const Sizes s(size);
+  const double tokens = s.b * s.l * s.m;
+  return 2 * cluster.attention.seconds(attention_products(size)) + cluster.all_gather.seconds(tokens) +
+         cluster.reduce_scatter.seconds(tokens);
+}
 
 constexpr double kMs = 1e-3;
 LinearTime ms(double start_up, double per_unit) { return {start_up * kMs, per_unit * kMs}; }
@@ -141,9 +218,9 @@ std::vector<LayerSize> grid(std::int64_t shortest, std::int64_t node_ranks) {
   return all;
 }
 
-// Of the 1,458 layers 912 have other degrees forward and backward in the paper (section 2.3), measured. The formulas, with
-// what a layer leaves all-reduced in the layer itself, have 27 too many on testbed A and 126 too many on B: this test
-// keeps both counts, and says nothing of how near the measured one they are.
+// Of the 1,458 layers 912 have other degrees forward and backward in the paper (section 2.3), measured. The formulas,
+// with what a layer leaves all-reduced in the layer itself, have 27 too many on testbed A and 126 too many on B: this
+// test keeps both counts, and says nothing of how near the measured one they are.
 TEST(FsMoeDegree, DiffersBetweenThePassesOfMoreLayersThanMeasured) {
   constexpr int kMeasured = 912;
   struct Testbed {

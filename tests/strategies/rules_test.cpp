@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "strategies/each_field.h"
+#include "sim/base/fields.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"
 

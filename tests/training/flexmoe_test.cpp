@@ -1,14 +1,14 @@
 // Do experts follow their load: never before their copies are there, and for less than what it saves?
-#include "strategies/flexmoe/flexmoe.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numeric>
 
 #include "sim/base/error.h"
+#include "strategies/strategy.h"
 #include "study/training/training.h"
 #include "tests/strategies/support.h"
 
@@ -212,10 +212,11 @@ TEST(FlexmoeTraining, PaddedExpertsAreAllTheBusiest) {
 }
 
 TEST(FlexmoePlan, HasRoomForItsSlots) {
-  const std::optional<Scenario> settled = flexmoe::settle(skewed(Balancer::flexmoe));
+  const auto settle = std::ranges::find(all_strategies(), "flexmoe", &Strategy::name)->settle;
+  const std::optional<Scenario> settled = settle(skewed(Balancer::flexmoe));
   ASSERT_TRUE(settled);
   EXPECT_EQ(settled->model.expert_slots, 128);
-  EXPECT_FALSE(flexmoe::settle(skewed(Balancer::none)));
+  EXPECT_FALSE(settle(skewed(Balancer::none)));
 }
 
 TEST(FlexmoePlan, IsRefusedWhereItMeansNothing) {

@@ -7,7 +7,6 @@
 
 #include "realrun/cuda/kernels.h"
 #include "realrun/cuda/kernels/device.cuh"
-#include "realrun/kernel_list.h"
 #include "realrun/kernel_shapes.h"
 #include "realrun/random_draws.h"
 

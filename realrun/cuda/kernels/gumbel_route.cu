@@ -15,7 +15,7 @@ struct Gate {
   std::uint64_t seed, stream;
   WholeElements whole;  // of the logits
 
-  // As in realrun/cpu/gumbel_route.cpp, in double: the same noise to the last bit, except for logarithms.
+  // As in realrun/cpu/routers.cpp, in double: the same noise to the last bit, except for logarithms.
   __device__ float noisy(const Any& logits, std::int64_t element) const {
     const double u = (static_cast<double>(words_of_draw(seed, stream, whole.index(element)).at[0]) + 0.5) * 0x1p-32;
     return (load(logits, element) - static_cast<float>(log(-log(u)))) / temperature;

@@ -1,11 +1,10 @@
-#include "strategies/flexmoe/replicas.h"
+#include "strategies/flexmoe/balancers.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <utility>
 
 #include "sim/base/error.h"
 
@@ -40,6 +39,17 @@ void check_divides(std::int64_t divisor, std::int64_t of, std::string_view divis
   if (divisor < 1 || of < 1 || of % divisor != 0)
     throw InputError({}, fmt::format("{} {} and {} {}", of, ofs, divisor, divisors),
                      fmt::format("equally many {} for each", ofs));
+}
+
+double compute_seconds(double tokens, const ShadowingProfile& p) {
+  return 3 * 4 * tokens * p.hidden_ratio * p.hidden * p.hidden / p.flops_per_second;
+}
+double exchange_seconds(double tokens, const ShadowingProfile& p) {
+  return 4 * tokens * p.hidden * p.element_bytes / p.bytes_per_second;
+}
+// Sends an expert once.
+double expert_seconds(const ShadowingProfile& p) {
+  return 2 * p.hidden_ratio * p.hidden * p.hidden * p.element_bytes / p.bytes_per_second;
 }
 
 }  // namespace
@@ -129,12 +139,65 @@ std::vector<std::int64_t> slots_by_popularity(std::span<const std::int64_t> toke
 }
 
 ExpertPlacement place_by_popularity(std::span<const std::int64_t> tokens_of_experts, std::int64_t ranks,
-                              std::int64_t slots_per_rank) {
+                                    std::int64_t slots_per_rank) {
   std::vector<std::int64_t> expert_of_slot;
   const std::vector<std::int64_t> given = slots_by_popularity(tokens_of_experts, ranks * slots_per_rank);
   for (std::size_t e = 0; e < given.size(); ++e)
     expert_of_slot.insert(expert_of_slot.end(), static_cast<std::size_t>(given[e]), static_cast<std::int64_t>(e));
   return {static_cast<std::int64_t>(given.size()), ranks, slots_per_rank, expert_of_slot};
+}
+
+double imbalanced_seconds(double most_tokens, const ShadowingProfile& profile) {
+  return compute_seconds(most_tokens, profile) + exchange_seconds(most_tokens, profile);
+}
+
+std::vector<std::int64_t> shadowed_experts(std::span<const double> tokens_of_experts, const ShadowingProfile& profile) {
+  std::vector<std::int64_t> order(tokens_of_experts.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto tokens = [&](std::int64_t e) { return tokens_of_experts[static_cast<std::size_t>(e)]; };
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return tokens(a) > tokens(b); });
+  std::size_t shadowed = 0;
+  double seconds = order.empty() ? 0 : imbalanced_seconds(tokens(order.front()), profile);
+  for (; shadowed + 1 < order.size(); ++shadowed) {
+    const double now = imbalanced_seconds(tokens(order[shadowed + 1]), profile) +
+                       static_cast<double>(shadowed + 1) * expert_seconds(profile);
+    if (now >= seconds) break;
+    seconds = now;
+  }
+  order.resize(shadowed);
+  return order;
+}
+
+SwipePass swipe_once(const RoutingMatrix& tokens, std::vector<std::int64_t>& room) {
+  if (tokens.experts != static_cast<std::int64_t>(room.size()))
+    throw InputError({}, fmt::format("tokens for {} workers", tokens.experts),
+                     fmt::format("tokens for {} workers", room.size()));
+  const std::int64_t all_room = std::accumulate(room.begin(), room.end(), std::int64_t{0}), all = tokens.total();
+  if (all_room < all)
+    throw InputError({}, fmt::format("room for {} tokens", all_room), fmt::format("room for all {} tokens", all));
+  SwipePass pass{tokens, 0};
+  const auto workers = room.size(), sources = static_cast<std::size_t>(tokens.source_ranks);
+  std::vector<std::int64_t> overflow(sources);
+  for (std::size_t w = 0; w < workers; ++w)
+    for (std::size_t s = 0; s < sources; ++s) {
+      std::int64_t& sent = pass.tokens.tokens[s * workers + w];
+      const std::int64_t taken = std::min(sent, room[w]);
+      overflow[s] += sent - taken;
+      room[w] -= taken;
+      sent = taken;
+    }
+  std::size_t w = 0;
+  for (std::size_t s = 0; s < sources; ++s) {
+    pass.moved += overflow[s];
+    while (overflow[s] > 0) {
+      const std::int64_t taken = std::min(overflow[s], room[w]);
+      pass.tokens.tokens[s * workers + w] += taken;
+      overflow[s] -= taken;
+      room[w] -= taken;
+      if (room[w] == 0) ++w;
+    }
+  }
+  return pass;
 }
 
 }  // namespace orrery::flexmoe

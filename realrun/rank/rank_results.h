@@ -1,10 +1,11 @@
-// What a step's ops compute for its results: the loss, and the experts that routers activate.
+// A rank's results: what a step's ops compute for them (the loss, and the experts that routers activate), and the parts
+// of parameters and of their gradients that the rank holds.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "realrun/rank/op_call.h"
+#include "realrun/rank/tensor_memory.h"
 
 namespace orrery::realrun {
 
@@ -37,6 +38,23 @@ class StepResults : RankShared {
   void note_loss(const OpCall& call, Kind kind);
 
   std::vector<Kept> kept_;
+};
+
+class HeldParts : RankShared {
+ public:
+  explicit HeldParts(const RankShared& rank) : RankShared(rank), gradients_(model_.instances()) {}
+
+  // Keeps an instance's gradients as they are now, unscaled. Ops after PiecePlan::norm_begin() change them.
+  void keep_gradients(const Instance& instance);
+  // Returns the parameters as they are now, with the gradients that have been kept.
+  std::vector<HeldPart> parts();
+
+ private:
+  using Values = std::vector<float>;
+  std::vector<Values> held_parameters(const Instance& instance);
+  void add_parts(const Instance& instance, std::vector<HeldPart>& parts);
+
+  std::vector<std::vector<Values>> gradients_;  // by instance and set
 };
 
 }  // namespace orrery::realrun
