@@ -28,7 +28,6 @@
 #include "study/answers/inputs.h"
 #include "study/answers/results.h"
 #include "study/answers/scenario_argument.h"
-#include "study/answers/training_answer.h"
 #include "study/simulation/simulation.h"
 #include "study/training/training_report.h"
 #include "study/validation/predicted_points.h"

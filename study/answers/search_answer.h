@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "study/answers/scenario_argument.h"
-#include "study/search/network.h"
-#include "study/search/remedies.h"
+#include "study/search/advice.h"
 #include "study/search/search.h"
 #include "study/simulation/simulation.h"
 
