@@ -372,11 +372,9 @@ void add_calibrate(Command app) {
   command.add_option("--device", arguments->device, "Device to measure: cpu (one thread is one rank) or cuda")
       .one_of({"cpu", "cuda"})
       .capture_default();
-  const auto file = [&](const char* option, std::string& path, const char* text) {
-    command.add_option(option, path, text).type_name("FILE");
-  };
-  file("--output", arguments->output, "File of the calibration [DEVICE.json]; - for standard output");
-  file("--journal", arguments->journal, "File of the measured points [beside the output: DEVICE.points.jsonl]");
+  command.add_file("--output", arguments->output, "File of the calibration [DEVICE.json]; - for standard output");
+  command.add_file("--journal", arguments->journal,
+                   "File of the measured points [beside the output: DEVICE.points.jsonl]");
   command.add_option("--budget", arguments->budget, "Time for measuring: 90s, 10min [10min; --quick: 1min]")
       .type_name("TIME");
   command.add_flag("--quick", arguments->quick, "Measure each point once, in about a minute");
@@ -386,8 +384,8 @@ void add_calibrate(Command app) {
                   "Preset of the device, whose peaks are the base of efficiencies [found by the device's name]")
       .type_name("DEVICE")
       .offers_names({"devices"});
-  file("--device-output", arguments->device_output,
-       "Also write the measured device as a preset (sim/hardware/presets/devices_cpu.json)");
+  command.add_file("--device-output", arguments->device_output,
+                   "Also write the measured device as a preset (sim/hardware/presets/devices_cpu.json)");
   add_calibrate_import(command);
   add_calibrate_published(command);
   command.callback([command, arguments] {

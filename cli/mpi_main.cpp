@@ -6,8 +6,6 @@
 #include <exception>
 #include <optional>
 
-#include "cli/command.h"
-#include "cli/command_line.h"
 #include "cli/commands.h"
 #include "realrun/cuda/nccl_communicator.h"
 #include "sim/base/error.h"

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/names.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/json_reader.h"

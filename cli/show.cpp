@@ -8,7 +8,6 @@
 
 #include "cli/cluster_argument.h"
 #include "cli/commands.h"
-#include "cli/names.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/error.h"

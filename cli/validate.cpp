@@ -8,7 +8,7 @@
 #include <set>
 
 #include "cli/commands.h"
-#include "cli/names.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
