@@ -20,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "cli/cluster_argument.h"
 #include "cli/commands.h"
 #include "cli/offers.h"
 #include "cli/output.h"

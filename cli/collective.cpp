@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/cluster_argument.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/measured_tables.h"

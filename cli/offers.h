@@ -1,5 +1,5 @@
-// Options and arguments that several commands have, with the values that shells offer for them, and those whose values
-// are the names of an enumeration.
+// Options and arguments that several commands have, with the values that shells offer for them: scenarios, clusters,
+// fields, calibrations, and those whose values are the names of an enumeration.
 #pragma once
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "sim/hardware/cluster.h"
 
 namespace orrery {
 
@@ -42,5 +43,9 @@ Enum chosen(const std::string& name, std::span<const std::string_view> names) {
   const auto at = std::find(names.begin(), names.end(), name);
   return at == names.end() ? Enum{} : static_cast<Enum>(at - names.begin());
 }
+
+// `of`: a cluster or node preset, a bundled scenario, the file of a scenario or cluster, or "-". Throws InputError.
+// `perturbed` is set if `of` is a scenario with perturbations, which the cluster does not include.
+Cluster read_cluster_argument(const std::string& of, bool* perturbed = nullptr);
 
 }  // namespace orrery

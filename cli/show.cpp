@@ -6,7 +6,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cli/cluster_argument.h"
 #include "cli/commands.h"
 #include "cli/offers.h"
 #include "cli/output.h"

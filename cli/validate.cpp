@@ -14,7 +14,6 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "strategies/strategy.h"
-#include "study/validation/baseline.h"
 #include "study/validation/figures.h"
 #include "study/validation/fit.h"
 #include "study/validation/page.h"

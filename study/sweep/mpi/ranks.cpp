@@ -23,7 +23,6 @@
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
 #include "sim/base/threads.h"
-#include "study/sweep/evaluate.h"
 
 namespace orrery {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/cluster_argument.h"
+#include "cli/offers.h"
 
 #include <fmt/format.h>
 
