@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
-#include <vector>
 
 #include "sim/base/json_reader.h"
 #include "sim/hardware/read_cluster.h"

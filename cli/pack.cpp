@@ -1,8 +1,6 @@
 // orrery pack: packs documents into training sequences.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/threads.h"

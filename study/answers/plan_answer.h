@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "sim/cost/user_calibration.h"
 #include "study/answers/scenario_argument.h"
 #include "study/capacity/answer.h"
 

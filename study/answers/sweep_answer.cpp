@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <string_view>
-#include <utility>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"

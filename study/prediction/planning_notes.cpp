@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/hardware/cluster.h"
 #include "sim/hardware/presets.h"
 #include "sim/hardware/read_placement.h"
 #include "sim/report/format.h"

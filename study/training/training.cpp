@@ -5,18 +5,15 @@
 #include <algorithm>
 #include <deque>
 #include <iterator>
-#include <memory>
 #include <optional>
 #include <unordered_set>
 #include <utility>
-#include <vector>
 
 #include "sim/analytical/op_cost.h"
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
 #include "sim/cost/collective_cost.h"
 #include "strategies/strategy.h"
-#include "strategies/training_controller.h"
 #include "traces/routing.h"
 
 namespace orrery {

@@ -9,7 +9,6 @@
 
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/preset.h"
 #include "sim/base/statistics.h"
 #include "study/validation/predicted_points.h"
 
