@@ -18,7 +18,7 @@
 #include "sim/base/argument.h"
 #include "sim/base/error.h"
 #include "sim/report/format.h"
-#include "study/answers/build_commit.h"
+#include "study/answers/inputs.h"
 
 namespace orrery {
 namespace {

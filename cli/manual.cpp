@@ -14,7 +14,7 @@
 #include "cli/output.h"
 #include "sim/base/one_line.h"
 #include "strategies/schema.h"
-#include "study/answers/build_commit.h"
+#include "study/answers/inputs.h"
 
 namespace orrery {
 namespace {

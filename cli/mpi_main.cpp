@@ -9,7 +9,7 @@
 #include "cli/commands.h"
 #include "realrun/cuda/nccl_communicator.h"
 #include "sim/base/error.h"
-#include "study/answers/build_commit.h"
+#include "study/answers/inputs.h"
 #include "study/sweep/mpi/ranks.h"
 
 namespace orrery {

@@ -14,7 +14,7 @@
 #include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 #include "strategies/read_scenario.h"
-#include "study/answers/scenario_argument.h"
+#include "study/answers/arguments.h"
 #include "study/prediction/prediction.h"
 #include "traces/packing/document_generator.h"
 #include "traces/packing/documents_file.h"

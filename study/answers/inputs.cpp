@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "orrery_commit.h"  // written by cmake/commit.cmake
 #include "sim/base/digest.h"
 #include "sim/base/input_file.h"
-#include "study/answers/build_commit.h"
 
 namespace orrery {
 namespace {
@@ -82,5 +82,14 @@ std::vector<std::string> InputsOfMany::columns(std::uint64_t scenario) {
   for (std::size_t i = 0; i < kInputColumns.size(); ++i) all.emplace_back(column(i, scenario));
   return all;
 }
+
+const char* build_commit() { return ORRERY_COMMIT; }
+const char* build_date() { return ORRERY_COMMIT_DATE; }
+std::string version_and_commit() {
+  std::string text = ORRERY_VERSION;
+  if (*build_commit() != '\0') text += std::string(" ") + build_commit();
+  return text;
+}
+const char* build_type() { return ORRERY_BUILD_TYPE; }
 
 }  // namespace orrery

@@ -10,7 +10,6 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/json.h"
-#include "study/answers/build_commit.h"
 #include "study/answers/inputs.h"
 #include "study/sweep/run.h"
 #include "study/training/training_report.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "sim/report/report.h"
-#include "study/answers/engine_choice.h"
+#include "study/answers/arguments.h"
 #include "study/simulation/simulation.h"
 #include "study/training/training.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "study/answers/scenario_argument.h"
+#include "study/answers/arguments.h"
 #include "study/search/advice.h"
 #include "study/search/search.h"
 #include "study/simulation/simulation.h"

@@ -9,7 +9,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/threads.h"
-#include "study/answers/build_commit.h"
+#include "study/answers/inputs.h"
 #include "study/search/plan_field.h"
 
 namespace orrery {
