@@ -135,8 +135,7 @@ void compare_files(CompareArguments& arguments) {
   add(arguments.junit, bench::comparison_junit);
   add(arguments.json, bench::comparison_json);
   add(arguments.csv, bench::comparison_csv);
-  if (!outputs.on_standard_output()) outputs.add("-", bench::comparison_text(comparison, colour_wanted()));
-  outputs.commit();
+  outputs.commit_with([&] { return bench::comparison_text(comparison, colour_wanted()); });
   if (comparison.nothing_told()) {
     std::string line = "orrery: nothing could be told of any benchmark";
     if (comparison.count(bench::Verdict::too_few_repetitions) == comparison.differences.size())
@@ -163,8 +162,7 @@ void show_history(const HistoryArguments& arguments) {
   add(arguments.svg, bench::history_svg);
   add(arguments.csv, bench::history_csv);
   add(arguments.json, bench::history_json);
-  if (!outputs.on_standard_output()) outputs.add("-", bench::history_text(arguments.kernel, points));
-  outputs.commit();
+  outputs.commit_with([&] { return bench::history_text(arguments.kernel, points); });
 }
 
 struct DriftArguments {
@@ -188,8 +186,7 @@ void show_drift(DriftArguments& arguments) {
   add(arguments.markdown, bench::drift_markdown);
   add(arguments.json, bench::drift_json);
   add(arguments.csv, bench::drift_csv);
-  if (!outputs.on_standard_output()) outputs.add("-", bench::drift_text(drift, colour_wanted()));
-  outputs.commit();
+  outputs.commit_with([&] { return bench::drift_text(drift, colour_wanted()); });
   if (drift.nothing_told())
     std::fputs(fmt::format("orrery: nothing could be told of any benchmark: too few runs, {} of each are needed\n",
                            drift.needed_runs)

@@ -328,8 +328,7 @@ void compare_with_measured(const CollectiveArguments& arguments) {
   outputs.add_wanted(arguments.json, [&] { return json_text(measured_json(measured, options.engines), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return measured_csv(measured, options.engines); });
   outputs.add_wanted(arguments.markdown, [&] { return measured_markdown(measured, options.engines); });
-  if (!outputs.on_standard_output()) outputs.add("-", measured_table(measured, options.engines));
-  outputs.commit();
+  outputs.commit_with([&] { return measured_table(measured, options.engines); });
 }
 
 void collective(const CollectiveArguments& arguments) {
@@ -343,8 +342,7 @@ void collective(const CollectiveArguments& arguments) {
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(json_of(prediction), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return csv_of(prediction); });
-  if (!outputs.on_standard_output()) outputs.add("-", table_of(prediction));
-  outputs.commit();
+  outputs.commit_with([&] { return table_of(prediction); });
 }
 
 }  // namespace

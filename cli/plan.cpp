@@ -49,8 +49,7 @@ void published(const PlanArguments& arguments) {
   const std::vector<ReportedFigure> figures = predict_published_runs(simulator);
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(published_runs_json(figures), 2) + "\n"; });
-  if (!outputs.on_standard_output()) outputs.add("-", published_runs_table(figures));
-  outputs.commit();
+  outputs.commit_with([&] { return published_runs_table(figures); });
 }
 
 // Lists the plans that were searched, for each cluster's best.

@@ -130,6 +130,16 @@ std::string links_text(const std::string& of, const std::string& pattern, Routin
   return pattern.empty() ? kinds_text(topology, json) : matching_text(topology, pattern, json);
 }
 
+std::string text_of(const Listing& listing, bool summaries) {
+  const std::vector<std::string> names = listing.names();
+  std::size_t width = 0;
+  for (const std::string& name : names) width = std::max(width, name.size());
+  std::string text;
+  for (const std::string& name : names)
+    text += (summaries ? left(name, width) + "  " + listing.summary(name) : name) + "\n";
+  return text;
+}
+
 }  // namespace
 
 void add_show(Command app) {
@@ -184,22 +194,6 @@ void add_show(Command app) {
     print(text);
   });
 }
-
-// ---- list
-
-namespace {
-
-std::string text_of(const Listing& listing, bool summaries) {
-  const std::vector<std::string> names = listing.names();
-  std::size_t width = 0;
-  for (const std::string& name : names) width = std::max(width, name.size());
-  std::string text;
-  for (const std::string& name : names)
-    text += (summaries ? left(name, width) + "  " + listing.summary(name) : name) + "\n";
-  return text;
-}
-
-}  // namespace
 
 void add_list(Command app) {
   struct Arguments {

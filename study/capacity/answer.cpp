@@ -65,6 +65,27 @@ void add_ties(std::size_t against, CapacityAnswer& answer) {
       answer.ties.push_back({*best, against, break_even(answer.candidates[*best].candidate, other.candidate)});
 }
 
+struct HardwareInput {
+  const char* name;
+  void (*scale)(Cluster& cluster, double factor);
+};
+constexpr std::array<HardwareInput, 6> kHardware{{
+    {"matrix FLOP/s",
+     [](Cluster& c, double factor) {
+       for (double& peak : c.device.peak_flops_per_second) peak *= factor;
+     }},
+    {"vector FLOP/s", [](Cluster& c, double factor) { c.device.vector_flops_per_second *= factor; }},
+    {"memory bandwidth", [](Cluster& c, double factor) { c.device.memory_bytes_per_second *= factor; }},
+    {"memory size", [](Cluster& c, double factor) { c.device.memory_bytes *= factor; }},
+    {"bandwidth within nodes",
+     [](Cluster& c, double factor) {
+       c.device.scale_up_link_bytes_per_second *= factor;
+       c.node.intra_bytes_per_second *= factor;
+       c.node.pair_bytes_per_second *= factor;
+     }},
+    {"bandwidth between nodes", [](Cluster& c, double factor) { c.node.nic_bytes_per_second *= factor; }},
+}};
+
 }  // namespace
 
 CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Simulator& simulator,
@@ -88,31 +109,6 @@ CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Si
   if (against) add_ties(*against, result);
   return result;
 }
-
-namespace {
-
-struct HardwareInput {
-  const char* name;
-  void (*scale)(Cluster& cluster, double factor);
-};
-constexpr std::array<HardwareInput, 6> kHardware{{
-    {"matrix FLOP/s",
-     [](Cluster& c, double factor) {
-       for (double& peak : c.device.peak_flops_per_second) peak *= factor;
-     }},
-    {"vector FLOP/s", [](Cluster& c, double factor) { c.device.vector_flops_per_second *= factor; }},
-    {"memory bandwidth", [](Cluster& c, double factor) { c.device.memory_bytes_per_second *= factor; }},
-    {"memory size", [](Cluster& c, double factor) { c.device.memory_bytes *= factor; }},
-    {"bandwidth within nodes",
-     [](Cluster& c, double factor) {
-       c.device.scale_up_link_bytes_per_second *= factor;
-       c.node.intra_bytes_per_second *= factor;
-       c.node.pair_bytes_per_second *= factor;
-     }},
-    {"bandwidth between nodes", [](Cluster& c, double factor) { c.node.nic_bytes_per_second *= factor; }},
-}};
-
-}  // namespace
 
 Tornado tornado(const CapacityPlan& plan, const SizedCandidate& sized, PlanOutput output, double swing,
                 Simulator& simulator) {

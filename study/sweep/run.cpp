@@ -152,101 +152,6 @@ class Shared final : public SweepWork {
   std::exception_ptr broken_;
 };
 
-}  // namespace
-
-std::string digests_of_calibrations(std::span<const std::string> files) {
-  std::uint64_t digest = digest_of("");
-  for (const EmbeddedFile& file : embedded_files("results/calibration/")) digest = digest_of(file.text, digest);
-  std::string text = fmt::format("{:016x}", digest);
-  for (const std::string& file : files)
-    text += fmt::format(" {:016x}", digest_of(read_file(file, "a readable JSON file")));
-  return text;
-}
-
-std::string program_of(const std::string& version, const std::string& calibrations) {
-  return version + " " + calibrations;
-}
-
-int evaluating_threads(std::int64_t points, std::int64_t threads, std::int64_t all) {
-  if (threads == 0) return 0;
-  const double share = static_cast<double>(points) * static_cast<double>(threads) / static_cast<double>(all);
-  return static_cast<int>(std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(share)), 1, threads));
-}
-
-SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const SweepRunOptions& options) {
-  const std::int64_t all = count_points(sweep);
-  const std::int64_t mine = all / options.shards + (all % options.shards > options.shard ? 1 : 0);
-  const std::string program = program_of(options.version, options.calibrations);
-  SweepRecord record{"", sweep.whole.dump(), sweep.fields(), all, options.version, options.calibrations};
-  record.digest = fmt::format("{:016x}", digest_of(record.document, digest_of(program + " ")));
-  SweepOutcome outcome;
-  outcome.sweep = results.add(record);
-  outcome.points = mine;
-  SweepHelpers* const helpers = options.helpers;
-  const std::int64_t helping = helpers != nullptr ? helpers->threads() : 0;
-  const int wanted = evaluating_threads(mine, options.threads, options.threads + helping);
-  const int workers = wanted <= 1 ? wanted : std::max(1, startable_threads(wanted));
-  const SweepEvaluation evaluation{program, options.user, std::max(1, options.threads / std::max(workers, 1))};
-  Shared shared(sweep, results, outcome.sweep, all, options, workers + helping, workers + (helpers != nullptr ? 1 : 0));
-  {
-    std::vector<std::jthread> threads;
-    const auto start = [&](auto work) {
-      threads.emplace_back([&shared, work] {
-        try {
-          work();
-        } catch (...) {
-          shared.stop(std::current_exception());
-        }
-        shared.rows.finish();
-      });
-    };
-    try {
-      if (helpers != nullptr) start([&] { helpers->share(shared, mine, workers); });
-      for (int i = 0; i < workers; ++i) {
-        try {
-          start([&] { evaluate_points(sweep, evaluation, shared); });
-        } catch (const std::system_error& why) {  // the threads that have started do its part
-          if (threads.empty()) throw no_thread("--threads", why);
-          shared.rows.finish();
-        }
-      }
-      std::vector<SweepRow> rows;
-      std::int64_t known = 0;          // by other points' results
-      std::int64_t first_error = all;  // its point
-      std::optional<Clock::time_point> stopped;
-      for (bool more = true; more;) {
-        more = shared.rows.take(rows);
-        results.add(outcome.sweep, rows);
-        for (const SweepRow& row : rows) {
-          ++(row.known ? known : outcome.computed);
-          if (row.error.empty()) continue;
-          ++outcome.errors;
-          if (row.number > first_error) continue;
-          first_error = row.number;
-          outcome.first_error = row.error;
-        }
-        outcome.known = known + shared.refresh(results);
-        if (options.progress) options.progress(outcome);
-        if (!options.stop || !options.stop()) continue;
-        outcome.stopped = true;
-        shared.stop();
-        outcome.in_file = results.count(outcome.sweep, options.shard, options.shards);
-        if (!stopped) stopped = Clock::now();
-        if (more && options.give_up && Clock::now() - *stopped > options.give_up_after) options.give_up(outcome);
-      }
-    } catch (...) {
-      shared.stop();
-      shared.rows.abandon();
-      throw;
-    }
-  }
-  shared.tell(outcome);
-  outcome.stopped = outcome.stopped && outcome.computed + outcome.known + outcome.failed < mine;
-  return outcome;
-}
-
-namespace {
-
 using OrderedJson = nlohmann::ordered_json;
 
 // How points were evaluated, beside their scenarios.
@@ -360,6 +265,97 @@ class Evaluator {
 };
 
 }  // namespace
+
+std::string digests_of_calibrations(std::span<const std::string> files) {
+  std::uint64_t digest = digest_of("");
+  for (const EmbeddedFile& file : embedded_files("results/calibration/")) digest = digest_of(file.text, digest);
+  std::string text = fmt::format("{:016x}", digest);
+  for (const std::string& file : files)
+    text += fmt::format(" {:016x}", digest_of(read_file(file, "a readable JSON file")));
+  return text;
+}
+
+std::string program_of(const std::string& version, const std::string& calibrations) {
+  return version + " " + calibrations;
+}
+
+int evaluating_threads(std::int64_t points, std::int64_t threads, std::int64_t all) {
+  if (threads == 0) return 0;
+  const double share = static_cast<double>(points) * static_cast<double>(threads) / static_cast<double>(all);
+  return static_cast<int>(std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(share)), 1, threads));
+}
+
+SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const SweepRunOptions& options) {
+  const std::int64_t all = count_points(sweep);
+  const std::int64_t mine = all / options.shards + (all % options.shards > options.shard ? 1 : 0);
+  const std::string program = program_of(options.version, options.calibrations);
+  SweepRecord record{"", sweep.whole.dump(), sweep.fields(), all, options.version, options.calibrations};
+  record.digest = fmt::format("{:016x}", digest_of(record.document, digest_of(program + " ")));
+  SweepOutcome outcome;
+  outcome.sweep = results.add(record);
+  outcome.points = mine;
+  SweepHelpers* const helpers = options.helpers;
+  const std::int64_t helping = helpers != nullptr ? helpers->threads() : 0;
+  const int wanted = evaluating_threads(mine, options.threads, options.threads + helping);
+  const int workers = wanted <= 1 ? wanted : std::max(1, startable_threads(wanted));
+  const SweepEvaluation evaluation{program, options.user, std::max(1, options.threads / std::max(workers, 1))};
+  Shared shared(sweep, results, outcome.sweep, all, options, workers + helping, workers + (helpers != nullptr ? 1 : 0));
+  {
+    std::vector<std::jthread> threads;
+    const auto start = [&](auto work) {
+      threads.emplace_back([&shared, work] {
+        try {
+          work();
+        } catch (...) {
+          shared.stop(std::current_exception());
+        }
+        shared.rows.finish();
+      });
+    };
+    try {
+      if (helpers != nullptr) start([&] { helpers->share(shared, mine, workers); });
+      for (int i = 0; i < workers; ++i) {
+        try {
+          start([&] { evaluate_points(sweep, evaluation, shared); });
+        } catch (const std::system_error& why) {  // the threads that have started do its part
+          if (threads.empty()) throw no_thread("--threads", why);
+          shared.rows.finish();
+        }
+      }
+      std::vector<SweepRow> rows;
+      std::int64_t known = 0;          // by other points' results
+      std::int64_t first_error = all;  // its point
+      std::optional<Clock::time_point> stopped;
+      for (bool more = true; more;) {
+        more = shared.rows.take(rows);
+        results.add(outcome.sweep, rows);
+        for (const SweepRow& row : rows) {
+          ++(row.known ? known : outcome.computed);
+          if (row.error.empty()) continue;
+          ++outcome.errors;
+          if (row.number > first_error) continue;
+          first_error = row.number;
+          outcome.first_error = row.error;
+        }
+        outcome.known = known + shared.refresh(results);
+        if (options.progress) options.progress(outcome);
+        if (!options.stop || !options.stop()) continue;
+        outcome.stopped = true;
+        shared.stop();
+        outcome.in_file = results.count(outcome.sweep, options.shard, options.shards);
+        if (!stopped) stopped = Clock::now();
+        if (more && options.give_up && Clock::now() - *stopped > options.give_up_after) options.give_up(outcome);
+      }
+    } catch (...) {
+      shared.stop();
+      shared.rows.abandon();
+      throw;
+    }
+  }
+  shared.tell(outcome);
+  outcome.stopped = outcome.stopped && outcome.computed + outcome.known + outcome.failed < mine;
+  return outcome;
+}
 
 void evaluate_points(const SweepDocument& sweep, const SweepEvaluation& evaluation, SweepWork& work) {
   Evaluator evaluator(sweep, evaluation);

@@ -90,53 +90,6 @@ std::string summary_text(const Training& training) {
   return text;
 }
 
-}  // namespace
-
-std::string training_table(const Training& training, const std::vector<std::string>& title) {
-  std::string text;
-  for (const std::string& line : title) text += line + "\n";
-  return text + "\n" + rows_text(training) + "\n" + summary_text(training);
-}
-
-std::string training_csv(const Training& training, const std::string& scenario, std::span<const std::string_view> more,
-                         std::span<const std::string> inputs) {
-  std::string text = "scenario";
-  for (const TrainingColumn& column : training.columns) text += "," + column.name;
-  for (const std::string_view name : more) text += fmt::format(",{}", name);
-  text += '\n';
-  const std::string name = csv_text(scenario);
-  std::string tail;
-  for (const std::string& input : inputs) tail += "," + csv_text(input);
-  for (std::size_t row = 0; row < static_cast<std::size_t>(training.steps); ++row) {
-    text += name;
-    for (const TrainingColumn& column : training.columns)
-      fmt::format_to(std::back_inserter(text), ",{}", column.values[row]);
-    text += tail + '\n';
-  }
-  return text;
-}
-
-nlohmann::ordered_json training_json(const Training& training) {
-  nlohmann::ordered_json columns = nlohmann::ordered_json::object();
-  for (const TrainingColumn& column : training.columns) {
-    if (column.name == "step") {
-      columns[column.name] = std::vector<std::int64_t>(column.values.begin(), column.values.end());
-    } else {
-      columns[column.name] = column.values;
-    }
-  }
-  return {{"first_step", training.first_step},
-          {"steps", training.steps},
-          {"different_steps", training.different},
-          {"seconds", training.seconds},
-          {"unfinished_seconds", training.unfinished_seconds},
-          {"memory_capacity_bytes", training.memory_capacity_bytes},
-          {"memory_fits", training.memory_fits},
-          {"columns", std::move(columns)}};
-}
-
-namespace {
-
 // The picture's layout, in pixels.
 constexpr double kWidth = 960, kLeft = 96, kRight = 24, kLine = 17, kPanel = 92, kBetween = 34, kBelow = 44;
 constexpr double kAcross = kWidth - kLeft - kRight;
@@ -231,6 +184,49 @@ void draw(std::string& out, const Panel& panel, double top) {
 }
 
 }  // namespace
+
+std::string training_table(const Training& training, const std::vector<std::string>& title) {
+  std::string text;
+  for (const std::string& line : title) text += line + "\n";
+  return text + "\n" + rows_text(training) + "\n" + summary_text(training);
+}
+
+std::string training_csv(const Training& training, const std::string& scenario, std::span<const std::string_view> more,
+                         std::span<const std::string> inputs) {
+  std::string text = "scenario";
+  for (const TrainingColumn& column : training.columns) text += "," + column.name;
+  for (const std::string_view name : more) text += fmt::format(",{}", name);
+  text += '\n';
+  const std::string name = csv_text(scenario);
+  std::string tail;
+  for (const std::string& input : inputs) tail += "," + csv_text(input);
+  for (std::size_t row = 0; row < static_cast<std::size_t>(training.steps); ++row) {
+    text += name;
+    for (const TrainingColumn& column : training.columns)
+      fmt::format_to(std::back_inserter(text), ",{}", column.values[row]);
+    text += tail + '\n';
+  }
+  return text;
+}
+
+nlohmann::ordered_json training_json(const Training& training) {
+  nlohmann::ordered_json columns = nlohmann::ordered_json::object();
+  for (const TrainingColumn& column : training.columns) {
+    if (column.name == "step") {
+      columns[column.name] = std::vector<std::int64_t>(column.values.begin(), column.values.end());
+    } else {
+      columns[column.name] = column.values;
+    }
+  }
+  return {{"first_step", training.first_step},
+          {"steps", training.steps},
+          {"different_steps", training.different},
+          {"seconds", training.seconds},
+          {"unfinished_seconds", training.unfinished_seconds},
+          {"memory_capacity_bytes", training.memory_capacity_bytes},
+          {"memory_fits", training.memory_fits},
+          {"columns", std::move(columns)}};
+}
 
 std::string training_svg(const Training& training, const std::vector<std::string>& title) {
   const std::vector<Panel> panels = panels_of(training);

@@ -143,38 +143,6 @@ double loss_per_doubling(const ScalingSeries& series, double first, double last)
   return 1 - std::pow(rate, 1 / std::log2(static_cast<double>(b.devices) / static_cast<double>(a.devices)));
 }
 
-}  // namespace
-
-std::vector<ScalingSeries> scaling_series(std::span<const PredictedPoint> points) {
-  std::map<std::string, const PredictedPoint*> by_id;
-  for (const PredictedPoint& p : points) by_id[p.point->id] = &p;
-  std::vector<ScalingSeries> all;
-  const nlohmann::json document = parse_embedded(kScalingFile);
-  const nlohmann::json& listed = document.at("series");
-  for (std::size_t i = 0; i < listed.size(); ++i) {
-    ScalingSeries series;
-    series.name = listed[i].at("name");
-    series.weak = listed[i].at("kind") == "weak";
-    for (const nlohmann::json& id : listed[i].at("points")) {
-      const auto found = by_id.find(id);
-      if (found == by_id.end())
-        throw InputError({kScalingFile, "/series/" + std::to_string(i)}, id.get<std::string>(),
-                         "the id of a published point");
-      if (found->second->is_predicted()) series.points.push_back(found->second);
-    }
-    std::stable_sort(series.points.begin(), series.points.end(),
-                     [](const PredictedPoint* a, const PredictedPoint* b) { return a->devices < b->devices; });
-    if (series.points.size() < 2 || series.points.front()->devices == series.points.back()->devices) continue;
-    const PredictedPoint &first = *series.points.front(), &last = *series.points.back();
-    series.measured_loss = loss_per_doubling(series, first.point->value, last.point->value);
-    series.predicted_loss = loss_per_doubling(series, first.predicted, last.predicted);
-    all.push_back(std::move(series));
-  }
-  return all;
-}
-
-namespace {
-
 constexpr double kShown = 1e-4;  // figures are kept to a hundredth of a percent
 
 struct Figures {
@@ -205,6 +173,34 @@ std::map<std::string, Figures> figures_of(std::span<const PredictedPoint> points
 double shown(double value) { return std::round(value / kShown) * kShown; }
 
 }  // namespace
+
+std::vector<ScalingSeries> scaling_series(std::span<const PredictedPoint> points) {
+  std::map<std::string, const PredictedPoint*> by_id;
+  for (const PredictedPoint& p : points) by_id[p.point->id] = &p;
+  std::vector<ScalingSeries> all;
+  const nlohmann::json document = parse_embedded(kScalingFile);
+  const nlohmann::json& listed = document.at("series");
+  for (std::size_t i = 0; i < listed.size(); ++i) {
+    ScalingSeries series;
+    series.name = listed[i].at("name");
+    series.weak = listed[i].at("kind") == "weak";
+    for (const nlohmann::json& id : listed[i].at("points")) {
+      const auto found = by_id.find(id);
+      if (found == by_id.end())
+        throw InputError({kScalingFile, "/series/" + std::to_string(i)}, id.get<std::string>(),
+                         "the id of a published point");
+      if (found->second->is_predicted()) series.points.push_back(found->second);
+    }
+    std::stable_sort(series.points.begin(), series.points.end(),
+                     [](const PredictedPoint* a, const PredictedPoint* b) { return a->devices < b->devices; });
+    if (series.points.size() < 2 || series.points.front()->devices == series.points.back()->devices) continue;
+    const PredictedPoint &first = *series.points.front(), &last = *series.points.back();
+    series.measured_loss = loss_per_doubling(series, first.point->value, last.point->value);
+    series.predicted_loss = loss_per_doubling(series, first.predicted, last.predicted);
+    all.push_back(std::move(series));
+  }
+  return all;
+}
 
 nlohmann::ordered_json baseline_json(std::span<const PredictedPoint> points) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();

@@ -45,6 +45,17 @@ std::string fits_text(const FitsConfusion& c) {
   return text;
 }
 
+OrderedJson statistics_json(const ErrorGroup& group) {
+  const ErrorStatistics& e = group.error;
+  OrderedJson json{{"name", group.name}, {"points", e.points}, {"not_predicted", group.not_predicted},
+                   {"mean", e.mean},     {"median", e.median}, {"percentile_90", e.percentile_90},
+                   {"worst", e.worst},   {"bias", e.bias}};
+  if (group.ranking.tables > 0)
+    json["kendall_tau"] = {
+        {"tables", group.ranking.tables}, {"mean", group.ranking.tau}, {"best_lost", group.ranking.best_lost}};
+  return json;
+}
+
 }  // namespace
 
 std::vector<std::string> error_cells(const ErrorStatistics& e) {
@@ -123,21 +134,6 @@ std::string points_csv(std::span<const PredictedPoint> points) {
   }
   return text;
 }
-
-namespace {
-
-OrderedJson statistics_json(const ErrorGroup& group) {
-  const ErrorStatistics& e = group.error;
-  OrderedJson json{{"name", group.name}, {"points", e.points}, {"not_predicted", group.not_predicted},
-                   {"mean", e.mean},     {"median", e.median}, {"percentile_90", e.percentile_90},
-                   {"worst", e.worst},   {"bias", e.bias}};
-  if (group.ranking.tables > 0)
-    json["kendall_tau"] = {
-        {"tables", group.ranking.tables}, {"mean", group.ranking.tau}, {"best_lost", group.ranking.best_lost}};
-  return json;
-}
-
-}  // namespace
 
 nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points) {
   OrderedJson json;
