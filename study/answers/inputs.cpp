@@ -11,8 +11,6 @@
 namespace orrery {
 namespace {
 
-std::string text_of(std::uint64_t digest) { return fmt::format("{:016x}", digest); }
-
 enum InputColumn : std::size_t { kDigest, kCalibrations, kVersion, kCommit };
 
 }  // namespace
@@ -35,7 +33,7 @@ nlohmann::ordered_json inputs_json(const char* name, const nlohmann::json& asked
 
 InputsOfMany::InputsOfMany(const std::vector<std::string>& calibrations) {
   for (const std::string& path : calibrations) {
-    files_.push_back({path, text_of(digest_of(read_file(path, "a readable JSON file")))});
+    files_.push_back({path, digest_text(digest_of(read_file(path, "a readable JSON file")))});
     files_text_ += fmt::format("{}{} {}", files_text_.empty() ? "" : ", ", path, files_.back().digest);
   }
   if (files_.empty()) files_text_ = "bundled";
@@ -43,7 +41,7 @@ InputsOfMany::InputsOfMany(const std::vector<std::string>& calibrations) {
 
 std::string InputsOfMany::digest(std::uint64_t scenario) const {
   for (const File& file : files_) scenario = digest_of(file.digest, scenario);
-  return text_of(scenario);
+  return digest_text(scenario);
 }
 
 void InputsOfMany::write_json(std::optional<std::uint64_t> scenario, JsonWriter& writer) const {

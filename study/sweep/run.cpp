@@ -269,9 +269,8 @@ class Evaluator {
 std::string digests_of_calibrations(std::span<const std::string> files) {
   std::uint64_t digest = digest_of("");
   for (const EmbeddedFile& file : embedded_files("results/calibration/")) digest = digest_of(file.text, digest);
-  std::string text = fmt::format("{:016x}", digest);
-  for (const std::string& file : files)
-    text += fmt::format(" {:016x}", digest_of(read_file(file, "a readable JSON file")));
+  std::string text = digest_text(digest);
+  for (const std::string& file : files) text += " " + digest_text(digest_of(read_file(file, "a readable JSON file")));
   return text;
 }
 
@@ -290,7 +289,7 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
   const std::int64_t mine = all / options.shards + (all % options.shards > options.shard ? 1 : 0);
   const std::string program = program_of(options.version, options.calibrations);
   SweepRecord record{"", sweep.whole.dump(), sweep.fields(), all, options.version, options.calibrations};
-  record.digest = fmt::format("{:016x}", digest_of(record.document, digest_of(program + " ")));
+  record.digest = digest_text(digest_of(record.document, digest_of(program + " ")));
   SweepOutcome outcome;
   outcome.sweep = results.add(record);
   outcome.points = mine;
