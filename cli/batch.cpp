@@ -21,9 +21,9 @@
 #include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
+#include "study/answers/arguments.h"
 #include "study/answers/inputs.h"
 #include "study/answers/results.h"
-#include "study/answers/scenario_argument.h"
 #include "study/answers/sweep_answer.h"
 
 namespace orrery {

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -19,7 +18,7 @@
 #include "sim/base/error.h"
 #include "sim/base/words.h"
 #include "sim/report/format.h"
-#include "study/answers/build_commit.h"
+#include "study/answers/inputs.h"
 
 namespace orrery {
 namespace {
@@ -136,8 +135,7 @@ void compare_files(CompareArguments& arguments) {
   add(arguments.junit, bench::comparison_junit);
   add(arguments.json, bench::comparison_json);
   add(arguments.csv, bench::comparison_csv);
-  if (!outputs.on_standard_output()) outputs.add("-", bench::comparison_text(comparison, colour_wanted()));
-  outputs.commit();
+  outputs.commit_with([&] { return bench::comparison_text(comparison, colour_wanted()); });
   if (comparison.nothing_told()) {
     std::string line = "orrery: nothing could be told of any benchmark";
     if (comparison.count(bench::Verdict::too_few_repetitions) == comparison.differences.size())
@@ -164,8 +162,7 @@ void show_history(const HistoryArguments& arguments) {
   add(arguments.svg, bench::history_svg);
   add(arguments.csv, bench::history_csv);
   add(arguments.json, bench::history_json);
-  if (!outputs.on_standard_output()) outputs.add("-", bench::history_text(arguments.kernel, points));
-  outputs.commit();
+  outputs.commit_with([&] { return bench::history_text(arguments.kernel, points); });
 }
 
 struct DriftArguments {
@@ -189,8 +186,7 @@ void show_drift(DriftArguments& arguments) {
   add(arguments.markdown, bench::drift_markdown);
   add(arguments.json, bench::drift_json);
   add(arguments.csv, bench::drift_csv);
-  if (!outputs.on_standard_output()) outputs.add("-", bench::drift_text(drift, colour_wanted()));
-  outputs.commit();
+  outputs.commit_with([&] { return bench::drift_text(drift, colour_wanted()); });
   if (drift.nothing_told())
     std::fputs(fmt::format("orrery: nothing could be told of any benchmark: too few runs, {} of each are needed\n",
                            drift.needed_runs)
@@ -219,10 +215,6 @@ void import_runs(const ImportArguments& arguments) {
 
 // ---- the subcommands
 
-void add_file(Command command, const char* option, std::string& path, const char* text) {
-  command.add_option(option, path, text).type_name("FILE");
-}
-
 // The options of comparisons and drifts alike; the texts say what each means there.
 template <class Arguments>
 void add_limits(Command command, Arguments& arguments, const char* threshold, const char* alpha, const char* strict) {
@@ -243,10 +235,10 @@ void add_compare_runs(Command bench) {
   add_limits(command, *arguments, "Smallest change of the median that counts: 5% or 0.05",
              "Chance of a false alarm in a comparison, at the most",
              "Fail what the new run lacks, and what cannot be told");
-  add_file(command, "--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
-  add_file(command, "--junit", arguments->junit, "Write JUnit XML: a test case each, regressions fail");
-  add_file(command, "--json", arguments->json, "Write verdicts and numbers as JSON");
-  add_file(command, "--csv", arguments->csv, "Write them as CSV, a row each");
+  command.add_file("--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
+  command.add_file("--junit", arguments->junit, "Write JUnit XML: a test case each, regressions fail");
+  command.add_file("--json", arguments->json, "Write verdicts and numbers as JSON");
+  command.add_file("--csv", arguments->csv, "Write them as CSV, a row each");
   command.callback([arguments] { compare_files(*arguments); });
 }
 
@@ -255,10 +247,10 @@ void add_history(Command bench) {
   const Command command = bench.add_subcommand("history", "How one benchmark went over all kept runs");
   command.footer("Examples:\n  orrery bench history linear/fp32/256x512x512 --history kernels.db --svg linear.svg");
   command.add_option("KERNEL", arguments->kernel, "The benchmark's name").required();
-  command.add_option("--history", arguments->history, "Where the runs are kept").required().type_name("FILE");
-  add_file(command, "--svg", arguments->svg, "Write a plot; - for standard output");
-  add_file(command, "--csv", arguments->csv, "Write CSV, a row a run");
-  add_file(command, "--json", arguments->json, "Write JSON");
+  command.add_file("--history", arguments->history, "Where the runs are kept").required();
+  command.add_file("--svg", arguments->svg, "Write a plot; - for standard output");
+  command.add_file("--csv", arguments->csv, "Write CSV, a row a run");
+  command.add_file("--json", arguments->json, "Write JSON");
   command.callback([arguments] { show_history(*arguments); });
 }
 
@@ -266,16 +258,16 @@ void add_drift(Command bench) {
   auto arguments = std::make_shared<DriftArguments>();
   const Command command = bench.add_subcommand("drift", "What has become slower over the kept runs, and when");
   command.footer(kDriftExamples);
-  command.add_option("--history", arguments->history, "Where the runs are kept").required().type_name("FILE");
+  command.add_file("--history", arguments->history, "Where the runs are kept").required();
   constexpr std::int64_t kMostRuns = 1000;
   command.add_option("--runs", arguments->runs, "Only the last so many runs of each device")
       .between(2, kMostRuns)
       .capture_default();
   add_limits(command, *arguments, "Smallest slow-down that counts: 2% or 0.02",
              "Chance of a false alarm over all benchmarks, at the most", "Fail benchmarks of too few runs");
-  add_file(command, "--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
-  add_file(command, "--json", arguments->json, "Write verdicts, changes and numbers as JSON");
-  add_file(command, "--csv", arguments->csv, "Write them as CSV, a row for each change");
+  command.add_file("--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
+  command.add_file("--json", arguments->json, "Write verdicts, changes and numbers as JSON");
+  command.add_file("--csv", arguments->csv, "Write them as CSV, a row for each change");
   command.callback([arguments] { show_drift(*arguments); });
 }
 
@@ -286,7 +278,7 @@ void add_import(Command bench) {
   command.add_option("RUNS", arguments->files, "Runs (--output, or any Google Benchmark JSON)")
       .required()
       .type_name("FILE");
-  command.add_option("--history", arguments->history, "Where runs are kept").required().type_name("FILE");
+  command.add_file("--history", arguments->history, "Where runs are kept").required();
   command.callback([arguments] { import_runs(*arguments); });
 }
 
@@ -299,13 +291,10 @@ void add_bench(Command app) {
   command.footer(kBenchExamples);
   command.require_subcommand(0, 1);
   command.add_option("--filter", arguments->suite.filter, "Only benchmarks whose name matches").type_name("REGEX");
-  command
-      .add_option("--shape", arguments->shapes,
-                  "This kernel at these sizes instead of the suite: linear:m=4096,k=4096,n=11008,dtype=bf16")
-      .one_value_each()
-      .type_name("KERNEL:AXIS=SIZE,...");
-  command.add_option("--shapes", arguments->shapes_file, "A JSON array of such shapes; - for standard input")
-      .type_name("FILE");
+  command.add_several("--shape", arguments->shapes,
+                      "This kernel at these sizes instead of the suite: linear:m=4096,k=4096,n=11008,dtype=bf16",
+                      "KERNEL:AXIS=SIZE,...");
+  command.add_file("--shapes", arguments->shapes_file, "A JSON array of such shapes; - for standard input");
   command.add_option("--device", arguments->device, "Device to run on").one_of({"cpu", "cuda"}).capture_default();
   command.add_option("--repetitions", arguments->suite.repetitions, "Repetitions of each benchmark, in random order")
       .between(1, 10'000)
@@ -320,8 +309,8 @@ void add_bench(Command app) {
       .capture_default();
   command.add_flag("--cold-cache", arguments->suite.cold_cache,
                    "Clear operands from the caches before each iteration; kernels only, no steps");
-  add_file(command, "--output", arguments->output, "Write the run as Google Benchmark's JSON; - for standard output");
-  command.add_option("--history", arguments->history, "Keep the run in this file").type_name("FILE");
+  command.add_file("--output", arguments->output, "Write the run as Google Benchmark's JSON; - for standard output");
+  command.add_file("--history", arguments->history, "Keep the run in this file");
   command.add_flag("--list", arguments->list, "List the benchmarks without running them");
   add_compare_runs(command);
   add_history(command);

@@ -2,18 +2,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/cluster_argument.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/measured_tables.h"
-#include "cli/names.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/json_reader.h"
@@ -331,8 +328,7 @@ void compare_with_measured(const CollectiveArguments& arguments) {
   outputs.add_wanted(arguments.json, [&] { return json_text(measured_json(measured, options.engines), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return measured_csv(measured, options.engines); });
   outputs.add_wanted(arguments.markdown, [&] { return measured_markdown(measured, options.engines); });
-  if (!outputs.on_standard_output()) outputs.add("-", measured_table(measured, options.engines));
-  outputs.commit();
+  outputs.commit_with([&] { return measured_table(measured, options.engines); });
 }
 
 void collective(const CollectiveArguments& arguments) {
@@ -346,8 +342,7 @@ void collective(const CollectiveArguments& arguments) {
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(json_of(prediction), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return csv_of(prediction); });
-  if (!outputs.on_standard_output()) outputs.add("-", table_of(prediction));
-  outputs.commit();
+  outputs.commit_with([&] { return table_of(prediction); });
 }
 
 }  // namespace
@@ -388,11 +383,9 @@ void add_collective(Command app) {
       .one_of_in_any_case(texts(kForcedAlgorithmNames));
   text("--protocol", arguments->protocol, "Use this protocol instead of the fastest, like NCCL_PROTO")
       .one_of_in_any_case(texts(kCollectiveProtocolNames));
-  of_kind.push_back(command
-                        .add_option("--calibration", arguments->calibrations,
-                                    "A result of `orrery calibrate import` to use instead of the bundled calibration")
-                        .one_value_each()
-                        .type_name("FILE"));
+  of_kind.push_back(
+      command.add_several("--calibration", arguments->calibrations,
+                          "A result of `orrery calibrate import` to use instead of the bundled calibration", "FILE"));
   command
       .add_option(
           "--measured",
@@ -404,12 +397,9 @@ void add_collective(Command app) {
           "collective")
       .value_optional()
       .type_name("FILTER");
-  const auto file = [&](const char* name, std::string& path, const char* what) {
-    return command.add_option(name, path, what).type_name("FILE");
-  };
-  file("--json", arguments->json, "Write all points as JSON; - for standard output");
-  file("--csv", arguments->csv, "Write all points as CSV, a row each");
-  file("--markdown", arguments->markdown, "Write the tables of --measured as Markdown");
+  command.add_file("--json", arguments->json, "Write all points as JSON; - for standard output");
+  command.add_file("--csv", arguments->csv, "Write all points as CSV, a row each");
+  command.add_file("--markdown", arguments->markdown, "Write the tables of --measured as Markdown");
   arguments->engine.add_to(command, /*both=*/true);
   command.callback([arguments, of_kind] {
     for (const Option& option : of_kind)

@@ -10,7 +10,6 @@
 #include <sstream>
 #include <system_error>
 #include <type_traits>
-#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/one_line.h"

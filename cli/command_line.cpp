@@ -1,5 +1,3 @@
-#include "cli/command_line.h"
-
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -8,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "cli/command.h"
+#include "cli/commands.h"
 #include "cli/output.h"
 #include "realrun/backend.h"
 #include "realrun/communicator.h"

@@ -1,5 +1,5 @@
 // The subcommands of `orrery`. Each function adds one, with its options. A subcommand throws InputError for wrong
-// input; main turns it into one line and an exit code.
+// input; run_command_line() turns it into one line and an exit code.
 #pragma once
 
 #include "cli/command.h"
@@ -26,5 +26,10 @@ void add_bench(Command app);
 void add_schema(Command app);
 void add_completion(Command app);  // for `app`, the program, as it is when the command runs
 void add_manual(Command app);      // likewise
+
+// Runs a program's command line for every main of this folder: parses, runs, and turns an exception into one line and
+// an exit code (0 done, 2 the input cannot be used, 1 anything else). `parse` calls CommandLine::parse, which runs the
+// subcommand. `program` begins error lines.
+int run_command_line(const char* program, const std::function<void()>& parse);
 
 }  // namespace orrery

@@ -1,9 +1,9 @@
 // orrery completion: scripts for shells, and what they ask for.
-#include "cli/completion.h"
-
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -137,8 +137,12 @@ class Offers {
   std::string current_, lines_;
 };
 
-}  // namespace
-
+// Returns the completions of the last of `words`, one per line. `words` are the words of a command line after the
+// program's name; the user is typing the last one, which may still be empty. The lines are:
+//   WORD TAB TEXT     a word that begins with the last one; TEXT says what it is for
+//   :files TAB HEAD   names of files may follow HEAD, the part of the last word before the file's name ("--json=")
+//   :folders TAB HEAD the same for folders
+//   :nospace          the shell must not add a space, since the user goes on in the same word (KEY=VALUE)
 std::string completions(const CommandDescription& program, std::span<const std::string> words) {
   const std::string current = words.empty() ? "" : words.back();
   const CommandDescription* command = &program;
@@ -176,6 +180,8 @@ std::string completions(const CommandDescription& program, std::span<const std::
   }
   return offers.lines();
 }
+
+}  // namespace
 
 void add_completion(Command app) {
   struct Arguments {

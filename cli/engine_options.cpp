@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "cli/names.h"
+#include "cli/offers.h"
 #include "cli/sibling.h"
 
 namespace orrery {

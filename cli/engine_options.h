@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cli/command.h"
-#include "study/answers/engine_choice.h"
+#include "study/answers/arguments.h"
 
 namespace orrery {
 

@@ -1,7 +1,5 @@
 // orrery-gpu: the subcommands of `orrery` that run something, for a machine that has an NVIDIA GPU and the CUDA
 // libraries and nothing else. Exit codes are those of orrery.
-#include "cli/command.h"
-#include "cli/command_line.h"
 #include "cli/commands.h"
 #include "realrun/mpi/rank_watch.h"
 

@@ -4,8 +4,6 @@
 
 #include <cstdio>
 
-#include "cli/command.h"
-#include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/sibling.h"
 #include "sim/des/engine.h"

@@ -1,9 +1,11 @@
-// orrery man: the manual page (section 1), in roff's man macros. All text about commands and options comes from the
-// command line's description.
+// What orrery says of itself. orrery man: the manual page (section 1), in roff's man macros. All text about commands
+// and options comes from the command line's description. orrery schema: the schema of scenarios, for editors and
+// programs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
 #include <vector>
@@ -11,7 +13,8 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "sim/base/one_line.h"
-#include "study/answers/build_commit.h"
+#include "strategies/schema.h"
+#include "study/answers/inputs.h"
 
 namespace orrery {
 namespace {
@@ -219,6 +222,14 @@ void add_manual(Command app) {
       "Examples:\n  orrery man | man -l -                             to read it\n"
       "  orrery man > /usr/local/share/man/man1/orrery.1   what cmake --install does");
   command.callback([app] { print(manual_page(app.description())); });
+}
+
+void add_schema(Command app) {
+  const Command command = app.add_subcommand("schema", "What a scenario may contain, as a JSON Schema");
+  command.footer(
+      "Examples:\n  orrery schema > scenario.schema.json     then \"$schema\": \"./scenario.schema.json\" in a "
+      "scenario");
+  command.callback([] { print(scenario_schema().dump(2) + "\n"); });
 }
 
 }  // namespace orrery

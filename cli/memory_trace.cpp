@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <span>
 #include <utility>
 #include <vector>
@@ -43,6 +42,22 @@ BiLevelLayout plan_of(const Simulation& simulation, const AllocationTrace& trace
                        [](std::span<const StorageLife> lives) { return smallest_layout(lives); });
 }
 
+// An event takes some 100 bytes in the file, and twice that in memory, where the trace has three steps.
+constexpr double kMostEvents = 1e6;
+
+void check_size(const Simulation& simulation) {
+  const auto stage = static_cast<std::size_t>(fullest_stage(simulation).stage);
+  const double events = allocation_events(*simulation.program, stage);
+  if (events <= kMostEvents) return;
+  const std::int64_t micro_batches = simulation.program->schedule.micro_batches;
+  throw InputError({"", ""},
+                   fmt::format("about {:.2g} allocations and frees in a step of {} micro-batch{} on stage {}", events,
+                               micro_batches, micro_batches == 1 ? "" : "es", stage),
+                   fmt::format("at most {:.2g} for --memory-trace: a smaller workload.global_batch_size or a larger "
+                               "plan.micro_batch_size",
+                               kMostEvents));
+}
+
 }  // namespace
 
 std::string memory_plan_text(const Simulation& simulation) {
@@ -80,26 +95,6 @@ std::string memory_plan_text(const Simulation& simulation) {
              reserved(false), reserved(true)) +
          (found_best ? "" : "  best fit: the solver found nothing smaller within its limits, but did not prove it\n");
 }
-
-namespace {
-
-// An event takes some 100 bytes in the file, and twice that in memory, where the trace has three steps.
-constexpr double kMostEvents = 1e6;
-
-void check_size(const Simulation& simulation) {
-  const auto stage = static_cast<std::size_t>(fullest_stage(simulation).stage);
-  const double events = allocation_events(*simulation.program, stage);
-  if (events <= kMostEvents) return;
-  const std::int64_t micro_batches = simulation.program->schedule.micro_batches;
-  throw InputError({"", ""},
-                   fmt::format("about {:.2g} allocations and frees in a step of {} micro-batch{} on stage {}", events,
-                               micro_batches, micro_batches == 1 ? "" : "es", stage),
-                   fmt::format("at most {:.2g} for --memory-trace: a smaller workload.global_batch_size or a larger "
-                               "plan.micro_batch_size",
-                               kMostEvents));
-}
-
-}  // namespace
 
 std::string memory_trace(const Simulation& simulation, bool expandable_segments) {
   check_size(simulation);

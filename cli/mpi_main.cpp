@@ -6,12 +6,10 @@
 #include <exception>
 #include <optional>
 
-#include "cli/command.h"
-#include "cli/command_line.h"
 #include "cli/commands.h"
 #include "realrun/cuda/nccl_communicator.h"
 #include "sim/base/error.h"
-#include "study/answers/build_commit.h"
+#include "study/answers/inputs.h"
 #include "study/sweep/mpi/ranks.h"
 
 namespace orrery {

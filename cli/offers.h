@@ -1,7 +1,15 @@
-// Options and arguments that several commands have, with the values that shells offer for them.
+// Options and arguments that several commands have, with the values that shells offer for them: scenarios, clusters,
+// fields, calibrations, and those whose values are the names of an enumeration.
 #pragma once
 
+#include <algorithm>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "cli/command.h"
+#include "sim/hardware/cluster.h"
 
 namespace orrery {
 
@@ -26,5 +34,18 @@ inline void add_calibrations(
     const char* description = "A result of `orrery calibrate` to use instead of the bundled calibration") {
   command.add_several("--calibration", files, description, "FILE");
 }
+
+inline std::vector<std::string> texts(std::span<const std::string_view> names) { return {names.begin(), names.end()}; }
+
+// REQUIRES: `name` is empty (the first) or one of `names`, in the order of the enumerators.
+template <class Enum>
+Enum chosen(const std::string& name, std::span<const std::string_view> names) {
+  const auto at = std::find(names.begin(), names.end(), name);
+  return at == names.end() ? Enum{} : static_cast<Enum>(at - names.begin());
+}
+
+// `of`: a cluster or node preset, a bundled scenario, the file of a scenario or cluster, or "-". Throws InputError.
+// `perturbed` is set if `of` is a scenario with perturbations, which the cluster does not include.
+Cluster read_cluster_argument(const std::string& of, bool* perturbed = nullptr);
 
 }  // namespace orrery

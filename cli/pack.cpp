@@ -1,8 +1,6 @@
 // orrery pack: packs documents into training sequences.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,14 +8,13 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/names.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 #include "strategies/read_scenario.h"
-#include "study/answers/scenario_argument.h"
+#include "study/answers/arguments.h"
 #include "study/prediction/prediction.h"
 #include "traces/packing/document_generator.h"
 #include "traces/packing/documents.h"

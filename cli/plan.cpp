@@ -7,7 +7,7 @@
 #include <ranges>
 
 #include "cli/commands.h"
-#include "cli/names.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/title.h"
 #include "sim/base/json_writer.h"
@@ -49,8 +49,7 @@ void published(const PlanArguments& arguments) {
   const std::vector<ReportedFigure> figures = predict_published_runs(simulator);
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(published_runs_json(figures), 2) + "\n"; });
-  if (!outputs.on_standard_output()) outputs.add("-", published_runs_table(figures));
-  outputs.commit();
+  outputs.commit_with([&] { return published_runs_table(figures); });
 }
 
 // Lists the plans that were searched, for each cluster's best.
@@ -109,17 +108,13 @@ void add_plan(Command app) {
       .offers_files();
   command.add_flag("--published", arguments->published,
                    "Instead of a plan: published trainings, their predictions and the errors");
-  command.add_option("--set", request.sets, "Override a field: candidates.0.devices=512")
-      .one_value_each()
-      .type_name("KEY=VALUE");
+  command.add_several("--set", request.sets, "Override a field: candidates.0.devices=512", "KEY=VALUE");
   command.add_flag("--worst", request.worst,
                    "Compare deadline and budget with the slow end of the step's interval, not with the expected step");
   command.add_flag(
       "--search", request.search,
       "For each size of each candidate, search the fastest plan that surely fits, instead of its own plan");
-  command.add_option("--fix", request.fixed, "--search: keep this field of the candidates' plans")
-      .one_value_each()
-      .type_name("KEY");
+  command.add_several("--fix", request.fixed, "--search: keep this field of the candidates' plans", "KEY");
   command.add_flag("--every-size", arguments->every_size,
                    "Print a row for each size of each candidate, not only for its best");
   command.add_option("--of", request.output, "Figure whose sensitivities are shown")
@@ -143,17 +138,10 @@ void add_plan(Command app) {
           "Shape of the Weibull distribution of times between simulated failures; below 1 they come in clusters")
       .within(kLeastShape, kMostShape)
       .capture_default();
-  const auto file = [&](const char* name, std::string& path, const char* text) {
-    command.add_option(name, path, text).type_name("FILE");
-  };
-  file("--json", arguments->json, "Write all figures as JSON; - for standard output");
-  file("--csv", arguments->csv, "Write a row for each size of each candidate; - for standard output");
-  file("--svg", arguments->svg, "Draw the sensitivities as a tornado chart; - for standard output");
-  command
-      .add_option("--calibration", request.calibrations,
-                  "A result of `orrery calibrate` to use instead of the bundled calibration")
-      .one_value_each()
-      .type_name("FILE");
+  command.add_file("--json", arguments->json, "Write all figures as JSON; - for standard output");
+  command.add_file("--csv", arguments->csv, "Write a row for each size of each candidate; - for standard output");
+  command.add_file("--svg", arguments->svg, "Draw the sensitivities as a tornado chart; - for standard output");
+  add_calibrations(command, request.calibrations);
   command.callback([arguments] { plan(*arguments); });
 }
 

@@ -2,8 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -24,10 +22,9 @@
 #include "sim/report/json.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
+#include "study/answers/arguments.h"
 #include "study/answers/inputs.h"
 #include "study/answers/results.h"
-#include "study/answers/scenario_argument.h"
-#include "study/answers/training_answer.h"
 #include "study/simulation/simulation.h"
 #include "study/training/training_report.h"
 #include "study/validation/predicted_points.h"

@@ -9,6 +9,7 @@
 
 #include "cli/commands.h"
 #include "cli/engine_options.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
@@ -230,11 +231,9 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
 }
 
 void add_export_options(Command command, ExportArguments& arguments) {
-  command
-      .add_option(
-          "--export", arguments.file,
-          "Write a row for each point: CSV, or JSON lines if the name ends in .jsonl; - for CSV on standard output")
-      .type_name("FILE");
+  command.add_file(
+      "--export", arguments.file,
+      "Write a row for each point: CSV, or JSON lines if the name ends in .jsonl; - for CSV on standard output");
   command
       .add_option("--fields", arguments.fields,
                   "Only these columns: fields of axes, fields that a search found, columns of `simulate --csv`, error, "
@@ -253,9 +252,7 @@ void add_merge(Command sweep) {
   command.footer(
       "Examples:\n  orrery sweep merge results.db half-1.db half-2.db\n\nWhat is there stays as it is; the databases "
       "stay as they are.");
-  command.add_option("INTO", arguments->into, "The database that gets them; made if it is not there")
-      .required()
-      .type_name("FILE");
+  command.add_file("INTO", arguments->into, "The database that gets them; made if it is not there").required();
   command.add_option("FROM", arguments->from, "Databases that orrery sweep has made").required().type_name("FILE");
   command.callback([arguments] {
     for (const std::string& from : arguments->from)
@@ -278,7 +275,7 @@ void add_export(Command sweep) {
   command.footer(
       "Examples:\n  orrery sweep export results.db --fields cluster.nodes,step_seconds,mfu\n"
       "  orrery sweep export results.db --export results.jsonl");
-  command.add_option("DB", arguments->database, "A database that orrery sweep has made").required().type_name("FILE");
+  command.add_file("DB", arguments->database, "A database that orrery sweep has made").required();
   add_export_options(command, arguments->exported);
   command.callback([arguments] {
     const SweepResults results(arguments->database, Database::Mode::read);
@@ -302,8 +299,7 @@ void add_sweep(Command app, SweepHelpers* helpers) {
       .offers_names({"sweeps"})
       .offers_files();
   SweepRequest& request = arguments->request;
-  command.add_option("--db", request.database, "Database of results; points that it holds are not computed again")
-      .type_name("FILE");
+  command.add_file("--db", request.database, "Database of results; points that it holds are not computed again");
   command
       .add_option("--threads", request.threads,
                   "Number of threads; 0: the machine's. With --mpi: of each rank; 0: its share of its machine's")
@@ -318,11 +314,7 @@ void add_sweep(Command app, SweepHelpers* helpers) {
       "--mpi", arguments->mpi,
       "This process is one of the ranks that mpirun or srun has started; the first hands out points and writes");
   add_export_options(command, arguments->exported);
-  command
-      .add_option("--calibration", request.calibrations,
-                  "A result of `orrery calibrate` to use instead of the bundled calibration")
-      .one_value_each()
-      .type_name("FILE");
+  add_calibrations(command, request.calibrations);
   add_merge(command);
   add_export(command);
   command.callback([command, arguments, helpers] {

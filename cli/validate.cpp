@@ -5,16 +5,14 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "cli/commands.h"
-#include "cli/names.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "strategies/strategy.h"
-#include "study/validation/baseline.h"
 #include "study/validation/figures.h"
 #include "study/validation/fit.h"
 #include "study/validation/page.h"

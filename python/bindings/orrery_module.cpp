@@ -6,7 +6,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <nlohmann/json.hpp>
@@ -17,14 +16,13 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/json.h"
-#include "study/answers/build_commit.h"
+#include "study/answers/arguments.h"
 #include "study/answers/comparison.h"
-#include "study/answers/engine_choice.h"
+#include "study/answers/inputs.h"
 #include "study/answers/listing.h"
 #include "study/answers/plan_answer.h"
 #include "study/answers/program_json.h"
 #include "study/answers/results.h"
-#include "study/answers/scenario_argument.h"
 #include "study/answers/search_answer.h"
 #include "study/answers/sweep_answer.h"
 #include "study/sweep/comparison.h"
@@ -204,13 +202,10 @@ std::string search_plans(const ScenarioArgument& scenario, const Texts& sets, co
 
 std::string validate(const std::string& source, const std::string& gpu, const std::string& strategy,
                      const std::string& seen) {
-  const auto at = std::find(kSeenNames.begin(), kSeenNames.end(), seen);
-  if (at == kSeenNames.end())
-    throw InputError({"--seen", ""}, describe(seen), fmt::format("one of {}", fmt::join(kSeenNames, ", ")),
-                     nearest_name(seen, kSeenNames));
+  const auto sources = static_cast<Seen>(index_named("--seen", seen, kSeenNames));
   Simulator simulator;
-  const std::vector<PredictedPoint> points = points_asked_for({.source = source, .gpu = gpu, .strategy = strategy},
-                                                              simulator, static_cast<Seen>(at - kSeenNames.begin()));
+  const std::vector<PredictedPoint> points =
+      points_asked_for({.source = source, .gpu = gpu, .strategy = strategy}, simulator, sources);
   return json_text(validation_json(points).at("points"));
 }
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "sim/base/digest.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
@@ -17,16 +18,6 @@ namespace orrery::bench {
 namespace {
 
 using nlohmann::json;
-
-// FNV-1a, 64 bits (Fowler, Noll, Vo; RFC 9923).
-std::string fnv1a(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) {
-    hash ^= static_cast<unsigned char>(c);
-    hash *= 0x100000001b3;
-  }
-  return fmt::format("{:016x}", hash);
-}
 
 // A day, optionally with a time and an offset from UTC: what SQLite's datetime() understands.
 bool is_iso_8601(const std::string& text) {
@@ -55,7 +46,7 @@ class Reader {
     if (!context.is_object()) fail("/context", context, "an object");
     if (!benchmarks.is_array()) fail("/benchmarks", benchmarks, "an array");
     run_.file = file_;
-    run_.digest = fnv1a(json_text(document_));
+    run_.digest = digest_text(digest_of(json_text(document_)));
     for (const auto& [key, value] : context.items()) {
       if (value.is_structured()) continue;  // caches, load averages
       run_.context.emplace_back(key, value.is_string() ? value.get<std::string>() : json_text(value));

@@ -132,7 +132,7 @@ struct Cluster {
   Node node;
   std::int64_t nodes = 1;
   Fabric fabric;
-  // Shared with other jobs, and operated as production clusters are (study/prediction/production.h).
+  // Shared with other jobs, and operated as production clusters are (study/simulation/simulation.cpp).
   bool production = false;
   NodePlacement placement;
 

@@ -8,7 +8,6 @@
 #include "sim/base/json_reader.h"
 #include "sim/report/json.h"
 #include "strategies/strategy.h"
-#include "study/answers/build_commit.h"
 #include "study/answers/inputs.h"
 
 namespace orrery {

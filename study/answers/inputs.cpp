@@ -4,14 +4,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "orrery_commit.h"  // written by cmake/commit.cmake
 #include "sim/base/digest.h"
 #include "sim/base/input_file.h"
-#include "study/answers/build_commit.h"
 
 namespace orrery {
 namespace {
-
-std::string text_of(std::uint64_t digest) { return fmt::format("{:016x}", digest); }
 
 enum InputColumn : std::size_t { kDigest, kCalibrations, kVersion, kCommit };
 
@@ -35,7 +33,7 @@ nlohmann::ordered_json inputs_json(const char* name, const nlohmann::json& asked
 
 InputsOfMany::InputsOfMany(const std::vector<std::string>& calibrations) {
   for (const std::string& path : calibrations) {
-    files_.push_back({path, text_of(digest_of(read_file(path, "a readable JSON file")))});
+    files_.push_back({path, digest_text(digest_of(read_file(path, "a readable JSON file")))});
     files_text_ += fmt::format("{}{} {}", files_text_.empty() ? "" : ", ", path, files_.back().digest);
   }
   if (files_.empty()) files_text_ = "bundled";
@@ -43,7 +41,7 @@ InputsOfMany::InputsOfMany(const std::vector<std::string>& calibrations) {
 
 std::string InputsOfMany::digest(std::uint64_t scenario) const {
   for (const File& file : files_) scenario = digest_of(file.digest, scenario);
-  return text_of(scenario);
+  return digest_text(scenario);
 }
 
 void InputsOfMany::write_json(std::optional<std::uint64_t> scenario, JsonWriter& writer) const {
@@ -82,5 +80,14 @@ std::vector<std::string> InputsOfMany::columns(std::uint64_t scenario) {
   for (std::size_t i = 0; i < kInputColumns.size(); ++i) all.emplace_back(column(i, scenario));
   return all;
 }
+
+const char* build_commit() { return ORRERY_COMMIT; }
+const char* build_date() { return ORRERY_COMMIT_DATE; }
+std::string version_and_commit() {
+  std::string text = ORRERY_VERSION;
+  if (*build_commit() != '\0') text += std::string(" ") + build_commit();
+  return text;
+}
+const char* build_type() { return ORRERY_BUILD_TYPE; }
 
 }  // namespace orrery

@@ -1,4 +1,5 @@
-// The inputs of a result: they distinguish results, and results can be made again from them.
+// The inputs of a result: they distinguish results, and results can be made again from them. And the commit and build
+// type of the program that makes it.
 #pragma once
 
 #include <array>
@@ -51,5 +52,16 @@ class InputsOfMany {
 
   std::string digest(std::uint64_t scenario) const;
 };
+
+// ---- the program
+
+// The git commit, followed by "+" if files differed from it; empty if there was none.
+const char* build_commit();
+// The day of the commit, YYYY-MM-DD; empty if there was none.
+const char* build_date();
+// The version followed by the commit.
+std::string version_and_commit();
+// CMake's build type: "Release", "Debug"; empty if none was chosen.
+const char* build_type();
 
 }  // namespace orrery

@@ -1,11 +1,5 @@
 #include "study/answers/plan_answer.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include <algorithm>
-#include <utility>
-
 #include "sim/base/json_reader.h"
 #include "sim/base/threads.h"
 #include "study/answers/inputs.h"
@@ -16,14 +10,6 @@
 
 namespace orrery {
 namespace {
-
-PlanOutput output_named(const std::string& name) {
-  const auto at = std::find(kPlanOutputNames.begin(), kPlanOutputNames.end(), name);
-  if (at == kPlanOutputNames.end())
-    throw InputError({"--of", ""}, describe(nlohmann::json(name)),
-                     fmt::format("one of {}", fmt::join(kPlanOutputNames, ", ")), nearest_name(name, kPlanOutputNames));
-  return static_cast<PlanOutput>(at - kPlanOutputNames.begin());
-}
 
 // Fields that a search leaves.
 SpaceOptions left_fields(const std::vector<std::string>& fixed) {
@@ -39,14 +25,12 @@ PlanAnswer answer_plan(const ScenarioArgument& plan, const PlanRequest& request)
   if (plan.document == nullptr) {
     a.document = load_document(bundled_plans(), "plan", plan.name, request.sets, a.source);
   } else {
-    a.source = {plan.name, request.sets};
-    a.document = *plan.document;
-    for (const std::string& set : request.sets) apply_set(a.document, set, a.source.file);
+    a.document = scenario_argument(plan, request.sets, a.source);
   }
   const CapacityPlan read = read_capacity_plan(a.document, a.source);
   AnswerOptions options = request.options;
   options.held_by = request.worst ? HeldBy::worst : HeldBy::expectation;
-  options.output = output_named(request.output);
+  options.output = static_cast<PlanOutput>(index_named("--of", request.output, kPlanOutputNames));
   if (!request.search && !request.fixed.empty())
     throw InputError({"--fix", ""}, "no --search", "--search: without it every field of the plan stays");
   const UserCalibration user = read_user_calibration(request.calibrations);

@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/cost/user_calibration.h"
-#include "study/answers/scenario_argument.h"
+#include "study/answers/arguments.h"
 #include "study/capacity/answer.h"
 
 namespace orrery {

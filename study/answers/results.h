@@ -1,12 +1,16 @@
-// The answers of `orrery simulate` as JSON documents.
+// The answers of `orrery simulate` as JSON documents, and the work of `orrery simulate --steps`.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "sim/report/report.h"
+#include "study/answers/arguments.h"
 #include "study/simulation/simulation.h"
+#include "study/training/training.h"
 
 namespace orrery {
 
@@ -27,5 +31,25 @@ nlohmann::ordered_json jobs_json(const Asked& asked, const std::vector<JobResult
 
 // {"jobs": [{"name": ..., "slowdown": ..., "alone_seconds": ..., "together": report}], "version": ...}
 nlohmann::ordered_json jobs_json(const std::vector<JobResult>& jobs, bool ops);
+
+// ---- the trainings of --steps
+
+struct TrainingRequest {
+  std::int64_t steps = 1;
+  std::string database;  // keeps outcomes of steps, and the completed training; empty: none
+  EngineChoice engine;
+  std::function<void(std::int64_t done, std::int64_t predicted)> progress;
+};
+
+struct TrainingAnswer {
+  Scenario scenario;  // of the first step
+  Training training;
+};
+
+// Throws InputError like train(), and if the database cannot be written.
+TrainingAnswer training_answer(const Asked& asked, const TrainingRequest& request);
+
+// { "label", "scenario", "set", training, "first": report, "version", "inputs" }
+nlohmann::ordered_json training_answer_json(const Asked& asked, const Training& training);
 
 }  // namespace orrery

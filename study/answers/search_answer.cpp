@@ -92,8 +92,8 @@ Space space_of(const Scenario& base, const SpaceOptions& fields) {
 
 void find_nearest_batches(SearchAnswer& a) {
   const auto axes = a.space.axes();
-  const auto mesh = static_cast<std::size_t>(
-      std::count_if(axes.begin(), axes.end(), [](const Space::Axis& axis) { return axis.chosen_with == ChosenWith::mesh; }));
+  const auto mesh = static_cast<std::size_t>(std::count_if(
+      axes.begin(), axes.end(), [](const Space::Axis& axis) { return axis.chosen_with == ChosenWith::mesh; }));
   Scenario scenario = a.space.base();
   std::vector<std::int64_t> values;
   a.space.for_each(scenario, values, mesh, [&](const Scenario& chosen, const std::vector<std::int64_t>&) {

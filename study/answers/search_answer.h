@@ -7,9 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "study/answers/scenario_argument.h"
-#include "study/search/network.h"
-#include "study/search/remedies.h"
+#include "study/answers/arguments.h"
+#include "study/search/advice.h"
 #include "study/search/search.h"
 #include "study/simulation/simulation.h"
 

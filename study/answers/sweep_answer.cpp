@@ -5,12 +5,11 @@
 #include <algorithm>
 #include <charconv>
 #include <string_view>
-#include <utility>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/threads.h"
-#include "study/answers/build_commit.h"
+#include "study/answers/inputs.h"
 #include "study/search/plan_field.h"
 
 namespace orrery {

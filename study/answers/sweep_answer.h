@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "study/answers/scenario_argument.h"
+#include "study/answers/arguments.h"
 #include "study/sweep/results.h"
 #include "study/sweep/run.h"
 

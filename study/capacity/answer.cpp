@@ -1,13 +1,18 @@
 #include "study/capacity/answer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/statistics.h"
 #include "sim/planning/training_run.h"
+#include "sim/report/format.h"
 
 namespace orrery {
 namespace {
@@ -60,6 +65,27 @@ void add_ties(std::size_t against, CapacityAnswer& answer) {
       answer.ties.push_back({*best, against, break_even(answer.candidates[*best].candidate, other.candidate)});
 }
 
+struct HardwareInput {
+  const char* name;
+  void (*scale)(Cluster& cluster, double factor);
+};
+constexpr std::array<HardwareInput, 6> kHardware{{
+    {"matrix FLOP/s",
+     [](Cluster& c, double factor) {
+       for (double& peak : c.device.peak_flops_per_second) peak *= factor;
+     }},
+    {"vector FLOP/s", [](Cluster& c, double factor) { c.device.vector_flops_per_second *= factor; }},
+    {"memory bandwidth", [](Cluster& c, double factor) { c.device.memory_bytes_per_second *= factor; }},
+    {"memory size", [](Cluster& c, double factor) { c.device.memory_bytes *= factor; }},
+    {"bandwidth within nodes",
+     [](Cluster& c, double factor) {
+       c.device.scale_up_link_bytes_per_second *= factor;
+       c.node.intra_bytes_per_second *= factor;
+       c.node.pair_bytes_per_second *= factor;
+     }},
+    {"bandwidth between nodes", [](Cluster& c, double factor) { c.node.nic_bytes_per_second *= factor; }},
+}};
+
 }  // namespace
 
 CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Simulator& simulator,
@@ -81,6 +107,38 @@ CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Si
   const std::optional<std::size_t> against =
       options.against.empty() ? result.subject : best_of(options.against, result);
   if (against) add_ties(*against, result);
+  return result;
+}
+
+Tornado tornado(const CapacityPlan& plan, const SizedCandidate& sized, PlanOutput output, double swing,
+                Simulator& simulator) {
+  Tornado result{.output = output, .swing = swing, .value = value_of(sized.forecast, output), .bars = {}};
+  const auto of_step = [&](double seconds) {
+    Candidate candidate = sized.candidate;
+    candidate.step_seconds = {.low = seconds, .value = seconds, .high = seconds};
+    candidate.run.step_seconds = seconds;
+    return value_of(forecast(candidate), output);
+  };
+  if (const Estimate& step = sized.candidate.step_seconds; step.low != step.high)
+    result.bars.push_back({std::string(kPredictedStep), of_step(step.low), of_step(step.high)});
+  const auto on_changed = [&](const HardwareInput& input, double factor, bool& fits) {
+    Scenario scenario = *sized.scenario;
+    input.scale(scenario.cluster, factor);
+    SizedCandidate changed = sized;
+    predict_step(plan, scenario, simulator, changed);
+    fits = changed.memory_fits;
+    return value_of(forecast(changed.candidate), output);
+  };
+  if (sized.scenario)
+    for (const HardwareInput& input : kHardware) {
+      bool less_fits = true, more_fits = true;
+      const double less = on_changed(input, 1 - swing, less_fits), more = on_changed(input, 1 + swing, more_fits);
+      result.bars.push_back({input.name, less, more, less_fits || !sized.memory_fits});
+    }
+  for (const Sensitivity& s : sensitivities(sized.candidate, output, swing))
+    if (s.input != "step_seconds" || !sized.scenario)
+      result.bars.push_back({std::string(s.input), s.at_less, s.at_more});
+  std::ranges::stable_sort(result.bars, std::greater(), &TornadoBar::width);
   return result;
 }
 

@@ -1,7 +1,6 @@
 #include "study/capacity/choice.h"
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <limits>
 #include <tuple>

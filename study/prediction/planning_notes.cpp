@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/hardware/cluster.h"
 #include "sim/hardware/presets.h"
 #include "sim/hardware/read_placement.h"
 #include "sim/report/format.h"
@@ -85,6 +84,18 @@ std::string larger_node_note(const Node& node) {
       "nodes have {} devices, but {} has {}; they share its {} NIC{} and its host memory, which cluster.nics and "
       "cluster.host_memory_bytes change",
       node.devices, node.name, devices, node.nics, node.nics == 1 ? "" : "s");
+}
+
+bool is_oversubscribed(const Cluster& cluster, std::int64_t ranks) {
+  const Fabric& fabric = cluster.fabric;
+  return (fabric.kind == FabricKind::fat_tree || fabric.kind == FabricKind::rail_fat_tree) &&
+         fabric.oversubscription > 1 && fabric.nodes_per_leaf > 0 &&
+         ranks > fabric.nodes_per_leaf * cluster.node.devices;
+}
+
+// "10.1 s (+25.3 %)"
+std::string against(double seconds, double step_seconds) {
+  return fmt::format("{} ({})", seconds_text(seconds), signed_percent_text(seconds / step_seconds - 1));
 }
 
 }  // namespace
@@ -167,22 +178,6 @@ Cluster placed(Cluster cluster, OtherPlacement other) {
   }
   return cluster;
 }
-
-namespace {
-
-bool is_oversubscribed(const Cluster& cluster, std::int64_t ranks) {
-  const Fabric& fabric = cluster.fabric;
-  return (fabric.kind == FabricKind::fat_tree || fabric.kind == FabricKind::rail_fat_tree) &&
-         fabric.oversubscription > 1 && fabric.nodes_per_leaf > 0 &&
-         ranks > fabric.nodes_per_leaf * cluster.node.devices;
-}
-
-// "10.1 s (+25.3 %)"
-std::string against(double seconds, double step_seconds) {
-  return fmt::format("{} ({})", seconds_text(seconds), signed_percent_text(seconds / step_seconds - 1));
-}
-
-}  // namespace
 
 std::string placement_note(const Cluster& cluster, std::int64_t ranks, double step_seconds,
                            const std::function<double(OtherPlacement)>& step_on) {

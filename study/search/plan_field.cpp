@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <string>
 
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"

@@ -158,7 +158,8 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
         axes_.push_back(axis_of_stack(axis));
       }
     }
-  std::stable_sort(axes_.begin(), axes_.end(), [](const Axis& a, const Axis& b) { return a.chosen_with < b.chosen_with; });
+  std::stable_sort(axes_.begin(), axes_.end(),
+                   [](const Axis& a, const Axis& b) { return a.chosen_with < b.chosen_with; });
   const auto first_behind =
       std::find_if(axes_.begin(), axes_.end(), [](const Axis& axis) { return axis.chosen_with > ChosenWith::kernels; });
   group_axes_ = static_cast<std::size_t>(first_behind - axes_.begin());

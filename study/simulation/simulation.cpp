@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -13,12 +11,14 @@
 
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/cost/step_calibration.h"
 #include "sim/hardware/read_placement.h"
+#include "sim/report/format.h"
+#include "sim/report/terms.h"
 #include "strategies/framework/framework.h"
 #include "strategies/precision/precision.h"
 #include "strategies/strategy.h"
 #include "study/prediction/planning_notes.h"
-#include "study/prediction/production.h"
 
 namespace orrery {
 
@@ -83,6 +83,29 @@ void Simulator::use(const StepCalibration& steps) {
 }
 
 namespace {
+
+// If the cluster is in production (Cluster::production): adds the median job's loss there to the step
+// (sim/cost/step_calibration.h) as a term of its own, widens Report::expected by the differences between jobs, and notes
+// both. For either engine's report.
+void add_production(const Cluster& cluster, Report& report) {
+  if (!cluster.production) return;
+  const ProductionSlowdown& slowdown = production_slowdown();
+  const double before = report.step_seconds, factor = 1 + slowdown.median;
+  for (StageReport& stage : report.stages) stage.time.production += slowdown.median * before;
+  for (double* seconds : {&report.step_seconds, &report.pipeline_seconds}) *seconds *= factor;
+  for (double* rate : {&report.tokens_per_second, &report.tokens_per_second_per_device, &report.sequences_per_second,
+                       &report.model_flops_per_second_per_device, &report.mfu, &report.mfu_full_attention, &report.hfu})
+    *rate /= factor;
+  if (report.expected) {
+    report.expected->low_seconds *= 1 + slowdown.better_tenth();
+    report.expected->high_seconds *= 1 + slowdown.worse_tenth();
+  }
+  report.notes.push_back(
+      fmt::format("on a shared production cluster the median job's steps take {} longer, and those of one job in ten "
+                  "{} or more; measured on jobs with at least 128 devices (results/calibration/scale.json)",
+                  percent_text(slowdown.median), percent_text(slowdown.worse_tenth())));
+  summarise_bounding_stage(report);
+}
 
 constexpr const char* kOffloadIsFree =
     "activations are copied to host memory and back: the analytical engine hides most copies behind kernels, even "

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "sim/base/digest.h"
 #include "sim/base/error.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/one_line.h"
@@ -52,15 +53,6 @@ const char* type_of(const ReportColumn& column) {
   static const Report nothing;
   constexpr std::array<const char*, 4> kTypes{"REAL", "INTEGER", "INTEGER", "TEXT"};
   return kTypes[column.value(nothing).index()];
-}
-
-std::string key_text(std::uint64_t key) { return fmt::format("{:016x}", key); }
-
-std::uint64_t key_in(const std::string& text) {
-  std::uint64_t key = 0;
-  constexpr int kHexadecimal = 16;
-  std::from_chars(text.data(), text.data() + text.size(), key, kHexadecimal);
-  return key;
 }
 
 void bind(Statement& statement, const SweepValue& value) {
@@ -234,7 +226,7 @@ void SweepResults::add_new_keys(std::unordered_set<std::uint64_t>& keys) {
   rows.bind(last_seen_);
   while (rows.step()) {
     last_seen_ = rows.integer(0);
-    keys.insert(key_in(rows.text(1)));
+    keys.insert(digest_in(rows.text(1)));
   }
 }
 
@@ -242,7 +234,7 @@ std::unordered_map<std::int64_t, std::uint64_t> SweepResults::points_of(std::int
   std::unordered_map<std::int64_t, std::uint64_t> points;
   Statement rows(database_, "SELECT number, key FROM points WHERE sweep = ?");
   rows.bind(sweep);
-  while (rows.step()) points.emplace(rows.integer(0), key_in(rows.text(1)));
+  while (rows.step()) points.emplace(rows.integer(0), digest_in(rows.text(1)));
   return points;
 }
 
@@ -255,9 +247,9 @@ void SweepResults::add(std::int64_t sweep, std::span<const SweepRow> rows) {
   Statement result(database_, fmt::format("INSERT OR IGNORE INTO results ({}) VALUES ({})", result_columns(), places));
   Statement point(database_, "INSERT OR REPLACE INTO points (sweep, number, fields, key) VALUES (?, ?, ?, ?)");
   for (const SweepRow& row : rows) {
-    const std::string key = key_text(row.key);
+    const std::string key = digest_text(row.key);
     if (!row.known) {
-      result.bind(key).bind(key_text(row.scenario));
+      result.bind(key).bind(digest_text(row.scenario));
       for (const std::string* text : {&row.error, &row.plan}) text->empty() ? result.bind_null() : result.bind(*text);
       for (std::size_t i = 0; i < columns; ++i)
         if (row.values.empty()) {

@@ -4,8 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <array>
-#include <charconv>
 #include <nlohmann/json.hpp>
+
+#include "sim/base/digest.h"
 
 namespace orrery {
 namespace {
@@ -82,8 +83,6 @@ std::string into(std::string_view table, std::span<const std::string_view> names
   return fmt::format("INTO {} ({}) VALUES ({})", table, fmt::join(names, ", "), places);
 }
 
-std::string hexadecimal(std::uint64_t number) { return fmt::format("{:016x}", number); }
-
 }  // namespace
 
 TrainingResults::TrainingResults(const std::string& path)
@@ -93,11 +92,7 @@ KnownOutcomes TrainingResults::outcomes() const {
   KnownOutcomes known;
   Statement rows(database_, fmt::format("SELECT {} FROM outcomes", fmt::join(outcome_names(), ", ")));
   while (rows.step()) {
-    const std::string key = rows.text(0);
-    std::uint64_t number = 0;
-    constexpr int kHexadecimal = 16;
-    std::from_chars(key.data(), key.data() + key.size(), number, kHexadecimal);
-    StepOutcome& outcome = known[number];
+    StepOutcome& outcome = known[digest_in(rows.text(0))];
     int at = 0;
     for (const OutcomeColumn& column : kOutcomeColumns) outcome.*column.value = rows.number(++at);
     for (std::size_t i = 0; i < figure_columns().size(); ++i) outcome.figures.push_back(rows.number(++at));
@@ -111,7 +106,7 @@ void TrainingResults::flush() {
   Transaction transaction(database_);
   Statement insert(database_, "INSERT OR IGNORE " + into("outcomes", outcome_names()));
   for (const auto& [key, outcome] : new_) {
-    insert.bind(hexadecimal(key));
+    insert.bind(digest_text(key));
     for (const OutcomeColumn& column : kOutcomeColumns) insert.bind(outcome.*column.value);
     for (const double figure : outcome.figures) insert.bind(figure);
     insert.bind(std::int64_t{outcome.memory_fits}).run();
@@ -123,7 +118,7 @@ void TrainingResults::flush() {
 void TrainingResults::add(const TrainingRecord& record, const Training& training) {
   flush();
   Transaction transaction(database_);
-  const std::string digest = hexadecimal(record.digest);
+  const std::string digest = digest_text(record.digest);
   for (const char* sql :
        {"DELETE FROM steps WHERE training IN (SELECT id FROM trainings WHERE digest = ? AND steps = ?)",
         "DELETE FROM trainings WHERE digest = ? AND steps = ?"})

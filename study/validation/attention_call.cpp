@@ -1,7 +1,6 @@
 #include "study/validation/attention_call.h"
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "sim/base/error.h"

@@ -1,7 +1,8 @@
-// Errors of predictions: statistics over groups of points.
+// Errors of predictions: statistics over groups of points, and what has changed since they were stored.
 #pragma once
 
 #include <cstddef>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -87,5 +88,22 @@ struct ScalingSeries {
 // The series with at least two predicted points, in the order of the file. Throws InputError if the file names a point
 // that does not exist.
 std::vector<ScalingSeries> scaling_series(std::span<const PredictedPoint> points);
+
+// ---- errors stored in a file, results/accuracy.json, so that a change that worsens them is noticed
+
+// By group (a source's points of one quantity): the number of points, their median absolute error, and its noise. The
+// noise is the standard error of that median from the spread of the errors, at least kLeastNoise.
+inline constexpr double kLeastNoise = 0.005;
+nlohmann::ordered_json baseline_json(std::span<const PredictedPoint> points);
+
+struct MovedGroup {
+  std::string name;
+  double before = 0, after = 0, noise = 0;  // median errors, and the noise of the baseline
+  bool is_worse = false;                    // worse by more than the noise; or the group is gone or has lost points
+};
+// The groups whose figures differ from the baseline, in its order. Throws InputError if the file is not a baseline.
+std::vector<MovedGroup> moved_groups(std::span<const PredictedPoint> points, const nlohmann::json& baseline,
+                                     const std::string& file);
+std::string moved_table(const std::vector<MovedGroup>& moved);  // "" if nothing moved
 
 }  // namespace orrery

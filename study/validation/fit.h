@@ -2,11 +2,9 @@
 #pragma once
 
 #include <functional>
-#include <span>
 #include <string>
 
 #include "sim/cost/step_calibration.h"
-#include "study/validation/intervals.h"
 #include "study/validation/predicted_points.h"
 
 namespace orrery {

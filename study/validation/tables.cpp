@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -44,6 +43,17 @@ std::string fits_text(const FitsConfusion& c) {
       kPercent * kFitsMargin);
   if (!c.wrong.empty()) text += grid(kWronglyJudged, wrongly_judged(c));
   return text;
+}
+
+OrderedJson statistics_json(const ErrorGroup& group) {
+  const ErrorStatistics& e = group.error;
+  OrderedJson json{{"name", group.name}, {"points", e.points}, {"not_predicted", group.not_predicted},
+                   {"mean", e.mean},     {"median", e.median}, {"percentile_90", e.percentile_90},
+                   {"worst", e.worst},   {"bias", e.bias}};
+  if (group.ranking.tables > 0)
+    json["kendall_tau"] = {
+        {"tables", group.ranking.tables}, {"mean", group.ranking.tau}, {"best_lost", group.ranking.best_lost}};
+  return json;
 }
 
 }  // namespace
@@ -124,21 +134,6 @@ std::string points_csv(std::span<const PredictedPoint> points) {
   }
   return text;
 }
-
-namespace {
-
-OrderedJson statistics_json(const ErrorGroup& group) {
-  const ErrorStatistics& e = group.error;
-  OrderedJson json{{"name", group.name}, {"points", e.points}, {"not_predicted", group.not_predicted},
-                   {"mean", e.mean},     {"median", e.median}, {"percentile_90", e.percentile_90},
-                   {"worst", e.worst},   {"bias", e.bias}};
-  if (group.ranking.tables > 0)
-    json["kendall_tau"] = {
-        {"tables", group.ranking.tables}, {"mean", group.ranking.tau}, {"best_lost", group.ranking.best_lost}};
-  return json;
-}
-
-}  // namespace
 
 nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points) {
   OrderedJson json;

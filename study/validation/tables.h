@@ -1,13 +1,11 @@
 // The tables of `orrery validate`.
 #pragma once
 
-#include <array>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "sim/report/format.h"
 #include "study/validation/errors.h"
 
 namespace orrery {

@@ -15,9 +15,8 @@
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"
 #include "study/prediction/prediction.h"
-#include "study/search/network.h"
+#include "study/search/advice.h"
 #include "study/search/plan_field.h"
-#include "study/search/remedies.h"
 
 namespace orrery {
 namespace {

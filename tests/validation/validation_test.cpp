@@ -19,7 +19,6 @@
 #include "sim/cost/step_calibration.h"
 #include "sim/report/memory_verdict.h"
 #include "strategies/framework/framework.h"
-#include "study/validation/baseline.h"
 #include "study/validation/errors.h"
 #include "study/validation/fit.h"
 #include "study/validation/intervals.h"

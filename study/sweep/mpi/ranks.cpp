@@ -23,7 +23,6 @@
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
 #include "sim/base/threads.h"
-#include "study/sweep/evaluate.h"
 
 namespace orrery {
 namespace {
@@ -125,8 +124,6 @@ SweepRow row_of(const Json& json) {
   return row;
 }
 
-std::string digest_text(const SweepDocument& sweep) { return fmt::format("{:016x}", digest_of(sweep.whole.dump())); }
-
 // What a rank makes of a SweepTask. Throws what it has in place of what rank 0 has.
 struct PreparedTask {
   std::optional<SweepDocument> sweep;
@@ -142,7 +139,8 @@ PreparedTask prepare_task(const std::string& bytes, const std::string& version, 
   PreparedTask task;
   if (version != message[3]) throw std::runtime_error("orrery " + version);
   task.sweep = read_sweep(message[0], file);
-  if (digest_text(*task.sweep) != message[2]) throw std::runtime_error("another scenario of " + file);
+  if (digest_text(digest_of(task.sweep->whole.dump())) != message[2])
+    throw std::runtime_error("another scenario of " + file);
   task.evaluation.user = read_user_calibration(files);
   if (digests_of_calibrations(files) != calibrations) throw std::runtime_error("other files for --calibration");
   task.evaluation.program = program_of(version, calibrations);
@@ -271,9 +269,9 @@ void SweepRanks::abort(int code) {
 }
 
 void SweepRanks::prepare(const SweepTask& task) {
-  const std::string asked =
-      bytes_of(Json::array({task.document->given, task.document->file, digest_text(*task.document), task.version,
-                            task.calibration_files, task.calibrations, task.threads}));
+  const std::string asked = bytes_of(
+      Json::array({task.document->given, task.document->file, digest_text(digest_of(task.document->whole.dump())),
+                   task.version, task.calibration_files, task.calibrations, task.threads}));
   for (int to = 1; to < ranks_; ++to) begin_to_send(to, kTask, asked);
   state_ = State::prepared;
   std::string rank, refused;

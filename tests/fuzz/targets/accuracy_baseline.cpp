@@ -1,7 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
-#include "study/validation/baseline.h"
+#include "study/validation/errors.h"
 #include "tests/fuzz/targets.h"
 
 void orrery::fuzz::accuracy_baseline(std::string_view input) {

@@ -1,11 +1,10 @@
-#include "cli/cluster_argument.h"
+#include "cli/offers.h"
 
 #include <fmt/format.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
-#include <vector>
 
 #include "sim/base/json_reader.h"
 #include "sim/hardware/read_cluster.h"
