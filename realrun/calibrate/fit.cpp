@@ -468,7 +468,7 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
   relative["multiprocessors"] = fit.device.multiprocessors;
   if (fit.device_is_measured) {
     OrderedJson fields = OrderedJson::object();
-    auto written = field_values([&](const FieldValue& field) {
+    FieldValues written([&](const FieldValue& field) {
       const bool is_usual = field.is_empty() || field.value == 0 || field.value == false;
       if (!is_usual) fields[field.name] = field.value;
     });

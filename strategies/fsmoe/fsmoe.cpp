@@ -322,8 +322,8 @@ void check(const Scenario& scenario) {
   if (!has_chunks(scenario)) return;
   if (scenario.plan.expert.dispatcher == expert_parallel::Dispatcher::allgather)
     refuse(scenario.plan, "moe_token_dispatcher", "another one with moe_schedule: chunks need an exchange");
-  constexpr double kRounding = 1e-12;
-  if (options.share_beside_experts + options.share_beside_dense > 1 + kRounding)
+  constexpr double kSumRounding = 1e-12;
+  if (options.share_beside_experts + options.share_beside_dense > 1 + kSumRounding)
     refuse(scenario.plan, "moe_gradient_share_experts",
            fmt::format("at most {} with moe_gradient_share_dense {}", 1 - options.share_beside_dense,
                        options.share_beside_dense));
