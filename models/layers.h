@@ -37,7 +37,7 @@ struct KernelChoices {
 // The model as a line of runs, in order, before anything is distributed: embedding, layers, head.
 struct ModelPieces {
   std::vector<Piece>* pieces = nullptr;  // overwritten; storage is reused
-  std::vector<PieceRun> runs;                 // in model order; `piece` indexes *pieces
+  std::vector<PieceRun> runs;            // in model order; `piece` indexes *pieces
 };
 
 // Fills out.pieces with the pieces of `model` for micro-batches of `micro_batch` sequences, as many and in the same
@@ -70,6 +70,7 @@ double expert_rows(const Model& model, const Workload& workload, std::int64_t mi
 // Returns FLOPs and tokens of a whole step, from a line of built (unsharded) pieces: the products of the forward, and
 // twice as many for the backward. Includes the padded vocabulary. Counts only experts that tokens go to.
 ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,
-                     std::span<const Piece> pieces, std::span<const PieceRun> line, const PackedSequences* packed = nullptr);
+                     std::span<const Piece> pieces, std::span<const PieceRun> line,
+                     const PackedSequences* packed = nullptr);
 
 }  // namespace orrery

@@ -301,7 +301,7 @@ const BundledDocument* find_bundled(std::span<const BundledDocument> documents, 
 
 const std::vector<BundledDocument>& bundled_scenarios() {
   static const std::vector<BundledDocument> all = [] {
-    constexpr std::string_view kLead = "example";
+    static constexpr std::string_view kLead = "example";
     std::vector<BundledDocument> scenarios = bundled_documents("strategies/");
     std::erase_if(scenarios, [](const auto& s) { return !s.name.starts_with(kLead); });  // strategies' data files
     for (BundledDocument& scenario : scenarios) {

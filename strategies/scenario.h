@@ -22,8 +22,8 @@ struct Scenario {
   std::vector<Perturbation> perturbations;  // for the discrete-event engine; not part of the Program
 
   // Fraction of all rows that rank `from` of the expert group sends to rank `to`: one matrix [from * ranks + to] for
-  // each layer of the routing's source. Set by a training's controller (strategies/training_controller.h). Null: each expert
-  // lies on one rank, in blocks, and tokens go where routers send them.
+  // each layer of the routing's source. Set by a training's controller (strategies/training_controller.h). Null: each
+  // expert lies on one rank, in blocks, and tokens go where routers send them.
   std::shared_ptr<const std::vector<std::vector<double>>> expert_rows = {};
 };
 

@@ -224,16 +224,16 @@ bool CudaBackend::run_product(const BlasProduct& product, std::span<const BlasLa
     workspace.bytes = Matmul::kWorkspaceBytes;
     workspace.data = memory_.allocate(workspace.bytes, Place::device, stream(s));
   }
-  const Matmul::Place place{.stream = stream(s),
-                            .workspace = workspace.data,
-                            .workspace_bytes = static_cast<std::size_t>(workspace.bytes),
-                            .may_wait = !sizes_follow_data_};
+  const Matmul::LaunchContext context{.stream = stream(s),
+                                      .workspace = workspace.data,
+                                      .workspace_bytes = static_cast<std::size_t>(workspace.bytes),
+                                      .may_wait = !sizes_follow_data_};
   for (const BlasLaunch& launch : launches) {
     Matmul::Operands moved = operands;
     moved.a = at(operands.a, launch.a_offset, product.a.dtype);
     moved.b = at(operands.b, launch.b_offset, product.b.dtype);
     moved.c = const_cast<void*>(at(operands.c, launch.c_offset, product.c.dtype));
-    if (!matmul_.run(product, launch.accumulate, fast_accumulation, moved, place)) return false;
+    if (!matmul_.run(product, launch.accumulate, fast_accumulation, moved, context)) return false;
   }
   return true;
 }

@@ -151,19 +151,19 @@ Matmul::Prepared Matmul::describe(const BlasProduct& p, bool fast_accumulation, 
 }
 
 cublasStatus_t Matmul::launch(Prepared& prepared, const cublasLtMatmulAlgo_t& algorithm, bool accumulate,
-                              const Operands& operands, void* to, const LaunchContext& place) {
+                              const Operands& operands, void* to, const LaunchContext& context) {
   const float one = 1, beta = accumulate ? 1 : 0;
   return cublasLtMatmul(handle_, &prepared.operation, &one, operands.a, &prepared.a, operands.b, &prepared.b, &beta,
-                        operands.c, &prepared.c, to, &prepared.c, &algorithm, place.workspace, place.workspace_bytes,
-                        place.stream);
+                        operands.c, &prepared.c, to, &prepared.c, &algorithm, context.workspace,
+                        context.workspace_bytes, context.stream);
 }
 
-void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const Operands& operands, const LaunchContext& place,
-                    Prepared& prepared) {
+void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const Operands& operands,
+                    const LaunchContext& context, Prepared& prepared) {
   Shared& all = shared();
   const std::lock_guard lock(all.mutex);  // ranks that time at once would disturb each other
   const auto known = all.chosen.find(key);
-  if (known != all.chosen.end() && (known->second.timed || !place.may_wait)) {
+  if (known != all.chosen.end() && (known->second.timed || !context.may_wait)) {
     prepared.algorithm = known->second.algorithm;
     prepared.exists = known->second.exists;
     prepared.timed = known->second.timed;
@@ -172,7 +172,7 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
 
   cublasLtMatmulPreferenceOpaque_t preference{};
   check(cublasLtMatmulPreferenceInit(&preference), "describing the memory of a matrix product");
-  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(place.workspace_bytes));
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(context.workspace_bytes));
   const auto aligned = [&](cublasLtMatmulPreferenceAttributes_t attribute, const void* pointer) {
     set(preference, attribute, static_cast<std::uint32_t>(alignment_of(pointer)));
   };
@@ -192,26 +192,26 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
 
   Shared::Chosen chosen;
   chosen.exists = found > 0;
-  chosen.timed = place.may_wait;
+  chosen.timed = context.may_wait;
   std::size_t best = 0;
-  if (found > 1 && place.may_wait) {
+  if (found > 1 && context.may_wait) {
     // A product that adds is timed on separate memory; any other on its result, which it overwrites next anyway.
     std::optional<Temporary> scratch;
     void* to = operands.c;
     if (accumulate) {
       const std::int64_t last = p.c.batch_stride * (p.c.batch - 1) + p.c.leading * p.c.columns;
-      scratch.emplace(last * bytes_of(p.c.dtype, 1), place.stream, true);
+      scratch.emplace(last * bytes_of(p.c.dtype, 1), context.stream, true);
       to = scratch->data();
     }
     std::array<float, kCandidates> milliseconds{};
     milliseconds.fill(std::numeric_limits<float>::infinity());
     for (std::size_t i = 0; to != nullptr && i < static_cast<std::size_t>(found); ++i) {
       const cublasLtMatmulAlgo_t& algorithm = candidates[i].algo;
-      if (launch(prepared, algorithm, accumulate, operands, to, place) != CUBLAS_STATUS_SUCCESS) continue;
+      if (launch(prepared, algorithm, accumulate, operands, to, context) != CUBLAS_STATUS_SUCCESS) continue;
       for (int run = 0; run < kTimedRuns; ++run) {
-        cuda::check(cudaEventRecord(begin_, place.stream), "timing a matrix product");
-        check(launch(prepared, algorithm, accumulate, operands, to, place), "timing a matrix product");
-        cuda::check(cudaEventRecord(end_, place.stream), "timing a matrix product");
+        cuda::check(cudaEventRecord(begin_, context.stream), "timing a matrix product");
+        check(launch(prepared, algorithm, accumulate, operands, to, context), "timing a matrix product");
+        cuda::check(cudaEventRecord(end_, context.stream), "timing a matrix product");
         cuda::check(cudaEventSynchronize(end_), "timing a matrix product");
         float took = 0;
         cuda::check(cudaEventElapsedTime(&took, begin_, end_), "timing a matrix product");
@@ -229,7 +229,7 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
 }
 
 bool Matmul::run(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands,
-                 const LaunchContext& place) {
+                 const LaunchContext& context) {
   if (operands.bias != nullptr && alignment_of(operands.bias) < kBiasAlignment) return false;
   const Key key = key_of(product, accumulate, fast_accumulation, operands);
   const auto [found, is_new] = prepared_.try_emplace(key);
@@ -243,9 +243,9 @@ bool Matmul::run(const BlasProduct& product, bool accumulate, bool fast_accumula
       set(prepared.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.b_scale);
     }
   }
-  if (is_new || (!prepared.timed && place.may_wait)) choose(key, product, accumulate, operands, place, prepared);
+  if (is_new || (!prepared.timed && context.may_wait)) choose(key, product, accumulate, operands, context, prepared);
   if (!prepared.exists) return false;
-  const cublasStatus_t status = launch(prepared, prepared.algorithm, accumulate, operands, operands.c, place);
+  const cublasStatus_t status = launch(prepared, prepared.algorithm, accumulate, operands, operands.c, context);
   if (status != CUBLAS_STATUS_SUCCESS) check(status, ("multiplying " + text_of(product, accumulate)).c_str());
   return true;
 }

@@ -36,7 +36,7 @@ class Matmul {
   };
   // Returns false if cuBLASLt has no kernel for it. fast_accumulation: fp8 as in a forward (fewer bits in long sums).
   bool run(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands,
-           const LaunchContext& place);
+           const LaunchContext& context);
 
   // The workspace recommended for Hopper (cuBLAS manual, cublasSetWorkspace: 32 MiB).
   static constexpr std::size_t kWorkspaceBytes = 32 << 20;
@@ -55,10 +55,10 @@ class Matmul {
 
   Key key_of(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands) const;
   Prepared describe(const BlasProduct& product, bool fast_accumulation, const Operands& operands) const;
-  void choose(const Key& key, const BlasProduct& product, bool accumulate, const Operands& operands, const LaunchContext& place,
-              Prepared& prepared);
+  void choose(const Key& key, const BlasProduct& product, bool accumulate, const Operands& operands,
+              const LaunchContext& context, Prepared& prepared);
   cublasStatus_t launch(Prepared& prepared, const cublasLtMatmulAlgo_t& algorithm, bool accumulate,
-                        const Operands& operands, void* to, const LaunchContext& place);
+                        const Operands& operands, void* to, const LaunchContext& context);
 
   bool tf32_;
   int device_ = 0;

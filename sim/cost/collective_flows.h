@@ -102,12 +102,12 @@ struct FlowOptions {
 //   broadcast, reduce                         ring, bidirectional_ring; from and to member 0
 //   ring_shift                                direct, hierarchical
 //   send, receive                             direct: members 0 -> 1
-// Along a ring, message k of an edge passes on what message k - 1 brought to its start. A tree's edges up come before its
-// edges down. halving_doubling has a phase for each step, and one before and one after if it folds ranks into others.
-// The members' nodes decide which edges leave the node; nodes may have unequal numbers of members. A group of one makes
-// no edges. The same input gives the same edges in the same order. Cost: O(edges); a ring has members x channels edges.
-// Throws InputError for an algorithm that the kind does not have, an op that does not communicate, options out of
-// range, and more edges than FlowGraph::after can number.
+// Along a ring, message k of an edge passes on what message k - 1 brought to its start. A tree's edges up come before
+// its edges down. halving_doubling has a phase for each step, and one before and one after if it folds ranks into
+// others. The members' nodes decide which edges leave the node; nodes may have unequal numbers of members. A group of
+// one makes no edges. The same input gives the same edges in the same order. Cost: O(edges); a ring has members x
+// channels edges. Throws InputError for an algorithm that the kind does not have, an op that does not communicate,
+// options out of range, and more edges than FlowGraph::after can number.
 void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMembers& members,
                       const FlowOptions& options, FlowGraph& graph);
 

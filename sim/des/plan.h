@@ -45,8 +45,8 @@ struct OpName {
   double seconds_by_rows = 0;
   std::size_t load = 0;
   // Ops whose time depends on a rank's documents: attention within documents, and kernels over dimensions in which
-  // ranks have their own numbers of rows. They belong to the piece `of`. `seconds_less`, by JobSimulation::document_place():
-  // the seconds by which they are shorter than on the slowest rank.
+  // ranks have their own numbers of rows. They belong to the piece `of`. `seconds_less`, by
+  // JobSimulation::document_place(): the seconds by which they are shorter than on the slowest rank.
   std::vector<const Op*> within_documents = {};
   const Piece* of = nullptr;
   std::vector<double> seconds_less = {};

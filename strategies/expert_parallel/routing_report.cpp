@@ -1,5 +1,5 @@
-// What is said of routing: how unequally tokens are routed to experts, by the loads of a Program (figures, and the topic
-// of --explain), and which steps of a training are routed alike.
+// What is said of routing: how unequally tokens are routed to experts, by the loads of a Program (figures, and the
+// topic of --explain), and which steps of a training are routed alike.
 #include <fmt/format.h>
 
 #include <algorithm>

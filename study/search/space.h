@@ -44,8 +44,8 @@ class Space {
   const Scenario& base() const { return base_; }
   // In the order in which they are chosen.
   std::span<const Axis> axes() const { return axes_; }
-  // The first group_axes() axes decide which kernels run (ChosenWith::mesh, micro_batch and kernels). Plans that agree in
-  // them form a group: they have the same kernels and differ only in the later axes.
+  // The first group_axes() axes decide which kernels run (ChosenWith::mesh, micro_batch and kernels). Plans that agree
+  // in them form a group: they have the same kernels and differ only in the later axes.
   std::size_t group_axes() const { return group_axes_; }
   // The scenario with these values, one per axis.
   Scenario scenario(std::span<const std::int64_t> values) const;

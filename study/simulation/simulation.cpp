@@ -85,8 +85,8 @@ void Simulator::use(const StepCalibration& steps) {
 namespace {
 
 // If the cluster is in production (Cluster::production): adds the median job's loss there to the step
-// (sim/cost/step_calibration.h) as a term of its own, widens Report::expected by the differences between jobs, and notes
-// both. For either engine's report.
+// (sim/cost/step_calibration.h) as a term of its own, widens Report::expected by the differences between jobs, and
+// notes both. For either engine's report.
 void add_production(const Cluster& cluster, Report& report) {
   if (!cluster.production) return;
   const ProductionSlowdown& slowdown = production_slowdown();

@@ -1,6 +1,6 @@
 // A training: a sequence of steps whose Programs change between steps, by the strategies' controllers
-// (strategies/training_controller.h). Steps in the same state are predicted once. Data that a controller moves between ranks
-// either delays the next step, or moves during the following steps, in the time in which they leave links idle.
+// (strategies/training_controller.h). Steps in the same state are predicted once. Data that a controller moves between
+// ranks either delays the next step, or moves during the following steps, in the time in which they leave links idle.
 #pragma once
 
 #include <cstdint>
@@ -79,7 +79,7 @@ std::vector<std::unique_ptr<TrainingController>> controllers_of(const Scenario& 
 // Simulator::evaluate(), and InputError if steps exceed Workload::kMostSteps.
 Training train(Simulator& simulator, const Scenario& scenario, const TrainingOptions& options);
 // The same with given controllers.
-Training train(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<TrainingController>> controllers,
-               const TrainingOptions& options);
+Training train(Simulator& simulator, const Scenario& scenario,
+               std::vector<std::unique_ptr<TrainingController>> controllers, const TrainingOptions& options);
 
 }  // namespace orrery

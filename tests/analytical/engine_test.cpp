@@ -381,7 +381,8 @@ TEST(Step, LayersBehindEachOtherCostWhatTheyCostOneByOne) {
   ASSERT_EQ(runs.size(), 3u);
   const PieceRun layers = runs[1];
   runs.erase(runs.begin() + 1);
-  runs.insert(runs.begin() + 1, {orrery::PieceRun{layers.piece, 5}, {layers.piece, 1}, {layers.piece, layers.count - 6}});
+  runs.insert(runs.begin() + 1,
+              {orrery::PieceRun{layers.piece, 5}, {layers.piece, 1}, {layers.piece, layers.count - 6}});
   parts.run();
   EXPECT_NEAR(whole.report.step_seconds, parts.report.step_seconds, 1e-12 * whole.report.step_seconds);
   EXPECT_EQ(whole.report.memory_peak_bytes, parts.report.memory_peak_bytes);

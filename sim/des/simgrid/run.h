@@ -232,13 +232,14 @@ class SimgridRun {
     std::uint32_t cause = EventRecord::kNoCause;  // the event that let this class arrive, then that let it begin
     double time = 0;
   };
-  Task exchange(SimulatedClass& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet, bool moves,
-                Beginning& beginning);
+  Task exchange(SimulatedClass& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
+                bool moves, Beginning& beginning);
   // Whether the exchange involves only ranks of one region of the clock.
   bool is_local(const Exchange& x) const { return local_[static_cast<std::size_t>(x.communicator)] != 0; }
   Task run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);
   void count_exchange(SimulatedClass& c, std::uint32_t x, std::uint32_t name, double begin, double end);
-  void count_wait(SimulatedClass& c, const SimulatedClass& for_whom, std::uint32_t x, std::uint32_t name, double seconds);
+  void count_wait(SimulatedClass& c, const SimulatedClass& for_whom, std::uint32_t x, std::uint32_t name,
+                  double seconds);
   Task flows(const Exchange& x, std::uint32_t group_class);
   Task flows_exactly(const Exchange& x, std::uint32_t group_class);
   Process exact_edge(const Exchange& x, ExactPhase& phase, std::uint32_t flow_class);

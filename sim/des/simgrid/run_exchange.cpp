@@ -179,8 +179,8 @@ void SimgridRun::count_wait(SimulatedClass& c, const SimulatedClass& for_whom, s
   out_.waits[row->second].seconds += seconds;
 }
 
-Task SimgridRun::exchange(SimulatedClass& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name, bool meet,
-                          bool moves, Beginning& beginning) {
+Task SimgridRun::exchange(SimulatedClass& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name,
+                          bool meet, bool moves, Beginning& beginning) {
   const Exchange& x = plan_.exchanges[id];
   const std::uint32_t group = traffic().group_class(x.communicator, c.first_rank);
   const auto& members = traffic().group_classes()[group].members;

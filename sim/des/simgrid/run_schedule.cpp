@@ -20,8 +20,8 @@ struct SimgridRun::Host {
 class SimgridRun::LineIssue {
  public:
   // REQUIRES: `works` has as many elements as works_of() returns.
-  LineIssue(SimgridRun& simulation, SimulatedClass& c, Line& line, Work* works, std::span<const LineItem> items, WhenSet when,
-            Host& host);
+  LineIssue(SimgridRun& simulation, SimulatedClass& c, Line& line, Work* works, std::span<const LineItem> items,
+            WhenSet when, Host& host);
   static std::size_t works_of(std::span<const LineItem> items);
 
   // Issues all ops that are issued ahead, of any distance: everything that can run before the input is there. The host
@@ -287,7 +287,8 @@ struct SimgridRun::IssuedLine {
   LineIssue issue;
 };
 
-std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::new_line(SimulatedClass& c, std::vector<LineItem> items, WhenSet when) {
+std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::new_line(SimulatedClass& c, std::vector<LineItem> items,
+                                                             WhenSet when) {
   Line& line = begin_line(c, LineIssue::works_of(items));
   line.held = true;
   auto issued = std::make_unique<IssuedLine>(*this, c, line, std::move(items), when);
