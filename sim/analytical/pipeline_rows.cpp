@@ -141,6 +141,22 @@ inline __attribute__((always_inline)) void run_slots(Index begin, Index end, dou
   }
 }
 
+// Runs the forward and then the backward of each of `count` stages: one loop where run_slots would need two.
+inline __attribute__((always_inline)) void run_pairs(Index count, double* __restrict own, double* __restrict f_token,
+                                                     const double* __restrict below, const double* __restrict forward,
+                                                     double* __restrict b_token, const double* __restrict above,
+                                                     const double* __restrict backward) {
+  for (Index u = 0; u < count; ++u) {
+    const double f_input = f_token[u] + below[u], free = own[u];
+    const double f_done = (f_input > free ? f_input : free) + forward[u];
+    f_token[u] = f_done;
+    const double b_input = b_token[u] + above[u];
+    const double b_done = (b_input > f_done ? b_input : f_done) + backward[u];
+    b_token[u] = b_done;
+    own[u] = b_done;
+  }
+}
+
 // kEdge: some stages do not work on usual micro-batches, or not in both directions. kRing: stages have several chunks;
 // then every stage has a turn in each row. kAfter: sends or weight gradients follow slots.
 template <bool kEdge, bool kRing, bool kAfter>
@@ -203,13 +219,19 @@ inline __attribute__((always_inline)) void run_rows_of(Rows& r, Index t_begin, I
       else
         run_slots<false>(begin, end, b_own, b_token, hop, seconds, nullptr);
     };
+    if constexpr (!kEdge && kRing) {
+      run_pairs(p, f_own, f_token, r.below_now.data(), r.forward_now.data(), b_token, r.above_now.data(),
+                r.backward_now.data());
+      continue;
+    }
     if (!kEdge) {
       forwards(0, f_count);
       backwards(0, b_count);
       continue;
     }
     // Adds what stage i of a lane takes in addition.
-    const auto add = [](Index i, Index count, double* own, double* token, const double* more) {
+    const auto add =
+        [](Index i, Index count, double* own, double* token, const double* more) __attribute__((always_inline)) {
       if (i >= 0 && i < count) token[i] += more[i], own[i] += more[i];
     };
     const auto is_first = [period](Index k) { return k >= 0 && k < period; };
