@@ -27,7 +27,7 @@ struct Operand {
 
 // Information that kernels need in addition to their tensors.
 struct KernelContext {
-  // Dropout draws from a counter-based generator (cpu/philox.h), so that ranks with parts of a tensor draw the same
+  // Dropout draws from a counter-based generator (random_draws.h), so that ranks with parts of a tensor draw the same
   // numbers as one rank would: element i of the whole tensor is kept iff uniform(seed, dropout_stream, i) >= p. The
   // caller gives each dropout and each router with noise its own stream (layer, op, micro-batch, step); a router's
   // whole tensor is its logits. The part begins at `part_begin` in a whole of `whole_sizes` (0: as long as the part).

@@ -1,6 +1,6 @@
-// One call of a kernel, on any backend, and the sizes that kernels work with, found in the operands of a call and
-// checked: once for all backends. All functions throw std::logic_error for operands that are missing or do not fit
-// together.
+// What the kernels of all backends share: the list of kinds that have kernels (ORRERY_KERNELS), a call of a kernel
+// (KernelCall), and the sizes that its operands give, checked. Functions throw std::logic_error, with the kernel's
+// name, for operands that are missing or do not fit together.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 #include "realrun/kernel.h"
 #include "sim/program/op_traits.h"
 
-// The kinds of op that kernels compute, once for all backends: each list applies the macro X to every kind. A backend
+// The kinds of op that kernels compute: each list applies the macro X to every kind. A backend
 // defines a function of each kind's name.
 //
 // clang-format off
@@ -25,7 +25,7 @@
 // Kernels that need scratch memory on a GPU (OpTraits::scratch); there the function KIND_scratch returns its bytes.
 #define ORRERY_SCRATCH_KERNELS(X) \
   X(attention_backward) X(norm_backward) X(bias_gradient) X(embedding_backward) X(gradient_norm)
-// The same for tokens in the slots of experts; there slots_scratch is of all.
+// Kernels that move tokens into expert slots or back. On a GPU slots_scratch() returns the bytes for all of them.
 #define ORRERY_SLOT_KERNELS(X) \
   X(permute) X(unpermute) X(unpermute_backward) X(permute_weights) X(unpermute_weights) \
   X(slot_mask) X(slot_mask_backward)
@@ -115,7 +115,8 @@ UpdateOperands update_operands(const KernelCall& call);
 // Returns the square of the norm that an op clips by, one number; nullptr: it does not clip.
 const Operand* squared_norm(const KernelCall& call);
 
-// [groups, rows, columns], summed over rows; a group is an expert, with its own columns of the bias.
+// bias_gradient: dy as [groups, rows, columns] is summed over rows. A group is an expert, with its own columns of the
+// bias.
 struct BiasShape {
   std::int64_t groups, rows, columns;
 };
@@ -132,7 +133,8 @@ ActivationShape activation_shape(const KernelCall& call);  // activation and act
 // Inverted dropout: kept elements are scaled up to preserve the expectation (Srivastava et al. 2014, section 10).
 double kept_scale(const KernelCall& call);
 
-enum class Multiply { elements, rows, inner_products };  // rows: each by its own number
+// y = a b by element; each row of a times its own number of b; or y is the sum over each row of a b.
+enum class Multiply { elements, rows, inner_products };
 Multiply multiply_form(const KernelCall& call);
 
 // A table of `rows` rows, of which the first is `first_row` of the whole; ids of other rows are other ranks'.
@@ -177,7 +179,7 @@ struct PoolShape {
   }
 };
 PoolShape pool_shape(const KernelCall& call);  // pool and pool_backward
-// A vector before each sequence (ViT's class token). Sizes in elements; `length`: of a sequence without it.
+// A vector before each sequence (ViT's class token). Sizes in elements; `length`: of a sequence of x, without it.
 struct PrependShape {
   std::int64_t batch, width, length;
 };
@@ -189,8 +191,8 @@ struct RouterShape {
 };
 RouterShape router_shape(const KernelCall& call);  // route and route_backward
 
-// Tokens and the rows [experts, slots, width] that they have by their choices (op_traits.h); numbers by choice and by
-// row [experts, slots]; or a mask [tokens.., experts, slots] of both.
+// Between tokens and expert slots (op_traits.h): rows [experts, slots, width] (permute, unpermute), a number per row
+// [experts, slots] (permute_weights, unpermute_weights), or a mask [tokens.., experts, slots] (slot_mask).
 struct SlotsShape {
   std::int64_t tokens, k, experts, slots, width;
   bool divided;  // experts are divided over ranks: the choices of other ranks' experts have no slot here

@@ -35,15 +35,16 @@ using Sizes = std::map<std::string, std::int64_t, std::less<>>;
 // Also of "positions" (batch x sequence), "heads", "qkv" and "slots", which follow from others.
 std::int64_t size_in(const Sizes& sizes, std::string_view axis);
 
-// Returns an op whose reads and writes are named in their order, by the table in the .cpp: "x row row". "-" is no
-// operand, "=1" in `writes` the operand that is read second, in place; "x:fp32" has that type instead of its own.
+// Returns an op whose reads and writes are named in their order, as in kOperands (stand_alone.cpp): "x row row". "-" is
+// no operand; "=1" in `writes` is the operand that is read second, written in place; "x:fp32" has that type. Throws
+// std::logic_error for a name that the table lacks.
 StandAloneOp stand_alone_op(OpKind kind, std::string_view reads, std::string_view writes, const Sizes& sizes,
                             Dtype dtype);
 
 // The operands of an op in a backend's memory.
 class Operands {
  public:
-  // Allocates and fills the operands. Throws DeviceError if memory is short.
+  // Allocates and fills the operands. `backend` and `op` must outlive this. Throws DeviceError if memory is short.
   Operands(Backend& backend, const StandAloneOp& op);
   ~Operands();
   Operands(const Operands&) = delete;

@@ -1,6 +1,6 @@
 // Ranks as MPI processes, for backends that keep every dtype as fp32 in host memory (the CPU's).
 //
-// The algorithms are not the MPI library's: the messages of schedule.h go over MPI_Isend and MPI_Irecv, so that what
+// The algorithms are not the MPI library's: the messages of transfers.h go over MPI_Isend and MPI_Irecv, so that what
 // runs is what is modelled, under every MPI. The first message to each partner also names the operation, so that ranks
 // which meet under different names find out. Groups need no MPI communicators: a rank does one thing after another, so
 // messages between two ranks are in the order of the Program.

@@ -18,8 +18,8 @@
 
 namespace orrery {
 
-// The members of a group in rank order, each with the device that it is on. Nodes are device / devices_per_node. They
-// are ordered by their first members, or as they lie on the fabric (RingOrder).
+// The members of a group in rank order, each with the device that it is on. A member's node is
+// device / devices_per_node. Nodes are in the order of their first members, or as they lie on the fabric (RingOrder).
 struct GroupMembers {
   std::span<const std::int64_t> devices;
   std::int64_t devices_per_node = 1;
@@ -36,7 +36,7 @@ struct GroupMembers {
   TokenShares tokens = {};  // for by_token
   // For an all-to-all with unequal parts, [from * members + to]: what each member sends each other one, over what it
   // would send if all were equal (Load::rows). For by_token it counts all rows, although the rows of a token to one
-  // place travel as one. Empty: equal.
+  // place travel as one. Empty: equal. Throws InputError unless there are members x members. REQUIRES: finite, >= 0.
   std::span<const double> rows = {};
 };
 
@@ -89,7 +89,7 @@ struct FlowOptions {
   bool rail_aligned = false;
   // Direct all-to-all: a member sends one flow to each other node instead of one to each of its members; the flows go
   // to the node's members in turn (for many ranks, steady-flow only). This puts the same bytes on every link if nodes
-  // have equally many members, and always the same between every two nodes.
+  // have equally many members. The bytes between any two nodes are always right.
   bool by_node = false;
 };
 

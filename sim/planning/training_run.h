@@ -77,9 +77,11 @@ double goodput(const TrainingRun& run, const RunOutcome& outcome);
 //   - Waiting for nodes is that of the stationary state: all spare_nodes + 1 nodes are away, by Erlang's loss formula
 //     (exact for any distribution of repair times). All spares are present when a run starts, so a run of few
 //     repair_seconds waits less.
-// The lag until a checkpoint is durable counts as a longer restart: with the lag L, the time for n intervals is
+// The lag until a checkpoint is durable counts as a longer restart: the time for n intervals is
 //   M exp((R + L)/M) (exp((tau + delta)/M) - 1) n + M exp(R/M) (exp(L/M) - 1).
-// With L = 0 the first term is Daly's. If failures cluster (RunOptions::shape < 1) the result is too long.
+// with R = recovery_seconds(), L = durable_lag_seconds(), M = seconds_between_failures(), tau = interval_seconds(), and
+// delta = stall_seconds(). With L = 0 the first term is Daly's. If failures cluster (RunOptions::shape < 1) the result
+// is too long.
 //
 // Throws InputError if the run would practically not end: more than 1,000 times as long as without failures.
 RunOutcome expected_run(const TrainingRun& run);
@@ -88,9 +90,9 @@ RunOutcome expected_run(const TrainingRun& run);
 // servers' work. REQUIRES: servers >= 0, load >= 0.
 double erlang_loss(std::int64_t servers, double load);
 
-// The time to train between two checkpoints. All times are in seconds. `stall`: the time that training waits for one
-// checkpoint (delta in the papers). `between`: the mean time between failures (M). The result is the training time
-// between the end of one checkpoint and the start of the next (tau). Failures are exponential.
+// ---- how long to train between two checkpoints. Arguments and results are in seconds. `stall`: the time that training
+// waits for one checkpoint (delta in the papers). `between`: the mean time between failures (M). The result is the
+// training time between the end of one checkpoint and the start of the next (tau). Failures are exponential.
 //
 // REQUIRES: stall > 0, between > 0, both finite.
 

@@ -1,5 +1,6 @@
-// An op: one kernel, collective, copy or host action. It names the tensors it reads and writes; its FLOPs and
-// bytes follow from its kind (sim/program/op_traits.h) and their shapes (sim/program/work.h), nowhere else.
+// An op is one kernel, collective, message, copy or host action. It names the tensors it reads and writes; its FLOPs
+// and bytes follow from its kind (sim/program/op_traits.h) and their shapes (sim/program/work.h), nowhere else. Here
+// are also the choices that ops carry: algorithms of collectives, activation functions, routers of experts.
 #pragma once
 
 #include <array>
@@ -140,7 +141,7 @@ struct Op {
   // True for a kernel: prefetched ops of later instances (`prefetch`) start no earlier than this kernel. If no kernel
   // of the block has it, they may start with the block's first kernel.
   bool issues_ahead = false;
-  // The op may start as soon as the instance that is `prefetch` places earlier in a run of equal pieces starts.
+  // The op may start when the instance that is `prefetch` places earlier among consecutive equal instances starts.
   std::uint16_t prefetch = 0;
   // For a copy on a copy stream: the number of buffers that the instances of a line use in turn for the copied tensor.
   // Kernels of the instance `buffers` places later wait for the copy. 0: no kernel waits. At most kMostBuffers.
@@ -151,7 +152,7 @@ struct Op {
   std::array<TensorId, 4> writes{kNoTensor, kNoTensor, kNoTensor, kNoTensor};
 
   // Matrix products.
-  std::uint8_t inner_dims = 1;
+  std::uint8_t inner_dims = 1;  // see OpKind::linear
   std::uint8_t group_dims = 0;
   bool transposed_weight = false;  // w is [n.. | k..]
   bool transpose_a = false;        // batched_matmul
@@ -196,7 +197,7 @@ struct Op {
   // What multiplies the operand of scale, the scores of softmax and of its derivative, the gradients that optimizers
   // read, and the results of cross_entropy_backward and router_loss_backward.
   double scale = 1;
-  float probability = 0;  // dropout and its derivative: of an element to become zero
+  float probability = 0;  // dropout and its derivative: that an element becomes zero
   float epsilon = 0;      // norm: added to the variance
   float clip_limit = 0;   // an op that reads a gradient norm: the largest norm that it leaves
 
@@ -204,10 +205,11 @@ struct Op {
   // For a redistribution in which ranks send unequal numbers of rows: the entry in Program::loads that counts them.
   // Unset: the tensors' load, if they have one.
   TableIndex<Load> load;
-  CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op; overrides what its Program forces
+  // Unless automatic, overrides what the Program forces.
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
   MeshGroup group;
-  // The share of the bytes that move: for a redistribution of those of the tensor (Redistribution::share), for a part
-  // of a reduction (`is_part`, below) of those of the whole op.
+  // The share of bytes that the op moves. For a redistribution: of the tensor's bytes (Redistribution::share). For a
+  // part of a reduction (`is_part`, below): of the whole op's bytes.
   double share = 1;
   Reduction reduction = Reduction::sum;
   // For an all-reduce of the update, in place of `group`: the entry in Program::stage_groups. The group is the ranks of
@@ -220,12 +222,12 @@ struct Op {
   // of a piece must have the op at the same place.
   std::uint16_t every = 1;
   std::uint16_t count = 1;
-  // A reduction may be done in pieces while later instances run. The whole op then stands in the block that has its
-  // data. Ops with `is_part` set and the same operands stand in blocks of later instances (Covers::before) or in the
-  // update. The `share`s of the pieces add up to 1. The whole op takes time only
-  // in the last instance of the stretch (Covers::last), which no later instance follows; its `share` is what the
-  // pieces in blocks of later instances would do there. Pieces say only when work is done: executors and check() run
-  // the whole op in each instance and skip the pieces, except that check() proves that the shares add up.
+  // A reduction may be done in parts while later instances run. The whole op then stands in the block that has its
+  // data. Its parts, ops with `is_part` set and the same operands, stand in blocks of later instances (Covers::before)
+  // or in the update. Their shares add up to 1. The whole op takes time only in the last instance of the stretch
+  // (Covers::last), which no later instance follows; its `share` is what the parts in blocks of later instances would
+  // do there. Parts say only when work is done: executors and check() run the whole op in each instance and skip the
+  // parts, except that check() proves that the shares add up.
   Covers covers = Covers::own;
   bool is_part = false;
 

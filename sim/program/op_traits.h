@@ -143,14 +143,14 @@ struct DerivativeOp {
   OpKind kind = OpKind::end;
   std::array<Source, 6> reads{};
   OperandMask of = 0;
-  bool of_weights = false;  // if the operand is a parameter, its phase is that of weight gradients
+  bool of_weights = false;  // the op's phase is weight_gradient if the operand is a parameter
 };
 
 // How differentiate() reverses an op.
 struct Derivative {
   std::array<DerivativeOp, 2> ops{};
   OperandMask passes = 0;   // operands whose gradient is dy itself
-  std::int8_t bias = -1;    // the operand whose gradient is the sum over the rows of dy, ...
+  std::int8_t bias = -1;    // the operand whose gradient is the sum over the rows of dy (-1: none), ...
   bool bias_of_dx = false;  // ... or of the gradient that the first op writes
 };
 

@@ -1,6 +1,6 @@
 // A tensor as one rank holds it: local shape, dtype, category, place. Dimensions carry the axis of the model they run
 // along, so that a strategy can shard "every dimension along the heads" without knowing which layer it is in. Also
-// bytes by place and category.
+// here: dtypes, indices into a Program's tables (TableIndex), and bytes added up by place and category (PlacedBytes).
 #pragma once
 
 #include <array>

@@ -37,12 +37,13 @@ struct ShadowingProfile {
 };
 
 // Returns the seconds of a layer, forward and backward, if the busiest worker has B = most_tokens: 3 x 4 B a H^2 / P +
-// 4 B H / W_net.
+// 4 B H element_bytes / W_net.
 double imbalanced_seconds(double most_tokens, const ShadowingProfile& profile);
 
 // The policy of the published code (fmoe/fastermoe/shadow_policy.py): takes experts in descending order of tokens, as
-// long as broadcasting one more makes the layer faster; the next expert's tokens are then the most. The least popular
-// expert is never shadowed. `tokens_of_experts`: tokens of a micro-batch, or the mean over several. Returns the indices
+// long as broadcasting one more makes the layer faster. With r experts broadcast it takes imbalanced_seconds(B') +
+// r 2 a H^2 element_bytes / W_net, where B' are the tokens of the most popular expert left. The least popular expert is
+// never shadowed. `tokens_of_experts`: tokens of a micro-batch, or the mean over several. Returns the indices
 // of the experts, the most popular first.
 std::vector<std::int64_t> shadowed_experts(std::span<const double> tokens_of_experts, const ShadowingProfile& profile);
 

@@ -9,7 +9,7 @@
 //
 // Forward and backward may have different numbers of chunks; one must divide the other. Slots are rounded up to a
 // multiple of the larger number. On each stream all chunks are dispatched before the first one comes back, which is
-// best if the layer waits for this stream (PipeMoE, section 4). The plan gives the degrees; degree.h computes those
+// best if the layer waits for this stream (PipeMoE, section 4). The plan gives the degrees; choices.h computes those
 // that FSMoE would choose.
 #include <fmt/format.h>
 

@@ -17,7 +17,7 @@ namespace orrery {
 
 struct PublishedPoint;
 
-// The place of `name` among `names`. Throws InputError of `option`, with the nearest name, if it is none of them.
+// Returns the index of `name` in `names`. Throws InputError for `option`, with the nearest name, if it is not there.
 std::size_t index_named(const char* option, const std::string& name, std::span<const std::string_view> names);
 
 // The published measurement that the argument names; nullptr if it is a bundled scenario or looks like a file, in which

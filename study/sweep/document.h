@@ -95,7 +95,7 @@ class SweepCursor {
 // The number of points. Throws InputError beyond 100 million.
 std::int64_t count_points(const SweepDocument& sweep);
 
-// The points as scenarios, each a line of JSON (ScenarioReader::read_line). Not thread-safe: it caches the parts of
+// The points as scenarios, each a line of JSON (ScenarioReader::read_parts). Not thread-safe: it caches the parts of
 // lines.
 class SweepLines {
  public:

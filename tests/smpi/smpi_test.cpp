@@ -137,9 +137,9 @@ std::vector<double> smpi_seconds(const Cluster& cluster, const Groups& groups, O
   for (std::int64_t lane = 0; lane < lanes; ++lane)
     for (std::int64_t device = 0; device < devices; ++device) hosts += host_of_device(device) + "\n";
   folder.write("hosts", hosts);
-  // The network is configure_simgrid()'s (sim/des/simulation.cpp), but for a coarser maxmin/precision: at 1e-12 SimGrid
-  // 3.32's solver crashes once links have latencies. Every send is a rendezvous; MPI itself and computing take no time;
-  // buffers are shared, so that nothing is copied.
+  // The network is configure_simgrid()'s (sim/des/simgrid/network.cpp), but for a coarser maxmin/precision: at 1e-12
+  // SimGrid 3.32's solver crashes once links have latencies. Every send is a rendezvous; MPI itself and computing take
+  // no time; buffers are shared, so that nothing is copied.
   const std::string command = fmt::format(
       "{} -no-privatize -np {} -platform platform.xml -hostfile hosts --log=root.thres:critical"
       " --cfg=network/model:CM02 --cfg=network/TCP-gamma:0 --cfg=network/crosstraffic:0 --cfg=network/loopback-lat:0"
