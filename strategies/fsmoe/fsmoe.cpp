@@ -287,7 +287,7 @@ constexpr FieldRule kIdle[]{
          "with moe_schedule \"sequential\", which has no chunks",
          [](const AskedOf& a) { return has_chunks(a.scenario); }),
     keep(kShares,
-         "unless moe_schedule is \"fsmoe\" or \"fsmoe-no-iio\": others do not overlap all-reduces with exchanges",
+         "unless moe_schedule is \"fsmoe\" or \"fsmoe_no_iio\": others do not overlap all-reduces with exchanges",
          [](const AskedOf& a) {
            const MoeSchedule schedule = a.plan.fsmoe.schedule;
            return schedule == MoeSchedule::fsmoe || schedule == MoeSchedule::fsmoe_no_iio;
