@@ -447,7 +447,7 @@ std::optional<Scenario> settle(const Scenario& scenario) {
 // all layers of the routing's source), moved_copies (that arrived in front of the step; fastermoe: in each of its
 // micro-batches). Of swipe: balance, rerouted_share (of all rows, those that go elsewhere than their router said).
 std::unique_ptr<TrainingController> control(const Scenario& scenario) {
-  return used(scenario) ? std::make_unique<BalanceController>(scenario) : nullptr;
+  return used(scenario) && scenario.model.has_experts() ? std::make_unique<BalanceController>(scenario) : nullptr;
 }
 
 void disable(Plan& plan) { plan.flexmoe = {}; }  // one rank has every expert

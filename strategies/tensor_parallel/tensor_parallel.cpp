@@ -481,6 +481,8 @@ void check(const Scenario& scenario) {
   if (groups % t != 0 && t % groups != 0)
     fail("a divisor or a multiple of the model's " + std::to_string(groups) + " key/value heads");
   if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
+  if (model.shared_expert_ffn % t != 0)
+    fail("a divisor of the shared experts' width of " + std::to_string(model.shared_expert_ffn));
   const std::int64_t length = sequence_length(model, scenario.workload),
                      decoder_length = decoder_sequence_length(model, scenario.workload);
   // The sequence is divided by both degrees: the only rule here that involves two strategies.

@@ -316,6 +316,8 @@ const BadCommand kBadCommands[] = {
      "/plan/layers: found \"1\", expected an index into an array of 1"},
     {"simulate example.json --set plan.tensor_parallel=5",
      "--set plan.tensor_parallel=5: /plan/tensor_parallel: found "},
+    {"simulate fsmoe --set model.shared_expert_ffn=1", "a divisor of the shared experts' width of 1"},
+    {"simulate small-gpt --set plan.moe_balancer=given --steps 2", "/plan/moe_balancer: found \"given\""},
     {"simulate example.json --set plan.tensor_parallel=many",
      "--set plan.tensor_parallel=many: /plan/tensor_parallel: found \"many\", expected an integer from 1 to 1048576"},
     {"simulate example.json --set plan.tensor_parallel=1024 --set plan.zero_stage=7",
