@@ -1,6 +1,6 @@
-// What orrery says of itself. orrery man: the manual page (section 1), in roff's man macros. All text about commands
-// and options comes from the command line's description. orrery schema: the schema of scenarios, for editors and
-// programs.
+// The commands `orrery man` and `orrery schema`. The first prints the manual page (section 1) in roff's man macros; all
+// its text about commands and options comes from the command line's description. The second prints the JSON schema of
+// scenarios, for editors and programs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

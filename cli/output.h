@@ -70,7 +70,7 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   bool on_terminal() const { return on_terminal_; }
-  // Whether there is somebody to show progress to, and it is time: after half a second, then five times a second.
+  // Returns true if the line is on a terminal and due: first after half a second, then five times a second.
   bool is_due();
   double seconds() const;  // since the line was made
   void show(const std::string& text);

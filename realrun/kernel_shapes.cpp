@@ -314,7 +314,7 @@ SlotsShape slots_shape(const KernelCall& call) {
     const Operand& x = kind == OpKind::unpermute ? call.write(0) : call.read(0);
     call.require(elements(x) == s.tokens * s.width && last_size(x) == s.width, "rows are not as wide as tokens");
   }
-  // What has a number for each choice.
+  // These operands have a number for each choice.
   if (kind == OpKind::permute_weights) call.require_same_elements(call.read(0), choices);
   if (kind == OpKind::unpermute_weights || kind == OpKind::slot_mask_backward)
     call.require_same_elements(call.write(0), choices);

@@ -238,7 +238,8 @@ std::string name_of_case(const CaseKind& kind, const StandAloneOp& c, const Size
                      fmt::vformat(kind.sizes != nullptr ? kind.sizes : facts_of(kind.family).sizes, of));
 }
 
-// Whether such a case exists at these sizes.
+// Returns false if the kind has no kernel for these sizes, if a suite would need too much memory for them, or if a cast
+// would not change the type.
 bool exists(const CaseKind& kind, const Sizes& sizes, Dtype dtype, bool is_suite) {
   const auto size = [&](const char* axis) { return size_in(sizes, axis); };
   const auto is = [&](const char* variant) { return std::string_view(kind.variant) == variant; };

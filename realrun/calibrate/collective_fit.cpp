@@ -592,7 +592,8 @@ class PublishedCollectives {
     }
   }
 
-  // What the class's "fit" names: a parameter, or "class: parameter" for one of another class.
+  // Returns the parameters that the class's "fit" lists. An entry is the name of a parameter, or "class: parameter" for
+  // one of another class.
   std::vector<Free> free_of_class(const PublishedClass& c, bool at_prior) {
     std::vector<Free> free;
     for (const std::string entry : c.json->at("fit")) {

@@ -39,8 +39,8 @@ struct FitLoss {
   // For points slower than fitted the loss is Cauchy's, which gives outliers almost no weight: other work on a machine
   // makes kernels slower, never faster. Published points are somebody's choice of runs: there both sides count alike.
   bool forgets_slow = true;
-  // Whether parameters at a bound leave the search while they want beyond it. Without this it can end before the least
-  // loss, as it did for the bundled calibration of the CPU.
+  // If true, the search holds a parameter fixed while it is at a bound and its gradient points beyond. If false, the
+  // search can stop before the least loss, as it did for the bundled calibration of the CPU.
   bool holds_bounds = false;
   std::vector<double> weights;  // of the points, 1 on average; empty: all 1
 };

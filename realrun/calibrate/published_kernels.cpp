@@ -57,7 +57,7 @@ struct BoardPoints {
   Points points;
 };
 
-// What is fitted at once.
+// The curve of a die that one search fits, with the points of all its boards.
 template <class Curve>
 struct DieFit {
   std::vector<BoardPoints> boards;  // of one die
@@ -151,7 +151,7 @@ class PublishedKernels {
       const double moved = real(s.batch) * (operands + out * m * n * (p.contains("accumulate") ? 2 : 1));
       point.flops = 2 * real(s.batch) * m * n * k;
       point.shape = {s.m, s.n, s.k};
-      // What narrow points contain beside the product: quantising the activations, a Program's own kernel.
+      // Points of narrow types include the quantising of the activations, which is a kernel of its own in a Program.
       point.predicted = [=](const KernelModel& model, const Device& device, const Calibration& calibration) {
         const MatmulCurve& c = calibration.matmul[index(dtype)];
         return model.matmul_seconds(s, dtype, moved) + c.point_quantise_seconds +
@@ -188,7 +188,8 @@ class PublishedKernels {
     });
   }
 
-  // Of a layer's product [groups, rows, outputs, inputs]: forward, input gradient, weight gradient.
+  // Returns the points of grouped products. Each is the forward, input gradient or weight gradient of a layer's product
+  // [groups, rows, outputs, inputs].
   Points groups(const std::string& board, Dtype dtype, bool launched_each) const {
     return points_of(board, {"grouped_matmul"}, [&](Point& point, Json& p) {
       const std::int64_t groups = p["shape"][0], rows = p["shape"][1], outputs = p["shape"][2], inputs = p["shape"][3];
@@ -414,7 +415,7 @@ class PublishedKernels {
     if (launched_each) issue_ = {{"seconds", values[2]}, {"source", sources_of(points)}};
   }
 
-  // Of all boards of a die: seconds = fixed + bytes / (rate * efficiency).
+  // Fits seconds = fixed + bytes / (rate * efficiency) to the points of all boards of a die.
   void fit_memory(const Json& die) {
     constexpr std::size_t kLeast = 5;
     const DieFit<MemoryCurve> fit{

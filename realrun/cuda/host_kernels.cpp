@@ -60,7 +60,7 @@ void adam(const Op& op, std::span<const Operand> reads, std::span<const Operand>
   const AdamFactors factors =
       factors_of(op, square == nullptr ? nullptr : static_cast<const float*>(square->data), context);
   const std::array read{u.gradient, u.weight, u.moment, u.second_moment};
-  // What is written, and which of `read` it is the new value of.
+  // The operands that are written, each with the index in `read` of its old value.
   const std::array<std::pair<Operand, std::size_t>, 4> written{
       {{u.parameter, 1}, {u.master, 1}, {u.new_moment, 2}, {u.new_second_moment, 3}}};
   workers.divide(elements, kBlock, [&](std::int64_t begin, std::int64_t end) {

@@ -97,7 +97,7 @@ TEST_P(EveryCalibration, StatesTheMatmulResidualsThatItHas) {
   }
 }
 
-// Of a layer's product [groups, rows, outputs, inputs]: forward, input gradient, weight gradient.
+// A measured forward, input gradient or weight gradient of a layer's product [groups, rows, outputs, inputs].
 struct GroupedPoint {
   GemmShape shape;
   Dtype dtype = Dtype::bf16;

@@ -102,7 +102,7 @@ ORRERY_KERNELS(ORRERY_DECLARE)
 ORRERY_SCRATCH_KERNELS(ORRERY_DECLARE)
 #undef ORRERY_DECLARE
 
-// Of all kernels that put tokens into slots: room for a list of rows, or of choices.
+// Returns the bytes of scratch memory for any kernel that puts tokens into slots: a list of its rows or choices.
 std::int64_t slots_scratch(const Call& call);
 
 // The first half of `route` where experts choose: weights are the scores before, the chosen ones' behind.
