@@ -170,7 +170,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   const auto& tensors = place.piece->tensors;
   // The bytes of one launch: a part of the op's bytes, or those of several instances in one bucket or fused kernel.
   const double covered = place.report->bytes;
-  if (is_point_to_point(op.kind) || is_copy(op.kind) || row_of(op.stream).occupies == Occupies::host)
+  if (is_copy(op.kind) || row_of(op.stream).occupies == Occupies::host)
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
   OpCostModel costs(cluster, *simulation.kernels, *simulation.collectives);
   const Program& program = *simulation.program;

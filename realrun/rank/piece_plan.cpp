@@ -32,9 +32,8 @@ PiecePlan::PiecePlan(const Piece& piece, const Program& program, Position positi
   for (const PackedGradients& packing : piece.packed) find_packed(packing, program);
   lives_.find(piece);
   update_ = UpdateParts(piece, lives_.storage(), !program.stage_groups.empty());
-  FindAhead find_ahead;
   for (std::size_t b = 0; b < kBlocks.size(); ++b)
-    if (!find_ahead(ops(b), lives_.storage(), boundary_of(piece, b).input, ahead_[b])) ahead_[b].clear();
+    ahead_[b] = find_ahead(ops(b), lives_.storage(), boundary_of(piece, b).input);
   find_ends();
   find_added_to();
 }

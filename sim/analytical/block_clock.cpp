@@ -15,17 +15,6 @@ constexpr Account waiting_for(int cause) {
   return cause == kHost ? kHostIssue : waiting_for(static_cast<Stream>(cause));
 }
 
-// Number of streams whose work slows kernels that run at the same time.
-constexpr std::size_t kFabricStreams = std::count_if(
-    kStreamRows.begin(), kStreamRows.end(), [](const StreamRow& row) { return row.occupies == Occupies::fabric; });
-constexpr std::array<std::size_t, kFabricStreams> fabric_streams() {
-  std::array<std::size_t, kFabricStreams> streams{};
-  std::size_t n = 0;
-  for (std::size_t s = 0; s < kStreamRows.size(); ++s)
-    if (kStreamRows[s].occupies == Occupies::fabric) streams[n++] = s;
-  return streams;
-}
-
 // Whether a node is served in a queue of the shared fabric, if levels are shared.
 constexpr bool is_queued(const ClockNode& node) {
   return node.stream != Stream::compute && (node.moves || row_of(node.stream).occupies == Occupies::fabric);
@@ -34,11 +23,6 @@ constexpr bool is_queued(const ClockNode& node) {
 constexpr bool is_asynchronous(std::size_t stream) { return kStreamRows[stream].asynchronous; }
 
 }  // namespace
-
-const char* name_of(BlockKind kind) {
-  constexpr std::array<const char*, 3> names{"forward", "backward", "weight_gradient"};
-  return is_of_update(kind) ? "update" : names[static_cast<std::size_t>(kind)];
-}
 
 void add(TimeBreakdown& to, const Accounts& from) {
   to.matmul += from[kMatmul];
@@ -149,16 +133,15 @@ void LineClock::issue_prefetched(std::int64_t target, int least_distance, int mo
 template <bool Record, bool Shared>
 double LineClock::overlap_seconds(double start, double seconds) {
   double from = start + seconds, until = start;
-  static constexpr auto kStreamsOfFabric = fabric_streams();
   if constexpr (Shared) {
     const SharedFabric::Stretch busy = fabric_.busy(start, start + seconds * (1 + slowdown_));
     from = std::min(from, busy.from);
     until = std::max(until, busy.until);
     // The backlog that the line found on the streams ends at some time, possibly after this kernel.
     if (Record && found_work_)
-      for (const std::size_t s : kStreamsOfFabric) slacks_.push_back(std::abs(fabric_.end(s) - start));
+      for (const std::size_t s : kFabricStreams) slacks_.push_back(std::abs(fabric_.end(s) - start));
   } else {
-    for (const std::size_t s : kStreamsOfFabric) {
+    for (const std::size_t s : kFabricStreams) {
       if (s_.free[s] <= start) continue;
       from = std::min(from, std::max(start, s_.busy_begin[s]));
       until = std::max(until, s_.free[s]);
@@ -299,7 +282,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     double seconds = node.seconds, last_seconds = node.last_seconds;
     std::int64_t instances = 1;
     if (node.every > 1 || node.covers != Covers::own) {
-      instances = instances_covered(node.every, node.covers, item.place(at));
+      instances = instances_covered(node.every, item.place(at), node.covers);
       if (instances == 0) continue;
       if (instances != node.every) {
         const OpCost cost = code.model->cost(code.ops[node.op], code.piece->tensors, instances);
@@ -428,7 +411,7 @@ void LineClock::walk(const LineItem& item, std::int64_t base) {
   std::int64_t at = 0;
   int known = 0;  // periods in a row; the state after the last three is in x0, x1, x2
   while (at < count) {
-    if (!jump_ || count - at - margin < (known < 3 ? 4 - known : 1) * period) {
+    if (all_ahead_ || count - at - margin < (known < 3 ? 4 - known : 1) * period) {
       instance<false, Shared, false>(item, at++, base);
       continue;
     }
@@ -471,7 +454,7 @@ void LineClock::walk_line() {
 }
 
 void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap_slowdown, bool drain,
-                    LineResult& result, bool jump, const LineStart& start, std::vector<LineOp>* ops) {
+                    LineResult& result, const LineStart& start, std::vector<LineOp>* ops) {
   line_ = line;
   traced_ = ops;
   if (ops != nullptr) {
@@ -481,7 +464,6 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   when_ = when;
   slowdown_ = overlap_slowdown;
   all_ahead_ = start.waits_seconds > 0;
-  jump_ = jump && !all_ahead_;
   s_ = {};
   s_.free[kCompute] = s_.entry = start.waits_seconds;
   s_.host = start.host_seconds;

@@ -127,7 +127,9 @@ constexpr BlockKind block_of(UpdatePart part) {
   return static_cast<BlockKind>(static_cast<int>(BlockKind::gradients) + static_cast<int>(part));
 }
 // The name of the kind in the names of the report's ops.
-const char* name_of(BlockKind kind);
+constexpr const char* name_of(BlockKind kind) {
+  return kBlockNames[is_of_update(kind) ? kUpdateBlock : static_cast<std::size_t>(kind)];
+}
 
 // Compiles blocks; keeps its working storage between calls.
 class BlockCompiler {
@@ -146,8 +148,7 @@ class BlockCompiler {
   std::vector<std::uint16_t> node_of_;
   std::vector<Link> links_;
   std::vector<std::uint8_t> needed_;  // by kernel: whether another stream waits for its end
-  FindAhead find_ahead_;
-  std::vector<std::uint8_t> ahead_;    // by op: whether it is issued ahead of its instance
+  std::vector<std::uint8_t> ahead_;   // by op: whether it is issued ahead of its instance; empty: none
   std::vector<std::uint16_t> waited_;  // by op: the streams that have waited for it already
   std::uint16_t entry_waited_ = 0;
   std::size_t once_from_ = 0;
@@ -161,14 +162,14 @@ struct LineItem {
   std::int64_t before = 0;   // instances of the stretch that run before these
   std::int64_t stretch = 0;  // instances of the stretch; 0: `count`
 
-  std::int64_t in_stretch() const { return stretch > 0 ? stretch : count; }
-  PositionInStretch place(std::int64_t at) const { return {before + at, in_stretch()}; }
+  PositionInStretch place(std::int64_t at) const { return {before + at, stretch > 0 ? stretch : count}; }
 };
 
-// Appends the runs of a chunk, in reverse order if `reversed`. `code_of(piece)`: the compiled block.
+// Appends the runs of a chunk in the order in which blocks of this kind run. `code_of(piece)`: the compiled block.
 template <class CodeOf>
-void append_line(const std::vector<Piece>& pieces, std::span<const PieceRun> runs, bool reversed, CodeOf code_of,
+void append_line(const std::vector<Piece>& pieces, std::span<const PieceRun> runs, BlockKind kind, CodeOf code_of,
                  std::vector<LineItem>& line) {
+  const bool reversed = kind == BlockKind::backward || kind == BlockKind::weight_gradient;
   for_each_in_line(pieces, runs, reversed, [&](const PieceRun& run, PositionInStretch place) {
     line.push_back({&code_of(run.piece), run.count, place.before, place.count});
   });
@@ -224,10 +225,10 @@ struct LineStart {
 
 class LineClock {
  public:
-  // Clocks a line. `drain`: the line also waits for its asynchronous streams to end. `jump`: false walks every
-  // instance, as a check. `ops`: is replaced by all ops in the order of issue; this also walks every instance.
+  // Clocks a line. `drain`: the line also waits for its asynchronous streams to end. `ops`: is replaced by all ops in
+  // the order of issue; this walks every instance, without jumps.
   void run(std::span<const LineItem> line, WhenSet when, double overlap_slowdown, bool drain, LineResult& result,
-           bool jump = true, const LineStart& start = {}, std::vector<LineOp>* ops = nullptr);
+           const LineStart& start = {}, std::vector<LineOp>* ops = nullptr);
   // Whether streams share levels of the fabric; true by default.
   void shares_levels(bool value) { shares_levels_ = value; }
   bool shares_levels() const { return shares_levels_; }
@@ -287,7 +288,6 @@ class LineClock {
   std::span<const LineItem> line_;
   WhenSet when_ = kUsual;
   double slowdown_ = 0;
-  bool jump_ = true;
   IssueAhead order_;
   std::int64_t once_at_ = 0;  // index of the last instance with ops that run once
   Stream entry_stream_ = Stream::compute;

@@ -222,8 +222,7 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   links_.clear();
   entry_waited_ = 0;
 
-  if (!find_ahead_(code.ops, context.root, entry, ahead_)) ahead_.clear();
-
+  ahead_ = find_ahead(code.ops, context.root, entry);
   // Collectives of the gradient norm come after the first norm, and run once for all instances.
   once_from_ = n;
   if (kind == BlockKind::norm)

@@ -353,45 +353,41 @@ void AnalyticalEngine::Rep::find_classes() {
   const auto last = static_cast<std::int32_t>(program->stages.size()) - 1;
   for (std::int32_t s = 0; s <= last; ++s) {
     const std::size_t layout = layouts.empty() ? 0 : stage_layout[static_cast<std::size_t>(s)];
-    std::size_t c = classes.size();
-    // Searched from the last class on: a stage usually equals the one before it.
-    while (c > 0) {
-      const std::int32_t like = classes[c - 1].first_stage;
-      bool alike = classes[c - 1].layout == layout;
+    const auto is_alike = [&](const StageClass& c) {
+      bool alike = c.layout == layout;
       for (std::size_t k = 0; alike && k < program->micro_batch_classes(); ++k) {
         const auto& stages = program->stages_of(k);
-        alike = stages[static_cast<std::size_t>(like)] == stages[static_cast<std::size_t>(s)];
+        alike = stages[static_cast<std::size_t>(c.first_stage)] == stages[static_cast<std::size_t>(s)];
       }
-      if (alike) break;
-      --c;
+      return alike;
+    };
+    // Searched from the last class on: a stage usually equals the one before it.
+    auto c = std::find_if(classes.rbegin(), classes.rend(), is_alike);
+    if (c == classes.rend()) {
+      classes.push_back({.first_stage = s, .layout = layout});
+      c = classes.rbegin();
     }
-    if (c == 0) {
-      classes.emplace_back();
-      classes.back().first_stage = s;
-      classes.back().layout = layout;
-      c = classes.size();
-    }
-    ++classes[c - 1].stages;
-    stage_class[static_cast<std::size_t>(s)] = static_cast<std::int32_t>(c - 1);
+    ++c->stages;
+    stage_class[static_cast<std::size_t>(s)] = static_cast<std::int32_t>(&*c - classes.data());
   }
 }
 
-void AnalyticalEngine::Rep::append_chunks(std::span<const Chunk> chunks, std::size_t layout, BlockKind kind) {
-  line.clear();
-  const bool reversed = kind == BlockKind::backward || kind == BlockKind::weight_gradient;
-  for (const Chunk& chunk : chunks) append_line(program->pieces, chunk.runs, reversed, code_of(kind, layout), line);
+std::vector<LineItem>& AnalyticalEngine::Rep::line_items(std::span<const Chunk> chunks, std::size_t layout,
+                                                         BlockKind kind, std::vector<LineItem>& items) const {
+  items.clear();
+  for (const Chunk& chunk : chunks) append_line(program->pieces, chunk.runs, kind, code_of(kind, layout), items);
+  return items;
 }
 
 void AnalyticalEngine::Rep::clock_line(std::span<const Chunk> chunks, std::size_t layout, BlockKind kind, WhenSet when,
                                        bool drain, LineResult& result, const LineStart& start) {
-  append_chunks(chunks, layout, kind);
   result.origin = -1;
   if (keeps_origins) {
     result.origin = static_cast<std::int32_t>(origins.size());
     origins.push_back({chunks, layout, kind, when, drain, start, {}});
     if (start.backlog != nullptr) origins.back().backlog = *start.backlog;
   }
-  clock.run(line, when, kernels.overlap_slowdown, drain, result, true, start);
+  clock.run(line_items(chunks, layout, kind, line), when, kernels.overlap_slowdown, drain, result, start);
 }
 
 // `has`: whether this chunk has a first and a last micro-batch.
@@ -423,7 +419,7 @@ void AnalyticalEngine::Rep::clock_update(StageClass& c) {
   const auto& chunks = program->stages[static_cast<std::size_t>(c.first_stage)];
   for (const UpdatePart part : kStepEnd) {
     if (program->stage_groups.empty() && (part == UpdatePart::gradients || part == UpdatePart::stages)) continue;
-    append_chunks(chunks, c.layout, block_of(part));
+    line_items(chunks, c.layout, block_of(part), line);
     if (std::all_of(line.begin(), line.end(), [](const LineItem& item) { return item.code->nodes.empty(); })) continue;
     if (part == UpdatePart::norm)
       for (const LineItem& item : line)
@@ -598,7 +594,7 @@ void AnalyticalEngine::Rep::find_pair_saves() {
     }
     LineResult& pair = pair_lines[at];
     pair.origin = -1;
-    clock.run(line, kUsual, kernels.overlap_slowdown, false, pair, true, {});
+    clock.run(line, kUsual, kernels.overlap_slowdown, false, pair);
     pair_saves[at] = of(BlockKind::forward).seconds + of(BlockKind::backward).seconds - pair.seconds;
     for (const BlockKind kind : {BlockKind::forward, BlockKind::backward}) add(pair.accounts, of(kind).accounts, -1);
   }
@@ -624,16 +620,11 @@ void AnalyticalEngine::Rep::account_pairs() {
     const std::size_t first = at(i, 0), behind = at(i + 1, 0);
     std::vector<double> paired(behind - first);  // by row: number of pairs; each half counts 0.5
     const StageOrder order = program->schedule.order(static_cast<std::size_t>(classes[i].first_stage));
-    if (program->micro_batch_class.empty()) {
-      order.for_each_pair([&](std::uint16_t forward, std::uint16_t backward, std::uint64_t times) {
-        paired[forward] += static_cast<double>(times) / 2;
-        paired[backward] += static_cast<double>(times) / 2;
-      });
-    } else {
-      order.for_each_pair_of_slots([&](const Slot& forward, const Slot& backward) {
-        for (const Slot* slot : {&forward, &backward}) paired[this->at(i, *slot) - first] += 0.5;
-      });
-    }
+    order.for_each_turn(
+        true, [](const Slot&) {},
+        [&](const Slot& forward, const Slot& backward) {
+          for (const Slot* slot : {&forward, &backward}) paired[this->at(i, *slot) - first] += 0.5;
+        });
     for (std::size_t k = 0; k < paired.size(); ++k) {
       const std::size_t at = first + k;
       if (pair_saves[at] == 0) continue;
@@ -675,11 +666,9 @@ void AnalyticalEngine::Rep::find_hops() {
   // most borders are equal.
   const std::int64_t stride = program->mesh.stride(MeshAxis::pp), per_node = cluster.node.devices;
   leaves_node.resize(program->stages.size());
-  std::int64_t in_node = 0;  // place of the stage's first rank in its node
   for (std::size_t s = 0; s < leaves_node.size(); ++s) {
-    in_node += stride % per_node;
-    leaves_node[s] = stride >= per_node || in_node >= per_node;
-    if (in_node >= per_node) in_node -= per_node;
+    const std::int64_t first = static_cast<std::int64_t>(s) * stride;  // rank
+    leaves_node[s] = first / per_node != (first + stride) / per_node;
   }
   const auto last = static_cast<std::int32_t>(program->stages.size()) - 1;
   // For the current kind of border: within a node, across a node's edge.
@@ -693,11 +682,11 @@ void AnalyticalEngine::Rep::find_hops() {
     if (borders.stage_at(q) == borders.stage_at(q + 1)) continue;
     const std::int32_t stage = borders.behind_stage(q);
     if (stage == last) {  // around the ring
-      hops[q] = costs.transfer_seconds(crossing(), stage);
+      hops[q] = costs.transfer(crossing(), stage).seconds;
       continue;
     }
     double& seconds_across = known[leaves_node[static_cast<std::size_t>(stage)] ? 1 : 0];
-    if (seconds_across < 0) seconds_across = costs.transfer_seconds(crossing(), stage);
+    if (seconds_across < 0) seconds_across = costs.transfer(crossing(), stage).seconds;
     hops[q] = seconds_across;
   }
 }

@@ -1,35 +1,13 @@
 // Memory of a step: chunks from pieces, and stages from the micro-batches in flight.
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
-#include <cstdio>
-#include <string>
 
 #include "sim/analytical/engine_rep.h"
 #include "sim/memory/memory.h"
 #include "sim/program/work.h"
 
 namespace orrery {
-namespace {
-
-std::string gibibytes(double bytes) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.1f GiB", bytes / static_cast<double>(1 << 30));
-  return text.data();
-}
-
-CategoryBytes added(CategoryBytes a, const CategoryBytes& b, double factor = 1) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] += factor * b[i];
-  return a;
-}
-
-double total(const CategoryBytes& bytes) {
-  double sum = 0;
-  for (const double of : bytes) sum += of;
-  return sum;
-}
-
-}  // namespace
-
 // Finds the run that lends gradients (PieceMemory::lent_gradients), and the last one that shares them.
 AnalyticalEngine::Rep::LentGradients AnalyticalEngine::Rep::lent_gradients(const Chunk& chunk) const {
   LentGradients lent{chunk.runs.size(), 0};
@@ -190,6 +168,8 @@ std::vector<StagePeak> AnalyticalEngine::Rep::find_peaks(Place place) {
   if (program->schedule.pairs)
     options.pair = [&](std::size_t forward, std::size_t backward) { return pair_of(forward, backward).in(place); };
   if (place == Place::device) options.gradients = gradients;
+  options.micro_batch_class = program->micro_batch_class;
+  options.micro_batch_classes = program->micro_batch_classes();
   std::vector<StagePeak> peaks;
   if (std::ranges::none_of(memory, holds) &&
       std::ranges::none_of(options.gradients, [](double bytes) { return bytes > 0; }))
@@ -199,11 +179,7 @@ std::vector<StagePeak> AnalyticalEngine::Rep::find_peaks(Place place) {
     ChunkBytes& b = chunk_bytes.emplace_back(ChunkBytes{.saved = m.saved.in(place), .kept = m.kept.in(place)});
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) b.transient[kind] = m.transient[kind].in(place);
   }
-  if (program->micro_batch_class.empty())
-    peak_bytes(program->schedule, stage_class, chunk_bytes, peaks, options);
-  else
-    peak_bytes(program->schedule, stage_class, chunk_bytes, program->micro_batch_class, program->micro_batch_classes(),
-               peaks, options);
+  peak_bytes(program->schedule, stage_class, chunk_bytes, peaks, options);
   return peaks;
 }
 
@@ -213,27 +189,24 @@ const PlacedBytes& AnalyticalEngine::Rep::pair_of(std::size_t forward, std::size
   return at->second;
 }
 
-std::pair<CategoryBytes, double> AnalyticalEngine::Rep::at_peak(std::size_t stage, const StagePeak& peak, Place place) {
+std::pair<PlacedBytes, double> AnalyticalEngine::Rep::at_peak(std::size_t stage, const StagePeak& peak) {
   const auto c = static_cast<std::size_t>(stage_class[stage]);
   const std::size_t first = at(c, 0);
   std::vector<HeldMicroBatches> held(at(c + 1, 0) - first);
-  if (program->micro_batch_class.empty())
-    count_held(program->schedule, stage, peak.at, held);
-  else
-    count_held(program->schedule, stage, peak.at, program->micro_batch_class, held);
-  CategoryBytes bytes{};
+  count_held(program->schedule, stage, peak.at, program->micro_batch_class, held);
+  PlacedBytes bytes{};
   double in_flight = 0;
   for (std::size_t k = 0; k < held.size(); ++k) {
     const ChunkMemory& m = memory[first + k];
     in_flight += static_cast<double>(held[k].in_flight);
-    bytes = added(bytes, m.saved.at(place), static_cast<double>(held[k].in_flight));
-    bytes = added(bytes, m.kept.at(place), static_cast<double>(held[k].awaiting_weight_gradient));
+    bytes = sum(bytes, m.saved, static_cast<double>(held[k].in_flight));
+    bytes = sum(bytes, m.kept, static_cast<double>(held[k].awaiting_weight_gradient));
   }
-  if (place == Place::device) bytes[static_cast<std::size_t>(Category::gradient)] += peak.gradient_bytes;
+  bytes.of(Place::device, Category::gradient) += peak.gradient_bytes;
   const std::size_t peak_row = at(c, peak.micro_batch_class, peak.chunk);
   const PlacedBytes& transient = peak.beside >= 0 ? pair_of(first + static_cast<std::size_t>(peak.beside), peak_row)
                                                   : memory[peak_row].transient[index(peak.slot)];
-  return {added(bytes, transient.at(place)), in_flight};
+  return {sum(bytes, transient), in_flight};
 }
 
 // Bytes of the driver's context, and of the buffers of each communicator that the program's ops use.
@@ -274,9 +247,8 @@ void AnalyticalEngine::Rep::fill_memory(Report& report) {
       continue;
     MemoryBreakdown& m = stage.memory;
     const bool in_slot = !peaks.empty() && slots >= update;
-    const auto [bytes, in_flight] =
-        in_slot ? at_peak(s, peaks[s], Place::device) : std::pair(c.update_transient.at(Place::device), 0.0);
-    m.bytes.at(Place::device) = added(c.resident.at(Place::device), bytes);
+    const auto [bytes, in_flight] = in_slot ? at_peak(s, peaks[s]) : std::pair(c.update_transient, 0.0);
+    m.bytes.at(Place::device) = sum(c.resident, bytes).at(Place::device);
     m.framework_bytes = framework;
     m.peak_bytes = device_bytes(m.bytes) + m.framework_bytes;
     stage.in_flight_micro_batches = in_flight;
@@ -303,27 +275,29 @@ void AnalyticalEngine::Rep::fill_shared(Place place, SharedMemory& shared, Repor
   if (peaks.empty() && !stays) return;
   for (std::size_t s = 0; s < program->stages.size(); ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
-    CategoryBytes bytes = added(c.resident.at(place), c.update_transient.at(place));
-    if (!peaks.empty() && peaks[s].bytes > c.update_transient.in(place))
-      bytes = added(c.resident.at(place), at_peak(s, peaks[s], place).first);
-    CategoryBytes& fullest = report.stages[static_cast<std::size_t>(stage_class[s])].memory.bytes.at(place);
-    if (total(bytes) <= total(fullest)) continue;
-    fullest = bytes;
-    shared.peak_bytes = std::max(shared.peak_bytes, total(bytes));
+    const bool in_slot = !peaks.empty() && peaks[s].bytes > c.update_transient.in(place);
+    const PlacedBytes bytes = sum(c.resident, in_slot ? at_peak(s, peaks[s]).first : c.update_transient);
+    PlacedBytes& fullest = report.stages[static_cast<std::size_t>(stage_class[s])].memory.bytes;
+    if (bytes.in(place) <= fullest.in(place)) continue;
+    fullest.at(place) = bytes.at(place);
+    shared.peak_bytes = std::max(shared.peak_bytes, bytes.in(place));
   }
   if (shared.peak_bytes <= 0) return;
   const auto ranks = static_cast<double>(std::min<std::int64_t>(cluster.node.devices, program->mesh.ranks()));
   if (place == Place::host) shared.process_bytes = ranks * program->runtime.host_bytes_per_rank;
   shared.node_bytes = ranks * shared.peak_bytes + shared.process_bytes;
-  const std::string words = place == Place::host ? "host memory" : "storage";
-  const std::string field = place == Place::host ? "/cluster/node/host_memory_bytes" : "/cluster/node/nvme_bytes";
+  const char* const words = place == Place::host ? "host memory" : "storage";
+  const char* const field = place == Place::host ? "/cluster/node/host_memory_bytes" : "/cluster/node/nvme_bytes";
+  constexpr auto kGibibyte = static_cast<double>(1 << 30);
+  const double kept = shared.node_bytes / kGibibyte;
   if (shared.capacity_bytes <= 0) {
-    report.notes.push_back(words + " is not checked: a node's devices keep " + gibibytes(shared.node_bytes) +
-                           " there, and " + field + " is not known");
+    report.notes.push_back(fmt::format("{} is not checked: a node's devices keep {:.1f} GiB there, and {} is not known",
+                                       words, kept, field));
   } else if (!shared.fits()) {
     report.memory_fits = false;
-    report.notes.push_back("does not fit in " + words + ": a node's devices keep " + gibibytes(shared.node_bytes) +
-                           " there, but it has " + gibibytes(shared.capacity_bytes) + " (" + field + ")");
+    report.notes.push_back(
+        fmt::format("does not fit in {}: a node's devices keep {:.1f} GiB there, but it has {:.1f} GiB ({})", words,
+                    kept, shared.capacity_bytes / kGibibyte, field));
   }
 }
 

@@ -88,8 +88,8 @@ struct StageSum {
 struct StageClass {
   std::int32_t first_stage = 0, stages = 0;
   std::size_t layout = 0;               // index into `layouts`
-  LineResult gradients, norm, update;   // parts of the end of the step
-  std::vector<StageSum> sums;           // the part between `gradients` and `norm`
+  LineResult gradients{}, norm{}, update{};  // parts of the end of the step
+  std::vector<StageSum> sums{};              // the part between `gradients` and `norm`
   bool synchronises = false;            // all stages compute one gradient norm together
   bool carries = false;                 // its slots are clocked with the work that the slots before have left
   bool followed = false;                // its slots are clocked one by one: `left` is the state after the last one
@@ -205,7 +205,9 @@ struct AnalyticalEngine::Rep {
   }
   void clock_line(std::span<const Chunk> chunks, std::size_t layout, BlockKind kind, WhenSet when, bool drain,
                   LineResult& result, const LineStart& start);
-  void append_chunks(std::span<const Chunk> chunks, std::size_t layout, BlockKind kind);
+  // Fills and returns `items`.
+  std::vector<LineItem>& line_items(std::span<const Chunk> chunks, std::size_t layout, BlockKind kind,
+                                    std::vector<LineItem>& items) const;
   void clock_chunk(const Chunk& chunk, std::size_t layout, WhenSet has, std::array<SlotLines, kSlotKinds>& lines);
   void clock_update(StageClass& c);
   void find_tail(std::size_t stage_class);
@@ -227,7 +229,7 @@ struct AnalyticalEngine::Rep {
   const PlacedBytes& pair_of(std::size_t forward, std::size_t backward);
   std::vector<StagePeak> find_peaks(Place place);
   // The bytes at the peak, and how many micro-batches are in flight then, counted in each of their chunks.
-  std::pair<CategoryBytes, double> at_peak(std::size_t stage, const StagePeak& peak, Place place);
+  std::pair<PlacedBytes, double> at_peak(std::size_t stage, const StagePeak& peak);
   void fill_shared(Place place, SharedMemory& shared, Report& report);
   double framework_bytes();
 

@@ -54,29 +54,6 @@ TimelineOp describe(const Program& program, BlockKind kind, const LineOp& of) {
           .bytes = bytes(op, piece.tensors) * static_cast<double>(of.instances)};
 }
 
-// The number of times a node runs in an item of a line.
-struct Executions {
-  std::int64_t instances = 1;  // number of instances that each run covers
-  std::int64_t times = 0;
-};
-
-template <class Visit>
-void for_executions(const Op& op, const LineItem& item, Visit&& visit) {
-  const std::int64_t every = op.every;
-  if (op.covers != Covers::own) {
-    std::int64_t times = 0;
-    for (const std::int64_t at : {std::int64_t{0}, item.count - 1})  // the instances between are like the last but one
-      if (instances_covered(op.every, op.covers, item.place(at)) > 0) ++times;
-    if (item.count == 1) times /= 2;
-    if (op.covers == Covers::before) times += std::max<std::int64_t>(0, item.count - 2);
-    if (times > 0) visit(Executions{1, times});
-    return;
-  }
-  const std::int64_t behind = item.before + item.count, full = behind / every - item.before / every;
-  if (full > 0) visit(Executions{every, full});
-  if (behind == item.in_stretch() && behind % every > 0) visit(Executions{behind % every, 1});
-}
-
 }  // namespace
 
 std::uint32_t TimelineOps::operator()(BlockKind kind, const LineOp& op) {
@@ -102,11 +79,7 @@ void AnalyticalEngine::Rep::fill_ops(Report& report) const {
   std::vector<std::array<std::vector<LineItem>, kBlockKinds>> items(program->micro_batch_classes());
   for (std::size_t of_class = 0; of_class < items.size(); ++of_class)
     for (std::size_t k = 0; k < kBlockKinds; ++k)
-      for (const Chunk& chunk : program->stages_of(of_class)[stage]) {
-        const auto kind = static_cast<BlockKind>(k);
-        append_line(program->pieces, chunk.runs, kind == BlockKind::backward || kind == BlockKind::weight_gradient,
-                    code_of(kind, c.layout), items[of_class][k]);
-      }
+      line_items(program->stages_of(of_class)[stage], c.layout, static_cast<BlockKind>(k), items[of_class][k]);
   // Number of lines in a step, for a class of micro-batches.
   const auto lines_per_step = [&](std::size_t of_class, When when, bool update) -> double {
     if (update) return of_class == 0 ? 1 : 0;
@@ -126,23 +99,23 @@ void AnalyticalEngine::Rep::fill_ops(Report& report) const {
         const bool once = std::any_of(code.nodes.begin(), code.nodes.end(),
                                       [&](const ClockNode& node) { return node.op == i && node.once; });
         const std::size_t first_row = report.ops.size();
-        const auto note = [&](Executions e, double lines_of_run) {
-          const double times = static_cast<double>(e.times) * lines_of_run * op.count;
-          const double bytes_moved = bytes(op, piece.tensors) * static_cast<double>(e.instances) / op.count;
+        const double bytes_of_one = bytes(op, piece.tensors);
+        const auto note = [&](std::int64_t instances, double runs) {  // runs that cover as many instances
+          const double times = runs * op.count;
+          const double bytes_moved = bytes_of_one * static_cast<double>(instances) / op.count;
           for (std::size_t row = first_row; row < report.ops.size(); ++row) {
             if (report.ops[row].bytes != bytes_moved) continue;
             report.ops[row].times_per_step += times;
             return;
           }
           OpReport row;
-          const TimelineOp of =
-              describe(*program, static_cast<BlockKind>(k),
-                       {.code = &code, .op = static_cast<std::uint16_t>(i), .instances = e.instances});
+          const TimelineOp of = describe(*program, static_cast<BlockKind>(k),
+                                         {.code = &code, .op = static_cast<std::uint16_t>(i), .instances = instances});
           row.name = of.name;
           row.piece = static_cast<std::uint16_t>(p);
           row.block = static_cast<std::uint8_t>(update ? kUpdateBlock : k);
           row.stream = op.stream;
-          row.seconds = code.model->cost(op, piece.tensors, e.instances).last_seconds;
+          row.seconds = code.model->cost(op, piece.tensors, instances).last_seconds;
           row.times_per_step = times;
           row.flops = of.flops / op.count;
           row.bytes = bytes_moved;
@@ -150,13 +123,15 @@ void AnalyticalEngine::Rep::fill_ops(Report& report) const {
           report.ops.push_back(std::move(row));
         };
         if (once) {
-          if (p == once_piece) note({1, 1}, 1);
+          if (p == once_piece) note(1, 1);
         } else {
           for (std::size_t of_class = 0; of_class < items.size(); ++of_class) {
             const double times = lines_per_step(of_class, op.when, update);
             if (times == 0) continue;
             for (const LineItem& item : items[of_class][k])
-              if (item.code == &code) for_executions(op, item, [&](Executions e) { note(e, times); });
+              for (std::int64_t at = 0; item.code == &code && at < item.count; ++at)
+                if (const std::int64_t covered = instances_covered(op.every, item.place(at), op.covers); covered > 0)
+                  note(covered, times);
           }
         }
         const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
@@ -243,8 +218,8 @@ LineResult AnalyticalEngine::Rep::trace_line(const LineOrigin& origin, std::vect
   FabricBacklog backlog = origin.backlog;
   if (start.backlog != nullptr) start.backlog = &backlog;
   LineResult result;
-  append_chunks(origin.chunks, origin.layout, origin.kind);
-  clock.run(line, origin.when, kernels.overlap_slowdown, origin.drain, result, false, start, &ops);
+  clock.run(line_items(origin.chunks, origin.layout, origin.kind, line), origin.when, kernels.overlap_slowdown,
+            origin.drain, result, start, &ops);
   return result;
 }
 

@@ -25,17 +25,13 @@ void add(LineResult& to, const LineResult& from, double times) {
 }
 
 bool leaves_behind(const LineResult& l) {
-  for (std::size_t s = 0; s < kStreams; ++s)
-    if (kStreamRows[s].occupies == Occupies::fabric && l.stream_end[s] > l.seconds) return true;
-  return false;
+  return std::ranges::any_of(kFabricStreams, [&](std::size_t s) { return l.stream_end[s] > l.seconds; });
 }
 
 // Seconds of the additional work of the first micro-batch's forward, on the fabric stream with the most of it.
 double gathered_in(const SlotLines& l) {
   double most = 0;
-  for (std::size_t s = 0; s < kStreams; ++s)
-    if (kStreamRows[s].occupies == Occupies::fabric)
-      most = std::max(most, l.first.stream_work[s] - l.usual.stream_work[s]);
+  for (const std::size_t s : kFabricStreams) most = std::max(most, l.first.stream_work[s] - l.usual.stream_work[s]);
   return most;
 }
 
@@ -346,9 +342,8 @@ void AnalyticalEngine::Rep::slow_hops() {
       for (const PieceRun& run : of.chunk.runs)
         on_network |=
             pieces[run.piece].block(static_cast<BlockKind>(kind), classes[of.stage_class].layout).on_level[0][kNetwork];
-      for (std::size_t s = 0; s < kStreams; ++s)
-        if (kStreamRows[s].occupies == Occupies::fabric && kStreamRows[s].asynchronous && (on_network >> s & 1) != 0)
-          work += usual.stream_work[s];
+      for (const std::size_t s : kFabricStreams)
+        if (kStreamRows[s].asynchronous && (on_network >> s & 1) != 0) work += usual.stream_work[s];
     }
     if (work > 0) busy[of.stage_class] = std::max(busy[of.stage_class], std::min(1.0, work / all));
   }
@@ -381,8 +376,8 @@ void AnalyticalEngine::Rep::slow_behind_last() {
       };
       const LineResult &last = of_chunk(chunk).last, &usual = of_chunk(chunk - 1).usual;
       double behind = 0;
-      for (std::size_t s = 0; s < kStreams; ++s)
-        if (kStreamRows[s].occupies == Occupies::fabric && last.stream_end[s] > 0)
+      for (const std::size_t s : kFabricStreams)
+        if (last.stream_end[s] > 0)
           behind = std::max({behind, last.stream_end[s] - last.seconds, left + last.stream_work[s] - last.seconds});
       left = behind;
       double kernel = 0;

@@ -123,7 +123,7 @@ SharedFabric::Ticket SharedFabric::issue(std::size_t stream, double release, con
     state_.heads[used_.size()] = ahead_.heads[used_.size()] = {};
     used_.push_back(stream);
   }
-  Queue& queue = queues_[use_of(stream)];
+  Queue& queue = queues_[place_[stream]];
   const double until = std::min(release, settled);
   if (until > state_.time) {
     if (ahead_.time <= until) copy(state_, ahead_);
@@ -135,7 +135,7 @@ SharedFabric::Ticket SharedFabric::issue(std::size_t stream, double release, con
 }
 
 double SharedFabric::end(std::size_t stream, Ticket ticket) {
-  const std::size_t use = use_of(stream);
+  const std::size_t use = place_[stream];
   const Queue& queue = queues_[use];
   if (ticket < queue.first) return 0;
   const auto item = static_cast<std::size_t>(ticket - queue.first);
@@ -144,13 +144,13 @@ double SharedFabric::end(std::size_t stream, Ticket ticket) {
 }
 
 double SharedFabric::begin(std::size_t stream, Ticket ticket) const {
-  const Queue& queue = queues_[use_of(stream)];
+  const Queue& queue = queues_[place_[stream]];
   return queue.items[static_cast<std::size_t>(ticket - queue.first)].begin;
 }
 
 double SharedFabric::end(std::size_t stream) {
   if (place_[stream] == kUnused) return 0;
-  const Queue& queue = queues_[use_of(stream)];
+  const Queue& queue = queues_[place_[stream]];
   return queue.items.empty() ? 0 : end(stream, queue.first + static_cast<Ticket>(queue.items.size()) - 1);
 }
 
@@ -238,7 +238,7 @@ void SharedFabric::move_to(const double* times) {
 }
 
 double SharedFabric::place(std::size_t stream, Ticket ticket) const {
-  const std::size_t use = use_of(stream);
+  const std::size_t use = place_[stream];
   const Ticket done = queues_[use].first + static_cast<Ticket>(state_.heads[use].at);
   return ticket < done ? 0 : static_cast<double>(ticket - done + 1);
 }

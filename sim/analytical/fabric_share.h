@@ -124,7 +124,6 @@ class SharedFabric {
   // Runs to the time `until`, or to the end of the given item if that is earlier.
   void run(State& state, double until, std::size_t use = kMost, std::size_t item = 0);
   void copy(State& to, const State& from) const;
-  std::size_t use_of(std::size_t stream) const { return place_[stream]; }
 
   std::array<Queue, kMost> queues_;  // in the order of used_
   std::vector<std::size_t> used_;    // streams that have queues, in the order of their first op

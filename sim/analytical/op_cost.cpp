@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/cost/fabric_traffic.h"
@@ -49,9 +50,9 @@ void OpCostModel::forget() {
 }
 
 OpCostModel::Spanned OpCostModel::span(const Op& op) const {
-  for (const Span& met : spans_met_)
-    if (met.group == op.group && met.stages == op.stages) return met.spanned;
-  Spanned spanned;
+  for (const Spanned& met : spans_met_)
+    if (met.group == op.group && met.stages == op.stages) return met;
+  Spanned spanned{.group = op.group, .stages = op.stages};
   GroupSpan& span = spanned.span;
   if (op.stages.has_value()) {
     span = span_of_stages(set_.stage_groups[op.stages.value()]);
@@ -63,8 +64,9 @@ OpCostModel::Spanned OpCostModel::span(const Op& op) const {
     if (!cluster_.is_scattered()) spanned.slowdown = slowdown_by_others(own, busy_);
   }
   if (cluster_.is_scattered() && span.nodes > 1)
-    span.load = op.stages.has_value() ? load_of(set_.stage_groups[op.stages.value()]) : load_of(op.group);
-  spans_met_.push_back({op.group, op.stages, spanned});
+    span.load = op.stages.has_value() ? load_of(set_.mesh.group(MeshAxis::pp), set_.stage_groups[op.stages.value()])
+                                      : load_of(op.group);
+  spans_met_.push_back(spanned);
   return spanned;
 }
 
@@ -245,30 +247,23 @@ double OpCostModel::document_seconds(const Op& op, std::span<const Tensor> tenso
   return kernel_cost(op, tensors, 1, &pairs).seconds;
 }
 
-std::shared_ptr<const FabricTraffic> OpCostModel::load_of(MeshGroup group) const {
+std::shared_ptr<const FabricTraffic> OpCostModel::load_of(MeshGroup group,
+                                                          std::span<const std::uint16_t> places) const {
   if (loads_met_.size() >= kMostLoads) loads_met_.clear();
-  std::shared_ptr<const FabricTraffic>& load = loads_met_[key_of(set_.mesh, group)];
-  if (!load)
-    load = std::make_shared<FabricTraffic>(
-        fabric_load(cluster_, members_of_groups(set_.mesh, group), set_.mesh.size(group)));
-  return load;
-}
-
-std::shared_ptr<const FabricTraffic> OpCostModel::load_of(std::span<const std::uint16_t> stages) const {
-  if (loads_met_.size() >= kMostLoads) loads_met_.clear();
-  const MeshGroup pipeline = set_.mesh.group(MeshAxis::pp);
-  std::vector<std::int64_t> key = key_of(set_.mesh, pipeline);
+  std::vector<std::int64_t> key = key_of(set_.mesh, group);
   key.push_back(0);  // a separator: no digit is 0
-  key.insert(key.end(), stages.begin(), stages.end());
+  key.insert(key.end(), places.begin(), places.end());
   std::shared_ptr<const FabricTraffic>& load = loads_met_[key];
-  if (!load) {
-    const std::vector<std::int64_t> all = members_of_groups(set_.mesh, pipeline);
-    const std::int64_t of_all = set_.mesh.size(pipeline);
-    std::vector<std::int64_t> members;
-    for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(of_all))
-      for (const std::uint16_t stage : stages) members.push_back(all[first + stage]);
-    load = std::make_shared<FabricTraffic>(fabric_load(cluster_, members, static_cast<std::int64_t>(stages.size())));
+  if (load) return load;
+  std::vector<std::int64_t> members = members_of_groups(set_.mesh, group);
+  auto ranks = static_cast<std::size_t>(set_.mesh.size(group));
+  if (!places.empty()) {
+    const std::vector<std::int64_t> all = std::exchange(members, {});
+    for (std::size_t first = 0; first < all.size(); first += ranks)
+      for (const std::uint16_t place : places) members.push_back(all[first + place]);
+    ranks = places.size();
   }
+  load = std::make_shared<FabricTraffic>(fabric_load(cluster_, members, static_cast<std::int64_t>(ranks)));
   return load;
 }
 
@@ -344,11 +339,7 @@ OpCost OpCostModel::kernel_cost(const Op& op, std::span<const Tensor> tensors, s
 
 OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   OpCost cost;
-  if (is_point_to_point(op.kind)) {
-    cost.last_seconds = transfer_seconds({bytes(op, tensors) * static_cast<double>(instances) / op.count, 0}, 0);
-    cost.seconds = cost.last_seconds * op.count;
-    cost.absent = set_.mesh.size(MeshAxis::pp) == 1;
-  } else if (is_communication(op.kind)) {
+  if (is_communication(op.kind)) {
     if (op.is_alone()) {
       cost.absent = true;
       return cost;
@@ -388,8 +379,8 @@ CollectiveCost OpCostModel::transfer(Crossing crossing, std::int64_t from_stage)
   const std::int64_t distance = std::abs(to - from);
   std::shared_ptr<const FabricTraffic> load;
   if (cluster_.is_scattered() && leaves_node)
-    load = load_of(
-        std::array{static_cast<std::uint16_t>(from_stage), static_cast<std::uint16_t>((from_stage + 1) % stages)});
+    load = load_of(set_.mesh.group(MeshAxis::pp), std::array{static_cast<std::uint16_t>(from_stage),
+                                                             static_cast<std::uint16_t>((from_stage + 1) % stages)});
   CollectiveCost cost = collectives_.transfer(
       crossing.sent_bytes, leaves_node ? std::max(distance, per_node) : distance, std::min(stride, per_node), load);
   if (crossing.gathered_bytes > 0) {
@@ -405,7 +396,6 @@ CollectiveCost OpCostModel::transfer(Crossing crossing, std::int64_t from_stage)
 }
 
 std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
-  if (is_point_to_point(op.kind)) return "pipeline transfer";
   if (is_communication(op.kind)) {
     const CollectiveCost c = collective(op, tensors, instances);
     return std::string(c.inter_bound ? "network " : "scale-up fabric ") + name_of(c.algorithm) + " " +

@@ -99,15 +99,12 @@ class OpCostModel {
   // Seconds of one launch of a copy between a device and its host while no other device copies.
   double copy_seconds_alone(const Op& copy, std::span<const Tensor> tensors, std::int64_t instances) const;
 
-  // Cost of one launch of a collective (not send, receive). Under a load: for its busiest rank.
+  // Cost of one launch of a collective. Under a load: for its busiest rank.
   CollectiveCost collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
   // A border tensor that goes from a pipeline stage to the next, or from the last to the first. All ranks of the stage
   // on a node send at the same time. Gathering a tensor that arrived in parts counts as latency: it uses no link that
   // the transfer uses.
   CollectiveCost transfer(Crossing crossing, std::int64_t from_stage) const;
-  double transfer_seconds(Crossing crossing, std::int64_t from_stage) const {
-    return transfer(crossing, from_stage).seconds;
-  }
 
   // The load of the op's operands or results; null: every rank has the same number of rows.
   const Load* row_load(const Op& op, std::span<const Tensor> tensors) const;
@@ -133,15 +130,16 @@ class OpCostModel {
   // `alone`: no other device behind the same PCIe switch copies at the same time.
   Rate rate(const Op& op, std::span<const Tensor> tensors, bool alone) const;
   struct Spanned {
-    GroupSpan span;
+    MeshGroup group;
+    TableIndex<StageGroup> stages;
+    GroupSpan span = {};
     double slowdown = 1;  // of NIC traffic, because of other stages
   };
   Spanned span(const Op& op) const;
   GroupSpan span_of_stages(std::span<const std::uint16_t> stages) const;
-  // For scattered nodes: the fabric load of a mesh group, or of all ranks at the same place in these stages. Kept
+  // For scattered nodes: the fabric load of a mesh group, or of those of its members that are at these places. Kept
   // across meshes, since other meshes have the same groups.
-  std::shared_ptr<const FabricTraffic> load_of(MeshGroup group) const;
-  std::shared_ptr<const FabricTraffic> load_of(std::span<const std::uint16_t> stages) const;
+  std::shared_ptr<const FabricTraffic> load_of(MeshGroup group, std::span<const std::uint16_t> places = {}) const;
   // The key and the cost of a collective; nothing else affects its cost. All by_token exchanges use one router.
   struct Collective {
     OpKind kind;
@@ -187,15 +185,10 @@ class OpCostModel {
   std::int64_t busiest_part(const Op& op, std::span<const Tensor> tensors) const;
   mutable std::map<std::tuple<Attention, std::int64_t, std::int64_t>, DocumentPairs> documents_met_;
   mutable std::map<Attention, std::int64_t> busiest_parts_;
-  struct Span {
-    MeshGroup group;
-    TableIndex<StageGroup> stages;
-    Spanned spanned;
-  };
   StageSpans* stage_spans_ = nullptr;  // null: collectives of any stage
   std::int64_t stage_ = 0;
   std::vector<double> busy_;
-  mutable std::vector<Span> spans_met_;  // on this mesh
+  mutable std::vector<Spanned> spans_met_;  // on this mesh
   mutable std::map<std::vector<std::int64_t>, std::shared_ptr<const FabricTraffic>> loads_met_;
   mutable std::vector<Collective> collectives_met_;  // on this mesh: layers repeat the same few
 };

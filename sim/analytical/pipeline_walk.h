@@ -145,16 +145,16 @@ struct PeakOptions {
   // the order of `bytes`. If micro-batches differ, only the rows of the first class count. Unless it is empty, the cost
   // is linear in slots.
   std::span<const double> gradients = {};
+  // If micro-batches differ: the class of each, and the number of classes, as PipelineCosts has them. Unless it is
+  // empty, the cost is linear in slots.
+  std::span<const std::uint8_t> micro_batch_class = {};
+  std::size_t micro_batch_classes = 1;
 };
 
-// The fullest instant of each stage. `bytes`: [class * chunks + chunk]. It does not depend on durations, because the
-// bytes of a stage change with its own slots only. Cost: linear in segments, not in micro-batches.
+// The fullest instant of each stage. `bytes`: [(class * micro_batch_classes + class of micro-batches) * chunks +
+// chunk]. It does not depend on durations, because the bytes of a stage change with its own slots only. Cost: linear in
+// segments, not in micro-batches.
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
-                std::vector<StagePeak>& out, const PeakOptions& options = {});
-// The same if micro-batches differ. `bytes`: [(class * micro_batch_classes + class of micro-batches) * chunks + chunk].
-// Goes through slots and micro-batches in flight one by one: linear in slots.
-void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
-                std::span<const std::uint8_t> micro_batch_class, std::size_t micro_batch_classes,
                 std::vector<StagePeak>& out, const PeakOptions& options = {});
 
 // Counts of a chunk's micro-batches.
@@ -162,9 +162,8 @@ struct HeldMicroBatches {
   std::int64_t in_flight = 0;                 // between the start of the forward and the end of the backward
   std::int64_t awaiting_weight_gradient = 0;  // waiting for, or in, their weight_gradient
 };
-// While slot `at` of the stage runs. Adds to `held`, by chunk. Cost: linear in segments.
-void count_held(const Schedule& schedule, std::size_t stage, std::size_t at, std::span<HeldMicroBatches> held);
-// The same if micro-batches differ. `held`: [class of micro-batches * chunks + chunk]. Cost: linear in slots.
+// While slot `at` of the stage runs. Adds to `held`: [class of micro-batches * chunks + chunk]. `micro_batch_class`:
+// empty if all are alike. Cost: `at` times that of StageOrder::at().
 void count_held(const Schedule& schedule, std::size_t stage, std::size_t at,
                 std::span<const std::uint8_t> micro_batch_class, std::span<HeldMicroBatches> held);
 

@@ -598,7 +598,6 @@ void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group&
         for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(routed_shift(bytes, g, p));
       [[fallthrough]];
     case OpKind::send:
-    case OpKind::receive:
       for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(message(kind, bytes, g, p));
       return;
     default:

@@ -135,7 +135,7 @@ class CollectiveModel {
 
   // Seconds of a collective and how it runs. `bytes` is nccl-tests' size: the full buffer. That is the gathered buffer
   // for all_gather, the unreduced one for reduce_scatter, and for all_to_all what a rank sends to all ranks, itself
-  // included. For ring_shift, send and receive it is the message. A group of one rank, or no bytes, costs nothing. An
+  // included. For ring_shift and send it is the message. A group of one rank, or no bytes, costs nothing. An
   // algorithm or protocol that is not legal for this op and group counts as automatic; the result says what ran. All
   // groups of the communicator run at the same time. Pure; cost ~100 ns. halving_doubling over a number of nodes or
   // ranks that is not a power of two counts rank by rank: ~10 ns x ranks x log2(ranks). Throws InputError if the

@@ -698,7 +698,6 @@ std::vector<Algorithm> algorithms_of(OpKind kind) {
     case OpKind::ring_shift:
       return {Algorithm::direct, Algorithm::hierarchical};
     case OpKind::send:
-    case OpKind::receive:
       return {Algorithm::direct};
     default:
       throw InputError({}, name_of(kind), "a communication op");

@@ -101,7 +101,7 @@ struct FlowOptions {
 //   all_to_all                                direct, hierarchical, by_token
 //   broadcast, reduce                         ring, bidirectional_ring; from and to member 0
 //   ring_shift                                direct, hierarchical
-//   send, receive                             direct: members 0 -> 1
+//   send                                      direct: members 0 -> 1
 // Along a ring, message k of an edge passes on what message k - 1 brought to its start. A tree's edges up come before
 // its edges down. halving_doubling has a phase for each step, and one before and one after if it folds ranks into
 // others. The members' nodes decide which edges leave the node; nodes may have unequal numbers of members. A group of

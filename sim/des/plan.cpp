@@ -352,8 +352,6 @@ void SimulationPlan::add_block_exchanges(std::int32_t id, JobSimulation& job) {
     if (!(payload > 0)) return;
     std::uint32_t x = kNoExchange;
     if (is_communication(op.kind)) {
-      if (is_point_to_point(op.kind))
-        throw std::logic_error("sends and receives between stages belong to the schedule, not to a block");
       const std::int32_t communicator = op.stages.has_value()
                                             ? traffic.of_stages(id, {program.stage_groups[op.stages.value()].begin(),
                                                                      program.stage_groups[op.stages.value()].end()})

@@ -22,8 +22,7 @@ struct PieceLives {
       const std::span<const Op> ops = (piece.*kBlocks[b]).ops;
       begins[b].resize(ops.size());
       ends[b].resize(ops.size());
-      const TensorId input = boundary_of(piece, b).input;
-      has_ahead[b] = FindAhead()(ops, lives.storage(), input, ahead[b]);
+      ahead[b] = find_ahead(ops, lives.storage(), boundary_of(piece, b).input);
     }
     for (const TensorId id : lives.storages()) {
       const Life& life = lives.of(id);
@@ -43,8 +42,7 @@ struct PieceLives {
 
   Liveness lives;
   std::array<std::vector<std::vector<TensorId>>, kBlocks.size()> begins, ends;  // by op
-  std::array<std::vector<std::uint8_t>, kBlocks.size()> ahead;                  // by op
-  std::array<bool, kBlocks.size()> has_ahead{};
+  std::array<std::vector<std::uint8_t>, kBlocks.size()> ahead;                  // by op; empty: none
   std::vector<TensorId> resident;
 };
 
@@ -191,9 +189,7 @@ class Tracer {
   };
 
   Line line_of(const Slot& slot) {
-    const std::size_t block = slot.kind == SlotKind::forward    ? kForwardBlock
-                              : slot.kind == SlotKind::backward ? kBackwardBlock
-                                                                : kWeightGradientBlock;
+    const auto block = static_cast<std::size_t>(slot.kind);  // kBlocks begins with the kinds of slots
     const std::size_t of_class = program_.class_of(slot.micro_batch);
     const Chunk& chunk = program_.stages_of(of_class)[stage_][slot.chunk];
     Line line = line_of(chunk.runs, first_instance_[of_class][slot.chunk], block, slot.micro_batch,
@@ -221,7 +217,7 @@ class Tracer {
     });
     line.ahead = {static_cast<std::int64_t>(line.instances.size()), 0};
     for (const PieceRun& run : runs)
-      if (lives_[run.piece].has_ahead[block])
+      if (!lives_[run.piece].ahead[block].empty())
         for (const Op& op : (program_.pieces[run.piece].*kBlocks[block]).ops)
           line.ahead.longest = std::max<std::int64_t>(line.ahead.longest, op.prefetch);
     if (line.ahead.longest > 0)
@@ -232,7 +228,7 @@ class Tracer {
   void issue(const Line& line, std::int64_t i, int least, int most) {
     const Instance& instance = line.instances[static_cast<std::size_t>(i)];
     const PieceLives& lives = lives_[instance.piece];
-    if (!lives.has_ahead[line.block]) return;
+    if (lives.ahead[line.block].empty()) return;
     const std::span<const Op> ops = (program_.pieces[instance.piece].*kBlocks[line.block]).ops;
     for (std::size_t p = 0; p < ops.size(); ++p)
       if (lives.ahead[line.block][p] != 0 && ops[p].prefetch >= least && ops[p].prefetch <= most &&
@@ -284,7 +280,7 @@ class Tracer {
                                [&](std::int64_t other, int least, int most) { issue(line, other, least, most); });
       const Op& op = ops[p];
       const bool is_meant = (bit(op.when) & line.conditions) != 0;
-      const bool runs = is_meant && instances_covered(op.every, op.covers, instance.place) > 0;
+      const bool runs = is_meant && instances_covered(op.every, instance.place, op.covers) > 0;
       if (runs) begin(instance, held, block, p);
       for (const TensorId id : lives.ends[block][p]) {
         const std::uint32_t allocation = std::exchange(held[id], kNothing);
@@ -358,17 +354,6 @@ double allocation_events(const Program& program, std::size_t stage) {
 }
 
 AllocationTrace allocation_trace(const Program& program, std::size_t stage) { return Tracer(program, stage).run(); }
-
-std::int64_t peak_bytes(const AllocationTrace& trace, std::int64_t granule) {
-  std::int64_t now = 0, most = 0;
-  for (const AllocationTrace::Event& event : trace.events) {
-    std::int64_t bytes = trace.allocations[event.allocation].bytes;
-    if (granule > 0) bytes = (bytes + granule - 1) / granule * granule;
-    now += event.frees ? -bytes : bytes;
-    most = std::max(most, now);
-  }
-  return most;
-}
 
 Replay replay(const AllocationTrace& trace, const CachingAllocator::Options& options, int steps) {
   Replay result;

@@ -53,9 +53,6 @@ AllocationTrace allocation_trace(const Program& program, std::size_t stage);
 // Estimates how many events allocation_trace() would return, without making any.
 double allocation_events(const Program& program, std::size_t stage);
 
-// The most bytes alive at one instant, with each allocation rounded up to a multiple of `granule` (0: not rounded).
-std::int64_t peak_bytes(const AllocationTrace& trace, std::int64_t granule);
-
 // The allocator's behaviour over `steps` such steps in sequence. Storages that live for the whole step are allocated
 // only once.
 struct Replay {

@@ -10,133 +10,93 @@ namespace {
 
 using proof::words;
 
-// Checks that neighbouring pieces agree on the tensors that cross between them.
-class LineCheck {
- public:
-  // For one class of micro-batches.
-  LineCheck(const Program& program, std::size_t of_class, std::vector<Violation>& found)
-      : program_(program), stages_(program.stages_of(of_class)), found_(found) {}
-
-  void run() {
-    std::vector<const Chunk*> chunks(program_.schedule.position.size());
-    for (std::size_t s = 0; s < stages_.size(); ++s)
-      for (std::size_t c = 0; c < stages_[s].size(); ++c)
-        chunks.at(static_cast<std::size_t>(program_.schedule.position_of(s, c))) = &stages_[s][c];
-    for (const Chunk* chunk : chunks)
-      for (const PieceRun& run : chunk->runs)
-        for (std::int64_t i = 0; i < std::min<std::int64_t>(run.count, 2); ++i) pass(program_.pieces[run.piece]);
-  }
-
- private:
+// Checks that neighbouring pieces agree on the tensors that cross between them, for one class of micro-batches.
+void check_line(const Program& program, std::size_t of_class, std::vector<Violation>& found) {
   struct HandedOn {
     const Piece* piece = nullptr;
     TensorId forward = kNoTensor, backward = kNoTensor;
   };
-
-  void pass(const Piece& piece) {
-    meet(residual_, piece, piece.input, piece.input_gradient);
-    residual_ = {&piece, piece.output, piece.output_gradient};
+  HandedOn residual;
+  std::array<HandedOn, kSideStreams> sides;
+  const auto report = [&](std::string text) { found.push_back({Rule::pieces_fit, std::move(text)}); };
+  const auto compare = [&](const Piece& from, TensorId handed_on, const Piece& to, TensorId taken) {
+    if (handed_on == kNoTensor || taken == kNoTensor) return;
+    const Tensor &a = from.tensors[handed_on], &b = to.tensors[taken];
+    if (a.elements() == b.elements() && a.over == b.over && a.is_dealt_as(b)) return;
+    report(fmt::format("piece \"{}\" takes \"{}\" {} of {} elements, piece \"{}\" hands on \"{}\" {} of {}", to.name,
+                       b.name, words(program.mesh, b), b.elements(), from.name, a.name, words(program.mesh, a),
+                       a.elements()));
+  };
+  const auto meet = [&](const HandedOn& from, const Piece& to, TensorId forward, TensorId backward) {
+    if (from.piece == nullptr) return;
+    compare(*from.piece, from.forward, to, forward);
+    compare(*from.piece, from.backward, to, backward);
+    if (from.backward != kNoTensor && backward == kNoTensor)
+      report(fmt::format("piece \"{}\" takes \"{}\" for its backward, which piece \"{}\" does not hand on",
+                         from.piece->name, from.piece->tensors[from.backward].name, to.name));
+  };
+  const auto pass = [&](const Piece& piece) {
+    meet(residual, piece, piece.input, piece.input_gradient);
+    residual = {&piece, piece.output, piece.output_gradient};
     for (std::size_t s = 0; s < kSideStreams; ++s) {
       const SideStream& side = piece.sides[s];
-      if (side.input != kNoTensor) meet(sides_[s], piece, side.input, side.input_gradient);
-      if (side.output != kNoTensor) sides_[s] = {&piece, side.output, side.output_gradient};
+      if (side.input != kNoTensor) meet(sides[s], piece, side.input, side.input_gradient);
+      if (side.output != kNoTensor) sides[s] = {&piece, side.output, side.output_gradient};
     }
+  };
+  for (const Chunk* chunk : program.chunks_in_order(of_class))
+    for (const PieceRun& run : chunk->runs)
+      for (std::int64_t i = 0; i < std::min<std::int64_t>(run.count, 2); ++i) pass(program.pieces[run.piece]);
+}
+
+bool same_parameters(const Piece& a, const Piece& b) {
+  if (&a == &b) return true;
+  if (!share_buckets(a, b)) return false;
+  if (a.layers != b.layers) return a.layers > 0 && b.layers > 0;
+  return std::ranges::equal(a.parameters, b.parameters, [&](const ParameterGradient& p, const ParameterGradient& q) {
+    const Tensor &x = a.tensors[p.parameter], &y = b.tensors[q.parameter];
+    return x.axes == y.axes && x.sizes == y.sizes && x.over == y.over && x.dtype == y.dtype;
+  });
+}
+
+// Compares layer by layer, whatever the division into runs, and into groups that are recomputed together.
+bool same_layers(const Program& program, const Chunk& a, const Chunk& b) {
+  const auto layers_of = [&](const PieceRun& run) {
+    return run.count * std::max<std::int64_t>(1, program.pieces[run.piece].layers);
+  };
+  std::size_t i = 0, j = 0;
+  std::int64_t of_a = 0, of_b = 0;  // layers of the runs visited so far
+  while (i < a.runs.size() && j < b.runs.size()) {
+    const PieceRun &x = a.runs[i], &y = b.runs[j];
+    if (!same_parameters(program.pieces[x.piece], program.pieces[y.piece])) return false;
+    const std::int64_t both = std::min(layers_of(x) - of_a, layers_of(y) - of_b);
+    of_a += both;
+    of_b += both;
+    if (of_a == layers_of(x)) ++i, of_a = 0;
+    if (of_b == layers_of(y)) ++j, of_b = 0;
   }
+  return i == a.runs.size() && j == b.runs.size();
+}
 
-  void meet(const HandedOn& from, const Piece& to, TensorId forward, TensorId backward) {
-    meet(from, from.forward, to, forward);
-    meet(from, from.backward, to, backward);
-    if (from.piece != nullptr && from.backward != kNoTensor && backward == kNoTensor)
-      found_.push_back({Rule::pieces_fit, std::string("piece \"") + from.piece->name + "\" takes \"" +
-                                              from.piece->tensors[from.backward].name +
-                                              "\" for its backward, which piece \"" + to.name + "\" does not hand on"});
-  }
-  void meet(const HandedOn& from, TensorId handed_on, const Piece& to, TensorId taken) {
-    if (from.piece == nullptr || handed_on == kNoTensor || taken == kNoTensor) return;
-    const Tensor &a = from.piece->tensors[handed_on], &b = to.tensors[taken];
-    if (a.elements() == b.elements() && a.over == b.over && a.is_dealt_as(b)) return;
-    found_.push_back({Rule::pieces_fit, std::string("piece \"") + to.name + "\" takes \"" + b.name + "\" " +
-                                            words(program_.mesh, b) + " of " + std::to_string(b.elements()) +
-                                            " elements, piece \"" + from.piece->name + "\" hands on \"" + a.name +
-                                            "\" " + words(program_.mesh, a) + " of " + std::to_string(a.elements())});
-  }
-
-  const Program& program_;
-  const std::vector<std::vector<Chunk>>& stages_;
-  std::vector<Violation>& found_;
-  HandedOn residual_;
-  std::array<HandedOn, kSideStreams> sides_;
-};
-
-// Checks that classes of micro-batches differ only in how they compute, not in what they compute.
-class ClassCheck {
- public:
-  ClassCheck(const Program& program, std::vector<Violation>& found) : program_(program), found_(found) {}
-
-  // Returns false if the classes are not as required.
-  bool run() {
-    const std::size_t classes = program_.micro_batch_classes(), before = found_.size();
-    const std::vector<std::uint8_t>& of = program_.micro_batch_class;
-    if (of.empty() && classes == 1) return true;
-    if (static_cast<std::int64_t>(of.size()) != program_.schedule.micro_batches)
-      report("classes of " + std::to_string(of.size()) + " micro-batches, the schedule has " +
-             std::to_string(program_.schedule.micro_batches));
-    for (std::size_t m = 0; m < of.size(); ++m)
-      if (of[m] >= classes)
-        report("micro-batch " + std::to_string(m) + " is of class " + std::to_string(of[m]) + ", there are " +
-               std::to_string(classes));
-    for (std::size_t c = 1; c < classes; ++c) {
-      const auto& stages = program_.stages_of(c);
-      bool alike = stages.size() == program_.stages.size();
-      for (std::size_t s = 0; alike && s < stages.size(); ++s) {
-        alike = stages[s].size() == program_.stages[s].size();
-        for (std::size_t k = 0; alike && k < stages[s].size(); ++k)
-          alike = same_layers(stages[s][k], program_.stages[s][k]);
-      }
-      if (!alike)
-        report("micro-batches of class " + std::to_string(c) +
-               " have other layers, or other parameters, than those of "
-               "class 0");
-    }
-    return found_.size() == before;
-  }
-
- private:
-  void report(std::string text) { found_.push_back({Rule::classes_alike, std::move(text)}); }
-
-  bool same_parameters(const Piece& a, const Piece& b) const {
-    if (&a == &b) return true;
-    if (!share_buckets(a, b)) return false;
-    if (a.layers != b.layers) return a.layers > 0 && b.layers > 0;
-    if (a.parameters.size() != b.parameters.size()) return false;
-    for (std::size_t i = 0; i < a.parameters.size(); ++i) {
-      const Tensor &x = a.tensors[a.parameters[i].parameter], &y = b.tensors[b.parameters[i].parameter];
-      if (x.axes != y.axes || x.sizes != y.sizes || x.over != y.over || x.dtype != y.dtype) return false;
-    }
-    return true;
-  }
-  // Compares layer by layer, whatever the division into runs, and into groups that are recomputed together.
-  bool same_layers(const Chunk& a, const Chunk& b) const {
-    const auto layers_of = [&](const PieceRun& run) {
-      return run.count * std::max<std::int64_t>(1, program_.pieces[run.piece].layers);
-    };
-    std::size_t i = 0, j = 0;
-    std::int64_t of_a = 0, of_b = 0;  // layers of the runs visited so far
-    while (i < a.runs.size() && j < b.runs.size()) {
-      const PieceRun &x = a.runs[i], &y = b.runs[j];
-      if (!same_parameters(program_.pieces[x.piece], program_.pieces[y.piece])) return false;
-      const std::int64_t both = std::min(layers_of(x) - of_a, layers_of(y) - of_b);
-      of_a += both;
-      of_b += both;
-      if (of_a == layers_of(x)) ++i, of_a = 0;
-      if (of_b == layers_of(y)) ++j, of_b = 0;
-    }
-    return i == a.runs.size() && j == b.runs.size();
-  }
-
-  const Program& program_;
-  std::vector<Violation>& found_;
-};
+// Checks that classes of micro-batches differ only in how they compute, not in what they compute. Returns false if they
+// are not as required.
+bool check_classes(const Program& program, std::vector<Violation>& found) {
+  const std::size_t classes = program.micro_batch_classes(), before = found.size();
+  const std::vector<std::uint8_t>& of = program.micro_batch_class;
+  const auto report = [&](std::string text) { found.push_back({Rule::classes_alike, std::move(text)}); };
+  if (of.empty() && classes == 1) return true;
+  if (static_cast<std::int64_t>(of.size()) != program.schedule.micro_batches)
+    report(fmt::format("classes of {} micro-batches, the schedule has {}", of.size(), program.schedule.micro_batches));
+  for (std::size_t m = 0; m < of.size(); ++m)
+    if (of[m] >= classes) report(fmt::format("micro-batch {} is of class {}, there are {}", m, of[m], classes));
+  const auto same_chunks = [&](const std::vector<Chunk>& a, const std::vector<Chunk>& b) {
+    return std::ranges::equal(a, b, [&](const Chunk& x, const Chunk& y) { return same_layers(program, x, y); });
+  };
+  for (std::size_t c = 1; c < classes; ++c)
+    if (!std::ranges::equal(program.stages_of(c), program.stages, same_chunks))
+      report(fmt::format("micro-batches of class {} have other layers, or other parameters, than those of class 0", c));
+  return found.size() == before;
+}
 
 // All digits over which ranks hold different gradients: stages, parts of parameters, shards.
 MeshGroup digits_of_gradients(const Program& program) {
@@ -174,14 +134,16 @@ std::vector<Violation> check(const Program& program) {
           const Tensor& owner = program.pieces[q].tensors[other.parameter];
           if (owner.shared || other.gradient == kNoTensor || owner.axes != t.axes || owner.sizes != t.sizes) continue;
           if (contributed[p][i] != contributed[q][j])
-            found.push_back({Rule::owed_alike, std::string("piece \"") + piece.name + "\": the gradient of \"" +
-                                                   t.name + "\", which lies " + "in piece \"" + program.pieces[q].name +
-                                                   "\", owes the sum over " + words(program.mesh, contributed[p][i]) +
-                                                   ", there it owes " + words(program.mesh, contributed[q][j])});
+            found.push_back(
+                {Rule::owed_alike,
+                 fmt::format("piece \"{}\": the gradient of \"{}\", which lies in piece \"{}\", owes the sum over {}, "
+                             "there it owes {}",
+                             piece.name, t.name, program.pieces[q].name, words(program.mesh, contributed[p][i]),
+                             words(program.mesh, contributed[q][j]))});
         }
     }
-  if (!ClassCheck(program, found).run()) return found;
-  for (std::size_t c = 0; c < program.micro_batch_classes(); ++c) LineCheck(program, c, found).run();
+  if (!check_classes(program, found)) return found;
+  for (std::size_t c = 0; c < program.micro_batch_classes(); ++c) check_line(program, c, found);
   return found;
 }
 

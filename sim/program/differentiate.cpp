@@ -4,19 +4,18 @@
 #include <stdexcept>
 #include <string>
 
-#include "sim/program/piece.h"
+#include "sim/program/rewrite.h"
 
 namespace orrery {
 namespace {
 
 class Differentiator {
  public:
-  Differentiator(Piece& piece, Dtype gradient_dtype) : piece_(piece), gradient_dtype_(gradient_dtype) {
-    gradient_.reserve(2 * piece.tensors.size());
-    needs_.reserve(2 * piece.tensors.size());
-    gradient_.assign(piece.tensors.size(), kNoTensor);
-    needs_.assign(piece.tensors.size(), false);
-  }
+  Differentiator(Piece& piece, Dtype gradient_dtype)
+      : piece_(piece),
+        gradient_dtype_(gradient_dtype),
+        gradient_(piece.tensors.size(), kNoTensor),
+        needs_(piece.tensors.size()) {}
 
   void run() {
     find_differentiable();
@@ -25,10 +24,10 @@ class Differentiator {
       if (const TensorId on = handed_on(side); on != kNoTensor) gradient_[on] = side.output_gradient = like(on);
     // Indices, not iterators: rules append tensors, never forward ops.
     for (std::size_t i = piece_.forward.ops.size(); i-- > 0;) reverse(piece_.forward.ops[i]);
-    if (piece_.input != kNoTensor) piece_.input_gradient = gradient_of(piece_.input);
+    if (piece_.input != kNoTensor) piece_.input_gradient = gradient_[piece_.input];
     for (SideStream& side : piece_.sides)
-      if (side.input != kNoTensor) side.input_gradient = gradient_of(side.input);
-    for (std::size_t id = 0; id < piece_.tensors.size(); ++id) {
+      if (side.input != kNoTensor) side.input_gradient = gradient_[side.input];
+    for (std::size_t id = 0; id < gradient_.size(); ++id) {
       const Tensor& t = piece_.tensors[id];
       if (t.category == Category::parameter && t.alias_of == kNoTensor && gradient_[id] != kNoTensor)
         piece_.parameters.push_back({static_cast<TensorId>(id), gradient_[id]});
@@ -73,19 +72,10 @@ class Differentiator {
     propagate_to_views();
   }
 
-  TensorId add_tensor(const Tensor& t) {
-    gradient_.push_back(kNoTensor);
-    needs_.push_back(false);
-    return piece_.add(t);
-  }
-
   // A new gradient tensor of the same shape.
   TensorId like(TensorId id) {
-    const TensorId gradient = add_tensor(piece_.tensors[id]);
+    const TensorId gradient = clone_tensor(piece_, id);
     Tensor& t = piece_.tensors[gradient];
-    t.resident = t.shared = t.lent = false;
-    t.alias_of = kNoTensor;
-    t.input = Input::none;
     if (t.category == Category::parameter) {
       t.category = Category::gradient;
       t.dtype = gradient_dtype_;
@@ -95,15 +85,13 @@ class Differentiator {
     return gradient;
   }
 
-  TensorId gradient_of(TensorId id) const { return gradient_[id]; }
-
   // The gradient tensor that a rule should write for `id`. For a view it is the matching view of its base's gradient.
   // All uses of a parameter add to its gradient, as all micro-batches do.
   TensorId target(TensorId id) {
     const TensorId base = piece_.tensors[id].alias_of;
     if (base == kNoTensor) return is_parameter(id) && gradient_[id] != kNoTensor ? gradient_[id] : like(id);
     if (gradient_[base] == kNoTensor) gradient_[base] = like(base);
-    const TensorId view = add_tensor(piece_.tensors[id]);
+    const TensorId view = piece_.add(piece_.tensors[id]);
     Tensor& t = piece_.tensors[view];
     t.alias_of = gradient_[base];
     t.dtype = piece_.tensors[gradient_[base]].dtype;
@@ -120,13 +108,8 @@ class Differentiator {
       return;
     }
     const TensorId sum = like(id);
-    Op& op = piece_.backward.ops.emplace_back();
-    op.kind = OpKind::add;
-    op.phase = Phase::input_gradient;
-    op.name = "gradient_sum";
-    op.reads[0] = gradient_[id];
-    op.reads[1] = gradient;
-    op.writes[0] = sum;
+    piece_.backward.ops.push_back(
+        computation(OpKind::add, "gradient_sum", Phase::input_gradient, {gradient_[id], gradient}, {sum}));
     gradient_[id] = sum;
   }
 
@@ -211,8 +194,9 @@ class Differentiator {
 
   Piece& piece_;
   Dtype gradient_dtype_;
+  // By tensor of the forward.
   std::vector<TensorId> gradient_;
-  std::vector<std::uint8_t> needs_;  // by tensor: whether it needs a gradient
+  std::vector<std::uint8_t> needs_;  // whether it needs a gradient
 };
 
 }  // namespace

@@ -40,21 +40,12 @@ struct PositionInStretch {
   std::int64_t count = 0;   // instances of the whole stretch
 };
 // The number of instances that an op with this `every` covers at the place; 0: it does not run there.
-constexpr std::int64_t instances_covered(std::uint16_t every, PositionInStretch place) {
+constexpr std::int64_t instances_covered(std::uint16_t every, PositionInStretch place, Covers covers = Covers::own) {
+  const bool last = place.before + 1 == place.count;
+  if (covers == Covers::before) return place.before > 0 ? 1 : 0;
+  if (covers == Covers::last) return last ? 1 : 0;
   if ((place.before + 1) % every == 0) return every;
-  return place.before + 1 == place.count ? place.count % every : 0;
-}
-
-constexpr std::int64_t instances_covered(std::uint16_t every, Covers covers, PositionInStretch place) {
-  switch (covers) {
-    case Covers::before:
-      return place.before > 0 ? 1 : 0;
-    case Covers::last:
-      return place.before + 1 == place.count ? 1 : 0;
-    case Covers::own:
-      break;
-  }
-  return every == 1 ? 1 : instances_covered(every, place);
+  return last ? place.count % every : 0;
 }
 
 // Calls visit(run, place of the run's first instance) in the order in which a line runs `runs`.
@@ -106,18 +97,10 @@ inline std::size_t issues_ahead_from(std::span<const Op> ops) {
   return at == ops.end() ? 0 : static_cast<std::size_t>(at - ops.begin());
 }
 
-// Finds the ops of a block that may be issued ahead: ops with a distance whose operands are produced in their own
-// instance only by such ops, if at all. `storage`: the storage of each tensor (Liveness). `input`: the tensor that the
-// block takes from the instance before.
-class FindAhead {
- public:
-  // Returns false if no op has a distance. Otherwise fills `ahead`: by op, whether it may be issued ahead.
-  bool operator()(std::span<const Op> ops, std::span<const TensorId> storage, TensorId input,
-                  std::vector<std::uint8_t>& ahead);
-
- private:
-  std::vector<std::uint8_t> made_here_;  // by storage: whether an op that is not issued ahead has written it
-};
+// Returns, by op of a block, whether it may be issued ahead: it has a distance, and its operands are produced in their
+// own instance only by such ops, if at all. Returns nothing if no op has a distance. `storage`: the storage of each
+// tensor (Liveness). `input`: the tensor that the block takes from the instance before.
+std::vector<std::uint8_t> find_ahead(std::span<const Op> ops, std::span<const TensorId> storage, TensorId input);
 
 // The input of a block from the instance before it, and its output to the instance after it; kNoTensor: none.
 struct Boundary {

@@ -6,23 +6,26 @@
 namespace orrery {
 namespace {
 
+// Appends indices, with neighbouring ones in one run.
+void append(const IndexRange& run, std::vector<IndexRange>& runs) {
+  if (!runs.empty() && runs.back().begin + runs.back().count == run.begin)
+    runs.back().count += run.count;
+  else
+    runs.push_back(run);
+}
+
 DealTable by_part(std::span<const std::int64_t> owners) {
   DealTable table{.blocks = static_cast<std::int64_t>(owners.size()), .of_part = {}};
-  std::vector<std::int64_t> blocks;
   for (std::size_t b = 0; b < owners.size(); ++b) {
     if (owners[b] < 0) throw std::logic_error("a table of blocks names a part below 0");
     const auto part = static_cast<std::size_t>(owners[b]);
-    if (part >= table.of_part.size()) table.of_part.resize(part + 1), blocks.resize(part + 1);
-    ++blocks[part];
-    std::vector<IndexRange>& runs = table.of_part[part];
-    const auto at = static_cast<std::int64_t>(b);
-    if (!runs.empty() && runs.back().begin + runs.back().count == at) {
-      ++runs.back().count;
-    } else {
-      runs.push_back({at, 1});
-    }
+    if (part >= table.of_part.size()) table.of_part.resize(part + 1);
+    append({static_cast<std::int64_t>(b), 1}, table.of_part[part]);
   }
-  if (owners.empty() || std::any_of(blocks.begin(), blocks.end(), [&](std::int64_t n) { return n != blocks[0]; }))
+  const auto has_other_number = [&](const std::vector<IndexRange>& runs) {
+    return rows_of(runs) != rows_of(table.of_part.front());
+  };
+  if (owners.empty() || std::ranges::any_of(table.of_part, has_other_number))
     throw std::logic_error("a table gives its parts unequal numbers of blocks");
   return table;
 }
@@ -57,13 +60,7 @@ Deal DealTables::by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t m
   std::vector<std::int64_t> filled;
   for (std::vector<IndexRange>& runs : of_part) {
     std::vector<IndexRange> joined;
-    for (const IndexRange& run : runs) {
-      if (!joined.empty() && joined.back().begin + joined.back().count == run.begin) {
-        joined.back().count += run.count;
-      } else {
-        joined.push_back(run);
-      }
-    }
+    for (const IndexRange& run : runs) append(run, joined);
     filled.push_back(rows_of(joined));
     if (const std::int64_t rest = rows - filled.back(); rest > 0)
       joined.push_back({.begin = kNoIndex, .count = rest, .apart = 0});

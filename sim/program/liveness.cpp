@@ -33,7 +33,7 @@ void Liveness::end(const Piece& piece, TensorId id) {
   }
   life.enters = life.touched & static_cast<BlockSet>(~life.defined);
   const bool for_weights = life.enters_block(kWeightGradientBlock);
-  const bool redefined = life.defines(kBackwardBlock);
+  const bool redefined = (life.defined & bit_of_block(kBackwardBlock)) != 0;
   if (life.touches(kForwardBlock) && (life.enters_block(kBackwardBlock) || (for_weights && !redefined))) {
     life.kept |= bit_of_block(kForwardBlock);
     life.enters |= bit_of_block(kBackwardBlock);  // if only to be kept for a later block

@@ -60,7 +60,6 @@ struct Life {
   bool unconditional = false;  // touched in every micro-batch
 
   bool touches(std::size_t block) const { return (touched & bit_of_block(block)) != 0; }
-  bool defines(std::size_t block) const { return (defined & bit_of_block(block)) != 0; }
   bool enters_block(std::size_t block) const { return (enters & bit_of_block(block)) != 0; }
   bool outlives(std::size_t block) const { return ((kept | handed_on) & bit_of_block(block)) != 0; }
 };

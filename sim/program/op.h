@@ -40,19 +40,17 @@ inline constexpr std::span<const std::string_view> kForcedAlgorithmNames{kCollec
 enum class CollectiveProtocol : std::uint8_t { automatic, simple, ll128, ll };
 inline constexpr std::array<std::string_view, 4> kCollectiveProtocolNames{"automatic", "simple", "ll128", "ll"};
 
-inline constexpr std::array<const char*, 4> kNcclProtocolNames{"automatic", "Simple", "LL128",
-                                                               "LL"};  // NCCL's spelling
-
 inline const char* name_of(CollectiveAlgorithm a) {
   return kCollectiveAlgorithmNames[static_cast<std::size_t>(a)].data();
 }
 inline const char* name_of(CollectiveProtocol p) {
   return kCollectiveProtocolNames[static_cast<std::size_t>(p)].data();
 }
-inline const char* nccl_name_of(CollectiveProtocol p) { return kNcclProtocolNames[static_cast<std::size_t>(p)]; }
+const char* nccl_name_of(CollectiveProtocol p);  // NCCL's spelling
 
 // Why the op runs: separates model work from repeated work, and lets zero-bubble schedules move weight gradients.
 enum class Phase : std::uint8_t { forward, recompute, input_gradient, weight_gradient, update };
+inline constexpr int kPhases = 5;
 const char* name_of(Phase phase);
 
 // The micro-batches of a step in which the op runs (per chunk).

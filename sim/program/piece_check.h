@@ -123,7 +123,7 @@ class PieceCheck {
   // ---- collectives (piece_check_collectives.cpp) ----
   void communicate(const Op& op);
   void gather(const Op& op, TensorId from, TensorId to);
-  void scatter(const Op& op, TensorId from, TensorId to);
+  void expect_part_of(const Op& op, TensorId from, TensorId to);
   void reduce(const Op& op, TensorId from, TensorId to);
   void exchange(const Op& op, TensorId from, TensorId to);
   void shift(const Op& op, TensorId from, TensorId to);

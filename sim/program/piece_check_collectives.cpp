@@ -11,13 +11,6 @@ namespace {
 
 bool same_layout(const Tensor& a, const Tensor& b) { return a.rank == b.rank && a.over == b.over && a.is_dealt_as(b); }
 
-// "0, 2"
-std::string words(const std::vector<std::uint16_t>& stages) {
-  std::string text;
-  for (const std::uint16_t stage : stages) text += (text.empty() ? "" : ", ") + std::to_string(stage);
-  return text;
-}
-
 }  // namespace
 
 void PieceCheck::communicate(const Op& op) {
@@ -32,7 +25,8 @@ void PieceCheck::communicate(const Op& op) {
     case OpKind::all_gather:
       return gather(op, from, to);
     case OpKind::reduce_scatter:
-      return scatter(op, from, to);
+      expect_part_of(op, from, to);
+      return take_sum(op, from, to, Rule::scatters);
     case OpKind::all_reduce:
       return reduce(op, from, to);
     case OpKind::all_to_all:
@@ -123,34 +117,29 @@ void PieceCheck::expect_parts(const Tensor& part, const Tensor& whole, int dim, 
          part.elements(), mesh_.size(group), whole.name, words(mesh_, whole), whole.elements());
 }
 
-void PieceCheck::gather(const Op& op, TensorId from, TensorId to) {
-  const Tensor &part = tensor(from), &whole = tensor(to);
+// Checks that one of the two operands is a part of the other, which is whole over the group.
+void PieceCheck::expect_part_of(const Op& op, TensorId from, TensorId to) {
+  const bool gathers = op.kind == OpKind::all_gather;
+  const Tensor &part = tensor(gathers ? from : to), &whole = tensor(gathers ? to : from);
   int dim = 0;
   if (op.group.empty() ? !same_layout(part, whole) : !differs_by(part, whole, op.group, dim)) {
-    report(Rule::gathers, "{} does not become {} by gathering over {}, expected {}", layout(from), layout(to),
-           words(mesh_, op.group), gathered(from, op.group));
+    report(gathers ? Rule::gathers : Rule::scatters, "{} does not become {} by {} over {}, expected {}", layout(from),
+           layout(to), gathers ? "gathering" : "scattering", words(mesh_, op.group),
+           gathers ? gathered(from, op.group) : scattered(from, part, op.group));
   } else if (!op.group.empty()) {
     expect_parts(part, whole, dim, op.group);
   }
+}
+
+void PieceCheck::gather(const Op& op, TensorId from, TensorId to) {
+  expect_part_of(op, from, to);
   const TensorId root = storage_of(piece_, to);
-  if (tensor(root).category == Category::parameter || whole.category == Category::parameter) {
+  if (tensor(root).category == Category::parameter || tensor(to).category == Category::parameter) {
     const auto stale = stale_.find(root);
     if (stale != stale_.end()) stale->second = stale->second.without(op.group);
   }
   write(to, owed(from));
   if (is_flat(from)) flats_[to] = flats_.at(from);
-}
-
-void PieceCheck::scatter(const Op& op, TensorId from, TensorId to) {
-  const Tensor &part = tensor(to), &whole = tensor(from);
-  int dim = 0;
-  if (op.group.empty() ? !same_layout(part, whole) : !differs_by(part, whole, op.group, dim)) {
-    report(Rule::scatters, "{} does not become {} by scattering over {}, expected {}", layout(from), layout(to),
-           words(mesh_, op.group), scattered(from, part, op.group));
-  } else if (!op.group.empty()) {
-    expect_parts(part, whole, dim, op.group);
-  }
-  take_sum(op, from, to, Rule::scatters);
 }
 
 void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
@@ -226,31 +215,33 @@ std::vector<std::size_t> PieceCheck::gradients_in(TensorId id) const {
 }
 
 void PieceCheck::sum_over_stages(const Op& op, TensorId from, TensorId to) {
-  const auto wrong = [&](const std::string& text) { add(Rule::summed_over_holders, text); };
-  if (op.stages.value() >= program_.stage_groups.size()) return wrong("names a list of stages that does not exist");
+  constexpr Rule kRule = Rule::summed_over_holders;
+  if (op.stages.value() >= program_.stage_groups.size())
+    return report(kRule, "names a list of stages that does not exist");
   const StageGroup& stages = program_.stage_groups[op.stages.value()];
   const bool leads = block_ == &piece_.update && std::all_of(block_->ops.data(), &op, [](const Op& before) {
                        return is_communication(before.kind);
                      });
   if (op.kind != OpKind::all_reduce || !op.group.empty() || from != to || !leads)
-    wrong("sums over stages must be in-place all-reduces over lists of stages only, after the update's reductions");
+    report(kRule,
+           "sums over stages must be in-place all-reduces over lists of stages only, after the update's reductions");
   const std::vector<std::size_t> parameters = gradients_in(from);
-  if (parameters.empty()) wrong(quoted(from) + " is not a gradient");
+  if (parameters.empty()) report(kRule, "{} is not a gradient", quoted(from));
   for (const std::size_t p : parameters) {
-    const std::string of = "the gradient of " + quoted(piece_.parameters[p].parameter);
+    const std::string parameter = quoted(piece_.parameters[p].parameter);
     const std::vector<std::uint16_t>* held = holders_.of(piece_, p);
     if (!owes_stages_[p]) {
-      wrong(of + " owes no sum over stages");
-    } else if (held == nullptr || *held != stages) {
-      wrong(of + " is summed over stages " + words(stages) + ", expected those that hold it" +
-            (held == nullptr ? std::string() : ", " + words(*held)));
+      report(kRule, "the gradient of {} owes no sum over stages", parameter);
+    } else if (*held != stages) {
+      report(kRule, "the gradient of {} is summed over stages {}, expected those that hold it, {}", parameter,
+             fmt::join(stages, ", "), fmt::join(*held, ", "));
     }
     owes_stages_[p] = false;
   }
   if (const Tensor* other = holders_.meet(op.stages, tensor(from));
       other != nullptr && (other->elements() != tensor(from).elements() || other->over != tensor(from).over))
-    wrong(layout(from) + " is summed with " + words(mesh_, *other) + " of " + std::to_string(other->elements()) +
-          " elements of another stage, expected the same");
+    report(kRule, "{} is summed with {} of {} elements of another stage, expected the same", layout(from),
+           words(mesh_, *other), other->elements());
 }
 
 void PieceCheck::expect_summed_over_stages(std::size_t p) {

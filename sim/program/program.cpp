@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace orrery {
 namespace {
@@ -9,15 +10,10 @@ namespace {
 // The layers of the model that a piece computes in any micro-batch, in order. `all`: set to the model's number of
 // layers.
 std::vector<std::int64_t> layers_of(const Program& program, std::size_t piece, std::int64_t& all) {
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  std::vector<const Chunk*> in_order(program.schedule.position.size());
   std::vector<std::int64_t> layers;
   for (std::size_t c = 0; c < program.micro_batch_classes(); ++c) {
-    const auto& stages = program.stages_of(c);
-    for (std::size_t i = 0; i < in_order.size(); ++i)
-      in_order[static_cast<std::size_t>(program.schedule.position[i])] = &stages[i / chunks][i % chunks];
     std::int64_t next = 0;
-    for (const Chunk* chunk : in_order)
+    for (const Chunk* chunk : program.chunks_in_order(c))
       for (const PieceRun& run : chunk->runs) {
         const std::int64_t behind = next + run.count * program.pieces[run.piece].layers;
         for (; next < behind; ++next)
@@ -54,17 +50,20 @@ std::string slices_of(const std::vector<std::int64_t>& numbers, std::int64_t all
 
 void Program::clear() {
   // Pieces, line, stages and schedule keep their storage; the lowering clears each and sets the counts.
-  mesh = Mesh{};
-  micro_batch_class.clear();
-  other_classes.clear();
-  tables.clear();
-  stage_groups.clear();
-  expert_of_slot.clear();
-  loads.clear();
-  packed.reset();
-  document_loads.clear();
-  runtime = Runtime{};
-  model = ModelWork{};
+  Program empty;
+  std::swap(empty.pieces, pieces);
+  std::swap(empty.line, line);
+  std::swap(empty.stages, stages);
+  std::swap(empty.schedule, schedule);
+  *this = std::move(empty);
+}
+
+std::vector<const Chunk*> Program::chunks_in_order(std::size_t of_class) const {
+  const auto chunks = static_cast<std::size_t>(schedule.chunks);
+  std::vector<const Chunk*> in_order(schedule.position.size());
+  for (std::size_t i = 0; i < in_order.size(); ++i)
+    in_order[static_cast<std::size_t>(schedule.position[i])] = &stages_of(of_class)[i / chunks][i % chunks];
+  return in_order;
 }
 
 std::int64_t Program::micro_batches_of(std::size_t of_class) const {

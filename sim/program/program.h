@@ -132,6 +132,8 @@ struct Program {
   const std::vector<std::vector<Chunk>>& stages_of(std::size_t of_class) const {
     return of_class == 0 ? stages : other_classes[of_class - 1].stages;
   }
+  // The class's chunks by position in the model (Schedule::position).
+  std::vector<const Chunk*> chunks_in_order(std::size_t of_class) const;
   // Calls visit(line, stages) for each class.
   template <class Visit>
   void for_each_class(Visit&& visit) {

@@ -2,11 +2,6 @@
 
 namespace orrery {
 
-const char* name_of(SlotKind kind) {
-  constexpr std::array<const char*, kSlotKinds> names{"forward", "backward", "weight_gradient"};
-  return names[static_cast<std::size_t>(kind)];
-}
-
 namespace {
 
 std::size_t slots_of(std::span<const Segment> segments) {
@@ -29,8 +24,6 @@ Slot slot_in(std::span<const Segment> segments, std::size_t index, std::uint32_t
 }
 
 }  // namespace
-
-std::size_t StageOrder::size() const { return slots_of(prologue) + slots_of(body) * repeats + slots_of(epilogue); }
 
 Slot StageOrder::at(std::size_t index) const {
   const std::size_t before = slots_of(prologue), once = slots_of(body);

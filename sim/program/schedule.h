@@ -38,8 +38,8 @@ struct StageOrder {
   std::uint32_t repeats = 0;
   std::uint32_t advance = 0;
 
-  std::size_t size() const;
-  Slot at(std::size_t index) const;  // REQUIRES: index < size(). Linear in segments: to iterate, use for_each.
+  // REQUIRES: the order has more than `index` slots. Linear in segments: to iterate, use for_each.
+  Slot at(std::size_t index) const;
 
   // visit(Slot), in order.
   template <class Visit>
@@ -47,19 +47,6 @@ struct StageOrder {
     for_each_turn(false, visit, [](const Slot&, const Slot&) {});
   }
 
-  // For Schedule::pairs: calls visit(chunk of the forward, chunk of the backward, number of such pairs).
-  template <class Visit>
-  void for_each_pair(Visit&& visit) const {
-    const auto run = [&visit](std::span<const Segment> segments, std::uint32_t times) {
-      for (const Segment& segment : segments)
-        for (std::uint32_t i = 0; i + 1 < segment.size; ++i)
-          if (is_pair(segment.slots[i], segment.slots[i + 1]))
-            visit(segment.slots[i].chunk, segment.slots[i + 1].chunk, std::uint64_t{segment.repeats} * times);
-    };
-    run(prologue, 1);
-    run(body, repeats);
-    run(epilogue, 1);
-  }
   // Calls visit(slot) for each slot in order. Where `pairs`, it calls visit_pair(forward, backward) for the two slots
   // of a pair instead.
   template <class Visit, class VisitPair>
@@ -82,12 +69,6 @@ struct StageOrder {
     run(prologue, 0);
     for (std::uint32_t r = 0; r < repeats; ++r) run(body, r * advance);
     run(epilogue, 0);
-  }
-  // Calls visit(forward, backward) for each pair, in order.
-  template <class Visit>
-  void for_each_pair_of_slots(Visit&& visit) const {
-    for_each_turn(
-        true, [](const Slot&) {}, visit);
   }
   static bool is_pair(const Slot& first, const Slot& second) {
     return first.kind == SlotKind::forward && second.kind == SlotKind::backward;

@@ -3,6 +3,7 @@
 // enumerators decides only the order in reports.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -74,6 +75,15 @@ inline constexpr std::array<StreamRow, kStreams> kStreamRows{{
 
 constexpr const StreamRow& row_of(Stream stream) { return kStreamRows[static_cast<std::size_t>(stream)]; }
 constexpr const char* name_of(Stream stream) { return row_of(stream).name; }
+// The streams over the fabric.
+inline constexpr auto kFabricStreams = [] {
+  constexpr auto is_fabric = [](const StreamRow& row) { return row.occupies == Occupies::fabric; };
+  std::array<std::size_t, std::ranges::count_if(kStreamRows, is_fabric)> streams{};
+  std::size_t n = 0;
+  for (const StreamRow& row : kStreamRows)
+    if (is_fabric(row)) streams[n++] = static_cast<std::size_t>(row.stream);
+  return streams;
+}();
 // Whether ops of the stream are neither launched to the device nor run by it.
 constexpr bool runs_beside_device(Stream stream) {
   return row_of(stream).occupies == Occupies::host || row_of(stream).occupies == Occupies::storage;

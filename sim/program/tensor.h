@@ -47,12 +47,11 @@ constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size
 constexpr std::int64_t block_of(Dtype dtype) {
   return dtype == Dtype::nvfp4 ? 16 : dtype == Dtype::fp8_blocks ? 128 : 0;
 }
-constexpr std::int64_t scale_bytes_of(Dtype dtype) { return dtype == Dtype::fp8_blocks ? 4 : 1; }
 // Returns the bytes of `elements` contiguous elements, rounded up to whole bytes and blocks, with their scales.
 constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
   constexpr std::int64_t kByte = 8;
   const std::int64_t codes = (elements * bits_of(dtype) + kByte - 1) / kByte, block = block_of(dtype);
-  return block == 0 ? codes : codes + (elements + block - 1) / block * scale_bytes_of(dtype);
+  return block == 0 ? codes : codes + (elements + block - 1) / block * (dtype == Dtype::fp8_blocks ? 4 : 1);
 }
 const char* name_of(Dtype dtype);
 

@@ -165,9 +165,8 @@ GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
 
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
   const bool backward = op.kind == OpKind::attention_backward;
-  const Tensor& q = tensors[op.reads[queries_operand(op.kind)]];
+  const Tensor& q = queries_of(op, tensors);
   const Tensor& context = tensors[backward ? op.reads[1] : op.writes[0]];
-  const TensorId kv_id = op.reads[queries_operand(op.kind) + 1];
   AttentionShape s;
   s.batch = context.sizes[0];
   s.queries = context.sizes[1];
@@ -175,7 +174,7 @@ AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
   s.kv_heads = q.sizes[2];
   s.head_dim = q.sizes[4];
   s.value_head_dim = context.sizes[4];
-  s.keys = kv_id == kNoTensor ? s.queries : tensors[kv_id].sizes[1];
+  s.keys = keys_of(op, tensors).sizes[1];
   s.causal = op.causal;
   s.window = op.window;
   if (op.keys_before > 0 && (op.causal || op.window > 0)) {

@@ -102,7 +102,8 @@ class Clockwork {
   }
   LineResult run(const std::vector<LineItem>& line, WhenSet when = kUsual, bool drain = false, bool jump = true) {
     LineResult result;
-    clock.run(line, when, overlap_slowdown, drain, result, jump);
+    std::vector<LineOp> every_op;  // to list them, the clock walks every instance
+    clock.run(line, when, overlap_slowdown, drain, result, {}, jump ? nullptr : &every_op);
     return result;
   }
   LineResult run(const Piece& piece, std::int64_t count = 1, WhenSet when = kUsual, bool drain = false) {

@@ -64,9 +64,8 @@ GroupSpan rail(std::int64_t nodes) {
   return {.ranks = nodes, .ranks_per_node = 1, .nodes = nodes, .groups_sharing_nics = 8, .stride = 8};
 }
 
-constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter,
-                             OpKind::all_to_all, OpKind::broadcast,  OpKind::reduce,
-                             OpKind::ring_shift, OpKind::send,       OpKind::receive};
+constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_to_all,
+                             OpKind::broadcast,  OpKind::reduce,     OpKind::ring_shift,     OpKind::send};
 
 std::vector<GroupSpan> usual_spans() {
   return {in_node(2),     in_node(4),       in_node(8), whole_nodes(2), whole_nodes(3),

@@ -24,9 +24,8 @@ namespace {
 using Algorithm = CollectiveAlgorithm;
 using Mask = std::uint64_t;
 
-constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter,
-                             OpKind::all_to_all, OpKind::broadcast,  OpKind::reduce,
-                             OpKind::ring_shift, OpKind::send,       OpKind::receive};
+constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_to_all,
+                             OpKind::broadcast,  OpKind::reduce,     OpKind::ring_shift,     OpKind::send};
 constexpr Algorithm kAlgorithms[] = {Algorithm::automatic,
                                      Algorithm::ring,
                                      Algorithm::tree,
@@ -138,8 +137,7 @@ TEST(EstimatedFlows, AreAboutWhatIsMade) {
           const auto made = static_cast<double>(flows(kind, a, g, options).edges.size());
           const double estimated = estimated_flows(kind, a, g.size(), g.nodes(), options);
           EXPECT_LE(made, 4 * estimated) << describe(kind, a, g) << by_node;
-          EXPECT_GE(4 * made, kind == OpKind::send || kind == OpKind::receive ? 0 : estimated)
-              << describe(kind, a, g) << by_node;
+          EXPECT_GE(4 * made, kind == OpKind::send ? 0 : estimated) << describe(kind, a, g) << by_node;
         }
 }
 
@@ -299,7 +297,7 @@ TEST(CollectiveFlows, EveryCollectiveRunsToItsEndAndEveryMemberHasWhatItPromises
           const std::vector<Mask> known = knowledge(kind, graph, n, 17);
           ASSERT_FALSE(known.empty()) << describe(kind, a, g) << " stands still";
           ++graphs;
-          if (kind == OpKind::ring_shift || kind == OpKind::send || kind == OpKind::receive) continue;
+          if (kind == OpKind::ring_shift || kind == OpKind::send) continue;
           for (int m = 0; m < n; ++m) {
             const Mask has = known[static_cast<std::size_t>(m)];
             if (kind == OpKind::reduce && m != 0) continue;
@@ -353,7 +351,7 @@ TEST(CollectiveFlows, PortsAndNicsCarryTheBytesOfTheAnalyticalModel) {
       for (const OpKind kind : kKinds)
         for (const Algorithm a : kAlgorithms) {
           // A sent message is one rank's; the model counts every rank as a sender.
-          if (!legal(kind, a) || kind == OpKind::send || kind == OpKind::receive) continue;
+          if (!legal(kind, a) || kind == OpKind::send) continue;
           const CollectiveCost cost = model.cost(kind, kBytes, span, a, CollectiveProtocol::simple);
           if (cost.algorithm != a) continue;
           met.insert({kind, a});
@@ -366,8 +364,7 @@ TEST(CollectiveFlows, PortsAndNicsCarryTheBytesOfTheAnalyticalModel) {
     }
   for (const OpKind kind : kKinds)
     for (const Algorithm a : kAlgorithms)
-      EXPECT_EQ(met.contains({kind, a}), legal(kind, a) && kind != OpKind::send && kind != OpKind::receive)
-          << name_of(kind) << " " << name_of(a);
+      EXPECT_EQ(met.contains({kind, a}), legal(kind, a) && kind != OpKind::send) << name_of(kind) << " " << name_of(a);
 }
 
 // --- Rings
@@ -889,13 +886,11 @@ TEST(Messages, GoToTheNextMember) {
     EXPECT_EQ(shift.edges[static_cast<std::size_t>(m)].to.member, (m + 1) % 6);
     EXPECT_EQ(shift.edges[static_cast<std::size_t>(m)].bytes, 1);
   }
-  for (const OpKind kind : {OpKind::send, OpKind::receive}) {
-    const FlowGraph graph = flows(kind, Algorithm::direct, even(2, 1));
-    ASSERT_EQ(graph.edges.size(), 1u);
-    EXPECT_EQ(graph.edges[0].from.member, 0);
-    EXPECT_EQ(graph.edges[0].to.member, 1);
-    EXPECT_EQ(graph.edges[0].bytes, 1);
-  }
+  const FlowGraph message = flows(OpKind::send, Algorithm::direct, even(2, 1));
+  ASSERT_EQ(message.edges.size(), 1u);
+  EXPECT_EQ(message.edges[0].from.member, 0);
+  EXPECT_EQ(message.edges[0].to.member, 1);
+  EXPECT_EQ(message.edges[0].bytes, 1);
 }
 
 // What leaves a node: a part to each member there, over each one's NIC, and together again.

@@ -1,12 +1,12 @@
 // Layouts of storages whose lives are known: best fit, the smallest one, and a step's memory in two levels.
-#include "sim/memory/address_layout.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
 #include <random>
 
+#include "sim/memory/address_layout.h"
+#include "tests/memory/trace_peak.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {

@@ -17,7 +17,7 @@ std::vector<StagePeak> peaks_of(const Schedule& schedule, const ChunkBytes& byte
 // By chunk.
 std::vector<HeldMicroBatches> held_at(const Schedule& schedule, std::int64_t stage, std::size_t slot) {
   std::vector<HeldMicroBatches> held(static_cast<std::size_t>(schedule.chunks));
-  count_held(schedule, stage, slot, held);
+  count_held(schedule, stage, slot, {}, held);
   return held;
 }
 
@@ -131,8 +131,9 @@ TEST(Peak, OfPairsIsWhatTheyHoldTogether) {
       EXPECT_GE(together[s].beside, 0);
     }
     const std::vector<std::uint8_t> alike(static_cast<std::size_t>(m), 0);
+    options.micro_batch_class = alike;
     std::vector<StagePeak> by_slot;
-    peak_bytes(schedule, one_class, bytes, alike, 1, by_slot, options);
+    peak_bytes(schedule, one_class, bytes, by_slot, options);
     for (std::size_t s = 0; s < by_slot.size(); ++s) {
       EXPECT_EQ(by_slot[s].bytes, together[s].bytes);
       EXPECT_EQ(by_slot[s].beside, together[s].beside);

@@ -391,9 +391,8 @@ TEST(Schedules, PairsAreOfTwoMicroBatches) {
       for (const std::span<const Segment> segments :
            {schedule.order(s).prologue, schedule.order(s).epilogue})
         for (const Segment& segment : segments) pairs += segment.size > 1;
-      schedule.order(s).for_each_pair([&](std::uint16_t, std::uint16_t, std::uint64_t times) {
-        visited += static_cast<int>(times);
-      });
+      schedule.order(s).for_each_turn(
+          true, [](const Slot&) {}, [&](const Slot&, const Slot&) { ++visited; });
       // All forwards but those that come first.
       int forwards = 0, first = 0;
       bool before_backward = true;

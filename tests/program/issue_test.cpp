@@ -95,11 +95,9 @@ TEST(Issue, OnlyWhatNeedsNothingOfItsInstanceIsIssuedAhead) {
   piece.forward.ops.back().accumulate = true;
   Liveness lives;
   lives.find(piece);
-  std::vector<std::uint8_t> ahead;
-  FindAhead find;
-  ASSERT_TRUE(find(piece.forward.ops, lives.storage(), boundary_of(piece, kForwardBlock).input, ahead));
-  EXPECT_EQ(ahead, (std::vector<std::uint8_t>{1, 1, 0, 0, 0, 0, 0}));
-  EXPECT_FALSE(find(piece.backward.ops, lives.storage(), kNoTensor, ahead));
+  EXPECT_EQ(find_ahead(piece.forward.ops, lives.storage(), boundary_of(piece, kForwardBlock).input),
+            (std::vector<std::uint8_t>{1, 1, 0, 0, 0, 0, 0}));
+  EXPECT_TRUE(find_ahead(piece.backward.ops, lives.storage(), kNoTensor).empty());
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "strategies/read_scenario.h"
 #include "study/simulation/allocator.h"
 #include "study/simulation/simulation.h"
+#include "tests/memory/trace_peak.h"
 
 namespace orrery {
 namespace {

@@ -161,7 +161,7 @@ std::int64_t SimgridRun::LineIssue::covered_by(const ClockNode& node, std::int64
   if ((node.when & when_) == 0 || (node.once && index != once_at_)) return 0;
   if (node.every == 1 && node.covers == Covers::own) return 1;
   const Instance& instance = instances_[static_cast<std::size_t>(index)];
-  const std::int64_t covered = instances_covered(node.every, node.covers, instance.item->place(instance.at));
+  const std::int64_t covered = instances_covered(node.every, instance.item->place(instance.at), node.covers);
   return node.once ? std::min<std::int64_t>(covered, 1) : covered;
 }
 
@@ -551,8 +551,7 @@ void SimgridRun::append_items(const SimulatedClass& c, const Chunk& chunk, Block
   const auto code_of = [&](std::uint16_t piece) -> const BlockCode& {
     return c.plan->codes[piece][static_cast<std::size_t>(kind)];
   };
-  const bool reversed = kind == BlockKind::backward || kind == BlockKind::weight_gradient;
-  append_line(c.plan->program->pieces, chunk.runs, reversed, code_of, items);
+  append_line(c.plan->program->pieces, chunk.runs, kind, code_of, items);
 }
 
 // The ranks of these stages wait for each other and do nothing else.
