@@ -80,9 +80,9 @@ const Json& file() {
 }
 
 const Json& object_of(JsonReader& reader, const char* key) {
-  const Json* found = reader.take(key);
-  if (found == nullptr || !found->is_object()) reader.fail(key, "an object");
-  return *found;
+  const Json& found = reader.need(key, "an object");
+  if (!found.is_object()) reader.fail(key, "an object");
+  return found;
 }
 
 const std::map<std::string, Device>& preset_devices() {

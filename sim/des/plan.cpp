@@ -6,11 +6,11 @@
 #include <bit>
 #include <cmath>
 #include <functional>
-#include <random>
 
 #include "sim/analytical/fabric_share.h"
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
+#include "sim/hardware/read_placement.h"
 #include "sim/program/borders.h"
 #include "sim/program/liveness.h"
 #include "sim/program/pair.h"
@@ -25,16 +25,14 @@ constexpr double kSliceBytes = 4.0 * (1 << 20) / 8;
 // With more chunks, the time to fill the pipeline is negligible.
 constexpr double kMostChunks = 128;
 
-// Chooses `count` of `from` without repetition; the same seed gives the same choice on every platform (partial
-// Fisher-Yates).
+// Chooses `count` of `from` without repetition, in ascending order.
 template <class T>
 void choose(std::vector<T>& from, std::int64_t count, std::int64_t seed) {
-  if (count <= 0 || count >= static_cast<std::int64_t>(from.size())) return;
-  std::mt19937_64 random(static_cast<std::uint64_t>(seed));
-  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
-    std::swap(from[i], from[i + static_cast<std::size_t>(random() % (from.size() - i))]);
-  from.resize(static_cast<std::size_t>(count));
-  std::sort(from.begin(), from.end());
+  if (count <= 0 || count >= std::ssize(from)) return;
+  std::vector<T> chosen;
+  for (const std::int64_t i : drawn_numbers(count, std::ssize(from), seed)) chosen.push_back(from[at(i)]);
+  std::sort(chosen.begin(), chosen.end());
+  from = std::move(chosen);
 }
 
 // Replaces values from `begin` on by their means, in levels of as many values as there are nodes.
@@ -369,7 +367,7 @@ void SimulationPlan::add_block_exchanges(std::int32_t id, JobSimulation& job) {
       CollectiveCost cost;
       cost.seconds = cost.intra_seconds = job.costs->copy_seconds_alone(op, piece.tensors, instances);
       cost.intra_bytes = payload;
-      x = add_exchange({.communicator = traffic.singles(id), .kind = op.kind, .way = direction_of(op, piece.tensors)},
+      x = add_exchange({.communicator = traffic.groups(id, {}), .kind = op.kind, .way = direction_of(op, piece.tensors)},
                        payload, cost);
     } else {
       return;

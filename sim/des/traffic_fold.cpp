@@ -183,7 +183,7 @@ void Traffic::find_links_that_never_bind() {
 void Traffic::colour_ranks_and_groups(Folding& folding) {
   for (std::size_t j = 0; j < jobs_.size(); ++j)
     for (std::int64_t r = 0; r < jobs_[j].mesh.ranks(); ++r) {
-      const std::int64_t stage = r / jobs_[j].stage_stride % jobs_[j].stages;
+      const std::int64_t stage = jobs_[j].stage_of(r);
       Colour colour =
           mix_colour(mix_colour(kRankSalt, static_cast<std::uint64_t>(j)), static_cast<std::uint64_t>(stage));
       folding.graph.add_vertex(mix_colour(colour, jobs_[j].marks[at(r)]));
@@ -274,7 +274,7 @@ void Traffic::number_ranks_and_groups(Folding& folding) {
       const std::size_t v = at(jobs_[j].first_vertex + r);
       const auto [n, is_new] = folding.numbered(v, rank_classes_.size());
       if (is_new)
-        rank_classes_.push_back({static_cast<std::int32_t>(j), r / jobs_[j].stage_stride % jobs_[j].stages, r, 0});
+        rank_classes_.push_back({static_cast<std::int32_t>(j), jobs_[j].stage_of(r), r, 0});
       ++rank_classes_[n].ranks;
       class_of_rank_[v] = n;
     }
