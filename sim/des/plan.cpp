@@ -165,6 +165,12 @@ std::vector<FoldedLoad> folded_loads(std::span<const Load> loads, std::int64_t r
   return folded;
 }
 
+bool SimulationPlan::is_exact(const JobSimulation& job, std::int64_t ranks) const {
+  double works = 0;
+  for (std::size_t s = 0; s < job.program->stages.size(); ++s) works += job.works_of(s) * static_cast<double>(ranks);
+  return !options.fold || works <= options.most_exact_works;
+}
+
 void SimulationPlan::fold_loads(std::int32_t id, JobSimulation& job) {
   const Program& program = *job.program;
   job.rows.resize(program.loads.size());
@@ -182,13 +188,8 @@ void SimulationPlan::fold_loads(std::int32_t id, JobSimulation& job) {
   if (of_tokens.empty()) return;
   const MeshGroup group = of_tokens.front().group;  // of all layers the same
   const std::int64_t per_node = span_of(program.mesh, group, cluster.node.devices).ranks_per_node;
-  // Works if each rank of a group is simulated by itself.
-  double works = 0;
-  for (std::size_t s = 0; s < program.stages.size(); ++s)
-    works += job.works_of(s) * static_cast<double>(program.mesh.size(group));
-  const bool exact = !options.fold || works <= options.most_exact_works;
   auto number = numbers.begin();
-  for (FoldedLoad& folded : folded_loads(of_tokens, per_node, exact)) {
+  for (FoldedLoad& folded : folded_loads(of_tokens, per_node, is_exact(job, program.mesh.size(group)))) {
     Load rows;
     rows.group = group;
     rows.ranks = of_tokens.front().ranks;
@@ -222,11 +223,8 @@ void SimulationPlan::fold_documents(std::int32_t id, JobSimulation& job) {
   const Mesh& mesh = program.mesh;
   const std::int64_t context_ranks = mesh.size(MeshAxis::cp);
   const std::size_t replicas = program.document_loads.front().sequences.size();
-  double works = 0;
-  for (std::size_t s = 0; s < program.stages.size(); ++s)
-    works += job.works_of(s) * static_cast<double>(replicas) * static_cast<double>(context_ranks);
-  const bool exact = !options.fold || works <= options.most_exact_works;
-  if (!exact && replicas > kExactRanks) return;
+  if (replicas > kExactRanks && !is_exact(job, std::ssize(program.document_loads.front().sequences) * context_ranks))
+    return;
   std::vector<std::int64_t> context_rank(static_cast<std::size_t>(context_ranks), 0);  // by place: a rank
   for (std::int64_t rank = mesh.ranks(); rank-- > 0;)
     context_rank[static_cast<std::size_t>(mesh.coordinate(rank, MeshAxis::cp))] = rank;
