@@ -337,8 +337,8 @@ Calibration read_calibration(const Json& json, const Where& where) {
   // Types without a curve of their own use bf16's, nvfp4 uses fp8's; on a device that multiplies only in fp32, all use
   // fp32's.
   const Dtype common = curves.has("bf16") || !curves.has("fp32") ? Dtype::bf16 : Dtype::fp32;
-  calibration.matmul.assign(
-      kDtypes, read_matmul(curves.need(name_of(common), "a matmul curve"), curves.at(name_of(common))));
+  calibration.matmul.assign(kDtypes,
+                            read_matmul(curves.need(name_of(common), "a matmul curve"), curves.at(name_of(common))));
   for (const Dtype dtype : kMatrixDtypes) {
     if (dtype == common) continue;
     MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(dtype)];

@@ -242,8 +242,7 @@ CollectiveCalibration find_collective_calibration(const Cluster& cluster, const 
   calibration.inter_class = inter->name;
   calibration.inter_source = inter->source;
   calibration.inter = inter->parameters;
-  static const auto reduction =
-      read_bundled<ReductionCalibration>("results/calibration/collectives_in_network.json");
+  static const auto reduction = read_bundled<ReductionCalibration>("results/calibration/collectives_in_network.json");
   static const auto exchange = read_bundled<TokenExchangeCalibration>("results/calibration/collectives_by_token.json");
   calibration.reduction = reduction;
   calibration.token_exchange = exchange;

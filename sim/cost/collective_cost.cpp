@@ -499,7 +499,7 @@ struct CollectiveModel::Formulas {
       if (by_node) x.latency_seconds += c.all_to_all_base_seconds[i];
       x.inter_bytes = r * (n - r) / n * bytes;
       x.fabric_seconds = x.inter_bytes * g.crossing.all_to_all /
-                        (g.nic_rate * m.inter_.all_to_all_share * inter_share(c.protocol_share[i], p));
+                         (g.nic_rate * m.inter_.all_to_all_share * inter_share(c.protocol_share[i], p));
       x.inter_seconds = x.fabric_seconds / g.crossing.all_to_all;
     }
     return x;

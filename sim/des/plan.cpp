@@ -365,8 +365,9 @@ void SimulationPlan::add_block_exchanges(std::int32_t id, JobSimulation& job) {
       CollectiveCost cost;
       cost.seconds = cost.intra_seconds = job.costs->copy_seconds_alone(op, piece.tensors, instances);
       cost.intra_bytes = payload;
-      x = add_exchange({.communicator = traffic.groups(id, {}), .kind = op.kind, .way = direction_of(op, piece.tensors)},
-                       payload, cost);
+      x = add_exchange(
+          {.communicator = traffic.groups(id, {}), .kind = op.kind, .way = direction_of(op, piece.tensors)}, payload,
+          cost);
     } else {
       return;
     }

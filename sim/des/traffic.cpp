@@ -113,8 +113,8 @@ Traffic::Flow& Traffic::add_flow(std::int32_t pattern, std::int64_t group, Endpo
                                  bool scale_up_first) {
   Flow& flow = flows_.emplace_back();
   flow.pattern = pattern;
-  flow.group_vertex = static_cast<std::uint32_t>(groups_[at(patterns_[at(pattern)].communicator)].first_vertex +
-                                                 at(group));
+  flow.group_vertex =
+      static_cast<std::uint32_t>(groups_[at(patterns_[at(pattern)].communicator)].first_vertex + at(group));
   flow.way = static_cast<std::uint32_t>(ways_.size());
   topology_.route(from, to, ways_, scale_up_first);
   flow.links = static_cast<std::uint32_t>(ways_.size()) - flow.way;

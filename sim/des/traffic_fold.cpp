@@ -273,8 +273,7 @@ void Traffic::number_ranks_and_groups(Folding& folding) {
     for (std::int64_t r = 0; r < jobs_[j].mesh.ranks(); ++r) {
       const std::size_t v = at(jobs_[j].first_vertex + r);
       const auto [n, is_new] = folding.numbered(v, rank_classes_.size());
-      if (is_new)
-        rank_classes_.push_back({static_cast<std::int32_t>(j), jobs_[j].stage_of(r), r, 0});
+      if (is_new) rank_classes_.push_back({static_cast<std::int32_t>(j), jobs_[j].stage_of(r), r, 0});
       ++rank_classes_[n].ranks;
       class_of_rank_[v] = n;
     }

@@ -203,8 +203,8 @@ void Network::start(const ExchangeKey& exchange, std::span<const std::uint32_t> 
   foresee(&course, 0, 0, course.longest, flight, ends);
 }
 
-void Network::foresee(const Course* course, std::uint32_t flow_class, double wire_bytes, double seconds,
-                      Flight& flight, std::span<double* const> ends) {
+void Network::foresee(const Course* course, std::uint32_t flow_class, double wire_bytes, double seconds, Flight& flight,
+                      std::span<double* const> ends) {
   ++flight.left;
   if (free_foreseen_.empty()) {
     free_foreseen_.push_back(&all_foreseen_.emplace_back());
