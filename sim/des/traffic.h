@@ -132,7 +132,8 @@ class Traffic {
   Traffic(const Topology& topology, const Cluster& cluster, bool exact);
 
   std::int32_t add_job(const Mesh& mesh, const JobNodes& placement);
-  // Communicators. A repeated call returns the same one.
+  // Communicators. A repeated call returns the same one. The groups of an empty MeshGroup are single ranks, for copies
+  // between their memories.
   std::int32_t groups(std::int32_t job, MeshGroup group);
   // Groups of the ranks at the same place in each of these pipeline stages, in this order.
   std::int32_t of_stages(std::int32_t job, std::vector<std::int64_t> stages);
