@@ -287,11 +287,11 @@ std::string explain_term(const TimeTerm& term, std::vector<OpInPlace> ops, const
         "= {:.4f} of products and attention: {:g} x (E({}) - E({})), where E(n) is the mean of the largest of n normal "
         "numbers\n"
         "{:g}: standard deviation / mean of the rates of seven B200 under sustained load, used for all devices\n",
-        slowest_device_loss(devices, spread), spread, devices, calibrated_devices_of_steps(), spread);
+        slowest_device_loss(devices, spread), spread, devices, scale_figures().calibrated_devices, spread);
     return text;
   }
   if (term.name == "production") {
-    const ProductionSlowdown& slowdown = production_slowdown();
+    const ProductionSlowdown& slowdown = scale_figures().production;
     text += fmt::format(
         "= {} of the rest of the step for the median job; one job in ten loses {} or less, one in ten {} or more\n",
         percent_text(slowdown.median), percent_text(slowdown.better_tenth()), percent_text(slowdown.worse_tenth()));
@@ -506,7 +506,7 @@ std::string explain_interval(const Simulation& simulation) {
   if (!seen) text += fmt::format(" x {:.3f}, no step of {} was measured", found->unseen_device_factor, device.name);
   if (found->beyond_half_width > 0)
     text += fmt::format(" + {:.3f} for {} devices, {:.3f} per doubling beyond {}", found->beyond_half_width,
-                        report.devices, interval_per_doubling(), found->most_devices);
+                        report.devices, scale_figures().interval_per_doubling, found->most_devices);
   if (scenario.cluster.production)
     text += "\n  widened by the spread of jobs on a production cluster: one in ten loses less, one in ten more";
   return text + "\n  source: results/calibration/steps.json, /intervals\n";

@@ -19,9 +19,11 @@ FabricWork fabric_work(const CollectiveCost& cost) {
   work.in_sequence = cost.in_sequence;
   if (cost.between_neighbours) work.in_node = FabricLevel::neighbours;
   double inside = cost.intra_seconds, outside = cost.inter_seconds;
-  // Narrower links beyond the NICs also narrow the work that the group shares there.
+  // Narrower links beyond the NICs also narrow the work that the group shares there. If the level within the node
+  // bounds the collective, `flowing` is its time, except for rounding.
   const double flowing = cost.seconds - cost.latency_seconds;
-  if (outside > 0) outside = std::max(outside, work.in_sequence ? flowing - inside : inside < flowing ? flowing : 0);
+  const bool narrowed = flowing > inside * (1 + kTogether);
+  if (outside > 0) outside = std::max(outside, work.in_sequence ? flowing - inside : narrowed ? flowing : 0);
   work.seconds = {inside, outside};
   return work;
 }

@@ -144,6 +144,12 @@ const Json* JsonReader::take(const char* name) {
   return at == object_.end() ? nullptr : &*at;
 }
 
+const Json& JsonReader::need(const char* name, const char* expected) {
+  const Json* const value = take(name);
+  if (value == nullptr) fail(name, expected);
+  return *value;
+}
+
 bool JsonReader::has(const char* name) const { return object_.contains(name); }
 
 const Json* JsonReader::value_of(const char* field) {

@@ -34,6 +34,17 @@ class JsonReader final : public FieldVisitor {
   // The value of a key that is not a plain field, or nullptr; marks the key as known.
   const nlohmann::json* take(const char* name);
   bool has(const char* name) const;
+  // The same for a value that must be there.
+  const nlohmann::json& need(const char* name, const char* expected);
+  // Reads the object `name`, if it is there: all keys for which `read(JsonReader&)` asks.
+  template <class Read>
+  void object(const char* name, Read&& read) {
+    const nlohmann::json* const value = take(name);
+    if (value == nullptr) return;
+    JsonReader reader(*value, at(name));
+    read(reader);
+    reader.finish();
+  }
   // From now on the object is one for a range of layers. finish() then refuses fields of a wider scope and states the
   // scope as the reason, and refuses a range that sets no field of its own.
   void begin_layers() { of_layers_ = true; }

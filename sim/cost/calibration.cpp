@@ -26,13 +26,6 @@ bool is_device_file(std::string_view name) {
   return name != "borrowed" && name != "scale" && !name.starts_with("steps") && !name.starts_with("collective");
 }
 
-// The value of a key that must be there.
-const Json& need(JsonReader& reader, const char* key, const char* expected) {
-  const Json* value = reader.take(key);
-  if (value == nullptr) reader.fail(key, expected);
-  return *value;
-}
-
 double need_number(JsonReader& reader, const char* key, NumberRange range) {
   if (!reader.has(key)) reader.fail(key, "a number");
   double value = 0;
@@ -42,15 +35,13 @@ double need_number(JsonReader& reader, const char* key, NumberRange range) {
 
 Residual read_residual(JsonReader& reader, const char* key = "residual") {
   Residual residual;
-  const Json* json = reader.take(key);
-  if (json == nullptr) return residual;
-  JsonReader r(*json, reader.at(key));
-  r.field("points", residual.points, at_least(0), "");
-  r.field("median", residual.median, NumberRange{}, "");
-  r.field("percentile_90", residual.percentile_90, NumberRange{}, "");
-  r.field("geometric_std", residual.geometric_std, NumberRange{}, "");
-  r.field("bias", residual.bias, NumberRange{.least = -1}, "");
-  r.finish();
+  reader.object(key, [&](JsonReader& r) {
+    r.field("points", residual.points, at_least(0), "");
+    r.field("median", residual.median, NumberRange{}, "");
+    r.field("percentile_90", residual.percentile_90, NumberRange{}, "");
+    r.field("geometric_std", residual.geometric_std, NumberRange{}, "");
+    r.field("bias", residual.bias, NumberRange{.least = -1}, "");
+  });
   return residual;
 }
 
@@ -88,7 +79,7 @@ MatmulCurve read_matmul(const Json& json, const Where& where) {
   MatmulCurve curve;
   JsonReader reader(json, where);
   read_numbers(reader, curve);
-  for (const auto& row : read_rows(need(reader, "tiles", "an array of 1 to 8 tiles"), reader.at("tiles"), 2,
+  for (const auto& row : read_rows(reader.need("tiles", "an array of 1 to 8 tiles"), reader.at("tiles"), 2,
                                    "a tile [m, n] of positive integers"))
     curve.tiles.push_back({row[0], row[1]});
   if (curve.tiles.empty() || curve.tiles.size() > 8) reader.fail("tiles", "an array of 1 to 8 tiles");
@@ -100,22 +91,12 @@ MatmulCurve read_matmul(const Json& json, const Where& where) {
   return curve;
 }
 
-GroupedCurve read_grouped_curve(const Json& json, const Where& where) {
-  GroupedCurve curve;
+template <class Curve>
+Curve read_curve(const Json& json, const Where& where) {
+  Curve curve;
   JsonReader reader(json, where);
   read_numbers(reader, curve);
-  reader.field("source", curve.source, "");
-  curve.residual = read_residual(reader);
-  reader.finish();
-  return curve;
-}
-
-AttentionCurve read_attention_curve(const std::string& name, const Json& json, const Where& where) {
-  AttentionCurve curve;
-  curve.name = name;
-  JsonReader reader(json, where);
-  read_numbers(reader, curve);
-  reader.field("source", curve.source, "");
+  if constexpr (requires { curve.source; }) reader.field("source", curve.source, "");
   curve.residual = read_residual(reader);
   reader.finish();
   return curve;
@@ -163,19 +144,17 @@ void read_grouped(const Json& json, const Where& where, Calibration& calibration
       const Json lent = document.value("grouped", Json::object()).value(name_of(dtype), Json());
       if (lent.is_null() || lent.contains("borrowed_from"))
         reader.fail(name_of(dtype), "borrowed from a device with curves of grouped products of its own");
-      at(dtype) = read_grouped_curve(lent, {file, fmt::format("/grouped/{}", name_of(dtype))});
+      at(dtype) = read_curve<GroupedCurve>(lent, {file, fmt::format("/grouped/{}", name_of(dtype))});
       at(dtype).borrowed_from = from;
     } else {
-      at(dtype) = read_grouped_curve(*own, reader.at(name_of(dtype)));
+      at(dtype) = read_curve<GroupedCurve>(*own, reader.at(name_of(dtype)));
     }
   }
-  if (const Json* issue = reader.take("issue")) {
-    JsonReader r(*issue, reader.at("issue"));
-    std::string source;
+  reader.object("issue", [&](JsonReader& r) {
     calibration.group_issue_seconds = need_number(r, "seconds", NumberRange{});
+    std::string source;
     r.field("source", source, "");
-    r.finish();
-  }
+  });
   reader.finish();
 }
 
@@ -188,13 +167,14 @@ void read_attention(const Json& json, const Where& where, Calibration& calibrati
   }
   JsonReader reader(json, where);
   std::string chosen;
-  const Json& kernels = need(reader, "kernels", "an object of attention curves by kernel");
+  const Json& kernels = reader.need("kernels", "an object of attention curves by kernel");
   if (!kernels.is_object() || kernels.empty()) reader.fail("kernels", "an object of attention curves by kernel");
   std::vector<std::string> names;
   for (const auto& [name, curve] : kernels.items()) {
     names.push_back(name);
     calibration.attention_kernels.push_back(
-        read_attention_curve(name, curve, {where.file, where.pointer + "/kernels/" + name}));
+        read_curve<AttentionCurve>(curve, {where.file, where.pointer + "/kernels/" + name}));
+    calibration.attention_kernels.back().name = name;
   }
   if (!reader.has("default")) reader.fail("default", "one of " + quoted_list(names));
   reader.field("default", chosen, "");
@@ -210,12 +190,8 @@ void read_memory_kinds(const Json& json, const Where& where, Calibration& calibr
     const Where at{where.file, pointer_to(where.pointer, name)};
     if (std::find(names.begin(), names.end(), name) == names.end())
       throw InputError(at, "unknown key \"" + name + '"', "a kind of memory-bound op", nearest_name(name, names));
-    JsonReader reader(value, at);
-    MemoryCurve& curve = calibration.memory_kinds.emplace_back();
-    curve.name = name;
-    read_numbers(reader, curve);
-    curve.residual = read_residual(reader);
-    reader.finish();
+    calibration.memory_kinds.push_back(read_curve<MemoryCurve>(value, at));
+    calibration.memory_kinds.back().name = name;
   }
 }
 
@@ -316,13 +292,11 @@ Calibration find_calibration(const Device& device) {
   calibration.note = why;
   if (!attention_kernel.empty() && !use_attention_kernel(calibration, attention_kernel))
     reader.fail("attention_kernel", "a kernel measured on " + from);
-  if (const Json* memory = reader.take("memory_efficiency")) {
-    JsonReader r(*memory, reader.at("memory_efficiency"));
+  reader.object("memory_efficiency", [&](JsonReader& r) {
     calibration.memory_efficiency = need_number(r, "value", kEfficiency);
     r.field("source", calibration.memory_source, "");
-    r.finish();
     calibration.memory_residual = {};
-  }
+  });
   if (const Json* anchors = reader.take("matmul_anchors")) {
     for (std::size_t i = 0; i < anchors->size(); ++i) {
       Where where = reader.at("matmul_anchors");
@@ -346,28 +320,25 @@ Calibration read_calibration(const Json& json, const Where& where) {
   reader.field("method", method, "");
 
   // The peaks against which the efficiencies were fitted: for readers of the file, and for the tests.
-  if (const Json* relative_to = reader.take("relative_to")) {
-    JsonReader r(*relative_to, reader.at("relative_to"));
+  reader.object("relative_to", [](JsonReader& r) {
     double rate = 0;
     std::int64_t count = 0;
     for (const Dtype dtype : kMatrixDtypes) r.field(name_of(dtype), rate, positive(), "");
     r.field("memory", rate, positive(), "");
     r.field("multiprocessors", count, at_least(1), "");
-    r.finish();
-  }
+  });
 
   reader.take("device");  // sim/cost/user_calibration.h reads "device" and the key after it, and keeps the third
   reader.take("collectives");
   if (const Json* overlap = reader.take("overlap")) read_copy_overlaps(*overlap, reader.at("overlap"));
 
-  const Json& matmul = need(reader, "matmul", "matmul curves by dtype, bf16 at least");
+  const Json& matmul = reader.need("matmul", "matmul curves by dtype, bf16 at least");
   JsonReader curves(matmul, reader.at("matmul"));
   // Types without a curve of their own use bf16's, nvfp4 uses fp8's; on a device that multiplies only in fp32, all use
   // fp32's.
   const Dtype common = curves.has("bf16") || !curves.has("fp32") ? Dtype::bf16 : Dtype::fp32;
-  const Json* common_json = curves.take(name_of(common));
-  if (common_json == nullptr) curves.fail(name_of(common), "a matmul curve");
-  calibration.matmul.assign(kDtypes, read_matmul(*common_json, curves.at(name_of(common))));
+  calibration.matmul.assign(kDtypes,
+                            read_matmul(curves.need(name_of(common), "a matmul curve"), curves.at(name_of(common))));
   for (const Dtype dtype : kMatrixDtypes) {
     if (dtype == common) continue;
     MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(dtype)];
@@ -381,28 +352,24 @@ Calibration read_calibration(const Json& json, const Where& where) {
   curves.finish();
 
   if (const Json* grouped = reader.take("grouped")) read_grouped(*grouped, reader.at("grouped"), calibration);
-  read_memory(need(reader, "memory", "the curve of memory-bound kernels"), reader.at("memory"), calibration);
+  read_memory(reader.need("memory", "the curve of memory-bound kernels"), reader.at("memory"), calibration);
   if (calibration.memory_source.empty()) calibration.memory_source = calibration.source;
-  read_attention(need(reader, "attention", "the attention curves"), reader.at("attention"), calibration);
+  read_attention(reader.need("attention", "the attention curves"), reader.at("attention"), calibration);
   reader.field("overlap_slowdown", calibration.overlap_slowdown, kAtMostOne, "");
   reader.field("overlap_source", calibration.overlap_source, "");
-  if (const Json* host = reader.take("host")) {
-    JsonReader r(*host, reader.at("host"));
+  reader.object("host", [&](JsonReader& r) {
     r.field("processors", calibration.host_processors, at_least(1), "");
     r.field("busy_share", calibration.busy_share, kEfficiency, "");
-    r.finish();
-  }
+  });
 
   const auto read_shapes = [&](const char* key, std::vector<MeasuredShape>& measured) {
-    const Json* shapes = reader.take(key);
-    if (shapes == nullptr) return;
-    JsonReader by_dtype(*shapes, reader.at(key));
-    for (const Dtype dtype : kMatrixDtypes)
-      if (const Json* rows = by_dtype.take(name_of(dtype)))
-        for (const auto& row :
-             read_rows(*rows, by_dtype.at(name_of(dtype)), 3, "a shape [m, n, k] of positive integers"))
-          measured.push_back({dtype, row[0], row[1], row[2]});
-    by_dtype.finish();
+    reader.object(key, [&](JsonReader& by_dtype) {
+      for (const Dtype dtype : kMatrixDtypes)
+        if (const Json* rows = by_dtype.take(name_of(dtype)))
+          for (const auto& row :
+               read_rows(*rows, by_dtype.at(name_of(dtype)), 3, "a shape [m, n, k] of positive integers"))
+            measured.push_back({dtype, row[0], row[1], row[2]});
+    });
   };
   read_shapes("measured_shapes", calibration.measured_shapes);
   read_shapes("measured_groups", calibration.measured_groups);
@@ -425,7 +392,7 @@ std::optional<CopyOverlaps> read_copy_overlaps(const Json& json, const Where& wh
   CopyOverlaps overlaps;
   reader.field("source", overlaps.source, "");
   const auto direction = [&](const char* name, CopyOverlap& overlap) {
-    JsonReader r(need(reader, name, "the slow-downs of a product and a copy"), reader.at(name));
+    JsonReader r(reader.need(name, "the slow-downs of a product and a copy"), reader.at(name));
     overlap.product_slowdown = need_number(r, "product_slowdown", NumberRange{});
     overlap.copy_slowdown = need_number(r, "copy_slowdown", NumberRange{});
     overlap.product_residual = read_residual(r, "product_residual");

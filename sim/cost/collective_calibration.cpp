@@ -23,21 +23,19 @@ class Parameters {
   Parameters(const Json& json, const InputError::Where& where) : reader_(json, where) {}
 
   void number(const char* name, double& value, NumberRange range) {
-    need(name, "a number");
+    reader_.need(name, "a number");
     reader_.field(name, value, range, "");
   }
   void integer(const char* name, std::int64_t& value, std::int64_t least) {
-    need(name, "an integer");
+    reader_.need(name, "an integer");
     reader_.field(name, value, at_least(least), "");
   }
   void boolean(const char* name, bool& value) {
-    need(name, "true or false");
+    reader_.need(name, "true or false");
     reader_.field(name, value, "");
   }
   void protocols(const char* name, ByProtocol& values, NumberRange range, bool with_ll128) {
-    const Json* json = reader_.take(name);
-    if (json == nullptr) reader_.fail(name, "an object with a number per protocol");
-    Parameters p(*json, reader_.at(name));
+    Parameters p(reader_.need(name, "an object with a number per protocol"), reader_.at(name));
     p.number("simple", values[0], range);
     if (with_ll128) p.number("ll128", values[1], range);
     p.number("ll", values[2], range);
@@ -57,31 +55,26 @@ class Parameters {
   void finish() const { reader_.finish(); }
 
  private:
-  void need(const char* name, const char* expected) {
-    if (!reader_.has(name)) reader_.fail(name, expected);
-  }
   JsonReader reader_;
 };
 
 CollectiveResidual read_collective_residual(JsonReader& reader) {
   CollectiveResidual residual;
-  const Json* json = reader.take("residual");
-  if (json == nullptr) return residual;
-  JsonReader r(*json, reader.at("residual"));
-  r.field("curves", residual.curves, at_least(0), "");
-  r.field("points", residual.points, at_least(0), "");
-  r.field("points_from_1_mib", residual.points_from_1_mib, at_least(0), "");
-  r.field("median_error", residual.median_error, NumberRange{}, "");
-  r.field("median_error_from_1_mib", residual.median_error_from_1_mib, NumberRange{}, "");
-  r.finish();
+  reader.object("residual", [&](JsonReader& r) {
+    r.field("curves", residual.curves, at_least(0), "");
+    r.field("points", residual.points, at_least(0), "");
+    r.field("points_from_1_mib", residual.points_from_1_mib, at_least(0), "");
+    r.field("median_error", residual.median_error, NumberRange{}, "");
+    r.field("median_error_from_1_mib", residual.median_error_from_1_mib, NumberRange{}, "");
+  });
   return residual;
 }
 
 std::vector<std::string> read_texts(JsonReader& reader, const char* name) {
-  const Json* json = reader.take(name);
-  if (json == nullptr || !json->is_array()) reader.fail(name, "an array of texts");
+  const Json& json = reader.need(name, "an array of texts");
+  if (!json.is_array()) reader.fail(name, "an array of texts");
   std::vector<std::string> texts;
-  for (const Json& text : *json) {
+  for (const Json& text : json) {
     if (!text.is_string()) reader.fail(name, "an array of texts");
     texts.push_back(text.get<std::string>());
   }
@@ -101,13 +94,12 @@ void read_classes(JsonReader& reader, const char* name, std::vector<Class>& clas
     // Keys of the fit to published curves: its start values, and the parameters that it fits.
     r.take("prior");
     r.take("fit");
-    const Json* parameters = r.take("parameters");
-    if (parameters == nullptr) r.fail("parameters", "an object");
+    const Json& parameters = r.need("parameters", "an object");
     Class& c = classes.emplace_back();
     r.field("name", c.name, "");
     r.field("source", c.source, "");
     read_scope(r, c);
-    Parameters p(*parameters, r.at("parameters"));
+    Parameters p(parameters, r.at("parameters"));
     visit_parameters(c.parameters, p);
     p.finish();
     c.residual = read_collective_residual(r);
@@ -190,33 +182,25 @@ CollectiveClasses classes_of_device(const Device& device) {
   return {};
 }
 
-const ReductionCalibration& bundled_reduction() {
-  static const ReductionCalibration reduction = [] {
-    constexpr const char* kFile = "results/calibration/collectives_in_network.json";
-    ReductionCalibration r;
-    const Json json = parse_embedded(kFile);
-    Parameters p(json, {kFile, ""});
-    p.number("nic_share", r.nic_share, kPositiveShare);
-    p.number("step_seconds", r.step_seconds, NumberRange{});
-    p.number("rank_seconds", r.rank_seconds, NumberRange{});
-    p.number("network_seconds", r.network_seconds, NumberRange{});
-    p.number("nvls_network_seconds", r.nvls_network_seconds, NumberRange{});
-    return r;
-  }();
-  return reduction;
+void visit_parameters(ReductionCalibration& c, Parameters& fields) {
+  fields.number("nic_share", c.nic_share, kPositiveShare);
+  fields.number("step_seconds", c.step_seconds, NumberRange{});
+  fields.number("rank_seconds", c.rank_seconds, NumberRange{});
+  fields.number("network_seconds", c.network_seconds, NumberRange{});
+  fields.number("nvls_network_seconds", c.nvls_network_seconds, NumberRange{});
+}
+void visit_parameters(TokenExchangeCalibration& c, Parameters& fields) {
+  fields.number("link_share", c.link_share, kPositiveShare);
+  fields.number("nic_share", c.nic_share, kPositiveShare);
 }
 
-const TokenExchangeCalibration& bundled_token_exchange() {
-  static const TokenExchangeCalibration exchange = [] {
-    constexpr const char* kFile = "results/calibration/collectives_by_token.json";
-    TokenExchangeCalibration t;
-    const Json json = parse_embedded(kFile);
-    Parameters p(json, {kFile, ""});
-    p.number("link_share", t.link_share, kPositiveShare);
-    p.number("nic_share", t.nic_share, kPositiveShare);
-    return t;
-  }();
-  return exchange;
+template <class Class>
+Class read_bundled(const char* file) {
+  Class c;
+  const Json json = parse_embedded(file);
+  Parameters p(json, {file, ""});
+  visit_parameters(c, p);
+  return c;
 }
 
 }  // namespace
@@ -258,8 +242,10 @@ CollectiveCalibration find_collective_calibration(const Cluster& cluster, const 
   calibration.inter_class = inter->name;
   calibration.inter_source = inter->source;
   calibration.inter = inter->parameters;
-  calibration.reduction = bundled_reduction();
-  calibration.token_exchange = bundled_token_exchange();
+  static const auto reduction = read_bundled<ReductionCalibration>("results/calibration/collectives_in_network.json");
+  static const auto exchange = read_bundled<TokenExchangeCalibration>("results/calibration/collectives_by_token.json");
+  calibration.reduction = reduction;
+  calibration.token_exchange = exchange;
   return calibration;
 }
 

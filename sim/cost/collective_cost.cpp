@@ -64,18 +64,10 @@ struct CollectiveModel::Group {
   const FabricTraffic* load = nullptr;
 };
 
-struct CollectiveModel::Candidate {
-  Algorithm algorithm = Algorithm::ring;
-  Protocol protocol = Protocol::simple;
-  double latency_seconds = 0;
-  double intra_seconds = 0, inter_seconds = 0;  // bandwidth terms
-  double nic_seconds = 0;                       // inter_seconds if nothing beyond the leaf switches narrowed the group
-  double intra_bytes = 0, inter_bytes = 0;
-  bool in_sequence = false;  // the two bandwidth terms add up instead of overlapping
-  bool in_switch = false;    // the scale-up switch reduces
-  double seconds() const {
-    return latency_seconds + (in_sequence ? intra_seconds + inter_seconds : std::max(intra_seconds, inter_seconds));
-  }
+// Its terms, without the slow-down of steps.
+struct CollectiveModel::Candidate : CollectiveCost {
+  double fabric_seconds = 0;  // inter_seconds, with the narrower links beyond the leaf switches
+  double total_seconds() const { return latency_seconds + moving_seconds(fabric_seconds); }
 };
 
 CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibration& calibration)
@@ -311,7 +303,7 @@ struct CollectiveModel::Formulas {
     const double edge_and_copy = chain ? bytes : (steps + c.local_steps) / n * bytes;
     // One of a node's r ring edges leaves it; channels differ in which one.
     const double inside = across ? (r - 1) / r : 1;
-    Candidate x{.algorithm = Algorithm::ring, .protocol = p};
+    Candidate x{{.algorithm = Algorithm::ring, .protocol = p}};
     x.latency_seconds = c.base_seconds[i] + (steps - out_steps) * c.step_seconds[i];
     x.intra_seconds = edge_and_copy * inside / (g.ring_rate * intra_share(c.protocol_share[i], p));
     // A chain is a ring without the edge into the first rank (for reduce: the edge out of it).
@@ -319,8 +311,8 @@ struct CollectiveModel::Formulas {
     x.intra_bytes = edges * edge * inside;
     if (across) {
       x.latency_seconds += stack(p) + out_steps * ring_step(p);
-      x.inter_seconds = edge / (ring_nic * inter_share(c.protocol_share[i], p));
-      x.nic_seconds = x.inter_seconds / g.crossing.ring;
+      x.fabric_seconds = edge / (ring_nic * inter_share(c.protocol_share[i], p));
+      x.inter_seconds = x.fabric_seconds / g.crossing.ring;
       x.inter_bytes = edges * edge;
     }
     return x;
@@ -339,7 +331,7 @@ struct CollectiveModel::Formulas {
     const IntraCalibration& c = m.intra_;
     const std::size_t i = index_of(p);
     const HalvingDoubling exchange(kind, g.n);
-    Candidate x{.algorithm = Algorithm::halving_doubling, .protocol = p, .in_sequence = true};
+    Candidate x{{.algorithm = Algorithm::halving_doubling, .protocol = p, .in_sequence = true}};
     x.latency_seconds = c.base_seconds[i] + (across ? stack(p) : 0);
     const double nic_share = m.inter_.ring_share * inter_share(c.protocol_share[i], p);
     const std::int64_t nodes_apart = std::max<std::int64_t>(1, g.stride / m.node_.devices);
@@ -378,8 +370,8 @@ struct CollectiveModel::Formulas {
         if (g.load != nullptr)
           crossing.ring = std::max(1.0, g.load->exchange_seconds[bit] * largest_outside / (nic * nic_share));
         if (nic * crossing.ring >= slowest_inside) {
-          x.nic_seconds += nic;
-          x.inter_seconds += nic * crossing.ring;
+          x.inter_seconds += nic;
+          x.fabric_seconds += nic * crossing.ring;
           slowest_inside = 0;
         }
         std::fill(leaving.begin(), leaving.end(), 0);
@@ -413,15 +405,15 @@ struct CollectiveModel::Formulas {
     const std::size_t i = index_of(p);
     const double rounds = kind == OpKind::all_reduce ? 2 : 1;
     const double in_steps = rounds * (r - 1), out_steps = rounds * (nodes - 1);
-    Candidate x{.algorithm = Algorithm::hierarchical, .protocol = p, .in_sequence = true};
+    Candidate x{{.algorithm = Algorithm::hierarchical, .protocol = p, .in_sequence = true}};
     x.latency_seconds =
         (rounds + 1) * c.base_seconds[i] + in_steps * c.step_seconds[i] + stack(p) + out_steps * ring_step(p);
     x.intra_bytes = in_steps / r * bytes;
     x.inter_bytes = out_steps / nodes * bytes;
     x.intra_seconds =
         rounds * (r - 1 + c.local_steps) / r * bytes / (g.ring_rate * intra_share(c.protocol_share[i], p));
-    x.inter_seconds = x.inter_bytes / (ring_nic * inter_share(c.protocol_share[i], p));
-    x.nic_seconds = x.inter_seconds / g.crossing.ring;
+    x.fabric_seconds = x.inter_bytes / (ring_nic * inter_share(c.protocol_share[i], p));
+    x.inter_seconds = x.fabric_seconds / g.crossing.ring;
     return x;
   }
 
@@ -429,7 +421,7 @@ struct CollectiveModel::Formulas {
   Candidate tree(Protocol p) const {
     const IntraCalibration& c = m.intra_;
     const std::size_t i = index_of(p);
-    Candidate x{.algorithm = Algorithm::tree, .protocol = p};
+    Candidate x{{.algorithm = Algorithm::tree, .protocol = p}};
     x.latency_seconds = c.base_seconds[i] + 2 * (r - 1) * c.step_seconds[i];
     if (g.r > 1) {
       // tuning.cc: half the ring's rate, whatever the chain's length.
@@ -438,9 +430,9 @@ struct CollectiveModel::Formulas {
     }
     if (across) {
       x.latency_seconds += stack(p) + 2 * as_double(tree_depth(g.nodes)) * tree_step(p);
-      x.inter_seconds =
+      x.fabric_seconds =
           busiest_node(g.nodes) * bytes / (tree_nic * inter_share(c.protocol_share[i], p) * c.tree_share[i]);
-      x.nic_seconds = x.inter_seconds / g.crossing.tree;
+      x.inter_seconds = x.fabric_seconds / g.crossing.tree;
       x.inter_bytes = 2 * (nodes - 1) / nodes * bytes;
     }
     return x;
@@ -449,7 +441,7 @@ struct CollectiveModel::Formulas {
   // Each rank's switch ports carry its bytes once up, and the reduced shard once more.
   Candidate nvls() const {
     const IntraCalibration& c = m.intra_;
-    Candidate x{.algorithm = Algorithm::nvls, .protocol = Protocol::simple, .in_switch = true};
+    Candidate x{{.algorithm = Algorithm::nvls, .protocol = Protocol::simple, .in_switch = true}};
     x.latency_seconds = nvls_latency();
     x.intra_bytes = (r + 1) / r * bytes;
     x.intra_seconds = x.intra_bytes / (m.node_.intra_bytes_per_second * c.nvls_share);
@@ -458,8 +450,8 @@ struct CollectiveModel::Formulas {
       x.intra_seconds /= c.nvls_network_share;
       const double channel_nic = m.rank_nic_bytes_per_second_ * as_double(c.nvls_channels);
       const double one_tree = busiest_channel(g.nodes) / (channel_nic * m.inter_.tree_share);
-      x.inter_seconds = bytes * std::max(busiest_node(g.nodes) / tree_nic, one_tree);
-      x.nic_seconds = bytes * std::max(busiest_node(g.nodes) / (tree_nic * g.crossing.tree), one_tree);
+      x.fabric_seconds = bytes * std::max(busiest_node(g.nodes) / tree_nic, one_tree);
+      x.inter_seconds = bytes * std::max(busiest_node(g.nodes) / (tree_nic * g.crossing.tree), one_tree);
       x.inter_bytes = 2 * (nodes - 1) / nodes * bytes;
     }
     return x;
@@ -471,7 +463,7 @@ struct CollectiveModel::Formulas {
     const IntraCalibration& c = m.intra_;
     const ReductionCalibration& red = m.reduction_;
     const bool all_reduce = kind == OpKind::all_reduce;
-    Candidate x{.algorithm = Algorithm::collnet, .protocol = Protocol::simple};
+    Candidate x{{.algorithm = Algorithm::collnet, .protocol = Protocol::simple}};
     if (all_reduce && m.node_.in_switch_reduction && g.r >= c.nvls_least_ranks) {
       x = nvls();
       x.algorithm = Algorithm::collnet;
@@ -486,8 +478,8 @@ struct CollectiveModel::Formulas {
     }
     x.latency_seconds += wire_of(Protocol::simple);
     x.inter_bytes = bytes;
-    x.nic_seconds = bytes / (g.nic_rate * red.nic_share);
-    x.inter_seconds = x.nic_seconds * g.crossing.reduction;
+    x.inter_seconds = bytes / (g.nic_rate * red.nic_share);
+    x.fabric_seconds = x.inter_seconds * g.crossing.reduction;
     return x;
   }
 
@@ -497,7 +489,7 @@ struct CollectiveModel::Formulas {
     const IntraCalibration& c = m.intra_;
     const std::size_t i = index_of(p);
     Candidate x{
-        .algorithm = by_node ? Algorithm::hierarchical : Algorithm::direct, .protocol = p, .in_sequence = by_node};
+        {.algorithm = by_node ? Algorithm::hierarchical : Algorithm::direct, .protocol = p, .in_sequence = by_node}};
     x.latency_seconds = c.all_to_all_base_seconds[i] + (r - 1) * c.send_step_seconds;
     x.intra_bytes = (r - 1) / (by_node ? r : n) * bytes;
     x.intra_seconds = m.all_to_all_intra_seconds(by_node ? bytes * nodes : bytes, g) / c.protocol_share[i];
@@ -506,9 +498,9 @@ struct CollectiveModel::Formulas {
       x.latency_seconds += stack(p) + messages * m.inter_.send_step_seconds[i] + wire_of(p);
       if (by_node) x.latency_seconds += c.all_to_all_base_seconds[i];
       x.inter_bytes = r * (n - r) / n * bytes;
-      x.inter_seconds = x.inter_bytes * g.crossing.all_to_all /
-                        (g.nic_rate * m.inter_.all_to_all_share * inter_share(c.protocol_share[i], p));
-      x.nic_seconds = x.inter_seconds / g.crossing.all_to_all;
+      x.fabric_seconds = x.inter_bytes * g.crossing.all_to_all /
+                         (g.nic_rate * m.inter_.all_to_all_share * inter_share(c.protocol_share[i], p));
+      x.inter_seconds = x.fabric_seconds / g.crossing.all_to_all;
     }
     return x;
   }
@@ -518,7 +510,7 @@ struct CollectiveModel::Formulas {
 CollectiveModel::Candidate CollectiveModel::message(OpKind kind, double bytes, const Group& g, Protocol p) const {
   const std::size_t i = index_of(p);
   const double nodes = as_double(g.nodes);
-  Candidate x{.algorithm = Algorithm::direct, .protocol = p};
+  Candidate x{{.algorithm = Algorithm::direct, .protocol = p}};
   x.latency_seconds = intra_.send_base_seconds[i] + intra_.send_step_seconds;
   if (g.r > 1) {
     const double link =
@@ -530,9 +522,9 @@ CollectiveModel::Candidate CollectiveModel::message(OpKind kind, double bytes, c
     const Formulas f{*this, g, bytes};
     x.latency_seconds += f.stack(p) + f.ring_step(p);
     const double crossing = kind == OpKind::ring_shift ? g.crossing.shift : g.crossing.send;
-    x.inter_seconds =
+    x.fabric_seconds =
         bytes * crossing / (g.one_rank_nic_rate * inter_.ring_share * f.inter_share(intra_.protocol_share[i], p));
-    x.nic_seconds = x.inter_seconds / crossing;
+    x.inter_seconds = x.fabric_seconds / crossing;
     x.inter_bytes = bytes;
   }
   return x;
@@ -553,8 +545,8 @@ CollectiveModel::Candidate CollectiveModel::routed_shift(double bytes, const Gro
   x.intra_bytes += 2 * (r - 1) / r * bytes * nodes / as_double(g.n);
   const double nic = std::max(bytes / g.nic_rate, bytes / r / g.one_rank_nic_rate) /
                      (inter_.ring_share * Formulas{*this, g, bytes}.inter_share(intra_.protocol_share[i], p));
-  x.nic_seconds = nic;
-  x.inter_seconds = nic * g.crossing.shift;
+  x.inter_seconds = nic;
+  x.fabric_seconds = nic * g.crossing.shift;
   return x;
 }
 
@@ -616,7 +608,7 @@ CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan&
     // A wanted algorithm counts more than a wanted protocol. A candidate that lacks either is not chosen for its speed.
     const int match = (algorithm == Algorithm::automatic || algorithm == c.algorithm ? 2 : 0) +
                       (protocol == Protocol::automatic || protocol == c.protocol ? 1 : 0);
-    const double seconds = c.seconds();
+    const double seconds = c.total_seconds();
     if (match < best_match || (match == best_match && seconds >= least)) return;
     best_match = match;
     least = seconds;
@@ -632,35 +624,25 @@ CollectiveCost CollectiveModel::token_exchange(double bytes, const Router& route
   Candidate x = Formulas{*this, g, bytes}.all_to_all(Protocol::simple, g.nodes > 1 && g.r > 1);
   x.algorithm = Algorithm::by_token;
   x.in_sequence = false;  // chunk by chunk
-  x.intra_bytes = x.intra_seconds = x.inter_bytes = x.inter_seconds = x.nic_seconds = 0;
+  x.intra_bytes = x.intra_seconds = x.inter_bytes = x.fabric_seconds = x.inter_seconds = 0;
   if (g.r > 1) {
     x.intra_bytes = as_double(g.n) * shares.to_rank * bytes;
     x.intra_seconds = x.intra_bytes / (link_of(g.r, g.stride).bytes_per_second * token_exchange_.link_share);
   }
   if (g.nodes > 1) {
     x.inter_bytes = as_double(g.r) * as_double(g.nodes - 1) * shares.to_node * bytes;
-    x.nic_seconds = x.inter_bytes / (g.nic_rate * token_exchange_.nic_share);
-    x.inter_seconds = x.nic_seconds * g.crossing.all_to_all;
+    x.inter_seconds = x.inter_bytes / (g.nic_rate * token_exchange_.nic_share);
+    x.fabric_seconds = x.inter_seconds * g.crossing.all_to_all;
   }
-  CollectiveCost cost = cost_of(OpKind::all_to_all, bytes, g, x);
-  cost.token_shares = shares;
-  return cost;
+  x.token_shares = shares;
+  return cost_of(OpKind::all_to_all, bytes, g, x);
 }
 
 CollectiveCost CollectiveModel::cost_of(OpKind kind, double bytes, const Group& g, const Candidate& best) const {
-  CollectiveCost cost;
-  cost.seconds = best.seconds();
+  CollectiveCost cost = best;
+  cost.seconds = best.total_seconds();
   cost.bus_bytes_per_second = bus_factor(kind, g.n) * bytes / cost.seconds;
-  cost.intra_bytes = best.intra_bytes;
-  cost.inter_bytes = best.inter_bytes;
-  cost.algorithm = best.algorithm;
-  cost.protocol = best.protocol;
-  cost.inter_bound = best.inter_seconds > best.intra_seconds;
-  cost.latency_seconds = best.latency_seconds;
-  cost.intra_seconds = best.intra_seconds;
-  cost.inter_seconds = best.nic_seconds;
-  cost.in_sequence = best.in_sequence;
-  cost.in_switch = best.in_switch;
+  cost.inter_bound = best.fabric_seconds > best.intra_seconds;
   cost.between_neighbours = g.stride == 1 && (node_.intra == IntraFabric::direct_mesh ||
                                               (node_.intra == IntraFabric::nvlink_pairs && g.r == 2));
   split_latency(kind, bytes, g, cost);
@@ -725,22 +707,22 @@ std::string CollectiveModel::explain(OpKind kind, double bytes, const GroupSpan&
   for_each_candidate(kind, bytes, g, Algorithm::automatic, [&](const Candidate& c) {
     if (c.algorithm != chosen.algorithm || c.protocol != chosen.protocol) {
       others += fmt::format("{}{} {} {:.4g} us", others.empty() ? "" : ", ", orrery::name_of(c.algorithm),
-                            nccl_name_of(c.protocol), c.seconds() * 1e6);
+                            nccl_name_of(c.protocol), c.total_seconds() * 1e6);
       return;
     }
     text = fmt::format(
         "{} of {:.6g} bytes over {} ranks ({} node{}, {} per node), {} {}: {:.4g} us = latency {:.4g} us + max("
         "{:.4g} us in the node, {:.4g} us over NICs)",
         name_of(kind), bytes, g.n, g.nodes, g.nodes == 1 ? "" : "s", g.r, orrery::name_of(c.algorithm),
-        nccl_name_of(c.protocol), c.seconds() * 1e6, c.latency_seconds * 1e6, c.intra_seconds * 1e6,
-        c.inter_seconds * 1e6);
+        nccl_name_of(c.protocol), c.total_seconds() * 1e6, c.latency_seconds * 1e6, c.intra_seconds * 1e6,
+        c.fabric_seconds * 1e6);
     if (c.intra_seconds > 0)
       text += fmt::format("; in the node {:.6g} bytes per rank at {:.4g} GB/s of {:.4g}", c.intra_bytes,
                           c.intra_bytes / c.intra_seconds / 1e9, link_of(g.r, g.stride).bytes_per_second / 1e9);
     if (g.nodes > 1)
       text +=
           fmt::format("; over NICs {:.6g} bytes per node at {:.4g} GB/s of {:.4g} (node {:.4g}, {} groups share it)",
-                      c.inter_bytes, c.inter_bytes / c.inter_seconds / 1e9, g.nic_rate / 1e9,
+                      c.inter_bytes, c.inter_bytes / c.fabric_seconds / 1e9, g.nic_rate / 1e9,
                       nic_bytes_per_second_ / 1e9, span.groups_sharing_nics);
     const double narrowed = kind == OpKind::all_to_all                                           ? g.crossing.all_to_all
                             : c.algorithm == Algorithm::ring || c.algorithm == Algorithm::direct ? g.crossing.ring

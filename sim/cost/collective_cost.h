@@ -8,6 +8,7 @@
 // collectives.json for measured rates and latencies, one set per accelerator generation and per network.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -119,6 +120,10 @@ struct CollectiveCost {
   double latency_seconds = 0;
   double intra_seconds = 0, inter_seconds = 0;
   bool in_sequence = false;
+  // Of both bandwidth terms; `between_nodes`: in place of inter_seconds.
+  double moving_seconds(double between_nodes) const {
+    return in_sequence ? intra_seconds + between_nodes : std::max(intra_seconds, between_nodes);
+  }
   // Within the node the collective uses only links that groups of other strides do not use: a mesh's links between
   // neighbouring ranks, or the NVLink bridge of a pair.
   bool between_neighbours = false;

@@ -121,7 +121,6 @@ class Builder {
     if (!group.rows.empty() && group.rows.size() != group.devices.size() * group.devices.size())
       throw InputError({}, std::to_string(group.rows.size()) + " parts",
                        std::to_string(group.devices.size() * group.devices.size()) + ", one for each two members");
-    if (options.channels < 0) throw InputError({}, std::to_string(options.channels) + " channels", "0 or more");
     graph_.clear();
   }
 
@@ -131,15 +130,14 @@ class Builder {
       rings_in_node(kind, 0);
       return;
     }
-    const Index count = channels(group_.full_mesh && nodes_.smallest() % 2 == 1);
+    const Index count = nodes_.smallest() * (is_odd_mesh() && nodes_.smallest() > 1 ? 2 : 1);
     reserve(std::int64_t{nodes_.members()} * count * (both_ways_ ? 2 : 1));
     for (Index c = 0; c < count; ++c)
       for (int way = 0; way < (both_ways_ ? 2 : 1); ++way) ring_across(kind, c, count, way == 1);
   }
 
   void trees() {
-    const bool odd_mesh = group_.full_mesh && nodes_.smallest() % 2 == 1;
-    const Index count = channels(false), trees = nodes_.count() > 1 || odd_mesh ? 2 : 1;
+    const Index count = nodes_.smallest(), trees = nodes_.count() > 1 || is_odd_mesh() ? 2 : 1;
     reserve(2 * std::int64_t{nodes_.members()} * count * trees);
     std::vector<Index> parent(at(nodes_.members()));
     std::vector<FlowEnd> ends(parent.size());
@@ -148,7 +146,7 @@ class Builder {
       for (int t = 0; t < trees; ++t) {
         // The chain of each node hangs below the member whose NIC the channel uses.
         for (Index a = 0; a < nodes_.count(); ++a) {
-          chain_of(a, c, count, odd_mesh && t == 1);
+          chain_of(a, c, count, is_odd_mesh() && t == 1);
           for (std::size_t j = 1; j < chain_.size(); ++j) parent[at(chain_[j])] = chain_[j - 1];
           const Index up = t == 0 ? tree_parent(nodes_.count(), a) : twin_parent(nodes_.count(), a);
           parent[at(chain_[0])] = up == kTreeRoot ? kTreeRoot : nodes_.of(up)[at(entry(c, count))];
@@ -514,10 +512,7 @@ class Builder {
     if (!graph_.edges.empty() && graph_.edges.back().phase == phase_) ++phase_;
   }
 
-  Index channels(bool twice) const {
-    if (options_.channels > 0) return options_.channels;
-    return nodes_.smallest() * (twice && nodes_.smallest() > 1 ? 2 : 1);
-  }
+  bool is_odd_mesh() const { return group_.full_mesh && nodes_.smallest() % 2 == 1; }
   // The position at which a channel enters and leaves a node: the same on all nodes, so that it stays on one rail.
   Index entry(Index channel, Index count) const {
     return static_cast<Index>(std::int64_t{channel} * nodes_.smallest() / count);
@@ -562,8 +557,7 @@ class Builder {
   void ring_across(OpKind kind, Index channel, Index count, bool backwards) {
     order_.clear();
     senders_.clear();
-    const bool mirrored =
-        group_.full_mesh && nodes_.smallest() % 2 == 1 && count == 2 * nodes_.smallest() && channel % 2 == 1;
+    const bool mirrored = count > nodes_.smallest() && channel % 2 == 1;
     for (Index i = 0; i < nodes_.count(); ++i) {
       chain_of(backwards ? nodes_.count() - 1 - i : i, channel, count, backwards != mirrored);
       order_.insert(order_.end(), chain_.begin(), chain_.end());
@@ -679,37 +673,46 @@ class Builder {
   std::vector<Index> offset_, filled_;
 };
 
-std::vector<Algorithm> algorithms_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::all_reduce:
-      return {
-          Algorithm::ring,    Algorithm::bidirectional_ring, Algorithm::tree, Algorithm::hierarchical, Algorithm::nvls,
-          Algorithm::collnet, Algorithm::halving_doubling};
-    case OpKind::all_gather:
-      return {Algorithm::ring, Algorithm::bidirectional_ring, Algorithm::hierarchical, Algorithm::halving_doubling};
-    case OpKind::reduce_scatter:
-      return {Algorithm::ring, Algorithm::bidirectional_ring, Algorithm::hierarchical, Algorithm::halving_doubling,
-              Algorithm::collnet};
-    case OpKind::broadcast:
-    case OpKind::reduce:
-      return {Algorithm::ring, Algorithm::bidirectional_ring};
-    case OpKind::all_to_all:
-      return {Algorithm::direct, Algorithm::hierarchical, Algorithm::by_token};
-    case OpKind::ring_shift:
-      return {Algorithm::direct, Algorithm::hierarchical};
-    case OpKind::send:
-      return {Algorithm::direct};
-    default:
-      throw InputError({}, name_of(kind), "a communication op");
-  }
-}
+// How a collective of some kinds runs by an algorithm.
+struct Lowering {
+  Algorithm algorithm;
+  std::vector<OpKind> kinds;
+  void (*build)(Builder&, OpKind);
+};
 
-void check(OpKind kind, Algorithm algorithm) {
-  const std::vector<Algorithm> all = algorithms_of(kind);
-  if (std::ranges::find(all, algorithm) != all.end()) return;
-  std::string expected;
-  for (const Algorithm a : all) expected += std::string(expected.empty() ? "" : ", ") + name_of(a);
-  throw InputError({}, std::string(name_of(algorithm)) + " for " + name_of(kind), expected);
+const Lowering& lowering_of(OpKind kind, Algorithm algorithm) {
+  using enum OpKind;
+  static const std::vector<Lowering> all{
+      {Algorithm::ring,
+       {all_reduce, all_gather, reduce_scatter, broadcast, reduce},
+       [](Builder& b, OpKind k) { b.rings(k, false); }},
+      {Algorithm::bidirectional_ring,
+       {all_reduce, all_gather, reduce_scatter, broadcast, reduce},
+       [](Builder& b, OpKind k) { b.rings(k, true); }},
+      {Algorithm::direct, {all_to_all}, [](Builder& b, OpKind) { b.pairs(); }},
+      {Algorithm::direct, {ring_shift}, [](Builder& b, OpKind) { b.shift(); }},
+      {Algorithm::direct, {send}, [](Builder& b, OpKind) { b.message(0, 1); }},
+      {Algorithm::tree, {all_reduce}, [](Builder& b, OpKind) { b.trees(); }},
+      {Algorithm::hierarchical,
+       {all_reduce, all_gather, reduce_scatter},
+       [](Builder& b, OpKind k) { b.hierarchical(k); }},
+      {Algorithm::hierarchical, {all_to_all}, [](Builder& b, OpKind) { b.hierarchical_all_to_all(); }},
+      {Algorithm::hierarchical, {ring_shift}, [](Builder& b, OpKind) { b.routed_shift(); }},
+      {Algorithm::nvls, {all_reduce}, [](Builder& b, OpKind) { b.nvls(); }},
+      {Algorithm::collnet, {all_reduce}, [](Builder& b, OpKind k) { b.collnet(k); }},
+      {Algorithm::halving_doubling,
+       {all_reduce, all_gather, reduce_scatter},
+       [](Builder& b, OpKind k) { b.halving_doubling(k); }},
+      {Algorithm::collnet, {reduce_scatter}, [](Builder& b, OpKind k) { b.collnet(k); }},
+      {Algorithm::by_token, {all_to_all}, [](Builder& b, OpKind) { b.exchange_tokens(); }}};
+  std::string others;
+  for (const Lowering& one : all) {
+    if (std::ranges::find(one.kinds, kind) == one.kinds.end()) continue;
+    if (one.algorithm == algorithm) return one;
+    others += std::string(others.empty() ? "" : ", ") + name_of(one.algorithm);
+  }
+  if (others.empty()) throw InputError({}, name_of(kind), "a communication op");
+  throw InputError({}, std::string(name_of(algorithm)) + " for " + name_of(kind), others);
 }
 
 }  // namespace
@@ -717,43 +720,9 @@ void check(OpKind kind, Algorithm algorithm) {
 void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMembers& members,
                       const FlowOptions& options, FlowGraph& graph) {
   Builder b(members, options, graph);
-  check(kind, algorithm);
+  const Lowering& lowering = lowering_of(kind, algorithm);
   if (members.devices.size() < 2) return;
-  switch (algorithm) {
-    case Algorithm::tree:
-      b.trees();
-      break;
-    case Algorithm::nvls:
-      b.nvls();
-      break;
-    case Algorithm::collnet:
-      b.collnet(kind);
-      break;
-    case Algorithm::halving_doubling:
-      b.halving_doubling(kind);
-      break;
-    case Algorithm::by_token:
-      b.exchange_tokens();
-      break;
-    case Algorithm::hierarchical:
-      if (kind == OpKind::all_to_all)
-        b.hierarchical_all_to_all();
-      else if (kind == OpKind::ring_shift)
-        b.routed_shift();
-      else
-        b.hierarchical(kind);
-      break;
-    case Algorithm::direct:
-      if (kind == OpKind::all_to_all)
-        b.pairs();
-      else if (kind == OpKind::ring_shift)
-        b.shift();
-      else
-        b.message(0, 1);
-      break;
-    default:
-      b.rings(kind, algorithm == Algorithm::bidirectional_ring);
-  }
+  lowering.build(b, kind);
   b.finish();
 }
 
@@ -761,15 +730,14 @@ double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t 
                        const FlowOptions& options) {
   if (members < 2) return 0;
   const double n = static_cast<double>(members), a = static_cast<double>(nodes), here = n / a;
-  const double channels = options.channels > 0 ? static_cast<double>(options.channels) : here;
   const double rounds = kind == OpKind::all_reduce ? 2 : 1;
   switch (algorithm) {
     case Algorithm::ring:
-      return n * (nodes > 1 ? channels : 1);
+      return n * (nodes > 1 ? here : 1);
     case Algorithm::bidirectional_ring:
-      return 2 * n * (nodes > 1 ? channels : 1);
+      return 2 * n * (nodes > 1 ? here : 1);
     case Algorithm::tree:
-      return 2 * n * channels * (nodes > 1 ? 2 : 1);
+      return 2 * n * here * (nodes > 1 ? 2 : 1);
     case Algorithm::nvls:
       return 4 * n + (nodes > 1 ? 4 * n : 0);
     case Algorithm::halving_doubling:

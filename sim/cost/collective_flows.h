@@ -81,9 +81,6 @@ struct FlowGraph {
 struct FlowOptions {
   // Number of chunks that a chain or tree passes on one by one (step-exact); rings have as many as members.
   std::int32_t chunks = 8;
-  // Number of channels of rings and trees across nodes. 0: one per member of the smallest node, so that each leaves the
-  // node over its own NIC (two on full meshes of an odd number of members, so that every link carries the same).
-  std::int32_t channels = 0;
   // Direct all-to-all: messages go to the device of the destination's rail first, over the scale-up switch (NCCL's
   // PXN).
   bool rail_aligned = false;
@@ -108,6 +105,9 @@ struct FlowOptions {
 // one makes no edges. The same input gives the same edges in the same order. Cost: O(edges); a ring has members x
 // channels edges. Throws InputError for an algorithm that the kind does not have, an op that does not communicate,
 // options out of range, and more edges than FlowGraph::after can number.
+//
+// Rings and trees across nodes have a channel for each member of the smallest node, so that each leaves the node over
+// its own NIC; rings have two on full meshes of an odd number of members, so that every link carries the same.
 void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMembers& members,
                       const FlowOptions& options, FlowGraph& graph);
 

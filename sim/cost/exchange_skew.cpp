@@ -110,15 +110,11 @@ ExchangeSkew ExchangeSkews::of(const Load& load, std::int64_t per_node, Collecti
 }
 
 void skew(const ExchangeSkew& by, CollectiveCost& cost) {
-  const auto moving = [&] {
-    return cost.in_sequence ? cost.intra_seconds + cost.inter_seconds
-                            : std::max(cost.intra_seconds, cost.inter_seconds);
-  };
-  const double before = moving();
+  const double before = cost.moving_seconds(cost.inter_seconds);
   cost.intra_seconds *= by.inside;
   cost.inter_seconds *= by.between;
   cost.inter_bound = cost.inter_seconds > cost.intra_seconds;
-  const double after = moving();
+  const double after = cost.moving_seconds(cost.inter_seconds);
   const double seconds =
       after < before ? cost.seconds - (before - after) : std::max(cost.seconds, cost.latency_seconds + after);
   cost.bus_bytes_per_second *= cost.seconds / seconds;

@@ -15,27 +15,21 @@
 namespace orrery {
 namespace {
 
-struct ScaleFile {
-  double spread = 0, interval_per_doubling = 0;
-  std::int64_t calibrated_devices = 1;
-  ProductionSlowdown production;
-};
-
-const ScaleFile& figures() {
-  static const ScaleFile read = [] {
-    const nlohmann::json json = parse_embedded("results/calibration/scale.json");
-    return ScaleFile{.spread = json.at("device_spread").at("value"),
-                     .interval_per_doubling = json.at("interval_per_doubling").at("value"),
-                     .calibrated_devices = json.at("calibrated_devices").at("value"),
-                     .production = {.median = json.at("production").at("median"),
-                                    .sigma_of_logarithm = json.at("production").at("sigma_of_logarithm")}};
-  }();
-  return read;
-}
-
 constexpr double kTenth = 1.2815515655446004;  // standard deviations that a normal number exceeds one time in ten
 
 }  // namespace
+
+const ScaleFigures& scale_figures() {
+  static const ScaleFigures read = [] {
+    const nlohmann::json json = parse_embedded("results/calibration/scale.json");
+    return ScaleFigures{.device_spread = json.at("device_spread").at("value"),
+                        .interval_per_doubling = json.at("interval_per_doubling").at("value"),
+                        .calibrated_devices = json.at("calibrated_devices").at("value"),
+                        .production = {.median = json.at("production").at("median"),
+                                       .sigma_of_logarithm = json.at("production").at("sigma_of_logarithm")}};
+  }();
+  return read;
+}
 
 double expected_largest(std::int64_t n) {
   if (n <= 1) return 0;
@@ -53,19 +47,14 @@ double expected_largest(std::int64_t n) {
 }
 
 double slowest_device_loss(std::int64_t devices, double spread) {
-  const std::int64_t seen = figures().calibrated_devices;
+  const std::int64_t seen = scale_figures().calibrated_devices;
   if (devices <= seen || spread <= 0) return 0;
   static const double of_seen = expected_largest(seen);
   return spread * (expected_largest(devices) - of_seen);
 }
 
-double device_spread() { return figures().spread; }
-std::int64_t calibrated_devices_of_steps() { return figures().calibrated_devices; }
-double interval_per_doubling() { return figures().interval_per_doubling; }
-
 double ProductionSlowdown::better_tenth() const { return median * std::exp(-kTenth * sigma_of_logarithm); }
 double ProductionSlowdown::worse_tenth() const { return median * std::exp(kTenth * sigma_of_logarithm); }
-const ProductionSlowdown& production_slowdown() { return figures().production; }
 
 namespace {
 
@@ -80,9 +69,9 @@ const Json& file() {
 }
 
 const Json& object_of(JsonReader& reader, const char* key) {
-  const Json* found = reader.take(key);
-  if (found == nullptr || !found->is_object()) reader.fail(key, "an object");
-  return *found;
+  const Json& found = reader.need(key, "an object");
+  if (!found.is_object()) reader.fail(key, "an object");
+  return found;
 }
 
 const std::map<std::string, Device>& preset_devices() {
@@ -147,7 +136,7 @@ void StepCalibration::apply(const std::string& stack, const Device& device, Cali
   kernels.memory_bound_slowdown = found->second.memory_bound_slowdown;
   kernels.group_issue_seconds =
       std::max(kernels.group_issue_seconds, expert_host_ops * found->second.host_seconds_per_op);
-  kernels.device_spread = device_spread();
+  kernels.device_spread = scale_figures().device_spread;
 }
 
 void StepCalibration::apply(const std::string& stack, CollectiveCalibration& collectives) const {
@@ -253,7 +242,7 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
   interval.stack_half_width = of_stack.half_width;
   interval.origin_factor = intervals.origin_factor[static_cast<std::size_t>(origin)];
   interval.unseen_device_factor = device_seen ? 1 : intervals.unseen_device_factor;
-  interval.beyond_half_width = interval_per_doubling() * std::max(0.0, std::log2(times));
+  interval.beyond_half_width = scale_figures().interval_per_doubling * std::max(0.0, std::log2(times));
   interval.most_devices = of_stack.most_devices;
   const double half_width =
       interval.stack_half_width * interval.origin_factor * interval.unseen_device_factor + interval.beyond_half_width;

@@ -109,13 +109,9 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
 double expected_largest(std::int64_t n);
 
 // A synchronous step runs at the pace of its slowest device. Returns the share by which products on `devices` devices
-// take longer than on calibrated_devices_of_steps() devices; 0 if there are no more devices than that. `spread`:
+// take longer than on ScaleFigures::calibrated_devices devices; 0 if there are no more devices than that. `spread`:
 // standard deviation of the devices' rates over their mean.
 double slowest_device_loss(std::int64_t devices, double spread);
-double device_spread();                      // from scale.json
-std::int64_t calibrated_devices_of_steps();  // from scale.json: devices that the step calibration has seen
-
-double interval_per_doubling();  // from scale.json
 
 // Jobs on a shared production cluster: the share by which all steps of a job take longer than on a tuned cluster.
 struct ProductionSlowdown {
@@ -123,6 +119,12 @@ struct ProductionSlowdown {
   double better_tenth() const;  // nine of ten jobs lose more
   double worse_tenth() const;   // one of ten jobs loses more
 };
-const ProductionSlowdown& production_slowdown();
+
+struct ScaleFigures {
+  double device_spread = 0, interval_per_doubling = 0;
+  std::int64_t calibrated_devices = 1;  // that the step calibration has seen
+  ProductionSlowdown production;
+};
+const ScaleFigures& scale_figures();  // of scale.json
 
 }  // namespace orrery

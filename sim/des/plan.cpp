@@ -6,11 +6,11 @@
 #include <bit>
 #include <cmath>
 #include <functional>
-#include <random>
 
 #include "sim/analytical/fabric_share.h"
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
+#include "sim/hardware/read_placement.h"
 #include "sim/program/borders.h"
 #include "sim/program/liveness.h"
 #include "sim/program/pair.h"
@@ -25,16 +25,14 @@ constexpr double kSliceBytes = 4.0 * (1 << 20) / 8;
 // With more chunks, the time to fill the pipeline is negligible.
 constexpr double kMostChunks = 128;
 
-// Chooses `count` of `from` without repetition; the same seed gives the same choice on every platform (partial
-// Fisher-Yates).
+// Chooses `count` of `from` without repetition, in ascending order.
 template <class T>
 void choose(std::vector<T>& from, std::int64_t count, std::int64_t seed) {
-  if (count <= 0 || count >= static_cast<std::int64_t>(from.size())) return;
-  std::mt19937_64 random(static_cast<std::uint64_t>(seed));
-  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
-    std::swap(from[i], from[i + static_cast<std::size_t>(random() % (from.size() - i))]);
-  from.resize(static_cast<std::size_t>(count));
-  std::sort(from.begin(), from.end());
+  if (count <= 0 || count >= std::ssize(from)) return;
+  std::vector<T> chosen;
+  for (const std::int64_t i : drawn_numbers(count, std::ssize(from), seed)) chosen.push_back(from[at(i)]);
+  std::sort(chosen.begin(), chosen.end());
+  from = std::move(chosen);
 }
 
 // Replaces values from `begin` on by their means, in levels of as many values as there are nodes.
@@ -167,6 +165,12 @@ std::vector<FoldedLoad> folded_loads(std::span<const Load> loads, std::int64_t r
   return folded;
 }
 
+bool SimulationPlan::is_exact(const JobSimulation& job, std::int64_t ranks) const {
+  double works = 0;
+  for (std::size_t s = 0; s < job.program->stages.size(); ++s) works += job.works_of(s) * static_cast<double>(ranks);
+  return !options.fold || works <= options.most_exact_works;
+}
+
 void SimulationPlan::fold_loads(std::int32_t id, JobSimulation& job) {
   const Program& program = *job.program;
   job.rows.resize(program.loads.size());
@@ -184,13 +188,8 @@ void SimulationPlan::fold_loads(std::int32_t id, JobSimulation& job) {
   if (of_tokens.empty()) return;
   const MeshGroup group = of_tokens.front().group;  // of all layers the same
   const std::int64_t per_node = span_of(program.mesh, group, cluster.node.devices).ranks_per_node;
-  // Works if each rank of a group is simulated by itself.
-  double works = 0;
-  for (std::size_t s = 0; s < program.stages.size(); ++s)
-    works += job.works_of(s) * static_cast<double>(program.mesh.size(group));
-  const bool exact = !options.fold || works <= options.most_exact_works;
   auto number = numbers.begin();
-  for (FoldedLoad& folded : folded_loads(of_tokens, per_node, exact)) {
+  for (FoldedLoad& folded : folded_loads(of_tokens, per_node, is_exact(job, program.mesh.size(group)))) {
     Load rows;
     rows.group = group;
     rows.ranks = of_tokens.front().ranks;
@@ -224,11 +223,8 @@ void SimulationPlan::fold_documents(std::int32_t id, JobSimulation& job) {
   const Mesh& mesh = program.mesh;
   const std::int64_t context_ranks = mesh.size(MeshAxis::cp);
   const std::size_t replicas = program.document_loads.front().sequences.size();
-  double works = 0;
-  for (std::size_t s = 0; s < program.stages.size(); ++s)
-    works += job.works_of(s) * static_cast<double>(replicas) * static_cast<double>(context_ranks);
-  const bool exact = !options.fold || works <= options.most_exact_works;
-  if (!exact && replicas > kExactRanks) return;
+  if (replicas > kExactRanks && !is_exact(job, std::ssize(program.document_loads.front().sequences) * context_ranks))
+    return;
   std::vector<std::int64_t> context_rank(static_cast<std::size_t>(context_ranks), 0);  // by place: a rank
   for (std::int64_t rank = mesh.ranks(); rank-- > 0;)
     context_rank[static_cast<std::size_t>(mesh.coordinate(rank, MeshAxis::cp))] = rank;
@@ -367,8 +363,9 @@ void SimulationPlan::add_block_exchanges(std::int32_t id, JobSimulation& job) {
       CollectiveCost cost;
       cost.seconds = cost.intra_seconds = job.costs->copy_seconds_alone(op, piece.tensors, instances);
       cost.intra_bytes = payload;
-      x = add_exchange({.communicator = traffic.singles(id), .kind = op.kind, .way = direction_of(op, piece.tensors)},
-                       payload, cost);
+      x = add_exchange(
+          {.communicator = traffic.groups(id, {}), .kind = op.kind, .way = direction_of(op, piece.tensors)}, payload,
+          cost);
     } else {
       return;
     }

@@ -141,6 +141,8 @@ struct SimulationPlan {
   double timeline_works() const;
 
  private:
+  // Whether these many ranks of each stage can be simulated one by one.
+  bool is_exact(const JobSimulation& job, std::int64_t ranks) const;
   void fold_loads(std::int32_t id, JobSimulation& job);
   void add_load_of_positions(std::int32_t id, std::size_t load, JobSimulation& job);
   // Replicas with different documents: each is simulated by itself if `exact` or if there are at most kExactRanks of

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <tuple>
 
@@ -117,45 +118,39 @@ std::vector<LinkReport> Results::link_reports(std::span<const std::uint32_t> lin
   return links;
 }
 
+std::vector<std::uint32_t> Results::by_load() const {
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t c = 0; c < bytes_.size(); ++c)
+    if (bytes_[c] > 0) order.push_back(c);
+  std::ranges::stable_sort(order, std::greater<>(), [&](std::uint32_t c) { return wire_bytes_[c] / rates_[c]; });
+  return order;
+}
+
 std::vector<LinkReport> Results::link_kinds(double step_seconds) const {
   const auto classes = plan_.traffic.link_classes();
-  std::vector<std::uint32_t> busiest_of;
-  std::vector<std::int64_t> count;
-  std::vector<double> mean;
-  for (int k = 0; k < kLinkKinds; ++k) {
-    std::uint32_t busiest = 0;
-    std::int64_t links = 0;
-    double total = 0, most = -1;
-    for (std::uint32_t c = 0; c < classes.size(); ++c) {
-      if (classes[c].kind != static_cast<LinkKind>(k) || !(bytes_[c] > 0)) continue;
-      links += classes[c].links;
-      total += bytes_[c] * static_cast<double>(classes[c].links);
-      const double load = wire_bytes_[c] / rates_[c];
-      if (load <= most) continue;
-      most = load;
-      busiest = c;
-    }
-    if (links == 0) continue;
-    busiest_of.push_back(busiest);
-    count.push_back(links);
-    mean.push_back(total / static_cast<double>(links));
-  }
-  std::vector<LinkReport> kinds = link_reports(busiest_of, step_seconds);
+  std::vector<std::uint32_t> busiest;  // the classes that are the busiest of their kinds
+  for (const std::uint32_t c : by_load())
+    if (std::ranges::none_of(busiest, [&](std::uint32_t b) { return classes[b].kind == classes[c].kind; }))
+      busiest.push_back(c);
+  std::ranges::sort(busiest, {}, [&](std::uint32_t c) { return classes[c].kind; });
+  std::vector<LinkReport> kinds = link_reports(busiest, step_seconds);
   for (std::size_t i = 0; i < kinds.size(); ++i) {
-    kinds[i].name = name_of(classes[busiest_of[i]].kind);
-    kinds[i].links = count[i];
-    kinds[i].bytes = mean[i];
+    const LinkKind kind = classes[busiest[i]].kind;
+    kinds[i].name = name_of(kind);
+    kinds[i].links = 0;
+    double total = 0;
+    for (std::uint32_t c = 0; c < classes.size(); ++c) {
+      if (classes[c].kind != kind || !(bytes_[c] > 0)) continue;
+      kinds[i].links += classes[c].links;
+      total += bytes_[c] * static_cast<double>(classes[c].links);
+    }
+    kinds[i].bytes = total / static_cast<double>(kinds[i].links);
   }
   return kinds;
 }
 
 std::vector<LinkReport> Results::busiest_links(double step_seconds) const {
-  const auto classes = plan_.traffic.link_classes();
-  std::vector<std::uint32_t> order;
-  for (std::uint32_t c = 0; c < classes.size(); ++c)
-    if (bytes_[c] > 0) order.push_back(c);
-  const auto load = [&](std::uint32_t c) { return wire_bytes_[c] / rates_[c]; };
-  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return load(a) > load(b); });
+  std::vector<std::uint32_t> order = by_load();
   constexpr std::size_t kMost = 64;
   if (order.size() > kMost) order.resize(kMost);
   return link_reports(order, step_seconds);

@@ -35,6 +35,7 @@ class Results {
   // The rank classes of the job that the report names, most important first, without those that represent its stages.
   std::vector<std::uint32_t> named_ranks(std::size_t job, const DiscreteEventReport& named,
                                          std::span<const std::uint32_t> speakers) const;
+  std::vector<std::uint32_t> by_load() const;  // link classes that carry anything, the busiest first
   std::vector<LinkReport> busiest_links(double step_seconds) const;
   std::vector<LinkReport> link_reports(std::span<const std::uint32_t> link_classes, double step_seconds) const;
 

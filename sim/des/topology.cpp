@@ -179,36 +179,24 @@ void Topology::lay_out_node(const Cluster& cluster) {
 }
 
 void Topology::lay_out_network(const Cluster& cluster) {
-  const Fabric& fabric = cluster.fabric;
   const double injection = cluster.inter_node_bytes_per_second();
   if (!(injection > 0)) lacks("/inter_node_bytes_per_second", "the rate of a node's NICs");
-  const double nic = injection / as_double(nics_);
   const auto lay = [this](LinkKind kind, std::int64_t links, double rate) {
     count_[index_of(kind)] = links;
     rate_[index_of(kind)] = rate;
   };
   if (fabric_ == FabricKind::torus) return lay_out_torus(cluster);
-  lay(LinkKind::nic, 2 * nodes_ * nics_, nic);
-
-  if (fabric_ == FabricKind::dragonfly) {
-    nodes_per_group_ = fabric.nodes_per_group > 0 ? fabric.nodes_per_group
-                       : fabric.groups > 0        ? groups_of(nodes_, fabric.groups)
-                                                  : nodes_;
-    nodes_per_group_ = std::min(nodes_per_group_, nodes_);
-    groups_ = groups_of(nodes_, nodes_per_group_);
-    if (groups_ == 1) return;
-    const double leaving = as_double(nodes_per_group_) * injection / fabric.global_taper;
-    if (sprayed_) return lay(LinkKind::global, 2 * groups_, leaving);
-    return lay(LinkKind::global, groups_ * (groups_ - 1), leaving / as_double(groups_ - 1));
-  }
-
-  const bool rails = fabric_ == FabricKind::rail_fat_tree;
-  if (!rails && fabric_ != FabricKind::fat_tree) return;
+  lay(LinkKind::nic, 2 * nodes_ * nics_, injection / as_double(nics_));
   up_ = up_links_of(cluster, sprayed_);
+  if (up_.nodes == 0) return;
+  leaves_ = groups_of(nodes_, up_.nodes) * up_.rails;
   // Even under one set of rail switches, different rails meet only at the spine.
-  if (up_.nodes == nodes_ && !(rails && nics_ > 1)) return;
-  const std::int64_t leaves = groups_of(nodes_, up_.nodes) * up_.rails;
-  lay(LinkKind::leaf, 2 * leaves * up_.ways, up_.bytes_per_second);
+  if (leaves_ == 1) return;
+  if (fabric_ == FabricKind::dragonfly && !sprayed_)
+    lay(LinkKind::global, leaves_ * (leaves_ - 1), up_.bytes_per_second / as_double(leaves_ - 1));
+  else
+    lay(fabric_ == FabricKind::dragonfly ? LinkKind::global : LinkKind::leaf, 2 * leaves_ * up_.ways,
+        up_.bytes_per_second);
 }
 
 void Topology::lay_out_torus(const Cluster& cluster) {
@@ -314,7 +302,7 @@ void Topology::append_name(LinkId link, std::string& name) const {
       if (sprayed_) {
         write(name, "group", pair, ".global", out_or_in);
       } else {
-        const auto [a, b] = pair_at(at, groups_);
+        const auto [a, b] = pair_at(at, leaves_);
         write(name, "group", std::min(a, b), "-group", std::max(a, b), a < b ? ".out" : ".in");
       }
       return;
@@ -451,22 +439,17 @@ void Topology::route_between_nodes(std::int64_t from, std::int64_t to, bool scal
 // From the leaf switch of one NIC to that of another.
 void Topology::climb(std::int64_t from_node, std::int64_t from_nic, std::int64_t to_node, std::int64_t to_nic,
                      std::vector<LinkId>& way) const {
-  if (has(LinkKind::leaf)) {
-    const std::int64_t from_leaf = up_.leaf_of(from_node, from_nic), to_leaf = up_.leaf_of(to_node, to_nic);
-    if (from_leaf == to_leaf) return;
-    const std::int64_t spine = up_.way_to(to_node, to_nic);
-    way.push_back(link(LinkKind::leaf, 2 * (from_leaf * up_.ways + spine) + kThere));
-    way.push_back(link(LinkKind::leaf, 2 * (to_leaf * up_.ways + spine) + kBack));
-  } else if (has(LinkKind::global)) {
-    const std::int64_t from_group = from_node / nodes_per_group_, to_group = to_node / nodes_per_group_;
-    if (from_group == to_group) return;
-    if (sprayed_) {
-      way.push_back(link(LinkKind::global, 2 * from_group + kThere));
-      way.push_back(link(LinkKind::global, 2 * to_group + kBack));
-    } else {
-      way.push_back(link(LinkKind::global, place_of_pair(from_group, to_group, groups_)));
-    }
+  if (!has(LinkKind::leaf) && !has(LinkKind::global)) return;
+  const std::int64_t from_leaf = up_.leaf_of(from_node, from_nic), to_leaf = up_.leaf_of(to_node, to_nic);
+  if (from_leaf == to_leaf) return;
+  const LinkKind level = has(LinkKind::global) ? LinkKind::global : LinkKind::leaf;
+  if (level == LinkKind::global && !sprayed_) {
+    way.push_back(link(level, place_of_pair(from_leaf, to_leaf, leaves_)));
+    return;
   }
+  const std::int64_t spine = up_.way_to(to_node, to_nic);
+  way.push_back(link(level, 2 * (from_leaf * up_.ways + spine) + kThere));
+  way.push_back(link(level, 2 * (to_leaf * up_.ways + spine) + kBack));
 }
 
 // Dimension by dimension, each in the shorter direction. If both directions are equally long, even coordinates go

@@ -149,8 +149,8 @@ class Topology {
   bool sprayed_ = false;
   std::int64_t per_pcie_switch_ = 1, pcie_switches_ = 1;  // devices of a switch; switches of a node
   std::int64_t nics_ = 0;                                 // NICs of a node, as links
-  UpLinks up_;                                            // for fat trees
-  std::int64_t nodes_per_group_ = 1, groups_ = 1;
+  UpLinks up_;
+  std::int64_t leaves_ = 1;              // leaf switches, or groups of a dragonfly
   std::vector<TorusDimension> torus_;    // dimensions of more than one node
   std::int64_t torus_links_ = 0;         // per node
   bool writes_ = false, reads_ = false;  // whether the storage has a rate for each

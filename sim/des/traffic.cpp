@@ -73,20 +73,9 @@ std::int32_t Traffic::groups(std::int32_t job, MeshGroup group) {
   return find_or_add(communicators_, Communicator{.job = job, .group = group});
 }
 std::int32_t Traffic::of_stages(std::int32_t job, std::vector<std::int64_t> stages) {
-  return find_or_add(
-      communicators_,
-      Communicator{.job = job, .kind = Communicator::Kind::stages, .group = {}, .stages = std::move(stages)});
+  return find_or_add(communicators_, Communicator{.job = job, .stages = std::move(stages)});
 }
-std::int32_t Traffic::singles(std::int32_t job) {
-  return find_or_add(communicators_, Communicator{.job = job, .kind = Communicator::Kind::singles, .group = {}});
-}
-
-std::int32_t Traffic::pattern(const PatternKind& kind) {
-  for (std::size_t p = 0; p < patterns_.size(); ++p)
-    if (patterns_[p].kind == kind) return static_cast<std::int32_t>(p);
-  patterns_.push_back({.kind = kind, .inside = {}, .outside = {}});
-  return static_cast<std::int32_t>(patterns_.size() - 1);
-}
+std::int32_t Traffic::pattern(const PatternKind& kind) { return find_or_add(patterns_, kind); }
 
 void Traffic::mark_rank(std::int32_t job, std::int64_t rank, std::uint64_t mark) {
   std::uint64_t& m = jobs_[at(job)].marks[at(rank)];
@@ -104,18 +93,15 @@ std::int32_t Traffic::add_background(LinkId link) {
 
 void Traffic::enumerate(const Communicator& c, Groups& groups) const {
   const Job& job = jobs_[at(c.job)];
-  if (c.kind == Communicator::Kind::digits) {
+  if (c.stages.empty()) {
     groups.members = members_of_groups(job.mesh, c.group);
     groups.size = job.mesh.size(c.group);
-  } else if (c.kind == Communicator::Kind::stages) {
+  } else {
     for (std::int64_t rank = 0; rank < job.mesh.ranks(); ++rank)
-      if (rank / job.stage_stride % job.stages == c.stages.front())
+      if (job.stage_of(rank) == c.stages.front())
         for (const std::int64_t stage : c.stages)
           groups.members.push_back(rank + (stage - c.stages.front()) * job.stage_stride);
     groups.size = std::ssize(c.stages);
-  } else {
-    groups.members.resize(at(job.mesh.ranks()));
-    std::iota(groups.members.begin(), groups.members.end(), std::int64_t{0});
   }
   groups.count = std::ssize(groups.members) / groups.size;
   groups.group_of.assign(at(job.mesh.ranks()), kInNoGroup);
@@ -123,8 +109,20 @@ void Traffic::enumerate(const Communicator& c, Groups& groups) const {
     groups.group_of[at(groups.members[i])] = static_cast<std::int32_t>(std::int64_t(i) / groups.size);
 }
 
+Traffic::Flow& Traffic::add_flow(std::int32_t pattern, std::int64_t group, Endpoint from, Endpoint to,
+                                 bool scale_up_first) {
+  Flow& flow = flows_.emplace_back();
+  flow.pattern = pattern;
+  flow.group_vertex =
+      static_cast<std::uint32_t>(groups_[at(patterns_[at(pattern)].communicator)].first_vertex + at(group));
+  flow.way = static_cast<std::uint32_t>(ways_.size());
+  topology_.route(from, to, ways_, scale_up_first);
+  flow.links = static_cast<std::uint32_t>(ways_.size()) - flow.way;
+  return flow;
+}
+
 void Traffic::lay_copies(std::int32_t p) {
-  const PatternKind& kind = patterns_[at(p)].kind;
+  const PatternKind& kind = patterns_[at(p)];
   const Groups& groups = groups_[at(kind.communicator)];
   const Job& job = job_of(kind);
   for (std::int64_t g = 0; g < groups.count; ++g) {
@@ -133,19 +131,12 @@ void Traffic::lay_copies(std::int32_t p) {
       if (place == Place::device) return Endpoint::device(device);
       return {place == Place::host ? Endpoint::Kind::host_memory : Endpoint::Kind::storage, topology_.node_of(device)};
     };
-    Flow flow;
-    flow.pattern = p;
-    flow.group_vertex = static_cast<std::uint32_t>(groups.first_vertex + at(g));
-    flow.way = static_cast<std::uint32_t>(ways_.size());
-    topology_.route(end(kind.way.from), end(kind.way.to), ways_);
-    flow.links = static_cast<std::uint32_t>(ways_.size()) - flow.way;
-    flow.share = 1;
-    flows_.push_back(flow);
+    add_flow(p, g, end(kind.way.from), end(kind.way.to), false).share = 1;
   }
 }
 
 void Traffic::lay_pattern(std::int32_t p) {
-  const PatternKind kind = patterns_[at(p)].kind;
+  const PatternKind& kind = patterns_[at(p)];
   if (is_copy(kind.kind)) return lay_copies(p);
   const Groups& groups = groups_[at(kind.communicator)];
   const Job& job = job_of(kind);
@@ -218,12 +209,7 @@ void Traffic::lay_pattern(std::int32_t p) {
         return f.at_switch ? Endpoint{Endpoint::Kind::scale_up_switch, topology_.node_of(device)}
                            : Endpoint::device(device);
       };
-      Flow flow;
-      flow.pattern = p;
-      flow.group_vertex = static_cast<std::uint32_t>(groups.first_vertex + at(g));
-      flow.way = static_cast<std::uint32_t>(ways_.size());
-      topology_.route(end(e.from), end(e.to), ways_, e.scale_up_first);
-      flow.links = static_cast<std::uint32_t>(ways_.size()) - flow.way;
+      Flow& flow = add_flow(p, g, end(e.from), end(e.to), e.scale_up_first);
       flow.share = e.bytes;
       flow.messages = e.messages;
       flow.lag = e.lag;
@@ -233,7 +219,6 @@ void Traffic::lay_pattern(std::int32_t p) {
       flow.first_after = static_cast<std::uint32_t>(afters_.size());
       flow.afters = static_cast<std::uint16_t>(e.afters);
       for (const std::int32_t a : graph.after_of(e)) afters_.push_back(first_flow + static_cast<std::uint32_t>(a));
-      flows_.push_back(flow);
     }
   }
 }
@@ -300,6 +285,8 @@ void Traffic::measure_patterns() {
   std::vector<std::vector<std::uint32_t>> of_pattern(patterns_.size());
   for (std::uint32_t f = 0; f < flow_classes_.size(); ++f)
     if (flow_classes_[f].pattern != kBackground) of_pattern[at(flow_classes_[f].pattern)].push_back(f);
+  alone_inside_.assign(patterns_.size(), {});
+  alone_outside_ = alone_inside_;
   const auto add = [](Alone& to, const Alone& more) {
     to.fair += more.fair;
     to.busiest += more.busiest;
@@ -317,15 +304,15 @@ void Traffic::measure_patterns() {
         (flow.leaves_node ? outside : inside).push_back(f);
         if (flow.leaves_node) out_of_nodes += flow.share * flow.messages * static_cast<double>(flow.flows);
       }
-      add(patterns_[p].inside, measure_alone(inside, anywhere));
+      add(alone_inside_[p], measure_alone(inside, anywhere));
       if (cluster_.fabric.kind == FabricKind::torus && out_of_nodes > 0) {
         // Links of a torus also carry other nodes' traffic; a node's share is what it sends.
-        const std::int64_t ranks_of_job = job_of(patterns_[p].kind).mesh.ranks();
+        const std::int64_t ranks_of_job = job_of(patterns_[p]).mesh.ranks();
         const double nodes = static_cast<double>((ranks_of_job + cluster_.node.devices - 1) / cluster_.node.devices);
         const double seconds = out_of_nodes / nodes / cluster_.inter_node_bytes_per_second();
-        add(patterns_[p].outside, {seconds, seconds});
+        add(alone_outside_[p], {seconds, seconds});
       } else {
-        add(patterns_[p].outside, measure_alone(outside, of_nodes));
+        add(alone_outside_[p], measure_alone(outside, of_nodes));
       }
     }
   }

@@ -132,12 +132,11 @@ class Traffic {
   Traffic(const Topology& topology, const Cluster& cluster, bool exact);
 
   std::int32_t add_job(const Mesh& mesh, const JobNodes& placement);
-  // Communicators. A repeated call returns the same one.
+  // Communicators. A repeated call returns the same one. The groups of an empty MeshGroup are single ranks, for copies
+  // between their memories.
   std::int32_t groups(std::int32_t job, MeshGroup group);
   // Groups of the ranks at the same place in each of these pipeline stages, in this order.
   std::int32_t of_stages(std::int32_t job, std::vector<std::int64_t> stages);
-  // Every rank by itself, for copies between its memories.
-  std::int32_t singles(std::int32_t job);
   std::int32_t pattern(const PatternKind& kind);
   // Registers GroupMembers::rows; patterns name them by the returned number. If a pattern's groups have fewer ranks
   // than the load, each group gets its part of it (load_of_places).
@@ -187,8 +186,8 @@ class Traffic {
     double fair = 0;     // all flows start at the same time and share max-min fairly
     double busiest = 0;  // a lower bound: the busiest link never idles
   };
-  const Alone& alone_inside(std::int32_t pattern) const { return patterns_[at(pattern)].inside; }
-  const Alone& alone_outside(std::int32_t pattern) const { return patterns_[at(pattern)].outside; }
+  const Alone& alone_inside(std::int32_t pattern) const { return alone_inside_[at(pattern)]; }
+  const Alone& alone_outside(std::int32_t pattern) const { return alone_outside_[at(pattern)]; }
 
   std::int64_t ranks() const;
   std::int64_t total_flows() const { return total_flows_; }
@@ -200,13 +199,13 @@ class Traffic {
     JobNodes placement;
     std::int64_t first_vertex = 0, stages = 1, stage_stride = 1;
     std::vector<std::uint64_t> marks;
+
+    std::int64_t stage_of(std::int64_t rank) const { return rank / stage_stride % stages; }
   };
   struct Communicator {
-    enum class Kind : std::uint8_t { digits, stages, singles };
     std::int32_t job = 0;
-    Kind kind = Kind::digits;
-    MeshGroup group;
-    std::vector<std::int64_t> stages = {};
+    MeshGroup group = {};
+    std::vector<std::int64_t> stages = {};  // empty: `group`
     bool operator==(const Communicator&) const = default;
   };
   struct Groups {  // of a communicator
@@ -214,10 +213,6 @@ class Traffic {
     std::int64_t count = 0, size = 1;
     std::vector<std::int64_t> members;   // ranks, [group * size + i]
     std::vector<std::int32_t> group_of;  // by rank; -1: none
-  };
-  struct Pattern {
-    PatternKind kind;
-    Alone inside, outside;
   };
   struct Flow {
     std::int32_t pattern = 0;
@@ -239,6 +234,7 @@ class Traffic {
   std::int64_t device_of(const Job& job, std::int64_t rank) const {
     return cluster_.fabric_device(job.placement.device(rank, cluster_.node.devices));
   }
+  Flow& add_flow(std::int32_t pattern, std::int64_t group, Endpoint from, Endpoint to, bool scale_up_first);
   void lay_pattern(std::int32_t pattern);
   void lay_copies(std::int32_t pattern);
   void lay_patterns();
@@ -268,7 +264,8 @@ class Traffic {
   std::vector<Job> jobs_;
   std::vector<Communicator> communicators_;
   std::vector<Groups> groups_;
-  std::vector<Pattern> patterns_;
+  std::vector<PatternKind> patterns_;
+  std::vector<Alone> alone_inside_, alone_outside_;  // by pattern
   std::vector<Load> rows_;
   std::vector<std::pair<LinkId, std::uint64_t>> link_marks_;
   std::vector<LinkId> background_;

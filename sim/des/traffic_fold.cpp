@@ -183,7 +183,7 @@ void Traffic::find_links_that_never_bind() {
 void Traffic::colour_ranks_and_groups(Folding& folding) {
   for (std::size_t j = 0; j < jobs_.size(); ++j)
     for (std::int64_t r = 0; r < jobs_[j].mesh.ranks(); ++r) {
-      const std::int64_t stage = r / jobs_[j].stage_stride % jobs_[j].stages;
+      const std::int64_t stage = jobs_[j].stage_of(r);
       Colour colour =
           mix_colour(mix_colour(kRankSalt, static_cast<std::uint64_t>(j)), static_cast<std::uint64_t>(stage));
       folding.graph.add_vertex(mix_colour(colour, jobs_[j].marks[at(r)]));
@@ -273,8 +273,7 @@ void Traffic::number_ranks_and_groups(Folding& folding) {
     for (std::int64_t r = 0; r < jobs_[j].mesh.ranks(); ++r) {
       const std::size_t v = at(jobs_[j].first_vertex + r);
       const auto [n, is_new] = folding.numbered(v, rank_classes_.size());
-      if (is_new)
-        rank_classes_.push_back({static_cast<std::int32_t>(j), r / jobs_[j].stage_stride % jobs_[j].stages, r, 0});
+      if (is_new) rank_classes_.push_back({static_cast<std::int32_t>(j), jobs_[j].stage_of(r), r, 0});
       ++rank_classes_[n].ranks;
       class_of_rank_[v] = n;
     }
@@ -302,9 +301,11 @@ void Traffic::number_ranks_and_groups(Folding& folding) {
 void Traffic::number_flows(Folding& folding) {
   const auto all_ranks = at(ranks());
   folding.class_of_flow.resize(flows_.size());
+  std::vector<std::size_t> first_of_class;
   for (std::size_t f = 0; f < flows_.size(); ++f) {
     const auto [n, is_new] = folding.numbered(folding.first_flow + f, flow_classes_.size());
     if (is_new) {
+      first_of_class.push_back(f);
       const Flow& flow = flows_[f];
       FlowClass c;
       c.pattern = flow.pattern;
@@ -319,17 +320,13 @@ void Traffic::number_flows(Folding& folding) {
     flow_classes_[n].flows += flows_[f].edges;
     folding.class_of_flow[f] = n;
   }
-  {
-    std::vector<char> done(flow_classes_.size(), 0);
-    for (std::size_t f = 0; f < flows_.size(); ++f) {
-      FlowClass& c = flow_classes_[folding.class_of_flow[f]];
-      if (done[folding.class_of_flow[f]]) continue;
-      done[folding.class_of_flow[f]] = 1;
-      for (std::uint32_t a = 0; a < flows_[f].afters; ++a)
-        c.after.push_back(folding.class_of_flow[afters_[flows_[f].first_after + a]]);
-      std::sort(c.after.begin(), c.after.end());
-      c.after.erase(std::unique(c.after.begin(), c.after.end()), c.after.end());
-    }
+  for (std::size_t c = 0; c < first_of_class.size(); ++c) {
+    const Flow& flow = flows_[first_of_class[c]];
+    std::vector<std::uint32_t>& after = flow_classes_[c].after;
+    for (std::uint32_t a = 0; a < flow.afters; ++a)
+      after.push_back(folding.class_of_flow[afters_[flow.first_after + a]]);
+    std::sort(after.begin(), after.end());
+    after.erase(std::unique(after.begin(), after.end()), after.end());
   }
   for (std::size_t b = 0; b < background_.size(); ++b) {
     const auto [n, is_new] = folding.numbered(folding.first_background + b, flow_classes_.size());

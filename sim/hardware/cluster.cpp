@@ -22,20 +22,15 @@ constexpr std::size_t index_of(Dtype dtype) { return static_cast<std::size_t>(dt
 }  // namespace
 
 double Device::peak(Dtype dtype) const {
-  // From narrow to wide. bf16 and fp16 are equally wide, and neither replaces the other.
-  static constexpr std::array kNvfp4{Dtype::nvfp4, Dtype::fp8, Dtype::bf16, Dtype::fp16, Dtype::fp32};
-  static constexpr std::array kFp8{Dtype::fp8, Dtype::bf16, Dtype::fp16, Dtype::fp32};
-  static constexpr std::array kBf16{Dtype::bf16, Dtype::fp32};
-  static constexpr std::array kFp16{Dtype::fp16, Dtype::fp32};
-  static constexpr std::array kFp32{Dtype::fp32};
-  std::span<const Dtype> chain = kFp32;
-  if (dtype == Dtype::nvfp4) chain = kNvfp4;
-  if (dtype == Dtype::fp8) chain = kFp8;
-  if (dtype == Dtype::bf16) chain = kBf16;
-  if (dtype == Dtype::fp16) chain = kFp16;
-  for (const Dtype candidate : chain)
-    if (const double rate = peak_flops_per_second[index_of(candidate)]; rate > 0) return rate;
-  return vector_flops_per_second;
+  // bf16 and fp16 are equally wide, and neither replaces the other.
+  static constexpr std::array kFromNarrowToWide{Dtype::nvfp4, Dtype::fp8, Dtype::bf16, Dtype::fp16};
+  auto candidate = std::ranges::find(kFromNarrowToWide, dtype);
+  for (; candidate != kFromNarrowToWide.end(); ++candidate)
+    if (const double rate = peak_flops_per_second[index_of(*candidate)];
+        rate > 0 && (*candidate == dtype || bits_of(*candidate) > bits_of(dtype)))
+      return rate;
+  const double fp32 = peak_flops_per_second[index_of(Dtype::fp32)];
+  return fp32 > 0 ? fp32 : vector_flops_per_second;
 }
 
 void Device::visit_fields(FieldVisitor& v) {

@@ -279,11 +279,7 @@ class NodeList {
     if (counted) set_count(times, word);
     if (rest.starts_with(':')) {
       bool first = true;
-      while (!rest.empty()) {
-        if (!rest.starts_with(':')) refuse(word);
-        rest.remove_prefix(1);
-        const std::string_view part = rest.substr(0, rest.find(':'));
-        rest.remove_prefix(part.size());
+      for (const std::string_view part : split(rest.substr(1), ':')) {
         if (first && !of_pbs) {
           add_slots(last_item_, part, word);
         } else if (part.starts_with("ngpus=") || part.starts_with("gpus=")) {
@@ -336,12 +332,8 @@ class NodeList {
   std::vector<Range> read_ranges(std::string_view ranges, std::string_view word) const {
     std::vector<Range> list;
     if (ranges.size() > 1 && ranges.ends_with(',')) refuse_comma(word);
-    while (true) {
-      const std::size_t comma = ranges.find(',');
-      list.push_back(read_range(ranges.substr(0, comma), word));
-      if (comma == std::string_view::npos) return list;
-      ranges.remove_prefix(comma + 1);
-    }
+    for (const std::string_view range : split(ranges, ',')) list.push_back(read_range(range, word));
+    return list;
   }
 
   Range read_range(std::string_view range, std::string_view word) const {

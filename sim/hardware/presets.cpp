@@ -82,12 +82,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The preset's name in a JSON string. Otherwise an InputError, which says whether an object would also be valid.
-const std::string& preset_name(const Json& json, const InputError::Where& where, const char* what,
-                               bool object_too = true) {
+const std::string& preset_name(const Json& json, const InputError::Where& where, const char* what) {
   if (json.is_string()) return json.get_ref<const std::string&>();
-  throw InputError(where, describe(json),
-                   std::string("the name of a ") + what + " preset" + (object_too ? ", or an object" : ""));
+  throw InputError(where, describe(json), std::string("the name of a ") + what + " preset, or an object");
 }
 
 void require(const JsonReader& reader, bool there, const char* key, const char* expected) {

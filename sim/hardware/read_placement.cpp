@@ -69,15 +69,6 @@ std::vector<std::int64_t> listed(const Json& nodes, const PlacementFields& field
   return list;
 }
 
-// Draws `count` of `all`; the order is that of drawing, and the same on every platform (partial Fisher-Yates).
-std::vector<std::int64_t> drawn(std::int64_t count, std::vector<std::int64_t> all, std::int64_t seed) {
-  std::mt19937_64 random(static_cast<std::uint64_t>(seed));
-  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
-    std::swap(all[i], all[i + static_cast<std::size_t>(random() % (all.size() - i))]);
-  all.resize(static_cast<std::size_t>(count));
-  return all;
-}
-
 }  // namespace
 
 void PlacementFields::visit_fields(FieldVisitor& v) {
@@ -169,7 +160,11 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
     for (std::int64_t k = 0;
          usable(k, fields.fill, leaf) < placement.of && told_apart && (scattered || k < cluster.nodes); ++k)
       candidates.push_back(usable(k, fields.fill, leaf));
-    placement.nodes = scattered ? drawn(cluster.nodes, std::move(candidates), fields.seed) : std::move(candidates);
+    if (scattered)
+      for (const std::int64_t i : drawn_numbers(cluster.nodes, std::ssize(candidates), fields.seed))
+        placement.nodes.push_back(candidates[static_cast<std::size_t>(i)]);
+    else
+      placement.nodes = std::move(candidates);
   }
   if (fields.sorted) std::sort(placement.nodes.begin(), placement.nodes.end());
 
@@ -191,10 +186,15 @@ bool lie_leaf_by_leaf(const Cluster& cluster) {
   return true;
 }
 
-std::vector<std::int64_t> scattered_nodes(std::int64_t count, std::int64_t of, std::int64_t seed) {
+// Partial Fisher-Yates.
+std::vector<std::int64_t> drawn_numbers(std::int64_t count, std::int64_t of, std::int64_t seed) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(of));
   std::iota(all.begin(), all.end(), 0);
-  return drawn(count, std::move(all), seed);
+  std::mt19937_64 random(static_cast<std::uint64_t>(seed));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
+    std::swap(all[i], all[i + static_cast<std::size_t>(random() % (all.size() - i))]);
+  all.resize(static_cast<std::size_t>(count));
+  return all;
 }
 
 Json to_json(const NodePlacement& placement) {

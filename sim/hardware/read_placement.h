@@ -37,8 +37,8 @@ struct PlacementFields {
 // leaves as possible.
 bool lie_leaf_by_leaf(const Cluster& cluster);
 
-// `count` of the nodes below `of`, in the order in which they are drawn; the same on every platform.
-std::vector<std::int64_t> scattered_nodes(std::int64_t count, std::int64_t of, std::int64_t seed);
+// `count` different numbers below `of`, in the order in which they are drawn; the same on every platform.
+std::vector<std::int64_t> drawn_numbers(std::int64_t count, std::int64_t of, std::int64_t seed);
 
 nlohmann::json to_json(const NodePlacement& placement);
 

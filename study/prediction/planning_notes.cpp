@@ -170,7 +170,7 @@ Cluster placed(Cluster cluster, OtherPlacement other) {
       if (cluster.is_scattered()) break;
       [[fallthrough]];
     case OtherPlacement::scattered:
-      placement.nodes = scattered_nodes(cluster.nodes, cluster.fabric_nodes(), PlacementFields{}.seed);
+      placement.nodes = drawn_numbers(cluster.nodes, cluster.fabric_nodes(), PlacementFields{}.seed);
       break;
     case OtherPlacement::leaf_by_leaf:
       placement.nodes.clear();

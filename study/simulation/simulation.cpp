@@ -89,7 +89,7 @@ namespace {
 // notes both. For either engine's report.
 void add_production(const Cluster& cluster, Report& report) {
   if (!cluster.production) return;
-  const ProductionSlowdown& slowdown = production_slowdown();
+  const ProductionSlowdown& slowdown = scale_figures().production;
   const double before = report.step_seconds, factor = 1 + slowdown.median;
   for (StageReport& stage : report.stages) stage.time.production += slowdown.median * before;
   for (double* seconds : {&report.step_seconds, &report.pipeline_seconds}) *seconds *= factor;

@@ -49,8 +49,8 @@ std::vector<Layout> layouts() {
           {"two of each leaf", {0, 1, 4, 5, 8, 9, 12, 13}},
           {"leaves in turn", {0, 4, 8, 12, 1, 5, 9, 13}},
           {"a full leaf and strays", {0, 1, 2, 3, 4, 8, 12, 13}},
-          {"drawn", scattered_nodes(8, 16, 1)},
-          {"drawn again", scattered_nodes(8, 16, 2)}};
+          {"drawn", drawn_numbers(8, 16, 1)},
+          {"drawn again", drawn_numbers(8, 16, 2)}};
 }
 
 template <class Check>
@@ -163,7 +163,7 @@ TEST(Placement, NoOrderIsFasterThanLeafByLeaf) {
         for (const RingOrder order : {RingOrder::rank, RingOrder::leaf})
           for (const OpKind op : {OpKind::all_gather, OpKind::all_reduce, OpKind::all_to_all, OpKind::ring_shift})
             for (const std::int64_t inner : {1, 2, 4}) {
-              const Cluster drawn = on(by_leaf, scattered_nodes(16, 16, seed), 16, order);
+              const Cluster drawn = on(by_leaf, drawn_numbers(16, 16, seed), 16, order);
               const CollectiveRequest r = over_strided(drawn, inner, op);
               EXPECT_GE(closed_form(drawn, r).seconds, closed_form(by_leaf, r).seconds * (1 - 1e-12)) << inner;
             }

@@ -330,7 +330,7 @@ TEST(ScaleCost, WaitingForTheSlowestGrowsWithTheJob) {
   EXPECT_EQ(many.stages[0].time.memory_bound, one.stages[0].time.memory_bound);
   const double products = many.stages[0].time.matmul + many.stages[0].time.attention;
   EXPECT_NEAR(many.stages[0].time.slowest_device / products,
-              device_spread() * (expected_largest(16384) - expected_largest(8)), 1e-9);
+              scale_figures().device_spread * (expected_largest(16384) - expected_largest(8)), 1e-9);
   EXPECT_NEAR(many.stages[0].time.total() / many.step_seconds, 1, 1e-12);
 }
 
@@ -342,7 +342,7 @@ TEST(ScaleCost, ProductionIsATermThatNothingElseFeels) {
   const Report tuned = fitted(s);
   s["cluster"]["production"] = true;
   const Report production = fitted(s);
-  const ProductionSlowdown& slowdown = production_slowdown();
+  const ProductionSlowdown& slowdown = scale_figures().production;
   EXPECT_NEAR(production.step_seconds / tuned.step_seconds, 1 + slowdown.median, 1e-12);
   EXPECT_NEAR(production.mfu * (1 + slowdown.median) / tuned.mfu, 1, 1e-12);
   for (std::size_t i = 0; i < tuned.stages.size(); ++i) {
@@ -358,7 +358,7 @@ TEST(ScaleCost, ProductionIsATermThatNothingElseFeels) {
 
 // Four published figures from two numbers (results/calibration/scale.json).
 TEST(ScaleCost, ProductionSlowdownsAreThosePublished) {
-  const ProductionSlowdown& s = production_slowdown();
+  const ProductionSlowdown& s = scale_figures().production;
   const auto slower_than = [&](double loss) {
     return std::erfc(std::log(loss / s.median) / s.sigma_of_logarithm / std::sqrt(2.0)) / 2;
   };

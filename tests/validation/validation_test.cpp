@@ -528,10 +528,10 @@ TEST(Intervals, WidenWithTheDistanceFromWhatWasMeasured) {
   EXPECT_GT(width("megatron-core", CurveOrigin::other_vendor, 8), width("megatron-core", CurveOrigin::same_vendor, 8));
   EXPECT_DOUBLE_EQ(width("megatron-core", CurveOrigin::own, 1024), own);  // published steps reach further
   EXPECT_NEAR(width("megatron-core", CurveOrigin::own, 1 << 20) - width("megatron-core", CurveOrigin::own, 1 << 19),
-              2 * interval_per_doubling(), 1e-12);
+              2 * scale_figures().interval_per_doubling, 1e-12);
   const std::optional<StepInterval> far = step_interval("megatron-core", CurveOrigin::own, 1 << 20);
   EXPECT_THAT(far->comparable, HasSubstr("times the largest"));
-  EXPECT_GT(far->beyond_half_width, 6 * interval_per_doubling());
+  EXPECT_GT(far->beyond_half_width, 6 * scale_figures().interval_per_doubling);
   // Too few of its steps were published to speak for themselves: as wide as any.
   for (const char* stack : {"megatron-core", "megatron-2021", "fsdp", "fsdp-compiled", "jax"})
     EXPECT_GE(width("deepspeed", CurveOrigin::own, 8), width(stack, CurveOrigin::own, 8)) << stack;

@@ -117,8 +117,7 @@ Network::Network(const SimulationPlan& plan, Clock& clock) : traffic_(plan.traff
 
   factors_.assign(links.size(), 1);
   on_link_.assign(links.size(), 0);
-  alone_on_.assign(links.size(), nullptr);
-  together_on_.assign(links.size(), nullptr);
+  foreseen_on_.assign(links.size(), nullptr);
   for (std::uint32_t l = 0; l < links.size(); ++l) binds_.push_back(binds(l));
   woken_ = sg4::Semaphore::create(0);
 }
@@ -147,46 +146,31 @@ sg4::CommPtr Network::send(std::uint32_t flow_class, double wire_bytes) {
   return comm;
 }
 
-Network::Flow& Network::new_flow(std::uint32_t flow_class, Flight& flight, double& end) {
+void Network::request(std::uint32_t flow_class, double wire_bytes, Flight& flight, double& end) {
   ++flight.left;
-  if (free_flows_.empty()) {
-    free_flows_.push_back(&all_flows_.emplace_back());
-    free_flows_.back()->network = this;
+  for (const std::uint32_t l : ways_[flow_class]) {
+    if (foreseen_on_[l] != nullptr) part(*foreseen_on_[l]);
+    ++on_link_[l];
   }
+  if (free_flows_.empty()) free_flows_.push_back(&all_flows_.emplace_back());
   Flow& flow = *free_flows_.back();
   free_flows_.pop_back();
-  flow.flow_class = flow_class;
-  flow.flight = &flight;
-  flow.end = &end;
-  return flow;
+  flow = {flow_class, &flight, &end};
+  requests_.push_back({&flow, wire_bytes});
 }
 
 void Network::land(Flight& flight) {
   if (--flight.left == 0 && flight.waiting != nullptr) clock_.wake(*flight.waiting);
 }
 
-void Network::meet_on(std::uint32_t l) {
-  if (alone_on_[l] != nullptr) share(*alone_on_[l]);
-  if (together_on_[l] != nullptr) part(*together_on_[l]);
-}
-
 void Network::start(std::uint32_t flow_class, double wire_bytes, Flight& flight, double& end) {
   ++flows_started_;
-  Flow& flow = new_flow(flow_class, flight, end);
-  flow.wire_bytes = whole_units(wire_bytes) / kUnitsPerByte;  // the same rounding, whoever computes its time
-  flow.begin = clock_.now();
-  flow.alone = true;
-  for (const std::uint32_t l : ways_[flow_class]) {
-    if (on_link_[l]++ == 0 && disturbed_[l] == 0) continue;
-    flow.alone = false;
-    meet_on(l);
+  if (std::ranges::any_of(ways_[flow_class], [&](std::uint32_t l) { return is_taken(l); })) {
+    request(flow_class, wire_bytes, flight, end);
+    return;
   }
-  if (flow.alone) {
-    for (const std::uint32_t l : ways_[flow_class]) alone_on_[l] = &flow;
-    clock_.at(clock_.now() + flow.wire_bytes * seconds_per_byte_[flow_class], flow);
-  } else {
-    requests_.push_back({&flow, wire_bytes});
-  }
+  const double bytes = whole_units(wire_bytes) / kUnitsPerByte;  // the same rounding, whoever computes its time
+  foresee(nullptr, flow_class, bytes, bytes * seconds_per_byte_[flow_class], flight, std::array{&end});
 }
 
 const Network::Course& Network::course_of(const ExchangeKey& exchange, std::span<const std::uint32_t> flow_classes,
@@ -210,82 +194,74 @@ const Network::Course& Network::course_of(const ExchangeKey& exchange, std::span
 void Network::start(const ExchangeKey& exchange, std::span<const std::uint32_t> flow_classes,
                     std::span<const double> wire_bytes, Flight& flight, std::span<double* const> ends) {
   const Course& course = course_of(exchange, flow_classes, wire_bytes);
-  const auto taken = [&](std::uint32_t l) { return on_link_[l] != 0 || disturbed_[l] != 0; };
-  if (!course.flows.share() || std::ranges::any_of(course.flows.links(), taken)) {
+  if (!course.flows.share() ||
+      std::ranges::any_of(course.flows.links(), [&](std::uint32_t l) { return is_taken(l); })) {
     for (std::size_t i = 0; i < flow_classes.size(); ++i) start(flow_classes[i], wire_bytes[i], flight, *ends[i]);
     return;
   }
   flows_started_ += static_cast<std::int64_t>(flow_classes.size());
+  foresee(&course, 0, 0, course.longest, flight, ends);
+}
+
+void Network::foresee(const Course* course, std::uint32_t flow_class, double wire_bytes, double seconds, Flight& flight,
+                      std::span<double* const> ends) {
   ++flight.left;
-  if (free_together_.empty()) {
-    free_together_.push_back(&all_together_.emplace_back());
-    free_together_.back()->network = this;
+  if (free_foreseen_.empty()) {
+    free_foreseen_.push_back(&all_foreseen_.emplace_back());
+    free_foreseen_.back()->network = this;
   }
-  Together& together = *free_together_.back();
-  free_together_.pop_back();
-  together.course = &course;
-  together.begin = clock_.now();
-  together.flight = &flight;
-  together.ends.assign(ends.begin(), ends.end());
-  for (const std::uint32_t l : course.flows.links()) {
+  Foreseen& flows = *free_foreseen_.back();
+  free_foreseen_.pop_back();
+  flows.course = course;
+  flows.flow_class = flow_class;
+  flows.wire_bytes = wire_bytes;
+  flows.begin = clock_.now();
+  flows.flight = &flight;
+  flows.ends.assign(ends.begin(), ends.end());
+  for (const std::uint32_t l : links_of(flows)) {
     ++on_link_[l];
-    together_on_[l] = &together;
+    foreseen_on_[l] = &flows;
   }
-  clock_.at(clock_.now() + course.longest, together);
+  clock_.at(clock_.now() + seconds, flows);
 }
 
-void Network::leave_links(Together& together) {
-  for (const std::uint32_t l : together.course->flows.links()) {
+void Network::leave_links(Foreseen& flows) {
+  for (const std::uint32_t l : links_of(flows)) {
     --on_link_[l];
-    together_on_[l] = nullptr;
+    foreseen_on_[l] = nullptr;
   }
-  ++together.stamp;
-  free_together_.push_back(&together);
+  ++flows.stamp;
+  free_foreseen_.push_back(&flows);
 }
 
-void Network::finish(Together& together) {
-  leave_links(together);
-  for (std::size_t i = 0; i < together.ends.size(); ++i)
-    *together.ends[i] = together.begin + together.course->seconds[i];
-  land(*together.flight);
+void Network::finish(Foreseen& flows) {
+  leave_links(flows);
+  for (std::size_t i = 0; i < flows.ends.size(); ++i)
+    *flows.ends[i] = flows.course != nullptr ? flows.begin + flows.course->seconds[i] : clock_.now();
+  land(*flows.flight);
 }
 
-void Network::part(Together& together) {
-  leave_links(together);
-  const Course& course = *together.course;
-  course.flows.run(clock_.now() - together.begin, left_, seconds_);
-  for (std::size_t i = 0; i < course.flow_classes.size(); ++i) {
-    if (left_[i] <= 0) {
-      *together.ends[i] = together.begin + seconds_[i];
-      continue;
-    }
-    Flow& flow = new_flow(course.flow_classes[i], *together.flight, *together.ends[i]);
-    flow.alone = false;
-    for (const std::uint32_t l : ways_[flow.flow_class]) ++on_link_[l];
-    requests_.push_back({&flow, left_[i]});
+void Network::part(Foreseen& flows) {
+  leave_links(flows);
+  const double since = clock_.now() - flows.begin;
+  if (flows.course == nullptr) {
+    const double left = std::max(0.0, flows.wire_bytes - since / seconds_per_byte_[flows.flow_class]);
+    request(flows.flow_class, left, *flows.flight, *flows.ends[0]);
+  } else {
+    const Course& course = *flows.course;
+    course.flows.run(since, left_, seconds_);
+    for (std::size_t i = 0; i < course.flow_classes.size(); ++i)
+      if (left_[i] > 0)
+        request(course.flow_classes[i], left_[i], *flows.flight, *flows.ends[i]);
+      else
+        *flows.ends[i] = flows.begin + seconds_[i];
   }
-  land(*together.flight);
-}
-
-void Network::share(Flow& flow) {
-  flow.alone = false;
-  ++flow.stamp;
-  for (const std::uint32_t l : ways_[flow.flow_class]) alone_on_[l] = nullptr;
-  requests_.push_back(
-      {&flow, std::max(0.0, flow.wire_bytes - (clock_.now() - flow.begin) / seconds_per_byte_[flow.flow_class])});
-}
-
-void Network::leave_links(Flow& flow) {
-  for (const std::uint32_t l : ways_[flow.flow_class]) {
-    --on_link_[l];
-    if (flow.alone) alone_on_[l] = nullptr;
-  }
+  land(*flows.flight);
 }
 
 void Network::finish(Flow& flow, double time) {
-  leave_links(flow);
+  for (const std::uint32_t l : ways_[flow.flow_class]) --on_link_[l];
   *flow.end = time;
-  ++flow.stamp;
   free_flows_.push_back(&flow);
   land(*flow.flight);
 }

@@ -69,13 +69,8 @@ class Network {
   std::int64_t flows() const { return flows_started_; }
 
  private:
-  struct Flow final : Timed {  // under way
-    void due(Clock& clock) override { network->finish(*this, clock.now()); }
-
-    Network* network = nullptr;
+  struct Flow {  // under way in SimGrid
     std::uint32_t flow_class = 0;
-    double wire_bytes = 0, begin = 0;
-    bool alone = false;
     Flight* flight = nullptr;
     double* end = nullptr;
   };
@@ -86,11 +81,14 @@ class Network {
     std::vector<double> seconds;
     double longest = 0;
   };
-  struct Together final : Timed {  // the flows of a Course, under way
+  // Flows under way that have their links to themselves, so that their ends are known: those of a course, or one alone.
+  struct Foreseen final : Timed {
     void due(Clock&) override { network->finish(*this); }
 
     Network* network = nullptr;
-    const Course* course = nullptr;
+    const Course* course = nullptr;  // null: one flow of the class, with these bytes
+    std::uint32_t flow_class = 0;
+    double wire_bytes = 0;
     double begin = 0;
     Flight* flight = nullptr;
     std::vector<double*> ends;
@@ -113,16 +111,21 @@ class Network {
   void start_requested();
   void carry(Carrier& carrier);
   sg4::CommPtr send(std::uint32_t flow_class, double wire_bytes);
-  Flow& new_flow(std::uint32_t flow_class, Flight& flight, double& end);
+  // Requests a flow of SimGrid.
+  void request(std::uint32_t flow_class, double wire_bytes, Flight& flight, double& end);
   void land(Flight& flight);  // one of its flows has ended
-  void share(Flow& flow);     // turns a flow that was alone into a flow of SimGrid
   const Course& course_of(const ExchangeKey& exchange, std::span<const std::uint32_t> flow_classes,
                           std::span<const double> wire_bytes);
-  void part(Together& together);  // turns them into flows of SimGrid
-  void leave_links(Together& together);
-  void finish(Together& together);
-  void meet_on(std::uint32_t link_class);  // handles the flow that had the link to itself
-  void leave_links(Flow& flow);
+  bool is_taken(std::uint32_t link_class) const { return on_link_[link_class] != 0 || disturbed_[link_class] != 0; }
+  std::span<const std::uint32_t> links_of(const Foreseen& flows) const {
+    return flows.course != nullptr ? flows.course->flows.links() : ways_[flows.flow_class];
+  }
+  // Starts the flows on links that are not taken; they end after `seconds`.
+  void foresee(const Course* course, std::uint32_t flow_class, double wire_bytes, double seconds, Flight& flight,
+               std::span<double* const> ends);
+  void part(Foreseen& flows);  // turns them into flows of SimGrid
+  void leave_links(Foreseen& flows);
+  void finish(Foreseen& flows);
   void finish(Flow& flow, double time);
   void start_at_full_rate(const sg4::CommPtr& comm, std::uint32_t flow_class) const;
 
@@ -135,8 +138,7 @@ class Network {
   std::vector<double> seconds_per_byte_;              // by flow class: when alone
   std::vector<char> disturbed_;                       // by link: whether perturbations touch it
   std::vector<std::uint32_t> on_link_;                // by link: number of flows under way
-  std::vector<Flow*> alone_on_;                       // by link
-  std::vector<Together*> together_on_;                // by link
+  std::vector<Foreseen*> foreseen_on_;                // by link
   std::vector<char> binds_;                           // by link
   std::vector<double> factors_;                       // by link
   std::vector<std::vector<std::uint32_t>> may_slow_;  // by flow class: its links that perturbations slow down
@@ -144,8 +146,8 @@ class Network {
   sg4::Host *driver_host_ = nullptr, *sink_ = nullptr;
 
   std::map<ExchangeKey, Course> courses_;
-  std::deque<Together> all_together_;
-  std::vector<Together*> free_together_;
+  std::deque<Foreseen> all_foreseen_;
+  std::vector<Foreseen*> free_foreseen_;
   std::vector<double> left_, seconds_;  // working storage of part()
   std::deque<Flow> all_flows_;
   std::vector<Flow*> free_flows_;

@@ -50,18 +50,16 @@ Task SimgridRun::await(SimulatedClass& c, std::size_t stream, Work& w, int& caus
   Self& self = waiter(c, static_cast<int>(stream));
   if (w.trigger != nullptr && !holds(*w.trigger, Until::started))
     co_await await_work(self, stream, *w.trigger, Until::started, cause, cause_event);
-  if (w.compute_before != nullptr && !holds(*w.compute_before, Until::done))
-    co_await await_work(self, stream, *w.compute_before, Until::done, cause, cause_event);
-  if (w.buffer != nullptr && !holds(*w.buffer, Until::done))
-    co_await await_work(self, stream, *w.buffer, Until::done, cause, cause_event);
+  for (Work* const before : {w.compute_before, w.buffer})
+    if (before != nullptr && !holds(*before, Until::done))
+      co_await await_work(self, stream, *before, Until::done, cause, cause_event);
   if (w.node->prefetch == 0) {
     for (std::size_t d = w.node->first_dep; d < w.node->first_dep + w.node->deps; ++d) {
       const std::uint16_t from = w.code->deps[d];
       if (from == BlockCode::kEntry) {
-        if (w.entry != nullptr && !holds(*w.entry, Until::done))
-          co_await await_work(self, stream, *w.entry, Until::done, cause, cause_event);
-        if (w.other_entry != nullptr && !holds(*w.other_entry, Until::done))
-          co_await await_work(self, stream, *w.other_entry, Until::done, cause, cause_event);
+        for (Work* const entry : {w.entry, w.other_entry})
+          if (entry != nullptr && !holds(*entry, Until::done))
+            co_await await_work(self, stream, *entry, Until::done, cause, cause_event);
         continue;
       }
       Work& producer = w.instance[from];
