@@ -85,34 +85,25 @@ struct Builder {
   std::uint8_t draws_ = 0;
 };
 
-// Attention of a layer, from its normalised input to its output projection.
-
-// Appends self attention on `x` and returns the output of its projection. With fused kernels the projection's bias is
-// not added yet: *bias receives it, for the kernel that adds the residual.
-TensorId self_attention(Builder& b, TensorId x, bool causal, TensorId* bias);
-// Appends attention of the decoder's stream `x` to the encoder's output `memory`. Otherwise as self_attention().
-TensorId cross_attention(Builder& b, TensorId x, TensorId memory, TensorId* bias);
-
 // Position biases by relative distance: all layers of a stack share one table (Raffel et al. 2019, arXiv 1910.10683,
-// section 2.1). The piece before the stack owns the parameter and hands it on (begin_position_table), and each layer
-// takes it (take_position_table). Neither does anything for models without such a table.
+// section 2.1). The piece before the stack owns the parameter and hands it on, and each layer takes it. Does nothing
+// for models without such a table.
 void begin_position_table(Builder& b);
-void take_position_table(Builder& b);
 
-// The pieces of a model that are not layers: the embeddings of its inputs, and its head with the loss.
+// The pieces of a model that are not layers: the embeddings of its inputs, and its head with the loss. Each fills the
+// empty piece of its builder.
 
 // Embedding of tokens, with positions and token types where the model has them: the input of the first layer.
-void build_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
+void build_embedding(Builder& b);
 // The piece between the two stacks of an encoder-decoder. The encoder's output is normed and becomes the memory of all
 // decoder layers; the decoder starts from the embedding of its own tokens.
-void build_decoder_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
+void build_decoder_embedding(Builder& b);
 // Embedding of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, eq. 21). The last layer's output is normed and
 // goes on to the head. The piece also combines it with the embedding of the next tokens, as input of one more layer.
-void build_prediction_embedding(Piece& piece, const Model& model, const KernelChoices& kernels,
-                                const LayerSizes& sizes);
+void build_prediction_embedding(Builder& b);
 // Projected patches (ViT, Swin), in ViT after the class token (Dosovitskiy et al. 2020, arXiv 2010.11929, eq. 1).
-void build_patch_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
-void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes);
+void build_patch_embedding(Builder& b);
+void build_head(Builder& b);
 
 // One transformer layer, for all architectures.
 
@@ -120,9 +111,8 @@ void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, 
 // attends to the encoder's output (cross attention).
 enum class LayerRole : std::uint8_t { encoder, decoder, decoder_with_memory };
 
-// Builds a layer of the model into `piece`. `window`: the number of positions that a query attends to; 0: no limit.
+// Builds a layer of the model. `window`: the number of positions that a query attends to; 0: no limit.
 // `experts`: whether the layer has a mixture of experts instead of an MLP.
-void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes,
-                 LayerRole role, std::int64_t window, bool experts = false);
+void build_layer(Builder& b, LayerRole role, std::int64_t window, bool experts = false);
 
 }  // namespace orrery

@@ -97,84 +97,78 @@ TensorId build_loss(Builder& b, TensorId logits, Input of, Dim rows, Dim length)
 
 }  // namespace
 
-void build_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
-  Builder b(model, kernels, sizes, piece);
-  piece.output = embed(b, "ids", Input::tokens);
+void build_embedding(Builder& b) {
+  b.piece.output = embed(b, "ids", Input::tokens);
   begin_position_table(b);
   b.finish();
 }
 
-void build_decoder_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
-  Builder b(model, kernels, sizes, piece);
-  piece.input = b.activation("input", {b.batch(), {sizes.key_sequence, Axis::sequence}, b.hidden()});
-  piece.sides[kEncoderOutput].output = model.post_norm ? b.cast("memory", piece.input, kernels.activation)
-                                                       : b.norm("final_norm", piece.input, {b.hidden()});
-  piece.output = embed(b, "decoder_ids", Input::decoder_tokens);
+void build_decoder_embedding(Builder& b) {
+  b.piece.input = b.activation("input", {b.batch(), {b.sizes.key_sequence, Axis::sequence}, b.hidden()});
+  b.piece.sides[kEncoderOutput].output = b.model.post_norm ? b.cast("memory", b.piece.input, b.kernels.activation)
+                                                           : b.norm("final_norm", b.piece.input, {b.hidden()});
+  b.piece.output = embed(b, "decoder_ids", Input::decoder_tokens);
   begin_position_table(b);
   b.finish();
 }
 
-void build_prediction_embedding(Piece& piece, const Model& model, const KernelChoices& kernels,
-                                const LayerSizes& sizes) {
-  Builder b(model, kernels, sizes, piece);
-  piece.input = b.residual("input");
-  const TensorId last = piece.sides[kLastState].output = b.norm("final_norm", piece.input, {b.hidden()});
+void build_prediction_embedding(Builder& b) {
+  b.piece.input = b.residual("input");
+  const TensorId last = b.piece.sides[kLastState].output = b.norm("final_norm", b.piece.input, {b.hidden()});
   const TensorId state = b.norm("mtp_hidden_norm", last, {b.hidden()});
   // The module predicts the tokens after those that the model has read.
   const TensorId next = b.norm("mtp_embedding_norm", embed(b, "next_ids", Input::targets), {b.hidden()});
   // A projection of both side by side, as two products.
   const TensorId of_state = b.linear("mtp_projection", state, {b.hidden()}, {b.hidden()}, false);
   const TensorId of_next = b.linear("mtp_projection", next, {b.hidden()}, {b.hidden()}, false);
-  piece.output = b.residual("mtp_projection");
-  b.emit(OpKind::add, "mtp_projection", {of_state, of_next}, {piece.output});
+  b.piece.output = b.residual("mtp_projection");
+  b.emit(OpKind::add, "mtp_projection", {of_state, of_next}, {b.piece.output});
   b.finish();
 }
 
-void build_patch_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
-  Builder b(model, kernels, sizes, piece);
-  const Dim pixels{model.channels * model.patch_size * model.patch_size, Axis::none};
-  const bool class_token = model.kind == ModelKind::vit;
-  const Dim length{sizes.sequence - (class_token ? 1 : 0), Axis::sequence};
-  const TensorId patches = b.input("patches", Input::patches, kernels.activation, {b.batch(), length, pixels});
+void build_patch_embedding(Builder& b) {
+  const Dim pixels{b.model.channels * b.model.patch_size * b.model.patch_size, Axis::none};
+  const bool class_token = b.model.kind == ModelKind::vit;
+  const Dim length{b.sizes.sequence - (class_token ? 1 : 0), Axis::sequence};
+  const TensorId patches = b.input("patches", Input::patches, b.kernels.activation, {b.batch(), length, pixels});
   TensorId y = b.linear("patch_embedding", patches, {pixels}, {b.hidden()}, true);
   if (!class_token) {
     y = b.norm("patch_norm", y, {b.hidden()});
   } else {
     const TensorId token = b.parameter("class_token", {b.hidden()}), whole = b.residual("class_token");
     b.emit(OpKind::pool, "class_token", {y, token}, {whole});
-    y = b.add_positions(whole, b.parameter("positions", {{sizes.sequence, Axis::none}, b.hidden()}));
+    y = b.add_positions(whole, b.parameter("positions", {{b.sizes.sequence, Axis::none}, b.hidden()}));
   }
-  piece.output = y;
+  b.piece.output = y;
   b.finish();
 }
 
-void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
-  Builder b(model, kernels, sizes, piece);
-  const TensorId x = piece.input = b.residual("input");
-  const bool vision = model.vision();
-  if (model.pooler) build_pooler(b, x);
-  const bool predicts_more = model.mtp_num_layers > 0;
-  TensorId y = model.post_norm ? x : b.norm(predicts_more ? "mtp_final_norm" : "final_norm", x, {b.hidden()});
+void build_head(Builder& b) {
+  const TensorId x = b.piece.input = b.residual("input");
+  const bool vision = b.model.vision();
+  if (b.model.pooler) build_pooler(b, x);
+  const bool predicts_more = b.model.mtp_num_layers > 0;
+  TensorId y = b.model.post_norm ? x : b.norm(predicts_more ? "mtp_final_norm" : "final_norm", x, {b.hidden()});
   Dim length = b.sequence(), rows = b.batch();
   if (vision) {  // one vector per image: the class token, or the mean over patches
     length = {1, Axis::none};
-    rows.size = model.kind == ModelKind::swin
-                    ? std::max<std::int64_t>(1, sizes.batch / std::max<std::int64_t>(1, sizes.key_sequence))
+    rows.size = b.model.kind == ModelKind::swin
+                    ? std::max<std::int64_t>(1, b.sizes.batch / std::max<std::int64_t>(1, b.sizes.key_sequence))
                     : rows.size;
     const TensorId pooled = b.activation("pool", {rows, length, b.hidden()});
     b.emit(OpKind::pool, "pool", {y}, {pooled});
     y = pooled;
   }
-  if (model.kind == ModelKind::encoder) {  // BERT's masked-language-model head
-    y = b.linear("head_transform", y, {b.hidden()}, {b.hidden()}, model.linear_bias);
+  if (b.model.kind == ModelKind::encoder) {  // BERT's masked-language-model head
+    y = b.linear("head_transform", y, {b.hidden()}, {b.hidden()}, b.model.linear_bias);
     const TensorId activated = b.residual("head_activation");
     b.emit(OpKind::activation, "head_activation", {y}, {activated}).function = ActivationFunction::gelu;
     y = b.norm("head_norm", activated, {b.hidden()});
   }
-  const std::int64_t outputs = vision ? model.classes : round_up(model.vocab, kernels.vocab_multiple);
+  const std::int64_t outputs = vision ? b.model.classes : round_up(b.model.vocab, b.kernels.vocab_multiple);
   const Dim vocab{outputs, vision ? Axis::none : Axis::vocab};
   const TensorId table = b.parameter("head", {vocab, b.hidden()});
-  const TensorId bias = model.head_bias || vision ? b.parameter("head_bias", {vocab}) : kNoTensor;
+  const TensorId bias = b.model.head_bias || vision ? b.parameter("head_bias", {vocab}) : kNoTensor;
   const auto predict = [&](const char* name, TensorId state, Input targets) {
     const TensorId logits = b.activation(name, {rows, length, vocab});
     b.emit(OpKind::linear, name, {state, table, bias}, {logits}).transposed_weight = true;
@@ -182,14 +176,14 @@ void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, 
   };
   std::vector<TensorId> losses;
   if (predicts_more) {
-    losses.push_back(predict("logits", piece.sides[kLastState].input = b.residual("last_state"), Input::targets));
+    losses.push_back(predict("logits", b.piece.sides[kLastState].input = b.residual("last_state"), Input::targets));
     losses.push_back(predict("mtp_logits", y, Input::next_targets));
   } else {
     losses.push_back(predict("logits", y, Input::targets));
   }
   b.finish();
-  if (kernels.loss == LossKernels::unfused)
-    for (const TensorId loss : losses) keep_gradient_of_log_probabilities(piece, loss);
+  if (b.kernels.loss == LossKernels::unfused)
+    for (const TensorId loss : losses) keep_gradient_of_log_probabilities(b.piece, loss);
 }
 
 }  // namespace orrery

@@ -427,19 +427,17 @@ const FamilyFile& family_file() {
 }
 const std::vector<Family>& all_families() { return family_file().families; }
 
-// Sets the fields of a model by the rules of its family.
-class RuledFields : public FieldVisitor {
+// What a rule of a family says of a config.
+class Rules {
  public:
-  RuledFields(const Config& config, const Family& family) : config_(config), family_(family) {}
-  std::size_t applied() const { return applied_; }  // rules
+  explicit Rules(const Config& config) : config_(config) {}
 
- private:
   // The key whose value counts, or the value itself.
   struct Chosen {
     std::string key;
     Json value;
   };
-  Chosen choose(const Json& rule) {
+  Chosen choose(const Json& rule) const {
     if (rule.is_string()) return needed(rule);
     if (rule.contains("is")) return {"", rule["is"]};
     if (rule.contains("if")) return {"", rule[truth(rule["if"]) ? "then" : "else"]};
@@ -450,72 +448,54 @@ class RuledFields : public FieldVisitor {
     }
     return needed(rule.front());
   }
-  Chosen needed(const std::string& key) const {
-    config_.check_way_to(key, true);
-    return {key, {}};
-  }
-  bool truth(const Json& rule) {
+  bool truth(const Json& rule) const {
     if (rule.is_object() && rule.contains("not")) return !truth(rule["not"]);
     const Chosen chosen = choose(rule);
     return chosen.key.empty() ? chosen.value.get<bool>() : config_.boolean_or(chosen.key.c_str(), false);
   }
-  const Json* rule_of(const char* name) {
-    const auto rule = family_.fields.find(name);
-    if (rule == family_.fields.end()) return nullptr;
-    ++applied_;
-    return &*rule;
-  }
 
-  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
-    if (const Json* rule = rule_of(name)) {
-      const Chosen chosen = choose(*rule);
-      if (!chosen.key.empty()) {
-        value = config_.integer(chosen.key.c_str());
-      } else if (chosen.value.is_string()) {
-        value = read_.at(chosen.value.get<std::string>().substr(1));  // "=heads"
-      } else {
-        value = chosen.value;
-      }
-    }
-    read_[name] = value;
+ private:
+  Chosen needed(const std::string& key) const {
+    config_.check_way_to(key, true);
+    return {key, {}};
   }
-  void number(const char* name, double& value, NumberRange, const char*) override {
-    const Json* rule = rule_of(name);
-    if (rule == nullptr) return;
-    const Chosen chosen = choose(*rule);
-    value = chosen.key.empty() ? chosen.value.get<double>() : config_.number_or(chosen.key.c_str(), 0);
-  }
-  void boolean(const char* name, bool& value, const char*) override {
-    if (const Json* rule = rule_of(name)) value = truth(*rule);
-  }
-  void text(const char*, std::string&, const char*) override {}
-  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
-    if (const Json* rule = rule_of(name)) value = config_.integers(choose(*rule).key.c_str());
-  }
-  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
-    const Json* rule = rule_of(name);
-    if (rule == nullptr) return;
-    const Chosen chosen = choose(*rule);
-    if (std::string_view(name) == "activation") {
-      const char* key = chosen.key.c_str();
-      const std::string word = chosen.key.empty() ? chosen.value.get<std::string>() : config_.text_or(key, "");
-      index = static_cast<std::size_t>(activation(config_, key, word, family_.gated));
-    } else {
-      index = static_cast<std::size_t>(std::ranges::find(names, chosen.value.get<std::string>()) - names.begin());
-    }
-  }
-  void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override {}
 
   const Config& config_;
-  const Family& family_;
-  std::map<std::string, std::int64_t> read_;
-  std::size_t applied_ = 0;
 };
 
+// Sets the fields of a model by the rules of its family, then by its steps.
 void read_as(const Family& family, const Config& config, Model& model) {
-  RuledFields rules(config, family);
-  model.visit_fields(rules);
-  if (rules.applied() != family.fields.size())
+  const Rules rules(config);
+  std::map<std::string, std::int64_t> read;
+  std::size_t applied = 0;
+  EachField each([&](const VisitedField& field, auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if (const auto rule = family.fields.find(field.name); rule != family.fields.end()) {
+      ++applied;
+      if constexpr (std::is_same_v<Value, bool>) {
+        value = rules.truth(*rule);
+      } else {
+        const auto [key, said] = rules.choose(*rule);
+        if constexpr (std::is_same_v<Value, std::int64_t>) {
+          value = !key.empty()       ? config.integer(key.c_str())
+                  : said.is_string() ? read.at(said.get<std::string>().substr(1))  // "=heads"
+                                     : said.get<std::int64_t>();
+        } else if constexpr (std::is_same_v<Value, double>) {
+          value = key.empty() ? said.get<double>() : config.number_or(key.c_str(), 0);
+        } else if constexpr (std::is_same_v<Value, std::vector<std::int64_t>>) {
+          value = config.integers(key.c_str());
+        } else if constexpr (std::is_same_v<Value, std::size_t>) {
+          const std::string word = key.empty() ? said.get<std::string>() : config.text_or(key.c_str(), "");
+          value = std::string_view(field.name) == "activation"
+                      ? static_cast<std::size_t>(activation(config, key.c_str(), word, family.gated))
+                      : static_cast<std::size_t>(std::ranges::find(field.names, word) - field.names.begin());
+        }
+      }
+    }
+    if constexpr (std::is_same_v<Value, std::int64_t>) read[field.name] = value;
+  });
+  model.visit_fields(each);
+  if (applied != family.fields.size())
     throw std::logic_error("models/families.json: a rule of " + family.model_type + " is for no field of a model");
   for (const Step step : family.steps) step(config, model);
 }

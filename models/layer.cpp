@@ -3,6 +3,16 @@
 #include "models/builder.h"
 
 namespace orrery {
+
+void begin_position_table(Builder& b) {
+  if (b.model.relative_buckets == 0) return;
+  const Dim buckets{b.model.relative_buckets, Axis::none};
+  const TensorId table = b.parameter("position_table", {buckets, b.groups(), b.heads()});
+  const TensorId handed_on = b.activation("position_table", {buckets, b.groups(), b.heads()});
+  b.emit(OpKind::cast, "position_table", {table}, {handed_on});
+  b.piece.sides[kPositionTable].output = handed_on;
+}
+
 namespace {
 
 // Returns the context of attention over a fused QKV projection, [batch, sequence, groups, group_heads, head_dim].
@@ -147,21 +157,14 @@ TensorId latent_attention(Builder& b, TensorId x, bool causal, TensorId* bias) {
                   false, bias);
 }
 
-}  // namespace
-
-void begin_position_table(Builder& b) {
-  if (b.model.relative_buckets == 0) return;
-  const Dim buckets{b.model.relative_buckets, Axis::none};
-  const TensorId table = b.parameter("position_table", {buckets, b.groups(), b.heads()});
-  const TensorId handed_on = b.activation("position_table", {buckets, b.groups(), b.heads()});
-  b.emit(OpKind::cast, "position_table", {table}, {handed_on});
-  b.piece.sides[kPositionTable].output = handed_on;
-}
 void take_position_table(Builder& b) {
   if (b.model.relative_buckets == 0) return;
   b.piece.sides[kPositionTable].input =
       b.activation("position_table", {{b.model.relative_buckets, Axis::none}, b.groups(), b.heads()});
 }
+
+// Attention of a layer, from its normalised input to its output projection. With fused kernels the projection's bias is
+// not added yet: *bias receives it, for the kernel that adds the residual.
 TensorId self_attention(Builder& b, TensorId x, bool causal, TensorId* bias) {
   if (b.model.attention == AttentionKind::latent) return latent_attention(b, x, causal, bias);
   const Dim groups = b.groups(), fused{b.sizes.group_heads + 2, Axis::group_qkv}, dim = b.head_dim();
@@ -188,6 +191,7 @@ TensorId self_attention(Builder& b, TensorId x, bool causal, TensorId* bias) {
   return b.linear("attention_output", context, {groups, heads, dim}, {b.hidden()}, b.model.output_bias, bias);
 }
 
+// The same to the encoder's output `memory`.
 TensorId cross_attention(Builder& b, TensorId x, TensorId memory, TensorId* bias) {
   const Dim groups = b.groups(), heads = b.heads(), dim = b.head_dim();
   const Dim keys{b.sizes.key_sequence, Axis::key_sequence}, pair{2, Axis::none}, one{1, Axis::none};
@@ -204,8 +208,6 @@ TensorId cross_attention(Builder& b, TensorId x, TensorId memory, TensorId* bias
   }
   return b.linear("cross_output", context, {groups, heads, dim}, {b.hidden()}, b.model.linear_bias, bias);
 }
-
-namespace {
 
 // Applies the activation function to `inner`, which has the sizes of `dims`, or two such halves of a gated MLP.
 TensorId activate(Builder& b, const char* name, const char* gate, TensorId inner, std::initializer_list<Dim> dims,
@@ -414,19 +416,17 @@ TensorId serial_block(Builder& b, TensorId x, LayerRole role, bool experts) {
 
 }  // namespace
 
-void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes,
-                 LayerRole role, std::int64_t window, bool experts) {
-  piece.layers = 1;
-  Builder b(model, kernels, sizes, piece);
+void build_layer(Builder& b, LayerRole role, std::int64_t window, bool experts) {
+  b.piece.layers = 1;
   b.window = window;
-  const TensorId x = piece.input = b.residual("input");
+  const TensorId x = b.piece.input = b.residual("input");
   if (role == LayerRole::decoder_with_memory) {
-    piece.sides[kEncoderOutput].input =
-        b.activation("memory", {b.batch(), {sizes.key_sequence, Axis::sequence}, b.hidden()});
+    b.piece.sides[kEncoderOutput].input =
+        b.activation("memory", {b.batch(), {b.sizes.key_sequence, Axis::sequence}, b.hidden()});
   }
   take_position_table(b);
-  piece.output =
-      model.parallel_block ? parallel_block(b, x, role != LayerRole::encoder) : serial_block(b, x, role, experts);
+  b.piece.output =
+      b.model.parallel_block ? parallel_block(b, x, role != LayerRole::encoder) : serial_block(b, x, role, experts);
   b.finish();
 }
 

@@ -25,34 +25,40 @@ namespace {
 // Fills ModelPieces with pieces and runs in order, and reuses the storage of the pieces that were there.
 class PieceLine {
  public:
-  explicit PieceLine(ModelPieces& into) : into_(into) { into_.runs.clear(); }
+  PieceLine(const Model& model, const KernelChoices& kernels, ModelPieces& into)
+      : model_(model), kernels_(kernels), into_(into) {
+    into_.runs.clear();
+  }
   ~PieceLine() { into_.pieces->resize(used_); }
   PieceLine(const PieceLine&) = delete;
   PieceLine& operator=(const PieceLine&) = delete;
 
-  // Adds a piece that build(piece) fills. Returns its index in the table.
+  // Adds a piece that build(builder) fills. Returns its index in the table.
   template <class Build>
-  std::uint16_t piece(const char* name, Build&& build) {
+  std::uint16_t piece(const char* name, const LayerSizes& sizes, Build&& build) {
     if (used_ == into_.pieces->size()) into_.pieces->emplace_back();
     Piece& piece = (*into_.pieces)[used_];
     piece.clear();
     piece.name = name;
-    build(piece);
+    Builder builder(model_, kernels_, sizes, piece);
+    build(builder);
     return static_cast<std::uint16_t>(used_++);
   }
   void run(std::uint16_t piece, std::int64_t count) { into_.runs.push_back({piece, count}); }
   template <class Build>
-  void add(const char* name, std::int64_t count, Build&& build) {
-    run(piece(name, std::forward<Build>(build)), count);
+  void add(const char* name, const LayerSizes& sizes, std::int64_t count, Build&& build) {
+    run(piece(name, sizes, std::forward<Build>(build)), count);
   }
 
  private:
+  const Model& model_;
+  const KernelChoices& kernels_;
   ModelPieces& into_;
   std::size_t used_ = 0;
 };
 
 LayerSizes layer_sizes(const Model& model, std::int64_t batch, std::int64_t sequence, std::int64_t key_sequence) {
-  const std::int64_t groups = model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads();
+  const std::int64_t groups = model.effective_kv_heads();
   return {batch, sequence, key_sequence, model.hidden, groups, model.heads / groups, model.head_dim, model.ffn};
 }
 
@@ -63,7 +69,7 @@ std::int64_t window_of(const Model& model, std::int64_t layer) {
 }
 
 // Adds the layers: all alike, or of several kinds (with and without a window, with and without experts).
-void add_layers(const Model& model, const KernelChoices& kernels, const LayerSizes& sizes, PieceLine& line) {
+void add_layers(const Model& model, const LayerSizes& sizes, PieceLine& line) {
   const LayerRole role = model.kind == ModelKind::decoder ? LayerRole::decoder : LayerRole::encoder;
   constexpr std::uint16_t kUnbuilt = 0xffff;
   std::array<std::array<std::uint16_t, 2>, 2> built{{{kUnbuilt, kUnbuilt}, {kUnbuilt, kUnbuilt}}};
@@ -72,8 +78,8 @@ void add_layers(const Model& model, const KernelChoices& kernels, const LayerSiz
     const bool experts = model.has_experts() && model.is_expert_layer(layer);
     std::uint16_t& piece = built[window > 0 ? 1 : 0][experts ? 1 : 0];
     if (piece == kUnbuilt)
-      piece = line.piece(experts ? "expert_layer" : "layer",
-                         [&](Piece& p) { build_layer(p, model, kernels, sizes, role, window, experts); });
+      piece = line.piece(experts ? "expert_layer" : "layer", sizes,
+                         [&](Builder& b) { build_layer(b, role, window, experts); });
     return piece;
   };
   for (std::int64_t first = 0, next = 0; first < model.layers; first = next) {
@@ -86,50 +92,38 @@ void add_layers(const Model& model, const KernelChoices& kernels, const LayerSiz
 }
 
 // 2x2 neighbouring patches become one of twice the width.
-void build_patch_merging(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& from) {
-  Builder b(model, kernels, from, piece);
-  piece.input = b.residual("input");
-  const Dim quarter{std::max<std::int64_t>(from.batch / 4, 1), Axis::batch};
-  const Dim wide{4 * from.hidden, Axis::hidden}, out{2 * from.hidden, Axis::hidden};
+void build_patch_merging(Builder& b) {
+  b.piece.input = b.residual("input");
+  const Dim quarter{std::max<std::int64_t>(b.sizes.batch / 4, 1), Axis::batch};
+  const Dim wide{4 * b.sizes.hidden, Axis::hidden}, out{2 * b.sizes.hidden, Axis::hidden};
   const TensorId gathered = b.activation("patch_merging", {quarter, b.sequence(), wide});
-  b.emit(OpKind::pool, "patch_merging", {piece.input}, {gathered});
+  b.emit(OpKind::pool, "patch_merging", {b.piece.input}, {gathered});
   const TensorId n = b.norm("patch_merging_norm", gathered, {wide});
-  piece.output = b.linear("patch_merging", n, {wide}, {out}, false);
+  b.piece.output = b.linear("patch_merging", n, {wide}, {out}, false);
   b.finish();
 }
 
 // Swin (Liu et al. 2021, arXiv 2103.14030): each stage of layers has its own width; attention stays within windows.
-void build_swin(const Model& model, std::int64_t micro_batch, const KernelChoices& kernels, PieceLine& line) {
+void build_swin(const Model& model, std::int64_t micro_batch, PieceLine& line) {
   const std::int64_t side = model.image_size / model.patch_size;
   const std::int64_t window = model.window * model.window;
   // Tokens stay grouped by window: the batch dimension runs over images x windows.
   LayerSizes s{micro_batch * side * side / window, window, window, model.hidden, 0, 1, 0, 0};
-  line.add("embedding", 1, [&](Piece& p) { build_patch_embedding(p, model, kernels, s); });
+  line.add("embedding", s, 1, build_patch_embedding);
   for (std::size_t stage = 0; stage < model.stage_layers.size(); ++stage) {
     if (stage > 0) {
-      line.add("patch_merging", 1, [&](Piece& p) { build_patch_merging(p, model, kernels, s); });
+      line.add("patch_merging", s, 1, build_patch_merging);
       s.batch = std::max<std::int64_t>(s.batch / 4, 1);
       s.hidden *= 2;
     }
     s.groups = model.stage_heads[stage];
     s.head_dim = s.hidden / s.groups;
     s.ffn = 4 * s.hidden;
-    line.add("layer", model.stage_layers[stage],
-             [&](Piece& p) { build_layer(p, model, kernels, s, LayerRole::encoder, 0); });
+    line.add("layer", s, model.stage_layers[stage], [](Builder& b) { build_layer(b, LayerRole::encoder, 0); });
   }
   s.key_sequence = std::max<std::int64_t>(1, s.batch / micro_batch);  // windows per image, for the pooling
-  line.add("head", 1, [&](Piece& p) { build_head(p, model, kernels, s); });
+  line.add("head", s, 1, build_head);
 }
-
-}  // namespace
-
-double expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch) {
-  const auto tokens = static_cast<double>(micro_batch * sequence_length(model, workload));
-  return tokens * (model.mean_experts_per_token > 0 ? model.mean_experts_per_token
-                                                    : static_cast<double>(model.experts_per_token));
-}
-
-namespace {
 
 // Counts attention within documents, averaged over all sequences.
 void count_documents(const Op& op, std::span<const Tensor> tensors, const PackedSequences& packed, ProductFlops& f) {
@@ -148,6 +142,12 @@ void count_documents(const Op& op, std::span<const Tensor> tensors, const Packed
 }
 
 }  // namespace
+
+double expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch) {
+  const auto tokens = static_cast<double>(micro_batch * sequence_length(model, workload));
+  return tokens * (model.mean_experts_per_token > 0 ? model.mean_experts_per_token
+                                                    : static_cast<double>(model.experts_per_token));
+}
 
 ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double expert_rows,
                            const PackedSequences* packed) {
@@ -174,36 +174,29 @@ ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double
 
 void build_pieces(const Model& model, const Workload& workload, std::int64_t micro_batch, const KernelChoices& kernels,
                   ModelPieces& out) {
-  PieceLine line(out);
-  if (model.kind == ModelKind::swin) return build_swin(model, micro_batch, kernels, line);
+  PieceLine line(model, kernels, out);
+  if (model.kind == ModelKind::swin) return build_swin(model, micro_batch, line);
 
   const std::int64_t length = sequence_length(model, workload);
   const LayerSizes s = layer_sizes(model, micro_batch, length, length);
-  line.add("embedding", 1, [&](Piece& p) {
-    if (model.kind == ModelKind::vit) {
-      build_patch_embedding(p, model, kernels, s);
-    } else {
-      build_embedding(p, model, kernels, s);
-    }
-  });
-  add_layers(model, kernels, s, line);
+  line.add("embedding", s, 1, model.kind == ModelKind::vit ? build_patch_embedding : build_embedding);
+  add_layers(model, s, line);
   if (model.mtp_num_layers > 0) {
-    line.add("mtp_embedding", 1, [&](Piece& p) { build_prediction_embedding(p, model, kernels, s); });
-    line.add("mtp_layer", 1, [&](Piece& p) {
-      build_layer(p, model, kernels, s, LayerRole::decoder, window_of(model, model.layers - 1),
-                  model.mtp_has_experts());
-      p.layers = 0;  // stages count only the model's layers; this module goes with the last one
+    line.add("mtp_embedding", s, 1, build_prediction_embedding);
+    line.add("mtp_layer", s, 1, [&](Builder& b) {
+      build_layer(b, LayerRole::decoder, window_of(model, model.layers - 1), model.mtp_has_experts());
+      b.piece.layers = 0;  // stages count only the model's layers; this module goes with the last one
     });
   }
   LayerSizes last = s;
   if (model.kind == ModelKind::encoder_decoder) {
     last = layer_sizes(model, micro_batch, decoder_sequence_length(model, workload), length);
-    line.add("decoder_embedding", 1, [&](Piece& p) { build_decoder_embedding(p, model, kernels, last); });
-    line.add("decoder_layer", model.decoder_layers,
-             [&](Piece& p) { build_layer(p, model, kernels, last, LayerRole::decoder_with_memory, 0); });
+    line.add("decoder_embedding", last, 1, build_decoder_embedding);
+    line.add("decoder_layer", last, model.decoder_layers,
+             [](Builder& b) { build_layer(b, LayerRole::decoder_with_memory, 0); });
   }
   last.key_sequence = 1;
-  line.add("head", 1, [&](Piece& p) { build_head(p, model, kernels, last); });
+  line.add("head", last, 1, build_head);
 }
 
 ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,

@@ -12,7 +12,6 @@
 namespace orrery {
 namespace {
 
-constexpr std::array<std::string_view, 5> kKinds{"decoder", "encoder", "encoder_decoder", "vit", "swin"};
 constexpr std::array<std::string_view, 5> kPositions{"learned", "rotary", "relative", "alibi", "none"};
 constexpr std::array<std::string_view, 2> kNorms{"layernorm", "rmsnorm"};
 constexpr std::array<std::string_view, 2> kAttentions{"multi_head", "latent"};
@@ -35,7 +34,7 @@ constexpr IntegerRange rows_range(std::int64_t least) { return {.least = least, 
 void Model::visit_fields(FieldVisitor& v) {
   v.field("name", name, "what reports call the model");
   v.field("source", source, "where the sizes were published");
-  v.field("kind", kind, kKinds, "arrangement of the layers");
+  v.field("kind", kind, kModelKindNames, "arrangement of the layers");
   v.field("layers", layers, layers_range(0), "transformer layers; encoder-decoder: of the encoder");
   v.field("decoder_layers", decoder_layers, layers_range(0), "encoder-decoder: layers of the decoder; 0: as layers");
   v.field("hidden", hidden, width_range(0), "width of the residual stream; Swin: of the first stage");

@@ -1,8 +1,10 @@
 // A model's architecture, as a `config.json` describes it. Sizes are numbers of elements.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sim/base/fields.h"
@@ -11,6 +13,8 @@
 namespace orrery {
 
 enum class ModelKind : std::uint8_t { decoder, encoder, encoder_decoder, vit, swin };
+inline constexpr std::array<std::string_view, 5> kModelKindNames{"decoder", "encoder", "encoder_decoder", "vit",
+                                                                 "swin"};
 enum class Positions : std::uint8_t { learned, rotary, relative, alibi, none };
 enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 enum class AttentionKind : std::uint8_t { multi_head, latent };  // latent: DeepSeek's MLA (arXiv 2405.04434)

@@ -35,49 +35,6 @@ void read_fields(Model& model, const Json& object, const InputError::Where& wher
   }
 }
 
-// The usual values of a kind of model: see the header.
-void set_usual_values(Model& model) {
-  const auto set_biases = [&](bool bias) { model.linear_bias = model.output_bias = model.qkv_bias = bias; };
-  switch (model.kind) {
-    case ModelKind::decoder:
-      if (model.gated()) {
-        model.positions = Positions::rotary;
-        model.norm = NormKind::rmsnorm;
-        model.tied_embeddings = false;
-        set_biases(false);
-      } else {
-        model.max_positions = 2048;
-        model.dropout = 0.1;
-      }
-      break;
-    case ModelKind::encoder:
-      model.max_positions = 512;
-      model.post_norm = model.embedding_norm = model.pooler = model.head_bias = true;
-      model.token_types = 2;
-      model.dropout = 0.1;
-      break;
-    case ModelKind::encoder_decoder:
-      model.positions = Positions::relative;
-      model.relative_buckets = 32;
-      model.norm = NormKind::rmsnorm;
-      model.tied_embeddings = !model.gated();
-      model.dropout = 0.1;
-      set_biases(false);
-      break;
-    case ModelKind::vit:
-    case ModelKind::swin:
-      if (model.kind == ModelKind::swin) model.positions = Positions::relative;
-      model.tied_embeddings = false;
-      model.image_size = 224;
-      model.classes = 1000;
-      break;
-  }
-  if (model.attention == AttentionKind::latent) {
-    model.positions = Positions::rotary;
-    model.qkv_bias = false;
-  }
-}
-
 // Adjusts usual values that contradict a field that is given.
 void reconcile_usual_values(Model& model, const Json& object) {
   const auto unsaid = [&](const char* key) { return !object.contains(key); };
@@ -86,14 +43,18 @@ void reconcile_usual_values(Model& model, const Json& object) {
   if (model.attention == AttentionKind::latent && unsaid("qkv_bias")) model.qkv_bias = false;
 }
 
-// The kind, the activation and the attention determine the values of omitted fields.
+// The kind, the activation and the attention determine the values of omitted fields (usual.json).
 Model usual_model_of(const Model& model) {
-  Model usual;
-  usual.kind = model.kind;
-  usual.activation = model.activation;
-  usual.attention = model.attention;
-  set_usual_values(usual);
-  return usual;
+  static const Json usual = parse_embedded("models/usual.json");
+  Model made;
+  made.kind = model.kind;
+  made.activation = model.activation;
+  made.attention = model.attention;
+  const auto set = [&](const std::string& key) { read_fields(made, usual.at(key), {"models/usual.json", '/' + key}); };
+  const std::string kind(kModelKindNames[static_cast<std::size_t>(model.kind)]);
+  set(model.gated() && usual.contains(kind + ", gated") ? kind + ", gated" : kind);
+  if (model.attention == AttentionKind::latent) set("latent");
+  return made;
 }
 
 Model read_written_out(const Json& object, const InputError::Where& where) {

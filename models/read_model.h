@@ -18,16 +18,7 @@ namespace orrery {
 //   {"model_type": "llama", ...}             a Hugging Face config.json (also recognised by "architectures")
 //   {"layers": 32, "hidden": 4096, ...}      written out: the fields of Model (models/model.h)
 //
-// Fields that a written-out model omits take the usual values for its kind and activation:
-//   decoder, swiglu or geglu    as Llama: rotary, rmsnorm, no biases, untied embeddings, dropout 0
-//   decoder, others             as GPT: learned positions (2048), layernorm, biases, tied embeddings, dropout 0.1
-//   encoder                     as BERT: learned positions (512), layernorm after the residual and the embedding,
-//                               biases, tied embeddings, pooler, dropout 0.1
-//   encoder_decoder             as T5: relative positions (32 buckets), rmsnorm, no biases, tied embeddings unless the
-//                               activation is gated (T5 v1.1), dropout 0.1
-//   vit, swin                   learned or relative positions, respectively; layernorm, biases, 224 x 224 images, 1000
-//                               classes, dropout 0
-//   "attention": "latent"       in addition: no query, key and value biases
+// Fields that a written-out model omits take the usual values for its kind, activation and attention (usual.json).
 // "linear_bias" alone also sets output_bias and qkv_bias. kv_heads, head_dim, ffn and decoder_layers have the defaults
 // of Model.
 Model read_model(const nlohmann::json& json, const InputError::Where& where);

@@ -36,8 +36,8 @@ std::uint16_t joint(Program& program, const Tensor& from, const Tensor& to, bool
   piece.plan = plan;
   piece.input = piece.add(handed_on(from));
   piece.output = piece.add(handed_on(to));
-  Op op = communication(OpKind::redistribute, "redistribute", Stream::context_communication, by->group, piece.input,
-                        piece.output);
+  Op op = communication(OpKind::redistribute, "redistribute", Phase::forward, Stream::context_communication, by->group,
+                        piece.input, piece.output);
   op.share = by->share;
   piece.forward.ops.push_back(op);
   if (back) differentiate(piece, from.dtype);

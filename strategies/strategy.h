@@ -70,6 +70,12 @@ struct PlanWord {
   bool (*used)(const Scenario& scenario);
 };
 
+// For Strategy::disable and Strategy::relax: gives a member of the plan its default values.
+template <auto kMember>
+void reset(Plan& plan) {
+  plan.*kMember = {};
+}
+
 struct Strategy {
   std::string_view name;     // "tensor_parallel": the folder's name
   std::string_view summary;  // one line

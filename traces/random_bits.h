@@ -33,17 +33,6 @@ class RandomBits {
   }
   // Standard normal except for its tails: the sum of 1024 coins, whose kurtosis is 0.002 smaller.
   double normal() { return (static_cast<double>(heads(1024)) - 512) / 16; }
-  // Returns how many of n trials succeed, exactly: a trial is undecided as long as its random bits equal those of p.
-  std::int64_t binomial(std::int64_t n, double p) {
-    if (p >= 1) return n;
-    std::int64_t successes = 0;
-    for (auto bits = static_cast<std::uint64_t>(std::ldexp(p, 64)); bits != 0 && n > 0; bits <<= 1) {
-      const std::int64_t ones = heads(n);
-      if (bits >> 63 != 0) successes += n - ones;
-      n = bits >> 63 != 0 ? ones : n - ones;
-    }
-    return successes;
-  }
 
  private:
   std::uint64_t state_;

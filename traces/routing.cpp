@@ -70,12 +70,6 @@ std::int64_t RoutingShape::rows() const {
   return static_cast<std::int64_t>(steps.size() * layers.size()) * micro_batches * source_ranks;
 }
 
-std::int64_t RoutingMatrix::of_expert(std::int64_t expert) const {
-  std::int64_t sum = 0;
-  for (std::int64_t rank = 0; rank < source_ranks; ++rank) sum += at(rank, expert);
-  return sum;
-}
-
 std::vector<std::int64_t> RoutingMatrix::by_expert() const {
   std::vector<std::int64_t> sums(static_cast<std::size_t>(experts));
   for (std::size_t i = 0; i < tokens.size(); ++i) sums[i % sums.size()] += tokens[i];
@@ -128,19 +122,6 @@ void RoutingCounts::add_row(std::int64_t row, std::span<std::int64_t> to) const 
     count |= static_cast<std::uint64_t>(*next++) << shift;
     sum += static_cast<std::int64_t>(count);
   }
-}
-
-void RoutingCounts::read(std::size_t step, std::size_t layer, std::int64_t micro_batch, std::int64_t source_rank,
-                         std::span<std::int64_t> of_experts) const {
-  std::fill(of_experts.begin(), of_experts.end(), 0);
-  add_row(row_of(step, layer, micro_batch, source_rank), of_experts);
-}
-
-std::int64_t RoutingCounts::tokens(std::size_t step, std::size_t layer, std::int64_t micro_batch,
-                                   std::int64_t source_rank) const {
-  std::vector<std::int64_t> of_experts(static_cast<std::size_t>(shape_.experts));
-  read(step, layer, micro_batch, source_rank, of_experts);
-  return std::accumulate(of_experts.begin(), of_experts.end(), std::int64_t{0}) / shape_.top_k;
 }
 
 RoutingMatrix RoutingCounts::matrix(std::size_t step, std::size_t layer, std::int64_t micro_batch) const {

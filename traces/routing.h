@@ -36,7 +36,6 @@ struct RoutingMatrix {
   std::int64_t at(std::int64_t source_rank, std::int64_t expert) const {
     return tokens[static_cast<std::size_t>(source_rank * experts + expert)];
   }
-  std::int64_t of_expert(std::int64_t expert) const;
   std::vector<std::int64_t> by_expert() const;
   std::int64_t total() const;
 };
@@ -56,10 +55,7 @@ class RoutingCounts {
   std::int64_t rows() const { return static_cast<std::int64_t>(ends_.size()); }
   bool complete() const { return rows() == shape_.rows(); }
 
-  // REQUIRES: the row has been appended; `of_experts` has shape().experts elements.
-  void read(std::size_t step, std::size_t layer, std::int64_t micro_batch, std::int64_t source_rank,
-            std::span<std::int64_t> of_experts) const;
-  std::int64_t tokens(std::size_t step, std::size_t layer, std::int64_t micro_batch, std::int64_t source_rank) const;
+  // REQUIRES: the rows have been appended.
   RoutingMatrix matrix(std::size_t step, std::size_t layer, std::int64_t micro_batch) const;
   RoutingMatrix matrix(std::size_t step, std::size_t layer) const;  // all micro-batches together
 

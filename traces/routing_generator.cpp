@@ -17,8 +17,8 @@
 namespace orrery {
 namespace {
 
-// The purposes of random draws.
-enum class Draw : std::uint64_t { order, noise, tokens, burst, row, micro_batch };
+// The purposes of random draws. Another number for a purpose would give other routing.
+enum class Draw : std::uint64_t { order, noise, tokens, burst, micro_batch = 5 };
 
 void normalise(std::vector<double>& shares) {
   const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
@@ -122,7 +122,7 @@ class Popularity {
   std::vector<double> noise_;
 };
 
-// Draws top_k different experts. A set has the probability that top_k draws from p give its experts, conditioned on
+// A token's top_k different experts. A set has the probability that top_k draws from p give its experts, conditioned on
 // being different; this is proportional to the product of its p. Experts are decided one after the other. The chance
 // that an expert is among the j that a token still needs follows from sums over all sets of the experts after it
 // (elementary symmetric polynomials; conditional Poisson sampling: Chen, Dempster & Liu 1994, Biometrika 81(3)).
@@ -146,7 +146,7 @@ class DistinctExperts {
     }
   }
 
-  // Returns the expected result of draw().
+  // The expected number of tokens of each expert.
   void expect(double tokens, std::span<std::int64_t> counts) const {
     std::vector<double> lacking(k_ + 1);
     lacking[k_] = tokens;
@@ -159,21 +159,6 @@ class DistinctExperts {
         lacking[j - 1] += chosen;
       }
       counts[e] = std::llround(all);
-    }
-  }
-
-  void draw(RandomBits& random, std::int64_t tokens, std::span<std::int64_t> counts) const {
-    std::vector<std::int64_t> lacking(k_ + 1);  // tokens that still need 0, 1, ... k experts
-    lacking[k_] = tokens;
-    for (std::size_t e = 0; e < experts_; ++e) {
-      counts[e] = 0;
-      for (std::size_t j = 1; j <= k_; ++j) {
-        if (lacking[j] == 0) continue;
-        const std::int64_t chosen = random.binomial(lacking[j], chance_[e * k_ + j - 1]);
-        counts[e] += chosen;
-        lacking[j] -= chosen;
-        lacking[j - 1] += chosen;
-      }
     }
   }
 
@@ -200,19 +185,6 @@ std::vector<std::int64_t> tokens_of_ranks(const RoutingGenerator& g, std::int64_
   return tokens;
 }
 
-// Tokens take experts in turn; the next source rank continues where the last one ended.
-void deal_evenly(std::int64_t first, std::int64_t assignments, std::span<std::int64_t> counts) {
-  const auto experts = static_cast<std::int64_t>(counts.size());
-  std::fill(counts.begin(), counts.end(), assignments / experts);
-  for (std::int64_t i = 0; i < assignments % experts; ++i) ++counts[static_cast<std::size_t>((first + i) % experts)];
-}
-
-std::vector<std::int64_t> numbers_below(std::int64_t n) {
-  std::vector<std::int64_t> numbers(static_cast<std::size_t>(n));
-  std::iota(numbers.begin(), numbers.end(), 0);
-  return numbers;
-}
-
 RoutingGenerator of_shares(double zipf_exponent, double noise, double autocorrelation) {
   RoutingGenerator g;
   g.zipf_exponent = zipf_exponent;
@@ -234,7 +206,6 @@ void RoutingGenerator::check() const {
                        fmt::format("{} to {}{}", least, with_most ? "" : "below ", most));
   };
   constexpr std::int64_t kMost = std::int64_t{1} << 24;
-  integer("steps", steps, 1, kMost);
   integer("layers", layers, 1, kMost);
   integer("micro_batches", micro_batches, 1, kMost);
   integer("source_ranks", source_ranks, 1, kMost);
@@ -282,38 +253,6 @@ RoutingGenerator routing_preset(std::string_view name) {
                    nearest_name(name, names));
 }
 
-RoutingCounts generate_routing(const RoutingGenerator& g) {
-  g.check();
-  RoutingCounts counts(
-      {numbers_below(g.steps), numbers_below(g.layers), g.micro_batches, g.source_ranks, g.experts, g.top_k});
-  std::vector<Popularity> popularity;
-  for (std::int64_t layer = 0; layer < g.layers; ++layer) popularity.emplace_back(g, layer);
-  std::vector<std::int64_t> row(static_cast<std::size_t>(g.experts));
-  for (std::int64_t step = 0; step < g.steps; ++step)
-    for (std::int64_t layer = 0; layer < g.layers; ++layer) {
-      Popularity& of_layer = popularity[static_cast<std::size_t>(layer)];
-      const std::vector<double> p = of_layer.next();
-      DistinctExperts experts(p, g.top_k);
-      for (std::int64_t m = 0; m < g.micro_batches; ++m) {
-        if (g.micro_batch_noise > 0) experts = DistinctExperts(of_layer.of_micro_batch(p, step, m), g.top_k);
-        const std::vector<std::int64_t> tokens = tokens_of_ranks(g, step, m);
-        std::int64_t dealt = 0;
-        for (std::int64_t rank = 0; rank < g.source_ranks; ++rank) {
-          const std::int64_t own = tokens[static_cast<std::size_t>(rank)];
-          if (g.pattern == RoutingPattern::balanced) {
-            deal_evenly(dealt, own * g.top_k, row);
-            dealt += own * g.top_k;
-          } else {
-            RandomBits random(g.seed, Draw::row, {layer, step, m, rank});
-            experts.draw(random, own, row);
-          }
-          counts.append(own, row);
-        }
-      }
-    }
-  return counts;
-}
-
 struct RoutingSteps::Rep {
   explicit Rep(const RoutingGenerator& g) : generator(g) {}
 
@@ -347,8 +286,10 @@ RoutingMatrix RoutingSteps::Rep::expected(const std::vector<double>& p, std::spa
   const RoutingGenerator& g = generator;
   const auto experts = static_cast<std::size_t>(g.experts);
   RoutingMatrix m{g.source_ranks, g.experts, std::vector<std::int64_t>(tokens.size() * experts)};
-  if (g.pattern == RoutingPattern::balanced) {
-    deal_evenly(0, g.tokens * g.top_k, m.tokens);
+  if (g.pattern == RoutingPattern::balanced) {  // tokens take experts in turn
+    const std::int64_t all = g.tokens * g.top_k;
+    for (std::int64_t e = 0; e < g.experts; ++e)
+      m.tokens[static_cast<std::size_t>(e)] = all / g.experts + (e < all % g.experts ? 1 : 0);
     return m;
   }
   const DistinctExperts distinct(p, g.top_k);
@@ -359,7 +300,6 @@ RoutingMatrix RoutingSteps::Rep::expected(const std::vector<double>& p, std::spa
 
 RoutingSteps::RoutingSteps(const RoutingGenerator& generator) : rep_(std::make_unique<Rep>(generator)) {
   RoutingGenerator& g = rep_->generator;
-  g.steps = 1;
   if (g.pattern != RoutingPattern::ragged) g.source_ranks = 1;
   g.check();
 }
@@ -395,18 +335,6 @@ const std::vector<std::vector<RoutingMatrix>>& RoutingSteps::by_micro_batch(std:
   }
   r.of_micro_batches_step = step;
   return r.of_micro_batches;
-}
-
-std::vector<std::vector<double>> routing_popularity(const RoutingGenerator& g, std::int64_t layer) {
-  g.check();
-  if (g.pattern == RoutingPattern::balanced) {
-    const auto experts = static_cast<std::size_t>(g.experts);
-    return std::vector(static_cast<std::size_t>(g.steps), std::vector(experts, 1.0 / static_cast<double>(experts)));
-  }
-  Popularity popularity(g, layer);
-  std::vector<std::vector<double>> all;
-  for (std::int64_t step = 0; step < g.steps; ++step) all.push_back(popularity.next());
-  return all;
 }
 
 }  // namespace orrery

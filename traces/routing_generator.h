@@ -26,13 +26,13 @@ enum class RoutingPattern : std::uint8_t {
 // The popularity of experts is p = softmax(u), u_e = -zipf_exponent ln(rank_e) + noise_e. The order of ranks is drawn
 // for each layer, and the noise follows AR(1) from step to step. If the autocorrelation is so near 1 that millions of
 // draws do not forget the start, the noise restarts after a fixed number of steps. A token's experts are top_k draws
-// from p, conditioned on being different; the counts of a row are distributed exactly as those of independent tokens.
+// from p, conditioned on being different.
 // With micro_batch_noise each micro-batch has its own popularity: p_e exp(noise of the micro-batch)_e, normalised.
 struct RoutingGenerator {
   static constexpr std::int64_t kMostTopK = 64;
 
   RoutingPattern pattern = RoutingPattern::zipf;
-  std::int64_t steps = 1, layers = 1, micro_batches = 1, source_ranks = 1;
+  std::int64_t layers = 1, micro_batches = 1, source_ranks = 1;
   std::int64_t tokens = 1;  // per micro-batch of a source rank; ragged: their exact mean
   std::int64_t experts = 1, top_k = 1;
   std::uint64_t seed = 1;
@@ -52,21 +52,18 @@ struct RoutingGenerator {
 
   // Throws InputError, with the field's name as pointer.
   void check() const;
+  bool operator==(const RoutingGenerator&) const = default;
 };
 
 // Returns one of four presets based on measured routing (docs/traces.md has the sources): "balanced",
 // "trained_with_auxiliary_loss", "young_router", "worst". The caller sets the sizes. Throws InputError for other names.
 RoutingGenerator routing_preset(std::string_view name);
 
-// Steps and layers are numbered from 0. A trace with fewer steps, layers or source ranks is a part of one with more
-// (ragged: not for source ranks).
-RoutingCounts generate_routing(const RoutingGenerator& generator);
-
-// Generates routing step by step with the same popularities, but with expected counts instead of drawn ones: of all
-// source ranks together, or of each if they are ragged. Takes microseconds per step, whatever the tokens.
+// Generates routing step by step: the expected counts of all source ranks together, or of each if they are ragged.
+// Steps and layers are numbered from 0. Takes microseconds per step, whatever the tokens.
 class RoutingSteps {
  public:
-  // Ignores the generator's steps, and its source ranks unless they are ragged. Throws as RoutingGenerator::check does.
+  // Ignores the generator's source ranks unless they are ragged. Throws as RoutingGenerator::check does.
   explicit RoutingSteps(const RoutingGenerator& generator);
   ~RoutingSteps();
   RoutingSteps(RoutingSteps&&) noexcept;
@@ -82,8 +79,5 @@ class RoutingSteps {
   struct Rep;
   std::unique_ptr<Rep> rep_;
 };
-
-// Returns the popularity that counts of `layer` are drawn from: [step][expert], each step sums to 1.
-std::vector<std::vector<double>> routing_popularity(const RoutingGenerator& generator, std::int64_t layer);
 
 }  // namespace orrery

@@ -121,10 +121,12 @@ inline Op computation(OpKind kind, const char* name, Phase phase, std::initializ
   return op;
 }
 
-inline Op communication(OpKind kind, const char* name, Stream stream, MeshGroup group, TensorId read, TensorId write) {
+inline Op communication(OpKind kind, const char* name, Phase phase, Stream stream, MeshGroup group, TensorId read,
+                        TensorId write) {
   Op op;
   op.kind = kind;
   op.name = name;
+  op.phase = phase;
   op.stream = stream;
   op.group = group;
   op.reads[0] = read;

@@ -16,12 +16,6 @@ namespace {
 
 constexpr std::uint16_t kLayersAhead = 1;  // Megatron-Core loads one layer ahead, and so does MEMO
 
-Op copy(const char* name, Stream stream, TensorId from, TensorId to, Phase phase) {
-  Op op = communication(OpKind::copy, name, stream, {}, from, to);
-  op.phase = phase;
-  return op;
-}
-
 constexpr FieldRule kIdle[]{keep({"activation_offload_layers"}, "unless activation_offload is true",
                                  [](const AskedOf& a) { return a.plan.activation_offload.offload; })};
 
@@ -50,8 +44,6 @@ void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& pie
   for (const TensorId id : kept_activations(piece)) to_host.move(id);
   to_host.finish();
 }
-
-void disable(Plan& plan) { plan.activation_offload = {}; }
 
 bool spares_activations(const Plan& plan) { return plan.activation_offload.offload; }
 
@@ -105,10 +97,11 @@ void ToHost::copy_both_ways(TensorId from, TensorId to) {
   const TensorId host = clone_tensor(piece_, from);
   piece_.tensors[host].alias_begin = 0;
   piece_.tensors[host].place = Place::host;
-  Op down = copy("activation.to_host", Stream::device_to_host, from, host, Phase::forward);
+  Op down = communication(OpKind::copy, "activation.to_host", Phase::forward, Stream::device_to_host, {}, from, host);
   down.buffers = buffers_;
   piece_.forward.ops.push_back(down);
-  Op back = copy("activation.to_device", Stream::host_to_device, host, to, Phase::input_gradient);
+  Op back =
+      communication(OpKind::copy, "activation.to_device", Phase::input_gradient, Stream::host_to_device, {}, host, to);
   back.free_running = true;
   back.prefetch = kLayersAhead;
   back_.push_back(back);
@@ -138,8 +131,8 @@ Strategy describe() {
           .check = check,
           .rewrite_piece = rewrite_piece,
           .plan_layers = plan_layers,
-          .disable = disable,
-          .relax = disable,
+          .disable = reset<&Plan::activation_offload>,
+          .relax = reset<&Plan::activation_offload>,
           .spares_activations = spares_activations,
           .words = kWords,
           .search_axes = kAxes};

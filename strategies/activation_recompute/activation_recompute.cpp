@@ -24,21 +24,20 @@ bool stays(const Piece& piece, const Op& op) {
   return id != kNoTensor && piece.tensors[id].resident;
 }
 
-// Clones of the tensors that the repeated ops write, and of their views.
+// Clones of the tensors that repeated ops write, and of their views.
 class Clones {
  public:
   explicit Clones(Piece& piece) : piece_(piece), copy_(piece.tensors.size(), kNoTensor) {}
 
-  void add_written(const Op& op) {
-    for (const TensorId id : op.writes) {
-      if (id == kNoTensor) continue;
-      // A tensor written in parts (overlapped products) is cloned whole; its parts become views of the one clone.
-      const TensorId root = storage_of(piece_, id);
-      if (copy_[root] == kNoTensor) copy_[root] = clone_tensor(piece_, root);
-    }
-  }
-  // Views of cloned tensors become views of the clones.
-  void add_views() {
+  void add(const std::vector<Op>& repeated) {
+    for (const Op& op : repeated)
+      for (const TensorId id : op.writes) {
+        if (id == kNoTensor) continue;
+        // A tensor written in parts (overlapped products) is cloned whole; its parts become views of the one clone.
+        const TensorId root = storage_of(piece_, id);
+        if (copy_[root] == kNoTensor) copy_[root] = clone_tensor(piece_, root);
+      }
+    // Views of cloned tensors become views of the clones.
     for (std::size_t id = 0; id < copy_.size(); ++id) {
       const TensorId base = piece_.tensors[id].alias_of;
       if (base == kNoTensor || base >= copy_.size() || copy_[base] == kNoTensor || copy_[id] != kNoTensor) continue;
@@ -80,29 +79,21 @@ void drop_unread_casts(Piece& piece) {
   });
 }
 
-// Prepends to the backward a copy of the forward ops that `chosen` picks, on new tensors. The backward ops that
-// `reader` picks read the new tensors. What only the copied ops produced for the backward is then no longer kept; what
-// the forward hands on is kept (as torch.utils.checkpoint does).
-template <class Chosen, class Reader>
-void recompute(Piece& piece, Chosen chosen, Reader reader) {
+// Prepends to the backward a copy of the forward ops that `wanted` picks, on new tensors. The backward ops that it
+// picks read the new tensors. What only the copied ops produced for the backward is then no longer kept; what the
+// forward hands on is kept (as torch.utils.checkpoint does).
+template <class Wanted>
+void recompute(Piece& piece, Wanted wanted) {
   Clones clones(piece);
   std::vector<Op> again;
-  again.reserve(piece.forward.ops.size());
-  for (const Op& op : piece.forward.ops) {
-    if (stays(piece, op) || !chosen(op)) continue;
-    clones.add_written(op);
-    again.push_back(op);
-  }
-  clones.add_views();
+  for (const Op& op : piece.forward.ops)
+    if (!stays(piece, op) && wanted(op)) again.push_back(op);
+  clones.add(again);
   for (Op& op : piece.backward.ops)
-    if (reader(op)) clones.read_by(op);
+    if (wanted(op)) clones.read_by(op);
   for (Op& op : again) op = clones.repeated(op);
   piece.backward.ops.insert(piece.backward.ops.begin(), again.begin(), again.end());
   drop_unread_casts(piece);
-}
-template <class Wanted>
-void recompute(Piece& piece, Wanted wanted) {
-  recompute(piece, wanted, wanted);
 }
 
 // ---- by ops ---------------------------------------------------------------------------------------------------------
@@ -253,16 +244,20 @@ class ByOps {
   }
 
   void repeat() {
-    Clones clones(piece_);
+    const auto is_again = [&](std::size_t i) {
+      return fates_[i].what == What::repeated || fates_[i].what == What::kept_in_parts;
+    };
+    std::vector<Op> repeated, again;
     for (std::size_t i = 0; i < fates_.size(); ++i)
-      if (is_again(i)) clones.add_written(forward_[i]);
-    clones.add_views();
+      if (is_again(i)) repeated.push_back(forward_[i]);
+    Clones clones(piece_);
+    clones.add(repeated);
     for (Block* block : {&piece_.backward, &piece_.weight_gradient})
       for (Op& op : block->ops) clones.read_by(op);
-    std::vector<Op> again;
+    auto next = repeated.begin();
     for (std::size_t i = 0; i < fates_.size(); ++i) {
       if (!is_again(i)) continue;
-      const Op op = clones.repeated(forward_[i]);
+      const Op op = clones.repeated(*next++);
       if (fates_[i].what == What::repeated) {
         again.push_back(op);
       } else {
@@ -270,9 +265,6 @@ class ByOps {
       }
     }
     piece_.backward.ops.insert(piece_.backward.ops.begin(), again.begin(), again.end());
-  }
-  bool is_again(std::size_t i) const {
-    return fates_[i].what == What::repeated || fates_[i].what == What::kept_in_parts;
   }
 
   void repeat_parts(const Op& whole, const Fate& fate, std::vector<Op>& again) {
@@ -416,7 +408,6 @@ class ByModules {
 
   bool has_experts() const { return permuting() < ops_.size(); }
   bool is_of_slots(TensorId id) const { return id != kNoTensor && piece_.tensors[id].find(Axis::slots) >= 0; }
-  std::size_t number_of(OpKind kind) const { return first_of({kind}); }
   std::size_t first_of(std::initializer_list<OpKind> kinds) const {
     const auto is_one = [&](const Op& op) { return std::ranges::find(kinds, op.kind) != kinds.end(); };
     return static_cast<std::size_t>(std::ranges::find_if(ops_, is_one) - ops_.begin());
@@ -453,7 +444,8 @@ class ByModules {
     std::size_t last = routed;
     for_each_reader(routed, [&](std::size_t j) {
       bool stream = false;  // the other addend is the stream itself
-      for_each_writer(j, [&](std::size_t k) { stream |= k < number_of(OpKind::route) && ops_[k].kind == OpKind::add; });
+      for_each_writer(j,
+                      [&](std::size_t k) { stream |= k < first_of({OpKind::route}) && ops_[k].kind == OpKind::add; });
       if (ops_[j].kind == OpKind::add && ops_[j].reads[1] != kNoTensor && !stream &&
           root(ops_[j].reads[1]) != root(piece_.input))
         last = j;
@@ -528,12 +520,9 @@ class ByModules {
     const auto originals = piece_.tensors.size();
     Clones clones(piece_);
     std::vector<Op> again;
-    for (std::size_t i = 0; i < ops_.size(); ++i) {
-      if (chosen_[i] == 0 || stays(piece_, ops_[i])) continue;
-      clones.add_written(ops_[i]);
-      again.push_back(ops_[i]);
-    }
-    clones.add_views();
+    for (std::size_t i = 0; i < ops_.size(); ++i)
+      if (chosen_[i] != 0 && !stays(piece_, ops_[i])) again.push_back(ops_[i]);
+    clones.add(again);
     for (Block* block : {&piece_.backward, &piece_.weight_gradient})
       for (Op& op : block->ops)
         for (TensorId& id : op.reads)
@@ -711,8 +700,6 @@ void rewrite(const Scenario& scenario, Program& program) {
   });
 }
 
-void disable(Plan& plan) { plan.recompute = {}; }
-
 bool spares_activations(const Plan& plan) { return plan.recompute.mode != Mode::none; }
 
 bool recomputes(const Scenario& scenario, Mode mode) {
@@ -770,8 +757,8 @@ Strategy describe() {
           .rewrite = rewrite,
           .rewrite_piece = rewrite_piece,
           .plan_layers = plan_layers,
-          .disable = disable,
-          .relax = disable,
+          .disable = reset<&Plan::recompute>,
+          .relax = reset<&Plan::recompute>,
           .spares_activations = spares_activations,
           .words = kWords,
           .search_axes = kAxes};

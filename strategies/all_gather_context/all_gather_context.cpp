@@ -38,8 +38,7 @@ class Gathering {
 
   // Keys and values are sent separately, as in the published code.
   void communicate(OpKind kind, const char* name, TensorId from, TensorId to, const Op& cause) {
-    Op op = communication(kind, name, Stream::context_communication, group_, from, to);
-    op.phase = cause.phase;
+    Op op = communication(kind, name, cause.phase, Stream::context_communication, group_, from, to);
     op.count = 2;
     out_.push_back(op);
   }

@@ -46,8 +46,7 @@ class Ring {
 
   void shift(const char* name, MeshGroup group, TensorId from, TensorId to, const Op& cause, std::int64_t places = 1) {
     const Stream stream = group == groups_.inner ? groups_.stream : Stream::outer_ring_communication;
-    Op op = communication(OpKind::ring_shift, name, stream, group, from, to);
-    op.phase = cause.phase;
+    Op op = communication(OpKind::ring_shift, name, cause.phase, stream, group, from, to);
     op.distance = static_cast<std::int32_t>(places);
     op.algorithm = groups_.algorithm;
     out_.push_back(op);
@@ -409,8 +408,6 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   ring_attention(piece, program.mesh, ring_groups(scenario, program.mesh, ring), plan.context.fp32_gradients);
 }
 
-void disable(Plan& plan) { plan.context = {}; }
-
 std::int64_t ranks(const Plan& plan) { return plan.context.degree; }
 
 constexpr PlanWord kWords[]{{"context", [](const Scenario& s) { return s.plan.context.degree > 1; }}};
@@ -458,7 +455,7 @@ Strategy describe() {
           .check = check,
           .rewrite_piece = rewrite_piece,
           .add_digits = add_digits,
-          .disable = disable,
+          .disable = reset<&Plan::context>,
           .ranks = ranks,
           .words = kWords,
           .context_types = kTypes,

@@ -16,6 +16,24 @@
 #include "strategies/expert_parallel/expert_parallel.h"
 
 namespace orrery::data_parallel {
+
+bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches) {
+  const Options& options = scenario.plan.data;
+  if (options.zero_stage >= 2 && micro_batches == 1) return true;
+  if (options.reduce_gradients != Reduction::automatic) return options.reduce_gradients == Reduction::every_micro_batch;
+  return options.zero_stage >= 2 && framework::reduces_shards_in_every_micro_batch(scenario.plan);
+}
+
+bool keeps_weights_quantised(const Scenario& scenario, const Plan& layers) {
+  const Options& options = scenario.plan.data;
+  return (options.fp8_param_gather && layers.precision.mix == precision::Mix::fp8) ||
+         (options.fp4_param_gather && layers.precision.mix == precision::Mix::nvfp4);
+}
+
+bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches) {
+  return scenario.plan.data.zero_stage >= 1 && reduces_in_every_micro_batch(scenario, micro_batches);
+}
+
 namespace {
 
 // Ops to insert before other ops of a block.
@@ -172,7 +190,7 @@ class Shard {
   // a large one.
   void bucketed(OpKind kind, const char* name, MeshGroup group, TensorId from, TensorId to, When when,
                 bool accumulate) {
-    Op op = communication(kind, name, Stream::data_communication, group, from, to);
+    Op op = communication(kind, name, Phase::weight_gradient, Stream::data_communication, group, from, to);
     op.accumulate = accumulate;
     op.when = when;
     if (s_.pieces.any() && kind == OpKind::all_reduce && when == When::last_micro_batch && in_pieces(op)) return;
@@ -192,7 +210,6 @@ class Shard {
       } else {
         op.every = static_cast<std::uint16_t>(std::clamp(bucket_bytes_ / std::max(bytes, 1.0), 1.0, 60000.0));
       }
-      op.phase = Phase::weight_gradient;
       // After the weight gradients, which zero-bubble schedules run separately.
       Block& block = piece_.weight_gradient.ops.empty() ? piece_.backward : piece_.weight_gradient;
       block.ops.insert(block.ops.begin() + reduced_before(block, from), op);
@@ -227,7 +244,6 @@ class Shard {
     const auto piece = [&](double share, std::size_t before) {
       if (!(share > 0)) return;
       Op op = whole;
-      op.phase = Phase::weight_gradient;
       op.stream = Stream::expert_communication;
       op.free_running = op.is_part = true;
       op.covers = Covers::before;
@@ -247,7 +263,6 @@ class Shard {
       piece_.update.ops.insert(piece_.update.ops.begin() + reductions_before_update_++, op);
     }
     Op last = whole;
-    last.phase = Phase::weight_gradient;
     last.covers = Covers::last;
     last.share = s_.pieces.beside_experts + s_.pieces.beside_dense;
     block.ops.push_back(last);
@@ -307,14 +322,13 @@ class Shard {
       const MeshGroup left = piece_.tensors[from].divided_over().without(levels_[l]);
       const TensorId to =
           left == over_.weights ? set_.parameters : part(set_.parameters, left, "parameter_shard", true);
-      Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, levels_[l],
-                            from, to);
+      Op op = communication(OpKind::all_gather, "parameters.all_gather", overlap ? Phase::forward : Phase::update,
+                            Stream::parameter_communication, levels_[l], from, to);
       if (overlap) {
         op.when = When::first_micro_batch;
         op.free_running = true;
         op.prefetch = 1;
       } else {
-        op.phase = Phase::update;
         op.every = kAllInstances;
       }
       ops.insert(ops.begin() + at++, op);
@@ -361,8 +375,8 @@ class Shard {
   TensorId gathered(Block& block, std::size_t first, std::size_t end, TensorId shard, MeshGroup group,
                     Gathers& gathers) {
     const auto put = [&](OpKind kind, const char* name, MeshGroup over, TensorId part, TensorId to) {
-      Op op = communication(kind, name, Stream::parameter_communication, over, part, to);
-      op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
+      Op op = communication(kind, name, &block == &piece_.forward ? Phase::forward : Phase::input_gradient,
+                            Stream::parameter_communication, over, part, to);
       op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(gathers.prefetch, 60000));
       op.free_running = op.prefetch > 0;
       if (s_.keeps_parameters) op.when = When::first_micro_batch;
@@ -507,27 +521,6 @@ void gather_in_turn(framework::GatherLimits limits, const Options& options, Piec
   if (!kept) gather(piece.backward);
 }
 
-}  // namespace
-
-bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches) {
-  const Options& options = scenario.plan.data;
-  if (options.zero_stage >= 2 && micro_batches == 1) return true;
-  if (options.reduce_gradients != Reduction::automatic) return options.reduce_gradients == Reduction::every_micro_batch;
-  return options.zero_stage >= 2 && framework::reduces_shards_in_every_micro_batch(scenario.plan);
-}
-
-bool keeps_weights_quantised(const Scenario& scenario, const Plan& layers) {
-  const Options& options = scenario.plan.data;
-  return (options.fp8_param_gather && layers.precision.mix == precision::Mix::fp8) ||
-         (options.fp4_param_gather && layers.precision.mix == precision::Mix::nvfp4);
-}
-
-bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches) {
-  return scenario.plan.data.zero_stage >= 1 && reduces_in_every_micro_batch(scenario, micro_batches);
-}
-
-namespace {
-
 bool is_of_experts(const Piece& piece, const ParameterGradient& p) {
   return piece.tensors[p.parameter].find(Axis::experts) >= 0;
 }
@@ -597,7 +590,8 @@ void check(const Scenario& scenario) {
   const std::int64_t degree = data_parallel_degree(scenario);
   if (options.shard_degree > 0 && degree % options.shard_degree != 0)
     refuse(scenario.plan, "zero_shard_degree", "a divisor of the data-parallel degree " + std::to_string(degree));
-  if ((options.fp8_param_gather || options.fp4_param_gather) && !framework::gathers_quantised_weights(scenario.plan))
+  if ((options.fp8_param_gather || options.fp4_param_gather) &&
+      !framework::stack_of(scenario.plan).gathers_quantised_weights)
     keep_defaults(scenario.plan, kParamGathers,
                   fmt::format("with framework \"{}\", which keeps quantised weights in addition to wider ones",
                               framework::stack_name(scenario.plan)));
@@ -630,7 +624,7 @@ Sharding sharding_over(const Scenario& scenario, const Plan& plan, const Program
 }
 
 void set_dtypes(const Scenario& scenario, const Plan& plan, Sharding& s) {
-  s.fp32_weights = !s.over.weights.empty() && framework::shards_in_fp32(scenario.plan) &&
+  s.fp32_weights = !s.over.weights.empty() && framework::stack_of(scenario.plan).shards_in_fp32 &&
                    scenario.plan.optimizer.master_parameters && scenario.plan.precision.storage() != Dtype::fp32;
   s.fp8_gathers = !s.over.weights.empty() && plan.data.float8_all_gather && plan.precision.mix == precision::Mix::fp8;
 }
@@ -718,8 +712,9 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   Sharding sharding = sharding_of(scenario, plan, program);
   Sharding experts = expert_sharding_of(scenario, plan, program);
   if (sharding.ranks.empty() && experts.ranks.empty()) return;
-  sharding.stays_gathered = !is_layer(piece) && sharding.over.secondary.empty() &&
-                            (framework::keeps_ends_gathered(scenario.plan) || lends_to_another_chunk(program, piece));
+  sharding.stays_gathered =
+      !is_layer(piece) && sharding.over.secondary.empty() &&
+      (framework::stack_of(scenario.plan).keeps_ends_gathered || lends_to_another_chunk(program, piece));
   sharding.fp8_gathers = sharding.fp8_gathers && is_layer(piece);
   if (const framework::GatherLimits limits = framework::gather_limits(scenario.plan);
       !sharding.over.weights.empty() && exceeds(limits, piece)) {
@@ -766,14 +761,8 @@ constexpr PlanWord kWords[]{{"data", [](const Scenario& s) { return data_paralle
                             {"zero-2", [](const Scenario& s) { return s.plan.data.zero_stage == 2; }},
                             {"zero-3", [](const Scenario& s) { return s.plan.data.zero_stage == 3; }}};
 
-}  // namespace
-
 // Returns whether another rank computes gradients of the same weights.
-static bool shares_gradients(const Scenario& scenario) {
-  return orrery::ranks(scenario) > scenario.plan.pipeline.degree;
-}
-
-namespace {
+bool shares_gradients(const Scenario& scenario) { return orrery::ranks(scenario) > scenario.plan.pipeline.degree; }
 
 constexpr SearchAxis kAxes[]{
     {.field = "data_parallel",

@@ -3,8 +3,8 @@
 // options.h has the schedule of the phases:
 //
 //   single_expert  the model without experts: each device has the one expert, whose gradients are all-reduced
-//   soft           rows for the average number of experts that compute a token (GateState::computed_experts, rounded to
-//                  0.01); memory and exchanges scale with it
+//   soft           rows for the average number of experts that compute a token, rounded to 0.01; memory and exchanges
+//                  scale with it
 //   hard           top-1
 //
 // In a run the data decide how many experts a token has. A run therefore has a slot for every token in each expert
@@ -153,7 +153,7 @@ constexpr FieldRule kExcludes[]{
 
 void check(const Scenario& scenario) {
   const Model& model = scenario.model;
-  const Options& options = scenario.plan.dts_gate;
+  const Gate& gate = scenario.plan.dts_gate.gate;
   if (!used(scenario)) return;
   if (model.router_type != RouterType::top_k)
     refuse(scenario.plan, "moe_gate",
@@ -170,15 +170,15 @@ void check(const Scenario& scenario) {
     throw InputError({"", "/workload/routing"}, "unequal routing",
                      fmt::format("\"balanced\" with \"moe_gate\": \"dense_to_sparse\" and more than {} experts",
                                  RoutingGenerator::kMostTopK));
-  if (options.gate.seed_steps > 0 && model.expert_ffn != model.ffn)
+  if (gate.seed_steps > 0 && model.expert_ffn != model.ffn)
     refuse(scenario.plan, "moe_gate_seed_steps",
            fmt::format("0 for a model whose experts and MLP have different inner widths ({} and {})", model.expert_ffn,
                        model.ffn));
-  try {
-    gate_of(scenario).check();
-  } catch (const InputError& error) {
-    throw InputError({"", "/plan/moe_gate_" + error.where().pointer.substr(1)}, error.found(), error.expected());
-  }
+  if (gate.hard_step < gate.seed_steps)
+    refuse(scenario.plan, "moe_gate_hard_step", fmt::format("at least {}, the seed steps", gate.seed_steps));
+  if (gate.first_temperature < gate.last_temperature)
+    refuse(scenario.plan, "moe_gate_first_temperature",
+           fmt::format("at least {}, the last temperature", gate.last_temperature));
 }
 
 std::optional<Scenario> settle(const Scenario& scenario) {
@@ -251,25 +251,6 @@ void check_runnable(const Scenario& scenario) {
 
 }  // namespace
 
-void Gate::check() const {
-  const auto fail = [](const char* field, const auto& found, std::string expected) {
-    throw InputError({"", fmt::format("/{}", field)}, fmt::format("{}", found), std::move(expected));
-  };
-  if (experts < 1) fail("experts", experts, "at least 1");
-  if (seed_steps < 0) fail("seed_steps", seed_steps, "at least 0");
-  if (hard_step < seed_steps) fail("hard_step", hard_step, fmt::format("at least {}, the seed steps", seed_steps));
-  if (decay_steps < 1) fail("decay_steps", decay_steps, "at least 1");
-  if (!(last_temperature > 0) || !std::isfinite(last_temperature))
-    fail("last_temperature", last_temperature, "above 0");
-  if (!(first_temperature >= last_temperature) || !std::isfinite(first_temperature))
-    fail("first_temperature", first_temperature, fmt::format("at least {}, the last temperature", last_temperature));
-  if (!(threshold > 0 && threshold < 1)) fail("threshold", threshold, "above 0 and below 1");
-  if (!(first_logit_deviation >= 0) || !std::isfinite(first_logit_deviation))
-    fail("first_logit_deviation", first_logit_deviation, "at least 0");
-  if (!(last_logit_deviation >= 0) || !std::isfinite(last_logit_deviation))
-    fail("last_logit_deviation", last_logit_deviation, "at least 0");
-}
-
 Phase phase(const Gate& gate, std::int64_t step) {
   if (step < gate.seed_steps) return Phase::single_expert;
   return step < gate.hard_step ? Phase::soft : Phase::hard;
@@ -308,14 +289,6 @@ double SampledGate::active_experts(double temperature, double threshold, double 
     active += std::count_if(p.begin(), p.end(), [&](double weight) { return weight > threshold * sum; });
   }
   return static_cast<double>(active) * static_cast<double>(experts_) / static_cast<double>(gumbel_.size());
-}
-
-GateState state(const Gate& gate, const SampledGate& tokens, std::int64_t step) {
-  GateState s{phase(gate, step), temperature(gate, step), logit_deviation(gate, step)};
-  if (s.phase != Phase::soft) return s;
-  s.active_experts = tokens.active_experts(s.temperature, gate.threshold, s.logit_deviation);
-  s.computed_experts = gate.padded ? static_cast<double>(gate.experts) : s.active_experts;
-  return s;
 }
 
 Strategy describe() {

@@ -32,9 +32,6 @@ struct Gate {
   // false: experts compute active tokens only. true, as in the authors' code: all tokens until the hard phase.
   bool padded = false;
 
-  // Throws InputError, with the field's name as pointer.
-  void check() const;
-
   bool operator==(const Gate&) const = default;
 };
 
@@ -54,15 +51,6 @@ class SampledGate {
   std::size_t experts_;
   std::vector<double> gumbel_, normal_;  // [token * experts + expert]
 };
-
-struct GateState {
-  Phase phase = Phase::single_expert;
-  double temperature = 0, logit_deviation = 0;
-  double active_experts = 1;    // expected active experts of a token
-  double computed_experts = 1;  // experts that compute a token: FLOPs, activations and all-to-alls scale with it
-};
-// Returns the state of the gate at a step. REQUIRES: `tokens` were sampled for gate.experts.
-GateState state(const Gate& gate, const SampledGate& tokens, std::int64_t step);
 
 enum class MoeGate : std::uint8_t { top_k, dense_to_sparse };
 inline constexpr std::array<std::string_view, 2> kMoeGateNames{"top_k", "dense_to_sparse"};

@@ -14,6 +14,16 @@
 #include "strategies/storages.h"
 
 namespace orrery::expert_parallel {
+
+std::int64_t expert_tensor_ranks(const Plan& plan) {
+  return plan.expert.tensor_degree > 0 ? plan.expert.tensor_degree : plan.tensor.degree;
+}
+
+MeshGroup expert_replicas(const Mesh& mesh) {
+  return mesh.group({MeshAxis::tp, MeshAxis::cp, MeshAxis::dp_shard, MeshAxis::dp_replicate})
+      .without(mesh.group({MeshAxis::ep, MeshAxis::etp}));
+}
+
 namespace {
 
 bool is_rows(const Tensor& t) { return t.find(Axis::slots) >= 0; }
@@ -135,9 +145,8 @@ class Experts {
 
   Op collective(OpKind kind, const char* name, MeshGroup group, TensorId from, TensorId to, const Op& cause) const {
     // The next kernels wait for it, as for PyTorch's collectives.
-    Op op = communication(kind, name, Stream::compute, group, from, to);
+    Op op = communication(kind, name, cause.phase, Stream::compute, group, from, to);
     op.account = Stream::expert_communication;
-    op.phase = cause.phase;
     return op;
   }
   // Sorts blocks of rows between the order of exchanges (by rank) and that of products (by expert).
@@ -511,19 +520,6 @@ class Experts {
   double padding_ = 1;      // slots over what balanced routing needs
 };
 
-}  // namespace
-
-std::int64_t expert_tensor_ranks(const Plan& plan) {
-  return plan.expert.tensor_degree > 0 ? plan.expert.tensor_degree : plan.tensor.degree;
-}
-
-MeshGroup expert_replicas(const Mesh& mesh) {
-  return mesh.group({MeshAxis::tp, MeshAxis::cp, MeshAxis::dp_shard, MeshAxis::dp_replicate})
-      .without(mesh.group({MeshAxis::ep, MeshAxis::etp}));
-}
-
-namespace {
-
 constexpr FieldRule kIdle[]{
     keep({"expert_parallel", "expert_tensor_parallel", "moe_expert_capacity_factor", "moe_token_dispatcher",
           "moe_pad_to_busiest_expert", "moe_shared_expert_overlap", "overlap_moe_expert_parallel_comm",
@@ -671,8 +667,6 @@ void check_runnable_router(const Scenario& scenario) {
     refuse("another one in a real run of several replicas with dropout or router_noise: one rank draws other numbers");
 }
 
-}  // namespace
-
 void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Options& options = scenario.plan.expert;
@@ -689,8 +683,6 @@ void check_runnable(const Scenario& scenario) {
   if (options.dispatcher == Dispatcher::allgather)
     fail(" in a real run with moe_token_dispatcher \"allgather\", which puts all tokens into slots");
 }
-
-namespace {
 
 constexpr SearchAxis kAxes[]{{.field = "expert_parallel",
                               .label = "ep",

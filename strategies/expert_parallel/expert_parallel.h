@@ -26,7 +26,6 @@
 
 namespace orrery::expert_parallel {
 
-void check_runnable(const Scenario& scenario);
 // Returns the controller of a training with unequal routing; null if routing is balanced. Steps with the same routing
 // have the same state.
 std::unique_ptr<TrainingController> control(const Scenario& scenario);

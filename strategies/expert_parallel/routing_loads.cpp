@@ -70,42 +70,21 @@ std::int64_t slowest_group(const RoutingCounts& counts, std::size_t step, std::i
 RoutingGenerator generator_of(const Scenario& scenario) {
   const Workload& w = scenario.workload;
   RoutingGenerator g;
-  switch (w.routing) {
-    case ExpertRouting::balanced:
-      g.pattern = RoutingPattern::balanced;
-      break;
-    case ExpertRouting::zipf:
-      g.zipf_exponent = w.routing_skew;
-      break;
-    case ExpertRouting::hot_expert:
-      g.pattern = RoutingPattern::hot_expert;
-      g.hot_share = w.routing_skew;
-      break;
-    case ExpertRouting::hot_rank:
-      g.pattern = RoutingPattern::hot_rank;
-      g.hot_share = w.routing_skew;
-      g.expert_ranks = scenario.plan.expert.degree;
-      break;
-    case ExpertRouting::rotating:
-      g.pattern = RoutingPattern::rotating;
-      g.zipf_exponent = w.routing_skew;
-      break;
-    case ExpertRouting::burst:
-      g.pattern = RoutingPattern::burst;
-      g.hot_share = w.routing_skew;
-      break;
-    case ExpertRouting::ragged:
-      g.pattern = RoutingPattern::ragged;
-      g.raggedness = w.routing_skew;
-      g.source_ranks = scenario.plan.expert.degree;
-      break;
-    case ExpertRouting::trained_with_auxiliary_loss:
-    case ExpertRouting::young_router:
-    case ExpertRouting::worst:
-      g = routing_preset(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
-      break;
-  }
-  if (!is_preset(w.routing)) {
+  if (is_preset(w.routing)) {
+    g = routing_preset(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
+  } else {
+    using Routing = ExpertRouting;
+    g.pattern = w.routing == Routing::balanced     ? RoutingPattern::balanced
+                : w.routing == Routing::hot_expert ? RoutingPattern::hot_expert
+                : w.routing == Routing::hot_rank   ? RoutingPattern::hot_rank
+                : w.routing == Routing::rotating   ? RoutingPattern::rotating
+                : w.routing == Routing::burst      ? RoutingPattern::burst
+                : w.routing == Routing::ragged     ? RoutingPattern::ragged
+                                                   : RoutingPattern::zipf;
+    const bool by_rank = w.routing == Routing::zipf || w.routing == Routing::rotating;
+    (by_rank ? g.zipf_exponent : w.routing == Routing::ragged ? g.raggedness : g.hot_share) = w.routing_skew;
+    if (w.routing == Routing::hot_rank) g.expert_ranks = scenario.plan.expert.degree;
+    if (w.routing == Routing::ragged) g.source_ranks = scenario.plan.expert.degree;
     g.noise = w.routing_noise;
     g.autocorrelation = w.routing_autocorrelation;
     g.period = w.routing_period;
@@ -121,25 +100,14 @@ RoutingGenerator generator_of(const Scenario& scenario) {
   return g;
 }
 
-// Everything that drawn routing depends on, except the step.
-using DrawnKey =
-    std::tuple<RoutingPattern, double, double, double, double, double, std::int64_t, std::int64_t, std::int64_t,
-               std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, std::uint64_t>;
-DrawnKey key_of(const RoutingGenerator& g) {
-  return {g.pattern,           g.zipf_exponent, g.hot_share,     g.noise,      g.autocorrelation,
-          g.micro_batch_noise, g.period,        g.burst_steps,   g.experts,    g.top_k,
-          g.expert_ranks,      g.source_ranks,  g.micro_batches, g.raggedness, g.seed};
-}
-
 // Cached: a search lowers many plans of one workload, a training one plan step after step.
 RoutingSteps& drawn_steps(const Scenario& scenario) {
   const RoutingGenerator g = generator_of(scenario);
-  const DrawnKey key = key_of(g);
-  thread_local DrawnKey met;
+  thread_local RoutingGenerator met;
   thread_local std::optional<RoutingSteps> steps;
-  if (!steps || key != met) {
+  if (!steps || g != met) {
     steps.emplace(g);
-    met = key;
+    met = g;
   }
   return *steps;
 }
@@ -339,6 +307,14 @@ class Variants {
   std::map<std::pair<std::uint16_t, TableIndex<Load>>, std::uint16_t> copies_;
 };
 
+// Returns "3 to 60" or "1, 3, 5 to 23": the first and the last layer, and their period.
+std::string expert_layers_text(const Model& model) {
+  const std::int64_t first = model.dense_layers + model.expert_period - 1,
+                     last = first + (model.expert_layers() - 1) * model.expert_period;
+  if (model.expert_period == 1) return fmt::format("{} to {}", first, last);
+  return fmt::format("{} to {} in steps of {}", first, last, model.expert_period);
+}
+
 }  // namespace
 
 std::int64_t routing_step(const Workload& workload) {
@@ -374,18 +350,6 @@ std::int64_t routing_state(const Scenario& scenario) {
 bool has_experts(const Piece& piece) {
   return std::ranges::any_of(piece.forward.ops, [](const Op& op) { return op.kind == OpKind::permute; });
 }
-
-namespace {
-
-// Returns "3 to 60" or "1, 3, 5 to 23": the first and the last layer, and their period.
-std::string expert_layers_text(const Model& model) {
-  const std::int64_t first = model.dense_layers + model.expert_period - 1,
-                     last = first + (model.expert_layers() - 1) * model.expert_period;
-  if (model.expert_period == 1) return fmt::format("{} to {}", first, last);
-  return fmt::format("{} to {} in steps of {}", first, last, model.expert_period);
-}
-
-}  // namespace
 
 void check_routing(const Scenario& scenario) {
   const Workload& w = scenario.workload;
@@ -619,14 +583,14 @@ JoinedLoads joined_loads(const Scenario& scenario, std::span<const std::int64_t>
 
 // Cached: routing is drawn once for all plans that divide it in the same way.
 const JoinedLoads& loads_to_lay(const Scenario& scenario, const std::vector<std::int64_t>& layers, double given) {
-  using Key = std::tuple<DrawnKey, std::int64_t, std::int64_t, double, bool, double, std::vector<std::int64_t>>;
+  using Key = std::tuple<RoutingGenerator, std::int64_t, std::int64_t, double, bool, double, std::vector<std::int64_t>>;
   thread_local std::optional<Key> met;
   thread_local JoinedLoads joined;
   const Workload& workload = scenario.workload;
   const bool drawn = workload.routes_unequally() && !workload.recorded_routing && !scenario.expert_rows;
   std::optional<Key> key;
   if (drawn)
-    key.emplace(key_of(generator_of(scenario)), routing_step(workload), scenario.plan.expert.degree,
+    key.emplace(generator_of(scenario), routing_step(workload), scenario.plan.expert.degree,
                 scenario.plan.expert.capacity_factor, scenario.plan.expert.pad_to_busiest, given, layers);
   if (!drawn || key != met) {
     met.reset();  // in case it throws

@@ -450,8 +450,6 @@ std::unique_ptr<TrainingController> control(const Scenario& scenario) {
   return used(scenario) && scenario.model.has_experts() ? std::make_unique<BalanceController>(scenario) : nullptr;
 }
 
-void disable(Plan& plan) { plan.flexmoe = {}; }  // one rank has every expert
-
 // Program::expert_of_slot, of placements that are given.
 void rewrite(const Scenario& scenario, Program& program) {
   if (scenario.plan.flexmoe.balancer != Balancer::given) return;
@@ -491,7 +489,7 @@ Strategy describe() {
           .rewrite = rewrite,
           .settle = settle,
           .control = control,
-          .disable = disable,
+          .disable = reset<&Plan::flexmoe>,  // one rank has every expert
           .make_runnable = make_runnable,
           .begins_anew = begins_anew,
           .check_runnable = check_runnable};

@@ -90,6 +90,20 @@ class Cheapest {
   std::vector<Adjustment> plan_;  // empty: nothing is cheaper than the given placement
 };
 
+std::int64_t most_loaded_of_busiest_rank(const ExpertPlacement& placement, const std::vector<std::int64_t>& loads) {
+  const std::vector<double> of_ranks = rank_loads(placement, loads);
+  const std::int64_t busiest = std::ranges::max_element(of_ranks) - of_ranks.begin();
+  std::int64_t expert = -1;
+  double most = -1;
+  for (std::int64_t e = 0; e < placement.experts(); ++e) {
+    if (placement.vexperts(e, busiest) == 0) continue;
+    const double here = static_cast<double>(loads[static_cast<std::size_t>(e)] * placement.vexperts(e, busiest)) /
+                        static_cast<double>(placement.vexperts(e));
+    if (here > most) most = here, expert = e;
+  }
+  return expert;
+}
+
 }  // namespace
 
 ExpertPlacement::ExpertPlacement(std::int64_t experts, std::int64_t ranks, std::int64_t slots_per_rank)
@@ -194,10 +208,6 @@ std::vector<std::pair<std::int64_t, std::int64_t>> new_copies(const ExpertPlacem
   return copies;
 }
 
-double layer_seconds(const ExpertPlacement& placement, const RoutingMatrix& tokens, const LayerProfile& profile) {
-  return layer_seconds(placement, tokens, profile, token_seconds(profile, placement.ranks()));
-}
-
 PlacementCost cost_of(LayerProfile profile, std::int64_t ranks) {
   std::vector<double> of_links = token_seconds(profile, ranks);
   return [profile = std::move(profile), of_links = std::move(of_links)](const ExpertPlacement& placement,
@@ -216,24 +226,6 @@ void apply(const Adjustment& a, ExpertPlacement& placement) {
       return placement.migrate(a.expert, a.rank, a.other_expert, a.other_rank);
   }
 }
-
-namespace {
-
-std::int64_t most_loaded_of_busiest_rank(const ExpertPlacement& placement, const std::vector<std::int64_t>& loads) {
-  const std::vector<double> of_ranks = rank_loads(placement, loads);
-  const std::int64_t busiest = std::ranges::max_element(of_ranks) - of_ranks.begin();
-  std::int64_t expert = -1;
-  double most = -1;
-  for (std::int64_t e = 0; e < placement.experts(); ++e) {
-    if (placement.vexperts(e, busiest) == 0) continue;
-    const double here = static_cast<double>(loads[static_cast<std::size_t>(e)] * placement.vexperts(e, busiest)) /
-                        static_cast<double>(placement.vexperts(e));
-    if (here > most) most = here, expert = e;
-  }
-  return expert;
-}
-
-}  // namespace
 
 std::vector<Adjustment> make_plan(const ExpertPlacement& placement, const RoutingMatrix& tokens,
                                   const PlacementCost& cost, bool also_busiest_rank) {
@@ -271,7 +263,6 @@ PlacementChange schedule(const ExpertPlacement& placement, const RoutingMatrix& 
                      "at least 1, which is perfect balance");
   const std::vector<std::int64_t> loads = tokens.by_expert();
   PlacementChange made{placement, {}};
-  made.seconds_before = cost(placement, tokens);
   made.balance_before = made.balance_after = balance_ratio(placement, loads);
   while (made.balance_after > most_imbalance) {
     const std::vector<Adjustment> plan = make_plan(made.placement, tokens, cost, also_busiest_rank);
@@ -280,7 +271,6 @@ PlacementChange schedule(const ExpertPlacement& placement, const RoutingMatrix& 
     made.adjustments.insert(made.adjustments.end(), plan.begin(), plan.end());
     made.balance_after = balance_ratio(made.placement, loads);
   }
-  made.seconds_after = cost(made.placement, tokens);
   return made;
 }
 

@@ -82,12 +82,10 @@ struct LayerProfile {
   std::function<double(const std::vector<std::int64_t>& ranks)> all_reduced_bytes_per_second;  // BPS
 };
 
-// Returns the seconds of the slowest rank by eqs. 5 and 7 to 9. For each expert of a rank they add up computation (the
-// backward takes as long as two forwards), four all-to-alls, each as slow as the slowest link into the rank, and the
-// all-reduce of gradients if several ranks hold the expert. Source ranks are the placement's ranks. Throws InputError
-// if the numbers of ranks or experts differ.
-double layer_seconds(const ExpertPlacement& placement, const RoutingMatrix& tokens, const LayerProfile& profile);
-// Returns layer_seconds as a cost for placements on `ranks` ranks, with a copy of `profile` that asks each link once.
+// Returns the cost of placements on `ranks` ranks: the seconds of the slowest rank by eqs. 5 and 7 to 9. For each
+// expert of a rank they add up computation (the backward takes as long as two forwards), four all-to-alls, each as slow
+// as the slowest link into the rank, and the all-reduce of gradients if several ranks hold the expert. Source ranks are
+// the placement's ranks. The cost throws InputError if the numbers of ranks or experts differ. It asks each link once.
 PlacementCost cost_of(LayerProfile profile, std::int64_t ranks);
 
 struct Adjustment {
@@ -114,7 +112,6 @@ struct PlacementChange {
   ExpertPlacement placement;
   std::vector<Adjustment> adjustments;  // in order
   double balance_before = 0, balance_after = 0;
-  double seconds_before = 0, seconds_after = 0;
 };
 
 // The scheduler (algorithm 1): makes and applies plans while the balance ratio is above `most_imbalance` (at least 1).

@@ -114,9 +114,7 @@ class ChunkedAttention {
   TensorId copy(const char* name, Stream stream, TensorId from, Place to, Phase phase) {
     const TensorId copied = clone_tensor(piece_, from);
     piece_.tensors[copied].place = to;
-    Op op = communication(OpKind::copy, name, stream, {}, from, copied);
-    op.phase = phase;
-    out_.push_back(op);
+    out_.push_back(communication(OpKind::copy, name, phase, stream, {}, from, copied));
     return copied;
   }
   Waiting put(TensorId id, Phase phase) {

@@ -172,8 +172,6 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   for (const Axis axis : {Axis::ffn, Axis::vocab}) ChunkedOps(piece, axis, kMlpChunksOfAChunk * chunks, ranks).run();
 }
 
-void disable(Plan& plan) { plan.fpdt = {}; }
-
 constexpr PlanWord kWords[]{{"fpdt", is_used}};
 
 }  // namespace
@@ -187,7 +185,7 @@ Strategy describe() {
           .check = check,
           .rewrite_piece = rewrite_piece,
           .add_digits = add_digits,
-          .disable = disable,
+          .disable = reset<&Plan::fpdt>,
           .words = kWords,
           .context_types = kTypes};
 }

@@ -11,30 +11,6 @@
 namespace orrery::framework {
 namespace {
 
-constexpr std::int64_t kNoStage = 4;
-
-struct StackPreset {
-  Kernels kernels = Kernels::fused;
-  std::string attention_kernel;
-  Runtime runtime;
-  double bucket_elements = 0, bucket_elements_per_data_rank = 0;
-  GatherLimits gathers;
-  GradientScaling gradient_scaling = GradientScaling::passes;
-  LossKernels loss = LossKernels::fp32;
-  bool accumulates_separately = false, scatters_transfers = false;
-  bool shards_in_fp32 = false, keeps_ends_gathered = false, keeps_gathered_inputs = false;
-  bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
-  bool gathers_quantised_weights = false;
-  bool weighs_activations = false;
-  bool deals_uneven_chunks = false;
-  // For 16-bit parameters: the least zero_stage at which gradients have the parameters' dtype; kNoStage: never.
-  std::int64_t fp16_gradients_from_zero = kNoStage, bf16_gradients_from_zero = kNoStage;
-  bool flat_reduction_buffers = false, copies_gradients_for_update = false;
-  double sub_group_elements = 0;
-  SentOutputs sent_outputs = SentOutputs::freed;
-  std::vector<SearchedValues> searched;
-};
-
 std::array<StackPreset, kStackNames.size()> read_stacks() {
   constexpr const char* kFile = "strategies/framework/stacks.json";
   const nlohmann::json document = parse_embedded(kFile);
@@ -58,7 +34,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.gathers.prefetch = j.at("stage3_prefetch_bucket_size");
     const auto from_stage = [&](const char* dtype) -> std::int64_t {
       const nlohmann::json& stage = j.at("gradients_as_parameters_from_zero_stage").at(dtype);
-      return stage.is_null() ? kNoStage : stage.get<std::int64_t>();
+      return stage.is_null() ? StackPreset::kNoStage : stage.get<std::int64_t>();
     };
     s.fp16_gradients_from_zero = from_stage("fp16");
     s.bf16_gradients_from_zero = from_stage("bf16");
@@ -98,11 +74,6 @@ const StackPreset& preset(Stack stack) {
   static const auto stacks = read_stacks();
   return stacks[static_cast<std::size_t>(stack)];
 }
-const StackPreset& preset(const Plan& plan) { return preset(plan.framework.stack); }
-const StackPreset& preset(std::string_view stack) {
-  const auto* at = std::find(kStackNames.begin(), kStackNames.end(), stack);
-  return preset(static_cast<Stack>(at - kStackNames.begin()));
-}
 
 bool is_megatron(Stack stack) {
   return stack == Stack::megatron_core || stack == Stack::megatron_2021 || stack == Stack::megatron_deepspeed;
@@ -110,21 +81,23 @@ bool is_megatron(Stack stack) {
 
 }  // namespace
 
-std::string_view stack_name(const Plan& plan) { return kStackNames[static_cast<std::size_t>(plan.framework.stack)]; }
+const StackPreset& stack_of(const Plan& plan) { return preset(plan.framework.stack); }
 
-double literature_host_seconds_per_op(std::string_view stack) { return preset(stack).runtime.host_seconds_per_op; }
-std::span<const SearchedValues> searched_values(const Plan& plan) { return preset(plan).searched; }
-Kernels kernels_of(std::string_view stack) { return preset(stack).kernels; }
+const StackPreset& stack_named(std::string_view name) {
+  return preset(static_cast<Stack>(std::ranges::find(kStackNames, name) - kStackNames.begin()));
+}
+
+std::string_view stack_name(const Plan& plan) { return kStackNames[static_cast<std::size_t>(plan.framework.stack)]; }
 
 KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
   const Plan& plan = scenario.plan;
   KernelChoices k;
   k.flash_attention = layers.framework.flash_attention;
-  k.fused_kernels = preset(plan).kernels != Kernels::eager;
+  k.fused_kernels = stack_of(plan).kernels != Kernels::eager;
   const CrossEntropy loss = plan.framework.cross_entropy;
-  k.loss = loss == CrossEntropy::automatic ? preset(plan).loss
+  k.loss = loss == CrossEntropy::automatic ? stack_of(plan).loss
                                            : static_cast<LossKernels>(static_cast<std::uint8_t>(loss) - 1);
-  k.weighs_activations = preset(plan).weighs_activations;
+  k.weighs_activations = stack_of(plan).weighs_activations;
   k.activation = k.parameter = plan.precision.storage();
   k.gradient = gradient_dtype(plan);
   // Megatron-LM's make-vocab-size-divisible-by; elsewhere the tensor-parallel ranks need equal parts.
@@ -135,60 +108,36 @@ KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
 std::string_view attention_kernel(const Plan& plan) {
   if (plan.framework.attention_kernel != AttentionKernel::automatic)
     return kAttentionKernelNames[static_cast<std::size_t>(plan.framework.attention_kernel)];
-  return preset(plan).attention_kernel;
+  return stack_of(plan).attention_kernel;
 }
-
-GradientScaling gradient_scaling(const Plan& plan) { return preset(plan).gradient_scaling; }
 
 Dtype gradient_dtype(const Plan& plan) {
   using precision::GradientDtype;
   const Dtype parameters = plan.precision.storage();
-  if (parameters == Dtype::fp32) return Dtype::fp32;
-  switch (plan.precision.gradients) {
-    case GradientDtype::fp32:
-      return Dtype::fp32;
-    case GradientDtype::bf16:
-      return Dtype::bf16;
-    case GradientDtype::fp16:
-      return Dtype::fp16;
-    case GradientDtype::automatic:
-      break;
-  }
-  const StackPreset& s = preset(plan);
+  const GradientDtype given = plan.precision.gradients;
+  if (parameters == Dtype::fp32 || given == GradientDtype::fp32) return Dtype::fp32;
+  if (given != GradientDtype::automatic) return given == GradientDtype::bf16 ? Dtype::bf16 : Dtype::fp16;
+  const StackPreset& s = stack_of(plan);
   const std::int64_t least = parameters == Dtype::fp16 ? s.fp16_gradients_from_zero : s.bf16_gradients_from_zero;
   return plan.data.zero_stage >= least ? parameters : Dtype::fp32;
 }
 
-bool accumulates_separately(const Plan& plan) { return preset(plan).accumulates_separately; }
-
-bool deals_uneven_chunks(const Plan& plan) { return preset(plan).deals_uneven_chunks; }
-
-bool scatters_transfers(const Plan& plan) { return preset(plan).scatters_transfers; }
-
 bool reduces_shards_in_every_micro_batch(const Plan& plan) {
-  const StackPreset& s = preset(plan);
+  const StackPreset& s = stack_of(plan);
   // The stack's own rule. For example, DeepSpeed reduces once under a pipeline (stacks.json).
   return plan.pipeline.degree > 1 ? s.reduces_in_every_micro_batch_of_pipeline : s.reduces_in_every_micro_batch;
 }
 
-bool shards_in_fp32(const Plan& plan) { return preset(plan).shards_in_fp32; }
-
-bool keeps_ends_gathered(const Plan& plan) { return preset(plan).keeps_ends_gathered; }
-
 GatherLimits gather_limits(const Plan& plan) {
-  GatherLimits limits = preset(plan).gathers;
+  GatherLimits limits = stack_of(plan).gathers;
   if (plan.data.max_live_parameters > 0) limits.live = plan.data.max_live_parameters;
   if (plan.data.max_reuse_distance > 0) limits.reuse = plan.data.max_reuse_distance;
   if (plan.data.prefetch_bucket_size > 0) limits.prefetch = plan.data.prefetch_bucket_size;
   return limits;
 }
 
-bool keeps_gathered_inputs(const Plan& plan) { return preset(plan).keeps_gathered_inputs; }
-
-bool gathers_quantised_weights(const Plan& plan) { return preset(plan).gathers_quantised_weights; }
-
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
-  const StackPreset& s = preset(plan);
+  const StackPreset& s = stack_of(plan);
   const double elements =
       std::max(s.bucket_elements, s.bucket_elements_per_data_rank * static_cast<double>(data_ranks));
   return elements * static_cast<double>(bytes_of(gradient_dtype(plan), 1));
@@ -224,18 +173,6 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
   return order;
 }
 
-namespace {
-
-void check(const Scenario& scenario) {
-  mesh_order(scenario.plan);
-  if (scenario.plan.framework.collective_algorithm == CollectiveAlgorithm::collnet &&
-      !scenario.cluster.fabric.in_network_reduction)
-    refuse(scenario.plan, "collective_algorithm",
-           "another algorithm without cluster.fabric.in_network_reduction: CollNet needs switches that reduce");
-}
-
-}  // namespace
-
 std::string_view stack_known_as(std::string_view name) {
   // Other names of stacks, by what they run: see "summary" in stacks.json.
   static constexpr std::pair<std::string_view, std::string_view> kOtherNames[]{
@@ -250,11 +187,19 @@ std::string_view stack_known_as(std::string_view name) {
 
 namespace {
 
+void check(const Scenario& scenario) {
+  mesh_order(scenario.plan);
+  if (scenario.plan.framework.collective_algorithm == CollectiveAlgorithm::collnet &&
+      !scenario.cluster.fabric.in_network_reduction)
+    refuse(scenario.plan, "collective_algorithm",
+           "another algorithm without cluster.fabric.in_network_reduction: CollNet needs switches that reduce");
+}
+
 // Adds the buffers into which DeepSpeed's ZeRO copies gradients to reduce them: always of the bucket's size.
 void add_reduction_buffers(const Scenario& scenario, Runtime& runtime) {
   const Plan& plan = scenario.plan;
   const std::int64_t stage = plan.data.zero_stage;
-  const StackPreset& s = preset(plan);
+  const StackPreset& s = stack_of(plan);
   const std::int64_t ranks = data_parallel_degree(scenario) * plan.context.degree;
   if (!s.flat_reduction_buffers || ranks == 1 || stage == 0 || (stage == 1 && scenario.model.experts == 0)) return;
   const double bytes = plan.data.bucket_bytes > 0
@@ -266,7 +211,7 @@ void add_reduction_buffers(const Scenario& scenario, Runtime& runtime) {
 }
 
 void rewrite(const Scenario& scenario, Program& program) {
-  const StackPreset& stack = preset(scenario.plan);
+  const StackPreset& stack = stack_of(scenario.plan);
   program.runtime = stack.runtime;
   add_reduction_buffers(scenario, program.runtime);
   const std::int64_t zero_stage = scenario.plan.data.zero_stage;

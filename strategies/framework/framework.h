@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,62 +14,79 @@
 
 namespace orrery::framework {
 
-// Returns which kernels compute layers of this plan.
-KernelChoices kernel_choices(const Scenario& scenario, const Plan& plan);
-// Returns the generation of the fused attention kernels, as calibration files name it; empty: the device's default.
-std::string_view attention_kernel(const Plan& plan);
-std::string_view stack_name(const Plan& plan);
-// Returns the stack that a well-known library or method uses ("torchtitan": fsdp); empty: not known.
-std::string_view stack_known_as(std::string_view name);
 // How element-wise chains become one kernel: fused by hand by the stack's authors, not at all, or by a compiler.
 enum class Kernels : std::uint8_t { fused, eager, compiled };
-// A field of the plan and the values, as JSON, that this stack supports. A search uses only these for the field.
-struct SearchedValues {
-  std::string field;
-  std::vector<std::string> values;
-};
-std::span<const SearchedValues> searched_values(const Plan& plan);  // fields not listed: any value
-// Returns the seconds in stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of
-// kStackNames.
-double literature_host_seconds_per_op(std::string_view stack);
-Kernels kernels_of(std::string_view stack);
 // What a stack does with gradients between their reduction and the update: unscaling and clipping.
 enum class GradientScaling : std::uint8_t {
   passes,    // one kernel over all gradients divides by the loss scale, another one clips
   one_pass,  // one kernel does both
   fused,     // the optimizer's kernel does both
 };
-GradientScaling gradient_scaling(const Plan& plan);
-// Returns the dtype in which gradients are accumulated and reduced: the plan's, or the stack's if that is automatic.
-Dtype gradient_dtype(const Plan& plan);
-// Whether separate kernels add a micro-batch's gradients to those of earlier ones.
-bool accumulates_separately(const Plan& plan);
-// Whether the stack itself distributes layers that do not divide evenly into the pipeline's chunks. Other stacks refuse
-// such layers unless the plan gives the layers of each chunk.
-bool deals_uneven_chunks(const Plan& plan);
-// Whether tensors that all tensor-parallel ranks hold cross pipeline stages in parts, one from each rank.
-bool scatters_transfers(const Plan& plan);
-// Returns the axes from neighbouring ranks outwards, as the plan's mesh_order says; "dp" stands for both axes of data
-// parallelism. Throws InputError if mesh_order is not a valid order.
-std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan);
-// Whether sharded gradients (zero_stage 2 and 3) are reduced in every micro-batch; otherwise once a step.
-bool reduces_shards_in_every_micro_batch(const Plan& plan);
-// Whether sharded weights (zero_stage 3) are in fp32 and are their own master copy: FSDP casts what it gathers.
-bool shards_in_fp32(const Plan& plan);
-// Whether the embedding and the head stay gathered from a forward to the end of its backward (FSDP's root unit).
-bool keeps_ends_gathered(const Plan& plan);
 // Limits on gathered parameters (zero_stage 3), in elements of the whole parameters on one rank.
 struct GatherLimits {
   std::int64_t live = 0;      // nothing is gathered ahead beyond this; 0: no limit, and layers are gathered whole
   std::int64_t reuse = 0;     // a gathered set stays for its next use if fewer elements are used in between
   std::int64_t prefetch = 0;  // least number of elements per gather
 };
+// A field of the plan and the values, as JSON, that a stack supports. A search uses only these for the field.
+struct SearchedValues {
+  std::string field;
+  std::vector<std::string> values;
+};
+
+// A stack as stacks.json has it.
+struct StackPreset {
+  Kernels kernels = Kernels::fused;
+  std::string attention_kernel;
+  Runtime runtime;  // its seconds are from the literature, before any fit to steps (sim/cost/step_calibration.h)
+  double bucket_elements = 0, bucket_elements_per_data_rank = 0;
+  GatherLimits gathers;
+  GradientScaling gradient_scaling = GradientScaling::passes;
+  LossKernels loss = LossKernels::fp32;
+  bool accumulates_separately = false;  // separate kernels add a micro-batch's gradients to those of earlier ones
+  // Tensors that all tensor-parallel ranks hold cross pipeline stages in parts, one from each rank.
+  bool scatters_transfers = false;
+  // Sharded weights (zero_stage 3) are in fp32 and are their own master copy: FSDP casts what it gathers.
+  bool shards_in_fp32 = false;
+  // The embedding and the head stay gathered from a forward to the end of its backward (FSDP's root unit).
+  bool keeps_ends_gathered = false;
+  // Tensor parallelism keeps inputs gathered along the sequence for weight gradients, or gathers them again.
+  bool keeps_gathered_inputs = false;
+  // Sharded gradients (zero_stage 2 and 3) are reduced in every micro-batch; otherwise once a step.
+  bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
+  // Weights are kept quantised only, and gathered quantised after the update (zero_stage 1 and 2).
+  bool gathers_quantised_weights = false;
+  bool weighs_activations = false;
+  // The stack itself distributes layers that do not divide evenly into the pipeline's chunks. Other stacks refuse such
+  // layers unless the plan gives the layers of each chunk.
+  bool deals_uneven_chunks = false;
+  // For 16-bit parameters: the least zero_stage at which gradients have the parameters' dtype; kNoStage: never.
+  static constexpr std::int64_t kNoStage = 4;
+  std::int64_t fp16_gradients_from_zero = kNoStage, bf16_gradients_from_zero = kNoStage;
+  bool flat_reduction_buffers = false, copies_gradients_for_update = false;
+  double sub_group_elements = 0;
+  SentOutputs sent_outputs = SentOutputs::freed;
+  std::vector<SearchedValues> searched;  // fields not listed: any value
+};
+const StackPreset& stack_of(const Plan& plan);
+const StackPreset& stack_named(std::string_view name);  // REQUIRES: one of kStackNames
+std::string_view stack_name(const Plan& plan);
+// Returns the stack that a well-known library or method uses ("torchtitan": fsdp); empty: not known.
+std::string_view stack_known_as(std::string_view name);
+
+// Returns which kernels compute layers of this plan.
+KernelChoices kernel_choices(const Scenario& scenario, const Plan& plan);
+// Returns the generation of the fused attention kernels, as calibration files name it; empty: the device's default.
+std::string_view attention_kernel(const Plan& plan);
+// Returns the dtype in which gradients are accumulated and reduced: the plan's, or the stack's if that is automatic.
+Dtype gradient_dtype(const Plan& plan);
+// Returns the axes from neighbouring ranks outwards, as the plan's mesh_order says; "dp" stands for both axes of data
+// parallelism. Throws InputError if mesh_order is not a valid order.
+std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan);
+// Whether sharded gradients (zero_stage 2 and 3) are reduced in every micro-batch; otherwise once a step.
+bool reduces_shards_in_every_micro_batch(const Plan& plan);
 // Returns DeepSpeed's limits, or the plan's where it sets them.
 GatherLimits gather_limits(const Plan& plan);
-// Whether tensor parallelism keeps inputs gathered along the sequence for weight gradients, or gathers them again.
-bool keeps_gathered_inputs(const Plan& plan);
-// Whether weights are kept quantised only, and gathered quantised after the update (zero_stage 1 and 2).
-bool gathers_quantised_weights(const Plan& plan);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
 
 }  // namespace orrery::framework

@@ -346,8 +346,6 @@ void shard(const Scenario& scenario, const Plan&, const Mesh&, data_parallel::Sh
   if (scenario.model.has_experts()) sharding.pieces = {options.share_beside_experts, options.share_beside_dense};
 }
 
-void disable(Plan& plan) { plan.fsmoe = {}; }
-
 void check_runnable(const Scenario& scenario) {
   const Options& options = scenario.plan.fsmoe;
   const Model& model = scenario.model;
@@ -398,7 +396,7 @@ Strategy describe() {
           .check = check,
           .rewrite_piece = rewrite_piece,
           .shard = shard,
-          .disable = disable,
+          .disable = reset<&Plan::fsmoe>,
           .check_runnable = check_runnable,
           .search_axes = kAxes,
           .topics = topics()};

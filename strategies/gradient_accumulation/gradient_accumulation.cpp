@@ -70,7 +70,8 @@ class Separator {
 
 bool is_separate(const Plan& plan) {
   const Accumulation given = plan.gradient_accumulation.accumulation;
-  return given == Accumulation::automatic ? framework::accumulates_separately(plan) : given == Accumulation::separate;
+  return given == Accumulation::automatic ? framework::stack_of(plan).accumulates_separately
+                                          : given == Accumulation::separate;
 }
 
 void relax(Plan& plan) { plan.gradient_accumulation.accumulation = Accumulation::fused; }

@@ -19,8 +19,6 @@ constexpr FieldRule kIdle[]{
                   context_parallel::is_all_of_type(a.scenario, usp::kTypes);
          })};
 
-void disable(Plan& plan) { plan.loongtrain = {}; }
-
 constexpr PlanWord kWords[]{{"double-ring", [](const Scenario& s) { return s.plan.loongtrain.inner_ring_degree > 1; }}};
 
 constexpr SearchAxis kAxes[]{{.field = "inner_ring_degree",
@@ -50,7 +48,7 @@ Strategy describe() {
           .summary = "rings of rings: keys pass round an inner ring while those of the next are in transfer",
           .paper = "Gu et al. 2024, arXiv 2406.18485",
           .idle = kIdle,
-          .disable = disable,
+          .disable = reset<&Plan::loongtrain>,
           .inner_ring = inner_ring,
           .words = kWords,
           .search_axes = kAxes};

@@ -86,6 +86,23 @@ bool fits(const StepByAlpha& step) {
   return step.verdict == MemoryVerdict::fits || step.verdict == MemoryVerdict::tight;
 }
 
+std::string bound_text(double alpha, const char* none) {
+  if (alpha < 0) return none;
+  return fmt::format("alpha <= {:.3f}{}", in_thousandths(std::min(alpha, 1.0)),
+                     alpha > 1 ? fmt::format(" ({:.2f})", alpha) : "");
+}
+
+std::string_view verdict_text(MemoryVerdict verdict) {
+  switch (verdict) {
+    case MemoryVerdict::does_not_fit:
+      return "OOM";
+    case MemoryVerdict::does_not_fit_node:
+      return "OOHM";
+    default:
+      return name_of(verdict);
+  }
+}
+
 }  // namespace
 
 double Alpha::hidden() const { return (bytes_per_second * layer_seconds - whole_bytes) / other_bytes; }
@@ -140,27 +157,6 @@ Alpha find_alpha(const Scenario& scenario, const Evaluate& evaluate) {
   if (at == result.steps.end() || at->alpha != chosen) result.steps.insert(at, step_of(chosen, with(chosen)->report()));
   return result;
 }
-
-namespace {
-
-std::string bound_text(double alpha, const char* none) {
-  if (alpha < 0) return none;
-  return fmt::format("alpha <= {:.3f}{}", in_thousandths(std::min(alpha, 1.0)),
-                     alpha > 1 ? fmt::format(" ({:.2f})", alpha) : "");
-}
-
-std::string_view verdict_text(MemoryVerdict verdict) {
-  switch (verdict) {
-    case MemoryVerdict::does_not_fit:
-      return "OOM";
-    case MemoryVerdict::does_not_fit_node:
-      return "OOHM";
-    default:
-      return name_of(verdict);
-  }
-}
-
-}  // namespace
 
 std::string text_of(const Alpha& a) {
   std::string text = "MEMO's alpha (arXiv 2407.12117, section 4.1), for one layer on one rank\n\n";

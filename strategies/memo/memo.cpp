@@ -205,8 +205,6 @@ void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& pie
   TokenWise(piece, plan.memo.alpha).run();
 }
 
-void disable(Plan& plan) { plan.memo = {}; }
-
 constexpr PlanWord kWords[]{{"memo", [](const Scenario& s) { return any_plan(s, swaps); }}};
 
 constexpr std::int64_t kParts = 8;  // alpha in eighths
@@ -242,8 +240,8 @@ Strategy describe() {
           .idle = kIdle,
           .rewrite_piece = rewrite_piece,
           .plan_layers = plan_layers,
-          .disable = disable,
-          .relax = disable,
+          .disable = reset<&Plan::memo>,
+          .relax = reset<&Plan::memo>,
           .spares_activations = swaps,
           .words = kWords,
           .search_axes = kAxes,

@@ -82,8 +82,6 @@ void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_paralle
     sharding.gathered_first = mesh.group(MeshAxis::dp_shard).without(mesh.group(kInNode));
 }
 
-void disable(Plan& plan) { plan.mics = {}; }
-
 constexpr PlanWord kWords[]{{"mics", used}};
 
 }  // namespace
@@ -97,8 +95,8 @@ Strategy describe() {
           .check = check,
           .shard = shard,
           .add_digits = add_digits,
-          .disable = disable,
-          .relax = disable,
+          .disable = reset<&Plan::mics>,
+          .relax = reset<&Plan::mics>,
           .words = kWords};
 }
 

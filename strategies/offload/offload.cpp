@@ -22,9 +22,7 @@ TensorId host_twin(Piece& piece, TensorId id, const char* name) {
 }
 
 Op copy(const char* name, Stream stream, TensorId from, TensorId to) {
-  Op op = communication(OpKind::copy, name, stream, {}, from, to);
-  op.phase = Phase::update;
-  return op;
+  return communication(OpKind::copy, name, Phase::update, stream, {}, from, to);
 }
 
 // Whether anything before the optimizer, besides the global norm and what scales by it, still changes the gradients. A
@@ -206,8 +204,6 @@ void rewrite(const Scenario& scenario, Program& program) {
           .run((leave || !set.over.gradients.empty()) && set.gradients == set.own_gradients);
 }
 
-void disable(Plan& plan) { plan.offload = {}; }
-
 constexpr PlanWord kWords[]{{"offload", [](const Scenario& s) { return s.plan.offload.optimizer; }}};
 
 constexpr SearchAxis kAxes[]{
@@ -225,8 +221,8 @@ Strategy describe() {
           .paper = "Ren et al. 2021, arXiv 2101.06840",
           .check = check,
           .rewrite = rewrite,
-          .disable = disable,
-          .relax = disable,
+          .disable = reset<&Plan::offload>,
+          .relax = reset<&Plan::offload>,
           .words = kWords,
           .search_axes = kAxes};
 }

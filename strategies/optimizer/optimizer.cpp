@@ -1,6 +1,7 @@
 #include "strategies/optimizer/optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 
 #include "sim/program/rewrite.h"
@@ -12,18 +13,9 @@ namespace orrery::optimizer {
 namespace {
 
 Dtype moment_dtype(MomentDtype moments) {
-  switch (moments) {
-    case MomentDtype::bf16:
-      return Dtype::bf16;
-    case MomentDtype::fp16:
-      return Dtype::fp16;
-    case MomentDtype::fp8:
-      return Dtype::fp8;
-    case MomentDtype::int4:
-      return Dtype::int4;
-    default:
-      return Dtype::fp32;
-  }
+  constexpr std::array<Dtype, kMomentDtypeNames.size()> kDtypes{Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::fp8,
+                                                                Dtype::int4};
+  return kDtypes[static_cast<std::size_t>(moments)];
 }
 
 TensorId flat(Piece& piece, const char* name, Category category, Dtype dtype, std::int64_t elements) {
@@ -144,9 +136,8 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
   // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits where it shards.
   // Without tensor parallelism the sum goes where gradients do.
   const Stream stream = mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
-  Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", stream,
+  Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", Phase::update, stream,
                             mesh.group({MeshAxis::tp, MeshAxis::pp, MeshAxis::ep, MeshAxis::etp}), local, global);
-  reduce.phase = Phase::update;
   reduce.every = kAllInstances;
   piece.update.ops.push_back(reduce);
   return global;
@@ -260,7 +251,7 @@ constexpr FieldRule kExcludes[]{
     keep({"store_param_remainders"}, "unless parameters are in bf16",
          [](const AskedOf& a) { return a.plan.precision.storage() != Dtype::bf16; }),
     keep({"store_param_remainders"}, "where shards of parameters are kept in fp32",
-         [](const AskedOf& a) { return a.plan.data.zero_stage == 3 && framework::shards_in_fp32(a.plan); }),
+         [](const AskedOf& a) { return a.plan.data.zero_stage == 3 && framework::stack_of(a.plan).shards_in_fp32; }),
     keep({"store_param_remainders"}, "without master_parameters",
          [](const AskedOf& a) { return !a.plan.optimizer.master_parameters; }),
     keep({"store_param_remainders"}, "unless the optimizer is adam or adamw",
@@ -269,7 +260,7 @@ constexpr FieldRule kExcludes[]{
 void rewrite(const Scenario& scenario, Program& program) {
   const precision::Options& precision = scenario.plan.precision;
   const Gradients gradients{framework::gradient_dtype(scenario.plan), precision.gradient_factor(),
-                            framework::gradient_scaling(scenario.plan)};
+                            framework::stack_of(scenario.plan).gradient_scaling};
   const LayerPlans plans = layer_plans(scenario);
   for (Piece& piece : program.pieces) {
     scale_loss(piece, program, gradients.loss_scale);
@@ -281,6 +272,12 @@ void rewrite(const Scenario& scenario, Program& program) {
   }
 }
 
+void check_runnable(const Scenario& scenario) {
+  keep_defaults(scenario.plan, {"store_param_remainders"}, "in real runs: no kernel joins the halves yet");
+  if (scenario.plan.optimizer.moments == MomentDtype::int4)
+    refuse(scenario.plan, "optimizer_dtype", "\"fp8\" or wider: no kernel keeps 4-bit moments yet");
+}
+
 }  // namespace
 
 double bytes_kept_per_parameter(const Plan& plan) {
@@ -289,22 +286,12 @@ double bytes_kept_per_parameter(const Plan& plan) {
   const bool narrow = plan.precision.storage() != Dtype::fp32;
   const bool masters = options.master_parameters && narrow;
   // fp32 shards are parameter and master copy in one.
-  const bool fp32_shards = masters && plan.data.zero_stage == 3 && framework::shards_in_fp32(plan);
+  const bool fp32_shards = masters && plan.data.zero_stage == 3 && framework::stack_of(plan).shards_in_fp32;
   double kept = fp32_shards ? bytes(Dtype::fp32) : bytes(plan.precision.storage());
   if (masters && !fp32_shards) kept += bytes(options.parameter_remainders ? Dtype::bf16 : Dtype::fp32);
   const int moments = is_adam(options) ? 2 : options.rule == Rule::sgd_momentum ? 1 : 0;
   return kept + moments * bytes(moment_dtype(options.moments));
 }
-
-namespace {
-
-void check_runnable(const Scenario& scenario) {
-  keep_defaults(scenario.plan, {"store_param_remainders"}, "in real runs: no kernel joins the halves yet");
-  if (scenario.plan.optimizer.moments == MomentDtype::int4)
-    refuse(scenario.plan, "optimizer_dtype", "\"fp8\" or wider: no kernel keeps 4-bit moments yet");
-}
-
-}  // namespace
 
 Strategy describe() {
   return {.name = "optimizer",

@@ -19,18 +19,6 @@ using Json = nlohmann::json;
 using Names = std::span<const std::string_view>;
 
 constexpr double kLeastFactor = 1e-6, kMostVariation = 10;
-constexpr std::array<std::string_view, 1> kFactor{"factor"};
-constexpr std::array<std::string_view, 1> kLink{"link"};
-constexpr std::array<std::string_view, 2> kLinkAndFactor{"link", "factor"};
-constexpr std::array<std::string_view, 2> kLinkAndRate{"link", "bytes_per_second"};
-constexpr std::array<std::string_view, 1> kVariation{"coefficient_of_variation"};
-constexpr std::array<std::string_view, 2> kDevices{"devices", "count"};
-constexpr std::array<std::string_view, 2> kNodes{"nodes", "count"};
-constexpr std::array<std::string_view, 3> kSlowDevice{"seed", "from_seconds", "until_seconds"};
-constexpr std::array<std::string_view, 4> kOfLinks{"count", "seed", "from_seconds", "until_seconds"};
-constexpr std::array<std::string_view, 3> kFailingLink{"count", "seed", "from_seconds"};
-constexpr std::array<std::string_view, 2> kFailingNode{"seed", "from_seconds"};
-constexpr std::array<std::string_view, 5> kJitter{"devices", "seed", "distribution", "from_seconds", "until_seconds"};
 
 bool contains(Names names, std::string_view name) { return std::find(names.begin(), names.end(), name) != names.end(); }
 
@@ -56,7 +44,7 @@ void check_fields(const JsonReader& reader, const Json& json, PerturbationKind k
   Names documentation = documentation_keys();
   for (const auto& [key, value] : json.items()) {
     if (key == "kind" || fields.has(key) || contains(documentation, key)) continue;
-    std::vector<std::string_view> known(fields.needed.begin(), fields.needed.end());
+    std::vector<std::string_view> known = fields.needed;
     known.insert(known.end(), fields.targets.begin(), fields.targets.end());
     known.insert(known.end(), fields.optional.begin(), fields.optional.end());
     throw InputError(reader.at(key), describe(value),
@@ -127,17 +115,17 @@ bool PerturbationFields::has(std::string_view name) const {
 PerturbationFields fields_of(PerturbationKind kind) {
   switch (kind) {
     case PerturbationKind::slow_device:
-      return {kFactor, kDevices, kSlowDevice};
+      return {{"factor"}, {"devices", "count"}, {"seed", "from_seconds", "until_seconds"}};
     case PerturbationKind::slow_link:
-      return {kLinkAndFactor, {}, kOfLinks};
+      return {{"link", "factor"}, {}, {"count", "seed", "from_seconds", "until_seconds"}};
     case PerturbationKind::failing_link:
-      return {kLink, {}, kFailingLink};
+      return {{"link"}, {}, {"count", "seed", "from_seconds"}};
     case PerturbationKind::failing_node:
-      return {{}, kNodes, kFailingNode};
+      return {{}, {"nodes", "count"}, {"seed", "from_seconds"}};
     case PerturbationKind::background_traffic:
-      return {kLinkAndRate, {}, kOfLinks};
+      return {{"link", "bytes_per_second"}, {}, {"count", "seed", "from_seconds", "until_seconds"}};
     case PerturbationKind::jitter:
-      return {kVariation, {}, kJitter};
+      return {{"coefficient_of_variation"}, {}, {"devices", "seed", "distribution", "from_seconds", "until_seconds"}};
   }
   return {};
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
-#include <span>
 #include <string_view>
 #include <vector>
 
@@ -14,9 +13,9 @@ namespace orrery {
 
 // The fields of a kind of perturbation, without "kind" itself.
 struct PerturbationFields {
-  std::span<const std::string_view> needed;
-  std::span<const std::string_view> targets;  // if not empty, at least one is needed
-  std::span<const std::string_view> optional;
+  std::vector<std::string_view> needed;
+  std::vector<std::string_view> targets;  // if not empty, at least one is needed
+  std::vector<std::string_view> optional;
 
   bool has(std::string_view name) const;
 };

@@ -178,9 +178,8 @@ class Ties {
     std::sort(stages.begin(), stages.end());
     for (const Copy& c : copies) {
       Piece& piece = program_.pieces[c.piece];
-      Op sum = communication(OpKind::all_reduce, name, Stream::pipeline_communication, {}, tied(c).gradient,
-                             tied(c).gradient);
-      sum.phase = Phase::update;
+      Op sum = communication(OpKind::all_reduce, name, Phase::update, Stream::pipeline_communication, {},
+                             tied(c).gradient, tied(c).gradient);
       sum.stages = TableIndex<StageGroup>(program_.stage_groups.size() - 1);
       piece.update.ops.push_back(sum);
       // Shards of the stages must have the same elements: a tied table has separate buffers, as shared embeddings have
@@ -258,7 +257,7 @@ void rewrite(const Scenario& scenario, Program& program) {
                  scenario.plan.expert.overlap_pairs);
   program.schedule.blocking_transfers = !options.overlap_transfers;
   program.schedule.scattered_transfers = options.scatter_gather == ScatterGather::automatic
-                                             ? framework::scatters_transfers(scenario.plan)
+                                             ? framework::stack_of(scenario.plan).scatters_transfers
                                              : options.scatter_gather == ScatterGather::on;
 
   join_layouts(program);  // every piece is laid out by now
@@ -280,8 +279,6 @@ void rewrite(const Scenario& scenario, Program& program) {
     for (Piece& piece : program.pieces) split_weight_gradients(piece);
 }
 
-void disable(Plan& plan) { plan.pipeline = {}; }
-
 void relax(Plan& plan) {
   plan.pipeline.schedule = ScheduleKind::one_f_one_b;
   plan.pipeline.virtual_stages = 1;
@@ -292,24 +289,10 @@ std::int64_t ranks(const Plan& plan) { return plan.pipeline.degree; }
 constexpr PlanWord kWords[]{{"pipeline", [](const Scenario& s) { return s.plan.pipeline.degree > 1; }},
                             {"interleaved", [](const Scenario& s) { return s.plan.pipeline.virtual_stages > 1; }}};
 
-}  // namespace
-
-std::int64_t most_layers_of_chunks(const Scenario& scenario) {
-  return std::ranges::max(split_layers(scenario.model.total_layers(), scenario.plan.pipeline));
-}
-
-void check_layers_of_chunks(const Scenario& scenario, const char* field, std::int64_t layers) {
-  if (layers <= 0) return;
-  if (const std::int64_t most = most_layers_of_chunks(scenario); layers > most)
-    refuse(scenario.plan, field, fmt::format("at most the {} layers of a stage's chunk (-1: all of them)", most));
-}
-
 // Whether the stack lays out these chunks without being told their layers.
-static bool is_laid_out(const Scenario& scenario, const Options& options) {
-  return framework::deals_uneven_chunks(scenario.plan) || is_even(scenario.model.total_layers(), options);
+bool is_laid_out(const Scenario& scenario, const Options& options) {
+  return framework::stack_of(scenario.plan).deals_uneven_chunks || is_even(scenario.model.total_layers(), options);
 }
-
-namespace {
 
 std::vector<std::string> notes(const Scenario& scenario) {
   const Options& options = scenario.plan.pipeline;
@@ -348,7 +331,7 @@ constexpr SearchAxis kAxes[]{
        if (!plan.pipeline.stage_layers.empty()) return {plan.pipeline.degree};
        AxisValues values = divisors_of(chosen.cluster.devices() / (model_parallel_ranks(plan) / plan.pipeline.degree));
        const std::int64_t counted = counted_layers(chosen.model.total_layers(), plan.pipeline);
-       const bool even = !framework::deals_uneven_chunks(plan);
+       const bool even = !framework::stack_of(plan).deals_uneven_chunks;
        std::erase_if(values,
                      [&](std::int64_t p) { return p > chosen.model.total_layers() || (even && counted % p != 0); });
        return values;
@@ -422,7 +405,7 @@ Strategy describe() {
           .check = check,
           .rewrite = rewrite,
           .add_digits = add_digits,
-          .disable = disable,
+          .disable = reset<&Plan::pipeline>,
           .relax = relax,
           .ranks = ranks,
           .words = kWords,

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "strategies/strategy.h"
+
 namespace orrery::pipeline_parallel {
 
 namespace {
@@ -237,21 +239,26 @@ ScheduleKind effective_schedule(const Options& options) {
 }
 
 std::int64_t chunks_per_stage(const Options& options) {
-  switch (effective_schedule(options)) {
-    case ScheduleKind::interleaved:
-      return options.virtual_stages;
-    case ScheduleKind::zb_v:
-    case ScheduleKind::dualpipe_v:
-      return 2;
-    default:
-      return 1;
-  }
+  const ScheduleKind kind = effective_schedule(options);
+  return is_v(kind) ? 2 : kind == ScheduleKind::interleaved ? options.virtual_stages : 1;
 }
 
 std::size_t stage_of_position(const Options& options, std::size_t position) {
   const auto stages = static_cast<std::size_t>(options.degree);
   const bool up = is_v(effective_schedule(options)) && position >= stages;
   return up ? 2 * stages - 1 - position : position % stages;
+}
+
+// Whether a schedule runs this many model chunks per stage.
+static std::optional<Limit> chunks_limit(ScheduleKind kind, std::int64_t chunks) {
+  const bool interleaved = kind == ScheduleKind::interleaved;
+  if (interleaved ? chunks >= 2 : chunks == (is_v(kind) ? 2 : 1)) return std::nullopt;
+  return Limit{"virtual_pipeline", fmt::to_string(chunks),
+               fmt::format("{} per stage for the {} schedule",
+                           interleaved  ? "at least 2 model chunks"
+                           : is_v(kind) ? "2 model chunks"
+                                        : "1 model chunk",
+                           kScheduleNames[static_cast<std::size_t>(kind)])};
 }
 
 std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
@@ -266,28 +273,15 @@ std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std:
   if (micro_batches < 1 || micro_batches > most)
     return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
                  fmt::format("1 to {} micro-batches per pipeline", most)};
-  if (kind == ScheduleKind::interleaved) {
-    if (chunks < 2)
-      return Limit{"virtual_pipeline", fmt::to_string(chunks),
-                   "at least 2 model chunks per stage for the interleaved schedule"};
-    if (stages < 2)
-      return Limit{"pipeline_parallel", fmt::to_string(stages), "at least 2 stages for the interleaved schedule"};
-    if (micro_batches % stages != 0)
-      return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
-                   fmt::format("a multiple of the {} pipeline stages for the interleaved schedule", stages)};
-  } else if (is_v(kind)) {
-    if (chunks != 2)
-      return Limit{"virtual_pipeline", fmt::to_string(chunks),
-                   fmt::format("2 model chunks per stage for the {} schedule",
-                               kScheduleNames[static_cast<std::size_t>(kind)])};
-    if (kind == ScheduleKind::dualpipe_v && micro_batches < 2 * stages)
-      return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
-                   fmt::format("at least {} micro-batches, two per stage, for the dualpipev schedule", 2 * stages)};
-  } else if (chunks != 1) {
-    return Limit{
-        "virtual_pipeline", fmt::to_string(chunks),
-        fmt::format("1 model chunk per stage for the {} schedule", kScheduleNames[static_cast<std::size_t>(kind)])};
-  }
+  if (auto limit = chunks_limit(kind, chunks)) return limit;
+  if (kind == ScheduleKind::interleaved && stages < 2)
+    return Limit{"pipeline_parallel", fmt::to_string(stages), "at least 2 stages for the interleaved schedule"};
+  if (kind == ScheduleKind::interleaved && micro_batches % stages != 0)
+    return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
+                 fmt::format("a multiple of the {} pipeline stages for the interleaved schedule", stages)};
+  if (kind == ScheduleKind::dualpipe_v && micro_batches < 2 * stages)
+    return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
+                 fmt::format("at least {} micro-batches, two per stage, for the dualpipev schedule", 2 * stages)};
   return std::nullopt;
 }
 
@@ -302,17 +296,8 @@ bool is_even(std::int64_t layers, const Options& options) {
 
 std::optional<Limit> options_limit(const Options& options, std::int64_t layers) {
   const ScheduleKind kind = effective_schedule(options);
-  const std::string_view name = kScheduleNames[static_cast<std::size_t>(kind)];
   const std::int64_t v = options.virtual_stages;
-  if (is_v(kind) && v > 2)
-    return Limit{"virtual_pipeline", fmt::to_string(v), fmt::format("2 model chunks per stage for the {} schedule", name)};
-  if ((kind == ScheduleKind::gpipe || kind == ScheduleKind::zb_h1) && v != 1)
-    return Limit{"virtual_pipeline", fmt::to_string(v),
-                 fmt::format("1 model chunk per stage for the {} schedule", name)};
-  if (kind == ScheduleKind::interleaved && v < 2)
-    return Limit{"virtual_pipeline", fmt::to_string(v),
-                 "at least 2 model chunks per stage for the interleaved schedule"};
-
+  if (auto limit = chunks_limit(kind, is_v(kind) && v == 1 ? 2 : v)) return limit;
   const std::int64_t chunks = options.degree * chunks_per_stage(options);
   if (!options.stage_layers.empty()) {
     const std::vector<std::int64_t>& given = options.stage_layers;
@@ -391,6 +376,16 @@ std::vector<std::int64_t> split_layers(std::int64_t layers, const Options& optio
   split.front() -= options.embedding_counts_as_layer;
   split.back() -= options.head_counts_as_layer;
   return split;
+}
+
+std::int64_t most_layers_of_chunks(const Scenario& scenario) {
+  return std::ranges::max(split_layers(scenario.model.total_layers(), scenario.plan.pipeline));
+}
+
+void check_layers_of_chunks(const Scenario& scenario, const char* field, std::int64_t layers) {
+  if (layers <= 0) return;
+  if (const std::int64_t most = most_layers_of_chunks(scenario); layers > most)
+    refuse(scenario.plan, field, fmt::format("at most the {} layers of a stage's chunk (-1: all of them)", most));
 }
 
 }  // namespace orrery::pipeline_parallel

@@ -10,6 +10,19 @@
 #include "strategies/data_parallel/data_parallel.h"
 
 namespace orrery::precision {
+
+Dtype Options::storage() const { return mix == Mix::fp16 ? Dtype::fp16 : mix == Mix::fp32 ? Dtype::fp32 : Dtype::bf16; }
+
+Dtype Options::compute() const { return mix == Mix::fp8 ? Dtype::fp8 : mix == Mix::nvfp4 ? Dtype::nvfp4 : storage(); }
+
+Dtype peak_dtype(const Scenario& scenario) {
+  const Device& device = scenario.cluster.device;
+  Dtype fastest = scenario.plan.precision.compute();
+  for (const LayerRange& range : scenario.plan.layers)
+    if (const Dtype dtype = range.plan.precision.compute(); device.peak(dtype) > device.peak(fastest)) fastest = dtype;
+  return fastest;
+}
+
 namespace {
 
 // Quantises what the products of a block read: activations and output gradients once at each use. nvfp4 has two copies
@@ -164,32 +177,6 @@ class Quantiser {
   std::vector<Op> out_;
 };
 
-}  // namespace
-
-Dtype Options::storage() const {
-  switch (mix) {
-    case Mix::fp16:
-      return Dtype::fp16;
-    case Mix::fp32:
-      return Dtype::fp32;
-    default:
-      return Dtype::bf16;
-  }
-}
-
-Dtype Options::compute() const {
-  switch (mix) {
-    case Mix::fp8:
-      return Dtype::fp8;
-    case Mix::nvfp4:
-      return Dtype::nvfp4;
-    default:
-      return storage();
-  }
-}
-
-namespace {
-
 void check(const Scenario& scenario) {
   const Device& device = scenario.cluster.device;
   const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };
@@ -247,14 +234,6 @@ void check_runnable(const Scenario& scenario) {
 }
 
 }  // namespace
-
-Dtype peak_dtype(const Scenario& scenario) {
-  const Device& device = scenario.cluster.device;
-  Dtype fastest = scenario.plan.precision.compute();
-  for (const LayerRange& range : scenario.plan.layers)
-    if (const Dtype dtype = range.plan.precision.compute(); device.peak(dtype) > device.peak(fastest)) fastest = dtype;
-  return fastest;
-}
 
 Strategy describe() {
   return {.name = "precision",

@@ -140,13 +140,10 @@ class Partition {
   }
 
   Op collective(OpKind kind, TensorId read, TensorId write, const Op& cause) const {
-    Op op = communication(kind,
-                          kind == OpKind::all_gather       ? "sequence.all_gather"
-                          : kind == OpKind::reduce_scatter ? "sequence.reduce_scatter"
-                                                           : "tensor.all_reduce",
-                          Stream::tensor_communication, all_, read, write);
-    op.phase = cause.phase;
-    return op;
+    const char* const name = kind == OpKind::all_gather       ? "sequence.all_gather"
+                             : kind == OpKind::reduce_scatter ? "sequence.reduce_scatter"
+                                                              : "tensor.all_reduce";
+    return communication(kind, name, cause.phase, Stream::tensor_communication, all_, read, write);
   }
 
   // Returns a tensor like `id` that owns its memory, and has the whole sequence if `id` is a shard of it.
@@ -425,8 +422,7 @@ class Partition {
     const TensorId id = add_tensor(t, replicated);
     packed.buffer = id;
     piece_.packed.push_back(std::move(packed));
-    Op op = communication(OpKind::all_reduce, op_name, Stream::tensor_communication, group, id, id);
-    op.phase = Phase::update;
+    Op op = communication(OpKind::all_reduce, op_name, Phase::update, Stream::tensor_communication, group, id, id);
     op.every = kAllInstances;
     piece_.update.ops.push_back(op);
   }
@@ -462,10 +458,6 @@ class Partition {
   std::int64_t replicated_elements_ = 0, shared_elements_ = 0;
 };
 
-std::int64_t key_value_groups(const Model& model) {
-  return model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads();
-}
-
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.tensor;
   const Model& model = scenario.model;
@@ -477,7 +469,7 @@ void check(const Scenario& scenario) {
   };
   check_heads(model.heads);
   for (std::int64_t heads : model.stage_heads) check_heads(heads);
-  const std::int64_t groups = key_value_groups(model);
+  const std::int64_t groups = model.effective_kv_heads();
   if (groups % t != 0 && t % groups != 0)
     fail("a divisor or a multiple of the model's " + std::to_string(groups) + " key/value heads");
   if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
@@ -511,7 +503,7 @@ void check(const Scenario& scenario) {
 // One digit, or where there are fewer key/value heads than ranks two: the ranks that share a head ("tp.shared"), which
 // are neighbours, and the heads ("tp.groups").
 void add_digits(const Scenario& scenario, Mesh& mesh) {
-  const std::int64_t degree = scenario.plan.tensor.degree, groups = key_value_groups(scenario.model);
+  const std::int64_t degree = scenario.plan.tensor.degree, groups = scenario.model.effective_kv_heads();
   if (degree <= groups) {
     mesh.add(MeshAxis::tp, degree);
   } else {
@@ -522,12 +514,10 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (plan.tensor.degree == 1) return;
-  Partition(plan.tensor, framework::keeps_gathered_inputs(scenario.plan), program.mesh,
-            scenario.model.heads / key_value_groups(scenario.model), piece)
+  Partition(plan.tensor, framework::stack_of(scenario.plan).keeps_gathered_inputs, program.mesh,
+            scenario.model.heads / scenario.model.effective_kv_heads(), piece)
       .run();
 }
-
-void disable(Plan& plan) { plan.tensor = {}; }
 
 std::int64_t ranks(const Plan& plan) { return plan.tensor.degree; }
 
@@ -582,7 +572,7 @@ Strategy describe() {
           .check = check,
           .rewrite_piece = rewrite_piece,
           .add_digits = add_digits,
-          .disable = disable,
+          .disable = reset<&Plan::tensor>,
           .ranks = ranks,
           .words = kWords,
           .check_runnable = check_runnable,

@@ -14,9 +14,8 @@ constexpr const char *kHeads = "cp.ulysses", *kSharing = "cp.shared";
 
 Heads heads_of(const Scenario& scenario) {
   const Model& model = scenario.model;
-  const std::int64_t groups = model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads(),
-                     t = scenario.plan.tensor.degree;
-  return {std::max<std::int64_t>(1, groups / t), model.heads / t};
+  const std::int64_t t = scenario.plan.tensor.degree;
+  return {std::max<std::int64_t>(1, model.effective_kv_heads() / t), model.heads / t};
 }
 
 void add_exchange_digits(const Scenario& scenario, std::int64_t ranks, Mesh& mesh) {
@@ -75,8 +74,7 @@ Exchange::Keys Exchange::with_all_positions_of_keys(TensorId local, TensorId que
 void Exchange::communicate(OpKind kind, const char* name, MeshGroup group, TensorId from, TensorId to, const Op& cause,
                            Tensors tensors) {
   if (group.empty()) return;
-  Op op = communication(kind, name, Stream::context_communication, group, from, to);
-  op.phase = cause.phase;
+  Op op = communication(kind, name, cause.phase, Stream::context_communication, group, from, to);
   op.count = static_cast<std::uint16_t>(tensors);
   out_.push_back(op);
 }

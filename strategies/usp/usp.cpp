@@ -169,8 +169,6 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
                                    plan.context.fp32_gradients);
 }
 
-void disable(Plan& plan) { plan.usp = {}; }
-
 constexpr PlanWord kWords[]{
     {"ulysses", [](const Scenario& s) { return ulysses_ranks(s) > 1; }},
 };
@@ -185,7 +183,7 @@ Strategy describe() {
           .check = check,
           .rewrite_piece = rewrite_piece,
           .add_digits = add_digits,
-          .disable = disable,
+          .disable = reset<&Plan::usp>,
           .words = kWords,
           .context_types = kTypes};
 }

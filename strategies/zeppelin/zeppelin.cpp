@@ -231,9 +231,9 @@ class ZonedAttention {
     const auto by = redistribution(mesh_, parts, piece_.tensors[to]);
     const char* const name = exchanges_ ? move.exchange : move.remap;
     if (!by) throw std::logic_error(std::string("\"") + name + "\" cannot be remapped");
-    Op op = communication(OpKind::redistribute, name, Stream::context_communication, by->group, from[0], to);
+    Op op =
+        communication(OpKind::redistribute, name, cause.phase, Stream::context_communication, by->group, from[0], to);
     std::ranges::copy(from, op.reads.begin());
-    op.phase = cause.phase;
     op.share = by->share;
     op.load = load;
     out_.push_back(op);
@@ -440,8 +440,6 @@ void rewrite(const Scenario& scenario, Program& program) {
   }
 }
 
-void disable(Plan& plan) { plan.zeppelin = {}; }
-
 constexpr PlanWord kWords[]{{"zeppelin", is_used}};
 
 void check_runnable(const Scenario& scenario) {
@@ -468,7 +466,7 @@ Strategy describe() {
           .check = check,
           .rewrite = rewrite,
           .add_digits = add_digits,
-          .disable = disable,
+          .disable = reset<&Plan::zeppelin>,
           .words = kWords,
           .context_types = kTypes,
           .check_runnable = check_runnable,

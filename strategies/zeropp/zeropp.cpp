@@ -37,8 +37,6 @@ void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_paralle
   if (used(scenario)) sharding.over.secondary = mesh.group(kDigit) | mesh.group(MeshAxis::cp);
 }
 
-void disable(Plan& plan) { plan.zeropp = {}; }
-
 constexpr PlanWord kWords[]{{"hpz", used}};
 
 constexpr SearchAxis kAxes[]{
@@ -72,8 +70,8 @@ Strategy describe() {
           .check = check,
           .shard = shard,
           .add_digits = add_digits,
-          .disable = disable,
-          .relax = disable,
+          .disable = reset<&Plan::zeropp>,
+          .relax = reset<&Plan::zeropp>,
           .words = kWords,
           .search_axes = kAxes};
 }

@@ -40,7 +40,7 @@ ValuesOfStacks values_of_stacks(const SearchAxis& axis) {
   for (std::size_t stack = 0; stack < of_stacks.size(); ++stack) {
     Plan plan;
     plan.framework.stack = static_cast<framework::Stack>(stack);
-    for (const framework::SearchedValues& of_field : framework::searched_values(plan)) {
+    for (const framework::SearchedValues& of_field : framework::stack_of(plan).searched) {
       if (of_field.field != axis.field) continue;
       of_stacks[stack].emplace();
       for (const std::string& value : of_field.values) {

@@ -98,7 +98,7 @@ class Fit {
     parameters_.devices.assign(devices.begin(), devices.end());
     parameters_.stacks.assign(stacks.begin(), stacks.end());
     for (const std::string& stack : parameters_.stacks)
-      parameters_.known_host.push_back(framework::literature_host_seconds_per_op(stack));
+      parameters_.known_host.push_back(framework::stack_named(stack).runtime.host_seconds_per_op);
     constrain();
   }
 
@@ -282,7 +282,7 @@ class Fit {
     for (std::size_t i = 0; i < parameters_.devices.size(); ++i)
       pull(parameters_.at(Parameters::kDevice, i), kDeviceSpread, kDeviceMean);
     for (std::size_t i = 0; i < parameters_.stacks.size(); ++i) {
-      const auto family = static_cast<Eigen::Index>(framework::kernels_of(parameters_.stacks[i]));
+      const auto family = static_cast<Eigen::Index>(framework::stack_named(parameters_.stacks[i]).kernels);
       pull(parameters_.at(Parameters::kMemory, i), kMemorySpread, kMemoryMean + family);
       pull(parameters_.at(Parameters::kHost, i), kHostSpread, kHostMean);
     }

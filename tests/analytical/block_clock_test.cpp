@@ -278,7 +278,8 @@ TEST(BlockClock, ACollectiveOnTheComputeStreamIsBookedUnderItsAccount) {
   w.mesh.add(MeshAxis::tp, 8);
   w.set_mesh(w.mesh);
   const TensorId x = h.tensor(1 << 20);
-  Op op = communication(OpKind::all_reduce, "all_reduce", Stream::compute, w.mesh.group(MeshAxis::tp), x, x);
+  Op op = communication(OpKind::all_reduce, "all_reduce", Phase::forward, Stream::compute, w.mesh.group(MeshAxis::tp),
+                        x, x);
   op.account = Stream::data_communication;
   h.piece.forward.ops.push_back(op);
   const LineResult r = w.run(h.piece);
@@ -380,7 +381,7 @@ TEST(OpCosts, SumsOverStagesShareTheNicsOfANode) {
   costs.set_mesh(mesh, CollectiveAlgorithm::automatic, CollectiveProtocol::automatic, stages);
   Handmade h;
   const TensorId x = h.tensor(1 << 26);
-  Op op = communication(OpKind::all_reduce, "sum", Stream::pipeline_communication, {}, x, x);
+  Op op = communication(OpKind::all_reduce, "sum", Phase::forward, Stream::pipeline_communication, {}, x, x);
   op.stages = TableIndex<StageGroup>(0);
   const CollectiveModel model(world.cluster, world.collectives);
   const auto seconds = [&](std::int64_t groups) {

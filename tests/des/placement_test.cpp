@@ -194,7 +194,7 @@ TEST(Placement, EachGroupOfAMeshHasItsOwnLoad) {
   vector.sizes[0] = 1 << 28;
   const std::vector<Tensor> tensors{vector};
   const auto op_over = [](MeshGroup group, TableIndex<StageGroup> of_stages) {
-    Op op = communication(OpKind::all_reduce, "sum", Stream::data_communication, group, 0, 0);
+    Op op = communication(OpKind::all_reduce, "sum", Phase::forward, Stream::data_communication, group, 0, 0);
     op.stages = of_stages;
     return op;
   };

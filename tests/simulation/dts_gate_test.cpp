@@ -98,7 +98,8 @@ TEST(DtsGateStep, HasTheExpertsOfItsSchedule) {
     for (const std::int64_t part : {0, 1, 2, 5, 7, 10}) {
       s.workload.step = gate.seed_steps + decay * part / 10;
       if (s.workload.step >= gate.hard_step) continue;
-      const double expected = dts_gate::state(gate, tokens, s.workload.step).computed_experts;
+      const double expected = tokens.active_experts(temperature(gate, s.workload.step), gate.threshold,
+                                                    logit_deviation(gate, s.workload.step));
       const Model model = gate_strategy().settle(s).value().model;
       const double found = model.mean_experts_per_token > 0 ? model.mean_experts_per_token
                                                             : static_cast<double>(model.experts_per_token);

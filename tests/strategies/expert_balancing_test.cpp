@@ -10,7 +10,7 @@
 
 #include "sim/base/error.h"
 #include "strategies/flexmoe/balancers.h"
-#include "traces/routing_generator.h"
+#include "tests/traces/drawn_routing.h"
 
 namespace orrery::flexmoe {
 namespace {
@@ -53,15 +53,15 @@ TEST(Swipe, LeavesEveryWorkerWithAsManyTokens) {
   RoutingGenerator g = routing_preset("young_router");
   g.experts = g.source_ranks = 16;
   g.tokens = 1000;
-  g.steps = 2;  // the first and the second choice
-  const RoutingCounts counts = generate_routing(g);
+  const RoutingCounts counts = drawn_routing(g, 2);  // the first and the second choice
   std::vector<std::int64_t> room(16, 2000);
   std::vector<std::int64_t> of_workers(16);
   for (const std::size_t choice : {0u, 1u}) {
     const RoutingMatrix tokens = counts.matrix(choice, 0);
     const SwipePass pass = swipe_once(tokens, room);
     std::int64_t gained = 0;
-    for (std::int64_t w = 0; w < 16; ++w) of_workers[static_cast<std::size_t>(w)] += pass.tokens.of_expert(w);
+    for (std::int64_t w = 0; w < 16; ++w)
+      of_workers[static_cast<std::size_t>(w)] += pass.tokens.by_expert()[static_cast<std::size_t>(w)];
     for (std::size_t i = 0; i < 256; ++i) gained += std::max<std::int64_t>(0, pass.tokens.tokens[i] - tokens.tokens[i]);
     EXPECT_EQ(pass.moved, gained);
     for (std::int64_t s = 0; s < 16; ++s) {
@@ -101,7 +101,7 @@ TEST(Eplb, BalancesRanks) {
   g.experts = 64;
   g.tokens = 1 << 16;
   g.zipf_exponent = 1;
-  const std::vector<std::int64_t> loads = generate_routing(g).matrix(0, 0).tokens;
+  const std::vector<std::int64_t> loads = drawn_routing(g).matrix(0, 0).tokens;
   const auto ratio = [&](std::int64_t replicas, std::int64_t groups, std::int64_t nodes) {
     return balance_ratio({64, 8, replicas / 8, eplb(loads, replicas, groups, nodes, 8)}, loads);
   };
@@ -133,10 +133,9 @@ TEST(PlacementByPopularity, GivesSlotsInProportionAndOneToAll) {
 TEST(PlacementByPopularity, FollowsDriftIterationByIteration) {
   RoutingGenerator g = routing_preset("young_router");
   g.experts = 32;
-  g.steps = 120;
   g.tokens = 1 << 14;
   g.autocorrelation = 0.97;
-  const RoutingCounts counts = generate_routing(g);
+  const RoutingCounts counts = drawn_routing(g, 120);
   const auto mean_ratio = [&](std::size_t interval) {
     double sum = 0;
     for (std::size_t step = 50; step < 120; ++step) {

@@ -4,8 +4,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <numeric>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "traces/routing.h"
 
@@ -21,17 +22,21 @@ inline std::string routing_csv(const RoutingCounts& counts) {
                   batches ? "micro_batch," : "", ranks ? "source_rank," : "");
   for (std::int64_t e = 0; e < of.experts; ++e) text += fmt::format(",expert_{}", e);
   text += '\n';
-  std::vector<std::int64_t> values(static_cast<std::size_t>(of.experts));
   for (std::size_t step = 0; step < of.steps.size(); ++step)
     for (std::size_t layer = 0; layer < of.layers.size(); ++layer)
-      for (std::int64_t m = 0; m < of.micro_batches; ++m)
+      for (std::int64_t m = 0; m < of.micro_batches; ++m) {
+        const RoutingMatrix matrix = counts.matrix(step, layer, m);
         for (std::int64_t rank = 0; rank < of.source_ranks; ++rank) {
-          counts.read(step, layer, m, rank, values);
+          const auto values =
+              std::span(matrix.tokens)
+                  .subspan(static_cast<std::size_t>(rank * of.experts), static_cast<std::size_t>(of.experts));
+          const std::int64_t sum = std::accumulate(values.begin(), values.end(), std::int64_t{0});
           text += fmt::format("{},{},", of.steps[step], of.layers[layer]);
           if (batches) text += fmt::format("{},", m);
           if (ranks) text += fmt::format("{},", rank);
-          text += fmt::format("{},{}\n", counts.tokens(step, layer, m, rank), fmt::join(values, ","));
+          text += fmt::format("{},{}\n", sum / of.top_k, fmt::join(values, ","));
         }
+      }
   return text;
 }
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "tests/traces/drawn_routing.h"
 #include "tests/traces/routing_csv.h"
 #include "traces/routing.h"
-#include "traces/routing_generator.h"
 
 namespace orrery {
 namespace {
@@ -65,14 +65,13 @@ TEST(RoutingFile, IsReadAsWritten) {
   for (const std::int64_t micro_batches : {1, 3})
     for (const std::int64_t ranks : {1, 2}) {
       RoutingGenerator g = routing_preset("young_router");
-      g.steps = 3;
       g.layers = 2;
       g.micro_batches = micro_batches;
       g.source_ranks = ranks;
       g.tokens = 300;
       g.experts = 8;
       g.top_k = 2;
-      const RoutingCounts counts = generate_routing(g);
+      const RoutingCounts counts = drawn_routing(g, 3);
       EXPECT_EQ(parse_routing(routing_csv(counts), "csv"), counts);
     }
 }

@@ -380,8 +380,8 @@ class Misfit {
            square(std::log(calibration.expert_host_ops), 0.5);
     std::map<framework::Kernels, std::vector<double>> memory;
     for (const auto& [name, stack] : calibration.stacks) {
-      memory[framework::kernels_of(name)].push_back(std::log(stack.memory_bound_slowdown));
-      hosts.push_back(std::log(stack.host_seconds_per_op / framework::literature_host_seconds_per_op(name)));
+      memory[framework::stack_named(name).kernels].push_back(std::log(stack.memory_bound_slowdown));
+      hosts.push_back(std::log(stack.host_seconds_per_op / framework::stack_named(name).runtime.host_seconds_per_op));
     }
     // Means of stacks are no part of a calibration: those that fit them best.
     const auto of_family = [&](const std::vector<double>& values, double mean_spread, double spread) {
@@ -417,7 +417,7 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
           none.expert_host_ops = 1;
       for (auto& [name, slowdown] : none.device_slowdown) slowdown = 1;
       for (auto& [name, stack] : none.stacks)
-        stack = {.host_seconds_per_op = framework::literature_host_seconds_per_op(name)};
+        stack = {.host_seconds_per_op = framework::stack_named(name).runtime.host_seconds_per_op};
       return none;
     }()));
     struct Parameter {
@@ -446,7 +446,7 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
     for (auto& [name, stack] : fitted.stacks) {
       parameters.push_back({name + "'s memory-bound kernels", {&stack.memory_bound_slowdown}, 1});
       parameters.push_back(
-          {name + "'s host", {&stack.host_seconds_per_op}, framework::literature_host_seconds_per_op(name)});
+          {name + "'s host", {&stack.host_seconds_per_op}, framework::stack_named(name).runtime.host_seconds_per_op});
     }
     for (const auto& [name, values, bound] : parameters) {
       const double kept = *values.front();

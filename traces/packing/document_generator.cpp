@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "sim/base/json_reader.h"
 #include "traces/random_bits.h"
 
 namespace orrery {
@@ -18,87 +20,10 @@ using Shape = LengthBin::Shape;
 
 double below_normal(double z) { return std::erfc(-z / std::sqrt(2.0)) / 2; }
 
-// DataSculpt's figure of document lengths (Lu et al. 2024, arXiv 2409.00997): % below 4K, 8K, 16K, 32K, 64K tokens and
-// above, and % of the mixture. Lengths below 4K follow a log-normal that fits the histogram, cut at 4K (`mu`, `sigma`).
-// If none fits, they are log-uniform from 256 on (an assumption).
-struct Domain {
-  const char* name;
-  double percent[6];
-  double mixture_percent;
-  double mu, sigma;  // sigma 0: no log-normal fits
-};
-constexpr Domain kDomains[] = {
-    {"book-zh", {2.06, 1.55, 2.61, 4.29, 10.02, 79.46}, 6.5, 0, 0},
-    {"book-en", {2.55, 2.07, 3.68, 6.31, 13.86, 71.52}, 6.5, 0, 0},
-    {"paper-en", {4.94, 14.59, 33.66, 31.12, 12.58, 3.12}, 8.5, 9.6, 0.8},
-    {"code", {92.36, 3.88, 1.86, 0.92, 0.47, 0.50}, 25, 4.2, 2.75},
-    {"paper-zh", {26.04, 51.88, 20.24, 1.71, 0.11, 0.02}, 3.5, 8.5, 0.7},
-    {"web-en", {96.63, 2.36, 0.76, 0.20, 0.04, 0.01}, 31.5, 5.5, 1.5},
-    {"web-zh", {99.02, 0.73, 0.21, 0.04, 0, 0}, 13.5, 5.4, 1.15},
-    {"others", {99.99, 0.01, 0, 0, 0, 0}, 5, 5.8, 0.65},
-};
-constexpr double kDomainEdges[] = {1, 4096, 8192, 16384, 32768, 65536, 262144};  // the last edge is an assumption
-
-// The default of MagiAttention's generator: numbers of documents by length.
-constexpr double kMagiEdges[] = {1, 11, 51, 101, 201, 501, 1025, 2049, 4097, 8193, 16385, 32769, 65537, 131073, 196609};
-constexpr double kMagiCounts[] = {30254,  391188, 699596, 1377757, 3794735, 3316785, 2106566,
-                                  988525, 410002, 173574, 115007,  18428,   22513,   18284};
-
-// A million documents of Wikipedia from FlexSP: % of documents and of tokens up to a length, and their mean.
-constexpr double kWikipediaEdges[] = {1, 1025, 2049, 4097, 8193, 16385, 32769, 65537, 131073, 196609, 393217};
-constexpr double kWikipediaDocuments[] = {78.8087, 10.8382, 5.9582, 2.7959, 1.1221,
-                                          0.3465,  0.1027,  0.0228, 0.003,  0.0017};
-constexpr double kWikipediaTokens[] = {24.9078, 15.3741, 16.7303, 15.5232, 12.3396,
-                                       7.5714,  4.4697,  1.9666,  0.4893,  0.3993};
-constexpr double kWikipediaMean = 1013.6;
-
 void normalise_shares(std::vector<LengthBin>& bins) {
   double sum = 0;
   for (const LengthBin& bin : bins) sum += bin.share;
   for (LengthBin& bin : bins) bin.share /= sum;
-}
-
-LengthDistribution of_domain(const Domain& domain) {
-  LengthDistribution d{domain.name, {}};
-  for (std::size_t i = 0; i < std::size(domain.percent); ++i) {
-    if (domain.percent[i] == 0) continue;
-    LengthBin bin{.least = kDomainEdges[i], .most = kDomainEdges[i + 1], .share = domain.percent[i]};
-    if (i == 0 && domain.sigma > 0) {
-      bin.shape = Shape::log_normal;
-      bin.a = domain.mu;
-      bin.b = domain.sigma;
-    } else if (i == 0) {
-      bin.least = 256;
-    }
-    d.bins.push_back(bin);
-  }
-  normalise_shares(d.bins);
-  return d;
-}
-
-LengthDistribution magi_attention() {
-  LengthDistribution d{"magi-attention", {}};
-  for (std::size_t i = 0; i < std::size(kMagiCounts); ++i)
-    d.bins.push_back({.least = kMagiEdges[i], .most = kMagiEdges[i + 1], .share = kMagiCounts[i]});
-  normalise_shares(d.bins);
-  return d;
-}
-
-// Within a bin: a power of a uniform number, with the mean that the bin's shares of documents and tokens give.
-LengthDistribution wikipedia() {
-  LengthDistribution d{"wikipedia", {}};
-  for (std::size_t i = 0; i < std::size(kWikipediaDocuments); ++i) {
-    LengthBin bin{.least = kWikipediaEdges[i],
-                  .most = kWikipediaEdges[i + 1],
-                  .share = kWikipediaDocuments[i],
-                  .shape = Shape::power};
-    // + 0.5, as draws are rounded down.
-    const double mean = kWikipediaMean * kWikipediaTokens[i] / kWikipediaDocuments[i] + 0.5;
-    bin.a = (bin.most - bin.least) / (mean - bin.least) - 1;
-    d.bins.push_back(bin);
-  }
-  normalise_shares(d.bins);
-  return d;
 }
 
 std::optional<LengthDistribution> log_normal(std::string_view text) {
@@ -114,8 +39,7 @@ std::optional<LengthDistribution> log_normal(std::string_view text) {
       !(sigma >= 0 && sigma <= kMostSigma))
     throw InputError({"--lengths", ""}, fmt::format("\"{}\"", text),
                      "log-normal:MU:SIGMA, of the logarithm of tokens: mean 0 to 16, standard deviation 0 to 4");
-  return LengthDistribution{std::string(text),
-                            {{.least = 1,
+  return LengthDistribution{{{.least = 1,
                               .most = static_cast<double>(Documents::kMostTokens),
                               .shape = Shape::log_normal,
                               .a = mu,
@@ -130,23 +54,55 @@ void add_part(LengthDistribution& to, const LengthDistribution& part, double wei
   }
 }
 
-LengthDistribution datasculpt_mixture(bool by_documents) {
-  LengthDistribution all{"datasculpt", {}};
-  for (const Domain& domain : kDomains) add_part(all, of_domain(domain), domain.mixture_percent, by_documents);
-  normalise_shares(all.bins);
-  return all;
+const nlohmann::json& published() {
+  static const nlohmann::json file = parse_embedded("traces/packing/lengths.json");
+  return file;
+}
+
+// One of lengths.json that is a histogram.
+LengthDistribution histogram(const nlohmann::json& said) {
+  const std::vector<double> edges = published().at("edges").at(said.at("edges").get_ref<const std::string&>()),
+                            documents = said.at("documents"), tokens = said.value("tokens", std::vector<double>());
+  LengthDistribution d;
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    if (documents[i] == 0) continue;
+    LengthBin bin{.least = edges[i], .most = edges[i + 1], .share = documents[i]};
+    if (!tokens.empty()) {
+      // + 0.5, as draws are rounded down.
+      const double mean = said.at("mean").get<double>() * tokens[i] / documents[i] + 0.5;
+      bin.shape = Shape::power;
+      bin.a = (bin.most - bin.least) / (mean - bin.least) - 1;
+    } else if (i == 0 && said.contains("log_normal")) {
+      bin.shape = Shape::log_normal;
+      bin.a = said["log_normal"][0];
+      bin.b = said["log_normal"][1];
+    } else if (i == 0) {
+      bin.least = said.value("least", bin.least);
+    }
+    d.bins.push_back(bin);
+  }
+  return d;
 }
 
 LengthDistribution named(std::string_view name, bool by_documents) {
   if (auto d = log_normal(name)) return *d;
-  for (const Domain& domain : kDomains)
-    if (name == domain.name) return of_domain(domain);
-  if (name == "datasculpt") return datasculpt_mixture(by_documents);
-  if (name == "magi-attention") return magi_attention();
-  if (name == "wikipedia") return wikipedia();
-  const std::vector<std::string> names = length_distribution_names();
-  throw InputError({"--lengths", ""}, fmt::format("\"{}\"", name),
-                   fmt::format("log-normal:MU:SIGMA or one of {}", fmt::join(names, ", ")), nearest_name(name, names));
+  const nlohmann::json& all = published().at("distributions");
+  const auto said = std::ranges::find_if(all, [&](const nlohmann::json& d) { return d.at("name") == name; });
+  if (said == all.end()) {
+    const std::vector<std::string> names = length_distribution_names();
+    throw InputError({"--lengths", ""}, fmt::format("\"{}\"", name),
+                     fmt::format("log-normal:MU:SIGMA or one of {}", fmt::join(names, ", ")),
+                     nearest_name(name, names));
+  }
+  LengthDistribution d;
+  if (said->contains("mixture")) {
+    for (const nlohmann::json& part : said->at("mixture"))
+      add_part(d, named(part[0].get_ref<const std::string&>(), by_documents), part[1], by_documents);
+  } else {
+    d = histogram(*said);
+  }
+  normalise_shares(d.bins);
+  return d;
 }
 
 std::int64_t drawn_length(const LengthBin& bin, RandomBits& random) {
@@ -224,13 +180,12 @@ double LengthDistribution::mean() const {
 
 std::vector<std::string> length_distribution_names() {
   std::vector<std::string> names;
-  for (const Domain& domain : kDomains) names.emplace_back(domain.name);
-  for (const char* other : {"datasculpt", "magi-attention", "wikipedia"}) names.emplace_back(other);
+  for (const nlohmann::json& said : published().at("distributions")) names.push_back(said.at("name"));
   return names;
 }
 
 LengthDistribution length_distribution(std::string_view text, bool by_documents) {
-  LengthDistribution all{std::string(text), {}};
+  LengthDistribution all;
   for (std::string_view rest = text;;) {
     const std::size_t comma = rest.find(',');
     const std::string_view part = rest.substr(0, comma);

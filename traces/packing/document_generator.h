@@ -23,9 +23,8 @@ struct LengthBin {
 
   double mean() const;
 };
-// A distribution of lengths: a documented histogram by its name (docs/pack.md), or "log-normal:MU:SIGMA".
+// A distribution of lengths: one of lengths.json by its name (docs/pack.md), or "log-normal:MU:SIGMA".
 struct LengthDistribution {
-  std::string name;
   std::vector<LengthBin> bins;  // shares add up to 1
 
   double mean() const;
