@@ -29,7 +29,7 @@ std::string error_columns(const Engines& engines) {
 }
 
 // "4.9 (-1.2)": the median error and the bias, in percent.
-std::string error_cell(const PredictionError& error) {
+std::string error_cell(const ErrorStatistics& error) {
   if (error.points == 0) return "-";
   double bias = kPercent * error.bias;
   constexpr double kShownAsZero = 0.05;
@@ -95,7 +95,7 @@ std::vector<std::string> remarks(const MeasuredCollectives& measured) {
   return lines;
 }
 
-OrderedJson json_of(const PredictionError& error) {
+OrderedJson json_of(const ErrorStatistics& error) {
   return {{"points", error.points}, {"median_error", error.median}, {"bias", error.bias}};
 }
 

@@ -88,7 +88,7 @@ std::string measurement_text(const SimulateArguments& arguments, const Simulatio
                                              value_text(point->quantity, predicted), error));
   if (!point->not_fitted.empty()) line("not fitted", point->not_fitted);
   for (const std::string& assumption : point->assumptions) line("assumed", assumption);
-  line("why the error", explanation_of(*point));
+  line("why the error", point->explanation);
   if (point->quantity == Quantity::step_seconds || point->quantity == Quantity::forward_backward_seconds)
     line("in orrery validate", "predicted by a calibration without this source, so slightly differently");
   if (is_of_layer(point->quantity))

@@ -119,21 +119,12 @@ void write_export(const SweepResults& results, std::int64_t sweep, const ExportA
       arguments.fields.empty() ? usual_fields(results, sweep) : list_of_text(arguments.fields);
   OutputStream out(arguments.file);
   const bool json = as_json_lines(arguments.file);
-  std::string line;
   if (!json) {
+    std::string line;
     for (const std::string& field : fields) line += (line.empty() ? "" : ",") + csv_text(field);
     out.write(line + "\n");
   }
-  results.for_each(sweep, fields, [&](const std::vector<SweepCell>& cells) {
-    line.clear();
-    if (json) {
-      append_row_json(fields, cells, line);
-    } else {
-      for (const SweepCell& cell : cells) line += (&cell == cells.data() ? "" : ",") + cell.text;
-    }
-    line += '\n';
-    out.write(line);
-  });
+  results.for_each(sweep, fields, json, [&](const std::string& row) { out.write(row + "\n"); });
   out.commit();
 }
 
@@ -189,8 +180,7 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
     throw InputError({request.database, ""}, "a file that this command reads", "a file of its own for the results");
   check_export(arguments.exported, names_of_rows(sweep));
   if (options.helpers != nullptr)
-    options.helpers->prepare(
-        {&sweep, request.calibrations, options.version, options.calibrations, static_cast<int>(request.threads)});
+    options.helpers->prepare(sweep, request.calibrations, options, static_cast<int>(request.threads));
   SweepResults results(request.database, Database::Mode::write);
   SweepOutcome outcome;
   {

@@ -32,15 +32,15 @@ int startable_threads(int most) {
   return started == most ? most : (started + kWithRoom - 1) / kWithRoom;
 }
 
-void for_each_index(std::size_t count, int threads, const std::function<void(std::size_t)>& work) {
+void for_each_index(std::size_t count, int threads, const std::function<void(std::size_t, std::size_t)>& work) {
   std::atomic<std::size_t> next = 0;
   std::mutex mutex;
   std::size_t failed = count;  // the lowest i that has thrown; `count`: none
   std::exception_ptr failure;
-  const auto run = [&] {
+  const auto run = [&](std::size_t thread) {
     for (std::size_t i = next++; i < count; i = next++) {
       try {
-        work(i);
+        work(i, thread);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (i < failed) failed = i, failure = std::current_exception();
@@ -51,10 +51,10 @@ void for_each_index(std::size_t count, int threads, const std::function<void(std
   {
     std::vector<std::jthread> others;
     try {
-      for (std::size_t t = 1; t < std::min(count, static_cast<std::size_t>(threads)); ++t) others.emplace_back(run);
+      for (std::size_t t = 1; t < std::min(count, static_cast<std::size_t>(threads)); ++t) others.emplace_back(run, t);
     } catch (const std::system_error&) {  // the threads that have started do its share
     }
-    run();
+    run(0);
   }
   if (failure) std::rethrow_exception(failure);
 }

@@ -18,10 +18,10 @@ int hardware_threads();
 // started. This is not a guarantee: another process may use up the limit before the caller starts its threads.
 int startable_threads(int most);
 
-// Calls work(i) for each i below `count` on `threads` threads, one of which is the caller's; on fewer if the machine
-// starts fewer. After a call has thrown, no new call begins. When the running calls have ended, it throws the exception
-// of the lowest i.
-void for_each_index(std::size_t count, int threads, const std::function<void(std::size_t)>& work);
+// Calls work(i, thread) for each i below `count` on `threads` threads, one of which is the caller's; on fewer if the
+// machine starts fewer. `thread`: the number of the calling thread, from 0 on. After a call has thrown, no new call
+// begins. When the running calls have ended, it throws the exception of the lowest i.
+void for_each_index(std::size_t count, int threads, const std::function<void(std::size_t, std::size_t)>& work);
 
 // The error to throw if a thread cannot be started. `option`: the option that sets the number of threads, "--threads".
 InputError no_thread(const char* option, const std::system_error& why);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
@@ -132,45 +133,37 @@ Expenses expenses(const Candidate& candidate, const RunOutcome& outcome) {
 }
 
 Forecast forecast(const Candidate& candidate) {
-  Forecast result;
-  const Estimate& step = candidate.step_seconds;
-  const std::array<double, 3> seconds{step.low, step.value, step.high};
-  std::array<RunOutcome, 3> outcomes;
-  std::array<Expenses, 3> spent;
-  std::array<double, 3> kept{};
-  for (std::size_t i = 0; i < 3; ++i) {
+  struct Spent : RunOutcome, Expenses {
+    double goodput = 0;
+  };
+  const auto at = [&](double step_seconds) {
     TrainingRun run = candidate.run;
-    run.step_seconds = seconds[i];
-    outcomes[i] = expected_run(run);
-    spent[i] = expenses(candidate, outcomes[i]);
-    kept[i] = goodput(run, outcomes[i]);
-  }
+    run.step_seconds = step_seconds;
+    const RunOutcome outcome = expected_run(run);
+    return Spent{outcome, expenses(candidate, outcome), goodput(run, outcome)};
+  };
+  const Estimate& step = candidate.step_seconds;
+  const Spent low = at(step.low), middle = at(step.value), high = at(step.high);
   // With longer steps there are fewer per interval, but the share that is kept is not always smaller.
-  const auto estimate = [](double a, double value, double b) {
+  const auto estimate = [&](auto figure) {
+    const double a = std::invoke(figure, low), value = std::invoke(figure, middle), b = std::invoke(figure, high);
     return Estimate{.low = std::min({a, value, b}), .value = value, .high = std::max({a, value, b})};
   };
-  const auto of_outcome = [&](auto figure) {
-    return estimate(figure(outcomes[0]), figure(outcomes[1]), figure(outcomes[2]));
-  };
-  const auto of_expenses = [&](double Expenses::*figure) {
-    return estimate(spent[0].*figure, spent[1].*figure, spent[2].*figure);
-  };
-  result.outcome = outcomes[1];
-  result.wall_seconds = of_outcome([](const RunOutcome& o) { return o.wall_seconds; });
-  result.ettr = of_outcome([](const RunOutcome& o) { return o.ettr(); });
-  result.goodput = estimate(kept[0], kept[1], kept[2]);
-  result.device_hours = of_expenses(&Expenses::device_hours);
-  result.cost = of_expenses(&Expenses::cost);
-  result.energy_kwh = of_expenses(&Expenses::energy_kwh);
-  result.carbon_kg = of_expenses(&Expenses::carbon_kg);
-  return result;
+  return {.outcome = middle,
+          .wall_seconds = estimate(&Spent::wall_seconds),
+          .ettr = estimate(&Spent::ettr),
+          .goodput = estimate(&Spent::goodput),
+          .device_hours = estimate(&Spent::device_hours),
+          .cost = estimate(&Spent::cost),
+          .energy_kwh = estimate(&Spent::energy_kwh),
+          .carbon_kg = estimate(&Spent::carbon_kg)};
 }
 
 namespace {
 
 // What a forecast hangs on. The figure is 0 if the candidate does not use the input.
 struct ForecastInput {
-  std::string_view name;
+  const char* name;
   double& (*of)(Candidate&);
 };
 constexpr ForecastInput kInputs[] = {
@@ -208,21 +201,13 @@ double value_of(const Forecast& forecast, PlanOutput output) {
   return (forecast.*kOutputs[static_cast<std::size_t>(output)]).value;
 }
 
-std::vector<Sensitivity> sensitivities(const Candidate& candidate, PlanOutput output, double swing) {
-  constexpr double kFactor = 1.001;
-  std::vector<Sensitivity> result;
+std::vector<TornadoBar> sensitivities(const Candidate& candidate, PlanOutput output, double swing) {
+  std::vector<TornadoBar> result;
   Candidate known = candidate;
-  for (const ForecastInput& input : kInputs) {
-    if (input.of(known) == 0) continue;
-    const auto at = [&](double factor) { return output_at(candidate, input, factor, output); };
-    result.push_back({.input = input.name,
-                      .exponent = std::log(at(kFactor) / at(1 / kFactor)) / (2 * std::log(kFactor)),
-                      .at_less = at(1 - swing),
-                      .at_more = at(1 + swing)});
-  }
-  std::stable_sort(result.begin(), result.end(), [](const Sensitivity& a, const Sensitivity& b) {
-    return std::fabs(a.at_more - a.at_less) > std::fabs(b.at_more - b.at_less);
-  });
+  for (const ForecastInput& input : kInputs)
+    if (input.of(known) != 0)
+      result.push_back(
+          {input.name, output_at(candidate, input, 1 - swing, output), output_at(candidate, input, 1 + swing, output)});
   return result;
 }
 

@@ -79,18 +79,16 @@ inline constexpr std::array<std::string_view, 7> kPlanOutputNames{
     "wall_seconds", "ettr", "goodput", "device_hours", "cost", "energy_kwh", "carbon_kg"};
 double value_of(const Forecast& forecast, PlanOutput output);  // Estimate::value
 
-struct Sensitivity {
-  std::string_view input;  // "step_seconds", "price.per_device_hour", "failures.failures_per_node_day", ...
-  // d log(output) / d log(input): per cent by which the output changes for one per cent of the input. Central
-  // difference with a factor of 1.001 up and down.
-  double exponent = 0;
-  double at_less = 0, at_more = 0;  // output with the input times 1 - swing, 1 + swing: a tornado bar
+struct TornadoBar {
+  std::string input;  // "step_seconds", "price.per_device_hour", "failures.failures_per_node_day", "memory size", ...
+  double at_less = 0, at_more = 0;  // the output with the input times 1 - swing, 1 + swing
+  bool less_fits = true;            // with less of the input, the plan still fits the memory
+  double width() const { return at_more > at_less ? at_more - at_less : at_less - at_more; }
 };
 
-// Sorted by the width of the bar, largest first; like ones in the order of the inputs. Inputs that are 0 are left out.
-// A checkpoint interval that is not given is chosen anew for each value. REQUIRES: 0 < swing < 1, and the output is not
-// 0. Throws InputError like expected_run() if an input at its worse end makes the run practically endless.
-std::vector<Sensitivity> sensitivities(const Candidate& candidate, PlanOutput output, double swing = 0.2);
+// Inputs that are 0 are left out. A checkpoint interval that is not given is chosen anew for each value. REQUIRES: 0 <
+// swing < 1. Throws InputError like expected_run() if an input at its worse end makes the run practically endless.
+std::vector<TornadoBar> sensitivities(const Candidate& candidate, PlanOutput output, double swing = 0.2);
 
 // The price of a's device-hour at which `a` costs as much as `b`, and its ratio to b's price: `a` pays below it. low:
 // a's slowest and b's fastest steps; high: the reverse. Not above 0 if a's electricity alone costs more. Throws

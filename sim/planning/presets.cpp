@@ -84,6 +84,13 @@ bool has_figure(const Json& preset) {
 }
 
 template <class Preset>
+void visit(Preset& preset, FieldVisitor& v) {
+  preset.visit_fields(v);
+  v.field("date", preset.date, "date of the figure: 2026, 2026-05 or 2026-05-31");
+  v.field("source", preset.source, "where the figure was read");
+}
+
+template <class Preset>
 const PresetCatalog& catalog() {
   static const PresetCatalog all(fmt::format("sim/planning/presets/{}", Preset::kFile),
                                  fmt::format("the name of a {} preset", Preset::kWord));
@@ -110,7 +117,7 @@ Preset read_object(const Json& json, const InputError::Where& where) {
     preset = of_name<Preset>(base->template get_ref<const std::string&>(), reader.at("base"));
     preset.name.clear();
   }
-  preset.visit_fields(reader);
+  visit(preset, reader);
   reader.finish();
   if (reader.has("base") && has_figure(json)) {  // the user's own figure: not of that source and date
     if (!reader.has("source")) preset.source = "the plan, changed from " + json["base"].template get<std::string>();
@@ -129,8 +136,6 @@ void Price::visit_fields(FieldVisitor& v) {
   v.field("term", term, kPriceTermNames, "length of the commitment");
   v.field("per_device_hour", per_device_hour, kAmount, "price of a device for an hour");
   v.field("currency", currency, "ISO 4217: USD, EUR");
-  v.field("date", date, "date of the price: 2026, 2026-05 or 2026-05-31");
-  v.field("source", source, "where the figure was read");
 }
 
 void Power::visit_fields(FieldVisitor& v) {
@@ -138,28 +143,20 @@ void Power::visit_fields(FieldVisitor& v) {
   v.field("busy_watts", busy_watts, kAmount, "power of a device while it trains");
   v.field("idle_watts", idle_watts, kAmount, "power of an idle device; 0: not known, busy_watts is used");
   v.field("node_watts", node_watts, kAmount, "power of a node without its devices");
-  v.field("date", date, "date of the figure");
-  v.field("source", source, "where the figure was read");
 }
 
 void SiteOverhead::visit_fields(FieldVisitor& v) {
   v.field("pue", pue, NumberRange{.least = 1, .most = 10}, "energy of the site divided by that of its computers");
-  v.field("date", date, "date of the figure");
-  v.field("source", source, "where the figure was read");
 }
 
 void Grid::visit_fields(FieldVisitor& v) {
   v.field("grams_per_kwh", grams_per_kwh, NumberRange{.least = 0, .most = 5000}, "grams of CO2-equivalent per kWh");
   v.field("basis", basis, "what is counted: lifecycle or direct, by location or by market");
-  v.field("date", date, "date of the figure");
-  v.field("source", source, "where the figure was read");
 }
 
 void FailureRate::visit_fields(FieldVisitor& v) {
   v.field("failures_per_node_day", failures_per_node_day, kNodeFailures, "interruptions per node of 8 devices and day");
   v.field("repair_share", repair_share, kShare, "share of interruptions after which the node is repaired");
-  v.field("date", date, "date of the figure");
-  v.field("source", source, "where the figure was read");
 }
 
 void CheckpointStorage::visit_fields(FieldVisitor& v) {
@@ -169,16 +166,12 @@ void CheckpointStorage::visit_fields(FieldVisitor& v) {
   v.field(
       "snapshot_bytes_per_second", snapshot_bytes_per_second, or_none(kBandwidth),
       "rate of the copy to memory, from which the write continues during training; 0: training waits for the write");
-  v.field("date", date, "date of the figure");
-  v.field("source", source, "where the figure was read");
 }
 
 void RestartOverhead::visit_fields(FieldVisitor& v) {
   v.field("detection_seconds", detection_seconds, kDuration, "time from a failure to its detection");
   v.field("restart_seconds", restart_seconds, kDuration,
           "time from detection until training goes on, without reading the checkpoint");
-  v.field("date", date, "date of the figure");
-  v.field("source", source, "where the figure was read");
 }
 
 template <class Preset>
@@ -198,7 +191,7 @@ template <class Preset>
 Json PresetsOf<Preset>::written(Preset preset) {
   Json json;
   FieldsJson writer(json);
-  preset.visit_fields(writer);
+  visit(preset, writer);
   if (!preset.name.empty()) json["preset"] = preset.name;
   return json;
 }

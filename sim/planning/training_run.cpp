@@ -14,6 +14,7 @@ namespace orrery {
 namespace {
 
 constexpr double kHopeless = 1000;
+constexpr double kNever = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
@@ -104,12 +105,13 @@ double optimal_interval(double stall, double between) {
 
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
 class History {
  public:
   History(const TrainingRun& run, const RunOptions& options)
-      : run_(run), options_(options), random_(options.seed), scale_(scale(run, options.shape)) {
+      : run_(run),
+        options_(options),
+        random_(options.seed),
+        scale_(run.seconds_between_failures() / std::tgamma(1 + 1 / options.shape)) {
     const double steps = std::max(std::round(run.interval_seconds() / run.step_seconds),
                                   std::ceil(run.durable_lag_seconds() / run.step_seconds));
     interval_ = static_cast<std::int64_t>(std::clamp(steps, 1.0, static_cast<double>(run.steps)));
@@ -130,10 +132,6 @@ class History {
   }
 
  private:
-  static double scale(const TrainingRun& run, double shape) {
-    return run.seconds_between_failures() / std::tgamma(1 + 1 / shape);
-  }
-
   // In the open interval (0, 1).
   double uniform() { return (static_cast<double>(random_() >> 11) + 0.5) * 0x1p-53; }
   double time_to_failure() {

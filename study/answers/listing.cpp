@@ -192,7 +192,7 @@ OrderedJson figures_of_measurement(const std::string& id) {
     json["published"] = fmt::format("{} {} {}", point->published_metric, point->published_value, point->published_unit);
   if (!point->assumptions.empty()) json["assumptions"] = point->assumptions;
   if (!point->not_fitted.empty()) json["not_fitted"] = point->not_fitted;
-  if (!explanation_of(*point).empty()) json["why_it_is_off"] = explanation_of(*point);
+  if (!point->explanation.empty()) json["why_it_is_off"] = point->explanation;
   if (!point->not_predicted.empty()) json["not_predicted"] = point->not_predicted;
   if (point->scenario != nullptr) json["scenario"] = *point->scenario;
   return json;

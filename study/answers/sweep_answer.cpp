@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "sim/base/json_reader.h"
-#include "sim/base/json_writer.h"
 #include "sim/base/threads.h"
 #include "study/answers/inputs.h"
 #include "study/search/plan_field.h"
@@ -88,20 +87,11 @@ std::vector<std::string> usual_fields(const SweepResults& results, std::int64_t 
   return names;
 }
 
-void append_row_json(const std::vector<std::string>& names, const std::vector<SweepCell>& cells, std::string& text) {
-  JsonWriter writer(text);
-  writer.begin_object();
-  for (std::size_t i = 0; i < names.size(); ++i) writer.json_field(names[i], cells[i].json);
-  writer.end_object();
-}
-
 std::string rows_json(const SweepResults& results, std::int64_t sweep, const std::vector<std::string>& fields) {
   std::string text = "[";
   const std::vector<std::string> chosen = fields.empty() ? usual_fields(results, sweep) : fields;
-  results.for_each(sweep, chosen, [&](const std::vector<SweepCell>& cells) {
-    if (text.size() > 1) text += ',';
-    append_row_json(chosen, cells, text);
-  });
+  results.for_each(sweep, chosen, /*as_json=*/true,
+                   [&](const std::string& row) { text += (text.size() > 1 ? "," : "") + row; });
   return text + "]";
 }
 

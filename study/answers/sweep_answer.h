@@ -40,8 +40,6 @@ void check_fields(const std::vector<std::string>& fields, const std::vector<std:
                   const char* expected = kFieldsOfRows);
 // The default columns: all except the ones that identify the sweep and the point's number in it.
 std::vector<std::string> usual_fields(const SweepResults& results, std::int64_t sweep);
-// Appends a row as a JSON object. `names`: of the cells.
-void append_row_json(const std::vector<std::string>& names, const std::vector<SweepCell>& cells, std::string& text);
 // An array of objects for the sweep with this number in the file, or for all sweeps (0). `fields`: empty: the usual
 // ones.
 std::string rows_json(const SweepResults& results, std::int64_t sweep, const std::vector<std::string>& fields);

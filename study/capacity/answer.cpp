@@ -8,6 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <utility>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/statistics.h"
@@ -135,9 +136,8 @@ Tornado tornado(const CapacityPlan& plan, const SizedCandidate& sized, PlanOutpu
       const double less = on_changed(input, 1 - swing, less_fits), more = on_changed(input, 1 + swing, more_fits);
       result.bars.push_back({input.name, less, more, less_fits || !sized.memory_fits});
     }
-  for (const Sensitivity& s : sensitivities(sized.candidate, output, swing))
-    if (s.input != "step_seconds" || !sized.scenario)
-      result.bars.push_back({std::string(s.input), s.at_less, s.at_more});
+  for (TornadoBar& bar : sensitivities(sized.candidate, output, swing))
+    if (bar.input != "step_seconds" || !sized.scenario) result.bars.push_back(std::move(bar));
   std::ranges::stable_sort(result.bars, std::greater(), &TornadoBar::width);
   return result;
 }

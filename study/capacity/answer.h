@@ -14,13 +14,6 @@
 namespace orrery {
 
 // The inputs that change an answer most: each input is changed by the same share down and up, with all others fixed.
-struct TornadoBar {
-  std::string input;                // "network bandwidth", "price.per_device_hour"
-  double at_less = 0, at_more = 0;  // the output with less and with more of the input
-  bool less_fits = true;            // with less of the input, the plan still fits the memory
-  double width() const { return at_more > at_less ? at_more - at_less : at_less - at_more; }
-};
-
 struct Tornado {
   PlanOutput output = PlanOutput::cost;
   double swing = 0;              // share by which inputs change

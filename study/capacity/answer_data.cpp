@@ -34,10 +34,15 @@ Ordered figures_json(const Candidate& c) {
           {"storage", to_json(c.storage)}, {"restarts", to_json(c.restarts)}};
 }
 
+Ordered reference_json(const CapacityAnswer& answer, std::size_t i) {
+  const SizedCandidate& sized = answer.candidates[i];
+  return {{"name", answer.plan.clusters[sized.cluster].name}, {"devices", sized.devices}};
+}
+
 Ordered candidate_json(const CapacityAnswer& answer, std::size_t i) {
   const SizedCandidate& sized = answer.candidates[i];
   const Verdict& verdict = answer.choice.verdicts[i];
-  Ordered json{{"name", answer.plan.clusters[sized.cluster].name}, {"devices", sized.devices}};
+  Ordered json = reference_json(answer, i);
   if (!verdict.possible) {
     json["impossible"] = sized.impossible;
     return json;
@@ -66,11 +71,6 @@ Ordered candidate_json(const CapacityAnswer& answer, std::size_t i) {
   json["outcome"] = outcome_json(f.outcome);
   json["meets"] = {{"memory", verdict.in_memory}, {"deadline", verdict.in_time}, {"budget", verdict.in_budget}};
   return json;
-}
-
-Ordered reference_json(const CapacityAnswer& answer, std::size_t i) {
-  const SizedCandidate& sized = answer.candidates[i];
-  return {{"name", answer.plan.clusters[sized.cluster].name}, {"devices", sized.devices}};
 }
 
 }  // namespace

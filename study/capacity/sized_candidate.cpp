@@ -12,17 +12,6 @@
 namespace orrery {
 namespace {
 
-// In one sentence, without the place: tables say which candidate it is.
-std::string reason_of(const InputError& error) {
-  return fmt::format("{}: found {}, expected {}", error.where().pointer, error.found(), error.expected());
-}
-
-void finish(const CandidateCluster& cluster, SizedCandidate& sized) {
-  sized.candidate.run.spare_nodes =
-      cluster.spare_nodes ? *cluster.spare_nodes : cheapest_spare_nodes(sized.candidate.run);
-  sized.forecast = forecast(sized.candidate);
-}
-
 SizedCandidate size_one(const CapacityPlan& plan, std::size_t index, std::int64_t devices, Simulator& simulator,
                         const ScenarioOn& scenario_on) {
   const CandidateCluster& cluster = plan.clusters[index];
@@ -38,9 +27,11 @@ SizedCandidate size_one(const CapacityPlan& plan, std::size_t index, std::int64_
                                                optimizer::bytes_kept_per_parameter(sized.scenario->plan);
       predict_step(plan, *sized.scenario, simulator, sized);
     }
-    finish(cluster, sized);
-  } catch (const InputError& error) {
-    sized.impossible = reason_of(error);
+    TrainingRun& run = sized.candidate.run;
+    run.spare_nodes = cluster.spare_nodes ? *cluster.spare_nodes : cheapest_spare_nodes(run);
+    sized.forecast = forecast(sized.candidate);
+  } catch (const InputError& error) {  // without the file: tables say which candidate it is
+    sized.impossible = fmt::format("{}: found {}, expected {}", error.where().pointer, error.found(), error.expected());
   }
   return sized;
 }

@@ -28,10 +28,6 @@ std::string hours_text(double seconds) {
 
 std::string minutes_text(double seconds) { return seconds > 0 ? fmt::format("{:.1f} min", seconds / 60) : "-"; }
 
-std::string amount_text(double amount, const std::string& currency) {
-  return fmt::format("{} {}", rate_text(amount), currency);
-}
-
 template <class Text>
 std::string range_text(const Estimate& estimate, Text text) {
   return estimate.low == estimate.high ? "" : fmt::format("{} to {}", text(estimate.low), text(estimate.high));
@@ -95,7 +91,7 @@ class Texts {
   double held(const Estimate& estimate) const {
     return answer_.options.held_by == HeldBy::worst ? estimate.high : estimate.value;
   }
-  std::string money(double amount) const { return amount_text(amount, plan_.currency); }
+  std::string money(double amount) const { return fmt::format("{} {}", rate_text(amount), plan_.currency); }
 
   void table(std::string_view title, std::string_view columns, const Rows& rows) {
     if (!rows.empty()) text_ += fmt::format("\n{}\n{}", title, grid(columns, rows));

@@ -4,7 +4,6 @@
 #include <array>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <tuple>
 #include <utility>
 
@@ -162,19 +161,15 @@ class Evaluator {
   // Throws InputError where the plan cannot be laid out.
   const Report& evaluate_memory() {
     // A calibration is looked up once for each stack, kind of kernel and number of ranks: all that it goes by.
-    const std::string stack = stack_of(scenario);
-    const std::int64_t ranks = orrery::ranks(scenario);
-    if (engine_ == nullptr || stack != stack_ || ranks != ranks_ ||
-        scenario.plan.framework.attention_kernel != attention_) {
+    const std::tuple key{stack_of(scenario), scenario.plan.framework.attention_kernel, ranks(scenario)};
+    if (engine_ == nullptr || key != key_) {
       check(scenario);
       engine_.reset();
       cluster_ = scenario.cluster;
       const Calibration& kernels = calibrator_.kernels(cluster_, scenario);
-      const CollectiveCalibration& collectives = calibrator_.collectives(cluster_, {&stack, 1});
+      const CollectiveCalibration& collectives = calibrator_.collectives(cluster_, {&std::get<0>(key), 1});
       engine_ = std::make_unique<AnalyticalEngine>(cluster_, kernels, collectives);
-      stack_ = stack;
-      ranks_ = ranks;
-      attention_ = scenario.plan.framework.attention_kernel;
+      key_ = key;
     }
     calibrator_.lower(scenario, program_);
     engine_->evaluate_memory(program_, report_);
@@ -193,9 +188,7 @@ class Evaluator {
  private:
   Calibrator calibrator_;
   Cluster cluster_;
-  std::string stack_;
-  std::int64_t ranks_ = 0;
-  framework::AttentionKernel attention_{};
+  std::tuple<std::string, framework::AttentionKernel, std::int64_t> key_;  // of what `engine_` goes by
   std::unique_ptr<AnalyticalEngine> engine_;
   Program program_;
   Report report_;
@@ -220,7 +213,8 @@ class Search {
         user_(user),
         surely_((1 - kRounding) * (1 - slack)),
         leanest_(leanest),
-        answers_(options) {
+        answers_(options),
+        evaluators_(static_cast<std::size_t>(options.threads)) {
     most_memory_ = options.most_memory_bytes > 0 ? options.most_memory_bytes : space.base().cluster.device.memory_bytes;
     for (std::size_t i = space.group_axes(); i < space.axes().size(); ++i)
       if (space.axes()[i].chosen_with == ChosenWith::replicas) replica_axes_.push_back(i);
@@ -237,16 +231,10 @@ class Search {
   }
 
  private:
-  std::unique_ptr<Evaluator> take_evaluator() {
-    const std::lock_guard lock(mutex_);
-    if (spare_.empty()) return std::make_unique<Evaluator>(space_, user_);
-    std::unique_ptr<Evaluator> evaluator = std::move(spare_.back());
-    spare_.pop_back();
-    return evaluator;
-  }
-  void give_back(std::unique_ptr<Evaluator> evaluator) {
-    const std::lock_guard lock(mutex_);
-    spare_.push_back(std::move(evaluator));
+  Evaluator& evaluator_of(std::size_t thread) {
+    std::unique_ptr<Evaluator>& evaluator = evaluators_[thread];
+    if (evaluator == nullptr) evaluator = std::make_unique<Evaluator>(space_, user_);
+    return *evaluator;
   }
 
   void find_groups() {
@@ -260,14 +248,13 @@ class Search {
 
   // The bound is of the plan's layers with the least around them: of three micro-batches one neither adds to gradients
   // nor has them reduced. None where that cannot be laid out.
-  static ComputeBound bound(const Scenario& of, Evaluator& evaluator) {
-    Plan plan = of.plan;
-    Workload workload = of.workload;
-    workload.global_batch_size = 3 * data_parallel_degree(of) * plan.batch.micro_batch_size;
+  static ComputeBound bound(Evaluator& evaluator) {
+    Scenario& scenario = evaluator.scenario;
+    const Plan plan = scenario.plan;
+    const Workload workload = scenario.workload;
+    scenario.workload.global_batch_size = 3 * data_parallel_degree(scenario) * plan.batch.micro_batch_size;
     for (const Strategy& strategy : all_strategies())
-      if (strategy.relax != nullptr) strategy.relax(plan);
-    std::swap(evaluator.scenario.plan, plan);
-    std::swap(evaluator.scenario.workload, workload);
+      if (strategy.relax != nullptr) strategy.relax(scenario.plan);
     ComputeBound bound;
     try {
       evaluator.evaluate_memory();
@@ -275,8 +262,8 @@ class Search {
       bound = evaluator.compute();
     } catch (const InputError&) {  // said where the group is evaluated
     }
-    std::swap(evaluator.scenario.plan, plan);
-    std::swap(evaluator.scenario.workload, workload);
+    scenario.plan = plan;
+    scenario.workload = workload;
     return bound;
   }
 
@@ -284,20 +271,19 @@ class Search {
   // are evaluated.
   void bound_groups() {
     if (options_.exhaustive) return;
-    for_each_index(groups_.size(), options_.threads, [&](std::size_t g) {
+    for_each_index(groups_.size(), options_.threads, [&](std::size_t g, std::size_t thread) {
       Group& group = groups_[g];
-      std::unique_ptr<Evaluator> evaluator = take_evaluator();
-      choose(group, evaluator->scenario);
-      group.compute = bound(evaluator->scenario, *evaluator);
+      Evaluator& evaluator = evaluator_of(thread);
+      choose(group, evaluator.scenario);
+      group.compute = bound(evaluator);
       group.least_seconds_a_sequence = kNever;
       std::vector<std::int64_t> values = group.values;
-      space_.for_each(evaluator->scenario, values, space_.axes().size(),
+      space_.for_each(evaluator.scenario, values, space_.axes().size(),
                       [&](const Scenario& scenario, const std::vector<std::int64_t>&) {
                         group.least_seconds_a_sequence =
                             std::min(group.least_seconds_a_sequence,
                                      seconds_a_sequence(group.compute.step_seconds(scenario), scenario));
                       });
-      give_back(std::move(evaluator));
     });
     std::stable_sort(groups_.begin(), groups_.end(), [](const Group& a, const Group& b) {
       return a.least_seconds_a_sequence < b.least_seconds_a_sequence;
@@ -314,8 +300,9 @@ class Search {
       const std::size_t count = std::min(in_round, groups_.size() - first);
       std::vector<Found> found(count, Found(options_));
       const Limits limits{options_.exhaustive ? kNever : answers_.limit(), answers_.least_memory()};
-      for_each_index(count, options_.threads,
-                     [&](std::size_t i) { evaluate(groups_[first + i], first + i, limits, found[i]); });
+      for_each_index(count, options_.threads, [&](std::size_t i, std::size_t thread) {
+        evaluate(groups_[first + i], first + i, limits, evaluator_of(thread), found[i]);
+      });
       for (const Found& f : found) add(f);
       if (options_.progress)
         options_.progress({.considered = result_.considered, .groups = first + count, .all_groups = groups_.size()});
@@ -354,9 +341,8 @@ class Search {
     return step_seconds / static_cast<double>(scenario.workload.global_batch_size);
   }
 
-  void evaluate(const Group& group, std::size_t number, const Limits& limits, Found& found) {
-    std::unique_ptr<Evaluator> evaluator = take_evaluator();
-    choose(group, evaluator->scenario);
+  void evaluate(const Group& group, std::size_t number, const Limits& limits, Evaluator& evaluator, Found& found) {
+    choose(group, evaluator.scenario);
     std::vector<std::int64_t> values = group.values;
     std::map<Division, double> resting;                             // bytes
     std::map<std::vector<std::int64_t>, double> keeps_activations;  // seconds a sequence, by what else is chosen
@@ -379,28 +365,28 @@ class Search {
         if (*known_bytes > most) return void(++counts.too_large);
       }
       try {
-        const Report& report = evaluator->evaluate_memory();
+        const Report& report = evaluator.evaluate_memory();
         ++counts.evaluated;
         FoundPlan plan{.values = chosen, .memory_peak_bytes = report.memory_peak_bytes, .place = place};
         const bool surely = options_.memory_margin <= 1 || !host_is_tight(report);
         const bool in_shared = report.host_memory.fits() && report.storage.fits() && surely;
         plan.fits = in_shared && plan.memory_peak_bytes * options_.memory_margin <= most_memory_;
         if (known_bytes != nullptr) {
-          if (*known_bytes == 0) *known_bytes = evaluator->resting_bytes() * surely_;
+          if (*known_bytes == 0) *known_bytes = evaluator.resting_bytes() * surely_;
           if (plan.memory_peak_bytes < *known_bytes) counts.bounds_held = false;
         }
         counts.feasible += plan.fits ? 1 : 0;
         const bool plain = is_plain(scenario.plan);
         if (!options_.exhaustive && (plan.fits || plain)) {
           least_seconds =
-              std::max(least_seconds, seconds_a_sequence(evaluator->least_pipeline_seconds(), scenario) * surely_);
+              std::max(least_seconds, seconds_a_sequence(evaluator.least_pipeline_seconds(), scenario) * surely_);
           if (plain) keeps_activations[but_activations(chosen)] = least_seconds;
         }
         if (!plan.fits) return found.answers.add(plan);
         if (!options_.exhaustive && !(answers_.wants(least_seconds, plan.memory_peak_bytes) &&
                                       found.answers.wants(least_seconds, plan.memory_peak_bytes)))
           return;
-        plan.step_seconds = evaluator->evaluate().step_seconds;
+        plan.step_seconds = evaluator.evaluate().step_seconds;
         plan.seconds_a_sequence = seconds_a_sequence(plan.step_seconds, scenario);
         if (plan.seconds_a_sequence < least_seconds) counts.bounds_held = false;
         found.answers.add(plan);
@@ -409,8 +395,7 @@ class Search {
         ++counts.refusals[error.where().pointer + ": expected " + error.expected()];
       }
     };
-    space_.for_each(evaluator->scenario, values, space_.axes().size(), one);
-    give_back(std::move(evaluator));
+    space_.for_each(evaluator.scenario, values, space_.axes().size(), one);
   }
 
   bool is_plain(const Plan& plan) const {
@@ -439,8 +424,7 @@ class Search {
   std::vector<Group> groups_;
   Answers answers_;
   SearchResult result_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Evaluator>> spare_;
+  std::vector<std::unique_ptr<Evaluator>> evaluators_;  // by thread
 };
 
 }  // namespace

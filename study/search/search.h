@@ -3,15 +3,13 @@
 //
 // The search is exact: it skips a plan only if it is proven not to be among the answers.
 //  - Time. The slots of a micro-batch take at least as long as in the plan of its group that recomputes nothing and
-//  whose
-//    replicas communicate once a step: other plans of the group add work to the same streams, which run it in order. A
-//    step therefore takes at least as long as the mean stage is busy, and at least the products of the last stage plus
-//    the filling of the pipeline before it and the draining behind it. A plan that recomputes or offloads activations
-//    takes at least as long as the same plan without. For the remaining plans the pipeline is first clocked without
-//    contention, which never makes a slot shorter.
+//    whose replicas communicate once a step: other plans of the group add work to the same streams, which run it in
+//    order. A step therefore takes at least as long as the mean stage is busy, and at least the products of the last
+//    stage plus the filling of the pipeline before it and the draining behind it. A plan that recomputes or offloads
+//    activations takes at least as long as the same plan without. For the remaining plans the pipeline is first clocked
+//    without contention, which never makes a slot shorter.
 //  - Memory. Parameters, gradients and optimizer states lie on a device for the whole step, whatever the micro-batch,
-//  the
-//    kernels, the schedule's order and recomputation. All plans that divide them alike hold the same bytes.
+//    the kernels, the schedule's order and recomputation. All plans that divide them alike hold the same bytes.
 // Every evaluated plan is compared with its bounds. If one is below its bound, the search starts again with all bounds
 // lowered (SearchResult::bound_slack), and finally without bounds.
 #pragma once

@@ -56,13 +56,12 @@ ValuesOfStacks values_of_stacks(const SearchAxis& axis) {
 // An axis over the values that the stack has: the stack of the plan that is chosen so far.
 Space::Axis axis_of_stack(const SearchAxis& axis) {
   Space::Axis all = axis_of(axis);
-  all.values = [of_stacks = values_of_stacks(axis), values = axis.values](const Scenario& chosen,
-                                                                          std::vector<std::int64_t>& into) {
-    into = values(chosen);
-    const auto& numbers = of_stacks[static_cast<std::size_t>(chosen.plan.framework.stack)];
-    if (!numbers) return;
-    std::erase_if(into,
-                  [&](std::int64_t v) { return std::find(numbers->begin(), numbers->end(), v) == numbers->end(); });
+  all.values = [of_stacks = values_of_stacks(axis), usual = axis.values](const Scenario& chosen) {
+    std::vector<std::int64_t> values = usual(chosen);
+    if (const auto& numbers = of_stacks[static_cast<std::size_t>(chosen.plan.framework.stack)])
+      std::erase_if(values,
+                    [&](std::int64_t v) { return std::find(numbers->begin(), numbers->end(), v) == numbers->end(); });
+    return values;
   };
   return all;
 }
@@ -77,37 +76,35 @@ Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
     framework::mesh_order(plan);  // throws where it is none
     if (const auto number = number_of(plan, request.field)) numbers.push_back(*number);
   }
-  const auto twice = [](auto values) {
-    std::sort(values.begin(), values.end());
-    return std::adjacent_find(values.begin(), values.end()) != values.end();
-  };
-  if (twice(request.values))
+  std::vector<nlohmann::json> sorted = request.values;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end())
     throw InputError({"", "/plan/" + request.field}, "a value a second time", "each value once");
+  std::vector<std::int64_t> places(request.values.size());
+  std::iota(places.begin(), places.end(), 0);
   if (by_strategy == nullptr)  // chosen first, since it is not known what follows from it
     return {request.field, request.field, ChosenWith::mesh,
             [request](Scenario& scenario, std::int64_t value) {
               set_field(scenario.plan, request.field, request.values[static_cast<std::size_t>(value)]);
             },
-            [count = request.values.size()](const Scenario&, std::vector<std::int64_t>& values) {
-              for (std::size_t i = 0; i < count; ++i) values.push_back(static_cast<std::int64_t>(i));
-            }};
+            [places](const Scenario&) { return places; }};
   Space::Axis axis = axis_of(*by_strategy);
   const bool counted = numbers.size() == request.values.size();
   if (!counted) {  // a number is then a place among the values; number k of the strategy's own is -1 - k
-    numbers.resize(request.values.size());
-    std::iota(numbers.begin(), numbers.end(), 0);
+    numbers = places;
     axis.set = [request, set = by_strategy->set](Scenario& scenario, std::int64_t value) {
       if (value < 0) return set(scenario.plan, -1 - value);
       set_field(scenario.plan, request.field, request.values[static_cast<std::size_t>(value)]);
     };
   }
   axis.values = [numbers, counted, acts = by_strategy->acts, usual = by_strategy->values,
-                 given = number_of(base, request.field)](const Scenario& chosen, std::vector<std::int64_t>& values) {
-    if (acts == nullptr || acts(chosen)) return void(values = numbers);
-    if (usual == nullptr) return values.push_back(given.value());
-    values = usual(chosen);
+                 given = number_of(base, request.field)](const Scenario& chosen) {
+    if (acts == nullptr || acts(chosen)) return numbers;
+    if (usual == nullptr) return std::vector{given.value()};
+    std::vector<std::int64_t> values = usual(chosen);
     if (values.size() > 1) values.resize(1);
     if (!counted && !values.empty()) values.front() = -1 - values.front();
+    return values;
   };
   return axis;
 }
@@ -144,9 +141,7 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
                        scenario.workload.global_batch_size = value;
                        scenario.workload.gives_batch = true;
                      },
-                     [sizes = options.global_batch_sizes](const Scenario&, std::vector<std::int64_t>& values) {
-                       values.insert(values.end(), sizes.begin(), sizes.end());
-                     }});
+                     [sizes = options.global_batch_sizes](const Scenario&) { return sizes; }});
   std::move(undeclared.begin(), undeclared.end(), std::back_inserter(axes_));
   for (const Strategy& strategy : all_strategies())
     for (const SearchAxis& axis : strategy.search_axes) {

@@ -34,7 +34,7 @@ class Space {
     std::string label;  // "tp"
     ChosenWith chosen_with = ChosenWith::mesh;
     std::function<void(Scenario&, std::int64_t)> set;
-    std::function<void(const Scenario&, std::vector<std::int64_t>&)> values;
+    std::function<std::vector<std::int64_t>(const Scenario&)> values;
   };
 
   // Throws InputError for fields that no plan has, for values that they cannot hold, and for fields that are both fixed
@@ -57,9 +57,7 @@ class Space {
   void for_each(Scenario& scenario, std::vector<std::int64_t>& values, std::size_t to, Visit&& visit) const {
     if (values.size() == to) return visit(scenario, values);
     const Axis& axis = axes_[values.size()];
-    std::vector<std::int64_t> choices;
-    axis.values(scenario, choices);
-    for (const std::int64_t choice : choices) {
+    for (const std::int64_t choice : axis.values(scenario)) {
       axis.set(scenario, choice);
       values.push_back(choice);
       for_each(scenario, values, to, visit);

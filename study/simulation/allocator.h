@@ -10,9 +10,16 @@ namespace orrery {
 inline constexpr int kAllocatorSteps = 3;
 
 // REQUIRES: the report has stages.
-const StageReport& fullest_stage(const Simulation& simulation);
-AllocationTrace allocations(const Simulation& simulation);
+inline const StageReport& fullest_stage(const Simulation& simulation) {
+  return simulation.report.stages.at(static_cast<std::size_t>(simulation.report.memory_stage));
+}
+inline AllocationTrace allocations(const Simulation& simulation) {
+  return allocation_trace(*simulation.program, static_cast<std::size_t>(fullest_stage(simulation).stage));
+}
 // The options for a device: its capacity without the memory of driver, libraries and communicators.
-CachingAllocator::Options allocator_options(const Simulation& simulation, bool expandable_segments);
+inline CachingAllocator::Options allocator_options(const Simulation& simulation, bool expandable_segments) {
+  const double own_bytes = simulation.report.memory_capacity_bytes - fullest_stage(simulation).memory.framework_bytes;
+  return {.expandable_segments = expandable_segments, .capacity = static_cast<std::int64_t>(own_bytes)};
+}
 
 }  // namespace orrery

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <unordered_map>
@@ -45,66 +46,51 @@ std::vector<std::string> texts_of(const Database& database, const char* sql) {
   return texts;
 }
 
-// Whatever figures that version of Orrery had.
-class File {
- public:
-  File(const std::string& path, const std::vector<std::string>& figures)
-      : database_(path, Database::Mode::read, sweep_database()) {
-    const std::vector<std::string> columns =
-        texts_of(database_, "SELECT name FROM pragma_table_info('results') WHERE cid > 4 ORDER BY cid");
-    for (const std::string& figure : figures)
-      if (std::find(columns.begin(), columns.end(), figure) == columns.end())
-        throw InputError({path, ""}, fmt::format("no figure \"{}\"", one_line(figure)),
-                         "a column of its table of results", nearest_name(figure, columns));
-    read_points(figures);
+// `what`: the file. Figures are whatever that version of Orrery had.
+std::vector<KeptPoint> read_points(const std::string& path, const std::vector<std::string>& figures,
+                                   ComparedSweeps& what) {
+  const Database database(path, Database::Mode::read, sweep_database());
+  const std::vector<std::string> columns =
+      texts_of(database, "SELECT name FROM pragma_table_info('results') WHERE cid > 4 ORDER BY cid");
+  std::string names;
+  std::vector<bool> flags;
+  for (const std::string& figure : figures) {
+    if (std::find(columns.begin(), columns.end(), figure) == columns.end())
+      throw InputError({path, ""}, fmt::format("no figure \"{}\"", one_line(figure)),
+                       "a column of its table of results", nearest_name(figure, columns));
+    names += ", r." + figure;
+    flags.push_back(is_flag(figure));
   }
-
-  ComparedSweeps what() const {
-    return {database_.path(), texts_of(database_, "SELECT DISTINCT version FROM sweeps ORDER BY id"),
-            doubts_about(database_)};
-  }
+  Statement rows(database, fmt::format("SELECT r.scenario, s.document, p.number, p.fields, r.error, r.plan{} FROM "
+                                       "points p JOIN results r ON r.key = p.key JOIN sweeps s ON s.id = p.sweep "
+                                       "ORDER BY p.sweep, p.number",
+                                       names));
+  constexpr int kFirstFigure = 6;
   std::vector<KeptPoint> points;
-
- private:
-  void read_points(const std::vector<std::string>& figures) {
-    std::string names;
-    for (const std::string& figure : figures) names += ", r." + figure;
-    std::vector<bool> flags;
-    for (const std::string& figure : figures) flags.push_back(is_flag(figure));
-    Statement rows(database_, fmt::format("SELECT r.scenario, s.document, p.number, p.fields, r.error, r.plan{} FROM "
-                                          "points p JOIN results r ON r.key = p.key JOIN sweeps s ON s.id = p.sweep "
-                                          "ORDER BY p.sweep, p.number",
-                                          names));
-    constexpr int kFirstFigure = 6;
-    std::unordered_map<std::string, std::size_t> last;  // of a scenario's results
-    while (rows.step()) {
-      KeptPoint point{
-          rows.text(0), fmt::format("{:x}", digest_of(fmt::format("{}\n{}", rows.text(1), rows.integer(2)))),
-          rows.text(3), rows.text(4),
-          rows.text(5), {}};
-      for (std::size_t i = 0; i < figures.size(); ++i) {
-        const int at = kFirstFigure + static_cast<int>(i);
-        if (rows.is_null(at)) {
-          point.figures.emplace_back();
-        } else if (flags[i]) {
-          point.figures.emplace_back(rows.integer(at) != 0);
-        } else if (rows.is_text(at)) {
-          point.figures.emplace_back(rows.text(at));
-        } else {
-          point.figures.emplace_back(rows.number(at));
-        }
-      }
-      const auto [known, is_new] = last.try_emplace(point.scenario, points.size());
-      if (is_new) {
-        points.push_back(std::move(point));
+  std::unordered_map<std::string, std::size_t> last;  // of a scenario's results
+  while (rows.step()) {
+    KeptPoint point{rows.text(0), fmt::format("{:x}", digest_of(fmt::format("{}\n{}", rows.text(1), rows.integer(2)))),
+                    rows.text(3), rows.text(4),
+                    rows.text(5), {}};
+    for (std::size_t i = 0; i < figures.size(); ++i) {
+      const int at = kFirstFigure + static_cast<int>(i);
+      if (rows.is_null(at)) {
+        point.figures.emplace_back();
+      } else if (flags[i]) {
+        point.figures.emplace_back(rows.integer(at) != 0);
+      } else if (rows.is_text(at)) {
+        point.figures.emplace_back(rows.text(at));
       } else {
-        points[known->second] = std::move(point);
+        point.figures.emplace_back(rows.number(at));
       }
     }
+    const auto [known, is_new] = last.try_emplace(point.scenario, points.size());
+    if (is_new) points.emplace_back();
+    points[known->second] = std::move(point);
   }
-
-  Database database_;
-};
+  what = {path, texts_of(database, "SELECT DISTINCT version FROM sweeps ORDER BY id"), doubts_about(database)};
+  return points;
+}
 
 // The partner of each point of `a` in `b`, if any.
 using Partners = std::vector<std::optional<std::size_t>>;
@@ -132,52 +118,26 @@ double change_of(const OrderedJson& a, const OrderedJson& b) {
   return a.is_number() && b.is_number() && a != 0 ? b.get<double>() / a.get<double>() - 1 : kNoRatio;
 }
 
-class Comparing {
- public:
-  Comparing(SweepComparison& into, const SweepComparisonOptions& options)
-      : into_(into), options_(options), changes_(options.figures.size()) {
-    for (const std::string& figure : options.figures) into.figures.push_back({figure});
+// `changes`: by figure, of all points so far.
+void compare(const KeptPoint& a, const KeptPoint& b, SweepComparison& into, std::vector<std::vector<double>>& changes) {
+  ++into.in_both;
+  if (a.error.empty() != b.error.empty()) {
+    const auto side = [](const std::string& error) {
+      return error.empty() ? OrderedJson() : OrderedJson(one_line(error));
+    };
+    into.moved.push_back({b.fields, "error", side(a.error), side(b.error), kNoRatio});
+    return;
   }
-
-  void add(const KeptPoint& a, const KeptPoint& b) {
-    ++into_.in_both;
-    if (a.error.empty() != b.error.empty()) {
-      const auto side = [](const std::string& error) {
-        return error.empty() ? OrderedJson() : OrderedJson(one_line(error));
-      };
-      into_.moved.push_back({b.fields, "error", side(a.error), side(b.error), kNoRatio});
-      return;
-    }
-    if (a.plan != b.plan) ++into_.other_plans;
-    for (std::size_t i = 0; i < options_.figures.size(); ++i) {
-      if (a.figures[i].is_null() && b.figures[i].is_null()) continue;
-      const double change = change_of(a.figures[i], b.figures[i]);
-      if (std::isfinite(change)) changes_[i].push_back(change);
-      if (!(std::abs(change) > options_.threshold)) continue;
-      ++into_.figures[i].moved;
-      into_.moved.push_back({b.fields, options_.figures[i], a.figures[i], b.figures[i], change});
-    }
+  if (a.plan != b.plan) ++into.other_plans;
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    if (a.figures[i].is_null() && b.figures[i].is_null()) continue;
+    const double change = change_of(a.figures[i], b.figures[i]);
+    if (std::isfinite(change)) changes[i].push_back(change);
+    if (!(std::abs(change) > into.threshold)) continue;
+    ++into.figures[i].moved;
+    into.moved.push_back({b.fields, into.figures[i].figure, a.figures[i], b.figures[i], change});
   }
-
-  void finish() {
-    for (std::size_t i = 0; i < changes_.size(); ++i) {
-      std::vector<double>& changes = changes_[i];
-      if (changes.empty()) continue;
-      into_.figures[i].median = median(changes);
-      const auto [lowest, highest] = std::minmax_element(changes.begin(), changes.end());
-      into_.figures[i].lowest = *lowest;
-      into_.figures[i].highest = *highest;
-    }
-    std::stable_sort(into_.moved.begin(), into_.moved.end(), [](const MovedFigure& x, const MovedFigure& y) {
-      return std::abs(x.change) > std::abs(y.change);
-    });
-  }
-
- private:
-  SweepComparison& into_;
-  const SweepComparisonOptions& options_;
-  std::vector<std::vector<double>> changes_;
-};
+}
 
 std::string text_of(const OrderedJson& figure, std::string_view name) {
   if (figure.is_null()) return "-";
@@ -188,15 +148,10 @@ std::string text_of(const OrderedJson& figure, std::string_view name) {
   return fmt::format("{:.4g}", figure.get<double>());
 }
 
-OrderedJson fields_json(const std::string& fields) {
-  OrderedJson json = OrderedJson::parse(fields, nullptr, /*allow_exceptions=*/false);
-  return json.is_object() ? json : OrderedJson::object();
-}
-
 // "cluster.nodes 8, plan.tensor_parallel 4"
 std::string fields_text(const std::string& fields) {
   std::string text;
-  const OrderedJson json = fields_json(fields);
+  const OrderedJson json = object_in(fields);
   for (const auto& [field, value] : json.items())
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", field,
                         value.is_string() ? value.get<std::string>() : value.dump());
@@ -208,27 +163,34 @@ std::string points_text(std::size_t count) { return fmt::format("{} point{}", co
 }  // namespace
 
 SweepComparison compare_sweeps(const std::string& a, const std::string& b, const SweepComparisonOptions& options) {
-  const File file_a(a, options.figures), file_b(b, options.figures);
   SweepComparison comparison;
-  comparison.a = file_a.what();
-  comparison.b = file_b.what();
+  const std::vector<KeptPoint> points_a = read_points(a, options.figures, comparison.a),
+                               points_b = read_points(b, options.figures, comparison.b);
   comparison.threshold = options.threshold;
-  Partners of_a(file_a.points.size()), of_b(file_b.points.size());
+  Partners of_a(points_a.size()), of_b(points_b.size());
   for (const auto key : {&KeptPoint::scenario, &KeptPoint::place, &KeptPoint::fields})
-    pair_by(key, file_a.points, file_b.points, of_a, of_b);
-  Comparing comparing(comparison, options);
-  for (std::size_t i = 0; i < file_a.points.size(); ++i) {
+    pair_by(key, points_a, points_b, of_a, of_b);
+  for (const std::string& figure : options.figures) comparison.figures.push_back({figure});
+  std::vector<std::vector<double>> changes(options.figures.size());
+  for (std::size_t i = 0; i < points_a.size(); ++i) {
     if (of_a[i]) {
-      comparing.add(file_a.points[i], file_b.points[*of_a[i]]);
+      compare(points_a[i], points_b[*of_a[i]], comparison, changes);
     } else {
-      comparison.only_in_a.push_back(file_a.points[i].fields);
+      comparison.only_in_a.push_back(points_a[i].fields);
     }
   }
-  for (std::size_t i = 0; i < file_b.points.size(); ++i)
-    if (!of_b[i]) comparison.only_in_b.push_back(file_b.points[i].fields);
+  for (std::size_t i = 0; i < points_b.size(); ++i)
+    if (!of_b[i]) comparison.only_in_b.push_back(points_b[i].fields);
   if (comparison.in_both == 0)
     throw InputError({b, ""}, fmt::format("no point of {}", a), "sweeps with points in common");
-  comparing.finish();
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    if (changes[i].empty()) continue;
+    const auto [lowest, highest] = std::ranges::minmax(changes[i]);
+    comparison.figures[i].lowest = lowest;
+    comparison.figures[i].median = median(changes[i]);
+    comparison.figures[i].highest = highest;
+  }
+  std::ranges::stable_sort(comparison.moved, std::greater(), [](const MovedFigure& m) { return std::abs(m.change); });
   return comparison;
 }
 
@@ -278,7 +240,7 @@ OrderedJson sweep_comparison_json(const SweepComparison& c) {
   json["points_in_both"] = c.in_both;
   for (const auto& [key, points] : {std::pair("only_in_a", &c.only_in_a), std::pair("only_in_b", &c.only_in_b)}) {
     json[key] = OrderedJson::array();
-    for (const std::string& fields : *points) json[key].push_back(fields_json(fields));
+    for (const std::string& fields : *points) json[key].push_back(object_in(fields));
   }
   json["other_plans"] = c.other_plans;
   json["figures"] = OrderedJson::array();
@@ -287,7 +249,7 @@ OrderedJson sweep_comparison_json(const SweepComparison& c) {
         {{"figure", f.figure}, {"moved", f.moved}, {"lowest", f.lowest}, {"median", f.median}, {"highest", f.highest}});
   json["moved"] = OrderedJson::array();
   for (const MovedFigure& m : c.moved) {
-    OrderedJson row{{"fields", fields_json(m.fields)}, {"figure", m.figure}, {"a", m.a}, {"b", m.b}};
+    OrderedJson row{{"fields", object_in(m.fields)}, {"figure", m.figure}, {"a", m.a}, {"b", m.b}};
     row["change"] = std::isfinite(m.change) ? OrderedJson(m.change) : OrderedJson();
     json["moved"].push_back(std::move(row));
   }

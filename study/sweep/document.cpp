@@ -21,19 +21,17 @@ constexpr std::int64_t kMostPoints = 100'000'000;
 constexpr std::size_t kMostValues = 1'000'000;  // of an axis
 constexpr const char* kPerturbations = "perturbations";
 
-struct ValuePlace {  // of a value in the sweep's document
-  std::string file, pointer;
+using Where = InputError::Where;  // of a value in the sweep's document
 
-  InputError::Where where() const { return {file, pointer}; }
-  ValuePlace inside(std::string_view key) const { return {file, pointer_to(pointer, key)}; }
-  [[noreturn]] void fail(const Json& found, const char* expected) const {
-    throw InputError(where(), describe(found), expected);
-  }
-};
+Where inside(const Where& place, std::string_view key) { return {place.file, pointer_to(place.pointer, key)}; }
+
+InputError unlike(const Where& place, const Json& found, const char* expected) {
+  return {place, describe(found), expected};
+}
 
 // {"from": 1, "to": 8, "step": 1} or {"from": 1, "to": 8, "factor": 2}.
-std::vector<Json> read_range(const Json& range, const ValuePlace& place) {
-  JsonReader reader(range, place.where());
+std::vector<Json> read_range(const Json& range, const Where& place) {
+  JsonReader reader(range, place);
   for (const char* key : {"from", "to", "step", "factor"}) reader.take(key);
   reader.finish();
   const auto number = [&](const char* key) -> const Json& {
@@ -43,7 +41,7 @@ std::vector<Json> read_range(const Json& range, const ValuePlace& place) {
     return *at;
   };
   if (reader.has("step") == reader.has("factor"))
-    throw InputError(place.where(), reader.has("step") ? "both a step and a factor" : "neither a step nor a factor",
+    throw InputError(place, reader.has("step") ? "both a step and a factor" : "neither a step nor a factor",
                      R"(a list, {"from": 8, "to": 64, "step": 8} or {"from": 8, "to": 64, "factor": 2})");
   const char* const by_key = reader.has("step") ? "step" : "factor";
   const bool adds = reader.has("step");
@@ -55,7 +53,7 @@ std::vector<Json> read_range(const Json& range, const ValuePlace& place) {
   const bool whole = from.is_number_integer() && by.is_number_integer();
   const double steps = adds ? (as_double(to) - as_double(from)) / as_double(by)
                             : std::log(as_double(to) / as_double(from)) / std::log(as_double(by));
-  if (!(steps < kMostValues)) throw InputError(place.where(), "a range of too many values", "at most a million");
+  if (!(steps < kMostValues)) throw InputError(place, "a range of too many values", "at most a million");
   std::vector<Json> values;
   if (whole) {
     // Limits are compared in doubles, which tell whole numbers apart as far as this.
@@ -81,16 +79,16 @@ std::vector<Json> read_range(const Json& range, const ValuePlace& place) {
   return values;
 }
 
-std::vector<Json> read_values(const Json& values, const ValuePlace& place) {
+std::vector<Json> read_values(const Json& values, const Where& place) {
   if (values.is_object()) return read_range(values, place);
   if (!values.is_array() || values.empty())
-    place.fail(values, R"(a list of values, {"from": 8, "to": 64, "step": 8} or {"from": 8, "to": 64, "factor": 2})");
+    throw unlike(place, values,
+                 R"(a list of values, {"from": 8, "to": 64, "step": 8} or {"from": 8, "to": 64, "factor": 2})");
   std::vector<Json> read(values.begin(), values.end());
   for (std::size_t i = 0; i < read.size(); ++i)
     for (std::size_t j = 0; j < i && read.size() <= 1000; ++j)
       if (read[i] == read[j])
-        throw InputError(place.inside(std::to_string(i)).where(), describe(read[i]) + " a second time",
-                         "each value once");
+        throw InputError(inside(place, std::to_string(i)), describe(read[i]) + " a second time", "each value once");
   return read;
 }
 
@@ -99,32 +97,33 @@ class AxesReader {
  public:
   AxesReader(SweepDocument& sweep, const std::string& file) : sweep_(sweep), file_(file) {}
 
-  void read_axes(const Json& axes, const ValuePlace& place, const std::vector<SweepAxis::Condition>& conditions) {
-    if (!axes.is_object() || axes.empty()) place.fail(axes, "an object of fields and their values");
+  void read_axes(const Json& axes, const Where& place, const std::vector<SweepAxis::Condition>& conditions) {
+    if (!axes.is_object() || axes.empty()) throw unlike(place, axes, "an object of fields and their values");
     for (const auto& [field, values] : axes.items()) {
       SweepAxis axis{{field}, {}, conditions};
-      const ValuePlace at = place.inside(field);
+      const Where at = inside(place, field);
       for (Json& value : read_values(values, at)) axis.values.push_back({beside_document(field, std::move(value))});
       add(std::move(axis), at);
     }
   }
 
-  void read_zip(const Json& zips, const ValuePlace& place) {
-    if (!zips.is_array() || zips.empty()) place.fail(zips, "a list of objects, each of fields that change together");
+  void read_zip(const Json& zips, const Where& place) {
+    if (!zips.is_array() || zips.empty())
+      throw unlike(place, zips, "a list of objects, each of fields that change together");
     for (std::size_t i = 0; i < zips.size(); ++i) {
-      const ValuePlace at = place.inside(std::to_string(i));
-      if (!zips[i].is_object() || zips[i].empty()) at.fail(zips[i], "an object of fields and their values");
+      const Where at = inside(place, std::to_string(i));
+      if (!zips[i].is_object() || zips[i].empty()) throw unlike(at, zips[i], "an object of fields and their values");
       SweepAxis axis;
       for (const auto& [field, values] : zips[i].items()) {
         std::vector<Json> read;
         if (values.is_array() && !values.empty()) {
           read.assign(values.begin(), values.end());  // one of them may come twice
         } else {
-          read = read_values(values, at.inside(field));
+          read = read_values(values, inside(at, field));
         }
         if (axis.values.empty()) axis.values.resize(read.size());
         if (read.size() != axis.values.size())
-          throw InputError(at.inside(field).where(), fmt::format("{} values", read.size()),
+          throw InputError(inside(at, field), fmt::format("{} values", read.size()),
                            fmt::format("as many as \"{}\": {}", axis.fields.front(), axis.values.size()));
         axis.fields.push_back(field);
         for (std::size_t j = 0; j < read.size(); ++j)
@@ -134,11 +133,11 @@ class AxesReader {
     }
   }
 
-  void read_when(const Json& whens, const ValuePlace& place) {
-    if (!whens.is_array() || whens.empty()) place.fail(whens, R"(a list of {"if": {...}, "axes": {...}})");
+  void read_when(const Json& whens, const Where& place) {
+    if (!whens.is_array() || whens.empty()) throw unlike(place, whens, R"(a list of {"if": {...}, "axes": {...}})");
     for (std::size_t i = 0; i < whens.size(); ++i) {
-      const ValuePlace at = place.inside(std::to_string(i));
-      JsonReader reader(whens[i], at.where());
+      const Where at = inside(place, std::to_string(i));
+      JsonReader reader(whens[i], at);
       const Json* condition = reader.take("if");
       const Json* axes = reader.take("axes");
       reader.finish();
@@ -148,13 +147,13 @@ class AxesReader {
       std::vector<SweepAxis::Condition> conditions;
       const std::size_t known = sweep_.axes.size();
       for (const auto& [field, values] : condition->items())
-        conditions.push_back(read_condition(field, values, at.inside("if").inside(field), known));
-      read_axes(*axes, at.inside("axes"), conditions);
+        conditions.push_back(read_condition(field, values, inside(inside(at, "if"), field), known));
+      read_axes(*axes, inside(at, "axes"), conditions);
     }
   }
 
   // What is drawn at random in a scenario is drawn by a perturbation's seed.
-  void read_seeds(const Json& seeds, const ValuePlace& place) {
+  void read_seeds(const Json& seeds, const Where& place) {
     const std::vector<Json> read = read_values(seeds, place);
     SweepAxis axis;
     const Json drawn = sweep_.base.value("perturbations", Json::array());
@@ -162,16 +161,15 @@ class AxesReader {
       if (drawn[i].is_object() && (drawn[i].contains("count") || drawn[i].value("kind", Json()) == "jitter"))
         axis.fields.push_back(fmt::format("perturbations.{}.seed", i));
     if (axis.fields.empty())
-      throw InputError(place.where(), "seeds for a scenario without random draws",
+      throw InputError(place, "seeds for a scenario without random draws",
                        R"(perturbations with "count" or of kind "jitter")");
-    if (sweep_.simulation.engine != Engine::des)
-      throw InputError(place.where(), "seeds with the analytical engine", kDes);
+    if (sweep_.simulation.engine != Engine::des) throw InputError(place, "seeds with the analytical engine", kDes);
     for (const Json& seed : read) axis.values.emplace_back(axis.fields.size(), seed);
     add(std::move(axis), place);
   }
 
   // Where each axis came from, in their order.
-  const std::vector<ValuePlace>& places() const { return places_; }
+  const std::vector<Where>& places() const { return places_; }
 
  private:
   // Paths in a document start from its folder; apply_set takes them from the working directory.
@@ -187,7 +185,7 @@ class AxesReader {
     return beside.string();
   }
 
-  SweepAxis::Condition read_condition(const std::string& field, const Json& values, const ValuePlace& place,
+  SweepAxis::Condition read_condition(const std::string& field, const Json& values, const Where& place,
                                       std::size_t known) const {
     SweepAxis::Condition condition;
     std::vector<std::string> fields;
@@ -210,24 +208,24 @@ class AxesReader {
       condition.any_of.emplace_back(i, std::move(holds));
     }
     if (condition.any_of.empty())
-      throw InputError(place.where(), "a field of no earlier axis", "a field of \"axes\" or \"zip\"",
+      throw InputError(place, "a field of no earlier axis", "a field of \"axes\" or \"zip\"",
                        nearest_name(field, fields));
     for (std::size_t i = 0; i < wanted.size(); ++i)
       if (!met[i])
-        throw InputError(place.where(), describe(wanted[i]) + ", which its axis does not have", "values of that axis");
+        throw InputError(place, describe(wanted[i]) + ", which its axis does not have", "values of that axis");
     return condition;
   }
 
-  void add(SweepAxis axis, const ValuePlace& place) {
+  void add(SweepAxis axis, const Where& place) {
     if (sweep_.simulation.engine == Engine::analytical &&
         std::any_of(axis.fields.begin(), axis.fields.end(),
                     [](const std::string& field) { return field.starts_with(kPerturbations); }))
-      throw InputError(place.where(), "perturbations with the analytical engine", kDes);
+      throw InputError(place, "perturbations with the analytical engine", kDes);
     for (const SweepAxis& other : sweep_.axes) {
       if (!axis.conditions.empty() && !other.conditions.empty()) continue;  // there may be either
       for (const std::string& field : axis.fields)
         if (std::find(other.fields.begin(), other.fields.end(), field) != other.fields.end())
-          throw InputError(place.where(), fmt::format("\"{}\" on a second axis", field), "one axis for each field");
+          throw InputError(place, fmt::format("\"{}\" on a second axis", field), "one axis for each field");
     }
     sweep_.axes.push_back(std::move(axis));
     places_.push_back(place);
@@ -237,24 +235,20 @@ class AxesReader {
 
   SweepDocument& sweep_;
   std::string file_;
-  std::vector<ValuePlace> places_;
+  std::vector<Where> places_;
 };
 
 // "plan" of "plan.tensor_parallel".
 std::string part_of_field(const std::string& field) { return field.substr(0, field.find('.')); }
 
 std::string pointer_of_field(const std::string& field) {
-  std::string pointer;
-  for (std::size_t begin = 0; begin <= field.size();) {
-    const std::size_t end = std::min(field.find('.', begin), field.size());
-    pointer = pointer_to(pointer, field.substr(begin, end - begin));
-    begin = end + 1;
-  }
+  std::string pointer = pointer_to("", field);
+  std::ranges::replace(pointer, '.', '/');
   return pointer;
 }
 
 // Each value is one that its field can hold; whether plans can be laid out is each point's matter.
-void check_values(const SweepDocument& sweep, const std::vector<ValuePlace>& places) {
+void check_values(const SweepDocument& sweep, const std::vector<Where>& places) {
   ScenarioReader reader;
   Json first = sweep.base;
   const auto blame = [&](const InputError& error, std::size_t last) -> InputError {
@@ -262,13 +256,12 @@ void check_values(const SweepDocument& sweep, const std::vector<ValuePlace>& pla
       for (const std::string& field : sweep.axes[i].fields) {
         const std::string pointer = pointer_of_field(field);
         const std::string& at = error.where().pointer;
-        const bool inside = at.starts_with(pointer) && (at.size() == pointer.size() || at[pointer.size()] == '/');
-        if (!inside) continue;
+        if (!at.starts_with(pointer) || (at.size() > pointer.size() && at[pointer.size()] != '/')) continue;
         std::vector<std::string> names;
         for (ScenarioField& known : scenario_fields()) names.push_back(std::move(known.name));
         const bool known = std::find(names.begin(), names.end(), field) != names.end();
-        const ValuePlace place = sweep.axes[i].fields.size() == 1 ? places[i] : places[i].inside(field);
-        return {place.where(), error.found(), error.expected(),
+        const Where place = sweep.axes[i].fields.size() == 1 ? places[i] : inside(places[i], field);
+        return {place, error.found(), error.expected(),
                 known || at.size() > pointer.size() ? error.nearest() : nearest_name(field, names)};
       }
     return error;
@@ -285,7 +278,7 @@ void check_values(const SweepDocument& sweep, const std::vector<ValuePlace>& pla
       for (std::size_t i = 0; i < sweep.axes[axis].fields.size(); ++i)
         apply_set(document, sweep.axes[axis].set(choice, i), sweep.source.file);
     } catch (const InputError& error) {
-      throw InputError(places[axis].where(), error.found(), error.expected(), error.nearest());
+      throw InputError(places[axis], error.found(), error.expected(), error.nearest());
     }
   };
   for (std::size_t i = 0; i < sweep.axes.size(); ++i)
@@ -301,21 +294,21 @@ void check_values(const SweepDocument& sweep, const std::vector<ValuePlace>& pla
     }
 }
 
-SweepSearch read_search(const Json& json, const ValuePlace& place, const SweepDocument& sweep) {
-  JsonReader reader(json, place.where());
+SweepSearch read_search(const Json& json, const Where& place, const SweepDocument& sweep) {
+  JsonReader reader(json, place);
   SweepSearch search;
   // What the search would say at each point is said at once, and of the document.
-  const auto here = [](const ValuePlace& at, const auto& call) {
+  const auto here = [](const Where& at, const auto& call) {
     try {
       return call();
     } catch (const InputError& error) {
-      throw InputError(at.where(), error.found(), error.expected(), error.nearest());
+      throw InputError(at, error.found(), error.expected(), error.nearest());
     }
   };
   if (const Json* over = reader.take("over")) {
     if (!over->is_object()) reader.fail("over", R"(an object of fields of the plan and the values to try, or "usual")");
     for (const auto& [field, values] : over->items()) {
-      const ValuePlace at = place.inside("over").inside(field);
+      const Where at = inside(inside(place, "over"), field);
       AxisRequest request{here(at, [&name = field] { return plan_field_named(name); }), {}};
       if (values != "usual") request.values = read_values(values, at);
       for (const Json& value : request.values)
@@ -325,7 +318,7 @@ SweepSearch read_search(const Json& json, const ValuePlace& place, const SweepDo
         });
       for (const std::string& axis : sweep.fields())
         if (axis == "plan." + request.field)
-          throw InputError(at.where(), "a field that an axis sets", "a field that no axis sets");
+          throw InputError(at, "a field that an axis sets", "a field that no axis sets");
       search.space.over.push_back(std::move(request));
     }
   }
@@ -334,10 +327,10 @@ SweepSearch read_search(const Json& json, const ValuePlace& place, const SweepDo
     for (std::size_t i = 0; i < fix->size(); ++i) {
       const Json& field = (*fix)[i];
       if (!field.is_string()) reader.fail("fix", "a list of fields of the plan");
-      const ValuePlace at = place.inside("fix").inside(std::to_string(i));
+      const Where at = inside(inside(place, "fix"), std::to_string(i));
       std::string name = here(at, [&] { return plan_field_named(field.get_ref<const std::string&>()); });
       for (const AxisRequest& request : search.space.over)
-        if (request.field == name) throw InputError(at.where(), "a field both fixed and searched", "one of the two");
+        if (request.field == name) throw InputError(at, "a field both fixed and searched", "one of the two");
       search.space.fixed.push_back(std::move(name));
     }
   }
@@ -375,8 +368,8 @@ bool SweepDocument::leaves_out_perturbations() const {
 }
 
 SweepDocument read_sweep(const Json& document, const std::string& file) {
-  const ValuePlace top{file, ""};
-  JsonReader reader(document, top.where());
+  const Where top{file, ""};
+  JsonReader reader(document, top);
   const Json* scenario = reader.take("scenario");
   const Json* axes = reader.take("axes");
   const Json* zip = reader.take("zip");
@@ -401,24 +394,25 @@ SweepDocument read_sweep(const Json& document, const std::string& file) {
       sweep.base = load_scenario_document(name, {}, sweep.source);
     } catch (const InputError& error) {
       if (!error.where().file.empty()) throw;
-      throw InputError(top.inside("scenario").where(), error.found(), error.expected(), error.nearest());
+      throw InputError(inside(top, "scenario"), error.found(), error.expected(), error.nearest());
     }
   } else {
     sweep.base = *scenario;
     sweep.source.file = file;
   }
-  if (!sweep.base.is_object()) top.inside("scenario").fail(sweep.base, "a scenario: a name, a file, or an object");
+  if (!sweep.base.is_object())
+    throw unlike(inside(top, "scenario"), sweep.base, "a scenario: a name, a file, or an object");
   if (has_jobs(sweep.base))
     throw InputError({sweep.source.file, "/jobs"}, "jobs that share a cluster", "a scenario of one job");
   AxesReader all(sweep, file);
   if (axes == nullptr && zip == nullptr && seeds == nullptr)
     reader.fail("axes", "an object of fields and their values, over which to sweep");
-  if (axes != nullptr) all.read_axes(*axes, top.inside("axes"), {});
-  if (zip != nullptr) all.read_zip(*zip, top.inside("zip"));
-  if (when != nullptr) all.read_when(*when, top.inside("when"));
-  if (seeds != nullptr) all.read_seeds(*seeds, top.inside("seeds"));
+  if (axes != nullptr) all.read_axes(*axes, inside(top, "axes"), {});
+  if (zip != nullptr) all.read_zip(*zip, inside(top, "zip"));
+  if (when != nullptr) all.read_when(*when, inside(top, "when"));
+  if (seeds != nullptr) all.read_seeds(*seeds, inside(top, "seeds"));
   check_values(sweep, all.places());
-  if (search != nullptr) sweep.search = read_search(*search, top.inside("search"), sweep);
+  if (search != nullptr) sweep.search = read_search(*search, inside(top, "search"), sweep);
   sweep.given = sweep.whole = document;
   sweep.whole["scenario"] = sweep.base;
   return sweep;

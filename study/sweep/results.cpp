@@ -4,9 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "sim/base/digest.h"
@@ -55,16 +53,14 @@ const char* type_of(const ReportColumn& column) {
   return kTypes[column.value(nothing).index()];
 }
 
-void bind(Statement& statement, const SweepValue& value) {
-  std::visit(
-      [&](const auto& its) {
-        if constexpr (std::is_same_v<std::decay_t<decltype(its)>, bool>) {
-          statement.bind(std::int64_t{its});
-        } else {
-          statement.bind(its);
-        }
-      },
-      value);
+void bind(Statement& statement, const nlohmann::json& value) {
+  if (value.is_string()) {
+    statement.bind(value.get_ref<const std::string&>());
+  } else if (value.is_number_float()) {
+    statement.bind(value.get<double>());
+  } else {
+    statement.bind(value.is_boolean() ? std::int64_t{value.get<bool>()} : value.get<std::int64_t>());
+  }
 }
 
 std::string result_columns() {
@@ -73,14 +69,13 @@ std::string result_columns() {
   return names;
 }
 
-SweepCell cell_of(const OrderedJson& value) {
+std::string cell_of(const OrderedJson& value, bool as_json) {
+  if (value.is_string() && !as_json) return csv_text(value.get<std::string>());
   const std::string json = value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-  return {value.is_string() ? csv_text(value.get<std::string>()) : csv_text(json), json};
+  return as_json ? json : csv_text(json);
 }
 
-SweepCell cell_of(const ReportColumn& column, const Statement& row, int at) {
-  SweepCell cell{"", "null"};
-  if (row.is_null(at)) return cell;
+std::string cell_of(const ReportColumn& column, const Statement& row, int at, bool as_json) {
   static const Report nothing;
   std::string text;
   ColumnValue value = column.value(nothing);
@@ -94,43 +89,27 @@ SweepCell cell_of(const ReportColumn& column, const Statement& row, int at) {
     text = row.text(at);
     value = std::string_view(text);
   }
-  append_csv(value, cell.text);
-  cell.json.clear();
-  JsonWriter writer(cell.json);
-  write_json(value, writer);
+  std::string cell;
+  if (as_json) {
+    JsonWriter writer(cell);
+    write_json(value, writer);
+  } else {
+    append_csv(value, cell);
+  }
   return cell;
 }
 
-// A file of SQLite may hold any text.
+// In the first version, as "0.1.0" or "0.1.0 187faaf82940", a thread that evaluated several points gave points of
+// stacks without an interval that of the last point that had one.
+constexpr std::string_view kMixedIntervals = "0.1.0";
+constexpr const char* kInterval = "expected_step_seconds_low";
+
+}  // namespace
+
 OrderedJson object_in(const std::string& text) {
   OrderedJson json = OrderedJson::parse(text, nullptr, /*allow_exceptions=*/false);
   return json.is_object() ? json : OrderedJson::object();
 }
-
-// Before version 0.1.1, a thread that evaluated several points gave points of stacks without an interval that of the
-// last point that had one.
-constexpr std::string_view kFirstWithOwnIntervals = "0.1.1";
-constexpr const char* kInterval = "expected_step_seconds_low";
-
-// Compares versions such as "0.1.0 187faaf82940" number by number. A text that is no version is not earlier.
-bool is_earlier(std::string_view version, std::string_view than) {
-  const auto numbers = [](std::string_view text) {
-    std::vector<int> all;
-    for (const char *at = text.data(), *end = at + text.size(); at != end; ++at) {
-      int number = 0;
-      const auto [behind, error] = std::from_chars(at, end, number);
-      if (error != std::errc()) return std::vector<int>{};
-      all.push_back(number);
-      if (behind == end || *behind != '.') break;
-      at = behind;
-    }
-    return all;
-  };
-  const std::vector<int> of = numbers(version);
-  return !of.empty() && of < numbers(than);
-}
-
-}  // namespace
 
 std::vector<std::string> doubts_about(const Database& database) {
   Statement column(database, fmt::format("SELECT 1 FROM pragma_table_info('results') WHERE name = '{}'", kInterval));
@@ -141,7 +120,7 @@ std::vector<std::string> doubts_about(const Database& database) {
                                            kInterval));
   std::vector<std::string> earlier;
   while (versions.step())
-    if (std::string version = versions.text(0); is_earlier(version, kFirstWithOwnIntervals))
+    if (const std::string version = versions.text(0); version.substr(0, version.find(' ')) == kMixedIntervals)
       earlier.push_back(one_line(version));
   if (earlier.empty()) return {};
   return {
@@ -160,19 +139,11 @@ const std::vector<const ReportColumn*>& sweep_columns() {
   return columns;
 }
 
-std::vector<SweepValue> sweep_values(const Report& report) {
-  std::vector<SweepValue> values;
+std::vector<nlohmann::json> sweep_values(const Report& report) {
+  std::vector<nlohmann::json> values;
   values.reserve(sweep_columns().size());
   for (const ReportColumn* column : sweep_columns())
-    std::visit(
-        [&](const auto& its) {
-          if constexpr (std::is_same_v<std::decay_t<decltype(its)>, std::string_view>) {
-            values.emplace_back(std::string(its));
-          } else {
-            values.emplace_back(its);
-          }
-        },
-        column->value(report));
+    std::visit([&](const auto& its) { values.emplace_back(its); }, column->value(report));
   return values;
 }
 
@@ -326,8 +297,8 @@ std::vector<std::string> SweepResults::names(std::int64_t sweep) const {
   return names;
 }
 
-void SweepResults::for_each(std::int64_t sweep, const std::vector<std::string>& names,
-                            const std::function<void(const std::vector<SweepCell>&)>& row) const {
+void SweepResults::for_each(std::int64_t sweep, const std::vector<std::string>& names, bool as_json,
+                            const std::function<void(const std::string& line)>& row) const {
   const std::vector<const ReportColumn*>& columns = sweep_columns();
   constexpr int kFirstFigure = 6;
   std::string figures;
@@ -350,27 +321,40 @@ void SweepResults::for_each(std::int64_t sweep, const std::vector<std::string>& 
       places.push_back(column == columns.end() ? -1 : kFirstFigure + static_cast<int>(column - columns.begin()));
     }
   }
-  std::vector<SweepCell> cells;
+  const std::string none = as_json ? "null" : "";
+  std::vector<std::string> cells;
+  std::string line;
   while (rows.step()) {
     const OrderedJson fields = object_in(rows.text(3)), plan = object_in(rows.text(4));
     cells.clear();
     for (std::size_t i = 0; i < names.size(); ++i) {
       const int at = places[i];
-      if (at >= kFirstFigure) {
-        cells.push_back(cell_of(*columns[static_cast<std::size_t>(at - kFirstFigure)], rows, at));
-      } else if (at == 0 || at == 1) {
-        cells.push_back(cell_of(rows.integer(at)));
+      if (at > 1 && rows.is_null(at)) {
+        cells.push_back(none);
+      } else if (at >= kFirstFigure) {
+        cells.push_back(cell_of(*columns[static_cast<std::size_t>(at - kFirstFigure)], rows, at, as_json));
       } else if (at > 1) {
-        cells.push_back(rows.is_null(at) ? SweepCell{"", "null"} : cell_of(rows.text(at)));
+        cells.push_back(cell_of(rows.text(at), as_json));
+      } else if (at >= 0) {
+        cells.push_back(cell_of(rows.integer(at), as_json));
       } else if (const auto field = fields.find(names[i]); field != fields.end()) {
-        cells.push_back(cell_of(*field));
+        cells.push_back(cell_of(*field, as_json));
       } else if (const auto found = plan.find(names[i]); found != plan.end()) {
-        cells.push_back(cell_of(*found));
+        cells.push_back(cell_of(*found, as_json));
       } else {
-        cells.push_back({"", "null"});
+        cells.push_back(none);
       }
     }
-    row(cells);
+    line.clear();
+    if (as_json) {
+      JsonWriter writer(line);
+      writer.begin_object();
+      for (std::size_t i = 0; i < names.size(); ++i) writer.json_field(names[i], cells[i]);
+      writer.end_object();
+    } else {
+      line = fmt::format("{}", fmt::join(cells, ","));
+    }
+    row(line);
   }
 }
 

@@ -5,12 +5,12 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
-#include <variant>
 #include <vector>
 
 #include "sim/database/database.h"
@@ -28,9 +28,6 @@ struct SweepRecord {
   std::string version, calibrations;
 };
 
-// A column's value that stays valid without its report.
-using SweepValue = std::variant<double, std::int64_t, bool, std::string>;
-
 // One point: its result, its error, or that the file already has its result.
 struct SweepRow {
   std::int64_t number = 0;
@@ -40,21 +37,19 @@ struct SweepRow {
   bool known = false;              // the file already has a result for this key
   std::string error;               // empty: no error
   std::string plan;                // of a search: the plan's fields that it found, as JSON
-  std::vector<SweepValue> values;  // by sweep_columns(); empty: error
+  // Numbers, flags and texts, by sweep_columns(); empty: error.
+  std::vector<nlohmann::json> values;
 };
 
 // report_columns() without those of ops, which take time to fill.
 const std::vector<const ReportColumn*>& sweep_columns();
-std::vector<SweepValue> sweep_values(const Report& report);
+std::vector<nlohmann::json> sweep_values(const Report& report);
 
 // Columns of exports besides fields and figures.
 inline constexpr std::array<std::string_view, 4> kPointColumns{"error", "sweep", "number", "key"};
 
-// A cell in a row of results.
-struct SweepCell {
-  std::string text;  // as CSV; empty if there is no value
-  std::string json;  // "null" if there is no value
-};
+// The object that a text of a database is; an empty one if it is none: an SQLite file may hold any text.
+nlohmann::ordered_json object_in(const std::string& text);
 
 // The kind of database that holds sweeps.
 const DatabaseKind& sweep_database();
@@ -81,10 +76,10 @@ class SweepResults {
 
   // The names of the columns that an export may have: fields of axes, fields that searches found, figures and others.
   std::vector<std::string> names(std::int64_t sweep) const;
-  // Calls row() for each point of a sweep, or of all sweeps (0), in order, with the cells of these names ("null" if the
-  // point has no value).
-  void for_each(std::int64_t sweep, const std::vector<std::string>& names,
-                const std::function<void(const std::vector<SweepCell>&)>& row) const;
+  // Calls row() for each point of a sweep, or of all sweeps (0), in order, with its values of these names as a JSON
+  // object (null: none) or as CSV (empty: none).
+  void for_each(std::int64_t sweep, const std::vector<std::string>& names, bool as_json,
+                const std::function<void(const std::string& line)>& row) const;
   // Returns the number of points in the file that belong to a sweep; sweep 0: to any sweep. With several shards it
   // counts only the points whose number, modulo `shards`, is `shard`.
   std::int64_t count(std::int64_t sweep, std::int64_t shard = 0, std::int64_t shards = 1) const;

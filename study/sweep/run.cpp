@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <exception>
@@ -26,46 +27,7 @@ namespace orrery {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Rows on their way from those who compute to the one who writes.
-class Rows {
- public:
-  explicit Rows(int computing) : computing_(computing) {}
-
-  void add(std::vector<SweepRow> rows) {
-    std::unique_lock lock(mutex_);
-    room_.wait(lock, [&] { return rows_.size() < kMost || abandoned_; });
-    std::move(rows.begin(), rows.end(), std::back_inserter(rows_));
-    if (rows_.size() >= kMany) ready_.notify_one();
-  }
-  void finish() {
-    const std::lock_guard lock(mutex_);
-    --computing_;
-    ready_.notify_one();
-  }
-  void abandon() {  // nobody writes any more
-    const std::lock_guard lock(mutex_);
-    abandoned_ = true;
-    room_.notify_all();
-  }
-  // Those there are, after a tenth of a second or when there are many. False: those were the last.
-  bool take(std::vector<SweepRow>& rows) {
-    rows.clear();
-    std::unique_lock lock(mutex_);
-    ready_.wait_for(lock, std::chrono::milliseconds(100), [&] { return rows_.size() >= kMany || computing_ == 0; });
-    rows.swap(rows_);
-    room_.notify_all();
-    return computing_ > 0;
-  }
-
- private:
-  static constexpr std::size_t kMany = 2000, kMost = 4 * kMany;
-  std::mutex mutex_;
-  std::condition_variable room_, ready_;
-  std::vector<SweepRow> rows_;
-  int computing_;
-  bool abandoned_ = false;
-};
+constexpr std::chrono::milliseconds kGiveUpAfter{300};
 
 // What the threads that evaluate share.
 class Shared final : public SweepWork {
@@ -73,12 +35,12 @@ class Shared final : public SweepWork {
   // `takers`: threads that will ask for points. `computing`: those that end with finish().
   Shared(const SweepDocument& sweep, SweepResults& results, std::int64_t number, std::int64_t all,
          const SweepRunOptions& options, std::int64_t takers, int computing)
-      : rows(computing),
-        in_file_(results.points_of(number)),
+      : in_file_(results.points_of(number)),
         cursor_(sweep.axes),
         left_(all),
         options_(options),
-        takers_(takers) {
+        takers_(takers),
+        computing_(computing) {
     results.add_new_keys(known_);
     // Each process begins elsewhere, so that several at one file seldom compute the same.
     constexpr std::int64_t kFarthest = 1 << 20;
@@ -110,12 +72,36 @@ class Shared final : public SweepWork {
     }
     return all;
   }
-  void add(std::vector<SweepRow> more) override { rows.add(std::move(more)); }
+  void add(std::vector<SweepRow> rows) override {
+    std::unique_lock lock(mutex_);
+    room_.wait(lock, [&] { return rows_.size() < kMost || abandoned_; });
+    std::move(rows.begin(), rows.end(), std::back_inserter(rows_));
+    if (rows_.size() >= kMany) ready_.notify_one();
+  }
   void fail(const std::string& message) override {
     const std::lock_guard lock(mutex_);
     if (failed_++ == 0) first_failure_ = message;
   }
 
+  // The rows to write, after a tenth of a second or when there are many. False: those were the last.
+  bool take_rows(std::vector<SweepRow>& rows) {
+    rows.clear();
+    std::unique_lock lock(mutex_);
+    ready_.wait_for(lock, std::chrono::milliseconds(100), [&] { return rows_.size() >= kMany || computing_ == 0; });
+    rows.swap(rows_);
+    room_.notify_all();
+    return computing_ > 0;
+  }
+  void finish() {
+    const std::lock_guard lock(mutex_);
+    --computing_;
+    ready_.notify_one();
+  }
+  void abandon() {  // nobody writes any more
+    const std::lock_guard lock(mutex_);
+    stopping_ = abandoned_ = true;
+    room_.notify_all();
+  }
   // Learns of keys with results, from whatever process. Returns how many points are there already.
   std::int64_t refresh(SweepResults& results) {
     const std::lock_guard lock(mutex_);
@@ -134,17 +120,19 @@ class Shared final : public SweepWork {
     outcome.first_failure = first_failure_;
   }
 
-  Rows rows;
-
  private:
+  static constexpr std::size_t kMany = 2000, kMost = 4 * kMany;    // rows
   std::mutex mutex_;                                               // of what follows
+  std::condition_variable room_, ready_;                           // for rows, and rows to write
   const std::unordered_map<std::int64_t, std::uint64_t> in_file_;  // keys of the sweep's points
   std::unordered_set<std::uint64_t> known_;                        // keys with results
   SweepCursor cursor_;
   std::int64_t left_;
   const SweepRunOptions& options_;
   const std::int64_t takers_;
-  bool stopping_ = false;
+  std::vector<SweepRow> rows_;  // on their way from those who compute to the one who writes
+  int computing_;
+  bool stopping_ = false, abandoned_ = false;
   std::int64_t present_ = 0;  // points that are there already
   std::int64_t failed_ = 0;
   std::string first_failure_;
@@ -183,9 +171,10 @@ class Evaluator {
     } catch (const InputError& error) {
       row.error = error.what();
     }
-    const std::optional<std::uint64_t> digest = scenario ? scenario->digest() : digest_of(row.fields, base_digest());
-    row.scenario = digest_of(method_, digest ? *digest : digest_of(scenario->line));
-    row.key = digest_of(evaluation_.program, row.scenario);
+    const std::optional<std::uint64_t> digest =
+        scenario ? scenario->digest() : joined(row.fields, digest_of(sweep_.base.dump()));
+    row.scenario = joined(method_, digest ? *digest : digest_of(scenario->line));
+    row.key = joined(evaluation_.program, row.scenario);
     return {std::move(row), std::move(scenario)};
   }
 
@@ -249,12 +238,10 @@ class Evaluator {
     }
   }
 
-  std::uint64_t base_digest() const { return orrery::digest_of(sweep_.base.dump()); }
   // The digest of a number and of what was read.
-  static std::uint64_t digest_of(std::string_view text, std::uint64_t number) {
-    return orrery::digest_of(text, orrery::digest_of(fmt::format("{:016x} ", number)));
+  static std::uint64_t joined(std::string_view text, std::uint64_t number) {
+    return digest_of(text, digest_of(fmt::format("{:016x} ", number)));
   }
-  static std::uint64_t digest_of(std::string_view text) { return orrery::digest_of(text); }
 
   const SweepDocument& sweep_;
   const SweepEvaluation& evaluation_;
@@ -307,7 +294,7 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
         } catch (...) {
           shared.stop(std::current_exception());
         }
-        shared.rows.finish();
+        shared.finish();
       });
     };
     try {
@@ -317,7 +304,7 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
           start([&] { evaluate_points(sweep, evaluation, shared); });
         } catch (const std::system_error& why) {  // the threads that have started do its part
           if (threads.empty()) throw no_thread("--threads", why);
-          shared.rows.finish();
+          shared.finish();
         }
       }
       std::vector<SweepRow> rows;
@@ -325,7 +312,7 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
       std::int64_t first_error = all;  // its point
       std::optional<Clock::time_point> stopped;
       for (bool more = true; more;) {
-        more = shared.rows.take(rows);
+        more = shared.take_rows(rows);
         results.add(outcome.sweep, rows);
         for (const SweepRow& row : rows) {
           ++(row.known ? known : outcome.computed);
@@ -342,11 +329,10 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
         shared.stop();
         outcome.in_file = results.count(outcome.sweep, options.shard, options.shards);
         if (!stopped) stopped = Clock::now();
-        if (more && options.give_up && Clock::now() - *stopped > options.give_up_after) options.give_up(outcome);
+        if (more && options.give_up && Clock::now() - *stopped > kGiveUpAfter) options.give_up(outcome);
       }
     } catch (...) {
-      shared.stop();
-      shared.rows.abandon();
+      shared.abandon();
       throw;
     }
   }

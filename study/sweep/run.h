@@ -1,7 +1,6 @@
 // Runs a sweep: evaluates the points that the file of results lacks, by several threads.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -55,22 +54,20 @@ struct SweepProgress {
   std::int64_t in_file = 0;  // points in the file, whoever computed them; set only when the sweep is about to stop
 };
 
-// Other processes that take part in the evaluation (study/sweep/mpi). They read `document` exactly as this process
+struct SweepRunOptions;
+
+// Other processes that take part in the evaluation (study/sweep/mpi). They read the document exactly as this process
 // does.
-struct SweepTask {
-  const SweepDocument* document = nullptr;
-  std::vector<std::string> calibration_files;
-  std::string version, calibrations;  // as in SweepRunOptions
-  int threads = 0;                    // per process; 0: its share of its machine's threads
-};
 class SweepHelpers {
  public:
   virtual ~SweepHelpers() = default;
   virtual int processes() const = 0;  // number of processes besides this one
   // This process's share of its machine's hardware threads.
   virtual int threads_here() const = 0;
-  // Call before share(). Throws InputError if one of the processes cannot do the task.
-  virtual void prepare(const SweepTask& task) = 0;
+  // Call before share(). `threads`: of each process; 0: its share of its machine's threads. Throws InputError if one of
+  // the processes cannot take part.
+  virtual void prepare(const SweepDocument& sweep, const std::vector<std::string>& calibration_files,
+                       const SweepRunOptions& options, int threads) = 0;
   virtual std::int64_t threads() const = 0;  // number of their evaluating threads
   // Hands out `work`, which has `points` points, and returns when all processes have finished. `here`: threads of this
   // process that evaluate at the same time.
@@ -90,10 +87,9 @@ struct SweepRunOptions {
   // stops.
   std::function<bool()> stop{};
   std::function<void(const SweepProgress&)> progress{};
-  // For programs that may abandon points under way: called when stop() has been true for give_up_after, and does not
+  // For programs that may abandon points under way: called when stop() has been true for 0.3 seconds, and does not
   // return. The argument describes what is in the file.
   std::function<void(const SweepProgress&)> give_up{};
-  std::chrono::milliseconds give_up_after{300};
 };
 
 struct SweepOutcome : SweepProgress {

@@ -166,10 +166,14 @@ class Runner {
   }
 
  private:
-  void introduce_controllers() {
+  Simulation simulate() {
     SimulationOptions all = options_.simulation;
     all.ops = true;
-    Simulation first = simulator_.evaluate(scenario_, all);
+    return simulator_.evaluate(scenario_, all);
+  }
+
+  void introduce_controllers() {
+    Simulation first = simulate();
     costs_ = run_costs(first);
     first_ = outcome_of(first.report);
     training_.first = std::move(first.report);
@@ -187,15 +191,9 @@ class Runner {
     const auto known = options_.known->find(key);
     if (known != options_.known->end()) return known->second;
     ++predicted_;
-    StepOutcome predicted;
-    if (first_) {  // that has been predicted already, as controllers leave it as it is
-      predicted = *first_;
-    } else {
-      SimulationOptions all = options_.simulation;
-      all.ops = true;
-      predicted = outcome_of(simulator_.evaluate(scenario_, all).report);
-    }
-    const StepOutcome& found = options_.known->emplace(key, predicted).first->second;
+    // The first step has been predicted already, as controllers leave it as it is.
+    const StepOutcome& found =
+        options_.known->emplace(key, first_ ? *first_ : outcome_of(simulate().report)).first->second;
     if (options_.found) options_.found(key, found);
     return found;
   }

@@ -100,16 +100,18 @@ FitsConfusion fits_confusion(std::span<const PredictedPoint> points) {
   return confusion;
 }
 
-std::vector<ErrorGroup> groups_by_key(std::span<const PredictedPoint> points, std::span<const std::string> keys) {
+std::vector<ErrorGroup> groups_by(std::span<const PredictedPoint> points,
+                                  const std::function<std::string(const PredictedPoint&)>& key) {
   std::vector<ErrorGroup> groups;
   std::map<std::string, std::size_t> index;
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    if (keys[i].empty()) continue;
-    const auto [at, is_new] = index.try_emplace(keys[i], groups.size());
-    if (is_new) groups.emplace_back().name = keys[i];
+  for (const PredictedPoint& point : points) {
+    const std::string name = key(point);
+    if (name.empty()) continue;
+    const auto [at, is_new] = index.try_emplace(name, groups.size());
+    if (is_new) groups.emplace_back().name = name;
     ErrorGroup& group = groups[at->second];
-    if (points[i].is_predicted()) {
-      group.points.push_back(&points[i]);
+    if (point.is_predicted()) {
+      group.points.push_back(&point);
     } else {
       ++group.not_predicted;
     }

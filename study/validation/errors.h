@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
@@ -62,17 +63,9 @@ struct ErrorGroup {
   Ranking ranking;                            // for Quantity::step_seconds
   std::vector<const PredictedPoint*> points;  // the predicted ones
 };
-// Groups points by keys[i], the key of points[i], in the order in which keys first occur. Leaves out points with an
-// empty key.
-std::vector<ErrorGroup> groups_by_key(std::span<const PredictedPoint> points, std::span<const std::string> keys);
-// The same with the key computed by `key(point)`.
-template <class Key>
-std::vector<ErrorGroup> groups_by(std::span<const PredictedPoint> points, Key key) {
-  std::vector<std::string> keys;
-  keys.reserve(points.size());
-  for (const PredictedPoint& p : points) keys.push_back(key(p));
-  return groups_by_key(points, keys);
-}
+// Groups points by their keys, in the order in which keys first occur. Leaves out points with an empty key.
+std::vector<ErrorGroup> groups_by(std::span<const PredictedPoint> points,
+                                  const std::function<std::string(const PredictedPoint&)>& key);
 
 // A published series of points of one model at several sizes of one cluster (results/published/scaling.json), fewest
 // devices first: its losses as the cluster grows, with the predicted losses.

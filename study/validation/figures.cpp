@@ -23,10 +23,16 @@ namespace {
 constexpr std::array<const char*, 2> kFiguresFiles{"results/published/moe.json", "results/published/long_context.json"};
 constexpr double kSecondsPerHour = 3600;
 
-double figure_count(JsonReader& reader, const char* key, double least = 1) {
+const nlohmann::json& figure_part(JsonReader& reader, const char* key, const char* expected) {
+  const nlohmann::json* part = reader.take(key);
+  if (part == nullptr) reader.fail(key, expected);
+  return *part;
+}
+
+double figure_count(JsonReader& reader, const char* key) {
   if (!reader.has(key)) reader.fail(key, "a number");
   double value = 0;
-  reader.field(key, value, NumberRange{.least = least}, "");
+  reader.field(key, value, NumberRange{.least = 1}, "");
   return value;
 }
 
@@ -39,13 +45,12 @@ std::string figure_text(JsonReader& reader, const char* key) {
 // The scenario that a prediction names: a bundled one, that of a published step, or the document itself, with the
 // fields of "set" laid over it.
 nlohmann::json scenario_of(JsonReader& reader) {
-  const nlohmann::json* named = reader.take("scenario");
-  if (named == nullptr) reader.fail("scenario", "a bundled scenario's name or a scenario");
-  nlohmann::json document = *named;
-  if (named->is_string()) {
-    const PublishedPoint* point = find_published(named->get_ref<const std::string&>());
+  nlohmann::json document = figure_part(reader, "scenario", "a bundled scenario's name or a scenario");
+  if (document.is_string()) {
+    const std::string named = document;
+    const PublishedPoint* point = find_published(named);
     ScenarioSource source;
-    document = point != nullptr && point->scenario ? *point->scenario : load_scenario_document(*named, {}, source);
+    document = point != nullptr && point->scenario ? *point->scenario : load_scenario_document(named, {}, source);
   }
   if (const nlohmann::json* set = reader.take("set")) document.merge_patch(*set);
   return document;
@@ -74,9 +79,7 @@ double op_seconds(const nlohmann::json& names, const InputError::Where& where, c
 // with the own node once a node.
 double exchange_rate(const nlohmann::json& json, const InputError::Where& where) {
   JsonReader reader(json, where);
-  const nlohmann::json* of = reader.take("cluster");
-  if (of == nullptr) reader.fail("cluster", "a cluster");
-  Cluster cluster = read_cluster(*of, reader.at("cluster"));
+  const Cluster cluster = read_cluster(figure_part(reader, "cluster", "a cluster"), reader.at("cluster"));
   Router router{.experts = static_cast<std::uint16_t>(figure_count(reader, "experts")),
                 .choices = static_cast<std::uint16_t>(figure_count(reader, "choices"))};
   if (reader.has("groups")) router.groups = static_cast<std::uint16_t>(figure_count(reader, "groups"));
@@ -148,9 +151,7 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
     value = report_of(reader).mfu_full_attention;
   } else if (kind == "speedup") {
     const double seconds = report_of(reader).step_seconds;
-    const nlohmann::json* over = reader.take("over");
-    if (over == nullptr) reader.fail("over", "the slower scenario");
-    JsonReader slower(*over, reader.at("over"));
+    JsonReader slower(figure_part(reader, "over", "the slower scenario"), reader.at("over"));
     value = report_of(slower).step_seconds / seconds;
     slower.finish();
   } else if (kind == "device_hours") {
@@ -161,9 +162,8 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
     const auto most = static_cast<std::int64_t>(figure_count(reader, "most"));
     value = largest_micro_batch(scenario_of(reader), figure.id, most, simulator);
   } else if (kind == "exchange" || kind == "grouped") {
-    const nlohmann::json* of = reader.take(kind.c_str());
-    if (of == nullptr) reader.fail(kind, "an object");
-    value = kind == "exchange" ? exchange_rate(*of, reader.at(kind)) : grouped_rate(*of, reader.at(kind));
+    value = (kind == "exchange" ? exchange_rate : grouped_rate)(figure_part(reader, kind.c_str(), "an object"),
+                                                                reader.at(kind));
   } else {
     reader.fail("kind",
                 "ops, step, speedup, mfu, mfu_full_attention, device_hours, largest_micro_batch, exchange or grouped");
@@ -173,13 +173,6 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
 }
 
 std::string figure_value(double value) { return fmt::format("{:.4g}", value); }
-
-std::vector<double> errors_of(std::span<const PublishedFigure> figures) {
-  std::vector<double> errors;
-  for (const PublishedFigure& f : figures)
-    if (f.has_error() && f.in_sample.empty()) errors.push_back(f.error());
-  return errors;
-}
 
 std::vector<std::vector<std::string>> predicted_rows(std::span<const PublishedFigure> figures) {
   std::vector<std::vector<std::string>> rows;
@@ -219,7 +212,10 @@ void for_each_subject(std::span<const PublishedFigure> figures,
 }
 
 std::string line_of(std::span<const PublishedFigure> figures) {
-  const ErrorStatistics e = error_statistics(errors_of(figures));
+  std::vector<double> errors;
+  for (const PublishedFigure& f : figures)
+    if (f.has_error() && f.in_sample.empty()) errors.push_back(f.error());
+  const ErrorStatistics e = error_statistics(errors);
   return fmt::format(
       "Figures of {} that are not steps (--figures): {} predicted, median {}, 90th pct {}; {} not predicted\n",
       figures.front().about, e.points, percent_text(e.median), percent_text(e.percentile_90),

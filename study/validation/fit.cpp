@@ -324,19 +324,12 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   const Vector minimum = whole.run(whole.parameters().start());
   const Matrix slopes = whole.slopes_at(minimum);
   calibrations.front() = rounded(whole.parameters().calibration(minimum));
+  std::vector<std::unique_ptr<Fit>> fits(static_cast<std::size_t>(hardware_threads()));
   std::mutex mutex;  // of what follows
-  std::vector<std::unique_ptr<Fit>> idle;
   std::size_t done = 1;
   progress(done, calibrations.size());
-  for_each_index(calibrations.size() - 1, hardware_threads(), [&](std::size_t at) {
-    std::unique_ptr<Fit> fit;
-    {
-      const std::lock_guard lock(mutex);
-      if (!idle.empty()) {
-        fit = std::move(idle.back());
-        idle.pop_back();
-      }
-    }
+  for_each_index(calibrations.size() - 1, hardware_threads(), [&](std::size_t at, std::size_t thread) {
+    std::unique_ptr<Fit>& fit = fits[thread];
     if (!fit) fit = std::make_unique<Fit>();
     // Each fit begins at the start. From the minimum of all sources, what is left of a source would flatter its own
     // prediction. Fits without a device only make an interval, so the slopes at that minimum are close enough.
@@ -350,7 +343,6 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
     found.device_slowdown.erase(device);
     fit->predict(found, without, device, unseen_of[at + 1]);
     const std::lock_guard lock(mutex);
-    idle.push_back(std::move(fit));
     progress(++done, calibrations.size());
   });
   nlohmann::ordered_json fitted = {{"fitted", to_json(calibrations.front())}};

@@ -100,14 +100,11 @@ std::vector<Error> unseen_errors(std::vector<Error> errors) {
   return errors;
 }
 
-std::map<std::string, double> shares(const std::map<std::string, std::pair<double, double>>& inside_of_all) {
-  std::map<std::string, double> shares;
-  for (const auto& [group, counts] : inside_of_all) shares[group] = counts.first / counts.second;
-  return shares;
-}
-
-std::array<std::string, 3> groups_of(const std::string& stack, CurveOrigin origin) {
-  return {kAllSteps, stack, "curves: " + std::string(name_of(origin))};
+void count(const std::string& stack, CurveOrigin origin, double weight, bool inside, CoverageOfGroups& coverage) {
+  for (const std::string& group : {std::string(kAllSteps), stack, "curves: " + std::string(name_of(origin))}) {
+    coverage[group].points += weight;
+    if (inside) coverage[group].inside += weight;
+  }
 }
 
 }  // namespace
@@ -161,50 +158,41 @@ double unseen_device_factor(std::span<const PredictedPoint> points, const StepIn
   return std::max(1.0, factor);
 }
 
-std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
-                                                const std::set<std::string>& of) {
+CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
+                                   const std::set<std::string>& of) {
   const std::map<std::string, double> weights = weights_of_sources(points);
-  std::map<std::string, std::pair<double, double>> inside;  // and all
+  CoverageOfGroups coverage;
   for (const PredictedPoint& p : points) {
     if (!counts(p) || (!of.empty() && !of.contains(p.source->name))) continue;
     const std::optional<StepInterval> interval = step_interval(intervals, p.framework, p.curves, p.devices);
     if (!interval) continue;
-    const double ratio = p.point->value / p.predicted, weight = weights.at(p.source->name);
-    const bool in = ratio >= interval->low * (1 - kRounding) && ratio <= interval->high * (1 + kRounding);
-    for (const std::string& group : groups_of(p.framework, p.curves)) {
-      inside[group].second += weight;
-      if (in) inside[group].first += weight;
-    }
+    const double ratio = p.point->value / p.predicted;
+    count(p.framework, p.curves, weights.at(p.source->name),
+          ratio >= interval->low * (1 - kRounding) && ratio <= interval->high * (1 + kRounding), coverage);
   }
-  return shares(inside);
+  return coverage;
 }
 
-std::map<std::string, double> unseen_coverage(std::span<const PredictedPoint> points) {
+CoverageOfGroups unseen_coverage(std::span<const PredictedPoint> points) {
   const std::vector<Error> unseen = unseen_errors(errors_of(points, {}));
   const Widths wider = widths_of(unseen, "");
-  std::map<std::string, std::pair<double, double>> inside;
+  CoverageOfGroups coverage;
   for (const Error& e : unseen)
-    for (const std::string& group : groups_of(e.stack, static_cast<CurveOrigin>(e.origin))) {
-      inside[group].second += e.weight;
-      if (e.size <= wider.of(e) * (1 + kRounding)) inside[group].first += e.weight;
-    }
-  return shares(inside);
+    count(e.stack, static_cast<CurveOrigin>(e.origin), e.weight, e.size <= wider.of(e) * (1 + kRounding), coverage);
+  return coverage;
 }
 
-std::map<std::string, PlainCoverage> plain_coverage(std::span<const PredictedPoint> points) {
-  std::map<std::string, PlainCoverage> all;
+CoverageOfGroups plain_coverage(std::span<const PredictedPoint> points) {
+  CoverageOfGroups coverage;
   for (const PredictedPoint& p : points) {
     if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds) continue;
     const std::optional<StepInterval> interval =
         step_interval(p.framework, p.curves, p.devices, step_calibration().device_slowdown.contains(p.device));
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted;
-    for (const std::string& group : groups_of(p.framework, p.curves)) {
-      ++all[group].points;
-      if (ratio >= interval->low && ratio <= interval->high) ++all[group].inside;
-    }
+    count(p.framework, p.curves, 1, ratio >= interval->low && ratio <= interval->high, coverage);
   }
-  return all;
+  return coverage;
 }
 
 std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::span<const PredictedPoint> points) {

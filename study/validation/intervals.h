@@ -33,22 +33,26 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
 // device.
 double unseen_device_factor(std::span<const PredictedPoint> points, const StepIntervals& intervals);
 
-// Weighted share of fitted points inside their intervals: of all, by stack ("megatron-core") and by origin ("curves:
-// own"). `of`: the sources whose points are tested; empty: all.
-std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
-                                                const std::set<std::string>& of = {});
+// How many points are in a group, and how many of them lie inside their intervals, each with its weight.
+struct Coverage {
+  double points = 0, inside = 0;
+  double share() const { return inside / points; }
+};
+// By group: of all points, by stack ("megatron-core") and by origin ("curves: own").
+using CoverageOfGroups = std::map<std::string, Coverage>;
 inline constexpr const char* kAllSteps = "all";
+
+// Of fitted points. `of`: the sources whose points are tested; empty: all.
+CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
+                                   const std::set<std::string>& of = {});
 
 // The same if each source is tested against the widths from the other sources, multiplied by the factors of
 // step_intervals(): the coverage to expect for an unseen source.
-std::map<std::string, double> unseen_coverage(std::span<const PredictedPoint> points);
+CoverageOfGroups unseen_coverage(std::span<const PredictedPoint> points);
 
-// For all predicted steps that were measured, each counting once, including those that are not fitted: their number,
-// and the number inside the intervals that reports state.
-struct PlainCoverage {
-  std::int64_t points = 0, inside = 0;
-};
-std::map<std::string, PlainCoverage> plain_coverage(std::span<const PredictedPoint> points);
+// Of all predicted steps that were measured, each counting once, including those that are not fitted, and of the
+// intervals that reports state.
+CoverageOfGroups plain_coverage(std::span<const PredictedPoint> points);
 
 // The sources with predicted steps in two halves, alternately; the first half begins.
 std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::span<const PredictedPoint> points);

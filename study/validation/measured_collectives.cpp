@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -11,7 +10,6 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/statistics.h"
-#include "study/validation/predicted_points.h"
 
 namespace orrery {
 namespace {
@@ -69,12 +67,6 @@ std::string links_of(const Cluster& cluster) {
   }
 }
 
-CollectiveAlgorithm algorithm_named(const std::string& name) {
-  for (int a = 0; a <= static_cast<int>(CollectiveAlgorithm::direct); ++a)
-    if (name == name_of(static_cast<CollectiveAlgorithm>(a))) return static_cast<CollectiveAlgorithm>(a);
-  throw InputError({kFile, ""}, describe(name), "an algorithm");
-}
-
 void predict(const MeasuredOptions& options, const Cluster& cluster, MeasuredCurve& curve) {
   if (curve.ranks % curve.nodes != 0)
     throw InputError({}, fmt::format("{} ranks on {} nodes", curve.ranks, curve.nodes), "equally many on each node");
@@ -88,7 +80,7 @@ void predict(const MeasuredOptions& options, const Cluster& cluster, MeasuredCur
   if (kind == kCollectiveKinds.end()) throw InputError({}, describe(curve.kind), "a collective that Orrery has");
   // Measured between two ranks, in one direction.
   const OpKind op = kind->op == OpKind::ring_shift ? OpKind::send : kind->op;
-  const CollectiveAlgorithm algorithm = algorithm_named(curve.algorithm);
+  const CollectiveAlgorithm algorithm = named<CollectiveAlgorithm>(curve.algorithm, kCollectiveAlgorithmNames);
   const CollectivePredictor predictor(cluster, curve.ranks / curve.nodes, curve.ranks, options.des);
   curve.calibration_class =
       cluster.nodes > 1 ? predictor.calibration().inter_class : predictor.calibration().intra_class;
@@ -122,7 +114,7 @@ ErrorSummary summary_of(std::string level, std::string name, std::span<const Mea
     summary.all[e] = error_over(points, e, 0);
     std::vector<double> medians;
     for (const MeasuredCurve* c : curves)
-      if (const PredictionError error = error_over(c->points, e, kLargeBytes); error.points > 0)
+      if (const ErrorStatistics error = error_over(c->points, e, kLargeBytes); error.points > 0)
         medians.push_back(error.median);
     if (!medians.empty()) summary.median_curve[e] = median(std::move(medians));
   }
@@ -131,15 +123,11 @@ ErrorSummary summary_of(std::string level, std::string name, std::span<const Mea
 
 }  // namespace
 
-PredictionError error_over(std::span<const MeasuredPoint> points, std::size_t engine, double least_bytes) {
-  std::vector<double> signed_errors, errors;
+ErrorStatistics error_over(std::span<const MeasuredPoint> points, std::size_t engine, double least_bytes) {
+  std::vector<double> errors;
   for (const MeasuredPoint& point : points)
-    if (point.bytes >= least_bytes) {
-      signed_errors.push_back(point.error(engine));
-      errors.push_back(std::abs(signed_errors.back()));
-    }
-  if (errors.empty()) return {};
-  return {.points = errors.size(), .median = median(std::move(errors)), .bias = median(std::move(signed_errors))};
+    if (point.bytes >= least_bytes) errors.push_back(point.error(engine));
+  return error_statistics(errors);
 }
 
 MeasuredCollectives predict_measured(const MeasuredOptions& options) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "study/simulation/collective_prediction.h"
+#include "study/validation/errors.h"
 
 namespace orrery {
 
@@ -46,12 +47,7 @@ struct MeasuredCollectives {
 inline constexpr double kLargeBytes = 1 << 20;
 
 // Errors of points of at least `least_bytes`.
-struct PredictionError {
-  std::size_t points = 0;
-  double median = 0;
-  double bias = 0;  // median of predicted / measured - 1
-};
-PredictionError error_over(std::span<const MeasuredPoint> points, std::size_t engine, double least_bytes);
+ErrorStatistics error_over(std::span<const MeasuredPoint> points, std::size_t engine, double least_bytes);
 
 struct MeasuredOptions {
   std::string filter;  // part of a curve's id, source, system, device, network or kind, in any letter case
@@ -71,7 +67,7 @@ struct ErrorSummary {
   std::string level;  // "within a node", "between nodes"
   std::string name;
   std::size_t curves = 0;
-  std::array<PredictionError, kEngines> large, all;  // over all points of all curves
+  std::array<ErrorStatistics, kEngines> large, all;  // over all points of all curves
   std::array<double, kEngines> median_curve{};       // median of the curves' median errors, large messages
 };
 std::vector<ErrorSummary> summaries_of(std::span<const MeasuredCurve> curves, const Engines& engines);

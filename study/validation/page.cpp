@@ -102,7 +102,7 @@ std::string worst(std::span<const PredictedPoint> points) {
   for (const PredictedPoint* p : steps) {
     if (rows.size() == kWorstShown) break;
     if (++of_source[p->source->name] > 2) continue;
-    const std::string& why = explanation_of(*p->point);
+    const std::string& why = p->point->explanation;
     const auto text = [&](double value) { return is_step(*p) ? seconds_text(value) : bytes_text(value); };
     rows.push_back({fmt::format("`{}`", p->point->id), p->source->name, text(p->point->value), text(p->predicted),
                     signed_percent_text(p->error()), why.empty() ? "not explained" : why});
@@ -270,19 +270,19 @@ std::vector<PredictedPoint> of_quantity(const std::vector<PredictedPoint>& point
 // Intervals are found from every other source and tried on those between, and the other way round.
 std::pair<double, double> coverage_of_halves(std::span<const PredictedPoint> points) {
   const auto [one, other] = halves_of_sources(points);
-  return {interval_coverage(points, step_intervals(points, one), other).at(kAllSteps),
-          interval_coverage(points, step_intervals(points, other), one).at(kAllSteps)};
+  return {interval_coverage(points, step_intervals(points, one), other).at(kAllSteps).share(),
+          interval_coverage(points, step_intervals(points, other), one).at(kAllSteps).share()};
 }
 
 std::string coverage(std::span<const PredictedPoint> points) {
   const StepIntervals intervals = step_intervals(points);
-  const std::map<std::string, PlainCoverage> plain = plain_coverage(points);
+  const CoverageOfGroups plain = plain_coverage(points);
   Rows rows;
-  for (const auto& [group, share] : unseen_coverage(points)) {
+  for (const auto& [group, unseen] : unseen_coverage(points)) {
     const auto stack = intervals.stacks.find(group);
     const auto width = [](double half) { return fmt::format("{:.2f} to {:.2f}", std::exp(-half), std::exp(half)); };
     rows.push_back(
-        {group, stack == intervals.stacks.end() ? "-" : width(stack->second.half_width), percent_text(share)});
+        {group, stack == intervals.stacks.end() ? "-" : width(stack->second.half_width), percent_text(unseen.share())});
     const auto all = plain.find(group);
     rows.back().push_back(all == plain.end() ? "-" : fmt::format("{} of {}", all->second.inside, all->second.points));
   }
@@ -292,16 +292,16 @@ std::string coverage(std::span<const PredictedPoint> points) {
 std::vector<ErrorGroup> by_size(const std::vector<PredictedPoint>& steps) {
   constexpr std::array<std::pair<std::int64_t, const char*>, 6> kSizes{
       {{1, "1"}, {8, "2 to 8"}, {64, "9 to 64"}, {512, "65 to 512"}, {4096, "513 to 4,096"}, {1 << 30, "more"}}};
-  std::vector<ErrorGroup> sorted = groups_by(steps, [&](const PredictedPoint& p) {
-    if (!p.is_predicted()) return std::string();
-    return std::string(
-        std::find_if(kSizes.begin(), kSizes.end(), [&](const auto& s) { return p.devices <= s.first; })->second);
-  });
-  const auto rank = [&](const ErrorGroup& g) {
-    return std::find_if(kSizes.begin(), kSizes.end(), [&](const auto& s) { return g.name == s.second; });
-  };
-  std::sort(sorted.begin(), sorted.end(), [&](const ErrorGroup& a, const ErrorGroup& b) { return rank(a) < rank(b); });
-  return sorted;
+  std::vector<ErrorGroup> all;
+  std::int64_t below = 0;
+  for (const auto& [most, name] : kSizes) {
+    for (ErrorGroup& group : groups_by(steps, [&, most = most, name = name](const PredictedPoint& p) {
+           return p.is_predicted() && p.devices > below && p.devices <= most ? name : "";
+         }))
+      all.push_back(std::move(group));
+    below = most;
+  }
+  return all;
 }
 
 std::vector<ErrorGroup> by_strategy(const std::vector<PredictedPoint>& steps) {

@@ -153,8 +153,7 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
   return 0;
 }
 
-std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator, Seen seen,
-                                              const std::function<void(std::size_t, std::size_t)>& progress) {
+std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator, Seen seen) {
   std::vector<PredictedPoint> points;
   for (const PublishedSource& source : published_sources()) {
     if (!is_part_of(source.name, filter.source) && !is_part_of(source.title, filter.source) &&
@@ -168,13 +167,11 @@ std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Si
     }
   }
   const StepCalibration none;
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    if (progress) progress(i, points.size());
-    const PredictedPoint& p = points[i];
+  for (PredictedPoint& p : points) {
     simulator.use(seen == Seen::none || is_of_layer(p.point->quantity) ? none
                   : seen == Seen::all                                  ? step_calibration()
                                                                        : step_calibration_without(p.source->name));
-    if (points[i].is_predicted()) predict(points[i], simulator);
+    if (p.is_predicted()) predict(p, simulator);
   }
   simulator.use(step_calibration());
   std::erase_if(points, [&](const PredictedPoint& p) {

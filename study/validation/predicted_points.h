@@ -1,7 +1,6 @@
 // Published points with the analytical engine's predictions.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -49,10 +48,9 @@ struct ValidationFilter {
 enum class Seen : std::uint8_t { others, all, none };
 inline constexpr std::array<std::string_view, 3> kSeenNames{"others", "all", "none"};
 
-// In the order of the sources and their points. `progress` is called before each point.
+// In the order of the sources and their points.
 std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator,
-                                              Seen seen = Seen::all,
-                                              const std::function<void(std::size_t, std::size_t)>& progress = {});
+                                              Seen seen = Seen::all);
 
 // The same. Throws InputError if the filter leaves no point; the error names the part of the filter that is the cause.
 std::vector<PredictedPoint> points_asked_for(const ValidationFilter& filter, Simulator& simulator, Seen seen);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
@@ -43,7 +44,7 @@ Json object(JsonReader& reader, const char* key) {
 
 // What a file says for all its points.
 struct Shared {
-  std::string not_fitted;
+  std::string explanation, not_fitted;
   Json assumptions, models, clusters, scenario;
 };
 
@@ -83,7 +84,6 @@ PublishedPoint read_point(const Json& json, const InputError::Where& where, cons
   point.quality = text(reader, "quality", true);
   if (std::find(kQualities.begin(), kQualities.end(), point.quality) == kQualities.end())
     reader.fail("quality", "A, B or C");
-  if (const Json* note = reader.take("note"); note != nullptr && note->is_string()) point.note = *note;
   const Json* measured = reader.take("measured");
   if (measured == nullptr) reader.fail("measured", "an object");
   read_measured(*measured, reader.at("measured"), point);
@@ -101,6 +101,7 @@ PublishedPoint read_point(const Json& json, const InputError::Where& where, cons
     }
   }
   point.explanation = text(reader, "explanation");
+  if (point.explanation.empty()) point.explanation = shared.explanation;
   point.memory_explanation = text(reader, "memory_explanation");
   point.not_predicted = text(reader, "not_predicted");
   point.not_fitted = text(reader, "not_fitted");
@@ -119,11 +120,6 @@ PublishedPoint read_point(const Json& json, const InputError::Where& where, cons
   return point;
 }
 
-std::string stem(std::string_view path) {
-  path.remove_prefix(path.rfind('/') + 1);
-  return std::string(path.substr(0, path.rfind('.')));
-}
-
 }  // namespace
 
 std::string value_text(Quantity quantity, double value) {
@@ -134,7 +130,7 @@ std::string value_text(Quantity quantity, double value) {
 
 PublishedSource read_published(const nlohmann::json& document, const std::string& file) {
   PublishedSource result;
-  result.name = stem(file);
+  result.name = std::filesystem::path(file).stem().string();
   JsonReader reader(document, {file, ""});
   if (text(reader, "schema") != kSchema) reader.fail("schema", fmt::format("\"{}\"", kSchema));
   result.title = text(reader, "title", true);
@@ -142,16 +138,13 @@ PublishedSource read_published(const nlohmann::json& document, const std::string
   if (source == nullptr || !source->is_string()) reader.fail("source", "a text");
   result.source = *source;
   result.system = text(reader, "system");
-  result.explanation = text(reader, "explanation");
   result.composed = text(reader, "composed");
   const Json claims = object(reader, "claims");
-  for (const auto& [simulator, where] : claims.items()) {
+  for (const auto& [simulator, where] : claims.items())  // where its predictions were published: for readers
     if (!where.is_string()) reader.fail("claims", "a text for each simulator");
-    result.claims[simulator] = where;
-  }
   reader.take("notes");
-  const Shared shared{text(reader, "not_fitted"), object(reader, "assumptions"), object(reader, "models"),
-                      object(reader, "clusters"), object(reader, "scenario")};
+  const Shared shared{text(reader, "explanation"), text(reader, "not_fitted"), object(reader, "assumptions"),
+                      object(reader, "models"),    object(reader, "clusters"), object(reader, "scenario")};
   for (const auto& [id, sentence] : shared.assumptions.items())
     if (!sentence.is_string()) reader.fail("assumptions", "a text for each id");
   const Json* points = reader.take("points");
@@ -188,10 +181,6 @@ const PublishedSource& source_of(const PublishedPoint& point) {
         &point < source.points.data() + source.points.size())
       return source;
   throw std::logic_error("a point of no published source");
-}
-
-const std::string& explanation_of(const PublishedPoint& point) {
-  return point.explanation.empty() ? source_of(point).explanation : point.explanation;
 }
 
 const PublishedPoint* find_published(std::string_view id) {

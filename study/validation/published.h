@@ -67,7 +67,7 @@ struct PublishedPoint {
   std::map<std::string, double> claims;  // by simulator: its published prediction, in the quantity's unit
   std::string not_predicted;             // the reason; empty: predicted
   std::string not_fitted;                // why the step calibration is not fitted on it; empty: it is
-  std::string note, explanation;         // `explanation`: of a large error, if known
+  std::string explanation;               // of a large error, if known: its own, or its source's
   std::string memory_explanation;        // of a wrong prediction whether it fits
   // Some points that are not predicted are published in a unit that no quantity has. Their value is 0.
   bool has_value() const { return value > 0 || quantity == Quantity::fits; }
@@ -78,9 +78,7 @@ struct PublishedPoint {
 struct PublishedSource {
   std::string name;  // name of the file without .json
   std::string title, source, system;
-  std::string explanation;                    // of large errors, for points without their own
-  std::string composed;                       // how one sees that the numbers were computed; empty: they were measured
-  std::map<std::string, std::string> claims;  // by simulator: where its predictions were published
+  std::string composed;  // how one sees that the numbers were computed; empty: they were measured
   std::vector<PublishedPoint> points;
 };
 
@@ -94,6 +92,5 @@ const std::vector<PublishedSource>& published_sources();
 const PublishedPoint* find_published(std::string_view id);
 // REQUIRES: the point is one of published_sources().
 const PublishedSource& source_of(const PublishedPoint& point);
-const std::string& explanation_of(const PublishedPoint& point);  // the point's own, or its source's
 
 }  // namespace orrery

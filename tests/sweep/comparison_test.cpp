@@ -26,7 +26,7 @@ struct KeptFigures {
   std::string error{}, plan{};
 };
 
-std::vector<SweepValue> figures_of(const KeptFigures& kept) {
+std::vector<nlohmann::json> figures_of(const KeptFigures& kept) {
   Report report;
   report.step_seconds = kept.step_seconds;
   report.memory_peak_bytes = 64;

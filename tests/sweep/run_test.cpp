@@ -41,15 +41,16 @@ class SweepRun : public testing::Test {
     std::map<std::string, std::string> rows;
     const SweepResults results(file(database), Database::Mode::read);
     const std::vector<std::string> names = results.names(0);
-    results.for_each(0, names, [&](const std::vector<SweepCell>& cells) {
-      std::string fields, figures;
-      for (std::size_t i = 0; i < names.size(); ++i) {
-        const std::string &name = names[i], &text = cells[i].text;
-        if (name == "sweep" || name == "number" || name == "key") continue;
+    std::vector<std::pair<std::string, std::string>> of_points(static_cast<std::size_t>(results.count(0)));
+    for (const std::string& name : names) {
+      if (name == "sweep" || name == "number" || name == "key") continue;
+      auto point = of_points.begin();
+      results.for_each(0, {name}, /*as_json=*/false, [&](const std::string& text) {
+        auto& [fields, figures] = *point++;
         (name.find('.') != std::string::npos ? fields : figures) += name + "=" + text + ";";
-      }
-      rows[fields] = figures;
-    });
+      });
+    }
+    rows.insert(of_points.begin(), of_points.end());
     return rows;
   }
 
@@ -152,8 +153,7 @@ TEST_F(SweepRun, ASearchedPointSaysItsReplicas) {
       "searched.db", 2);
   std::vector<std::string> replicas;
   SweepResults(file("searched.db"), Database::Mode::read)
-      .for_each(0, {"plan.data_parallel"},
-                [&](const std::vector<SweepCell>& cells) { replicas.push_back(cells.front().text); });
+      .for_each(0, {"plan.data_parallel"}, /*as_json=*/false, [&](const std::string& row) { replicas.push_back(row); });
   EXPECT_THAT(replicas, testing::ElementsAre("8", "16"));
 }
 

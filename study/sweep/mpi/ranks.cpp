@@ -15,7 +15,6 @@
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -38,8 +37,7 @@ enum class Ask : std::uint8_t {
   kept,    // rows of numbers and keys -> what is kept of each
   add,     // rows
   fail,    // a message
-  done,    // no thread of the rank evaluates any more
-  broken,  // the same, because one could not go on: a message
+  done,    // no thread of the rank evaluates any more: a message if one could not go on
 };
 
 void need(int code, const char* what) {
@@ -103,28 +101,14 @@ std::string bytes_of(const Json& message) {
 }
 
 Json json_of(const SweepRow& row) {
-  Json values = Json::array();
-  for (const SweepValue& value : row.values) std::visit([&](const auto& its) { values.push_back(its); }, value);
-  return Json::array(
-      {row.number, row.key, row.scenario, row.fields, row.known, row.error, row.plan, std::move(values)});
+  return Json::array({row.number, row.key, row.scenario, row.fields, row.known, row.error, row.plan, row.values});
 }
 
 SweepRow row_of(const Json& json) {
-  SweepRow row{json[0], json[1], json[2], json[3], json[4], json[5], json[6], {}};
-  for (const Json& value : json[7])
-    if (value.is_number_float()) {
-      row.values.emplace_back(value.get<double>());
-    } else if (value.is_boolean()) {
-      row.values.emplace_back(value.get<bool>());
-    } else if (value.is_string()) {
-      row.values.emplace_back(value.get<std::string>());
-    } else {
-      row.values.emplace_back(value.get<std::int64_t>());
-    }
-  return row;
+  return {json[0], json[1], json[2], json[3], json[4], json[5], json[6], json[7].get<std::vector<Json>>()};
 }
 
-// What a rank makes of a SweepTask. Throws what it has in place of what rank 0 has.
+// What a rank makes of what prepare() has sent. Throws what it has in place of what rank 0 has.
 struct PreparedTask {
   std::optional<SweepDocument> sweep;
   SweepEvaluation evaluation;
@@ -149,11 +133,6 @@ PreparedTask prepare_task(const std::string& bytes, const std::string& version, 
 }
 
 }  // namespace
-
-struct SweepRanks::Sending {
-  std::string bytes;
-  MPI_Request request = MPI_REQUEST_NULL;
-};
 
 // What one thread of a rank asks rank 0.
 class SweepRanks::RemoteWork final : public SweepWork {
@@ -206,32 +185,27 @@ SweepRanks::SweepRanks(int* argc, char*** argv) {
 SweepRanks::~SweepRanks() {
   try {
     if (rank_ == 0 && (state_ == State::waiting || state_ == State::prepared))
-      for (int to = 1; to < ranks_; ++to) begin_to_send(to, state_ == State::waiting ? kTask : kStart, "");
-    for (Pause pause; sends(); pause.wait()) {
-    }
+      for (int to = 1; to < ranks_; ++to) send(to, state_ == State::waiting ? kTask : kStart, "");
   } catch (const std::exception& error) {
     fmt::print(stderr, "orrery-mpi: rank {}: {}\n", rank_, error.what());
   }
   MPI_Finalize();
 }
 
-void SweepRanks::begin_to_send(int to, int tag, std::string bytes) {
+void SweepRanks::send(int to, int tag, const std::string& bytes) {
   if (bytes.size() > INT_MAX) throw std::runtime_error("a message between ranks of more than 2 GiB");
-  const std::lock_guard lock(calls_);
-  Sending& sending = sendings_.emplace_back(Sending{std::move(bytes)});
-  need(MPI_Isend(sending.bytes.data(), static_cast<int>(sending.bytes.size()), MPI_BYTE, to, tag, MPI_COMM_WORLD,
-                 &sending.request),
+  std::unique_lock lock(calls_);
+  MPI_Request request = MPI_REQUEST_NULL;
+  need(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, to, tag, MPI_COMM_WORLD, &request),
        "MPI_Isend");
-}
-
-bool SweepRanks::sends() {
-  const std::lock_guard lock(calls_);
-  sendings_.remove_if([](Sending& sending) {
-    int done = 0;
-    need(MPI_Test(&sending.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    return done != 0;
-  });
-  return !sendings_.empty();
+  int sent = 0;
+  for (Pause pause;;) {
+    need(MPI_Test(&request, &sent, MPI_STATUS_IGNORE), "MPI_Test");
+    if (sent != 0) return;
+    lock.unlock();
+    pause.wait();
+    lock.lock();
+  }
 }
 
 std::optional<SweepRanks::Message> SweepRanks::receive(int from, int tag) {
@@ -249,16 +223,8 @@ std::optional<SweepRanks::Message> SweepRanks::receive(int from, int tag) {
 }
 
 SweepRanks::Message SweepRanks::wait_for(int from, int tag) {
-  for (Pause pause;; pause.wait()) {
-    sends();
+  for (Pause pause;; pause.wait())
     if (std::optional<Message> message = receive(from, tag)) return std::move(*message);
-  }
-}
-
-void SweepRanks::send(int to, int tag, std::string bytes) {
-  begin_to_send(to, tag, std::move(bytes));
-  for (Pause pause; sends(); pause.wait()) {
-  }
 }
 
 void SweepRanks::abort(int code) {
@@ -268,11 +234,11 @@ void SweepRanks::abort(int code) {
   _exit(code);
 }
 
-void SweepRanks::prepare(const SweepTask& task) {
-  const std::string asked = bytes_of(
-      Json::array({task.document->given, task.document->file, digest_text(digest_of(task.document->whole.dump())),
-                   task.version, task.calibration_files, task.calibrations, task.threads}));
-  for (int to = 1; to < ranks_; ++to) begin_to_send(to, kTask, asked);
+void SweepRanks::prepare(const SweepDocument& sweep, const std::vector<std::string>& calibration_files,
+                         const SweepRunOptions& options, int threads) {
+  const std::string asked = bytes_of(Json::array({sweep.given, sweep.file, digest_text(digest_of(sweep.whole.dump())),
+                                                  options.version, calibration_files, options.calibrations, threads}));
+  for (int to = 1; to < ranks_; ++to) send(to, kTask, asked);
   state_ = State::prepared;
   std::string rank, refused;
   for (int from = 1; from < ranks_; ++from) {
@@ -287,10 +253,9 @@ void SweepRanks::prepare(const SweepTask& task) {
 
 void SweepRanks::share(SweepWork& work, std::int64_t points, int here) {
   state_ = State::at_work;
-  for (int to = 1; to < ranks_; ++to) begin_to_send(to, kStart, bytes_of(Json::array({points, threads_ + here})));
+  for (int to = 1; to < ranks_; ++to) send(to, kStart, bytes_of(Json::array({points, threads_ + here})));
   int working = ranks_ - 1;
   for (Pause pause; working > 0;) {
-    sends();
     const std::optional<Message> message = receive(MPI_ANY_SOURCE, kRequest);
     if (!message) {
       pause.wait();
@@ -321,12 +286,11 @@ void SweepRanks::share(SweepWork& work, std::int64_t points, int here) {
         work.fail(with.get<std::string>());
         continue;
       case Ask::done:
+        if (with != "") throw std::runtime_error(with.get<std::string>());
         --working;
         continue;
-      case Ask::broken:
-        throw std::runtime_error(with.get<std::string>());
     }
-    begin_to_send(message->from, kReply + asked[1].get<int>(), bytes_of(reply));
+    send(message->from, kReply + asked[1].get<int>(), bytes_of(reply));
   }
   state_ = State::gone;
 }
@@ -352,30 +316,16 @@ void SweepRanks::help(const std::string& version) {
   const std::int64_t points = start[0], all_threads = start[1];
   const int threads = evaluating_threads(points, task.threads, all_threads);
   task.evaluation.search_threads = std::max(1, static_cast<int>(task.threads) / threads);
-  std::mutex mutex;
   std::string broken;
-  {
-    std::vector<std::jthread> all;
-    const auto evaluate = [&](int thread) {
-      try {
-        RemoteWork work(*this, thread);
-        evaluate_points(*task.sweep, task.evaluation, work);
-      } catch (const std::exception& error) {
-        const std::lock_guard lock(mutex);
-        broken = fmt::format("{}: {}", name_of_rank(rank_), error.what());
-      }
-    };
-    for (int thread = 0; thread < threads; ++thread) {
-      try {
-        all.emplace_back(evaluate, thread);
-      } catch (const std::system_error& why) {  // the threads that have started do its part
-        if (!all.empty()) continue;
-        const std::lock_guard lock(mutex);
-        broken = fmt::format("{}: {}", name_of_rank(rank_), no_thread("--threads", why).what());
-      }
-    }
+  try {
+    for_each_index(static_cast<std::size_t>(threads), threads, [&](std::size_t, std::size_t thread) {
+      RemoteWork work(*this, static_cast<int>(thread));
+      evaluate_points(*task.sweep, task.evaluation, work);
+    });
+  } catch (const std::exception& error) {
+    broken = fmt::format("{}: {}", name_of_rank(rank_), error.what());
   }
-  send(0, kRequest, bytes_of(Json::array({broken.empty() ? Ask::done : Ask::broken, 0, broken})));
+  send(0, kRequest, bytes_of(Json::array({Ask::done, 0, broken})));
 }
 
 }  // namespace orrery

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -32,7 +31,8 @@ class SweepRanks final : public SweepHelpers {
   // --- Rank 0
   int processes() const override { return ranks_ - 1; }
   int threads_here() const override { return threads_here_; }
-  void prepare(const SweepTask& task) override;
+  void prepare(const SweepDocument& sweep, const std::vector<std::string>& calibration_files,
+               const SweepRunOptions& options, int threads) override;
   std::int64_t threads() const override { return threads_; }
   void share(SweepWork& work, std::int64_t points, int here) override;
   [[noreturn]] void abort(int code) override;
@@ -47,21 +47,17 @@ class SweepRanks final : public SweepHelpers {
     int from = 0;
     std::string bytes;
   };
-  struct Sending;
   enum class State : std::uint8_t { waiting, prepared, at_work, gone };
 
   // Calls of MPI happen one at a time, from any thread.
-  void begin_to_send(int to, int tag, std::string bytes);
   std::optional<Message> receive(int from, int tag);  // empty: no message has arrived
-  bool sends();                                       // whether some messages are still being sent
   Message wait_for(int from, int tag);
-  void send(int to, int tag, std::string bytes);  // waits until it is sent
+  void send(int to, int tag, const std::string& bytes);  // waits until it is sent
 
   int rank_ = 0, ranks_ = 1, threads_here_ = 1;
   std::int64_t threads_ = 0;
   State state_ = State::waiting;
   std::timed_mutex calls_;
-  std::list<Sending> sendings_;
 };
 
 }  // namespace orrery

@@ -14,9 +14,11 @@ void orrery::fuzz::sweep_database(std::string_view input) {
   const SweepResults results(file.path(), Database::Mode::read);
   const std::vector<std::string> names = results.names(0);
   std::int64_t rows = 0;
-  results.for_each(0, names, [&](const std::vector<SweepCell>& cells) {
-    require(cells.size() == names.size(), "a row has a cell for each name");
+  results.for_each(0, names, /*as_json=*/true, [&](const std::string& row) {
+    require(nlohmann::json::accept(row), "a row is JSON");
     ++rows;
   });
   require(rows <= results.count(0), "each row is of a point");
+  results.for_each(0, names, /*as_json=*/false, [&](const std::string&) { --rows; });
+  require(rows == 0, "as CSV there are as many rows");
 }
