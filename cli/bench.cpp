@@ -3,10 +3,8 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <regex>
 
 #include "cli/commands.h"
 #include "cli/output.h"
@@ -15,6 +13,7 @@
 #include "realrun/bench/history.h"
 #include "realrun/bench/run_file.h"
 #include "realrun/bench/suite.h"
+#include "realrun/bench/text.h"
 #include "sim/base/error.h"
 #include "sim/base/words.h"
 #include "sim/report/format.h"
@@ -96,24 +95,40 @@ void run(BenchArguments& arguments) {
 
 // ---- compare
 
-struct CompareArguments {
-  std::string baseline, candidate, filter, threshold = "5%";
-  bench::CompareOptions options;
-  std::string markdown, junit, json, csv;
+// What a comparison and a drift are asked for alike.
+struct VerdictArguments {
+  std::string filter, threshold;
+  bench::VerdictOptions options;
+  std::string markdown, json, csv;
 };
 
-std::function<bool(const std::string&)> matches(const std::string& filter) {
-  try {
-    return [expression = std::regex(filter)](const std::string& name) { return std::regex_search(name, expression); };
-  } catch (const std::regex_error&) {
-    throw InputError({"--filter", ""}, '"' + filter + '"', "a regular expression");
-  }
+struct CompareArguments : VerdictArguments {
+  std::string baseline, candidate, junit;
+};
+
+void set_limits(VerdictArguments& arguments) {
+  arguments.options.threshold = share_of_text(arguments.threshold, "--threshold");
+  if (!arguments.filter.empty()) arguments.options.wanted = bench::matches(arguments.filter);
 }
 
-template <class Arguments>
-void set_limits(Arguments& arguments) {
-  arguments.options.threshold = share_of_text(arguments.threshold, "--threshold");
-  if (!arguments.filter.empty()) arguments.options.wanted = matches(arguments.filter);
+// Throws if no benchmark of `file` was wanted. `all`: "files".
+template <class Result>
+void refuse_nothing(const Result& result, const std::string& filter, const std::string& file, const char* expected,
+                    const char* all) {
+  if (!result.benchmarks.empty()) return;
+  if (filter.empty()) throw InputError({file, ""}, "no benchmark", expected);
+  throw InputError({"--filter", ""}, '"' + filter + '"', fmt::format("what a benchmark of the {} contains", all));
+}
+
+// Throws Exit by the verdicts. `too_few`: what more is needed where all benchmarks have too few repetitions or runs.
+template <class Result>
+void exit_by(const Result& result, const std::string& too_few) {
+  if (result.nothing_told()) {
+    std::string line = "orrery: nothing could be told of any benchmark";
+    if (result.count(bench::Verdict::too_few_repetitions) == result.benchmarks.size()) line += ": too few " + too_few;
+    std::fputs((line + "\n").c_str(), stderr);  // if standard error is closed, the exit code must do
+  }
+  if (result.exit_code() != 0) throw Exit{result.exit_code()};
 }
 
 void compare_files(CompareArguments& arguments) {
@@ -123,10 +138,7 @@ void compare_files(CompareArguments& arguments) {
   const bench::BenchmarkRun baseline = bench::read_run(arguments.baseline),
                             candidate = bench::read_run(arguments.candidate);
   const bench::Comparison comparison = bench::compare_runs(baseline, candidate, arguments.options);
-  if (comparison.differences.empty())
-    throw InputError({arguments.filter.empty() ? arguments.baseline : "--filter", ""},
-                     arguments.filter.empty() ? "no benchmark" : '"' + arguments.filter + '"',
-                     arguments.filter.empty() ? "a run with benchmarks" : "what a benchmark of the files contains");
+  refuse_nothing(comparison, arguments.filter, arguments.baseline, "a run with benchmarks", "files");
   Outputs outputs;
   const auto add = [&](const std::string& path, auto make) {
     outputs.add_wanted(path, [&] { return make(comparison); });
@@ -136,14 +148,8 @@ void compare_files(CompareArguments& arguments) {
   add(arguments.json, bench::comparison_json);
   add(arguments.csv, bench::comparison_csv);
   outputs.commit_with([&] { return bench::comparison_text(comparison, colour_wanted()); });
-  if (comparison.nothing_told()) {
-    std::string line = "orrery: nothing could be told of any benchmark";
-    if (comparison.count(bench::Verdict::too_few_repetitions) == comparison.differences.size())
-      line += fmt::format(": too few repetitions, {} of each are needed in both runs (orrery bench --repetitions)",
-                          comparison.needed_repetitions);
-    std::fputs((line + "\n").c_str(), stderr);  // if standard error is closed, the exit code must do
-  }
-  if (comparison.exit_code() != 0) throw Exit{comparison.exit_code()};
+  exit_by(comparison, fmt::format("repetitions, {} of each are needed in both runs (orrery bench --repetitions)",
+                                  comparison.needed_repetitions));
 }
 
 // ---- history
@@ -165,34 +171,25 @@ void show_history(const HistoryArguments& arguments) {
   outputs.commit_with([&] { return bench::history_text(arguments.kernel, points); });
 }
 
-struct DriftArguments {
-  std::string history, filter, threshold = "2%";
+struct DriftArguments : VerdictArguments {
+  std::string history;
   std::int64_t runs = 30;
-  bench::DriftOptions options;
-  std::string markdown, json, csv;
 };
 
 void show_drift(DriftArguments& arguments) {
   set_limits(arguments);
   const bench::History history(arguments.history, bench::History::Mode::read);
-  const bench::Drift drift =
-      bench::find_drift(history, arguments.history, static_cast<std::size_t>(arguments.runs), arguments.options);
-  if (drift.trends.empty())
-    throw InputError({arguments.filter.empty() ? arguments.history : "--filter", ""},
-                     arguments.filter.empty() ? "no benchmark" : '"' + arguments.filter + '"',
-                     arguments.filter.empty() ? "a history with runs" : "what a benchmark of the history contains");
+  bench::Drift drift =
+      bench::find_drift(history.last_runs(static_cast<std::size_t>(arguments.runs)), arguments.options);
+  drift.history = arguments.history;
+  refuse_nothing(drift, arguments.filter, arguments.history, "a history with runs", "history");
   Outputs outputs;
   const auto add = [&](const std::string& path, auto make) { outputs.add_wanted(path, [&] { return make(drift); }); };
   add(arguments.markdown, bench::drift_markdown);
   add(arguments.json, bench::drift_json);
   add(arguments.csv, bench::drift_csv);
   outputs.commit_with([&] { return bench::drift_text(drift, colour_wanted()); });
-  if (drift.nothing_told())
-    std::fputs(fmt::format("orrery: nothing could be told of any benchmark: too few runs, {} of each are needed\n",
-                           drift.needed_runs)
-                   .c_str(),
-               stderr);
-  if (drift.exit_code() != 0) throw Exit{drift.exit_code()};
+  exit_by(drift, fmt::format("runs, {} of each are needed", drift.needed_runs));
 }
 
 struct ImportArguments {
@@ -216,8 +213,9 @@ void import_runs(const ImportArguments& arguments) {
 // ---- the subcommands
 
 // The options of comparisons and drifts alike; the texts say what each means there.
-template <class Arguments>
-void add_limits(Command command, Arguments& arguments, const char* threshold, const char* alpha, const char* strict) {
+void add_limits(Command command, VerdictArguments& arguments, const char* usual_threshold, const char* threshold,
+                const char* alpha, const char* strict) {
+  arguments.threshold = usual_threshold;
   command.add_option("--threshold", arguments.threshold, threshold).capture_default().type_name("SHARE");
   command.add_option("--alpha", arguments.options.alpha, alpha).within(1e-12, 0.5).capture_default();
   command.add_option("--filter", arguments.filter, "Only benchmarks whose name matches").type_name("REGEX");
@@ -232,7 +230,7 @@ void add_compare_runs(Command bench) {
       .required()
       .offers_files();
   command.add_option("NEW", arguments->candidate, "A later one; - for standard input").required().offers_files();
-  add_limits(command, *arguments, "Smallest change of the median that counts: 5% or 0.05",
+  add_limits(command, *arguments, "5%", "Smallest change of the median that counts: 5% or 0.05",
              "Chance of a false alarm in a comparison, at the most",
              "Fail what the new run lacks, and what cannot be told");
   command.add_file("--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
@@ -263,7 +261,8 @@ void add_drift(Command bench) {
   command.add_option("--runs", arguments->runs, "Only the last so many runs of each device")
       .between(2, kMostRuns)
       .capture_default();
-  add_limits(command, *arguments, "Smallest slow-down that counts: 2% or 0.02",
+  // That runs of one binary differ by a few percent is part of the spread between runs, which a drift's test sees.
+  add_limits(command, *arguments, "2%", "Smallest slow-down that counts: 2% or 0.02",
              "Chance of a false alarm over all benchmarks, at the most", "Fail benchmarks of too few runs");
   command.add_file("--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
   command.add_file("--json", arguments->json, "Write verdicts, changes and numbers as JSON");

@@ -4,6 +4,7 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,8 +15,6 @@
 #include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,6 +22,7 @@
 #include "cli/commands.h"
 #include "cli/offers.h"
 #include "cli/output.h"
+#include "realrun/bench/facts.h"
 #include "realrun/calibrate/collective_fit.h"
 #include "realrun/calibrate/nccl_log.h"
 #include "realrun/calibrate/published.h"
@@ -30,6 +30,7 @@
 #include "sim/base/error.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
+#include "sim/cost/published_collectives.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {
@@ -113,26 +114,6 @@ class InterruptHandler {
   void (*before_)(int);
 };
 
-// The preset of a GPU, from its driver's name: "NVIDIA H100 80GB HBM3" is an H100.
-std::optional<Device> preset_of(const BackendFacts& facts) {
-  if (facts.kind == "cpu") return std::nullopt;
-  std::vector<std::string> words;
-  std::istringstream device(facts.device);
-  for (std::string word; device >> word;) {
-    const bool memory = word.ends_with("GB") || word.starts_with("HBM");
-    if (word != "NVIDIA" && word != "GeForce" && !memory) words.push_back(word);
-  }
-  std::string plain = facts.device;
-  if (plain.starts_with("NVIDIA ")) plain.erase(0, std::string("NVIDIA ").size());
-  for (const std::string& name : {plain, fmt::format("{}", fmt::join(words, "-"))}) {
-    try {
-      return find_device(name);
-    } catch (const InputError&) {  // no such preset
-    }
-  }
-  return std::nullopt;
-}
-
 std::string today() { return fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr))); }
 
 std::string device_preset(const Device& device, const std::string& text) {
@@ -168,7 +149,8 @@ void run(CalibrateArguments arguments) {
   const MakeBackend make_backend = backend_maker(arguments.device);
   const BackendFacts facts = make_backend()->facts();
   CalibrateOptions options = options_for(facts);
-  options.preset = arguments.preset.empty() ? preset_of(facts) : find_device(arguments.preset, {"--preset", ""});
+  if (arguments.preset.empty() && facts.kind != "cpu") arguments.preset = bench::preset_named(facts.device);
+  if (!arguments.preset.empty()) options.preset = find_device(arguments.preset, {"--preset", ""});
   options.date = today();
   options.restart = arguments.restart;
   options.budget_seconds = !arguments.budget.empty() ? seconds_of(arguments.budget)
@@ -189,11 +171,6 @@ void run(CalibrateArguments arguments) {
   remember_input(arguments.journal);
   check_outputs({arguments.output, arguments.device_output});
 
-  // Opened before anything is measured, so that a path which cannot be written is reported now.
-  OutputStream output(arguments.output);
-  std::optional<OutputStream> device_output;
-  if (!arguments.device_output.empty()) device_output.emplace(arguments.device_output);
-
   CalibrateResult result;
   {
     ProgressBar bar;
@@ -205,14 +182,12 @@ void run(CalibrateArguments arguments) {
   if (result.interrupted)
     throw DeviceError(fmt::format(
         "interrupted: the measured points are in {}, and the same command continues from there", arguments.journal));
-  if (device_output && !result.fit.device_is_measured)
+  if (!arguments.device_output.empty() && !result.fit.device_is_measured)
     throw InputError({"--device-output", ""}, "a device with a preset", "a device with measured rates");
-  output.write(result.text);
-  output.commit();
-  if (device_output) {
-    device_output->write(device_preset(result.fit.device, result.text));
-    device_output->commit();
-  }
+  Outputs outputs;
+  outputs.add(arguments.output, result.text);
+  outputs.add_wanted(arguments.device_output, [&] { return device_preset(result.fit.device, result.text); });
+  outputs.commit();
   const std::string text = report_of(result, arguments);
   if (arguments.output == "-") {
     fmt::print(stderr, "{}", text);
@@ -316,13 +291,12 @@ void import(const CalibrateImportArguments& arguments) {
                        "a measurement of these ranks on this cluster that a fit can follow; --force writes the "
                        "calibration nevertheless");
 
-  std::string fitted;
-  for (const std::string& name : fit.fitted) fitted += (fitted.empty() ? "" : ", ") + name;
   Outputs outputs;
   outputs.add(arguments.output,
-              collectives_text(fit, fmt::format("orrery calibrate import: {}; Huber fit in log space of {}; all other "
-                                                "parameters are those of the bundled calibration",
-                                                method, fitted)));
+              written_json(collectives_json(
+                  fit, fmt::format("orrery calibrate import: {}; Huber fit in log space of {}; all other parameters "
+                                   "are those of the bundled calibration",
+                                   method, fmt::join(fit.fitted, ", ")))));
   outputs.add_wanted(arguments.curves, [&] { return curves_text(cluster, curves, method); });
   if (!outputs.on_standard_output()) {
     std::string text =
@@ -351,7 +325,7 @@ void add_calibrate_import(Command calibrate) {
   command
       .add_option("--collective", arguments->log.collective,
                   "Read a log's tests of this collective alone; it is also that of tests that do not name theirs")
-      .offers_words(collectives_of_logs());
+      .offers_words(collective_names());
   command.add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
   command.add_flag("--force", arguments->force, "Write a calibration that misses the measurements, too");
   command.add_file("--output", arguments->output, "The calibration; - for standard output").capture_default();

@@ -167,8 +167,7 @@ Prediction predict(const CollectiveArguments& arguments) {
   CollectivePredictor predictor(p.cluster, p.ranks_per_node, p.ranks, p.des, arguments.groups, user.collectives);
   predictor.set_rows(rows_of(arguments, p.ranks / arguments.groups));
   p.calibration = predictor.calibration();
-  const auto kind = std::find_if(kCollectiveKinds.begin(), kCollectiveKinds.end(),
-                                 [&](const CollectiveKind& k) { return k.name == arguments.kind; });
+  const CollectiveKind* kind = find_collective(arguments.kind);
   const auto algorithm = chosen<CollectiveAlgorithm>(arguments.algorithm, kForcedAlgorithmNames);
   const auto protocol = chosen<CollectiveProtocol>(arguments.protocol, kCollectiveProtocolNames);
   const auto refuse = [&](const char* option, const std::string& wanted, std::string_view ran) {
@@ -353,9 +352,7 @@ void add_collective(Command app) {
   const Command command =
       app.add_subcommand("collective", "How long a collective takes by itself, size by size, as nccl-tests times it");
   command.footer(kCollectiveExamples);
-  std::vector<std::string> kinds;
-  for (const CollectiveKind& kind : kCollectiveKinds) kinds.emplace_back(kind.name);
-  command.add_option("KIND", arguments->kind, "The collective; --measured: of these alone").one_of(kinds);
+  command.add_option("KIND", arguments->kind, "The collective; --measured: of these alone").one_of(collective_names());
   std::vector<Option> of_kind;  // options without meaning for measured curves
   const auto text = [&](const char* names, std::string& value, const char* what) {
     return of_kind.emplace_back(command.add_option(names, value, what));

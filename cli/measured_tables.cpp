@@ -1,6 +1,7 @@
 #include "cli/measured_tables.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -77,19 +78,15 @@ constexpr const char* kLegend =
 // Remarks on curves that differ from the others, one per line.
 std::vector<std::string> remarks(const MeasuredCollectives& measured) {
   std::vector<std::string> lines;
-  std::vector<std::pair<std::string, std::string>> not_fitted;  // reason, and curves
+  OrderedJson not_fitted;  // reason, and curves
   for (const MeasuredCurve& curve : measured.curves) {
     if (!curve.unpredicted.empty()) lines.push_back(fmt::format("Not predicted: {}: {}", curve.id, curve.unpredicted));
     if (curve.not_fitted.empty()) continue;
-    const auto same = std::find_if(not_fitted.begin(), not_fitted.end(),
-                                   [&](const auto& reason) { return reason.first == curve.not_fitted; });
-    if (same == not_fitted.end())
-      not_fitted.emplace_back(curve.not_fitted, curve.id);
-    else
-      same->second += ", " + curve.id;
+    not_fitted[curve.not_fitted].push_back(curve.id);
   }
-  for (const auto& [why, which] : not_fitted)
-    lines.push_back(fmt::format("* Not used by the calibration: {}: {}", which, why));
+  for (const auto& [why, which] : not_fitted.items())
+    lines.push_back(fmt::format("* Not used by the calibration: {}: {}",
+                                fmt::join(which.get<std::vector<std::string>>(), ", "), why));
   for (const LeftOutCurve& curve : measured.left_out)
     lines.push_back(fmt::format("Published without points: {}: {}", curve.id, curve.why));
   return lines;

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "sim/base/words.h"
 #include "sim/program/work.h"
 #include "strategies/read_scenario.h"
 
@@ -20,51 +21,31 @@ constexpr float kDropout = 0.1f, kEpsilon = 1e-5f;
 constexpr std::int64_t kMostScores = std::int64_t{1} << 28;  // of one sequence: stored scores are for short ones
 constexpr std::int64_t kFp8Multiple = 16;                    // cuBLAS manual, "cublasLtMatmul", fp8
 
-// Cases with the same axes, which run at the same sizes.
-enum class Family : std::uint8_t {
-  product,
-  fp8_product,
-  experts,
-  scores,  // products of queries and keys, and of what they attend to
-  attention,
-  hidden,
-  table,
-  logits,
-  routing,  // its scores
-  rows,     // its rows
-  flat,
-  norm,  // of flat buffers
+// Cases with the same axes, which run at the same sizes. `sizes`: the end of a name.
+struct Family {
+  const char *axes, *sizes;
 };
-struct FamilyFacts {
-  std::vector<std::string> axes;
-  const char* sizes;  // the end of a name
-};
-const FamilyFacts& facts_of(Family family) {
-  static const char* const kAttentionSizes = "b{batch}_s{sequence}_g{groups}x{group_heads}_d{head_dim}";
-  static const std::vector<std::string> product{"m", "k", "n", "experts"},
-      attention{"batch", "sequence", "groups", "group_heads", "head_dim"};
-  static const std::array<FamilyFacts, 12> facts{
-      {{product, "{m}x{k}x{n}"},
-       {product, "{m}x{k}x{n}"},
-       {product, "{experts}x{m}x{k}x{n}"},
-       {attention, kAttentionSizes},
-       {attention, kAttentionSizes},
-       {{"batch", "sequence", "hidden"}, "{batch}x{sequence}x{hidden}"},
-       {{"batch", "sequence", "hidden", "vocab"}, "{positions}x{hidden}_v{vocab}"},
-       {{"batch", "sequence", "vocab"}, "{positions}x{vocab}"},
-       {{"tokens", "experts", "choices"}, "{tokens}x{experts}_k{choices}"},
-       {{"tokens", "experts", "choices", "hidden"}, "{tokens}x{hidden}_e{experts}_k{choices}"},
-       {{"elements"}, "{elements}"},
-       {{"elements"}, "{elements}"}}};
-  return facts[static_cast<std::size_t>(family)];
-}
+namespace families {
+constexpr Family product{"m k n experts", "{m}x{k}x{n}"}, fp8_product = product;
+constexpr Family experts{"m k n experts", "{experts}x{m}x{k}x{n}"};
+constexpr Family attention{"batch sequence groups group_heads head_dim",
+                           "b{batch}_s{sequence}_g{groups}x{group_heads}_d{head_dim}"};
+constexpr Family scores = attention;  // products of queries and keys, and of what they attend to
+constexpr Family hidden{"batch sequence hidden", "{batch}x{sequence}x{hidden}"};
+constexpr Family table{"batch sequence hidden vocab", "{positions}x{hidden}_v{vocab}"};
+constexpr Family logits{"batch sequence vocab", "{positions}x{vocab}"};
+constexpr Family routing{"tokens experts choices", "{tokens}x{experts}_k{choices}"};                // of its scores
+constexpr Family rows{"tokens experts choices hidden", "{tokens}x{hidden}_e{experts}_k{choices}"};  // of its rows
+constexpr Family flat{"elements", "{elements}"}, norm = flat;  // norm: of flat buffers
+}  // namespace families
+namespace F = families;
 
 constexpr const char *kScores = "{tokens}x{experts}_k{choices}", *kOneChoice = "{tokens}x{experts}_k1",
                      *kAllChosen = "{tokens}x{experts}";
 
 using Set = void (*)(StandAloneOp&, const Sizes&);
 struct CaseKind {
-  Family family;
+  const Family* family;
   OpKind kind;
   const char* variant;
   const char *reads, *writes;  // as in stand_alone_op
@@ -98,129 +79,128 @@ constexpr std::int64_t kGroups = 8;  // DeepSeek-V3's
 
 const std::vector<CaseKind>& case_kinds() {
   using enum ActivationFunction;
-  using F = Family;
   static const std::vector<CaseKind> kinds{
-      {F::product, linear, "", "mk kn", "mn"},
-      {F::product, linear, "transposed", "mk nk", "mn", [](auto& c, auto&) { c.op.transposed_weight = true; }},
-      {F::product, linear, "bias", "mk kn n", "mn"},
-      {F::product, linear_input_gradient, "", "mn kn", "mk"},
-      {F::product, linear_weight_gradient, "", "mk mn", "kn:fp32", accumulates},
-      {F::experts, linear, "experts", "expert_mk expert_kn", "expert_mn", is_of_experts},
-      {F::experts, linear_input_gradient, "experts", "expert_mn expert_kn", "expert_mk", is_of_experts},
-      {F::experts, linear_weight_gradient, "experts", "expert_mk expert_mn", "expert_kn:fp32", is_of_experts},
-      {F::fp8_product, linear, "", "mk:fp8 kn:fp8", "mn"},
+      {&F::product, linear, "", "mk kn", "mn"},
+      {&F::product, linear, "transposed", "mk nk", "mn", [](auto& c, auto&) { c.op.transposed_weight = true; }},
+      {&F::product, linear, "bias", "mk kn n", "mn"},
+      {&F::product, linear_input_gradient, "", "mn kn", "mk"},
+      {&F::product, linear_weight_gradient, "", "mk mn", "kn:fp32", accumulates},
+      {&F::experts, linear, "experts", "expert_mk expert_kn", "expert_mn", is_of_experts},
+      {&F::experts, linear_input_gradient, "experts", "expert_mn expert_kn", "expert_mk", is_of_experts},
+      {&F::experts, linear_weight_gradient, "experts", "expert_mk expert_mn", "expert_kn:fp32", is_of_experts},
+      {&F::fp8_product, linear, "", "mk:fp8 kn:fp8", "mn"},
 
-      {F::scores, batched_matmul, "scores", "head_rows head_rows", "head_scores",
+      {&F::scores, batched_matmul, "scores", "head_rows head_rows", "head_scores",
        [](auto& c, auto&) { c.op.transpose_b = true; }},
-      {F::scores, batched_matmul, "context", "head_scores head_rows", "head_rows"},
+      {&F::scores, batched_matmul, "context", "head_scores head_rows", "head_rows"},
 
-      {F::attention, attention, "causal", "fused", "queries lse", is_causal},
-      {F::attention, attention_backward, "causal", "queries queries lse fused", "fused", is_causal},
-      {F::attention, attention, "full", "fused", "queries lse"},
-      {F::attention, attention_backward, "full", "queries queries lse fused", "fused"},
+      {&F::attention, attention, "causal", "fused", "queries lse", is_causal},
+      {&F::attention, attention_backward, "causal", "queries queries lse fused", "fused", is_causal},
+      {&F::attention, attention, "full", "fused", "queries lse"},
+      {&F::attention, attention_backward, "full", "queries queries lse fused", "fused"},
       // Separate keys, as under context parallelism and in cross attention.
-      {F::attention, attention, "apart", "queries kv", "queries lse"},
-      {F::attention, merge_attention, "", "queries lse queries lse", "queries lse"},
-      {F::attention, rotary, "", "fused", "fused"},
-      {F::attention, rotary_backward, "", "fused", "fused"},
-      {F::attention, softmax, "", "attention_scores", "attention_scores", scales_scores},
-      {F::attention, softmax_backward, "", "attention_scores probabilities", "attention_scores", scales_scores},
+      {&F::attention, attention, "apart", "queries kv", "queries lse"},
+      {&F::attention, merge_attention, "", "queries lse queries lse", "queries lse"},
+      {&F::attention, rotary, "", "fused", "fused"},
+      {&F::attention, rotary_backward, "", "fused", "fused"},
+      {&F::attention, softmax, "", "attention_scores", "attention_scores", scales_scores},
+      {&F::attention, softmax_backward, "", "attention_scores probabilities", "attention_scores", scales_scores},
 
-      {F::hidden, norm, "layernorm", "x row row", "x layer_statistics", has_epsilon},
-      {F::hidden, norm_backward, "layernorm", "x x row layer_statistics", "x row row"},
-      {F::hidden, norm, "rmsnorm", "x row", "x rms_statistics", has_epsilon},
-      {F::hidden, norm_backward, "rmsnorm", "x x row rms_statistics", "x row"},
+      {&F::hidden, norm, "layernorm", "x row row", "x layer_statistics", has_epsilon},
+      {&F::hidden, norm_backward, "layernorm", "x x row layer_statistics", "x row row"},
+      {&F::hidden, norm, "rmsnorm", "x row", "x rms_statistics", has_epsilon},
+      {&F::hidden, norm_backward, "rmsnorm", "x x row rms_statistics", "x row"},
 
-      {F::hidden, activation, "gelu", "wide ffn_row", "wide", function_is<gelu>},  // with the bias of the layer
-      {F::hidden, activation, "relu", "wide", "wide", function_is<relu>},
-      {F::hidden, activation, "quick_gelu", "wide", "wide", function_is<quick_gelu>},
-      {F::hidden, activation, "relu2", "wide", "wide", function_is<relu2>},
-      {F::hidden, activation, "swiglu", "gated", "wide", function_is<swiglu>},
-      {F::hidden, activation, "geglu", "gated", "wide", function_is<geglu>},
+      {&F::hidden, activation, "gelu", "wide ffn_row", "wide", function_is<gelu>},  // with the bias of the layer
+      {&F::hidden, activation, "relu", "wide", "wide", function_is<relu>},
+      {&F::hidden, activation, "quick_gelu", "wide", "wide", function_is<quick_gelu>},
+      {&F::hidden, activation, "relu2", "wide", "wide", function_is<relu2>},
+      {&F::hidden, activation, "swiglu", "gated", "wide", function_is<swiglu>},
+      {&F::hidden, activation, "geglu", "gated", "wide", function_is<geglu>},
       // For experts: times a weight per row.
-      {F::hidden, activation, "weighted_swiglu", "gated - by_token", "wide", function_is<swiglu>},
-      {F::hidden, activation_backward, "gelu", "wide wide ffn_row", "wide", function_is<gelu>},
-      {F::hidden, activation_backward, "relu", "wide wide", "wide", function_is<relu>},
-      {F::hidden, activation_backward, "quick_gelu", "wide wide", "wide", function_is<quick_gelu>},
-      {F::hidden, activation_backward, "relu2", "wide wide", "wide", function_is<relu2>},
-      {F::hidden, activation_backward, "swiglu", "wide gated", "gated", function_is<swiglu>},
-      {F::hidden, activation_backward, "geglu", "wide gated", "gated", function_is<geglu>},
-      {F::hidden, activation_backward, "weighted_swiglu", "wide gated - by_token", "gated by_token",
+      {&F::hidden, activation, "weighted_swiglu", "gated - by_token", "wide", function_is<swiglu>},
+      {&F::hidden, activation_backward, "gelu", "wide wide ffn_row", "wide", function_is<gelu>},
+      {&F::hidden, activation_backward, "relu", "wide wide", "wide", function_is<relu>},
+      {&F::hidden, activation_backward, "quick_gelu", "wide wide", "wide", function_is<quick_gelu>},
+      {&F::hidden, activation_backward, "relu2", "wide wide", "wide", function_is<relu2>},
+      {&F::hidden, activation_backward, "swiglu", "wide gated", "gated", function_is<swiglu>},
+      {&F::hidden, activation_backward, "geglu", "wide gated", "gated", function_is<geglu>},
+      {&F::hidden, activation_backward, "weighted_swiglu", "wide gated - by_token", "gated by_token",
        function_is<swiglu>},
 
-      {F::hidden, dropout, "", "x", "x mask", drops},
-      {F::hidden, dropout_backward, "", "x mask", "x", drops},
-      {F::hidden, dropout_add, "bias", "x x row", "x mask", drops},
-      {F::hidden, add, "", "x x", "x"},
-      {F::hidden, add, "bias", "x - row", "x"},
-      {F::hidden, multiply, "", "x x", "x"},
-      {F::hidden, multiply, "row", "x weight_of_row", "x"},
-      {F::hidden, bias_gradient, "", "x", "row"},
-      {F::hidden, cast, "to_bf16", "x", "x:bf16"},
-      {F::hidden, cast, "to_fp32", "x", "x:fp32"},
-      {F::hidden, zero_fill, "", "", "x"},
+      {&F::hidden, dropout, "", "x", "x mask", drops},
+      {&F::hidden, dropout_backward, "", "x mask", "x", drops},
+      {&F::hidden, dropout_add, "bias", "x x row", "x mask", drops},
+      {&F::hidden, add, "", "x x", "x"},
+      {&F::hidden, add, "bias", "x - row", "x"},
+      {&F::hidden, multiply, "", "x x", "x"},
+      {&F::hidden, multiply, "row", "x weight_of_row", "x"},
+      {&F::hidden, bias_gradient, "", "x", "row"},
+      {&F::hidden, cast, "to_bf16", "x", "x:bf16"},
+      {&F::hidden, cast, "to_fp32", "x", "x:fp32"},
+      {&F::hidden, zero_fill, "", "", "x"},
 
-      {F::table, embedding, "", "ids table", "x"},
+      {&F::table, embedding, "", "ids table", "x"},
       // Without accumulation it would clear the whole table first.
-      {F::table, embedding_backward, "", "ids x", "table", accumulates},
-      {F::logits, cross_entropy, "", "logits ids", "logit_statistics"},
-      {F::logits, cross_entropy_backward, "", "logits ids logit_statistics", "logits",
+      {&F::table, embedding_backward, "", "ids x", "table", accumulates},
+      {&F::logits, cross_entropy, "", "logits ids", "logit_statistics"},
+      {&F::logits, cross_entropy_backward, "", "logits ids logit_statistics", "logits",
        [](auto& c, auto& sizes) { c.op.scale = 1 / static_cast<double>(size_in(sizes, "positions")); }},
-      {F::hidden, pool, "mean", "x", "pooled", is_mean},
-      {F::hidden, pool_backward, "mean", "pooled", "x", is_mean},
+      {&F::hidden, pool, "mean", "x", "pooled", is_mean},
+      {&F::hidden, pool_backward, "mean", "pooled", "x", is_mean},
 
-      {F::routing, route, "", "scores", "weights chosen", scores_best},
-      {F::routing, route, "groups", "scores", "weights chosen",
+      {&F::routing, route, "", "scores", "weights chosen", scores_best},
+      {&F::routing, route, "groups", "scores", "weights chosen",
        [](auto& c, auto&) {
          c.op.router = {.score = RouterScore::sigmoid_of_top, .groups = kGroups, .best_groups = kGroups / 2};
        }},
-      {F::routing, route_backward, "", "weights scores chosen", "scores", scores_best},
+      {&F::routing, route_backward, "", "weights scores chosen", "scores", scores_best},
       // Experts choose: a place for each choice.
-      {F::routing, route, "expert_choice", "scores", "scores chosen_of_all",
+      {&F::routing, route, "expert_choice", "scores", "scores chosen_of_all",
        [](auto& c, auto& sizes) {
          const auto choices = static_cast<std::uint16_t>(size_in(sizes, "choices"));
          c.op.router = {.type = RouterType::expert_choice, .choices = choices};
        }},
-      {F::routing, route, "base", "scores", "one_weight one_chosen",
+      {&F::routing, route, "base", "scores", "one_weight one_chosen",
        [](auto& c, auto&) { c.op.router = {.type = RouterType::base, .score = RouterScore::sigmoid, .choices = 1}; },
        kOneChoice},
-      {F::routing, hash_route, "", "token_ids", "one_chosen",
+      {&F::routing, hash_route, "", "token_ids", "one_chosen",
        [](auto& c, auto& sizes) {
          const auto experts = static_cast<std::uint16_t>(size_in(sizes, "experts"));
          c.op.router = {.type = RouterType::hash, .experts = experts};
        },
        kOneChoice},
-      {F::routing, route, "gumbel", "scores", "scores chosen_of_all", is_gumbel, kAllChosen},
-      {F::routing, route_backward, "gumbel", "scores scores chosen_of_all", "scores", is_gumbel, kAllChosen},
-      {F::rows, permute, "", "token_rows chosen", "slot_rows"},
-      {F::rows, unpermute, "", "slot_rows chosen weights", "token_rows"},
-      {F::rows, unpermute_backward, "", "token_rows slot_rows chosen weights", "slot_rows weights"},
-      {F::rows, permute_weights, "", "weights chosen", "slot_weights", nullptr, kScores},
-      {F::rows, unpermute_weights, "", "slot_weights chosen", "weights", nullptr, kScores},
-      {F::rows, slot_mask, "", "chosen weights", "slot_mask", nullptr, kScores},
-      {F::rows, slot_mask_backward, "", "slot_mask chosen", "weights", nullptr, kScores},
-      {F::rows, mask_permute, "", "token_rows slot_mask", "slot_rows"},
-      {F::rows, mask_unpermute, "", "slot_rows slot_mask", "token_rows"},
-      {F::rows, mask_gradient, "", "token_rows slot_rows", "slot_mask"},
-      {F::routing, add_noise, "", "router_scores router_scores", "router_scores router_scores"},
-      {F::routing, expert_counts, "", "router_chosen", "expert_shares"},
-      {F::routing, router_loss, "", "router_scores expert_shares", "router_losses", has_losses},
-      {F::routing, router_loss_backward, "", "router_scores expert_shares", "router_scores", has_losses},
+      {&F::routing, route, "gumbel", "scores", "scores chosen_of_all", is_gumbel, kAllChosen},
+      {&F::routing, route_backward, "gumbel", "scores scores chosen_of_all", "scores", is_gumbel, kAllChosen},
+      {&F::rows, permute, "", "token_rows chosen", "slot_rows"},
+      {&F::rows, unpermute, "", "slot_rows chosen weights", "token_rows"},
+      {&F::rows, unpermute_backward, "", "token_rows slot_rows chosen weights", "slot_rows weights"},
+      {&F::rows, permute_weights, "", "weights chosen", "slot_weights", nullptr, kScores},
+      {&F::rows, unpermute_weights, "", "slot_weights chosen", "weights", nullptr, kScores},
+      {&F::rows, slot_mask, "", "chosen weights", "slot_mask", nullptr, kScores},
+      {&F::rows, slot_mask_backward, "", "slot_mask chosen", "weights", nullptr, kScores},
+      {&F::rows, mask_permute, "", "token_rows slot_mask", "slot_rows"},
+      {&F::rows, mask_unpermute, "", "slot_rows slot_mask", "token_rows"},
+      {&F::rows, mask_gradient, "", "token_rows slot_rows", "slot_mask"},
+      {&F::routing, add_noise, "", "router_scores router_scores", "router_scores router_scores"},
+      {&F::routing, expert_counts, "", "router_chosen", "expert_shares"},
+      {&F::routing, router_loss, "", "router_scores expert_shares", "router_losses", has_losses},
+      {&F::routing, router_loss_backward, "", "router_scores expert_shares", "router_scores", has_losses},
 
-      {F::norm, gradient_norm, "", "flat:fp32", "norm"},
-      {F::flat, scale, "plain", "flat:fp32", "=0", is_scale},
-      {F::flat, scale, "clip", "flat:fp32 norm", "=0", is_scale},
+      {&F::norm, gradient_norm, "", "flat:fp32", "norm"},
+      {&F::flat, scale, "plain", "flat:fp32", "=0", is_scale},
+      {&F::flat, scale, "clip", "flat:fp32 norm", "=0", is_scale},
       // Mixed precision with fp32 master weights (Micikevicius et al. 2018), and all in fp32.
-      {F::flat, adam, "master", "flat:fp32 flat:fp32 flat:fp32 flat_positive", "flat =1 =2 =3"},
-      {F::flat, sgd, "master", "flat:fp32 flat:fp32 flat:fp32", "flat =1 =2"},
-      {F::flat, adam, "plain", "flat:fp32 flat:fp32 flat:fp32 flat_positive", "=1 =2 =3"},
-      {F::flat, sgd, "plain", "flat:fp32 flat:fp32 flat:fp32", "=1 =2"},
-      {F::flat, copy, "", "flat", "flat",
+      {&F::flat, adam, "master", "flat:fp32 flat:fp32 flat:fp32 flat_positive", "flat =1 =2 =3"},
+      {&F::flat, sgd, "master", "flat:fp32 flat:fp32 flat:fp32", "flat =1 =2"},
+      {&F::flat, adam, "plain", "flat:fp32 flat:fp32 flat:fp32 flat_positive", "=1 =2 =3"},
+      {&F::flat, sgd, "plain", "flat:fp32 flat:fp32 flat:fp32", "=1 =2"},
+      {&F::flat, copy, "", "flat", "flat",
        [](auto& c, auto&) {
          c.op.stream = Stream::device_to_host;
          c.tensors[c.op.writes[0]].place = Place::host;
        }},
-      {F::flat, copy, "", "flat", "flat", [](auto& c, auto&) {
+      {&F::flat, copy, "", "flat", "flat", [](auto& c, auto&) {
          c.op.stream = Stream::host_to_device;
          c.tensors[c.op.reads[0]].place = Place::host;
        }}};
@@ -235,7 +215,7 @@ std::string name_of_case(const CaseKind& kind, const StandAloneOp& c, const Size
     of.push_back(fmt::arg(axis, size_in(sizes, axis)));
   return fmt::format("{}{}{}/{}/{}", is_copy(kind.kind) ? name_of(direction_of(c.op, c.tensors)) : name_of(kind.kind),
                      *kind.variant == '\0' ? "" : "/", kind.variant, name_of(dtype),
-                     fmt::vformat(kind.sizes != nullptr ? kind.sizes : facts_of(kind.family).sizes, of));
+                     fmt::vformat(kind.sizes != nullptr ? kind.sizes : kind.family->sizes, of));
 }
 
 // Returns false if the kind has no kernel for these sizes, if a suite would need too much memory for them, or if a cast
@@ -243,9 +223,9 @@ std::string name_of_case(const CaseKind& kind, const StandAloneOp& c, const Size
 bool exists(const CaseKind& kind, const Sizes& sizes, Dtype dtype, bool is_suite) {
   const auto size = [&](const char* axis) { return size_in(sizes, axis); };
   const auto is = [&](const char* variant) { return std::string_view(kind.variant) == variant; };
-  if (kind.family == Family::product) return size("experts") == 1;
-  if (kind.family == Family::experts) return size("experts") > 1;
-  if (kind.family == Family::fp8_product)
+  if (kind.family == &F::product) return size("experts") == 1;
+  if (kind.family == &F::experts) return size("experts") > 1;
+  if (kind.family == &F::fp8_product)
     return size("experts") == 1 && size("m") % kFp8Multiple == 0 && size("k") % kFp8Multiple == 0 &&
            size("n") % kFp8Multiple == 0;
   if (kind.kind == batched_matmul || kind.kind == softmax || kind.kind == softmax_backward)
@@ -256,7 +236,7 @@ bool exists(const CaseKind& kind, const Sizes& sizes, Dtype dtype, bool is_suite
   return true;
 }
 
-void add_cases(std::initializer_list<Family> families, const std::vector<Sizes>& all, Dtype dtype, bool is_suite,
+void add_cases(std::initializer_list<const Family*> families, const std::vector<Sizes>& all, Dtype dtype, bool is_suite,
                std::vector<KernelCase>& cases) {
   for (const Sizes& sizes : all)
     for (const CaseKind& kind : case_kinds()) {
@@ -265,7 +245,7 @@ void add_cases(std::initializer_list<Family> families, const std::vector<Sizes>&
       KernelCase& c = cases.emplace_back();
       static_cast<StandAloneOp&>(c) = stand_alone_op(kind.kind, kind.reads, kind.writes, sizes, dtype);
       if (kind.set != nullptr) kind.set(c, sizes);
-      if (kind.family == Family::fp8_product) c.op.compute_dtype = Dtype::fp8;
+      if (kind.family == &F::fp8_product) c.op.compute_dtype = Dtype::fp8;
       c.name = name_of_case(kind, c, sizes, c.op.compute_dtype);
     }
 }
@@ -310,34 +290,12 @@ const SuiteSizes& sizes_of(DeviceKind device) {
   return device == DeviceKind::cpu ? cpu : cuda;
 }
 
-// In the order of the suite. `norms`: sizes of gradient norms.
-std::vector<KernelCase> cases_at(const SuiteSizes& sizes, const std::vector<Sizes>& norms,
-                                 const std::vector<Dtype>& dtypes, bool fp8, bool is_suite) {
-  using F = Family;
-  std::vector<KernelCase> cases;
-  const auto add = [&](std::initializer_list<Family> families, const std::vector<Sizes>& all, Dtype dtype) {
-    add_cases(families, all, dtype, is_suite, cases);
-  };
-  for (const Dtype dtype : dtypes) {
-    add({F::product, F::experts}, sizes.products, dtype);
-    add({F::scores}, sizes.attentions, dtype);
-    add({F::attention}, sizes.attentions, dtype);
-  }
-  const Dtype first = dtypes.front();
-  if (fp8) add({F::fp8_product}, sizes.products, first);
-  add({F::hidden, F::table, F::logits}, {sizes.hidden}, first);
-  add({F::routing, F::rows}, sizes.routings, first);
-  add({F::norm}, norms, first);
-  add({F::flat}, {{{"elements", sizes.elements}}}, first);
-  return cases;
-}
-
 }  // namespace
 
 std::vector<std::string> axes_of(OpKind kind) {
   const auto& kinds = case_kinds();
   const auto at = std::find_if(kinds.begin(), kinds.end(), [&](const CaseKind& k) { return k.kind == kind; });
-  return facts_of(at->family).axes;
+  return words_of(at->family->axes);
 }
 
 std::vector<Dtype> kernel_dtypes(DeviceKind device) {
@@ -347,17 +305,34 @@ std::vector<Dtype> kernel_dtypes(DeviceKind device) {
 
 std::vector<KernelCase> kernel_cases(DeviceKind device, bool fp8) {
   const SuiteSizes& sizes = sizes_of(device);
+  std::vector<KernelCase> cases;
+  const auto add = [&](std::initializer_list<const Family*> families, const std::vector<Sizes>& all, Dtype dtype) {
+    add_cases(families, all, dtype, /*is_suite=*/true, cases);
+  };
+  for (const Dtype dtype : kernel_dtypes(device)) {
+    add({&F::product, &F::experts}, sizes.products, dtype);
+    add({&F::scores}, sizes.attentions, dtype);
+    add({&F::attention}, sizes.attentions, dtype);
+  }
+  const Dtype first = kernel_dtypes(device).front();
+  if (fp8) add({&F::fp8_product}, sizes.products, first);
+  add({&F::hidden, &F::table, &F::logits}, {sizes.hidden}, first);
+  add({&F::routing, &F::rows}, sizes.routings, first);
+  const Sizes flat{{"elements", sizes.elements}};
   // Also 10% more, which no vector width divides: compare must detect this difference (prove_compare.sh).
-  const std::vector<Sizes> norms{{{"elements", sizes.elements}}, {{"elements", sizes.elements + sizes.elements / 10}}};
-  return cases_at(sizes, norms, kernel_dtypes(device), fp8, /*is_suite=*/true);
+  add({&F::norm}, {flat, {{"elements", sizes.elements + sizes.elements / 10}}}, first);
+  add({&F::flat}, {flat}, first);
+  return cases;
 }
 
 std::vector<KernelCase> kernel_cases_of(DeviceKind device, const Sizes& sizes, Dtype dtype) {
-  if (dtype != Dtype::fp8)
-    return cases_at({{sizes}, {sizes}, {sizes}, sizes, size_in(sizes, "elements")}, {sizes}, {dtype}, false,
-                    /*is_suite=*/false);
   std::vector<KernelCase> cases;
-  add_cases({Family::fp8_product}, {sizes}, kernel_dtypes(device).front(), /*is_suite=*/false, cases);
+  if (dtype == Dtype::fp8)
+    add_cases({&F::fp8_product}, {sizes}, kernel_dtypes(device).front(), /*is_suite=*/false, cases);
+  else
+    add_cases({&F::product, &F::experts, &F::scores, &F::attention, &F::hidden, &F::table, &F::logits, &F::routing,
+               &F::rows, &F::norm, &F::flat},
+              {sizes}, dtype, /*is_suite=*/false, cases);
   return cases;
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "realrun/bench/facts.h"
 #include "sim/base/error.h"
 #include "sim/hardware/presets.h"
 
@@ -29,7 +30,8 @@ double largest_cpu_cache_bytes() {
   return static_cast<double>(largest);
 }
 
-double gpu_cache_bytes(const std::string& device, const std::string& preset) {
+double gpu_cache_bytes(const std::string& device) {
+  const std::string preset = preset_named(device);
   const double bytes = preset.empty() ? 0 : find_device(preset).l2_bytes;
   if (!(bytes > 0))
     throw InputError({"--cold-cache", ""}, fmt::format("a device whose L2 cache is not known ({})", device),

@@ -14,7 +14,7 @@ namespace orrery::bench {
 double largest_cpu_cache_bytes();
 // Returns the L2 cache of a GPU, from its preset's data sheet (facts.h: preset_named). Throws InputError if it is not
 // known.
-double gpu_cache_bytes(const std::string& device, const std::string& preset);
+double gpu_cache_bytes(const std::string& device);
 
 // Reads or writes twice the cache's size, because caches do not replace strictly the oldest lines. On a CPU it reads a
 // word of each line; on a GPU it writes all of it, on the stream of the next kernel.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
-#include <tuple>
 
 #include "realrun/bench/statistics.h"
 #include "sim/base/error.h"
@@ -99,7 +98,7 @@ void test(Pair& pair, const Explained& machine) {
   pair.faster_p = p_without(machine.most);
 }
 
-Verdict verdict_of(const Pair& pair, const Explained& machine, std::size_t tests, const CompareOptions& options) {
+Verdict verdict_of(const Pair& pair, const Explained& machine, std::size_t tests, const VerdictOptions& options) {
   const Difference& d = pair.difference;
   const double limit = 1 + options.threshold;
   const auto slower_than = [&](double times) { return std::min(d.ratio, d.fastest_ratio) > limit * times; };
@@ -119,7 +118,7 @@ Verdict verdict_of(const Pair& pair, const Explained& machine, std::size_t tests
   return Verdict::unchanged;
 }
 
-double least_slowdown(const Pair& pair, const Explained& machine, std::size_t tests, const CompareOptions& options) {
+double least_slowdown(const Pair& pair, const Explained& machine, std::size_t tests, const VerdictOptions& options) {
   const double limit = 1 + options.threshold, onto_baseline = pair.before.median / pair.after.median;
   std::vector<double> moved = pair.after.seconds;
   for (double& seconds : moved) seconds *= onto_baseline;
@@ -127,24 +126,6 @@ double least_slowdown(const Pair& pair, const Explained& machine, std::size_t te
   const double by_test =
       least_significant_factor(pair.before.seconds, moved, options.alpha / static_cast<double>(tests));
   return std::max({limit, by_fastest, by_test}) * machine.most / machine.least - 1;
-}
-
-// Sort key: what needs attention comes first.
-int group_of(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::failed:
-      return 0;
-    case Verdict::regression:
-      return 1;
-    case Verdict::improvement:
-    case Verdict::slower_below_threshold:
-    case Verdict::faster_below_threshold:
-    case Verdict::unchanged:
-    case Verdict::cannot_tell:
-      return 2;
-    default:
-      return 3 + static_cast<int>(verdict);
-  }
 }
 
 std::size_t repetitions_needed(std::size_t tests, double alpha) {
@@ -155,18 +136,6 @@ std::size_t repetitions_needed(std::size_t tests, double alpha) {
 
 }  // namespace
 
-bool is_told(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::cannot_tell:
-    case Verdict::too_few_repetitions:
-    case Verdict::only_in_baseline:
-    case Verdict::only_in_new:
-      return false;
-    default:
-      return true;
-  }
-}
-
 const char* name_of(Verdict verdict) {
   constexpr std::array kNames{
       "failed",    "regression",  "improvement",         "slower below the threshold", "faster below the threshold",
@@ -174,14 +143,9 @@ const char* name_of(Verdict verdict) {
   return kNames[static_cast<std::size_t>(verdict)];
 }
 
-std::size_t Comparison::count(Verdict verdict) const {
-  return static_cast<std::size_t>(
-      std::count_if(differences.begin(), differences.end(), [&](const Difference& d) { return d.verdict == verdict; }));
-}
-
 LeastSlowdown Comparison::least_slowdown() const {
   std::vector<double> shares;
-  for (const Difference& d : differences)
+  for (const Difference& d : benchmarks)
     if (d.least_slowdown > 0) shares.push_back(d.least_slowdown);
   if (shares.empty()) return {};
   const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
@@ -190,51 +154,25 @@ LeastSlowdown Comparison::least_slowdown() const {
 
 std::vector<std::string> Comparison::missing() const {
   std::vector<std::string> names;
-  for (const Difference& d : differences)
+  for (const Difference& d : benchmarks)
     if (d.verdict == Verdict::only_in_baseline) names.push_back(d.name);
   return names;
 }
 
-bool Comparison::nothing_told() const {
-  return std::none_of(differences.begin(), differences.end(), [](const Difference& d) { return is_told(d.verdict); });
-}
-
-bool Comparison::fails(const Difference& difference) const {
-  switch (difference.verdict) {
-    case Verdict::failed:
-    case Verdict::regression:
-      return true;
-    case Verdict::only_in_new:
-      return false;
-    default:
-      return options.strict && !is_told(difference.verdict);
-  }
-}
-
-int Comparison::exit_code() const {
-  constexpr int kFails = 1, kNothingTold = 3;
-  if (nothing_told()) return kNothingTold;
-  return std::any_of(differences.begin(), differences.end(), [&](const Difference& d) { return fails(d); }) ? kFails
-                                                                                                            : 0;
-}
-
-Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candidate, const CompareOptions& options) {
+Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candidate, const VerdictOptions& options) {
   const auto caches = [](const BenchmarkRun& run) { return run.has_cold_caches() ? "cold caches" : "warm caches"; };
   if (baseline.has_cold_caches() != candidate.has_cold_caches())
     throw InputError({candidate.file, "/context/cache_state"}, fmt::format("a run with {}", caches(candidate)),
                      fmt::format("one with {}, like {} (orrery bench --cold-cache)", caches(baseline), baseline.file));
-  Comparison result{.baseline_file = baseline.file,
-                    .new_file = candidate.file,
-                    .baseline_date = baseline.date,
-                    .new_date = candidate.date,
-                    .options = options,
-                    .differences = {},
-                    .warnings = {}};
+  Comparison result;
+  result.options = options;
+  result.baseline_file = baseline.file, result.baseline_date = baseline.date;
+  result.new_file = candidate.file, result.new_date = candidate.date;
   for (const std::string_view key : kMachineFacts) {
-    const std::string *before = baseline.fact(key), *after = candidate.fact(key);
-    if (before != nullptr && after != nullptr && *before != *after)
+    const std::string before = baseline.fact(key), after = candidate.fact(key);
+    if (!before.empty() && !after.empty() && before != after)
       result.warnings.push_back(
-          fmt::format("the machines differ: {} was {} in the baseline and is {} in the new run", key, *before, *after));
+          fmt::format("the machines differ: {} was {} in the baseline and is {} in the new run", key, before, after));
   }
 
   const MachineState before(baseline), after(candidate);
@@ -281,10 +219,8 @@ Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candid
     d.verdict = verdict_of(*tested[i], machine, tests, options);
     d.least_slowdown = least_slowdown(*tested[i], machine, tests, options);
   }
-  for (Pair& pair : pairs) result.differences.push_back(std::move(pair.difference));
-  std::stable_sort(result.differences.begin(), result.differences.end(), [](const Difference& a, const Difference& b) {
-    return std::tuple(group_of(a.verdict), -a.ratio) < std::tuple(group_of(b.verdict), -b.ratio);
-  });
+  for (Pair& pair : pairs) result.benchmarks.push_back(std::move(pair.difference));
+  result.sort();
   return result;
 }
 

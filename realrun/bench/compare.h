@@ -36,6 +36,7 @@
 // are not. `orrery bench` therefore runs the repetitions of all benchmarks in random order.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <string>
@@ -60,19 +61,53 @@ enum class Verdict {
   only_in_new,
 };
 const char* name_of(Verdict verdict);  // "regression", "too few repetitions"
-bool is_told(Verdict verdict);         // whether the verdict says anything about the benchmark
+// Whether the verdict says anything about the benchmark.
+inline bool is_told(Verdict verdict) { return verdict < Verdict::cannot_tell; }
+
+struct VerdictOptions {
+  double threshold = 0.05;  // on the ratio of medians: 0.05 means 5% slower, or faster by the same ratio
+  double alpha = 0.01;      // largest chance of a false alarm in a comparison, or over all benchmarks of a drift
+  bool strict = false;      // a benchmark of the baseline without a verdict, or with too few runs, is a failure
+  // Selects benchmarks by name; empty: all. The machine's usual yardstick times come from the whole run.
+  std::function<bool(const std::string&)> wanted = {};
+};
+
+// Benchmarks, each with its verdict, and the options that these follow from: a comparison (Difference) or a drift
+// (drift.h).
+template <class Judged>
+struct Verdicts {
+  VerdictOptions options;
+  std::vector<Judged> benchmarks;
+
+  std::size_t count(Verdict verdict) const {
+    return static_cast<std::size_t>(std::ranges::count(benchmarks, verdict, &Judged::verdict));
+  }
+  // Whether no benchmark has a verdict: none in common, too few repetitions or runs, or a machine too different.
+  bool nothing_told() const { return std::ranges::none_of(benchmarks, is_told, &Judged::verdict); }
+  bool fails(const Judged& judged) const {
+    const Verdict v = judged.verdict;
+    return v == Verdict::failed || v == Verdict::regression ||
+           (options.strict && !is_told(v) && v != Verdict::only_in_new);
+  }
+  // Exit code of the program. 0: nothing is slower. 1: something is slower, newly fails, or fails by options.strict. 3:
+  // nothing_told(), whether strict or not.
+  int exit_code() const {
+    if (nothing_told()) return 3;
+    return std::ranges::any_of(benchmarks, [&](const Judged& judged) { return fails(judged); }) ? 1 : 0;
+  }
+  // Puts failures first, then the slowest benchmarks, then those without a verdict.
+  void sort() {
+    const auto key = [](const Judged& judged) {
+      const bool ran = judged.verdict > Verdict::improvement && judged.verdict <= Verdict::cannot_tell;
+      return std::pair(ran ? Verdict::improvement : judged.verdict, -judged.ratio);
+    };
+    std::ranges::stable_sort(benchmarks, {}, key);
+  }
+};
 
 // Products on a core whose other thread a neighbour used took 2.1 times as long, while the memory yardstick took 2.0
 // and the arithmetic one 1.17 times as long (two cores of a shared Xeon, realrun/README.md).
 inline constexpr double kBeyond = 0.25;
-
-struct CompareOptions {
-  double threshold = 0.05;  // on the ratio of medians: 0.05 means 5% slower, or faster by the same ratio
-  double alpha = 0.01;      // largest chance of a false alarm in a comparison
-  bool strict = false;      // a benchmark of the baseline without a verdict is a failure
-  // Selects benchmarks to compare by name; empty: all. The machine's usual yardstick times come from the whole run.
-  std::function<bool(const std::string&)> wanted = {};
-};
 
 struct Difference {
   std::string name;
@@ -95,30 +130,19 @@ struct LeastSlowdown {
   double median = 0, least = 0, most = 0;
 };
 
-struct Comparison {
+struct Comparison : Verdicts<Difference> {
   std::string baseline_file, new_file, baseline_date, new_date;
-  CompareOptions options;
-  std::vector<Difference> differences;                 // failures first, then the slowest, then those without a verdict
   std::array<double, kYardsticks.size()> drift{1, 1};  // of the yardsticks, new / baseline; 1: not measured
   std::size_t repetitions = 0, set_aside = 0;          // in both runs together, and how many were disturbed
   std::vector<std::string> warnings;                   // e.g. facts of the machines that differ
   std::size_t needed_repetitions = 0;                  // in each run, for the smallest p to be below alpha
 
-  std::size_t count(Verdict verdict) const;
   LeastSlowdown least_slowdown() const;
   std::vector<std::string> missing() const;  // benchmarks of the baseline that the new run does not have
-
-  bool failed() const { return count(Verdict::regression) + count(Verdict::failed) > 0; }
-  // Whether no benchmark has a verdict: none in common, too few repetitions, or a machine too different.
-  bool nothing_told() const;
-  bool fails(const Difference& difference) const;  // by its verdict and options.strict
-  // Exit code of the program. 0: nothing is slower. 1: something is slower, newly fails, or fails by options.strict. 3:
-  // nothing_told(), whether strict or not.
-  int exit_code() const;
 };
 
 // Throws InputError if only one of the runs had cold caches. REQUIRES: options.threshold >= 0, 0 < options.alpha < 1.
-Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candidate, const CompareOptions& options);
+Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candidate, const VerdictOptions& options);
 
 // Worst first, in aligned columns, for a terminal.
 std::string comparison_text(const Comparison& comparison, bool colour);

@@ -1,10 +1,12 @@
 // Output formats of a comparison.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "realrun/bench/compare.h"
 #include "realrun/bench/text.h"
@@ -49,9 +51,8 @@ constexpr std::string_view kColumns = "<benchmark|baseline|new|change|fastest|p|
 // "a, b and 7 more"
 std::string some_of(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 5;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) text += (i > 0 ? ", " : "") + names[i];
-  return names.size() > kShown ? fmt::format("{} and {} more", text, names.size() - kShown) : text;
+  if (names.size() <= kShown) return fmt::format("{}", fmt::join(names, ", "));
+  return fmt::format("{} and {} more", fmt::join(std::span(names).first(kShown), ", "), names.size() - kShown);
 }
 
 // Returns what a reader of the verdicts must know, one sentence each.
@@ -67,7 +68,7 @@ std::vector<std::string> remarks(const Comparison& c) {
       lines.push_back(fmt::format("warning: the speed of the machine itself changed: {} by {}", kYardsticks[y],
                                   change_text(c.drift[y])));
   if (c.set_aside > 0) lines.push_back(set_aside_text(c.set_aside, c.repetitions));
-  if (std::any_of(c.differences.begin(), c.differences.end(), is_below_threshold))
+  if (std::any_of(c.benchmarks.begin(), c.benchmarks.end(), is_below_threshold))
     lines.push_back(
         fmt::format("below the threshold: the change is significant, but the median or the fastest repetition changed "
                     "by less than {:g} %",
@@ -109,7 +110,7 @@ std::string heading(const Comparison& c) {
 
 TableReport report_of(const Comparison& c) {
   TableReport report{heading(c), {sight(c), rule(c)}, remarks(c), kColumns, {}, {}};
-  for (const Difference& d : c.differences) report.rows.push_back({cells_of(d), d.verdict, c.fails(d)});
+  for (const Difference& d : c.benchmarks) report.rows.push_back({cells_of(d), d.verdict, c.fails(d)});
   for (const Verdict verdict : kVerdicts) add_count(report.summary, c.count(verdict), verdict, name_of(verdict));
   if (report.summary.empty()) report.summary = "nothing to compare";
   return report;
@@ -151,15 +152,15 @@ std::string comparison_junit(const Comparison& comparison) {
     return !is_error(d) && !is_failure(d) && (d.verdict == Verdict::cannot_tell || !was_tested(d));
   };
   const auto count = [&](const auto& is) {
-    return std::count_if(comparison.differences.begin(), comparison.differences.end(), is);
+    return std::count_if(comparison.benchmarks.begin(), comparison.benchmarks.end(), is);
   };
-  const std::string counts = fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\"", comparison.differences.size(),
+  const std::string counts = fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\"", comparison.benchmarks.size(),
                                          count(is_failure), count(is_error));
   std::string text = fmt::format(
       "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites {0}>\n"
       "<testsuite name=\"orrery bench compare\" {0} skipped=\"{1}\">\n",
       counts, count(is_skipped));
-  for (const Difference& d : comparison.differences) {
+  for (const Difference& d : comparison.benchmarks) {
     text += fmt::format("  <testcase classname=\"{}\" name=\"{}\" time=\"{:.9f}\"",
                         xml_text(d.name.substr(0, d.name.find('/'))), xml_text(d.name), d.new_seconds);
     const std::string what = xml_text(
@@ -201,13 +202,13 @@ std::string comparison_json(const Comparison& comparison) {
   json["set_aside"] = comparison.set_aside;
   for (std::size_t y = 0; y < kYardsticks.size(); ++y) json["drift"][std::string(kYardsticks[y])] = comparison.drift[y];
   json["benchmarks"] = OrderedJson::array();
-  for (const Difference& d : comparison.differences) json["benchmarks"].push_back(json_of(d));
+  for (const Difference& d : comparison.benchmarks) json["benchmarks"].push_back(json_of(d));
   return json_text(json, 2) + "\n";
 }
 
 std::string comparison_csv(const Comparison& comparison) {
   OrderedJson rows = OrderedJson::array();
-  for (const Difference& d : comparison.differences) {
+  for (const Difference& d : comparison.benchmarks) {
     rows.push_back(json_of(d));
     rows.back()["benchmark"] = d.name;
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -14,37 +15,30 @@
 namespace orrery::bench {
 namespace {
 
-using Part = std::pair<std::size_t, std::size_t>;  // a range of runs: [first, second)
+using Points = std::span<const HistoryPoint>;
 
-struct Found {
-  std::size_t first = 0;
-  double adjusted_p = 1;
-};
+std::vector<double> values_of(Points points, double HistoryPoint::*value) {
+  std::vector<double> values;
+  for (const HistoryPoint& point : points) values.push_back(point.*value);
+  return values;
+}
 
-// Searches for changes before and after one that was found.
-void search(std::span<const double> seconds, Part part, double least_p, double tests, double alpha,
-            std::vector<Found>& found) {
-  const ChangePoint change = change_point(seconds.subspan(part.first, part.second - part.first), alpha / tests);
+// Searches for changes before and after one that was found, in the part of the runs that begins with number `begin`.
+// `found`: with adjusted p.
+void search(std::span<const double> part, std::size_t begin, double least_p, double tests, double alpha,
+            std::vector<ChangePoint>& found) {
+  const ChangePoint change = change_point(part, alpha / tests);
   const double p = std::max(least_p, std::min(1.0, change.p * tests));
   if (change.first == 0 || p >= alpha) return;
-  const std::size_t at = part.first + change.first;
-  found.push_back({at, p});
-  search(seconds, {part.first, at}, p, tests, alpha, found);
-  search(seconds, {at, part.second}, p, tests, alpha, found);
+  found.push_back({begin + change.first, p});
+  search(part.first(change.first), begin, p, tests, alpha, found);
+  search(part.subspan(change.first), begin + change.first, p, tests, alpha, found);
 }
 
 struct Level {
+  Points points;
   double median = 0, fastest = 0;
 };
-
-Level level_of(const std::vector<HistoryPoint>& points, Part part) {
-  std::vector<double> medians, fastest;
-  for (std::size_t i = part.first; i < part.second; ++i) {
-    medians.push_back(points[i].median_seconds);
-    fastest.push_back(points[i].fastest_seconds);
-  }
-  return {median(std::move(medians)), median(std::move(fastest))};
-}
 
 std::vector<std::string> machine_changes(const HistoryPoint& before, const HistoryPoint& after) {
   std::vector<std::string> changes;
@@ -54,22 +48,23 @@ std::vector<std::string> machine_changes(const HistoryPoint& before, const Histo
   return changes;
 }
 
-void judge(Trend& trend, std::vector<Found> found, const DriftOptions& options) {
-  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.first < b.first; });
+void judge(Trend& trend, std::vector<ChangePoint> found, const VerdictOptions& options) {
+  std::ranges::sort(found, {}, &ChangePoint::first);
   std::vector<Level> levels;
   for (std::size_t i = 0, begin = 0; i <= found.size(); ++i) {
     const std::size_t end = i < found.size() ? found[i].first : trend.points.size();
-    levels.push_back(level_of(trend.points, {begin, end}));
+    const Points points = Points(trend.points).subspan(begin, end - begin);
+    levels.push_back({points, median(values_of(points, &HistoryPoint::median_seconds)),
+                      median(values_of(points, &HistoryPoint::fastest_seconds))});
     begin = end;
   }
   trend.seconds = levels.back().median;
   for (std::size_t i = 0; i < found.size(); ++i) {
     const Level &before = levels[i], &after = levels[i + 1];
-    const std::size_t first = found[i].first;
-    trend.changes.push_back({first, before.median, after.median, after.median / before.median,
-                             after.fastest / before.fastest, found[i].adjusted_p,
-                             machine_changes(trend.points[first - 1], trend.points[first])});
-    trend.adjusted_p = std::min(trend.adjusted_p, found[i].adjusted_p);
+    trend.changes.push_back({found[i].first, before.median, after.median, after.median / before.median,
+                             after.fastest / before.fastest, found[i].p,
+                             machine_changes(before.points.back(), after.points.front())});
+    trend.adjusted_p = std::min(trend.adjusted_p, found[i].p);
   }
   if (found.empty()) return;
 
@@ -78,21 +73,14 @@ void judge(Trend& trend, std::vector<Found> found, const DriftOptions& options) 
     trend.ratio = levels.back().median / level.median;
     trend.fastest_ratio = levels.back().fastest / level.fastest;
   };
-  against(*std::min_element(levels.begin(), levels.end() - 1,
-                            [](const Level& a, const Level& b) { return a.median < b.median; }));
+  against(*std::ranges::min_element(levels.begin(), levels.end() - 1, {}, &Level::median));
   if (std::min(trend.ratio, trend.fastest_ratio) > limit) {
     trend.verdict = Verdict::regression;
     return;
   }
   against(levels.front());
-  const auto medians = [&](std::size_t begin, std::size_t end) {
-    std::vector<double> values;
-    for (; begin < end; ++begin) values.push_back(trend.points[begin].median_seconds);
-    return values;
-  };
-  if (found.size() > 1 &&
-      mann_whitney(medians(0, found.front().first), medians(found.back().first, trend.points.size())).p >=
-          options.alpha)
+  const auto medians = [](const Level& level) { return values_of(level.points, &HistoryPoint::median_seconds); };
+  if (found.size() > 1 && mann_whitney(medians(levels.front()), medians(levels.back())).p >= options.alpha)
     return;  // the level is the same again
   if (std::max(trend.ratio, trend.fastest_ratio) < 1 / limit) {
     trend.verdict = Verdict::improvement;
@@ -126,36 +114,11 @@ std::vector<std::string> common_changes(const std::vector<Trend>& trends) {
   return lines;
 }
 
-// Sort key: what needs attention comes first.
-int urgency_of(Verdict verdict) { return verdict == Verdict::regression ? 0 : is_told(verdict) ? 1 : 2; }
-
 }  // namespace
 
-std::string_view trend_verdict(const Trend& trend) {
-  return trend.verdict == Verdict::too_few_repetitions ? "too few runs" : name_of(trend.verdict);
-}
-
-std::size_t Drift::count(Verdict verdict) const {
-  return static_cast<std::size_t>(
-      std::count_if(trends.begin(), trends.end(), [&](const Trend& t) { return t.verdict == verdict; }));
-}
-
-bool Drift::nothing_told() const {
-  return std::none_of(trends.begin(), trends.end(), [](const Trend& t) { return is_told(t.verdict); });
-}
-
-bool Drift::fails(const Trend& trend) const {
-  return trend.verdict == Verdict::regression || (options.strict && !is_told(trend.verdict));
-}
-
-int Drift::exit_code() const {
-  constexpr int kFails = 1, kNothingTold = 3;
-  if (nothing_told()) return kNothingTold;
-  return std::any_of(trends.begin(), trends.end(), [&](const Trend& t) { return fails(t); }) ? kFails : 0;
-}
-
-Drift find_drift(std::vector<HistorySeries> series, const DriftOptions& options) {
-  Drift result{.history = {}, .options = options, .trends = {}, .warnings = {}};
+Drift find_drift(std::vector<HistorySeries> series, const VerdictOptions& options) {
+  Drift result;
+  result.options = options;
   for (HistorySeries& s : series) {
     if (options.wanted && !options.wanted(s.name)) continue;
     // An SQLite file may hold any number.
@@ -163,49 +126,38 @@ Drift find_drift(std::vector<HistorySeries> series, const DriftOptions& options)
       return !(p.median_seconds > 0 && p.fastest_seconds > 0 && std::isfinite(p.median_seconds));
     });
     if (s.points.empty()) continue;
-    Trend& trend = result.trends.emplace_back();
-    trend.name = std::move(s.name);
-    trend.device = std::move(s.device);
-    trend.points = std::move(s.points);
-    result.runs = std::max(result.runs, trend.points.size());
+    result.runs = std::max(result.runs, s.points.size());
+    static_cast<HistorySeries&>(result.benchmarks.emplace_back()) = std::move(s);
   }
-  if (result.trends.empty()) return result;
-  const auto tests = static_cast<double>(result.trends.size());
+  if (result.benchmarks.empty()) return result;
+  const auto tests = static_cast<double>(result.benchmarks.size());
   const double level = options.alpha / tests;
   result.needed_runs = values_for_change(level);
 
   std::vector<std::vector<double>> seconds;
   std::vector<ChangePoint> surest;
   std::vector<double> p;
-  for (const Trend& trend : result.trends) {
-    std::vector<double>& medians = seconds.emplace_back();
-    for (const HistoryPoint& point : trend.points) medians.push_back(point.median_seconds);
-    surest.push_back(change_point(medians, level));
+  for (const Trend& trend : result.benchmarks) {
+    seconds.push_back(values_of(trend.points, &HistoryPoint::median_seconds));
+    surest.push_back(change_point(seconds.back(), level));
     p.push_back(surest.back().p);
   }
   const std::vector<double> adjusted = holm(p);
-  for (std::size_t i = 0; i < result.trends.size(); ++i) {
-    Trend& trend = result.trends[i];
-    std::vector<Found> found;
+  for (std::size_t i = 0; i < result.benchmarks.size(); ++i) {
+    Trend& trend = result.benchmarks[i];
+    std::vector<ChangePoint> found;
     trend.adjusted_p = adjusted[i];
-    if (adjusted[i] < options.alpha && surest[i].first > 0) {
-      found.push_back({surest[i].first, adjusted[i]});
-      search(seconds[i], {0, surest[i].first}, adjusted[i], tests, options.alpha, found);
-      search(seconds[i], {surest[i].first, trend.points.size()}, adjusted[i], tests, options.alpha, found);
+    if (const std::size_t first = surest[i].first; adjusted[i] < options.alpha && first > 0) {
+      found.push_back({first, adjusted[i]});
+      const std::span<const double> runs = seconds[i];
+      search(runs.first(first), 0, adjusted[i], tests, options.alpha, found);
+      search(runs.subspan(first), first, adjusted[i], tests, options.alpha, found);
     }
     judge(trend, std::move(found), options);
     if (trend.points.size() < result.needed_runs) trend.verdict = Verdict::too_few_repetitions;
   }
-  result.warnings = common_changes(result.trends);
-  std::stable_sort(result.trends.begin(), result.trends.end(), [](const Trend& a, const Trend& b) {
-    return std::tuple(urgency_of(a.verdict), -a.ratio) < std::tuple(urgency_of(b.verdict), -b.ratio);
-  });
-  return result;
-}
-
-Drift find_drift(const History& history, const std::string& file, std::size_t runs, const DriftOptions& options) {
-  Drift result = find_drift(history.last_runs(runs), options);
-  result.history = file;
+  result.warnings = common_changes(result.benchmarks);
+  result.sort();
   return result;
 }
 

@@ -28,15 +28,6 @@
 
 namespace orrery::bench {
 
-struct DriftOptions {
-  // Smaller than in CompareOptions: that runs of one binary differ by a few percent is part of the spread between runs,
-  // which this test sees.
-  double threshold = 0.02;
-  double alpha = 0.01;                                  // largest chance of a false alarm over all benchmarks
-  bool strict = false;                                  // a benchmark with too few runs is a failure
-  std::function<bool(const std::string&)> wanted = {};  // by name; empty: all
-};
-
 // A run at which a benchmark's time changed.
 struct LevelChange {
   std::size_t first = 0;                         // index into Trend::points of the first run of the new level; never 0
@@ -46,37 +37,25 @@ struct LevelChange {
   std::vector<std::string> machine;  // "software was CUDA 12.8 and is CUDA 13.0": facts that changed with that run
 };
 
-struct Trend {
-  std::string name, device;
+struct Trend : HistorySeries {
   // too_few_repetitions means too few runs. Never failed, cannot_tell, only_in_baseline or only_in_new.
   Verdict verdict = Verdict::unchanged;
-  std::vector<HistoryPoint> points;
   std::vector<LevelChange> changes;  // by date
   double seconds = 0;                // the last level
   // The last level over the fastest earlier one if the benchmark is slower than that, otherwise over the first.
   double ratio = 1, fastest_ratio = 1;
   double adjusted_p = 1;  // of the most significant change
 };
-std::string_view trend_verdict(const Trend& trend);  // name_of(verdict), but "too few runs"
 
-struct Drift {
-  std::string history;   // the file
-  std::size_t runs = 0;  // the largest number of runs of a benchmark that were used
-  DriftOptions options;
-  std::vector<Trend> trends;          // slowest first, then those without a verdict
+struct Drift : Verdicts<Trend> {
+  std::string history;                // the file, if the series are a file's
+  std::size_t runs = 0;               // the largest number of runs of a benchmark that were used
   std::size_t needed_runs = 0;        // least runs of a benchmark for a significant change among this many benchmarks
   std::vector<std::string> warnings;  // runs in which most benchmarks changed, perhaps because of the machine
-
-  std::size_t count(Verdict verdict) const;
-  bool nothing_told() const;             // whether no benchmark has enough runs for a verdict
-  bool fails(const Trend& trend) const;  // by its verdict and options.strict
-  int exit_code() const;                 // as Comparison::exit_code
 };
 
-// Finds the drift over the last `runs` runs of each device in `history`, whose file is `file`; or over given series.
 // REQUIRES: options.threshold >= 0, 0 < options.alpha < 1.
-Drift find_drift(const History& history, const std::string& file, std::size_t runs, const DriftOptions& options);
-Drift find_drift(std::vector<HistorySeries> series, const DriftOptions& options);
+Drift find_drift(std::vector<HistorySeries> series, const VerdictOptions& options);
 
 std::string drift_text(const Drift& drift, bool colour);
 std::string drift_markdown(const Drift& drift);

@@ -20,9 +20,7 @@ constexpr std::array kTrendVerdicts{
     Verdict::unchanged,  Verdict::too_few_repetitions};
 
 std::string_view verdict_name(Verdict verdict) {
-  Trend trend;
-  trend.verdict = verdict;
-  return trend_verdict(trend);
+  return verdict == Verdict::too_few_repetitions ? "too few runs" : name_of(verdict);
 }
 
 std::string run_cell(const HistoryPoint& point) {
@@ -33,8 +31,8 @@ std::string run_cell(const HistoryPoint& point) {
 }
 
 bool has_devices(const Drift& drift) {
-  return std::any_of(drift.trends.begin(), drift.trends.end(),
-                     [&](const Trend& t) { return t.device != drift.trends.front().device; });
+  return std::any_of(drift.benchmarks.begin(), drift.benchmarks.end(),
+                     [&](const Trend& t) { return t.device != drift.benchmarks.front().device; });
 }
 
 const char* columns_of(const Drift& drift) {
@@ -51,7 +49,7 @@ void add_rows(const Drift& drift, const Trend& trend, std::vector<TableRow>& row
     if (has_devices(drift)) row.cells.push_back(trend.device.empty() ? "-" : line_text(trend.device));
     row.cells.push_back(fmt::format("{}", trend.points.size()));
     row.cells.insert(row.cells.end(), cells.begin(), cells.end());
-    row.cells.emplace_back(first ? trend_verdict(trend) : "");
+    row.cells.emplace_back(first ? verdict_name(trend.verdict) : "");
     row.verdict = first ? trend.verdict : Verdict::unchanged;
     row.fails = drift.fails(trend);
     first = false;
@@ -79,7 +77,7 @@ std::vector<std::string> remarks(const Drift& drift) {
   std::vector<std::string> lines;
   if (drift.nothing_told()) lines.emplace_back("nothing could be told of any benchmark: this history passes nothing");
   for (const std::string& warning : drift.warnings) lines.push_back("warning: " + warning);
-  for (const Trend& trend : drift.trends)
+  for (const Trend& trend : drift.benchmarks)
     for (const LevelChange& change : trend.changes)
       for (const std::string& fact : change.machine) {
         const std::string line =
@@ -94,7 +92,7 @@ std::vector<std::string> remarks(const Drift& drift) {
 
 TableReport report_of(const Drift& drift) {
   TableReport report{heading(drift), {rule(drift)}, remarks(drift), columns_of(drift), {}, {}};
-  for (const Trend& trend : drift.trends) add_rows(drift, trend, report.rows);
+  for (const Trend& trend : drift.benchmarks) add_rows(drift, trend, report.rows);
   for (const Verdict verdict : kTrendVerdicts)
     add_count(report.summary, drift.count(verdict), verdict, verdict_name(verdict));
   if (report.summary.empty()) report.summary = "no benchmark";
@@ -133,11 +131,11 @@ std::string drift_json(const Drift& drift) {
   json["warnings"] = drift.warnings;
   json["needed_runs"] = drift.needed_runs;
   json["benchmarks"] = OrderedJson::array();
-  for (const Trend& trend : drift.trends) {
+  for (const Trend& trend : drift.benchmarks) {
     OrderedJson& line = json["benchmarks"].emplace_back();
     line = {{"name", trend.name},
             {"device", trend.device},
-            {"verdict", trend_verdict(trend)},
+            {"verdict", verdict_name(trend.verdict)},
             {"runs", trend.points.size()},
             {"last_level_seconds", trend.seconds}};
     if (is_told(trend.verdict)) line["adjusted_p"] = trend.adjusted_p;
@@ -151,12 +149,12 @@ std::string drift_json(const Drift& drift) {
 
 std::string drift_csv(const Drift& drift) {
   OrderedJson rows = OrderedJson::array();
-  for (const Trend& trend : drift.trends) {
+  for (const Trend& trend : drift.benchmarks) {
     const auto add = [&](const OrderedJson& change) {
       OrderedJson& row = rows.emplace_back(change);
       row["benchmark"] = trend.name;
       row["device"] = trend.device;
-      row["verdict"] = trend_verdict(trend);
+      row["verdict"] = verdict_name(trend.verdict);
       row["runs"] = trend.points.size();
       row["last_level_seconds"] = trend.seconds;
     };

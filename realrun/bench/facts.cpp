@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cstdio>
 #include <fstream>
 #include <limits>
@@ -12,6 +11,7 @@
 
 #include "realrun/stand_alone.h"
 #include "sim/base/error.h"
+#include "sim/base/words.h"
 #include "sim/hardware/presets.h"
 #include "sim/program/work.h"
 
@@ -32,12 +32,6 @@ std::string cpuinfo(std::string_view key) {
     if (line.starts_with(key) && colon != std::string::npos && colon + 2 <= line.size()) return line.substr(colon + 2);
   }
   return {};
-}
-
-void trim(std::string& text) {
-  const auto is_space = [](char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; };
-  while (!text.empty() && is_space(text.back())) text.pop_back();
-  text.erase(text.begin(), std::find_if_not(text.begin(), text.end(), is_space));
 }
 
 // Returns the seconds of the fastest of a few runs.
@@ -98,27 +92,21 @@ Facts machine_facts(const BackendFacts& backend) {
 }
 
 Facts gpu_state(const std::string& prefix) {
-  constexpr std::array kFields{"clocks.sm",       "clocks.mem", "clocks.max.sm",
-                               "temperature.gpu", "power.draw", "power.limit"};
-  std::string command = "nvidia-smi -i 0 --format=csv,noheader --query-gpu=";
-  for (const char* field : kFields) command += std::string(field) + ",";
-  command.back() = ' ';
-  command += "2>/dev/null";
+  constexpr const char* kFields = "clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,power.limit";
+  const std::string command = fmt::format("nvidia-smi -i 0 --format=csv,noheader --query-gpu={} 2>/dev/null", kFields);
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
   if (!pipe) return {};
   std::string text;
   std::array<char, 512> buffer;
   while (const std::size_t got = std::fread(buffer.data(), 1, buffer.size(), pipe.get()))
     text.append(buffer.data(), got);
+  const std::vector<std::string> fields = list_of_text(kFields), values = list_of_text(text.substr(0, text.find('\n')));
+  if (values.size() != fields.size()) return {};
   Facts facts;
-  for (const char* field : kFields) {
-    const std::size_t comma = text.find_first_of(",\n");
-    if (comma == std::string::npos) return {};
-    std::string value = text.substr(0, comma), key = prefix + "gpu_" + field;
-    trim(value);
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    std::string key = prefix + "gpu_" + fields[i];
     std::replace(key.begin(), key.end(), '.', '_');
-    facts.emplace_back(key, value);
-    text.erase(0, comma + 1);
+    facts.emplace_back(key, values[i]);
   }
   return facts;
 }
@@ -130,20 +118,20 @@ double Peaks::flops(Dtype dtype) const {
 }
 
 std::string preset_named(const std::string& device) {
-  // Tries the whole name without the vendor, then drops words from its end: "H100 80GB HBM3" is "h100".
-  std::string name = device;
-  if (name.starts_with("NVIDIA ")) name.erase(0, std::string_view("NVIDIA ").size());
-  while (!name.empty()) {
-    std::string alias = name;
-    std::replace(alias.begin(), alias.end(), ' ', '-');
-    try {
-      return find_device(alias).name;
-    } catch (const InputError&) {  // not this name
-    }
-    const std::size_t space = name.rfind(' ');
-    name.erase(space == std::string::npos ? 0 : space);
+  std::string name, model;  // model: without its memory
+  for (const std::string& word : words_of(device)) {
+    if (word == "NVIDIA" || word == "GeForce" || word.starts_with("HBM")) continue;
+    name += (name.empty() ? "" : " ") + word;
+    if (!word.ends_with("GB")) model += (model.empty() ? "" : " ") + word;
   }
-  return {};
+  const PresetCatalog::Entry* found = device_catalog().find(name);
+  // "A100 80GB PCIe" is "A100 PCIe". Words at the end may say more than a preset does.
+  while (found == nullptr && !model.empty()) {
+    found = device_catalog().find(model);
+    const std::size_t space = model.rfind(' ');
+    model.erase(space == std::string::npos ? 0 : space);
+  }
+  return found == nullptr ? std::string() : found->name;
 }
 
 Peaks peaks_of(Backend& backend) {

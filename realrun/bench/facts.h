@@ -29,7 +29,8 @@ struct Peaks {
 // Returns the peaks of the device's preset, if it has one: "NVIDIA H200" is H200-SXM5-141GB. Otherwise measures what
 // `backend` reaches in a large copy and in the best of a few matrix products, in some tenths of a second.
 Peaks peaks_of(Backend& backend);
-// Returns the preset for a device's own name; empty if there is none.
+// Returns the preset for a device's name as its driver gives it: "NVIDIA H100 80GB HBM3" is H100-SXM5-80GB; empty if
+// there is none.
 std::string preset_named(const std::string& device);
 
 }  // namespace orrery::bench

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "realrun/bench/statistics.h"
-#include "realrun/bench/text.h"
 #include "sim/base/error.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/statistics.h"
@@ -66,31 +65,37 @@ void summarize(HistoryPoint& point, const std::vector<double>& seconds) {
   point.fastest_seconds = *std::min_element(seconds.begin(), seconds.end());
 }
 
-// Reads rows of a series' id, seconds and more, ordered by series. `begin` is called at the first row of each, and
-// returns the point that the series' repetitions are summarized in; null: none.
-template <class Begin>
-void read_points(Statement& rows, Begin begin) {
-  HistoryPoint* point = nullptr;
-  std::vector<double> seconds;
-  const auto finish = [&] {
-    if (point != nullptr) summarize(*point, seconds);
-    seconds.clear();
-  };
-  std::int64_t last = -1;
-  while (rows.step()) {
-    if (rows.integer(0) != last) {
-      finish();
-      last = rows.integer(0);
-      point = begin();
-    }
-    seconds.push_back(rows.number(1));
-  }
-  finish();
+// Returns the name without Google Benchmark's suffix for the kind of time.
+std::string_view kernel_name(std::string_view benchmark) {
+  for (const std::string_view suffix : {"/real_time", "/manual_time"})
+    if (benchmark.ends_with(suffix)) benchmark.remove_suffix(suffix.size());
+  return benchmark;
 }
 
-std::string fact_or_nothing(const BenchmarkRun& run, const char* key) {
-  const std::string* fact = run.fact(key);
-  return fact == nullptr ? std::string() : *fact;
+// The repetitions of runs, of which the newest on each device has age 1. What follows in a query says which of them, and
+// in which order: a series' rows follow each other.
+constexpr const char* kRepetitions = R"(
+  SELECT series.id, CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END,
+    runs.date, runs.git_commit, runs.version, runs.device, runs.context, series.name
+  FROM (SELECT *, row_number() OVER (PARTITION BY device ORDER BY coalesce(utc, date) DESC, id DESC) AS age FROM runs)
+    AS runs JOIN series ON series.run = runs.id JOIN repetitions ON repetitions.series = series.id )";
+
+// Calls take(point, benchmark) for each series of such rows.
+template <class Take>
+void for_each_series(Statement& rows, Take take) {
+  for (bool more = rows.step(); more;) {
+    const std::int64_t series = rows.integer(0);
+    const std::string benchmark = rows.text(7);
+    HistoryPoint point{.date = rows.text(2),
+                       .commit = rows.text(3),
+                       .version = rows.text(4),
+                       .device = rows.text(5),
+                       .machine = machine_of(rows.text(6))};
+    std::vector<double> seconds;
+    for (; more && rows.integer(0) == series; more = rows.step()) seconds.push_back(rows.number(1));
+    summarize(point, seconds);
+    take(std::move(point), benchmark);
+  }
 }
 
 }  // namespace
@@ -103,50 +108,38 @@ History::History(const std::string& path, Mode mode)
 History::~History() = default;
 
 bool History::add(const BenchmarkRun& run) {
-  database_->execute("BEGIN IMMEDIATE", "write");
-  try {
-    {
-      Statement known(*database_, "SELECT 1 FROM runs WHERE digest = ?");
-      if (known.bind(run.digest).step()) {
-        database_->roll_back();
-        return false;
-      }
-    }
-    nlohmann::ordered_json context = nlohmann::ordered_json::object();
-    for (const auto& [key, value] : run.context) context[key] = value;
-    // SQLite converts a date with an offset to UTC, which orders runs from different places.
-    Statement(
-        *database_,
-        "INSERT INTO runs (digest, date, utc, git_commit, version, device, context) VALUES (?1, ?2, datetime(?2), "
-        "?3, ?4, ?5, ?6)")
-        .bind(run.digest)
-        .bind(run.date)
-        .bind(fact_or_nothing(run, "git_commit"))
-        .bind(fact_or_nothing(run, "orrery_version"))
-        .bind(fact_or_nothing(run, "device") + (run.has_cold_caches() ? ", cold caches" : ""))  // another series
-        .bind(json_text(context))
+  Transaction transaction(*database_);
+  if (Statement(*database_, "SELECT 1 FROM runs WHERE digest = ?").bind(run.digest).step()) return false;
+  nlohmann::ordered_json context = nlohmann::ordered_json::object();
+  for (const auto& [key, value] : run.context) context[key] = value;
+  // SQLite converts a date with an offset to UTC, which orders runs from different places.
+  Statement(*database_,
+            "INSERT INTO runs (digest, date, utc, git_commit, version, device, context) VALUES (?1, ?2, datetime(?2), "
+            "?3, ?4, ?5, ?6)")
+      .bind(run.digest)
+      .bind(run.date)
+      .bind(run.fact("git_commit"))
+      .bind(run.fact("orrery_version"))
+      .bind(run.fact("device") + (run.has_cold_caches() ? ", cold caches" : ""))  // another series
+      .bind(json_text(context))
+      .run();
+  const std::int64_t id = database_->last_row();
+  Statement series_row(*database_, "INSERT INTO series (run, name, by_real_time, bytes, flops) VALUES (?, ?, ?, ?, ?)");
+  Statement repetition_row(*database_, "INSERT INTO repetitions VALUES (?, ?, ?, ?, ?)");
+  for (const Series& series : run.series) {
+    if (series.repetitions.empty()) continue;
+    series_row.bind(id)
+        .bind(series.name)
+        .bind(std::int64_t{series.by_real_time})
+        .bind(series.bytes)
+        .bind(series.flops)
         .run();
-    const std::int64_t id = database_->last_row();
-    Statement series_row(*database_, "INSERT INTO series (run, name, by_real_time, bytes, flops) VALUES (?, ?, ?, ?, ?)");
-    Statement repetition_row(*database_, "INSERT INTO repetitions VALUES (?, ?, ?, ?, ?)");
-    for (const Series& series : run.series) {
-      if (series.repetitions.empty()) continue;
-      series_row.bind(id)
-          .bind(series.name)
-          .bind(std::int64_t{series.by_real_time})
-          .bind(series.bytes)
-          .bind(series.flops)
-          .run();
-      const std::int64_t series_id = database_->last_row();
-      std::int64_t number = 0;
-      for (const Repetition& r : series.repetitions)
-        repetition_row.bind(series_id).bind(number++).bind(r.iterations).bind(r.real_seconds).bind(r.cpu_seconds).run();
-    }
-  } catch (...) {
-    database_->roll_back();
-    throw;
+    const std::int64_t series_id = database_->last_row();
+    std::int64_t number = 0;
+    for (const Repetition& r : series.repetitions)
+      repetition_row.bind(series_id).bind(number++).bind(r.iterations).bind(r.real_seconds).bind(r.cpu_seconds).run();
   }
-  database_->execute("COMMIT", "write");
+  transaction.commit();
   return true;
 }
 
@@ -170,21 +163,11 @@ std::vector<HistoryPoint> History::points(const std::string& name) const {
     throw InputError({database_->path(), ""}, fmt::format("no benchmark \"{}\"", name),
                      known.empty() ? "one of its benchmarks (it has none yet)" : "the name of one of its benchmarks",
                      nearest_name(name, known));
-  Statement statement(
-      *database_,
-      "SELECT series.id, CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END, "
-      "runs.date, runs.git_commit, runs.version, runs.device "
-      "FROM series JOIN runs ON runs.id = series.run JOIN repetitions ON repetitions.series = series.id "
-      "WHERE series.name = ? ORDER BY coalesce(runs.utc, runs.date), runs.id, number");
-  statement.bind(found);
+  Statement statement(*database_, std::string(kRepetitions) +
+                                      "WHERE series.name = ? ORDER BY coalesce(runs.utc, runs.date), runs.id, number");
   std::vector<HistoryPoint> points;
-  read_points(statement, [&] {
-    return &points.emplace_back(HistoryPoint{.date = statement.text(2),
-                                             .commit = statement.text(3),
-                                             .version = statement.text(4),
-                                             .device = statement.text(5),
-                                             .machine = {}});
-  });
+  for_each_series(statement.bind(found),
+                  [&](HistoryPoint point, const std::string&) { points.push_back(std::move(point)); });
   std::map<std::string, double> last;  // median by device
   for (HistoryPoint& point : points) {
     double& before = last[point.device];
@@ -195,36 +178,16 @@ std::vector<HistoryPoint> History::points(const std::string& name) const {
 }
 
 std::vector<HistorySeries> History::last_runs(std::size_t runs) const {
-  std::map<std::int64_t, HistoryPoint> wanted;  // by run, without its times
-  {
-    Statement statement(*database_,
-                        "SELECT id, date, git_commit, version, device, context FROM runs "
-                        "ORDER BY coalesce(utc, date) DESC, id DESC");
-    std::map<std::string, std::size_t> taken;  // by device
-    while (statement.step()) {
-      HistoryPoint point{.date = statement.text(1),
-                         .commit = statement.text(2),
-                         .version = statement.text(3),
-                         .device = statement.text(4),
-                         .machine = machine_of(statement.text(5))};
-      if (++taken[point.device] <= runs) wanted.emplace(statement.integer(0), std::move(point));
-    }
-  }
-  Statement statement(
-      *database_,
-      "SELECT series.id, CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END, "
-      "runs.id, runs.device, series.name "
-      "FROM series JOIN runs ON runs.id = series.run JOIN repetitions ON repetitions.series = series.id "
-      "ORDER BY runs.device, series.name, coalesce(runs.utc, runs.date), runs.id, series.id, number");
+  Statement statement(*database_, std::string(kRepetitions) +
+                                      "WHERE runs.age <= ? ORDER BY runs.device, series.name, "
+                                      "coalesce(runs.utc, runs.date), runs.id, series.id, number");
   std::vector<HistorySeries> result;
-  read_points(statement, [&]() -> HistoryPoint* {
-    const auto run = wanted.find(statement.integer(2));
-    if (run == wanted.end()) return nullptr;
-    const std::string device = statement.text(3), name = statement.text(4);
-    if (result.empty() || result.back().device != device || result.back().name != name)
-      result.push_back({name, device, {}});
-    return &result.back().points.emplace_back(run->second);
-  });
+  const auto take = [&](HistoryPoint point, const std::string& name) {
+    if (result.empty() || result.back().device != point.device || result.back().name != name)
+      result.push_back({name, point.device, {}});
+    result.back().points.push_back(std::move(point));
+  };
+  for_each_series(statement.bind(static_cast<std::int64_t>(runs)), take);
   return result;
 }
 

@@ -51,11 +51,9 @@ class Reader {
       if (value.is_structured()) continue;  // caches, load averages
       run_.context.emplace_back(key, value.is_string() ? value.get<std::string>() : json_text(value));
     }
-    if (const std::string* date = run_.fact("date")) {
-      if (!is_iso_8601(*date))
-        fail("/context/date", context["date"], "a date by ISO 8601, such as 2026-01-02T03:04:05+00:00");
-      run_.date = *date;
-    }
+    run_.date = run_.fact("date");
+    if (context.contains("date") && !is_iso_8601(run_.date))
+      fail("/context/date", context["date"], "a date by ISO 8601, such as 2026-01-02T03:04:05+00:00");
     bool aggregates = false;
     for (std::size_t i = 0; i < benchmarks.size(); ++i) {
       at_ = fmt::format("/benchmarks/{}", i);
@@ -141,15 +139,12 @@ class Reader {
 
 }  // namespace
 
-const std::string* BenchmarkRun::fact(std::string_view key) const {
+std::string BenchmarkRun::fact(std::string_view key) const {
   const auto at = std::find_if(context.begin(), context.end(), [&](const auto& f) { return f.first == key; });
-  return at == context.end() ? nullptr : &at->second;
+  return at == context.end() ? std::string() : at->second;
 }
 
-bool BenchmarkRun::has_cold_caches() const {
-  const std::string* state = fact("cache_state");
-  return state != nullptr && *state == kColdCaches;
-}
+bool BenchmarkRun::has_cold_caches() const { return fact("cache_state") == kColdCaches; }
 
 const Series* BenchmarkRun::find(std::string_view name) const {
   const auto at = std::find_if(series.begin(), series.end(), [&](const Series& s) { return s.name == name; });

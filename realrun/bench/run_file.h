@@ -54,7 +54,7 @@ struct BenchmarkRun {
   // Digest of the document's content, not its spelling: the same run has the same digest, wherever its file is.
   std::string digest;
 
-  const std::string* fact(std::string_view key) const;  // nullptr: unknown
+  std::string fact(std::string_view key) const;  // empty: unknown
   bool has_cold_caches() const;
   const Series* find(std::string_view name) const;
 };

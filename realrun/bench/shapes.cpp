@@ -4,12 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "sim/base/json_reader.h"
+#include "sim/base/words.h"
 #include "sim/report/format.h"
 
 namespace orrery::bench {
@@ -128,25 +129,20 @@ Shape parse_shape(const std::string& text) {
   const std::size_t colon = text.find(':');
   if (colon == std::string::npos || colon == 0) refuse();
   Shape shape{text.substr(0, colon), {}, {}, {"--shape " + text, ""}};
-  std::string_view rest = std::string_view(text).substr(colon + 1);
-  while (true) {
-    const std::string_view part = rest.substr(0, rest.find(','));
+  for (const std::string_view part : split(std::string_view(text).substr(colon + 1), ',')) {
     const std::size_t equals = part.find('=');
     if (equals == std::string_view::npos) refuse();
     const std::string axis(part.substr(0, equals)), value(part.substr(equals + 1));
     if (axis == "dtype") {
       if (!shape.dtype.empty() || value.empty()) refuse();
       shape.dtype = value;
+    } else if (const std::optional<std::int64_t> size = number_of(value)) {
+      set_axis(shape, axis, *size);
     } else {
-      std::int64_t size = 0;
-      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), size);
-      if (error != std::errc() || end != value.data() + value.size())
-        throw InputError(shape.where, fmt::format("{}={}", axis, value), "a whole number");
-      set_axis(shape, axis, size);
+      throw InputError(shape.where, fmt::format("{}={}", axis, value), "a whole number");
     }
-    if (part.size() == rest.size()) return shape;
-    rest.remove_prefix(part.size() + 1);
   }
+  return shape;
 }
 
 std::vector<Shape> read_shapes(const std::string& path) {

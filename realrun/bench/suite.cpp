@@ -12,8 +12,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <regex>
 #include <sstream>
+#include <variant>
 
 #include "realrun/backend.h"
 #include "realrun/bench/cold_cache.h"
@@ -37,50 +37,33 @@ namespace {
 using benchmark::Counter;
 
 struct LoweredStep {
-  StepCase step;
+  Scenario scenario;
   Program program;
-  double ranks = 1;
 };
 
-struct Suite {
-  std::vector<KernelCase> kernels;
-  std::vector<LoweredStep> steps;
+struct SuiteBenchmark : SuiteEntry {
+  std::variant<KernelCase, LoweredStep> what;
 };
-
-void keep_matches(Suite& suite, const std::string& filter) {
-  if (filter.empty()) return;
-  std::vector<std::string> names;
-  for (const KernelCase& c : suite.kernels) names.push_back(c.name);
-  for (const LoweredStep& s : suite.steps) names.push_back(s.step.name);
-  std::regex expression;
-  try {
-    expression = std::regex(filter);
-  } catch (const std::regex_error&) {
-    throw InputError({"--filter", ""}, fmt::format("\"{}\"", filter), "a regular expression");
-  }
-  const auto differs = [&](const std::string& name) { return !std::regex_search(name, expression); };
-  std::erase_if(suite.kernels, [&](const KernelCase& c) { return differs(c.name); });
-  std::erase_if(suite.steps, [&](const LoweredStep& s) { return differs(s.step.name); });
-  if (suite.kernels.empty() && suite.steps.empty())
-    throw InputError({"--filter", ""}, fmt::format("\"{}\"", filter),
-                     "what a benchmark's name contains (orrery bench --list)", nearest_name(filter, names));
-}
+using Suite = std::vector<SuiteBenchmark>;
 
 Suite suite_of(const SuiteOptions& options, bool fp8, double memory_bytes) {
   Suite suite;
-  if (!options.shapes.empty()) {
-    suite.kernels = shape_cases(options.device, fp8, memory_bytes, options.shapes);
-    keep_matches(suite, options.filter);
-    return suite;
+  const bool own = !options.shapes.empty();
+  for (KernelCase& c :
+       own ? shape_cases(options.device, fp8, memory_bytes, options.shapes) : kernel_cases(options.device, fp8))
+    suite.push_back({{c.name, bytes(c.op, c.tensors), flops(c.op, c.tensors)}, std::move(c)});
+  for (StepCase& step : own || options.cold_cache ? std::vector<StepCase>() : step_cases(options.device)) {
+    LoweredStep lowered{std::move(step.scenario), {}};
+    lower(lowered.scenario, lowered.program);
+    suite.push_back({{step.name, 0, lowered.program.model.executed_flops_per_step}, std::move(lowered)});
   }
-  suite.kernels = kernel_cases(options.device, fp8);
-  for (StepCase& step : options.cold_cache ? std::vector<StepCase>() : step_cases(options.device)) {
-    LoweredStep& lowered = suite.steps.emplace_back();
-    lowered.step = std::move(step);
-    lower(lowered.step.scenario, lowered.program);
-    lowered.ranks = static_cast<double>(lowered.program.mesh.ranks());
-  }
-  keep_matches(suite, options.filter);
+  if (options.filter.empty()) return suite;
+  std::vector<std::string> names;
+  for (const SuiteBenchmark& b : suite) names.push_back(b.name);
+  std::erase_if(suite, [is_wanted = matches(options.filter)](const SuiteBenchmark& b) { return !is_wanted(b.name); });
+  if (suite.empty())
+    throw InputError({"--filter", ""}, fmt::format("\"{}\"", options.filter),
+                     "what a benchmark's name contains (orrery bench --list)", nearest_name(options.filter, names));
   return suite;
 }
 
@@ -118,74 +101,63 @@ class Runner {
         backend_(std::move(backend)),
         peaks_(peaks_of(*backend_)),
         progress_(options.progress) {
-    if (options.cold_cache) {
-      const BackendFacts device = backend_->facts();
+    if (options.cold_cache)
       on_cpu_ ? evictor_.emplace(largest_cpu_cache_bytes())
-              : evictor_.emplace(*backend_, gpu_cache_bytes(device.device, preset_named(device.device)));
-    }
+              : evictor_.emplace(*backend_, gpu_cache_bytes(backend_->facts().device));
     expect(benchmarks * static_cast<std::size_t>(options.repetitions));
   }
 
   void expect(std::size_t repetitions) { progress_.expect(repetitions); }
 
-  Backend& backend() { return *backend_; }
   const Peaks& peaks() const { return peaks_; }
   // Bytes read or written before each iteration; 0: caches are left as they are.
   std::int64_t evicted_bytes() const { return evictor_ ? evictor_->bytes() : 0; }
 
-  void kernel(benchmark::State& state, const KernelCase& c) {
+  // Runs a benchmark as often as the library wants.
+  void run(benchmark::State& state, const SuiteBenchmark& b) {
     const auto begin = std::chrono::steady_clock::now();
-    run_guarded(state, [&] {
-      // On a CPU each repetition allocates anew: the placement of memory is then noise of repetitions, not of the run.
-      const std::unique_ptr<Backend> own = on_cpu_ ? make_cpu_backend() : nullptr;
-      Backend& backend = on_cpu_ ? *own : *backend_;
-      Operands operands(backend, c);
-      operands.run();  // warms caches, and lets the backend choose or load what a new op needs
-      backend.synchronize();
-      beside_yardsticks(state, /*real_time=*/false,
-                        [&] { on_cpu_ ? time_cpu(state, operands, c.name) : time_gpu(state, operands, c.op.stream); });
-    });
-    count(state, bytes(c.op, c.tensors), flops(c.op, c.tensors), bound_of(c));
-    progress_.called(c.name, state.iterations(), seconds_since(begin), options_.min_seconds);
-  }
-
-  void step(benchmark::State& state, const LoweredStep& s) {
-    const auto begin = std::chrono::steady_clock::now();
-    run_guarded(state, [&] {
-      ExecutionOptions options;
-      options.find_undefined = options.keep_tensors = false;
-      options.measure = true;
-      options.warmup_steps = 1;
-      options.steps = 2 * state.max_iterations;  // the first half is timed without marks around ops
-      beside_yardsticks(state, /*real_time=*/true, [&] {
-        while (state.KeepRunningBatch(state.max_iterations)) {
-          const std::vector<RankResult> ranks = execute_ranks(s.step.scenario, s.program, options, [&](std::size_t) {
-            return on_cpu_ ? make_cpu_backend() : make_cuda_backend();
-          });
-          double seconds = 0;  // a step ends with its last rank
-          for (std::size_t i = 0; i < ranks.front().step_seconds.size(); ++i) {
-            double longest = 0;
-            for (const RankResult& rank : ranks) longest = std::max(longest, rank.step_seconds[i]);
-            seconds += longest;
-          }
-          state.SetIterationTime(seconds);
-        }
-      });
-    });
-    const double step_flops = s.program.model.executed_flops_per_step;
-    const double peak = peaks_.flops(on_cpu_ ? Dtype::fp32 : Dtype::bf16) * s.ranks;
-    count(state, 0, step_flops, peak > 0 ? step_flops / peak : 0);
-    progress_.called(s.step.name, state.iterations(), seconds_since(begin), options_.min_seconds);
-  }
-
- private:
-  template <class Run>
-  static void run_guarded(benchmark::State& state, Run run) {
+    const auto* const kernel = std::get_if<KernelCase>(&b.what);
     try {
-      run();
+      kernel != nullptr ? run_kernel(state, *kernel) : run_step(state, std::get<LoweredStep>(b.what));
     } catch (const std::exception& error) {
       state.SkipWithError(error.what());
     }
+    count(state, b, kernel != nullptr ? bound_of(*kernel, b) : bound_of(std::get<LoweredStep>(b.what), b));
+    progress_.called(b.name, state.iterations(), seconds_since(begin), options_.min_seconds);
+  }
+
+ private:
+  void run_kernel(benchmark::State& state, const KernelCase& c) {
+    // On a CPU each repetition allocates anew: the placement of memory is then noise of repetitions, not of the run.
+    const std::unique_ptr<Backend> own = on_cpu_ ? make_cpu_backend() : nullptr;
+    Backend& backend = on_cpu_ ? *own : *backend_;
+    Operands operands(backend, c);
+    operands.run();  // warms caches, and lets the backend choose or load what a new op needs
+    backend.synchronize();
+    beside_yardsticks(state, /*real_time=*/false,
+                      [&] { on_cpu_ ? time_cpu(state, operands, c.name) : time_gpu(state, operands, c.op.stream); });
+  }
+
+  void run_step(benchmark::State& state, const LoweredStep& s) {
+    ExecutionOptions options;
+    options.find_undefined = options.keep_tensors = false;
+    options.measure = true;
+    options.warmup_steps = 1;
+    options.steps = 2 * state.max_iterations;  // the first half is timed without marks around ops
+    beside_yardsticks(state, /*real_time=*/true, [&] {
+      while (state.KeepRunningBatch(state.max_iterations)) {
+        const std::vector<RankResult> ranks = execute_ranks(s.scenario, s.program, options, [&](std::size_t) {
+          return on_cpu_ ? make_cpu_backend() : make_cuda_backend();
+        });
+        double seconds = 0;  // a step ends with its last rank
+        for (std::size_t i = 0; i < ranks.front().step_seconds.size(); ++i) {
+          double longest = 0;
+          for (const RankResult& rank : ranks) longest = std::max(longest, rank.step_seconds[i]);
+          seconds += longest;
+        }
+        state.SetIterationTime(seconds);
+      }
+    });
   }
 
   template <class Run>
@@ -231,16 +203,17 @@ class Runner {
     }
   }
 
-  // Ops run back to back, by the device's clock. The host runs ahead: its time per op shows only if the op is shorter.
+  // Ops run back to back, by the device's clock, or each alone if caches are evicted before. The host runs ahead: its
+  // time per op shows only if the op is shorter.
   void time_gpu(benchmark::State& state, Operands& operands, Stream stream) {
     constexpr benchmark::IterationCount kBatch = 16;
-    while (evictor_ && state.KeepRunningBatch(kBatch)) {
-      std::array<std::pair<Backend::Mark, Backend::Mark>, kBatch> marks;
-      for (auto& [begin, end] : marks) {
-        evictor_->evict(stream);
-        begin = backend_->mark(stream);
+    while (state.KeepRunningBatch(kBatch)) {
+      std::vector<std::pair<Backend::Mark, Backend::Mark>> marks;
+      for (benchmark::IterationCount i = 0; i < kBatch; ++i) {
+        if (evictor_) evictor_->evict(stream);
+        if (evictor_ || i == 0) marks.emplace_back(backend_->mark(stream), 0);
         operands.run();
-        end = backend_->mark(stream);
+        if (evictor_ || i + 1 == kBatch) marks.back().second = backend_->mark(stream);
       }
       backend_->synchronize();
       double seconds = 0;
@@ -248,31 +221,27 @@ class Runner {
       state.SetIterationTime(seconds);
       backend_->forget_marks();
     }
-    while (!evictor_ && state.KeepRunningBatch(kBatch)) {
-      const Backend::Mark begin = backend_->mark(stream);
-      for (benchmark::IterationCount i = 0; i < kBatch; ++i) operands.run();
-      const Backend::Mark end = backend_->mark(stream);
-      backend_->synchronize();
-      state.SetIterationTime(backend_->seconds(begin, end));
-      backend_->forget_marks();
-    }
   }
 
-  double bound_of(const KernelCase& c) const {
-    const double moved = bytes(c.op, c.tensors);
-    if (c.op.kind == OpKind::copy) return peaks_.copy_bytes_per_second > 0 ? moved / peaks_.copy_bytes_per_second : 0;
-    const double peak = peaks_.flops(c.op.compute_dtype);
-    return std::max(peak > 0 ? flops(c.op, c.tensors) / peak : 0,
-                    peaks_.bytes_per_second > 0 ? moved / peaks_.bytes_per_second : 0);
+  // The seconds of an iteration at the device's peak; 0: not known.
+  double bound_of(const KernelCase& c, const SuiteEntry& work) const {
+    const bool copies = c.op.kind == OpKind::copy;
+    const double rate = copies ? peaks_.copy_bytes_per_second : peaks_.bytes_per_second;
+    const double peak = copies ? 0 : peaks_.flops(c.op.compute_dtype);
+    return std::max(peak > 0 ? work.flops / peak : 0, rate > 0 ? work.bytes / rate : 0);
+  }
+  double bound_of(const LoweredStep& s, const SuiteEntry& work) const {
+    const double peak = peaks_.flops(on_cpu_ ? Dtype::fp32 : Dtype::bf16) * static_cast<double>(s.program.mesh.ranks());
+    return peak > 0 ? work.flops / peak : 0;
   }
 
-  static void count(benchmark::State& state, double bytes, double flops, double bound_seconds) {
+  static void count(benchmark::State& state, const SuiteEntry& work, double bound_seconds) {
     const auto rate = [](double value) { return Counter(value, Counter::kIsIterationInvariantRate); };
     // No zeros: the library's coefficient of variation would be NaN, which is not valid JSON.
-    if (bytes > 0) state.counters["bytes"] = bytes;
-    if (flops > 0) state.counters["flops"] = flops;
-    if (bytes > 0) state.counters["bytes_per_second"] = rate(bytes);
-    if (flops > 0) state.counters["flops_per_second"] = rate(flops);
+    if (work.bytes > 0) state.counters["bytes"] = work.bytes;
+    if (work.flops > 0) state.counters["flops"] = work.flops;
+    if (work.bytes > 0) state.counters["bytes_per_second"] = rate(work.bytes);
+    if (work.flops > 0) state.counters["flops_per_second"] = rate(work.flops);
     if (bound_seconds > 0) state.counters["percent_of_peak"] = rate(kPercent * bound_seconds);
   }
 
@@ -303,17 +272,11 @@ using Document = nlohmann::ordered_json;
 // Returns the library's document for the benchmarks that `wanted` selects.
 Document run_round(Runner& runner, const Suite& suite, bool on_cpu,
                    const std::function<bool(const std::string&)>& wanted) {
-  for (const KernelCase& c : suite.kernels) {
-    if (!wanted(c.name)) continue;
-    auto* const registered = benchmark::RegisterBenchmark(
-        c.name.c_str(), [&runner, &c](benchmark::State& state) { runner.kernel(state, c); });
-    if (!on_cpu) registered->UseManualTime();
-  }
-  for (const LoweredStep& s : suite.steps) {
-    if (!wanted(s.step.name)) continue;
-    benchmark::RegisterBenchmark(s.step.name.c_str(), [&runner, &s](benchmark::State& state) {
-      runner.step(state, s);
-    })->UseManualTime();
+  for (const SuiteBenchmark& b : suite) {
+    if (!wanted(b.name)) continue;
+    auto* const registered =
+        benchmark::RegisterBenchmark(b.name.c_str(), [&runner, &b](benchmark::State& state) { runner.run(state, b); });
+    if (!on_cpu || std::holds_alternative<LoweredStep>(b.what)) registered->UseManualTime();
   }
   std::ostringstream text, errors;
   benchmark::JSONReporter reporter;
@@ -356,10 +319,7 @@ std::vector<SuiteEntry> suite_entries(const SuiteOptions& options) {
   constexpr double kMoreThanAnyGpu = 0x1p50;  // a pebibyte
   const bool on_cpu = options.device == DeviceKind::cpu;
   const Suite suite = suite_of(options, !on_cpu, on_cpu ? make_cpu_backend()->facts().memory_bytes : kMoreThanAnyGpu);
-  std::vector<SuiteEntry> entries;
-  for (const KernelCase& c : suite.kernels) entries.push_back({c.name, bytes(c.op, c.tensors), flops(c.op, c.tensors)});
-  for (const LoweredStep& s : suite.steps) entries.push_back({s.step.name, 0, s.program.model.executed_flops_per_step});
-  return entries;
+  return {suite.begin(), suite.end()};
 }
 
 std::string run_suite(const SuiteOptions& options) {
@@ -371,7 +331,7 @@ std::string run_suite(const SuiteOptions& options) {
   const bool fp8 =
       !preset.empty() && find_device(preset).peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] > 0;
   const Suite suite = suite_of(options, fp8, device.memory_bytes);
-  Runner runner(options, std::move(backend), suite.kernels.size() + suite.steps.size());
+  Runner runner(options, std::move(backend), suite.size());
 
   Facts facts = options.facts;
   const auto add = [&](const Facts& more) { facts.insert(facts.end(), more.begin(), more.end()); };
@@ -449,10 +409,10 @@ std::string run_text(const BenchmarkRun& run) {
   }
   std::string text;
   for (const char* key : {"device", "software"})
-    if (const std::string* value = run.fact(key)) text += fmt::format("{}{}", text.empty() ? "" : ", ", *value);
+    if (const std::string value = run.fact(key); !value.empty()) text += (text.empty() ? "" : ", ") + value;
   if (!text.empty()) text += "\n";
   if (run.has_cold_caches()) text += "caches: cold before each iteration\n";
-  if (const std::string* peak = run.fact("peak_source")) text += "peak: " + *peak + "\n";
+  if (const std::string peak = run.fact("peak_source"); !peak.empty()) text += "peak: " + peak + "\n";
   text += "\n" + grid("<benchmark|median|spread|byte/s|FLOP/s|of peak", rows);
   if (set_aside > 0) text += "\n" + set_aside_text(set_aside, repetitions) + "\n";
   for (const std::string& name : busy) text += name + ": all of its repetitions are, and the figures are theirs\n";

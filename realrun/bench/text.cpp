@@ -4,11 +4,31 @@
 #include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "realrun/bench/machine_state.h"
+#include "sim/base/error.h"
+#include "sim/base/one_line.h"
+#include "sim/base/words.h"
 #include "sim/report/format.h"
 
 namespace orrery::bench {
+namespace {
+
+// For a cell or a line of GitHub's Markdown: escapes markup, HTML and ends of cells.
+std::string markdown_text(std::string_view text) {
+  return escaped(line_text(text), {{'<', "&lt;"},
+                                   {'>', "&gt;"},
+                                   {'&', "&amp;"},
+                                   {'\\', "\\\\"},
+                                   {'`', "\\`"},
+                                   {'*', "\\*"},
+                                   {'[', "\\["},
+                                   {']', "\\]"},
+                                   {'|', "\\|"}});
+}
+
+}  // namespace
 
 std::string change_text(double ratio) { return signed_percent_text(ratio - 1); }
 
@@ -22,24 +42,6 @@ std::string line_text(std::string_view text) {
     line += c == '\n' ? ' ' : is_control ? '?' : c;
   }
   return line;
-}
-
-std::string markdown_text(std::string_view text) {
-  constexpr std::string_view kMarkup = "\\`*[]|";
-  std::string out;
-  for (const char c : line_text(text)) {
-    if (c == '<') {
-      out += "&lt;";
-    } else if (c == '>') {
-      out += "&gt;";
-    } else if (c == '&') {
-      out += "&amp;";
-    } else {
-      if (kMarkup.find(c) != std::string_view::npos) out += '\\';
-      out += c;
-    }
-  }
-  return out;
 }
 
 std::string set_aside_text(std::size_t set_aside, std::size_t repetitions) {
@@ -87,23 +89,24 @@ std::string markdown_page(const TableReport& report) {
 std::string csv_rows(std::string_view columns, const nlohmann::ordered_json& objects) {
   std::string text = std::string(columns) + "\n";
   for (const auto& object : objects) {
-    for (std::string_view rest = columns; !rest.empty();) {
-      const std::string_view column = rest.substr(0, rest.find(','));
-      rest.remove_prefix(std::min(rest.size(), column.size() + 1));
+    for (const std::string_view column : split(columns, ',')) {
       if (const auto at = object.find(std::string(column)); at != object.end())
         text += at->is_string()         ? csv_text(at->get_ref<const std::string&>())
                 : at->is_number_float() ? fmt::format("{}", at->get<double>())
                                         : at->dump();
-      text += rest.empty() ? '\n' : ',';
+      text += ',';
     }
+    text.back() = '\n';
   }
   return text;
 }
 
-std::string_view kernel_name(std::string_view benchmark) {
-  for (const std::string_view suffix : {"/real_time", "/manual_time"})
-    if (benchmark.ends_with(suffix)) benchmark.remove_suffix(suffix.size());
-  return benchmark;
+std::function<bool(const std::string&)> matches(const std::string& filter) {
+  try {
+    return [expression = std::regex(filter)](const std::string& name) { return std::regex_search(name, expression); };
+  } catch (const std::regex_error&) {
+    throw InputError({"--filter", ""}, '"' + filter + '"', "a regular expression");
+  }
 }
 
 }  // namespace orrery::bench

@@ -1,7 +1,8 @@
-// Text fragments that several benchmark reports share.
+// Texts and names that several parts of the benchmarks share.
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -15,8 +16,6 @@ std::string change_text(double ratio);  // "+4.8 %"
 std::string p_text(double p);           // "0.042", "3e-07"
 // For one line of a terminal: replaces a newline by a blank, and other control characters by '?'.
 std::string line_text(std::string_view text);
-// For a cell or a line of GitHub's Markdown: escapes markup, HTML and ends of cells.
-std::string markdown_text(std::string_view text);
 // Returns "12 of 300 repetitions are set aside: ..." (machine_state.h).
 std::string set_aside_text(std::size_t set_aside, std::size_t repetitions);
 // A report with a table, for a terminal or as Markdown.
@@ -40,7 +39,7 @@ void add_count(std::string& summary, std::size_t count, Verdict verdict, std::st
 // CSV with these columns, comma-separated: a row for each JSON object; a cell is empty where a member is absent.
 std::string csv_rows(std::string_view columns, const nlohmann::ordered_json& objects);
 
-// Returns the name without Google Benchmark's suffix for the kind of time.
-std::string_view kernel_name(std::string_view benchmark);
+// Returns whether a part of a name matches the regular expression (ECMAScript). Throws InputError if it is none.
+std::function<bool(const std::string&)> matches(const std::string& filter);
 
 }  // namespace orrery::bench

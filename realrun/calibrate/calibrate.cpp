@@ -21,6 +21,7 @@
 #include "realrun/calibrate/nccl_log.h"
 #include "realrun/calibrate/overlap.h"
 #include "realrun/in_process.h"
+#include "sim/cost/published_collectives.h"
 #include "sim/hardware/presets.h"
 #include "sim/program/work.h"
 
@@ -63,17 +64,13 @@ void run(const RankCollective& c, Communicator& communicator, const Members& mem
 // sends to the next one), from 1 KiB to 16 MiB. Sizes alternate, so that any beginning of the list covers small and
 // large ones.
 std::vector<RankCollective> rank_collectives(std::int64_t ranks) {
-  constexpr std::array<std::pair<const char*, OpKind>, 5> kKinds{{{"all_reduce", OpKind::all_reduce},
-                                                                  {"all_gather", OpKind::all_gather},
-                                                                  {"reduce_scatter", OpKind::reduce_scatter},
-                                                                  {"all_to_all", OpKind::all_to_all},
-                                                                  {"send_recv", OpKind::ring_shift}}};
   constexpr std::array<std::int64_t, 8> kKibibytes{64, 1024, 4, 16384, 1, 256, 4096, 16};
   std::vector<RankCollective> all;
   for (const std::int64_t size : kKibibytes)
-    for (const auto& [name, kind] : kKinds)
-      all.push_back({fmt::format("collective {} {} ranks {} KiB", name, ranks, size), name, kind, ranks,
-                     static_cast<double>(size) * 1024});
+    for (const auto& [name, kind] : kCollectiveKinds)
+      if (kind != OpKind::broadcast && kind != OpKind::reduce)
+        all.push_back({fmt::format("collective {} {} ranks {} KiB", name, ranks, size), std::string(name), kind, ranks,
+                       static_cast<double>(size) * 1024});
   return all;
 }
 
@@ -297,9 +294,10 @@ class CalibrationRun {
     if (options_.progress) options_.progress(progress_);
   }
 
-  void measure(const KernelPoint& point, const std::string& id) {
+  template <class Measure>
+  void try_to(const std::string& id, Measure measure) {
     try {
-      journal_.add(id, meter_.measure(point, point_seconds()));
+      measure();
     } catch (const DeviceError&) {
       backend_->synchronize();  // throws again if more than memory failed
       impossible_.insert(id);
@@ -307,21 +305,20 @@ class CalibrationRun {
     report(id);
   }
 
+  void measure(const KernelPoint& point, const std::string& id) {
+    try_to(id, [&] { journal_.add(id, meter_.measure(point, point_seconds())); });
+  }
+
   void measure(const OverlapPair& pair) {
-    try {
-      if (const auto m = meter_.measure_overlap(pair.compute, pair.copy, point_seconds())) {
-        journal_.add(pair.compute_alone, m->compute_alone);
-        journal_.add(pair.copy_alone, m->copy_alone);
-        journal_.add(pair.compute_beside, m->compute_beside);
-        journal_.add(pair.copy_beside, m->copy_beside);
-      } else {
-        streams_take_turns_ = true;
-      }
-    } catch (const DeviceError&) {
-      backend_->synchronize();
-      impossible_.insert(pair.copy_beside);
-    }
-    report(pair.copy_beside);
+    try_to(pair.copy_beside, [&] {
+      const auto m = meter_.measure_overlap(pair.compute, pair.copy, point_seconds());
+      streams_take_turns_ = streams_take_turns_ || !m;
+      if (!m) return;
+      journal_.add(pair.compute_alone, m->compute_alone);
+      journal_.add(pair.copy_alone, m->copy_alone);
+      journal_.add(pair.compute_beside, m->compute_beside);
+      journal_.add(pair.copy_beside, m->copy_beside);
+    });
   }
 
   CalibrateResult fitted() const {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <span>
 #include <utility>
 
@@ -18,7 +19,9 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/statistics.h"
+#include "sim/base/words.h"
 #include "sim/cost/collective_calibration.h"
+#include "sim/cost/published_collectives.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {
@@ -53,29 +56,39 @@ Free free_parameter(const std::string& name, double& value) {
 
 constexpr std::array<const char*, 3> kProtocols{"simple", "ll128", "ll"};
 
-// The numbers of a class by their names: "ring_share", "base_seconds.simple".
-class ParameterNumbers {
+// The parameters of a class by their names, and its numbers by theirs: "ring_share", "base_seconds.simple".
+class ParameterFields {
  public:
-  std::vector<std::pair<std::string, double*>> all;
+  OrderedJson json = OrderedJson::object();
+  std::vector<std::pair<std::string, double*>> numbers;
 
-  void number(const char* name, double& value, NumberRange) { all.emplace_back(name, &value); }
-  void integer(const char*, std::int64_t, std::int64_t) {}
-  void boolean(const char*, bool) {}
-  void rates(const char*, const std::array<double, 3>&) {}
+  template <class Parameters>
+  explicit ParameterFields(Parameters& parameters) {
+    visit_parameters(parameters, *this);
+  }
+  void number(const char* name, double& value, NumberRange) {
+    json[name] = value;
+    numbers.emplace_back(name, &value);
+  }
+  void integer(const char* name, std::int64_t value, std::int64_t) { json[name] = value; }
+  void boolean(const char* name, bool value) { json[name] = value; }
+  void rates(const char* name, const std::array<double, 3>& values) { json[name] = values; }
   void protocols(const char* name, ByProtocol& values, NumberRange, bool with_ll128) {
-    for (std::size_t p = 0; p < values.size(); ++p)
-      if (p != 1 || with_ll128) all.emplace_back(fmt::format("{}.{}", name, kProtocols[p]), &values[p]);
+    for (std::size_t p = 0; p < values.size(); ++p) {
+      if (p == 1 && !with_ll128) continue;
+      json[name][kProtocols[p]] = values[p];
+      numbers.emplace_back(fmt::format("{}.{}", name, kProtocols[p]), &values[p]);
+    }
   }
 };
 
 // `names`: of numbers, or of those of all protocols.
 template <class Parameters>
 std::vector<Free> free_of(Parameters& parameters, const std::vector<std::string>& names) {
-  ParameterNumbers numbers;
-  visit_parameters(parameters, numbers);
+  const ParameterFields fields(parameters);
   std::vector<Free> free;
   for (const std::string& name : names)
-    for (const auto& [key, value] : numbers.all)
+    for (const auto& [key, value] : fields.numbers)
       if ((key == name || key.starts_with(name + ".")) && *value > 0 && (parameters.ll128 || !key.ends_with(".ll128")))
         free.push_back(free_parameter(key, *value));
   return free;
@@ -151,12 +164,17 @@ std::vector<MissedPoint> missed_points(const PlacedCurve& curve) {
   return points;
 }
 
+std::vector<double> values_of(const std::vector<Free>& free) {
+  std::vector<double> values;
+  for (const Free& f : free) values.push_back(*f.value);
+  return values;
+}
+
 // A log does not say which algorithm ran, and if one algorithm becomes slower, the prediction uses another. So all
 // shares of a link start at the common rate that matches the large sizes best. The search for it only goes down: the
 // fit can raise single shares later.
 void slow_links(const PlacedCurves& curves, const std::vector<Free>& free) {
-  std::vector<double> bundled;
-  for (const Free& f : free) bundled.push_back(*f.value);
+  const std::vector<double> bundled = values_of(free);
   const auto put = [&](double rate) {
     for (std::size_t i = 0; i < free.size(); ++i)
       if (free[i].name.find("share") != std::string::npos) *free[i].value = bundled[i] * rate;
@@ -190,20 +208,6 @@ void fit_free(const PlacedCurves& curves, const std::vector<Free>& free, const s
   std::vector<double> values = fit_least_squares(parameters, errors_at, loss).values;
   for (double& value : values) value = std::stod(fmt::format("{:.4g}", value));
   put(values);
-}
-
-std::vector<double> values_of(const std::vector<Free>& free) {
-  std::vector<double> values;
-  for (const Free& f : free) values.push_back(*f.value);
-  return values;
-}
-
-// The parameters that a user's curves determine.
-std::vector<Free> fit_users(const PlacedCurves& curves, std::vector<Free> free) {
-  const std::vector<double> start = values_of(free);
-  slow_links(curves, free);
-  fit_free(curves, free, start, {});
-  return free;
 }
 
 bool has(const PlacedCurves& curves, std::initializer_list<OpKind> kinds) {
@@ -242,16 +246,22 @@ std::vector<std::string> determined(const Cluster& cluster, const PlacedCurves& 
   return names;
 }
 
-// Rings load the links of a node or network evenly, so no other algorithm gets more than rings were measured to get.
-// (An all-to-all may be slow for other reasons.)
-void bound_by_rings(const std::vector<Free>& free, double ring_share, double bundled_ring_share,
-                    std::initializer_list<std::pair<const char*, double*>> shares) {
-  const auto is_free = [&](const char* name) {
-    return std::any_of(free.begin(), free.end(), [&](const Free& f) { return f.name == name; });
-  };
-  if (!is_free("ring_share") || ring_share >= bundled_ring_share) return;
+// Fits the named parameters of a node or network to a user's curves, and returns which were fitted. Rings load links
+// evenly, so no other algorithm gets a larger share of them than rings were measured to get. (An all-to-all may be slow
+// for other reasons.) `shares`: those of the other algorithms.
+template <class Parameters>
+std::vector<Free> fit_users(const PlacedCurves& curves, const std::vector<std::string>& names, Parameters& parameters,
+                            std::initializer_list<std::pair<const char*, double*>> shares) {
+  const double bundled = parameters.ring_share;
+  std::vector<Free> free = free_of(parameters, names);
+  const std::vector<double> start = values_of(free);
+  slow_links(curves, free);
+  fit_free(curves, free, start, {});
+  const auto is_free = [&](const char* name) { return std::ranges::find(free, name, &Free::name) != free.end(); };
+  if (!is_free("ring_share") || parameters.ring_share >= bundled) return free;
   for (const auto& [name, share] : shares)
-    if (!is_free(name)) *share = std::stod(fmt::format("{:.4g}", *share * ring_share / bundled_ring_share));
+    if (!is_free(name)) *share = std::stod(fmt::format("{:.4g}", *share * parameters.ring_share / bundled));
+  return free;
 }
 
 OrderedJson json_of(const CollectiveResidual& r) {
@@ -262,44 +272,15 @@ OrderedJson json_of(const CollectiveResidual& r) {
           {"median_error_from_1_mib", r.median_error_from_1_mib}};
 }
 
-class ParametersJson {
- public:
-  OrderedJson json = OrderedJson::object();
-
-  void number(const char* name, double value, NumberRange) { json[name] = value; }
-  void integer(const char* name, std::int64_t value, std::int64_t) { json[name] = value; }
-  void boolean(const char* name, bool value) { json[name] = value; }
-  void rates(const char* name, const std::array<double, 3>& values) { json[name] = values; }
-  void protocols(const char* name, const ByProtocol& values, NumberRange, bool with_ll128) {
-    for (std::size_t p = 0; p < values.size(); ++p)
-      if (p != 1 || with_ll128) json[name][kProtocols[p]] = values[p];
-  }
-};
-
-template <class Parameters>
-OrderedJson parameters_json(Parameters parameters) {
-  ParametersJson fields;
-  visit_parameters(parameters, fields);
-  return std::move(fields.json);
-}
-
-// Returns the word that tells a device's model from others: "A100" in "NVIDIA A100-SXM4-80GB", "3090" in "GeForce RTX
-// 3090"; "" where there is none ("NVIDIA Graphics Device").
+// Returns the word that tells a device's model from others, in lower case: "a100" in "NVIDIA A100-SXM4-80GB", "3090"
+// in "GeForce RTX 3090"; "" where there is none ("NVIDIA Graphics Device").
 std::string model_word(const std::string& device) {
-  std::string word;
-  for (std::size_t i = 0; i <= device.size(); ++i) {
-    const auto c = static_cast<unsigned char>(i < device.size() ? device[i] : ' ');
-    if (std::isalnum(c)) {
-      word += static_cast<char>(std::toupper(c));
-      continue;
-    }
-    if (std::any_of(word.begin(), word.end(), [](unsigned char w) { return std::isdigit(w); })) {
-      if (word.ends_with("TI") && std::isdigit(static_cast<unsigned char>(word.front()))) word.resize(word.size() - 2);
-      return word;
-    }
-    word.clear();
-  }
-  return {};
+  static const std::regex kWithDigit("[A-Za-z0-9]*[0-9][A-Za-z0-9]*");
+  std::smatch found;
+  if (!std::regex_search(device, found, kWithDigit)) return {};
+  std::string word = lower_case(found.str());
+  if (word.ends_with("ti") && std::isdigit(static_cast<unsigned char>(word.front()))) word.resize(word.size() - 2);
+  return word;
 }
 
 bool is_known_model(const std::string& word) {
@@ -363,13 +344,11 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
     result.errors.push_back({curve.id, std::ssize(curve.points), median_or_zero(relative_errors({&placed, 1})), 0, {}});
   }
   if (!within.empty()) {
-    const double bundled = intra.ring_share;
-    const std::vector<Free> free = fit_users(within, free_of(intra, determined(cluster, within, /*across=*/false)));
-    bound_by_rings(free, intra.ring_share, bundled,
-                   {{"all_to_all_share", &intra.all_to_all_share},
-                    {"send_share", &intra.send_share},
-                    {"nvls_share", &intra.nvls_share}});
-    for (const Free& f : free) result.fitted.push_back("node: " + f.name);
+    for (const Free& f : fit_users(within, determined(cluster, within, /*across=*/false), intra,
+                                   {{"all_to_all_share", &intra.all_to_all_share},
+                                    {"send_share", &intra.send_share},
+                                    {"nvls_share", &intra.nvls_share}}))
+      result.fitted.push_back("node: " + f.name);
     result.classes.node_classes.push_back(
         {.name = fmt::format("{} measured", cluster.device.architecture),
          .source = source,
@@ -380,16 +359,12 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
          .residual = collective_residual(within)});
   }
   if (!across.empty()) {
-    const double bundled = inter.ring_share;
-    const std::vector<Free> free = fit_users(across, free_of(inter, determined(cluster, across, /*across=*/true)));
-    bound_by_rings(free, inter.ring_share, bundled,
-                   {{"tree_share", &inter.tree_share}, {"all_to_all_share", &inter.all_to_all_share}});
-    for (const Free& f : free) result.fitted.push_back("network: " + f.name);
-    std::string word = cluster.fabric.name;
-    std::transform(word.begin(), word.end(), word.begin(), [](unsigned char w) { return std::tolower(w); });
+    for (const Free& f : fit_users(across, determined(cluster, across, /*across=*/true), inter,
+                                   {{"tree_share", &inter.tree_share}, {"all_to_all_share", &inter.all_to_all_share}}))
+      result.fitted.push_back("network: " + f.name);
     result.classes.network_classes.push_back({.name = fmt::format("{} measured", cluster.fabric.name),
                                               .source = source,
-                                              .words = {word},
+                                              .words = {lower_case(cluster.fabric.name)},
                                               .parameters = inter,
                                               .residual = collective_residual(across)});
   }
@@ -403,47 +378,29 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
 nlohmann::ordered_json collectives_json(const CollectiveFit& fit, const std::string& method) {
   OrderedJson json{{"description", "Rates and latencies of collectives, measured by a user."}, {"method", method}};
   OrderedJson& nodes = json["node_classes"] = OrderedJson::array();
-  for (const IntraClass& c : fit.classes.node_classes)
+  for (IntraClass c : fit.classes.node_classes)
     nodes.push_back({{"name", c.name},
                      {"architectures", c.architectures},
                      {"fabrics", c.fabrics},
                      {"least_devices", c.least_devices},
                      {"source", c.source},
-                     {"parameters", parameters_json(c.parameters)},
+                     {"parameters", ParameterFields(c.parameters).json},
                      {"residual", json_of(c.residual)}});
   OrderedJson& networks = json["network_classes"] = OrderedJson::array();
-  for (const InterClass& c : fit.classes.network_classes)
+  for (InterClass c : fit.classes.network_classes)
     networks.push_back({{"name", c.name},
                         {"words", c.words},
                         {"source", c.source},
-                        {"parameters", parameters_json(c.parameters)},
+                        {"parameters", ParameterFields(c.parameters).json},
                         {"residual", json_of(c.residual)}});
   return json;
 }
 
-std::string collectives_text(const CollectiveFit& fit, const std::string& method) {
-  return written_json(collectives_json(fit, method));
-}
-
 std::string curves_text(const Cluster& cluster, const std::vector<CollectiveCurve>& curves, const std::string& method) {
-  const Node& node = cluster.node;
-  const std::string system = node.name.empty() ? "measured" : node.name;
+  const std::string system = cluster.node.name.empty() ? "measured" : cluster.node.name;
   OrderedJson json{{"description", "Measured time of collectives (nccl-tests and the like)."},
                    {"units", "points: [bytes, microseconds]; systems: bytes per second, one direction"}};
-  json["systems"][system] = {{"gpu", cluster.device.name},
-                             {"architecture", cluster.device.architecture},
-                             {"intra", kIntraFabricNames[static_cast<std::size_t>(node.intra)]},
-                             {"devices_per_node", node.devices},
-                             {"intra_bytes_per_second", node.intra_bytes_per_second},
-                             {"pair_bytes_per_second", node.pair_bytes_per_second},
-                             {"in_switch_reduction", node.in_switch_reduction},
-                             {"pcie_bytes_per_second", node.pcie_bytes_per_second},
-                             {"devices_per_pcie_switch", node.devices_per_pcie_switch},
-                             {"devices_per_pcie_root", node.devices_per_pcie_root},
-                             {"nics", node.nics},
-                             {"nic_bytes_per_second", node.nic_bytes_per_second},
-                             {"fabric", kFabricKindNames[static_cast<std::size_t>(cluster.fabric.kind)]},
-                             {"network", cluster.fabric.name}};
+  json["systems"][system] = system_json(cluster);
   OrderedJson& list = json["curves"] = OrderedJson::array();
   for (const CollectiveCurve& c : curves) {
     OrderedJson points = OrderedJson::array();
@@ -474,29 +431,12 @@ struct PublishedCurve {
 
 PublishedCurve published_curve(const nlohmann::json& curve, const nlohmann::json& system) {
   PublishedCurve p;
-  Cluster& c = p.cluster;
-  c.device.architecture = system.at("architecture");
-  c.device.pcie_bytes_per_second = system.at("pcie_bytes_per_second");
-  const auto* intra = std::find(kIntraFabricNames.begin(), kIntraFabricNames.end(), system.at("intra"));
-  c.node.intra = static_cast<IntraFabric>(intra - kIntraFabricNames.begin());
-  c.node.devices = system.at("devices_per_node");
-  c.node.intra_bytes_per_second = system.at("intra_bytes_per_second");
-  c.node.pair_bytes_per_second = system.at("pair_bytes_per_second");
-  c.node.in_switch_reduction = system.at("in_switch_reduction") && curve.value("in_switch_reduction", true);
-  c.node.devices_per_pcie_switch = system.at("devices_per_pcie_switch");
-  c.node.devices_per_pcie_root = system.value("devices_per_pcie_root", c.node.devices_per_pcie_root);
-  c.node.nics = system.at("nics");
-  c.node.nic_bytes_per_second = system.at("nic_bytes_per_second");
-  c.nodes = curve.at("nodes");
-  c.fabric.name = system.at("network");
-
+  p.cluster = cluster_of_curve(curve, system);
   p.is_fitted = !curve.contains("not_fitted");
   p.curve.id = curve.at("id");
   p.curve.source = curve.at("system");
-  p.curve.kind = OpKind::ring_shift;  // "send_recv"
-  for (const OpKind kind : {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_to_all,
-                            OpKind::broadcast, OpKind::reduce})
-    if (curve.at("collective") == name_of(kind)) p.curve.kind = kind;
+  const CollectiveKind* kind = find_collective(curve.at("collective").get_ref<const std::string&>());
+  p.curve.kind = kind == nullptr ? OpKind::ring_shift : kind->op;
   p.curve.ranks = curve.at("ranks");
   p.curve.nodes = curve.at("nodes");
   for (std::size_t a = 0; a < kCollectiveAlgorithmNames.size(); ++a)
@@ -582,9 +522,8 @@ class PublishedCollectives {
     for (std::size_t i = 0; i < classes.size(); ++i) {
       OrderedJson* const json = &file.at(key)[i];
       published_.push_back({&classes[i].parameters, json});
-      ParameterNumbers numbers;
-      visit_parameters(classes[i].parameters, numbers);
-      for (auto& [name, value] : numbers.all) {
+      ParameterFields fields(classes[i].parameters);
+      for (auto& [name, value] : fields.numbers) {
         const std::string full = fmt::format("{}: {}", classes[i].name, name);
         std::replace(name.begin(), name.end(), '.', '/');
         numbers_[full] = {value, json, OrderedJson::json_pointer("/" + name)};

@@ -53,7 +53,6 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
 
 // In the format of results/calibration/collectives.json.
 nlohmann::ordered_json collectives_json(const CollectiveFit& fit, const std::string& method);
-std::string collectives_text(const CollectiveFit& fit, const std::string& method);
 // In the format of results/published/collectives.json.
 std::string curves_text(const Cluster& cluster, const std::vector<CollectiveCurve>& curves, const std::string& method);
 

@@ -92,10 +92,9 @@ class KernelFitter {
     curve.residual = residual_of(log_errors(points));
     for (std::size_t i = 0; i < parameters.size(); ++i)
       curve.parameters.push_back({parameters[i].name, rounded[i], all.factor_95[i]});
-    loss_ = all.loss;
+    curve.loss = all.loss;
     return curve;
   }
-  double loss() const { return loss_; }
 
   // Rounds as the file does; values close to 0 become 0.
   static double round(double value) {
@@ -108,7 +107,6 @@ class KernelFitter {
 
  private:
   std::map<std::string, Points> groups_;
-  double loss_ = 0;
 };
 
 // Initial rates of a measured device: no kernel reaches them, and the fit replaces them.
@@ -162,6 +160,22 @@ void describe_measured_device(KernelFitter& fitter, const BackendFacts& facts) {
   d.pcie_bytes_per_second = KernelFitter::round(copy_rate(fitter));
 }
 
+// Fits a curve of the fitter's calibration to a group's points. Returns false if there are too few.
+template <class Curve>
+bool fit_curve(KernelFitter& fitter, const std::string& group, const std::vector<FitParameter>& parameters,
+               Curve& curve, CalibrationFit& result) {
+  const Points& points = fitter.group(group);
+  if (points.size() <= parameters.size()) {
+    result.missing.push_back(group);
+    return false;
+  }
+  CurveFit fit =
+      fitter.fit(group, points, parameters, [&](const auto& values) { set_numbers(curve, parameters, values); });
+  curve.residual = fit.residual;
+  result.curves.push_back(std::move(fit));
+  return true;
+}
+
 void fit_matmul(KernelFitter& fitter, Dtype dtype, CalibrationFit& result) {
   const std::string name = fmt::format("matmul {}", name_of(dtype));
   const Points& points = fitter.group(name);
@@ -177,21 +191,19 @@ void fit_matmul(KernelFitter& fitter, Dtype dtype, CalibrationFit& result) {
     parameters.push_back({"sustained_efficiency", 0.2, 1e-3, 1});
     parameters.push_back({"sustained_seconds", 1e-3, 1e-5, 0.1});
   }
-  if (points.size() < parameters.size() + 1) {
+  if (points.size() <= parameters.size()) {
     result.missing.push_back(name);
     return;
   }
   MatmulCurve best;
   CurveFit best_fit;
-  double least = 0;
   constexpr double kWorthMoreTiles = 0.98;  // of the loss: a longer list must improve it by this
   for (const auto& tiles : tile_lists(fitter.device.multiprocessors)) {
     MatmulCurve& curve = fitter.calibration.matmul[index_of(dtype)];
     curve.tiles = tiles;
     CurveFit fit = fitter.fit(name, points, parameters,
                               [&](const std::vector<double>& values) { set_numbers(curve, parameters, values); });
-    if (!best.tiles.empty() && fitter.loss() > kWorthMoreTiles * least) continue;
-    least = fitter.loss();
+    if (!best.tiles.empty() && fit.loss > kWorthMoreTiles * best_fit.loss) continue;
     best = curve;
     best_fit = std::move(fit);
   }
@@ -202,28 +214,18 @@ void fit_matmul(KernelFitter& fitter, Dtype dtype, CalibrationFit& result) {
 }
 
 void fit_attention(KernelFitter& fitter, Dtype dtype, CalibrationFit& result) {
-  const std::string name = fmt::format("attention {}", name_of(dtype));
-  const Points& points = fitter.group(name);
-  const bool one = fitter.device.multiprocessors == 1;
   std::vector<FitParameter> parameters{
       {"forward_efficiency", 0.1, 1e-4, 1},       {"backward_efficiency", 0.1, 1e-4, 1},
       {"half_sequence", 10, 1e-3, 5000},          {"half_head_dim", 30, 1e-3, 3000},
       {"backward_half_head_dim", 30, 1e-3, 3000}, {"masked_share", 0.5, kNothing, 1},
       {"fixed_seconds", 2e-6, 1e-9, 1e-4}};
-  if (!one) {
+  if (fitter.device.multiprocessors != 1) {
     parameters.push_back({"forward_last_wave", 0.5, kNothing, 4});
     parameters.push_back({"backward_last_wave", 0.5, kNothing, 4});
   }
-  if (points.size() < parameters.size() + 1) {
-    result.missing.push_back(name);
-    return;
-  }
   AttentionCurve& curve = fitter.calibration.attention;
-  curve.name = "measured";
-  CurveFit fit = fitter.fit(name, points, parameters,
-                            [&](const std::vector<double>& values) { set_numbers(curve, parameters, values); });
-  curve.residual = fit.residual;
-  result.curves.push_back(std::move(fit));
+  if (fit_curve(fitter, fmt::format("attention {}", name_of(dtype)), parameters, curve, result))
+    curve.name = "measured";
 }
 
 const std::vector<FitParameter>& memory_parameters() {
@@ -255,18 +257,9 @@ void fit_memory(KernelFitter& fitter, CalibrationFit& result) {
   for (const auto& [group, points] : fitter.groups()) {
     constexpr std::string_view kPrefix = "memory ";
     if (!group.starts_with(kPrefix)) continue;
-    if (points.size() <= memory_parameters().size()) {
-      result.missing.push_back(group);
-      continue;
-    }
     fitter.calibration.memory_kinds = {{.name = group.substr(kPrefix.size()), .residual = {}}};
     MemoryCurve& curve = fitter.calibration.memory_kinds.front();
-    CurveFit fit = fitter.fit(group, points, memory_parameters(), [&](const std::vector<double>& values) {
-      set_numbers(curve, memory_parameters(), values);
-    });
-    curve.residual = fit.residual;
-    kinds.push_back(curve);
-    result.curves.push_back(std::move(fit));
+    if (fit_curve(fitter, group, memory_parameters(), curve, result)) kinds.push_back(curve);
   }
   fitter.calibration.memory_kinds = std::move(kinds);
 }
@@ -459,7 +452,6 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
                              const std::string& method) {
   const Calibration& c = fit.calibration;
   OrderedJson json{{"name", c.name}, {"date", date}, {"source", source}, {"method", method}};
-  if (!c.note.empty()) json["note"] = c.note;
   if (c.host_processors > 0) json["host"] = {{"processors", c.host_processors}, {"busy_share", c.busy_share}};
   OrderedJson& relative = json["relative_to"] = OrderedJson::object();
   for (const Dtype dtype : kFittedDtypes)
@@ -557,24 +549,23 @@ std::string fit_table(const CalibrationFit& fit) {
     open = true;
     return " (x -)";
   };
-  for (const CurveFit& curve : fit.curves) {
-    const Residual& r = curve.residual;
-    text += fmt::format("{:32} {:>6} {:>7} {:>7} {:>7} {:>16}  ", curve.name, r.points, percent(r.median),
+  const auto add = [&](const std::string& name, const Residual& r, const Residual& held_out, const std::string& more) {
+    text += fmt::format("{:32} {:>6} {:>7} {:>7} {:>7} {:>16}  {}\n", name, r.points, percent(r.median),
                         percent(r.percentile_90), percent(r.bias),
-                        curve.held_out.points > 0
-                            ? fmt::format("{} of {}", percent(curve.held_out.median), curve.held_out.points)
-                            : "-");
+                        held_out.points > 0 ? fmt::format("{} of {}", percent(held_out.median), held_out.points) : "-",
+                        more);
+  };
+  for (const CurveFit& curve : fit.curves) {
     std::string parameters;
     for (const FittedParameter& p : curve.parameters)
       parameters += fmt::format("{}{} {:.4g}{}", parameters.empty() ? "" : ", ", p.name, p.value, interval(p));
-    text += parameters + "\n";
+    add(curve.name, curve.residual, curve.held_out, parameters);
   }
   for (const IntraClass& c : fit.collectives.node_classes)
     text += fmt::format("{:32} {:>6} {:>7}\n", "collectives: " + c.name, c.residual.points,
                         percent(c.residual.median_error));
   const auto overlap = [&](const char* name, double slowdown, const Residual& r) {
-    text += fmt::format("{:32} {:>6} {:>7} {:>7} {:>7} {:>16}  slowdown {:.4g}\n", name, r.points, percent(r.median),
-                        percent(r.percentile_90), percent(r.bias), "-", slowdown);
+    add(name, r, {}, fmt::format("slowdown {:.4g}", slowdown));
   };
   if (fit.overlaps) {
     const CopyOverlap &up = fit.overlaps->to_device, &down = fit.overlaps->to_host;

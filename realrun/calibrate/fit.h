@@ -29,6 +29,7 @@ struct CurveFit {
   Residual residual;  // of the curve, fitted to all points
   // The residual over shapes that were left out of a fit to the others. No points: too few to leave any out.
   Residual held_out;
+  double loss = 0;  // least_squares.h
 };
 
 struct CalibrationFit {

@@ -67,7 +67,8 @@ struct Parsed {
   std::size_t whole_bytes = 0;  // end of the last complete line
 };
 
-Parsed parse(const std::string& text, const std::string& path) {
+Parsed parse(const std::string& path) {
+  const std::string text = read_file(path, "the journal of a calibration");
   Parsed parsed;
   std::size_t line_number = 0;
   for (std::size_t begin = 0; begin < text.size();) {
@@ -92,25 +93,19 @@ Parsed parse(const std::string& text, const std::string& path) {
     }
     begin = parsed.whole_bytes = end + 1;
   }
+  if (parsed.whole_bytes == 0) read_header(Json(), path);
   return parsed;
 }
 
-constexpr std::string_view kJournal = "the journal of a calibration";
-
 }  // namespace
 
-JournalContents read_journal(const std::string& path) {
-  Parsed parsed = parse(read_file(path, kJournal), path);
-  if (parsed.whole_bytes == 0) read_header(Json(), path);
-  return std::move(parsed.contents);
-}
+JournalContents read_journal(const std::string& path) { return parse(path).contents; }
 
 Journal::Journal(std::string path, const JournalHeader& header) : path_(std::move(path)), header_(header) {
   std::error_code ignored;
   const bool there = std::filesystem::exists(path_, ignored) && std::filesystem::file_size(path_, ignored) > 0;
   if (there) {
-    Parsed parsed = parse(read_file(path_, kJournal), path_);
-    if (parsed.whole_bytes == 0) read_header(Json(), path_);
+    Parsed parsed = parse(path_);
     if (!parsed.contents.header.same_machine(header))
       throw InputError(
           {path_, ""},
@@ -125,23 +120,22 @@ Journal::Journal(std::string path, const JournalHeader& header) : path_(std::mov
   if (file_ == nullptr)
     throw InputError({path_, ""}, fmt::format("a path that cannot be written ({})", std::strerror(errno)),
                      "the path of a file to write");
-  if (!there) {
-    const std::string line = line_of(header_);
-    if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0)
-      throw InputError({path_, ""}, "a path that cannot be written", "space for the journal");
-  }
+  if (!there) write(line_of(header_));
 }
 
 Journal::~Journal() {
   if (file_ != nullptr) std::fclose(file_);
 }
 
-void Journal::add(const std::string& id, const Measurement& measurement) {
-  const std::string line = line_of(id, measurement);
+void Journal::write(const std::string& line) {
   if (std::fwrite(line.data(), 1, line.size(), file_) != line.size() || std::fflush(file_) != 0 ||
       ::fsync(::fileno(file_)) != 0)
     throw InputError({path_, ""}, fmt::format("a path that cannot be written ({})", std::strerror(errno)),
                      "space for the journal");
+}
+
+void Journal::add(const std::string& id, const Measurement& measurement) {
+  write(line_of(id, measurement));
   keep_fastest(points_, id, measurement);
 }
 

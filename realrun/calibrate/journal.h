@@ -34,6 +34,8 @@ class Journal {
   void add(const std::string& id, const Measurement& measurement);
 
  private:
+  void write(const std::string& line);
+
   std::string path_;
   JournalHeader header_;
   std::map<std::string, Measurement> points_;

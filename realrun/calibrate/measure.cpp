@@ -49,32 +49,46 @@ OperandSets operand_sets(Backend& backend, const KernelPoint& point, double foot
 // of which `overlap` beside the other.
 double speed_beside(double work, double duration, double overlap) { return (work - (duration - overlap)) / overlap; }
 
-// One of two points that run at the same time.
+// A point whose ops run again and again, alone or beside another's.
 class Runner {
  public:
   Runner(Backend& backend, const KernelPoint& point, double footprint_bytes)
-      : backend_(backend), point_(point), sets_(operand_sets(backend, point, footprint_bytes)) {}
+      : backend_(backend),
+        on_cpu_(backend.facts().kind == "cpu"),
+        stream_(point.op.stream),
+        sets_(operand_sets(backend, point, footprint_bytes)) {}
 
-  Stream stream() const { return point_.op.stream; }
+  Stream stream() const { return stream_; }
   void issue() { sets_[next_++ % sets_.size()]->run(); }
-  // Measures `ops` ops by the device's clock; returns seconds per op.
+  // Runs `ops` ops, and returns the seconds of one by the clock that counts (Meter). Sets issue_seconds.
   double alone(std::int64_t ops) {
-    const Backend::Mark from = backend_.mark(stream());
+    const double wall = wall_seconds(), thread = thread_seconds();
+    const Backend::Mark from = on_cpu_ ? 0 : backend_.mark(stream_);
     for (std::int64_t i = 0; i < ops; ++i) issue();
-    const Backend::Mark to = backend_.mark(stream());
+    issue_seconds = (on_cpu_ ? thread_seconds() - thread : wall_seconds() - wall) / static_cast<double>(ops);
+    if (on_cpu_) return issue_seconds;
+    const Backend::Mark to = backend_.mark(stream_);
     backend_.synchronize();
     const double spent = backend_.seconds(from, to) / static_cast<double>(ops);
     backend_.forget_marks();
     return spent;
   }
+  // Returns how many ops take `duration`, but no more than kMostInBatch.
+  std::int64_t ops_in(double duration) {
+    alone(1);  // loads what is loaded once
+    const double estimate = std::max(alone(1), 1e-9);
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(duration / estimate)), 1, kMostInBatch);
+  }
 
   std::int64_t count = 1;         // ops in kOverlapSeconds
+  double issue_seconds = 0;       // of one op, when it last ran alone
   std::vector<double> seconds;    // of one op, alone
   std::vector<double> slowdowns;  // time beside the other over time alone
 
  private:
   Backend& backend_;
-  const KernelPoint& point_;
+  const bool on_cpu_;
+  const Stream stream_;
   OperandSets sets_;
   std::size_t next_ = 0;
 };
@@ -99,12 +113,7 @@ double wall_seconds() {
 std::optional<OverlapMeasurement> Meter::measure_overlap(const KernelPoint& compute, const KernelPoint& copy,
                                                          double seconds) {
   Runner products(backend_, compute, footprint_bytes_), copies(backend_, copy, footprint_bytes_);
-  for (Runner* runner : {&products, &copies}) {
-    runner->alone(1);  // loads what is loaded once
-    const double estimate = std::max(runner->alone(1), 1e-9);
-    runner->count =
-        std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(kOverlapSeconds / estimate)), 1, kMostInBatch);
-  }
+  for (Runner* runner : {&products, &copies}) runner->count = runner->ops_in(kOverlapSeconds);
   const auto together = [&] {
     const double product_work = products.seconds.back() * static_cast<double>(products.count);
     const double copy_work = copies.seconds.back() * static_cast<double>(copies.count);
@@ -149,36 +158,15 @@ std::optional<OverlapMeasurement> Meter::measure_overlap(const KernelPoint& comp
 }
 
 Measurement Meter::measure(const KernelPoint& point, double seconds) {
-  const OperandSets sets = operand_sets(backend_, point, footprint_bytes_);
-
+  Runner runner(backend_, point, footprint_bytes_);
   const bool cpu = backend_.facts().kind == "cpu";
-  const Stream stream = point.op.stream;
-  std::size_t next = 0;
-  double issue = 0;
-  const auto once = [&](std::int64_t batch) {  // seconds per op of a batch
-    const double wall = wall_seconds(), thread = thread_seconds();
-    const Backend::Mark from = cpu ? 0 : backend_.mark(stream);
-    for (std::int64_t i = 0; i < batch; ++i) sets[next++ % sets.size()]->run();
-    issue = (cpu ? thread_seconds() - thread : wall_seconds() - wall) / static_cast<double>(batch);
-    if (cpu) return issue;
-    const Backend::Mark to = backend_.mark(stream);
-    backend_.synchronize();
-    const double spent = backend_.seconds(from, to) / static_cast<double>(batch);
-    backend_.forget_marks();
-    return spent;
-  };
-
-  once(1);  // loads what is loaded once
-  const double batch_seconds = cpu ? kCpuBatchSeconds : kCudaBatchSeconds;
-  const double estimate = std::max(once(1), 1e-9);
-  const std::int64_t batch =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(batch_seconds / estimate)), 1, kMostInBatch);
+  const std::int64_t batch = runner.ops_in(cpu ? kCpuBatchSeconds : kCudaBatchSeconds);
   std::vector<double> all, issued;
   const double until = wall_seconds() + seconds;
   while (static_cast<int>(all.size()) < kMostRepetitions &&
          (static_cast<int>(all.size()) < kLeastRepetitions || wall_seconds() < until)) {
-    all.push_back(once(batch));
-    issued.push_back(issue);
+    all.push_back(runner.alone(batch));
+    issued.push_back(runner.issue_seconds);
   }
   constexpr double kCpuPercentile = 0.1;
   const double share = cpu ? kCpuPercentile : kMedian;

@@ -1,9 +1,9 @@
 #include "realrun/calibrate/nccl_log.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <charconv>
 #include <cmath>
@@ -19,30 +19,14 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/words.h"
+#include "sim/cost/published_collectives.h"
 
 namespace orrery {
 namespace {
 
 using Json = nlohmann::json;
 
-struct Kind {
-  const char* program;  // name in nccl-tests, without "_perf"
-  const char* name;
-  OpKind kind;
-};
-constexpr std::array<Kind, 7> kKinds{{{"all_reduce", "all_reduce", OpKind::all_reduce},
-                                      {"all_gather", "all_gather", OpKind::all_gather},
-                                      {"reduce_scatter", "reduce_scatter", OpKind::reduce_scatter},
-                                      {"alltoall", "all_to_all", OpKind::all_to_all},
-                                      {"broadcast", "broadcast", OpKind::broadcast},
-                                      {"reduce", "reduce", OpKind::reduce},
-                                      {"sendrecv", "send_recv", OpKind::ring_shift}}};
-
-std::string names_of_kinds() {
-  std::string names;
-  for (const std::string& name : collectives_of_logs()) names += (names.empty() ? "" : ", ") + name;
-  return names;
-}
+std::string names_of_kinds() { return fmt::format("{}", fmt::join(collective_names(), ", ")); }
 
 // Letters only, so that "all_reduce", "all-reduce" and "AllReduce" are alike.
 std::string letters_of(std::string_view text) {
@@ -53,12 +37,13 @@ std::string letters_of(std::string_view text) {
 }
 
 // The collective that a text names. Longer names come first, as "reduce" is a part of others.
-const Kind* kind_in(std::string_view text) {
+const CollectiveKind* kind_in(std::string_view text) {
   const std::string letters = letters_of(text);
-  const Kind* found = nullptr;
-  for (const Kind& k : kKinds)
-    if (letters.find(letters_of(k.name)) != std::string::npos || letters.find(k.program) != std::string::npos)
-      if (found == nullptr || std::string_view(k.name).size() > std::string_view(found->name).size()) found = &k;
+  const CollectiveKind* found = nullptr;
+  for (const CollectiveKind& k : kCollectiveKinds)
+    if (letters.find(letters_of(k.name)) != std::string::npos &&
+        (found == nullptr || k.name.size() > found->name.size()))
+      found = &k;
   return found;
 }
 
@@ -102,7 +87,7 @@ bool can_have(const Bandwidths& printed, OpKind kind, std::int64_t ranks) {
 
 // One run of a test.
 struct Run {
-  const Kind* kind = nullptr;  // null: the log does not say it
+  const CollectiveKind* kind = nullptr;  // null: the log does not say it
   std::size_t first_line = 1, last_line = 1;
   std::vector<LoggedRank> ranks;
   std::string device, dtype;
@@ -166,33 +151,29 @@ void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where&
   curve.nodes = curve.hosts;
 }
 
-const Kind* wanted_kind(const LogOptions& options) {
-  if (options.collective.empty()) return nullptr;
-  for (const Kind& k : kKinds)
-    if (options.collective == k.name) return &k;
-  throw InputError({"--collective", ""}, describe(options.collective), "one of " + names_of_kinds());
+const CollectiveKind* wanted_kind(const LogOptions& options) {
+  const CollectiveKind* kind = find_collective(options.collective);
+  if (kind == nullptr && !options.collective.empty())
+    throw InputError({"--collective", ""}, describe(options.collective), "one of " + names_of_kinds());
+  return kind;
 }
 
-// Returns the collective of a test for which the log says none. The file's name counts only where the rows can be of
-// the collective that it names.
+// Names a curve by its collective: `said` by the log, or otherwise the wanted one, or that of the file's name, which
+// counts only where the rows can be of it.
 template <class CanBe>
-const Kind& kind_of(const std::string& file, const LogOptions& options, CanBe can_be) {
-  const Kind* kind = wanted_kind(options);
+void name_curve(const CollectiveKind* said, const std::string& file, const LogOptions& options, CanBe can_be,
+                CollectiveCurve& curve) {
+  const std::filesystem::path name = std::filesystem::path(file).filename();
+  const CollectiveKind* kind = said != nullptr ? said : wanted_kind(options);
   if (kind == nullptr) {
-    kind = kind_in(std::filesystem::path(file).filename().string());
-    if (kind != nullptr && !can_be(*kind)) kind = nullptr;
+    kind = kind_in(name.string());
+    if (kind == nullptr || !can_be(*kind))
+      throw InputError({file, ""}, "a log that does not name its collective", "--collective: " + names_of_kinds());
   }
-  if (kind == nullptr)
-    throw InputError({file, ""}, "a log that does not name its collective", "--collective: " + names_of_kinds());
-  return *kind;
-}
-
-void name_curve(const Kind& kind, const std::string& file, CollectiveCurve& curve) {
-  const std::string stem = std::filesystem::path(file).filename().string();
-  curve.collective = kind.name;
-  curve.kind = kind.kind;
-  curve.source = stem;
-  curve.id = fmt::format("{}-{}-{}", std::filesystem::path(stem).stem().string(), curve.collective, curve.ranks);
+  curve.collective = kind->name;
+  curve.kind = kind->op;
+  curve.source = name.string();
+  curve.id = fmt::format("{}-{}-{}", name.stem().string(), curve.collective, curve.ranks);
 }
 
 // Returns a line without colours, and without the carriage return with which other systems end it.
@@ -413,22 +394,21 @@ class TableParser {
 };
 
 // Returns whether the ratio of a run's bandwidths can be this collective's.
-bool has_ratio_of(const Run& run, const Kind& kind) {
+bool has_ratio_of(const Run& run, const CollectiveKind& kind) {
   std::set<std::int64_t> ranks, groups;
   for (const LoggedRank& rank : run.ranks) {
     ranks.insert(rank.number);
     groups.insert(rank.group);
   }
   const std::size_t parts = std::max<std::size_t>(groups.size(), 1);
-  return can_have(run.fastest, kind.kind, static_cast<std::int64_t>(ranks.size() / parts));
+  return can_have(run.fastest, kind.op, static_cast<std::int64_t>(ranks.size() / parts));
 }
 
 // Returns whether a run can be of this collective: the column redop of its rows says whether anything was reduced, and
 // the ratio of its bandwidths what was run.
-bool can_be(const Run& run, const Kind& kind) {
+bool can_be(const Run& run, const CollectiveKind& kind) {
   if (!has_ratio_of(run, kind)) return false;
-  const bool reduces =
-      kind.kind == OpKind::all_reduce || kind.kind == OpKind::reduce_scatter || kind.kind == OpKind::reduce;
+  const bool reduces = kind.op == OpKind::all_reduce || kind.op == OpKind::reduce_scatter || kind.op == OpKind::reduce;
   return reduces ? run.reduces || !run.only_moves : !run.reduces;
 }
 
@@ -451,9 +431,8 @@ CollectiveCurve curve_of(const Run& run, const std::string& file, const LogOptio
   curve.device = run.device;
   curve.dtype = run.dtype;
   curve.points = run.points;
-  name_curve(
-      run.kind != nullptr ? *run.kind : kind_of(file, options, [&](const Kind& kind) { return can_be(run, kind); }),
-      file, curve);
+  const auto of = [&](const CollectiveKind& kind) { return can_be(run, kind); };
+  name_curve(run.kind, file, options, of, curve);
   return curve;
 }
 
@@ -465,7 +444,7 @@ void tell_apart(std::vector<CollectiveCurve>& curves) {
 }
 
 CollectiveLog parse_tables(const std::string& text, const std::string& file, const LogOptions& options) {
-  const Kind* wanted = wanted_kind(options);
+  const CollectiveKind* wanted = wanted_kind(options);
   const std::vector<Run> runs = TableParser(file, options.in_place).parse(text);
   if (runs.empty())
     throw InputError({file, ""}, "not a log of nccl-tests",
@@ -501,7 +480,7 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
       throw InputError({file, pointer + "/" + key}, "nothing", "the output of nccl-tests with -J");
     return object[key];
   };
-  const Kind* kind = nullptr;
+  const CollectiveKind* kind = nullptr;
   if (json.is_object() && json.contains("args") && json["args"].is_array() && !json["args"].empty() &&
       json["args"][0].is_string())
     kind = kind_in(std::filesystem::path(json["args"][0].get<std::string>()).filename().string());
@@ -571,24 +550,18 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
   }
   if (curve.points.empty())
     throw InputError({file, ""}, "no results", "a table of nccl-tests with a row for each size");
-  const Kind* wanted = wanted_kind(options);
+  const CollectiveKind* wanted = wanted_kind(options);
   if (kind != nullptr && wanted != nullptr && kind != wanted)
-    throw InputError({file, "/args/0"}, std::string("a test: ") + kind->name, "one of " + options.collective);
-  const auto has_ratio = [&](const Kind& k) { return can_have(fastest, k.kind, curve.ranks); };
+    throw InputError({file, "/args/0"}, fmt::format("a test: {}", kind->name), "one of " + options.collective);
+  const auto has_ratio = [&](const CollectiveKind& k) { return can_have(fastest, k.op, curve.ranks); };
   if (kind == nullptr && wanted != nullptr && !has_ratio(*wanted))
     throw InputError({file, "/results"}, fmt::format("a test whose bus_bw is {:.3g} times its alg_bw", fastest.ratio()),
                      "one of " + options.collective);
-  name_curve(kind != nullptr ? *kind : kind_of(file, options, has_ratio), file, curve);
+  name_curve(kind, file, options, has_ratio, curve);
   return {.curves = {std::move(curve)}, .left_out = {}};
 }
 
 }  // namespace
-
-std::vector<std::string> collectives_of_logs() {
-  std::vector<std::string> names;
-  for (const Kind& k : kKinds) names.emplace_back(k.name);
-  return names;
-}
 
 CollectiveLog parse_nccl_log(const std::string& text, const std::string& file, const LogOptions& options) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");

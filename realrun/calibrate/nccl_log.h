@@ -31,13 +31,10 @@ struct CollectiveCurve {
 
 struct LogOptions {
   bool in_place = false;  // reads the in-place times, not the out-of-place ones
-  // Reads only the tests of this collective; empty: all tests. A test counts as one of it where neither the log nor the
-  // file's name says the collective.
+  // Reads only the tests of this collective, one of kCollectiveKinds; empty: all tests. A test counts as one of it
+  // where neither the log nor the file's name says the collective.
   std::string collective;
 };
-
-// The values of LogOptions::collective.
-std::vector<std::string> collectives_of_logs();
 
 struct CollectiveLog {
   std::vector<CollectiveCurve> curves;  // one for each test, in the log's order; at least one

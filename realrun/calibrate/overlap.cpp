@@ -32,23 +32,10 @@ Residual scatter_of(double slowdown, std::vector<double> log_ratios) {
   return residual_of(log_ratios);
 }
 
-std::vector<AttentionOverlap> attention_overlaps(const std::vector<OverlapPair>& pairs,
-                                                 const std::map<std::string, Measurement>& measured) {
-  std::vector<AttentionOverlap> rows;
-  for (const OverlapPair& pair : pairs) {
-    if (!is_attention(pair.compute.op.kind) || !is_measured(pair, measured)) continue;
-    const auto seconds = [&](const std::string& id) { return measured.at(id).seconds; };
-    const auto slowdown = [&](const std::string& beside, const std::string& alone) {
-      return slowdown_of({std::log(seconds(beside) / seconds(alone))});
-    };
-    rows.push_back({.attention = pair.compute.id,
-                    .copy = pair.copy.id,
-                    .attention_seconds = seconds(pair.compute_alone),
-                    .attention_slowdown = slowdown(pair.compute_beside, pair.compute_alone),
-                    .copy_bytes_per_second = bytes(pair.copy.op, pair.copy.tensors) / seconds(pair.copy_alone),
-                    .copy_slowdown = slowdown(pair.copy_beside, pair.copy_alone)});
-  }
-  return rows;
+// The logarithm of a slow-down.
+double log_ratio(const std::map<std::string, Measurement>& measured, const std::string& beside,
+                 const std::string& alone) {
+  return std::log(measured.at(beside).seconds / measured.at(alone).seconds);
 }
 
 }  // namespace
@@ -81,28 +68,33 @@ std::vector<OverlapPair> overlap_pairs(const SweepOptions& options) {
 
 std::optional<CopyOverlaps> fit_overlaps(const std::vector<OverlapPair>& pairs,
                                          const std::map<std::string, Measurement>& measured) {
-  const auto of = [&](Place to) -> std::optional<CopyOverlap> {
-    std::vector<double> products, copies;
-    const auto ratio = [&](const std::string& beside, const std::string& alone) {
-      return std::log(measured.at(beside).seconds / measured.at(alone).seconds);
-    };
-    for (const OverlapPair& pair : pairs) {
-      if (place_of(pair.copy) != to || is_attention(pair.compute.op.kind) || !is_measured(pair, measured)) continue;
-      products.push_back(ratio(pair.compute_beside, pair.compute_alone));
-      copies.push_back(ratio(pair.copy_beside, pair.copy_alone));
+  CopyOverlaps result;
+  std::map<Place, std::vector<double>> products, copies;  // by where the copy goes
+  for (const OverlapPair& pair : pairs) {
+    if (!is_measured(pair, measured)) continue;
+    const double compute = log_ratio(measured, pair.compute_beside, pair.compute_alone),
+                 copy = log_ratio(measured, pair.copy_beside, pair.copy_alone);
+    if (is_attention(pair.compute.op.kind)) {
+      result.attention.push_back(
+          {.attention = pair.compute.id,
+           .copy = pair.copy.id,
+           .attention_seconds = measured.at(pair.compute_alone).seconds,
+           .attention_slowdown = slowdown_of({compute}),
+           .copy_bytes_per_second = bytes(pair.copy.op, pair.copy.tensors) / measured.at(pair.copy_alone).seconds,
+           .copy_slowdown = slowdown_of({copy})});
+    } else {
+      products[place_of(pair.copy)].push_back(compute);
+      copies[place_of(pair.copy)].push_back(copy);
     }
-    if (products.empty()) return std::nullopt;
-    CopyOverlap overlap;
-    overlap.product_slowdown = slowdown_of(products);
-    overlap.copy_slowdown = slowdown_of(copies);
-    overlap.product_residual = scatter_of(overlap.product_slowdown, products);
-    overlap.copy_residual = scatter_of(overlap.copy_slowdown, copies);
-    return overlap;
-  };
-  const std::optional<CopyOverlap> up = of(Place::device), down = of(Place::host);
-  if (!up || !down) return std::nullopt;
-  return CopyOverlaps{
-      .to_device = *up, .to_host = *down, .attention = attention_overlaps(pairs, measured), .source = {}};
+  }
+  for (const auto& [to, overlap] : {std::pair(Place::device, &result.to_device), {Place::host, &result.to_host}}) {
+    if (products[to].empty()) return std::nullopt;
+    overlap->product_slowdown = slowdown_of(products[to]);
+    overlap->copy_slowdown = slowdown_of(copies[to]);
+    overlap->product_residual = scatter_of(overlap->product_slowdown, products[to]);
+    overlap->copy_residual = scatter_of(overlap->copy_slowdown, copies[to]);
+  }
+  return result;
 }
 
 }  // namespace orrery

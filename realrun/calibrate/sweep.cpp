@@ -61,46 +61,47 @@ KernelPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t 
                            transposed ? " transposed" : ""));
 }
 
-double flops_of(const KernelPoint& p) { return flops(p.op, p.tensors); }
+bool is_too_large(const SweepOptions& o, const KernelPoint& p) {
+  return flops(p.op, p.tensors) > o.most_flops || std::ranges::any_of(p.tensors, [&](const Tensor& t) {
+           return t.find(Axis::vocab) != 0 && static_cast<double>(t.elements()) > o.most_elements;
+         });
+}
 
-void add_products(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
-  constexpr std::array kinds{OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient};
+// Adds `count` different points within the limits, of which draw(i, made) is the i-th. The number of draws is bounded,
+// as there may not be enough.
+template <class Draw>
+void add_drawn(const SweepOptions& o, std::int64_t count, std::vector<KernelPoint>& points, Draw draw) {
   std::set<std::string> seen;
-  // Draws shapes until there are enough within the limit; the number of draws is bounded, as there may be none.
-  const std::int64_t most_draws = 20 * o.products;
-  for (std::int64_t i = 0, made = 0; made < o.products && i < most_draws; ++i) {
-    const std::int64_t tokens = size_between(o.least_tokens, o.most_tokens, halton(i, 2));
-    const std::int64_t hidden = size_between(o.least_hidden, o.most_hidden, halton(i, 3));
-    // Fused QKV, projection, up, down, head, and one with any aspect ratio.
-    constexpr std::int64_t kLayers = 6;
-    std::int64_t n = hidden, k = hidden;
-    bool transposed = false;
-    switch (i % kLayers) {
-      case 0:
-        n = 3 * hidden;
-        break;
-      case 1:
-        break;
-      case 2:
-        n = 4 * hidden;
-        break;
-      case 3:
-        k = 4 * hidden;
-        break;
-      case 4:
-        n = size_between(o.most_vocabulary / 32, o.most_vocabulary, halton(i, 5));
-        transposed = true;
-        break;
-      default:
-        n = size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 5));
-        break;
-    }
-    KernelPoint p = product(kinds[static_cast<std::size_t>(i / kLayers) % kinds.size()], dtype, tokens, n, k,
-                            i / (kLayers * static_cast<std::int64_t>(kinds.size())) % 2 == 0, transposed);
-    if (flops_of(p) > o.most_flops || !seen.insert(p.id).second) continue;
+  const std::int64_t most_draws = 20 * count;
+  for (std::int64_t i = 0, made = 0; made < count && i < most_draws; ++i) {
+    KernelPoint p = draw(i, made);
+    if (is_too_large(o, p) || !seen.insert(p.id).second) continue;
     points.push_back(std::move(p));
     ++made;
   }
+}
+
+void add_products(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
+  constexpr std::array kinds{OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient};
+  add_drawn(o, o.products, points, [&](std::int64_t i, std::int64_t) {
+    const std::int64_t tokens = size_between(o.least_tokens, o.most_tokens, halton(i, 2));
+    const std::int64_t hidden = size_between(o.least_hidden, o.most_hidden, halton(i, 3));
+    // Widths n and k of a layer's products: fused QKV, projection, up, down. Then a head, and one with any aspect
+    // ratio.
+    constexpr std::array<std::array<std::int64_t, 2>, 4> kWidths{{{3, 1}, {1, 1}, {4, 1}, {1, 4}}};
+    constexpr auto kLayers = std::int64_t{kWidths.size()} + 2;
+    const auto layer = static_cast<std::size_t>(i % kLayers);
+    const bool transposed = layer == kWidths.size();
+    std::int64_t n = 0, k = hidden;
+    if (layer < kWidths.size())
+      n = kWidths[layer][0] * hidden, k = kWidths[layer][1] * hidden;
+    else if (transposed)
+      n = size_between(o.most_vocabulary / 32, o.most_vocabulary, halton(i, 5));
+    else
+      n = size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 5));
+    return product(kinds[static_cast<std::size_t>(i / kLayers) % kinds.size()], dtype, tokens, n, k,
+                   i / (kLayers * static_cast<std::int64_t>(kinds.size())) % 2 == 0, transposed);
+  });
 }
 
 KernelPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64_t sequence, std::int64_t heads,
@@ -118,21 +119,15 @@ KernelPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64
 
 void add_attention(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
   constexpr std::array<std::int64_t, 4> kHeadDims{64, 32, 128, 96};
-  for (const bool backward : {false, true}) {
-    std::set<std::string> seen;
-    const std::int64_t most_draws = 20 * o.attentions;
-    for (std::int64_t i = 0, made = 0; made < o.attentions && i < most_draws; ++i) {
+  for (const bool backward : {false, true})
+    add_drawn(o, o.attentions, points, [&](std::int64_t i, std::int64_t) {
       const std::int64_t sequence = size_between(o.least_tokens, o.most_sequence, halton(i, 2));
       const std::int64_t heads = size_between(1, 16, halton(i, 3));
       const std::int64_t batch = size_between(1, std::max<std::int64_t>(1, o.most_tokens / sequence), halton(i, 5));
       const std::int64_t head_dim = kHeadDims[static_cast<std::size_t>(i) % kHeadDims.size()];
       // Most training uses causal attention with queries, keys and values in one tensor.
-      KernelPoint p = attention(backward, dtype, batch, sequence, heads, head_dim, i % 3 != 2, i % 5 != 4);
-      if (flops_of(p) > o.most_flops || !seen.insert(p.id).second) continue;
-      points.push_back(std::move(p));
-      ++made;
-    }
-  }
+      return attention(backward, dtype, batch, sequence, heads, head_dim, i % 3 != 2, i % 5 != 4);
+    });
 }
 
 // The sizes that a kind of memory-bound kernels takes from a number of tokens and a width.
@@ -255,23 +250,12 @@ KernelPoint memory_point(const SweepOptions& o, MemoryKind kind, std::int64_t to
 }
 
 void add_memory_bound(const SweepOptions& o, std::vector<KernelPoint>& points) {
-  for (const MemoryKind& kind : memory_kinds()) {
-    std::set<std::string> seen;
-    const std::int64_t most_draws = 20 * o.of_a_kind;
-    for (std::int64_t i = 0, made = 0; made < o.of_a_kind && i < most_draws; ++i) {
-      // The second point measures fixed time only.
-      const bool least = made == 1;
-      KernelPoint p =
-          memory_point(o, kind, least ? 1 : size_between(o.least_tokens, o.most_tokens, halton(i, 2)),
-                       least ? o.least_hidden : size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 3)), i);
-      double largest = 0;
-      for (const Tensor& t : p.tensors)
-        if (t.find(Axis::vocab) != 0) largest = std::max(largest, static_cast<double>(t.elements()));
-      if (largest > o.most_elements || !seen.insert(p.id).second) continue;
-      points.push_back(std::move(p));
-      ++made;
-    }
-  }
+  for (const MemoryKind& kind : memory_kinds())
+    add_drawn(o, o.of_a_kind, points, [&](std::int64_t i, std::int64_t made) {
+      if (made == 1) return memory_point(o, kind, 1, o.least_hidden, i);  // measures fixed time only
+      return memory_point(o, kind, size_between(o.least_tokens, o.most_tokens, halton(i, 2)),
+                          size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 3)), i);
+    });
 }
 
 // Copies between the memories of the host and its device.
@@ -343,7 +327,7 @@ std::vector<KernelPoint> overlap_products(const SweepOptions& options) {
   // Sizes in the upper half of the sweep's range.
   std::vector<KernelPoint> points{at(OpKind::linear, 0.5), at(OpKind::linear_input_gradient, 0.65),
                                   at(OpKind::linear_weight_gradient, 0.8)};
-  std::erase_if(points, [&](const KernelPoint& p) { return flops_of(p) > options.most_flops; });
+  std::erase_if(points, [&](const KernelPoint& p) { return is_too_large(options, p); });
   return points;
 }
 

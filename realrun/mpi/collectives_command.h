@@ -7,7 +7,7 @@
 namespace orrery {
 
 struct CollectiveSweep {
-  // One of kCollectiveKinds (study/simulation/collective_prediction.h): all_reduce, send_recv, ...
+  // One of kCollectiveKinds (sim/cost/published_collectives.h): all_reduce, send_recv, ...
   std::string kind;
   std::string algorithm = "automatic";  // automatic: direct for all_to_all and send_recv, ring for all else
   double least_bytes = 65536, most_bytes = 16777216;

@@ -30,8 +30,8 @@ def two_leaves(hosts, oversubscription):
     return lab.Topology(f"2 leaves, {oversubscription}:1", hosts, HOST_BITS_PER_SECOND, hosts // 2, oversubscription)
 
 
-def sweep(network, rank, hosts, kind, size, groups=1, algorithm="automatic", samples=SAMPLES, sample_seconds=SAMPLE_SECONDS,
-          rows=()):
+def sweep(network, rank, hosts, kind, size, groups=1, algorithm="automatic", rows=(), samples=SAMPLES,
+          sample_seconds=SAMPLE_SECONDS):
     nodes = ("--ranks-per-node", network.topology.hosts_per_node) if algorithm == "hierarchical" else ()
     found = json.loads(network.mpirun(hosts, [
         rank, "collective", kind, "-b", size, "-e", size, "--groups", groups, "--algorithm", algorithm, "--samples", samples,
@@ -41,21 +41,29 @@ def sweep(network, rank, hosts, kind, size, groups=1, algorithm="automatic", sam
 
 @dataclass(frozen=True)
 class Collective:
+    """An all-to-all may have parts that differ, as of tokens to experts that are not equally popular. Then `bytes` is what a
+    host sends on average, itself included; `rows`, host by host, what each sends each other one over what equal parts are;
+    and `loads` says in words which get more."""
+
     topology: lab.Topology
     kind: str
     bytes: int
     groups: int = 1
     algorithm: str = "ring"
+    rows: tuple = ()
+    loads: str = ""
 
     @property
     def table(self):
-        return "Collectives" if self.groups == 1 else "Groups at once"
+        return "Unequal exchanges" if self.rows else "Collectives" if self.groups == 1 else "Groups at once"
 
     @property
     def name(self):
         text = self.kind if self.algorithm in ("ring", "direct") else f"{self.kind}, {self.algorithm}"
         if self.kind == "send_recv":
             text = f"to the next rank, {'over all links of a node' if self.algorithm == 'hierarchical' else 'over its own link'}"
+        if self.rows:
+            text += f", {self.loads}"
         return text if self.groups == 1 else f"{text}, {self.groups} groups of {self.topology.hosts // self.groups}"
 
     @property
@@ -67,12 +75,12 @@ class Collective:
         return f"{self.name}, {self.hosts_used} hosts, {self.topology.name}, {self.bytes} bytes"
 
     def measure(self, network, arguments):
-        large = self.bytes >= LARGE
-        return {"samples": sweep(network, arguments.rank, range(self.topology.hosts), self.kind, self.bytes, self.groups,
-                                 self.algorithm, LARGE_SAMPLES if large else SAMPLES)}
+        samples = sweep(network, arguments.rank, range(self.topology.hosts), self.kind, self.bytes, self.groups, self.algorithm,
+                        self.rows, LARGE_SAMPLES if self.bytes >= LARGE else SAMPLES)
+        return {"rows": self.rows, "samples": samples} if self.rows else {"samples": samples}
 
     def predict(self, orrery, _):
-        return predict.collective(orrery, self.topology, self.kind, self.bytes, self.groups, self.algorithm)
+        return predict.collective(orrery, self.topology, self.kind, self.bytes, self.groups, self.algorithm, self.rows)
 
 
 @dataclass(frozen=True)
@@ -98,34 +106,6 @@ class Link:
     def predict(self, orrery, _):
         # No link on the way is narrower than a host's.
         return predict.collective(orrery, single_switch(2), "send_recv", self.bytes, 1, "direct")
-
-
-@dataclass(frozen=True)
-class UnequalExchange:
-    """An all-to-all whose parts differ, as of tokens to experts that are not equally popular. `bytes` is what a host sends
-    on average, itself included; `rows`, host by host, what each sends each other one over what equal parts are."""
-
-    topology: lab.Topology
-    name: str
-    bytes: int
-    rows: tuple
-
-    table = "Unequal exchanges"
-
-    @property
-    def hosts_used(self):
-        return self.topology.hosts
-
-    @property
-    def id(self):
-        return f"{self.name}, {self.hosts_used} hosts, {self.topology.name}, {self.bytes} bytes"
-
-    def measure(self, network, arguments):
-        return {"rows": self.rows, "samples": sweep(network, arguments.rank, range(self.topology.hosts), "all_to_all",
-                                                    self.bytes, rows=self.rows)}
-
-    def predict(self, orrery, _):
-        return predict.collective(orrery, self.topology, "all_to_all", self.bytes, 1, "direct", self.rows)
 
 
 def hot_host(hosts, share):
@@ -180,7 +160,7 @@ class Training:
     def measure(self, network, arguments):
         """The steps; and, as the one thing about computing that the engines are told, how long all hosts take for the
         scenario of one rank, each by itself, at the same time."""
-        with predict.JsonFile(self.scenario()) as path:
+        with predict.json_file(self.scenario()) as path:
             def run(*options):
                 return json.loads(network.mpirun(range(self.topology.hosts), [
                     arguments.rank, "run", path, "--steps", STEPS, "--warmup", WARMUP, *options]))
@@ -230,7 +210,7 @@ def all_cases():
         hosts = topology.hosts
         for name, rows in (("half to one host", hot_host(hosts, 0.5)), ("Zipf", zipf(hosts)), ("from one host", one_sender(hosts))):
             if hosts > 2 or name != "half to one host":  # of two hosts half is equal
-                found.append(UnequalExchange(topology, f"all_to_all, {name}", MIB, rows))
+                found.append(Collective(topology, "all_to_all", MIB, algorithm="direct", rows=rows, loads=name))
 
     def train(topology, name, sequences, tokens=MODEL["max_positions"], **plan):
         found.append(Training(topology, name, sequences, tuple(plan.items()), tokens))

@@ -7,11 +7,15 @@ it ends. Root, Linux, iproute2; standard library only.
 """
 
 import ctypes
+import fcntl
 import os
 import pathlib
 import shutil
 import signal
+import socket
+import struct
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -139,33 +143,13 @@ def clean():
     return gone
 
 
-def without_segmentation_offload(namespace, device):
+def without_segmentation_offload(device):
     """One frame a packet, as on a wire: tbf would otherwise let packets of 64 KiB pass at once. (ethtool -K, by ioctl.)"""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            with open(f"/run/netns/{namespace}") as where:
-                if libc.setns(where.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
-                    os._exit(2)
-            import fcntl
-            import socket
-            import struct
-
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-                for command in (0x1F, 0x24, 0x2C):  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO
-                    value = ctypes.create_string_buffer(struct.pack("II", command, 0))
-                    request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
-                    fcntl.ioctl(s, 0x8946, request)  # SIOCETHTOOL
-            code = 0
-        except OSError:
-            code = 3
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if status != 0:
-        raise RuntimeError(f"cannot switch off the offloads of {device} in {namespace}")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for command in (0x1F, 0x24, 0x2C):  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO
+            value = ctypes.create_string_buffer(struct.pack("II", command, 0))
+            request = struct.pack("16sP16x", device.encode(), ctypes.addressof(value))
+            fcntl.ioctl(s, 0x8946, request)  # SIOCETHTOOL
 
 
 class Lab:
@@ -212,7 +196,7 @@ class Lab:
         run("ip", "-n", name, "link", "set", "lo", "up")
 
     def _shape(self, namespace, device, bits_per_second):
-        without_segmentation_offload(namespace, device)
+        run("ip", "netns", "exec", namespace, sys.executable, __file__, device)
         run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{bits_per_second}bit",
             "burst", str(BURST_FRAMES * FRAME), "limit", str(QUEUE_BYTES))
         run("ip", "-n", namespace, "link", "set", device, "up")
@@ -325,7 +309,6 @@ class Lab:
             raise RuntimeError(err.strip() or f"mpirun ended with {self.running.returncode}")
         return out
 
-    def wire_bytes(self, i):
-        """Sent by a host so far, as tbf counts them."""
-        words = run("tc", "-n", self.host(i), "-s", "qdisc", "show", "dev", "eth0").split()
-        return int(words[words.index("Sent") + 1])
+
+if __name__ == "__main__":  # in a network namespace
+    without_segmentation_offload(sys.argv[1])

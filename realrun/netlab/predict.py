@@ -1,5 +1,6 @@
 """What both engines say of a case: the orrery command's word, on a cluster written as JSON."""
 
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -40,20 +41,13 @@ def orrery(command, *arguments):
     return json.loads(done.stdout)
 
 
-class JsonFile:
+@contextlib.contextmanager
+def json_file(document):
     """A document under a name, for as long as a command reads it."""
-
-    def __init__(self, document):
-        self.document = document
-
-    def __enter__(self):
-        self.folder = tempfile.TemporaryDirectory(prefix="orrery-netlab-")
-        path = pathlib.Path(self.folder.name) / "document.json"
-        path.write_text(json.dumps(self.document))
-        return path
-
-    def __exit__(self, *_):
-        self.folder.cleanup()
+    with tempfile.TemporaryDirectory(prefix="orrery-netlab-") as folder:
+        path = pathlib.Path(folder) / "document.json"
+        path.write_text(json.dumps(document))
+        yield path
 
 
 def rows_option(rows):
@@ -62,7 +56,7 @@ def rows_option(rows):
 
 def collective(command, topology, kind, size, groups, algorithm, rows=()):
     """Seconds by engine. One up-link of the whole rate is what sprayed routing makes of several."""
-    with JsonFile(cluster_of(topology)) as cluster:
+    with json_file(cluster_of(topology)) as cluster:
         found = orrery(command, "collective", kind, "--cluster", cluster, "-b", size, "-e", size, "--groups", groups,
                        "--algorithm", algorithm, "--engine", "both", "--routing", "sprayed", *rows_option(rows), "--json", "-")
     return {engine: found["points"][0][engine]["seconds"] for engine in ENGINES}
@@ -71,7 +65,7 @@ def collective(command, topology, kind, size, groups, algorithm, rows=()):
 def step(command, scenario, engine):
     """The report of one engine."""
     routing = ("--routing", "sprayed") if engine == "des" else ()
-    with JsonFile(scenario) as path:
+    with json_file(scenario) as path:
         return orrery(command, "simulate", path, "--engine", engine, *routing, "--json", "-")
 
 

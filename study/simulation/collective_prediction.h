@@ -10,25 +10,13 @@
 
 #include "sim/cost/collective_calibration.h"
 #include "sim/cost/collective_cost.h"
+#include "sim/cost/published_collectives.h"
 #include "sim/des/engine.h"
 #include "sim/hardware/cluster.h"
 #include "sim/program/op.h"
 #include "study/simulation/simulation.h"
 
 namespace orrery {
-
-// The programs of nccl-tests. send_recv: every rank sends to the next rank and receives from the previous one.
-struct CollectiveKind {
-  std::string_view name;
-  OpKind op;
-};
-inline constexpr std::array<CollectiveKind, 7> kCollectiveKinds{{{"all_reduce", OpKind::all_reduce},
-                                                                 {"all_gather", OpKind::all_gather},
-                                                                 {"reduce_scatter", OpKind::reduce_scatter},
-                                                                 {"all_to_all", OpKind::all_to_all},
-                                                                 {"broadcast", OpKind::broadcast},
-                                                                 {"reduce", OpKind::reduce},
-                                                                 {"send_recv", OpKind::ring_shift}}};
 
 // By Engine: whether it is requested.
 using Engines = std::array<bool, kEngines>;

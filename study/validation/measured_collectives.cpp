@@ -26,35 +26,6 @@ const Json& published() {
   return json;
 }
 
-template <class Enum>
-Enum named(const std::string& name, std::span<const std::string_view> names) {
-  const auto at = std::find(names.begin(), names.end(), name);
-  if (at == names.end()) throw InputError({kFile, ""}, describe(name), "a known name", nearest_name(name, names));
-  return static_cast<Enum>(at - names.begin());
-}
-
-// The system on which a curve was measured. Distances between nodes are not stated: one switch reaches all.
-Cluster cluster_of(const Json& system, const Json& curve) {
-  Cluster c;
-  c.device.name = system.at("gpu");
-  c.device.architecture = system.at("architecture");
-  c.device.pcie_bytes_per_second = system.at("pcie_bytes_per_second");
-  c.node.devices = system.at("devices_per_node");
-  c.node.intra = named<IntraFabric>(system.at("intra"), kIntraFabricNames);
-  c.node.intra_bytes_per_second = system.at("intra_bytes_per_second");
-  c.node.pair_bytes_per_second = system.at("pair_bytes_per_second");
-  // A curve says so when its data type is none that the switch reduces.
-  c.node.in_switch_reduction = system.at("in_switch_reduction") && curve.value("in_switch_reduction", true);
-  c.node.devices_per_pcie_switch = system.at("devices_per_pcie_switch");
-  c.node.devices_per_pcie_root = system.value("devices_per_pcie_root", std::int64_t{0});
-  c.node.nics = system.at("nics");
-  c.node.nic_bytes_per_second = system.at("nic_bytes_per_second");
-  c.nodes = curve.at("nodes");
-  c.fabric.name = system.at("network");
-  c.fabric.kind = named<FabricKind>(system.at("fabric"), kFabricKindNames);
-  return c;
-}
-
 std::string links_of(const Cluster& cluster) {
   if (cluster.nodes > 1) return "network";
   switch (cluster.node.intra) {
@@ -75,9 +46,8 @@ void predict(const MeasuredOptions& options, const Cluster& cluster, MeasuredCur
     throw InputError({}, fmt::format("{} ranks", curve.ranks),
                      fmt::format("at most {} for --fidelity {}", kMostRanksExactly,
                                  kFidelityNames[static_cast<std::size_t>(Fidelity::step_exact)]));
-  const auto kind = std::find_if(kCollectiveKinds.begin(), kCollectiveKinds.end(),
-                                 [&](const CollectiveKind& k) { return k.name == curve.kind; });
-  if (kind == kCollectiveKinds.end()) throw InputError({}, describe(curve.kind), "a collective that Orrery has");
+  const CollectiveKind* kind = find_collective(curve.kind);
+  if (kind == nullptr) throw InputError({}, describe(curve.kind), "a collective that Orrery has");
   // Measured between two ranks, in one direction.
   const OpKind op = kind->op == OpKind::ring_shift ? OpKind::send : kind->op;
   const CollectiveAlgorithm algorithm = named<CollectiveAlgorithm>(curve.algorithm, kCollectiveAlgorithmNames);
@@ -145,7 +115,7 @@ MeasuredCollectives predict_measured(const MeasuredOptions& options) {
     curve.ranks = json.at("ranks");
     curve.nodes = json.at("nodes");
     curve.not_fitted = json.value("not_fitted", "");
-    const Cluster cluster = cluster_of(published().at("systems").at(curve.system), json);
+    const Cluster cluster = cluster_of_curve(json, published().at("systems").at(curve.system));
     curve.gpu = cluster.device.name;
     curve.network = cluster.fabric.name;
     curve.links = links_of(cluster);

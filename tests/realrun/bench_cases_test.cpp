@@ -73,8 +73,8 @@ TEST(ColdCache, EvictsTwiceTheCache) {
 }
 
 TEST(ColdCache, TakesAGpusCacheFromItsPreset) {
-  EXPECT_EQ(gpu_cache_bytes("NVIDIA H100 80GB HBM3", preset_named("NVIDIA H100 80GB HBM3")), 50 * 1024 * 1024);
-  EXPECT_THROW(gpu_cache_bytes("Cray-1", preset_named("Cray-1")), InputError);
+  EXPECT_EQ(gpu_cache_bytes("NVIDIA H100 80GB HBM3"), 50 * 1024 * 1024);
+  EXPECT_THROW(gpu_cache_bytes("Cray-1"), InputError);
 }
 
 // ---- the user's own shapes
@@ -201,6 +201,9 @@ TEST(BenchFacts, FindThePresetOfADevicesOwnName) {
   EXPECT_EQ(preset_named("NVIDIA H200"), "H200-SXM5-141GB");
   EXPECT_EQ(preset_named("NVIDIA H100 80GB HBM3"), "H100-SXM5-80GB");
   EXPECT_EQ(preset_named("NVIDIA A100-SXM4-80GB"), "A100-SXM4-80GB");
+  EXPECT_EQ(preset_named("NVIDIA A100 80GB PCIe"), "A100-PCIe-80GB");
+  EXPECT_EQ(preset_named("NVIDIA GeForce RTX 3090"), "RTX-3090");
+  EXPECT_EQ(preset_named("NVIDIA RTX PRO 6000 Blackwell Server Edition"), "RTX-PRO-6000-Server");
   EXPECT_EQ(preset_named("AMD EPYC"), "AMD-EPYC");
   EXPECT_EQ(preset_named("Cray-1"), "");
   EXPECT_EQ(preset_named(""), "");

@@ -19,6 +19,8 @@ using nlohmann::json;
 using testing::HasSubstr;
 using testing::Not;
 
+const VerdictOptions kUsual{.threshold = 0.02};  // that of `orrery bench drift`
+
 HistorySeries runs_of(const std::string& name, const std::vector<double>& seconds) {
   HistorySeries series{name, "a device", {}};
   for (std::size_t i = 0; i < seconds.size(); ++i) {
@@ -69,14 +71,14 @@ class NoisyRuns {
 };
 
 const Trend& first_kernel(const Drift& drift) {
-  for (const Trend& trend : drift.trends)
+  for (const Trend& trend : drift.benchmarks)
     if (trend.name == "kernel 0") return trend;
   throw std::runtime_error("no kernel 0");
 }
 
 std::size_t changed(const Drift& drift) {
-  return static_cast<std::size_t>(
-      std::count_if(drift.trends.begin(), drift.trends.end(), [](const Trend& t) { return !t.changes.empty(); }));
+  return static_cast<std::size_t>(std::count_if(drift.benchmarks.begin(), drift.benchmarks.end(),
+                                                [](const Trend& t) { return !t.changes.empty(); }));
 }
 
 // Runs of one level after another, nearly without noise.
@@ -86,8 +88,8 @@ std::vector<double> levels(std::initializer_list<std::pair<int, double>> parts) 
     for (int i = 0; i < runs; ++i) seconds.push_back(level * (1 + 1e-5 * ((7 * i) % 10)));
   return seconds;
 }
-Trend only(const std::vector<double>& seconds, const DriftOptions& options = {}) {
-  return find_drift({runs_of("kernel 0", seconds)}, options).trends.at(0);
+Trend only(const std::vector<double>& seconds, const VerdictOptions& options = kUsual) {
+  return find_drift({runs_of("kernel 0", seconds)}, options).benchmarks.at(0);
 }
 
 // ---- planted steps
@@ -96,7 +98,7 @@ TEST(Drift, FindsAStepOfThreePercentInNoiseOfOne) {
   constexpr int kHistories = 100;
   int found = 0, slower = 0, near = 0, others = 0;
   for (std::uint32_t seed = 1; seed <= kHistories; ++seed) {
-    const Drift drift = find_drift(NoisyRuns(seed).history(50, 30, step(15, 1.03)), {});
+    const Drift drift = find_drift(NoisyRuns(seed).history(50, 30, step(15, 1.03)), kUsual);
     const Trend& trend = first_kernel(drift);
     others += static_cast<int>(changed(drift)) - !trend.changes.empty();
     if (trend.changes.empty()) continue;
@@ -115,11 +117,11 @@ TEST(Drift, FindsAStepOfThreePercentInNoiseOfOne) {
 TEST(Drift, FindsAStepThatIsAnImprovementAndOneNearTheEnd) {
   int faster = 0, late = 0;
   for (std::uint32_t seed = 1; seed <= 40; ++seed) {
-    const Drift drift = find_drift(NoisyRuns(seed).history(50, 30, step(12, 1 / 1.04)), {});
+    const Drift drift = find_drift(NoisyRuns(seed).history(50, 30, step(12, 1 / 1.04)), kUsual);
     faster += first_kernel(drift).verdict == Verdict::improvement;
     EXPECT_NE(first_kernel(drift).verdict, Verdict::regression);
-    late +=
-        first_kernel(find_drift(NoisyRuns(seed).history(50, 30, step(23, 1.06)), {})).verdict == Verdict::regression;
+    late += first_kernel(find_drift(NoisyRuns(seed).history(50, 30, step(23, 1.06)), kUsual)).verdict ==
+            Verdict::regression;
   }
   EXPECT_GE(faster, 38);
   EXPECT_GE(late, 38) << "seven runs at the new level";
@@ -133,7 +135,7 @@ TEST(Drift, FindsNothingInNoiseMoreOftenThanItSays) {
       for (std::uint32_t seed = 1; seed <= kHistories; ++seed) {
         NoisyRuns runs(seed);
         runs.outliers = outliers;
-        const Drift drift = find_drift(runs.history(20, 30, flat), {.alpha = alpha});
+        const Drift drift = find_drift(runs.history(20, 30, flat), {.threshold = 0.02, .alpha = alpha});
         alarms += changed(drift) > 0;
         failures += drift.exit_code() != 0;
       }
@@ -144,7 +146,7 @@ TEST(Drift, FindsNothingInNoiseMoreOftenThanItSays) {
     }
   int alarms = 0;  // that the bound is of something
   for (std::uint32_t seed = 1; seed <= 50; ++seed)
-    alarms += changed(find_drift(NoisyRuns(seed).history(20, 30, flat), {.alpha = 0.5})) > 0;
+    alarms += changed(find_drift(NoisyRuns(seed).history(20, 30, flat), {.threshold = 0.02, .alpha = 0.5})) > 0;
   EXPECT_GT(alarms, 0);
 }
 
@@ -156,7 +158,7 @@ TEST(Drift, NeighbouringRunsThatAreAlikeCryWolf) {
     for (std::uint32_t seed = 1; seed <= kHistories; ++seed) {
       NoisyRuns runs(seed);
       runs.likeness = likeness;
-      count += find_drift(runs.history(50, 30, flat), {}).exit_code() == 1;
+      count += find_drift(runs.history(50, 30, flat), kUsual).exit_code() == 1;
     }
     return count;
   };
@@ -170,7 +172,7 @@ TEST(Drift, OutliersHideNoStep) {
   for (std::uint32_t seed = 1; seed <= 40; ++seed) {
     NoisyRuns runs(seed);
     runs.outliers = true;
-    slower += first_kernel(find_drift(runs.history(1, 30, step(15, 1.05)), {})).verdict == Verdict::regression;
+    slower += first_kernel(find_drift(runs.history(1, 30, step(15, 1.05)), kUsual)).verdict == Verdict::regression;
   }
   EXPECT_GE(slower, 32);
 }
@@ -238,22 +240,22 @@ TEST(Drift, SmallStepsAddUp) {
 TEST(Drift, AsFastAtItsBestIsNotSlower) {
   HistorySeries series = runs_of("kernel 0", levels({{10, 1}, {10, 1.5}}));
   for (HistoryPoint& point : series.points) point.fastest_seconds = 0.9;
-  const Trend trend = find_drift({series}, {}).trends.at(0);
+  const Trend trend = find_drift({series}, kUsual).benchmarks.at(0);
   ASSERT_EQ(trend.changes.size(), 1u);
   EXPECT_EQ(trend.verdict, Verdict::unchanged);
 }
 
 TEST(Drift, IsNeverGreenWhereNothingCouldBeTold) {
-  const Drift few = find_drift({runs_of("kernel 0", {1, 2, 3})}, {});
-  EXPECT_EQ(few.trends[0].verdict, Verdict::too_few_repetitions);
+  const Drift few = find_drift({runs_of("kernel 0", {1, 2, 3})}, kUsual);
+  EXPECT_EQ(few.benchmarks[0].verdict, Verdict::too_few_repetitions);
   EXPECT_EQ(few.exit_code(), 3);
   EXPECT_THAT(drift_text(few, false), HasSubstr("nothing could be told of any benchmark"));
   EXPECT_THAT(drift_text(few, false), HasSubstr("too few runs: 10 are needed"));
   EXPECT_EQ(json::parse(drift_json(few))["exit_code"], 3);
   const std::vector<HistorySeries> two{runs_of("long", levels({{20, 1}})), runs_of("short", {1})};
-  EXPECT_EQ(find_drift(two, {}).exit_code(), 0);
-  EXPECT_EQ(find_drift(two, {.strict = true}).exit_code(), 1);
-  EXPECT_EQ(find_drift({}, {}).exit_code(), 3);
+  EXPECT_EQ(find_drift(two, kUsual).exit_code(), 0);
+  EXPECT_EQ(find_drift(two, {.threshold = 0.02, .strict = true}).exit_code(), 1);
+  EXPECT_EQ(find_drift({}, kUsual).exit_code(), 3);
 }
 
 TEST(Drift, SaysWhereTheMachineMayHaveChanged) {
@@ -263,11 +265,11 @@ TEST(Drift, SaysWhereTheMachineMayHaveChanged) {
   for (HistorySeries& series : all)
     for (std::size_t i = 0; i < series.points.size(); ++i)
       series.points[i].machine[2] = i < 12 ? "driver 1" : "driver 2";  // kMachineFacts: software
-  const std::string text = drift_text(find_drift(all, {}), false);
+  const std::string text = drift_text(find_drift(all, kUsual), false);
   EXPECT_THAT(text, HasSubstr("4 of 5 benchmarks became slower with one run (2026-01-22, commit12)"));
   EXPECT_THAT(text, HasSubstr("with the run of 2026-01-22 commit12 software was driver 1 and is driver 2\n"));
   for (std::size_t b = 1; b < 4; ++b) all[b] = runs_of("kernel", levels({{24, 1}}));
-  EXPECT_THAT(drift_text(find_drift(all, {}), false), Not(HasSubstr("became slower with one run")));
+  EXPECT_THAT(drift_text(find_drift(all, kUsual), false), Not(HasSubstr("became slower with one run")));
 }
 
 // ---- forms
@@ -275,7 +277,7 @@ TEST(Drift, SaysWhereTheMachineMayHaveChanged) {
 Drift some() {
   return find_drift({runs_of("=same", levels({{20, 1}})), runs_of("slow|<&>", levels({{10, 1}, {10, 1.1}})),
                      runs_of("twice", levels({{10, 1}, {10, 0.9}, {10, 1.2}})), runs_of("few", {1, 1})},
-                    {});
+                    kUsual);
 }
 
 TEST(DriftForms, AreAlignedWorstFirst) {

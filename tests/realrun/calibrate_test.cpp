@@ -903,7 +903,7 @@ TEST(CollectiveFit, MeetsCurvesOfTheModelItselfWithOtherParameters) {
   EXPECT_GT(fit.errors[0].before, 0.1);
   EXPECT_LT(fit.errors[0].after, 0.02);
 
-  const std::string text = collectives_text(fit, "test");
+  const std::string text = collectives_json(fit, "test").dump();
   const UserCalibration user = read_user_calibration(parse_json(text, "nccl.json"), {"nccl.json", ""});
   const CollectiveCalibration used = find_collective_calibration(cluster, user.collectives);
   EXPECT_EQ(used.intra_source, "a test");

@@ -15,7 +15,7 @@ void orrery::fuzz::benchmark_history(std::string_view input) {
     bench::history_svg(name, points);
   }
   constexpr std::size_t kRuns = 10;
-  const bench::Drift drift = bench::find_drift(history, "history.db", kRuns, {});
+  const bench::Drift drift = bench::find_drift(history.last_runs(kRuns), {});
   bench::drift_text(drift, /*colour=*/false);
   bench::drift_markdown(drift);
   bench::drift_json(drift);
