@@ -34,15 +34,18 @@ Kinds kinds_of(const Segment& segment) {
   return k;
 }
 
-// A count of forwards or backwards that advances within runs.
+// A count of forwards or backwards that advances within runs. kOne: there is one run, of one chunk.
+template <bool kOne>
 struct VirtualCount {
   Index total = 0, place = 0, run = 0, first = 0;  // run `run` of chunks, at micro-batch first + place
 
   bool is(const Slot& slot, Index chunk, Index count, Index places) const {
+    if (kOne) return slot.chunk == 0 && slot.micro_batch == total;
     return slot.chunk == chunk && slot.micro_batch == first + place && place + count <= places;
   }
   void advance(Index count, Index places, Index chunks) {
     total += count;
+    if (kOne) return;
     place += count;
     if (place < places) return;
     place = 0;
@@ -52,11 +55,12 @@ struct VirtualCount {
 
 // Whether it is the order of stage s: min(slots, lead + i + 1) forwards before backward i. If backwards are split,
 // weight gradient i follows backward min(slots - 1, i + s), immediately unless that is the last.
+template <bool kOne>
 bool is_stage_of(const RowOrder& of, const StageOrder& order, Index s, bool split) {
   const Index n = of.slots, lead = of.lead(s), places = of.run(), chunks = of.chunks;
-  VirtualCount f, b;
+  VirtualCount<kOne> f, b;
   Index w = 0;
-  const auto section = [&](std::span<const Segment> segments) {
+  const auto section = [&](std::span<const Segment> segments) __attribute__((always_inline)) {
     for (const Segment& segment : segments) {
       const Kinds k = kinds_of(segment);
       const Index count = segment.repeats;
@@ -80,7 +84,7 @@ bool is_stage_of(const RowOrder& of, const StageOrder& order, Index s, bool spli
     const Index f_before = f.total, b_before = b.total, skip = static_cast<Index>(order.repeats) - 1;
     if (order.advance != places || !section(order.body)) return false;
     if (f.total - f_before != of.period() || b.total - b_before != of.period()) return false;
-    for (VirtualCount* count : {&f, &b}) count->total += skip * of.period(), count->first += skip * places;
+    for (VirtualCount<kOne>* count : {&f, &b}) count->total += skip * of.period(), count->first += skip * places;
   }
   return section(order.epilogue) && f.total == n && b.total == n && w == (split ? n : 0);
 }
@@ -97,7 +101,9 @@ bool find_order(const Schedule& schedule, RowOrder& of) {
   if (v > 1 && (split || blocking || p < 2 || m % p != 0)) return false;
   const auto is_order = [&] {
     for (Index s = 0; s < p; ++s)
-      if (!is_stage_of(of, schedule.order(static_cast<std::size_t>(s)), s, split)) return false;
+      if (const StageOrder& order = schedule.order(static_cast<std::size_t>(s));
+          !(v == 1 ? is_stage_of<true>(of, order, s, split) : is_stage_of<false>(of, order, s, split)))
+        return false;
     return true;
   };
   of = {p, v, m * v, v == 1 ? 2 : 1, v == 1 ? 2 * p - 1 : 2 * (p - 1) + (v - 1) * p};
@@ -390,7 +396,7 @@ void RowWalker::prepare(const Schedule& schedule, const PipelineCosts& costs) {
       r.first_backward[at] = seconds_of(b, 0, m) - b.usual;
       r.last_forward[at] = m > 1 ? f.last - f.usual : 0;
       r.last_backward[at] = m > 1 ? b.last - b.usual : 0;
-      if (c > 0) continue;
+      if (c > 0 || !(r.blocking || r.split)) continue;
       r.after_forward[stage] = r.blocking ? above : 0;
       r.after_backward[stage] = 0;
       r.behind_backward[stage] = r.split ? w.usual : below;
