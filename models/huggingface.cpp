@@ -459,52 +459,45 @@ class RuledFields : public FieldVisitor {
     const Chosen chosen = choose(rule);
     return chosen.key.empty() ? chosen.value.get<bool>() : config_.boolean_or(chosen.key.c_str(), false);
   }
-  const Json* rule_of(const char* name) {
-    const auto rule = family_.fields.find(name);
-    if (rule == family_.fields.end()) return nullptr;
-    ++applied_;
-    return &*rule;
-  }
 
-  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
-    if (const Json* rule = rule_of(name)) {
-      const Chosen chosen = choose(*rule);
-      if (!chosen.key.empty()) {
-        value = config_.integer(chosen.key.c_str());
-      } else if (chosen.value.is_string()) {
-        value = read_.at(chosen.value.get<std::string>().substr(1));  // "=heads"
-      } else {
-        value = chosen.value;
-      }
+  void visit(const VisitedField& field, AnyFieldPointer value) override {
+    const auto rule = family_.fields.find(field.name);
+    if (rule != family_.fields.end() && !std::holds_alternative<std::string*>(value)) {
+      ++applied_;
+      std::visit([&](auto* its) { apply(*rule, field, *its); }, value);
     }
-    read_[name] = value;
+    if (const auto* const integer = std::get_if<std::int64_t*>(&value)) read_[field.name] = **integer;
   }
-  void number(const char* name, double& value, NumberRange, const char*) override {
-    const Json* rule = rule_of(name);
-    if (rule == nullptr) return;
-    const Chosen chosen = choose(*rule);
+  void apply(const Json& rule, const VisitedField&, std::int64_t& value) {
+    const Chosen chosen = choose(rule);
+    if (!chosen.key.empty()) {
+      value = config_.integer(chosen.key.c_str());
+    } else if (chosen.value.is_string()) {
+      value = read_.at(chosen.value.get<std::string>().substr(1));  // "=heads"
+    } else {
+      value = chosen.value;
+    }
+  }
+  void apply(const Json& rule, const VisitedField&, double& value) {
+    const Chosen chosen = choose(rule);
     value = chosen.key.empty() ? chosen.value.get<double>() : config_.number_or(chosen.key.c_str(), 0);
   }
-  void boolean(const char* name, bool& value, const char*) override {
-    if (const Json* rule = rule_of(name)) value = truth(*rule);
+  void apply(const Json& rule, const VisitedField&, bool& value) { value = truth(rule); }
+  void apply(const Json&, const VisitedField&, std::string&) {}
+  void apply(const Json& rule, const VisitedField&, std::vector<std::int64_t>& value) {
+    value = config_.integers(choose(rule).key.c_str());
   }
-  void text(const char*, std::string&, const char*) override {}
-  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
-    if (const Json* rule = rule_of(name)) value = config_.integers(choose(*rule).key.c_str());
-  }
-  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
-    const Json* rule = rule_of(name);
-    if (rule == nullptr) return;
-    const Chosen chosen = choose(*rule);
-    if (std::string_view(name) == "activation") {
+  void apply(const Json& rule, const VisitedField& field, std::size_t& index) {
+    const Chosen chosen = choose(rule);
+    if (std::string_view(field.name) == "activation") {
       const char* key = chosen.key.c_str();
       const std::string word = chosen.key.empty() ? chosen.value.get<std::string>() : config_.text_or(key, "");
       index = static_cast<std::size_t>(activation(config_, key, word, family_.gated));
     } else {
-      index = static_cast<std::size_t>(std::ranges::find(names, chosen.value.get<std::string>()) - names.begin());
+      index = static_cast<std::size_t>(std::ranges::find(field.names, chosen.value.get<std::string>()) -
+                                       field.names.begin());
     }
   }
-  void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override {}
 
   const Config& config_;
   const Family& family_;

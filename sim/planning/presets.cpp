@@ -196,9 +196,7 @@ Preset PresetsOf<Preset>::find(std::string_view name) {
 
 template <class Preset>
 Json PresetsOf<Preset>::written(Preset preset) {
-  Json json;
-  FieldsJson writer(json);
-  preset.visit_fields(writer);
+  Json json = json_of_fields(preset);
   if (!preset.name.empty()) json["preset"] = preset.name;
   return json;
 }
