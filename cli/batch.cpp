@@ -115,6 +115,7 @@ class BatchResults {
   }
 
   void add(const BatchLine& line) {
+    cells_ = inputs_.columns(line.digest);
     if (json_) {
       text_.clear();
       JsonWriter writer(text_);
@@ -124,7 +125,7 @@ class BatchResults {
       } else if (line.jobs) {
         write_jobs(line, writer);
       } else {
-        write_fields(line, line.name, *line.report, writer);
+        write_fields(line.name, *line.report, writer);
       }
       writer.end_object();
       json_->write(text_ += '\n');
@@ -154,10 +155,10 @@ class BatchResults {
   static std::string name_of(const BatchLine& line, const JobResult& job) { return line.name + "#" + job.job.name; }
 
   // `report`: null for a line in error, which has no figures.
-  ColumnValue value_of(const Field& field, const BatchLine& line, const std::string& name, const Report* report) {
+  ColumnValue value_of(const Field& field, const std::string& name, const Report* report) const {
     if (field.column != nullptr)
       return report != nullptr ? field.column->value(*report) : std::numeric_limits<double>::quiet_NaN();
-    return field.input == kInputColumns.size() ? name : inputs_.column(field.input, line.digest);
+    return field.input == kInputColumns.size() ? std::string_view(name) : cells_[field.input];
   }
 
   // Whole results, and errors, as of a single scenario.
@@ -171,16 +172,15 @@ class BatchResults {
     if (line.report != nullptr) {
       write_report(*line.report, options_.ops, writer);
     } else if (line.jobs) {
-      writer.json_field("jobs", json_text(jobs_json(*line.jobs, options_.ops)["jobs"]));
+      writer.json_field("jobs", json_text(jobs_json(*line.jobs, options_.ops)));
     } else {
       writer.json_field("error", json_text(line.error));
     }
     writer.field("version", ORRERY_VERSION);
-    writer.key("inputs");
-    inputs_.write_json(line.digest, writer);
+    writer.json_field("inputs", json_text(inputs_.json(line.digest)));
   }
 
-  void write_jobs(const BatchLine& line, JsonWriter& writer) {
+  void write_jobs(const BatchLine& line, JsonWriter& writer) const {
     writer.key("jobs");
     writer.begin_array();
     for (const JobResult& job : *line.jobs) {
@@ -190,24 +190,24 @@ class BatchResults {
       writer.field("alone_seconds", job.alone_seconds);
       writer.key("together");
       writer.begin_object();
-      write_fields(line, name_of(line, job), job.together, writer);
+      write_fields(name_of(line, job), job.together, writer);
       writer.end_object();
       writer.end_object();
     }
     writer.end_array();
   }
 
-  void write_fields(const BatchLine& line, const std::string& name, const Report& report, JsonWriter& writer) {
+  void write_fields(const std::string& name, const Report& report, JsonWriter& writer) const {
     for (const Field& field : fields_) {
       writer.key(field.name);
-      write_json(value_of(field, line, name, &report), writer);
+      write_json(value_of(field, name, &report), writer);
     }
   }
 
   void write_row(const BatchLine& line, const std::string& name, const Report* report) {
     text_.clear();
     for (const Field& field : fields_) {
-      append_csv(value_of(field, line, name, report), text_);
+      append_csv(value_of(field, name, report), text_);
       text_ += ',';
     }
     if (!line.error.is_null()) text_ += csv_text(line.error["message"].get_ref<const std::string&>());
@@ -216,6 +216,7 @@ class BatchResults {
 
   const BatchOptions& options_;
   InputsOfMany inputs_;
+  InputCells cells_;  // of the line that is added
   std::vector<Field> fields_;
   std::optional<OutputStream> json_, csv_;
   std::string text_;

@@ -168,8 +168,8 @@ Prediction predict(const CollectiveArguments& arguments) {
   predictor.set_rows(rows_of(arguments, p.ranks / arguments.groups));
   p.calibration = predictor.calibration();
   const CollectiveKind* kind = find_collective(arguments.kind);
-  const auto algorithm = chosen<CollectiveAlgorithm>(arguments.algorithm, kForcedAlgorithmNames);
-  const auto protocol = chosen<CollectiveProtocol>(arguments.protocol, kCollectiveProtocolNames);
+  const auto algorithm = chosen<CollectiveAlgorithm>("--algorithm", arguments.algorithm, kForcedAlgorithmNames);
+  const auto protocol = chosen<CollectiveProtocol>("--protocol", arguments.protocol, kCollectiveProtocolNames);
   const auto refuse = [&](const char* option, const std::string& wanted, std::string_view ran) {
     throw InputError({option, ""}, describe(wanted),
                      fmt::format("one that NCCL offers for {} of {} ranks on this cluster, such as {}", arguments.kind,
@@ -354,11 +354,11 @@ void add_collective(Command app) {
   command.footer(kCollectiveExamples);
   command.add_option("KIND", arguments->kind, "The collective; --measured: of these alone").one_of(collective_names());
   std::vector<Option> of_kind;  // options without meaning for measured curves
-  const auto text = [&](const char* names, std::string& value, const char* what) {
-    return of_kind.emplace_back(command.add_option(names, value, what));
+  const auto text = [&](const char* names, std::string& value, const char* what, const char* type = "") {
+    return of_kind.emplace_back(command.add_option(names, value, what, type));
   };
   const auto count = [&](const char* names, auto& value, const char* what) {
-    return of_kind.emplace_back(command.add_option(names, value, what).type_name("N"));
+    return of_kind.emplace_back(command.add_option(names, value, what, "N"));
   };
   offer_clusters(text("--cluster", arguments->cluster, "A cluster, node or scenario, or the JSON file of one"));
   text("--node", arguments->node, "A node type; with --nodes several of them on their usual fabric")
@@ -367,19 +367,18 @@ void add_collective(Command app) {
   count("--nodes", arguments->nodes, "Number of nodes [1, or those of --cluster]");
   count("--ranks", arguments->ranks, "Number of devices that take part, node by node [all]");
   count("--ranks-per-node", arguments->ranks_per_node, "Devices of each node that take part [all]");
-  count("--groups", arguments->groups, "Number of groups at once; ranks are assigned to them in turn")
-      .capture_default();
+  count("--groups", arguments->groups, "Number of groups at once; ranks are assigned to them in turn");
   text("--rows", arguments->rows,
        "all_to_all with unequal parts: what each rank sends to each other rank, relative to equal parts, first rank "
-       "first")
-      .type_name("N,N,...");
-  text("-b,--minbytes", arguments->least_bytes, "Smallest size: 8, 1K, 64M, 8G").type_name("SIZE").capture_default();
-  text("-e,--maxbytes", arguments->most_bytes, "Largest size").type_name("SIZE").capture_default();
-  count("-f,--stepfactor", arguments->step_factor, "Factor from each size to the next").capture_default();
+       "first",
+       "N,N,...");
+  text("-b,--minbytes", arguments->least_bytes, "Smallest size: 8, 1K, 64M, 8G", "SIZE").capture_default();
+  text("-e,--maxbytes", arguments->most_bytes, "Largest size", "SIZE").capture_default();
+  count("-f,--stepfactor", arguments->step_factor, "Factor from each size to the next");
   text("--algorithm", arguments->algorithm, "Use this algorithm instead of the fastest, like NCCL_ALGO")
-      .one_of_in_any_case(texts(kForcedAlgorithmNames));
+      .one_of(texts(kForcedAlgorithmNames), /*in_any_case=*/true);
   text("--protocol", arguments->protocol, "Use this protocol instead of the fastest, like NCCL_PROTO")
-      .one_of_in_any_case(texts(kCollectiveProtocolNames));
+      .one_of(texts(kCollectiveProtocolNames), /*in_any_case=*/true);
   of_kind.push_back(
       command.add_several("--calibration", arguments->calibrations,
                           "A result of `orrery calibrate import` to use instead of the bundled calibration", "FILE"));
@@ -391,9 +390,9 @@ void add_collective(Command app) {
             arguments->filter = filter;
           },
           "Predict published measurements: all, or those with this in their name, source, system, network or "
-          "collective")
-      .value_optional()
-      .type_name("FILTER");
+          "collective",
+          "FILTER")
+      .value_optional();
   command.add_file("--json", arguments->json, "Write all points as JSON; - for standard output");
   command.add_file("--csv", arguments->csv, "Write all points as CSV, a row each");
   command.add_file("--markdown", arguments->markdown, "Write the tables of --measured as Markdown");

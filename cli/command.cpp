@@ -5,14 +5,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <sstream>
-#include <system_error>
 #include <type_traits>
 
 #include "sim/base/error.h"
 #include "sim/base/one_line.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {
@@ -71,11 +69,7 @@ std::string one_value_hint(const CLI::App& app, int argc, const char* const* arg
 template <class Number>
 std::optional<Number> number_in(std::string_view text) {
   if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
-  Number number{};
-  const char* const end = text.data() + text.size();
-  const auto [read_to, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || read_to != end || !std::isfinite(static_cast<double>(number))) return std::nullopt;
-  return number;
+  return number_of<Number>(text);
 }
 
 // Rewrites the text so that CLI11 reads the same number. If `accept` refuses it, the answer has the form of an
@@ -92,15 +86,11 @@ CLI::Validator number_that(Accept accept, const std::string& expected, const std
   return {read, help};
 }
 
-template <class Number, class Value>
-CLI::Option* add_number(CLI::App& app, const char* names, Value& value, const char* description) {
-  const char* expected = "a number";
-  if (std::is_integral_v<Number>)
-    expected = std::is_signed_v<Number> ? "a whole number of 64 bits" : "a whole number of 64 bits, 0 or more";
-  const auto any = [](Number) { return true; };
-  // CLI11 runs the last transformation first, so a range, which says more of what is expected, comes before this.
-  return app.add_option(names, value, description)->transform(number_that<Number>(any, expected));
-}
+// The type of an option's value, of which an optional one holds a number.
+template <class Value>
+struct NumberOf : std::type_identity<Value> {};
+template <class Value>
+struct NumberOf<std::optional<Value>> : std::type_identity<Value> {};
 
 // Returns the names of the commands from the program down to this one, separated by spaces.
 std::string command_path(const CLI::App& app) {
@@ -150,15 +140,11 @@ const Option& Option::type_name(const char* name) const {
   return option_->type_name(name), *this;
 }
 const Option& Option::capture_default() const { return option_->capture_default_str(), *this; }
-const Option& Option::one_of(const std::vector<std::string>& words) const {
+const Option& Option::one_of(const std::vector<std::string>& words, bool in_any_case) const {
   value().only_words = true;
   value().words = words;
-  return option_->check(CLI::IsMember(words)), *this;
-}
-const Option& Option::one_of_in_any_case(const std::vector<std::string>& words) const {
-  value().only_words = true;
-  value().words = words;
-  return option_->transform(CLI::IsMember(words, CLI::ignore_case)), *this;
+  in_any_case ? option_->transform(CLI::IsMember(words, CLI::ignore_case)) : option_->check(CLI::IsMember(words));
+  return *this;
 }
 const Option& Option::between(std::int64_t least, std::int64_t most) const {
   const auto within = [=](std::int64_t number) { return number >= least && number <= most; };
@@ -180,9 +166,6 @@ const Option& Option::positive() const {
 const Option& Option::bytes() const { return option_->transform(CLI::AsSizeValue(false)), *this; }
 const Option& Option::one_value_each() const { return option_->allow_extra_args(false), *this; }
 const Option& Option::value_optional() const { return option_->expected(0, 1), *this; }
-const Option& Option::on_value(const std::function<void(const std::string&)>& call) const {
-  return option_->each(call), *this;
-}
 const Option& Option::offers_names(const std::vector<std::string>& kinds, const char* after) const {
   value().name_kinds = kinds;
   value().after_name = after;
@@ -202,34 +185,39 @@ void Command::callback(const std::function<void()>& run) const { app_->callback(
 bool Command::has_subcommand_given() const { return !app_->get_subcommands().empty(); }
 CommandDescription Command::description() const { return described(*app_, *values_); }
 
-Option Command::add_option(const char* names, std::string& value, const char* description) const {
-  return Option(app_->add_option(names, value, description), *values_);
+template <class Value>
+Option Command::add_option(const char* names, Value& value, const char* description, const char* type) const {
+  CLI::Option* const option = app_->add_option(names, value, description);
+  using Number = typename NumberOf<Value>::type;
+  if constexpr (std::is_arithmetic_v<Number>) {
+    const char* const expected = !std::is_integral_v<Number> ? "a number"
+                                 : std::is_signed_v<Number>  ? "a whole number of 64 bits"
+                                                             : "a whole number of 64 bits, 0 or more";
+    // CLI11 runs the last transformation first, so a range, which says more of what is expected, comes before this.
+    option->transform(number_that<Number>([](Number) { return true; }, expected));
+    if constexpr (std::is_same_v<Number, Value>) option->capture_default_str();
+  }
+  const Option added(option, *values_);
+  return *type == '\0' ? added : added.type_name(type);
 }
-Option Command::add_option(const char* names, std::vector<std::string>& values, const char* description) const {
-  return Option(app_->add_option(names, values, description), *values_);
-}
-Option Command::add_option(const char* names, std::int64_t& value, const char* description) const {
-  return Option(add_number<std::int64_t>(*app_, names, value, description), *values_);
-}
-Option Command::add_option(const char* names, std::optional<std::int64_t>& value, const char* description) const {
-  return Option(add_number<std::int64_t>(*app_, names, value, description), *values_);
-}
-Option Command::add_option(const char* names, std::uint64_t& value, const char* description) const {
-  return Option(add_number<std::uint64_t>(*app_, names, value, description), *values_);
-}
-Option Command::add_option(const char* names, double& value, const char* description) const {
-  return Option(add_number<double>(*app_, names, value, description), *values_);
-}
+template Option Command::add_option(const char*, std::string&, const char*, const char*) const;
+template Option Command::add_option(const char*, std::vector<std::string>&, const char*, const char*) const;
+template Option Command::add_option(const char*, std::int64_t&, const char*, const char*) const;
+template Option Command::add_option(const char*, std::optional<std::int64_t>&, const char*, const char*) const;
+template Option Command::add_option(const char*, std::uint64_t&, const char*, const char*) const;
+template Option Command::add_option(const char*, double&, const char*, const char*) const;
+template Option Command::add_option(const char*, std::optional<double>&, const char*, const char*) const;
+
 Option Command::add_option(const char* names, const std::function<void(const std::string&)>& take,
-                           const char* description) const {
-  return Option(app_->add_option_function<std::string>(names, take, description), *values_);
+                           const char* description, const char* type) const {
+  return Option(app_->add_option_function<std::string>(names, take, description), *values_).type_name(type);
 }
 Option Command::add_file(const char* names, std::string& path, const char* description) const {
-  return add_option(names, path, description).type_name("FILE");
+  return add_option(names, path, description, "FILE");
 }
 Option Command::add_several(const char* names, std::vector<std::string>& values, const char* description,
                             const char* type) const {
-  return add_option(names, values, description).one_value_each().type_name(type);
+  return add_option(names, values, description, type).one_value_each();
 }
 void Command::add_flag(const char* names, bool& value, const char* description) const {
   app_->add_flag(names, value, description);

@@ -63,10 +63,9 @@ class Option {
   const Option& required() const;
   // "FILE" and "FOLDER" make shells complete file and folder names.
   const Option& type_name(const char* name) const;
-  // Shows the variable's current value as the default in --help.
+  // Shows a text's current value as the default in --help.
   const Option& capture_default() const;
-  const Option& one_of(const std::vector<std::string>& words) const;
-  const Option& one_of_in_any_case(const std::vector<std::string>& words) const;
+  const Option& one_of(const std::vector<std::string>& words, bool in_any_case = false) const;
   const Option& between(std::int64_t least, std::int64_t most) const;
   const Option& within(double least, double most) const;
   const Option& positive() const;
@@ -76,7 +75,6 @@ class Option {
   const Option& one_value_each() const;
   // Makes the value optional.
   const Option& value_optional() const;
-  const Option& on_value(const std::function<void(const std::string&)>& call) const;
   // Values that shells offer; they do not restrict the values. Names are those that `orrery list KIND` prints; `after`
   // follows a name in a value, e.g. "=".
   const Option& offers_names(const std::vector<std::string>& kinds, const char* after = "") const;
@@ -109,16 +107,14 @@ class Command {
   // Describes the command and its subcommands, as they are now.
   CommandDescription description() const;
 
-  // `names`: "-b,--minbytes", or "KIND" for a positional argument.
-  Option add_option(const char* names, std::string& value, const char* description) const;
-  Option add_option(const char* names, std::vector<std::string>& values, const char* description) const;
-  Option add_option(const char* names, std::int64_t& value, const char* description) const;
-  Option add_option(const char* names, std::optional<std::int64_t>& value, const char* description) const;
-  Option add_option(const char* names, std::uint64_t& value, const char* description) const;
-  Option add_option(const char* names, double& value, const char* description) const;
+  // `names`: "-b,--minbytes", or "KIND" for a positional argument. `value`: a text, a number of 64 bits, an optional
+  // number, or several texts. The current value of a number is shown as the default in --help. `type`: what --help and
+  // the manual page call the value; empty: by its C++ type.
+  template <class Value>
+  Option add_option(const char* names, Value& value, const char* description, const char* type = "") const;
   // `take` is called with the value, or with an empty string.
-  Option add_option(const char* names, const std::function<void(const std::string&)>& take,
-                    const char* description) const;
+  Option add_option(const char* names, const std::function<void(const std::string&)>& take, const char* description,
+                    const char* type) const;
   // An option whose value is the name of a file.
   Option add_file(const char* names, std::string& path, const char* description) const;
   // An option that may be given several times, with one value each time.

@@ -64,7 +64,7 @@ std::string inputs_csv(const ComparedSide& a, const ComparedSide& b) {
       for (const auto& file : side.inputs["calibrations"])
         files += fmt::format("{}{} {}", files.empty() ? "" : ", ", text(file, "file"), text(file, "digest"));
     if (files.empty() && !digest.empty()) files = "bundled";
-    return std::array<std::string, kInputColumns.size()>{digest, files, side.version, text(side.inputs, "commit")};
+    return InputCells{digest, files, side.version, text(side.inputs, "commit")};
   };
   const auto of_a = cells(a), of_b = cells(b);
   std::string rows;
@@ -172,15 +172,13 @@ void add_compare(Command app) {
                    "Write the columns of `simulate --csv` as rows: A, B and their difference; - for standard output");
   add_calibrations(command, arguments->calibrations,
                    "A result of `orrery calibrate` to use for both instead of the bundled calibration");
-  command.add_option("--threshold", arguments->threshold, "Databases: smallest change that counts: 2% or 0.02 [1%]")
-      .type_name("SHARE");
-  command
-      .add_option("--fields", arguments->figures,
-                  "Databases: columns of `simulate --csv` to compare [step_seconds,memory_peak_bytes,memory_fits]")
-      .type_name("NAME,...");
-  command.add_option("--top", arguments->top, "Databases: number of the most changed points to show [20]")
-      .between(1, 1000000)
-      .type_name("N");
+  command.add_option("--threshold", arguments->threshold, "Databases: smallest change that counts: 2% or 0.02 [1%]",
+                     "SHARE");
+  command.add_option("--fields", arguments->figures,
+                     "Databases: columns of `simulate --csv` to compare [step_seconds,memory_peak_bytes,memory_fits]",
+                     "NAME,...");
+  command.add_option("--top", arguments->top, "Databases: number of the most changed points to show [20]", "N")
+      .between(1, 1000000);
   arguments->engine.add_to(command, /*both=*/false);
   command.callback([arguments] { compare(*arguments); });
 }

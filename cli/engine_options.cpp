@@ -19,11 +19,9 @@ void EngineArguments::add_to(Command command, bool both) {
       .one_of(texts(kFidelityNames));
   command.add_option("--routing", routing, "des: how switches choose among several up-links")
       .one_of(texts(kRoutingNames));
-  command
-      .add_option(
-          "--limit", [this](const std::string& text) { limit = text; },
-          "des: refuse simulations of more kernels and transfers than this")
-      .type_name("N");
+  command.add_option(
+      "--limit", [this](const std::string& text) { limit = text; },
+      "des: refuse simulations of more kernels and transfers than this", "N");
   command.add_flag("--exact", exact, "des: fold only ranks that are exactly alike, however long it takes");
 }
 

@@ -540,35 +540,27 @@ std::string explain(const std::string& name, const Simulation& simulation,
   const std::vector<OpInPlace> ops = ops_in_place(simulation);
   const Report& report = simulation.report;
   std::vector<std::string> known{std::string(kMemoryPlan)};
+  const auto is_one_of = [&](const auto& names) {
+    known.insert(known.end(), names.begin(), names.end());
+    return std::ranges::find(names, name) != names.end();
+  };
+  using Names = std::array<std::string_view, 2>;
   for (const Strategy& strategy : all_strategies())
     for (const Topic& topic : strategy.topics)
-      for (const std::string_view word : topic.names) {
-        if (name == word)
-          return topic.text(*evaluated(simulation), [&](const Scenario& other) { return evaluated(evaluate(other)); });
-        known.emplace_back(word);
-      }
+      if (is_one_of(topic.names))
+        return topic.text(*evaluated(simulation), [&](const Scenario& other) { return evaluated(evaluate(other)); });
   for (const HeadLine& line : kHeadLines)
-    for (const std::string_view word : line.names) {
-      if (word.empty()) continue;
-      if (name == word) return line.explain(simulation);
-      known.emplace_back(word);
-    }
+    if (is_one_of(line.names)) return line.explain(simulation);
   for (const Figure& figure : report.figures) {
     const FigureKind& kind = *figure.kind;
     if (name == kind.label || name == kind.key || name == kind.group)
       return fmt::format("{}: {}, {}\n", kind.key, figure_text(figure), kind.explanation);
     known.emplace_back(kind.key);
   }
-  for (const TimeTerm& term : time_terms()) {
-    if (name == term.name || name == term.label || name == term.key) return explain_term(term, ops, simulation);
-    known.push_back(term.name);
-    known.push_back(term.label);
-  }
-  for (const MemoryPart& part : memory_parts()) {
-    if (name == part.name || name == part.label || name == part.key) return explain_memory_part(part, simulation);
-    known.push_back(part.name);
-    known.push_back(part.label);
-  }
+  for (const TimeTerm& term : time_terms())
+    if (is_one_of(Names{term.name, term.label}) || name == term.key) return explain_term(term, ops, simulation);
+  for (const MemoryPart& part : memory_parts())
+    if (is_one_of(Names{part.name, part.label}) || name == part.key) return explain_memory_part(part, simulation);
   if (name == report.bound_by) return explain_step(simulation);
   std::vector<OpInPlace> wanted;
   for (const OpInPlace& place : ops)  // by name, or by the name without the block, as lists of shapes show it

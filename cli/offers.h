@@ -2,7 +2,6 @@
 // fields, calibrations, and those whose values are the names of an enumeration.
 #pragma once
 
-#include <algorithm>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,13 +35,6 @@ inline void add_calibrations(
 }
 
 inline std::vector<std::string> texts(std::span<const std::string_view> names) { return {names.begin(), names.end()}; }
-
-// REQUIRES: `name` is empty (the first) or one of `names`, in the order of the enumerators.
-template <class Enum>
-Enum chosen(const std::string& name, std::span<const std::string_view> names) {
-  const auto at = std::find(names.begin(), names.end(), name);
-  return at == names.end() ? Enum{} : static_cast<Enum>(at - names.begin());
-}
 
 // `of`: a cluster or node preset, a bundled scenario, the file of a scenario or cluster, or "-". Throws InputError.
 // `perturbed` is set if `of` is a scenario with perturbations, which the cluster does not include.

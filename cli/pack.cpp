@@ -112,16 +112,12 @@ struct Packed {
   std::vector<PackRow> rows;
 };
 
-std::string head_of(const Packed& packed) {
-  const PackingMeasures& m = packed.rows.front().measures;
-  std::string text = fmt::format("{} document{}, {} tokens, packed into sequences of {}\n", m.documents,
-                                 m.documents == 1 ? "" : "s", m.document_tokens, packed.context);
+std::string table_of(const Packed& packed) {
+  const PackingMeasures& first = packed.rows.front().measures;
+  std::string text = fmt::format("{} document{}, {} tokens, packed into sequences of {}\n", first.documents,
+                                 first.documents == 1 ? "" : "s", first.document_tokens, packed.context);
   if (packed.full_seconds)
     text += fmt::format("A step with the causal mask of whole sequences: {}\n", seconds_text(*packed.full_seconds));
-  return text + "\n";
-}
-
-std::string table_of(const Packed& packed) {
   std::string columns = "<policy|sequences|truncated||dropped tokens|padding|pieces|most|attention|most";
   if (packed.has_embeddings) columns += "|similarity";
   if (packed.full_seconds) columns += "|step, masked";
@@ -142,7 +138,7 @@ std::string table_of(const Packed& packed) {
     if (packed.has_embeddings) cells.push_back(m.has_similarity ? fmt::format("{:.3f}", m.similarity) : "-");
     if (packed.full_seconds) cells.push_back(seconds_text(*row.masked_seconds));
   }
-  std::string text = head_of(packed) + grid(columns, rows);
+  text += "\n" + grid(columns, rows);
   std::string repeated;
   for (const PackRow& row : packed.rows)
     if (packed.full_seconds && row.measures.sequences < packed.batch)
@@ -271,7 +267,7 @@ void pack_documents(const PackArguments& arguments) {
   if (!arguments.out.empty()) out.emplace(arguments.out);
   for (const std::string& name : policies) {
     PackingOptions options{.context = packed.context,
-                           .policy = chosen<PackingPolicy>(name, kPackingPolicyNames),
+                           .policy = chosen<PackingPolicy>("--policy", name, kPackingPolicyNames),
                            .datasculpt = arguments.datasculpt};
     options.datasculpt.seed = static_cast<std::uint64_t>(arguments.seed);
     options.progress = [&, shown = -1](std::string_view what, double done) mutable {
@@ -319,52 +315,40 @@ void add_pack(Command app) {
   command.add_file("DOCUMENTS", arguments->documents,
                    "Lines of JSON, a document each: {\"id\": .., \"tokens\": .., \"embedding\": [..]}");
   command.add_file("--embeddings", arguments->embeddings, "Embeddings of DOCUMENTS in a .npy file, one row each");
-  command.add_option("--context", arguments->context, "Tokens of a sequence [that of --scenario]").type_name("N");
+  command.add_option("--context", arguments->context, "Tokens of a sequence [that of --scenario]", "N");
   command.add_option("--policy", arguments->policies, "How to pack; several are compared [best_fit]")
       .one_value_each()
       .one_of(texts(kPackingPolicyNames));
-  command.add_option("--generate", arguments->generate, "Draw this many documents instead of reading DOCUMENTS")
-      .type_name("N");
+  command.add_option("--generate", arguments->generate, "Draw this many documents instead of reading DOCUMENTS", "N");
   command
       .add_option("--lengths", arguments->generator.lengths,
-                  "Their lengths: names of published histograms and log-normal:MU:SIGMA, mixed by weights")
-      .type_name("NAME=WEIGHT,...")
+                  "Their lengths: names of published histograms and log-normal:MU:SIGMA, mixed by weights",
+                  "NAME=WEIGHT,...")
       .capture_default()
       .offers_words(length_distribution_names());
   command.add_option("--weighting", arguments->weighting, "What the weights of --lengths count")
       .one_of({"tokens", "documents"})
       .capture_default();
-  command.add_option("--dimension", arguments->generator.dimension, "Dimension of drawn embeddings; 0: none")
-      .type_name("N")
-      .capture_default();
-  command
-      .add_option("--topics", arguments->generator.topics,
-                  "Number of topics, the directions around which embeddings are drawn")
-      .type_name("N")
-      .capture_default();
-  command.add_option("--similarity", arguments->generator.similarity, "Cosine of a drawn embedding and its topic")
-      .capture_default();
+  command.add_option("--dimension", arguments->generator.dimension, "Dimension of drawn embeddings; 0: none", "N");
+  command.add_option("--topics", arguments->generator.topics,
+                     "Number of topics, the directions around which embeddings are drawn", "N");
+  command.add_option("--similarity", arguments->generator.similarity, "Cosine of a drawn embedding and its topic");
   command.add_option("--seed", arguments->seed, "Seed of all drawn values and of datasculpt's sample")
-      .between(0, std::int64_t{1} << 62)
-      .capture_default();
+      .between(0, std::int64_t{1} << 62);
   command
       .add_option("--delta", arguments->datasculpt.delta,
                   "datasculpt: cosine above which documents join a cluster and clusters merge")
-      .within(-1, 1)
-      .capture_default();
+      .within(-1, 1);
   command
       .add_option("--epsilon", arguments->datasculpt.epsilon, "datasculpt: clustering ends when centres move by less")
-      .within(0, 2)
-      .capture_default();
+      .within(0, 2);
   command
       .add_option("--iterations", arguments->datasculpt.iterations,
                   "datasculpt: clustering ends after this many iterations")
-      .between(1, 1000)
-      .capture_default();
-  offer_scenarios(command
-                      .add_option("--scenario", arguments->scenario,
-                                  "Also predict this scenario's step with each packing's mask: a name or a JSON file")
-                      .type_name("SCENARIO"));
+      .between(1, 1000);
+  offer_scenarios(command.add_option(
+      "--scenario", arguments->scenario,
+      "Also predict this scenario's step with each packing's mask: a name or a JSON file", "SCENARIO"));
   add_fields(command, "--set", arguments->sets, "Override a field of --scenario");
   command.add_file("--out", arguments->out, "Write the sequences as lines of JSON; - for standard output");
   command.add_file("--json", arguments->json, "Write the measures as JSON; - for standard output");

@@ -121,23 +121,17 @@ void add_plan(Command app) {
       .one_of(texts(kPlanOutputNames))
       .capture_default();
   command.add_option("--swing", request.options.swing, "Share by which inputs are lowered and raised for sensitivities")
-      .within(kLeastSwing, kMostSwing)
-      .capture_default();
-  command
-      .add_option("--against", request.options.against,
-                  "Candidate whose price the others are compared with [the cheapest]")
-      .type_name("NAME");
-  command.add_option("--seed", request.options.histories.seed, "Seed of the first simulated history of failures")
-      .capture_default();
+      .within(kLeastSwing, kMostSwing);
+  command.add_option("--against", request.options.against,
+                     "Candidate whose price the others are compared with [the cheapest]", "NAME");
+  command.add_option("--seed", request.options.histories.seed, "Seed of the first simulated history of failures");
   command.add_option("--histories", request.options.history_count, "Number of histories simulated for each candidate")
-      .between(1, kMostHistories)
-      .capture_default();
+      .between(1, kMostHistories);
   command
       .add_option(
           "--shape", request.options.histories.shape,
           "Shape of the Weibull distribution of times between simulated failures; below 1 they come in clusters")
-      .within(kLeastShape, kMostShape)
-      .capture_default();
+      .within(kLeastShape, kMostShape);
   command.add_file("--json", arguments->json, "Write all figures as JSON; - for standard output");
   command.add_file("--csv", arguments->csv, "Write a row for each size of each candidate; - for standard output");
   command.add_file("--svg", arguments->svg, "Draw the sensitivities as a tornado chart; - for standard output");

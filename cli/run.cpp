@@ -43,7 +43,7 @@ struct RunArguments {
   std::string json, csv, trace;
   std::int64_t steps = 10, warmup = 2;
   std::uint64_t seed = 1;
-  double tolerance = 0;
+  std::optional<double> tolerance;
   bool predict = false, check = false, ops = false, emulate_bf16 = false;
 };
 
@@ -338,8 +338,7 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
     if (parts.size() > 1) outcome.steps = steps_of(results, job.scenario.workload.step);
     outcome.fastest = fastest_step_seconds(results);
   }
-  outcome.tolerance =
-      arguments.tolerance > 0 ? arguments.tolerance : tolerance_of(outcome.facts, job.scenario, arguments.emulate_bf16);
+  outcome.tolerance = arguments.tolerance.value_or(tolerance_of(outcome.facts, job.scenario, arguments.emulate_bf16));
   return outcome;
 }
 
@@ -430,8 +429,7 @@ void run(const RunArguments& arguments) {
   outputs.add_wanted(arguments.json, [&] { return json_text(outcome_json(arguments, job, outcome), 2) + "\n"; });
   if (outcome.measured) {
     outputs.add_wanted(arguments.csv, [&] {
-      const std::vector<std::string> inputs =
-          InputsOfMany(arguments.calibrations).columns(scenario_digest(written_out(job.document, job.source)));
+      const InputCells inputs = input_cells(job.document, job.source, arguments.calibrations);
       std::string text = csv_header(kInputColumns) + csv_row(job.source.file, *outcome.measured, inputs);
       if (outcome.predicted) text += csv_row(job.source.file, *outcome.predicted, inputs);
       return text;
@@ -471,12 +469,9 @@ void add_run(Command app) {
   command
       .add_option("--steps", arguments->steps,
                   "Number of measured steps: the first half gives the step time, the second half the ops")
-      .between(0, 1'000'000)
-      .capture_default();
-  command.add_option("--warmup", arguments->warmup, "Number of steps before the measured ones")
-      .between(0, 1'000'000)
-      .capture_default();
-  command.add_option("--seed", arguments->seed, "Seed of parameters and inputs").capture_default();
+      .between(0, 1'000'000);
+  command.add_option("--warmup", arguments->warmup, "Number of steps before the measured ones").between(0, 1'000'000);
+  command.add_option("--seed", arguments->seed, "Seed of parameters and inputs");
   command.add_flag("--predict", arguments->predict, "Also predict the step and show both side by side");
   add_calibrations(command, arguments->calibrations,
                    "A calibration made by `orrery calibrate`, for --predict; may be given several times");

@@ -57,10 +57,8 @@ void add_rank(Command app) {
       "rank", "What one rank of a training step does on a GPU, over NCCL; mpirun, srun or torchrun starts all");
   command.footer(kRunRankExamples);
   add_rank_options(command, arguments->training);
-  command
-      .add_option("--id-directory", arguments->id_directory,
-                  "Where ranks meet: an empty folder that all of them see, new for every run")
-      .type_name("FOLDER");
+  command.add_option("--id-directory", arguments->id_directory,
+                     "Where ranks meet: an empty folder that all of them see, new for every run", "FOLDER");
   command.callback([arguments] { run(arguments->training, arguments->id_directory); });
 }
 

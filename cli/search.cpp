@@ -28,8 +28,6 @@ using OrderedJson = nlohmann::ordered_json;
 struct SearchArguments {
   std::string scenario, json, csv, best, label;
   SearchRequest request;
-  double network_within = 0;
-  bool network_given = false;
   EngineArguments engine;
 };
 
@@ -294,7 +292,6 @@ void search_command(const SearchArguments& arguments) {
   const SimulationOptions engine = arguments.engine.options();
   SearchRequest request = arguments.request;
   if (engine.engine == Engine::des) request.engine_of_listed = engine;
-  if (arguments.network_given) request.network_within_percent = arguments.network_within;
   const SearchAnswer a = [&] {
     ProgressLine line;
     request.progress = [&line](const SearchProgress& progress) { show(progress, line); };
@@ -339,40 +336,33 @@ void add_search(Command app) {
              "KEY[=VALUE,VALUE]");
   command.add_flag("--all", arguments->request.all,
                    "Search every field that strategies declare, not only the usual ones");
-  command
-      .add_option("--global-batch", arguments->request.global_batch,
-                  "Also search these global batch sizes, doubling from LEAST to MOST; plans are then compared by time "
-                  "per sequence")
-      .type_name("LEAST..MOST");
-  command.add_option("--max-memory", arguments->request.most_memory, "Memory of a device, instead of its capacity: 64G")
-      .type_name("SIZE");
+  command.add_option(
+      "--global-batch", arguments->request.global_batch,
+      "Also search these global batch sizes, doubling from LEAST to MOST; plans are then compared by time "
+      "per sequence",
+      "LEAST..MOST");
+  command.add_option("--max-memory", arguments->request.most_memory, "Memory of a device, instead of its capacity: 64G",
+                     "SIZE");
   command.add_flag("--safe", arguments->request.safe, "Require the upper end of the predicted peak's interval to fit");
-  command.add_option("--top", arguments->request.top, "Number of plans to show")
-      .between(1, kMostPlansListed)
-      .type_name("N")
-      .capture_default();
+  command.add_option("--top", arguments->request.top, "Number of plans to show", "N").between(1, kMostPlansListed);
   command
       .add_option("--front", arguments->request.front,
-                  "Trade time for memory up to this many times the fastest plan's time; larger values search longer")
-      .within(1, kMostFront)
-      .type_name("TIMES")
-      .capture_default();
+                  "Trade time for memory up to this many times the fastest plan's time; larger values search longer",
+                  "TIMES")
+      .within(1, kMostFront);
   command
-      .add_option("--network-within", arguments->network_within,
-                  "Find the slowest network with which the fastest plan takes at most this many per cent longer")
-      .within(kLeastNetworkPercent, kMostNetworkPercent)
-      .type_name("PERCENT")
-      .on_value([arguments](const std::string&) { arguments->network_given = true; });
+      .add_option("--network-within", arguments->request.network_within_percent,
+                  "Find the slowest network with which the fastest plan takes at most this many per cent longer",
+                  "PERCENT")
+      .within(kLeastNetworkPercent, kMostNetworkPercent);
   command.add_flag("--exhaustive", arguments->request.exhaustive,
                    "Evaluate every plan, even those that a bound rules out");
-  command.add_option("--threads", arguments->request.threads, "Number of threads; 0: the machine's")
-      .between(0, kMostSearchThreads)
-      .type_name("N")
-      .capture_default();
+  command.add_option("--threads", arguments->request.threads, "Number of threads; 0: the machine's", "N")
+      .between(0, kMostSearchThreads);
   command.add_file("--json", arguments->json, "Write the answer as JSON; - for standard output");
   command.add_file("--csv", arguments->csv, "Write the plans as CSV, a row each; - for standard output");
   command.add_file("--best", arguments->best, "Write the fastest plan as a scenario for simulate and run");
-  command.add_option("--label", arguments->label, "Name of the result in JSON").type_name("TEXT");
+  command.add_option("--label", arguments->label, "Name of the result in JSON", "TEXT");
   add_calibrations(command, arguments->request.calibrations);
   arguments->engine.add_to(command, /*both=*/false);
   command.callback([arguments] { search_command(*arguments); });

@@ -15,6 +15,7 @@
 #include "sim/des/topology.h"
 #include "sim/hardware/cluster.h"
 #include "sim/report/format.h"
+#include "study/answers/arguments.h"
 #include "study/answers/listing.h"
 
 namespace orrery {
@@ -178,8 +179,8 @@ void add_show(Command app) {
     if (arguments->name == "links") {
       if (arguments->of.empty())
         throw InputError({}, "nothing after links", "a cluster, node or scenario, or a file with one");
-      return print(links_text(arguments->of, arguments->pattern, chosen<Routing>(arguments->routing, kRoutingNames),
-                              arguments->json));
+      return print(links_text(arguments->of, arguments->pattern,
+                              chosen<Routing>("--routing", arguments->routing, kRoutingNames), arguments->json));
     }
     if (!arguments->of.empty())
       throw InputError({}, describe(arguments->of), "one name to show (only \"links\" takes a second)");

@@ -37,9 +37,9 @@ struct SimulateArguments {
   std::vector<std::string> sets, calibrations;
   std::string json, csv, trace, memory_trace, svg, explain, batch, fields, label;
   EngineArguments engine;
-  std::int64_t steps = 0;  // 0: one step, with its full report
+  std::optional<std::int64_t> steps;  // none: one step, with its full report
   std::string database;
-  bool ops = false, verbose = false, verify = false, fields_given = false, explain_given = false;
+  bool ops = false, verbose = false, verify = false;
   bool expandable_segments = false, planned_memory = false;
 };
 
@@ -109,39 +109,34 @@ std::string verified_text(const Program& program) {
 }
 
 // Name of a CSV row: the label, else the scenario and its --set arguments, as given.
-std::string row_name(const ScenarioSource& source, const SimulateArguments& arguments) {
-  if (!arguments.label.empty()) return arguments.label;
-  std::string words = source.file;
-  for (const std::string& set : source.sets) words += " --set " + set;
+std::string row_name(const Asked& asked) {
+  if (!asked.label.empty()) return asked.label;
+  std::string words = asked.source.file;
+  for (const std::string& set : asked.source.sets) words += " --set " + set;
   return words;
 }
 
-// Values of a row's last columns.
-std::vector<std::string> row_inputs(const nlohmann::json& document, const ScenarioSource& source,
-                                    const SimulateArguments& arguments) {
-  return InputsOfMany(arguments.calibrations).columns(scenario_digest(written_out(document, source)));
-}
+InputCells inputs_of(const Asked& asked) { return input_cells(asked.document, asked.source, asked.calibrations); }
 
-void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
+void simulate_one(const Asked& asked, const SimulateArguments& arguments) {
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
   Simulator simulator(read_user_calibration(arguments.calibrations));
   std::optional<Report> analytical;
   if (arguments.engine.both())
-    analytical = simulator.evaluate(document, source, {.engine = Engine::analytical, .ops = true}).report;
+    analytical = simulator.evaluate(asked.document, asked.source, {.engine = Engine::analytical, .ops = true}).report;
   options.timeline = !arguments.trace.empty() || !arguments.svg.empty();
-  const Simulation simulation = simulator.evaluate(document, source, options);
+  const Simulation simulation = simulator.evaluate(asked.document, asked.source, options);
   const Report& report = simulation.report;
   if (arguments.verify) verify(*simulation.program);
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] {
-    const Asked asked{document, source, arguments.calibrations, arguments.label, arguments.ops};
     return json_text((analytical ? both_json(asked, *analytical, report) : simulation_json(asked, report)), 2) + "\n";
   });
   outputs.add_wanted(arguments.csv, [&] {
-    const std::string of = row_name(source, arguments);
-    const std::vector<std::string> inputs = row_inputs(document, source, arguments);
+    const std::string of = row_name(asked);
+    const InputCells inputs = inputs_of(asked);
     return csv_header(kInputColumns) + (analytical ? csv_row(of, *analytical, inputs) : "") +
            csv_row(of, report, inputs);
   });
@@ -185,9 +180,9 @@ std::string jobs_table(const std::vector<JobResult>& jobs, const SimulateArgumen
   return text;
 }
 
-void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
+void simulate_jobs(const Asked& asked, const SimulateArguments& arguments) {
   if (arguments.engine.engine != "des")
-    throw InputError({source.file, "/jobs"}, "jobs that share a cluster",
+    throw InputError({asked.source.file, "/jobs"}, "jobs that share a cluster",
                      "--engine des: the analytical engine simulates one job at a time");
   if (!arguments.svg.empty()) throw InputError({"--svg", ""}, "jobs", "a scenario of one job; --trace shows them all");
   if (!arguments.explain.empty()) throw InputError({"--explain", ""}, "jobs", "a scenario of one job");
@@ -197,18 +192,15 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
   options.ops = true;
   options.timeline = !arguments.trace.empty();
   const std::vector<JobResult> jobs =
-      Simulator(read_user_calibration(arguments.calibrations)).evaluate_jobs(document, source, options);
+      Simulator(read_user_calibration(arguments.calibrations)).evaluate_jobs(asked.document, asked.source, options);
 
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] {
-    return json_text(jobs_json({document, source, arguments.calibrations, arguments.label, arguments.ops}, jobs), 2) +
-           "\n";
-  });
+  outputs.add_wanted(arguments.json, [&] { return json_text(jobs_json(asked, jobs), 2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] {
-    const std::vector<std::string> inputs = row_inputs(document, source, arguments);
+    const InputCells inputs = inputs_of(asked);
     std::string text = csv_header(kInputColumns);
     for (const JobResult& result : jobs)
-      text += csv_row(row_name(source, arguments) + "#" + result.job.name, result.together, inputs);
+      text += csv_row(row_name(asked) + "#" + result.job.name, result.together, inputs);
     return text;
   });
   outputs.add_wanted(arguments.trace, [&] {
@@ -219,11 +211,11 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
   outputs.commit_with([&] { return jobs_table(jobs, arguments); });
 }
 
-void simulate_steps(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
+void simulate_steps(const Asked& asked, const SimulateArguments& arguments) {
   const auto refuse = [](const char* found) {
     throw InputError({"--steps", ""}, fmt::format("{} as well", found), "a single step");
   };
-  if (has_jobs(document)) throw InputError({"--steps", ""}, "jobs", "a scenario of one job");
+  if (has_jobs(asked.document)) throw InputError({"--steps", ""}, "jobs", "a scenario of one job");
   if (!arguments.trace.empty()) refuse("--trace");
   if (!arguments.memory_trace.empty()) refuse("--memory-trace");
   if (!arguments.explain.empty()) refuse("--explain");
@@ -231,28 +223,26 @@ void simulate_steps(const nlohmann::json& document, const ScenarioSource& source
   if (arguments.verify) refuse("--verify");
   if (arguments.engine.both()) throw InputError({"--steps", ""}, "--engine both as well", "one engine");
   check_outputs({arguments.json, arguments.csv, arguments.svg});
-  const Asked asked{document, source, arguments.calibrations, arguments.label};
   const TrainingAnswer answer = [&] {
     ProgressLine line;
     const auto progress = [&](std::int64_t done, std::int64_t predicted) {
       if (line.is_due())
-        line.show(fmt::format("{} of {} steps, {} of them predicted", done, arguments.steps, predicted));
+        line.show(fmt::format("{} of {} steps, {} of them predicted", done, *arguments.steps, predicted));
     };
-    return training_answer(asked, {arguments.steps, arguments.database, arguments.engine, progress});
+    return training_answer(asked, {*arguments.steps, arguments.database, arguments.engine, progress});
   }();
   const Training& training = answer.training;
   const std::vector<std::string> title = title_of(answer.scenario);
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(training_answer_json(asked, training), 2) + "\n"; });
-  outputs.add_wanted(arguments.csv, [&] {
-    return training_csv(training, row_name(source, arguments), kInputColumns, row_inputs(document, source, arguments));
-  });
+  outputs.add_wanted(arguments.csv,
+                     [&] { return training_csv(training, row_name(asked), kInputColumns, inputs_of(asked)); });
   outputs.add_wanted(arguments.svg, [&] { return training_svg(training, title); });
   outputs.commit_with([&] { return training_table(training, title); });
 }
 
 void simulate_batch(const SimulateArguments& arguments) {
-  if (arguments.steps > 0) throw InputError({"--batch", ""}, "--steps as well", "--steps with a single scenario");
+  if (arguments.steps) throw InputError({"--batch", ""}, "--steps as well", "--steps with a single scenario");
   if (!arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty() ||
       !arguments.memory_trace.empty())
     throw InputError({"--batch", ""}, "an output for a single scenario as well",
@@ -280,13 +270,9 @@ void simulate(const SimulateArguments& arguments) {
   if (arguments.explain == kMemoryPlan) become_program_with(Part::cbc, "--explain", "memory_plan", "memory");
   if (arguments.planned_memory)
     become_program_with(Part::cbc, "--planned-memory", "it", "none: --memory-trace for PyTorch's allocator");
-  if (arguments.fields_given && arguments.fields.empty())
-    throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
-  if (arguments.explain_given && arguments.explain.empty())
-    throw InputError({"--explain", ""}, "nothing", "the name of an op or a term in the report");
   if (arguments.batch.empty() && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "no --batch", "--batch as well, whose results it shortens");
-  if (!arguments.database.empty() && arguments.steps == 0)
+  if (!arguments.database.empty() && !arguments.steps)
     throw InputError({"--db", ""}, "no --steps", "--steps N as well, whose steps it keeps (for one step use --json)");
   if (arguments.expandable_segments && arguments.memory_trace.empty())
     throw InputError({"--expandable-segments", ""}, "no --memory-trace", "--memory-trace FILE as well");
@@ -302,8 +288,9 @@ void simulate(const SimulateArguments& arguments) {
     const nlohmann::json document = scenario_argument(arguments.scenario, arguments.sets, source);
     refuse_report(document, source.file,
                   "a scenario, such as inputs.scenario of a report, or orrery compare, which takes both");
-    if (arguments.steps > 0) return simulate_steps(document, source, arguments);
-    return has_jobs(document) ? simulate_jobs(document, source, arguments) : simulate_one(document, source, arguments);
+    const Asked asked{document, source, arguments.calibrations, arguments.label, arguments.ops};
+    if (arguments.steps) return simulate_steps(asked, arguments);
+    return has_jobs(document) ? simulate_jobs(asked, arguments) : simulate_one(asked, arguments);
   }
   simulate_batch(arguments);
 }
@@ -321,10 +308,8 @@ void add_simulate(Command app) {
              "Override a field: plan.tensor_parallel=4, cluster.nodes=8, model=llama-3-8b");
   command.add_file("--json", arguments->json, "Write the report as JSON; - for standard output");
   command.add_file("--csv", arguments->csv, "Write the report as a row of CSV with a header; - for standard output");
-  command
-      .add_option("--label", arguments->label,
-                  "Name of the result in JSON and CSV [its scenario and --sets]; in a batch TEXT:LINE")
-      .type_name("TEXT");
+  command.add_option("--label", arguments->label,
+                     "Name of the result in JSON and CSV [its scenario and --sets]; in a batch TEXT:LINE", "TEXT");
   command.add_file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
   command.add_file(
       "--memory-trace", arguments->memory_trace,
@@ -337,25 +322,21 @@ void add_simulate(Command app) {
   command.add_file("--svg", arguments->svg, "Draw the pipeline's schedule, or with --steps the training");
   command.add_file("--batch", arguments->batch,
                    "Read one scenario per line; print one result or error per line, in the same order");
-  command
-      .add_option(
-          "--fields", arguments->fields,
-          "Batch: only these columns in CSV and JSON, named as in the header of --csv: step_seconds,mfu,memory_fits")
-      .type_name("NAME,NAME")
-      .on_value([arguments](const std::string&) { arguments->fields_given = true; });
+  const Option fields = command.add_option(
+      "--fields", arguments->fields,
+      "Batch: only these columns in CSV and JSON, named as in the header of --csv: step_seconds,mfu,memory_fits",
+      "NAME,NAME");
   add_calibrations(
       command, arguments->calibrations,
       "A result of `orrery calibrate` to use instead of the bundled calibration; may be repeated (kernels, "
       "collectives)");
-  command.add_option("--explain", arguments->explain, "Print how the number of an op or of a term is made up")
-      .type_name("OP|TERM")
-      .offers_words(explained_names())
-      .on_value([arguments](const std::string&) { arguments->explain_given = true; });
+  const Option explained = command.add_option("--explain", arguments->explain,
+                                              "Print how the number of an op or of a term is made up", "OP|TERM");
+  explained.offers_words(explained_names());
   command
       .add_option("--steps", arguments->steps,
-                  "Simulate this many steps of a training, from workload.step on; equal steps are simulated once")
-      .between(1, Workload::kMostSteps)
-      .type_name("N");
+                  "Simulate this many steps of a training, from workload.step on; equal steps are simulated once", "N")
+      .between(1, Workload::kMostSteps);
   command.add_file("--db", arguments->database,
                    "--steps: keep the steps in this database; after an interruption the same command continues");
   command.add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
@@ -363,7 +344,13 @@ void add_simulate(Command app) {
                    "Prove the Program first (layouts, collectives, complete sums); exit 1 if it is wrong");
   command.add_flag("--verbose", arguments->verbose, "Jobs: print the whole report of each");
   arguments->engine.add_to(command, /*both=*/true);
-  command.callback([arguments] { simulate(*arguments); });
+  command.callback([arguments, fields, explained] {
+    if (fields.is_given() && arguments->fields.empty())
+      throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
+    if (explained.is_given() && arguments->explain.empty())
+      throw InputError({"--explain", ""}, "nothing", "the name of an op or a term in the report");
+    simulate(*arguments);
+  });
 }
 
 }  // namespace orrery

@@ -224,11 +224,11 @@ void add_export_options(Command command, ExportArguments& arguments) {
   command.add_file(
       "--export", arguments.file,
       "Write a row for each point: CSV, or JSON lines if the name ends in .jsonl; - for CSV on standard output");
-  command
-      .add_option("--fields", arguments.fields,
-                  "Only these columns: fields of axes, fields that a search found, columns of `simulate --csv`, error, "
-                  "sweep, number, key")
-      .type_name("NAME,...");
+  command.add_option(
+      "--fields", arguments.fields,
+      "Only these columns: fields of axes, fields that a search found, columns of `simulate --csv`, error, "
+      "sweep, number, key",
+      "NAME,...");
 }
 
 void add_merge(Command sweep) {
@@ -243,7 +243,7 @@ void add_merge(Command sweep) {
       "Examples:\n  orrery sweep merge results.db half-1.db half-2.db\n\nWhat is there stays as it is; the databases "
       "stay as they are.");
   command.add_file("INTO", arguments->into, "The database that gets them; made if it is not there").required();
-  command.add_option("FROM", arguments->from, "Databases that orrery sweep has made").required().type_name("FILE");
+  command.add_option("FROM", arguments->from, "Databases that orrery sweep has made", "FILE").required();
   command.callback([arguments] {
     for (const std::string& from : arguments->from)
       SweepResults(from, Database::Mode::read);  // before any file is created
@@ -292,14 +292,10 @@ void add_sweep(Command app, SweepHelpers* helpers) {
   command.add_file("--db", request.database, "Database of results; points that it holds are not computed again");
   command
       .add_option("--threads", request.threads,
-                  "Number of threads; 0: the machine's. With --mpi: of each rank; 0: its share of its machine's")
-      .between(0, kMostSweepThreads)
-      .type_name("N")
-      .capture_default();
-  command
-      .add_option("--shard", request.shard,
-                  "Compute only part I of N, one per machine; then join them with orrery sweep merge")
-      .type_name("I/N");
+                  "Number of threads; 0: the machine's. With --mpi: of each rank; 0: its share of its machine's", "N")
+      .between(0, kMostSweepThreads);
+  command.add_option("--shard", request.shard,
+                     "Compute only part I of N, one per machine; then join them with orrery sweep merge", "I/N");
   command.add_flag(
       "--mpi", arguments->mpi,
       "This process is one of the ranks that mpirun or srun has started; the first hands out points and writes");

@@ -27,15 +27,15 @@ std::string value_text(const nlohmann::json& value) {
   return text;
 }
 
-std::vector<FieldText> texts_of(Plan plan) {
+std::vector<FieldText> texts_of(const Plan& plan) {
   std::vector<FieldText> texts;
-  FieldValues values([&](const FieldValue& field) {
-    const std::string value = value_text(field.value);
-    const std::string text = field.value.is_boolean() ? (field.number == 1 ? "" : "no ") + std::string(field.name)
-                                                      : fmt::format("{} {}", field.name, value);
+  for_each_field(plan, [&](const VisitedField& field, const auto& its) {
+    const nlohmann::json json = field_json(field, its);
+    const std::string value = value_text(json);
+    const std::string text = json.is_boolean() ? (json.get<bool>() ? "" : "no ") + std::string(field.name)
+                                               : fmt::format("{} {}", field.name, value);
     texts.push_back({text, value, field.scope});
   });
-  plan.visit_fields(values);
   return texts;
 }
 

@@ -13,6 +13,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "strategies/strategy.h"
+#include "study/answers/arguments.h"
 #include "study/validation/figures.h"
 #include "study/validation/fit.h"
 #include "study/validation/page.h"
@@ -87,7 +88,7 @@ void validate(const ValidateArguments& arguments) {
     return outputs.commit();
   }
   const auto predicted = [&](Seen seen) { return points_asked_for(arguments.filter, simulator, seen); };
-  const std::vector<PredictedPoint> points = predicted(chosen<Seen>(arguments.seen, kSeenNames));
+  const std::vector<PredictedPoint> points = predicted(chosen<Seen>("--seen", arguments.seen, kSeenNames));
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(validation_json(points), 1) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return points_csv(points); });

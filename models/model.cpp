@@ -138,14 +138,7 @@ std::int64_t Model::expert_layers() const {
 
 namespace {
 
-nlohmann::json said(Model m) {  // a copy, because tables of fields take references
-  nlohmann::json json;
-  FieldsJson writer(json);
-  m.visit_fields(writer);
-  return json;
-}
-
-// `own`: the model's fields as said() gives them.
+// `own`: the model's fields (json_of_fields).
 [[noreturn]] void fail(const nlohmann::json& own, const char* field, std::string expected) {
   const nlohmann::json value = own.value(field, nlohmann::json());
   throw InputError({.file = {}, .pointer = fmt::format("/{}", field)},
@@ -156,12 +149,12 @@ nlohmann::json said(Model m) {  // a copy, because tables of fields take referen
 }
 
 void require(bool holds, const Model& m, const char* field, std::string expected) {
-  if (!holds) fail(said(m), field, std::move(expected));
+  if (!holds) fail(json_of_fields(m), field, std::move(expected));
 }
 
 // Refuses fields that mean something only elsewhere, unless they have their usual values. `where`: "without experts".
 void refuse_set(const nlohmann::json& own, std::initializer_list<const char*> fields, const std::string& where) {
-  static const nlohmann::json usual = said({});
+  static const nlohmann::json usual = json_of_fields(Model());
   for (const char* field : fields)
     if (own.value(field, nlohmann::json()) != usual.value(field, nlohmann::json()))
       fail(own, field, (own[field].is_boolean() ? "false " : "nothing ") + where);
@@ -361,7 +354,7 @@ void complete_swin(Model& m) {
 }  // namespace
 
 void Model::complete() {
-  const nlohmann::json own = said(*this);
+  const nlohmann::json own = json_of_fields(*this);
   require(hidden >= 1, *this, "hidden", "at least 1");
   if (ffn == 0) ffn = 4 * hidden;
   require(ffn <= kMostWidth, *this, "ffn", fmt::format("at most {}", kMostWidth));

@@ -159,10 +159,8 @@ Model read_preset_with_changes(const Json& object, const InputError::Where& wher
 // ---- writing
 
 // The fields of a model, without those whose 0, "" or [] means "as usual" or "none".
-Json fields_of(Model model) {  // a copy, because tables of fields take references
-  Json json;
-  FieldsJson writer(json);
-  model.visit_fields(writer);
+Json fields_of(const Model& model) {
+  Json json = json_of_fields(model);
   for (auto field = json.begin(); field != json.end();) {
     constexpr double kExact = 9007199254740992.0;  // 2^53: smaller whole numbers are written without a point
     if (field->is_number_integer() && *field == 0) {

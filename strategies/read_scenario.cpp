@@ -76,11 +76,6 @@ struct Assignment {
   }
 };
 
-Json parse_value(const std::string& text) {
-  Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return value.is_discarded() ? Json(text) : value;
-}
-
 // A part of a scenario as an object (or a preset's name, with `keep_names`), and its place.
 struct Part {
   Json json;
@@ -274,7 +269,7 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
     }
     pointer = pointer_to(pointer, key);
   }
-  *at = parse_value(assignment.value);
+  *at = json_or_text(assignment.value);
   if (within_job(pointer) == "/workload/documents" && at->is_number()) *at = assignment.value;  // one length
   find_from_working_directory(*at, pointer, file);
 }

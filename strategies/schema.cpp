@@ -7,6 +7,7 @@
 
 #include "models/read_model.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
 #include "sim/hardware/cluster.h"
 #include "sim/hardware/perturbation.h"
 #include "sim/hardware/presets.h"
@@ -29,48 +30,38 @@ class Properties final : public FieldVisitor {
   OrderedJson json = OrderedJson::object();
   bool of_layers = false;  // only fields that ranges of layers may set
 
- protected:
-  void integer(const char* name, std::int64_t& value, IntegerRange range, const char* doc) override {
-    add(name, integer_type(range), doc, value);
+ private:
+  void visit(const VisitedField& field, AnyFieldPointer value) override {
+    if (of_layers && field.scope != Scope::layer) return;
+    std::visit(
+        [&](const auto* its) {
+          OrderedJson& type = json[field.name] = type_of(field, *its);
+          type["description"] = field.doc;
+          if (with_defaults_) type["default"] = field_json(field, *its);
+        },
+        value);
   }
-  void number(const char* name, double& value, NumberRange range, const char* doc) override {
+
+  static OrderedJson type_of(const VisitedField& field, std::int64_t) {
+    OrderedJson type{{"type", "integer"}, {"minimum", field.integers.least}};
+    if (field.integers.most != std::numeric_limits<std::int64_t>::max()) type["maximum"] = field.integers.most;
+    return type;
+  }
+  static OrderedJson type_of(const VisitedField& field, double) {
+    const NumberRange range = field.numbers;
     OrderedJson type{{"type", "number"}};
     type[range.exclude_least ? "exclusiveMinimum" : "minimum"] = range.least;
     if (range.most != std::numeric_limits<double>::max()) type["maximum"] = range.most;
     if (range.or_zero) type = {{"anyOf", {{{"const", 0}}, std::move(type)}}};
-    add(name, std::move(type), doc, value);
-  }
-  void boolean(const char* name, bool& value, const char* doc) override {
-    add(name, {{"type", "boolean"}}, doc, value);
-  }
-  void text(const char* name, std::string& value, const char* doc) override {
-    add(name, {{"type", "string"}}, doc, value);
-  }
-  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc) override {
-    add(name, {{"type", "array"}, {"items", integer_type(range)}}, doc, value);
-  }
-  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char* doc) override {
-    add(name, {{"enum", names}}, doc, names[index]);
-  }
-  void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
-               const char* doc) override {
-    OrderedJson value = OrderedJson::array();
-    for (const std::int64_t i : chosen) value.push_back(names[static_cast<std::size_t>(i)]);
-    add(name, {{"type", "array"}, {"items", {{"enum", names}}}, {"uniqueItems", true}}, doc, value);
-  }
-
- private:
-  static OrderedJson integer_type(IntegerRange range) {
-    OrderedJson type{{"type", "integer"}, {"minimum", range.least}};
-    if (range.most != std::numeric_limits<std::int64_t>::max()) type["maximum"] = range.most;
     return type;
   }
-  void add(const char* name, OrderedJson type, const char* doc, const OrderedJson& value) {
-    if (of_layers && scope() != Scope::layer) return;
-    type["description"] = doc;
-    if (with_defaults_) type["default"] = value;
-    json[name] = std::move(type);
+  static OrderedJson type_of(const VisitedField&, bool) { return {{"type", "boolean"}}; }
+  static OrderedJson type_of(const VisitedField&, const std::string&) { return {{"type", "string"}}; }
+  static OrderedJson type_of(const VisitedField& field, const std::vector<std::int64_t>&) {
+    if (field.names.empty()) return {{"type", "array"}, {"items", type_of(field, std::int64_t{})}};
+    return {{"type", "array"}, {"items", {{"enum", field.names}}}, {"uniqueItems", true}};
   }
+  static OrderedJson type_of(const VisitedField& field, std::size_t) { return {{"enum", field.names}}; }
 
   bool with_defaults_;
 };

@@ -2,7 +2,6 @@
 // the package (python/orrery) reads and writes; they are those of the command line, made by the same functions. Other
 // threads run meanwhile.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -223,13 +222,9 @@ std::string program(const ScenarioArgument& scenario, const Texts& sets, const T
 }
 
 std::string list(const std::string& kind) {
-  Texts kinds;
-  for (const Listing& listing : listings()) {
-    if (listing.name == kind) return json_text(listing_json(listing));
-    kinds.emplace_back(listing.name);
-  }
-  throw InputError({"--kind", ""}, describe(kind), fmt::format("one of {}", fmt::join(kinds, ", ")),
-                   nearest_name(kind, kinds));
+  std::vector<std::string_view> kinds;
+  for (const Listing& listing : listings()) kinds.emplace_back(listing.name);
+  return json_text(listing_json(listings()[index_named("--kind", kind, kinds)]));
 }
 
 std::string show(const std::string& name) { return json_text(shown_json(name)); }

@@ -59,16 +59,10 @@ def _sets(sets: Fields) -> List[str]:
     return list(sets)
 
 
-def _paths(paths: Paths) -> List[str]:
-    if isinstance(paths, (str, _os.PathLike)):
-        raise TypeError(f"a list of files: [{paths!r}]")
-    return [_os.fspath(path) for path in paths]
-
-
-def _names(names: Sequence[str]) -> List[str]:
-    if isinstance(names, str):
-        raise TypeError(f"a list of names: [{names!r}]")
-    return list(names)
+def _listed(values: Paths, what: str = "files") -> List[str]:
+    if isinstance(values, (str, _os.PathLike)):
+        raise TypeError(f"a list of {what}: [{values!r}]")
+    return [_os.fspath(value) for value in values]
 
 
 def simulate(scenario: Scenario, sets: Sets = (), *, engine: str = "analytical", fidelity: str = "", routing: str = "",
@@ -81,7 +75,7 @@ def simulate(scenario: Scenario, sets: Sets = (), *, engine: str = "analytical",
     of ops. calibrations: files that ``orrery calibrate`` has written, in place of the bundled calibration.
     """
     return _document(_orrery.simulate(_argument(scenario), _sets(sets),
-                                      _engine(engine, fidelity, routing, limit, exact), ops, _paths(calibrations),
+                                      _engine(engine, fidelity, routing, limit, exact), ops, _listed(calibrations),
                                       label))
 
 
@@ -94,7 +88,7 @@ def compare(a: Scenario, b: Optional[Scenario] = None, sets: Sets = (), *, sets_
     """
     return _document(_orrery.compare(_argument(a), _argument(a if b is None else b), _sets(sets), _sets(sets_a),
                                      _sets(sets_b), _engine(engine, fidelity, routing, limit, exact),
-                                     _paths(calibrations)))
+                                     _listed(calibrations)))
 
 
 def search(scenario: Scenario, sets: Sets = (), *, fix: Fields = (), over: Fields = (), all: bool = False,
@@ -119,7 +113,7 @@ def search(scenario: Scenario, sets: Sets = (), *, fix: Fields = (), over: Field
     return _document(_orrery.search(_argument(scenario), _sets(sets), _sets(fix), _sets(over), all, batches,
                                     "" if max_memory is None else str(max_memory), safe, top, front, network_within,
                                     exhaustive, threads, _engine(engine, fidelity, routing, limit, exact),
-                                    _paths(calibrations), label))
+                                    _listed(calibrations), label))
 
 
 def plan(plan: Scenario, sets: Sets = (), *, worst: bool = False, search: bool = False, fix: Sequence[str] = (),
@@ -133,8 +127,8 @@ def plan(plan: Scenario, sets: Sets = (), *, worst: bool = False, search: bool =
     less and more. against: the candidate to whose price others are compared. seed, histories, shape: of simulated
     failures. Where nothing meets all constraints, "cheapest" is None and "relaxations" says what would let something in.
     """
-    return _document(_orrery.plan(_argument(plan), _sets(sets), worst, search, _names(fix), of, swing, against, seed,
-                                  histories, shape, _paths(calibrations)))
+    return _document(_orrery.plan(_argument(plan), _sets(sets), worst, search, _listed(fix, "names"), of, swing,
+                                  against, seed, histories, shape, _listed(calibrations)))
 
 
 def sweep(sweep: Scenario, database: Union[str, "_os.PathLike[str]"], *, rows: bool = True, fields: Sequence[str] = (),
@@ -148,8 +142,8 @@ def sweep(sweep: Scenario, database: Union[str, "_os.PathLike[str]"], *, rows: b
     out is a row with its "error"; :class:`InputError` is raised where all are. Ctrl-C ends the points under way and
     keeps what is computed: the same call goes on.
     """
-    return _document(_orrery.sweep(_argument(sweep), _os.fspath(database), shard, threads, _paths(calibrations), rows,
-                                   _names(fields)))
+    return _document(_orrery.sweep(_argument(sweep), _os.fspath(database), shard, threads, _listed(calibrations), rows,
+                                   _listed(fields, "names")))
 
 
 def sweep_rows(database: Union[str, "_os.PathLike[str]"], fields: Sequence[str] = ()) -> List[Document]:
@@ -157,7 +151,7 @@ def sweep_rows(database: Union[str, "_os.PathLike[str]"], fields: Sequence[str] 
 
     fields: only these, as of :func:`sweep`.
     """
-    return _documents(_orrery.sweep_rows(_os.fspath(database), _names(fields)))
+    return _documents(_orrery.sweep_rows(_os.fspath(database), _listed(fields, "names")))
 
 
 def compare_sweeps(a: Union[str, "_os.PathLike[str]"], b: Union[str, "_os.PathLike[str]"], *, threshold: float = 0.01,
@@ -166,7 +160,7 @@ def compare_sweeps(a: Union[str, "_os.PathLike[str]"], b: Union[str, "_os.PathLi
 
     "alike" is whether none did and none is gone. fields: the columns that are compared.
     """
-    return _document(_orrery.compare_sweeps(_os.fspath(a), _os.fspath(b), threshold, _names(fields)))
+    return _document(_orrery.compare_sweeps(_os.fspath(a), _os.fspath(b), threshold, _listed(fields, "names")))
 
 
 def validate(*, source: str = "", gpu: str = "", strategy: str = "", seen: str = "others") -> List[Document]:
@@ -185,7 +179,7 @@ def program(scenario: Scenario, sets: Sets = (), *, calibrations: Paths = ()) ->
     An op has its kind, name, stream, what it reads and writes (numbers in "tensors") and the digits of the mesh that
     its group runs over; a tensor its dtype, sizes, axes, category, place and bytes.
     """
-    return _document(_orrery.program(_argument(scenario), _sets(sets), _paths(calibrations)))
+    return _document(_orrery.program(_argument(scenario), _sets(sets), _listed(calibrations)))
 
 
 def presets(kind: str) -> List[Document]:

@@ -459,15 +459,13 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
   relative["memory"] = fit.device.memory_bytes_per_second;
   relative["multiprocessors"] = fit.device.multiprocessors;
   if (fit.device_is_measured) {
-    OrderedJson fields = OrderedJson::object();
-    FieldValues written([&](const FieldValue& field) {
-      const bool is_usual = field.is_empty() || field.value == 0 || field.value == false;
-      if (!is_usual) fields[field.name] = field.value;
-    });
+    OrderedJson& fields = json["device"] = OrderedJson::object();
     Device device = fit.device;
     device.source = source;
-    device.visit_fields(written);
-    json["device"] = std::move(fields);
+    for_each_field(device, [&](const VisitedField& field, const auto& value) {
+      const nlohmann::json its = field_json(field, value);
+      if (!is_empty_field(its) && its != 0 && its != false) fields[field.name] = its;
+    });
   }
   OrderedJson& matmul = json["matmul"] = OrderedJson::object();
   for (const Dtype dtype : kFittedDtypes) {

@@ -47,37 +47,45 @@ enum class Scope : std::uint8_t {
   layer,    // single layers: ranges of layers may have values of their own
 };
 
+// A field, as its struct's table describes it.
+struct VisitedField {
+  const char* name;
+  const char* doc;
+  Scope scope;
+  IntegerRange integers = {};                    // of an integer or a list of integers
+  NumberRange numbers = {};                      // of a number
+  std::span<const std::string_view> names = {};  // of a choice or a set of choices
+};
+// Its value. A choice is its index in `names`, a set of choices their indices.
+using AnyFieldValue = std::variant<std::int64_t, double, bool, std::string, std::vector<std::int64_t>, std::size_t>;
+using AnyFieldPointer =
+    std::variant<std::int64_t*, double*, bool*, std::string*, std::vector<std::int64_t>*, std::size_t*>;
+
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
 
   void field(const char* name, std::int64_t& value, IntegerRange range, const char* doc, Scope scope = Scope::all) {
-    scope_ = scope;
-    integer(name, value, range, doc);
+    visit({.name = name, .doc = doc, .scope = scope, .integers = range}, &value);
   }
   void field(const char* name, double& value, NumberRange range, const char* doc, Scope scope = Scope::all) {
-    scope_ = scope;
-    number(name, value, range, doc);
+    visit({.name = name, .doc = doc, .scope = scope, .numbers = range}, &value);
   }
   void field(const char* name, bool& value, const char* doc, Scope scope = Scope::all) {
-    scope_ = scope;
-    boolean(name, value, doc);
+    visit({.name = name, .doc = doc, .scope = scope}, &value);
   }
   void field(const char* name, std::string& value, const char* doc, Scope scope = Scope::all) {
-    scope_ = scope;
-    text(name, value, doc);
+    visit({.name = name, .doc = doc, .scope = scope}, &value);
   }
   void field(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc,
              Scope scope = Scope::all) {
-    scope_ = scope;
-    integers(name, value, range, doc);
+    visit({.name = name, .doc = doc, .scope = scope, .integers = range}, &value);
   }
 
   // A set of `names`, given by their indices.
   void field(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
              const char* doc, Scope scope = Scope::all) {
-    scope_ = scope;
-    choices(name, chosen, names, doc);
+    visit({.name = name, .doc = doc, .scope = scope, .names = names}, &chosen);
   }
 
   // An enumeration whose enumerators are 0, 1, 2, ... in the order of `names`.
@@ -85,66 +93,36 @@ class FieldVisitor {
   requires std::is_enum_v<Enum>
   void field(const char* name, Enum& value, std::span<const std::string_view> names, const char* doc,
              Scope scope = Scope::all) {
-    scope_ = scope;
     auto index = static_cast<std::size_t>(value);
-    choice(name, index, names, doc);
+    visit({.name = name, .doc = doc, .scope = scope, .names = names}, &index);
     value = static_cast<Enum>(index);
   }
 
- protected:
-  Scope scope() const { return scope_; }  // the scope of the field that is visited
-
-  virtual void integer(const char* name, std::int64_t& value, IntegerRange range, const char* doc) = 0;
-  virtual void number(const char* name, double& value, NumberRange range, const char* doc) = 0;
-  virtual void boolean(const char* name, bool& value, const char* doc) = 0;
-  virtual void text(const char* name, std::string& value, const char* doc) = 0;
-  virtual void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc) = 0;
-  virtual void choice(const char* name, std::size_t& index, std::span<const std::string_view> names,
-                      const char* doc) = 0;
-  virtual void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
-                       const char* doc) = 0;
-
  private:
-  Scope scope_ = Scope::all;
+  virtual void visit(const VisitedField& field, AnyFieldPointer value) = 0;
 };
 
-using AnyFieldValue = std::variant<std::int64_t, double, bool, std::string, std::vector<std::int64_t>, std::size_t>;
-
-// Calls visit(field, value) for each field of a struct with a table of fields. The value of a choice is its index.
+// Calls visit(field, value) for each field of a struct with a table of fields.
 //   EachField each([&](const VisitedField& field, auto& value) { .. });
 //   plan.visit_fields(each);
-struct VisitedField {
-  const char* name;
-  Scope scope;
-  std::span<const std::string_view> names = {};  // of a choice or choices
-};
-
 template <class Visit>
 class EachField final : public FieldVisitor {
  public:
   explicit EachField(Visit visit) : visit_(std::move(visit)) {}
 
- protected:
-  using Names = std::span<const std::string_view>;
-  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override { call(name, value); }
-  void number(const char* name, double& value, NumberRange, const char*) override { call(name, value); }
-  void boolean(const char* name, bool& value, const char*) override { call(name, value); }
-  void text(const char* name, std::string& value, const char*) override { call(name, value); }
-  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
-    call(name, value);
-  }
-  void choice(const char* name, std::size_t& index, Names names, const char*) override { call(name, index, names); }
-  void choices(const char* name, std::vector<std::int64_t>& chosen, Names names, const char*) override {
-    call(name, chosen, names);
-  }
-
  private:
-  template <class Value>
-  void call(const char* name, Value& value, Names names = {}) {
-    visit_(VisitedField{name, scope(), names}, value);
+  void visit(const VisitedField& field, AnyFieldPointer value) override {
+    std::visit([&](auto* its) { visit_(field, *its); }, value);
   }
 
   Visit visit_;
 };
+
+// The same for a struct that stays as it is. It is copied, because tables of fields take references.
+template <class Struct, class Visit>
+void for_each_field(Struct its, Visit visit) {
+  EachField each(std::move(visit));
+  its.visit_fields(each);
+}
 
 }  // namespace orrery

@@ -7,9 +7,9 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "sim/base/input_file.h"
 #include "sim/base/json_writer.h"
@@ -26,30 +26,6 @@ std::string line_and_column(std::string_view text, std::size_t offset) {
   const std::size_t line_start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
   return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
 }
-
-// Reads characters and counts them, because the parser's callback does not get the position.
-class CountingIterator {
- public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-
-  CountingIterator(const char* at, const char** reached) : at_(at), reached_(reached) {}
-  reference operator*() const { return *at_; }
-  CountingIterator& operator++() {
-    *reached_ = ++at_;
-    return *this;
-  }
-  void operator++(int) { ++*this; }
-  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
-  bool operator!=(const CountingIterator& other) const { return at_ != other.at_; }
-
- private:
-  const char* at_;
-  const char** reached_;
-};
 
 // Rewrites the library's "[...] parse error at line 1, column 2: syntax error while parsing value - unexpected ']';
 // expected ...".
@@ -76,7 +52,11 @@ bool is_documentation(std::string_view key) {
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& file) {
-  const char* reached = text.data();
+  std::istringstream characters{std::string(text)};
+  // The parser's callback does not get the position.
+  const auto offset = [&] {
+    return static_cast<std::size_t>(characters.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in)) - 1;
+  };
   std::vector<std::set<std::string, std::less<>>> open_objects;
   const auto callback = [&](int depth, Json::parse_event_t event, Json& parsed) {
     if (depth > kMostDepth)
@@ -87,23 +67,20 @@ Json parse_json(std::string_view text, const std::string& file) {
       open_objects.pop_back();
     } else if (event == Json::parse_event_t::key) {
       const auto& key = parsed.get_ref<const std::string&>();
-      if (!open_objects.back().insert(key).second) {
-        const auto offset = static_cast<std::size_t>(reached - text.data()) - 1;
-        throw InputError({file, ""},
-                         fmt::format("the key {} a second time at {}", describe(parsed), line_and_column(text, offset)),
-                         "each key once");
-      }
+      if (!open_objects.back().insert(key).second)
+        throw InputError(
+            {file, ""},
+            fmt::format("the key {} a second time at {}", describe(parsed), line_and_column(text, offset())),
+            "each key once");
     }
     return true;
   };
   try {
-    return Json::parse(CountingIterator(text.data(), &reached), CountingIterator(text.data() + text.size(), &reached),
-                       callback, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+    return Json::parse(characters, callback, /*allow_exceptions=*/true, /*ignore_comments=*/true);
   } catch (const Json::parse_error& error) {
     throw syntax_error(error, text, file);
   } catch (const Json::exception&) {  // the only other one: a number beyond the range of a double
-    const auto offset = static_cast<std::size_t>(reached - text.data()) - 1;
-    throw InputError({file, ""}, "a number too large at " + line_and_column(text, offset), "a number of 64 bits");
+    throw InputError({file, ""}, "a number too large at " + line_and_column(text, offset()), "a number of 64 bits");
   }
 }
 
@@ -134,6 +111,11 @@ Json parse_python_json_file(const std::string& path) {
   return parse_json(strict, path == "-" ? "<stdin>" : path);
 }
 
+Json json_or_text(const std::string& text) {
+  Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? Json(text) : value;
+}
+
 JsonReader::JsonReader(const Json& object, InputError::Where where) : object_(object), where_(std::move(where)) {
   if (!object.is_object()) throw InputError(where_, describe(object), "an object");
 }
@@ -152,14 +134,14 @@ const Json& JsonReader::need(const char* name, const char* expected) {
 
 bool JsonReader::has(const char* name) const { return object_.contains(name); }
 
-const Json* JsonReader::value_of(const char* field) {
-  if (!of_layers_) return take(field);
-  if (scope() != Scope::layer) {
-    if (has(field)) refused_.push_back({field, scope()});
+const Json* JsonReader::value_of(const VisitedField& field) {
+  if (!of_layers_) return take(field.name);
+  if (field.scope != Scope::layer) {
+    if (has(field.name)) refused_.push_back({field.name, field.scope});
     return nullptr;
   }
-  of_layer_.emplace_back(field);
-  return take(field);
+  of_layer_.emplace_back(field.name);
+  return take(field.name);
 }
 
 namespace {
@@ -243,94 +225,89 @@ bool read_integer(const Json& json, IntegerRange range, std::int64_t& value) {
   return value >= range.least && value <= range.most;
 }
 
+// Reads the value of a field, by its type.
+struct FieldValueReader {
+  const JsonReader& reader;
+  const VisitedField& field;
+  const Json& json;
+
+  [[noreturn]] void fail(std::string expected, std::string nearest = {}) const {
+    reader.fail(field.name, std::move(expected), std::move(nearest));
+  }
+  [[noreturn]] void fail_at(std::size_t i, std::string expected, std::string nearest = {}) const {
+    auto where = reader.at(field.name);
+    where.pointer += '/' + std::to_string(i);
+    throw InputError(std::move(where), describe(json[i]), std::move(expected), std::move(nearest));
+  }
+
+  void operator()(std::int64_t* value) const {
+    std::int64_t read = 0;
+    if (!read_integer(json, field.integers, read)) fail(phrase(field.integers));
+    *value = read;
+  }
+  void operator()(double* value) const {
+    const NumberRange range = field.numbers;
+    if (!json.is_number()) fail(phrase(range));
+    const double read = json.get<double>();
+    const bool enough = range.exclude_least ? read > range.least : read >= range.least;
+    const bool none = range.or_zero && read == 0;
+    if (!none && (!enough || read > range.most)) fail(phrase(range));
+    *value = read;
+  }
+  void operator()(bool* value) const {
+    if (!json.is_boolean()) fail("true or false");
+    *value = json.get<bool>();
+  }
+  void operator()(std::string* value) const {
+    if (!json.is_string()) fail("a string");
+    const auto& read = json.get_ref<const std::string&>();
+    std::string words = read;
+    if (is_documentation(field.name))  // prose may have several lines
+      std::ranges::replace_if(
+          words, [](char c) { return c == '\n' || c == '\t'; }, ' ');
+    // Names appear in titles and cells of tables, on terminals and in files.
+    if (has_control_characters(words)) fail("a text without control characters");
+    *value = read;
+  }
+  void operator()(std::vector<std::int64_t>* value) const {
+    if (!field.names.empty()) return read_choices(*value);
+    if (!json.is_array()) fail("an array of integers");
+    std::vector<std::int64_t> read(json.size());
+    for (std::size_t i = 0; i < read.size(); ++i)
+      if (!read_integer(json[i], field.integers, read[i])) fail_at(i, phrase(field.integers));
+    *value = std::move(read);
+  }
+  void operator()(std::size_t* index) const {
+    const auto expected = [&] { return fmt::format("one of \"{}\"", fmt::join(field.names, "\", \"")); };
+    if (!json.is_string()) fail(expected());
+    const auto& wanted = json.get_ref<const std::string&>();
+    const auto at = std::ranges::find(field.names, wanted);
+    if (at == field.names.end()) fail(expected(), nearest_name(wanted, field.names));
+    *index = static_cast<std::size_t>(at - field.names.begin());
+  }
+
+  void read_choices(std::vector<std::int64_t>& chosen) const {
+    const std::string expected =
+        fmt::format("an array of names, each once, of \"{}\"", fmt::join(field.names, "\", \""));
+    if (!json.is_array()) fail(expected);
+    std::vector<std::int64_t> read;
+    for (std::size_t i = 0; i < json.size(); ++i) {
+      const std::string wanted = json[i].is_string() ? json[i].get<std::string>() : describe(json[i]);
+      const auto at = std::ranges::find(field.names, wanted);
+      const auto number = static_cast<std::int64_t>(at - field.names.begin());
+      if (!json[i].is_string() || at == field.names.end() || std::ranges::find(read, number) != read.end())
+        fail_at(i, expected, at == field.names.end() ? nearest_name(wanted, field.names) : "");
+      read.push_back(number);
+    }
+    std::sort(read.begin(), read.end());
+    chosen = std::move(read);
+  }
+};
+
 }  // namespace
 
-void JsonReader::integer(const char* name, std::int64_t& value, IntegerRange range, const char*) {
-  const Json* json = value_of(name);
-  if (json == nullptr) return;
-  std::int64_t read = 0;
-  if (!read_integer(*json, range, read)) fail(name, phrase(range));
-  value = read;
-}
-
-void JsonReader::number(const char* name, double& value, NumberRange range, const char*) {
-  const Json* json = value_of(name);
-  if (json == nullptr) return;
-  if (!json->is_number()) fail(name, phrase(range));
-  const double read = json->get<double>();
-  const bool enough = range.exclude_least ? read > range.least : read >= range.least;
-  const bool none = range.or_zero && read == 0;
-  if (!none && (!enough || read > range.most)) fail(name, phrase(range));
-  value = read;
-}
-
-void JsonReader::boolean(const char* name, bool& value, const char*) {
-  const Json* json = value_of(name);
-  if (json == nullptr) return;
-  if (!json->is_boolean()) fail(name, "true or false");
-  value = json->get<bool>();
-}
-
-void JsonReader::text(const char* name, std::string& value, const char*) {
-  const Json* json = value_of(name);
-  if (json == nullptr) return;
-  if (!json->is_string()) fail(name, "a string");
-  const auto& read = json->get_ref<const std::string&>();
-  std::string words = read;
-  if (is_documentation(name))  // prose may have several lines
-    std::ranges::replace_if(
-        words, [](char c) { return c == '\n' || c == '\t'; }, ' ');
-  // Names appear in titles and cells of tables, on terminals and in files.
-  if (has_control_characters(words)) fail(name, "a text without control characters");
-  value = read;
-}
-
-void JsonReader::integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char*) {
-  const Json* json = value_of(name);
-  if (json == nullptr) return;
-  if (!json->is_array()) fail(name, "an array of integers");
-  std::vector<std::int64_t> read(json->size());
-  for (std::size_t i = 0; i < read.size(); ++i) {
-    if (read_integer((*json)[i], range, read[i])) continue;
-    auto where = at(name);
-    where.pointer += '/' + std::to_string(i);
-    throw InputError(std::move(where), describe((*json)[i]), phrase(range));
-  }
-  value = std::move(read);
-}
-
-void JsonReader::choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) {
-  const Json* json = value_of(name);
-  if (json == nullptr) return;
-  const auto expected = [&] { return fmt::format("one of \"{}\"", fmt::join(names, "\", \"")); };
-  if (!json->is_string()) fail(name, expected());
-  const auto& wanted = json->get_ref<const std::string&>();
-  const auto at = std::find(names.begin(), names.end(), wanted);
-  if (at == names.end()) fail(name, expected(), nearest_name(wanted, names));
-  index = static_cast<std::size_t>(at - names.begin());
-}
-
-void JsonReader::choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
-                         const char*) {
-  const Json* json = value_of(name);
-  if (json == nullptr) return;
-  const std::string expected = fmt::format("an array of names, each once, of \"{}\"", fmt::join(names, "\", \""));
-  if (!json->is_array()) fail(name, expected);
-  std::vector<std::int64_t> read;
-  for (const Json& item : *json) {
-    const std::string wanted = item.is_string() ? item.get<std::string>() : describe(item);
-    const auto at = std::find(names.begin(), names.end(), wanted);
-    const auto number = static_cast<std::int64_t>(at - names.begin());
-    if (item.is_string() && at != names.end() && std::find(read.begin(), read.end(), number) == read.end()) {
-      read.push_back(number);
-      continue;
-    }
-    auto where = this->at(name);
-    where.pointer += '/' + std::to_string(&item - &json->front());
-    throw InputError(std::move(where), describe(item), expected, at == names.end() ? nearest_name(wanted, names) : "");
-  }
-  std::sort(read.begin(), read.end());
-  chosen = std::move(read);
+void JsonReader::visit(const VisitedField& field, AnyFieldPointer value) {
+  if (const Json* const json = value_of(field)) std::visit(FieldValueReader{*this, field, *json}, value);
 }
 
 std::span<const std::string_view> documentation_keys() {

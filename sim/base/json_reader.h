@@ -24,6 +24,9 @@ nlohmann::json parse_json_file(const std::string& path);
 // this module writes and JSON does not have.
 nlohmann::json parse_python_json_file(const std::string& path);
 
+// Parses a value as users type it: text that is not JSON stands for itself.
+nlohmann::json json_or_text(const std::string& text);
+
 // Reads one object: first the fields of its structs (visit_fields(reader)) and its nested values (take), then finish().
 // Fields that are absent keep their value. Keeps a reference to `object`.
 class JsonReader final : public FieldVisitor {
@@ -55,21 +58,13 @@ class JsonReader final : public FieldVisitor {
   InputError::Where at(std::string_view key) const;  // this object's place, extended by `key`
   [[noreturn]] void fail(std::string_view key, std::string expected, std::string nearest = {}) const;
 
- protected:
-  void integer(const char*, std::int64_t&, IntegerRange, const char*) override;
-  void number(const char*, double&, NumberRange, const char*) override;
-  void boolean(const char*, bool&, const char*) override;
-  void text(const char*, std::string&, const char*) override;
-  void integers(const char*, std::vector<std::int64_t>&, IntegerRange, const char*) override;
-  void choice(const char*, std::size_t&, std::span<const std::string_view>, const char*) override;
-  void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override;
-
  private:
   struct Refused {
     std::string name;
     Scope scope;
   };
-  const nlohmann::json* value_of(const char* field);
+  void visit(const VisitedField& field, AnyFieldPointer value) override;
+  const nlohmann::json* value_of(const VisitedField& field);
   [[noreturn]] void refuse(const Refused& field) const;
 
   const nlohmann::json& object_;

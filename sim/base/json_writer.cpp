@@ -51,36 +51,34 @@ void JsonWriter::value(std::string_view text) {
   }
 }
 
-bool FieldValue::is_empty() const { return value == "" || (value.is_array() && value.empty()); }
-
-void FieldValues::pass(const char* name, const nlohmann::json& value, std::optional<std::int64_t> number) const {
-  take_({name, value, number, scope()});
+nlohmann::json field_json(const VisitedField& field, const AnyFieldValue& value) {
+  const auto name_of = [&](auto index) { return field.names[static_cast<std::size_t>(index)]; };
+  return std::visit(
+      [&](const auto& its) -> nlohmann::json {
+        using Value = std::decay_t<decltype(its)>;
+        if constexpr (std::is_same_v<Value, std::size_t>) return name_of(its);
+        if constexpr (std::is_same_v<Value, std::vector<std::int64_t>>) {
+          if (!field.names.empty()) {
+            nlohmann::json list = nlohmann::json::array();
+            for (const std::int64_t chosen : its) list.push_back(name_of(chosen));
+            return list;
+          }
+        }
+        return its;
+      },
+      value);
 }
 
-void FieldValues::integer(const char* name, std::int64_t& value, IntegerRange, const char*) {
-  pass(name, value, value);
-}
-void FieldValues::number(const char* name, double& value, NumberRange, const char*) { pass(name, value); }
-void FieldValues::boolean(const char* name, bool& value, const char*) { pass(name, value, value ? 1 : 0); }
-void FieldValues::text(const char* name, std::string& value, const char*) { pass(name, value); }
-void FieldValues::integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) {
-  pass(name, value);
-}
-void FieldValues::choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) {
-  pass(name, names[index], static_cast<std::int64_t>(index));
-}
-void FieldValues::choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
-                          const char*) {
-  nlohmann::json list = nlohmann::json::array();
-  for (const std::int64_t i : chosen) list.push_back(names[static_cast<std::size_t>(i)]);
-  pass(name, list);
-}
+bool is_empty_field(const nlohmann::json& value) { return value == "" || (value.is_array() && value.empty()); }
 
-FieldsJson::FieldsJson(nlohmann::json& object)
-    : FieldValues([&object](const FieldValue& field) {
-        if (!field.is_empty()) object[field.name] = field.value;
-      }) {
-  object = nlohmann::json::object();
+nlohmann::json visited_json(const std::function<void(FieldVisitor&)>& visit_fields) {
+  nlohmann::json object = nlohmann::json::object();
+  EachField each([&](const VisitedField& field, const auto& value) {
+    nlohmann::json json = field_json(field, value);
+    if (!is_empty_field(json)) object[field.name] = std::move(json);
+  });
+  visit_fields(each);
+  return object;
 }
 
 }  // namespace orrery

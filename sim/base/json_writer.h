@@ -6,10 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "sim/base/fields.h"
 
@@ -79,40 +77,16 @@ class JsonWriter {
   bool comma_ = false;  // whether a comma precedes the next item
 };
 
-// Reads a table of fields (sim/base/fields.h) as JSON values, in the form that its reader takes.
-struct FieldValue {
-  const char* name;
-  const nlohmann::json& value;
-  std::optional<std::int64_t> number;  // of integers, truths (0, 1) and enumerators
-  Scope scope;
+// The value of a visited field (sim/base/fields.h), in the form that its reader takes.
+nlohmann::json field_json(const VisitedField& field, const AnyFieldValue& value);
+// Whether it is an empty text or list, the readers' default.
+bool is_empty_field(const nlohmann::json& value);
 
-  bool is_empty() const;  // an empty text or list, the readers' default
-};
-
-// Calls `take` for each field that it visits.
-class FieldValues : public FieldVisitor {
- public:
-  explicit FieldValues(std::function<void(const FieldValue&)> take) : take_(std::move(take)) {}
-
- protected:
-  void integer(const char*, std::int64_t&, IntegerRange, const char*) override;
-  void number(const char*, double&, NumberRange, const char*) override;
-  void boolean(const char*, bool&, const char*) override;
-  void text(const char*, std::string&, const char*) override;
-  void integers(const char*, std::vector<std::int64_t>&, IntegerRange, const char*) override;
-  void choice(const char*, std::size_t&, std::span<const std::string_view>, const char*) override;
-  void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override;
-
- private:
-  void pass(const char* name, const nlohmann::json& value, std::optional<std::int64_t> number = {}) const;
-
-  std::function<void(const FieldValue&)> take_;
-};
-
-// Makes `object` a JSON object of the fields that it visits, without empty texts and lists.
-class FieldsJson final : public FieldValues {
- public:
-  explicit FieldsJson(nlohmann::json& object);
-};
+// A JSON object of the fields that `visit_fields` visits, or that a struct has, without those that are empty.
+nlohmann::json visited_json(const std::function<void(FieldVisitor&)>& visit_fields);
+template <class Struct>
+auto json_of_fields(Struct its) {  // a copy, because tables of fields take references
+  return visited_json([&](FieldVisitor& v) { its.visit_fields(v); });
+}
 
 }  // namespace orrery

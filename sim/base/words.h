@@ -3,6 +3,7 @@
 
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -66,11 +67,13 @@ inline std::string without_escapes(std::string_view line) {
   return text;
 }
 
-// Returns the whole text as a decimal number; nothing if it is not one or does not fit into 64 bits.
-inline std::optional<std::int64_t> number_of(std::string_view text) {
-  std::int64_t number = 0;
+// Returns the whole text as a decimal number; nothing if it is not one, is infinite or does not fit into a Number.
+template <class Number = std::int64_t>
+std::optional<Number> number_of(std::string_view text) {
+  Number number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (text.empty() || error != std::errc() || end != text.data() + text.size()) return {};
+  if (!std::isfinite(static_cast<double>(number))) return {};
   return number;
 }
 

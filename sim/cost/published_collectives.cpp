@@ -57,7 +57,8 @@ Cluster cluster_of_curve(const nlohmann::json& curve, const nlohmann::json& syst
 nlohmann::ordered_json system_json(Cluster cluster) {
   cluster.device.pcie_bytes_per_second = cluster.node.pcie_bytes_per_second;
   nlohmann::ordered_json json;
-  FieldValues written([&](const FieldValue& field) { json[field.name] = field.value; });
+  EachField written(
+      [&](const VisitedField& field, const auto& value) { json[field.name] = field_json(field, value); });
   visit_system(cluster, written);
   return json;
 }

@@ -246,29 +246,15 @@ Cluster read_cluster(const Json& json, const InputError::Where& where) {
   return cluster_of_object(json, where);
 }
 
-namespace {
-
-using Json = nlohmann::json;
-
-template <class Struct>
-Json written(Struct value) {  // a copy, because tables of fields take references
-  Json json;
-  FieldsJson writer(json);
-  value.visit_fields(writer);
-  return json;
-}
-
-}  // namespace
-
 Json to_json(const Device& device) {
-  Json json = written(device);
+  Json json = json_of_fields(device);
   json["usual_nodes"] = device.usual_nodes;
   return json;
 }
 
-Json to_json(const Node& node) { return written(node); }
+Json to_json(const Node& node) { return json_of_fields(node); }
 
-Json to_json(const Fabric& fabric) { return written(fabric); }
+Json to_json(const Fabric& fabric) { return json_of_fields(fabric); }
 
 Json to_json(const Cluster& cluster) {
   Json json{{"name", cluster.name},

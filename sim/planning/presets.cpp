@@ -189,9 +189,7 @@ Preset PresetsOf<Preset>::find(std::string_view name) {
 
 template <class Preset>
 Json PresetsOf<Preset>::written(Preset preset) {
-  Json json;
-  FieldsJson writer(json);
-  visit(preset, writer);
+  Json json = visited_json([&](FieldVisitor& v) { visit(preset, v); });
   if (!preset.name.empty()) json["preset"] = preset.name;
   return json;
 }

@@ -18,6 +18,20 @@ std::string digits(double value) {
   return fmt::format("{:.{}f}", value, size >= 999.95 ? 0 : size >= 99.995 ? 1 : size >= 9.9995 ? 2 : 3);
 }
 
+struct Column {
+  std::string_view heading;
+  bool right = true;  // alignment
+};
+std::vector<Column> columns_of(std::string_view text) {
+  std::vector<Column> columns;
+  for (std::string_view heading : split(text, '|')) {
+    const bool left = heading.starts_with('<');
+    if (left) heading.remove_prefix(1);
+    columns.push_back({heading, !left});
+  }
+  return columns;
+}
+
 std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
@@ -67,25 +81,8 @@ std::string signed_percent_text(double share) {
 
 std::string right(std::string_view text, std::size_t columns) { return fmt::format("{:>{}}", text, columns); }
 
-std::vector<Column> columns_of(std::string_view text) {
-  std::vector<Column> columns;
-  for (std::string_view heading : split(text, '|')) {
-    const bool left = heading.starts_with('<');
-    if (left) heading.remove_prefix(1);
-    columns.push_back({heading, !left});
-  }
-  return columns;
-}
-
-std::string grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows) {
-  return grid(columns_of(columns), rows);
-}
-
-std::string markdown_grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows) {
-  return markdown_grid(columns_of(columns), rows);
-}
-
-std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows) {
+std::string grid(std::string_view headings, const std::vector<std::vector<std::string>>& rows) {
+  const std::vector<Column> columns = columns_of(headings);
   std::vector<std::size_t> widths;
   for (std::size_t c = 0; c < columns.size(); ++c) {
     widths.push_back(width_of(columns[c].heading));
@@ -114,7 +111,8 @@ std::string grid(std::span<const Column> columns, const std::vector<std::vector<
   return text;
 }
 
-std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows) {
+std::string markdown_grid(std::string_view headings, const std::vector<std::vector<std::string>>& rows) {
+  const std::vector<Column> columns = columns_of(headings);
   std::string text;
   for (const Column& column : columns) text += fmt::format("| {} ", column.heading);
   text += "|\n";

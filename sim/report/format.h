@@ -1,7 +1,6 @@
 // Quantities for people: three to four significant digits and a unit.
 #pragma once
 
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,20 +19,12 @@ std::string signed_percent_text(double share);  // "+4.8 %"; never "-0.0 %"
 std::string left(std::string_view text, std::size_t columns);
 std::string right(std::string_view text, std::size_t columns);
 
-struct Column {
-  std::string_view heading;
-  bool right = true;  // alignment
-};
-// Returns columns with the headings that `text` lists, separated by bars: "<op|times|share". '<' before a heading
-// aligns its column to the left. The headings point into `text`, which must outlive them.
-std::vector<Column> columns_of(std::string_view text);
-// Returns the rows under their headings, indented by two spaces; each column is as wide as its widest cell. Cells of
+// Returns the rows under their headings, which `columns` lists, separated by bars: "<op|times|share". '<' before a
+// heading aligns its column to the left. Indented by two spaces; each column is as wide as its widest cell. Cells of
 // the last column may contain characters without width (colours). Ends with a newline.
-std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 std::string grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows);
 
 // Returns the same rows as a GitHub Markdown table.
-std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 std::string markdown_grid(std::string_view columns, const std::vector<std::vector<std::string>>& rows);
 
 // Both write control characters as escapes (sim/base/one_line.h), except tabs and line breaks.

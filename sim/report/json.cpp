@@ -355,16 +355,16 @@ void write_report(const Report& report, bool ops, JsonWriter& writer) {
   report_fields(fields, report, ops);
 }
 
-OrderedJson report_json(const Report& report) {
+OrderedJson report_json(const Report& report, bool ops) {
   std::string text;
   JsonWriter writer(text);
   writer.begin_object();
-  write_report(report, /*ops=*/true, writer);
+  write_report(report, ops, writer);
   writer.end_object();
   return OrderedJson::parse(text);
 }
 
-OrderedJson comparison_json(const Report& a, const Report& b) {
+OrderedJson comparison_json(const Report& a, const Report& b, bool ops) {
   OrderedJson change{{"step_seconds", b.step_seconds - a.step_seconds},
                      {"tokens_per_second_per_device", b.tokens_per_second_per_device - a.tokens_per_second_per_device},
                      {"mfu", b.mfu - a.mfu},
@@ -373,7 +373,7 @@ OrderedJson comparison_json(const Report& a, const Report& b) {
     for (const TimeTerm& term : time_terms())
       change["time"][term.key] = term.of(b.stages[static_cast<std::size_t>(b.bounding_stage)].time) -
                                  term.of(a.stages[static_cast<std::size_t>(a.bounding_stage)].time);
-  return {{"a", report_json(a)}, {"b", report_json(b)}, {"change", std::move(change)}};
+  return {{"a", report_json(a, ops)}, {"b", report_json(b, ops)}, {"change", std::move(change)}};
 }
 
 bool is_report(const Json& json) {

@@ -14,10 +14,10 @@ namespace orrery {
 // Writes the report's members into an object that the caller has begun. `ops`: whether to write the list of ops.
 void write_report(const Report& report, bool ops, JsonWriter& writer);
 // Returns the report as one object.
-nlohmann::ordered_json report_json(const Report& report);
+nlohmann::ordered_json report_json(const Report& report, bool ops = true);
 
 // Returns {"a": report, "b": report, "change": {"step_seconds": b - a, ..., "time": {...}}}
-nlohmann::ordered_json comparison_json(const Report& a, const Report& b);
+nlohmann::ordered_json comparison_json(const Report& a, const Report& b, bool ops = true);
 
 // Whether a document is a report, or an object that holds a measured report beside its prediction ("measured").
 bool is_report(const nlohmann::json& json);

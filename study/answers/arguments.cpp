@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
 
 #include "sim/base/json_reader.h"
+#include "sim/base/words.h"
 #include "study/validation/published.h"
 
 namespace orrery {
@@ -22,18 +22,10 @@ constexpr std::array<std::string_view, kEngines + 1> kChoices{kEngineNames[0], k
 
 // "50000000", "50e6".
 double read_limit(const std::string& text) {
-  double limit = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, limit);
-  if (error != std::errc() || stop != end || !std::isfinite(limit) || limit < 1 || limit != std::floor(limit))
+  const std::optional<double> limit = number_of<double>(text);
+  if (!limit || *limit < 1 || *limit != std::floor(*limit))
     throw InputError({"--limit", ""}, describe(text), "a whole number of at least 1, such as 50e6");
-  return limit;
-}
-
-// An empty name stands for the first.
-template <class Enum>
-Enum chosen(const char* option, const std::string& name, std::span<const std::string_view> names) {
-  return name.empty() ? Enum{} : static_cast<Enum>(index_named(option, name, names));
+  return *limit;
 }
 
 bool may_be_id(const std::string& argument) {

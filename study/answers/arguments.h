@@ -19,6 +19,11 @@ struct PublishedPoint;
 
 // Returns the index of `name` in `names`. Throws InputError for `option`, with the nearest name, if it is not there.
 std::size_t index_named(const char* option, const std::string& name, std::span<const std::string_view> names);
+// The same for `names` in the order of the enumerators. An empty name stands for the first.
+template <class Enum>
+Enum chosen(const char* option, const std::string& name, std::span<const std::string_view> names) {
+  return name.empty() ? Enum{} : static_cast<Enum>(index_named(option, name, names));
+}
 
 // The published measurement that the argument names; nullptr if it is a bundled scenario or looks like a file, in which
 // case the measurements are not read.

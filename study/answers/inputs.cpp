@@ -9,11 +9,6 @@
 #include "sim/base/input_file.h"
 
 namespace orrery {
-namespace {
-
-enum InputColumn : std::size_t { kDigest, kCalibrations, kVersion, kCommit };
-
-}  // namespace
 
 nlohmann::ordered_json inputs_json(const nlohmann::json& document, const ScenarioSource& source,
                                    const std::vector<std::string>& calibrations) {
@@ -22,13 +17,15 @@ nlohmann::ordered_json inputs_json(const nlohmann::json& document, const Scenari
 
 nlohmann::ordered_json inputs_json(const char* name, const nlohmann::json& asked,
                                    const std::vector<std::string>& calibrations) {
-  const InputsOfMany of(calibrations);
-  nlohmann::ordered_json files = nlohmann::ordered_json::array();
-  for (const InputsOfMany::File& file : of.files_) files.push_back({{"file", file.path}, {"digest", file.digest}});
-  nlohmann::ordered_json inputs{
-      {"digest", of.digest(scenario_digest(asked))}, {name, asked}, {"calibrations", std::move(files)}};
-  if (*build_commit() != '\0') inputs["commit"] = build_commit();
+  const nlohmann::ordered_json all = InputsOfMany(calibrations).json(scenario_digest(asked));
+  nlohmann::ordered_json inputs{{"digest", all["digest"]}, {name, asked}};
+  inputs.update(all);
   return inputs;
+}
+
+InputCells input_cells(const nlohmann::json& document, const ScenarioSource& source,
+                       const std::vector<std::string>& calibrations) {
+  return InputsOfMany(calibrations).columns(scenario_digest(written_out(document, source)));
 }
 
 InputsOfMany::InputsOfMany(const std::vector<std::string>& calibrations) {
@@ -44,41 +41,17 @@ std::string InputsOfMany::digest(std::uint64_t scenario) const {
   return digest_text(scenario);
 }
 
-void InputsOfMany::write_json(std::optional<std::uint64_t> scenario, JsonWriter& writer) const {
-  writer.begin_object();
-  if (scenario) writer.field("digest", std::string_view(digest(*scenario)));
-  writer.key("calibrations");
-  writer.begin_array();
-  for (const File& file : files_) {
-    writer.begin_object();
-    writer.field("file", std::string_view(file.path));
-    writer.field("digest", std::string_view(file.digest));
-    writer.end_object();
-  }
-  writer.end_array();
-  if (*build_commit() != '\0') writer.field("commit", build_commit());
-  writer.end_object();
+nlohmann::ordered_json InputsOfMany::json(std::optional<std::uint64_t> scenario) const {
+  nlohmann::ordered_json inputs;
+  if (scenario) inputs["digest"] = digest(*scenario);
+  nlohmann::ordered_json& files = inputs["calibrations"] = nlohmann::ordered_json::array();
+  for (const File& file : files_) files.push_back({{"file", file.path}, {"digest", file.digest}});
+  if (*build_commit() != '\0') inputs["commit"] = build_commit();
+  return inputs;
 }
 
-std::string_view InputsOfMany::column(std::size_t index, std::optional<std::uint64_t> scenario) {
-  switch (static_cast<InputColumn>(index)) {
-    case kDigest:
-      digest_ = scenario ? digest(*scenario) : "";
-      return digest_;
-    case kCalibrations:
-      return files_text_;
-    case kVersion:
-      return ORRERY_VERSION;
-    case kCommit:
-      return build_commit();
-  }
-  return "";
-}
-
-std::vector<std::string> InputsOfMany::columns(std::uint64_t scenario) {
-  std::vector<std::string> all;
-  for (std::size_t i = 0; i < kInputColumns.size(); ++i) all.emplace_back(column(i, scenario));
-  return all;
+InputCells InputsOfMany::columns(std::optional<std::uint64_t> scenario) const {
+  return {scenario ? digest(*scenario) : "", files_text_, ORRERY_VERSION, build_commit()};
 }
 
 const char* build_commit() { return ORRERY_COMMIT; }

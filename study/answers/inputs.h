@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/base/json_writer.h"
 #include "strategies/read_scenario.h"
 
 namespace orrery {
@@ -27,6 +26,11 @@ nlohmann::ordered_json inputs_json(const char* name, const nlohmann::json& asked
 // CSV columns that follow the report's: the digest of inputs_json(), the user's calibrations ("FILE DIGEST", or
 // "bundled"), and the program's version and commit.
 inline constexpr std::array<std::string_view, 4> kInputColumns{"digest", "calibrations", "version", "commit"};
+using InputCells = std::array<std::string, kInputColumns.size()>;
+
+// The cells of these columns for one scenario.
+InputCells input_cells(const nlohmann::json& document, const ScenarioSource& source,
+                       const std::vector<std::string>& calibrations);
 
 // The same for many results with one set of calibrations.
 class InputsOfMany {
@@ -34,21 +38,17 @@ class InputsOfMany {
   // REQUIRES: the calibrations have been read.
   explicit InputsOfMany(const std::vector<std::string>& calibrations);
 
-  // inputs_json() without the scenario. All functions take the scenario's digest (strategies/read_scenario.h); nullopt:
-  // the scenario could not be read.
-  void write_json(std::optional<std::uint64_t> scenario, JsonWriter& writer) const;
-  // One of kInputColumns. Valid until the next call.
-  std::string_view column(std::size_t index, std::optional<std::uint64_t> scenario);
-  std::vector<std::string> columns(std::uint64_t scenario);
+  // inputs_json() without the scenario, and kInputColumns. Both take the scenario's digest
+  // (strategies/read_scenario.h); nullopt: the scenario could not be read.
+  nlohmann::ordered_json json(std::optional<std::uint64_t> scenario) const;
+  InputCells columns(std::optional<std::uint64_t> scenario) const;
 
  private:
-  friend nlohmann::ordered_json inputs_json(const char*, const nlohmann::json&, const std::vector<std::string>&);
-
   struct File {
     std::string path, digest;
   };
   std::vector<File> files_;
-  std::string files_text_, digest_;
+  std::string files_text_;
 
   std::string digest(std::uint64_t scenario) const;
 };

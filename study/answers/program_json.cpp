@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "sim/program/liveness.h"
 #include "sim/program/work.h"
 
 namespace orrery {
@@ -16,7 +17,7 @@ constexpr std::array<const char*, 3> kWhenNames{"every_micro_batch", "first_micr
 
 constexpr std::array<const char*, 3> kCoversNames{"own", "before", "last"};
 
-OrderedJson number_of(TensorId id) { return id == kNoTensor ? OrderedJson() : OrderedJson(id); }
+OrderedJson id_json(TensorId id) { return id == kNoTensor ? OrderedJson() : OrderedJson(id); }
 
 OrderedJson numbers_of(std::span<const TensorId> ids) {
   OrderedJson list = OrderedJson::array();
@@ -25,25 +26,39 @@ OrderedJson numbers_of(std::span<const TensorId> ids) {
   return list;
 }
 
-OrderedJson tensor_json(const Tensor& tensor) {
+}  // namespace
+
+// The library finds these beside the types, also for elements of lists.
+static void to_json(OrderedJson& json, const Tensor& tensor) {
   OrderedJson sizes = OrderedJson::array(), axes = OrderedJson::array();
   for (int d = 0; d < tensor.rank; ++d) {
     sizes.push_back(tensor.sizes[d]);
     axes.push_back(name_of(tensor.axes[d]));
   }
-  return {{"name", tensor.name},     {"dtype", name_of(tensor.dtype)},       {"sizes", std::move(sizes)},
+  json = {{"name", tensor.name},     {"dtype", name_of(tensor.dtype)},       {"sizes", std::move(sizes)},
           {"axes", std::move(axes)}, {"category", name_of(tensor.category)}, {"place", name_of(tensor.place)},
-          {"bytes", tensor.bytes()}, {"resident", tensor.resident},          {"alias_of", number_of(tensor.alias_of)}};
+          {"bytes", tensor.bytes()}, {"resident", tensor.resident},          {"alias_of", id_json(tensor.alias_of)}};
+}
+static void to_json(OrderedJson& json, const ParameterGradient& of) {
+  json = {{"parameter", id_json(of.parameter)}, {"gradient", id_json(of.gradient)}};
+}
+static void to_json(OrderedJson& json, const PieceRun& run) { json = {{"piece", run.piece}, {"count", run.count}}; }
+static void to_json(OrderedJson& json, const Chunk& chunk) { json = chunk.runs; }
+static void to_json(OrderedJson& json, const MicroBatchClass& other) {
+  json = {{"line", other.line}, {"stages", other.stages}};
+}
+static void to_json(OrderedJson& json, const Digit& digit) {
+  json = {{"name", digit.name}, {"axis", name_of(digit.axis)}, {"size", digit.size}, {"stride", digit.stride}};
 }
 
+namespace {
+
 OrderedJson op_json(const Program& program, const Piece& piece, const Op& op) {
-  OrderedJson group = OrderedJson::array();
+  OrderedJson group = OrderedJson::array(), stages = OrderedJson::array();
   const std::span<const Digit> digits = program.mesh.digits();
   for (std::size_t d = 0; d < digits.size(); ++d)
     if (op.group.contains(static_cast<int>(d))) group.push_back(digits[d].name);
-  OrderedJson stages = OrderedJson::array();
-  if (op.stages.has_value())
-    for (const std::uint16_t stage : program.stage_groups[op.stages.value()]) stages.push_back(stage);
+  if (op.stages.has_value()) stages = program.stage_groups[op.stages.value()];
   return {{"kind", name_of(op.kind)},
           {"name", op.name},
           {"phase", name_of(op.phase)},
@@ -61,52 +76,24 @@ OrderedJson op_json(const Program& program, const Piece& piece, const Op& op) {
           {"bytes", bytes(op, piece.tensors)}};
 }
 
-OrderedJson block_json(const Program& program, const Piece& piece, const Block& block) {
-  OrderedJson ops = OrderedJson::array();
-  for (const Op& op : block.ops) ops.push_back(op_json(program, piece, op));
-  return ops;
-}
-
 OrderedJson piece_json(const Program& program, std::size_t number) {
   const Piece& piece = program.pieces[number];
-  OrderedJson tensors = OrderedJson::array(), parameters = OrderedJson::array();
-  for (const Tensor& tensor : piece.tensors) tensors.push_back(tensor_json(tensor));
-  for (const ParameterGradient& of : piece.parameters)
-    parameters.push_back({{"parameter", number_of(of.parameter)}, {"gradient", number_of(of.gradient)}});
+  OrderedJson blocks;
+  for (std::size_t b = 0; b < kBlocks.size(); ++b) {
+    OrderedJson& ops = blocks[kBlockNames[b]] = OrderedJson::array();
+    for (const Op& op : (piece.*kBlocks[b]).ops) ops.push_back(op_json(program, piece, op));
+  }
   return {{"name", piece_title(program, number)},
           {"layers", piece.layers},
-          {"tensors", std::move(tensors)},
-          {"blocks",
-           {{"forward", block_json(program, piece, piece.forward)},
-            {"backward", block_json(program, piece, piece.backward)},
-            {"weight_gradient", block_json(program, piece, piece.weight_gradient)},
-            {"update", block_json(program, piece, piece.update)}}},
-          {"parameters", std::move(parameters)}};
-}
-
-OrderedJson runs_json(std::span<const PieceRun> runs) {
-  OrderedJson list = OrderedJson::array();
-  for (const PieceRun& run : runs) list.push_back({{"piece", run.piece}, {"count", run.count}});
-  return list;
-}
-
-OrderedJson stages_json(const std::vector<std::vector<Chunk>>& stages) {
-  OrderedJson list = OrderedJson::array();
-  for (const std::vector<Chunk>& stage : stages) {
-    OrderedJson chunks = OrderedJson::array();
-    for (const Chunk& chunk : stage) chunks.push_back(runs_json(chunk.runs));
-    list.push_back(std::move(chunks));
-  }
-  return list;
+          {"tensors", piece.tensors},
+          {"blocks", std::move(blocks)},
+          {"parameters", piece.parameters}};
 }
 
 }  // namespace
 
 OrderedJson program_json(const Program& program) {
-  OrderedJson digits = OrderedJson::array(), pieces = OrderedJson::array();
-  for (const Digit& digit : program.mesh.digits())
-    digits.push_back(
-        {{"name", digit.name}, {"axis", name_of(digit.axis)}, {"size", digit.size}, {"stride", digit.stride}});
+  OrderedJson pieces = OrderedJson::array();
   for (std::size_t p = 0; p < program.pieces.size(); ++p) pieces.push_back(piece_json(program, p));
   const ModelWork& model = program.model;
   OrderedJson work = {{"flops_per_step", model.flops_per_step},
@@ -115,10 +102,10 @@ OrderedJson program_json(const Program& program) {
                       {"sequences_per_step", model.sequences_per_step},
                       {"parameters", model.parameters}};
   if (model.active_parameters < model.parameters) work["active_parameters"] = model.active_parameters;
-  OrderedJson json = {{"mesh", {{"ranks", program.mesh.ranks()}, {"digits", std::move(digits)}}},
+  OrderedJson json = {{"mesh", {{"ranks", program.mesh.ranks()}, {"digits", program.mesh.digits()}}},
                       {"pieces", std::move(pieces)},
-                      {"line", runs_json(program.line)},
-                      {"stages", stages_json(program.stages)},
+                      {"line", program.line},
+                      {"stages", program.stages},
                       {"schedule",
                        {{"micro_batches", program.schedule.micro_batches},
                         {"chunks", program.schedule.chunks},
@@ -126,9 +113,7 @@ OrderedJson program_json(const Program& program) {
                       {"model", std::move(work)}};
   if (program.other_classes.empty()) return json;
   json["micro_batch_class"] = program.micro_batch_class;
-  OrderedJson& others = json["other_classes"] = OrderedJson::array();
-  for (const MicroBatchClass& other : program.other_classes)
-    others.push_back({{"line", runs_json(other.line)}, {"stages", stages_json(other.stages)}});
+  json["other_classes"] = program.other_classes;
   return json;
 }
 

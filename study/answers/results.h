@@ -24,12 +24,12 @@ struct Asked {
 };
 
 // { "label", "scenario", "set", report, "version", "inputs" }. For both engines, "analytical", "des" and "change"
-// replace the report; for jobs, the fields of jobs_json() without a request replace it.
+// replace the report; for jobs, "jobs" with jobs_json() of them.
 nlohmann::ordered_json simulation_json(const Asked& asked, const Report& report);
 nlohmann::ordered_json both_json(const Asked& asked, const Report& analytical, const Report& des);
 nlohmann::ordered_json jobs_json(const Asked& asked, const std::vector<JobResult>& jobs);
 
-// {"jobs": [{"name": ..., "slowdown": ..., "alone_seconds": ..., "together": report}], "version": ...}
+// [{"name": ..., "slowdown": ..., "alone_seconds": ..., "together": report}]
 nlohmann::ordered_json jobs_json(const std::vector<JobResult>& jobs, bool ops);
 
 // ---- the trainings of --steps

@@ -20,20 +20,15 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-Json value_of(const std::string& text) {
-  const Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return value.is_discarded() ? Json(text) : value;
-}
-
 AxisRequest request_of(const std::string& text) {
   const std::size_t equals = text.find('=');
   AxisRequest request{plan_field_named(text.substr(0, equals), "--over"), {}};
   if (equals == std::string::npos) return request;
   const std::string values = text.substr(equals + 1);
-  if (const Json list = value_of(values); list.is_array()) {
+  if (const Json list = json_or_text(values); list.is_array()) {
     for (const Json& value : list) request.values.push_back(value);
   } else {
-    for (const std::string& value : list_of_text(values)) request.values.push_back(value_of(value));
+    for (const std::string& value : list_of_text(values)) request.values.push_back(json_or_text(value));
   }
   return request;
 }
@@ -41,7 +36,7 @@ AxisRequest request_of(const std::string& text) {
 // "256..4096": doubling from the one to the other; "256,384": these.
 std::vector<std::int64_t> batches_of(const std::string& text) {
   const auto number = [&](const std::string& part) {
-    const Json value = value_of(part);
+    const Json value = json_or_text(part);
     if (!value.is_number_integer() || value < 1 || value > std::int64_t{1} << 32)
       throw InputError({"--global-batch", ""}, describe(Json(part)), "sequences a step: 1024, 256,384 or 256..4096");
     return value.get<std::int64_t>();

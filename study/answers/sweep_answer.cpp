@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/threads.h"
+#include "sim/base/words.h"
 #include "study/answers/inputs.h"
 #include "study/search/plan_field.h"
 
@@ -18,16 +18,11 @@ namespace {
 void read_shard(const std::string& text, SweepRunOptions& options) {
   if (text.empty()) return;
   const std::size_t slash = text.find('/');
-  std::int64_t shard = 0, shards = 0;
-  const auto read = [](std::string_view part, std::int64_t& number) {
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
-    return error == std::errc() && end == part.data() + part.size();
-  };
-  if (slash == std::string::npos || !read(std::string_view(text).substr(0, slash), shard) ||
-      !read(std::string_view(text).substr(slash + 1), shards) || shard < 1 || shard > shards)
+  const auto shard = number_of(text.substr(0, slash)), shards = number_of(text.substr(slash + 1));
+  if (slash == std::string::npos || !shard || !shards || *shard < 1 || *shard > *shards)
     throw InputError({"--shard", ""}, describe(nlohmann::json(text)), "1/3, 2/3 or 3/3: which of how many parts");
-  options.shard = shard - 1;
-  options.shards = shards;
+  options.shard = *shard - 1;
+  options.shards = *shards;
 }
 
 }  // namespace

@@ -8,27 +8,6 @@
 #include "sim/base/json_writer.h"
 
 namespace orrery {
-namespace {
-
-struct WrittenField {
-  nlohmann::ordered_json value;
-  std::optional<std::int64_t> number;
-  std::vector<std::string> all;  // names of all fields
-};
-
-WrittenField written(Plan plan, std::string_view name) {
-  WrittenField result;
-  FieldValues values([&](const FieldValue& field) {
-    result.all.emplace_back(field.name);
-    if (field.name != name) return;
-    result.value = field.value;
-    result.number = field.number;
-  });
-  plan.visit_fields(values);
-  return result;
-}
-
-}  // namespace
 
 std::string plan_field_named(std::string_view text, const std::string& file) {
   constexpr std::string_view kPlan = "plan.";
@@ -40,11 +19,28 @@ std::string plan_field_named(std::string_view text, const std::string& file) {
   return field;
 }
 
-nlohmann::ordered_json field_of(const Plan& plan, std::string_view field) { return written(plan, field).value; }
+nlohmann::ordered_json field_of(const Plan& plan, std::string_view name) {
+  nlohmann::ordered_json json;
+  for_each_field(plan, [&](const VisitedField& field, const auto& value) {
+    if (field.name == name) json = field_json(field, value);
+  });
+  return json;
+}
 
-std::optional<std::int64_t> number_of(const Plan& plan, std::string_view field) { return written(plan, field).number; }
+std::optional<std::int64_t> number_of(const Plan& plan, std::string_view name) {
+  std::optional<std::int64_t> number;
+  for_each_field(plan, [&](const VisitedField& field, const auto& value) {
+    if constexpr (std::is_integral_v<std::decay_t<decltype(value)>>)
+      if (field.name == name) number = static_cast<std::int64_t>(value);
+  });
+  return number;
+}
 
-std::vector<std::string> plan_field_names() { return written({}, "").all; }
+std::vector<std::string> plan_field_names() {
+  std::vector<std::string> names;
+  for_each_field(Plan(), [&](const VisitedField& field, const auto&) { names.emplace_back(field.name); });
+  return names;
+}
 
 void set_field(Plan& plan, std::string_view field, const nlohmann::json& value) {
   const nlohmann::json object{{std::string(field), value}};

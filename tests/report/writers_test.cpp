@@ -482,8 +482,7 @@ TEST(ReportJson, HoldsWhatOnlyTheDiscreteEventEngineKnows) {
 }
 
 TEST(Grid, IsAsWideAsItsWidestCells) {
-  const Column columns[] = {{"name", false}, {"n"}, {"rest", false}};
-  EXPECT_EQ(grid(columns, {{"a", "12", "x y"}, {"longer \u00b5", "3", ""}}),
+  EXPECT_EQ(grid("<name|n|<rest", {{"a", "12", "x y"}, {"longer \u00b5", "3", ""}}),
             "  name       n  rest\n"
             "  a         12  x y\n"
             "  longer \u00b5   3\n");

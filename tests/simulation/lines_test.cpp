@@ -84,30 +84,30 @@ class OtherValues final : public FieldVisitor {
   std::vector<std::pair<std::string, Json>> all;
 
  private:
-  void integer(const char* name, std::int64_t& value, IntegerRange range, const char*) override {
+  void visit(const VisitedField& field, AnyFieldPointer value) override {
+    std::visit([&](const auto* its) { add_others(field, *its); }, value);
+  }
+  void add_others(const VisitedField& field, std::int64_t value) {
     for (const std::int64_t other : std::set<std::int64_t>{value > 0 ? 2 * value : 1, 8})
-      if (other != value && other <= range.most) all.emplace_back(name, other);
+      if (other != value && other <= field.integers.most) all.emplace_back(field.name, other);
   }
-  void number(const char* name, double& value, NumberRange, const char*) override {
-    all.emplace_back(name, value > 0 ? value / 2 : 0.5);
-    all.emplace_back(name, 1.25 * value + 1);
+  void add_others(const VisitedField& field, double value) {
+    all.emplace_back(field.name, value > 0 ? value / 2 : 0.5);
+    all.emplace_back(field.name, 1.25 * value + 1);
   }
-  void boolean(const char* name, bool& value, const char*) override { all.emplace_back(name, !value); }
-  void text(const char* name, std::string& value, const char*) override {
-    if (std::string_view(name) != "documents") return;
+  void add_others(const VisitedField& field, bool value) { all.emplace_back(field.name, !value); }
+  void add_others(const VisitedField& field, const std::string& value) {
+    if (std::string_view(field.name) != "documents") return;
     for (const char* other : {"code", "1024,1024;2048"})
-      if (value != other) all.emplace_back(name, other);
+      if (value != other) all.emplace_back(field.name, other);
   }
-  void integers(const char* name, std::vector<std::int64_t>&, IntegerRange, const char*) override {
-    all.emplace_back(name, Json{8, 8});
+  void add_others(const VisitedField& field, const std::vector<std::int64_t>&) {
+    if (field.names.empty()) all.emplace_back(field.name, Json{8, 8});
+    for (const std::string_view one : field.names) all.emplace_back(field.name, Json{one});
   }
-  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
-    for (std::size_t other = 1; other < std::min<std::size_t>(names.size(), 3); ++other)
-      all.emplace_back(name, names[(index + other) % names.size()]);
-  }
-  void choices(const char* name, std::vector<std::int64_t>&, std::span<const std::string_view> names,
-               const char*) override {
-    for (const std::string_view one : names) all.emplace_back(name, Json{one});
+  void add_others(const VisitedField& field, std::size_t index) {
+    for (std::size_t other = 1; other < std::min<std::size_t>(field.names.size(), 3); ++other)
+      all.emplace_back(field.name, field.names[(index + other) % field.names.size()]);
   }
 };
 

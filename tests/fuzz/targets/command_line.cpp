@@ -20,7 +20,7 @@ void fuzz::command_line(std::string_view input) {
   command.add_option("-s,--set", one_each, "a value each").one_value_each().type_name("KEY=VALUE");
   command.add_option("--calibration", several, "values");
   command.add_option("--engine", word, "one of").one_of({"a", "b"}).capture_default();
-  command.add_option("--kind", either, "one of, in any case").one_of_in_any_case({"all_reduce", "all_gather"});
+  command.add_option("--kind", either, "one of, in any case").one_of({"all_reduce", "all_gather"}, true);
   command.add_option("-b,--minbytes", size, "a size").bytes();
   command.add_option("-n,--count", count, "a count").between(1, 1000);
   command.add_option("--limit", maybe, "a count, or none").positive();
@@ -28,7 +28,7 @@ void fuzz::command_line(std::string_view input) {
   command.add_option("--share", share, "a share").within(0, 1);
   command
       .add_option(
-          "--json", [](const std::string&) {}, "with a value or without")
+          "--json", [](const std::string&) {}, "with a value or without", "FILE")
       .value_optional();
   command.add_flag("--verify", flag, "a flag");
   bool ran = false;
