@@ -50,7 +50,8 @@ void predict(const MeasuredOptions& options, const Cluster& cluster, MeasuredCur
   if (kind == nullptr) throw InputError({}, describe(curve.kind), "a collective that Orrery has");
   // Measured between two ranks, in one direction.
   const OpKind op = kind->op == OpKind::ring_shift ? OpKind::send : kind->op;
-  const CollectiveAlgorithm algorithm = named<CollectiveAlgorithm>(curve.algorithm, kCollectiveAlgorithmNames);
+  const auto algorithm = static_cast<CollectiveAlgorithm>(
+      std::ranges::find(kCollectiveAlgorithmNames, curve.algorithm) - kCollectiveAlgorithmNames.begin());
   const CollectivePredictor predictor(cluster, curve.ranks / curve.nodes, curve.ranks, options.des);
   curve.calibration_class =
       cluster.nodes > 1 ? predictor.calibration().inter_class : predictor.calibration().intra_class;
