@@ -35,7 +35,7 @@ void run(const RankTraining& training, const std::string& id_directory) {
   NcclOptions options{.rank = place->rank,
                       .ranks = place->ranks,
                       .id_directory = id_directory,
-                      .watchdog_seconds = training.watchdog_seconds};
+                      .watchdog_seconds = training.options.watchdog_seconds};
   options.one_device = ranks_share_a_device(options, devices[device]);
   std::vector<RankResult> results;
   {

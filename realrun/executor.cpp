@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <deque>
+#include <nlohmann/json.hpp>
 #include <system_error>
 #include <thread>
-#include <type_traits>
 
 #include "realrun/in_process.h"
 #include "realrun/rank/rank.h"
@@ -29,48 +30,49 @@ class Assembly {
  public:
   explicit Assembly(const std::vector<WholeParameter>& parameters) {
     for (const WholeParameter& p : parameters) {
-      whole_.push_back({p.name, {p.tensor.sizes.begin(), p.tensor.sizes.begin() + p.tensor.rank}, {}});
-      const auto n = static_cast<std::size_t>(p.tensor.elements());
-      known_.emplace_back(n, false);
-      least_.emplace_back(n, 0.0f);
-      most_.emplace_back(n, 0.0f);
-      whole_.back().values.assign(n, 0.0f);
+      const std::vector<float> none(static_cast<std::size_t>(p.tensor.elements()));
+      parts_.push_back({{p.name, {p.tensor.sizes.begin(), p.tensor.sizes.begin() + p.tensor.rank}, none},
+                        std::vector<bool>(none.size()),
+                        none,
+                        none});
     }
   }
   void add(std::size_t parameter, const std::vector<std::int64_t>& element, const std::vector<float>& values) {
+    auto& [whole, known, least, most] = parts_[parameter];
     for (std::size_t i = 0; i < element.size(); ++i) {
       const auto e = static_cast<std::size_t>(element[i]);
-      if (!known_[parameter][e]) {
-        whole_[parameter].values[e] = least_[parameter][e] = most_[parameter][e] = values[i];
-        known_[parameter][e] = true;
-      } else {
-        least_[parameter][e] = std::min(least_[parameter][e], values[i]);
-        most_[parameter][e] = std::max(most_[parameter][e], values[i]);
-      }
+      if (!known[e]) whole.values[e] = least[e] = most[e] = values[i];
+      known[e] = true;
+      least[e] = std::min(least[e], values[i]);
+      most[e] = std::max(most[e], values[i]);
     }
   }
   // `trained`: omits frozen parameters.
   std::vector<WholeTensor> take(const std::vector<WholeParameter>& parameters, bool trained, double& disagreement) {
     std::vector<WholeTensor> tensors;
-    for (std::size_t p = 0; p < whole_.size(); ++p) {
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      auto& [whole, known, least, most] = parts_[p];
       if (parameters[p].values_of != static_cast<std::int64_t>(p) || (trained && parameters[p].frozen)) continue;
-      if (std::find(known_[p].begin(), known_[p].end(), false) != known_[p].end())
-        throw ExecutionError("no rank holds all of \"" + whole_[p].name + "\"");
+      if (std::find(known.begin(), known.end(), false) != known.end())
+        throw ExecutionError("no rank holds all of \"" + whole.name + "\"");
       double largest = 0, difference = 0;
-      for (std::size_t e = 0; e < known_[p].size(); ++e) {
-        largest = std::max(largest, std::abs(static_cast<double>(whole_[p].values[e])));
-        difference = std::max(difference, static_cast<double>(most_[p][e]) - static_cast<double>(least_[p][e]));
+      for (std::size_t e = 0; e < known.size(); ++e) {
+        largest = std::max(largest, std::abs(static_cast<double>(whole.values[e])));
+        difference = std::max(difference, static_cast<double>(most[e]) - static_cast<double>(least[e]));
       }
       if (difference > 0) disagreement = std::max(disagreement, largest > 0 ? difference / largest : 1);
-      tensors.push_back(std::move(whole_[p]));
+      tensors.push_back(std::move(whole));
     }
     return tensors;
   }
 
  private:
-  std::vector<WholeTensor> whole_;
-  std::vector<std::vector<bool>> known_;
-  std::vector<std::vector<float>> least_, most_;
+  struct Parts {
+    WholeTensor whole;
+    std::vector<bool> known;         // by element
+    std::vector<float> least, most;  // of the ranks' values
+  };
+  std::vector<Parts> parts_;  // by parameter
 };
 
 }  // namespace
@@ -140,30 +142,31 @@ class Parts {
   Parts(std::span<const RunPart> parts, const ExecutionOptions& options) : parts_(parts) {
     std::int64_t before = 0;
     for (const RunPart& part : parts) {
-      wholes_.push_back(std::make_unique<Whole>(part.scenario));
-      ExecutionOptions& own = options_.emplace_back(options);
-      own.warmup_steps = std::clamp<std::int64_t>(options.warmup_steps - before, 0, part.steps);
-      own.steps = part.steps - own.warmup_steps;
-      own.keep_tensors = options.keep_tensors && &part == &parts.back();
-      first_steps_.push_back(before);
-      carried_.push_back(wholes_.size() < 2
-                             ? std::vector<CarriedParameter>{}
-                             : carried_parameters(wholes_[wholes_.size() - 2]->parameters, wholes_.back()->parameters));
+      Own& own = own_.emplace_back(Own{Whole(part.scenario), options, before, {}});
+      own.options.warmup_steps = std::clamp<std::int64_t>(options.warmup_steps - before, 0, part.steps);
+      own.options.steps = part.steps - own.options.warmup_steps;
+      own.options.keep_tensors = options.keep_tensors && &part == &parts.back();
+      if (own_.size() > 1)
+        own.carried = carried_parameters(own_[own_.size() - 2].whole.parameters, own.whole.parameters);
       before += part.steps;
     }
   }
   std::size_t size() const { return parts_.size(); }
   realrun::RunSetup setup(std::size_t part) const {
-    return {parts_[part].scenario,    parts_[part].program, options_[part], wholes_[part]->parameters,
-            wholes_[part]->sequences, first_steps_[part],   carried_[part]};
+    const Own& own = own_[part];
+    return {parts_[part].scenario, parts_[part].program, own.options, own.whole.parameters,
+            own.whole.sequences,   own.first_step,       own.carried};
   }
 
  private:
+  struct Own {
+    Whole whole;
+    ExecutionOptions options;
+    std::int64_t first_step = 0;
+    std::vector<CarriedParameter> carried;
+  };
   std::span<const RunPart> parts_;
-  std::vector<std::unique_ptr<Whole>> wholes_;
-  std::deque<ExecutionOptions> options_;
-  std::vector<std::int64_t> first_steps_;
-  std::vector<std::vector<CarriedParameter>> carried_;
+  std::deque<Own> own_;
 };
 
 RankResult run_rank(const Parts& parts, Backend& backend, Communicator& communicator) {
@@ -282,85 +285,37 @@ Execution assemble(const Scenario& scenario, const std::vector<RankResult>& rank
   return result;
 }
 
-namespace {
-
-// Writes or reads numbers and lists, each list behind its length, with the same functions.
-template <class Archive, class... Values>
-void visit(Archive& archive, Values&... values);
-
-template <class Archive, class T>
-requires std::is_arithmetic_v<T>
-void visit_one(Archive& archive, T& x) { archive.number(x); }
-template <class Archive>
-void visit_one(Archive& archive, HeldPart& part) {
-  visit(archive, part.parameter, part.element, part.gradient, part.value);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HeldPart, parameter, element, gradient, value)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MeasuredOp, piece, op, block, times_per_step, seconds)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RoutedRows, layers, computed, slots, sent, slots_sent, busiest_rank, busiest_expert,
+                                   sum_of_busiest_ranks)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlacedBytes, places)
+inline void to_json(nlohmann::json& json, const TimeBreakdown& time) {
+  for (const TimeTerm& term : time_terms()) json.push_back(term.of(time));
 }
-template <class Archive>
-void visit_one(Archive& archive, MeasuredOp& op) {
-  visit(archive, op.piece, op.op, op.block, op.times_per_step, op.seconds);
+inline void from_json(const nlohmann::json& json, TimeBreakdown& time) {
+  for (std::size_t i = 0; i < json.size(); ++i) json[i].get_to(time_terms().at(i).of(time));
 }
-template <class Archive, class T>
-void visit_one(Archive& archive, std::vector<T>& items) {
-  archive.length(items);
-  for (T& item : items) visit_one(archive, item);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankResult, rank, stage, losses, gradient_norms, active_experts, routed_tokens,
+                                   parts, seconds_by_step, step_seconds, marked_step_seconds, ops, time, bytes_at_peak,
+                                   peak_bytes, rows)
+
+std::vector<std::uint8_t> to_bytes(const RankResult& result) { return nlohmann::json::to_cbor(result); }
+
+RankResult result_of_bytes(std::span<const std::uint8_t> bytes) {
+  return nlohmann::json::from_cbor(bytes.begin(), bytes.end());
 }
 
-template <class Archive, class... Values>
-void visit(Archive& archive, Values&... values) {
-  (visit_one(archive, values), ...);
-}
-
-template <class Archive>
-void visit_result(Archive& archive, RankResult& r) {
-  visit(archive, r.rank, r.stage, r.losses, r.gradient_norms, r.active_experts, r.routed_tokens, r.parts,
-        r.seconds_by_step, r.step_seconds, r.marked_step_seconds, r.ops, r.peak_bytes);
-  for (const TimeTerm& term : time_terms()) archive.number(term.of(r.time));
-  for (CategoryBytes& place : r.bytes_at_peak.places)
-    for (double& x : place) archive.number(x);
-  RoutedRows& rows = r.rows;
-  visit(archive, rows.layers, rows.computed, rows.slots, rows.sent, rows.slots_sent, rows.busiest_rank,
-        rows.busiest_expert, rows.sum_of_busiest_ranks);
-}
-
-struct Writer {
-  std::vector<double> numbers;
-  template <class T>
-  void number(T& x) {
-    numbers.push_back(static_cast<double>(x));
-  }
-  template <class T>
-  void length(std::vector<T>& items) {
-    numbers.push_back(static_cast<double>(items.size()));
-  }
-};
-
-struct Reader {
-  const std::vector<double>& numbers;
-  std::size_t at = 0;
-  template <class T>
-  void number(T& x) {
-    x = static_cast<T>(numbers.at(at++));
-  }
-  template <class T>
-  void length(std::vector<T>& items) {
-    items.resize(static_cast<std::size_t>(numbers.at(at++)));
-  }
-};
-
-}  // namespace
-
-std::vector<double> to_numbers(const RankResult& result) {
-  Writer writer;
-  RankResult copy = result;
-  visit_result(writer, copy);
-  return std::move(writer.numbers);
-}
-
-RankResult rank_result_from(const std::vector<double>& numbers) {
-  RankResult result;
-  Reader reader{numbers};
-  visit_result(reader, result);
-  return result;
+std::vector<RankResult> gather_results(const RankResult& own, Communicator& communicator) {
+  const std::vector<std::uint8_t> bytes = to_bytes(own);
+  std::vector<double> numbers(2 + bytes.size() / sizeof(double));  // the number of bytes, and the bytes
+  numbers[0] = static_cast<double>(bytes.size());
+  std::memcpy(&numbers[1], bytes.data(), bytes.size());
+  std::vector<RankResult> results;
+  for (const auto& of_rank : communicator.gather_values(communicator.everyone(), "results", std::move(numbers)))
+    results.push_back(
+        result_of_bytes({reinterpret_cast<const std::uint8_t*>(&of_rank[1]), static_cast<std::size_t>(of_rank[0])}));
+  return results;
 }
 
 }  // namespace orrery

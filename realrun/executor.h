@@ -150,8 +150,10 @@ RankResult execute_rank(std::span<const RunPart> parts, const ExecutionOptions& 
 // Assembles the results of all ranks, in any order, into the layout of one rank. `scenario`: that of the last part.
 Execution assemble(const Scenario& scenario, const std::vector<RankResult>& ranks);
 
-// Convert a result to numbers and back, to send it to another process.
-std::vector<double> to_numbers(const RankResult& result);
-RankResult rank_result_from(const std::vector<double>& numbers);
+// Convert a result, without `intervals`, to bytes and back, to send it to another process of the same build.
+std::vector<std::uint8_t> to_bytes(const RankResult& result);
+RankResult result_of_bytes(std::span<const std::uint8_t> bytes);
+// Returns all ranks' results, in the order of ranks. All must call it.
+std::vector<RankResult> gather_results(const RankResult& own, Communicator& communicator);
 
 }  // namespace orrery

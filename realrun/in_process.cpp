@@ -11,17 +11,7 @@
 namespace orrery {
 namespace {
 
-// Thrown in a rank that stops because another one failed.
-class Stopped : public ExecutionError {
- public:
-  Stopped() : ExecutionError("stopped: another rank failed") {}
-};
-
-std::string list(const Members& ranks) {
-  std::string text = "{";
-  for (std::size_t r : ranks) text += (text.size() > 1 ? ", " : "") + std::to_string(r);
-  return text + "}";
-}
+constexpr const char* kStopped = "stopped: another rank failed";
 
 // What a rank shows the others when they meet.
 struct Shown {
@@ -41,43 +31,35 @@ struct InProcessRanks::Rep {
   Rep(std::size_t ranks, double watchdog_seconds)
       : patience(watchdog_seconds), changed(ranks), places(ranks), returned(ranks) {}
 
-  struct Meeting {
+  struct Open {  // a meeting that some members have come to
     std::string what;
     std::vector<bool> arrived;
     std::size_t missing = 0;
     std::vector<Shown> shown;
   };
-  struct Arrival {
-    const char *block = "start", *op = "";
-    std::int64_t micro_batch = -1;
-  };
 
-  std::string place(std::size_t rank) const {
-    const Arrival& p = places[rank];
-    return "rank " + std::to_string(rank) + " (" + p.block + " of micro-batch " + std::to_string(p.micro_batch) +
-           ", op \"" + p.op + "\")";
-  }
+  std::string place(std::size_t rank) const { return text_of(rank, places[rank]); }
   template <class Ready, class Describe>
   void wait(std::size_t rank, std::unique_lock<std::mutex>& lock, Ready ready, Describe describe) {
     const bool in_time = changed[rank].wait_for(lock, patience, [&] { return failure != nullptr || ready(); });
-    if (failure != nullptr) throw Stopped();
+    if (failure != nullptr) throw ExecutionError(kStopped);
     if (!in_time) throw ExecutionError(describe());
   }
 
   AllShown meet(std::size_t rank, const Members& members, const std::string& what, Shown own) {
     std::unique_lock lock(mutex);
-    if (failure != nullptr) throw Stopped();
-    std::shared_ptr<Meeting>& open = meetings[members];
+    if (failure != nullptr) throw ExecutionError(kStopped);
+    std::shared_ptr<Open>& open = meetings[members];
     if (open == nullptr) {
-      open = std::make_shared<Meeting>();
+      open = std::make_shared<Open>();
       open->what = what;
       open->arrived.assign(members.size(), false);
       open->shown.resize(members.size());
       open->missing = members.size();
     }
-    const std::shared_ptr<Meeting> meeting = open;
+    const std::shared_ptr<Open> meeting = open;
     if (meeting->what != what)
-      throw ExecutionError(place(rank) + " comes to \"" + what + "\" of ranks " + list(members) +
+      throw ExecutionError(place(rank) + " comes to \"" + what + "\" of ranks " + text_of(members) +
                            ", but other ranks wait in \"" + meeting->what + "\"");
     const auto index = static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
     meeting->shown.at(index) = std::move(own);
@@ -91,7 +73,7 @@ struct InProcessRanks::Rep {
       wait(
           rank, lock, [&] { return meeting->missing == 0; },
           [&] {
-            std::string text = place(rank) + " waits in \"" + what + "\" of ranks " + list(members) + " for";
+            std::string text = place(rank) + " waits in \"" + what + "\" of ranks " + text_of(members) + " for";
             for (std::size_t i = 0; i < members.size(); ++i)
               if (!meeting->arrived[i]) text += " " + place(members[i]);
             return text;
@@ -109,9 +91,9 @@ struct InProcessRanks::Rep {
   std::chrono::duration<double> patience;
   mutable std::mutex mutex;
   std::vector<std::condition_variable> changed;  // what each rank waits for: only those concerned wake up
-  std::map<Members, std::shared_ptr<Meeting>> meetings;
+  std::map<Members, std::shared_ptr<Open>> meetings;
   std::map<std::pair<std::size_t, MessageTag>, Message> messages;  // by receiver
-  std::vector<Arrival> places;
+  std::vector<PlaceInProgram> places;
   // Buffers that receivers no longer need, by the sender that owns them.
   std::vector<std::vector<void*>> returned;
   std::exception_ptr failure;
@@ -127,76 +109,62 @@ class InProcessCommunicator final : public Communicator {
 
   std::size_t rank() const override { return rank_; }
   std::size_t ranks() const override { return shared_.places.size(); }
-  void at(const char* block, const char* op, std::int64_t micro_batch) override {
+  void at(const PlaceInProgram& place) override {
     const std::lock_guard lock(shared_.mutex);
-    shared_.places[rank_] = {block, op, micro_batch};
+    shared_.places[rank_] = place;
   }
 
   // Every rank sums its part of the elements, then takes the others' sums: a reduce-scatter and an all-gather.
-  void all_reduce(const Members& members, const std::string& what, Stream stream, void* data, std::int64_t elements,
-                  Dtype dtype) override {
-    if (members.size() == 1) return;
-    const auto n = static_cast<std::int64_t>(members.size());
-    const std::int64_t part = (elements + n - 1) / n, own = index_in(members);
+  void all_reduce(const Meeting& of, void* data, std::int64_t elements) override {
+    if (of.members.size() == 1) return;
+    const auto n = static_cast<std::int64_t>(of.members.size());
+    const std::int64_t part = (elements + n - 1) / n, own = index_in(of);
     const auto begin = [&](std::int64_t i) { return std::min(i * part, elements); };
     const auto size = [&](std::int64_t i) { return std::min((i + 1) * part, elements) - begin(i); };
-    const AllShown all = show(members, what, stream, data);
-    const Scratch sum(backend_, part, dtype, stream);
-    sum_of(*all, stream, begin(own), sum.data, size(own), dtype);
-    const AllShown sums = show(members, what, stream, sum.data);  // after this nobody reads the inputs
+    const AllShown all = show(of, data);
+    const std::shared_ptr<void> sum = scratch(of, part);
+    sum_of(*all, of, begin(own), sum.get(), size(own));
+    const AllShown sums = show(of, sum.get());  // after this nobody reads the inputs
     for (std::int64_t i = 0; i < n; ++i)
-      backend_.copy(stream, at_element(data, begin(i), dtype), (*sums)[static_cast<std::size_t>(i)].data,
-                    size(i) * backend_.stored_bytes(dtype));
-    show(members, what, stream, nullptr);  // after this nobody reads the sums
+      copy(of, at_element(data, begin(i), of.dtype), (*sums)[static_cast<std::size_t>(i)].data, size(i));
+    show(of, nullptr);  // after this nobody reads the sums
   }
 
-  void all_gather(const Members& members, const std::string& what, Stream stream, const void* part, void* whole,
-                  std::int64_t part_elements, Dtype dtype) override {
-    const AllShown all = show(members, what, stream, part);
-    for (std::size_t i = 0; i < members.size(); ++i) {
-      void* to = at_element(whole, static_cast<std::int64_t>(i) * part_elements, dtype);
-      if (to != (*all)[i].data) backend_.copy(stream, to, (*all)[i].data, part_elements * backend_.stored_bytes(dtype));
+  void all_gather(const Meeting& of, const void* part, void* whole, std::int64_t part_elements) override {
+    const AllShown all = show(of, part);
+    for (std::size_t i = 0; i < of.members.size(); ++i) {
+      void* to = at_element(whole, static_cast<std::int64_t>(i) * part_elements, of.dtype);
+      if (to != (*all)[i].data) copy(of, to, (*all)[i].data, part_elements);
     }
-    show(members, what, stream, nullptr);
+    show(of, nullptr);
   }
 
-  void reduce_scatter(const Members& members, const std::string& what, Stream stream, const void* whole, void* part,
-                      std::int64_t part_elements, Dtype dtype) override {
-    const AllShown all = show(members, what, stream, whole);
-    const Scratch sum(backend_, part_elements, dtype, stream);  // other ranks may still read `part`
-    sum_of(*all, stream, index_in(members) * part_elements, sum.data, part_elements, dtype);
-    show(members, what, stream, nullptr);
-    backend_.copy(stream, part, sum.data, part_elements * backend_.stored_bytes(dtype));
-    backend_.synchronize(stream);
+  void reduce_scatter(const Meeting& of, const void* whole, void* part, std::int64_t part_elements) override {
+    const AllShown all = show(of, whole);
+    const std::shared_ptr<void> sum = scratch(of, part_elements);  // other ranks may still read `part`
+    sum_of(*all, of, index_in(of) * part_elements, sum.get(), part_elements);
+    show(of, nullptr);
+    copy(of, part, sum.get(), part_elements);
+    backend_.synchronize(of.stream);
   }
 
-  void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
-                    std::span<const std::int64_t> sends, void* to, std::span<const std::int64_t> receives,
-                    Dtype dtype) override {
-    const AllShown all = show(members, what, stream, from, {sends.begin(), sends.end()});
+  void all_to_all_v(const Meeting& of, const void* from, std::span<const std::int64_t> sends, void* to,
+                    std::span<const std::int64_t> receives) override {
+    const AllShown all = show(of, from, {sends.begin(), sends.end()});
     std::int64_t at = 0;
-    for (std::size_t i = 0; i < members.size(); ++i) {
+    for (std::size_t i = 0; i < of.members.size(); ++i) {
       const std::vector<double>& sent = (*all)[i].values;
-      const auto own = sent.begin() + index_in(members);
+      const auto own = sent.begin() + index_in(of);
       const auto elements = static_cast<std::int64_t>(*own);
       if (elements != receives[i])
         throw ExecutionError(shared_.place(rank_) + " expects " + std::to_string(receives[i]) + " elements from rank " +
-                             std::to_string(members[i]) + " in \"" + what + "\", which sends " +
+                             std::to_string(of.members[i]) + " in \"" + of.what + "\", which sends " +
                              std::to_string(elements));
       const auto before = static_cast<std::int64_t>(std::accumulate(sent.begin(), own, 0.0));
-      if (elements > 0)
-        backend_.copy(stream, at_element(to, at, dtype), at_element((*all)[i].data, before, dtype),
-                      elements * backend_.stored_bytes(dtype));
+      if (elements > 0) copy(of, at_element(to, at, of.dtype), at_element((*all)[i].data, before, of.dtype), elements);
       at += elements;
     }
-    show(members, what, stream, nullptr);
-  }
-
-  void permute(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
-               std::int64_t elements, Dtype dtype, std::size_t, std::size_t from_member) override {
-    const AllShown all = show(members, what, stream, from);
-    backend_.copy(stream, to, all->at(from_member).data, elements * backend_.stored_bytes(dtype));
-    show(members, what, stream, nullptr);
+    show(of, nullptr);
   }
 
   std::vector<std::vector<double>> gather_values(const Members& members, const std::string& what,
@@ -225,14 +193,12 @@ class InProcessCommunicator final : public Communicator {
     Message message;
     {
       std::unique_lock lock(shared_.mutex);
-      if (shared_.failure != nullptr) throw Stopped();
+      if (shared_.failure != nullptr) throw ExecutionError(kStopped);
       const std::pair key(rank_, tag);
       shared_.wait(
           rank_, lock, [&] { return shared_.messages.contains(key); },
           [&] {
-            std::string text = shared_.place(rank_) + " waits for the " + (tag.backward ? "output gradient" : "input") +
-                               " of position " + std::to_string(tag.position) + ", micro-batch " +
-                               std::to_string(tag.micro_batch) + ", from the stage of position " +
+            std::string text = shared_.place(rank_) + " waits for " + text_of(tag) + ", from the stage of position " +
                                std::to_string(tag.backward ? tag.position + 1 : tag.position - 1) + ". Meanwhile:";
             for (std::size_t r = 0; r < shared_.places.size(); ++r)
               if (r != rank_) text += " " + shared_.place(r);
@@ -249,27 +215,18 @@ class InProcessCommunicator final : public Communicator {
   void fail(std::exception_ptr failure) override { shared_.fail(std::move(failure)); }
 
   void finish() override {
-    Members all(ranks());
-    for (std::size_t r = 0; r < all.size(); ++r) all[r] = r;
-    shared_.meet(rank_, all, "the end", {});
+    shared_.meet(rank_, everyone(), "the end", {});
     const std::lock_guard lock(shared_.mutex);
     if (!shared_.messages.empty())
       throw ExecutionError(std::to_string(shared_.messages.size()) + " messages between stages were never received");
   }
 
  private:
-  struct Scratch {
-    Scratch(Backend& b, std::int64_t elements, Dtype dtype, Stream stream)
-        : backend(b), data(b.allocate(elements, dtype, Place::device, stream)) {}
-    ~Scratch() { backend.release(data); }
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    Backend& backend;
-    void* data;
-  };
-
-  std::int64_t index_in(const Members& members) const {
-    return std::find(members.begin(), members.end(), rank_) - members.begin();
+  std::shared_ptr<void> scratch(const Meeting& of, std::int64_t elements) {
+    return {backend_.allocate(elements, of.dtype, Place::device, of.stream), [this](void* m) { backend_.release(m); }};
+  }
+  std::int64_t index_in(const Meeting& of) const {
+    return std::find(of.members.begin(), of.members.end(), rank_) - of.members.begin();
   }
   void* at_element(void* data, std::int64_t element, Dtype dtype) const {
     return static_cast<std::byte*>(data) + element * backend_.stored_bytes(dtype);
@@ -277,17 +234,18 @@ class InProcessCommunicator final : public Communicator {
   const void* at_element(const void* data, std::int64_t element, Dtype dtype) const {
     return static_cast<const std::byte*>(data) + element * backend_.stored_bytes(dtype);
   }
-  // Meets the others when everything issued to `stream` is done.
-  AllShown show(const Members& members, const std::string& what, Stream stream, const void* data,
-                std::vector<double> values = {}) {
-    backend_.synchronize(stream);
-    return shared_.meet(rank_, members, what, {data, std::move(values)});
+  // Meets the others when everything issued to the stream is done.
+  AllShown show(const Meeting& of, const void* data, std::vector<double> values = {}) {
+    backend_.synchronize(of.stream);
+    return shared_.meet(rank_, of.members, of.what, {data, std::move(values)});
   }
-  void sum_of(const std::vector<Shown>& all, Stream stream, std::int64_t begin, void* to, std::int64_t elements,
-              Dtype dtype) {
+  void copy(const Meeting& of, void* to, const void* from, std::int64_t elements) {
+    backend_.copy(of.stream, to, from, elements * backend_.stored_bytes(of.dtype));
+  }
+  void sum_of(const std::vector<Shown>& all, const Meeting& of, std::int64_t begin, void* to, std::int64_t elements) {
     std::vector<const void*> parts;
-    for (const Shown& shown : all) parts.push_back(at_element(shown.data, begin, dtype));
-    backend_.sum(stream, parts, to, elements, dtype);
+    for (const Shown& shown : all) parts.push_back(at_element(shown.data, begin, of.dtype));
+    backend_.sum(of.stream, parts, to, elements, of.dtype);
   }
   void release_returned() {
     std::vector<void*> mine;

@@ -216,6 +216,21 @@ struct AttentionSizes {
 };
 AttentionSizes attention_sizes(const KernelCall& call);  // attention and attention_backward
 
+// Which keys a query attends to, by their positions: causal, to none behind it; in a window (0: none), to as many
+// positions around it or, if causal, before it and itself.
+struct AttentionWindow {
+  std::int64_t window = 0;
+  bool causal = false;
+
+  static constexpr std::int64_t kFar = std::int64_t{1} << 40;
+  ORRERY_ON_DEVICES bool all() const { return !causal && window == 0; }
+  ORRERY_ON_DEVICES std::int64_t before() const { return window == 0 ? kFar : causal ? window - 1 : (window - 1) / 2; }
+  ORRERY_ON_DEVICES std::int64_t after() const { return causal ? 0 : window == 0 ? kFar : window / 2; }
+  ORRERY_ON_DEVICES bool sees(std::int64_t query, std::int64_t key) const {
+    return key - query <= after() && query - key <= before();
+  }
+};
+
 // Contexts are [batch, sequence, heads, width], log-sum-exps [batch, heads, sequence].
 struct MergeShape {
   std::int64_t batch, sequence, heads, width;

@@ -119,8 +119,7 @@ class Viewer {
     }
     positions_.clear();
     if (const int d = t.find(Axis::sequence); d >= 0)
-      positions_ = dealt_indices(t.deal(d), t.over[d], t.sizes[d] * position_.mesh->size(t.over[d].group()), t.sizes[d],
-                                 *position_.mesh, static_cast<std::int64_t>(position_.rank));
+      positions_ = position_.dealt(t, d, t.sizes[d] * position_.mesh->size(t.over[d].group()));
     std::vector<std::int64_t> index(static_cast<std::size_t>(n));
     for (std::int64_t e = 0; e < n; ++e) index[static_cast<std::size_t>(e)] = base.at(element(e, t, of, m));
     bool dense = true;
@@ -207,8 +206,7 @@ std::vector<std::int64_t> positions_of_tokens(const Piece& piece, TensorId id, c
   const int d = t.find(Axis::sequence);
   if (d < 0) return {};
   if (t.sizes[d] * position.mesh->size(t.over[d].group()) == position.sequence)
-    return dealt_indices(t.deal(d), t.over[d], position.sequence, t.sizes[d], *position.mesh,
-                         static_cast<std::int64_t>(position.rank));
+    return position.dealt(t, d, position.sequence);
   const int of = t.alias_of == kNoTensor ? -1 : piece.tensors[t.alias_of].find(Axis::sequence);
   if (of < 0) return {};
   const std::vector<std::int64_t> base = positions_of_tokens(piece, t.alias_of, position);
@@ -332,8 +330,7 @@ std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whol
           std::string("\"") + local.name + "\" with " + std::to_string(local.sizes[d] * parts) + " rows over all ranks",
           std::to_string(whole.sizes[d]) +
               ", the number on one rank: a vocabulary whose padding does not depend on tensor_parallel");
-    indices[static_cast<std::size_t>(d)] = dealt_indices(local.deal(d), local.over[d], whole.sizes[d], local.sizes[d],
-                                                         mesh, static_cast<std::int64_t>(position.rank));
+    indices[static_cast<std::size_t>(d)] = position.dealt(local, d, whole.sizes[d]);
   }
   std::vector<std::int64_t> map(static_cast<std::size_t>(local.elements()));
   for (std::size_t e = 0; e < map.size(); ++e) {

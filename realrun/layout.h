@@ -28,8 +28,14 @@ struct Position {
   // part(): the index of this rank's part of a division. begin(): its first index in a contiguously divided dimension.
   std::int64_t part(Division over) const { return part_of(over, *mesh, static_cast<std::int64_t>(rank)); }
   std::int64_t begin(const Tensor& t, int dim) const { return part(t.over[dim]) * t.sizes[dim]; }
+  // The indices in a whole dimension of `whole` elements that this rank's part of a tensor has.
+  std::vector<std::int64_t> dealt(const Tensor& t, int dim, std::int64_t whole) const {
+    return dealt_indices(t.deal(dim), t.over[dim], whole, t.sizes[dim], *mesh, static_cast<std::int64_t>(rank));
+  }
+  // The index of this rank in a group.
+  std::int64_t coordinate(MeshGroup group) const { return mesh->coordinate(static_cast<std::int64_t>(rank), group); }
   // Whether this rank is the first of those that differ only in these digits.
-  bool is_first(MeshGroup digits) const { return mesh->coordinate(static_cast<std::int64_t>(rank), digits) == 0; }
+  bool is_first(MeshGroup digits) const { return coordinate(digits) == 0; }
 };
 Position position_of(std::size_t rank, const Program& program, std::int64_t sequence);
 

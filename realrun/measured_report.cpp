@@ -13,9 +13,7 @@
 #include "strategies/precision/precision.h"
 
 namespace orrery {
-namespace {
 
-// Times of the slowest rank, by step.
 std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<double> RankResult::*seconds) {
   std::vector<double> steps = ranks.front().*seconds;
   for (const RankResult& rank : ranks)
@@ -23,9 +21,7 @@ std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<do
   return steps;
 }
 
-void scale(TimeBreakdown& time, double factor) {
-  for (const TimeTerm& term : time_terms()) term.of(time) *= factor;
-}
+namespace {
 
 // Whether the op reads or writes rows of experts; only rows that were counted are then reported.
 bool is_of_rows(const Op& op, const Piece& piece) {
@@ -133,7 +129,8 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
       stage.memory.bytes = rank.bytes_at_peak;
     }
     const double total = stage.time.total();
-    if (total > 0) scale(stage.time, step / total);
+    for (const TimeTerm& term : time_terms())
+      if (total > 0) term.of(stage.time) *= step / total;
     stage.busy_seconds = step - stage.time.bubble;
   }
   const auto index_of = [&](auto less) {

@@ -25,6 +25,8 @@ namespace orrery {
 Report measured_report(const Scenario& scenario, const Program& program, const std::vector<RankResult>& ranks,
                        const BackendFacts& facts);
 
+// The slowest rank's time of each step: &RankResult::step_seconds.
+std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<double> RankResult::*seconds);
 // Fastest step by the slowest rank, among the steps without marks (among all steps if there are none).
 double fastest_step_seconds(const std::vector<RankResult>& ranks);
 

@@ -204,23 +204,17 @@ StandAloneOp stand_alone_op(OpKind kind, std::string_view reads, std::string_vie
   return op;
 }
 
-Operands::Operands(Backend& backend, const StandAloneOp& op)
-    : backend_(backend), op_(op), memory_(op.tensors.size(), nullptr) {
+Operands::Operands(Backend& backend, const StandAloneOp& op) : backend_(backend), op_(op) {
+  for (std::size_t t = 0; t < op.tensors.size(); ++t) memory_.emplace_back(nullptr, Release{backend});
   const auto operand = [&](TensorId id) -> Operand {
     if (id == kNoTensor) return {};
     return {place(id), &op_.tensors[id]};
   };
-  try {
-    for (const TensorId id : op_.op.reads) reads_.push_back(operand(id));
-    for (const TensorId id : op_.op.writes) writes_.push_back(operand(id));
-    while (!reads_.empty() && reads_.back().data == nullptr) reads_.pop_back();
-    while (!writes_.empty() && writes_.back().data == nullptr) writes_.pop_back();
-    backend_.synchronize();
-  } catch (...) {  // the destructor will not run
-    for (void* memory : memory_)
-      if (memory != nullptr) backend_.release(memory);
-    throw;
-  }
+  for (const TensorId id : op_.op.reads) reads_.push_back(operand(id));
+  for (const TensorId id : op_.op.writes) writes_.push_back(operand(id));
+  while (!reads_.empty() && reads_.back().data == nullptr) reads_.pop_back();
+  while (!writes_.empty() && writes_.back().data == nullptr) writes_.pop_back();
+  backend_.synchronize();
 }
 
 Operands::~Operands() {
@@ -228,17 +222,15 @@ Operands::~Operands() {
     backend_.synchronize();
   } catch (const DeviceError&) {  // was already thrown to the caller that ran the op
   }
-  for (void* memory : memory_)
-    if (memory != nullptr) backend_.release(memory);
 }
 
 void* Operands::place(std::size_t id) {
-  void*& memory = memory_[id];
-  if (memory != nullptr) return memory;
+  auto& memory = memory_[id];
+  if (memory != nullptr) return memory.get();
   const Tensor& tensor = op_.tensors[id];
-  memory = backend_.allocate(tensor.elements(), tensor.dtype, tensor.place, Stream::compute);
-  fill(memory, tensor, op_.contents[id]);
-  return memory;
+  memory.reset(backend_.allocate(tensor.elements(), tensor.dtype, tensor.place, Stream::compute));
+  fill(memory.get(), tensor, op_.contents[id]);
+  return memory.get();
 }
 
 void Operands::fill(void* memory, const Tensor& tensor, const Contents& contents) {

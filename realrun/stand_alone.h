@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -59,7 +60,11 @@ class Operands {
 
   Backend& backend_;
   const StandAloneOp& op_;
-  std::vector<void*> memory_;  // by tensor
+  struct Release {
+    Backend& backend;
+    void operator()(void* memory) const { backend.release(memory); }
+  };
+  std::vector<std::unique_ptr<void, Release>> memory_;  // by tensor
   std::vector<Operand> reads_, writes_;
 };
 

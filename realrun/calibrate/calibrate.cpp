@@ -43,19 +43,19 @@ constexpr int kRepetitions = 41;
 void run(const RankCollective& c, Communicator& communicator, const Members& members, void* from, void* to) {
   const auto elements = static_cast<std::int64_t>(c.bytes) / bytes_of(Dtype::fp32, 1);
   const std::int64_t part = std::max<std::int64_t>(1, elements / c.ranks);
+  const Meeting of{members, c.id};
   switch (c.kind) {
     case OpKind::all_reduce:
-      return communicator.all_reduce(members, c.id, Stream::compute, to, elements, Dtype::fp32);
+      return communicator.all_reduce(of, to, elements);
     case OpKind::all_gather:
-      return communicator.all_gather(members, c.id, Stream::compute, from, to, part, Dtype::fp32);
+      return communicator.all_gather(of, from, to, part);
     case OpKind::reduce_scatter:
-      return communicator.reduce_scatter(members, c.id, Stream::compute, from, to, part, Dtype::fp32);
+      return communicator.reduce_scatter(of, from, to, part);
     case OpKind::all_to_all:
-      return communicator.all_to_all(members, c.id, Stream::compute, from, to, part, Dtype::fp32);
+      return communicator.all_to_all(of, from, to, part);
     default: {
       const std::size_t rank = communicator.rank(), n = members.size();
-      return communicator.permute(members, c.id, Stream::compute, from, to, elements, Dtype::fp32, (rank + 1) % n,
-                                  (rank + n - 1) % n);
+      return communicator.permute(of, from, to, elements, (rank + 1) % n, (rank + n - 1) % n);
     }
   }
 }

@@ -19,17 +19,16 @@ using Rows = Eigen::Map<Matrix, 0, Eigen::OuterStride<>>;
 constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
 // Tells which keys a query attends to.
-class Mask {
+class Mask : public AttentionWindow {
  public:
   // The keys of a fused QKV have the queries' positions.
   Mask(const Call& call, std::int64_t queries, std::int64_t keys, bool fused)
-      : query_positions_(call.context.query_positions),
+      : AttentionWindow{call.op.window, call.op.causal},
+        query_positions_(call.context.query_positions),
         key_positions_(fused ? call.context.query_positions : call.context.key_positions),
         begins_(call.context.document_begins),
-        shift_(keys - queries),
-        causal_(call.op.causal),
-        window_(call.op.window) {
-    call.require(!call.op.documents.has_value() || (causal_ && !begins_.empty()),
+        shift_(keys - queries) {
+    call.require(!call.op.documents.has_value() || (causal && !begins_.empty()),
                  "attention within documents takes a causal mask, and where documents begin");
     if (!call.op.documents.has_value()) begins_ = {};
     if (all()) return;
@@ -40,20 +39,14 @@ class Mask {
                  "there is not a position for every query or key");
   }
 
-  bool all() const { return !causal_ && window_ == 0; }
-
   // The range of queries that attend to any key, and of keys that any query attends to: only this part is computed.
   struct Rectangle {
     std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;
   };
   Rectangle rectangle(std::int64_t queries, std::int64_t keys) const {
     if (all() || query_positions_.empty() || key_positions_.empty()) return {0, queries, 0, keys};
-    const std::int64_t before = window_ == 0 ? kFar
-                                : causal_    ? window_ - 1
-                                             : (window_ - 1) / 2,
-                       after = causal_ ? 0 : window_ / 2;
-    const auto [q, q_count] = span_of(query_positions_, key_positions_, before, after);
-    const auto [k, k_count] = span_of(key_positions_, query_positions_, after, before);
+    const auto [q, q_count] = span_of(query_positions_, key_positions_, before(), after());
+    const auto [k, k_count] = span_of(key_positions_, query_positions_, after(), before());
     return {q, q_count, k, k_count};
   }
   // Checks the documents of this many sequences, each with as many positions.
@@ -74,14 +67,10 @@ class Mask {
     // Rows without a position.
     if ((q < 0 && !query_positions_.empty()) || (k < 0 && !key_positions_.empty())) return false;
     if (!begins_.empty() && k < begins_[static_cast<std::size_t>(sequence * length_ + q)]) return false;
-    if (causal_) return k <= q && (window_ == 0 || k > q - window_);
-    // As many positions around the query as the window has.
-    return window_ == 0 || (k - q >= -(window_ - 1) / 2 && k - q <= window_ / 2);
+    return AttentionWindow::sees(q, k);
   }
 
  private:
-  static constexpr std::int64_t kFar = std::int64_t{1} << 60;
-
   // Range of elements with a partner from `before` positions before to `after` positions after them: returns the first
   // element and the number up to the last.
   static std::pair<std::int64_t, std::int64_t> span_of(std::span<const std::int64_t> these,
@@ -101,8 +90,6 @@ class Mask {
   std::span<const std::int64_t> query_positions_, key_positions_, begins_;
   std::int64_t length_ = 0;
   std::int64_t shift_;
-  bool causal_;
-  std::int64_t window_;
 };
 
 // A tensor [batch, sequence, groups, parts, dim]. Some elements of one group of one sequence form a matrix [sequence,

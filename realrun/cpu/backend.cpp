@@ -75,36 +75,19 @@ class CpuBackend final : public Backend {
   void fill(Stream, const Slice& to, float value) override {
     if (std::isnan(value) && (to.dtype == Dtype::int64 || to.dtype == Dtype::int32 || to.dtype == Dtype::uint8))
       value = std::numeric_limits<float>::max();
-    if (to.index == nullptr) {
-      std::fill_n(data(to.base) + to.offset, to.elements, value);
-    } else {
-      for (const std::int64_t e : *to.index) data(to.base)[e] = value;
-    }
+    for_each(to, [&](float& x) { x = value; });
   }
   void copy(Stream, void* to, const void* from, std::int64_t bytes) override {
     std::memmove(to, from, static_cast<std::size_t>(bytes));
   }
   void gather(Stream, const Slice& from, void* to) override {
-    if (from.index == nullptr) {
-      std::copy_n(data(from.base) + from.offset, from.elements, data(to));
-    } else {
-      const float* base = data(from.base);
-      float* out = data(to);
-      for (const std::int64_t e : *from.index) *out++ = base[e];
-    }
+    for_each(from, [out = data(to)](float x) mutable { *out++ = x; });
   }
   void scatter(Stream, const void* from, const Slice& to, bool add) override {
-    const float* in = data(from);
-    float* base = data(to.base);
-    if (to.index == nullptr) {
-      base += to.offset;
-      for (std::int64_t e = 0; e < to.elements; ++e) base[e] = add ? base[e] + in[e] : in[e];
-    } else {
-      for (const std::int64_t e : *to.index) {
-        base[e] = add ? base[e] + *in : *in;
-        ++in;
-      }
-    }
+    for_each(to, [in = data(from), add](float& x) mutable {
+      x = add ? x + *in : *in;
+      ++in;
+    });
   }
   void sum(Stream, std::span<const void* const> parts, void* to, std::int64_t elements, Dtype) override {
     constexpr std::int64_t kTile = 4096;  // stays in the first cache while the parts are added
@@ -140,10 +123,9 @@ class CpuBackend final : public Backend {
   }
   void read(const Slice& from, std::span<float> values) override { gather(Stream::compute, from, values.data()); }
   bool has_nan(const Slice& slice) override {
-    const float* base = data(slice.base);
-    const auto is_nan = [](float x) { return std::isnan(x); };
-    if (slice.index == nullptr) return std::any_of(base + slice.offset, base + slice.offset + slice.elements, is_nan);
-    return std::any_of(slice.index->begin(), slice.index->end(), [&](std::int64_t e) { return is_nan(base[e]); });
+    bool found = false;
+    for_each(slice, [&](float x) { found = found || std::isnan(x); });
+    return found;
   }
 
   void run(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
@@ -169,6 +151,16 @@ class CpuBackend final : public Backend {
  private:
   static float* data(void* memory) { return static_cast<float*>(memory); }
   static const float* data(const void* memory) { return static_cast<const float*>(memory); }
+  // Calls visit(element), in the order of the slice.
+  template <class Visit>
+  static void for_each(const Slice& slice, Visit visit) {
+    float* const base = data(slice.base);
+    if (slice.index == nullptr) {
+      for (std::int64_t e = slice.offset; e < slice.offset + slice.elements; ++e) visit(base[e]);
+    } else {
+      for (const std::int64_t e : *slice.index) visit(base[e]);
+    }
+  }
 
   std::unordered_map<std::size_t, std::vector<void*>> spare_;
   std::unordered_map<void*, std::size_t> size_;

@@ -44,13 +44,6 @@ Workers& host_workers() {
   return workers;
 }
 
-std::uint64_t hash_of(std::span<const std::int64_t> values) {  // FNV-1a, by words
-  constexpr std::uint64_t kBasis = 14695981039346656037ull, kPrime = 1099511628211ull;
-  std::uint64_t hash = kBasis;
-  for (const std::int64_t v : values) hash = (hash ^ static_cast<std::uint64_t>(v)) * kPrime;
-  return hash;
-}
-
 bool is_aligned(const void* pointer, std::uintptr_t to) { return reinterpret_cast<std::uintptr_t>(pointer) % to == 0; }
 
 const void* at(const void* data, std::int64_t elements, Dtype dtype) {
@@ -68,6 +61,13 @@ struct HostWork {
   std::exception_ptr* failure = nullptr;
 };
 
+// Returns the number of a GPU that is usable and now in use.
+int chosen(int device) {
+  require_device(device);
+  check(cudaSetDevice(device), "choosing the GPU");
+  return device;
+}
+
 void run_host_work(void* data) {
   const std::unique_ptr<HostWork> work(static_cast<HostWork*>(data));
   try {
@@ -80,12 +80,7 @@ void run_host_work(void* data) {
 
 }  // namespace
 
-CudaBackend::CheckDevice::CheckDevice(int device) {
-  require_device(device);
-  check(cudaSetDevice(device), "choosing the GPU");
-}
-
-CudaBackend::CudaBackend(int device, bool tf32) : device_(device), checked_(device), memory_(device), matmul_(tf32) {
+CudaBackend::CudaBackend(int device, bool tf32) : device_(chosen(device)), memory_(device), matmul_(tf32) {
   int count = 0;
   check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "asking for the multiprocessors");
   processors_ = count;
@@ -134,18 +129,17 @@ void CudaBackend::synchronize_streams() {
     if (streams_[s] != nullptr) synchronize(static_cast<Stream>(s));
 }
 
-CudaBackend::Scratch& CudaBackend::scratch(Stream s, std::int64_t bytes) {
-  Scratch& found = scratches_[static_cast<std::size_t>(s)];
-  if (found.bytes >= bytes) return found;
+void* CudaBackend::room(std::array<Scratch, kStreams>& of, Stream s, std::int64_t bytes) {
+  Scratch& found = of[static_cast<std::size_t>(s)];
+  if (found.bytes >= bytes) return found.data;
   const cudaStream_t on = stream(s);
   if (found.data != nullptr) {  // after its last use
     synchronize(s);
     memory_.release(found.data, nullptr);
     found = {};
   }
-  found.data = memory_.allocate(bytes, Place::device, on);
-  found.bytes = bytes;
-  return found;
+  found = {memory_.allocate(bytes, Place::device, on), bytes};
+  return found.data;
 }
 
 const std::int64_t* CudaBackend::place(std::span<const std::int64_t> values) {
@@ -159,27 +153,26 @@ const std::int64_t* CudaBackend::place(std::span<const std::int64_t> values) {
 
 const std::int64_t* CudaBackend::positions(std::span<const std::int64_t> values) {
   if (values.empty()) return nullptr;
-  const std::uint64_t hash = hash_of(values);
-  const auto [begin, end] = known_positions_.equal_range(hash);
-  for (auto p = begin; p != end; ++p)
-    if (std::ranges::equal(p->second.values, values)) return p->second.on_device;
-  const std::int64_t* const placed = place(values);
-  known_positions_.emplace(hash, Positions{{values.begin(), values.end()}, placed});
-  return placed;
+  for (const auto& [known, placed] : known_positions_)
+    if (std::ranges::equal(known, values)) return placed;
+  return known_positions_.emplace_back(std::vector(values.begin(), values.end()), place(values)).second;
 }
 
 DeviceSlice CudaBackend::slice(const Slice& from) {
-  DeviceSlice s{.base = from.base, .dtype = from.dtype, .offset = from.offset, .elements = from.elements};
-  if (from.index == nullptr) return s;
+  if (from.index == nullptr)
+    return {.base = from.base, .dtype = from.dtype, .offset = from.offset, .elements = from.elements};
   const auto [found, is_new] = indices_.try_emplace(from.index);
+  DeviceSlice& s = found->second;
   if (is_new) {
     const IndexPlan plan = plan_index(*from.index);
-    found->second = {place(plan.starts), plan.run, plan.alignment};
+    s = {.elements = static_cast<std::int64_t>(from.index->size()),
+         .starts = place(plan.starts),
+         .run = plan.run,
+         .alignment = plan.alignment};
   }
-  s.starts = found->second.starts;
-  s.run = found->second.run;
-  s.alignment = found->second.alignment;
-  s.elements = static_cast<std::int64_t>(from.index->size());
+  s.base = from.base;
+  s.dtype = from.dtype;
+  s.offset = from.offset;
   return s;
 }
 
@@ -209,6 +202,12 @@ Fp8Scale* CudaBackend::make_scale(const void* tensor, std::int64_t bytes) {
   return found;
 }
 
+void CudaBackend::copy_scale(const void* from, const void* to, std::int64_t bytes, Stream s) {
+  if (const Fp8Scale* const scale = scale_of(from))
+    check(cudaMemcpyAsync(make_scale(to, bytes), scale, sizeof(Fp8Scale), cudaMemcpyDefault, stream(s)),
+          "copying an fp8 scale");
+}
+
 void CudaBackend::forget_scales(const void* begin, std::int64_t bytes) {
   auto s = scales_.lower_bound(begin);
   while (s != scales_.end() && s->first < static_cast<const char*>(begin) + bytes) {
@@ -219,14 +218,9 @@ void CudaBackend::forget_scales(const void* begin, std::int64_t bytes) {
 
 bool CudaBackend::run_product(const BlasProduct& product, std::span<const BlasLaunch> launches, bool fast_accumulation,
                               const Matmul::Operands& operands, Stream s) {
-  Scratch& workspace = workspaces_[static_cast<std::size_t>(s)];
-  if (workspace.data == nullptr) {
-    workspace.bytes = Matmul::kWorkspaceBytes;
-    workspace.data = memory_.allocate(workspace.bytes, Place::device, stream(s));
-  }
   const Matmul::LaunchContext context{.stream = stream(s),
-                                      .workspace = workspace.data,
-                                      .workspace_bytes = static_cast<std::size_t>(workspace.bytes),
+                                      .workspace = room(workspaces_, s, Matmul::kWorkspaceBytes),
+                                      .workspace_bytes = Matmul::kWorkspaceBytes,
                                       .may_wait = !sizes_follow_data_};
   for (const BlasLaunch& launch : launches) {
     Matmul::Operands moved = operands;
@@ -260,15 +254,15 @@ bool CudaBackend::run_fp8(const Op& op, const MatmulPlan& plan, std::span<const 
   // For batches and sizes that fp8 units do not support: multiplies the same numbers in 16 bits.
   BlasProduct wide = product;
   wide.a.dtype = wide.b.dtype = product.c.dtype == Dtype::fp16 ? Dtype::fp16 : Dtype::bf16;
-  const auto widen = [&](std::size_t read, Temporary& to) {
-    dequantise(on, reads[read].data, scale_of(reads[read].data), to.data(), wide.a.dtype,
-               reads[read].tensor->elements());
+  std::optional<Temporary> a, b;
+  const auto widened = [&](const Operand& from, std::optional<Temporary>& to) {
+    const std::int64_t elements = from.tensor->elements();
+    to.emplace(bytes_of(wide.a.dtype, elements), on);
+    dequantise(on, from.data, scale_of(from.data), to->data(), wide.a.dtype, elements);
+    return to->data();
   };
-  const auto bytes = [&](std::size_t read) { return reads[read].tensor->elements() * bytes_of(wide.a.dtype, 1); };
-  Temporary a(bytes(plan.a_read), on), b(bytes(plan.b_read), on);
-  widen(plan.a_read, a);
-  widen(plan.b_read, b);
-  return run_product(wide, plan.launches, false, {.a = a.data(), .b = b.data(), .c = operands.c}, s);
+  moved = {.a = widened(reads[plan.a_read], a), .b = widened(reads[plan.b_read], b), .c = operands.c};
+  return run_product(wide, plan.launches, false, moved, s);
 }
 
 void CudaBackend::run_matmul(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes, Stream s) {
@@ -339,11 +333,7 @@ void CudaBackend::run_cast(const Op& op, std::span<const Operand> reads, std::sp
   const bool to_fp8 = to.tensor->dtype == Dtype::fp8, from_fp8 = from.tensor->dtype == Dtype::fp8;
   if (to_fp8 == from_fp8) {  // copies bytes and their scale
     run_kernel(op, reads, writes, context, s);
-    const Fp8Scale* const scale = to_fp8 ? scale_of(from.data) : nullptr;
-    if (scale != nullptr)
-      check(cudaMemcpyAsync(make_scale(to.data, to.tensor->bytes()), scale, sizeof(Fp8Scale), cudaMemcpyDefault,
-                            stream(s)),
-            "copying an fp8 scale");
+    if (to_fp8) copy_scale(from.data, to.data, to.tensor->bytes(), s);
     return;
   }
   if (from.tensor->elements() != to.tensor->elements())
@@ -360,7 +350,7 @@ void CudaBackend::run_kernel(const Op& op, std::span<const Operand> reads, std::
                              const KernelContext& context, Stream s) {
   Launch launch{.stream = stream(s), .processors = processors_};
   launch.scratch_bytes = scratch_bytes(op, reads, writes, processors_);
-  if (launch.scratch_bytes > 0) launch.scratch = scratch(s, launch.scratch_bytes).data;
+  if (launch.scratch_bytes > 0) launch.scratch = room(scratches_, s, launch.scratch_bytes);
   launch.query_positions = positions(context.query_positions);
   launch.key_positions = positions(context.key_positions);
   launch.expert_of_slot = positions(context.expert_of_slot);
@@ -420,9 +410,7 @@ void CudaBackend::fill(Stream s, const Slice& to, float value) { cuda::fill(stre
 void CudaBackend::copy(Stream s, void* to, const void* from, std::int64_t bytes) {
   const cudaStream_t on = stream(s);
   check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, on), "copying");
-  if (const Fp8Scale* const scale = scale_of(from))
-    check(cudaMemcpyAsync(make_scale(to, bytes), scale, sizeof(Fp8Scale), cudaMemcpyDefault, on),
-          "copying an fp8 scale");
+  copy_scale(from, to, bytes, s);
 }
 
 void CudaBackend::gather(Stream s, const Slice& from, void* to) { cuda::gather(stream(s), slice(from), to); }
@@ -446,20 +434,6 @@ void* part_of(const DeviceSlice& s, std::int64_t begin) {
   return static_cast<char*>(s.base) + (s.offset + begin) * bytes_of(s.dtype, 1);
 }
 
-// Memory of a backend for the duration of one call.
-class Held {
- public:
-  Held(Memory& memory, std::int64_t bytes, Place place, cudaStream_t stream)
-      : memory_(memory), data_(memory.allocate(bytes, place, stream)) {}
-  ~Held() { memory_.release(data_, nullptr); }  // the call has waited for its uses
-  Held(const Held&) = delete;
-  void* data() const { return data_; }
-
- private:
-  Memory& memory_;
-  void* data_;
-};
-
 }  // namespace
 
 template <class Convert>
@@ -469,22 +443,24 @@ void CudaBackend::transfer(const DeviceSlice& slice, std::size_t values, bool to
   if (slice.elements == 0) return;
   const cudaStream_t on = stream(to_device ? Stream::host_to_device : Stream::device_to_host);
   const std::int64_t size = bytes_of(slice.dtype, 1), chunk = std::min(kTransferElements, slice.elements);
-  const Held staging(memory_, chunk * size, Place::host, on);
   const bool dense = slice.starts == nullptr;
-  const Held whole(memory_, dense ? 1 : slice.elements * size, Place::device, on);
-  if (!dense && !to_device) cuda::gather(on, slice, whole.data());
+  const auto release = [this](void* memory) { memory_.release(memory, nullptr); };  // the call has waited for its uses
+  using Held = std::unique_ptr<void, decltype(release)>;
+  const Held staging(memory_.allocate(chunk * size, Place::host, on), release),
+      whole(dense ? nullptr : memory_.allocate(slice.elements * size, Place::device, on), release);
+  if (!dense && !to_device) cuda::gather(on, slice, whole.get());
   for (std::int64_t begin = 0; begin < slice.elements; begin += chunk) {
     const std::int64_t elements = std::min(chunk, slice.elements - begin);
-    void* const there = dense ? part_of(slice, begin) : static_cast<char*>(whole.data()) + begin * size;
-    if (to_device) convert(begin, elements, staging.data());
-    check(cudaMemcpyAsync(to_device ? there : staging.data(), to_device ? staging.data() : there,
+    void* const there = dense ? part_of(slice, begin) : static_cast<char*>(whole.get()) + begin * size;
+    if (to_device) convert(begin, elements, staging.get());
+    check(cudaMemcpyAsync(to_device ? there : staging.get(), to_device ? staging.get() : there,
                           static_cast<std::size_t>(elements * size), cudaMemcpyDefault, on),
           "copying values");
     check(cudaStreamSynchronize(on), "copying values");
-    if (!to_device) convert(begin, elements, staging.data());
+    if (!to_device) convert(begin, elements, staging.get());
   }
   if (dense || !to_device) return;
-  cuda::scatter(on, whole.data(), slice, false);
+  cuda::scatter(on, whole.get(), slice, false);
   check(cudaStreamSynchronize(on), "copying values");
 }
 
@@ -514,12 +490,11 @@ void CudaBackend::read(const Slice& from, std::span<float> values) {
 bool CudaBackend::has_nan(const Slice& slice) {
   synchronize_streams();
   const cudaStream_t on = stream(Stream::device_to_host);
-  if (nan_flag_ == nullptr)
-    nan_flag_ = static_cast<std::int32_t*>(memory_.allocate(sizeof(std::int32_t), Place::device, on));
-  check(cudaMemsetAsync(nan_flag_, 0, sizeof(std::int32_t), on), "clearing a flag");
-  find_nan(on, this->slice(slice), nan_flag_);
   std::int32_t found = 0;
-  check(cudaMemcpyAsync(&found, nan_flag_, sizeof found, cudaMemcpyDefault, on), "reading a flag");
+  const Temporary flag(sizeof found, on);
+  check(cudaMemsetAsync(flag.data(), 0, sizeof found, on), "clearing a flag");
+  find_nan(on, this->slice(slice), static_cast<std::int32_t*>(flag.data()));
+  check(cudaMemcpyAsync(&found, flag.data(), sizeof found, cudaMemcpyDefault, on), "reading a flag");
   check(cudaStreamSynchronize(on), "looking for NaN");
   return found != 0;
 }

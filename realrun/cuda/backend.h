@@ -73,26 +73,15 @@ class CudaBackend : public Backend {
     void* data = nullptr;
     std::int64_t bytes = 0;
   };
-  struct DeviceIndex {
-    const std::int64_t* starts = nullptr;
-    std::int64_t run = 1, alignment = 1;
-  };
-  struct Positions {
-    std::vector<std::int64_t> values;
-    const std::int64_t* on_device = nullptr;
-  };
   struct Scaled {
     cuda::Fp8Scale* scale = nullptr;
     std::int64_t bytes = 0;
-  };
-  struct CheckDevice {  // before anything else in this backend uses the GPU
-    explicit CheckDevice(int device);
   };
 
   void use() const;  // selects the GPU in this thread
   void synchronize_streams();
   void throw_host_failure();
-  Scratch& scratch(Stream s, std::int64_t bytes);
+  void* room(std::array<Scratch, kStreams>& of, Stream s, std::int64_t bytes);  // at least so many
   // Puts constants into device memory, once.
   const std::int64_t* place(std::span<const std::int64_t> values);
   const std::int64_t* positions(std::span<const std::int64_t> values);
@@ -113,10 +102,10 @@ class CudaBackend : public Backend {
 
   cuda::Fp8Scale* scale_of(const void* tensor) const;
   cuda::Fp8Scale* make_scale(const void* tensor, std::int64_t bytes);
+  void copy_scale(const void* from, const void* to, std::int64_t bytes, Stream s);
   void forget_scales(const void* begin, std::int64_t bytes);
 
-  int device_;
-  CheckDevice checked_;
+  int device_;  // first: nothing uses a GPU that is not usable
   std::int64_t processors_ = 1;
   cuda::Memory memory_;
   cuda::Matmul matmul_;
@@ -124,11 +113,11 @@ class CudaBackend : public Backend {
   cuda::Events events_;
   cuda::Marks marks_;
   std::array<Scratch, kStreams> scratches_, workspaces_;
-  std::unordered_map<const std::vector<std::int64_t>*, DeviceIndex> indices_;
-  std::unordered_multimap<std::uint64_t, Positions> known_positions_;
+  std::unordered_map<const std::vector<std::int64_t>*, cuda::DeviceSlice> indices_;  // without an allocation
+  // Lists and their copies on the device; few: those of the ranks' parts of a sequence.
+  std::vector<std::pair<std::vector<std::int64_t>, const std::int64_t*>> known_positions_;
   std::map<const void*, Scaled> scales_;  // by the first address of the tensor that has the scale
   std::vector<cuda::Fp8Scale*> free_scales_;
-  std::int32_t* nan_flag_ = nullptr;
   // The product's sizes depend on the data. They differ each time, so timing candidates does not pay.
   bool sizes_follow_data_ = false;
 

@@ -97,31 +97,20 @@ void through_floats(const Op& op, std::span<const Operand> reads, std::span<cons
 
 }  // namespace
 
-Workers::Workers(std::size_t threads) {
-  for (std::size_t t = 0; t < threads; ++t) threads_.emplace_back([this, t] { work(t); });
+Workers::Workers(std::size_t threads)
+    : begin_(static_cast<std::ptrdiff_t>(threads) + 1), end_(static_cast<std::ptrdiff_t>(threads) + 1) {
+  for (std::size_t t = 0; t < threads; ++t)
+    threads_.emplace_back([this, t] {
+      for (begin_.arrive_and_wait(); part_ != nullptr; begin_.arrive_and_wait()) {
+        part_(t);
+        end_.arrive_and_wait();
+      }
+    });
 }
 
 Workers::~Workers() {
-  {
-    const std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  started_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-}
-
-void Workers::work(std::size_t thread) {
-  std::uint64_t seen = 0;
-  std::unique_lock lock(mutex_);
-  while (true) {
-    started_.wait(lock, [&] { return ending_ || call_ != seen; });
-    if (ending_) return;
-    seen = call_;
-    lock.unlock();
-    part_(thread);
-    lock.lock();
-    if (--busy_ == 0) finished_.notify_all();
-  }
+  part_ = nullptr;
+  begin_.arrive_and_wait();
 }
 
 void Workers::divide(std::int64_t elements, std::int64_t granule,
@@ -133,17 +122,14 @@ void Workers::divide(std::int64_t elements, std::int64_t granule,
     if (elements > 0) body(0, elements);
     return;
   }
-  std::unique_lock lock(mutex_);
   part_ = [&](std::size_t thread) {
     const auto t = static_cast<std::int64_t>(thread);
     const std::int64_t begin = granules * t / parts * granule;
     const std::int64_t end = std::min(elements, granules * (t + 1) / parts * granule);
     if (begin < end) body(begin, end);
   };
-  busy_ = threads_.size();
-  ++call_;
-  started_.notify_all();
-  finished_.wait(lock, [&] { return busy_ == 0; });
+  begin_.arrive_and_wait();
+  end_.arrive_and_wait();
 }
 
 void run_on_host(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,

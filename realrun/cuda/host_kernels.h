@@ -2,7 +2,7 @@
 // arXiv 2101.06840, section 5: its CPU Adam). Uses no CUDA.
 #pragma once
 
-#include <condition_variable>
+#include <barrier>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -26,15 +26,10 @@ class Workers {
   void divide(std::int64_t elements, std::int64_t granule, const std::function<void(std::int64_t, std::int64_t)>& body);
 
  private:
-  void work(std::size_t thread);
-
-  std::mutex mutex_, one_call_;
-  std::condition_variable started_, finished_;
-  std::function<void(std::size_t)> part_;
-  std::uint64_t call_ = 0;
-  std::size_t busy_ = 0;
-  bool ending_ = false;
-  std::vector<std::thread> threads_;
+  std::mutex one_call_;
+  std::barrier<> begin_, end_;             // of a call: where the threads and the caller meet
+  std::function<void(std::size_t)> part_;  // of the call, by thread; null: the threads end
+  std::vector<std::jthread> threads_;
 };
 
 // Runs one op whose operands are in host memory, each in its tensor's dtype: Adam in blocks on all workers, any other

@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -14,6 +12,7 @@
 
 #include "realrun/cuda/nccl_communicator.h"
 #include "sim/base/error.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {
@@ -29,12 +28,10 @@ constexpr std::array kNames{Names{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
 std::optional<std::size_t> number(const char* name) {
   const char* const text = std::getenv(name);
   if (text == nullptr) return std::nullopt;
-  std::size_t value = 0;
-  const char* const end = text + std::strlen(text);
-  const auto [stopped, error] = std::from_chars(text, end, value);
-  if (error != std::errc{} || stopped != end)
+  const std::optional<std::int64_t> value = number_of(text);
+  if (!value || *value < 0)
     throw InputError({std::string("the environment's ") + name, ""}, "\"" + std::string(text) + "\"", "a whole number");
-  return value;
+  return static_cast<std::size_t>(*value);
 }
 
 // What NCCL also takes as the identity of a host.

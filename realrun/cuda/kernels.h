@@ -35,15 +35,13 @@ struct Launch {
   const std::int64_t* expert_of_slot = nullptr;
 };
 
-// Whether run_kernel runs this kind: every kind except linear*, batched_matmul, communication and copies.
-bool is_kernel(OpKind kind);
-
 // Scratch memory that a call needs; 0 for most kinds. `processors` as in Launch.
 std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                            std::int64_t processors);
 
-// realrun/cpu/kernels.h defines operands, statistics, masks, positions and dropout. Absent operands have data nullptr
-// or are omitted at the end. KernelContext::round_to_bf16 is ignored, as the storage itself rounds.
+// Runs any kind except products (is_matmul), communication and copies. realrun/cpu/kernels.h defines operands,
+// statistics, masks, positions and dropout. Absent operands have data nullptr or are omitted at the end.
+// KernelContext::round_to_bf16 is ignored, as the storage itself rounds.
 //
 // Differences from that contract: ids outside any table contribute nothing. Attention needs head_dim <= 256, a scale >
 // 0 and fewer than 2^31 positions; it uses tensor cores for bf16 and fp16 if head_dim is a multiple of 8 and operands

@@ -83,12 +83,8 @@ std::string text_of(const BlasProduct& p, bool accumulate) {
 }  // namespace
 
 struct Matmul::Shared {
-  struct Chosen {
-    cublasLtMatmulAlgo_t algorithm{};
-    bool exists = false, timed = false;
-  };
   std::mutex mutex;
-  std::map<Key, Chosen> chosen;
+  std::map<Key, Choice> chosen;
 };
 
 Matmul::Shared& Matmul::shared() {
@@ -164,9 +160,7 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
   const std::lock_guard lock(all.mutex);  // ranks that time at once would disturb each other
   const auto known = all.chosen.find(key);
   if (known != all.chosen.end() && (known->second.timed || !context.may_wait)) {
-    prepared.algorithm = known->second.algorithm;
-    prepared.exists = known->second.exists;
-    prepared.timed = known->second.timed;
+    prepared.choice = known->second;
     return;
   }
 
@@ -190,9 +184,7 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
                                      [](const auto& c) { return c.state != CUBLAS_STATUS_SUCCESS; });
   found = static_cast<int>(usable - candidates.begin());
 
-  Shared::Chosen chosen;
-  chosen.exists = found > 0;
-  chosen.timed = context.may_wait;
+  prepared.choice = {.exists = found > 0, .timed = context.may_wait};
   std::size_t best = 0;
   if (found > 1 && context.may_wait) {
     // A product that adds is timed on separate memory; any other on its result, which it overwrites next anyway.
@@ -221,11 +213,8 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
     for (std::size_t i = 1; i < static_cast<std::size_t>(found); ++i)
       if (milliseconds[i] < milliseconds[best] * (best == 0 ? kClearlyFaster : 1.0f)) best = i;
   }
-  if (found > 0) chosen.algorithm = candidates[best].algo;
-  all.chosen[key] = chosen;
-  prepared.algorithm = chosen.algorithm;
-  prepared.exists = chosen.exists;
-  prepared.timed = chosen.timed;
+  if (found > 0) prepared.choice.algorithm = candidates[best].algo;
+  all.chosen[key] = prepared.choice;
 }
 
 bool Matmul::run(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands,
@@ -243,9 +232,10 @@ bool Matmul::run(const BlasProduct& product, bool accumulate, bool fast_accumula
       set(prepared.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, operands.b_scale);
     }
   }
-  if (is_new || (!prepared.timed && context.may_wait)) choose(key, product, accumulate, operands, context, prepared);
-  if (!prepared.exists) return false;
-  const cublasStatus_t status = launch(prepared, prepared.algorithm, accumulate, operands, operands.c, context);
+  if (is_new || (!prepared.choice.timed && context.may_wait))
+    choose(key, product, accumulate, operands, context, prepared);
+  if (!prepared.choice.exists) return false;
+  const cublasStatus_t status = launch(prepared, prepared.choice.algorithm, accumulate, operands, operands.c, context);
   if (status != CUBLAS_STATUS_SUCCESS) check(status, ("multiplying " + text_of(product, accumulate)).c_str());
   return true;
 }

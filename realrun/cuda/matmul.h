@@ -44,11 +44,14 @@ class Matmul {
  private:
   static constexpr std::size_t kKeyLength = 32;
   using Key = std::array<std::int64_t, kKeyLength>;
+  struct Choice {
+    cublasLtMatmulAlgo_t algorithm{};
+    bool exists = false, timed = false;
+  };
   struct Prepared {
     cublasLtMatmulDescOpaque_t operation{};
     cublasLtMatrixLayoutOpaque_t a{}, b{}, c{};
-    cublasLtMatmulAlgo_t algorithm{};
-    bool exists = false, timed = false;
+    Choice choice;
   };
   struct Shared;  // per process: the choices
   static Shared& shared();

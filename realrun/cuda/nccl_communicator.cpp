@@ -122,80 +122,51 @@ class NcclCommunicator final : public Communicator {
 
   std::size_t rank() const override { return options_.rank; }
   std::size_t ranks() const override { return options_.ranks; }
-  void at(const char* block, const char* op, std::int64_t micro_batch) override {
-    block_.store(block, std::memory_order_relaxed);
-    op_.store(op, std::memory_order_relaxed);
-    micro_batch_.store(micro_batch, std::memory_order_relaxed);
+  void at(const PlaceInProgram& place) override {
+    block_.store(place.block, std::memory_order_relaxed);
+    op_.store(place.op, std::memory_order_relaxed);
+    micro_batch_.store(place.micro_batch, std::memory_order_relaxed);
   }
 
-  void all_reduce(const Members& members, const std::string& what, Stream stream, void* data, std::int64_t elements,
-                  Dtype dtype) override {
-    if (members.size() == 1) return;
-    group(members, what, stream, [&](ncclComm_t comm) {
-      return ncclAllReduce(data, data, static_cast<std::size_t>(elements), type_of(dtype), ncclSum, comm,
-                           backend_.stream(stream));
+  void all_reduce(const Meeting& of, void* data, std::int64_t elements) override {
+    if (of.members.size() == 1) return;
+    group(of, [&](ncclComm_t comm, cudaStream_t on) {
+      return ncclAllReduce(data, data, static_cast<std::size_t>(elements), type_of(of.dtype), ncclSum, comm, on);
     });
   }
 
-  void all_gather(const Members& members, const std::string& what, Stream stream, const void* part, void* whole,
-                  std::int64_t part_elements, Dtype dtype) override {
-    if (members.size() == 1) {
-      if (part != whole) backend_.copy(stream, whole, part, bytes_of(dtype, part_elements));
-      return;
-    }
-    group(members, what, stream, [&](ncclComm_t comm) {
-      return ncclAllGather(part, whole, static_cast<std::size_t>(part_elements), type_of(dtype), comm,
-                           backend_.stream(stream));
+  void all_gather(const Meeting& of, const void* part, void* whole, std::int64_t part_elements) override {
+    if (of.members.size() == 1) return copy(of, whole, part, part_elements);
+    group(of, [&](ncclComm_t comm, cudaStream_t on) {
+      return ncclAllGather(part, whole, static_cast<std::size_t>(part_elements), type_of(of.dtype), comm, on);
     });
   }
 
-  void reduce_scatter(const Members& members, const std::string& what, Stream stream, const void* whole, void* part,
-                      std::int64_t part_elements, Dtype dtype) override {
-    if (members.size() == 1) {
-      if (part != whole) backend_.copy(stream, part, whole, bytes_of(dtype, part_elements));
-      return;
-    }
-    group(members, what, stream, [&](ncclComm_t comm) {
-      return ncclReduceScatter(whole, part, static_cast<std::size_t>(part_elements), type_of(dtype), ncclSum, comm,
-                               backend_.stream(stream));
+  void reduce_scatter(const Meeting& of, const void* whole, void* part, std::int64_t part_elements) override {
+    if (of.members.size() == 1) return copy(of, part, whole, part_elements);
+    group(of, [&](ncclComm_t comm, cudaStream_t on) {
+      return ncclReduceScatter(whole, part, static_cast<std::size_t>(part_elements), type_of(of.dtype), ncclSum, comm,
+                               on);
     });
   }
 
-  void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
-                    std::span<const std::int64_t> sends, void* to, std::span<const std::int64_t> receives,
-                    Dtype dtype) override {
-    if (members.size() == 1) {
-      if (sends[0] > 0) backend_.copy(stream, to, from, bytes_of(dtype, sends[0]));
-      return;
-    }
-    group(members, what, stream, [&](ncclComm_t comm) {
-      const cudaStream_t on = backend_.stream(stream);
+  void all_to_all_v(const Meeting& of, const void* from, std::span<const std::int64_t> sends, void* to,
+                    std::span<const std::int64_t> receives) override {
+    if (of.members.size() == 1) return copy(of, to, from, sends[0]);
+    group(of, [&](ncclComm_t comm, cudaStream_t on) {
       const auto* source = static_cast<const char*>(from);
       auto* target = static_cast<char*>(to);
+      const ncclDataType_t type = type_of(of.dtype);
       ncclResult_t result = ncclGroupStart();
-      for (std::size_t m = 0; m < members.size() && is_taken(result); ++m) {
+      for (std::size_t m = 0; m < of.members.size() && is_taken(result); ++m) {
         const int peer = static_cast<int>(m);
         // Both ends know which messages are empty.
-        if (sends[m] > 0) result = ncclSend(source, static_cast<std::size_t>(sends[m]), type_of(dtype), peer, comm, on);
+        if (sends[m] > 0) result = ncclSend(source, static_cast<std::size_t>(sends[m]), type, peer, comm, on);
         if (is_taken(result) && receives[m] > 0)
-          result = ncclRecv(target, static_cast<std::size_t>(receives[m]), type_of(dtype), peer, comm, on);
-        source += bytes_of(dtype, sends[m]);
-        target += bytes_of(dtype, receives[m]);
+          result = ncclRecv(target, static_cast<std::size_t>(receives[m]), type, peer, comm, on);
+        source += bytes_of(of.dtype, sends[m]);
+        target += bytes_of(of.dtype, receives[m]);
       }
-      const ncclResult_t ended = ncclGroupEnd();
-      return is_taken(result) ? ended : result;
-    });
-  }
-
-  void permute(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
-               std::int64_t elements, Dtype dtype, std::size_t to_member, std::size_t from_member) override {
-    if (members.size() == 1) return backend_.copy(stream, to, from, bytes_of(dtype, elements));
-    group(members, what, stream, [&](ncclComm_t comm) {
-      const cudaStream_t on = backend_.stream(stream);
-      const auto count = static_cast<std::size_t>(elements);
-      ncclResult_t result = ncclGroupStart();
-      if (is_taken(result)) result = ncclSend(from, count, type_of(dtype), static_cast<int>(to_member), comm, on);
-      if (is_taken(result)) result = ncclRecv(to, count, type_of(dtype), static_cast<int>(from_member), comm, on);
       const ncclResult_t ended = ncclGroupEnd();
       return is_taken(result) ? ended : result;
     });
@@ -218,8 +189,7 @@ class NcclCommunicator final : public Communicator {
 
   void send(std::size_t to, const MessageTag& tag, Stream stream, const void* data, std::int64_t elements,
             Dtype dtype) override {
-    const Channel channel{{std::min(to, rank()), std::max(to, rank())}, Channel::kMessages, tag.position, tag.backward};
-    const std::string what = fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch);
+    const auto [channel, what] = crossing(to, tag);
     const cudaStream_t callers = backend_.stream(stream);  // first, as it also selects the GPU
     cudaStream_t on = nullptr;
     {
@@ -248,9 +218,7 @@ class NcclCommunicator final : public Communicator {
 
   void receive(std::size_t from, const MessageTag& tag, Stream stream, void* data, std::int64_t elements,
                Dtype dtype) override {
-    const Channel channel{
-        {std::min(from, rank()), std::max(from, rank())}, Channel::kMessages, tag.position, tag.backward};
-    const std::string what = fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch);
+    const auto [channel, what] = crossing(from, tag);
     const cudaStream_t on = backend_.stream(stream);
     issue(channel, what, on, [&](ncclComm_t comm) {
       return ncclRecv(data, static_cast<std::size_t>(elements), type_of(dtype), from < rank() ? 0 : 1, comm, on);
@@ -290,6 +258,17 @@ class NcclCommunicator final : public Communicator {
     std::optional<Clock::time_point> begun;
   };
 
+  // The channel of a message between this rank and another, and the message's name.
+  std::pair<Channel, std::string> crossing(std::size_t other, const MessageTag& tag) const {
+    return {{{std::min(other, rank()), std::max(other, rank())}, Channel::kMessages, tag.position, tag.backward},
+            fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch)};
+  }
+
+  // What an operation of this rank alone does.
+  void copy(const Meeting& of, void* to, const void* from, std::int64_t elements) {
+    if (to != from && elements > 0) backend_.copy(of.stream, to, from, bytes_of(of.dtype, elements));
+  }
+
   std::string waits_for(const std::string& what, const Members& members, double seconds) const {
     Members others;
     std::ranges::copy_if(members, std::back_inserter(others), [&](std::size_t m) { return m != options_.rank; });
@@ -308,6 +287,12 @@ class NcclCommunicator final : public Communicator {
       if (peer.comm != nullptr) ncclCommAbort(std::exchange(peer.comm, nullptr));
   }
 
+  // Throws the first failure, if there was one before.
+  [[noreturn]] void stop_and_throw(const Lock&, const std::string& failure) {
+    stop(std::make_exception_ptr(ExecutionError(failure)));
+    std::rethrow_exception(failure_);
+  }
+
   void check_nccl(Lock& lock, ncclResult_t result, ncclComm_t comm, const std::string& what, const Members& members) {
     if (is_taken(result)) return;
     const char* const detail = comm == nullptr ? "" : ncclGetLastError(comm);
@@ -317,10 +302,8 @@ class NcclCommunicator final : public Communicator {
                                : result == ncclInvalidUsage
                                    ? "two ranks have the same GPU: give each its own, or say that they share one"
                                    : "NCCL_DEBUG=INFO says more";
-    stop(std::make_exception_ptr(
-        ExecutionError(fmt::format("rank {}: NCCL failed in \"{}\" over ranks {} ({}): {}. {}", options_.rank, what,
-                                   fmt::join(members, ", "), ncclGetErrorString(result), advice, detail))));
-    rethrow(lock);
+    stop_and_throw(lock, fmt::format("rank {}: NCCL failed in \"{}\" over ranks {} ({}): {}. {}", options_.rank, what,
+                                     fmt::join(members, ", "), ncclGetErrorString(result), advice, detail));
   }
 
   // Polls until done(); after the watchdog's time stops the rank, which waited for `members` in `what`, and throws.
@@ -329,10 +312,7 @@ class NcclCommunicator final : public Communicator {
     const auto begun = Clock::now();
     while (!done()) {
       const double waited = Seconds(Clock::now() - begun).count();
-      if (waited > options_.watchdog_seconds) {
-        stop(std::make_exception_ptr(ExecutionError(waits_for(what, members, waited))));
-        rethrow(lock);
-      }
+      if (waited > options_.watchdog_seconds) stop_and_throw(lock, waits_for(what, members, waited));
       std::this_thread::sleep_for(kPollPeriod);
     }
   }
@@ -416,11 +396,11 @@ class NcclCommunicator final : public Communicator {
     pending_[on].push_back(std::move(pending));
   }
 
-  void group(const Members& members, const std::string& what, Stream stream,
-             const std::function<ncclResult_t(ncclComm_t)>& issue_to) {
-    if (options_.check_names) gather_words(members, what, {});
-    const cudaStream_t on = backend_.stream(stream);
-    issue({members, static_cast<int>(stream), 0, false}, what, on, issue_to);
+  void group(const Meeting& of, const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& issue_to) {
+    if (options_.check_names) gather_words(of.members, of.what, {});
+    const cudaStream_t on = backend_.stream(of.stream);
+    issue({of.members, static_cast<int>(of.stream), 0, false}, of.what, on,
+          [&](ncclComm_t comm) { return issue_to(comm, on); });
   }
 
   // Sends the operation's name and the caller's words to every member; all members give equally many words.
@@ -456,12 +436,9 @@ class NcclCommunicator final : public Communicator {
     std::vector<std::uint64_t> others;
     for (std::size_t m = 0; m < members.size(); ++m) {
       const auto begin = all.begin() + static_cast<std::ptrdiff_t>(m * own.size());
-      if (*begin != own[0]) {
-        stop(std::make_exception_ptr(
-            ExecutionError(fmt::format("ranks have diverged: rank {} is at \"{}\" ({} {}), rank {} somewhere else",
-                                       options_.rank, what, block_.load(), op_.load(), members[m]))));
-        rethrow(lock);
-      }
+      if (*begin != own[0])
+        stop_and_throw(lock, fmt::format("ranks have diverged: rank {} is at \"{}\" ({} {}), rank {} somewhere else",
+                                         options_.rank, what, block_.load(), op_.load(), members[m]));
       others.insert(others.end(), begin + 1, begin + static_cast<std::ptrdiff_t>(own.size()));
     }
     return others;

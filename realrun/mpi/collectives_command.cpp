@@ -9,7 +9,6 @@
 #include <numeric>
 #include <vector>
 
-#include "realrun/mpi/mpi_communicator.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
@@ -39,9 +38,8 @@ float value_of(std::size_t rank, std::int64_t i) {
 class Sweep {
  public:
   explicit Sweep(const CollectiveSweep& sweep, const MpiOptions& options)
-      : sweep_(sweep), communicator_(options), all_(communicator_.ranks()) {
-    const std::size_t rank = communicator_.rank(), ranks = communicator_.ranks();
-    for (std::size_t r = 0; r < ranks; ++r) all_[r] = r;
+      : sweep_(sweep), communicator_(make_mpi_communicator(options)), all_(communicator_->everyone()) {
+    const std::size_t rank = communicator_->rank(), ranks = communicator_->ranks();
     const auto groups = static_cast<std::size_t>(std::max<std::int64_t>(0, sweep.groups));
     if (groups < 1 || ranks % groups != 0)
       throw InputError({"--groups", ""}, fmt::format("{}", sweep.groups),
@@ -77,17 +75,17 @@ class Sweep {
     return {{"bytes", bytes}, {"iterations", iterations}, {"seconds", samples}};
   }
 
-  MpiCommunicator& communicator() { return communicator_; }
+  Communicator& communicator() { return *communicator_; }
 
  private:
-  void barrier() { communicator_.gather_values(all_, "barrier", {}); }
+  void barrier() { communicator_->gather_values(all_, "barrier", {}); }
   // From the start of the first rank to the end of the last. They share a clock.
   double span(Clock::time_point begin, Clock::time_point end) {
     const auto seconds = [](Clock::time_point t) {
       return std::chrono::duration<double>(t.time_since_epoch()).count();
     };
     double first = seconds(begin), last = seconds(end);
-    for (const std::vector<double>& v : communicator_.gather_values(all_, "times", {first, last})) {
+    for (const std::vector<double>& v : communicator_->gather_values(all_, "times", {first, last})) {
       first = std::min(first, v[0]);
       last = std::max(last, v[1]);
     }
@@ -102,22 +100,22 @@ class Sweep {
     const std::int64_t whole = parts ? n * each_ : each_;
     in_.resize(static_cast<std::size_t>(sweep_.kind == "all_gather" ? each_ : whole));
     out_.resize(static_cast<std::size_t>(sweep_.kind == "reduce_scatter" ? each_ : whole));
-    if (!sweep_.rows.empty()) prepare_unequal();
+    if (!sweep_.rows.empty() && sweep_.kind != "all_to_all")
+      throw InputError({"--rows", ""}, describe(sweep_.kind), "all_to_all, the only collective with unequal parts");
+    if (!sweep_.rows.empty()) rows_ = rows_of_text(sweep_.rows, n);
+    if (sweep_.kind == "all_to_all") prepare_exchange();
     if (!node_.empty()) prepare_routed();
-    for (std::size_t i = 0; i < in_.size(); ++i) in_[i] = value_of(communicator_.rank(), static_cast<std::int64_t>(i));
+    for (std::size_t i = 0; i < in_.size(); ++i) in_[i] = value_of(communicator_->rank(), static_cast<std::int64_t>(i));
     if (sweep_.kind == "all_reduce" || sweep_.kind == "broadcast") out_ = in_;
   }
 
+  // Elements that one member sends to another in an all_to_all.
   std::int64_t part(std::size_t from, std::size_t to) const {
-    return std::llround(static_cast<double>(each_) * rows_[from * members_.size() + to]);
+    return rows_.empty() ? each_ : std::llround(static_cast<double>(each_) * rows_[from * members_.size() + to]);
   }
-  void prepare_unequal() {
-    const std::size_t n = members_.size();
-    if (sweep_.kind != "all_to_all")
-      throw InputError({"--rows", ""}, describe(sweep_.kind), "all_to_all, the only collective with unequal parts");
-    rows_ = rows_of_text(sweep_.rows, static_cast<std::int64_t>(n));
+  void prepare_exchange() {
     sends_.clear(), receives_.clear();
-    for (std::size_t m = 0; m < n; ++m) {
+    for (std::size_t m = 0; m < members_.size(); ++m) {
       sends_.push_back(part(own_, m));
       receives_.push_back(part(m, own_));
     }
@@ -125,39 +123,25 @@ class Sweep {
     in_.resize(1 + static_cast<std::size_t>(std::reduce(sends_.begin(), sends_.end())));
     out_.assign(1 + static_cast<std::size_t>(std::reduce(receives_.begin(), receives_.end())), 0);
   }
-  void check_unequal() const {
-    std::size_t at = 0;
-    for (std::size_t m = 0; m < members_.size(); ++m) {
-      std::int64_t before = 0;
-      for (std::size_t other = 0; other < own_; ++other) before += part(m, other);
-      for (std::int64_t i = 0; i < receives_[m]; ++i, ++at)
-        if (out_[at] != value_of(members_[m], before + i))
-          throw ExecutionError(fmt::format("rank {}: an unequal all_to_all gives {} instead of {} at element {}",
-                                           communicator_.rank(), out_[at], value_of(members_[m], before + i), at));
-    }
-  }
 
   void run() {
-    const std::string what = sweep_.kind;
+    const std::string& what = sweep_.kind;
+    const Meeting of{members_, what};
     const auto n = members_.size();
-    constexpr Stream kStream = Stream::compute;
     if (what == "all_reduce")
-      communicator_.all_reduce(members_, what, kStream, out_.data(), each_, Dtype::fp32);
+      communicator_->all_reduce(of, out_.data(), each_);
     else if (what == "all_gather")
-      communicator_.all_gather(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
+      communicator_->all_gather(of, in_.data(), out_.data(), each_);
     else if (what == "reduce_scatter")
-      communicator_.reduce_scatter(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
-    else if (what == "all_to_all" && !sweep_.rows.empty())
-      communicator_.all_to_all_v(members_, what, kStream, in_.data(), sends_, out_.data(), receives_, Dtype::fp32);
+      communicator_->reduce_scatter(of, in_.data(), out_.data(), each_);
     else if (what == "all_to_all")
-      communicator_.all_to_all(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
+      communicator_->all_to_all_v(of, in_.data(), sends_, out_.data(), receives_);
     else if (what == "broadcast")
-      communicator_.broadcast(members_, what, out_.data(), each_);
+      communicator_->broadcast(of, out_.data(), each_);
     else if (what == "send_recv" && !node_.empty())
       routed_shift();
     else if (what == "send_recv")
-      communicator_.permute(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32, (own_ + 1) % n,
-                            (own_ + n - 1) % n);
+      communicator_->permute(of, in_.data(), out_.data(), each_, (own_ + 1) % n, (own_ + n - 1) % n);
     else if (what == "ping_pong")
       ping_pong();
     else
@@ -202,16 +186,14 @@ class Sweep {
   // A message that leaves the node goes in equal parts to the node's ranks, from each to its counterpart in the next
   // node, and there to the destination.
   void routed_shift() {
-    constexpr Stream kStream = Stream::compute;
     const std::size_t i = own_ % node_.size(), nodes = rail_.size(), at = own_ / node_.size();
-    communicator_.all_to_all_v(node_, "send_recv in the node", kStream, in_.data(), sends_, carried_.data(), receives_,
-                               Dtype::fp32);
+    communicator_->all_to_all_v({node_, "send_recv in the node"}, in_.data(), sends_, carried_.data(), receives_);
     const float* const leaves = carried_.data() + (i == 0 ? 0 : each_);
-    communicator_.permute(rail_, "send_recv between nodes", kStream, leaves, crossed_.data(), routed_part(i),
-                          Dtype::fp32, (at + 1) % nodes, (at + nodes - 1) % nodes);
+    communicator_->permute({rail_, "send_recv between nodes"}, leaves, crossed_.data(), routed_part(i),
+                           (at + 1) % nodes, (at + nodes - 1) % nodes);
     if (i > 0) std::copy_n(carried_.begin(), each_, out_.begin());
-    communicator_.all_to_all_v(node_, "send_recv from the doors", kStream, crossed_.data(), to_door_,
-                               i == 0 ? out_.data() : carried_.data(), from_doors_, Dtype::fp32);
+    communicator_->all_to_all_v({node_, "send_recv from the doors"}, crossed_.data(), to_door_,
+                                i == 0 ? out_.data() : carried_.data(), from_doors_);
   }
 
   // Every member exchanges messages with the next: there and back.
@@ -222,42 +204,55 @@ class Sweep {
     constexpr Stream kStream = Stream::compute;
     const MessageTag there{}, back{.backward = true};
     if (own_ % 2 == 0) {
-      communicator_.send(partner, there, kStream, in_.data(), each_, Dtype::fp32);
-      communicator_.receive(partner, back, kStream, out_.data(), each_, Dtype::fp32);
+      communicator_->send(partner, there, kStream, in_.data(), each_, Dtype::fp32);
+      communicator_->receive(partner, back, kStream, out_.data(), each_, Dtype::fp32);
     } else {
-      communicator_.receive(partner, there, kStream, out_.data(), each_, Dtype::fp32);
-      communicator_.send(partner, back, kStream, in_.data(), each_, Dtype::fp32);
+      communicator_->receive(partner, there, kStream, out_.data(), each_, Dtype::fp32);
+      communicator_->send(partner, back, kStream, in_.data(), each_, Dtype::fp32);
     }
+  }
+
+  // What `out_` begins with after an operation.
+  std::vector<float> expected() const {
+    const std::string& kind = sweep_.kind;
+    const std::size_t n = members_.size();
+    std::vector<float> values;
+    const auto append = [&](std::size_t from, std::int64_t begin, std::int64_t elements) {
+      for (std::int64_t i = begin; i < begin + elements; ++i) values.push_back(value_of(from, i));
+    };
+    if (kind == "all_reduce" || kind == "reduce_scatter") {
+      const std::int64_t begin = kind == "all_reduce" ? 0 : static_cast<std::int64_t>(own_) * each_;
+      values.resize(static_cast<std::size_t>(each_));
+      for (const std::size_t m : members_)
+        for (std::int64_t i = 0; i < each_; ++i) values[static_cast<std::size_t>(i)] += value_of(m, begin + i);
+    } else if (kind == "all_gather") {
+      for (const std::size_t m : members_) append(m, 0, each_);
+    } else if (kind == "all_to_all") {
+      for (std::size_t m = 0; m < n; ++m) {
+        std::int64_t before = 0;
+        for (std::size_t other = 0; other < own_; ++other) before += part(m, other);
+        append(members_[m], before, receives_[m]);
+      }
+    } else {
+      append(kind == "broadcast"   ? members_.front()
+             : kind == "ping_pong" ? members_[own_ ^ 1]
+                                   : members_[(own_ + n - 1) % n],
+             0, each_);
+    }
+    return values;
   }
 
   void check() const {
-    if (!sweep_.rows.empty()) return check_unequal();
-    const std::size_t n = members_.size();
-    const std::string& kind = sweep_.kind;
-    const auto sum_at = [&](std::int64_t i) {
-      float sum = 0;
-      for (const std::size_t m : members_) sum += value_of(m, i);
-      return sum;
-    };
-    const std::int64_t own = static_cast<std::int64_t>(own_);
-    for (std::size_t e = 0; e < out_.size(); ++e) {
-      const auto i = static_cast<std::int64_t>(e);
-      const std::size_t from = members_[static_cast<std::size_t>(i / each_) % n];
-      const float expected = kind == "all_reduce"       ? sum_at(i)
-                             : kind == "reduce_scatter" ? sum_at(own * each_ + i)
-                             : kind == "all_gather"     ? value_of(from, i % each_)
-                             : kind == "all_to_all"     ? value_of(from, own * each_ + i % each_)
-                             : kind == "broadcast"      ? value_of(members_.front(), i)
-                             : kind == "ping_pong"      ? value_of(members_[own_ ^ 1], i)
-                                                        : value_of(members_[(own_ + n - 1) % n], i);
-      if (out_[e] != expected)
-        throw ExecutionError(fmt::format("rank {}: {} over {} ranks gives {} instead of {} at element {}",
-                                         communicator_.rank(), kind, n, out_[e], expected, e));
-    }
+    const std::vector<float> right = expected();
+    const auto [wrong, truth] = std::mismatch(out_.begin(), out_.end(), right.begin(), right.end());
+    if (truth == right.end()) return;
+    throw ExecutionError(fmt::format("rank {}: {} over {} ranks gives {} instead of {} at element {}",
+                                     communicator_->rank(), sweep_.kind, members_.size(), *wrong, *truth,
+                                     wrong - out_.begin()));
   }
 
   const CollectiveSweep& sweep_;
-  MpiCommunicator communicator_;
+  const std::unique_ptr<MpiCommunicator> communicator_;
   Members all_, members_;
   std::size_t own_ = 0;
   std::int64_t each_ = 0;
@@ -273,12 +268,8 @@ class Sweep {
 }  // namespace
 
 void run_collective_sweep(const CollectiveSweep& sweep) {
-  MpiOptions options;
+  MpiOptions options = sweep.mpi;
   options.algorithm = algorithm_of(sweep);
-  options.watchdog_seconds = sweep.watchdog_seconds;
-  if (sweep.yield_seconds >= 0) options.yield_seconds = sweep.yield_seconds;
-  if (sweep.sleep_seconds >= 0) options.sleep_seconds = sweep.sleep_seconds;
-  if (sweep.message_bytes > 0) options.message_bytes = sweep.message_bytes;
   if (sweep.least_bytes < 1) throw InputError({"--minbytes", ""}, fmt::format("{}", sweep.least_bytes), "1 or more");
   if (sweep.step_factor < 2) throw InputError({"--stepfactor", ""}, fmt::format("{}", sweep.step_factor), "2 or more");
   Sweep runs(sweep, options);

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "realrun/mpi/mpi_communicator.h"
+
 namespace orrery {
 
 struct CollectiveSweep {
@@ -20,9 +22,7 @@ struct CollectiveSweep {
   std::int64_t samples = 5;
   std::int64_t iterations = 0;  // per sample, back to back; 0: as many as take sample_seconds
   double sample_seconds = 0.2;
-  double watchdog_seconds = 60;
-  double yield_seconds = -1, sleep_seconds = -1;  // below 0: defaults of MpiOptions
-  std::int64_t message_bytes = 0;                 // 0: default of MpiOptions
+  MpiOptions mpi{.watchdog_seconds = 60};  // all but `algorithm`
 };
 
 // Call it on every rank. Checks the values of each size, then times it; rank 0 prints one JSON document. A sample is

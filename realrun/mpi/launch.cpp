@@ -11,7 +11,6 @@
 
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -26,6 +25,7 @@
 #include "realrun/mpi/rank_watch.h"
 #include "realrun/sibling.h"
 #include "sim/base/error.h"
+#include "sim/base/words.h"
 
 namespace orrery {
 namespace {
@@ -133,12 +133,9 @@ RankProgram program_of(RankKind kind) {
 
 std::optional<fs::path> on_path(const char* program) {
   const char* path = std::getenv("PATH");
-  std::string_view rest = path == nullptr ? "" : path;
-  while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find(':'), rest.size());
-    const fs::path candidate = fs::path(rest.substr(0, end)) / program;
-    if (end > 0 && access(candidate.c_str(), X_OK) == 0) return candidate;
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+  for (const std::string_view folder : split(path == nullptr ? "" : path, ':')) {
+    const fs::path candidate = fs::path(folder) / program;
+    if (!folder.empty() && access(candidate.c_str(), X_OK) == 0) return candidate;
   }
   return std::nullopt;
 }
@@ -218,12 +215,8 @@ class Processes {
     bool open = true;
     std::optional<std::chrono::steady_clock::time_point> seen;
     while (received == 0) {
-      if (open) {
-        pollfd look{errors_, POLLIN, 0};
-        poll(&look, 1, kLookMilliseconds);
-      } else {
-        poll(nullptr, 0, kLookMilliseconds);
-      }
+      pollfd look{open ? errors_ : -1, POLLIN, 0};  // negative: none
+      poll(&look, 1, kLookMilliseconds);
       const bool ended = has_ended();
       open = read_lines(hear) && open;
       if (ended) {
@@ -309,10 +302,7 @@ struct Heard {
 
 void hear(std::string_view line, std::string_view says, const ExecutionOptions& options, Heard& heard) {
   if (line.starts_with(kStepDone)) {
-    std::int64_t step = 0;
-    const std::string_view number = line.substr(kStepDone.size());
-    std::from_chars(number.data(), number.data() + number.size(), step);
-    if (options.after_step) options.after_step(0, step);
+    if (options.after_step) options.after_step(0, number_of(line.substr(kStepDone.size())).value_or(0));
   } else if (line.starts_with(says)) {
     if (heard.first_rank.empty()) heard.first_rank = line.substr(says.size());
   } else if (line.find_first_not_of("- \t\r") != std::string_view::npos) {
@@ -356,16 +346,11 @@ JobResults execute_ranks_over_mpi(const RankJob& job, const ExecutionOptions& op
   return read_rank_results(folder.file(kResults));
 }
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BackendFacts, kind, device, software, processors, memory_bytes, asynchronous_streams)
+
 void write_rank_results(const std::string& path, const JobResults& results) {
-  const BackendFacts& facts = results.facts;
-  nlohmann::json json{{"kind", facts.kind},
-                      {"device", facts.device},
-                      {"software", facts.software},
-                      {"processors", facts.processors},
-                      {"memory_bytes", facts.memory_bytes},
-                      {"asynchronous_streams", facts.asynchronous_streams},
-                      {"ranks", nlohmann::json::array()}};
-  for (const RankResult& result : results.ranks) json["ranks"].push_back(to_numbers(result));
+  nlohmann::json json{{"facts", results.facts}, {"ranks", nlohmann::json::array()}};
+  for (const RankResult& result : results.ranks) json["ranks"].push_back(nlohmann::json::binary(to_bytes(result)));
   std::ofstream file(path, std::ios::binary);
   nlohmann::json::to_cbor(json, file);
   file.close();
@@ -377,13 +362,8 @@ JobResults read_rank_results(const std::string& path) {
   try {
     std::ifstream file(path, std::ios::binary);
     const nlohmann::json json = nlohmann::json::from_cbor(file);
-    results.facts = {.kind = json.at("kind"),
-                     .device = json.at("device"),
-                     .software = json.at("software"),
-                     .processors = json.at("processors"),
-                     .memory_bytes = json.at("memory_bytes"),
-                     .asynchronous_streams = json.at("asynchronous_streams")};
-    for (const nlohmann::json& rank : json.at("ranks")) results.ranks.push_back(rank_result_from(rank));
+    json.at("facts").get_to(results.facts);
+    for (const nlohmann::json& rank : json.at("ranks")) results.ranks.push_back(result_of_bytes(rank.get_binary()));
   } catch (const nlohmann::json::exception&) {  // cut off
     results.ranks.clear();
   }

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "realrun/mpi/transfers.h"
+#include "sim/base/digest.h"
 #include "sim/program/piece.h"
 
 namespace orrery {
@@ -37,12 +38,10 @@ void need(int code, const char* what) {
   if (code != MPI_SUCCESS) throw ExecutionError(fmt::format("{} failed: {}", what, error_text(code)));
 }
 
-std::string list_of(const Members& ranks) { return fmt::format("{{{}}}", fmt::join(ranks, ", ")); }
-
 std::size_t index_of(const Members& members, std::size_t rank) {
   const auto found = std::lower_bound(members.begin(), members.end(), rank);
   if (found == members.end() || *found != rank)
-    throw ExecutionError(fmt::format("rank {} is not one of the ranks {}", rank, list_of(members)));
+    throw ExecutionError(fmt::format("rank {} is not one of the ranks {}", rank, text_of(members)));
   return static_cast<std::size_t>(found - members.begin());
 }
 
@@ -66,13 +65,11 @@ struct SentName {
   bool operator==(const SentName&) const = default;
 };
 SentName sent_name(const std::string& name) {
-  SentName sent;
-  sent.hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const char c : name) sent.hash = (sent.hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  SentName sent{.hash = digest_of(name)};
   std::copy_n(name.begin(), std::min(name.size(), sent.text.size()), sent.text.begin());
   return sent;
 }
-std::string text_of(const SentName& name) {
+std::string beginning_of(const SentName& name) {
   const auto end = std::find(name.text.begin(), name.text.end(), '\0');
   return std::string(name.text.begin(), end) + (end == name.text.end() ? "..." : "");
 }
@@ -129,142 +126,30 @@ struct MpiMessage {
   MessageTag tag;
 };
 
-std::string name_of(const MessageTag& tag) {
-  return fmt::format("the {} of position {}, micro-batch {}", tag.backward ? "output gradient" : "input", tag.position,
-                     tag.micro_batch);
-}
-
-}  // namespace
-
-MpiSession::MpiSession(int* argc, char*** argv) {
-  int provided = 0;
-  need(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-  // Makes sleeps end on time: the default slack is as long as the sleeps themselves.
-  prctl(PR_SET_TIMERSLACK, 1);
-}
-
-MpiSession::~MpiSession() { MPI_Finalize(); }
-
-struct MpiCommunicator::Rep {
-  explicit Rep(const MpiOptions& given) : options(given) {
-    need(MPI_Comm_dup(MPI_COMM_WORLD, &collectives), "MPI_Comm_dup");
-    need(MPI_Comm_dup(MPI_COMM_WORLD, &messages), "MPI_Comm_dup");
-    for (const MPI_Comm c : {collectives, messages})
-      need(MPI_Comm_set_errhandler(c, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    int value = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &value);
-    rank = static_cast<std::size_t>(value);
-    MPI_Comm_size(MPI_COMM_WORLD, &value);
-    ranks = static_cast<std::size_t>(value);
-    void* bound = nullptr;
-    int found = 0;
-    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);
-    if (found != 0) largest_tag = *static_cast<int*>(bound);
-  }
-
-  std::string place() const {
-    return fmt::format("rank {} ({} of micro-batch {}, op \"{}\")", rank, block, micro_batch, op);
-  }
-
-  // Waits until `done`. `progress` returns whether anything happened.
-  template <class Progress, class Done, class Describe>
-  void wait(Progress progress, Done done, Describe describe) {
-    const auto yielding = std::chrono::duration<double>(options.yield_seconds);
-    const auto patience = std::chrono::duration<double>(options.watchdog_seconds);
-    Clock::time_point last = Clock::now();
-    while (!done()) {
-      const bool left = retire_sent();
-      if (progress() || left) {
-        last = Clock::now();
-        continue;
-      }
-      const auto idle = Clock::now() - last;
-      if (idle > patience) throw ExecutionError(place() + " waits " + describe());
-      if (idle < yielding)
-        sched_yield();
-      else
-        sleep_for(options.sleep_seconds);
-    }
-  }
-
-  // Removes messages between stages that have been sent.
-  bool retire_sent() {
-    bool any = false;
-    for (auto m = sent.begin(); m != sent.end();) {
-      int done = 0;
-      need(MPI_Testall(static_cast<int>(m->requests.size()), m->requests.data(), &done, MPI_STATUSES_IGNORE),
-           "MPI_Testall");
-      any |= done != 0;
-      m = done != 0 ? sent.erase(m) : std::next(m);
-    }
-    return any;
-  }
-
-  void run(const mpi::Transfers& schedule, const Members& members, const std::string& what, const Buffers& buffers);
-
-  void run(OpKind kind, CollectiveAlgorithm algorithm, const Members& members, const std::string& what,
-           std::int64_t elements, const Buffers& buffers) {
-    const std::int64_t chunk = std::max<std::int64_t>(1, options.chunk_bytes / std::int64_t{sizeof(float)});
-    run(mpi::schedule_of(kind, algorithm, members.size(), index_of(members, rank), elements, chunk), members, what,
-        buffers);
-  }
-  std::size_t largest() const { return static_cast<std::size_t>(std::max<std::int64_t>(1, options.message_bytes)); }
-  CollectiveAlgorithm gathering() const {
-    return options.algorithm == CollectiveAlgorithm::halving_doubling ? options.algorithm : CollectiveAlgorithm::ring;
-  }
-
-  int tag_of(const MessageTag& tag) const {
-    constexpr std::int64_t kMicroBatches = 1 << 20, kAcross = 1 + kSideStreams;
-    const std::int64_t place = 2 * (tag.position * kMicroBatches + tag.micro_batch) + (tag.backward ? 1 : 0);
-    const std::int64_t value = place * kAcross + static_cast<std::int64_t>(tag.stream);
-    if (tag.micro_batch < 0 || tag.micro_batch >= kMicroBatches || tag.position < 0 || value > largest_tag)
-      throw ExecutionError(fmt::format("{} has no MPI tag: more than {} micro-batches, or positions beyond {}",
-                                       name_of(tag), kMicroBatches, largest_tag / (2 * kMicroBatches * kAcross)));
-    return static_cast<int>(value);
-  }
-
-  const MpiOptions options;
-  MPI_Comm collectives = MPI_COMM_NULL, messages = MPI_COMM_NULL;
-  std::size_t rank = 0, ranks = 1;
-  int largest_tag = 32767;  // the minimum that the MPI standard guarantees
-  const char *block = "start", *op = "";
-  std::int64_t micro_batch = -1;
-  std::list<MpiMessage> sent;  // between stages, still being sent
-};
-
-namespace {
-
 // A running schedule: which transfers are under way, and what waits for them.
 class Running {
  public:
   Running(const mpi::Transfers& schedule, const Members& members, const Buffers& buffers, const std::string& name,
           std::size_t largest, MPI_Comm comm)
-      : schedule_(schedule),
-        members_(members),
-        buffers_(buffers),
-        name_(name),
-        sent_name_(sent_name(name)),
-        missing_(schedule.size()),
-        waiting_(schedule.size()),
-        packed_(schedule.size()) {
+      : schedule_(schedule), buffers_(buffers), name_(name), sent_name_(sent_name(name)), states_(schedule.size()) {
     std::map<std::size_t, int> sends, receives;  // so far, by partner
     for (std::size_t t = 0; t < schedule.size(); ++t) {
       const Transfer& transfer = schedule[t];
       const int number = (transfer.kind == Kind::send ? sends : receives)[transfer.member]++;
-      ends_.push_back({.largest = largest, .comm = comm, .peer = members[transfer.member], .tag = number});
-      first_slot_.push_back(transfer_of_.size());
-      pieces_left_.push_back(ends_.back().pieces(bytes_of(transfer)));
-      transfer_of_.insert(transfer_of_.end(), pieces_left_.back(), t);
-      missing_[t] = transfer.after.size();
-      for (const std::size_t before : transfer.after) waiting_[before].push_back(t);
+      State& state = states_[t];
+      state.ends = {.largest = largest, .comm = comm, .peer = members[transfer.member], .tag = number};
+      state.first_slot = transfer_of_.size();
+      state.pieces_left = state.ends.pieces(bytes_of(transfer.elements()));
+      transfer_of_.insert(transfer_of_.end(), state.pieces_left, t);
+      state.missing = transfer.after.size();
+      for (const std::size_t before : transfer.after) states_[before].waiting.push_back(t);
     }
-    names_.resize(schedule.size());
     left_ = transfer_of_.size();
     requests_.assign(left_, MPI_REQUEST_NULL);
     finished_.resize(left_);
     statuses_.resize(left_);
     for (std::size_t t = 0; t < schedule.size(); ++t)
-      if (missing_[t] == 0) start(t);
+      if (states_[t].missing == 0) start(t);
   }
 
   bool done() const { return left_ == 0; }
@@ -279,16 +164,17 @@ class Running {
     for (int k = 0; k < count; ++k) {
       const auto slot = static_cast<std::size_t>(finished_[static_cast<std::size_t>(k)]);
       const std::size_t t = transfer_of_[slot];
-      if (slot == first_slot_[t] && schedule_[t].kind != Kind::send && ends_[t].tag == 0) check_name(t);
+      if (slot == states_[t].first_slot && schedule_[t].kind != Kind::send && states_[t].ends.tag == 0)
+        check_name(states_[t]);
     }
     for (int k = 0; k < count; ++k) {
       const auto i = static_cast<std::size_t>(k);
       if (code == MPI_ERR_IN_STATUS) need(statuses_[i].MPI_ERROR, "a message");
       const auto slot = static_cast<std::size_t>(finished_[i]);
       const std::size_t t = transfer_of_[slot];
-      if (schedule_[t].kind != Kind::send) check_size(t, slot - first_slot_[t], statuses_[i]);
+      if (schedule_[t].kind != Kind::send) check_size(t, slot - states_[t].first_slot, statuses_[i]);
       --left_;
-      if (--pieces_left_[t] == 0) finish(t);
+      if (--states_[t].pieces_left == 0) finish(t);
     }
     return true;
   }
@@ -297,302 +183,364 @@ class Running {
   std::string waited_for() const {
     std::vector<std::size_t> late;
     for (std::size_t slot = 0; slot < transfer_of_.size(); ++slot)
-      if (requests_[slot] != MPI_REQUEST_NULL) late.push_back(ends_[transfer_of_[slot]].peer);
+      if (requests_[slot] != MPI_REQUEST_NULL) late.push_back(states_[transfer_of_[slot]].ends.peer);
     std::sort(late.begin(), late.end());
     late.erase(std::unique(late.begin(), late.end()), late.end());
     return fmt::format("rank{} {}", late.size() == 1 ? "" : "s", fmt::join(late, ", "));
   }
 
  private:
-  void check_name(std::size_t t) const {
-    if (names_[t] != sent_name_)
-      throw ExecutionError(fmt::format("comes to {}, but rank {} is in {}", name_, ends_[t].peer, text_of(names_[t])));
+  struct State {  // of a transfer
+    Ends ends;
+    std::size_t first_slot = 0, pieces_left = 0;
+    std::size_t missing = 0;           // transfers to wait for
+    std::vector<std::size_t> waiting;  // transfers that wait for it
+    SentName name;                     // as received
+    std::vector<std::byte> packed;
+  };
+
+  void check_name(const State& state) const {
+    if (state.name != sent_name_)
+      throw ExecutionError(
+          fmt::format("comes to {}, but rank {} is in {}", name_, state.ends.peer, beginning_of(state.name)));
   }
 
   // Needed because MPI accepts a message that is shorter than its receiver expects.
   void check_size(std::size_t t, std::size_t piece, const MPI_Status& status) const {
-    const std::size_t bytes = bytes_of(schedule_[t]), largest = ends_[t].largest;
-    const std::size_t name = piece == 0 && ends_[t].tag == 0 ? sizeof(SentName) : 0,
-                      expected = std::min(largest, bytes - piece * largest) + name;
+    const Ends& ends = states_[t].ends;
+    const std::size_t name = piece == 0 && ends.tag == 0 ? sizeof(SentName) : 0,
+                      rest = bytes_of(schedule_[t].elements()) - piece * ends.largest,
+                      expected = std::min(ends.largest, rest) + name;
     int received = 0;
     MPI_Get_elements(&status, MPI_BYTE, &received);
     if (static_cast<std::size_t>(received) != expected)
-      throw ExecutionError(fmt::format("expects {} bytes from rank {}, which sends {}", expected - name, ends_[t].peer,
+      throw ExecutionError(fmt::format("expects {} bytes from rank {}, which sends {}", expected - name, ends.peer,
                                        static_cast<std::size_t>(received) - name));
   }
 
-  std::size_t bytes_of(const Transfer& transfer) const {
-    return static_cast<std::size_t>(transfer.elements()) * buffers_.element_bytes;
-  }
-  std::size_t bytes_of(const mpi::Range& range) const {
-    return static_cast<std::size_t>(range.elements) * buffers_.element_bytes;
-  }
-  std::size_t offset_of(const mpi::Range& range) const {
-    return static_cast<std::size_t>(range.begin) * buffers_.element_bytes;
+  std::size_t bytes_of(std::int64_t elements) const {
+    return static_cast<std::size_t>(elements) * buffers_.element_bytes;
   }
 
   void start(std::size_t t) {
     const Transfer& transfer = schedule_[t];
-    const std::size_t bytes = bytes_of(transfer);
-    const bool dense = transfer.ranges.size() == 1, named = ends_[t].tag == 0;
-    if (!dense || transfer.kind == Kind::receive_and_add) packed_[t].resize(bytes);
-    MPI_Request* requests = &requests_[first_slot_[t]];
+    State& state = states_[t];
+    const std::size_t bytes = bytes_of(transfer.elements()), first = bytes_of(transfer.ranges.front().begin);
+    const bool dense = transfer.ranges.size() == 1, named = state.ends.tag == 0;
+    if (!dense || transfer.kind == Kind::receive_and_add) state.packed.resize(bytes);
+    MPI_Request* requests = &requests_[state.first_slot];
     if (transfer.kind != Kind::send) {
-      ends_[t].post_receive(
-          packed_[t].empty() ? buffers_.target + offset_of(transfer.ranges.front()) : packed_[t].data(), bytes,
-          named ? &names_[t] : nullptr, requests);
+      state.ends.post_receive(state.packed.empty() ? buffers_.target + first : state.packed.data(), bytes,
+                              named ? &state.name : nullptr, requests);
       return;
     }
-    std::byte* to = packed_[t].data();
+    std::byte* to = state.packed.data();
     if (!dense)
       for (const mpi::Range& range : transfer.ranges) {
-        std::memcpy(to, buffers_.source + offset_of(range), bytes_of(range));
-        to += bytes_of(range);
+        std::memcpy(to, buffers_.source + bytes_of(range.begin), bytes_of(range.elements));
+        to += bytes_of(range.elements);
       }
-    ends_[t].post_send(dense ? buffers_.source + offset_of(transfer.ranges.front()) : packed_[t].data(), bytes,
-                       named ? &sent_name_ : nullptr, requests);
+    state.ends.post_send(dense ? buffers_.source + first : state.packed.data(), bytes, named ? &sent_name_ : nullptr,
+                         requests);
   }
 
   void finish(std::size_t t) {
     const Transfer& transfer = schedule_[t];
-    if (transfer.kind != Kind::send && !packed_[t].empty()) {
-      const std::byte* from = packed_[t].data();
+    State& state = states_[t];
+    if (transfer.kind != Kind::send && !state.packed.empty()) {
+      const std::byte* from = state.packed.data();
       for (const mpi::Range& range : transfer.ranges) {
-        std::byte* to = buffers_.target + offset_of(range);
+        std::byte* to = buffers_.target + bytes_of(range.begin);
         if (transfer.kind == Kind::receive) {
-          std::memcpy(to, from, bytes_of(range));
+          std::memcpy(to, from, bytes_of(range.elements));
         } else {
           const auto* values = reinterpret_cast<const float*>(from);
           auto* sums = reinterpret_cast<float*>(to);
           for (std::int64_t i = 0; i < range.elements; ++i) sums[i] += values[i];
         }
-        from += bytes_of(range);
+        from += bytes_of(range.elements);
       }
     }
-    packed_[t] = {};
-    for (const std::size_t next : waiting_[t])
-      if (--missing_[next] == 0) start(next);
+    state.packed = {};
+    for (const std::size_t next : state.waiting)
+      if (--states_[next].missing == 0) start(next);
   }
 
   const mpi::Transfers& schedule_;
-  const Members& members_;
   const Buffers buffers_;
   const std::string name_;
   const SentName sent_name_;
-  // Indexed by transfer:
-  std::vector<Ends> ends_;
-  std::vector<SentName> names_;  // as received
-  std::vector<std::size_t> first_slot_, pieces_left_;
+  std::vector<State> states_;
   // Indexed by slot, piece by piece of the transfers:
   std::vector<std::size_t> transfer_of_;
   std::vector<MPI_Request> requests_;
   std::vector<int> finished_;
   std::vector<MPI_Status> statuses_;
   std::size_t left_ = 0;
-  std::vector<std::size_t> missing_;  // transfers to wait for
-  std::vector<std::vector<std::size_t>> waiting_;
-  std::vector<std::vector<std::byte>> packed_;
+};
+
+class Ranks final : public MpiCommunicator {
+ public:
+  explicit Ranks(const MpiOptions& options) : options_(options) {
+    need(MPI_Comm_dup(MPI_COMM_WORLD, &collectives_), "MPI_Comm_dup");
+    need(MPI_Comm_dup(MPI_COMM_WORLD, &messages_), "MPI_Comm_dup");
+    for (const MPI_Comm c : {collectives_, messages_})
+      need(MPI_Comm_set_errhandler(c, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    int value = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &value);
+    rank_ = static_cast<std::size_t>(value);
+    MPI_Comm_size(MPI_COMM_WORLD, &value);
+    ranks_ = static_cast<std::size_t>(value);
+    void* bound = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);
+    if (found != 0) largest_tag_ = *static_cast<int*>(bound);
+  }
+  ~Ranks() override {
+    MPI_Comm_free(&collectives_);
+    MPI_Comm_free(&messages_);
+  }
+
+  std::size_t rank() const override { return rank_; }
+  std::size_t ranks() const override { return ranks_; }
+  void at(const PlaceInProgram& place) override { place_ = place; }
+
+  void all_reduce(const Meeting& of, void* data, std::int64_t elements) override {
+    run_in_place(OpKind::all_reduce, options_.algorithm, of, data, elements);
+  }
+
+  void all_gather(const Meeting& of, const void* part, void* whole, std::int64_t part_elements) override {
+    std::memmove(own_part(of, whole, part_elements), part, bytes_of(part_elements));
+    run_in_place(OpKind::all_gather, gathering(), of, whole, part_elements);
+  }
+
+  void reduce_scatter(const Meeting& of, const void* whole, void* part, std::int64_t part_elements) override {
+    std::vector<std::byte> sums(of.members.size() * bytes_of(part_elements));
+    std::memcpy(sums.data(), whole, sums.size());
+    run_in_place(OpKind::reduce_scatter, gathering(), of, sums.data(), part_elements);
+    std::memcpy(part, own_part(of, sums.data(), part_elements), bytes_of(part_elements));
+  }
+
+  void all_to_all_v(const Meeting& of, const void* from, std::span<const std::int64_t> sends, void* to,
+                    std::span<const std::int64_t> receives) override {
+    const auto* source = static_cast<const std::byte*>(from);
+    auto* target = static_cast<std::byte*>(to);
+    const std::size_t own = index_of(of.members, rank_);
+    const auto bytes_before = [&](std::span<const std::int64_t> parts) {
+      return bytes_of(std::reduce(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(own)));
+    };
+    if (sends[own] != receives[own])
+      throw ExecutionError(fmt::format("{} sends itself {} elements in \"{}\" and expects {}", place(), sends[own],
+                                       of.what, receives[own]));
+    if (sends[own] > 0)
+      std::memcpy(target + bytes_before(receives), source + bytes_before(sends), bytes_of(sends[own]));
+    run(mpi::unequal_all_to_all(own, sends, receives), of, {.source = source, .target = target});
+  }
+
+  void permute(const Meeting& of, const void* from, void* to, std::int64_t elements, std::size_t to_member,
+               std::size_t from_member) override {
+    const std::size_t own = index_of(of.members, rank_);
+    if (to_member == own && from_member == own) {
+      std::memcpy(to, from, bytes_of(elements));
+      return;
+    }
+    const mpi::Transfers schedule{{Kind::receive, from_member, {{0, elements}}, {}},
+                                  {Kind::send, to_member, {{0, elements}}, {}}};
+    run(schedule, of, {.source = static_cast<const std::byte*>(from), .target = static_cast<std::byte*>(to)});
+  }
+
+  void broadcast(const Meeting& of, void* data, std::int64_t elements) override {
+    run_in_place(OpKind::broadcast, CollectiveAlgorithm::ring, of, data, elements);
+  }
+
+  std::vector<std::vector<double>> gather_values(const Members& members, const std::string& what,
+                                                 std::vector<double> values) override {
+    const std::size_t own = index_of(members, rank_), n = members.size();
+    const auto gather = [&](std::vector<double>& whole, std::size_t each) {
+      run_in_place(OpKind::all_gather, CollectiveAlgorithm::ring, {members, what}, whole.data(),
+                   static_cast<std::int64_t>(each), sizeof(double));
+    };
+    std::vector<double> lengths(n);
+    lengths[own] = static_cast<double>(values.size());
+    gather(lengths, 1);
+    const auto most = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
+    std::vector<double> whole(n * most);
+    std::copy(values.begin(), values.end(), whole.begin() + static_cast<std::ptrdiff_t>(own * most));
+    if (most > 0) gather(whole, most);
+    std::vector<std::vector<double>> all(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(i * most);
+      all[i].assign(begin, begin + static_cast<std::ptrdiff_t>(lengths[i]));
+    }
+    return all;
+  }
+
+  void send(std::size_t to, const MessageTag& tag, Stream, const void* data, std::int64_t elements, Dtype) override {
+    for (const MpiMessage& m : sent_)
+      if (m.to == to && m.tag == tag) throw ExecutionError(place() + " sends " + text_of(tag) + " twice");
+    MpiMessage& message = sent_.emplace_back();
+    const auto* values = static_cast<const float*>(data);
+    message.data.assign(values, values + elements);
+    message.to = to;
+    message.tag = tag;
+    const Ends ends{.largest = largest(), .comm = messages_, .peer = to, .tag = tag_of(tag)};
+    message.requests.assign(ends.pieces(bytes_of(elements)), MPI_REQUEST_NULL);
+    ends.post_send(reinterpret_cast<const std::byte*>(message.data.data()), bytes_of(elements), nullptr,
+                   message.requests.data());
+    retire_sent();
+  }
+
+  void receive(std::size_t from, const MessageTag& tag, Stream, void* data, std::int64_t elements, Dtype) override {
+    const std::size_t bytes = bytes_of(elements);
+    const Ends ends{.largest = largest(), .comm = messages_, .peer = from, .tag = tag_of(tag)};
+    std::vector<MPI_Request> requests(ends.pieces(bytes), MPI_REQUEST_NULL);
+    ends.post_receive(static_cast<std::byte*>(data), bytes, nullptr, requests.data());
+    std::size_t left = requests.size();
+    std::vector<int> finished(left);
+    std::vector<MPI_Status> statuses(left);
+    std::size_t received = 0;
+    wait(
+        [&] {
+          int count = 0;
+          need(MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count, finished.data(),
+                            statuses.data()),
+               "a message between stages");
+          if (count <= 0) return false;
+          for (int k = 0; k < count; ++k) {
+            int piece = 0;
+            MPI_Get_count(&statuses[static_cast<std::size_t>(k)], MPI_BYTE, &piece);
+            received += static_cast<std::size_t>(piece);
+          }
+          left -= static_cast<std::size_t>(count);
+          return true;
+        },
+        [&] { return left == 0; }, [&] { return fmt::format("for {} from rank {}", text_of(tag), from); });
+    if (received != bytes)
+      throw ExecutionError(fmt::format("{} received {} bytes of {} from rank {}, but expected {}", place(), received,
+                                       text_of(tag), from, bytes));
+  }
+
+  void fail(std::exception_ptr failure) override {
+    try {
+      std::rethrow_exception(std::move(failure));
+    } catch (const std::exception& error) {
+      fmt::print(stderr, "orrery-rank: {}\n", error.what());
+    } catch (...) {
+      fmt::print(stderr, "orrery-rank: {} failed\n", place());
+    }
+    std::fflush(nullptr);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+    std::abort();  // MPI_Abort need not be declared noreturn
+  }
+
+  void finish() override {
+    wait([] { return false; }, [&] { return sent_.empty(); },
+         [&] { return fmt::format("for rank {} to take {}", sent_.front().to, text_of(sent_.front().tag)); });
+    gather_values(everyone(), "the end", {});
+    int left = 0;
+    MPI_Status status{};
+    need(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, messages_, &left, &status), "MPI_Iprobe");
+    if (left != 0)
+      throw ExecutionError(fmt::format("rank {} has never received a message from rank {}", rank_, status.MPI_SOURCE));
+  }
+
+ private:
+  std::string place() const { return text_of(rank_, place_); }
+  static std::size_t bytes_of(std::int64_t elements) { return static_cast<std::size_t>(elements) * sizeof(float); }
+  std::byte* own_part(const Meeting& of, void* whole, std::int64_t part_elements) const {
+    return static_cast<std::byte*>(whole) + index_of(of.members, rank_) * bytes_of(part_elements);
+  }
+
+  // Waits until `done`. `progress` returns whether anything happened.
+  template <class Progress, class Done, class Describe>
+  void wait(Progress progress, Done done, Describe describe) {
+    const auto yielding = std::chrono::duration<double>(options_.yield_seconds);
+    const auto patience = std::chrono::duration<double>(options_.watchdog_seconds);
+    Clock::time_point last = Clock::now();
+    while (!done()) {
+      const bool left = retire_sent();
+      if (progress() || left) {
+        last = Clock::now();
+        continue;
+      }
+      const auto idle = Clock::now() - last;
+      if (idle > patience) throw ExecutionError(place() + " waits " + describe());
+      if (idle < yielding)
+        sched_yield();
+      else
+        sleep_for(options_.sleep_seconds);
+    }
+  }
+
+  // Removes messages between stages that have been sent.
+  bool retire_sent() {
+    bool any = false;
+    for (auto m = sent_.begin(); m != sent_.end();) {
+      int done = 0;
+      need(MPI_Testall(static_cast<int>(m->requests.size()), m->requests.data(), &done, MPI_STATUSES_IGNORE),
+           "MPI_Testall");
+      any |= done != 0;
+      m = done != 0 ? sent_.erase(m) : std::next(m);
+    }
+    return any;
+  }
+
+  void run(const mpi::Transfers& schedule, const Meeting& of, const Buffers& buffers) {
+    if (of.members.size() == 1) return;
+    const std::string name = fmt::format("\"{}\" of ranks {}", of.what, text_of(of.members));
+    try {
+      Running running(schedule, of.members, buffers, name, largest(), collectives_);
+      wait([&] { return running.progress(); }, [&] { return running.done(); },
+           [&] { return "in " + name + " for " + running.waited_for(); });
+    } catch (const ExecutionError& error) {
+      const std::string text = error.what();
+      if (text.starts_with("rank ")) throw;
+      throw ExecutionError(place() + " " + (text.starts_with("comes to ") ? "" : "in " + name + ": ") + text);
+    }
+  }
+  void run_in_place(OpKind kind, CollectiveAlgorithm algorithm, const Meeting& of, void* data, std::int64_t elements,
+                    std::size_t element_bytes = sizeof(float)) {
+    const std::int64_t chunk = std::max<std::int64_t>(1, options_.chunk_bytes / std::int64_t{sizeof(float)});
+    auto* bytes = static_cast<std::byte*>(data);
+    run(mpi::schedule_of(kind, algorithm, of.members.size(), index_of(of.members, rank_), elements, chunk), of,
+        {.source = bytes, .target = bytes, .element_bytes = element_bytes});
+  }
+  std::size_t largest() const { return static_cast<std::size_t>(std::max<std::int64_t>(1, options_.message_bytes)); }
+  CollectiveAlgorithm gathering() const {
+    return options_.algorithm == CollectiveAlgorithm::halving_doubling ? options_.algorithm : CollectiveAlgorithm::ring;
+  }
+
+  int tag_of(const MessageTag& tag) const {
+    constexpr std::int64_t kMicroBatches = 1 << 20, kAcross = 1 + kSideStreams;
+    const std::int64_t place = 2 * (tag.position * kMicroBatches + tag.micro_batch) + (tag.backward ? 1 : 0);
+    const std::int64_t value = place * kAcross + static_cast<std::int64_t>(tag.stream);
+    if (tag.micro_batch < 0 || tag.micro_batch >= kMicroBatches || tag.position < 0 || value > largest_tag_)
+      throw ExecutionError(fmt::format("{} has no MPI tag: more than {} micro-batches, or positions beyond {}",
+                                       text_of(tag), kMicroBatches, largest_tag_ / (2 * kMicroBatches * kAcross)));
+    return static_cast<int>(value);
+  }
+
+  const MpiOptions options_;
+  MPI_Comm collectives_ = MPI_COMM_NULL, messages_ = MPI_COMM_NULL;
+  std::size_t rank_ = 0, ranks_ = 1;
+  int largest_tag_ = 32767;  // the minimum that the MPI standard guarantees
+  PlaceInProgram place_;
+  std::list<MpiMessage> sent_;  // between stages, still being sent
 };
 
 }  // namespace
 
-void MpiCommunicator::Rep::run(const mpi::Transfers& schedule, const Members& members, const std::string& what,
-                               const Buffers& buffers) {
-  if (members.size() == 1) return;
-  const std::string name = fmt::format("\"{}\" of ranks {}", what, list_of(members));
-  try {
-    Running running(schedule, members, buffers, name, largest(), collectives);
-    wait([&] { return running.progress(); }, [&] { return running.done(); },
-         [&] { return "in " + name + " for " + running.waited_for(); });
-  } catch (const ExecutionError& error) {
-    const std::string text = error.what();
-    if (text.starts_with("rank ")) throw;
-    throw ExecutionError(place() + " " + (text.starts_with("comes to ") ? "" : "in " + name + ": ") + text);
-  }
+MpiSession::MpiSession(int* argc, char*** argv) {
+  int provided = 0;
+  need(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  // Makes sleeps end on time: the default slack is as long as the sleeps themselves.
+  prctl(PR_SET_TIMERSLACK, 1);
 }
 
-MpiCommunicator::MpiCommunicator(const MpiOptions& options) : rep_(std::make_unique<Rep>(options)) {}
+MpiSession::~MpiSession() { MPI_Finalize(); }
 
-MpiCommunicator::~MpiCommunicator() {
-  MPI_Comm_free(&rep_->collectives);
-  MPI_Comm_free(&rep_->messages);
-}
-
-std::size_t MpiCommunicator::rank() const { return rep_->rank; }
-std::size_t MpiCommunicator::ranks() const { return rep_->ranks; }
-
-void MpiCommunicator::at(const char* block, const char* op, std::int64_t micro_batch) {
-  rep_->block = block;
-  rep_->op = op;
-  rep_->micro_batch = micro_batch;
-}
-
-void MpiCommunicator::all_reduce(const Members& members, const std::string& what, Stream, void* data,
-                                 std::int64_t elements, Dtype) {
-  auto* bytes = static_cast<std::byte*>(data);
-  rep_->run(OpKind::all_reduce, rep_->options.algorithm, members, what, elements, {.source = bytes, .target = bytes});
-}
-
-void MpiCommunicator::all_gather(const Members& members, const std::string& what, Stream, const void* part, void* whole,
-                                 std::int64_t part_elements, Dtype) {
-  auto* bytes = static_cast<std::byte*>(whole);
-  const std::size_t part_bytes = static_cast<std::size_t>(part_elements) * sizeof(float);
-  std::memmove(bytes + index_of(members, rep_->rank) * part_bytes, part, part_bytes);
-  rep_->run(OpKind::all_gather, rep_->gathering(), members, what, part_elements, {.source = bytes, .target = bytes});
-}
-
-void MpiCommunicator::reduce_scatter(const Members& members, const std::string& what, Stream, const void* whole,
-                                     void* part, std::int64_t part_elements, Dtype) {
-  const std::size_t part_bytes = static_cast<std::size_t>(part_elements) * sizeof(float);
-  std::vector<std::byte> sums(members.size() * part_bytes);
-  std::memcpy(sums.data(), whole, sums.size());
-  rep_->run(OpKind::reduce_scatter, rep_->gathering(), members, what, part_elements,
-            {.source = sums.data(), .target = sums.data()});
-  std::memcpy(part, sums.data() + index_of(members, rep_->rank) * part_bytes, part_bytes);
-}
-
-void MpiCommunicator::all_to_all(const Members& members, const std::string& what, Stream, const void* from, void* to,
-                                 std::int64_t part_elements, Dtype) {
-  const auto* source = static_cast<const std::byte*>(from);
-  auto* target = static_cast<std::byte*>(to);
-  const std::size_t part_bytes = static_cast<std::size_t>(part_elements) * sizeof(float);
-  const std::size_t own = index_of(members, rep_->rank) * part_bytes;
-  std::memcpy(target + own, source + own, part_bytes);
-  rep_->run(OpKind::all_to_all, CollectiveAlgorithm::direct, members, what, part_elements,
-            {.source = source, .target = target});
-}
-
-void MpiCommunicator::all_to_all_v(const Members& members, const std::string& what, Stream, const void* from,
-                                   std::span<const std::int64_t> sends, void* to,
-                                   std::span<const std::int64_t> receives, Dtype) {
-  const auto* source = static_cast<const std::byte*>(from);
-  auto* target = static_cast<std::byte*>(to);
-  const std::size_t own = index_of(members, rep_->rank);
-  const auto bytes_before = [&](std::span<const std::int64_t> parts) {
-    const auto end = parts.begin() + static_cast<std::ptrdiff_t>(own);
-    return static_cast<std::size_t>(std::accumulate(parts.begin(), end, std::int64_t{0})) * sizeof(float);
-  };
-  if (sends[own] != receives[own])
-    throw ExecutionError(fmt::format("{} sends itself {} elements in \"{}\" and expects {}", rep_->place(), sends[own],
-                                     what, receives[own]));
-  if (sends[own] > 0)
-    std::memcpy(target + bytes_before(receives), source + bytes_before(sends),
-                static_cast<std::size_t>(sends[own]) * sizeof(float));
-  rep_->run(mpi::unequal_all_to_all(own, sends, receives), members, what, {.source = source, .target = target});
-}
-
-void MpiCommunicator::permute(const Members& members, const std::string& what, Stream, const void* from, void* to,
-                              std::int64_t elements, Dtype, std::size_t to_member, std::size_t from_member) {
-  const std::size_t own = index_of(members, rep_->rank);
-  if (to_member == own && from_member == own) {
-    std::memcpy(to, from, static_cast<std::size_t>(elements) * sizeof(float));
-    return;
-  }
-  const mpi::Transfers schedule{{Kind::receive, from_member, {{0, elements}}, {}},
-                               {Kind::send, to_member, {{0, elements}}, {}}};
-  rep_->run(schedule, members, what,
-            {.source = static_cast<const std::byte*>(from), .target = static_cast<std::byte*>(to)});
-}
-
-std::vector<std::vector<double>> MpiCommunicator::gather_values(const Members& members, const std::string& what,
-                                                                std::vector<double> values) {
-  const std::size_t own = index_of(members, rep_->rank), n = members.size();
-  const auto gather = [&](std::vector<double>& whole, std::size_t each) {
-    auto* bytes = reinterpret_cast<std::byte*>(whole.data());
-    rep_->run(OpKind::all_gather, CollectiveAlgorithm::ring, members, what, static_cast<std::int64_t>(each),
-              {.source = bytes, .target = bytes, .element_bytes = sizeof(double)});
-  };
-  std::vector<double> lengths(n);
-  lengths[own] = static_cast<double>(values.size());
-  gather(lengths, 1);
-  const auto most = static_cast<std::size_t>(*std::max_element(lengths.begin(), lengths.end()));
-  std::vector<double> whole(n * most);
-  std::copy(values.begin(), values.end(), whole.begin() + static_cast<std::ptrdiff_t>(own * most));
-  if (most > 0) gather(whole, most);
-  std::vector<std::vector<double>> all(n);
-  for (std::size_t i = 0; i < n; ++i) {
-    const auto begin = whole.begin() + static_cast<std::ptrdiff_t>(i * most);
-    all[i].assign(begin, begin + static_cast<std::ptrdiff_t>(lengths[i]));
-  }
-  return all;
-}
-
-void MpiCommunicator::broadcast(const Members& members, const std::string& what, void* data, std::int64_t elements) {
-  auto* bytes = static_cast<std::byte*>(data);
-  rep_->run(OpKind::broadcast, CollectiveAlgorithm::ring, members, what, elements, {.source = bytes, .target = bytes});
-}
-
-void MpiCommunicator::send(std::size_t to, const MessageTag& tag, Stream, const void* data, std::int64_t elements,
-                           Dtype) {
-  for (const MpiMessage& m : rep_->sent)
-    if (m.to == to && m.tag == tag) throw ExecutionError(rep_->place() + " sends " + name_of(tag) + " twice");
-  MpiMessage& message = rep_->sent.emplace_back();
-  const auto* values = static_cast<const float*>(data);
-  message.data.assign(values, values + elements);
-  message.to = to;
-  message.tag = tag;
-  const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
-  const Ends ends{.largest = rep_->largest(), .comm = rep_->messages, .peer = to, .tag = rep_->tag_of(tag)};
-  message.requests.assign(ends.pieces(bytes), MPI_REQUEST_NULL);
-  ends.post_send(reinterpret_cast<const std::byte*>(message.data.data()), bytes, nullptr, message.requests.data());
-  rep_->retire_sent();
-}
-
-void MpiCommunicator::receive(std::size_t from, const MessageTag& tag, Stream, void* data, std::int64_t elements,
-                              Dtype) {
-  const std::size_t bytes = static_cast<std::size_t>(elements) * sizeof(float);
-  const Ends ends{.largest = rep_->largest(), .comm = rep_->messages, .peer = from, .tag = rep_->tag_of(tag)};
-  std::vector<MPI_Request> requests(ends.pieces(bytes), MPI_REQUEST_NULL);
-  ends.post_receive(static_cast<std::byte*>(data), bytes, nullptr, requests.data());
-  std::size_t left = requests.size();
-  std::vector<int> finished(left);
-  std::vector<MPI_Status> statuses(left);
-  std::size_t received = 0;
-  rep_->wait(
-      [&] {
-        int count = 0;
-        need(MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count, finished.data(), statuses.data()),
-             "a message between stages");
-        if (count <= 0) return false;
-        for (int k = 0; k < count; ++k) {
-          int piece = 0;
-          MPI_Get_count(&statuses[static_cast<std::size_t>(k)], MPI_BYTE, &piece);
-          received += static_cast<std::size_t>(piece);
-        }
-        left -= static_cast<std::size_t>(count);
-        return true;
-      },
-      [&] { return left == 0; }, [&] { return fmt::format("for {} from rank {}", name_of(tag), from); });
-  if (received != bytes)
-    throw ExecutionError(fmt::format("{} received {} bytes of {} from rank {}, but expected {}", rep_->place(),
-                                     received, name_of(tag), from, bytes));
-}
-
-void MpiCommunicator::fail(std::exception_ptr failure) {
-  try {
-    std::rethrow_exception(std::move(failure));
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "orrery-rank: {}\n", error.what());
-  } catch (...) {
-    fmt::print(stderr, "orrery-rank: {} failed\n", rep_->place());
-  }
-  std::fflush(nullptr);
-  MPI_Abort(MPI_COMM_WORLD, 1);
-  std::abort();  // MPI_Abort need not be declared noreturn
-}
-
-void MpiCommunicator::finish() {
-  Rep& rep = *rep_;
-  rep.wait([] { return false; }, [&] { return rep.sent.empty(); },
-           [&] { return fmt::format("for rank {} to take {}", rep.sent.front().to, name_of(rep.sent.front().tag)); });
-  Members all(rep.ranks);
-  for (std::size_t r = 0; r < rep.ranks; ++r) all[r] = r;
-  gather_values(all, "the end", {});
-  int left = 0;
-  MPI_Status status{};
-  need(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, rep.messages, &left, &status), "MPI_Iprobe");
-  if (left != 0)
-    throw ExecutionError(fmt::format("rank {} has never received a message from rank {}", rep.rank, status.MPI_SOURCE));
+std::unique_ptr<MpiCommunicator> make_mpi_communicator(const MpiOptions& options) {
+  return std::make_unique<Ranks>(options);
 }
 
 }  // namespace orrery

@@ -40,46 +40,13 @@ struct MpiOptions {
   double yield_seconds = 20e-6, sleep_seconds = 200e-6;
 };
 
-// For one thread; needs an MpiSession that outlives it.
-class MpiCommunicator final : public Communicator {
+class MpiCommunicator : public Communicator {
  public:
-  explicit MpiCommunicator(const MpiOptions& options = {});
-  ~MpiCommunicator() override;
-
-  std::size_t rank() const override;
-  std::size_t ranks() const override;
-  void at(const char* block, const char* op, std::int64_t micro_batch) override;
-
-  void all_reduce(const Members& members, const std::string& what, Stream stream, void* data, std::int64_t elements,
-                  Dtype dtype) override;
-  void all_gather(const Members& members, const std::string& what, Stream stream, const void* part, void* whole,
-                  std::int64_t part_elements, Dtype dtype) override;
-  void reduce_scatter(const Members& members, const std::string& what, Stream stream, const void* whole, void* part,
-                      std::int64_t part_elements, Dtype dtype) override;
-  void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
-                  std::int64_t part_elements, Dtype dtype) override;
-  void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
-                    std::span<const std::int64_t> sends, void* to, std::span<const std::int64_t> receives,
-                    Dtype dtype) override;
-  void permute(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
-               std::int64_t elements, Dtype dtype, std::size_t to_member, std::size_t from_member) override;
-  std::vector<std::vector<double>> gather_values(const Members& members, const std::string& what,
-                                                 std::vector<double> values) override;
   // Broadcasts from the first member. Not part of Communicator, as no Program broadcasts.
-  void broadcast(const Members& members, const std::string& what, void* data, std::int64_t elements);
-
-  void send(std::size_t to, const MessageTag& tag, Stream stream, const void* data, std::int64_t elements,
-            Dtype dtype) override;
-  void receive(std::size_t from, const MessageTag& tag, Stream stream, void* data, std::int64_t elements,
-               Dtype dtype) override;
-
-  // Reports the failure on standard error and ends all ranks (MPI_Abort). Does not return.
-  [[noreturn]] void fail(std::exception_ptr failure) override;
-  void finish() override;
-
- private:
-  struct Rep;
-  std::unique_ptr<Rep> rep_;
+  virtual void broadcast(const Meeting& of, void* data, std::int64_t elements) = 0;
 };
+// For one thread; needs an MpiSession that outlives it. Its fail() reports the failure on standard error and ends all
+// ranks (MPI_Abort); it does not return.
+std::unique_ptr<MpiCommunicator> make_mpi_communicator(const MpiOptions& options = {});
 
 }  // namespace orrery

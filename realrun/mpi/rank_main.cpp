@@ -43,10 +43,10 @@ void add_collective(Command app, CollectiveSweep& sweep) {
   command.add_option("--iterations", sweep.iterations,
                      "Iterations per sample, back to back; 0: enough for --sample-seconds");
   command.add_option("--sample-seconds", sweep.sample_seconds, "Duration of one sample").capture_default();
-  command.add_option("--watchdog-seconds", sweep.watchdog_seconds, "Longest wait").capture_default();
-  command.add_option("--yield-seconds", sweep.yield_seconds, "Time for which a wait yields before it sleeps");
-  command.add_option("--sleep-seconds", sweep.sleep_seconds, "Time between checks of a sleeping wait");
-  command.add_option("--message-bytes", sweep.message_bytes, "Largest MPI message");
+  command.add_option("--watchdog-seconds", sweep.mpi.watchdog_seconds, "Longest wait").capture_default();
+  command.add_option("--yield-seconds", sweep.mpi.yield_seconds, "Time for which a wait yields before it sleeps");
+  command.add_option("--sleep-seconds", sweep.mpi.sleep_seconds, "Time between checks of a sleeping wait");
+  command.add_option("--message-bytes", sweep.mpi.message_bytes, "Largest MPI message");
   command.callback([&sweep] { run_collective_sweep(sweep); });
 }
 
@@ -54,15 +54,15 @@ void add_collective(Command app, CollectiveSweep& sweep) {
 void run_training(const RankTraining& run) {
   const PreparedRun prepared = prepare(run);
   MpiOptions options;
-  options.watchdog_seconds = run.watchdog_seconds;
-  MpiCommunicator communicator(options);
-  require_ranks(prepared, communicator.ranks());
+  options.watchdog_seconds = run.options.watchdog_seconds;
+  const std::unique_ptr<MpiCommunicator> communicator = make_mpi_communicator(options);
+  require_ranks(prepared, communicator->ranks());
   try {
     const std::unique_ptr<Backend> backend = make_cpu_backend();
-    const std::vector<RankResult> results = execute_with_peers(prepared, *backend, communicator);
-    if (communicator.rank() == 0) report_results(prepared, backend->facts(), results);
+    const std::vector<RankResult> results = execute_with_peers(prepared, *backend, *communicator);
+    if (communicator->rank() == 0) report_results(prepared, backend->facts(), results);
   } catch (...) {
-    communicator.fail(std::current_exception());
+    communicator->fail(std::current_exception());
   }
 }
 

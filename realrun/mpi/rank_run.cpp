@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "realrun/agreement.h"
 #include "realrun/in_process.h"
@@ -24,29 +22,20 @@ using OrderedJson = nlohmann::ordered_json;
 OrderedJson measured_json(const Scenario& scenario, const Program& program, const std::vector<RankResult>& results,
                           const BackendFacts& facts) {
   OrderedJson json = report_json(measured_report(scenario, program, results, facts));
-  std::vector<double> slowest(results.front().step_seconds.size());
-  std::vector<double> losses(results.front().losses.size());
-  for (const RankResult& rank : results) {
-    for (std::size_t s = 0; s < slowest.size(); ++s) slowest[s] = std::max(slowest[s], rank.step_seconds[s]);
-    for (std::size_t s = 0; s < losses.size(); ++s) losses[s] += rank.losses[s];
-  }
-  json["losses"] = losses;
-  json["step_samples"] = slowest;
+  json["losses"] = assemble(scenario, results).losses;
+  json["step_samples"] = slowest(results, &RankResult::step_seconds);
   return json;
 }
 
 ExecutionOptions options_of(const PreparedRun& prepared) {
-  const RankTraining& run = prepared.run;
-  ExecutionOptions options;
-  options.seed = run.seed;
-  options.watchdog_seconds = run.watchdog_seconds;
-  options.round_to_bf16 = run.round_to_bf16;
-  if (run.check) return options_to_compare(options, prepared.scenario, run.steps);
+  ExecutionOptions options = prepared.run.options;
+  if (prepared.run.check) {
+    options.warmup_steps = 0;
+    return options_to_compare(options, prepared.scenario, options.steps);
+  }
   options.measure = true;
   options.keep_tensors = false;
   options.find_undefined = false;
-  options.steps = run.steps;
-  options.warmup_steps = run.warmup;
   return options;
 }
 
@@ -55,7 +44,7 @@ OrderedJson agreement_json(const PreparedRun& prepared, const BackendFacts& fact
   ExecutionOptions exact = options_of(prepared);
   exact.round_to_bf16 = false;
   const Execution execution = assemble(parts_of(prepared.scenario, exact.steps).back().scenario, results);
-  const double tolerance = tolerance_of(facts, prepared.scenario, prepared.run.round_to_bf16);
+  const double tolerance = tolerance_of(facts, prepared.scenario, prepared.run.options.round_to_bf16);
   const Agreement a = agreement(execute(prepared.one_rank_scenario, exact), execution);
   if (!a.within(tolerance))
     throw ExecutionError(
@@ -74,9 +63,25 @@ OrderedJson agreement_json(const PreparedRun& prepared, const BackendFacts& fact
 
 }  // namespace
 
+void add_rank_options(Command command, RankTraining& run) {
+  ExecutionOptions& options = run.options;
+  command.add_option("SCENARIO", run.scenario, "A scenario, as for orrery simulate").required();
+  command.add_option("--set", run.sets, "Override a field: plan.tensor_parallel=2").one_value_each();
+  command.add_option("--steps", options.steps, "Number of measured steps").capture_default();
+  command.add_option("--warmup", options.warmup_steps, "Number of steps before the measured ones").capture_default();
+  command.add_option("--seed", options.seed, "Seed of parameters and inputs").capture_default();
+  command.add_option("--watchdog-seconds", options.watchdog_seconds, "Longest wait").capture_default();
+  command.add_flag("--check", run.check, "Compare with the one-rank Program instead of measuring");
+  command.add_flag("--bf16-storage", options.round_to_bf16, "CPU: round bf16 tensors to bf16");
+  command
+      .add_option("--results", run.results,
+                  "Write all ranks' results to this file, for orrery run, instead of printing them")
+      .type_name("FILE");
+  command.add_flag("--alone", run.alone, "Every rank runs the scenario on one rank, all at the same time");
+}
+
 PreparedRun prepare(const RankTraining& run) {
-  PreparedRun prepared{
-      .run = run, .source = {}, .scenario = {}, .one_rank_scenario = {}, .program = {}, .one_rank = {}};
+  PreparedRun prepared{.run = run, .source = {}, .scenario = {}, .one_rank_scenario = {}, .program = {}};
   ScenarioSource& source = prepared.source;
   const nlohmann::json document = load_scenario_document(run.scenario, run.sets, source);
   if (has_jobs(document)) throw InputError({source.file, "/jobs"}, "jobs", "a scenario of one job");
@@ -85,7 +90,8 @@ PreparedRun prepare(const RankTraining& run) {
     prepared.scenario = runnable(scenario);
     prepared.one_rank_scenario = on_one_rank(prepared.scenario);
     lower(prepared.scenario, prepared.program);
-    lower(prepared.one_rank_scenario, prepared.one_rank);
+    Program one_rank;
+    lower(prepared.one_rank_scenario, one_rank);  // throws what the comparison would throw
   } catch (const InputError& error) {
     throw source.blame(error);
   }
@@ -103,10 +109,8 @@ std::vector<RankResult> execute_with_peers(const PreparedRun& prepared, Backend&
   ExecutionOptions options = options_of(prepared);
   if (options.measure && !prepared.run.results.empty() && communicator.rank() == 0)
     options.after_step = [](std::size_t, std::int64_t step) { report_step(step); };
-  Members all(communicator.ranks());
-  std::iota(all.begin(), all.end(), std::size_t{0});
   RankResult mine;
-  communicator.gather_values(all, "start", {});
+  communicator.gather_values(communicator.everyone(), "start", {});
   const std::vector<RunPart> parts = parts_of(prepared.run.alone ? prepared.one_rank_scenario : prepared.scenario,
                                               options.warmup_steps + options.steps);
   if (prepared.run.alone) {
@@ -115,9 +119,7 @@ std::vector<RankResult> execute_with_peers(const PreparedRun& prepared, Backend&
   } else {
     mine = execute_rank(parts, options, backend, communicator);
   }
-  std::vector<RankResult> results;
-  for (const std::vector<double>& numbers : communicator.gather_values(all, "results", to_numbers(mine)))
-    results.push_back(rank_result_from(numbers));
+  std::vector<RankResult> results = gather_results(mine, communicator);
   communicator.finish();
   return results;
 }

@@ -18,14 +18,11 @@ namespace orrery {
 struct RankTraining {
   std::string scenario;           // as for orrery simulate
   std::vector<std::string> sets;  // as --set there
-  // Measured steps, and warm-up steps before them. With `check`, the steps of options_to_compare.
-  std::int64_t steps = 6, warmup = 1;
-  std::uint64_t seed = 1;
-  double watchdog_seconds = 60;
+  // Of these, the options have: seed, steps, warmup_steps, watchdog_seconds and round_to_bf16, which the one-rank
+  // Program that `check` compares with ignores. With `check`, the steps are those of options_to_compare.
+  ExecutionOptions options{.steps = 6, .watchdog_seconds = 60, .warmup_steps = 1, .after_step = {}};
   // Instead of measuring, compares loss, gradients and parameters with the one-rank Program.
   bool check = false;
-  // Tensors of bf16 are rounded to bf16; not in the one-rank Program that `check` compares with.
-  bool round_to_bf16 = false;
   // If not empty: nothing is compared or printed. Rank 0 writes all ranks' results to this path (launch.h) and reports
   // steps; `check` then only chooses the options of the run.
   std::string results;
@@ -40,7 +37,7 @@ struct PreparedRun {
   RankTraining run;
   ScenarioSource source;
   Scenario scenario, one_rank_scenario;
-  Program program, one_rank;
+  Program program;
 };
 
 // Throws InputError.

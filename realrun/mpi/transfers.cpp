@@ -169,10 +169,6 @@ Transfers unequal_all_to_all(std::size_t i, std::span<const std::int64_t> sends,
 Transfers schedule_of(OpKind kind, CollectiveAlgorithm algorithm, std::size_t members, std::size_t member,
                      std::int64_t elements, std::int64_t chunk_elements) {
   const bool gathers = kind == OpKind::all_reduce || kind == OpKind::all_gather || kind == OpKind::reduce_scatter;
-  if (kind == OpKind::all_to_all && algorithm == Algorithm::direct) {
-    const std::vector<std::int64_t> parts(members, elements);
-    return unequal_all_to_all(member, parts, parts);
-  }
   if (!(gathers && (algorithm == Algorithm::ring || algorithm == Algorithm::halving_doubling)) &&
       !(kind == OpKind::all_reduce && algorithm == Algorithm::tree) &&
       !(kind == OpKind::broadcast && algorithm == Algorithm::ring))

@@ -30,19 +30,17 @@ struct Transfer {
 using Transfers = std::vector<Transfer>;
 
 // Returns the transfers of member `member` in a collective of `members` (>= 1). `elements`: of the whole buffer
-// (all_reduce, broadcast), else of one member's part (all_gather, reduce_scatter, all_to_all). Source and target are
-// the same buffer except in an all_to_all, which leaves the member's own part to the caller. A reduce_scatter leaves
-// the sum of part `member` in its place and partial sums elsewhere.
+// (all_reduce, broadcast), else of one member's part (all_gather, reduce_scatter). Source and target are the same
+// buffer. A reduce_scatter leaves the sum of part `member` in its place and partial sums elsewhere.
 //   all_reduce        ring, tree (NCCL's double binary tree), halving_doubling
 //   all_gather, reduce_scatter   ring, halving_doubling
-//   all_to_all        direct (all messages at once)
 //   broadcast         ring: a chain, from member 0
 // Chains and trees pass on pieces of `chunk_elements`. Throws InputError for other pairs of kind and algorithm.
 Transfers schedule_of(OpKind kind, CollectiveAlgorithm algorithm, std::size_t members, std::size_t member,
                      std::int64_t elements, std::int64_t chunk_elements);
 
-// An all_to_all with parts of different sizes (Communicator::all_to_all_v): all messages at once, including empty ones,
-// as messages also name the operation. The member's own part is left to the caller.
+// An all_to_all with parts of any sizes (Communicator::all_to_all_v): all messages at once, including empty ones, as
+// messages also name the operation. The member's own part is left to the caller.
 Transfers unequal_all_to_all(std::size_t member, std::span<const std::int64_t> sends,
                             std::span<const std::int64_t> receives);
 

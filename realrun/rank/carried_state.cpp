@@ -1,7 +1,7 @@
 #include "realrun/rank/carried_state.h"
 
 #include <algorithm>
-#include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -51,21 +51,18 @@ const float* CarriedState::find(const Key& key, std::int64_t element) const {
 }
 
 void CarriedState::complete(Communicator& communicator, const std::vector<Stretch>& lacks) {
-  Members all(communicator.ranks());
-  std::iota(all.begin(), all.end(), std::size_t{0});
+  const Members all = communicator.everyone();
   std::vector<double> asked;
   for (const Stretch& s : lacks)
     for (const std::int64_t number : {s.key.parameter, s.key.what, s.element, s.elements})
       asked.push_back(static_cast<double>(number));
   std::vector<std::vector<double>> questions = communicator.gather_values(all, "what ranks lack", std::move(asked));
   constexpr std::size_t kNumbers = 4;  // per stretch
-  std::vector<std::vector<double>> different;
+  std::set<std::vector<double>> different;
   for (const std::vector<double>& of_rank : questions)
     for (std::size_t i = 0; i < of_rank.size(); i += kNumbers)
-      different.emplace_back(of_rank.begin() + static_cast<std::ptrdiff_t>(i),
-                             of_rank.begin() + static_cast<std::ptrdiff_t>(i + kNumbers));
-  std::ranges::sort(different);
-  different.erase(std::unique(different.begin(), different.end()), different.end());
+      different.emplace(of_rank.begin() + static_cast<std::ptrdiff_t>(i),
+                        of_rank.begin() + static_cast<std::ptrdiff_t>(i + kNumbers));
   if (different.empty()) return;
 
   std::vector<double> answer;

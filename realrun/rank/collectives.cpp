@@ -3,26 +3,17 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace orrery::realrun {
 namespace {
 
-// Returns the name under which ranks meet.
-std::string meeting(const OpCall& call) {
-  const Op& op = call.op;
-  if (call.plan().reduces_norm(op)) return "gradient norm";  // of all pieces
-  if (op.stages.has_value())
-    return "sum " + std::to_string(op.stages.value()) + " over stages";  // of several pieces' ops
-  return std::string(op.name) + ", " + name_of(op.phase);
-}
-
 // How a gather or scatter divides `whole` along a dimension.
 struct Partition {
   int dim = 0;
-  std::int64_t parts = 1, elements = 0;  // of a part
-  bool in_order = false;                 // the parts are consecutive in memory
+  bool in_order = false;  // the parts are consecutive in memory
 };
 
 int divided_dimension(const Tensor& whole, const Tensor& part) {
@@ -49,7 +40,7 @@ Partition partition(const Tensor& whole, const Tensor& part, std::int64_t ranks)
   if (parts < whole.sizes[dim] || (whole.rank > 1 && parts != whole.sizes[dim]))
     throw std::logic_error(std::to_string(ranks) + " parts of \"" + part.name + "\" do not make \"" + whole.name +
                            "\"");
-  return {dim, ranks, part.elements(), lies_part_after_part(whole, part, dim)};
+  return {dim, lies_part_after_part(whole, part, dim)};
 }
 
 std::int64_t count(const ElementIndices::Elements& index) { return static_cast<std::int64_t>(index.size()); }
@@ -76,124 +67,107 @@ void Collectives::run(const OpCall& call, const RowCounts* rows) {
   }
 }
 
-Members Collectives::members_of(const Op& op) const {
-  if (!op.stages.has_value()) return position_.group(op.group);
-  const Members line = position_.group(MeshAxis::pp);
-  Members members;
-  for (const std::uint16_t stage : program_.stage_groups[op.stages.value()]) members.push_back(line.at(stage));
-  return members;
-}
-
-void Collectives::note_read(std::initializer_list<StoragePtr> scratch, Stream stream) {
-  if (std::all_of(scratch.begin(), scratch.end(), [](const StoragePtr& s) { return s == nullptr; })) return;
-  const Use use = memory_.order().issued(stream);
-  for (const StoragePtr& s : scratch)
-    if (s != nullptr) s->note_read(use);
+Meeting Collectives::meeting(const OpCall& call, Dtype dtype) const {
+  const Op& op = call.op;
+  Meeting meeting{position_.group(op.group), std::string(op.name) + ", " + name_of(op.phase), call.stream, dtype};
+  if (op.stages.has_value()) {
+    const Members line = position_.group(MeshAxis::pp);
+    meeting.members.clear();
+    for (const std::uint16_t stage : program_.stage_groups[op.stages.value()])
+      meeting.members.push_back(line.at(stage));
+    meeting.what = "sum " + std::to_string(op.stages.value()) + " over stages";  // of several pieces' ops
+  }
+  if (call.plan().reduces_norm(op)) meeting.what = "gradient norm";  // of all pieces
+  return meeting;
 }
 
 void Collectives::all_reduce(const OpCall& call) {
-  StoragePtr gathered;
-  void* from = memory_.dense(call, call.op.reads[0], gathered);
+  const bool add = call.op.accumulate;
+  if (!add && call.op.reduction == Reduction::merge) return merge_statistics(call);
+  const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
   const std::int64_t n = call.read(0).elements();
-  if (call.op.accumulate) {
-    sum_into(call, from);
-  } else if (call.op.reduction == Reduction::merge) {
-    merge_statistics(call, from);
-  } else {
-    void* data = to.index == nullptr ? memory_.element(to) : from;
-    if (data != from) backend_.copy(call.stream, data, from, bytes(n, to.dtype));
-    communicator_.all_reduce(members_of(call.op), meeting(call), call.stream, data, n, to.dtype);
-    if (to.index != nullptr) backend_.scatter(call.stream, data, to, false);
-  }
-  note_read({gathered}, call.stream);
+  const StoragePtr sum = add ? memory_.scratch(n, to.dtype, call.stream) : nullptr;
+  void* data = add ? sum->data : to.index == nullptr ? memory_.element(to) : from.data;
+  if (data != from.data) backend_.copy(call.stream, data, from.data, bytes(n, to.dtype));
+  communicator_.all_reduce(meeting(call, to.dtype), data, n);
+  if (add || to.index != nullptr) backend_.scatter(call.stream, data, to, add);
 }
 
-void Collectives::sum_into(const OpCall& call, const void* from) {
-  const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
-  const std::int64_t n = call.read(0).elements();
-  const StoragePtr sum = memory_.scratch(n, to.dtype, call.stream);
-  backend_.copy(call.stream, sum->data, from, bytes(n, to.dtype));
-  communicator_.all_reduce(members_of(call.op), meeting(call), call.stream, sum->data, n, to.dtype);
-  backend_.scatter(call.stream, sum->data, to, true);
-  note_read({sum}, call.stream);
-}
-
-void Collectives::merge_statistics(const OpCall& call, const void* from) {
+void Collectives::merge_statistics(const OpCall& call) {
+  const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
   if (to.index != nullptr) throw std::logic_error("statistics are not dense");
-  const Members members = members_of(call.op);
+  const Meeting of = meeting(call, to.dtype);
   const std::int64_t n = call.read(0).elements();
-  const auto ranks = static_cast<std::int64_t>(members.size());
+  const auto ranks = static_cast<std::int64_t>(of.members.size());
   const StoragePtr all = memory_.scratch(ranks * n, to.dtype, call.stream);
-  communicator_.all_gather(members, meeting(call), call.stream, from, all->data, n, to.dtype);
+  communicator_.all_gather(of, from.data, all->data, n);
   std::vector<const void*> parts;
   for (std::int64_t r = 0; r < ranks; ++r) parts.push_back(memory_.element(all->data, r * n, to.dtype));
   backend_.merge_statistics(call.stream, parts, memory_.element(to), n / 3);
-  note_read({all}, call.stream);
 }
 
 void Collectives::all_gather(const OpCall& call) {
   const Tensor &part = call.read(0), &whole = call.written(0);
-  const Members members = position_.group(call.op.group);
-  const Partition divided = partition(whole, part, static_cast<std::int64_t>(members.size()));
-  const std::int64_t n = divided.elements, all = n * divided.parts;
-  StoragePtr gathered;
-  const void* from = memory_.dense(call, call.op.reads[0], gathered);
+  const Meeting of = meeting(call, part.dtype);
+  const auto ranks = static_cast<std::int64_t>(of.members.size());
+  const Partition divided = partition(whole, part, ranks);
+  const std::int64_t n = part.elements(), all = n * ranks;
+  const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
   const bool room =
       to.copy == nullptr && to.slice.offset + all <= memory_.storage(call, call.op.writes[0], Access::write).elements;
   if (divided.in_order && (room || all == whole.elements())) {
-    communicator_.all_gather(members, meeting(call), call.stream, from, to.data, n, part.dtype);
+    communicator_.all_gather(of, from.data, to.data, n);
   } else {
     const StoragePtr parts = memory_.scratch(all, part.dtype, call.stream);
-    communicator_.all_gather(members, meeting(call), call.stream, from, parts->data, n, part.dtype);
-    for (std::int64_t r = 0; r < divided.parts; ++r) {
-      const auto& index = indices_.of_member(whole, part, divided.dim, members[static_cast<std::size_t>(r)], r);
+    communicator_.all_gather(of, from.data, parts->data, n);
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      const auto& index = indices_.of_member(whole, part, divided.dim, of.members[static_cast<std::size_t>(r)], r);
       backend_.scatter(call.stream, memory_.element(parts->data, r * n, part.dtype),
                        {to.data, part.dtype, 0, count(index), &index}, false);
     }
-    note_read({parts}, call.stream);
   }
   memory_.put(to, call.stream);
-  note_read({gathered}, call.stream);
 }
 
 void Collectives::reduce_scatter(const OpCall& call) {
   const Tensor &part = call.written(0), &whole = call.read(0);
-  const Members members = position_.group(call.op.group);
-  const Partition divided = partition(whole, part, static_cast<std::int64_t>(members.size()));
-  const std::int64_t n = divided.elements, all = n * divided.parts;
-  StoragePtr gathered, ordered;
-  void* from = memory_.dense(call, call.op.reads[0], gathered);
+  const Meeting of = meeting(call, part.dtype);
+  const auto ranks = static_cast<std::int64_t>(of.members.size());
+  const Partition divided = partition(whole, part, ranks);
+  const std::int64_t n = part.elements(), all = n * ranks;
+  TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
+  StoragePtr ordered;
   if (!divided.in_order || all != whole.elements()) {
     ordered = memory_.scratch(all, part.dtype, call.stream);
     if (all != whole.elements()) backend_.fill(call.stream, {ordered->data, part.dtype, 0, all, nullptr}, 0);
-    for (std::int64_t r = 0; r < divided.parts; ++r) {
-      const auto& index = indices_.of_member(whole, part, divided.dim, members[static_cast<std::size_t>(r)], r);
-      backend_.gather(call.stream, {from, part.dtype, 0, count(index), &index},
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      const auto& index = indices_.of_member(whole, part, divided.dim, of.members[static_cast<std::size_t>(r)], r);
+      backend_.gather(call.stream, {from.data, part.dtype, 0, count(index), &index},
                       memory_.element(ordered->data, r * n, part.dtype));
     }
-    from = ordered->data;
+    from.data = ordered->data;
   }
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
   const bool add = call.op.accumulate;
   if (to.index == nullptr && !add) {
-    communicator_.reduce_scatter(members, meeting(call), call.stream, from, memory_.element(to), n, to.dtype);
+    communicator_.reduce_scatter(of, from.data, memory_.element(to), n);
   } else {
     const StoragePtr sum = memory_.scratch(n, part.dtype, call.stream);
-    communicator_.reduce_scatter(members, meeting(call), call.stream, from, sum->data, n, to.dtype);
+    communicator_.reduce_scatter(of, from.data, sum->data, n);
     backend_.scatter(call.stream, sum->data, to, add);
-    note_read({sum}, call.stream);
   }
-  note_read({gathered, ordered}, call.stream);
 }
 
 // Every rank sends each other rank what it has and the other needs in the new layout, operand by operand in the order
 // of the whole. All parts have the length of the longest. Rows without an index hold zeros.
 void Collectives::redistribute(const OpCall& call) {
   const Tensor& after = call.written(0);
-  const Members members = position_.group(call.op.group);
+  const Dtype dtype = after.dtype;
+  const Meeting of = meeting(call, dtype);
+  const Members& members = of.members;
   const auto ranks = static_cast<std::int64_t>(members.size());
   std::vector<TensorId> operands;
   std::vector<const Tensor*> before;
@@ -203,23 +177,20 @@ void Collectives::redistribute(const OpCall& call) {
       before.push_back(&call.instance.tensor(id));
     }
   const std::int64_t n = indices_.longest_exchange(before, after, members);
-  const Dtype dtype = after.dtype;
   const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
   const StoragePtr sent = memory_.scratch(n * ranks, dtype, call.stream),
                    received = memory_.scratch(n * ranks, dtype, call.stream);
   std::vector<std::int64_t> filled(members.size(), 0), taken(members.size(), 0);
   for (std::size_t r = 0; r < operands.size(); ++r) {
-    StoragePtr gathered;
-    void* from = memory_.dense(call, operands[r], gathered);
+    const TensorMemory::Dense from = memory_.dense(call, operands[r]);
     for (std::size_t m = 0; m < members.size(); ++m) {
       const auto& index = indices_.exchanged(*before[r], position_.rank, after, members[m]);
-      backend_.gather(call.stream, {from, dtype, 0, count(index), &index},
+      backend_.gather(call.stream, {from.data, dtype, 0, count(index), &index},
                       memory_.element(sent->data, static_cast<std::int64_t>(m) * n + filled[m], dtype));
       filled[m] += count(index);
     }
-    note_read({gathered}, call.stream);
   }
-  communicator_.all_to_all(members, meeting(call), call.stream, sent->data, received->data, n, dtype);
+  communicator_.all_to_all(of, sent->data, received->data, n);
   const std::int64_t rows = indices_.rows_without_index(after, position_.rank);
   if (rows > 0) backend_.fill(call.stream, {to.data, dtype, 0, after.elements(), nullptr}, 0);
   std::int64_t arrived = 0;
@@ -235,7 +206,6 @@ void Collectives::redistribute(const OpCall& call) {
     throw std::logic_error(std::string("\"") + before[0]->name + "\" does not become \"" + after.name +
                            "\" by an exchange");
   memory_.put(to, call.stream);
-  note_read({sent, received}, call.stream);
 }
 
 // Each member gets those of this rank's rows that it has in the new layout, ordered by expert, chunk and source rank.
@@ -249,7 +219,9 @@ void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
   const Tensor& t = call.read(0);
   const std::int64_t width =
       t.elements() / (t.sizes[0] * (t.find(Axis::chunks) < 0 ? 1 : t.sizes[1]) * t.sizes[t.find(Axis::slots)]);
-  const Members members = members_of(op);
+  const Dtype dtype = t.dtype;
+  const Meeting meets = meeting(call, dtype);
+  const Members& members = meets.members;
   const auto common = [](const std::vector<RowStretch>& of, const std::vector<RowStretch>& in) {
     std::vector<RowStretch> both;  // stretches that both lists have; the lists are in the same order
     auto at = in.begin();
@@ -269,20 +241,18 @@ void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
                                 own_after = rows_.held(call, after, position_.rank, rows);
   std::vector<std::vector<RowStretch>> leave, come;
   std::vector<std::int64_t> sends, receives;
-  const auto elements = [&](const std::vector<RowStretch>& stretches) {
+  const auto rows_in = [](const std::vector<RowStretch>& stretches) {
     std::int64_t sum = 0;
-    for (const RowStretch& s : stretches) sum += s.rows * width;
+    for (const RowStretch& s : stretches) sum += s.rows;
     return sum;
   };
   for (const std::size_t m : members) {
     leave.push_back(common(own_before, rows_.held(call, after, m, rows)));
     come.push_back(common(own_after, rows_.held(call, before, m, rows)));
-    sends.push_back(elements(leave.back()));
-    receives.push_back(elements(come.back()));
+    sends.push_back(width * rows_in(leave.back()));
+    receives.push_back(width * rows_in(come.back()));
   }
-  StoragePtr gathered;
-  const Dtype dtype = t.dtype;
-  void* const from = memory_.dense(call, before, gathered);
+  const TensorMemory::Dense from = memory_.dense(call, before);
   const TensorMemory::Target to = memory_.target(call, after);
   const std::int64_t all_sent = std::reduce(sends.begin(), sends.end()),
                      all_received = std::reduce(receives.begin(), receives.end());
@@ -296,10 +266,10 @@ void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
   };
   for (const std::vector<RowStretch>& of_member : leave)
     for (const RowStretch& s : of_member) {
-      move(sent->data, at, from, s.begin * width, s.rows * width);
+      move(sent->data, at, from.data, s.begin * width, s.rows * width);
       at += s.rows * width;
     }
-  communicator_.all_to_all_v(members, meeting(call), call.stream, sent->data, sends, received->data, receives, dtype);
+  communicator_.all_to_all_v(meets, sent->data, sends, received->data, receives);
   if (adds && receives[0] > 0) {  // equally many rows from each member, in the same order
     std::vector<const void*> parts;
     for (std::size_t m = 0; m < members.size(); ++m)
@@ -314,27 +284,21 @@ void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
       at += s.rows * width;
       arrived += s.rows;
     }
-  std::int64_t there = 0;
-  for (const RowStretch& s : own_after) there += s.rows;
-  if (arrived != there)
+  if (arrived != rows_in(own_after))
     throw std::logic_error(std::string("\"") + t.name + "\" does not become \"" + call.written(0).name +
                            "\" by an exchange");
   memory_.put(to, call.stream);
-  note_read({gathered, sent, received}, call.stream);
 }
 
 void Collectives::ring_shift(const OpCall& call) {
-  const Members members = position_.group(call.op.group);
-  const auto n = static_cast<std::int64_t>(members.size()),
-             own = program_.mesh.coordinate(static_cast<std::int64_t>(position_.rank), call.op.group);
-  StoragePtr gathered;
-  const void* from = memory_.dense(call, call.op.reads[0], gathered);
+  const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
+  const Meeting of = meeting(call, to.slice.dtype);
+  const auto n = static_cast<std::int64_t>(of.members.size()), own = position_.coordinate(call.op.group);
   const std::int64_t next = (own + call.op.distance) % n, previous = (own + n - call.op.distance % n) % n;
-  communicator_.permute(members, meeting(call), call.stream, from, to.data, to.slice.elements, to.slice.dtype,
-                        static_cast<std::size_t>(next), static_cast<std::size_t>(previous));
+  communicator_.permute(of, from.data, to.data, to.slice.elements, static_cast<std::size_t>(next),
+                        static_cast<std::size_t>(previous));
   memory_.put(to, call.stream);
-  note_read({gathered}, call.stream);
 }
 
 // Waits for its operands itself: no op fills the buffer that the op names.
@@ -355,10 +319,9 @@ void Collectives::reduce_packed_gradients(const OpCall& call) {
   const StoragePtr packed = memory_.scratch(all, dtype, call.stream);
   for (const auto& [begin, part] : parts)
     backend_.gather(call.stream, part, memory_.element(packed->data, begin, dtype));
-  communicator_.all_reduce(position_.group(call.op.group), meeting(call), call.stream, packed->data, all, dtype);
+  communicator_.all_reduce(meeting(call, dtype), packed->data, all);
   for (const auto& [begin, part] : parts)
     backend_.scatter(call.stream, memory_.element(packed->data, begin, dtype), part, false);
-  note_read({packed}, call.stream);
 }
 
 }  // namespace orrery::realrun

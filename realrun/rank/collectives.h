@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "realrun/communicator.h"
 #include "realrun/rank/element_indices.h"
@@ -22,8 +21,7 @@ class Collectives : RankShared {
 
  private:
   void all_reduce(const OpCall& call);
-  void sum_into(const OpCall& call, const void* from);
-  void merge_statistics(const OpCall& call, const void* from);
+  void merge_statistics(const OpCall& call);
   void all_gather(const OpCall& call);
   void reduce_scatter(const OpCall& call);
   void redistribute(const OpCall& call);
@@ -32,10 +30,9 @@ class Collectives : RankShared {
   void ring_shift(const OpCall& call);
   void reduce_packed_gradients(const OpCall& call);
 
-  Members members_of(const Op& op) const;
+  // The group of an op's ranks, and the name under which they meet, for data of this dtype.
+  Meeting meeting(const OpCall& call, Dtype dtype) const;
   std::int64_t bytes(std::int64_t elements, Dtype dtype) const { return elements * backend_.stored_bytes(dtype); }
-  // Records that `scratch`, memory of no tensor, is read, so that it is not freed before.
-  void note_read(std::initializer_list<StoragePtr> scratch, Stream stream);
 
   ElementIndices& indices_;
   const ExpertRows& rows_;

@@ -62,11 +62,10 @@ RowCountsPtr ExpertRows::count(const OpCall& call, TensorId choices, TensorId ro
   const Tensor& t = call.instance.tensor(rows);
   counts->ranks = position_.group(shared_);
   counts->experts = t.sizes[t.find(Axis::experts)];
-  StoragePtr gathered;
   const Tensor& chosen = call.instance.tensor(choices);
-  void* const data = memory_.dense(call, choices, gathered);
+  const TensorMemory::Dense dense = memory_.dense(call, choices);
   std::vector<float> values(static_cast<std::size_t>(chosen.elements()));
-  backend_.read({data, chosen.dtype, 0, chosen.elements(), nullptr}, values);
+  backend_.read({dense.data, chosen.dtype, 0, chosen.elements(), nullptr}, values);
   std::vector<double> own(static_cast<std::size_t>(counts->experts));
   for (const float expert : values) {
     if (expert == -1) continue;  // an expert that has not chosen the token

@@ -39,12 +39,9 @@ void GradientNorm::run(const OpCall& call) {
     const StoragePtr packed = memory_.scratch(n, all.dtype, call.stream);
     backend_.gather(call.stream, {all.base, all.dtype, 0, n, &of.scattered}, packed->data);
     squares.push_back(square_of(call, packed->data, n, all.dtype));
-    packed->note_read(memory_.order().issued(call.stream));
   }
   for (const StoragePtr& square : squares) parts.push_back(square->data);
   sum(parts, to, call.stream);
-  const Use use = memory_.order().issued(call.stream);
-  for (const StoragePtr& square : squares) square->note_read(use);
 }
 
 StoragePtr GradientNorm::square_of(const OpCall& call, void* data, std::int64_t elements, Dtype dtype) {
@@ -54,7 +51,6 @@ StoragePtr GradientNorm::square_of(const OpCall& call, void* data, std::int64_t 
   const StoragePtr square = memory_.scratch(1, Dtype::fp32, call.stream);
   const std::array<Operand, 1> read{{{data, &gradients}}}, write{{{square->data, &scalar}}};
   backend_.run(call.op, read, write, {});
-  square->note_written(memory_.order().issued(call.stream));
   return square;
 }
 
@@ -72,26 +68,24 @@ void GradientNorm::sum(std::span<const void* const> parts, const Slice& to, Stre
 }
 
 const GradientNorm::Counted& GradientNorm::counted(const Instance& instance, std::size_t set) {
-  std::vector<Counted>& by_set = counted_[instance.number];
+  std::vector<std::optional<Counted>>& by_set = counted_[instance.number];
   if (by_set.empty()) by_set.resize(instance.plan->held().size());
-  Counted& of = by_set[set];
-  if (!of.known) find_counted(instance, set, of);
-  of.known = true;
-  return of;
+  if (!by_set[set]) by_set[set] = find_counted(instance, set);
+  return *by_set[set];
 }
 
-void GradientNorm::find_counted(const Instance& instance, std::size_t set, Counted& counted) const {
+GradientNorm::Counted GradientNorm::find_counted(const Instance& instance, std::size_t set) const {
+  Counted counted;
   const PiecePlan& plan = *instance.plan;
   const HeldSet& own_set = plan.held()[set];
   const std::int64_t held = plan.tensor(own_set.gradients).elements();
   const MeshGroup summed = summed_over(plan);
-  std::int64_t begin = -own_set.begin;
-  for (const ParameterGradient& p : plan.piece().parameters) {
-    const Tensor& t = plan.tensor(p.parameter);
-    if (t.shared || p.set != set) continue;
+  for (const auto& [p, number, place] : own_set.flat) {
+    const Tensor& t = plan.tensor(p->parameter);
+    const std::int64_t begin = place - own_set.begin;
     const std::int64_t first = std::clamp<std::int64_t>(begin, 0, held),
                        last = std::clamp<std::int64_t>(begin + t.elements(), 0, held);
-    const CountedInNorm count = counted_in_norm(program_, plan.piece(), p, own_set.gradients, summed);
+    const CountedInNorm count = counted_in_norm(program_, plan.piece(), *p, own_set.gradients, summed);
     const bool here = count.here && position_.is_first(count.first_of);
     if (const int dim = copied_dimension(t, position_); here && dim >= 0) {
       add_first_copies(t, dim, begin, {first, last}, plan.view(own_set.gradients), counted);
@@ -105,8 +99,8 @@ void GradientNorm::find_counted(const Instance& instance, std::size_t set, Count
       for (std::int64_t e = first; e < last; ++e)
         if (!is_behind_query_heads(t, e - begin)) counted.scattered.push_back(plan.view(own_set.gradients).at(e));
     }
-    begin += t.elements();
   }
+  return counted;
 }
 
 // Counts one copy of each expert with copies.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -32,12 +33,11 @@ class GradientNorm : RankShared {
  private:
   // The elements of a set's held gradients that are counted.
   struct Counted {
-    bool known = false;
     std::vector<std::pair<std::int64_t, std::int64_t>> ranges;  // first, one past the last
     std::vector<std::int64_t> scattered;                        // scattered ones, as elements of their storage
   };
   const Counted& counted(const Instance& instance, std::size_t set);
-  void find_counted(const Instance& instance, std::size_t set, Counted& counted) const;
+  Counted find_counted(const Instance& instance, std::size_t set) const;
   void add_first_copies(const Tensor& t, int dim, std::int64_t begin, std::pair<std::int64_t, std::int64_t> range,
                         const ElementMap& gradients, Counted& counted) const;
   StoragePtr square_of(const OpCall& call, void* data, std::int64_t elements, Dtype dtype);
@@ -48,7 +48,7 @@ class GradientNorm : RankShared {
   void add_instances(std::span<const OpCall> exchanges);
   double hand_to_all(std::span<const OpCall> exchanges);
 
-  std::vector<std::vector<Counted>> counted_;  // by instance and set
+  std::vector<std::vector<std::optional<Counted>>> counted_;  // by instance and set
 };
 
 }  // namespace orrery::realrun

@@ -41,25 +41,19 @@ float first_value(const RunSetup& setup, std::int64_t parameter, std::int64_t el
 template <class Visit>
 void for_each_element(const RunSetup& setup, const Position& position, const Instance& instance, std::size_t set,
                       std::int64_t first, std::int64_t n, Visit visit) {
-  const PiecePlan& plan = *instance.plan;
-  std::size_t ordinal = instance.first_parameter;
-  std::int64_t begin = 0;
-  for (const ParameterGradient& p : plan.piece().parameters) {
-    const std::size_t own = ordinal++;
-    const Tensor& local = plan.tensor(p.parameter);
-    if (local.shared || p.set != set) continue;
+  for (const auto& [parameter, number, begin] : instance.plan->held()[set].flat) {
+    const Tensor& local = instance.tensor(parameter->parameter);
     const std::int64_t from = std::max(first, begin), to = std::min(first + n, begin + local.elements());
-    if (from < to) {
-      const Tensor& shape = setup.parameters[own].tensor;
-      const std::vector<std::int64_t> element =
-          is_whole(local, shape, position) ? std::vector<std::int64_t>{} : whole_elements(local, shape, position);
-      for (std::int64_t at = from; at < to; ++at) {
-        const std::int64_t e = at - begin;
-        visit(static_cast<std::size_t>(at - first), setup.parameters[own].values_of,
-              element.empty() ? e : element[static_cast<std::size_t>(e)]);
-      }
+    if (from >= to) continue;
+    const WholeParameter& whole = setup.parameters[instance.first_parameter + number];
+    const std::vector<std::int64_t> element = is_whole(local, whole.tensor, position)
+                                                  ? std::vector<std::int64_t>{}
+                                                  : whole_elements(local, whole.tensor, position);
+    for (std::int64_t at = from; at < to; ++at) {
+      const std::int64_t e = at - begin;
+      visit(static_cast<std::size_t>(at - first), whole.values_of,
+            element.empty() ? e : element[static_cast<std::size_t>(e)]);
     }
-    begin += local.elements();
   }
 }
 

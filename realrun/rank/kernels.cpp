@@ -48,7 +48,7 @@ struct Kernels::Binding {
   std::array<Tensor, 4> out_tensors;
   std::array<Operand, 6> reads;
   std::array<Operand, 4> writes;
-  std::vector<StoragePtr> gathered;  // gathered operands, kept until the kernel is issued
+  std::array<TensorMemory::Dense, 6> dense;  // reads, kept until the kernel is issued
   std::vector<Result> results;
 };
 
@@ -123,7 +123,7 @@ std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
 // For experts with copies. Ranks begin with different copies, so that remainders of a division are spread evenly.
 void Kernels::find_copies(KernelContext& context) const {
   context.expert_of_slot = program_.expert_of_slot;
-  context.first_copy = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), position_.experts);
+  context.first_copy = position_.coordinate(position_.experts);
 }
 
 // The place of an op in the model is that of its layer's first parameter.
@@ -157,9 +157,8 @@ void Kernels::bind_reads(const OpCall& call, Binding& binding) {
     if (id == kNoTensor) continue;
     Tensor& t = binding.in_tensors[i];
     t = call.instance.tensor(id);
-    StoragePtr copy;
-    binding.reads[i] = {memory_.dense(call, id, copy), &t};
-    if (copy != nullptr) binding.gathered.push_back(std::move(copy));
+    binding.dense[i] = memory_.dense(call, id);
+    binding.reads[i] = {binding.dense[i].data, &t};
     if (is_vocabulary_table(t)) binding.context.first_vocabulary_row = position_.begin(t, 0);
     note_experts(call, t, binding.context);
   }
@@ -175,7 +174,7 @@ void Kernels::note_experts(const OpCall& call, const Tensor& t, KernelContext& c
 }
 
 std::int64_t Kernels::part_in(Division part, Division whole) const {
-  return position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), part.group().without(whole.group()));
+  return position_.coordinate(part.group().without(whole.group()));
 }
 
 // An embedding whose result is divided along the width, while the table's rows are whole.
@@ -188,9 +187,8 @@ void Kernels::take_own_columns(const OpCall& call, Binding& binding) {
                    &indices_.part(t, 1, part_in(y.over[1], t.over[1]) * size, size)};
   const StoragePtr copy = memory_.scratch(part.elements, t.dtype, call.stream);
   backend_.gather(call.stream, part, copy->data);
-  copy->note_written(memory_.order().issued(call.stream));
-  binding.gathered.push_back(copy);
   t.sizes[1] = size;
+  binding.dense[0].gathered = copy;
   binding.reads[0].data = copy->data;
 }
 
@@ -232,9 +230,7 @@ void Kernels::bind_writes(const OpCall& call, Binding& binding) {
       binding.writes[i].data = memory_.element(to);
     } else {
       const StoragePtr result = memory_.scratch(t.elements(), t.dtype, call.stream);
-      if (setup_.options.find_undefined)
-        backend_.fill(call.stream, {result->data, t.dtype, 0, t.elements(), nullptr},
-                      std::numeric_limits<float>::quiet_NaN());
+      if (setup_.options.find_undefined) memory_.fill(*result, std::numeric_limits<float>::quiet_NaN(), call.stream);
       binding.writes[i].data = result->data;
       binding.results.push_back({i, to, result});
     }
@@ -246,8 +242,7 @@ void Kernels::bind_writes(const OpCall& call, Binding& binding) {
 void Kernels::zero_what_is_added(Binding& binding) {
   if (!binding.op.accumulate) return;
   for (const Binding::Result& result : binding.results)
-    if (accumulates(binding.op.kind, result.write))
-      backend_.fill(binding.op.stream, {result.from->data, result.from->dtype, 0, result.from->elements, nullptr}, 0);
+    if (accumulates(binding.op.kind, result.write)) memory_.fill(*result.from, 0, binding.op.stream);
 }
 
 void Kernels::run_bound(Binding& binding) {
@@ -314,10 +309,6 @@ void Kernels::add_results(const OpCall& call, Binding& binding) {
   for (const Binding::Result& result : binding.results)
     backend_.scatter(call.stream, result.from->data, result.to,
                      call.op.accumulate && accumulates(call.op.kind, result.write));
-  if (binding.gathered.empty() && binding.results.empty()) return;
-  const Use use = memory_.order().issued(call.stream);
-  for (const StoragePtr& s : binding.gathered) s->note_read(use);
-  for (const Binding::Result& result : binding.results) result.from->note_read(use);
 }
 
 }  // namespace orrery::realrun

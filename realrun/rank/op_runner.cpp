@@ -28,7 +28,7 @@ OpRunner::OpRunner(const RankShared& rank, StepClock& clock, GradientNorm& norm,
       kernels_(rank, indices_, rows_) {}
 
 void OpRunner::run(const OpCall& call) {
-  communicator_.at(name_of(call.op.phase), call.op.name, call.micro_batch);
+  communicator_.at({name_of(call.op.phase), call.op.name, call.micro_batch});
   RowCountsPtr rows;
   try {
     Issue issue = issue_of(call);
@@ -58,13 +58,12 @@ void OpRunner::dispatch(const OpCall& call, const RowCounts* rows) {
 }
 
 Issue OpRunner::issue_of(const OpCall& call) const {
-  Issue issue;
-  issue.piece = static_cast<std::uint16_t>(&call.instance.piece() - program_.pieces.data());
-  issue.block = static_cast<std::uint8_t>(call.block);
-  issue.op = static_cast<std::uint16_t>(call.index);
-  issue.stream = call.stream;
-  issue.micro_batch = call.micro_batch;
-  return issue;
+  return {.op = &call.op,
+          .piece = static_cast<std::uint16_t>(&call.instance.piece() - program_.pieces.data()),
+          .block = static_cast<std::uint8_t>(call.block),
+          .number = static_cast<std::uint16_t>(call.index),
+          .stream = call.stream,
+          .micro_batch = call.micro_batch};
 }
 
 // Waits for data from other streams, and for the kernels issued before it.
@@ -106,12 +105,10 @@ void OpRunner::copy_between_memories(const OpCall& call) {
   if (from.dtype != to.dtype || from.elements != to.elements)
     throw std::logic_error("a copy between memories changes the tensor's dtype or size");
   // A tensor that is not dense on the device is gathered and scattered there.
-  StoragePtr gathered;
-  const void* const source = memory_.dense(call, call.op.reads[0], gathered);
+  const TensorMemory::Dense source = memory_.dense(call, call.op.reads[0]);
   const TensorMemory::Target target = memory_.target(call, call.op.writes[0]);
   Backend& backend = memory_.backend();
-  backend.copy(call.stream, target.data, source, from.elements * backend.stored_bytes(from.dtype));
-  if (gathered != nullptr) gathered->note_read(memory_.order().issued(call.stream));
+  backend.copy(call.stream, target.data, source.data, from.elements * backend.stored_bytes(from.dtype));
   memory_.put(target, call.stream);
 }
 
@@ -119,14 +116,13 @@ void OpRunner::copy_between_memories(const OpCall& call) {
 bool OpRunner::has_nan(const OpCall& call, TensorId id, const RowCounts* rows) {
   const Slice slice = memory_.slice(call, id, Access::read);
   if (rows == nullptr || !rows_.is_rows(call, id)) return memory_.backend().has_nan(slice);
-  StoragePtr gathered;
-  void* const data = memory_.dense(call, id, gathered);
+  const TensorMemory::Dense dense = memory_.dense(call, id);
   const Tensor& t = call.instance.tensor(id);
   const std::vector<std::int64_t> blocks = rows_.blocks(call, id, *rows);
   const std::int64_t of_block = t.elements() / static_cast<std::int64_t>(blocks.size());
   const std::int64_t width = of_block / t.sizes[t.find(Axis::slots)];
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    const Slice filled{data, slice.dtype, static_cast<std::int64_t>(b) * of_block, blocks[b] * width, nullptr};
+    const Slice filled{dense.data, slice.dtype, static_cast<std::int64_t>(b) * of_block, blocks[b] * width, nullptr};
     if (filled.elements > 0 && memory_.backend().has_nan(filled)) return true;
   }
   return false;

@@ -59,8 +59,12 @@ void PiecePlan::find_capacities(const Program& program) {
 void PiecePlan::find_held(const Position& position) {
   for (const ParameterSet& set : piece_->sets)
     held_.push_back({set.own_parameters, set.own_gradients, position.begin(tensor(set.own_parameters), 0), 0});
-  for (const ParameterGradient& p : piece_->parameters)
-    if (!tensor(p.parameter).shared) held_.at(p.set).elements += tensor(p.parameter).elements();
+  for (const ParameterGradient& p : piece_->parameters) {
+    if (tensor(p.parameter).shared) continue;
+    HeldSet& held = held_.at(p.set);
+    held.flat.push_back({&p, static_cast<std::size_t>(&p - piece_->parameters.data()), held.elements});
+    held.elements += tensor(p.parameter).elements();
+  }
 }
 
 // Finds the places of the gradients that the Program packs within what this rank holds.
@@ -68,33 +72,31 @@ void PiecePlan::find_packed(const PackedGradients& packing, const Program& progr
   const Mesh& mesh = program.mesh;
   std::vector<std::vector<std::int64_t>>& packed = packed_[packing.buffer];
   packed.resize(held_.size());
-  std::vector<std::int64_t> begins(held_.size()), elements(held_.size());
-  for (const ParameterGradient& p : piece_->parameters) {
-    const Tensor& t = tensor(p.parameter);
-    if (t.shared || p.gradient == kNoTensor) continue;
-    const HeldSet& held = held_[p.set];
-    const std::int64_t begin = begins[p.set], size = tensor(held.gradients).elements();
-    begins[p.set] += t.elements();
-    const auto partial = std::find_if(packing.gradients.begin(), packing.gradients.end(), [&](TensorId id) {
-      return id == p.gradient || tensor(id).alias_of == p.gradient;  // rows of a table of positions
-    });
-    if (partial == packing.gradients.end()) continue;
-    for (std::int64_t e = 0; e < t.elements(); ++e) {
-      if (packing.shared_heads && !is_behind_query_heads(t, e)) continue;
-      ++elements[p.set];
-      const std::int64_t at = begin + e - held.begin;
-      if (at >= 0 && at < size) packed[p.set].push_back(view(held.gradients).at(at));
-    }
-    if (*partial == p.gradient) continue;
-    // A table of positions packs as many rows as the sequence has; it may have more.
-    elements[p.set] += tensor(*partial).elements() * mesh.size(tensor(*partial).divided_over()) - t.elements();
-  }
-  // Each shard packs its part; the Program counts the mean over shards.
   std::int64_t all = 0;
-  for (std::size_t s = 0; s < elements.size(); ++s) {
+  for (std::size_t s = 0; s < held_.size(); ++s) {
     if (piece_->sets[s].frozen()) continue;
+    const HeldSet& held = held_[s];
+    const std::int64_t size = tensor(held.gradients).elements();
+    std::int64_t elements = 0;
+    for (const auto& [p, number, begin] : held.flat) {
+      const Tensor& t = tensor(p->parameter);
+      const auto partial = std::find_if(packing.gradients.begin(), packing.gradients.end(), [&, p = p](TensorId id) {
+        return id == p->gradient || tensor(id).alias_of == p->gradient;  // rows of a table of positions
+      });
+      if (p->gradient == kNoTensor || partial == packing.gradients.end()) continue;
+      for (std::int64_t e = 0; e < t.elements(); ++e) {
+        if (packing.shared_heads && !is_behind_query_heads(t, e)) continue;
+        ++elements;
+        const std::int64_t at = begin + e - held.begin;
+        if (at >= 0 && at < size) packed[s].push_back(view(held.gradients).at(at));
+      }
+      if (*partial == p->gradient) continue;
+      // A table of positions packs as many rows as the sequence has; it may have more.
+      elements += tensor(*partial).elements() * mesh.size(tensor(*partial).divided_over()) - t.elements();
+    }
+    // Each shard packs its part; the Program counts the mean over shards.
     const std::int64_t shards = mesh.size(tensor(piece_->sets[s].gradients).divided_over());
-    all += (elements[s] + shards - 1) / shards;
+    all += (elements + shards - 1) / shards;
   }
   const Tensor& buffer = tensor(packing.buffer);
   if (all != buffer.elements())
@@ -166,8 +168,7 @@ std::vector<std::int64_t> sequence_positions(const PiecePlan& plan, const Tensor
   if (d < 0) return {};
   const std::int64_t whole = t.sizes[d] * position.mesh->size(t.over[d].group());
   if (whole != plan.sequence() && t.over[d].empty() && t.sequence_begin == 0) return {};
-  std::vector<std::int64_t> positions =
-      dealt_indices(t.deal(d), t.over[d], whole, t.sizes[d], *position.mesh, static_cast<std::int64_t>(position.rank));
+  std::vector<std::int64_t> positions = position.dealt(t, d, whole);
   for (std::int64_t& at : positions) at += t.sequence_begin;
   return positions;
 }

@@ -47,6 +47,13 @@ inline bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[
 struct HeldSet {
   TensorId parameters = kNoTensor, gradients = kNoTensor;
   std::int64_t begin = 0, elements = 0;  // first element in the whole flat buffers; number of elements of the whole
+  // The parameters in the whole flat buffers, in their order: all but tables that another piece stores.
+  struct Flat {
+    const ParameterGradient* parameter;
+    std::size_t number;  // among the piece's parameters
+    std::int64_t begin;
+  };
+  std::vector<Flat> flat = {};
 };
 
 class PiecePlan {

@@ -2,7 +2,6 @@
 #include "realrun/rank/rank.h"
 
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -82,9 +81,7 @@ Backend::Mark Rank::begin_step(std::int64_t step) {
   if (measured == 0) memory_.ledger().forget_peak();
   backend_.synchronize();
   backend_.forget_marks();
-  Members all(communicator_.ranks());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  communicator_.gather_values(all, "the start of a step", {});
+  communicator_.gather_values(communicator_.everyone(), "the start of a step", {});
   return backend_.mark(Stream::compute);
 }
 

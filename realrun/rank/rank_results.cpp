@@ -88,37 +88,27 @@ void HeldParts::keep_gradients(const Instance& instance) {
   }
 }
 
-std::vector<HeldParts::Values> HeldParts::held_parameters(const Instance& instance) {
-  std::vector<Values> values;  // by set
-  for (const HeldSet& set : instance.plan->held()) {
-    values.emplace_back(static_cast<std::size_t>(instance.tensor(set.parameters).elements()));
-    backend_.read(memory_.slice({instance}, set.parameters, Access::read), values.back());
-  }
-  return values;
-}
-
 void HeldParts::add_parts(const Instance& instance, std::vector<HeldPart>& parts) {
   const PiecePlan& plan = *instance.plan;
-  const std::vector<Values> values = held_parameters(instance);
-  std::vector<std::int64_t> begins(plan.held().size());
-  std::size_t ordinal = instance.first_parameter;
-  for (const ParameterGradient& p : plan.piece().parameters) {
-    const std::size_t own = ordinal++;
-    const Tensor& local = plan.tensor(p.parameter);
-    if (local.shared) continue;
-    HeldPart part;
-    part.parameter = static_cast<std::size_t>(setup_.parameters[own].values_of);
-    const std::vector<std::int64_t> element = whole_elements(local, setup_.parameters[own].tensor, position_);
-    const Values &value = values[p.set], &gradient = gradients_[instance.number][p.set];
-    for (std::int64_t e = 0; e < local.elements(); ++e) {
-      const std::int64_t at = begins[p.set] + e - plan.held()[p.set].begin;
-      if (at < 0 || at >= static_cast<std::int64_t>(value.size())) continue;
-      part.element.push_back(element[static_cast<std::size_t>(e)]);
-      if (p.gradient != kNoTensor) part.gradient.push_back(gradient[static_cast<std::size_t>(at)]);
-      part.value.push_back(value[static_cast<std::size_t>(at)]);
+  for (std::size_t s = 0; s < plan.held().size(); ++s) {
+    const HeldSet& held = plan.held()[s];
+    Values value(static_cast<std::size_t>(plan.tensor(held.parameters).elements()));
+    backend_.read(memory_.slice({instance}, held.parameters, Access::read), value);
+    const Values& gradient = gradients_[instance.number][s];
+    for (const auto& [p, number, begin] : held.flat) {
+      const Tensor& local = plan.tensor(p->parameter);
+      const WholeParameter& whole = setup_.parameters[instance.first_parameter + number];
+      HeldPart& part = parts.emplace_back();
+      part.parameter = static_cast<std::size_t>(whole.values_of);
+      const std::vector<std::int64_t> element = whole_elements(local, whole.tensor, position_);
+      for (std::int64_t e = 0; e < local.elements(); ++e) {
+        const std::int64_t at = begin + e - held.begin;
+        if (at < 0 || at >= static_cast<std::int64_t>(value.size())) continue;
+        part.element.push_back(element[static_cast<std::size_t>(e)]);
+        if (p->gradient != kNoTensor) part.gradient.push_back(gradient[static_cast<std::size_t>(at)]);
+        part.value.push_back(value[static_cast<std::size_t>(at)]);
+      }
     }
-    begins[p.set] += local.elements();
-    parts.push_back(std::move(part));
   }
 }
 

@@ -51,7 +51,6 @@ class HeldParts : RankShared {
 
  private:
   using Values = std::vector<float>;
-  std::vector<Values> held_parameters(const Instance& instance);
   void add_parts(const Instance& instance, std::vector<HeldPart>& parts);
 
   std::vector<std::vector<Values>> gradients_;  // by instance and set

@@ -28,7 +28,7 @@ std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instanc
   const auto slots = static_cast<std::int64_t>(expert_of_slot.size()), each = slots / mesh.size(dividing);
   // If states are divided, equal parts of two copies lie on different ranks.
   const Members group = position_.group(dividing | plan.tensor(held.gradients).over[0].group());
-  const auto own = mesh.coordinate(static_cast<std::int64_t>(position_.rank), dividing);
+  const auto own = position_.coordinate(dividing);
   const auto is_of = [&](std::int64_t coordinate, std::int64_t expert) {
     const auto begin = expert_of_slot.begin() + coordinate * each;
     return std::find(begin, begin + each, expert) != begin + each;
@@ -43,23 +43,21 @@ std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instanc
     for (std::int64_t slot = own * each; slot < (own + 1) * each; ++slot) {
       if (expert_of_slot[static_cast<std::size_t>(slot)] != e) continue;
       Slot here;
-      std::int64_t begin = -held.begin, in_buffer = 0;
+      std::int64_t in_buffer = 0;
       const std::int64_t end = plan.tensor(held.gradients).elements();
-      for (const ParameterGradient& p : plan.piece().parameters) {
-        const Tensor& t = plan.tensor(p.parameter);
-        if (t.shared || p.set != set) continue;
-        if (const int dim = copied_dimension(t, position_); dim >= 0) {
-          std::int64_t behind = 1;  // elements per index of the dimension
-          for (int d = dim + 1; d < t.rank; ++d) behind *= t.sizes[d];
-          for (std::int64_t element = 0; element < t.elements(); ++element) {
-            const std::int64_t at = begin + element;
-            if (at < 0 || at >= end || slot_of(t, dim, element, position_) != slot) continue;
-            here.held.push_back(plan.view(held.gradients).at(at));
-            here.buffer.push_back(in_buffer + element / (behind * t.sizes[dim]) * behind + element % behind);
-          }
-          in_buffer += t.elements() / t.sizes[dim];
+      for (const auto& [parameter, number, begin] : held.flat) {
+        const Tensor& t = plan.tensor(parameter->parameter);
+        const int dim = copied_dimension(t, position_);
+        if (dim < 0) continue;
+        std::int64_t behind = 1;  // elements per index of the dimension
+        for (int d = dim + 1; d < t.rank; ++d) behind *= t.sizes[d];
+        for (std::int64_t element = 0; element < t.elements(); ++element) {
+          const std::int64_t at = begin - held.begin + element;
+          if (at < 0 || at >= end || slot_of(t, dim, element, position_) != slot) continue;
+          here.held.push_back(plan.view(held.gradients).at(at));
+          here.buffer.push_back(in_buffer + element / (behind * t.sizes[dim]) * behind + element % behind);
         }
-        begin += t.elements();
+        in_buffer += t.elements() / t.sizes[dim];
       }
       expert.elements = in_buffer;
       expert.slots.push_back(std::move(here));
@@ -98,7 +96,6 @@ void ReplicaSums::sum(const Expert& expert, const Slice& gradients) {
       if (slot.held.empty()) continue;
       const StoragePtr packed = memory_.scratch(static_cast<std::int64_t>(slot.held.size()), dtype, Stream::compute);
       visit(elements(gradients.base, slot.held), elements(buffer->data, slot.buffer), packed->data);
-      packed->note_read(memory_.order().issued(Stream::compute));
     }
   };
   for_each_slot([&](const Slice& held, const Slice& in_buffer, void* packed) {
@@ -106,13 +103,13 @@ void ReplicaSums::sum(const Expert& expert, const Slice& gradients) {
     backend_.scatter(Stream::compute, packed, in_buffer, /*add=*/true);
   });
   if (expert.members.size() > 1)
-    communicator_.all_reduce(expert.members, "copies of expert " + std::to_string(expert.number), Stream::compute,
-                             buffer->data, expert.elements, dtype);
+    communicator_.all_reduce(
+        {expert.members, "copies of expert " + std::to_string(expert.number), Stream::compute, dtype}, buffer->data,
+        expert.elements);
   for_each_slot([&](const Slice& held, const Slice& in_buffer, void* packed) {
     backend_.gather(Stream::compute, in_buffer, packed);
     backend_.scatter(Stream::compute, packed, held, /*add=*/false);
   });
-  buffer->note_read(memory_.order().issued(Stream::compute));
 }
 
 }  // namespace orrery::realrun

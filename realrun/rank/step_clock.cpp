@@ -32,11 +32,6 @@ double& term_of_gap(std::uint64_t waited_for, TimeBreakdown& time) {
 
 }  // namespace
 
-const Op* StepClock::op_of(const Issue& issue) const {
-  if (issue.kind != Issue::Kind::op) return nullptr;
-  return &(program_.pieces[issue.piece].*kBlocks[issue.block]).ops[issue.op];
-}
-
 void StepClock::add_step(Backend::Mark begin, Backend::Mark end, RankResult& result) {
   const double seconds = backend_.seconds(begin, end);
   result.seconds_by_step.push_back(seconds);
@@ -63,14 +58,13 @@ TimeBreakdown StepClock::terms_of_step(Backend::Mark begin, double seconds) cons
   };
   for (const Issue& issue : issues_) {
     const double from = backend_.seconds(begin, issue.begin), length = backend_.seconds(issue.begin, issue.end);
-    const Op* op = op_of(issue);
-    if (issue.stream == Stream::compute && op != nullptr) {
+    if (issue.stream == Stream::compute && issue.op != nullptr) {
       if (!serial && from > compute_end) account(term_of_gap(issue.waited_for, time), from - compute_end);
       compute_end = from + length;
-      account(term_of(*op, time), length);
+      account(term_of(*issue.op, time), length);
     } else if (serial) {
-      const bool receives = issue.kind == Issue::Kind::receive;
-      account(receives ? time.bubble : time.exposed[static_cast<std::size_t>(row_of(issue.stream).account)], length);
+      account(issue.receives ? time.bubble : time.exposed[static_cast<std::size_t>(row_of(issue.stream).account)],
+              length);
     }
   }
   time.host_issue += std::max(0.0, seconds - accounted);  // between the ops, and after the last one
@@ -85,25 +79,15 @@ TimelineSpan StepClock::interval_of(const Issue& issue, Backend::Mark begin) con
   interval.kind = issue.block;
   interval.micro_batch = static_cast<std::uint32_t>(std::max<std::int64_t>(issue.micro_batch, 0));
   interval.begin_seconds = from, interval.end_seconds = from + backend_.seconds(issue.begin, issue.end);
-  switch (issue.kind) {
-    case Issue::Kind::op:
-      interval.name = op_of(issue)->name;
-      break;
-    case Issue::Kind::send:
-      interval.name = "send";
-      break;
-    case Issue::Kind::receive:
-      interval.name = "receive";
-      break;
-  }
+  interval.name = issue.op != nullptr ? issue.op->name : issue.receives ? "receive" : "send";
   return interval;
 }
 
 void StepClock::add_ops(std::vector<MeasuredOp>& ops) const {
   std::map<std::tuple<std::uint16_t, std::uint8_t, std::uint16_t>, std::pair<double, std::int64_t>> sums;
   for (const Issue& issue : issues_) {
-    if (issue.kind != Issue::Kind::op) continue;
-    auto& [total, calls] = sums[{issue.piece, issue.block, issue.op}];
+    if (issue.op == nullptr) continue;
+    auto& [total, calls] = sums[{issue.piece, issue.block, issue.number}];
     total += backend_.seconds(issue.begin, issue.end);
     ++calls;
   }

@@ -10,15 +10,11 @@ namespace orrery::realrun {
 
 // A timed op or message.
 struct Issue {
-  enum class Kind : std::uint8_t {
-    op,
-    send,
-    receive,  // a message to or from the neighbouring stage
-  };
-  Kind kind = Kind::op;
+  const Op* op = nullptr;  // null: a message to or, if it `receives`, from the neighbouring stage
+  bool receives = false;
   std::uint16_t piece = 0;  // of an op
   std::uint8_t block = 0;
-  std::uint16_t op = 0;
+  std::uint16_t number = 0;
   Stream stream = Stream::compute;
   std::int64_t micro_batch = -1;
   std::uint64_t waited_for = 0;  // set of streams that it waited for
@@ -43,7 +39,6 @@ class StepClock : RankShared {
   void add_step(Backend::Mark begin, Backend::Mark end, RankResult& result);
 
  private:
-  const Op* op_of(const Issue& issue) const;
   TimeBreakdown terms_of_step(Backend::Mark begin, double seconds) const;
   TimelineSpan interval_of(const Issue& issue, Backend::Mark begin) const;
   void add_ops(std::vector<MeasuredOp>& ops) const;

@@ -15,12 +15,7 @@
 
 namespace orrery::realrun {
 
-struct StreamPart {  // storage is null if there is no such stream
-  StoragePtr storage;
-  std::int64_t elements = 0;
-  Dtype dtype = Dtype::fp32;
-};
-using Streams = std::array<StreamPart, 1 + kSideStreams>;
+using Streams = std::array<StoragePtr, 1 + kSideStreams>;  // null: there is no such stream
 
 class PieceStreams {
  public:
@@ -33,9 +28,9 @@ class PieceStreams {
   void hand_on(const Instance& instance, std::size_t block, std::int64_t micro_batch, Streams& streams);
 
  private:
-  void put(const Work& work, TensorId id, const StreamPart& part);
-  StreamPart take(const Work& work, TensorId id, std::size_t block);
-  StreamPart zeros(const Tensor& tensor);
+  void put(const Work& work, TensorId id, const StoragePtr& part);
+  StoragePtr take(const Work& work, TensorId id, std::size_t block);
+  StoragePtr zeros(const Tensor& tensor);
 
   TensorMemory& memory_;
 };
@@ -51,16 +46,16 @@ class StageMessages : RankShared {
   void send(std::int64_t position, std::int64_t micro_batch, bool backward, Streams& streams);
 
  private:
-  StreamPart receive(const MessageTag& tag, const Tensor& tensor);
+  StoragePtr receive(const MessageTag& tag, const Tensor& tensor);
   // Sends the tensor in `parts` parts, of which this rank sends one.
-  void send(const MessageTag& tag, StreamPart& part, std::int64_t parts);
-  void* own_part(const StreamPart& part, std::int64_t parts) const;
+  void send(const MessageTag& tag, StoragePtr& tensor, std::int64_t parts);
+  void* own_part(const Storage& tensor, std::int64_t parts) const;
   std::size_t rank_at(std::int64_t position) const;
   const std::array<const Tensor*, 1 + kSideStreams>& crossing_to(std::int64_t position, bool backward) const;
 
   StepClock& clock_;
   Borders borders_;
-  std::map<MessageTag, StreamPart> own_;  // between chunks of this stage
+  std::map<MessageTag, StoragePtr> own_;  // between chunks of this stage
 };
 
 }  // namespace orrery::realrun

@@ -125,13 +125,12 @@ Slice TensorMemory::slice(const Work& work, TensorId id, Access access) {
           view.dense() ? nullptr : &view.index};
 }
 
-void* TensorMemory::dense(const Work& work, TensorId id, StoragePtr& gathered) {
+TensorMemory::Dense TensorMemory::dense(const Work& work, TensorId id) {
   const Slice s = slice(work, id, Access::read);
-  if (s.index == nullptr) return element(s);
-  gathered = scratch(s.elements, s.dtype, work.stream);
+  if (s.index == nullptr) return {element(s), nullptr};
+  const StoragePtr gathered = scratch(s.elements, s.dtype, work.stream);
   backend_.gather(work.stream, s, gathered->data);
-  gathered->note_written(order_.issued(work.stream));
-  return gathered->data;
+  return {gathered->data, gathered};
 }
 
 TensorMemory::Target TensorMemory::target(const Work& work, TensorId id) {
@@ -142,13 +141,18 @@ TensorMemory::Target TensorMemory::target(const Work& work, TensorId id) {
 }
 
 void TensorMemory::put(const Target& target, Stream stream) {
-  if (target.copy == nullptr) return;
-  backend_.scatter(stream, target.copy->data, target.slice, false);
-  target.copy->note_read(order_.issued(stream));
+  if (target.copy != nullptr) backend_.scatter(stream, target.copy->data, target.slice, false);
 }
 
 StoragePtr TensorMemory::scratch(std::int64_t elements, Dtype dtype, Stream stream) {
-  return allocate(elements, dtype, Category::workspace, stream);
+  const auto end = [this, stream](Storage* s) {
+    try {
+      s->note_read(order_.issued(stream));
+    } catch (const DeviceError&) {  // the device is lost, including its memory
+    }
+    delete s;
+  };
+  return {new Storage(ledger_, elements, dtype, Category::workspace, stream), end};
 }
 
 StoragePtr TensorMemory::allocate(std::int64_t elements, Dtype dtype, Category category, Stream stream, Place place) {

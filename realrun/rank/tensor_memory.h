@@ -35,8 +35,12 @@ class TensorMemory {
   StoragePtr share(const Work& work, TensorId id) { return pointer(work, id, Access::read); }
   // Returns the tensor's part of its storage.
   Slice slice(const Work& work, TensorId id, Access access);
-  // Returns a tensor's dense data: in place, or gathered into `gathered`.
-  void* dense(const Work& work, TensorId id, StoragePtr& gathered);
+  // Returns a tensor's dense data: in place, or gathered into memory that lives as long as the result.
+  struct Dense {
+    void* data = nullptr;
+    StoragePtr gathered;
+  };
+  Dense dense(const Work& work, TensorId id);
 
   // Destination of a result that must be dense: the tensor itself, or a copy that put() then scatters into the tensor.
   struct Target {
@@ -47,7 +51,8 @@ class TensorMemory {
   Target target(const Work& work, TensorId id);
   void put(const Target& target, Stream stream);
 
-  // Allocates memory that belongs to no tensor.
+  // Allocates memory that belongs to no tensor. It is freed after the work that is issued to `stream` while it is held;
+  // only this stream may use it.
   StoragePtr scratch(std::int64_t elements, Dtype dtype, Stream stream);
   StoragePtr allocate(std::int64_t elements, Dtype dtype, Category category, Stream stream,
                       Place place = Place::device);

@@ -51,7 +51,7 @@ void exchange(Communicator& c, const Members& members, const Counts& counts) {
     for (std::int64_t i = 0; i < receives[m]; ++i) expected.push_back(value_of(m, own, i));
   }
   std::vector<float> to(expected.size() + 1, -1);
-  c.all_to_all_v(members, "rows", Stream::compute, from.data(), sends, to.data(), receives, Dtype::bf16);
+  c.all_to_all_v({members, "rows", Stream::compute, Dtype::bf16}, from.data(), sends, to.data(), receives);
   expected.push_back(-1);  // behind what came nothing is written
   EXPECT_EQ(to, expected) << "rank " << c.rank();
 }
@@ -64,9 +64,7 @@ TEST(UnequalExchange, GivesEachMemberItsPartInTheirOrder) {
   for (const Counts& counts : {some, one_sided, one_pair, none})
     for (const std::size_t ranks : {1, 2, 3, 5})
       run_ranks(ranks, [&](Communicator& c) {
-        Members all(ranks);
-        for (std::size_t r = 0; r < ranks; ++r) all[r] = r;
-        exchange(c, all, counts);
+        exchange(c, c.everyone(), counts);
         if (c.rank() >= 2) exchange(c, {all.begin() + 2, all.end()}, counts);
       });
 }
@@ -76,8 +74,8 @@ TEST(UnequalExchange, OfCountsThatDoNotFitSaysWhose) {
     run_ranks(2, [](Communicator& c) {
       const std::vector<std::int64_t> none{0, 0}, sends{10, 0}, receives{0, 20};
       std::vector<float> from(20), to(20);
-      c.all_to_all_v({0, 1}, "rows", Stream::compute, from.data(), c.rank() == 1 ? sends : none, to.data(),
-                     c.rank() == 1 ? none : receives, Dtype::fp32);
+      c.all_to_all_v({{0, 1}, "rows"}, from.data(), c.rank() == 1 ? sends : none, to.data(),
+                     c.rank() == 1 ? none : receives);
     });
     FAIL();
   } catch (const ExecutionError& error) {

@@ -41,7 +41,8 @@ std::size_t index_read(OpKind kind) {
 // rounding is asked for.
 void run_on_cuda(const Op& op, std::span<const orrery::Operand> reads, std::span<const orrery::Operand> writes,
                  const KernelContext& context) {
-  if (!cuda::is_kernel(op.kind)) return run_kernel(op, reads, writes, context);
+  if (static_cast<int>(op.kind) >= kOpKinds || !is_computation(op.kind) || is_matmul(op.kind))
+    return run_kernel(op, reads, writes, context);
   std::vector<orrery::Operand> in, out;
   std::vector<Tensor> tensors;
   tensors.reserve(reads.size() + writes.size());

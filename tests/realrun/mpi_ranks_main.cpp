@@ -53,32 +53,32 @@ void check_collectives(const Group& g, std::int64_t elements) {
   const std::vector<float> part(mine.begin(), mine.begin() + elements);
 
   std::vector<float> out = part;
-  c.all_reduce(g.members, "all_reduce", kStream, out.data(), elements, kFp32);
+  c.all_reduce({g.members, "all_reduce"}, out.data(), elements);
   expect_equal(out, {sums.begin(), sums.begin() + elements}, "all_reduce" + size);
 
   out.assign(whole, -1);
-  c.all_gather(g.members, "all_gather", kStream, part.data(), out.data(), elements, kFp32);
+  c.all_gather({g.members, "all_gather"}, part.data(), out.data(), elements);
   expect_equal(out, gathered, "all_gather" + size);
   out.assign(whole, -1);  // in place
   std::copy(part.begin(), part.end(), out.begin() + own * elements);
-  c.all_gather(g.members, "all_gather", kStream, out.data() + own * elements, out.data(), elements, kFp32);
+  c.all_gather({g.members, "all_gather"}, out.data() + own * elements, out.data(), elements);
   expect_equal(out, gathered, "all_gather in place" + size);
 
   out.assign(part.size(), -1);
-  c.reduce_scatter(g.members, "reduce_scatter", kStream, mine.data(), out.data(), elements, kFp32);
+  c.reduce_scatter({g.members, "reduce_scatter"}, mine.data(), out.data(), elements);
   expect_equal(out, {sums.begin() + own * elements, sums.begin() + (own + 1) * elements}, "reduce_scatter" + size);
 
   out.assign(whole, -1);
-  c.all_to_all(g.members, "all_to_all", kStream, mine.data(), out.data(), elements, kFp32);
+  c.all_to_all({g.members, "all_to_all"}, mine.data(), out.data(), elements);
   expect_equal(out, exchanged, "all_to_all" + size);
 
   const std::size_t to = (g.own + 1) % g.n(), from = (g.own + g.n() - 1) % g.n();
   out.assign(part.size(), -1);
-  c.permute(g.members, "permute", kStream, part.data(), out.data(), elements, kFp32, to, from);
+  c.permute({g.members, "permute"}, part.data(), out.data(), elements, to, from);
   expect_equal(out, values_of(g.members[from], elements), "permute" + size);
 
   out = g.own == 0 ? part : std::vector<float>(part.size(), -1);
-  c.broadcast(g.members, "broadcast", out.data(), elements);
+  c.broadcast({g.members, "broadcast"}, out.data(), elements);
   expect_equal(out, values_of(g.members.front(), elements), "broadcast" + size);
 }
 
@@ -102,7 +102,7 @@ void check_unequal_exchange(const Group& g, std::int64_t elements) {
       truth.insert(truth.end(), from.begin(), from.end());
     }
     std::vector<float> out(truth.size(), -1);
-    g.communicator.all_to_all_v(g.members, "all_to_all_v", kStream, mine.data(), sends, out.data(), receives, kFp32);
+    g.communicator.all_to_all_v({g.members, "all_to_all_v"}, mine.data(), sends, out.data(), receives);
     expect_equal(out, truth, "all_to_all_v of " + std::to_string(elements) + " over " + std::to_string(g.n()));
   }
 }
@@ -142,11 +142,10 @@ void messages(MpiCommunicator& c, std::int64_t elements) {
 
 void run(MpiCommunicator& c, const std::string& what) {
   const std::size_t rank = c.rank(), ranks = c.ranks();
-  Members all(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) all[r] = r;
+  const Members all = c.everyone();
   float one = 1;
   std::vector<float> many(1000, 1);
-  c.at("forward", "linear", 3);
+  c.at({"forward", "linear", 3});
   if (what == "collectives") {
     for (const std::int64_t elements : {1, 2, 3, 7, 64, 1001, 40000}) {
       check_collectives({c, all, rank}, elements);
@@ -160,13 +159,13 @@ void run(MpiCommunicator& c, const std::string& what) {
     gather_unequally({c, all, rank});
     for (const std::int64_t elements : {1, 40000}) messages(c, elements);
   } else if (what == "diverging") {
-    c.all_reduce(all, rank == 1 ? "gradients" : "activations", kStream, &one, 1, kFp32);
+    c.all_reduce({all, rank == 1 ? "gradients" : "activations"}, &one, 1);
   } else if (what == "diverging_sizes") {
     const std::int64_t elements = rank == 1 ? 1000 : 10;
-    c.all_reduce(all, rank == 1 ? "gradients" : "activations", kStream, many.data(), elements, kFp32);
+    c.all_reduce({all, rank == 1 ? "gradients" : "activations"}, many.data(), elements);
   } else if (what == "absent") {
     if (rank == 1) std::this_thread::sleep_for(std::chrono::hours(1));
-    c.all_reduce(all, "gradients", kStream, &one, 1, kFp32);
+    c.all_reduce({all, "gradients"}, &one, 1);
   } else if (what == "no_message") {
     if (rank == 0) c.receive(1, {2, 5, true}, kStream, &one, 1, kFp32);
     std::this_thread::sleep_for(std::chrono::hours(1));
@@ -177,14 +176,14 @@ void run(MpiCommunicator& c, const std::string& what) {
     if (rank == 1) c.receive(0, {2, 5, false}, kStream, many.data(), 1000, kFp32);
   } else if (what == "wrong_counts") {  // the second rank gives less than the first one takes
     const std::vector<std::int64_t> none{0, 0}, sends{10, 0}, receives{0, 20};
-    c.all_to_all_v(all, "exchange", kStream, many.data(), rank == 1 ? sends : none, many.data() + 500,
-                   rank == 1 ? none : receives, kFp32);
+    c.all_to_all_v({all, "exchange"}, many.data(), rank == 1 ? sends : none, many.data() + 500,
+                   rank == 1 ? none : receives);
   } else if (what == "killed") {
     if (rank == 1) raise(SIGKILL);
-    c.all_reduce(all, "gradients", kStream, &one, 1, kFp32);
+    c.all_reduce({all, "gradients"}, &one, 1);
   } else if (what == "throws") {
     if (rank == 1) throw ExecutionError("rank 1 has had enough");
-    c.all_reduce(all, "gradients", kStream, &one, 1, kFp32);
+    c.all_reduce({all, "gradients"}, &one, 1);
   } else {
     throw ExecutionError("no case \"" + what + "\"");
   }
@@ -204,13 +203,13 @@ int main(int argc, char** argv) {
   if (what != "collectives") options.watchdog_seconds = kShortWatchdog;
   for (std::size_t i = 0; i < kCollectiveAlgorithmNames.size(); ++i)
     if (kCollectiveAlgorithmNames[i] == algorithm) options.algorithm = static_cast<CollectiveAlgorithm>(i);
-  MpiCommunicator communicator(options);
+  const std::unique_ptr<MpiCommunicator> communicator = make_mpi_communicator(options);
   try {
-    run(communicator, what);
-    communicator.finish();
+    run(*communicator, what);
+    communicator->finish();
   } catch (...) {
-    communicator.fail(std::current_exception());
+    communicator->fail(std::current_exception());
   }
-  if (communicator.rank() == 0) std::puts("all ranks agree");
+  if (communicator->rank() == 0) std::puts("all ranks agree");
   return 0;
 }

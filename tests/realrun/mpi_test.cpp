@@ -177,8 +177,10 @@ std::map<Edge, double> scheduled(OpKind kind, Algorithm algorithm, std::size_t n
   constexpr std::int64_t kElements = 27720;  // divisible by all that occurs
   const bool whole = kind == OpKind::all_reduce || kind == OpKind::broadcast;
   std::map<Edge, double> shares;
+  const std::vector<std::int64_t> parts(n, kElements);
   for (std::size_t i = 0; i < n; ++i)
-    for (const mpi::Transfer& t : mpi::schedule_of(kind, algorithm, n, i, kElements, 1000))
+    for (const mpi::Transfer& t : kind == OpKind::all_to_all ? mpi::unequal_all_to_all(i, parts, parts)
+                                                             : mpi::schedule_of(kind, algorithm, n, i, kElements, 1000))
       if (t.kind == mpi::Transfer::Kind::send)
         shares[{i, t.member}] +=
             static_cast<double>(t.elements()) / static_cast<double>(kElements) / (whole ? 1 : static_cast<double>(n));

@@ -4,8 +4,6 @@
 
 namespace orrery::cuda {
 
-bool is_kernel(OpKind kind) { return static_cast<int>(kind) < kOpKinds && is_computation(kind) && !is_matmul(kind); }
-
 std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                            std::int64_t processors) {
   if (static_cast<int>(op.kind) >= kOpKinds || !traits_of(op.kind).scratch) return 0;
@@ -27,7 +25,8 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
 void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                 const KernelContext& context, const Launch& launch) {
   const Call call{{op, reads, writes, context}, launch};
-  call.require(is_kernel(op.kind), "multiplies matrices or moves data, and is not a kernel");
+  call.require(static_cast<int>(op.kind) < kOpKinds && is_computation(op.kind) && !is_matmul(op.kind),
+               "multiplies matrices or moves data, and is not a kernel");
   call.require(!op.accumulate || traits_of(op.kind).accumulates != 0, "cannot accumulate");
   check_operands(call);
   switch (op.kind) {

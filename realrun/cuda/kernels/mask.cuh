@@ -18,37 +18,21 @@ struct Interval {
   __device__ bool has(int position) const { return low <= position && position <= high; }
 };
 
-struct Mask {
+struct Mask : AttentionWindow {
   const std::int64_t *query_positions, *key_positions;  // nullptr: in order, queries aligned with the last keys
-  std::int64_t shift, window;
-  bool causal;
+  std::int64_t shift;
 
   __device__ std::int64_t query(std::int64_t i) const {
     return query_positions == nullptr ? i + shift : query_positions[i];
   }
   __device__ std::int64_t key(std::int64_t j) const { return key_positions == nullptr ? j : key_positions[j]; }
-  __host__ __device__ bool all() const { return !causal && window == 0; }
-  // Whether the query at position q attends to the key at position k.
-  __device__ bool sees(std::int64_t q, std::int64_t k) const {
-    if (causal) return k <= q && (window == 0 || k > q - window);
-    return window == 0 || (k - q >= -(window - 1) / 2 && k - q <= window / 2);
-  }
   // The positions of the keys that the query at position p attends to, or of the queries that attend to the key at p.
   __device__ Interval partners(bool of_query, std::int64_t p) const {
     const auto clamped = [](std::int64_t x) {
       constexpr std::int64_t kMost = kNowhere - 1;
       return static_cast<int>(x > kMost ? kMost : x < -kMost ? -kMost : x);
     };
-    constexpr std::int64_t kFar = std::int64_t{1} << 40;
-    std::int64_t before = kFar, after = kFar;
-    if (causal) {
-      after = 0;
-      if (window != 0) before = window - 1;
-    } else if (window != 0) {
-      before = (window - 1) / 2;
-      after = window / 2;
-    }
-    return {clamped(p - (of_query ? before : after)), clamped(p + (of_query ? after : before))};
+    return {clamped(p - (of_query ? before() : after())), clamped(p + (of_query ? after() : before()))};
   }
   // Position of query or key i; kNowhere if it has none.
   __device__ int position(bool of_query, int i, int count) const {
@@ -58,14 +42,10 @@ struct Mask {
   }
   // Whether any query of a range may attend to any key of another, and whether all attend to all.
   __device__ bool touches(Range q, Range k) const {
-    const std::int64_t ahead = std::int64_t{k.low} - q.high, behind = std::int64_t{q.low} - k.high;  // at least
-    if (causal) return ahead <= 0 && (window == 0 || behind < window);
-    return window == 0 || (behind <= (window - 1) / 2 && ahead <= window / 2);
+    return std::int64_t{k.low} - q.high <= after() && std::int64_t{q.low} - k.high <= before();
   }
   __device__ bool covers(Range q, Range k) const {
-    const std::int64_t ahead = std::int64_t{k.high} - q.low, behind = std::int64_t{q.high} - k.low;  // at most
-    if (causal) return ahead <= 0 && (window == 0 || behind < window);
-    return window == 0 || (behind <= (window - 1) / 2 && ahead <= window / 2);
+    return std::int64_t{k.high} - q.low <= after() && std::int64_t{q.high} - k.low <= before();
   }
   // Positions of queries (or keys) [begin, end). All lanes of a warp must call it; every lane gets the range.
   __device__ Range range(bool of_queries, std::int64_t begin, std::int64_t end) const {
@@ -91,7 +71,7 @@ struct Mask {
 
 // The keys of a fused QKV have the queries' positions.
 inline Mask mask_of(const Call& call, std::int64_t queries, std::int64_t keys, bool fused) {
-  Mask mask{nullptr, nullptr, keys - queries, call.op.window, call.op.causal};
+  Mask mask{{call.op.window, call.op.causal}, nullptr, nullptr, keys - queries};
   if (mask.all()) return mask;
   const auto place = [&](std::span<const std::int64_t> positions, std::int64_t n, const std::int64_t* device) {
     if (positions.empty()) return static_cast<const std::int64_t*>(nullptr);

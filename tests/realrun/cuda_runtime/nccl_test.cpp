@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -69,11 +68,6 @@ NcclOptions options_of_environment() {
   options.check_names = true;
   return options;
 }
-Members all_of(const Communicator& communicator) {
-  Members all(communicator.ranks());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  return all;
-}
 
 void compute_steps() {
   const Scenario scenario = scenario_of(std::getenv(kPlan));
@@ -87,11 +81,9 @@ void compute_steps() {
   options.find_undefined = false;  // it would wait for every op, and streams be in order by that alone
   const RunPart part{scenario, program, options.warmup_steps + options.steps};
   const RankResult own = execute_rank({&part, 1}, options, backend, *communicator);
-  const auto numbers = communicator->gather_values(all_of(*communicator), "results", to_numbers(own));
+  const std::vector<RankResult> results = gather_results(own, *communicator);
   communicator->finish();
   if (communicator->rank() != 0) return;
-  std::vector<RankResult> results;
-  for (const auto& of_rank : numbers) results.push_back(rank_result_from(of_rank));
   const Execution found = assemble(scenario, results);
   const Agreement with_one_rank = agreement(execute(on_one_rank(scenario), options), found);
   EXPECT_TRUE(with_one_rank.within(kTolerance)) << with_one_rank.worst_gradient;
@@ -138,14 +130,14 @@ void check_collectives(CudaBackend& backend, Communicator& c, const Members& mem
   const auto offset = own * elements * bytes_of(dtype, 1);
   constexpr Stream kStream = Stream::tensor_communication;
   backend.wait(kStream, backend.record(Stream::compute));
-  c.all_reduce(members, "sum", kStream, sum.data, elements, dtype);
-  c.all_gather(members, "gather", kStream, first.data, gather.data, elements, dtype);
-  c.all_gather(members, "gather in place", kStream, static_cast<char*>(in_place.data) + offset, in_place.data, elements,
-               dtype);
-  c.reduce_scatter(members, "scatter", kStream, all_mine.data, scatter.data, elements, dtype);
-  c.all_to_all(members, "exchange", kStream, all_mine.data, exchange.data, elements, dtype);
+  c.all_reduce({members, "sum", kStream, dtype}, sum.data, elements);
+  c.all_gather({members, "gather", kStream, dtype}, first.data, gather.data, elements);
+  c.all_gather({members, "gather in place", kStream, dtype}, static_cast<char*>(in_place.data) + offset, in_place.data,
+               elements);
+  c.reduce_scatter({members, "scatter", kStream, dtype}, all_mine.data, scatter.data, elements);
+  c.all_to_all({members, "exchange", kStream, dtype}, all_mine.data, exchange.data, elements);
   const auto to = static_cast<std::size_t>((own + 1) % n), from = static_cast<std::size_t>((own + n - 1) % n);
-  c.permute(members, "shift", kStream, first.data, shifted.data, elements, dtype, to, from);
+  c.permute({members, "shift", kStream, dtype}, first.data, shifted.data, elements, to, from);
   backend.synchronize();
   EXPECT_EQ(sum.values(), part_of(sums, 0)) << name_of(dtype);
   EXPECT_EQ(gather.values(), gathered) << name_of(dtype);
@@ -177,7 +169,7 @@ void check_unequal_exchange(CudaBackend& backend, Communicator& c, const Members
     }
     const auto shape = [&](const Values& values) { return of({{static_cast<std::int64_t>(values.size())}}, dtype); };
     const Held in(backend, shape(mine), mine), out(backend, shape(truth), Values(truth.size(), -1));
-    c.all_to_all_v(members, "unequal exchange", Stream::compute, in.data, sends, out.data, receives, dtype);
+    c.all_to_all_v({members, "unequal exchange", Stream::compute, dtype}, in.data, sends, out.data, receives);
     backend.synchronize();
     EXPECT_EQ(out.values(), truth) << name_of(dtype) << ", case " << which;
   }
@@ -229,13 +221,13 @@ TEST(NcclRank, DoesItsPart) {
     const auto c = make_nccl_communicator(backend, options);
     for (const std::int64_t elements : {1, 7, 1001})
       for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16})
-        check_collectives(backend, *c, all_of(*c), elements, dtype);
-    for (const Dtype dtype : {Dtype::fp32, Dtype::bf16}) check_unequal_exchange(backend, *c, all_of(*c), 4, dtype);
+        check_collectives(backend, *c, c->everyone(), elements, dtype);
+    for (const Dtype dtype : {Dtype::fp32, Dtype::bf16}) check_unequal_exchange(backend, *c, c->everyone(), 4, dtype);
     if (c->rank() > 0) {
       check_collectives(backend, *c, {1, 2}, 5, Dtype::fp32);
       check_unequal_exchange(backend, *c, {1, 2}, 5, Dtype::fp32);
     }
-    const auto gathered = c->gather_values(all_of(*c), "values", std::vector<double>(c->rank(), 0.1));
+    const auto gathered = c->gather_values(c->everyone(), "values", std::vector<double>(c->rank(), 0.1));
     for (std::size_t m = 0; m < gathered.size(); ++m) EXPECT_EQ(gathered[m], std::vector<double>(m, 0.1));
     c->finish();
   } else if (part == "devices") {
@@ -248,12 +240,12 @@ TEST(NcclRank, DoesItsPart) {
     options.watchdog_seconds = kShortWatchdog;
     const auto c = make_nccl_communicator(backend, options);
     const Held data(backend, of({{10}}), Values(10, 1));
-    c->at("forward", "linear", 3);
+    c->at({"forward", "linear", 3});
     const auto all_reduce = [&](const std::string& what) {
-      c->all_reduce(all_of(*c), what, Stream::compute, data.data, 10, Dtype::fp32);
+      c->all_reduce({c->everyone(), what}, data.data, 10);
       backend.synchronize();
     };
-    const auto start = [&] { c->gather_values(all_of(*c), "start", {}); };
+    const auto start = [&] { c->gather_values(c->everyone(), "start", {}); };
     if (part != "die") start();
     if (part == "diverge") {
       const std::string said = failure_of([&] { all_reduce(c->rank() == 0 ? "gradients" : "activations"); });
