@@ -127,7 +127,7 @@ struct CollectiveCost {
   // Within the node the collective uses only links that groups of other strides do not use: a mesh's links between
   // neighbouring ranks, or the NVLink bridge of a pair.
   bool between_neighbours = false;
-  TokenShares token_shares;  // for by_token
+  TokenShares token_shares = {};  // for by_token
   // The parts of latency_seconds for a step-by-step run: once per collective, per message within the node, and per
   // message between nodes.
   double base_seconds = 0, intra_step_seconds = 0, inter_step_seconds = 0;

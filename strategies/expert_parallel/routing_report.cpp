@@ -36,7 +36,7 @@ std::string routing_text(const Evaluated& here, const Evaluate&) {
       "load and the number of layers that have it:\n",
       source, w.step, scenario.plan.expert.degree, scenario.model.placed_experts() / scenario.plan.expert.degree,
       scenario.model.placed_experts() == scenario.plan.expert.degree ? "" : "s");
-  constexpr std::array<Column, 4> kColumns{{{"layers"}, {"busiest rank"}, {"busiest expert"}, {"dropped"}}};
+  constexpr std::string_view kColumns = "layers|busiest rank|busiest expert|dropped";
   std::vector<std::vector<std::string>> rows;
   for (const Load& load : here.program().loads)
     if (load.of == RowsOf::tokens)

@@ -258,8 +258,7 @@ PipelineDegrees pipeline_degrees(const Scenario& scenario, const Evaluate& evalu
 namespace {
 
 std::string profile_text(const PipelineDegrees& degrees) {
-  constexpr std::array<Column, 6> kColumns{
-      {{"operation", false}, {"alpha"}, {"beta"}, {"r^2"}, {"takes"}, {"n of the layer", false}}};
+  constexpr std::string_view kColumns = "<operation|alpha|beta|r^2|takes|<n of the layer";
   std::vector<std::vector<std::string>> rows;
   const auto row = [&](const char* name, const ProfiledTime& profiled, const char* unit) {
     if (profiled.units == 0) return;
@@ -282,7 +281,7 @@ std::string bottleneck_text(Bottleneck bottleneck) {
 }
 
 std::string cases_text(const PipelineDegrees& degrees) {
-  constexpr std::array<Column, 5> kColumns{{{"degree"}, {"forward"}, {"case", false}, {"backward"}, {"case", false}}};
+  constexpr std::string_view kColumns = "degree|forward|<case|backward|<case";
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < degrees.forward.size(); ++i) {
     const PipelinedLayer &f = degrees.forward[i], &b = degrees.backward[i];
@@ -295,14 +294,11 @@ std::string cases_text(const PipelineDegrees& degrees) {
 
 std::string steps_text(const PipelineDegrees& degrees) {
   const StepByDegrees& fastest = degrees.fastest();
-  std::array<Column, kDegrees.size() + 2> columns{{{"forward \\ backward"}}};
-  std::array<std::string, kDegrees.size()> headings;
-  columns.back() = {"", false};
+  std::string columns = "forward \\ backward";
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < kDegrees.size(); ++i) {
-    headings[i] = std::to_string(kDegrees[i]);
-    columns[i + 1] = {headings[i]};
-    rows.push_back({headings[i]});
+    columns += "|" + std::to_string(kDegrees[i]);
+    rows.push_back({std::to_string(kDegrees[i])});
     for (const std::int64_t backward : kDegrees) {
       const auto step = std::ranges::find_if(
           degrees.steps, [&](const StepByDegrees& s) { return s.forward == kDegrees[i] && s.backward == backward; });
@@ -311,8 +307,8 @@ std::string steps_text(const PipelineDegrees& degrees) {
     rows.back().push_back(fastest.forward == kDegrees[i] ? "<" : "");
   }
   std::string text =
-      grid(columns, rows) + fmt::format("  fastest: {} forward, {} backward, {} per step", fastest.forward,
-                                        fastest.backward, seconds_text(fastest.seconds));
+      grid(columns + "|<", rows) + fmt::format("  fastest: {} forward, {} backward, {} per step", fastest.forward,
+                                               fastest.backward, seconds_text(fastest.seconds));
   if (const StepByDegrees* chosen = degrees.chosen(); chosen != nullptr && chosen != &fastest)
     text += fmt::format("; with the degrees that the cases choose {}, {}", seconds_text(chosen->seconds),
                         signed_percent_text(chosen->seconds / fastest.seconds - 1));
@@ -323,7 +319,7 @@ std::string gradients_text(const GradientPieces& gradients) {
   const std::string heading =
       "Gradients of a layer, all-reduced in parts during the backward of the next layer (section 5)\n";
   if (gradients.steps.empty()) return heading + "  none: " + gradients.refused + "\n";
-  constexpr std::array<Column, 5> kColumns{{{"partition", false}, {"experts"}, {"dense"}, {"formula"}, {"step"}}};
+  constexpr std::string_view kColumns = "<partition|experts|dense|formula|step";
   std::vector<std::vector<std::string>> rows;
   for (const StepByShares& step : gradients.steps) {
     const GradientPartition* const formula = step.partition == "greedy"   ? &gradients.greedy

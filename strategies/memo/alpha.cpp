@@ -176,14 +176,7 @@ std::string text_of(const Alpha& a) {
                       a.host_capacity_bytes > 0 ? bound_text(a.room(), "none: OOHM at alpha 0")
                                                 : "not known: the host memory of a node is not known",
                       "memo_alpha", a.room() < 0 ? "none fits" : fmt::format("{:.3f}", a.chosen()));
-  constexpr std::array<Column, 8> kColumns{{{"alpha"},
-                                            {"step"},
-                                            {"waits to host"},
-                                            {"to device"},
-                                            {"device peak"},
-                                            {"node's host"},
-                                            {"memory", false},
-                                            {"", false}}};
+  constexpr std::string_view kColumns = "alpha|step|waits to host|to device|device peak|node's host|<memory|<";
   std::vector<std::vector<std::string>> rows;
   const StepByAlpha& fastest = a.fastest();
   for (const StepByAlpha& step : a.steps) {

@@ -322,7 +322,7 @@ std::string documents_text(const Evaluated& here, const Evaluate&) {
       "micro-batch, by class of micro-batches:\n",
       w.recorded_documents ? "recorded in " + w.documents_file : one_line(w.documents, kMostOfList), w.step,
       packed.count(), packed.length);
-  constexpr std::array<Column, 4> kColumns{{{"micro-batches"}, {"documents"}, {"slowest replica"}, {"mean"}}};
+  constexpr std::string_view kColumns = "micro-batches|documents|slowest replica|mean";
   std::vector<std::vector<std::string>> rows;
   for (const DocumentLoad& load : program.document_loads) {
     double documents = 0, all = 0, slowest = 0;

@@ -369,9 +369,8 @@ std::string zones_text(const Evaluated& here, const Evaluate&) {
                     std::to_string(moves ? attends - kept : 0),
                     std::to_string(moves ? rows_of(partition.at_home[r]) - kept : 0)});
   }
-  constexpr std::array<Column, 3> kDocuments{{{"tokens"}, {"ranks"}, {"of context_parallel"}}};
-  constexpr std::array<Column, 5> kRanks{
-      {{"rank"}, {"tokens in attention"}, {"pairs, over the mean"}, {"from other ranks"}, {"at other ranks"}}};
+  constexpr std::string_view kDocuments = "tokens|ranks|of context_parallel";
+  constexpr std::string_view kRanks = "rank|tokens in attention|pairs, over the mean|from other ranks|at other ranks";
   return fmt::format("zones: \"{}\", step {}; a rank has at most {:.3f} times the mean tokens in attention\n",
                      kPartitionRuleNames[static_cast<std::size_t>(scenario.plan.zeppelin.partition)],
                      scenario.workload.step, partition.capacity) +

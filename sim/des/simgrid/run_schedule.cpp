@@ -373,7 +373,8 @@ Task SimgridRun::run_pair(SimulatedClass& c, const Slot& forward, const Slot& ba
       return program.pieces[piece].layers > 0 ? c.plan->paired_codes[piece][i] : c.plan->codes[piece][i];
     };
     const auto& stages = program.stages_of(program.class_of(slots[i]->micro_batch));
-    append_line(program.pieces, stages[c.stage][slots[i]->chunk].runs, i == 1, code_of, items[i]);
+    append_line(program.pieces, stages[c.stage][slots[i]->chunk].runs,
+                i == 1 ? BlockKind::backward : BlockKind::forward, code_of, items[i]);
   }
   const std::size_t of_forward = LineIssue::works_of(items[0]);
   Line& line = begin_line(c, of_forward + LineIssue::works_of(items[1]));
