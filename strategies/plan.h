@@ -31,6 +31,7 @@
 #include "strategies/tensor_parallel/options.h"
 #include "strategies/usp/options.h"
 #include "strategies/zeppelin/options.h"
+#include "strategies/zero_topo/options.h"
 #include "strategies/zeropp/options.h"
 
 // Strategies with options and the members of Plan that these are, in the order in which help and schema show the
@@ -51,6 +52,7 @@
   X(data_parallel, data)                          \
   X(zeropp, zeropp)                               \
   X(mics, mics)                                   \
+  X(zero_topo, zero_topo)                         \
   X(activation_recompute, recompute)              \
   X(activation_offload, activation_offload)       \
   X(memo, memo)                                   \

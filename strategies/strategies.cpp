@@ -27,6 +27,7 @@
   X(optimizer)               \
   X(zeropp)                  \
   X(mics)                    \
+  X(zero_topo)               \
   X(data_parallel)           \
   X(offload)                 \
   X(packed_documents)
