@@ -66,8 +66,6 @@ void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_paralle
   sharding.keeps_parameters = false;
 }
 
-void disable(Plan& plan) { plan.zero_topo = {}; }
-
 constexpr PlanWord kWords[]{{"zero-topo", used}};
 
 // Degrees for the tiers of a node: all, the node, and for weights the devices that share a package.
