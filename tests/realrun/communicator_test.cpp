@@ -64,7 +64,8 @@ TEST(UnequalExchange, GivesEachMemberItsPartInTheirOrder) {
   for (const Counts& counts : {some, one_sided, one_pair, none})
     for (const std::size_t ranks : {1, 2, 3, 5})
       run_ranks(ranks, [&](Communicator& c) {
-        exchange(c, c.everyone(), counts);
+        const Members all = c.everyone();
+        exchange(c, all, counts);
         if (c.rank() >= 2) exchange(c, {all.begin() + 2, all.end()}, counts);
       });
 }

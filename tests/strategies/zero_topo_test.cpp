@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "sim/base/error.h"
 #include "sim/program/check.h"
 #include "tests/strategies/support.h"
@@ -24,7 +26,7 @@ struct LevelCollective {
   OpKind kind;
   std::int64_t ranks;
   When when;
-  double bytes;  // of the larger side
+  std::int64_t bytes;  // of the larger side
   auto operator<=>(const LevelCollective&) const = default;
 };
 std::vector<LevelCollective> level_collectives(const Program& p) {
@@ -40,7 +42,8 @@ std::vector<LevelCollective> level_collectives(const Program& p) {
 
 // The memory of the scheme: 2 P / p_w + 2 P / p_g + 12 P / p_o.
 TEST(ZeroTopo, DividesEachStateOverItsOwnGroup) {
-  for (const auto [weights, gradients] : {std::pair{2, 8}, {1, 8}, {8, 8}, {2, 32}, {0, 0}, {4, 0}}) {
+  for (const auto& [weights, gradients] :
+       std::vector<std::pair<int, int>>{{2, 8}, {1, 8}, {8, 8}, {2, 32}, {0, 0}, {4, 0}}) {
     Program p;
     lower(three_levels(weights, gradients), p);
     for (const Violation& v : check(p)) ADD_FAILURE() << v.text;
@@ -64,16 +67,20 @@ TEST(ZeroTopo, CrossesNodesOnceAStep) {
   const Piece& layer = piece_named(p, "layer");
   std::map<std::pair<OpKind, std::int64_t>, std::vector<When>> met;
   for (const LevelCollective& c : level_collectives(p)) met[{c.kind, c.ranks}].push_back(c.when);
-  EXPECT_THAT((met[{OpKind::all_gather, 2}]), ElementsAre(When::every_micro_batch, When::every_micro_batch));
-  EXPECT_THAT((met[{OpKind::reduce_scatter, 8}]).size() + met[{OpKind::reduce_scatter, 2}].size(), 2u);
-  EXPECT_THAT((met[{OpKind::reduce_scatter, 4}]),
-              ElementsAre(When::every_micro_batch, When::last_micro_batch));
-  EXPECT_THAT((met[{OpKind::all_gather, 4}]), ElementsAre(When::first_micro_batch, When::first_micro_batch));
+  const auto when = [&](OpKind kind, std::int64_t ranks) { return met[std::pair(kind, ranks)]; };
+  EXPECT_THAT(when(OpKind::all_gather, 2), ElementsAre(When::every_micro_batch, When::every_micro_batch));
+  EXPECT_THAT(when(OpKind::all_gather, 4), ElementsAre(When::first_micro_batch, When::first_micro_batch));
+  EXPECT_THAT(when(OpKind::reduce_scatter, 2), ElementsAre(When::every_micro_batch));
+  EXPECT_THAT(when(OpKind::reduce_scatter, 4), ElementsAre(When::every_micro_batch, When::last_micro_batch));
+  EXPECT_EQ(met.size(), 4u);
   for (const Block* block : {&layer.forward, &layer.backward})
-    for (const Op& op : block->ops)
-      if (is_communication(op.kind) && op.when == When::every_micro_batch)
-        for (std::size_t d = 0; d < p.mesh.digits().size(); ++d)
-          EXPECT_TRUE(!op.group.contains(static_cast<int>(d)) || p.mesh.digits()[d].stride < 8) << "leaves the node";
+    for (const Op& op : block->ops) {
+      if (!is_communication(op.kind) || op.when != When::every_micro_batch) continue;
+      for (std::size_t d = 0; d < p.mesh.digits().size(); ++d) {
+        const bool leaves_the_node = p.mesh.digits()[d].stride >= 8;
+        EXPECT_FALSE(leaves_the_node && op.group.contains(static_cast<int>(d))) << op.name;
+      }
+    }
 }
 
 // ZeRO-3 is three equal degrees.
