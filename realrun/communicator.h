@@ -31,7 +31,7 @@ class ExecutionError : public std::runtime_error {
 using Members = std::vector<std::size_t>;
 
 // A collective operation of a group of ranks.
-struct Meeting {
+struct CollectiveCall {
   Members members;   // the ranks of the group, ascending, including this one
   std::string what;  // its name; a call throws if ranks meet under different names, as they have diverged
   Stream stream = Stream::compute;  // orders it like any other work
@@ -77,24 +77,24 @@ class Communicator {
   // Sets the place that the watchdog reports for this rank.
   virtual void at(const PlaceInProgram& place) = 0;
 
-  virtual void all_reduce(const Meeting& of, void* data, std::int64_t elements) = 0;  // the sum, in place
+  virtual void all_reduce(const CollectiveCall& of, void* data, std::int64_t elements) = 0;  // the sum, in place
   // `whole` holds part_elements from each member, in the members' order. `part` may be this rank's place in `whole`.
-  virtual void all_gather(const Meeting& of, const void* part, void* whole, std::int64_t part_elements) = 0;
+  virtual void all_gather(const CollectiveCall& of, const void* part, void* whole, std::int64_t part_elements) = 0;
   // The reverse, with sums.
-  virtual void reduce_scatter(const Meeting& of, const void* whole, void* part, std::int64_t part_elements) = 0;
+  virtual void reduce_scatter(const CollectiveCall& of, const void* whole, void* part, std::int64_t part_elements) = 0;
   // Sends part j of `from` to member j; part j of `to` receives member j's part for this rank.
-  void all_to_all(const Meeting& of, const void* from, void* to, std::int64_t part_elements) {
+  void all_to_all(const CollectiveCall& of, const void* from, void* to, std::int64_t part_elements) {
     const std::vector<std::int64_t> parts(of.members.size(), part_elements);
     all_to_all_v(of, from, parts, to, parts);
   }
   // The same for parts of different sizes: part j of `from` has sends[j] elements, part i of `to` has receives[i], as
   // many as member i sends to this rank. Parts are contiguous and may be empty. `sends` and `receives` are host memory
   // and not read after the call.
-  virtual void all_to_all_v(const Meeting& of, const void* from, std::span<const std::int64_t> sends, void* to,
+  virtual void all_to_all_v(const CollectiveCall& of, const void* from, std::span<const std::int64_t> sends, void* to,
                             std::span<const std::int64_t> receives) = 0;
   // Each member sends to one member and receives from one, both given as indices into `members`: a permutation.
-  virtual void permute(const Meeting& of, const void* from, void* to, std::int64_t elements, std::size_t to_member,
-                       std::size_t from_member) {
+  virtual void permute(const CollectiveCall& of, const void* from, void* to, std::int64_t elements,
+                       std::size_t to_member, std::size_t from_member) {
     std::vector<std::int64_t> sends(of.members.size()), receives(of.members.size());
     sends.at(to_member) = receives.at(from_member) = elements;
     all_to_all_v(of, from, sends, to, receives);

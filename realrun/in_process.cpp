@@ -115,7 +115,7 @@ class InProcessCommunicator final : public Communicator {
   }
 
   // Every rank sums its part of the elements, then takes the others' sums: a reduce-scatter and an all-gather.
-  void all_reduce(const Meeting& of, void* data, std::int64_t elements) override {
+  void all_reduce(const CollectiveCall& of, void* data, std::int64_t elements) override {
     if (of.members.size() == 1) return;
     const auto n = static_cast<std::int64_t>(of.members.size());
     const std::int64_t part = (elements + n - 1) / n, own = index_in(of);
@@ -130,7 +130,7 @@ class InProcessCommunicator final : public Communicator {
     show(of, nullptr);  // after this nobody reads the sums
   }
 
-  void all_gather(const Meeting& of, const void* part, void* whole, std::int64_t part_elements) override {
+  void all_gather(const CollectiveCall& of, const void* part, void* whole, std::int64_t part_elements) override {
     const AllShown all = show(of, part);
     for (std::size_t i = 0; i < of.members.size(); ++i) {
       void* to = at_element(whole, static_cast<std::int64_t>(i) * part_elements, of.dtype);
@@ -139,7 +139,7 @@ class InProcessCommunicator final : public Communicator {
     show(of, nullptr);
   }
 
-  void reduce_scatter(const Meeting& of, const void* whole, void* part, std::int64_t part_elements) override {
+  void reduce_scatter(const CollectiveCall& of, const void* whole, void* part, std::int64_t part_elements) override {
     const AllShown all = show(of, whole);
     const std::shared_ptr<void> sum = scratch(of, part_elements);  // other ranks may still read `part`
     sum_of(*all, of, index_in(of) * part_elements, sum.get(), part_elements);
@@ -148,7 +148,7 @@ class InProcessCommunicator final : public Communicator {
     backend_.synchronize(of.stream);
   }
 
-  void all_to_all_v(const Meeting& of, const void* from, std::span<const std::int64_t> sends, void* to,
+  void all_to_all_v(const CollectiveCall& of, const void* from, std::span<const std::int64_t> sends, void* to,
                     std::span<const std::int64_t> receives) override {
     const AllShown all = show(of, from, {sends.begin(), sends.end()});
     std::int64_t at = 0;
@@ -222,10 +222,10 @@ class InProcessCommunicator final : public Communicator {
   }
 
  private:
-  std::shared_ptr<void> scratch(const Meeting& of, std::int64_t elements) {
+  std::shared_ptr<void> scratch(const CollectiveCall& of, std::int64_t elements) {
     return {backend_.allocate(elements, of.dtype, Place::device, of.stream), [this](void* m) { backend_.release(m); }};
   }
-  std::int64_t index_in(const Meeting& of) const {
+  std::int64_t index_in(const CollectiveCall& of) const {
     return std::find(of.members.begin(), of.members.end(), rank_) - of.members.begin();
   }
   void* at_element(void* data, std::int64_t element, Dtype dtype) const {
@@ -235,14 +235,15 @@ class InProcessCommunicator final : public Communicator {
     return static_cast<const std::byte*>(data) + element * backend_.stored_bytes(dtype);
   }
   // Meets the others when everything issued to the stream is done.
-  AllShown show(const Meeting& of, const void* data, std::vector<double> values = {}) {
+  AllShown show(const CollectiveCall& of, const void* data, std::vector<double> values = {}) {
     backend_.synchronize(of.stream);
     return shared_.meet(rank_, of.members, of.what, {data, std::move(values)});
   }
-  void copy(const Meeting& of, void* to, const void* from, std::int64_t elements) {
+  void copy(const CollectiveCall& of, void* to, const void* from, std::int64_t elements) {
     backend_.copy(of.stream, to, from, elements * backend_.stored_bytes(of.dtype));
   }
-  void sum_of(const std::vector<Shown>& all, const Meeting& of, std::int64_t begin, void* to, std::int64_t elements) {
+  void sum_of(const std::vector<Shown>& all, const CollectiveCall& of, std::int64_t begin, void* to,
+              std::int64_t elements) {
     std::vector<const void*> parts;
     for (const Shown& shown : all) parts.push_back(at_element(shown.data, begin, of.dtype));
     backend_.sum(of.stream, parts, to, elements, of.dtype);

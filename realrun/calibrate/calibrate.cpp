@@ -43,7 +43,7 @@ constexpr int kRepetitions = 41;
 void run(const RankCollective& c, Communicator& communicator, const Members& members, void* from, void* to) {
   const auto elements = static_cast<std::int64_t>(c.bytes) / bytes_of(Dtype::fp32, 1);
   const std::int64_t part = std::max<std::int64_t>(1, elements / c.ranks);
-  const Meeting of{members, c.id};
+  const CollectiveCall of{members, c.id};
   switch (c.kind) {
     case OpKind::all_reduce:
       return communicator.all_reduce(of, to, elements);

@@ -61,21 +61,23 @@ KernelPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t 
                            transposed ? " transposed" : ""));
 }
 
-bool is_too_large(const SweepOptions& o, const KernelPoint& p) {
-  return flops(p.op, p.tensors) > o.most_flops || std::ranges::any_of(p.tensors, [&](const Tensor& t) {
-           return t.find(Axis::vocab) != 0 && static_cast<double>(t.elements()) > o.most_elements;
-         });
+bool has_too_many_flops(const SweepOptions& o, const KernelPoint& p) { return flops(p.op, p.tensors) > o.most_flops; }
+bool has_too_large_tensors(const SweepOptions& o, const KernelPoint& p) {
+  return std::ranges::any_of(p.tensors, [&](const Tensor& t) {
+    return t.find(Axis::vocab) != 0 && static_cast<double>(t.elements()) > o.most_elements;
+  });
 }
 
-// Adds `count` different points within the limits, of which draw(i, made) is the i-th. The number of draws is bounded,
-// as there may not be enough.
+// Adds `count` different points that are not too_large, of which draw(i, made) is the i-th. The number of draws is
+// bounded, as there may not be enough.
 template <class Draw>
-void add_drawn(const SweepOptions& o, std::int64_t count, std::vector<KernelPoint>& points, Draw draw) {
+void add_drawn(const SweepOptions& o, std::int64_t count, std::vector<KernelPoint>& points,
+               bool (*too_large)(const SweepOptions&, const KernelPoint&), Draw draw) {
   std::set<std::string> seen;
   const std::int64_t most_draws = 20 * count;
   for (std::int64_t i = 0, made = 0; made < count && i < most_draws; ++i) {
     KernelPoint p = draw(i, made);
-    if (is_too_large(o, p) || !seen.insert(p.id).second) continue;
+    if (too_large(o, p) || !seen.insert(p.id).second) continue;
     points.push_back(std::move(p));
     ++made;
   }
@@ -83,7 +85,7 @@ void add_drawn(const SweepOptions& o, std::int64_t count, std::vector<KernelPoin
 
 void add_products(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
   constexpr std::array kinds{OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient};
-  add_drawn(o, o.products, points, [&](std::int64_t i, std::int64_t) {
+  add_drawn(o, o.products, points, has_too_many_flops, [&](std::int64_t i, std::int64_t) {
     const std::int64_t tokens = size_between(o.least_tokens, o.most_tokens, halton(i, 2));
     const std::int64_t hidden = size_between(o.least_hidden, o.most_hidden, halton(i, 3));
     // Widths n and k of a layer's products: fused QKV, projection, up, down. Then a head, and one with any aspect
@@ -120,7 +122,7 @@ KernelPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64
 void add_attention(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
   constexpr std::array<std::int64_t, 4> kHeadDims{64, 32, 128, 96};
   for (const bool backward : {false, true})
-    add_drawn(o, o.attentions, points, [&](std::int64_t i, std::int64_t) {
+    add_drawn(o, o.attentions, points, has_too_many_flops, [&](std::int64_t i, std::int64_t) {
       const std::int64_t sequence = size_between(o.least_tokens, o.most_sequence, halton(i, 2));
       const std::int64_t heads = size_between(1, 16, halton(i, 3));
       const std::int64_t batch = size_between(1, std::max<std::int64_t>(1, o.most_tokens / sequence), halton(i, 5));
@@ -251,7 +253,7 @@ KernelPoint memory_point(const SweepOptions& o, MemoryKind kind, std::int64_t to
 
 void add_memory_bound(const SweepOptions& o, std::vector<KernelPoint>& points) {
   for (const MemoryKind& kind : memory_kinds())
-    add_drawn(o, o.of_a_kind, points, [&](std::int64_t i, std::int64_t made) {
+    add_drawn(o, o.of_a_kind, points, has_too_large_tensors, [&](std::int64_t i, std::int64_t made) {
       if (made == 1) return memory_point(o, kind, 1, o.least_hidden, i);  // measures fixed time only
       return memory_point(o, kind, size_between(o.least_tokens, o.most_tokens, halton(i, 2)),
                           size_between(o.least_hidden, 4 * o.most_hidden, halton(i, 3)), i);
@@ -327,7 +329,7 @@ std::vector<KernelPoint> overlap_products(const SweepOptions& options) {
   // Sizes in the upper half of the sweep's range.
   std::vector<KernelPoint> points{at(OpKind::linear, 0.5), at(OpKind::linear_input_gradient, 0.65),
                                   at(OpKind::linear_weight_gradient, 0.8)};
-  std::erase_if(points, [&](const KernelPoint& p) { return is_too_large(options, p); });
+  std::erase_if(points, [&](const KernelPoint& p) { return has_too_many_flops(options, p); });
   return points;
 }
 

@@ -128,21 +128,21 @@ class NcclCommunicator final : public Communicator {
     micro_batch_.store(place.micro_batch, std::memory_order_relaxed);
   }
 
-  void all_reduce(const Meeting& of, void* data, std::int64_t elements) override {
+  void all_reduce(const CollectiveCall& of, void* data, std::int64_t elements) override {
     if (of.members.size() == 1) return;
     group(of, [&](ncclComm_t comm, cudaStream_t on) {
       return ncclAllReduce(data, data, static_cast<std::size_t>(elements), type_of(of.dtype), ncclSum, comm, on);
     });
   }
 
-  void all_gather(const Meeting& of, const void* part, void* whole, std::int64_t part_elements) override {
+  void all_gather(const CollectiveCall& of, const void* part, void* whole, std::int64_t part_elements) override {
     if (of.members.size() == 1) return copy(of, whole, part, part_elements);
     group(of, [&](ncclComm_t comm, cudaStream_t on) {
       return ncclAllGather(part, whole, static_cast<std::size_t>(part_elements), type_of(of.dtype), comm, on);
     });
   }
 
-  void reduce_scatter(const Meeting& of, const void* whole, void* part, std::int64_t part_elements) override {
+  void reduce_scatter(const CollectiveCall& of, const void* whole, void* part, std::int64_t part_elements) override {
     if (of.members.size() == 1) return copy(of, part, whole, part_elements);
     group(of, [&](ncclComm_t comm, cudaStream_t on) {
       return ncclReduceScatter(whole, part, static_cast<std::size_t>(part_elements), type_of(of.dtype), ncclSum, comm,
@@ -150,7 +150,7 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  void all_to_all_v(const Meeting& of, const void* from, std::span<const std::int64_t> sends, void* to,
+  void all_to_all_v(const CollectiveCall& of, const void* from, std::span<const std::int64_t> sends, void* to,
                     std::span<const std::int64_t> receives) override {
     if (of.members.size() == 1) return copy(of, to, from, sends[0]);
     group(of, [&](ncclComm_t comm, cudaStream_t on) {
@@ -265,7 +265,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   // What an operation of this rank alone does.
-  void copy(const Meeting& of, void* to, const void* from, std::int64_t elements) {
+  void copy(const CollectiveCall& of, void* to, const void* from, std::int64_t elements) {
     if (to != from && elements > 0) backend_.copy(of.stream, to, from, bytes_of(of.dtype, elements));
   }
 
@@ -396,7 +396,7 @@ class NcclCommunicator final : public Communicator {
     pending_[on].push_back(std::move(pending));
   }
 
-  void group(const Meeting& of, const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& issue_to) {
+  void group(const CollectiveCall& of, const std::function<ncclResult_t(ncclComm_t, cudaStream_t)>& issue_to) {
     if (options_.check_names) gather_words(of.members, of.what, {});
     const cudaStream_t on = backend_.stream(of.stream);
     issue({of.members, static_cast<int>(of.stream), 0, false}, of.what, on,

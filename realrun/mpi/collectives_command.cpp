@@ -126,7 +126,7 @@ class Sweep {
 
   void run() {
     const std::string& what = sweep_.kind;
-    const Meeting of{members_, what};
+    const CollectiveCall of{members_, what};
     const auto n = members_.size();
     if (what == "all_reduce")
       communicator_->all_reduce(of, out_.data(), each_);

@@ -305,23 +305,23 @@ class Ranks final : public MpiCommunicator {
   std::size_t ranks() const override { return ranks_; }
   void at(const PlaceInProgram& place) override { place_ = place; }
 
-  void all_reduce(const Meeting& of, void* data, std::int64_t elements) override {
+  void all_reduce(const CollectiveCall& of, void* data, std::int64_t elements) override {
     run_in_place(OpKind::all_reduce, options_.algorithm, of, data, elements);
   }
 
-  void all_gather(const Meeting& of, const void* part, void* whole, std::int64_t part_elements) override {
+  void all_gather(const CollectiveCall& of, const void* part, void* whole, std::int64_t part_elements) override {
     std::memmove(own_part(of, whole, part_elements), part, bytes_of(part_elements));
     run_in_place(OpKind::all_gather, gathering(), of, whole, part_elements);
   }
 
-  void reduce_scatter(const Meeting& of, const void* whole, void* part, std::int64_t part_elements) override {
+  void reduce_scatter(const CollectiveCall& of, const void* whole, void* part, std::int64_t part_elements) override {
     std::vector<std::byte> sums(of.members.size() * bytes_of(part_elements));
     std::memcpy(sums.data(), whole, sums.size());
     run_in_place(OpKind::reduce_scatter, gathering(), of, sums.data(), part_elements);
     std::memcpy(part, own_part(of, sums.data(), part_elements), bytes_of(part_elements));
   }
 
-  void all_to_all_v(const Meeting& of, const void* from, std::span<const std::int64_t> sends, void* to,
+  void all_to_all_v(const CollectiveCall& of, const void* from, std::span<const std::int64_t> sends, void* to,
                     std::span<const std::int64_t> receives) override {
     const auto* source = static_cast<const std::byte*>(from);
     auto* target = static_cast<std::byte*>(to);
@@ -337,7 +337,7 @@ class Ranks final : public MpiCommunicator {
     run(mpi::unequal_all_to_all(own, sends, receives), of, {.source = source, .target = target});
   }
 
-  void permute(const Meeting& of, const void* from, void* to, std::int64_t elements, std::size_t to_member,
+  void permute(const CollectiveCall& of, const void* from, void* to, std::int64_t elements, std::size_t to_member,
                std::size_t from_member) override {
     const std::size_t own = index_of(of.members, rank_);
     if (to_member == own && from_member == own) {
@@ -349,7 +349,7 @@ class Ranks final : public MpiCommunicator {
     run(schedule, of, {.source = static_cast<const std::byte*>(from), .target = static_cast<std::byte*>(to)});
   }
 
-  void broadcast(const Meeting& of, void* data, std::int64_t elements) override {
+  void broadcast(const CollectiveCall& of, void* data, std::int64_t elements) override {
     run_in_place(OpKind::broadcast, CollectiveAlgorithm::ring, of, data, elements);
   }
 
@@ -447,7 +447,7 @@ class Ranks final : public MpiCommunicator {
  private:
   std::string place() const { return text_of(rank_, place_); }
   static std::size_t bytes_of(std::int64_t elements) { return static_cast<std::size_t>(elements) * sizeof(float); }
-  std::byte* own_part(const Meeting& of, void* whole, std::int64_t part_elements) const {
+  std::byte* own_part(const CollectiveCall& of, void* whole, std::int64_t part_elements) const {
     return static_cast<std::byte*>(whole) + index_of(of.members, rank_) * bytes_of(part_elements);
   }
 
@@ -485,7 +485,7 @@ class Ranks final : public MpiCommunicator {
     return any;
   }
 
-  void run(const mpi::Transfers& schedule, const Meeting& of, const Buffers& buffers) {
+  void run(const mpi::Transfers& schedule, const CollectiveCall& of, const Buffers& buffers) {
     if (of.members.size() == 1) return;
     const std::string name = fmt::format("\"{}\" of ranks {}", of.what, text_of(of.members));
     try {
@@ -498,8 +498,8 @@ class Ranks final : public MpiCommunicator {
       throw ExecutionError(place() + " " + (text.starts_with("comes to ") ? "" : "in " + name + ": ") + text);
     }
   }
-  void run_in_place(OpKind kind, CollectiveAlgorithm algorithm, const Meeting& of, void* data, std::int64_t elements,
-                    std::size_t element_bytes = sizeof(float)) {
+  void run_in_place(OpKind kind, CollectiveAlgorithm algorithm, const CollectiveCall& of, void* data,
+                    std::int64_t elements, std::size_t element_bytes = sizeof(float)) {
     const std::int64_t chunk = std::max<std::int64_t>(1, options_.chunk_bytes / std::int64_t{sizeof(float)});
     auto* bytes = static_cast<std::byte*>(data);
     run(mpi::schedule_of(kind, algorithm, of.members.size(), index_of(of.members, rank_), elements, chunk), of,

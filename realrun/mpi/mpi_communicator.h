@@ -43,7 +43,7 @@ struct MpiOptions {
 class MpiCommunicator : public Communicator {
  public:
   // Broadcasts from the first member. Not part of Communicator, as no Program broadcasts.
-  virtual void broadcast(const Meeting& of, void* data, std::int64_t elements) = 0;
+  virtual void broadcast(const CollectiveCall& of, void* data, std::int64_t elements) = 0;
 };
 // For one thread; needs an MpiSession that outlives it. Its fail() reports the failure on standard error and ends all
 // ranks (MPI_Abort); it does not return.

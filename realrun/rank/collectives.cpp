@@ -67,9 +67,10 @@ void Collectives::run(const OpCall& call, const RowCounts* rows) {
   }
 }
 
-Meeting Collectives::meeting(const OpCall& call, Dtype dtype) const {
+CollectiveCall Collectives::meeting(const OpCall& call, Dtype dtype) const {
   const Op& op = call.op;
-  Meeting meeting{position_.group(op.group), std::string(op.name) + ", " + name_of(op.phase), call.stream, dtype};
+  CollectiveCall meeting{position_.group(op.group), std::string(op.name) + ", " + name_of(op.phase), call.stream,
+                         dtype};
   if (op.stages.has_value()) {
     const Members line = position_.group(MeshAxis::pp);
     meeting.members.clear();
@@ -98,7 +99,7 @@ void Collectives::merge_statistics(const OpCall& call) {
   const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
   if (to.index != nullptr) throw std::logic_error("statistics are not dense");
-  const Meeting of = meeting(call, to.dtype);
+  const CollectiveCall of = meeting(call, to.dtype);
   const std::int64_t n = call.read(0).elements();
   const auto ranks = static_cast<std::int64_t>(of.members.size());
   const StoragePtr all = memory_.scratch(ranks * n, to.dtype, call.stream);
@@ -110,7 +111,7 @@ void Collectives::merge_statistics(const OpCall& call) {
 
 void Collectives::all_gather(const OpCall& call) {
   const Tensor &part = call.read(0), &whole = call.written(0);
-  const Meeting of = meeting(call, part.dtype);
+  const CollectiveCall of = meeting(call, part.dtype);
   const auto ranks = static_cast<std::int64_t>(of.members.size());
   const Partition divided = partition(whole, part, ranks);
   const std::int64_t n = part.elements(), all = n * ranks;
@@ -134,7 +135,7 @@ void Collectives::all_gather(const OpCall& call) {
 
 void Collectives::reduce_scatter(const OpCall& call) {
   const Tensor &part = call.written(0), &whole = call.read(0);
-  const Meeting of = meeting(call, part.dtype);
+  const CollectiveCall of = meeting(call, part.dtype);
   const auto ranks = static_cast<std::int64_t>(of.members.size());
   const Partition divided = partition(whole, part, ranks);
   const std::int64_t n = part.elements(), all = n * ranks;
@@ -166,7 +167,7 @@ void Collectives::reduce_scatter(const OpCall& call) {
 void Collectives::redistribute(const OpCall& call) {
   const Tensor& after = call.written(0);
   const Dtype dtype = after.dtype;
-  const Meeting of = meeting(call, dtype);
+  const CollectiveCall of = meeting(call, dtype);
   const Members& members = of.members;
   const auto ranks = static_cast<std::int64_t>(members.size());
   std::vector<TensorId> operands;
@@ -220,7 +221,7 @@ void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
   const std::int64_t width =
       t.elements() / (t.sizes[0] * (t.find(Axis::chunks) < 0 ? 1 : t.sizes[1]) * t.sizes[t.find(Axis::slots)]);
   const Dtype dtype = t.dtype;
-  const Meeting meets = meeting(call, dtype);
+  const CollectiveCall meets = meeting(call, dtype);
   const Members& members = meets.members;
   const auto common = [](const std::vector<RowStretch>& of, const std::vector<RowStretch>& in) {
     std::vector<RowStretch> both;  // stretches that both lists have; the lists are in the same order
@@ -293,7 +294,7 @@ void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
 void Collectives::ring_shift(const OpCall& call) {
   const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
-  const Meeting of = meeting(call, to.slice.dtype);
+  const CollectiveCall of = meeting(call, to.slice.dtype);
   const auto n = static_cast<std::int64_t>(of.members.size()), own = position_.coordinate(call.op.group);
   const std::int64_t next = (own + call.op.distance) % n, previous = (own + n - call.op.distance % n) % n;
   communicator_.permute(of, from.data, to.data, to.slice.elements, static_cast<std::size_t>(next),

@@ -31,7 +31,7 @@ class Collectives : RankShared {
   void reduce_packed_gradients(const OpCall& call);
 
   // The group of an op's ranks, and the name under which they meet, for data of this dtype.
-  Meeting meeting(const OpCall& call, Dtype dtype) const;
+  CollectiveCall meeting(const OpCall& call, Dtype dtype) const;
   std::int64_t bytes(std::int64_t elements, Dtype dtype) const { return elements * backend_.stored_bytes(dtype); }
 
   ElementIndices& indices_;
