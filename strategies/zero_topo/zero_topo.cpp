@@ -1,6 +1,8 @@
 // Three levels of sharding for three tiers of bandwidth (arXiv 2501.04266, on Frontier): weights are divided over few
 // neighbours, gradients over a node, optimizer states over all ranks of a shard group. What every micro-batch moves
 // stays within the node; parts of gradients and updated weights cross nodes once a step.
+#include <algorithm>
+
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/strategy.h"
 #include "strategies/zeropp/options.h"
@@ -92,8 +94,8 @@ constexpr SearchAxis kAxes[]{
      .set = [](Plan& plan, std::int64_t value) { plan.zero_topo.weights = value; },
      .values = [](const Scenario& chosen) -> AxisValues {
        AxisValues values = tiers(chosen, chosen.cluster.node.devices);
-       const AxisValues package = tiers(chosen, chosen.cluster.node.devices_per_pcie_switch);
-       values.insert(values.end(), package.begin() + 1, package.end());
+       for (const std::int64_t package : tiers(chosen, chosen.cluster.node.devices_per_pcie_switch))
+         if (std::ranges::find(values, package) == values.end()) values.push_back(package);
        return values;
      },
      .acts = kActs}};

@@ -95,7 +95,7 @@ std::vector<PlanKind> plan_kinds() {
        {with(zero3, {{"zero_weights_degree", 2}, {"zero_gradients_degree", 8}}),
         with(zero3, {{"zero_weights_degree", 1}, {"zero_gradients_degree", 4}})},
        0.01,
-       0.4},
+       0.1},
       {"tensor parallel", {with(tp8, zero1), with(tp4, zero2), with(tp2, zero1), with(tp4, overlap)}, 0.01, 2},
       {"tensor parallel, ZeRO-3",
        {with(tp8, zero3), with(tp4, zero3), with(tp2, zero3), with(with(tp4, zero3), overlap)},
