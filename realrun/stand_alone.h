@@ -33,7 +33,8 @@ struct StandAloneOp {
 // head_dim of attention; hidden; vocab; tokens, experts and choices of routing; elements of flat buffers. An expert has
 // as many slots as balanced routing needs. What is not there is 1.
 using Sizes = std::map<std::string, std::int64_t, std::less<>>;
-// Also of "positions" (batch x sequence), "heads", "qkv" and "slots", which follow from others.
+// Returns the size of an axis, also of "positions" (batch x sequence), "heads", "qkv" and "slots", which follow from
+// others.
 std::int64_t size_in(const Sizes& sizes, std::string_view axis);
 
 // Returns an op whose reads and writes are named in their order, as in kOperands (stand_alone.cpp): "x row row". "-" is

@@ -1,6 +1,6 @@
 // Synthetic routing: popularities of experts that are skewed and drift, and cases that are hard for an expert-parallel
-// group. A seed gives the same counts on every platform. The random bits and all draws are implemented here. Of the C
-// library only exp and log are used; their last bit matters only if a 64-bit random number falls exactly on it.
+// group. A seed gives the same counts on every platform. The random bits and all draws are implemented here. They use
+// only exp and log of the C library, whose last bit matters only if a 64-bit random number falls exactly on it.
 #pragma once
 
 #include <cstdint>

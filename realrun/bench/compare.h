@@ -77,7 +77,7 @@ struct VerdictOptions {
 template <class Judged>
 struct Verdicts {
   VerdictOptions options;
-  std::vector<Judged> benchmarks;
+  std::vector<Judged> benchmarks;  // in the order of sort()
 
   std::size_t count(Verdict verdict) const {
     return static_cast<std::size_t>(std::ranges::count(benchmarks, verdict, &Judged::verdict));

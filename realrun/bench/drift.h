@@ -54,7 +54,7 @@ struct Drift : Verdicts<Trend> {
   std::vector<std::string> warnings;  // runs in which most benchmarks changed, perhaps because of the machine
 };
 
-// REQUIRES: options.threshold >= 0, 0 < options.alpha < 1.
+// Finds the drift of each series. REQUIRES: options.threshold >= 0, 0 < options.alpha < 1.
 Drift find_drift(std::vector<HistorySeries> series, const VerdictOptions& options);
 
 std::string drift_text(const Drift& drift, bool colour);

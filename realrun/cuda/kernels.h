@@ -76,6 +76,7 @@ struct DeviceSlice {
 };
 
 void fill(CUstream_st* stream, const DeviceSlice& to, float value);  // integers: NaN becomes the largest value
+// `to` and `from` are dense, in the slice's dtype. `add`: adds to the slice.
 void gather(CUstream_st* stream, const DeviceSlice& from, void* to);
 void scatter(CUstream_st* stream, const void* from, const DeviceSlice& to, bool add);
 

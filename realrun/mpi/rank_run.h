@@ -18,8 +18,8 @@ namespace orrery {
 struct RankTraining {
   std::string scenario;           // as for orrery simulate
   std::vector<std::string> sets;  // as --set there
-  // Of these, the options have: seed, steps, warmup_steps, watchdog_seconds and round_to_bf16, which the one-rank
-  // Program that `check` compares with ignores. With `check`, the steps are those of options_to_compare.
+  // The command's options set seed, steps, warmup_steps, watchdog_seconds and round_to_bf16. The one-rank Program that
+  // `check` compares with ignores round_to_bf16. With `check`, the steps are those of options_to_compare.
   ExecutionOptions options{.steps = 6, .watchdog_seconds = 60, .warmup_steps = 1, .after_step = {}};
   // Instead of measuring, compares loss, gradients and parameters with the one-rank Program.
   bool check = false;

@@ -54,19 +54,23 @@ class TensorMemory {
   // Allocates memory that belongs to no tensor. It is freed after the work that is issued to `stream` while it is held;
   // only this stream may use it.
   StoragePtr scratch(std::int64_t elements, Dtype dtype, Stream stream);
+  // Allocates memory of a category at a place, for use on any stream. Its users record their uses in it
+  // (Storage::note_read, note_written); it is freed after these.
   StoragePtr allocate(std::int64_t elements, Dtype dtype, Category category, Stream stream,
                       Place place = Place::device);
+  // Returns the address of element number `at` of the memory at `base`, or of the first element of a slice.
   void* element(void* base, std::int64_t at, Dtype dtype) const;
   void* element(const Slice& slice) const { return element(slice.base, slice.offset, slice.dtype); }
+  // Sets all elements to `value`.
   void fill(Storage& storage, float value, Stream stream);
 
-  // In both, `storage` is a tensor that is not a view. adopt() gives it memory that is already filled, in
-  // place of memory of its own. end() ends its life.
+  // In both, `storage` is a tensor that is not a view. adopt() gives it memory that is already filled, in place of
+  // memory of its own. end() ends its life.
   void adopt(const Work& work, TensorId storage, StoragePtr memory);
   void end(const Work& work, TensorId storage);
   // Ends the storages that nothing uses after this op, and sets to zero those that collect a new sum from then on.
   void end_lives(const Work& work, std::size_t block, std::size_t op);
-  // Releases everything of one micro-batch, or of all micro-batches.
+  // Releases what an instance holds of one micro-batch, or what all instances hold of all micro-batches.
   void release(const Instance& instance, std::int64_t micro_batch);
   void release_micro_batches();
   void forget() { held_.clear(); }  // releases everything; REQUIRES: nobody uses it any more

@@ -137,8 +137,8 @@ class OpCostModel {
   };
   Spanned span(const Op& op) const;
   GroupSpan span_of_stages(std::span<const std::uint16_t> stages) const;
-  // For scattered nodes: the fabric load of a mesh group, or of those of its members that are at these places. Kept
-  // across meshes, since other meshes have the same groups.
+  // For scattered nodes: the fabric load of a mesh group, or of its members with these numbers ("places") in each
+  // group. Kept across meshes, since other meshes have the same groups.
   std::shared_ptr<const FabricTraffic> load_of(MeshGroup group, std::span<const std::uint16_t> places = {}) const;
   // The key and the cost of a collective; nothing else affects its cost. All by_token exchanges use one router.
   struct Collective {
@@ -155,7 +155,7 @@ class OpCostModel {
   const Calibration& calibration_;
   KernelModel kernels_;
   CollectiveModel collectives_;
-  // Of a Program; the models of its stages have the same.
+  // What a Program sets; the models of its stages share it.
   struct Setting {
     Mesh mesh;
     CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;

@@ -37,7 +37,7 @@ class JsonReader final : public FieldVisitor {
   // The value of a key that is not a plain field, or nullptr; marks the key as known.
   const nlohmann::json* take(const char* name);
   bool has(const char* name) const;
-  // The same for a value that must be there.
+  // The same for a value that must be there. Throws InputError if it is not; `expected` says what should be there.
   const nlohmann::json& need(const char* name, const char* expected);
   // Reads the object `name`, if it is there: all keys for which `read(JsonReader&)` asks.
   template <class Read>

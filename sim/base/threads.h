@@ -19,8 +19,8 @@ int hardware_threads();
 int startable_threads(int most);
 
 // Calls work(i, thread) for each i below `count` on `threads` threads, one of which is the caller's; on fewer if the
-// machine starts fewer. `thread`: the number of the calling thread, from 0 on. After a call has thrown, no new call
-// begins. When the running calls have ended, it throws the exception of the lowest i.
+// machine starts fewer. `thread`: the number of the calling thread, below `threads`. After a call has thrown, no new
+// call begins. When the running calls have ended, it throws the exception of the lowest i.
 void for_each_index(std::size_t count, int threads, const std::function<void(std::size_t, std::size_t)>& work);
 
 // The error to throw if a thread cannot be started. `option`: the option that sets the number of threads, "--threads".

@@ -120,7 +120,7 @@ struct CollectiveCost {
   double latency_seconds = 0;
   double intra_seconds = 0, inter_seconds = 0;
   bool in_sequence = false;
-  // Of both bandwidth terms; `between_nodes`: in place of inter_seconds.
+  // Returns the seconds of both bandwidth terms together, with `between_nodes` in place of inter_seconds.
   double moving_seconds(double between_nodes) const {
     return in_sequence ? intra_seconds + between_nodes : std::max(intra_seconds, between_nodes);
   }

@@ -107,7 +107,7 @@ struct FlowOptions {
 // options out of range, and more edges than FlowGraph::after can number.
 //
 // Rings and trees across nodes have a channel for each member of the smallest node, so that each leaves the node over
-// its own NIC; rings have two on full meshes of an odd number of members, so that every link carries the same.
+// its own NIC. On full meshes of an odd number of members rings have two for each, so that every link carries the same.
 void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMembers& members,
                       const FlowOptions& options, FlowGraph& graph);
 

@@ -121,8 +121,10 @@ struct ProductionSlowdown {
 };
 
 struct ScaleFigures {
+  // The first: standard deviation of the devices' rates over their mean. The second: by how much an interval's half
+  // width (in logarithms) grows with each doubling of the devices beyond StepInterval::most_devices.
   double device_spread = 0, interval_per_doubling = 0;
-  std::int64_t calibrated_devices = 1;  // that the step calibration has seen
+  std::int64_t calibrated_devices = 1;  // devices whose slowest the step calibration has already seen
   ProductionSlowdown production;
 };
 const ScaleFigures& scale_figures();  // of scale.json

@@ -86,8 +86,9 @@ struct TornadoBar {
   double width() const { return at_more > at_less ? at_more - at_less : at_less - at_more; }
 };
 
-// Inputs that are 0 are left out. A checkpoint interval that is not given is chosen anew for each value. REQUIRES: 0 <
-// swing < 1. Throws InputError like expected_run() if an input at its worse end makes the run practically endless.
+// Returns how far each input moves the output, in a fixed order of the inputs. Inputs that are 0 are left out. A
+// checkpoint interval that is not given is chosen anew for each value. REQUIRES: 0 < swing < 1. Throws InputError like
+// expected_run() if an input at its worse end makes the run practically endless.
 std::vector<TornadoBar> sensitivities(const Candidate& candidate, PlanOutput output, double swing = 0.2);
 
 // The price of a's device-hour at which `a` costs as much as `b`, and its ratio to b's price: `a` pays below it. low:

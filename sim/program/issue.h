@@ -97,9 +97,9 @@ inline std::size_t issues_ahead_from(std::span<const Op> ops) {
   return at == ops.end() ? 0 : static_cast<std::size_t>(at - ops.begin());
 }
 
-// Returns, by op of a block, whether it may be issued ahead: it has a distance, and its operands are produced in their
-// own instance only by such ops, if at all. Returns nothing if no op has a distance. `storage`: the storage of each
-// tensor (Liveness). `input`: the tensor that the block takes from the instance before.
+// Returns, by op of a block, whether it may be issued ahead: its Op::prefetch is above 0, and its operands are produced
+// in their own instance only by such ops, if at all. Returns nothing if no op has a prefetch. `storage`: the storage of
+// each tensor (Liveness). `input`: the tensor that the block takes from the instance before.
 std::vector<std::uint8_t> find_ahead(std::span<const Op> ops, std::span<const TensorId> storage, TensorId input);
 
 // The input of a block from the instance before it, and its output to the instance after it; kNoTensor: none.

@@ -67,7 +67,8 @@ struct Life {
 // Keeps its storage between calls, so that a search does not allocate.
 class Liveness {
  public:
-  // Cost: linear in ops and tensors.
+  // Finds the lives of the piece's storages; the functions below tell of the last piece. Cost: linear in ops and
+  // tensors.
   void find(const Piece& piece);
 
   // By tensor: the storage that it lives in, named by the tensor that is not a view.

@@ -75,7 +75,7 @@ inline constexpr std::array<StreamRow, kStreams> kStreamRows{{
 
 constexpr const StreamRow& row_of(Stream stream) { return kStreamRows[static_cast<std::size_t>(stream)]; }
 constexpr const char* name_of(Stream stream) { return row_of(stream).name; }
-// The streams over the fabric.
+// The streams over the fabric: their indices in kStreamRows, ascending.
 inline constexpr auto kFabricStreams = [] {
   constexpr auto is_fabric = [](const StreamRow& row) { return row.occupies == Occupies::fabric; };
   std::array<std::size_t, std::ranges::count_if(kStreamRows, is_fabric)> streams{};

@@ -85,7 +85,8 @@ struct LayerProfile {
 // Returns the cost of placements on `ranks` ranks: the seconds of the slowest rank by eqs. 5 and 7 to 9. For each
 // expert of a rank they add up computation (the backward takes as long as two forwards), four all-to-alls, each as slow
 // as the slowest link into the rank, and the all-reduce of gradients if several ranks hold the expert. Source ranks are
-// the placement's ranks. The cost throws InputError if the numbers of ranks or experts differ. It asks each link once.
+// the placement's ranks. The cost throws InputError if the numbers of ranks or experts differ. It asks the profile
+// once for each link.
 PlacementCost cost_of(LayerProfile profile, std::int64_t ranks);
 
 struct Adjustment {

@@ -37,8 +37,9 @@ struct SearchedValues {
 // A stack as stacks.json has it.
 struct StackPreset {
   Kernels kernels = Kernels::fused;
-  std::string attention_kernel;
+  std::string attention_kernel;  // the generation of the fused kernels, as calibration files name it
   Runtime runtime;  // its seconds are from the literature, before any fit to steps (sim/cost/step_calibration.h)
+  // Elements of a gradient bucket: the larger of the first, and the second times the number of data-parallel ranks.
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
   GatherLimits gathers;
   GradientScaling gradient_scaling = GradientScaling::passes;
@@ -50,23 +51,26 @@ struct StackPreset {
   bool shards_in_fp32 = false;
   // The embedding and the head stay gathered from a forward to the end of its backward (FSDP's root unit).
   bool keeps_ends_gathered = false;
-  // Tensor parallelism keeps inputs gathered along the sequence for weight gradients, or gathers them again.
+  // Tensor parallelism keeps inputs gathered along the sequence for weight gradients. False: it gathers them again.
   bool keeps_gathered_inputs = false;
-  // Sharded gradients (zero_stage 2 and 3) are reduced in every micro-batch; otherwise once a step.
+  // Sharded gradients (zero_stage 2 and 3) are reduced in every micro-batch; otherwise once a step. The second one is
+  // for plans with several pipeline stages.
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
   // Weights are kept quantised only, and gathered quantised after the update (zero_stage 1 and 2).
   bool gathers_quantised_weights = false;
-  bool weighs_activations = false;
+  bool weighs_activations = false;  // KernelChoices::weighs_activations
   // The stack itself distributes layers that do not divide evenly into the pipeline's chunks. Other stacks refuse such
   // layers unless the plan gives the layers of each chunk.
   bool deals_uneven_chunks = false;
   // For 16-bit parameters: the least zero_stage at which gradients have the parameters' dtype; kNoStage: never.
   static constexpr std::int64_t kNoStage = 4;
   std::int64_t fp16_gradients_from_zero = kNoStage, bf16_gradients_from_zero = kNoStage;
+  // Gradients are copied into flat buffers of a bucket's size to be reduced (DeepSpeed's ZeRO). The second, and
+  // sub_group_elements with zero_stage 3: Runtime::copies_gradients_for_update, update_copy_elements.
   bool flat_reduction_buffers = false, copies_gradients_for_update = false;
   double sub_group_elements = 0;
-  SentOutputs sent_outputs = SentOutputs::freed;
-  std::vector<SearchedValues> searched;  // fields not listed: any value
+  SentOutputs sent_outputs = SentOutputs::freed;  // unless the plan says (pipeline_outputs)
+  std::vector<SearchedValues> searched;           // fields not listed: any value
 };
 const StackPreset& stack_of(const Plan& plan);
 const StackPreset& stack_named(std::string_view name);  // REQUIRES: one of kStackNames

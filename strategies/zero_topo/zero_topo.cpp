@@ -13,7 +13,7 @@ namespace {
 constexpr const char *kWeights = "dp_shard.weights", *kGradients = "dp_shard.gradients";
 constexpr FieldNames kDegrees{"zero_weights_degree", "zero_gradients_degree"};
 
-// Ranks by which each state is divided, with the defaults filled in.
+// How many data-parallel ranks divide each state. A degree that is not given is the whole shard group.
 struct Degrees {
   std::int64_t weights = 1, gradients = 1, states = 1;
 };
@@ -70,9 +70,10 @@ void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_paralle
 
 constexpr PlanWord kWords[]{{"zero-topo", used}};
 
-// Degrees for the tiers of a node: all, the node, and for weights the devices that share a package.
 constexpr auto kActs = [](const Scenario& chosen) { return chosen.plan.data.zero_stage == 3; };
 
+// The degrees worth trying for a tier of `devices` neighbouring devices, a node or a package: 0, which is the whole
+// shard group, and the tier's data-parallel ranks if they divide a shard group.
 AxisValues tiers(const Scenario& chosen, std::int64_t devices) {
   AxisValues values{0};
   const std::int64_t inner = chosen.plan.tensor.degree * chosen.plan.context.degree;
@@ -94,6 +95,7 @@ constexpr SearchAxis kAxes[]{
      .set = [](Plan& plan, std::int64_t value) { plan.zero_topo.weights = value; },
      .values = [](const Scenario& chosen) -> AxisValues {
        AxisValues values = tiers(chosen, chosen.cluster.node.devices);
+       // Devices behind one PCIe switch stand for those of a package.
        for (const std::int64_t package : tiers(chosen, chosen.cluster.node.devices_per_pcie_switch))
          if (std::ranges::find(values, package) == values.end()) values.push_back(package);
        return values;

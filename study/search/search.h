@@ -27,8 +27,8 @@
 namespace orrery {
 
 struct SearchProgress {
-  std::uint64_t considered = 0;
-  std::size_t groups = 0, all_groups = 0;
+  std::uint64_t considered = 0;            // SearchResult::considered so far
+  std::size_t groups = 0, all_groups = 0;  // groups of plans (Space::group_axes): searched so far, and in all
 };
 
 struct SearchOptions {

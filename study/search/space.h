@@ -33,6 +33,8 @@ class Space {
     std::string field;  // "tensor_parallel"
     std::string label;  // "tp"
     ChosenWith chosen_with = ChosenWith::mesh;
+    // Both use a number for a value: SearchAxis::set says which; for other values, the place among those that the user
+    // names. values() gets a scenario with the choices of all axes before.
     std::function<void(Scenario&, std::int64_t)> set;
     std::function<std::vector<std::int64_t>(const Scenario&)> values;
   };
@@ -50,9 +52,9 @@ class Space {
   // The scenario with these values, one per axis.
   Scenario scenario(std::span<const std::int64_t> values) const;
 
-  // Calls visit(scenario, values), in order, for every choice of the axes from number values.size() up to, without,
-  // number `to`. `values` holds the values of all axes before; `scenario` must hold them, too. Within visit() both hold
-  // the choice. Afterwards `values` is as before, and `scenario` holds some choice.
+  // Calls visit(scenario, values), in order, for every choice of the axes numbered from values.size() to `to` - 1.
+  // `values` holds the values of all axes before; `scenario` must hold them, too. Within visit() both hold the choice.
+  // Afterwards `values` is as before, and `scenario` holds some choice.
   template <class Visit>
   void for_each(Scenario& scenario, std::vector<std::int64_t>& values, std::size_t to, Visit&& visit) const {
     if (values.size() == to) return visit(scenario, values);

@@ -42,7 +42,7 @@ struct Coverage {
 using CoverageOfGroups = std::map<std::string, Coverage>;
 inline constexpr const char* kAllSteps = "all";
 
-// Of fitted points. `of`: the sources whose points are tested; empty: all.
+// Returns the coverage of fitted points. `of`: the sources whose points are tested; empty: all.
 CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
                                    const std::set<std::string>& of = {});
 
@@ -50,8 +50,8 @@ CoverageOfGroups interval_coverage(std::span<const PredictedPoint> points, const
 // step_intervals(): the coverage to expect for an unseen source.
 CoverageOfGroups unseen_coverage(std::span<const PredictedPoint> points);
 
-// Of all predicted steps that were measured, each counting once, including those that are not fitted, and of the
-// intervals that reports state.
+// Returns the coverage of all predicted steps that were measured, also of those that are not fitted, by the intervals
+// that reports state. Each step counts once.
 CoverageOfGroups plain_coverage(std::span<const PredictedPoint> points);
 
 // The sources with predicted steps in two halves, alternately; the first half begins.
