@@ -18,6 +18,7 @@ enum class ChosenWith : std::uint8_t {
   schedule,     // which micro-batch runs when on which stage
   activations,  // which activations are kept
   replicas,     // what replicas divide among each other, and where they lie
+  shards,       // how many of the ranks that divide states divide weights and gradients, or a second copy of weights
 };
 
 using AxisValues = std::vector<std::int64_t>;

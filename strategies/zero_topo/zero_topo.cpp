@@ -85,13 +85,13 @@ AxisValues tiers(const Scenario& chosen, std::int64_t devices) {
 constexpr SearchAxis kAxes[]{
     {.field = "zero_gradients_degree",
      .label = "grads over",
-     .chosen_with = ChosenWith::replicas,
+     .chosen_with = ChosenWith::shards,
      .set = [](Plan& plan, std::int64_t value) { plan.zero_topo.gradients = value; },
      .values = [](const Scenario& chosen) { return tiers(chosen, chosen.cluster.node.devices); },
      .acts = kActs},
     {.field = "zero_weights_degree",
      .label = "weights over",
-     .chosen_with = ChosenWith::replicas,
+     .chosen_with = ChosenWith::shards,
      .set = [](Plan& plan, std::int64_t value) { plan.zero_topo.weights = value; },
      .values = [](const Scenario& chosen) -> AxisValues {
        AxisValues values = tiers(chosen, chosen.cluster.node.devices);

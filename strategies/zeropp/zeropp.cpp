@@ -42,7 +42,7 @@ constexpr PlanWord kWords[]{{"hpz", used}};
 constexpr SearchAxis kAxes[]{
     {.field = "zero_hpz_partition_size",
      .label = "hpz",
-     .chosen_with = ChosenWith::replicas,
+     .chosen_with = ChosenWith::shards,
      .set = [](Plan& plan, std::int64_t value) { plan.zeropp.secondary = value; },
      // Replicas that share a node.
      .values = [](const Scenario& chosen) -> AxisValues {

@@ -198,7 +198,7 @@ class Evaluator {
 struct Division {
   std::int64_t virtual_stages;
   pipeline_parallel::ScheduleKind schedule;
-  std::vector<std::int64_t> replicas;  // values of ChosenWith::replicas
+  std::vector<std::int64_t> replicas;  // values of ChosenWith::replicas and shards
   auto operator<=>(const Division&) const = default;
 };
 
@@ -217,7 +217,7 @@ class Search {
         evaluators_(static_cast<std::size_t>(options.threads)) {
     most_memory_ = options.most_memory_bytes > 0 ? options.most_memory_bytes : space.base().cluster.device.memory_bytes;
     for (std::size_t i = space.group_axes(); i < space.axes().size(); ++i)
-      if (space.axes()[i].chosen_with == ChosenWith::replicas) replica_axes_.push_back(i);
+      if (space.axes()[i].chosen_with >= ChosenWith::replicas) replica_axes_.push_back(i);
     for (const Strategy& strategy : all_strategies())
       if (strategy.spares_activations != nullptr) spare_activations_.push_back(strategy.spares_activations);
   }

@@ -409,7 +409,7 @@ TEST(SearchSpace, PlansThatOnlyDifferInWhatIsSwitchedOffAreOne) {
                   {"sequence_parallel", {true, false}},
                   {"reshard_after_forward", {true, false}},
                   {"virtual_pipeline", {1, 2}}};
-  options.fixed = {"micro_batch_size", "recompute_layers", "pipeline_schedule", "zero_hpz_partition_size"};
+  options.fixed = {"micro_batch_size", "recompute_layers", "pipeline_schedule"};
   const Space space(scenario_of("llama-3.2-1b", 1, 2048, 8, {{"pipeline_schedule", "1f1b"}}), options);
   std::map<std::string_view, bool (*)(const Scenario&)> acts;
   for (const Strategy& strategy : all_strategies())
