@@ -353,22 +353,26 @@ void AnalyticalEngine::Rep::find_classes() {
   const auto last = static_cast<std::int32_t>(program->stages.size()) - 1;
   for (std::int32_t s = 0; s <= last; ++s) {
     const std::size_t layout = layouts.empty() ? 0 : stage_layout[static_cast<std::size_t>(s)];
-    const auto is_alike = [&](const StageClass& c) {
-      bool alike = c.layout == layout;
+    std::size_t c = classes.size();
+    // Searched from the last class on: a stage usually equals the one before it.
+    while (c > 0) {
+      const std::int32_t like = classes[c - 1].first_stage;
+      bool alike = classes[c - 1].layout == layout;
       for (std::size_t k = 0; alike && k < program->micro_batch_classes(); ++k) {
         const auto& stages = program->stages_of(k);
-        alike = stages[static_cast<std::size_t>(c.first_stage)] == stages[static_cast<std::size_t>(s)];
+        alike = stages[static_cast<std::size_t>(like)] == stages[static_cast<std::size_t>(s)];
       }
-      return alike;
-    };
-    // Searched from the last class on: a stage usually equals the one before it.
-    auto c = std::find_if(classes.rbegin(), classes.rend(), is_alike);
-    if (c == classes.rend()) {
-      classes.push_back({.first_stage = s, .layout = layout});
-      c = classes.rbegin();
+      if (alike) break;
+      --c;
     }
-    ++c->stages;
-    stage_class[static_cast<std::size_t>(s)] = static_cast<std::int32_t>(&*c - classes.data());
+    if (c == 0) {
+      classes.emplace_back();
+      classes.back().first_stage = s;
+      classes.back().layout = layout;
+      c = classes.size();
+    }
+    ++classes[c - 1].stages;
+    stage_class[static_cast<std::size_t>(s)] = static_cast<std::int32_t>(c - 1);
   }
 }
 
@@ -666,9 +670,11 @@ void AnalyticalEngine::Rep::find_hops() {
   // most borders are equal.
   const std::int64_t stride = program->mesh.stride(MeshAxis::pp), per_node = cluster.node.devices;
   leaves_node.resize(program->stages.size());
+  std::int64_t in_node = 0;  // place of the stage's first rank in its node
   for (std::size_t s = 0; s < leaves_node.size(); ++s) {
-    const std::int64_t first = static_cast<std::int64_t>(s) * stride;  // rank
-    leaves_node[s] = first / per_node != (first + stride) / per_node;
+    in_node += stride % per_node;
+    leaves_node[s] = stride >= per_node || in_node >= per_node;
+    if (in_node >= per_node) in_node -= per_node;
   }
   const auto last = static_cast<std::int32_t>(program->stages.size()) - 1;
   // For the current kind of border: within a node, across a node's edge.

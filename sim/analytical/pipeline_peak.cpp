@@ -134,6 +134,45 @@ void peak_bytes_plain(const Schedule& schedule, std::span<const std::int32_t> st
   }
 }
 
+// For micro-batches that are all alike: whole segments are counted at once.
+void count_held_alike(const Schedule& schedule, std::size_t stage, std::size_t at, std::span<HeldMicroBatches> held) {
+  std::size_t left = at;  // number of slots before it
+  const auto count = [&](const Slot& slot, std::int64_t times) {
+    HeldMicroBatches& of = held[slot.chunk];
+    if (slot.kind == SlotKind::forward) {
+      of.in_flight += times;
+    } else if (slot.kind == SlotKind::backward) {
+      of.in_flight -= times;
+      if (schedule.split_backward) of.awaiting_weight_gradient += times;
+    } else {
+      of.awaiting_weight_gradient -= times;
+    }
+  };
+  // Runs the segments `times` times, or until `left` slots have passed.
+  const auto section = [&](std::span<const Segment> segments, std::size_t times) {
+    for (const Segment& segment : segments) {
+      const std::size_t all = segment.repeats * times, whole = std::min(all, left / segment.size);
+      for (const Slot& slot : segment.pattern()) count(slot, static_cast<std::int64_t>(whole));
+      left -= whole * segment.size;
+      if (whole == all) continue;
+      for (std::size_t i = 0; i < left; ++i) count(segment.slots[i], 1);
+      if (segment.slots[left].kind == SlotKind::forward) count(segment.slots[left], 1);
+      return false;
+    }
+    return true;
+  };
+  const StageOrder order = schedule.order(stage);
+  if (!section(order.prologue, 1)) return;
+  std::size_t body = 0;
+  for (const Segment& segment : order.body) body += std::size_t{segment.repeats} * segment.size;
+  if (order.repeats > 0) {
+    const std::size_t whole = std::min<std::size_t>(order.repeats, left / body);
+    section(order.body, whole);
+    if (whole < order.repeats && !section(order.body, 1)) return;
+  }
+  section(order.epilogue, 1);
+}
+
 }  // namespace
 
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
@@ -148,10 +187,12 @@ void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_cl
 
 void count_held(const Schedule& schedule, std::size_t stage, std::size_t at,
                 std::span<const std::uint8_t> micro_batch_class, std::span<HeldMicroBatches> held) {
-  const StageOrder order = schedule.order(stage);
-  for (std::size_t place = 0; place <= at; ++place) {
-    const Slot slot = order.at(place);
-    const std::size_t of_class = micro_batch_class.empty() ? 0 : micro_batch_class[slot.micro_batch];
+  if (micro_batch_class.empty()) return count_held_alike(schedule, stage, at, held);
+  std::size_t next = 0;
+  schedule.order(stage).for_each([&](const Slot& slot) {
+    const std::size_t place = next++;
+    if (place > at) return;
+    const auto of_class = static_cast<std::size_t>(micro_batch_class[slot.micro_batch]);
     HeldMicroBatches& of = held[of_class * static_cast<std::size_t>(schedule.chunks) + slot.chunk];
     if (slot.kind == SlotKind::forward) {
       ++of.in_flight;
@@ -161,7 +202,7 @@ void count_held(const Schedule& schedule, std::size_t stage, std::size_t at,
     } else if (place < at) {
       --of.awaiting_weight_gradient;
     }
-  }
+  });
 }
 
 }  // namespace orrery

@@ -163,7 +163,7 @@ struct HeldMicroBatches {
   std::int64_t awaiting_weight_gradient = 0;  // waiting for, or in, their weight_gradient
 };
 // While slot `at` of the stage runs. Adds to `held`: [class of micro-batches * chunks + chunk]. `micro_batch_class`:
-// empty if all are alike. Cost: `at` times that of StageOrder::at().
+// empty if all are alike. Cost: by segments if they are, else by slots.
 void count_held(const Schedule& schedule, std::size_t stage, std::size_t at,
                 std::span<const std::uint8_t> micro_batch_class, std::span<HeldMicroBatches> held);
 
