@@ -35,6 +35,21 @@ TEST(FabricWork, WhatNarrowsAGroupBeyondItsNicsIsOfItsNetwork) {
   EXPECT_DOUBLE_EQ(fabric_work(cost).seconds[1], 3) << "where the node takes longer there is nothing to see of it";
 }
 
+// Where the node's seconds bound a collective, (latency + seconds) - latency may exceed them by a rounding.
+TEST(FabricWork, RoundingMakesNoWorkForTheNetwork) {
+  int rounded_up = 0;
+  for (int i = 1; i <= 1000; ++i) {
+    CollectiveCost cost;
+    cost.latency_seconds = 7e-5 / i;
+    cost.intra_seconds = i * 1e-4 / 3;
+    cost.inter_seconds = cost.intra_seconds / 2;
+    cost.seconds = cost.latency_seconds + cost.intra_seconds;
+    rounded_up += cost.seconds - cost.latency_seconds > cost.intra_seconds ? 1 : 0;
+    EXPECT_EQ(fabric_work(cost).seconds[1], cost.inter_seconds) << i;
+  }
+  EXPECT_GT(rounded_up, 100);
+}
+
 TEST(FabricShare, TwoEqualCollectivesTakeTwiceAsLong) {
   SharedFabric fabric;
   const auto a = fabric.issue(kTensor, 0, in_node(3), 0);
@@ -219,8 +234,8 @@ TEST_F(SharedLine, WhatIsIssuedAheadSlowsWhatIsWaitedFor) {
   const CollectiveCost gather = w.costs.collective(h.piece.forward.ops[0], h.piece.tensors, 1);
   const CollectiveCost exchange = w.costs.collective(h.piece.forward.ops[2], h.piece.tensors, 1);
   // The first gather alone; then the second one beside the first exchange; the second exchange alone.
-  EXPECT_NEAR(w.run(h.piece, 2).seconds,
-              gather.seconds + gather.seconds + exchange.intra_seconds + exchange.seconds, 1e-9);
+  EXPECT_NEAR(w.run(h.piece, 2).seconds, gather.seconds + gather.seconds + exchange.intra_seconds + exchange.seconds,
+              1e-9);
 }
 
 TEST_F(SharedLine, ARunThatJumpsEqualsOneThatWalksEveryInstance) {

@@ -83,6 +83,36 @@ TEST(ZeroTopo, CrossesNodesOnceAStep) {
     }
 }
 
+// Context-parallel ranks hold the same weights, and divide every state as well.
+TEST(ZeroTopo, ContextParallelRanksDivideEachStateToo) {
+  Scenario s = three_levels(2, 4);
+  s.plan.context.degree = 2;
+  Program p;
+  lower(s, p);
+  for (const Violation& v : check(p)) ADD_FAILURE() << v.text;
+  const ShardGroups& over = piece_named(p, "layer").sets[0].over;
+  EXPECT_EQ(p.mesh.size(over.weights), 4);
+  EXPECT_EQ(p.mesh.size(over.gradients), 8);
+  EXPECT_EQ(p.mesh.size(over.states), 32);
+}
+
+// The forward gathers anew in every micro-batch, whatever the stack keeps; reshard_after_forward decides only whether
+// the backward does.
+TEST(ZeroTopo, GathersAnewInEveryMicroBatch) {
+  for (const framework::Stack stack : {framework::Stack::deepspeed, framework::Stack::megatron_core})
+    for (const bool reshard : {true, false}) {
+      Scenario s = three_levels(2, 8);
+      s.plan.framework.stack = stack;
+      s.plan.data.reshard_after_forward = reshard;
+      Program p;
+      lower(s, p);
+      int gathers = 0;
+      for (const LevelCollective& c : level_collectives(p))
+        gathers += c.kind == OpKind::all_gather && c.ranks == 2 && c.when == When::every_micro_batch ? 1 : 0;
+      EXPECT_EQ(gathers, reshard ? 2 : 1);
+    }
+}
+
 // ZeRO-3 is three equal degrees.
 TEST(ZeroTopo, OfEqualDegreesIsZero3) {
   Program p, zero3;
@@ -117,9 +147,14 @@ TEST(ZeroTopo, RefusesWhatItCannotLayOut) {
               HasSubstr("/plan/zero_gradients_degree: found 12, expected a divisor of the 32 ranks of a shard group"));
   EXPECT_THAT(refusal([](Plan& p) { p.data.shard_degree = 4; }), HasSubstr("a divisor of the 4 ranks"));
   EXPECT_THAT(refusal([](Plan& p) { p.mics.shard_size = 8; }), HasSubstr("/plan/mics_shard_size: found 8"));
+  EXPECT_THAT(refusal([](Plan& p) { p.zero_topo.gradients = 0; }), "nothing");
   EXPECT_THAT(refusal([](Plan& p) { p.zeropp.secondary = 8; }), HasSubstr("/plan/zero_hpz_partition_size: found 8"));
   EXPECT_THAT(refusal([](Plan& p) { p.data.reduce_gradients = data_parallel::Reduction::once; }),
               HasSubstr("/plan/reduce_gradients: found \"once\""));
+  Scenario experts = three_levels(2, 8);
+  experts.model = read_model("mixtral-8x7b", {});
+  EXPECT_THAT(refusal_of(experts),
+              HasSubstr("/plan/zero_weights_degree: found 2, expected 0 for a model with experts"));
 }
 
 }  // namespace
