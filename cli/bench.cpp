@@ -95,7 +95,7 @@ void run(BenchArguments& arguments) {
 
 // ---- compare
 
-// What a comparison and a drift are asked for alike.
+// The options that `compare` and `drift` have in common.
 struct VerdictArguments {
   std::string filter, threshold;
   bench::VerdictOptions options;

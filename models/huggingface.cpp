@@ -427,7 +427,7 @@ const FamilyFile& family_file() {
 }
 const std::vector<Family>& all_families() { return family_file().families; }
 
-// What a rule of a family says of a config.
+// Looks up, in one config, the keys and values that the rules of a family name (models/families.json).
 class Rules {
  public:
   explicit Rules(const Config& config) : config_(config) {}

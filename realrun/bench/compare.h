@@ -61,7 +61,7 @@ enum class Verdict {
   only_in_new,
 };
 const char* name_of(Verdict verdict);  // "regression", "too few repetitions"
-// Whether the verdict says anything about the benchmark.
+// Returns false for the verdicts that mean that nothing could be told of the benchmark.
 inline bool is_told(Verdict verdict) { return verdict < Verdict::cannot_tell; }
 
 struct VerdictOptions {
@@ -82,7 +82,8 @@ struct Verdicts {
   std::size_t count(Verdict verdict) const {
     return static_cast<std::size_t>(std::ranges::count(benchmarks, verdict, &Judged::verdict));
   }
-  // Whether no benchmark has a verdict: none in common, too few repetitions or runs, or a machine too different.
+  // Returns whether nothing could be told of any benchmark: none are in common, repetitions or runs are too few, or
+  // the machines are too different.
   bool nothing_told() const { return std::ranges::none_of(benchmarks, is_told, &Judged::verdict); }
   bool fails(const Judged& judged) const {
     const Verdict v = judged.verdict;

@@ -264,7 +264,7 @@ class NcclCommunicator final : public Communicator {
             fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch)};
   }
 
-  // What an operation of this rank alone does.
+  // Performs a collective of this rank alone.
   void copy(const CollectiveCall& of, void* to, const void* from, std::int64_t elements) {
     if (to != from && elements > 0) backend_.copy(of.stream, to, from, bytes_of(of.dtype, elements));
   }

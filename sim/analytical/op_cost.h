@@ -155,7 +155,7 @@ class OpCostModel {
   const Calibration& calibration_;
   KernelModel kernels_;
   CollectiveModel collectives_;
-  // What a Program sets; the models of its stages share it.
+  // The settings of one Program. The models of its stages share them.
   struct Setting {
     Mesh mesh;
     CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;

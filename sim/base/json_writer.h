@@ -79,7 +79,7 @@ class JsonWriter {
 
 // The value of a visited field (sim/base/fields.h), in the form that its reader takes.
 nlohmann::json field_json(const VisitedField& field, const AnyFieldValue& value);
-// Whether it is an empty text or list, the readers' default.
+// Returns whether `value` is an empty text or list. Readers take these for fields that are left out.
 bool is_empty_field(const nlohmann::json& value);
 
 // A JSON object of the fields that `visit_fields` visits, or that a struct has, without those that are empty.

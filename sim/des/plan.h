@@ -141,7 +141,8 @@ struct SimulationPlan {
   double timeline_works() const;
 
  private:
-  // Whether these many ranks of each stage can be simulated one by one.
+  // Returns whether `ranks` ranks of each stage are simulated one by one: folding is off, or the plan has room for their
+  // works.
   bool is_exact(const JobSimulation& job, std::int64_t ranks) const;
   void fold_loads(std::int32_t id, JobSimulation& job);
   void add_load_of_positions(std::int32_t id, std::size_t load, JobSimulation& job);

@@ -22,7 +22,7 @@ enum class PriceTerm : std::uint8_t { on_demand, one_year, three_year, reserved,
 inline constexpr std::array<std::string_view, 5> kPriceTermNames{"on-demand", "one-year", "three-year", "reserved",
                                                                  "spot"};
 
-// What every preset has.
+// The members that every preset has.
 struct Sourced {
   std::string name;    // of the preset; empty if the scenario writes the values itself
   std::string date;    // YYYY, YYYY-MM or YYYY-MM-DD

@@ -249,7 +249,7 @@ std::size_t stage_of_position(const Options& options, std::size_t position) {
   return up ? 2 * stages - 1 - position : position % stages;
 }
 
-// Whether a schedule runs this many model chunks per stage.
+// Returns the limit that a number of model chunks per stage breaks, or nothing if the schedule runs as many.
 static std::optional<Limit> chunks_limit(ScheduleKind kind, std::int64_t chunks) {
   const bool interleaved = kind == ScheduleKind::interleaved;
   if (interleaved ? chunks >= 2 : chunks == (is_v(kind) ? 2 : 1)) return std::nullopt;

@@ -108,7 +108,8 @@ SweepRow row_of(const Json& json) {
   return {json[0], json[1], json[2], json[3], json[4], json[5], json[6], json[7].get<std::vector<Json>>()};
 }
 
-// What a rank makes of what prepare() has sent. Throws what it has in place of what rank 0 has.
+// The task that rank 0 has sent, as this rank reads it. prepare_task() throws std::runtime_error if this rank's version,
+// scenario or calibrations differ from rank 0's; its text says what this rank has.
 struct PreparedTask {
   std::optional<SweepDocument> sweep;
   SweepEvaluation evaluation;
