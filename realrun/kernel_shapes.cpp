@@ -101,6 +101,41 @@ NormShape norm_shape(const KernelCall& call) {
   return s;
 }
 
+namespace {
+
+CodesShape codes_shape(const KernelCall& call, const Operand& codes, const Operand& scales) {
+  const Tensor &c = *codes.tensor, &s = *scales.tensor;
+  largest_code(call, codes);
+  call.require(c.rank > 0 && s.rank == c.rank && s.dtype == Dtype::fp32, "scales are [rows.., groups] in fp32");
+  const std::int64_t parts = c.axes[0] == Axis::contributions ? c.sizes[0] : 1;
+  const CodesShape shape{parts, c.elements() / parts / last_size(codes), last_size(codes), last_size(scales)};
+  call.require(s.elements() == parts * shape.rows * shape.groups && shape.groups <= shape.columns,
+               "codes and scales differ in their rows");
+  return shape;
+}
+
+}  // namespace
+
+float largest_code(const KernelCall& call, const Operand& codes) {
+  if (codes.tensor->dtype == Dtype::int8) return 127;
+  call.require(codes.tensor->dtype == Dtype::int4, "codes are int8 or int4");
+  return 7;
+}
+
+QuantiserShapes quantiser_shapes(const KernelCall& call) {
+  QuantiserShapes s{};
+  if (call.op.kind != OpKind::quantise) s.read = codes_shape(call, call.read(0), call.read(1));
+  if (call.op.kind != OpKind::dequantise) s.written = codes_shape(call, call.write(0), call.write(1));
+  s.numbers = call.op.kind == OpKind::quantise     ? elements(call.read(0))
+              : call.op.kind == OpKind::dequantise ? elements(call.write(0))
+                                                   : s.read.codes();
+  const std::int64_t codes = call.op.kind == OpKind::dequantise ? s.read.codes() : s.written.codes();
+  call.require(call.op.kind == OpKind::requantise ? codes == s.numbers : codes >= s.numbers,
+               "there are fewer codes than numbers");
+  call.require(call.op.kind == OpKind::dequantise || s.written.parts == 1, "contributions are not written");
+  return s;
+}
+
 UpdateOperands update_operands(const KernelCall& call) {
   const auto present = [&](std::span<const Operand> operands) {
     std::size_t n = 0;

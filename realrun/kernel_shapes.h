@@ -35,7 +35,7 @@
   X(activation) X(activation_backward) X(dropout) X(dropout_backward) X(dropout_add) X(add) X(multiply) \
   X(cast) X(zero_fill) X(embedding) X(cross_entropy) X(cross_entropy_backward) X(pool) X(pool_backward) \
   X(route) X(route_backward) X(hash_route) X(add_noise) X(expert_counts) X(router_loss) X(router_loss_backward) \
-  X(scale) X(adam) X(sgd) ORRERY_SCRATCH_KERNELS(X) ORRERY_SLOT_KERNELS(X)
+  X(quantise) X(dequantise) X(requantise) X(scale) X(adam) X(sgd) ORRERY_SCRATCH_KERNELS(X) ORRERY_SLOT_KERNELS(X)
 // clang-format on
 
 namespace orrery {
@@ -104,6 +104,24 @@ struct NormShape {
   }
 };
 NormShape norm_shape(const KernelCall& call);  // norm and norm_backward
+
+// The codes of quantisers (op_traits.h): `parts` contributions of rows of `columns` codes, with `groups` scales a row.
+struct CodesShape {
+  std::int64_t parts, rows, columns, groups;
+
+  ORRERY_ON_DEVICES std::int64_t codes() const { return rows * columns; }  // of one contribution
+  ORRERY_ON_DEVICES std::int64_t group() const { return (columns + groups - 1) / groups; }
+  ORRERY_ON_DEVICES std::int64_t scale_of(std::int64_t code) const {
+    return code / columns * groups + code % columns / group();
+  }
+};
+struct QuantiserShapes {
+  CodesShape read, written;  // read: of dequantise and requantise; written: of quantise and requantise
+  std::int64_t numbers;      // elements of x or y; of requantise: codes
+};
+QuantiserShapes quantiser_shapes(const KernelCall& call);
+// Returns the largest code of a dtype. Throws std::logic_error for a dtype that has no codes.
+float largest_code(const KernelCall& call, const Operand& codes);
 
 // The operands of adam and sgd; data is nullptr where one is absent. All have as many elements as the gradient.
 struct UpdateOperands {

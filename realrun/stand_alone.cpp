@@ -53,7 +53,7 @@ struct OperandName {
 };
 constexpr Contents kPositive{Contents::Kind::positive, 0}, kIndices{Contents::Kind::indices, 0};
 constexpr Contents constant(double value) { return {Contents::Kind::constant, value}; }
-constexpr std::array<OperandName, 50> kOperands{{
+constexpr std::array<OperandName, 54> kOperands{{
     // Products: of layers, of experts, of heads.
     {"mk", "m k"},
     {"kn", "k n"},
@@ -105,6 +105,11 @@ constexpr std::array<OperandName, 50> kOperands{{
     {"router_chosen", "one tokens choices", Dtype::int32, kIndices, "experts"},
     {"expert_shares", "one scored", Dtype::fp32, kPositive},
     {"router_losses", "one tokens 2", Dtype::fp32},
+    // Codes of the residual stream with a scale a token, and contributions of a node's eight ranks.
+    {"codes", "batch sequence hidden", Dtype::int8, {Contents::Kind::indices, 128}},
+    {"code_scales", "batch sequence 1", Dtype::fp32, constant(0.01)},
+    {"eight_codes", "8 batch sequence hidden", Dtype::int8, {Contents::Kind::indices, 128}},
+    {"eight_scales", "8 batch sequence 1", Dtype::fp32, constant(0.01)},
     // Flat buffers.
     {"flat", "elements"},
     {"flat_positive", "elements", Dtype::fp32, kPositive},

@@ -73,6 +73,9 @@ void is_mean(StandAloneOp& c, const Sizes&) { c.context.pool_mean = true; }
 void scores_best(StandAloneOp& c, const Sizes&) { c.op.router.score = RouterScore::softmax_of_top; }
 // The dense-to-sparse gate in the middle of its schedule: noise on all logits, as many choices as experts.
 void is_gumbel(StandAloneOp& c, const Sizes&) { c.op.router = {.gumbel_temperature = 0.7f, .threshold = 0.001f}; }
+void are_contributions(StandAloneOp& c, const Sizes&) {
+  for (const TensorId id : {c.op.reads[0], c.op.reads[1]}) c.tensors[id].axes[0] = Axis::contributions;
+}
 void has_losses(StandAloneOp& c, const Sizes&) { c.op.router.balance = c.op.router.z = 1; }
 void is_scale(StandAloneOp& c, const Sizes&) { c.op.clip_limit = 1; }
 constexpr std::int64_t kGroups = 8;  // DeepSeek-V3's
@@ -139,6 +142,10 @@ const std::vector<CaseKind>& case_kinds() {
       {&F::hidden, cast, "to_bf16", "x", "x:bf16"},
       {&F::hidden, cast, "to_fp32", "x", "x:fp32"},
       {&F::hidden, zero_fill, "", "", "x"},
+      {&F::hidden, quantise, "int8", "x", "codes code_scales"},
+      {&F::hidden, dequantise, "int8", "codes code_scales", "x"},
+      {&F::hidden, dequantise, "sum", "eight_codes eight_scales", "x", are_contributions},
+      {&F::hidden, requantise, "sum", "eight_codes eight_scales", "codes code_scales", are_contributions},
 
       {&F::table, embedding, "", "ids table", "x"},
       // Without accumulation it would clear the whole table first.

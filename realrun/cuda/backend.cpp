@@ -47,7 +47,7 @@ Workers& host_workers() {
 bool is_aligned(const void* pointer, std::uintptr_t to) { return reinterpret_cast<std::uintptr_t>(pointer) % to == 0; }
 
 const void* at(const void* data, std::int64_t elements, Dtype dtype) {
-  return static_cast<const char*>(data) + bytes_of(dtype, elements);
+  return static_cast<const char*>(data) + elements * bytes_of(dtype, 1);
 }
 
 // An op of Stream::host on its way to the CPU.
@@ -396,7 +396,7 @@ BackendFacts CudaBackend::facts() const {
 }
 
 void* CudaBackend::allocate(std::int64_t elements, Dtype dtype, Place place, Stream s) {
-  return memory_.allocate(bytes_of(dtype, elements), place, stream(s));
+  return memory_.allocate(elements * bytes_of(dtype, 1), place, stream(s));
 }
 
 void CudaBackend::release(void* memory) noexcept {

@@ -100,8 +100,10 @@ void with_dtype(Dtype dtype, Use use) {
       return integer(std::int32_t{});
     case Dtype::uint8:
       return integer(std::uint8_t{});
-    case Dtype::nvfp4:
+    case Dtype::int8:
     case Dtype::int4:
+      return integer(std::int8_t{});
+    case Dtype::nvfp4:
     case Dtype::fp8_blocks:
       break;
   }

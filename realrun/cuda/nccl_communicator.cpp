@@ -57,8 +57,10 @@ ncclDataType_t type_of(Dtype dtype) {
       return ncclInt32;
     case Dtype::uint8:
       return ncclUint8;
-    case Dtype::nvfp4:
+    case Dtype::int8:
     case Dtype::int4:
+      return ncclInt8;
+    case Dtype::nvfp4:
     case Dtype::fp8_blocks:
       break;
   }
@@ -164,8 +166,8 @@ class NcclCommunicator final : public Communicator {
         if (sends[m] > 0) result = ncclSend(source, static_cast<std::size_t>(sends[m]), type, peer, comm, on);
         if (is_taken(result) && receives[m] > 0)
           result = ncclRecv(target, static_cast<std::size_t>(receives[m]), type, peer, comm, on);
-        source += bytes_of(of.dtype, sends[m]);
-        target += bytes_of(of.dtype, receives[m]);
+        source += sends[m] * bytes_of(of.dtype, 1);
+        target += receives[m] * bytes_of(of.dtype, 1);
       }
       const ncclResult_t ended = ncclGroupEnd();
       return is_taken(result) ? ended : result;
@@ -201,7 +203,7 @@ class NcclCommunicator final : public Communicator {
       on = made.stream;
     }
     // A copy that belongs to the message: the caller's stream continues, however late the receiver is.
-    const auto bytes = static_cast<std::size_t>(bytes_of(dtype, elements));
+    const auto bytes = static_cast<std::size_t>(elements * bytes_of(dtype, 1));
     void* copy = nullptr;
     check(cudaMallocAsync(&copy, std::max<std::size_t>(bytes, 1), callers), "allocating memory for a message");
     check(cudaMemcpyAsync(copy, data, bytes, cudaMemcpyDefault, callers), "copying a message");
@@ -266,7 +268,7 @@ class NcclCommunicator final : public Communicator {
 
   // Performs a collective of this rank alone.
   void copy(const CollectiveCall& of, void* to, const void* from, std::int64_t elements) {
-    if (to != from && elements > 0) backend_.copy(of.stream, to, from, bytes_of(of.dtype, elements));
+    if (to != from && elements > 0) backend_.copy(of.stream, to, from, elements * bytes_of(of.dtype, 1));
   }
 
   std::string waits_for(const std::string& what, const Members& members, double seconds) const {

@@ -58,6 +58,7 @@ void Collectives::run(const OpCall& call, const RowCounts* rows) {
     case OpKind::reduce_scatter:
       return reduce_scatter(call);
     case OpKind::all_to_all:
+      return deliver(call);
     case OpKind::redistribute:
       return redistribute(call);
     case OpKind::ring_shift:
@@ -160,6 +161,33 @@ void Collectives::reduce_scatter(const OpCall& call) {
     communicator_.reduce_scatter(of, from.data, sum->data, n);
     backend_.scatter(call.stream, sum->data, to, add);
   }
+}
+
+// Every rank sends each other rank the part that the other has of the sum. Contributions lie rank after rank.
+void Collectives::deliver(const OpCall& call) {
+  const Tensor& whole = call.read(0);
+  Tensor part = call.written(0);
+  part.rank = 0;
+  for (int d = 1; d < call.written(0).rank; ++d) {
+    part.sizes[part.rank] = call.written(0).sizes[d];
+    part.over[part.rank++] = call.written(0).over[d];
+  }
+  part.sizes[part.rank] = 1;
+  part.over[part.rank] = {};
+  const CollectiveCall of = meeting(call, whole.dtype);
+  const auto ranks = static_cast<std::int64_t>(of.members.size());
+  const Partition divided = partition(whole, part, ranks);
+  const std::int64_t n = part.elements();
+  const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
+  const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
+  const StoragePtr ordered = memory_.scratch(n * ranks, part.dtype, call.stream);
+  for (std::int64_t r = 0; r < ranks; ++r) {
+    const auto& index = indices_.of_member(whole, part, divided.dim, of.members[static_cast<std::size_t>(r)], r);
+    backend_.gather(call.stream, {from.data, part.dtype, 0, count(index), &index},
+                    memory_.element(ordered->data, r * n, part.dtype));
+  }
+  communicator_.all_to_all(of, ordered->data, to.data, n);
+  memory_.put(to, call.stream);
 }
 
 // Every rank sends each other rank what it has and the other needs in the new layout, operand by operand in the order

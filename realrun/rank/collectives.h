@@ -24,6 +24,7 @@ class Collectives : RankShared {
   void merge_statistics(const OpCall& call);
   void all_gather(const OpCall& call);
   void reduce_scatter(const OpCall& call);
+  void deliver(const OpCall& call);
   void redistribute(const OpCall& call);
   // Moves only the rows of experts that exist: redistributed, gathered from all, or summed and scattered.
   void exchange_rows(const OpCall& call, const RowCounts& rows);

@@ -51,6 +51,11 @@ enum class Rule : std::uint8_t {
   // Micro-batches whose work differs.
   classes_alike = 24,  // every micro-batch has a class; all classes have the same layers in the same chunks: the same
                        // pieces, or variants of them with the same parameters
+  // Quantised numbers.
+  // Codes are gathered, exchanged, or read with their scales by a quantiser. A sum over ranks is taken from the codes
+  // of
+  // all contributions, once, by the quantiser behind the exchange.
+  codes = 25,
 };
 
 struct Violation {

@@ -15,8 +15,8 @@ const char* pick(const char* const (&names)[N], Enum value) {
 }  // namespace
 
 const char* name_of(Dtype dtype) {
-  return pick<kDtypes>({"fp32", "fp16", "bf16", "fp8", "nvfp4", "int64", "int32", "uint8", "int4", "fp8_blocks"},
-                       dtype);
+  return pick<kDtypes>(
+      {"fp32", "fp16", "bf16", "fp8", "nvfp4", "int64", "int32", "uint8", "int4", "fp8_blocks", "int8"}, dtype);
 }
 
 const char* name_of(Category category) {
@@ -28,7 +28,7 @@ const char* name_of(Place place) { return pick<kPlaces>({"device", "host", "stor
 
 const char* name_of(Axis axis) {
   return pick<kAxes>({"none", "batch", "sequence", "key_sequence", "hidden", "groups", "group_heads", "group_qkv",
-                      "head_dim", "ffn", "vocab", "experts", "slots", "expert_ffn", "chunks"},
+                      "head_dim", "ffn", "vocab", "experts", "slots", "expert_ffn", "chunks", "contributions"},
                      axis);
 }
 

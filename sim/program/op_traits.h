@@ -56,6 +56,14 @@ enum class OpKind : std::uint8_t {
   zero_fill,               // writes y
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
+  // Codes of few bits for numbers that travel. codes: [rows.., columns] in int8 or int4; scales: [rows.., groups] in
+  // fp32. A row's columns form `groups` groups of equal size (the last one may be shorter) with one scale each, the
+  // group's largest magnitude over the largest code (127, 7). Plain numbers are one list, row after row; codes beyond
+  // its end are zero. Dimension 0 of codes and scales may be Axis::contributions: the numbers are then their sum.
+  quantise,    // reads x; writes codes, scales
+  dequantise,  // reads codes, scales; writes y (accumulated)
+  requantise,  // reads codes, scales; writes the codes and scales of their sum, which may have other groups
+
   // Mixture of experts. Each token goes to `k` experts. Rows are the experts' inputs or outputs, [experts, slots,
   // width]. A token's row lies in the first free slot of its expert; first choices come before second ones, and tokens
   // keep their order. A row without a slot is dropped: it adds nothing and has no gradient. Slots that no token takes
@@ -98,7 +106,8 @@ enum class OpKind : std::uint8_t {
   all_reduce,      // reads x; writes x'
   all_gather,      // reads shard; writes whole
   reduce_scatter,  // reads whole; writes shard
-  all_to_all,      // reads x; writes x'
+  all_to_all,      // reads x, whose sum over the group is owed, or its codes; writes x' [contributions, x..]: of each
+                   // rank's x the part that this rank has of the sum
   redistribute,    // reads x, or several tensors that each have some of its indices; writes x in another layout
                    // (sim/program/redistribute.h): an all-to-all of what differs
   broadcast,       // from the group's first rank
@@ -281,6 +290,10 @@ inline constexpr std::array kTable{
     ROW(zero_fill, .writes = 0b1, .of_update = true, .why_none = kAddedLater),
     ROW(merge_attention, .reads = 0b1111, .writes = 0b11, .why_none = kAddedLater),
 
+    ROW(quantise, .reads = 0b1, .writes = 0b11, .why_none = kAddedLater),
+    ROW(dequantise, .reads = 0b11, .writes = 0b1, .accumulates = 0b1, .why_none = kAddedLater),
+    ROW(requantise, .reads = 0b11, .writes = 0b11, .why_none = kAddedLater),
+
     ROW(route, .reads = 0b01, .may_read = 0b10, .writes = 0b11,
         .derivative = {.ops = {{{OpKind::route_backward, {dy, read0, write1}, 0b1}}}}, .whole_rows = 0b1),
     ROW(route_backward, .reads = 0b111, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b1, .whole_rows = 0b10),
@@ -363,6 +376,7 @@ constexpr bool is_attention(OpKind k) { return traits_of(k).op_class == OpClass:
 constexpr bool is_optimizer(OpKind k) { return traits_of(k).op_class == OpClass::optimizer; }
 constexpr int norm_operand(OpKind k) { return traits_of(k).norm_read; }
 constexpr bool has_operand(OperandMask mask, std::size_t i) { return (mask >> i & 1u) != 0; }
+constexpr bool is_quantiser(OpKind k) { return k >= OpKind::quantise && k <= OpKind::requantise; }
 constexpr bool is_communication(OpKind k) { return traits_of(k).op_class == OpClass::collective; }
 // The collective that performs a communication op on the wire.
 constexpr OpKind collective_of(OpKind k) { return k == OpKind::redistribute ? OpKind::all_to_all : k; }

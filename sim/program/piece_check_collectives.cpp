@@ -21,6 +21,11 @@ void PieceCheck::communicate(const Op& op) {
   if (from != to && state_[to].own_block == serial_)
     report(Rule::written_once, "{} has been written in this block before", quoted(to));
   if (is_flat(from) && storage_of(piece_, from) == storage_of(piece_, to)) expect_last(op, from);
+  if (codes_.contains(from)) {
+    if (op.kind != OpKind::all_gather && op.kind != OpKind::all_to_all)
+      report(Rule::codes, "{} has codes, which can only be gathered or exchanged", layout(from));
+    codes_.insert(to);
+  }
   switch (op.kind) {
     case OpKind::all_gather:
       return gather(op, from, to);
@@ -30,6 +35,7 @@ void PieceCheck::communicate(const Op& op) {
     case OpKind::all_reduce:
       return reduce(op, from, to);
     case OpKind::all_to_all:
+      return deliver(op, from, to);
     case OpKind::redistribute:
       return exchange(op, from, to);
     case OpKind::ring_shift:
@@ -192,6 +198,41 @@ void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
            layout(to), std::to_string(op.share));
   }
   write(to, owed(from));
+}
+
+// Each rank gets all ranks' contributions to its part of a sum, which stays owed until a quantiser takes it.
+void PieceCheck::deliver(const Op& op, TensorId from, TensorId to) {
+  const Tensor &whole = tensor(from), &delivered = tensor(to);
+  Tensor part = delivered;
+  part.rank = 0;
+  for (int d = 1; d < delivered.rank; ++d) {
+    part.sizes[part.rank] = delivered.sizes[d], part.axes[part.rank] = delivered.axes[d];
+    part.over[part.rank++] = delivered.over[d];
+  }
+  part.over[part.rank] = {};
+  int dim = 0;
+  if (delivered.rank == 0 || delivered.axes[0] != Axis::contributions || contributions_.contains(from) ||
+      !differs_by(part, whole, op.group, dim)) {
+    report(Rule::scatters, "{} does not become {} by an exchange of contributions over {}, expected {} of each rank",
+           layout(from), layout(to), words(mesh_, op.group), scattered(from, part, op.group));
+  } else {
+    expect_parts(part, whole, dim, op.group);
+    if (delivered.sizes[0] != mesh_.size(op.group))
+      report(Rule::sizes, "{} has room for {} contributions, {} ranks contribute", layout(to), delivered.sizes[0],
+             mesh_.size(op.group));
+  }
+  if (is_flat(from)) {
+    for (const auto& [p, owes] : flats_.at(from))
+      if (!owes.contains(op.group))
+        report(Rule::scatters, "the gradient of {} owes the sum over {}, contributions come from {}",
+               quoted(piece_.parameters[p].parameter), words(mesh_, owes), words(mesh_, op.group));
+    flats_[to] = flats_.at(from);
+  } else if (!owed(from).contains(op.group)) {
+    report(Rule::scatters, "{} owes the sum over {}, contributions come from {}", layout(from),
+           words(mesh_, owed(from)), words(mesh_, op.group));
+  }
+  write(to, owed(from));
+  contributions_[to] = op.group;
 }
 
 void PieceCheck::expect_last(const Op& op, TensorId id) {

@@ -32,6 +32,9 @@ std::string axis_words(const Tensor& t, int dim) {
 }  // namespace
 
 void PieceCheck::compute(const Op& op) {
+  for (const TensorId id : op.reads)
+    if (id != kNoTensor && (codes_.contains(id) || contributions_.contains(id)))
+      report(Rule::codes, "{} has codes or contributions, which only a quantiser reads", layout(id));
   std::vector<Divided> axes;
   if (!expect_whole(op) || !expect_divided_alike(op, axes)) {  // reported once: its consequences are not checked
     for (const TensorId id : op.writes)
@@ -166,6 +169,49 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
     owes = owes.without(both);
   }
   return owes;
+}
+
+// Codes have more dimensions than the numbers: over all dimensions together they are divided as the numbers are.
+void PieceCheck::convert(const Op& op) {
+  const auto divided = [&](TensorId id) {
+    Division all;
+    for (int d = 0; d < tensor(id).rank; ++d)
+      for (int n = 0; n < tensor(id).over[d].count(); ++n) all.append(MeshGroup::of_digit(tensor(id).over[d].digit(n)));
+    return all;
+  };
+  const auto numbers = [&](TensorId id) {
+    const Tensor& t = tensor(id);
+    return t.elements() / (t.axes[0] == Axis::contributions ? t.sizes[0] : 1);
+  };
+  const bool quantises = op.kind == OpKind::quantise;
+  const TensorId from = op.reads[0], scales = op.reads[1];
+  const auto contribute = [&](TensorId id) {
+    const auto at = contributions_.find(id);
+    return at == contributions_.end() ? MeshGroup{} : at->second;
+  };
+  const MeshGroup summed = contribute(from);
+  if (quantises == codes_.contains(from) || (!quantises && (!codes_.contains(scales) || contribute(scales) != summed)))
+    report(Rule::codes, "{} reads {}, expected {}", name_of(op.kind), layout(from),
+           quantises ? "plain numbers" : "codes, with their scales, from the same ranks");
+  for (const auto ids : {std::span<const TensorId>(op.reads), std::span<const TensorId>(op.writes)})
+    for (const TensorId id : ids)
+      if (id != kNoTensor && divided(id) != divided(from))
+        report(Rule::operands_agree, "{} and {} are divided differently, expected alike", layout(id), layout(from));
+  const TensorId to = op.writes[0];
+  const std::int64_t plain = quantises ? numbers(from) : numbers(to), codes = quantises ? numbers(to) : numbers(from);
+  const bool padded = !divided(from).empty() ? codes == plain : codes >= plain;
+  if (op.kind == OpKind::requantise ? codes != plain : !padded)
+    report(Rule::sizes, "{} of {} numbers has {} codes", layout(quantises ? from : to), plain, codes);
+  const bool flat = is_flat(from);
+  std::map<std::size_t, MeshGroup> sums;
+  if (flat) sums = flats_.at(from);
+  for (auto& [p, owes] : sums) owes = owes.without(summed);
+  for (const TensorId id : op.writes) {
+    if (id == kNoTensor) continue;
+    write(id, owed(from).without(summed));
+    if (flat) flats_[id] = sums;
+    if (op.kind != OpKind::dequantise) codes_.insert(id);
+  }
 }
 
 // A rank puts its own tokens into slots: tokens and slots are divided over the same digits. Experts may be divided over

@@ -34,13 +34,15 @@ class TableIndex {
 };
 
 // fp8 is e4m3 (OCP Microscaling Formats 1.0); nvfp4 is e2m1 with a scale in e4m3 for each block of 16 elements (NVIDIA
-// 2025, arXiv 2509.25149, section 2); int4 stands for any 4-bit code of quantised optimizer states; fp8_blocks is e4m3
-// with a scale in fp32 for each block of 128 elements (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
-enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks };
-inline constexpr int kDtypes = 10;
+// 2025, arXiv 2509.25149, section 2); int4 stands for any 4-bit code of quantised numbers, int8 for an 8-bit one: a
+// tensor of codes keeps its scales in another tensor (OpKind::quantise), quantised optimizer states keep none;
+// fp8_blocks is e4m3 with a scale in fp32 for each block of 128 elements (DeepSeek-V3, arXiv 2412.19437,
+// section 3.3.2).
+enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks, int8 };
+inline constexpr int kDtypes = 11;
 
 // Bits of one element, without its block's scale. At namespace scope: a local array would be built in each call.
-inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8};
+inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8, 8};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
 // Returns how many elements share a scale that is stored beside them; 0: there is no scale. A scale of the whole tensor
 // (fp8 has one) is not counted.
@@ -98,14 +100,15 @@ enum class Axis : std::uint8_t {
   group_heads,   // query heads within a group
   group_qkv,     // a fused QKV projection: the group's query heads, its key and its value
   head_dim,
-  ffn,         // the MLP's inner width
-  vocab,       // rows of the embedding, columns of the logits
-  experts,     // the experts of a layer
-  slots,       // the slots of one expert, each of which takes one token
-  expert_ffn,  // an expert's inner width
-  chunks,      // chunks of slots that go through exchanges and experts one after the other; never sharded
+  ffn,            // the MLP's inner width
+  vocab,          // rows of the embedding, columns of the logits
+  experts,        // the experts of a layer
+  slots,          // the slots of one expert, each of which takes one token
+  expert_ffn,     // an expert's inner width
+  chunks,         // chunks of slots that go through exchanges and experts one after the other; never sharded
+  contributions,  // what each rank of a group adds to a sum that this rank is to take; never sharded
 };
-inline constexpr int kAxes = 15;
+inline constexpr int kAxes = 16;
 const char* name_of(Axis axis);
 
 struct Dim {

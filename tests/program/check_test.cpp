@@ -622,6 +622,47 @@ TEST(Check, AParameterOfSeveralStagesIsSummedOverThem) {
 }
 
 // What a rank puts into slots are its own tokens.
+// Codes travel, and what ranks contribute to a sum is added once, by the quantiser behind the exchange.
+TEST(Check, CodesAreExchangedAndSummedOnce) {
+  enum How { good, reduced, kept_as_numbers, sum_of_nothing, other_group, misfit };
+  for (const How how : {good, reduced, kept_as_numbers, sum_of_nothing, other_group, misfit}) {
+    Small s;
+    const MeshGroup over = how == other_group ? s.cp() : s.tp();
+    const TensorId x = how == sum_of_nothing ? s.input("x", {{24}}) : s.owed("x"),
+                   codes = s.tensor("codes", {{2}, {12}}), scales = s.tensor("scales", {{2}, {3}}),
+                   part = s.tensor("part", {{2, Axis::contributions}, {1, Axis::none, over}, {12}}),
+                   part_scales = s.tensor("part_scales", {{2, Axis::contributions}, {1, Axis::none, over}, {3}}),
+                   sum = s.tensor("sum", {{how == misfit ? 13 : 12, Axis::none, over}}),
+                   whole = s.tensor("whole", {{24}});
+    s.op(OpKind::quantise, {x}, {codes, scales});
+    if (how == reduced) s.collective(OpKind::all_reduce, s.tp(), codes, s.tensor("reduced", {{2}, {12}}));
+    if (how == kept_as_numbers) s.op(OpKind::cast, {codes}, {s.tensor("cast", {{2}, {12}})});
+    s.collective(OpKind::all_to_all, over, codes, part);
+    s.collective(OpKind::all_to_all, over, scales, part_scales);
+    s.op(OpKind::dequantise, {part, part_scales}, {sum});
+    if (how == good) s.collective(OpKind::all_gather, s.tp(), sum, whole);
+    switch (how) {
+      case good:
+        expect_proven(s);
+        break;
+      case reduced:
+        expect_breaks(Rule::codes, s, R"("codes" [- | -] has codes, which can only be gathered or exchanged)");
+        break;
+      case kept_as_numbers:
+        expect_breaks(Rule::codes, s, R"("codes" [- | -] has codes or contributions, which only a quantiser reads)");
+        break;
+      case sum_of_nothing:
+        expect_breaks(Rule::scatters, s, R"("codes" [- | -] owes the sum over nothing, contributions come from tp)");
+        break;
+      case other_group:
+        expect_breaks(Rule::scatters, s, R"("codes" [- | -] owes the sum over tp, contributions come from cp)");
+        break;
+      case misfit:
+        expect_breaks(Rule::sizes, s, R"("sum" [tp] of 13 numbers has 12 codes)");
+    }
+  }
+}
+
 TEST(Check, SlotsAreDividedAsTokensAre) {
   for (const bool good : {true, false}) {
     Small s;

@@ -86,8 +86,11 @@ std::vector<unsigned char> stored(std::span<const float> values, Dtype dtype) {
       case Dtype::uint8:
         append(bytes, static_cast<std::uint8_t>(std::isnan(x) ? 255 : static_cast<int>(x)));
         break;
+      case Dtype::int8:
+      case Dtype::int4:  // -128, which is no code, is poison
+        append(bytes, static_cast<std::int8_t>(std::isnan(x) ? -128 : static_cast<int>(x)));
+        break;
       case Dtype::nvfp4:
-      case Dtype::int4:
       case Dtype::fp8_blocks:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
@@ -129,8 +132,11 @@ std::vector<float> numbers(std::span<const unsigned char> bytes, Dtype dtype) {
       case Dtype::uint8:  // a mask's 0xff is poison
         x = take<std::uint8_t>(bytes, i) == 0xff ? kNan : take<std::uint8_t>(bytes, i);
         break;
-      case Dtype::nvfp4:
+      case Dtype::int8:
       case Dtype::int4:
+        x = take<std::int8_t>(bytes, i) == -128 ? kNan : take<std::int8_t>(bytes, i);
+        break;
+      case Dtype::nvfp4:
       case Dtype::fp8_blocks:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }

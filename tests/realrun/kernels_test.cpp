@@ -1056,6 +1056,69 @@ KERNEL_TEST(SgdKernel, FollowsTheFormulaOverSteps) {
     }
 }
 
+// --- Codes
+
+Operand coded(Tensor t, Dtype dtype, Values values) {
+  t.dtype = dtype;
+  return {t, std::move(values)};
+}
+Tensor of_dtype(Tensor t, Dtype dtype) {
+  t.dtype = dtype;
+  return t;
+}
+
+KERNEL_TEST(QuantiserKernels, CodesAreWithinHalfAStepOfTheirNumbers) {
+  const Operand x = random_operand({{1}, {53}}, 1);
+  for (const Dtype dtype : {Dtype::int8, Dtype::int4}) {
+    const float largest = dtype == Dtype::int8 ? 127 : 7;
+    // Two rows of 30 codes, seven and some beyond the numbers, in groups of eight.
+    const auto written = call(op_of(quantise), {x}, {of_dtype(plain({{2}, {30}}), dtype), plain({{2}, {4}})});
+    const Values &codes = written[0], &scales = written[1];
+    for (int i = 0; i < 60; ++i) {
+      const int group = i / 30 * 4 + i % 30 / 8;
+      float most = 0;
+      for (int j = 0; j < 53; ++j)
+        if (j / 30 * 4 + j % 30 / 8 == group) most = std::max(most, std::abs(x.values[j]));
+      EXPECT_FLOAT_EQ(scales[group], most / largest) << i;
+      EXPECT_EQ(codes[i], std::nearbyint(codes[i]));
+      EXPECT_LE(std::abs(codes[i]), largest);
+      const float number = i < 53 ? x.values[i] : 0;
+      EXPECT_LE(std::abs(codes[i] * scales[group] - number), scales[group] * 0.5001f) << i;
+    }
+    const Values y = call(op_of(dequantise),
+                          {coded(plain({{2}, {30}}), dtype, codes), coded(plain({{2}, {4}}), Dtype::fp32, scales)},
+                          {plain({{53}})})[0];
+    for (int i = 0; i < 53; ++i) EXPECT_FLOAT_EQ(y[i], codes[i] * scales[i / 30 * 4 + i % 30 / 8]) << i;
+  }
+}
+
+// With a group for each number, codes lose nothing but a rounding.
+KERNEL_TEST(QuantiserKernels, SumContributionsInTheirOrder) {
+  const auto contributed = [](std::initializer_list<Dim> dims) {
+    Tensor t = shaped(dims);
+    t.axes[0] = Axis::contributions;
+    return t;
+  };
+  Values codes, scales;
+  for (int i = 0; i < 3 * 2 * 6; ++i) codes.push_back(static_cast<float>((i * 5) % 15 - 7));
+  for (int i = 0; i < 3 * 2 * 3; ++i) scales.push_back(0.25f * static_cast<float>(i + 1));
+  const Operand in = coded(contributed({{3}, {2}, {6}}), Dtype::int4, codes),
+                by = coded(contributed({{3}, {2}, {3}}), Dtype::fp32, scales);
+  std::vector<double> expected(12, 0.0);
+  for (int p = 0; p < 3; ++p)
+    for (int i = 0; i < 12; ++i) expected[i] += codes[p * 12 + i] * scales[p * 6 + i / 6 * 3 + i % 6 / 2];
+  Op add = op_of(dequantise);
+  expect_equal(call(add, {in, by}, {plain({{12}})})[0], expected);
+  const auto again = call(op_of(requantise), {in, by}, {of_dtype(plain({{2}, {6}}), Dtype::int8), plain({{2}, {6}})});
+  std::vector<double> back;
+  for (int i = 0; i < 12; ++i) back.push_back(again[0][i] * again[1][i]);
+  expect_equal(Values(back.begin(), back.end()), expected);
+  EXPECT_THROW(call(op_of(requantise), {in, by}, {of_dtype(plain({{2}, {5}}), Dtype::int8), plain({{2}, {5}})}),
+               std::logic_error)
+      << "other numbers";
+  EXPECT_THROW(call(op_of(dequantise), {in, by}, {plain({{13}})}), std::logic_error) << "more than there are";
+}
+
 // --- What cannot be run
 
 KERNEL_TEST(Kernels, WhatMovesDataIsNoKernel) {

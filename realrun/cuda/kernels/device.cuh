@@ -170,8 +170,10 @@ __device__ inline float load(const Any& from, std::int64_t i) {
       return static_cast<float>(static_cast<const std::int32_t*>(from.data)[i]);
     case Dtype::uint8:
       return static_cast<float>(static_cast<const std::uint8_t*>(from.data)[i]);
-    case Dtype::nvfp4:
+    case Dtype::int8:
     case Dtype::int4:
+      return static_cast<float>(static_cast<const std::int8_t*>(from.data)[i]);
+    case Dtype::nvfp4:
     case Dtype::fp8_blocks:
       break;
   }
@@ -201,8 +203,11 @@ __device__ inline void store(const Any& to, std::int64_t i, float value) {
     case Dtype::uint8:
       static_cast<std::uint8_t*>(to.data)[i] = static_cast<std::uint8_t>(value);
       break;
-    case Dtype::nvfp4:
+    case Dtype::int8:
     case Dtype::int4:
+      static_cast<std::int8_t*>(to.data)[i] = static_cast<std::int8_t>(value);
+      break;
+    case Dtype::nvfp4:
     case Dtype::fp8_blocks:
       break;
   }

@@ -68,8 +68,11 @@ __device__ uint4 pattern_of(Dtype dtype, float value) {
     case Dtype::uint8:
       low = high = (nan ? 0xffu : static_cast<std::uint8_t>(value)) * 0x1010101u;
       break;
-    case Dtype::nvfp4:
+    case Dtype::int8:
     case Dtype::int4:
+      low = high = (nan ? 0x7fu : static_cast<std::uint8_t>(static_cast<std::int8_t>(value))) * 0x1010101u;
+      break;
+    case Dtype::nvfp4:
     case Dtype::fp8_blocks:
       break;
   }
