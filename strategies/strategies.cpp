@@ -25,9 +25,9 @@
   X(memo)                    \
   X(gradient_accumulation)   \
   X(optimizer)               \
+  X(zero_topo)               \
   X(zeropp)                  \
   X(mics)                    \
-  X(zero_topo)               \
   X(data_parallel)           \
   X(offload)                 \
   X(packed_documents)

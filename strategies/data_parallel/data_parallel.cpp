@@ -98,10 +98,11 @@ class Shard {
   // For ops of the forward, or of the backward if it does not reuse what the forward has gathered.
   TensorId gather_for(Block& block, const GatheredCopy& ops, std::vector<Insertion>& insertions) {
     const bool second = &block != &piece_.forward && set_.secondary != kNoTensor;
-    Gathers gathers{.ops = {}, .prefetch = ops.ahead ? 1 : 0};
+    Gathers gathers{.ops = {}, .at_first_use = {}, .prefetch = ops.ahead ? 1 : 0};
     const TensorId copy = gathered(block, ops.first, ops.end, second ? set_.secondary : set_.parameters,
                                    second ? over_.secondary : over_.weights, gathers);
     for (const Op& op : gathers.ops) insertions.push_back({ops.issued, op});
+    for (const Op& op : gathers.at_first_use) insertions.push_back({ops.first, op});
     if (&block == &piece_.forward && !over_.secondary.empty() && set_.secondary == kNoTensor)
       insertions.push_back({ops.first, secondary_of(copy)});
     return copy;
@@ -296,13 +297,121 @@ class Shard {
     }
   }
 
+  // Codes of numbers and their scales.
+  struct Coded {
+    TensorId codes = kNoTensor, scales = kNoTensor;
+  };
+  // `like`: the shape and layout of the codes, of which the last dimension counts numbers.
+  Coded add_codes(Tensor like, const Wire& wire, const char* codes, const char* scales) {
+    like.alias_of = kNoTensor;
+    like.resident = false;
+    like.category = Category::communication_buffer;
+    like.name = codes;
+    like.dtype = wire.codes;
+    const TensorId id = piece_.add(like);
+    std::int64_t& numbers = like.sizes[static_cast<std::size_t>(like.rank - 1)];
+    numbers = (numbers + wire.group - 1) / wire.group;
+    like.name = scales;
+    like.dtype = Dtype::fp32;
+    return {id, piece_.add(like)};
+  }
+  // Adds what a collective of codes writes: as `from`, but for `change` to the layout.
+  template <class Change>
+  Coded add_like(Coded from, Change change) {
+    const auto add = [&](TensorId id) {
+      Tensor t = piece_.tensors[id];
+      change(t);
+      t.resident = false;
+      t.category = Category::communication_buffer;
+      return piece_.add(t);
+    };
+    return {add(from.codes), add(from.scales)};
+  }
+
+  // Reduces in codes of few bits, in place of a reduce-scatter (Wang et al. 2023, arXiv 2306.10209, section 3.3). Codes
+  // are [outer ranks, inner ranks.., numbers of a part]: the order in which parts lie in the buffer, so that a slice
+  // arrives where it belongs.
+  void exchange_gradients() {
+    struct Hop {
+      MeshGroup group;
+      int dim = 0;
+    };
+    std::vector<Hop> hops;
+    Tensor shape = piece_.tensors[set_.gradients];
+    shape.rank = 0;
+    for (const MeshGroup level : levels_) {
+      if (!over_.gradients.contains(level)) continue;
+      for (const MeshGroup digits : {level.without(s_.first_hop), level & s_.first_hop}) {
+        if (digits.empty()) continue;
+        hops.push_back({digits, shape.rank});
+        shape.append({mesh_.size(digits), Axis::none});
+      }
+    }
+    Division parts;
+    for (const Hop& hop : hops) parts.append(hop.group);
+    if (parts != piece_.tensors[set_.gradients].over[0])
+      throw std::logic_error("ranks of the first hop are not the inner ones");
+    shape.over = {};
+    shape.append({piece_.tensors[set_.gradients].sizes[0], Axis::none});
+    std::ranges::stable_partition(hops, [&](const Hop& hop) { return s_.first_hop.contains(hop.group); });
+
+    std::vector<Op> ops;
+    const bool overlap = options_.overlap_gradients;
+    const auto issue = [&](Op op) {
+      op.account = Stream::data_communication;
+      op.stream = overlap ? Stream::data_communication : Stream::compute;
+      ops.push_back(op);
+    };
+    Coded now = add_codes(shape, s_.gradients_wire, "gradient_codes", "gradient_scales");
+    ops.push_back(computation(OpKind::quantise, "quantise_gradients", Phase::weight_gradient, {whole_gradients_},
+                              {now.codes, now.scales}));
+    for (const Hop& hop : hops) {
+      const Coded part = add_like(now, [&](Tensor& t) {
+        for (int d = t.rank++; d > 0; --d) {
+          const auto to = static_cast<std::size_t>(d);
+          t.sizes[to] = t.sizes[to - 1], t.axes[to] = t.axes[to - 1], t.over[to] = t.over[to - 1];
+        }
+        t.sizes[0] = mesh_.size(hop.group), t.axes[0] = Axis::contributions, t.over[0] = {};
+        const auto divided = static_cast<std::size_t>(hop.dim + 1);
+        t.sizes[divided] = 1;
+        t.over[divided].append(hop.group);
+      });
+      for (const auto& [from, to] : {std::pair(now.codes, part.codes), std::pair(now.scales, part.scales)})
+        issue(communication(OpKind::all_to_all, "gradients.all_to_all", Phase::weight_gradient,
+                            Stream::data_communication, hop.group, from, to));
+      if (&hop == &hops.back()) {
+        Op sum = computation(OpKind::dequantise, "dequantise_gradients", Phase::weight_gradient,
+                             {part.codes, part.scales}, {set_.gradients});
+        sum.accumulate = true;
+        issue(sum);
+      } else {
+        Tensor next = piece_.tensors[part.codes];
+        for (int d = 1; d < next.rank; ++d) {
+          const auto to = static_cast<std::size_t>(d - 1);
+          next.sizes[to] = next.sizes[to + 1], next.axes[to] = next.axes[to + 1], next.over[to] = next.over[to + 1];
+        }
+        next.truncate(next.rank - 1);
+        next.over[static_cast<std::size_t>(next.rank)] = {};
+        now = add_codes(next, s_.gradients_wire, "gradient_codes", "gradient_scales");
+        issue(computation(OpKind::requantise, "requantise_gradients", Phase::weight_gradient, {part.codes, part.scales},
+                          {now.codes, now.scales}));
+      }
+    }
+    Block& block = piece_.weight_gradient.ops.empty() ? piece_.backward : piece_.weight_gradient;
+    block.ops.insert(block.ops.begin() + reduced_before(block, whole_gradients_), ops.begin(), ops.end());
+  }
+
   void reduce_gradients() {
     const auto all_reduce = [&](MeshGroup group, TensorId from, TensorId to, When when) {
       bucketed(OpKind::all_reduce, "gradients.all_reduce", group, from, to, when, from != to);
     };
     if (!s_.reduced.empty() && over_.gradients.empty())
       all_reduce(s_.reduced, whole_gradients_, set_.gradients, When::every_micro_batch);
-    if (!over_.gradients.empty()) scatter(whole_gradients_, set_.gradients, When::every_micro_batch, true);
+    if (!over_.gradients.empty() && s_.gradients_wire.quantised()) {
+      exchange_gradients();
+    } else if (!over_.gradients.empty()) {
+      scatter(whole_gradients_, set_.gradients, When::every_micro_batch, true);
+    }
     if (set_.own_gradients != set_.gradients)
       scatter(set_.gradients, set_.own_gradients, When::last_micro_batch, false);
     // The scattered parts of a bucket, only after the bucket is scattered.
@@ -350,33 +459,39 @@ class Shard {
     } else {
       const Op keep = secondary_of(forward_copy);
       auto& ops = piece_.forward.ops;
-      const auto behind =
-          std::find_if(ops.begin(), ops.end(), [](const Op& o) { return o.stream != Stream::parameter_communication; });
-      ops.insert(behind, keep);
+      const bool dequantised = s_.weights_wire.quantised();
+      ops.insert(behind_gathers(ops) + (dequantised ? 1 : 0), keep);
       gathered_before(piece_.backward, set_.secondary, over_.secondary);
     }
   }
 
-  // How a gathered copy is made, and how many layers ahead the gather is issued.
+  // How a gathered copy is made, and how many layers ahead the gather is issued. `at_first_use`: kernels that make the
+  // copy from what was gathered.
   struct Gathers {
-    std::vector<Op> ops;
+    std::vector<Op> ops, at_first_use;
     std::int64_t prefetch = 0;
   };
+  static std::vector<Op>::iterator behind_gathers(std::vector<Op>& ops) {
+    return std::ranges::find_if(ops, [](const Op& op) { return op.stream != Stream::parameter_communication; });
+  }
 
   // A copy for all ops of the block.
   TensorId gathered_before(Block& block, TensorId shard, MeshGroup group) {
-    Gathers gathers{.ops = {}, .prefetch = options_.prefetch};
+    Gathers gathers{.ops = {}, .at_first_use = {}, .prefetch = options_.prefetch};
     const TensorId whole = gathered(block, 0, block.ops.size(), shard, group, gathers);
     block.ops.insert(block.ops.begin(), gathers.ops.begin(), gathers.ops.end());
+    block.ops.insert(behind_gathers(block.ops), gathers.at_first_use.begin(), gathers.at_first_use.end());
     return whole;
   }
 
   // Lets the ops [first, end) of `block` read slices of a gathered copy.
   TensorId gathered(Block& block, std::size_t first, std::size_t end, TensorId shard, MeshGroup group,
                     Gathers& gathers) {
-    const auto put = [&](OpKind kind, const char* name, MeshGroup over, TensorId part, TensorId to) {
-      Op op = communication(kind, name, &block == &piece_.forward ? Phase::forward : Phase::input_gradient,
-                            Stream::parameter_communication, over, part, to);
+    const Phase phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
+    const auto put = [&](OpKind kind, const char* name, MeshGroup over, TensorId part, TensorId to,
+                         TensorId scales = kNoTensor) {
+      Op op = communication(kind, name, phase, Stream::parameter_communication, over, part, to);
+      op.writes[1] = scales;
       op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(gathers.prefetch, 60000));
       op.free_running = op.prefetch > 0;
       if (s_.keeps_parameters) op.when = When::first_micro_batch;
@@ -386,6 +501,30 @@ class Shard {
       put(OpKind::all_gather, "parameters.all_gather", over, part, to);
     };
     TensorId from = shard;
+    const bool is_second = shard == set_.secondary;
+    if ((is_second ? s_.secondary_wire : s_.weights_wire).quantised()) {
+      Coded part{shard, secondary_scales_};
+      if (!is_second) {
+        part = add_codes(as_row(piece_.tensors[shard]), s_.weights_wire, "weight_codes", "weight_scales");
+        put(OpKind::quantise, "quantise_parameters", {}, shard, part.codes, part.scales);
+      }
+      const Coded all = add_like(part, [&](Tensor& t) {
+        t.sizes[0] = mesh_.size(group);
+        t.over[0] = {};
+      });
+      gather(group, part.codes, all.codes);
+      gather(group, part.scales, all.scales);
+      Tensor copy = piece_.tensors[whole_parameters_];
+      copy.resident = false;
+      copy.name = "gathered_parameters";
+      copy.sizes[0] = piece_.tensors[all.codes].elements();
+      const TensorId whole = piece_.add(copy);
+      rename_parameters(block, first, end, whole);
+      Op op = computation(OpKind::dequantise, "dequantise_parameters", phase, {all.codes, all.scales}, {whole});
+      if (s_.keeps_parameters) op.when = When::first_micro_batch;
+      gathers.at_first_use.push_back(op);
+      return whole;
+    }
     if (piece_.tensors[shard].dtype != gathered_dtype()) {
       from = add_cast_shard(shard);
       put(OpKind::cast, "cast_parameters", {}, shard, from);
@@ -405,6 +544,14 @@ class Shard {
       gather(rest, column, matrix);
     }
     return whole;
+  }
+
+  // A shard as one row of a matrix that has a row for each rank.
+  static Tensor as_row(Tensor shard) {
+    shard.sizes[1] = shard.sizes[0], shard.axes[1] = shard.axes[0];
+    shard.sizes[0] = 1, shard.axes[0] = Axis::none;
+    shard.rank = 2;
+    return shard;
   }
 
   // Norms are gathered together with the weights; they are 0.1% of a layer. torchao leaves them in 16 bits.
@@ -466,6 +613,16 @@ class Shard {
     own.alias_of = gathered;
     kept.resident = true;
     const TensorId from = piece_.add(own);
+    if (s_.secondary_wire.quantised()) {
+      const Coded codes = add_codes(as_row(kept), s_.secondary_wire, "secondary_codes", "secondary_scales");
+      for (const TensorId id : {codes.codes, codes.scales}) {
+        piece_.tensors[id].resident = true;
+        piece_.tensors[id].category = kept.category;
+      }
+      set_.secondary = codes.codes;
+      secondary_scales_ = codes.scales;
+      return computation(OpKind::quantise, "keep_secondary", Phase::forward, {from}, {codes.codes, codes.scales});
+    }
     set_.secondary = piece_.add(kept);
     return computation(OpKind::cast, "keep_secondary", Phase::forward, {from}, {set_.secondary});
   }
@@ -498,6 +655,7 @@ class Shard {
   const TensorId whole_parameters_, whole_gradients_;
   std::array<MeshGroup, 3> levels_;  // of over.states, major digits first; each divides what the one before leaves
   std::ptrdiff_t reductions_before_update_ = 0;
+  TensorId secondary_scales_ = kNoTensor;
 };
 
 // Inserts the gathers of the sets between the ops of the forward and the backward.

@@ -27,6 +27,14 @@
 
 namespace orrery::data_parallel {
 
+// Codes in which numbers travel in place of 16-bit ones (OpKind::quantise), and the most of them that share a scale.
+// Without `group` numbers travel as they are.
+struct Wire {
+  Dtype codes = Dtype::int8;
+  std::int64_t group = 0;
+  bool quantised() const { return group > 0; }
+};
+
 // How a parameter set is divided over ranks, and when it is reduced and gathered. Frozen sets use only weights' values.
 struct Sharding {
   MeshGroup ranks;  // ranks with the same parameters: gradients are summed over them
@@ -42,7 +50,12 @@ struct Sharding {
   // Sharded weights are fp32, with no copy beside them, and the optimizer updates them. They are cast before a gather.
   bool fp32_weights = false;
   bool stays_gathered = false;  // what the forward gathers stays whole until the end of the step
-  bool fp8_gathers = false;     // parameters are cast to fp8 before a gather, and matrix products read the fp8 copy
+  // Of gathers of weights, of the second copy of the weights and its gathers, and of the reduction in every
+  // micro-batch. Gradients in codes are exchanged by all-to-alls, first over the digits of `first_hop`, and summed
+  // after each.
+  Wire weights_wire, secondary_wire, gradients_wire;
+  MeshGroup first_hop;
+  bool fp8_gathers = false;  // parameters are cast to fp8 before a gather, and matrix products read the fp8 copy
   // Each parameter set is gathered when its own ops need it (gather_order.h), and its gradients are reduced as soon as
   // they exist. Without a limit all sets are gathered before the block, and reduced after it.
   framework::GatherLimits in_turn;

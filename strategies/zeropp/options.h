@@ -6,11 +6,22 @@ namespace orrery::zeropp {
 
 struct Options {
   std::int64_t secondary = 0;
+  bool quantised_weights = false, quantised_secondary = false, quantised_gradients = false;
+  std::int64_t group = 0;  // 0: DeepSpeed's
 
   void visit_fields(FieldVisitor& v) {
     v.field("zero_hpz_partition_size", secondary, orrery::degree(0),
             "ZeRO++ (zero_stage 3): ranks of a shard group that divide a second copy of the weights, from which the "
             "backward gathers; 0 and 1: none");
+    v.field("zero_quantized_weights", quantised_weights,
+            "ZeRO++: weights are gathered as INT8 codes (qwZ); gathers from a second copy stay in 16 bits");
+    v.field("zero_quantized_secondary_weights", quantised_secondary,
+            "ZeRO++: the second copy of the weights is kept and gathered as INT8 codes");
+    v.field("zero_quantized_gradients", quantised_gradients,
+            "ZeRO++: every micro-batch exchanges gradients as INT4 codes, within nodes and then between them (qgZ)");
+    v.field("zero_quantization_group_size", group, orrery::degree(0),
+            "numbers that share a scale in codes of weights and gradients; 0: 8000 weights, as DeepSpeed aims at, and "
+            "as many gradients as the model is wide");
   }
 };
 

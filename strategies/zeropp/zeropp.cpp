@@ -1,43 +1,118 @@
-// ZeRO++'s hierarchical partitioning (hpZ: Wang et al. 2023, arXiv 2306.10209, section 3.2): after the forward has
-// gathered weights over the whole shard group, it keeps a second copy divided over neighbouring ranks only. The
-// backward gathers that copy.
+// ZeRO++ (Wang et al. 2023, arXiv 2306.10209). hpZ, section 3.2: after the forward has gathered weights over the whole
+// shard group, it keeps a second copy divided over neighbouring ranks only. The backward gathers that copy. qwZ,
+// section 3.1: gathers move INT8 codes. qgZ, section 3.3: reductions move INT4 codes by two all-to-alls, within nodes
+// and between them.
+#include <algorithm>
+
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/strategy.h"
 
 namespace orrery::zeropp {
 namespace {
 
-constexpr const char* kDigit = "dp_shard.secondary";
+constexpr FieldNames kQuantised{"zero_quantized_weights", "zero_quantized_secondary_weights",
+                                "zero_quantized_gradients"};
+constexpr FieldNames kAll{"zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_secondary_weights",
+                          "zero_quantized_gradients"};
 
-bool used(const Scenario& scenario) { return scenario.plan.zeropp.secondary > 1; }
+bool has_second_copy(const Scenario& scenario) { return scenario.plan.zeropp.secondary > 1; }
+bool quantises(const Scenario& scenario) {
+  const Options& options = scenario.plan.zeropp;
+  return options.quantised_weights || options.quantised_secondary || options.quantised_gradients;
+}
+bool used(const Scenario& scenario) { return has_second_copy(scenario) || quantises(scenario); }
 
-constexpr FieldRule kExcludes[]{
-    keep({"zero_hpz_partition_size"}, "for a model with experts: their secondary copies are not modelled",
-         [](const AskedOf& a) { return used(a.scenario) && a.model.has_experts(); }),
-    keep({"zero_hpz_partition_size"}, "below zero_stage 3, whose weights are whole on every rank",
-         [](const AskedOf& a) { return used(a.scenario) && a.plan.data.zero_stage != 3; }),
-    keep({"reshard_after_forward"},
-         "with zero_hpz_partition_size: the backward gathers only what the forward has freed",
-         [](const AskedOf& a) { return used(a.scenario); })};
-
-void check(const Scenario& scenario) {
+std::int64_t shard_ranks(const Scenario& scenario) {
   const data_parallel::Options& data = scenario.plan.data;
-  const std::int64_t shards = data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(scenario);
-  if (used(scenario) && shards % scenario.plan.zeropp.secondary != 0)
-    refuse(scenario.plan, "zero_hpz_partition_size",
-           "a divisor of the " + std::to_string(shards) + " ranks of a shard group");
+  return data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(scenario);
+}
+// Returns the data-parallel ranks of a node, or of the shard group where that fits a node or does not fill whole ones.
+std::int64_t ranks_in_node(const Scenario& scenario) {
+  const std::int64_t inner = scenario.plan.tensor.degree * scenario.plan.context.degree,
+                     devices = scenario.cluster.node.devices, shards = shard_ranks(scenario);
+  const std::int64_t ranks = devices % inner == 0 ? devices / inner : 1;
+  return ranks > 1 && shards % ranks == 0 ? ranks : shards;
 }
 
-// The digit of dp_shard whose ranks divide the second copy.
+constexpr FieldRule kExcludes[]{
+    keep(kAll, "for a model with experts: their secondary copies and codes are not modelled",
+         [](const AskedOf& a) { return used(a.scenario) && a.model.has_experts(); }),
+    keep({"zero_hpz_partition_size"}, "below zero_stage 3, whose weights are whole on every rank",
+         [](const AskedOf& a) { return has_second_copy(a.scenario) && a.plan.data.zero_stage != 3; }),
+    keep(kQuantised, "below zero_stage 3, whose collectives move whole buckets",
+         [](const AskedOf& a) { return a.plan.data.zero_stage != 3; }),
+    keep({"reshard_after_forward"},
+         "with zero_hpz_partition_size: the backward gathers only what the forward has freed",
+         [](const AskedOf& a) { return has_second_copy(a.scenario); }),
+    keep({"enable_fsdp_float8_all_gather"}, "with zero_quantized_weights: weights are gathered in one kind of codes",
+         [](const AskedOf& a) { return a.plan.zeropp.quantised_weights || a.plan.zeropp.quantised_secondary; }),
+    keep({"mics_shard_size"}, "with ZeRO++'s codes: both lay out the collectives of a shard group",
+         [](const AskedOf& a) { return quantises(a.scenario); })};
+constexpr FieldRule kIdle[]{
+    keep({"zero_quantized_secondary_weights"}, "without zero_hpz_partition_size, which makes the second copy",
+         [](const AskedOf& a) { return has_second_copy(a.scenario); }),
+    keep({"zero_quantization_group_size"}, "without any of ZeRO++'s codes",
+         [](const AskedOf& a) { return quantises(a.scenario); })};
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.zeropp;
+  const std::int64_t shards = shard_ranks(scenario), secondary = options.secondary;
+  if (has_second_copy(scenario) && shards % secondary != 0)
+    refuse(scenario.plan, "zero_hpz_partition_size",
+           "a divisor of the " + std::to_string(shards) + " ranks of a shard group");
+  if (!options.quantised_gradients) return;
+  if (scenario.plan.data.reduce_gradients == data_parallel::Reduction::once)
+    refuse(scenario.plan, "reduce_gradients",
+           "\"every_micro_batch\" or \"automatic\" with zero_quantized_gradients, which every micro-batch exchanges");
+  const std::int64_t node = ranks_in_node(scenario);
+  if (has_second_copy(scenario) && node % secondary != 0 && secondary % node != 0)
+    refuse(scenario.plan, "zero_hpz_partition_size",
+           "a divisor or multiple of the " + std::to_string(node) +
+               " ranks of a node, over which zero_quantized_gradients exchanges first");
+}
+
+// Returns the digits of dp_shard, from the innermost on, that have `ranks` ranks together.
+MeshGroup innermost(const Mesh& mesh, std::int64_t ranks) {
+  MeshGroup group;
+  for (std::size_t d = 0; d < mesh.digits().size() && mesh.size(group) < ranks; ++d)
+    if (mesh.digits()[d].axis == MeshAxis::dp_shard) group = group | MeshGroup::of_digit(static_cast<int>(d));
+  return group;
+}
+
+// Digits of dp_shard that end with the ranks of the second copy, and with those of a node.
 void add_digits(const Scenario& scenario, Mesh& mesh) {
-  if (used(scenario)) mesh.add(MeshAxis::dp_shard, scenario.plan.zeropp.secondary, kDigit);
+  if (scenario.plan.data.zero_stage != 3) return;
+  std::int64_t ends[]{has_second_copy(scenario) ? scenario.plan.zeropp.secondary : 1,
+                      scenario.plan.zeropp.quantised_gradients ? ranks_in_node(scenario) : 1};
+  std::ranges::sort(ends);
+  for (const std::int64_t end : ends)
+    if (const std::int64_t there = mesh.size(MeshAxis::dp_shard); end % there == 0)
+      mesh.add(MeshAxis::dp_shard, end / there, "dp_shard.inner");
 }
 
 void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_parallel::Sharding& sharding) {
-  if (used(scenario)) sharding.over.secondary = mesh.group(kDigit) | mesh.group(MeshAxis::cp);
+  const Options& options = scenario.plan.zeropp;
+  if (!used(scenario) || scenario.plan.data.zero_stage != 3) return;
+  const MeshGroup alike = mesh.group(MeshAxis::cp);
+  if (has_second_copy(scenario)) sharding.over.secondary = innermost(mesh, options.secondary) | alike;
+  // DeepSpeed's quantiser aims at groups of 8000 weights (CUDAQuantizer.target_group_size in
+  // deepspeed/runtime/zero/partition_parameters.py). Of a matrix of gradients it makes as many groups as the longer
+  // side is long (all_to_all_quant_reduce in deepspeed/runtime/comm/coalesced_collectives.py): a group is the shorter
+  // side, usually the model's width.
+  constexpr std::int64_t kWeights = 8000;
+  const data_parallel::Wire weights{Dtype::int8, options.group > 0 ? options.group : kWeights};
+  if (options.quantised_weights) sharding.weights_wire = weights;
+  if (options.quantised_secondary) sharding.secondary_wire = weights;
+  if (!options.quantised_gradients) return;
+  sharding.gradients_wire = {Dtype::int4, options.group > 0 ? options.group : scenario.model.hidden};
+  sharding.first_hop = innermost(mesh, ranks_in_node(scenario)) | alike;
 }
 
-constexpr PlanWord kWords[]{{"hpz", used}};
+constexpr PlanWord kWords[]{{"hpz", has_second_copy},
+                            {"qwz", [](const Scenario& s) { return s.plan.zeropp.quantised_weights; }},
+                            {"qgz", [](const Scenario& s) { return s.plan.zeropp.quantised_gradients; }}};
+
+constexpr auto kActs = [](const Scenario& chosen) { return chosen.plan.data.zero_stage == 3; };
 
 constexpr SearchAxis kAxes[]{
     {.field = "zero_hpz_partition_size",
@@ -48,25 +123,33 @@ constexpr SearchAxis kAxes[]{
      .values = [](const Scenario& chosen) -> AxisValues {
        AxisValues values{0};
        const data_parallel::Options& data = chosen.plan.data;
-       const std::int64_t shards = data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(chosen);
-       const std::int64_t inner = chosen.plan.tensor.degree * chosen.plan.context.degree;
-       const std::int64_t size = chosen.cluster.node.devices / inner;
-       if (data.zero_stage == 3 && data.reshard_after_forward && size > 1 && shards > size && shards % size == 0)
-         values.push_back(size);
+       const std::int64_t size = ranks_in_node(chosen), shards = shard_ranks(chosen);
+       if (data.zero_stage == 3 && data.reshard_after_forward && size > 1 && shards > size) values.push_back(size);
        return values;
      },
      .acts =
          [](const Scenario& chosen) {
            return chosen.plan.data.zero_stage == 3 && chosen.plan.data.reshard_after_forward;
-         }}};
+         }},
+    {.field = "zero_quantized_weights",
+     .label = "qwz",
+     .chosen_with = ChosenWith::shards,
+     .set = [](Plan& plan, std::int64_t value) { plan.zeropp.quantised_weights = value != 0; },
+     .acts = kActs},
+    {.field = "zero_quantized_gradients",
+     .label = "qgz",
+     .chosen_with = ChosenWith::shards,
+     .set = [](Plan& plan, std::int64_t value) { plan.zeropp.quantised_gradients = value != 0; },
+     .acts = kActs}};
 
 }  // namespace
 
 Strategy describe() {
   return {.name = "zeropp",
-          .summary = "ZeRO++: a second copy of the weights in a smaller group (hpZ)",
+          .summary = "ZeRO++: a second copy of the weights in a smaller group (hpZ), weights and gradients in codes",
           .paper = "Wang et al. 2023, arXiv 2306.10209",
           .excludes = kExcludes,
+          .idle = kIdle,
           .check = check,
           .shard = shard,
           .add_digits = add_digits,

@@ -75,7 +75,7 @@ TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
               ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "double-ring", "fpdt", "zeppelin",
                           "all-gather-context", "expert", "pipeline", "interleaved", "recompute-selective",
                           "recompute-full", "recompute-op", "recompute-all-but-attention", "activation-offload", "memo",
-                          "hpz", "mics", "zero-topo", "data", "zero-1", "zero-2", "zero-3", "offload"));
+                          "zero-topo", "hpz", "qwz", "qgz", "mics", "data", "zero-1", "zero-2", "zero-3", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {

@@ -1,9 +1,10 @@
-// ZeRO++'s hpZ: the bytes of the second copy, and which group each gather runs over.
+// ZeRO++: the bytes of the second copy and of codes, and which group each collective runs over.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "sim/base/error.h"
 #include "sim/program/check.h"
+#include "sim/program/work.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -81,6 +82,63 @@ TEST(Zeropp, ComposesWithReplicasOfShardGroups) {
               1.0 / 16 + 1.0 / 8, 1e-5);
 }
 
+// Bytes that cross nodes in a micro-batch: of ZeRO-3's 3 M remain M / 2 of the weights, with a scale for 8000 of them,
+// and M / 4 of the gradients (Wang et al. 2023, section 3).
+TEST(Zeropp, MovesCodesInPlaceOfNumbers) {
+  Scenario s = zero3_on_four_nodes();
+  s.plan.zeropp = {.secondary = 8, .quantised_weights = true, .quantised_gradients = true};
+  Program p;
+  lower(s, p);
+  for (const Violation& v : check(p)) ADD_FAILURE() << v.text;
+  const Piece& layer = piece_named(p, "layer");
+  const double n = zeropp_layer_elements(p), hidden = static_cast<double>(s.model.hidden);
+  struct Moved {
+    double in_node = 0, between = 0;
+    int collectives = 0;
+  };
+  const auto moved = [&](OpKind kind, const Block& block) {
+    Moved sum;
+    for (const Op& op : block.ops) {
+      if (op.kind != kind) continue;
+      bool in_node = true;
+      for (std::size_t d = 0; d < p.mesh.digits().size(); ++d)
+        in_node = in_node && (!op.group.contains(static_cast<int>(d)) || p.mesh.digits()[d].stride < 8);
+      (in_node ? sum.in_node : sum.between) += bytes(op, layer.tensors);
+      ++sum.collectives;
+    }
+    return sum;
+  };
+  const Moved forward = moved(OpKind::all_gather, layer.forward), backward = moved(OpKind::all_gather, layer.backward),
+              gradients = moved(OpKind::all_to_all, layer.backward);
+  EXPECT_EQ(forward.collectives, 2) << "codes, and scales";
+  EXPECT_NEAR(forward.between / (n * (1 + 4.0 / 8000)), 1, 1e-3);
+  EXPECT_EQ(backward.collectives, 1);
+  EXPECT_NEAR(backward.in_node / (2 * n), 1, 1e-3) << "the second copy is in 16 bits";
+  EXPECT_EQ(backward.between, 0);
+  EXPECT_EQ(gradients.collectives, 4);
+  EXPECT_NEAR(gradients.in_node / (n * (0.5 + 4 / hidden)), 1, 1e-3);
+  EXPECT_NEAR(gradients.between / (n / 8 * (0.5 + 4 / hidden)), 1, 1e-3) << "a rank sends what its node has summed";
+  EXPECT_EQ(count_ops(layer.backward, OpKind::reduce_scatter), 0);
+
+  s.plan.zeropp.quantised_secondary = true;
+  lower(s, p);
+  EXPECT_NEAR(moved(OpKind::all_gather, piece_named(p, "layer").backward).in_node / (n * (1 + 4.0 / 8000)), 1, 1e-3);
+  EXPECT_NEAR(zeropp_layer_resident(p).of(Place::device, Category::parameter) / n, 2.0 / 32 + 1.0 / 8, 1e-3);
+}
+
+// Without a second copy the backward gathers codes, too. Within one node there is one hop.
+TEST(Zeropp, CodesNeedNoSecondCopy) {
+  Scenario s = zero3_of_deepspeed(1);
+  s.plan.zeropp = {.quantised_weights = true, .quantised_gradients = true};
+  Program p;
+  lower(s, p);
+  for (const Violation& v : check(p)) ADD_FAILURE() << v.text;
+  const Piece& layer = piece_named(p, "layer");
+  EXPECT_EQ(count_ops(layer.backward, OpKind::all_gather), 2);
+  EXPECT_EQ(count_ops(layer.backward, OpKind::all_to_all), 2);
+  EXPECT_EQ(count_ops(layer.backward, OpKind::requantise), 0);
+}
+
 TEST(Zeropp, RefusesWhatItCannotLayOut) {
   const auto refusal = [](auto change) {
     Scenario s = zero3_on_four_nodes();
@@ -103,6 +161,19 @@ TEST(Zeropp, RefusesWhatItCannotLayOut) {
               }),
               HasSubstr("/plan/layers/0/reshard_after_forward: found false"));
   EXPECT_EQ(refusal([](Plan& p) { p.zeropp.secondary = 1; }), "nothing");
+  EXPECT_THAT(refusal([](Plan& p) {
+                p.zeropp = {.quantised_weights = true};
+                p.data.zero_stage = 2;
+              }),
+              HasSubstr("/plan/zero_quantized_weights: found true"));
+  EXPECT_THAT(refusal([](Plan& p) {
+                p.zeropp.quantised_gradients = true;
+                p.data.reduce_gradients = data_parallel::Reduction::once;
+              }),
+              HasSubstr("/plan/reduce_gradients: found \"once\""));
+  EXPECT_THAT(refusal([](Plan& p) { p.zeropp = {.quantised_secondary = true}; }),
+              HasSubstr("/plan/zero_quantized_secondary_weights: found true"));
+  EXPECT_THAT(refusal([](Plan& p) { p.zeropp.group = 64; }), HasSubstr("/plan/zero_quantization_group_size: found 64"));
 }
 
 }  // namespace
