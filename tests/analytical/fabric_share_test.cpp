@@ -40,8 +40,8 @@ TEST(FabricWork, RoundingMakesNoWorkForTheNetwork) {
   int rounded_up = 0;
   for (int i = 1; i <= 1000; ++i) {
     CollectiveCost cost;
-    cost.latency_seconds = 7e-5 / i;
     cost.intra_seconds = i * 1e-4 / 3;
+    cost.latency_seconds = 0.7 * cost.intra_seconds;
     cost.inter_seconds = cost.intra_seconds / 2;
     cost.seconds = cost.latency_seconds + cost.intra_seconds;
     rounded_up += cost.seconds - cost.latency_seconds > cost.intra_seconds ? 1 : 0;
