@@ -61,6 +61,10 @@ void Device::visit_fields(FieldVisitor& v) {
   v.field("tdp_watts", tdp_watts, kWatts, "thermal design power");
 }
 
+void PairLinks::visit_fields(FieldVisitor& v) {
+  v.field("bytes_per_second", bytes_per_second, kRate, "rate of each pair over all its links together, one direction");
+}
+
 void Node::visit_rates(FieldVisitor& v) {
   v.field("intra_fabric", intra, kIntraFabricNames, "how the devices of a node are joined");
   v.field("intra_node_bytes_per_second", intra_bytes_per_second, or_none(kRate),

@@ -56,6 +56,16 @@ inline constexpr std::array<std::string_view, 4> kIntraFabricNames{"nvswitch", "
 // Far above any real machine, and small enough for products of counts to stay within 64 bits.
 inline constexpr std::int64_t kMostDevicesPerNode = 1 << 16;
 inline constexpr std::int64_t kMostNodes = 1 << 30;
+// A node with links by pair has no more: its rings are searched for among all orders of the devices.
+inline constexpr std::int64_t kMostLinkedDevices = 16;
+
+// Pairs of a node's devices that are joined at one rate.
+struct PairLinks {
+  double bytes_per_second = 0;  // of each pair, over all its links together
+  std::vector<std::array<std::int64_t, 2>> pairs;
+
+  void visit_fields(FieldVisitor& v);  // all fields but `pairs`
+};
 
 struct Node {
   std::string name;
@@ -68,6 +78,9 @@ struct Node {
   double intra_bytes_per_second = 0;  // per device and direction over the scale-up fabric
   // Between two devices alone (direct_mesh: over a single link, that of the slowest pair); 0: as intra.
   double pair_bytes_per_second = 0;
+  // direct_mesh: the pairs that are joined, if their rates differ; messages between two others pass through devices
+  // (sim/cost/link_map.h). pair_bytes_per_second then does not count. Empty: all pairs have that rate.
+  std::vector<PairLinks> links;
   bool in_switch_reduction = false;  // NVLink SHARP
   double pcie_bytes_per_second = 0;  // host link, per device (PCIe, NVLink-C2C); 0: the device's
   std::int64_t devices_per_pcie_switch = 2;
@@ -84,7 +97,7 @@ struct Node {
   double host_flops_per_second = 0;  // fp32 vector peak of the CPUs
   double nvme_bytes = 0, nvme_read_bytes_per_second = 0, nvme_write_bytes_per_second = 0;
 
-  void visit_fields(FieldVisitor& v);  // all fields but `device`
+  void visit_fields(FieldVisitor& v);  // all fields but `device` and `links`
   void visit_rates(FieldVisitor& v);   // the rates that a cluster may override
 };
 

@@ -108,6 +108,7 @@ void check_alike(const NodeTopology& topology, const Device& device, const Input
 void join_by_nvlink(const NvlinkUse& use, const NodeTopology& topology, const Device& device,
                     const InputError::Where& where, Node& node) {
   const double link = device.scale_up_link_bytes_per_second;
+  node.links.clear();  // the file's are others
   if (use.most_of_one > device.scale_up_links)
     throw InputError(where, fmt::format("{} NVLinks per GPU", use.most_of_one),
                      fmt::format("at most the {} of {}", device.scale_up_links, device.name));

@@ -8,6 +8,7 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/read_cluster.h"
+#include "sim/hardware/read_links.h"
 
 namespace orrery {
 namespace {
@@ -141,6 +142,7 @@ Node node_of(const Json& json, const InputError::Where& where, Node start, Devic
     node.device = read.name;
     if (device != nullptr) *device = read;
   }
+  read_links(reader, node);
   reader.finish();
   return node;
 }

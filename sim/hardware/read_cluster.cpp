@@ -7,6 +7,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/hardware/node_topology.h"
+#include "sim/hardware/read_links.h"
 #include "sim/hardware/read_placement.h"
 
 namespace orrery {
@@ -181,14 +182,19 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   resize(cluster.node, devices);
   const double preset_intra = cluster.node.intra_bytes_per_second;
   cluster.visit_fields(reader);
+  read_links(reader, cluster.node);
   reader.finish();
   if (json.contains("inter_node_bytes_per_second") && json.contains("nic_bytes_per_second"))
     reader.fail("nic_bytes_per_second", "either this or inter_node_bytes_per_second");
   if (json.contains("nics") && json.contains("inter_node_bytes_per_second") && json["nics"] == 0)
     reader.fail("nics", "at least 1 with inter_node_bytes_per_second");
   // A mesh at another rate has other links: the share of each pair changes in proportion.
-  if (cluster.node.intra == IntraFabric::direct_mesh && preset_intra > 0 && !json.contains("pair_bytes_per_second"))
-    cluster.node.pair_bytes_per_second *= cluster.node.intra_bytes_per_second / preset_intra;
+  if (cluster.node.intra == IntraFabric::direct_mesh && preset_intra > 0 && !json.contains("pair_bytes_per_second")) {
+    const double faster = cluster.node.intra_bytes_per_second / preset_intra;
+    cluster.node.pair_bytes_per_second *= faster;
+    if (!json.contains("links"))
+      for (PairLinks& links : cluster.node.links) links.bytes_per_second *= faster;
+  }
   if (cluster.node.in_switch_reduction && cluster.node.intra != IntraFabric::nvswitch) {
     // Either requested, or a property of a node whose fabric has been replaced.
     if (json.contains("in_switch_reduction"))
@@ -252,7 +258,11 @@ Json to_json(const Device& device) {
   return json;
 }
 
-Json to_json(const Node& node) { return json_of_fields(node); }
+Json to_json(const Node& node) {
+  Json json = json_of_fields(node);
+  if (!node.links.empty()) json["links"] = links_json(node);
+  return json;
+}
 
 Json to_json(const Fabric& fabric) { return json_of_fields(fabric); }
 

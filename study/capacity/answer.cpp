@@ -83,6 +83,7 @@ constexpr std::array<HardwareInput, 6> kHardware{{
        c.device.scale_up_link_bytes_per_second *= factor;
        c.node.intra_bytes_per_second *= factor;
        c.node.pair_bytes_per_second *= factor;
+       for (PairLinks& links : c.node.links) links.bytes_per_second *= factor;
      }},
     {"bandwidth between nodes", [](Cluster& c, double factor) { c.node.nic_bytes_per_second *= factor; }},
 }};

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
@@ -132,6 +134,12 @@ TEST(Presets, ANodesLinksFitItsDevice) {
     const Device device = find_device(node.device);
     EXPECT_LE(node.intra_bytes_per_second, 1.001 * device.scale_up_bytes_per_second()) << name;
     EXPECT_LT(node.pair_bytes_per_second, node.intra_bytes_per_second) << name;  // one link, or 0: as intra
+    if (node.links.empty()) continue;
+    std::vector<double> of_devices(static_cast<std::size_t>(node.devices), 0);
+    for (const PairLinks& links : node.links)
+      for (const auto& pair : links.pairs)
+        for (const std::int64_t d : pair) of_devices[static_cast<std::size_t>(d)] += links.bytes_per_second;
+    EXPECT_DOUBLE_EQ(*std::max_element(of_devices.begin(), of_devices.end()), node.intra_bytes_per_second) << name;
   }
 }
 

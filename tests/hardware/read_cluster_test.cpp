@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "sim/base/json_reader.h"
 
@@ -81,6 +83,32 @@ TEST(ReadCluster, OfSeveralUsualNodesTheOneOfThatSize) {
 TEST(ReadCluster, AMeshAtAnotherRateScalesItsPairs) {
   const Cluster c = read(R"({"node": "mi300x-8", "intra_node_bytes_per_second": 2.24e11})");
   EXPECT_DOUBLE_EQ(c.node.pair_bytes_per_second, 32e9);
+}
+
+// The slowest and the fastest pair, and the number of pairs.
+std::tuple<double, double, std::size_t> links_of(std::string_view json) {
+  double slowest = 1e16, fastest = 0;
+  std::size_t pairs = 0;
+  for (const PairLinks& links : read(json).node.links) {
+    slowest = std::min(slowest, links.bytes_per_second);
+    fastest = std::max(fastest, links.bytes_per_second);
+    pairs += links.pairs.size();
+  }
+  return {slowest, fastest, pairs};
+}
+
+TEST(ReadCluster, LinksByPairStayAsLongAsTheyDescribeTheNode) {
+  EXPECT_EQ(links_of(R"("frontier")"), std::tuple(50e9, 200e9, 12));
+  EXPECT_EQ(links_of(R"({"node": "lumi-g", "devices_per_node": 4})"), std::tuple(50e9, 200e9, 4));
+  EXPECT_EQ(links_of(R"({"node": "frontier", "intra_node_bytes_per_second": 7e11})"), std::tuple(100e9, 400e9, 12));
+  EXPECT_EQ(links_of(R"({"node": "frontier", "links": [{"bytes_per_second": 1e9, "pairs": [[0, 1], [1, 2], [2, 3],
+      [3, 4], [5, 4], [5, 6], [6, 7]]}]})"),
+            std::tuple(1e9, 1e9, 7));
+  for (const char* other : {R"({"node": "frontier", "pair_bytes_per_second": 2e11})",
+                            R"({"node": {"base": "frontier", "pair_bytes_per_second": 2e11}})",
+                            R"({"node": "frontier", "intra_fabric": "nvswitch"})",
+                            R"({"node": {"base": "frontier", "devices": 9}})", R"({"node": "mi300x-8"})"})
+    EXPECT_EQ(std::get<2>(links_of(other)), 0) << other;
 }
 
 TEST(ReadCluster, BoxesTakeAnyDeviceAtItsOwnRates) {
@@ -236,6 +264,26 @@ constexpr BadValue kBadValues[]{
     {"NodesWithoutNetwork", R"({"node": "workstation", "device": "L4", "nodes": 2})", "/inter_node_bytes_per_second",
      "nothing", "a rate (5e10 is 400 Gbit/s): node workstation has no network"},
     {"BoxWithoutDevice", R"({"node": "pcie-8"})", "/device", "nothing", "a device: node pcie-8 accepts any"},
+    {"LinksAsNumber", R"({"node": "mi210-4", "links": 3})", "/links", "3", "an array of rates with the pairs"},
+    {"LinksOnASwitch", R"({"node": "dgx-a100", "links": [{"bytes_per_second": 1e9, "pairs": [[0, 1]]}]})", "/links",
+     "an array", "none: devices joined by intra_fabric nvswitch"},
+    {"LinksOfTooManyDevices", R"({"node": {"base": "mi210-4", "devices": 17, "links": []}})", "/node/links",
+     "links by pair of 17 devices", "at most 16"},
+    {"LinksWithoutRate", R"({"node": "mi210-4", "links": [{"pairs": [[0, 1]]}]})", "/links/0/bytes_per_second",
+     "nothing", "the rate of the pairs"},
+    {"LinksWithoutPairs", R"({"node": "mi210-4", "links": [{"bytes_per_second": 1e9}]})", "/links/0/pairs", "nothing",
+     "the pairs of devices"},
+    {"LinkOfThreeDevices", R"({"node": "mi210-4", "links": [{"bytes_per_second": 1e9, "pairs": [[0, 1, 2]]}]})",
+     "/links/0/pairs/0", "an array of 3", "two devices, such as [0, 1]"},
+    {"LinkToNoDevice", R"({"node": "mi210-4", "links": [{"bytes_per_second": 1e9, "pairs": [[0, 1], [3, 4]]}]})",
+     "/links/0/pairs/1", "[3,4]", "devices of the node, from 0 to 3"},
+    {"LinkToItself", R"({"node": "mi210-4", "links": [{"bytes_per_second": 1e9, "pairs": [[2, 2]]}]})",
+     "/links/0/pairs/0", "[2,2]", "two different devices"},
+    {"LinkTwice", R"({"node": "mi210-4", "links": [{"bytes_per_second": 1e9, "pairs": [[0, 1]]},
+      {"bytes_per_second": 2e9, "pairs": [[1, 0]]}]})",
+     "/links/1/pairs/0", "[1,0]", "a pair that is not listed before"},
+    {"LinksThatJoinNotAll", R"({"node": "mi210-4", "links": [{"bytes_per_second": 1e9, "pairs": [[0, 1], [2, 3]]}]})",
+     "/links", "an array", "none lead from device 0 to device 2"},
     {"PairsWithoutNvlink", R"({"node": "nvlink-pairs-4", "device": "L40S"})", "/pair_bytes_per_second", "nothing",
      "L40S has no scale-up links"},
     {"DeviceWithoutLinksOnASwitch", R"({"node": "dgx-h100", "device": "L40S"})", "/device", "\"L40S\"",
