@@ -7,9 +7,13 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <map>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/base/index.h"
 #include "sim/cost/exchange_patterns.h"
 #include "sim/cost/fabric_traffic.h"
 
@@ -33,6 +37,34 @@ std::int64_t tree_depth(std::int64_t nodes) { return std::bit_width(static_cast<
 double busiest_node(std::int64_t nodes) { return nodes == 2 ? 1.0 : nodes == 3 ? 1.5 : 2.0; }
 // The same for the busiest channel, which carries one tree only.
 double busiest_channel(std::int64_t nodes) { return nodes == 2 ? 1.0 : nodes == 3 ? 2.0 : 3.0; }
+
+struct MappedRates {
+  std::vector<LinkMap::Rates> of_groups;  // by ranks - 1 and stride
+  std::vector<double> of_sends;           // by distance
+};
+
+// Rings take a tenth of a millisecond to find for eight devices, and a tenth of a second for sixteen. A search predicts
+// many plans on one kind of node, so they are found once.
+const MappedRates& mapped_rates_of(const Node& node, const LinkMap& map) {
+  const std::int64_t devices = node.devices;
+  std::vector<double> key{node.intra_bytes_per_second, as_double(devices)};
+  for (std::int64_t a = 0; a < devices; ++a)
+    for (std::int64_t b = 0; b < a; ++b) key.push_back(map.bytes_per_second(a, b));
+  static std::mutex mutex;
+  static std::map<std::vector<double>, MappedRates> known;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace(std::move(key));
+  MappedRates& rates = found->second;
+  if (!is_new) return rates;
+  rates.of_groups.resize(at(devices * devices));
+  rates.of_sends.resize(at(devices));
+  for (std::int64_t stride = 1; stride < devices; ++stride) {
+    rates.of_sends[at(stride)] = map.send_rate(stride);
+    for (std::int64_t ranks = 2; (ranks - 1) * stride < devices; ++ranks)
+      rates.of_groups[at((ranks - 1) * devices + stride)] = map.rates(ranks, stride);
+  }
+  return rates;
+}
 
 // nccl-tests, doc/PERFORMANCE.md: bytes that each rank must send, over the size.
 double bus_factor(OpKind kind, std::int64_t ranks) {
@@ -86,6 +118,7 @@ CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibra
   const bool over_pcie = node_.intra == IntraFabric::pcie || node_.intra == IntraFabric::nvlink_pairs;
   if (over_pcie && node_.intra_bytes_per_second > 0) pcie_bytes_per_second_ = node_.intra_bytes_per_second;
   if (node_.pair_bytes_per_second <= 0) node_.pair_bytes_per_second = node_.intra_bytes_per_second;
+  if (const LinkMap map(node_); !map.empty()) read_links(map);
   nic_bytes_per_second_ = cluster.inter_node_bytes_per_second();
   // A rank uses the NICs nearest to it, at least one.
   rank_nic_bytes_per_second_ = std::max(node_.nic_bytes_per_second, nic_bytes_per_second_ / as_double(node_.devices));
@@ -94,11 +127,41 @@ CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibra
   extra_latency_seconds_ = std::max(0.0, fabric_.latency_seconds - inter_.included_latency_seconds);
 }
 
+void CollectiveModel::read_links(const LinkMap& map) {
+  if (const double even = map.even_rate(); even > 0) {
+    node_.pair_bytes_per_second = even;
+    return;
+  }
+  const MappedRates& rates = mapped_rates_of(node_, map);
+  mapped_rates_ = rates.of_groups;
+  mapped_send_rates_ = rates.of_sends;
+}
+
+// The members of a group over several digits may lie in several blocks; they count as neighbours at the stride of its
+// first members, as far as the node reaches.
+const LinkMap::Rates& CollectiveModel::mapped_rates(std::int64_t ranks, std::int64_t stride) const {
+  const std::int64_t farthest = (node_.devices - 1) / (ranks - 1);
+  return mapped_rates_[at((ranks - 1) * node_.devices + std::min(stride, farthest))];
+}
+
+double CollectiveModel::exchange_rate(const Group& g) const {
+  return mapped_rates_.empty() ? link_of(g.r, g.stride).bytes_per_second : mapped_rates(g.r, g.stride).exchange;
+}
+
+double CollectiveModel::message_rate(OpKind kind, const Group& g) const {
+  if (mapped_rates_.empty())
+    return node_.intra == IntraFabric::direct_mesh ? node_.pair_bytes_per_second
+                                                   : link_of(g.r, g.stride).bytes_per_second;
+  return kind == OpKind::send ? mapped_send_rates_[at(std::min(g.stride, node_.devices - 1))]
+                              : mapped_rates(g.r, g.stride).shift;
+}
+
 CollectiveModel::Link CollectiveModel::link_of(std::int64_t ranks, std::int64_t stride) const {
   switch (node_.intra) {
     case IntraFabric::nvswitch:
       return {node_.intra_bytes_per_second};
     case IntraFabric::direct_mesh:
+      if (!mapped_rates_.empty()) return {mapped_rates(ranks, stride).ring};
       // Each rank has links to ranks - 1 others of the group; rings are laid over all of them.
       return {std::min(node_.intra_bytes_per_second, as_double(ranks - 1) * node_.pair_bytes_per_second)};
     case IntraFabric::nvlink_pairs:
@@ -234,7 +297,7 @@ double CollectiveModel::all_to_all_intra_seconds(double bytes, const Group& g) c
   if (g.r == 1) return 0;
   const double to_peers = (as_double(g.r - 1) + intra_.local_steps) / as_double(g.n) * bytes;
   const Link link = link_of(g.r, g.stride);
-  if (!link.leaves_switch) return to_peers / (link.bytes_per_second * intra_.all_to_all_share);
+  if (!link.leaves_switch) return to_peers / (exchange_rate(g) * intra_.all_to_all_share);
   // All devices of a switch send to other switches at the same time, and all devices of a root to other roots.
   const std::int64_t per_switch = node_.intra == IntraFabric::pcie ? node_.devices_per_pcie_switch : 1;
   const auto peers_of = [&](std::int64_t devices) { return std::clamp<std::int64_t>(devices / g.stride, 1, g.r); };
@@ -513,9 +576,7 @@ CollectiveModel::Candidate CollectiveModel::message(OpKind kind, double bytes, c
   Candidate x{{.algorithm = Algorithm::direct, .protocol = p}};
   x.latency_seconds = intra_.send_base_seconds[i] + intra_.send_step_seconds;
   if (g.r > 1) {
-    const double link =
-        node_.intra == IntraFabric::direct_mesh ? node_.pair_bytes_per_second : link_of(g.r, g.stride).bytes_per_second;
-    x.intra_seconds = bytes / (link * intra_.send_share * intra_.protocol_share[i]);
+    x.intra_seconds = bytes / (message_rate(kind, g) * intra_.send_share * intra_.protocol_share[i]);
     x.intra_bytes = bytes * (as_double(g.n) - (g.nodes > 1 ? nodes : 0)) / as_double(g.n);
   }
   if (g.nodes > 1) {
@@ -627,7 +688,7 @@ CollectiveCost CollectiveModel::token_exchange(double bytes, const Router& route
   x.intra_bytes = x.intra_seconds = x.inter_bytes = x.fabric_seconds = x.inter_seconds = 0;
   if (g.r > 1) {
     x.intra_bytes = as_double(g.n) * shares.to_rank * bytes;
-    x.intra_seconds = x.intra_bytes / (link_of(g.r, g.stride).bytes_per_second * token_exchange_.link_share);
+    x.intra_seconds = x.intra_bytes / (exchange_rate(g) * token_exchange_.link_share);
   }
   if (g.nodes > 1) {
     x.inter_bytes = as_double(g.r) * as_double(g.nodes - 1) * shares.to_node * bytes;

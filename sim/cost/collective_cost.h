@@ -12,8 +12,10 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "sim/cost/exchange_skew.h"
+#include "sim/cost/link_map.h"
 #include "sim/hardware/cluster.h"
 #include "sim/program/op.h"
 
@@ -185,14 +187,19 @@ class CollectiveModel {
   Group group_of(const GroupSpan& span) const;
 
   // Links within the node, before any share: bytes per second of each rank, for rings over `ranks` devices `stride`
-  // apart. `leaves_switch`: PCIe traffic leaves its PCIe switch (or NVLink pair). `leaves_root`: it also crosses a host
-  // bridge.
+  // apart. In a mesh whose pairs differ, these and the rates below are those of LinkMap. `leaves_switch`: PCIe traffic
+  // leaves its PCIe switch (or NVLink pair). `leaves_root`: it also crosses a host bridge.
   struct Link {
     double bytes_per_second = 0;
     bool leaves_switch = false, leaves_root = false;
     double share_of(const IntraCalibration& c) const { return leaves_root ? c.host_bridge_share : c.ring_share; }
   };
   Link link_of(std::int64_t ranks, std::int64_t stride) const;
+  // The same for messages to all other ranks, and for one message of `kind` to the next rank.
+  double exchange_rate(const Group& group) const;
+  double message_rate(OpKind kind, const Group& group) const;
+  void read_links(const LinkMap& map);
+  const LinkMap::Rates& mapped_rates(std::int64_t ranks, std::int64_t stride) const;
   double all_to_all_intra_seconds(double bytes, const Group& group) const;
   CollectiveCost cost_of(OpKind kind, double bytes, const Group& group, const Candidate& best) const;
   Candidate message(OpKind kind, double bytes, const Group& group, CollectiveProtocol protocol) const;
@@ -210,6 +217,9 @@ class CollectiveModel {
   double step_slowdown_ = 1;
   Node node_;
   Fabric fabric_;
+  // The rates of a mesh whose pairs differ; empty for all other nodes.
+  std::vector<LinkMap::Rates> mapped_rates_;  // by ranks and stride
+  std::vector<double> mapped_send_rates_;     // by distance
   std::string provenance_;
   // Computed once: rates before shares, and the network's one-way latency beyond the part that the calibration
   // includes.

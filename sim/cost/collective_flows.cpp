@@ -4,6 +4,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <string>
 #include <unordered_map>
 
@@ -84,11 +85,6 @@ class Nodes {
   std::vector<Member> members_;
   Index smallest_ = 0;
 };
-
-// 0, 1, -1, 2, -2, ...: modulo an even m, the differences within the first m terms are all different, so that the m
-// rotations of this path pass from each number to each other exactly once (Williams 1949). Modulo an odd m, the
-// rotations of the path and of its mirror image do so twice.
-Index zigzag(Index j) { return j % 2 == 1 ? (j + 1) / 2 : -(j / 2); }
 
 // What an edge waits for: a range of FlowGraph::after.
 struct After {
@@ -517,12 +513,38 @@ class Builder {
   Index entry(Index channel, Index count) const {
     return static_cast<Index>(std::int64_t{channel} * nodes_.smallest() / count);
   }
+  // The rings over the members of a node of more than one, of a mesh whose pairs differ.
+  const std::vector<NodeRing>& mapped_rings(Index node) {
+    std::vector<std::int64_t> devices;
+    for (const Member m : nodes_.of(node)) devices.push_back(group_.devices[at(m)] % group_.devices_per_node);
+    const auto [found, is_new] = mapped_rings_.try_emplace(std::move(devices));
+    if (is_new) found->second = group_.links->rings(found->first);
+    return found->second;
+  }
+  // The ring whose share the first channels have used least, by the method of Webster.
+  static const NodeRing& ring_of_channel(std::span<const NodeRing> rings, Index channel) {
+    std::vector<Index> channels(rings.size(), 0);
+    for (;; --channel) {
+      std::size_t best = 0;
+      for (std::size_t i = 1; i < rings.size(); ++i)
+        if (rings[i].share * (2 * channels[best] + 1) > rings[best].share * (2 * channels[i] + 1)) best = i;
+      if (channel == 0) return rings[best];
+      ++channels[best];
+    }
+  }
+
   // Writes the members of a node in the order of a channel, starting with the one whose NIC it uses, into chain_. On a
-  // mesh the chains of all channels use all links equally.
+  // mesh the chains of all channels use all links equally, or follow its rings.
   void chain_of(Index node, Index channel, Index count, bool reversed) {
     const std::span<const Member> here = nodes_.of(node);
     const Index r = nodes_.size(node), first = entry(channel, count);
     chain_.resize(here.size());
+    if (group_.links != nullptr && r > 2) {
+      const std::vector<Index>& order = ring_of_channel(mapped_rings(node), channel).order;
+      const auto start = static_cast<Index>(std::find(order.begin(), order.end(), first) - order.begin());
+      for (Index j = 0; j < r; ++j) chain_[at(j)] = here[at(order[at(wrap(start + (reversed ? -j : j), r))])];
+      return;
+    }
     for (Index j = 0; j < r; ++j) {
       const Index step = group_.full_mesh ? zigzag(j) : j;
       chain_[at(j)] = here[at(wrap(first + (reversed ? -step : step), r))];
@@ -533,7 +555,7 @@ class Builder {
     const std::span<const Member> here = nodes_.of(node);
     const Index n = nodes_.size(node);
     if (n == 1) return;
-    if (!group_.full_mesh || n == 2) {
+    if ((!group_.full_mesh && group_.links == nullptr) || n == 2) {
       const int ways = both_ways_ ? 2 : 1;
       for (int way = 0; way < ways; ++way) {
         order_.assign(here.begin(), here.end());
@@ -542,16 +564,11 @@ class Builder {
       }
       return;
     }
-    // Rings that use every link of the mesh equally in both directions: Walecki's construction, which closes the paths
-    // of zigzag() over all members but the last through the last. For n = 4 and 6 no n - 1 rings do so (Tillson 1980).
-    // For even n these are 2 (n - 1) rings, with each link in two of them.
-    const Index q = n - 1, families = q % 2 == 1 ? 2 : 1;
-    for (Index family = 0; family < families; ++family)
-      for (Index c = 0; c < q; ++c) {
-        order_.assign(1, here[at(q)]);
-        for (Index j = 0; j < q; ++j) order_.push_back(here[at(wrap(c + (family == 0 ? zigzag(j) : -zigzag(j)), q))]);
-        add_ring(kind, 1.0 / (families * q), order_, order_);
-      }
+    for (const NodeRing& ring : group_.full_mesh ? mesh_rings(n) : mapped_rings(node)) {
+      order_.clear();
+      for (const Index place : ring.order) order_.push_back(here[at(place)]);
+      add_ring(kind, ring.share, order_, order_);
+    }
   }
 
   void ring_across(OpKind kind, Index channel, Index count, bool backwards) {
@@ -671,6 +688,7 @@ class Builder {
   std::uint8_t phase_ = 0;
   std::vector<Member> order_, senders_, chain_;  // working storage
   std::vector<Index> offset_, filled_;
+  std::map<std::vector<std::int64_t>, std::vector<NodeRing>> mapped_rings_;  // by devices within the node
 };
 
 // How a collective of some kinds runs by an algorithm.

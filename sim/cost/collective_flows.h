@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "sim/cost/collective_cost.h"
+#include "sim/cost/link_map.h"
 #include "sim/program/op.h"
 
 namespace orrery {
@@ -26,6 +27,8 @@ struct GroupMembers {
   // Within the node every pair has a link of its own (IntraFabric::direct_mesh); rings are laid over all of these
   // links.
   bool full_mesh = false;
+  // The links of nodes of another mesh, whose pairs differ; rings are laid as these say. Null: none.
+  const LinkMap* links = nullptr;
   // Rings run both ways, half of the bytes each (tori); bidirectional_ring always does.
   bool both_directions = false;
   RingOrder order = RingOrder::rank;

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "sim/base/error.h"
+#include "sim/base/index.h"
 
 namespace orrery {
 namespace {
@@ -128,6 +129,7 @@ Topology::Topology(const Cluster& cluster, Routing routing)
     : nodes_(cluster.fabric_nodes()),
       per_node_(cluster.node.devices),
       intra_(cluster.node.intra),
+      link_map_(cluster.node),
       fabric_(cluster.fabric.kind),
       sprayed_(routing == Routing::sprayed ||
                (routing == Routing::automatic &&
@@ -150,11 +152,20 @@ void Topology::lay_out_node(const Cluster& cluster) {
   const double peers = over_pcie && node.intra_bytes_per_second <= 0 ? own : node.intra_bytes_per_second;
   if (per_node_ > 1) {
     if (!(peers > 0)) lacks("/intra_node_bytes_per_second", "the rate between the devices of a node");
-    const double pair = node.pair_bytes_per_second > 0 ? node.pair_bytes_per_second : node.intra_bytes_per_second;
+    double pair = node.pair_bytes_per_second > 0 ? node.pair_bytes_per_second : node.intra_bytes_per_second;
+    if (const double even = link_map_.even_rate(); even > 0) {
+      pair = even;
+      link_map_ = LinkMap(Node{});
+    }
     // Devices may reach each other more slowly than NICs and host memory (across root complexes). A port of its own
     // keeps this from narrowing the other links.
     if (!over_pcie || peers < own) lay(LinkKind::scale_up, 2 * per_node_, peers);
-    if (intra_ == IntraFabric::direct_mesh) lay(LinkKind::scale_up_pair, per_node_ * (per_node_ - 1), pair);
+    const std::int64_t pairs = per_node_ * (per_node_ - 1);
+    if (!link_map_.empty())
+      for (std::int64_t p = 0; p < pairs; ++p)
+        if (const auto [a, b] = pair_at(p, per_node_); link_map_.bytes_per_second(a, b) > 0) joined_pairs_.push_back(p);
+    if (intra_ == IntraFabric::direct_mesh)
+      lay(LinkKind::scale_up_pair, link_map_.empty() ? pairs : std::ssize(joined_pairs_), pair);
     if (intra_ == IntraFabric::nvlink_pairs) {
       if (!(pair > 0)) lacks("/pair_bytes_per_second", "the rate between the two devices of a pair");
       lay(LinkKind::scale_up_pair, per_node_ / 2 * 2, pair);
@@ -256,6 +267,11 @@ double Topology::bytes_per_second(LinkId link) const {
       return reads_ && (!writes_ || place(link) % 2 == kBack) ? storage_read_bytes_per_second_ : rate;
     case LinkKind::torus:
       return torus_dimension_of(place(link)).links == 1 ? 2 * rate : rate;
+    case LinkKind::scale_up_pair: {
+      if (link_map_.empty()) return rate;
+      const auto [a, b] = pair_at(joined_pairs_[at(place(link) % std::ssize(joined_pairs_))], per_node_);
+      return link_map_.bytes_per_second(a, b);
+    }
     default:
       return rate;
   }
@@ -275,8 +291,9 @@ void Topology::append_name(LinkId link, std::string& name) const {
       return device(".scale_up");
     case LinkKind::scale_up_pair:
       if (intra_ == IntraFabric::direct_mesh) {
-        const std::int64_t of_node = per_node_ * (per_node_ - 1);
-        const auto [a, b] = pair_at(at % of_node, per_node_);
+        const std::int64_t of_node = link_map_.empty() ? per_node_ * (per_node_ - 1) : std::ssize(joined_pairs_);
+        const std::int64_t of_all = link_map_.empty() ? at % of_node : joined_pairs_[orrery::at(at % of_node)];
+        const auto [a, b] = pair_at(of_all, per_node_);
         write(name, "node", at / of_node, ".gpu", std::min(a, b), "-gpu", std::max(a, b), a < b ? ".out" : ".in");
       } else {
         const std::int64_t pairs = per_node_ / 2, first = pair % pairs * 2;
@@ -387,6 +404,13 @@ void Topology::cross_switches(std::int64_t node, std::int64_t up, std::int64_t d
   way.push_back(link(LinkKind::pcie_switch, 2 * (node * pcie_switches_ + down) + kBack));
 }
 
+LinkId Topology::pair_link(std::int64_t node, std::int64_t from, std::int64_t to) const {
+  const std::int64_t place = place_of_pair(from, to, per_node_);
+  if (link_map_.empty()) return link(LinkKind::scale_up_pair, node * per_node_ * (per_node_ - 1) + place);
+  const auto joined = std::lower_bound(joined_pairs_.begin(), joined_pairs_.end(), place) - joined_pairs_.begin();
+  return link(LinkKind::scale_up_pair, node * std::ssize(joined_pairs_) + joined);
+}
+
 void Topology::route_in_node(std::int64_t from, std::int64_t to, std::vector<LinkId>& way) const {
   const std::int64_t node = node_of(from), a = from % per_node_, b = to % per_node_;
   if (intra_ == IntraFabric::nvlink_pairs && a / 2 == b / 2) {
@@ -394,8 +418,12 @@ void Topology::route_in_node(std::int64_t from, std::int64_t to, std::vector<Lin
     return;
   }
   if (has(LinkKind::scale_up)) way.push_back(link(LinkKind::scale_up, 2 * from + kThere));
-  if (intra_ == IntraFabric::direct_mesh)
-    way.push_back(link(LinkKind::scale_up_pair, node * per_node_ * (per_node_ - 1) + place_of_pair(a, b, per_node_)));
+  if (!link_map_.empty()) {
+    const auto passed = link_map_.way(a, b);
+    for (std::size_t p = 0; p + 1 < passed.size(); ++p) way.push_back(pair_link(node, passed[p], passed[p + 1]));
+  } else if (intra_ == IntraFabric::direct_mesh) {
+    way.push_back(pair_link(node, a, b));
+  }
   if (!joins_all_devices()) {
     way.push_back(link(LinkKind::pcie, 2 * from + kThere));
     cross_switches(node, a / per_pcie_switch_, b / per_pcie_switch_, way);

@@ -4,7 +4,8 @@
 // efficiencies belong to the flows, sim/des/engine.h). Switches and paths within the host never limit a rate.
 //
 //  device --scale_up--> [NVSwitch] --scale_up--> device                          IntraFabric::nvswitch: a port each way
-//  device --scale_up--> (port) --scale_up_pair--> (port) --scale_up--> device    direct_mesh
+//  device --scale_up--> (port) --scale_up_pair--> (port) --scale_up--> device    direct_mesh; several pairs' links one
+//                                                         after the other where no link joins the two (Node::links)
 //  device --scale_up_pair--> device                                              nvlink_pairs
 //  device --pcie--> [PCIe switch] --pcie_switch--> [host] --pcie_switch--> [PCIe switch] --pcie--> device
 //  device --pcie--> [PCIe switch] --nic--> leaf --leaf--> spine --leaf--> leaf --nic--> [PCIe switch] --pcie--> device
@@ -19,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/cost/link_map.h"
 #include "sim/hardware/cluster.h"
 
 namespace orrery {
@@ -97,6 +99,9 @@ class Topology {
   // a rail_fat_tree.
   std::int64_t nic_of(std::int64_t device) const { return device % per_node_ * nics_ / per_node_; }
 
+  // The links of a mesh whose pairs differ; empty for all other nodes.
+  const LinkMap& link_map() const { return link_map_; }
+
   // The leaf switch of the NIC that a device uses; 0 if one leaf reaches all nodes.
   std::int64_t leaf_of(std::int64_t device) const {
     return has(LinkKind::leaf) ? up_.leaf_of(node_of(device), nic_of(device)) : 0;
@@ -134,6 +139,7 @@ class Topology {
   bool joins_all_devices() const { return intra_ == IntraFabric::nvswitch || intra_ == IntraFabric::direct_mesh; }
   // From one PCIe switch of a node to another.
   void cross_switches(std::int64_t node, std::int64_t up, std::int64_t down, std::vector<LinkId>& way) const;
+  LinkId pair_link(std::int64_t node, std::int64_t from, std::int64_t to) const;  // of a mesh
   void route_in_node(std::int64_t from, std::int64_t to, std::vector<LinkId>& way) const;
   void route_between_nodes(std::int64_t from, std::int64_t to, bool scale_up_first, std::vector<LinkId>& way) const;
   void route_over_torus(std::int64_t from_node, std::int64_t to_node, std::vector<LinkId>& way) const;
@@ -145,6 +151,8 @@ class Topology {
 
   std::int64_t nodes_ = 1, per_node_ = 1;
   IntraFabric intra_ = IntraFabric::nvswitch;
+  LinkMap link_map_;
+  std::vector<std::int64_t> joined_pairs_;  // of its ordered pairs those with links, by their index among all
   FabricKind fabric_ = FabricKind::single_switch;
   bool sprayed_ = false;
   std::int64_t per_pcie_switch_ = 1, pcie_switches_ = 1;  // devices of a switch; switches of a node

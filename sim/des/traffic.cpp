@@ -142,6 +142,7 @@ void Traffic::lay_pattern(std::int32_t p) {
   const Job& job = job_of(kind);
   const std::int64_t per_node = cluster_.node.devices;
   const bool switched = cluster_.node.intra == IntraFabric::nvswitch;
+  const LinkMap& map = topology_.link_map();
   FlowOptions options;
   if (kind.chunks > 0) options.chunks = kind.chunks;
   options.rail_aligned =
@@ -187,7 +188,8 @@ void Traffic::lay_pattern(std::int32_t p) {
     if (is_new) {
       const GroupMembers members{.devices = devices,
                                  .devices_per_node = per_node,
-                                 .full_mesh = cluster_.node.intra == IntraFabric::direct_mesh,
+                                 .full_mesh = cluster_.node.intra == IntraFabric::direct_mesh && map.empty(),
+                                 .links = map.empty() ? nullptr : &map,
                                  .both_directions = cluster_.fabric.kind == FabricKind::torus,
                                  .order = cluster_.placement.ring_order,
                                  .leaves = leaves,

@@ -16,6 +16,7 @@
 
 #include "sim/base/error.h"
 #include "sim/cost/collective_calibration.h"
+#include "sim/hardware/presets.h"
 #include "tests/cost/dgx.h"
 
 namespace orrery {
@@ -60,7 +61,10 @@ struct Group {
   std::int64_t per_node = 8;
   bool full_mesh = false, both_directions = false;
 
-  GroupMembers members() const { return {devices, per_node, full_mesh, both_directions}; }
+  GroupMembers members() const {
+    return {
+        .devices = devices, .devices_per_node = per_node, .full_mesh = full_mesh, .both_directions = both_directions};
+  }
   int size() const { return static_cast<int>(devices.size()); }
   std::int64_t node(int member) const { return devices[static_cast<std::size_t>(member)] / per_node; }
   int nodes() const { return static_cast<int>(node(size() - 1) - node(0)) + 1; }
@@ -487,6 +491,24 @@ TEST(Ring, OverAFullMeshEveryLinkCarriesTheSame) {
       ASSERT_EQ(l.pair.size(), static_cast<std::size_t>(4 * r * (r - 1)));
       for (const auto& [pair, bytes] : l.pair) EXPECT_NEAR(bytes, inside / r, 1e-9) << r << " " << name_of(a);
     }
+}
+
+TEST(Ring, FollowsTheLinksOfAMeshWhosePairsDiffer) {
+  const LinkMap links(find_node("frontier"));
+  for (const int nodes : {1, 3}) {
+    const Group g = even(nodes, 8);
+    GroupMembers members = g.members();
+    members.links = &links;
+    FlowGraph graph;
+    collective_flows(OpKind::all_gather, Algorithm::ring, members, {}, graph);
+    double sent = 0;
+    for (const FlowEdge& e : graph.edges) {
+      sent += e.bytes * e.messages;
+      const bool inside = g.node(e.from.member) == g.node(e.to.member);
+      EXPECT_TRUE(!inside || links.bytes_per_second(e.from.member % 8, e.to.member % 8) > 0);
+    }
+    EXPECT_NEAR(sent, g.size() - 1, 1e-9);
+  }
 }
 
 TEST(Ring, BothWaysSplitsTheBytes) {

@@ -1,7 +1,5 @@
 // Is folding exact: does the folded run take the time of the whole one, with as few classes as there should be? And how
 // far is an edge's steady flow from its messages?
-#include "sim/des/traffic.h"
-
 #include <fmt/format.h>
 
 #include <limits>
@@ -9,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "sim/des/traffic.h"
 #include "tests/des/support.h"
 
 namespace orrery {
@@ -150,28 +149,28 @@ struct CollectiveKind {
 };
 const std::vector<CollectiveKind>& all_kinds() {
   static const std::vector<CollectiveKind> kinds{{OpKind::all_reduce, Algorithm::ring},
-                                       {OpKind::all_reduce, Algorithm::bidirectional_ring},
-                                       {OpKind::all_reduce, Algorithm::tree},
-                                       {OpKind::all_reduce, Algorithm::nvls},
-                                       {OpKind::all_reduce, Algorithm::hierarchical},
-                                       {OpKind::all_reduce, Algorithm::halving_doubling},
-                                       {OpKind::all_gather, Algorithm::ring},
-                                       {OpKind::all_gather, Algorithm::hierarchical},
-                                       {OpKind::reduce_scatter, Algorithm::halving_doubling},
-                                       {OpKind::all_to_all, Algorithm::direct},
-                                       {OpKind::all_to_all, Algorithm::hierarchical},
-                                       {OpKind::broadcast, Algorithm::ring},
-                                       {OpKind::ring_shift, Algorithm::direct}};
+                                                 {OpKind::all_reduce, Algorithm::bidirectional_ring},
+                                                 {OpKind::all_reduce, Algorithm::tree},
+                                                 {OpKind::all_reduce, Algorithm::nvls},
+                                                 {OpKind::all_reduce, Algorithm::hierarchical},
+                                                 {OpKind::all_reduce, Algorithm::halving_doubling},
+                                                 {OpKind::all_gather, Algorithm::ring},
+                                                 {OpKind::all_gather, Algorithm::hierarchical},
+                                                 {OpKind::reduce_scatter, Algorithm::halving_doubling},
+                                                 {OpKind::all_to_all, Algorithm::direct},
+                                                 {OpKind::all_to_all, Algorithm::hierarchical},
+                                                 {OpKind::broadcast, Algorithm::ring},
+                                                 {OpKind::ring_shift, Algorithm::direct}};
   return kinds;
 }
 
 // The ones that differ most in what they load.
 const std::vector<CollectiveKind>& some_kinds() {
   static const std::vector<CollectiveKind> kinds{{OpKind::all_reduce, Algorithm::ring},
-                                       {OpKind::all_reduce, Algorithm::tree},
-                                       {OpKind::all_reduce, Algorithm::hierarchical},
-                                       {OpKind::reduce_scatter, Algorithm::halving_doubling},
-                                       {OpKind::all_to_all, Algorithm::direct}};
+                                                 {OpKind::all_reduce, Algorithm::tree},
+                                                 {OpKind::all_reduce, Algorithm::hierarchical},
+                                                 {OpKind::reduce_scatter, Algorithm::halving_doubling},
+                                                 {OpKind::all_to_all, Algorithm::direct}};
   return kinds;
 }
 
@@ -236,7 +235,7 @@ TEST(Fold, OtherNodesAndFabrics) {
   c.fabric.kind = FabricKind::torus;
   c.fabric.dimensions = {4, 2};
   clusters.push_back(c);
-  for (const char* node : {"dgx-1v", "mi300x-8", "summit"})
+  for (const char* node : {"dgx-1v", "mi300x-8", "frontier", "summit"})
     clusters.push_back(read_cluster({{"node", node}, {"nodes", 2}}, {}));
   for (const char* node : {"pcie-8", "nvlink-pairs-8"})
     clusters.push_back(read_cluster(
@@ -292,8 +291,8 @@ TEST(Fold, RandomMeshesAndSlowLinks) {
     request.bytes = kSize;
     request.protocol = CollectiveProtocol::simple;
     std::int64_t left = c.devices();
-    for (const MeshAxis axis : {MeshAxis::tp, MeshAxis::cp, MeshAxis::ep, MeshAxis::dp_shard, MeshAxis::dp_replicate,
-                                MeshAxis::pp}) {
+    for (const MeshAxis axis :
+         {MeshAxis::tp, MeshAxis::cp, MeshAxis::ep, MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::pp}) {
       std::vector<std::int64_t> divisors;
       for (std::int64_t d = 1; d <= left; ++d)
         if (left % d == 0) divisors.push_back(d);
@@ -309,7 +308,8 @@ TEST(Fold, RandomMeshesAndSlowLinks) {
       perturbations.back().count = pick({1, 2, 5});
       perturbations.back().seed = static_cast<std::int64_t>(random() % 100);
     }
-    SCOPED_TRACE(fmt::format("round {}: {} nodes of {}, digits {}", round, c.nodes, c.node.devices, request.group.bits()));
+    SCOPED_TRACE(
+        fmt::format("round {}: {} nodes of {}, digits {}", round, c.nodes, c.node.devices, request.group.bits()));
     expect_folds(c, request, ideal_collectives(), perturbations,
                  {.fidelity = random() % 3 == 0 ? Fidelity::step_exact : Fidelity::steady_flow,
                   .routing = random() % 2 == 0 ? Routing::per_flow : Routing::sprayed});
@@ -457,8 +457,7 @@ void expect_lockstep_within(const Scenario& s, double share, const std::string& 
     EXPECT_NEAR(a.matmul, b.matmul, most) << what;
     EXPECT_NEAR(a.bubble, b.bubble, most) << what;
     for (std::size_t stream = 0; stream < kStreams; ++stream)
-      EXPECT_NEAR(a.exposed[stream], b.exposed[stream], most)
-          << what << " " << name_of(static_cast<Stream>(stream));
+      EXPECT_NEAR(a.exposed[stream], b.exposed[stream], most) << what << " " << name_of(static_cast<Stream>(stream));
   }
   for (std::size_t k = 0; k < lockstep.discrete_event->link_kinds.size(); ++k) {
     const LinkReport &a = lockstep.discrete_event->link_kinds[k], &b = whole.discrete_event->link_kinds[k];

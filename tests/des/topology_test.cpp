@@ -82,6 +82,9 @@ std::vector<std::pair<Cluster, Routing>> small_clusters() {
     odd.node.nics = 2;
     all.emplace_back(odd, Routing::automatic);
   }
+  Cluster by_pair = cluster_of(3, IntraFabric::direct_mesh);
+  by_pair.node.links = find_node("frontier").links;
+  all.emplace_back(by_pair, Routing::automatic);
   Cluster slow_peers = cluster_of(2, IntraFabric::pcie);
   slow_peers.node.intra_bytes_per_second = 20 * kGB;
   all.emplace_back(slow_peers, Routing::automatic);
@@ -422,6 +425,18 @@ TEST(Topology, ADirectMeshIsBoundByThePortAndByThePair) {
   EXPECT_DOUBLE_EQ(narrowest(Topology(without), way(Topology(without), 5, 2)), 420 * kGB);
 }
 
+TEST(Topology, PairsHaveTheirOwnLinksAndOthersTakeTheWidestWay) {
+  const Topology t(read_cluster("frontier", {}));
+  EXPECT_THAT(names(t, way(t, 1, 0)),
+              ElementsAre("node0.gpu1.scale_up.out", "node0.gpu0-gpu1.in", "node0.gpu0.scale_up.in"));
+  EXPECT_DOUBLE_EQ(narrowest(t, way(t, 1, 0)), 200 * kGB);
+  EXPECT_DOUBLE_EQ(narrowest(t, way(t, 0, 6)), 100 * kGB);
+  EXPECT_DOUBLE_EQ(narrowest(t, way(t, 0, 2)), 50 * kGB);
+  EXPECT_THAT(names(t, way(t, 7, 0)), ElementsAre("node0.gpu7.scale_up.out", "node0.gpu6-gpu7.in", "node0.gpu0-gpu6.in",
+                                                  "node0.gpu0.scale_up.in"));
+  EXPECT_THAT(t.find("node0.gpu0-gpu7"), IsEmpty());
+}
+
 TEST(Topology, BridgedPairsAreJoinedDirectlyAndTheRestOverPcie) {
   Cluster c = cluster_of(1, IntraFabric::nvlink_pairs);
   c.node.pair_bytes_per_second = 300 * kGB;
@@ -732,7 +747,10 @@ TEST(Topology, AnIdleMessageIsAsFastAsTheAnalyticalEngineHasIt) {
     const Topology t(c);
     const std::int64_t n = c.node.devices;
     if (n > 1) {
-      EXPECT_NEAR(narrowest(t, way(t, 0, 1)) / analytical_rate(c, 1), 1, 1e-12) << name;
+      double slowest = narrowest(t, way(t, 0, 1));
+      if (!t.link_map().empty())
+        for (std::int64_t d = 1; d + 1 < n; ++d) slowest = std::min(slowest, narrowest(t, way(t, d, d + 1)));
+      EXPECT_NEAR(slowest / analytical_rate(c, 1), 1, 1e-12) << name;
       Load halves(t);  // like groups at once, as the analytical engine takes them: they share PCIe switches
       for (std::int64_t d = 0; d < n / 2; ++d) halves.add(d, d + n / 2);
       EXPECT_NEAR(halves.seconds() * analytical_rate(c, n / 2), 1, 1e-12) << name;

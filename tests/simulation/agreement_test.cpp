@@ -226,6 +226,28 @@ TEST(AgreementOfEngines, LinksBetweenNeighboursAreNotShared) {
   EXPECT_LE(std::abs(percent_of(scenario("llama-2-7b", "dgx-1v", 2, 24, mesh))), 0.5) << "3.0 % if shared";
 }
 
+// Rings follow links of unequal width and fill them, and messages between devices without a link take two. All groups
+// of a node run at once.
+TEST(AgreementOfEngines, LinksThatDifferByPair) {
+  const Cluster frontier = read_cluster("frontier", {});
+  for (const std::int64_t ranks : {2, 4, 8})
+    for (const std::int64_t stride : {1, 2, 4}) {
+      if (ranks * stride > frontier.node.devices) continue;
+      CollectiveRequest r = over_all(frontier, OpKind::all_gather);
+      r.mesh = mesh_of({{MeshAxis::tp, stride}, {MeshAxis::cp, ranks}, {MeshAxis::dp_shard, 8 / ranks / stride}});
+      r.group = r.mesh.group(MeshAxis::cp);
+      for (const OpKind kind :
+           {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce, OpKind::all_to_all, OpKind::ring_shift})
+        for (const Fidelity fidelity : {Fidelity::steady_flow, Fidelity::step_exact}) {
+          r.kind = kind;
+          const GroupSpan span = span_of(r.mesh, r.group, frontier.node.devices);
+          const double closed = CollectiveModel(frontier, ideal_collectives()).cost(kind, r.bytes, span).seconds;
+          EXPECT_NEAR(seconds(frontier, r, {}, {.fidelity = fidelity}) / closed, 1, 1e-6)
+              << ranks << " " << stride << " " << name_of(kind);
+        }
+    }
+}
+
 // Without prefetching a stage gathers nothing while the pipeline fills: the host waits for the input first.
 TEST(AgreementOfEngines, WhatIsNotIssuedAheadWaitsForTheFirstInput) {
   const Json scenario{{"model", "gpt3-13b"},
