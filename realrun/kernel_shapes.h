@@ -105,20 +105,26 @@ struct NormShape {
 };
 NormShape norm_shape(const KernelCall& call);  // norm and norm_backward
 
-// The codes of quantisers (op_traits.h): `parts` contributions of rows of `columns` codes, with `groups` scales a row.
+// Codes of quantisers (op_traits.h) are [parts, rows, columns], scales [parts, rows, groups]. `parts`: contributions;
+// otherwise 1.
 struct CodesShape {
   std::int64_t parts, rows, columns, groups;
 
   ORRERY_ON_DEVICES std::int64_t codes() const { return rows * columns; }  // of one contribution
+  // Columns that share a scale; the last group of a row may have fewer.
   ORRERY_ON_DEVICES std::int64_t group() const { return (columns + groups - 1) / groups; }
+  // Index of a code's scale within a contribution.
   ORRERY_ON_DEVICES std::int64_t scale_of(std::int64_t code) const {
     return code / columns * groups + code % columns / group();
   }
 };
 struct QuantiserShapes {
-  CodesShape read, written;  // read: of dequantise and requantise; written: of quantise and requantise
-  std::int64_t numbers;      // elements of x or y; of requantise: codes
+  CodesShape read;       // not set for quantise
+  CodesShape written;    // not set for dequantise
+  std::int64_t numbers;  // elements of x (quantise) or y (dequantise); for requantise, the codes of one contribution
 };
+// Throws std::logic_error if scales are not fp32 or do not fit the codes, if there are fewer codes than numbers, or if
+// contributions are written.
 QuantiserShapes quantiser_shapes(const KernelCall& call);
 // Returns the largest code of a dtype. Throws std::logic_error for a dtype that has no codes.
 float largest_code(const KernelCall& call, const Operand& codes);

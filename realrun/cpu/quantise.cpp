@@ -24,8 +24,9 @@ void write_codes(const Call& call, const CodesShape& shape, Number number) {
     for (std::int64_t g = 0; g < shape.groups; ++g) {
       const std::int64_t begin = row * shape.columns + std::min(g * shape.group(), shape.columns),
                          end = row * shape.columns + std::min((g + 1) * shape.group(), shape.columns);
-      float most = 0;
-      for (std::int64_t i = begin; i < end; ++i) most = std::max(most, std::abs(number(i)));
+      float most = 0;  // NaN if any number is
+      for (std::int64_t i = begin; i < end; ++i)
+        if (const float magnitude = std::abs(number(i)); !(magnitude <= most) && !std::isnan(most)) most = magnitude;
       const float scale = most / largest;
       scales.data[row * shape.groups + g] = scale;
       for (std::int64_t i = begin; i < end; ++i)

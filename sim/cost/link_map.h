@@ -12,7 +12,7 @@
 
 namespace orrery {
 
-// A ring in one direction.
+// A ring sends from each device of its order to the next one, and from the last to the first.
 struct NodeRing {
   std::vector<std::int32_t> order;  // places in the list of its devices
   double share = 0;                 // of a collective's bytes; the shares of all rings add up to 1
@@ -23,14 +23,16 @@ struct NodeRing {
 // rotations of the path and of its mirror image do so twice.
 inline std::int32_t zigzag(std::int32_t j) { return j % 2 == 1 ? (j + 1) / 2 : -(j / 2); }
 
-// Rings that use every link of a mesh of `members` > 2 equally in both directions: Walecki's construction, which closes
-// the paths of zigzag() over all members but the last through the last. For 4 and 6 members no members - 1 rings do so
-// (Tillson 1980). For even numbers these are 2 (members - 1) rings, with each link in two of them.
+// Returns rings that use every link of a mesh equally in both directions. They are Walecki's: paths of zigzag() over
+// all members but the last, closed through the last. An odd number of members gives members - 1 rings. An even number
+// gives 2 (members - 1), with each link in two of them: for 4 and 6 members there are no fewer (Tillson 1980).
+// REQUIRES: members > 2.
 std::vector<NodeRing> mesh_rings(std::int32_t members);
 
 class LinkMap {
  public:
-  // Empty if the node has no links by pair. REQUIRES: links that join all devices (read_cluster).
+  // Empty unless the node is a direct_mesh of several devices with links by pair. REQUIRES: links that join all devices
+  // (read_cluster).
   explicit LinkMap(const Node& node);
 
   bool empty() const { return rates_.empty(); }
@@ -39,28 +41,31 @@ class LinkMap {
 
   // The rate of the pair's own links, one direction; 0: it has none.
   double bytes_per_second(std::int64_t a, std::int64_t b) const { return rates_[pair(a, b)]; }
-  // The devices that a message passes, both ends included: those of the pair's own links. Without any it takes as few
-  // links as possible, of such ways the widest, of equally wide ways the one over the next device after the lower end.
+  // Returns the devices on a message's way, both ends included. Joined pairs use their own links. Others take the
+  // fewest links; among such ways the widest; among equally wide ones that over the next device after the lower end.
+  // REQUIRES: a != b.
   std::span<const std::int64_t> way(std::int64_t a, std::int64_t b) const { return ways_[pair(a, b)]; }
 
-  // The rings over a group of at least two devices. If all its pairs are joined, the rings of a mesh at the rate of the
-  // slowest pair come first. What the links between its devices have left, and all that they have in other groups,
-  // goes to one ring after the other in both directions: that whose narrowest link is the widest, of such rings that
-  // with the widest links together. Rings pass devices only over their own links, as those of RCCL do, unless these
-  // close no ring. More may be possible, but no link carries more than its rate.
+  // Returns the rings over a group of at least two devices; their orders are places in `devices`. If all pairs of the
+  // group are joined, it has the rings of a mesh at the rate of the slowest pair. Then rings in both directions are
+  // added until the links have nothing left: each is the one whose narrowest link is the widest, and among these the
+  // one with the largest sum of widths. Neighbours in a ring are joined, as in RCCL's rings; only if there is no such
+  // ring, rings pass other devices. The result need not be the most that the links can carry.
   std::vector<NodeRing> rings(std::span<const std::int64_t> devices) const;
 
-  // What each device gets if the groups that blocks of ranks x stride devices make up, each of `ranks` devices `stride`
-  // apart, do the same at the same time, in bytes per second. The slowest group counts. The rates of all links of the
-  // device (Node::intra_bytes_per_second) bound it, too.
+  // Bytes per second that each device sends while all groups of one kind work at once. The node is cut into blocks of
+  // ranks x stride devices; in a block, every stride-th device is of the same group. The busiest link decides, also one
+  // that groups share. Node::intra_bytes_per_second is the upper limit.
   struct Rates {
     double ring = 0;      // rings(): nccl-tests' bus bandwidth; two devices: the narrowest link on their way
-    double exchange = 0;  // messages to all others, which the busiest link on their ways bounds
+    double exchange = 0;  // to all other devices of the group together
     double shift = 0;     // a message to the next one; the last device sends to the first
   };
   // REQUIRES: 2 <= ranks, (ranks - 1) x stride < devices of the node.
   Rates rates(std::int64_t ranks, std::int64_t stride) const;
-  // The same for messages from each block of `distance` devices to the next block.
+  // Returns the rate of each device of a block of `distance` devices that sends to the device `distance` further, while
+  // all devices of that block send and others do not. The slowest block counts.
+  // REQUIRES: 1 <= distance < devices of the node.
   double send_rate(std::int64_t distance) const;
 
  private:

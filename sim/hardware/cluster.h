@@ -56,7 +56,8 @@ inline constexpr std::array<std::string_view, 4> kIntraFabricNames{"nvswitch", "
 // Far above any real machine, and small enough for products of counts to stay within 64 bits.
 inline constexpr std::int64_t kMostDevicesPerNode = 1 << 16;
 inline constexpr std::int64_t kMostNodes = 1 << 30;
-// A node with links by pair has no more: its rings are searched for among all orders of the devices.
+// The most devices of a node with links by pair. The search for rings takes twice as long with each further device: a
+// tenth of a second for 16.
 inline constexpr std::int64_t kMostLinkedDevices = 16;
 
 // Pairs of a node's devices that are joined at one rate.
@@ -76,10 +77,11 @@ struct Node {
   std::int64_t devices_per_host = 0;  // of one operating system, if the node is a rack of hosts (NVL72); 0: all
   IntraFabric intra = IntraFabric::nvswitch;
   double intra_bytes_per_second = 0;  // per device and direction over the scale-up fabric
-  // Between two devices alone (direct_mesh: over a single link, that of the slowest pair); 0: as intra.
+  // Between two devices alone; 0: as intra. In a direct_mesh without `links`: the rate of every pair.
   double pair_bytes_per_second = 0;
-  // direct_mesh: the pairs that are joined, if their rates differ; messages between two others pass through devices
-  // (sim/cost/link_map.h). pair_bytes_per_second then does not count. Empty: all pairs have that rate.
+  // In a direct_mesh whose pairs differ: the joined pairs, each at most once. They join all devices, and messages
+  // between other pairs pass through devices (sim/cost/link_map.h); pair_bytes_per_second is not used. Empty: all pairs
+  // are joined at pair_bytes_per_second.
   std::vector<PairLinks> links;
   bool in_switch_reduction = false;  // NVLink SHARP
   double pcie_bytes_per_second = 0;  // host link, per device (PCIe, NVLink-C2C); 0: the device's

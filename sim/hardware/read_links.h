@@ -9,11 +9,14 @@
 
 namespace orrery {
 
-// Reads "links" into the node, whose other fields have been read. Without that key, links that it has from its preset
-// stay, as long as they still describe it: the object does not give all pairs one rate (pair_bytes_per_second), the
-// node is a direct_mesh, and of the devices that it has now they join all. Throws InputError.
+// Reads "links" into a node whose other fields have been read. They replace the node's links; an empty list removes
+// them. Throws InputError if the node is not a direct_mesh or has more than kMostLinkedDevices, if a device or rate is
+// out of range, if a pair is listed twice, or if the links do not join all devices. Without the key, links of the
+// node's preset stay between devices that the node still has, unless it is no direct_mesh any more,
+// "pair_bytes_per_second" is given, or they no longer join all devices.
 void read_links(JsonReader& reader, Node& node);
 
+// Returns the node's links in the form that read_links() reads.
 nlohmann::json links_json(const Node& node);
 
 }  // namespace orrery

@@ -52,9 +52,8 @@ enum class Rule : std::uint8_t {
   classes_alike = 24,  // every micro-batch has a class; all classes have the same layers in the same chunks: the same
                        // pieces, or variants of them with the same parameters
   // Quantised numbers.
-  // Codes are gathered, exchanged, or read with their scales by a quantiser. A sum over ranks is taken from the codes
-  // of
-  // all contributions, once, by the quantiser behind the exchange.
+  // Only a gather, an exchange or a quantiser reads codes, and a quantiser reads them with their scales. The quantiser
+  // after an exchange takes the sum over ranks once, from the codes of all contributions.
   codes = 25,
 };
 

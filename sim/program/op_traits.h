@@ -52,17 +52,19 @@ enum class OpKind : std::uint8_t {
   pool,                    // reads x; writes y (a sequence's first or mean vector, patch merging)
                            // reads x, vector; writes y: the vector before each sequence of x (ViT's class token)
   pool_backward,           // reads dy; writes dx [, dvector (accumulated)]
-  cast,                    // reads x; writes y in another dtype (quantise, dequantise, copy; accumulated)
+  cast,                    // reads x; writes y in another dtype, with fp8 and nvfp4 among them, or a copy (accumulated)
   zero_fill,               // writes y
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
-  // Codes of few bits for numbers that travel. codes: [rows.., columns] in int8 or int4; scales: [rows.., groups] in
-  // fp32. A row's columns form `groups` groups of equal size (the last one may be shorter) with one scale each, the
-  // group's largest magnitude over the largest code (127, 7). Plain numbers are one list, row after row; codes beyond
-  // its end are zero. Dimension 0 of codes and scales may be Axis::contributions: the numbers are then their sum.
+  // Quantisers turn numbers into codes of few bits before they travel, and back. codes: [rows.., columns] in int8 or
+  // int4; scales: [rows.., groups] in fp32. Each group of a row's columns has ceil(columns / groups) of them, the last
+  // one what is left. Its scale is its largest magnitude over the largest code (127, 7). x and y are read as one list,
+  // row after row; if there are more codes than numbers, the last codes are zero. Dimension 0 of codes and scales that
+  // are read may be Axis::contributions: each number is then the sum over that dimension.
   quantise,    // reads x; writes codes, scales
   dequantise,  // reads codes, scales; writes y (accumulated)
-  requantise,  // reads codes, scales; writes the codes and scales of their sum, which may have other groups
+  requantise,  // reads codes, scales; writes codes and scales of the same numbers, or of their sum; rows and groups
+               // may differ
 
   // Mixture of experts. Each token goes to `k` experts. Rows are the experts' inputs or outputs, [experts, slots,
   // width]. A token's row lies in the first free slot of its expert; first choices come before second ones, and tokens
@@ -106,8 +108,9 @@ enum class OpKind : std::uint8_t {
   all_reduce,      // reads x; writes x'
   all_gather,      // reads shard; writes whole
   reduce_scatter,  // reads whole; writes shard
-  all_to_all,      // reads x, whose sum over the group is owed, or its codes; writes x' [contributions, x..]: of each
-                   // rank's x the part that this rank has of the sum
+  all_to_all,      // reads codes, or their scales, of numbers whose sum over the group is owed; writes [contributions,
+                   // x..], with one dimension of x divided over the group: contribution i is the reader's part of rank
+                   // i's x. The sum stays owed until a quantiser takes it.
   redistribute,    // reads x, or several tensors that each have some of its indices; writes x in another layout
                    // (sim/program/redistribute.h): an all-to-all of what differs
   broadcast,       // from the group's first rank

@@ -279,7 +279,7 @@ void PieceCheck::step(const Op& op) {
   } else if (is_optimizer(op.kind)) {
     optimize(op);
   } else if (is_quantiser(op.kind)) {
-    convert(op);
+    quantiser(op);
   } else if (is_flat(op.reads[0]) || (op.kind == OpKind::zero_fill && is_flat(op.writes[0]))) {
     elementwise_on_flat(op);
   } else {

@@ -110,7 +110,7 @@ class PieceCheck {
   MeshGroup owed_by_reads(const Op& op);
   MeshGroup owed_by_result(const Op& op, std::size_t result, const std::vector<Divided>& axes, MeshGroup passed);
 
-  void convert(const Op& op);
+  void quantiser(const Op& op);  // quantise, dequantise, requantise
   void expect_own_rows(const Op& op);
   void expect_keys(const Op& op);
   void follow_ring(const Op& op);
@@ -127,7 +127,7 @@ class PieceCheck {
   void expect_part_of(const Op& op, TensorId from, TensorId to);
   void reduce(const Op& op, TensorId from, TensorId to);
   void exchange(const Op& op, TensorId from, TensorId to);
-  void deliver(const Op& op, TensorId from, TensorId to);
+  void exchange_contributions(const Op& op, TensorId from, TensorId to);  // all_to_all
   void shift(const Op& op, TensorId from, TensorId to);
   void sum_over_stages(const Op& op, TensorId from, TensorId to);
   void sum_packed(const Op& op, const PackedGradients& packing);
@@ -165,8 +165,9 @@ class PieceCheck {
   std::map<TensorId, const PackedGradients*> packings_;
   std::set<TensorId> norms_;
   std::map<TensorId, MeshGroup> stale_;
-  std::set<TensorId> codes_;                     // written by quantisers, and the scales beside them
-  std::map<TensorId, MeshGroup> contributions_;  // for tensors with Axis::contributions: the ranks that contribute
+  std::set<TensorId> codes_;  // codes and scales, as quantisers write them or collectives pass them on
+  // By tensor with Axis::contributions: the group whose ranks contribute.
+  std::map<TensorId, MeshGroup> contributors_;
   std::vector<MeshGroup> contributed_;  // by parameter
   std::vector<bool> owes_stages_;       // by parameter: the sum over the stages that hold it
   bool laid_out_ = false;               // whether parameters lie in buffers; false without an optimizer

@@ -35,7 +35,7 @@ void PieceCheck::communicate(const Op& op) {
     case OpKind::all_reduce:
       return reduce(op, from, to);
     case OpKind::all_to_all:
-      return deliver(op, from, to);
+      return exchange_contributions(op, from, to);
     case OpKind::redistribute:
       return exchange(op, from, to);
     case OpKind::ring_shift:
@@ -201,7 +201,7 @@ void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
 }
 
 // Each rank gets all ranks' contributions to its part of a sum, which stays owed until a quantiser takes it.
-void PieceCheck::deliver(const Op& op, TensorId from, TensorId to) {
+void PieceCheck::exchange_contributions(const Op& op, TensorId from, TensorId to) {
   const Tensor &whole = tensor(from), &delivered = tensor(to);
   Tensor part = delivered;
   part.rank = 0;
@@ -211,7 +211,7 @@ void PieceCheck::deliver(const Op& op, TensorId from, TensorId to) {
   }
   part.over[part.rank] = {};
   int dim = 0;
-  if (delivered.rank == 0 || delivered.axes[0] != Axis::contributions || contributions_.contains(from) ||
+  if (delivered.rank == 0 || delivered.axes[0] != Axis::contributions || contributors_.contains(from) ||
       !differs_by(part, whole, op.group, dim)) {
     report(Rule::scatters, "{} does not become {} by an exchange of contributions over {}, expected {} of each rank",
            layout(from), layout(to), words(mesh_, op.group), scattered(from, part, op.group));
@@ -232,7 +232,7 @@ void PieceCheck::deliver(const Op& op, TensorId from, TensorId to) {
            words(mesh_, owed(from)), words(mesh_, op.group));
   }
   write(to, owed(from));
-  contributions_[to] = op.group;
+  contributors_[to] = op.group;
 }
 
 void PieceCheck::expect_last(const Op& op, TensorId id) {

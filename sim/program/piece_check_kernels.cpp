@@ -33,7 +33,7 @@ std::string axis_words(const Tensor& t, int dim) {
 
 void PieceCheck::compute(const Op& op) {
   for (const TensorId id : op.reads)
-    if (id != kNoTensor && (codes_.contains(id) || contributions_.contains(id)))
+    if (id != kNoTensor && (codes_.contains(id) || contributors_.contains(id)))
       report(Rule::codes, "{} has codes or contributions, which only a quantiser reads", layout(id));
   std::vector<Divided> axes;
   if (!expect_whole(op) || !expect_divided_alike(op, axes)) {  // reported once: its consequences are not checked
@@ -172,7 +172,7 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
 }
 
 // Codes have more dimensions than the numbers: over all dimensions together they are divided as the numbers are.
-void PieceCheck::convert(const Op& op) {
+void PieceCheck::quantiser(const Op& op) {
   const auto divided = [&](TensorId id) {
     Division all;
     for (int d = 0; d < tensor(id).rank; ++d)
@@ -186,11 +186,12 @@ void PieceCheck::convert(const Op& op) {
   const bool quantises = op.kind == OpKind::quantise;
   const TensorId from = op.reads[0], scales = op.reads[1];
   const auto contribute = [&](TensorId id) {
-    const auto at = contributions_.find(id);
-    return at == contributions_.end() ? MeshGroup{} : at->second;
+    const auto at = contributors_.find(id);
+    return at == contributors_.end() ? MeshGroup{} : at->second;
   };
   const MeshGroup summed = contribute(from);
-  if (quantises == codes_.contains(from) || (!quantises && (!codes_.contains(scales) || contribute(scales) != summed)))
+  if (quantises == codes_.contains(from) || (quantises && !summed.empty()) ||
+      (!quantises && (!codes_.contains(scales) || contribute(scales) != summed)))
     report(Rule::codes, "{} reads {}, expected {}", name_of(op.kind), layout(from),
            quantises ? "plain numbers" : "codes, with their scales, from the same ranks");
   for (const auto ids : {std::span<const TensorId>(op.reads), std::span<const TensorId>(op.writes)})

@@ -1,4 +1,4 @@
-// Codes of few bits and their scales. Memory holds one code per byte, also those of four bits.
+// Quantisers. A code takes a byte of memory, also one of four bits, and links carry it so.
 #include "realrun/cuda/kernels/call.cuh"
 
 namespace orrery::cuda {
@@ -29,9 +29,13 @@ __device__ void write_group(const Codes& to, float largest, Number number) {
   const std::int64_t begin = row * s.columns + (first < s.columns ? first : s.columns);
   const std::int64_t last = first + s.group(), end = row * s.columns + (last < s.columns ? last : s.columns);
   const std::int64_t lane = threadIdx.x % kWarp;
-  float most = 0;
-  for (std::int64_t i = begin + lane; i < end; i += kWarp) most = larger(most, fabsf(number(i)));
-  const float scale = warp_max(most) / largest;
+  float most = 0, strange = 0;  // numbers that are NaN: their group's scale is, too
+  for (std::int64_t i = begin + lane; i < end; i += kWarp) {
+    const float x = number(i);
+    most = larger(most, fabsf(x));
+    if (x != x) strange = x;
+  }
+  const float scale = warp_max(most) / largest + warp_sum(strange);
   if (lane == 0) to.scales[group] = scale;
   for (std::int64_t i = begin + lane; i < end; i += kWarp)
     store(to.codes, i, scale > 0 ? fminf(fmaxf(rintf(number(i) / scale), -largest), largest) : 0);
