@@ -17,6 +17,29 @@
 
 namespace orrery::data_parallel {
 
+std::int64_t ranks_in_node(const Scenario& scenario) {
+  const Plan& plan = scenario.plan;
+  const std::int64_t devices = scenario.cluster.node.devices;
+  std::int64_t inner = 1;  // ranks of the axes before data parallelism, which lie between its ranks
+  for (const MeshAxis axis : framework::mesh_order(plan)) {
+    if (axis == MeshAxis::dp_shard) break;
+    inner *= axis == MeshAxis::tp   ? plan.tensor.degree
+             : axis == MeshAxis::cp ? plan.context.degree
+             : axis == MeshAxis::pp ? plan.pipeline.degree
+                                    : 1;
+  }
+  return devices % inner == 0 ? devices / inner : 0;
+}
+
+void add_shard_digits(std::int64_t end, std::int64_t in_node, const char* name, Mesh& mesh) {
+  const std::int64_t there = mesh.size(MeshAxis::dp_shard);
+  if (end % there != 0) return;
+  const bool cut = in_node > there && in_node < end && in_node % there == 0 && end % in_node == 0;
+  const std::int64_t inner = cut ? in_node / there : 1;
+  mesh.add(MeshAxis::dp_shard, inner, name);
+  mesh.add(MeshAxis::dp_shard, end / there / inner, name);
+}
+
 bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches) {
   const Options& options = scenario.plan.data;
   if (options.zero_stage >= 2 && micro_batches == 1) return true;
@@ -353,7 +376,7 @@ class Shard {
       throw std::logic_error("ranks of the first hop are not the inner ones");
     shape.over = {};
     shape.append({piece_.tensors[set_.gradients].sizes[0], Axis::none});
-    std::ranges::stable_partition(hops, [&](const Hop& hop) { return s_.first_hop.contains(hop.group); });
+    std::stable_partition(hops.begin(), hops.end(), [&](const Hop& hop) { return s_.first_hop.contains(hop.group); });
 
     std::vector<Op> ops;
     const bool overlap = options_.overlap_gradients;
@@ -436,7 +459,9 @@ class Shard {
       if (overlap) {
         op.when = When::first_micro_batch;
         op.free_running = true;
-        op.prefetch = 1;
+        // Gathers of the layer's weights read what arrives: they must not be issued farther ahead.
+        op.prefetch = static_cast<std::uint16_t>(
+            over_.weights.empty() ? 1 : std::clamp<std::int64_t>(options_.prefetch, 1, 60000));
       } else {
         op.every = kAllInstances;
       }
@@ -501,10 +526,10 @@ class Shard {
       put(OpKind::all_gather, "parameters.all_gather", over, part, to);
     };
     TensorId from = shard;
-    const bool is_second = shard == set_.secondary;
-    if ((is_second ? s_.secondary_wire : s_.weights_wire).quantised()) {
+    const bool is_coded = shard == set_.secondary && s_.secondary_wire.quantised();
+    if (is_coded || s_.weights_wire.quantised()) {
       Coded part{shard, secondary_scales_};
-      if (!is_second) {
+      if (!is_coded) {
         part = add_codes(as_row(piece_.tensors[shard]), s_.weights_wire, "weight_codes", "weight_scales");
         put(OpKind::quantise, "quantise_parameters", {}, shard, part.codes, part.scales);
       }

@@ -27,8 +27,8 @@
 
 namespace orrery::data_parallel {
 
-// Codes in which numbers travel in place of 16-bit ones (OpKind::quantise), and the most of them that share a scale.
-// Without `group` numbers travel as they are.
+// How numbers travel: as codes of this dtype, of which at most `group` share a scale (OpKind::quantise). With a group
+// of 0 they travel as they are.
 struct Wire {
   Dtype codes = Dtype::int8;
   std::int64_t group = 0;
@@ -50,10 +50,12 @@ struct Sharding {
   // Sharded weights are fp32, with no copy beside them, and the optimizer updates them. They are cast before a gather.
   bool fp32_weights = false;
   bool stays_gathered = false;  // what the forward gathers stays whole until the end of the step
-  // Of gathers of weights, of the second copy of the weights and its gathers, and of the reduction in every
-  // micro-batch. Gradients in codes are exchanged by all-to-alls, first over the digits of `first_hop`, and summed
-  // after each.
-  Wire weights_wire, secondary_wire, gradients_wire;
+  Wire weights_wire;            // gathers of weights, also from a second copy
+  Wire secondary_wire;          // the second copy of the weights is kept in these codes, and gathered from them
+  // The reduction in every micro-batch: all-to-alls of codes, first over digits of `first_hop`, then over the others,
+  // with a sum after each. In each level of over.gradients the digits of first_hop are the minor ones; otherwise
+  // lay_out() throws std::logic_error.
+  Wire gradients_wire;
   MeshGroup first_hop;
   bool fp8_gathers = false;  // parameters are cast to fp8 before a gather, and matrix products read the fp8 copy
   // Each parameter set is gathered when its own ops need it (gather_order.h), and its gradients are reduced as soon as
@@ -82,6 +84,12 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
 
 // Numbers a piece's parameter sets that are gathered at different times or held by different ranks, before lay_out().
 void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece);
+
+// Returns the data-parallel ranks of a node, by the order of the mesh; 0: not a whole number.
+std::int64_t ranks_in_node(const Scenario& scenario);
+// Adds digits of dp_shard until it has `end` ranks, if that is a multiple of what it has. If a node's `in_node` ranks
+// end in between, the next ones have a digit of their own.
+void add_shard_digits(std::int64_t end, std::int64_t in_node, const char* name, Mesh& mesh);
 
 // Whether the products' weights of layers of this plan are kept quantised and in no wider copy (fp8_param_gather,
 // fp4_param_gather): the optimizer's fp32 copies are cast to them once a step.

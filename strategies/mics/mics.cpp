@@ -14,21 +14,7 @@ constexpr const char* kInNode = "dp_shard.node";
 
 bool used(const Scenario& scenario) { return scenario.plan.mics.shard_size > 0; }
 
-// Ranks within a node that hold parts of the same weights; 0: not a whole number. Ranks of the axes before data
-// parallelism in the mesh's order lie between them.
-std::int64_t ranks_in_node(const Scenario& scenario) {
-  const Plan& plan = scenario.plan;
-  const std::int64_t devices = scenario.cluster.node.devices;
-  std::int64_t inner = 1;
-  for (const MeshAxis axis : framework::mesh_order(plan)) {
-    if (axis == MeshAxis::dp_shard) break;
-    inner *= axis == MeshAxis::tp   ? plan.tensor.degree
-             : axis == MeshAxis::cp ? plan.context.degree
-             : axis == MeshAxis::pp ? plan.pipeline.degree
-                                    : 1;
-  }
-  return devices % inner == 0 ? devices / inner : 0;
-}
+using data_parallel::ranks_in_node;
 
 constexpr FieldRule kIdle[]{keep({"mics_hierarchical_params_gather"}, "with mics_shard_size 0",
                                  [](const AskedOf& a) { return used(a.scenario); })};

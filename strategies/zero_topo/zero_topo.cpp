@@ -57,8 +57,10 @@ void check(const Scenario& scenario) {
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (!used(scenario)) return;
   const Degrees by = degrees_of(scenario);
-  mesh.add(MeshAxis::dp_shard, by.weights, kWeights);
-  mesh.add(MeshAxis::dp_shard, by.gradients / by.weights, kGradients);
+  // Codes of gradients are exchanged within nodes first, so that a digit must not reach beyond a node.
+  const std::int64_t in_node = scenario.plan.zeropp.quantised_gradients ? data_parallel::ranks_in_node(scenario) : 1;
+  data_parallel::add_shard_digits(by.weights, in_node, kWeights, mesh);
+  data_parallel::add_shard_digits(by.gradients, in_node, kGradients, mesh);
 }
 
 void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_parallel::Sharding& sharding) {

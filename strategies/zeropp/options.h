@@ -14,9 +14,9 @@ struct Options {
             "ZeRO++ (zero_stage 3): ranks of a shard group that divide a second copy of the weights, from which the "
             "backward gathers; 0 and 1: none");
     v.field("zero_quantized_weights", quantised_weights,
-            "ZeRO++: weights are gathered as INT8 codes (qwZ); gathers from a second copy stay in 16 bits");
+            "ZeRO++: weights are gathered as INT8 codes (qwZ), also from a second copy");
     v.field("zero_quantized_secondary_weights", quantised_secondary,
-            "ZeRO++: the second copy of the weights is kept and gathered as INT8 codes");
+            "ZeRO++: the second copy of the weights is kept as INT8 codes, and gathered so");
     v.field("zero_quantized_gradients", quantised_gradients,
             "ZeRO++: every micro-batch exchanges gradients as INT4 codes, within nodes and then between them (qgZ)");
     v.field("zero_quantization_group_size", group, orrery::degree(0),

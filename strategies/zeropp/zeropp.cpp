@@ -26,14 +26,6 @@ std::int64_t shard_ranks(const Scenario& scenario) {
   const data_parallel::Options& data = scenario.plan.data;
   return data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(scenario);
 }
-// Returns the data-parallel ranks of a node, or of the shard group where that fits a node or does not fill whole ones.
-std::int64_t ranks_in_node(const Scenario& scenario) {
-  const std::int64_t inner = scenario.plan.tensor.degree * scenario.plan.context.degree,
-                     devices = scenario.cluster.node.devices, shards = shard_ranks(scenario);
-  const std::int64_t ranks = devices % inner == 0 ? devices / inner : 1;
-  return ranks > 1 && shards % ranks == 0 ? ranks : shards;
-}
-
 constexpr FieldRule kExcludes[]{
     keep(kAll, "for a model with experts: their secondary copies and codes are not modelled",
          [](const AskedOf& a) { return used(a.scenario) && a.model.has_experts(); }),
@@ -44,7 +36,7 @@ constexpr FieldRule kExcludes[]{
     keep({"reshard_after_forward"},
          "with zero_hpz_partition_size: the backward gathers only what the forward has freed",
          [](const AskedOf& a) { return has_second_copy(a.scenario); }),
-    keep({"enable_fsdp_float8_all_gather"}, "with zero_quantized_weights: weights are gathered in one kind of codes",
+    keep({"enable_fsdp_float8_all_gather"}, "with ZeRO++'s codes of weights, which are gathered in one kind of codes",
          [](const AskedOf& a) { return a.plan.zeropp.quantised_weights || a.plan.zeropp.quantised_secondary; }),
     keep({"mics_shard_size"}, "with ZeRO++'s codes: both lay out the collectives of a shard group",
          [](const AskedOf& a) { return quantises(a.scenario); })};
@@ -60,18 +52,12 @@ void check(const Scenario& scenario) {
   if (has_second_copy(scenario) && shards % secondary != 0)
     refuse(scenario.plan, "zero_hpz_partition_size",
            "a divisor of the " + std::to_string(shards) + " ranks of a shard group");
-  if (!options.quantised_gradients) return;
-  if (scenario.plan.data.reduce_gradients == data_parallel::Reduction::once)
+  if (options.quantised_gradients && scenario.plan.data.reduce_gradients == data_parallel::Reduction::once)
     refuse(scenario.plan, "reduce_gradients",
            "\"every_micro_batch\" or \"automatic\" with zero_quantized_gradients, which every micro-batch exchanges");
-  const std::int64_t node = ranks_in_node(scenario);
-  if (has_second_copy(scenario) && node % secondary != 0 && secondary % node != 0)
-    refuse(scenario.plan, "zero_hpz_partition_size",
-           "a divisor or multiple of the " + std::to_string(node) +
-               " ranks of a node, over which zero_quantized_gradients exchanges first");
 }
 
-// Returns the digits of dp_shard, from the innermost on, that have `ranks` ranks together.
+// Returns the digits of dp_shard, from the innermost on, until they have `ranks` ranks together.
 MeshGroup innermost(const Mesh& mesh, std::int64_t ranks) {
   MeshGroup group;
   for (std::size_t d = 0; d < mesh.digits().size() && mesh.size(group) < ranks; ++d)
@@ -79,15 +65,24 @@ MeshGroup innermost(const Mesh& mesh, std::int64_t ranks) {
   return group;
 }
 
-// Digits of dp_shard that end with the ranks of the second copy, and with those of a node.
+// Returns those of a group's digits whose ranks share nodes of `devices` devices.
+MeshGroup within_node(const Mesh& mesh, MeshGroup group, std::int64_t devices) {
+  MeshGroup within;
+  for (std::size_t d = 0; d < mesh.digits().size(); ++d) {
+    const MeshGroup digit = MeshGroup::of_digit(static_cast<int>(d));
+    const Digit& is = mesh.digits()[d];
+    if (group.contains(digit) && devices % (is.stride * is.size) == 0) within = within | digit;
+  }
+  return within;
+}
+
+// Cuts dp_shard where the ranks of the second copy end, and where those of a node end.
 void add_digits(const Scenario& scenario, Mesh& mesh) {
+  constexpr const char* kName = "dp_shard.inner";
   if (scenario.plan.data.zero_stage != 3) return;
-  std::int64_t ends[]{has_second_copy(scenario) ? scenario.plan.zeropp.secondary : 1,
-                      scenario.plan.zeropp.quantised_gradients ? ranks_in_node(scenario) : 1};
-  std::ranges::sort(ends);
-  for (const std::int64_t end : ends)
-    if (const std::int64_t there = mesh.size(MeshAxis::dp_shard); end % there == 0)
-      mesh.add(MeshAxis::dp_shard, end / there, "dp_shard.inner");
+  const std::int64_t in_node = scenario.plan.zeropp.quantised_gradients ? data_parallel::ranks_in_node(scenario) : 1;
+  if (has_second_copy(scenario)) data_parallel::add_shard_digits(scenario.plan.zeropp.secondary, in_node, kName, mesh);
+  if (in_node > 1 && shard_ranks(scenario) % in_node == 0) data_parallel::add_shard_digits(in_node, 1, kName, mesh);
 }
 
 void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_parallel::Sharding& sharding) {
@@ -96,35 +91,40 @@ void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_paralle
   const MeshGroup alike = mesh.group(MeshAxis::cp);
   if (has_second_copy(scenario)) sharding.over.secondary = innermost(mesh, options.secondary) | alike;
   // DeepSpeed's quantiser aims at groups of 8000 weights (CUDAQuantizer.target_group_size in
-  // deepspeed/runtime/zero/partition_parameters.py). Of a matrix of gradients it makes as many groups as the longer
-  // side is long (all_to_all_quant_reduce in deepspeed/runtime/comm/coalesced_collectives.py): a group is the shorter
-  // side, usually the model's width.
+  // deepspeed/runtime/zero/partition_parameters.py). It cuts a matrix of gradients into as many groups as its longer
+  // side is long (all_to_all_quant_reduce in deepspeed/runtime/comm/coalesced_collectives.py). A group is then as long
+  // as the shorter side, usually the model's width.
   constexpr std::int64_t kWeights = 8000;
   const data_parallel::Wire weights{Dtype::int8, options.group > 0 ? options.group : kWeights};
   if (options.quantised_weights) sharding.weights_wire = weights;
   if (options.quantised_secondary) sharding.secondary_wire = weights;
   if (!options.quantised_gradients) return;
   sharding.gradients_wire = {Dtype::int4, options.group > 0 ? options.group : scenario.model.hidden};
-  sharding.first_hop = innermost(mesh, ranks_in_node(scenario)) | alike;
+  sharding.first_hop = within_node(mesh, sharding.over.gradients, scenario.cluster.node.devices);
 }
 
 constexpr PlanWord kWords[]{{"hpz", has_second_copy},
                             {"qwz", [](const Scenario& s) { return s.plan.zeropp.quantised_weights; }},
+                            {"int8-copy", [](const Scenario& s) { return s.plan.zeropp.quantised_secondary; }},
                             {"qgz", [](const Scenario& s) { return s.plan.zeropp.quantised_gradients; }}};
 
 constexpr auto kActs = [](const Scenario& chosen) { return chosen.plan.data.zero_stage == 3; };
+constexpr auto kWithAndWithout = [](const Scenario& chosen) {
+  return kActs(chosen) ? AxisValues{0, 1} : AxisValues{0};
+};
 
 constexpr SearchAxis kAxes[]{
     {.field = "zero_hpz_partition_size",
      .label = "hpz",
      .chosen_with = ChosenWith::shards,
      .set = [](Plan& plan, std::int64_t value) { plan.zeropp.secondary = value; },
-     // Replicas that share a node.
+     // No second copy, or one over the data-parallel ranks of a node.
      .values = [](const Scenario& chosen) -> AxisValues {
        AxisValues values{0};
        const data_parallel::Options& data = chosen.plan.data;
-       const std::int64_t size = ranks_in_node(chosen), shards = shard_ranks(chosen);
-       if (data.zero_stage == 3 && data.reshard_after_forward && size > 1 && shards > size) values.push_back(size);
+       const std::int64_t size = data_parallel::ranks_in_node(chosen), shards = shard_ranks(chosen);
+       if (data.zero_stage == 3 && data.reshard_after_forward && size > 1 && shards > size && shards % size == 0)
+         values.push_back(size);
        return values;
      },
      .acts =
@@ -135,11 +135,13 @@ constexpr SearchAxis kAxes[]{
      .label = "qwz",
      .chosen_with = ChosenWith::shards,
      .set = [](Plan& plan, std::int64_t value) { plan.zeropp.quantised_weights = value != 0; },
+     .values = kWithAndWithout,
      .acts = kActs},
     {.field = "zero_quantized_gradients",
      .label = "qgz",
      .chosen_with = ChosenWith::shards,
      .set = [](Plan& plan, std::int64_t value) { plan.zeropp.quantised_gradients = value != 0; },
+     .values = kWithAndWithout,
      .acts = kActs}};
 
 }  // namespace

@@ -49,7 +49,7 @@ TEST(LinkMap, MessagesTakeTheirPairsLinksOrTheWidestOfTheShortestWays) {
   EXPECT_THAT(LinkMap(node).way(3, 0), ElementsAre(3, 2, 1, 0));
 }
 
-// RCCL has two rings for this node, each in both directions (src/graph/rome_models.cc, rome_model_73). The first is
+// RCCL has two rings for this node, each in both directions (src/graph/rome_models.cc, rome_model_74). The first is
 // this one; the second is as wide as RCCL's and passes the same links of the odd devices.
 TEST(LinkMap, AFrontierNodeHasAsManyRingsAsRcclGivesIt) {
   std::vector<std::int64_t> devices(8);

@@ -112,8 +112,8 @@ TEST(Zeropp, MovesCodesInPlaceOfNumbers) {
               gradients = moved(OpKind::all_to_all, layer.backward);
   EXPECT_EQ(forward.collectives, 2) << "codes, and scales";
   EXPECT_NEAR(forward.between / (n * (1 + 4.0 / 8000)), 1, 1e-3);
-  EXPECT_EQ(backward.collectives, 1);
-  EXPECT_NEAR(backward.in_node / (2 * n), 1, 1e-3) << "the second copy is in 16 bits";
+  EXPECT_EQ(backward.collectives, 2);
+  EXPECT_NEAR(backward.in_node / (n * (1 + 4.0 / 8000)), 1, 1e-3) << "codes of the second copy, as DeepSpeed's";
   EXPECT_EQ(backward.between, 0);
   EXPECT_EQ(gradients.collectives, 4);
   EXPECT_NEAR(gradients.in_node / (n * (0.5 + 4 / hidden)), 1, 1e-3);
@@ -124,6 +124,52 @@ TEST(Zeropp, MovesCodesInPlaceOfNumbers) {
   lower(s, p);
   EXPECT_NEAR(moved(OpKind::all_gather, piece_named(p, "layer").backward).in_node / (n * (1 + 4.0 / 8000)), 1, 1e-3);
   EXPECT_NEAR(zeropp_layer_resident(p).of(Place::device, Category::parameter) / n, 2.0 / 32 + 1.0 / 8, 1e-3);
+}
+
+// Whatever cuts the ranks that divide gradients, and however they are ordered: what crosses nodes comes last.
+TEST(Zeropp, ExchangesGradientsWithinNodesFirst) {
+  struct Hop {
+    std::int64_t ranks;
+    bool in_node;
+    bool operator==(const Hop&) const = default;
+  };
+  const auto hops = [](auto change) {
+    Scenario s = zero3_on_four_nodes();
+    s.plan.zeropp.quantised_gradients = true;
+    change(s);
+    Program p;
+    lower(s, p);
+    for (const Violation& v : check(p)) ADD_FAILURE() << v.text;
+    std::vector<Hop> found;
+    for (const Op& op : piece_named(p, "layer").backward.ops) {
+      if (op.kind != OpKind::all_to_all) continue;
+      bool in_node = true;
+      for (std::size_t d = 0; d < p.mesh.digits().size(); ++d)
+        in_node = in_node && (!op.group.contains(static_cast<int>(d)) ||
+                              p.mesh.digits()[d].stride * p.mesh.digits()[d].size <= s.cluster.node.devices);
+      found.push_back({p.mesh.size(op.group), in_node});
+    }
+    std::vector<Hop> each;  // codes and scales travel alike
+    for (std::size_t i = 0; i + 1 < found.size(); i += 2) {
+      EXPECT_EQ(found[i], found[i + 1]);
+      each.push_back(found[i]);
+    }
+    return each;
+  };
+  using Hops = std::vector<Hop>;
+  EXPECT_EQ(hops([](Scenario&) {}), (Hops{{8, true}, {4, false}}));
+  EXPECT_EQ(hops([](Scenario& s) { s.plan.zeropp.secondary = 16; }), (Hops{{8, true}, {4, false}}));
+  EXPECT_EQ(hops([](Scenario& s) { s.plan.zeropp.secondary = 2; }), (Hops{{8, true}, {4, false}}));
+  EXPECT_EQ(hops([](Scenario& s) {
+              s.plan.context.degree = 2;
+              s.plan.framework.mesh_order = "tp-dp-cp-pp";
+            }),
+            (Hops{{8, true}, {4, false}}));
+  EXPECT_EQ(hops([](Scenario& s) { s.plan.zero_topo = {.weights = 2, .gradients = 16}; }),
+            (Hops{{2, true}, {4, true}, {2, false}}));
+  EXPECT_EQ(hops([](Scenario& s) { s.plan.zero_topo = {.weights = 16, .gradients = 16}; }),
+            (Hops{{8, true}, {2, false}}));
+  EXPECT_EQ(hops([](Scenario& s) { s.plan.zero_topo = {.weights = 2, .gradients = 8}; }), (Hops{{2, true}, {4, true}}));
 }
 
 // Without a second copy the backward gathers codes, too. Within one node there is one hop.
