@@ -1217,6 +1217,8 @@ TEST(OpRules, NoneIsWrongAndTheMissingOnesAreKnown) {
   // Of the update's kinds only scale works on more than flat buffers; the others are asked below.
   for (const OpTraits& t : op_traits::kTable) {
     if (!is_computation(t.kind) || (t.of_update && t.kind != scale)) continue;
+    // A quantiser sums what an exchange before it has brought: Check.CodesAreExchangedAndSummedOnce.
+    if (is_quantiser(t.kind)) continue;
     EXPECT_TRUE(met.contains(t.kind)) << t.name;
   }
 }
