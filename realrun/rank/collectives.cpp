@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "sim/program/rewrite.h"
+
 namespace orrery::realrun {
 namespace {
 
@@ -58,7 +60,7 @@ void Collectives::run(const OpCall& call, const RowCounts* rows) {
     case OpKind::reduce_scatter:
       return reduce_scatter(call);
     case OpKind::all_to_all:
-      return deliver(call);
+      return exchange_contributions(call);
     case OpKind::redistribute:
       return redistribute(call);
     case OpKind::ring_shift:
@@ -134,6 +136,17 @@ void Collectives::all_gather(const OpCall& call) {
   memory_.put(to, call.stream);
 }
 
+// Puts the parts of all members behind each other.
+void Collectives::gather_parts(const OpCall& call, const Members& members, const Tensor& whole, const Tensor& part,
+                               int dim, void* from, void* to) {
+  for (std::size_t r = 0; r < members.size(); ++r) {
+    const auto place = static_cast<std::int64_t>(r);
+    const auto& index = indices_.of_member(whole, part, dim, members[r], place);
+    backend_.gather(call.stream, {from, part.dtype, 0, count(index), &index},
+                    memory_.element(to, place * part.elements(), part.dtype));
+  }
+}
+
 void Collectives::reduce_scatter(const OpCall& call) {
   const Tensor &part = call.written(0), &whole = call.read(0);
   const CollectiveCall of = meeting(call, part.dtype);
@@ -145,11 +158,7 @@ void Collectives::reduce_scatter(const OpCall& call) {
   if (!divided.in_order || all != whole.elements()) {
     ordered = memory_.scratch(all, part.dtype, call.stream);
     if (all != whole.elements()) backend_.fill(call.stream, {ordered->data, part.dtype, 0, all, nullptr}, 0);
-    for (std::int64_t r = 0; r < ranks; ++r) {
-      const auto& index = indices_.of_member(whole, part, divided.dim, of.members[static_cast<std::size_t>(r)], r);
-      backend_.gather(call.stream, {from.data, part.dtype, 0, count(index), &index},
-                      memory_.element(ordered->data, r * n, part.dtype));
-    }
+    gather_parts(call, of.members, whole, part, divided.dim, from.data, ordered->data);
     from.data = ordered->data;
   }
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
@@ -164,16 +173,9 @@ void Collectives::reduce_scatter(const OpCall& call) {
 }
 
 // Every rank sends each other rank the part that the other has of the sum. Contributions lie rank after rank.
-void Collectives::deliver(const OpCall& call) {
+void Collectives::exchange_contributions(const OpCall& call) {
   const Tensor& whole = call.read(0);
-  Tensor part = call.written(0);
-  part.rank = 0;
-  for (int d = 1; d < call.written(0).rank; ++d) {
-    part.sizes[part.rank] = call.written(0).sizes[d];
-    part.over[part.rank++] = call.written(0).over[d];
-  }
-  part.sizes[part.rank] = 1;
-  part.over[part.rank] = {};
+  const Tensor part = without_contributions(call.written(0));
   const CollectiveCall of = meeting(call, whole.dtype);
   const auto ranks = static_cast<std::int64_t>(of.members.size());
   const Partition divided = partition(whole, part, ranks);
@@ -181,11 +183,7 @@ void Collectives::deliver(const OpCall& call) {
   const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
   const StoragePtr ordered = memory_.scratch(n * ranks, part.dtype, call.stream);
-  for (std::int64_t r = 0; r < ranks; ++r) {
-    const auto& index = indices_.of_member(whole, part, divided.dim, of.members[static_cast<std::size_t>(r)], r);
-    backend_.gather(call.stream, {from.data, part.dtype, 0, count(index), &index},
-                    memory_.element(ordered->data, r * n, part.dtype));
-  }
+  gather_parts(call, of.members, whole, part, divided.dim, from.data, ordered->data);
   communicator_.all_to_all(of, ordered->data, to.data, n);
   memory_.put(to, call.stream);
 }

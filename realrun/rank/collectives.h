@@ -24,7 +24,9 @@ class Collectives : RankShared {
   void merge_statistics(const OpCall& call);
   void all_gather(const OpCall& call);
   void reduce_scatter(const OpCall& call);
-  void deliver(const OpCall& call);
+  void exchange_contributions(const OpCall& call);
+  void gather_parts(const OpCall& call, const Members& members, const Tensor& whole, const Tensor& part, int dim,
+                    void* from, void* to);
   void redistribute(const OpCall& call);
   // Moves only the rows of experts that exist: redistributed, gathered from all, or summed and scattered.
   void exchange_rows(const OpCall& call, const RowCounts& rows);

@@ -132,6 +132,7 @@ class PieceCheck {
   void sum_over_stages(const Op& op, TensorId from, TensorId to);
   void sum_packed(const Op& op, const PackedGradients& packing);
   void take_sum(const Op& op, TensorId from, TensorId to, Rule rule);
+  void expect_owes(TensorId id, MeshGroup group, Rule rule, const char* how);  // how: in the words of the report
   bool differs_by(const Tensor& divided, const Tensor& whole, MeshGroup group, int& dim) const;
   std::string gathered(TensorId part, MeshGroup group) const;
   std::string scattered(TensorId whole, const Tensor& part, MeshGroup group) const;

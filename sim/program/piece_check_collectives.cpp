@@ -156,24 +156,25 @@ void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
   take_sum(op, from, to, Rule::reduces);
 }
 
-void PieceCheck::take_sum(const Op& op, TensorId from, TensorId to, Rule rule) {
-  if (is_flat(from)) {
-    std::map<std::size_t, MeshGroup> sums = flats_.at(from);
-    for (auto& [p, owes] : sums) {
-      if (!owes.contains(op.group))
-        report(rule, "the gradient of {} owes the sum over {}, the sum is taken over {}",
-               quoted(piece_.parameters[p].parameter), words(mesh_, owes), words(mesh_, op.group));
-      owes = owes.without(op.group);
-    }
-    write(to, {});
-    flats_[to] = std::move(sums);
+void PieceCheck::expect_owes(TensorId id, MeshGroup group, Rule rule, const char* how) {
+  if (!is_flat(id)) {
+    if (!owed(id).contains(group))
+      report(rule, "{} owes the sum over {}, {} {}", layout(id), words(mesh_, owed(id)), how, words(mesh_, group));
     return;
   }
-  const MeshGroup owes = owed(from);
-  if (!owes.contains(op.group))
-    report(rule, "{} owes the sum over {}, the sum is taken over {}", layout(from), words(mesh_, owes),
-           words(mesh_, op.group));
-  write(to, owes.without(op.group));
+  for (const auto& [p, owes] : flats_.at(id))
+    if (!owes.contains(group))
+      report(rule, "the gradient of {} owes the sum over {}, {} {}", quoted(piece_.parameters[p].parameter),
+             words(mesh_, owes), how, words(mesh_, group));
+}
+
+void PieceCheck::take_sum(const Op& op, TensorId from, TensorId to, Rule rule) {
+  expect_owes(from, op.group, rule, "the sum is taken over");
+  if (!is_flat(from)) return write(to, owed(from).without(op.group));
+  std::map<std::size_t, MeshGroup> sums = flats_.at(from);
+  for (auto& [p, owes] : sums) owes = owes.without(op.group);
+  write(to, {});
+  flats_[to] = std::move(sums);
 }
 
 void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
@@ -203,15 +204,9 @@ void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
 // Each rank gets all ranks' contributions to its part of a sum, which stays owed until a quantiser takes it.
 void PieceCheck::exchange_contributions(const Op& op, TensorId from, TensorId to) {
   const Tensor &whole = tensor(from), &delivered = tensor(to);
-  Tensor part = delivered;
-  part.rank = 0;
-  for (int d = 1; d < delivered.rank; ++d) {
-    part.sizes[part.rank] = delivered.sizes[d], part.axes[part.rank] = delivered.axes[d];
-    part.over[part.rank++] = delivered.over[d];
-  }
-  part.over[part.rank] = {};
+  const Tensor part = without_contributions(delivered);
   int dim = 0;
-  if (delivered.rank == 0 || delivered.axes[0] != Axis::contributions || contributors_.contains(from) ||
+  if (delivered.axes[0] != Axis::contributions || contributors_.contains(from) ||
       !differs_by(part, whole, op.group, dim)) {
     report(Rule::scatters, "{} does not become {} by an exchange of contributions over {}, expected {} of each rank",
            layout(from), layout(to), words(mesh_, op.group), scattered(from, part, op.group));
@@ -221,16 +216,8 @@ void PieceCheck::exchange_contributions(const Op& op, TensorId from, TensorId to
       report(Rule::sizes, "{} has room for {} contributions, {} ranks contribute", layout(to), delivered.sizes[0],
              mesh_.size(op.group));
   }
-  if (is_flat(from)) {
-    for (const auto& [p, owes] : flats_.at(from))
-      if (!owes.contains(op.group))
-        report(Rule::scatters, "the gradient of {} owes the sum over {}, contributions come from {}",
-               quoted(piece_.parameters[p].parameter), words(mesh_, owes), words(mesh_, op.group));
-    flats_[to] = flats_.at(from);
-  } else if (!owed(from).contains(op.group)) {
-    report(Rule::scatters, "{} owes the sum over {}, contributions come from {}", layout(from),
-           words(mesh_, owed(from)), words(mesh_, op.group));
-  }
+  expect_owes(from, op.group, Rule::scatters, "contributions come from");
+  if (is_flat(from)) flats_[to] = flats_.at(from);
   write(to, owed(from));
   contributors_[to] = op.group;
 }

@@ -109,6 +109,25 @@ inline bool is_gradient_norm(const Piece& piece, TensorId id) {
   return false;
 }
 
+// Returns `t` with a first dimension of Axis::contributions, and the reverse.
+// REQUIRES: fewer than Tensor::kMaxRank dimensions, none of them dealt.
+inline Tensor with_contributions(Tensor t, std::int64_t ranks) {
+  std::rotate(t.sizes.begin(), t.sizes.end() - 1, t.sizes.end());
+  std::rotate(t.axes.begin(), t.axes.end() - 1, t.axes.end());
+  std::rotate(t.over.begin(), t.over.end() - 1, t.over.end());
+  t.sizes[0] = ranks, t.axes[0] = Axis::contributions, t.over[0] = {};
+  ++t.rank;
+  return t;
+}
+inline Tensor without_contributions(Tensor t) {
+  t.sizes[0] = 1, t.axes[0] = Axis::none, t.over[0] = {};
+  std::rotate(t.sizes.begin(), t.sizes.begin() + 1, t.sizes.end());
+  std::rotate(t.axes.begin(), t.axes.begin() + 1, t.axes.end());
+  std::rotate(t.over.begin(), t.over.begin() + 1, t.over.end());
+  --t.rank;
+  return t;
+}
+
 // A kernel on the compute stream. `reads`, `writes`: the op's first ones; the rest stay kNoTensor.
 inline Op computation(OpKind kind, const char* name, Phase phase, std::initializer_list<TensorId> reads,
                       std::initializer_list<TensorId> writes) {

@@ -389,15 +389,14 @@ class Shard {
     ops.push_back(computation(OpKind::quantise, "quantise_gradients", Phase::weight_gradient, {whole_gradients_},
                               {now.codes, now.scales}));
     for (const Hop& hop : hops) {
+      const auto divide = [&](Tensor& t) {
+        t.sizes[static_cast<std::size_t>(hop.dim)] = 1;
+        t.over[static_cast<std::size_t>(hop.dim)].append(hop.group);
+      };
+      divide(shape);
       const Coded part = add_like(now, [&](Tensor& t) {
-        for (int d = t.rank++; d > 0; --d) {
-          const auto to = static_cast<std::size_t>(d);
-          t.sizes[to] = t.sizes[to - 1], t.axes[to] = t.axes[to - 1], t.over[to] = t.over[to - 1];
-        }
-        t.sizes[0] = mesh_.size(hop.group), t.axes[0] = Axis::contributions, t.over[0] = {};
-        const auto divided = static_cast<std::size_t>(hop.dim + 1);
-        t.sizes[divided] = 1;
-        t.over[divided].append(hop.group);
+        divide(t);
+        t = with_contributions(t, mesh_.size(hop.group));
       });
       for (const auto& [from, to] : {std::pair(now.codes, part.codes), std::pair(now.scales, part.scales)})
         issue(communication(OpKind::all_to_all, "gradients.all_to_all", Phase::weight_gradient,
@@ -408,14 +407,7 @@ class Shard {
         sum.accumulate = true;
         issue(sum);
       } else {
-        Tensor next = piece_.tensors[part.codes];
-        for (int d = 1; d < next.rank; ++d) {
-          const auto to = static_cast<std::size_t>(d - 1);
-          next.sizes[to] = next.sizes[to + 1], next.axes[to] = next.axes[to + 1], next.over[to] = next.over[to + 1];
-        }
-        next.truncate(next.rank - 1);
-        next.over[static_cast<std::size_t>(next.rank)] = {};
-        now = add_codes(next, s_.gradients_wire, "gradient_codes", "gradient_scales");
+        now = add_codes(shape, s_.gradients_wire, "gradient_codes", "gradient_scales");
         issue(computation(OpKind::requantise, "requantise_gradients", Phase::weight_gradient, {part.codes, part.scales},
                           {now.codes, now.scales}));
       }
@@ -460,8 +452,7 @@ class Shard {
         op.when = When::first_micro_batch;
         op.free_running = true;
         // Gathers of the layer's weights read what arrives: they must not be issued farther ahead.
-        op.prefetch = static_cast<std::uint16_t>(
-            over_.weights.empty() ? 1 : std::clamp<std::int64_t>(options_.prefetch, 1, 60000));
+        op.prefetch = over_.weights.empty() ? std::uint16_t{1} : places(std::max<std::int64_t>(options_.prefetch, 1));
       } else {
         op.every = kAllInstances;
       }
@@ -470,6 +461,10 @@ class Shard {
     }
   }
 
+  // Op::prefetch of so many layers; more than that has no model.
+  static std::uint16_t places(std::int64_t layers) {
+    return static_cast<std::uint16_t>(std::min<std::int64_t>(layers, 60000));
+  }
   bool in_turn() const { return s_.in_turn.live > 0; }
 
   // Each block uses gathered copies of the weights. The forward's copy may also serve the backward and all
@@ -517,7 +512,7 @@ class Shard {
                          TensorId scales = kNoTensor) {
       Op op = communication(kind, name, phase, Stream::parameter_communication, over, part, to);
       op.writes[1] = scales;
-      op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(gathers.prefetch, 60000));
+      op.prefetch = places(gathers.prefetch);
       op.free_running = op.prefetch > 0;
       if (s_.keeps_parameters) op.when = When::first_micro_batch;
       gathers.ops.push_back(op);
@@ -525,7 +520,15 @@ class Shard {
     const auto gather = [&](MeshGroup over, TensorId part, TensorId to) {
       put(OpKind::all_gather, "parameters.all_gather", over, part, to);
     };
-    TensorId from = shard;
+    Tensor copy = piece_.tensors[whole_parameters_];
+    copy.resident = false;
+    copy.dtype = gathered_dtype();
+    copy.name = "gathered_parameters";
+    const auto add_copy = [&] {
+      const TensorId whole = piece_.add(copy);
+      rename_parameters(block, first, end, whole);
+      return whole;
+    };
     const bool is_coded = shard == set_.secondary && s_.secondary_wire.quantised();
     if (is_coded || s_.weights_wire.quantised()) {
       Coded part{shard, secondary_scales_};
@@ -539,27 +542,19 @@ class Shard {
       });
       gather(group, part.codes, all.codes);
       gather(group, part.scales, all.scales);
-      Tensor copy = piece_.tensors[whole_parameters_];
-      copy.resident = false;
-      copy.name = "gathered_parameters";
       copy.sizes[0] = piece_.tensors[all.codes].elements();
-      const TensorId whole = piece_.add(copy);
-      rename_parameters(block, first, end, whole);
+      const TensorId whole = add_copy();
       Op op = computation(OpKind::dequantise, "dequantise_parameters", phase, {all.codes, all.scales}, {whole});
       if (s_.keeps_parameters) op.when = When::first_micro_batch;
       gathers.at_first_use.push_back(op);
       return whole;
     }
+    TensorId from = shard;
     if (piece_.tensors[shard].dtype != gathered_dtype()) {
       from = add_cast_shard(shard);
       put(OpKind::cast, "cast_parameters", {}, shard, from);
     }
-    Tensor copy = piece_.tensors[whole_parameters_];
-    copy.resident = false;
-    copy.dtype = gathered_dtype();
-    copy.name = "gathered_parameters";
-    const TensorId whole = piece_.add(copy);
-    rename_parameters(block, first, end, whole);
+    const TensorId whole = add_copy();
     const MeshGroup outer = s_.gathered_first & group, rest = group.without(outer);
     if (outer.empty() || rest.empty()) {
       gather(group, from, whole);

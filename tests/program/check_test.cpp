@@ -663,6 +663,17 @@ TEST(Check, CodesAreExchangedAndSummedOnce) {
   }
 }
 
+// Contributions that no quantiser has written cannot be summed by one.
+TEST(Check, ContributionsAreSummedFromCodes) {
+  Small s;
+  const TensorId y = s.owed("y"), part = s.tensor("part", {{2, Axis::contributions}, {4}, {3, Axis::none, s.tp()}}),
+                 codes = s.tensor("codes", {{4}, {3, Axis::none, s.tp()}}),
+                 scales = s.tensor("scales", {{4}, {1, Axis::none, s.tp()}});
+  s.collective(OpKind::all_to_all, s.tp(), y, part);
+  s.op(OpKind::quantise, {part}, {codes, scales});
+  expect_breaks(Rule::codes, s, "quantise reads \"part\" [- | - | tp], expected plain numbers");
+}
+
 TEST(Check, SlotsAreDividedAsTokensAre) {
   for (const bool good : {true, false}) {
     Small s;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "realrun/random_draws.h"
@@ -1090,6 +1091,18 @@ KERNEL_TEST(QuantiserKernels, CodesAreWithinHalfAStepOfTheirNumbers) {
                           {plain({{53}})})[0];
     for (int i = 0; i < 53; ++i) EXPECT_FLOAT_EQ(y[i], codes[i] * scales[i / 30 * 4 + i % 30 / 8]) << i;
   }
+}
+
+// A gradient that overflowed must not come back as a number.
+KERNEL_TEST(QuantiserKernels, WhatIsNoNumberStaysSo) {
+  Operand x = random_operand({{1}, {32}}, 1);
+  x.values[11] = std::numeric_limits<float>::quiet_NaN();
+  const auto written = call(op_of(quantise), {x}, {of_dtype(plain({{1}, {32}}), Dtype::int8), plain({{1}, {4}})});
+  const Values y =
+      call(op_of(dequantise),
+           {coded(plain({{1}, {32}}), Dtype::int8, written[0]), coded(plain({{1}, {4}}), Dtype::fp32, written[1])},
+           {plain({{32}})})[0];
+  for (int i = 0; i < 32; ++i) EXPECT_EQ(std::isnan(y[i]), i / 8 == 1) << i;
 }
 
 // With a group for each number, codes lose nothing but a rounding.
