@@ -201,6 +201,9 @@ std::vector<RunPart> parts_of(const Scenario& scenario, std::int64_t steps) {
     }
     parts.push_back({at, {}, 1});
     lower(at, parts.back().program);
+    if (parts.size() > 1 && !parts.back().program.tasks.empty())
+      throw InputError({"", "/plan"}, "a run whose Programs change from step to step, with tasks beside the step",
+                       "one or the other: what tasks keep from step to step is not carried into another Program yet");
   }
   return parts;
 }

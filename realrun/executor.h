@@ -109,7 +109,9 @@ struct Execution {
   // In model order: piece by piece, then in the order of Piece::parameters. The table of a tied head is omitted.
   std::vector<WholeTensor> gradients;   // of the last step, trained parameters only, unscaled, before clipping
   std::vector<WholeTensor> parameters;  // after the last step
-  // If several ranks hold the same element: their largest difference, relative to the tensor's largest value.
+  // If several ranks hold the same element: their largest difference, relative to the tensor's largest value. Of
+  // workers that train copies that differ (MeshAxis::worker) the first one's gradients and parameters are returned; its
+  // gradients are not compared with the others'.
   double gradient_disagreement = 0, parameter_disagreement = 0;
 };
 

@@ -36,6 +36,7 @@ void check_operands(const KernelCall& call) {
       return require_equal(call, {0}, {0, 1});
     case OpKind::softmax_backward:
     case OpKind::dropout_backward:
+    case OpKind::subtract:
       return require_equal(call, {0, 1}, {0});
     case OpKind::add_noise:
       return require_equal(call, {0, 1}, {0, 1});
@@ -167,6 +168,14 @@ UpdateOperands update_operands(const KernelCall& call) {
           .master = has_master ? call.writes[1] : Operand{},
           .new_moment = operand(call.writes, written, moments),
           .new_second_moment = operand(call.writes, written, moments + 1)};
+}
+
+SgdRates sgd_rates(const KernelCall& call) {
+  const Op& op = call.op;
+  const KernelContext& c = call.context;
+  if (!(op.learning_rate > 0)) return {c.learning_rate, c.momentum, c.weight_decay, 0, false};
+  call.require(!op.nesterov || call.has_read(2), "Nesterov's step needs a momentum");
+  return {op.learning_rate, op.momentum, 0, op.clip_limit, op.nesterov};
 }
 
 const Operand* squared_norm(const KernelCall& call) {

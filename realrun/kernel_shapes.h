@@ -35,7 +35,7 @@
   X(activation) X(activation_backward) X(dropout) X(dropout_backward) X(dropout_add) X(add) X(multiply) \
   X(cast) X(zero_fill) X(embedding) X(cross_entropy) X(cross_entropy_backward) X(pool) X(pool_backward) \
   X(route) X(route_backward) X(hash_route) X(add_noise) X(expert_counts) X(router_loss) X(router_loss_backward) \
-  X(quantise) X(dequantise) X(requantise) X(scale) X(adam) X(sgd) ORRERY_SCRATCH_KERNELS(X) ORRERY_SLOT_KERNELS(X)
+  X(quantise) X(dequantise) X(requantise) X(scale) X(subtract) X(adam) X(sgd) ORRERY_SCRATCH_KERNELS(X) ORRERY_SLOT_KERNELS(X)
 // clang-format on
 
 namespace orrery {
@@ -136,6 +136,12 @@ struct UpdateOperands {
   Operand parameter, master, new_moment, new_second_moment;  // written
 };
 UpdateOperands update_operands(const KernelCall& call);
+// The rates of sgd: the op's own if it has any (Op::learning_rate), otherwise the run's. clip 0: no limit.
+struct SgdRates {
+  double learning_rate, momentum, decay, clip;
+  bool nesterov;
+};
+SgdRates sgd_rates(const KernelCall& call);
 // Returns the square of the norm that an op clips by, one number; nullptr: it does not clip.
 const Operand* squared_norm(const KernelCall& call);
 

@@ -99,7 +99,8 @@ class Viewer {
     const ElementMap& base = find(t.alias_of);
     const Tensor& of = piece_.tensors[t.alias_of];
     view.root = base.root;
-    const bool flat = of.rank == 1 && (of.category == Category::parameter || of.category == Category::gradient);
+    const bool flat = of.rank == 1 && (of.category == Category::parameter || of.category == Category::gradient ||
+                                       of.category == Category::optimizer_state);
     if (flat) {  // slices of a flat buffer; a part of a division of the base begins where the rank's part does
       view.offset = base.offset + t.alias_begin;
       if (t.rank == 1 && t.axes[0] == Axis::none)
@@ -239,7 +240,7 @@ Position position_of(std::size_t rank, const Program& program, std::int64_t sequ
   p.tp_degree = mesh.size(MeshAxis::tp);
   p.cp_degree = mesh.size(MeshAxis::cp);
   p.pp = mesh.coordinate(r, MeshAxis::pp);
-  p.replica = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
+  p.replica = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::worker}));
   p.sequence = sequence;
   for (const Piece& piece : program.pieces)
     for (const ParameterGradient& parameter : piece.parameters)

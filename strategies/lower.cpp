@@ -71,6 +71,8 @@ void lower(const Scenario& as_written, std::span<const Strategy> strategies, Pro
     if (strategy.rewrite_piece == nullptr) continue;
     for (Piece& piece : program.pieces) strategy.rewrite_piece(scenario, plans.of(piece), program, piece);
   }
+  for (const Strategy& strategy : strategies)
+    if (strategy.add_tasks != nullptr) strategy.add_tasks(scenario, program);
 }
 
 }  // namespace orrery

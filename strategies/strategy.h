@@ -93,6 +93,10 @@ struct Strategy {
   // if the plan does not use this strategy. Null: it rewrites pieces only, or nothing.
   void (*rewrite)(const Scenario& scenario, Program& program) = nullptr;
 
+  // Adds tasks beside the step, and the blocks that they run (sim/program/task.h). Called when all strategies have
+  // rewritten the step. Null: the step is all that a training repeats.
+  void (*add_tasks)(const Scenario& scenario, Program& program) = nullptr;
+
   // Returns the scenario as it is at workload.step, if it differs from what the scenario says. Called before lowering,
   // on a scenario that all strategies have checked. Null, or no result: the scenario stays as it is.
   std::optional<Scenario> (*settle)(const Scenario& scenario) = nullptr;

@@ -197,6 +197,7 @@ const std::vector<CaseKind>& case_kinds() {
       {&F::norm, gradient_norm, "", "flat:fp32", "norm"},
       {&F::flat, scale, "plain", "flat:fp32", "=0", is_scale},
       {&F::flat, scale, "clip", "flat:fp32 norm", "=0", is_scale},
+      {&F::flat, subtract, "", "flat:fp32 flat", "flat"},
       // Mixed precision with fp32 master weights (Micikevicius et al. 2018), and all in fp32.
       {&F::flat, adam, "master", "flat:fp32 flat:fp32 flat:fp32 flat_positive", "flat =1 =2 =3"},
       {&F::flat, sgd, "master", "flat:fp32 flat:fp32 flat:fp32", "flat =1 =2"},

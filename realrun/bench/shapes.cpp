@@ -63,8 +63,8 @@ const KernelCase& example_of(const Shape& shape, const std::vector<KernelCase>& 
 
 // Flat buffers and a router's scores are fp32, whatever the model's dtype.
 bool is_in_fp32(OpKind kind) {
-  return kind == OpKind::gradient_norm || kind == OpKind::scale || kind == OpKind::adam || kind == OpKind::sgd ||
-         kind == OpKind::route || kind == OpKind::route_backward || kind == OpKind::hash_route ||
+  return kind == OpKind::gradient_norm || kind == OpKind::scale || kind == OpKind::subtract || kind == OpKind::adam ||
+         kind == OpKind::sgd || kind == OpKind::route || kind == OpKind::route_backward || kind == OpKind::hash_route ||
          kind == OpKind::add_noise || kind == OpKind::expert_counts || kind == OpKind::router_loss ||
          kind == OpKind::router_loss_backward;
 }

@@ -189,6 +189,7 @@ const std::vector<MemoryKind>& memory_kinds() {
       {pool_backward, "pooled", "x", Layout::pooled},
       {gradient_norm, "flat:fp32", "norm", Layout::flat},
       {scale, "flat:fp32", "flat:fp32", Layout::flat},
+      {subtract, "flat:fp32 flat", "flat", Layout::flat},
       {adam, "flat:fp32 flat moment moment", "=1 =2 =3", Layout::flat},
       {sgd, "flat:fp32 flat moment", "=1 =2", Layout::flat},
   };

@@ -1,4 +1,5 @@
 // Optimizers on flat buffers. Sums and updates use double: only the storage rounds.
+#include <algorithm>
 #include <cmath>
 
 #include "realrun/cpu/kernel_call.h"
@@ -49,21 +50,29 @@ void adam(const Call& call) {
   }
 }
 
-// As torch.optim.SGD: v = momentum v + g, w = w - learning_rate v.
+void subtract(const Call& call) {
+  const Buffer &a = call.read(0), &b = call.read(1), &y = call.write(0);
+  for (std::int64_t i = 0; i < y.elements(); ++i) y.data[i] = a.data[i] - b.data[i];
+}
+
+// As torch.optim.SGD: v = momentum v + g, w = w - learning_rate v, or with Nesterov's momentum
+// w = w - learning_rate (g + momentum v). An sgd of its own rate clips the elements of v.
 void sgd(const Call& call) {
   const UpdateOperands u = update_operands(call);
   const Buffer gradient(u.gradient), weight(u.weight), moment(u.moment), to(u.parameter), master(u.master),
       new_moment(u.new_moment);
-  const KernelContext& c = call.context;
+  const SgdRates rates = sgd_rates(call);
   const double factor = factor_of(call);
   for (std::int64_t i = 0; i < gradient.elements(); ++i) {
-    const double w = weight.data[i];
-    double g = factor * gradient.data[i] + c.weight_decay * w;
+    const double w = weight.data[i], g = factor * gradient.data[i] + rates.decay * w;
+    double step = g;
     if (moment.data != nullptr) {
-      g += c.momentum * moment.data[i];
-      new_moment.data[i] = static_cast<float>(g);
+      double m = rates.momentum * moment.data[i] + g;
+      if (rates.clip > 0) m = std::clamp(m, -rates.clip, rates.clip);
+      new_moment.data[i] = static_cast<float>(m);
+      step = rates.nesterov ? g + rates.momentum * m : m;
     }
-    const double updated = w - c.learning_rate * g;
+    const double updated = w - rates.learning_rate * step;
     to.data[i] = static_cast<float>(updated);
     if (master.data != nullptr) master.data[i] = static_cast<float>(updated);
   }

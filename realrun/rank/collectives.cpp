@@ -94,8 +94,18 @@ void Collectives::all_reduce(const OpCall& call) {
   const StoragePtr sum = add ? memory_.scratch(n, to.dtype, call.stream) : nullptr;
   void* data = add ? sum->data : to.index == nullptr ? memory_.element(to) : from.data;
   if (data != from.data) backend_.copy(call.stream, data, from.data, bytes(n, to.dtype));
-  communicator_.all_reduce(meeting(call, to.dtype), data, n);
+  const CollectiveCall of = meeting(call, to.dtype);
+  communicator_.all_reduce(of, data, n);
+  if (call.op.reduction == Reduction::mean) take_mean(call, data, of.members.size());
   if (add || to.index != nullptr) backend_.scatter(call.stream, data, to, add);
+}
+
+void Collectives::take_mean(const OpCall& call, void* data, std::size_t ranks) {
+  Op divide = computation(OpKind::scale, call.op.name, call.op.phase, {}, {});
+  divide.stream = call.stream;
+  divide.scale = 1 / static_cast<double>(ranks);
+  const Operand operand{data, &call.read(0)};
+  backend_.run(divide, {&operand, 1}, {&operand, 1}, {});
 }
 
 void Collectives::merge_statistics(const OpCall& call) {

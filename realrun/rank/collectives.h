@@ -21,6 +21,7 @@ class Collectives : RankShared {
 
  private:
   void all_reduce(const OpCall& call);
+  void take_mean(const OpCall& call, void* data, std::size_t ranks);  // divides a sum of dense values
   void merge_statistics(const OpCall& call);
   void all_gather(const OpCall& call);
   void reduce_scatter(const OpCall& call);

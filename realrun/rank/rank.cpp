@@ -10,6 +10,24 @@
 
 namespace orrery::realrun {
 
+namespace {
+
+Program program_of_block(const Program& of, std::uint16_t block) {
+  Program program;
+  task_program(of, block, program);
+  return program;
+}
+
+}  // namespace
+
+RankTask::RankTask(std::uint16_t block, const RunSetup& of_step, const Position& position, TensorMemory& memory,
+                   Communicator& communicator, StepClock& clock, GradientNorm& norm, StepResults& results)
+    : program(program_of_block(of_step.program, block)),
+      setup{of_step.scenario, program, of_step.options, of_step.parameters, of_step.sequences},
+      model(setup, position),
+      shared(setup, position, model, memory, communicator),
+      ops(shared, clock, norm, results) {}
+
 Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator, CarriedState carried)
     : setup_(setup),
       program_(setup.program),
@@ -27,6 +45,9 @@ Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator, 
       messages_(shared_, clock_),
       held_(shared_),
       replicas_(shared_) {
+  for (std::size_t b = 1; b <= program_.pieces.front().tasks.size(); ++b)
+    tasks_.emplace_back(static_cast<std::uint16_t>(b), setup_, position_, memory_, communicator_, clock_, norm_,
+                        results_);
   if (!setup.carried.empty()) {
     std::vector<CarriedState::Stretch> lacks;
     model_.for_each_instance([&](const Instance& instance) {
@@ -54,9 +75,12 @@ void Rank::run(RankResult& result) {
   result_.ops.clear();
   result_.intervals.clear();
   result_.time = {};
+  if (program_.begin > 0) run_block(program_.begin);
+  run_tasks_until_step(0);
   for (std::int64_t step = 0; step < options.warmup_steps + options.steps; ++step) {
     const Backend::Mark begin = begin_step(step);
     run_step();
+    if (!program_.tasks.empty() && ++repeated_ == program_.tasks[task_].repeats) run_tasks_until_step(task_ + 1);
     end_step(step, begin);
   }
   result_.rank = position_.rank;
@@ -112,6 +136,34 @@ void Rank::run_step() {
     }
   }
   memory_.release_micro_batches();
+}
+
+// ---- tasks
+
+void Rank::run_tasks_until_step(std::size_t from) {
+  const std::vector<Task>& tasks = program_.tasks;
+  if (tasks.empty()) return;
+  repeated_ = 0;
+  for (task_ = from % tasks.size(); tasks[task_].block > 0; task_ = (task_ + 1) % tasks.size())
+    for (std::int64_t i = 0; i < tasks[task_].repeats; ++i) run_block(tasks[task_].block);
+}
+
+// A task that runs beside others is only issued here. On a device its stream runs beside the others, and what reads its
+// results waits for them; a CPU does it at once.
+void Rank::run_block(std::uint16_t block) {
+  RankTask& task = tasks_[block - 1u];
+  clock_.pause();  // marks are of the step's ops
+  for (const UpdatePart part : kStepEnd)
+    task.model.for_each_instance([&](const Instance& instance) {
+      const auto [begin, end] = instance.plan->update_range(part);
+      for (std::size_t i = begin; i < end; ++i) {
+        const OpCall call{instance, kOfStep, kUpdateBlock, i};
+        task.ops.run(call);
+        memory_.end_lives(call, call.block, call.index);
+      }
+    });
+  memory_.release_micro_batches();
+  clock_.go_on();
 }
 
 // ---- blocks -----------------------------------------------------------------------------------------------------

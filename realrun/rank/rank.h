@@ -5,10 +5,12 @@
 //   TensorMemory  memory of tensors; PieceStreams, StageMessages: move them to the next piece, to the next stage
 //   OpRunner      one op: Kernels, Collectives, GradientNorm, StepResults; ExpertRows: counts experts' rows;
 //                 ReplicaSums: sums over copies of experts, which no op does
+//   RankTask      a task beside the step, on the same memory
 //   StepClock     measures time; HeldParts: the results
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "realrun/rank/op_runner.h"
@@ -17,6 +19,20 @@
 #include "realrun/rank/streams.h"
 
 namespace orrery::realrun {
+
+// A block of tasks beside the step (sim/program/task.h). Its Program has the step's pieces and tensors, so that both
+// work on the same memory.
+struct RankTask {
+  // REQUIRES: everything outlives it; they are the step's.
+  RankTask(std::uint16_t block, const RunSetup& of_step, const Position& position, TensorMemory& memory,
+           Communicator& communicator, StepClock& clock, GradientNorm& norm, StepResults& results);
+
+  Program program;
+  RunSetup setup;
+  RankModel model;
+  RankShared shared;
+  OpRunner ops;
+};
 
 class Rank {
  public:
@@ -32,6 +48,9 @@ class Rank {
   Backend::Mark begin_step(std::int64_t step);
   void end_step(std::int64_t step, Backend::Mark begin);
   void run_step();
+  // Runs the tasks that come before the next step in the list. `from`: the number of the first.
+  void run_tasks_until_step(std::size_t from);
+  void run_block(std::uint16_t block);
 
   // Run a block for all instances of a chunk, in order. After its last use a micro-batch's memory is freed.
   void run_slot(const Slot& slot);
@@ -79,6 +98,10 @@ class Rank {
   std::vector<Bucket> buckets_;  // that fill
   HeldParts held_;
   ReplicaSums replicas_;
+  std::deque<RankTask> tasks_;  // by block, from 1
+  // The task of the list that the next step belongs to, and how often it has run in this iteration.
+  std::size_t task_ = 0;
+  std::int64_t repeated_ = 0;
   RankResult result_;
 };
 

@@ -90,6 +90,8 @@ void HeldParts::keep_gradients(const Instance& instance) {
 
 void HeldParts::add_parts(const Instance& instance, std::vector<HeldPart>& parts) {
   const PiecePlan& plan = *instance.plan;
+  // Other workers have other gradients.
+  const bool first_worker = program_.mesh.coordinate(position_.rank, MeshAxis::worker) == 0;
   for (std::size_t s = 0; s < plan.held().size(); ++s) {
     const HeldSet& held = plan.held()[s];
     Values value(static_cast<std::size_t>(plan.tensor(held.parameters).elements()));
@@ -105,7 +107,7 @@ void HeldParts::add_parts(const Instance& instance, std::vector<HeldPart>& parts
         const std::int64_t at = begin + e - held.begin;
         if (at < 0 || at >= static_cast<std::int64_t>(value.size())) continue;
         part.element.push_back(element[static_cast<std::size_t>(e)]);
-        if (p->gradient != kNoTensor) part.gradient.push_back(gradient[static_cast<std::size_t>(at)]);
+        if (p->gradient != kNoTensor && first_worker) part.gradient.push_back(gradient[static_cast<std::size_t>(at)]);
         part.value.push_back(value[static_cast<std::size_t>(at)]);
       }
     }

@@ -27,11 +27,14 @@ class StepClock : RankShared {
 
   // Turns marks around all following work on or off. Marks slow a step.
   void set_marking(bool marking) { marking_ = marking; }
+  // Between these two there are no marks.
+  void pause() { paused_ = true; }
+  void go_on() { paused_ = false; }
   void begin(Issue& issue) {
-    if (marking_) issue.begin = backend_.mark(issue.stream);
+    if (marking_ && !paused_) issue.begin = backend_.mark(issue.stream);
   }
   void end(Issue& issue) {
-    if (!marking_) return;
+    if (!marking_ || paused_) return;
     issue.end = backend_.mark(issue.stream);
     issues_.push_back(issue);
   }
@@ -44,7 +47,7 @@ class StepClock : RankShared {
   void add_ops(std::vector<MeasuredOp>& ops) const;
 
   std::vector<Issue> issues_;  // of this step
-  bool marking_ = false;
+  bool marking_ = false, paused_ = false;
 };
 
 }  // namespace orrery::realrun

@@ -492,7 +492,7 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   }
   order_.longest = all_ahead_ && order_.longest > 0 ? order_.length : std::min(order_.longest, order_.length);
   ahead_end_.assign(static_cast<std::size_t>((order_.longest + 1) * ahead_nodes_), 0.0);
-  shared_ = (shares_levels_ && any_meet(on_level)) || start.backlog != nullptr;
+  shared_ = (shares_levels_ && any_meet(on_level)) || beside_ || start.backlog != nullptr;
   result.carried = {};
   found_work_ = false;
   if (shared_) {

@@ -232,6 +232,11 @@ class LineClock {
   // Whether streams share levels of the fabric; true by default.
   void shares_levels(bool value) { shares_levels_ = value; }
   bool shares_levels() const { return shares_levels_; }
+  // A flow that never ends beside the lines; none by default.
+  void run_beside(const EndlessFlow& flow) {
+    beside_ = any(flow);
+    fabric_.run_beside(flow);
+  }
   // Number of instances walked since construction.
   std::int64_t walked() const { return walked_; }
 
@@ -299,6 +304,7 @@ class LineClock {
   std::int64_t ahead_nodes_ = 0;          // largest number of prefetched nodes in a block
   std::vector<double> ahead_end_;         // [instance % (longest + 1)][index among the prefetched nodes]
   bool shares_levels_ = true;
+  bool beside_ = false;      // whether a flow that never ends runs beside the lines
   bool all_ahead_ = false;   // whether all ops of the line are issued ahead at its start
   bool shared_ = false;      // whether streams of the line meet on a level of the fabric
   bool found_work_ = false;  // whether LineStart::backlog has any work

@@ -66,28 +66,35 @@ std::span<const std::int32_t> AnalyticalEngine::stage_classes() const { return r
 void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options,
                                 Report& report) {
   if (options.timeline) check_timeline(program);
-  Rep& r = *rep_;
-  r.program = &program;
-  r.clock.shares_levels(options.shares_levels);
-  r.keeps_origins = options.timeline;
-  r.find_layouts();
-  for (int round = 0; round == 0 || r.share_nics(round); ++round) {
-    r.origins.clear();
-    r.find_classes();
-    r.prepare_pieces();
-    r.find_hops();
-    r.hold_memory();
-    r.clock_slots();
-    r.account_pairs();
-    r.walker.walk(program.schedule, r.pipeline_costs(), r.pipeline);
-    r.finish_stages();
+  rep_->evaluate_step(program, mfu_dtype, options, {}, report);
+  if (!program.tasks.empty()) rep_->add_tasks(mfu_dtype, options.shares_levels, report);
+}
+
+void AnalyticalEngine::Rep::evaluate_step(const Program& of, Dtype mfu_dtype, const AnalyticalOptions& options,
+                                          const EndlessFlow& flow, Report& report) {
+  program = &of;
+  endless = flow;
+  clock.shares_levels(options.shares_levels);
+  clock.run_beside(flow);
+  keeps_origins = options.timeline;
+  find_layouts();
+  for (int round = 0; round == 0 || share_nics(round); ++round) {
+    origins.clear();
+    find_classes();
+    prepare_pieces();
+    find_hops();
+    hold_memory();
+    clock_slots();
+    account_pairs();
+    walker.walk(of.schedule, pipeline_costs(), pipeline);
+    finish_stages();
   }
   report = {};  // including fields that callers add: nothing of the plan before remains
   report.engine = "analytical";
-  r.fill_time(mfu_dtype, report);
-  r.fill_memory(report);
-  if (options.ops) r.fill_ops(report);
-  if (options.timeline) r.fill_timeline(report);
+  fill_time(mfu_dtype, report);
+  fill_memory(report);
+  if (options.ops) fill_ops(report);
+  if (options.timeline) fill_timeline(report);
 }
 
 void AnalyticalEngine::evaluate_memory(const Program& program, Report& report) {

@@ -49,7 +49,9 @@ class AnalyticalEngine {
 
   // REQUIRES: program.mesh.ranks() <= cluster.devices(). Throws InputError if the program needs a rate that the cluster
   // lacks (copies without PCIe, host kernels without a host memory rate), or, before any work, if a timeline would have
-  // too many slots. `report` may hold an earlier program's report: nothing of it remains.
+  // too many slots. `report` may hold an earlier program's report: nothing of it remains. If the program has tasks
+  // beside the step (sim/program/task.h), the report is of a step on average; its ops and its timeline are of the step
+  // alone.
   void evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options, Report& report);
 
   // For the last program: by pipeline stage, its index into Report::stages.

@@ -122,7 +122,12 @@ struct AnalyticalEngine::Rep {
   Rep(const Cluster& cluster_, const Calibration& kernels_, const CollectiveCalibration& collectives_)
       : cluster(cluster_), kernels(kernels_), collectives(collectives_), costs(cluster_, kernels_, collectives_) {}
 
-  // The steps of evaluate(), in order.
+  // Evaluates the step alone, beside a flow that never ends.
+  void evaluate_step(const Program& of, Dtype mfu_dtype, const AnalyticalOptions& options, const EndlessFlow& beside,
+                     Report& report);
+  // Adds the tasks of the program (sim/program/task.h) to the report of its step.
+  void add_tasks(Dtype mfu_dtype, bool shares_levels, Report& report);
+  // The parts of evaluate_step(), in order.
   void find_layouts();
   void find_classes();
   std::vector<std::vector<NetworkUse>> network_use();  // by stage, in order of time
@@ -147,6 +152,8 @@ struct AnalyticalEngine::Rep {
   void take_seconds();
   void sum_over_stages();
   void finish_stages();
+  // Seconds for which the bounding stage's collectives would use the level if each had it to itself.
+  double seconds_on(FabricLevel level);
   void fill_time(Dtype mfu_dtype, Report& report);
   void fill_memory(Report& report);
   // On request.
@@ -234,6 +241,7 @@ struct AnalyticalEngine::Rep {
   double framework_bytes();
 
   const Program* program = nullptr;  // the one that is evaluated
+  EndlessFlow endless{};             // what runs beside it
   const Cluster& cluster;
   const Calibration& kernels;
   const CollectiveCalibration& collectives;

@@ -326,13 +326,15 @@ void AnalyticalEngine::Rep::carry_backlogs(std::size_t stage_class_of) {
   for (std::size_t k = 0; k < program->micro_batch_classes(); ++k) settle_backlogs(stage_class_of, k);
 }
 
-// Transfers between stages on different nodes share the NICs with reductions that run in every micro-batch. A hop is
-// slowed for the share of the time in which such a reduction runs.
+// Transfers between stages on different nodes share the NICs with reductions that run in every micro-batch, and with a
+// flow beside the step. A hop is slowed for the share of the time in which such a reduction runs.
 void AnalyticalEngine::Rep::slow_hops() {
-  if (hops.size() < 2 || program->schedule.micro_batches == 1 || !clock.shares_levels()) return;
   constexpr auto kNetwork = static_cast<std::size_t>(FabricLevel::network);
+  const double flow = endless[kNetwork] < 0.5 ? endless[kNetwork] / (1 - endless[kNetwork]) : 1;
+  const bool reduces = program->schedule.micro_batches > 1;
+  if (hops.size() < 2 || !(reduces || flow > 0) || !clock.shares_levels()) return;
   std::vector<double> busy(classes.size(), 0);
-  for (std::size_t i = 0; i < lines.size(); ++i) {
+  for (std::size_t i = 0; reduces && i < lines.size(); ++i) {
     const Row of = row(i);
     double work = 0, all = 0;
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
@@ -353,7 +355,7 @@ void AnalyticalEngine::Rep::slow_hops() {
     const auto busy_of = [&](std::size_t at) {
       return busy[static_cast<std::size_t>(stage_class[static_cast<std::size_t>(borders.stage_at(at))])];
     };
-    hops[q] *= 1 + std::max(busy_of(q), busy_of(q + 1));
+    hops[q] *= 1 + std::max(busy_of(q), busy_of(q + 1)) + flow;
   }
 }
 

@@ -46,6 +46,15 @@ constexpr bool is_felt(const CollectiveCost& cost) {
          kUnfelt * cost.latency_seconds;
 }
 
+// A flow that never ends: by level, the share of the level that it uses when alone; at least one is 1, the level that
+// bounds it. Beside others it uses no more than its part of a level.
+using EndlessFlow = std::array<double, kFabricLevels>;
+constexpr bool any(const EndlessFlow& flow) {
+  for (const double share : flow)
+    if (share > 0) return true;
+  return false;
+}
+
 // By level: the set of streams with collectives on it, one bit per stream.
 using StreamsByLevel = std::array<std::uint16_t, kFabricLevels>;
 // Whether two streams use the same level.
@@ -63,6 +72,8 @@ class SharedFabric {
   using Ticket = std::int64_t;  // counts 0, 1, ... on each stream
 
   void clear();
+  // A flow that runs beside all later work.
+  void run_beside(const EndlessFlow& flow) { beside_ = flow; }
   // Starts with a backlog, all of which is released.
   void begin_with(const FabricBacklog& backlog);
   // Appends work to the stream's queue; it starts no earlier than `release`. Everything that ended before min(release,
@@ -132,6 +143,7 @@ class SharedFabric {
     all.fill(kUnused);
     return all;
   }();
+  EndlessFlow beside_{};
   State state_;  // the final part
   State ahead_;  // the state after it, if nothing else is issued
 };

@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "sim/analytical/engine.h"
+#include "sim/analytical/iteration.h"
 #include "sim/base/error.h"
 #include "sim/cost/collective_flows.h"
 #include "sim/cost/exchange_skew.h"
@@ -118,9 +122,30 @@ void check_placements(const Cluster& cluster, std::span<const DiscreteEventJob> 
 [[gnu::weak]] Outcome simulate_steps(const SimulationPlan&) { refuse_to_simulate(); }
 [[gnu::weak]] Outcome simulate_exchange(const SimulationPlan&, std::uint32_t) { refuse_to_simulate(); }
 
-void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& collectives,
-                        std::span<const DiscreteEventJob> jobs, std::span<const Perturbation> perturbations,
-                        const DiscreteEventOptions& options, std::span<Report> reports) {
+namespace {
+
+// Throws as run_discrete_event() does. REQUIRES: everything has been added to the plan.
+Outcome run(SimulationPlan& plan, std::span<const Perturbation> perturbations) {
+  const DiscreteEventOptions& options = plan.options;
+  plan.add_perturbations(perturbations);
+  plan.fold();
+  if (const double works = plan.works(); works > options.most_works)
+    refuse(options, fmt::format("{:.2g} kernels and transfers of {} classes of ranks", works,
+                                plan.traffic.rank_classes().size()));
+  if (const double works = options.timeline ? plan.timeline_works() : 0; works > kMostTimelineWorks)
+    throw InputError({"", ""}, fmt::format("a timeline of up to {:.2g} kernels and transfers", works),
+                     fmt::format("at most {:.2g} for --trace or --svg with --engine des: a smaller "
+                                 "workload.global_batch_size, a larger plan.micro_batch_size, or fewer perturbations",
+                                 kMostTimelineWorks));
+  Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_steps(plan).pack(); }));
+  if (!outcome.stalled.empty()) throw StalledError("the step does not end: " + outcome.stalled);
+  return outcome;
+}
+
+// Runs the jobs' steps without their other tasks.
+void run_steps(const Cluster& cluster, const CollectiveCalibration& collectives, std::span<const DiscreteEventJob> jobs,
+               std::span<const Perturbation> perturbations, const DiscreteEventOptions& options,
+               std::span<Report> reports) {
   check_placements(cluster, jobs);
   // Memory, the table of ops, and the step in which every collective has its links to itself.
   std::vector<std::vector<std::int32_t>> stage_classes;
@@ -133,23 +158,97 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
 
   SimulationPlan plan(cluster, options);
   for (const DiscreteEventJob& job : jobs) plan.add_job(job, collectives);
-  plan.add_perturbations(perturbations);
-  plan.fold();
-  if (const double works = plan.works(); works > options.most_works)
-    refuse(options, fmt::format("{:.2g} kernels and transfers of {} classes of ranks", works,
-                                plan.traffic.rank_classes().size()));
-  if (const double works = options.timeline ? plan.timeline_works() : 0; works > kMostTimelineWorks)
-    throw InputError({"", ""}, fmt::format("a timeline of up to {:.2g} kernels and transfers", works),
-                     fmt::format("at most {:.2g} for --trace or --svg with --engine des: a smaller "
-                                 "workload.global_batch_size, a larger plan.micro_batch_size, or fewer perturbations",
-                                 kMostTimelineWorks));
-  const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_steps(plan).pack(); }));
-  if (!outcome.stalled.empty()) throw StalledError("the step does not end: " + outcome.stalled);
+  const Outcome outcome = run(plan, perturbations);
 
   double seconds = 0;
   for (const ClassOutcome& c : outcome.classes) seconds = std::max(seconds, c.end);
   const Results results(plan, outcome, seconds);
   for (std::size_t j = 0; j < jobs.size(); ++j) results.fill(j, stage_classes[j], reports[j]);
+}
+
+// What `job` gets done beside `other`, a task on the same devices that takes `alone` seconds by itself.
+RunBeside run_beside(const Cluster& cluster, const CollectiveCalibration& collectives, const DiscreteEventJob& job,
+                     double step_alone, const DiscreteEventJob& other, double alone,
+                     std::span<const Perturbation> perturbations, DiscreteEventOptions options) {
+  // As many runs as `other` lasts, so that it runs beside each of them; more than a few tell nothing new.
+  constexpr double kMostRuns = 4;
+  options.timeline = options.ops = false;
+  SimulationPlan plan(cluster, options);
+  plan.add_job(job, collectives);
+  plan.add_job(other, collectives);
+  plan.jobs[0].repeats = static_cast<std::int64_t>(std::clamp(alone / step_alone, 1.0, kMostRuns));
+  plan.jobs[1].beside = true;
+  const Outcome outcome = run(plan, perturbations);
+  std::array<double, 2> ends{};
+  for (std::size_t c = 0; c < outcome.classes.size(); ++c) {
+    const auto of = static_cast<std::size_t>(plan.traffic.rank_classes()[c].job);
+    if (of < ends.size()) ends[of] = std::max(ends[of], outcome.classes[c].end);
+  }
+  const auto runs = static_cast<double>(plan.jobs[0].repeats);
+  // What it has not got done until then, it does alone.
+  if (ends[1] >= ends[0]) return {ends[0] / runs, std::max(0.0, alone - (ends[1] - ends[0])) / runs};
+  // It ended first: after a share of the runs, and the rest were undisturbed.
+  const double share = ends[1] / ends[0];
+  const double slowed = (ends[0] - (1 - share) * runs * step_alone) / (share * runs);
+  return {slowed, alone / (share * runs)};
+}
+
+void add_tasks(const Cluster& cluster, const CollectiveCalibration& collectives, const DiscreteEventJob& job,
+               std::span<const Perturbation> perturbations, const DiscreteEventOptions& options, Report& report) {
+  const Program& program = *job.program;
+  const std::size_t blocks = program.pieces.front().tasks.size();
+  std::vector<Program> programs(blocks);
+  std::vector<Report> reports(blocks);
+  DiscreteEventOptions of_tasks = options;
+  of_tasks.timeline = of_tasks.ops = false;
+  const auto job_of = [&](std::uint16_t block) {
+    DiscreteEventJob of = job;
+    if (block > 0) of.program = &programs[block - 1u];
+    return of;
+  };
+  std::vector<double> alone;
+  for (const Task& task : program.tasks) {
+    if (task.block > 0 && reports[task.block - 1u].step_seconds == 0) {
+      task_program(program, task.block, programs[task.block - 1u]);
+      const DiscreteEventJob of = job_of(task.block);
+      run_steps(cluster, collectives, {&of, 1}, perturbations, of_tasks, {&reports[task.block - 1u], 1});
+    }
+    alone.push_back(task.block == 0 ? report.step_seconds : reports[task.block - 1u].step_seconds);
+  }
+  std::map<std::pair<std::size_t, std::size_t>, RunBeside> known;
+  const auto beside = [&](std::size_t task, std::size_t other) {
+    const auto [at, is_new] = known.try_emplace({task, other});
+    if (is_new)
+      at->second = run_beside(cluster, collectives, job_of(program.tasks[task].block), alone[task],
+                              job_of(program.tasks[other].block), alone[other], perturbations, options);
+    return at->second;
+  };
+  spread(program, iterate(program, alone, beside), reports, report);
+  if (!report.discrete_event) return;
+  Report uncontended;
+  AnalyticalEngine(cluster, *job.kernels, collectives)
+      .evaluate(program, job.mfu_dtype, {.shares_levels = false}, uncontended);
+  report.discrete_event->uncontended_step_seconds = uncontended.step_seconds;
+}
+
+}  // namespace
+
+void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& collectives,
+                        std::span<const DiscreteEventJob> jobs, std::span<const Perturbation> perturbations,
+                        const DiscreteEventOptions& options, std::span<Report> reports) {
+  const auto has_tasks = [](const DiscreteEventJob& job) { return !job.program->tasks.empty(); };
+  if (std::ranges::none_of(jobs, has_tasks))
+    return run_steps(cluster, collectives, jobs, perturbations, options, reports);
+  if (jobs.size() > 1)
+    throw InputError({"", "/jobs"}, fmt::format("{} jobs, of which some have tasks beside their steps", jobs.size()),
+                     "one job, or jobs that repeat one step");
+  DiscreteEventJob step = jobs.front();
+  Program program = *step.program;
+  program.tasks.clear();
+  step.program = &program;
+  run_steps(cluster, collectives, {&step, 1}, perturbations, options, reports);
+  step.program = jobs.front().program;
+  add_tasks(cluster, collectives, step, perturbations, options, reports.front());
 }
 
 double collective_works(const Cluster& cluster, const CollectiveCalibration& collectives,

@@ -74,9 +74,12 @@ struct DiscreteEventJob {
 bool built_with_simgrid();
 
 // Runs one step of each job, all starting at the same time, in a process of its own (SimGrid allows one simulation per
-// process). `reports`: one for each job. Throws InputError for a placement beyond the cluster, jobs on the same device,
-// perturbations that name nothing, rates that the cluster lacks, and more work than `most_works`. Throws StalledError
-// if the step cannot end: programs wait for each other, or a link or node failed.
+// process). `reports`: one for each job. A Program with tasks beside the step (sim/program/task.h) is simulated task by
+// task, and a task that runs beside the step together with some steps; what is said of links, waits and the critical
+// path is of the step alone. Throws InputError for several jobs of which any has such tasks. Throws InputError for a
+// placement beyond the cluster, jobs on the same device, perturbations that name nothing, rates that the cluster lacks,
+// and more work than `most_works`. Throws StalledError if the step cannot end: programs wait for each other, or a link
+// or node failed.
 void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& collectives,
                         std::span<const DiscreteEventJob> jobs, std::span<const Perturbation> perturbations,
                         const DiscreteEventOptions& options, std::span<Report> reports);

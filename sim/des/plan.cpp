@@ -559,8 +559,10 @@ double JobSimulation::works_of(std::size_t stage) const {
 double SimulationPlan::works() const {
   double all = 0;
   for (const RankClass& c : traffic.rank_classes())
-    if (static_cast<std::size_t>(c.job) < jobs.size())
-      all += jobs[static_cast<std::size_t>(c.job)].works_of(static_cast<std::size_t>(c.stage));
+    if (static_cast<std::size_t>(c.job) < jobs.size()) {
+      const JobSimulation& job = jobs[static_cast<std::size_t>(c.job)];
+      all += job.works_of(static_cast<std::size_t>(c.stage)) * static_cast<double>(job.repeats);
+    }
   return all;
 }
 

@@ -70,6 +70,10 @@ struct JobSimulation {
   std::string name;
   const Program* program = nullptr;
   JobNodes placement;
+  std::int64_t repeats = 1;  // how often it runs, without a pause
+  // A task that runs beside another job, on the same devices: that job's kernels are as slow while it runs as they are
+  // beside collectives of their own.
+  bool beside = false;
   std::unique_ptr<OpCostModel> costs;
   double overlap_slowdown = 0;
   std::vector<std::array<BlockCode, kBlockKinds>> codes;  // by piece
@@ -97,7 +101,8 @@ struct JobSimulation {
   // The index of a rank in seconds_less: replicas have different documents, and so have the ranks of a sequence.
   std::size_t document_place(std::int64_t rank) const {
     const Mesh& mesh = program->mesh;
-    const std::int64_t replica = mesh.coordinate(rank, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
+    const std::int64_t replica =
+        mesh.coordinate(rank, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::worker}));
     return static_cast<std::size_t>(replica * mesh.size(MeshAxis::cp) + mesh.coordinate(rank, MeshAxis::cp));
   }
   bool synchronises = false;           // all stages wait for each other at the gradient norm
@@ -141,8 +146,8 @@ struct SimulationPlan {
   double timeline_works() const;
 
  private:
-  // Returns whether `ranks` ranks of each stage are simulated one by one: folding is off, or the plan has room for their
-  // works.
+  // Returns whether `ranks` ranks of each stage are simulated one by one: folding is off, or the plan has room for
+  // their works.
   bool is_exact(const JobSimulation& job, std::int64_t ranks) const;
   void fold_loads(std::int32_t id, JobSimulation& job);
   void add_load_of_positions(std::int32_t id, std::size_t load, JobSimulation& job);

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
+#include <span>
 
 #include "sim/program/piece_check.h"
+#include "sim/program/rewrite.h"
 
 namespace orrery {
 namespace {
@@ -110,6 +113,99 @@ MeshGroup digits_of_gradients(const Program& program) {
   return group;
 }
 
+// ---- tasks
+
+// The resident storages that a block of a piece reads and writes.
+struct Touched {
+  std::set<TensorId> read, written;
+};
+Touched touched(const Piece& piece, std::span<const Block* const> blocks) {
+  Touched by;
+  const auto add = [&](TensorId id, std::set<TensorId>& to) {
+    if (id == kNoTensor) return;
+    const TensorId root = storage_of(piece, id);
+    if (piece.tensors[root].resident) to.insert(root);
+  };
+  for (const Block* block : blocks)
+    for (const Op& op : block->ops) {
+      for (const TensorId id : op.reads) add(id, by.read);
+      for (const TensorId id : op.writes) add(id, by.written);
+      if (op.accumulate)
+        for (const TensorId id : op.writes) add(id, by.read);
+    }
+  return by;
+}
+Touched touched_by_task(const Piece& piece, std::uint16_t block) {
+  if (block == 0) return touched(piece, {{&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update}});
+  return touched(piece, {{&piece.tasks[block - 1u]}});
+}
+
+// Whether `second`, which comes next after the task `first` that runs beside others, waits for it: itself, or a task in
+// between that the second comes after.
+bool waits_for(const std::vector<Task>& tasks, std::size_t first, std::size_t second) {
+  for (std::size_t n = 1; n <= tasks.size(); ++n) {
+    const std::size_t at = (first + n) % tasks.size();
+    const std::uint16_t lag = at > first ? 0 : 1;
+    for (const After& after : tasks[at].after)
+      if (after.task == first && after.lag == lag) return true;
+    if (at == second) return false;
+  }
+  return false;
+}
+
+void check_tasks(const Program& program, std::vector<Violation>& found) {
+  const std::vector<Task>& tasks = program.tasks;
+  const auto report = [&](std::string text) { found.push_back({Rule::tasks_in_order, std::move(text)}); };
+  for (std::size_t t = 0; t < tasks.size(); ++t)
+    for (const After& after : tasks[t].after)
+      if (after.task >= tasks.size() || (after.lag == 0 && after.task >= t))
+        return report(fmt::format("task \"{}\" waits for task number {} of {} iterations before: it would wait forever",
+                                  tasks[t].name, after.task, after.lag));
+  for (const Task& task : tasks) {
+    const auto computes = [&](const Piece& piece) {
+      return task.block == 0 || std::ranges::any_of(piece.tasks[task.block - 1u].ops,
+                                                    [](const Op& op) { return is_computation(op.kind); });
+    };
+    if (task.beside && std::ranges::any_of(program.pieces, computes))
+      report(
+          fmt::format("task \"{}\" runs beside others, and has kernels: only collectives and copies may", task.name));
+  }
+  for (const Piece& piece : program.pieces) {
+    std::set<TensorId> known;  // written so far
+    if (program.begin > 0) known = touched_by_task(piece, program.begin).written;
+    const Touched step = touched_by_task(piece, 0);
+    for (const std::set<TensorId>* ids : {&step.read, &step.written}) known.insert(ids->begin(), ids->end());
+    for (const Task& task : tasks) {
+      const Touched by = touched_by_task(piece, task.block);
+      for (const TensorId id : by.read)
+        if (!known.contains(id))
+          report(fmt::format("piece \"{}\": task \"{}\" reads \"{}\" before anything has written it", piece.name,
+                             task.name, piece.tensors[id].name));
+      known.insert(by.written.begin(), by.written.end());
+    }
+    for (std::size_t t = 0; t < tasks.size(); ++t) {
+      if (!tasks[t].beside) continue;
+      const Touched beside = touched_by_task(piece, tasks[t].block);
+      for (std::size_t other = 0; other < tasks.size(); ++other) {
+        if (tasks[other].beside || waits_for(tasks, t, other)) continue;
+        const Touched by = touched_by_task(piece, tasks[other].block);
+        for (const TensorId id : beside.written)
+          if (by.read.contains(id) || by.written.contains(id))
+            report(
+                fmt::format("piece \"{}\": task \"{}\" uses \"{}\" while \"{}\", which it does not wait for, "
+                            "writes it",
+                            piece.name, tasks[other].name, piece.tensors[id].name, tasks[t].name));
+        for (const TensorId id : beside.read)
+          if (by.written.contains(id))
+            report(
+                fmt::format("piece \"{}\": task \"{}\" writes \"{}\" while \"{}\", which it does not wait for, "
+                            "reads it",
+                            piece.name, tasks[other].name, piece.tensors[id].name, tasks[t].name));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Violation> check(const Program& program) {
@@ -142,6 +238,7 @@ std::vector<Violation> check(const Program& program) {
                              words(program.mesh, contributed[q][j]))});
         }
     }
+  check_tasks(program, found);
   if (!check_classes(program, found)) return found;
   for (std::size_t c = 0; c < program.micro_batch_classes(); ++c) check_line(program, c, found);
   return found;

@@ -55,6 +55,12 @@ enum class Rule : std::uint8_t {
   // Only a gather, an exchange or a quantiser reads codes, and a quantiser reads them with their scales. The quantiser
   // after an exchange takes the sum over ranks once, from the codes of all contributions.
   codes = 25,
+  // Workers that train copies of the model that differ (MeshAxis::worker), and tasks (sim/program/task.h).
+  // What all workers have alike (Tensor::common) is written only from such tensors and from means over all workers.
+  common_to_workers = 26,
+  // A task waits only for tasks that come before it. Of two tasks that touch a tensor, one of them writing, the second
+  // waits for the first. A tensor is written by `begin` or by an earlier task before a task reads it.
+  tasks_in_order = 27,
 };
 
 struct Violation {

@@ -210,6 +210,7 @@ void Piece::clear() {
   parameters.clear();
   sets.clear();
   packed.clear();
+  tasks.clear();
   for (Block* block : {&forward, &backward, &weight_gradient, &update}) block->ops.clear();
   input = output = input_gradient = output_gradient = kNoTensor;
   sides.fill({});

@@ -12,10 +12,11 @@
 namespace orrery {
 
 // The purpose of a digit. `dp_replicate` x `dp_shard` together are data parallelism: a ZeRO/FSDP shard group, and
-// (HSDP) its replicas. Experts are divided over digits of other axes (Mesh::fold): over ep into whole experts, over etp
-// within an expert.
-enum class MeshAxis : std::uint8_t { tp, cp, ep, dp_shard, dp_replicate, pp, etp };
-inline constexpr int kMeshAxes = 7;
+// (HSDP) its replicas. Ranks that differ in a digit of `worker` train copies of the model that differ: they divide the
+// batch, but sum no gradients over it, and make the copies one again every few steps (Program::tasks). Experts are
+// divided over digits of other axes (Mesh::fold): over ep into whole experts, over etp within an expert.
+enum class MeshAxis : std::uint8_t { tp, cp, ep, dp_shard, dp_replicate, worker, pp, etp };
+inline constexpr int kMeshAxes = 8;
 const char* name_of(MeshAxis axis);
 
 struct Digit {

@@ -37,7 +37,7 @@ const char* name_of(Deal deal) {
 }
 
 const char* name_of(MeshAxis axis) {
-  return pick<kMeshAxes>({"tp", "cp", "ep", "dp_shard", "dp_replicate", "pp", "etp"}, axis);
+  return pick<kMeshAxes>({"tp", "cp", "ep", "dp_shard", "dp_replicate", "worker", "pp", "etp"}, axis);
 }
 
 const char* name_of(ActivationFunction function) {

@@ -61,8 +61,9 @@ inline constexpr int kActivationFunctions = 6;
 const char* name_of(ActivationFunction function);
 
 // How a reducing collective combines the ranks' values. sum adds them. merge combines cross-entropy statistics: each
-// rank's sum of exponentials is relative to that rank's own maximum.
-enum class Reduction : std::uint8_t { sum, merge };
+// rank's sum of exponentials is relative to that rank's own maximum. mean is the sum over their number: workers that
+// train copies of the model that differ (MeshAxis::worker) make one of them.
+enum class Reduction : std::uint8_t { sum, merge, mean };
 
 // How a mixture of experts chooses a token's experts from its logits, and how it weighs their outputs.
 //   softmax           the k largest of softmax(logits), weighted by it (Switch, GShard, DeepSeek-V2)
@@ -197,7 +198,13 @@ struct Op {
   double scale = 1;
   float probability = 0;  // dropout and its derivative: that an element becomes zero
   float epsilon = 0;      // norm: added to the variance
-  float clip_limit = 0;   // an op that reads a gradient norm: the largest norm that it leaves
+  // An op that reads a gradient norm: the largest norm that it leaves. An sgd of its own rate (below): the largest
+  // magnitude of an element of the momentum; 0: no limit.
+  float clip_limit = 0;
+  // An sgd with rates of its own, as outer optimizers of local updates have: learning rate and momentum, with
+  // Nesterov's step or without, and no weight decay. learning_rate 0: it has the rates of the run.
+  float learning_rate = 0, momentum = 0;
+  bool nesterov = false;
 
   // Communication.
   // For a redistribution in which ranks send unequal numbers of rows: the entry in Program::loads that counts them.

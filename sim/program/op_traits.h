@@ -101,6 +101,7 @@ enum class OpKind : std::uint8_t {
   gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/step_end.h)
                   // reads such scalars; writes their sum
   scale,          // reads x [, norm]; writes x times Op::scale, clipped (clipped_factor() of realrun/kernel.h)
+  subtract,       // reads a, b; writes a - b
   adam,           // reads gradient and states [, norm]; writes parameter [, master], exp_avg, exp_avg_sq
   sgd,            // reads gradient, weight [, momentum] [, norm]; writes parameter [, master] [, momentum]
 
@@ -334,6 +335,7 @@ inline constexpr std::array kTable{
     ROW(gradient_norm, .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss),
     ROW(scale, .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .of_update = true, .norm_read = 1,
         .why_none = kAddedLater, .linear = 0b1),
+    ROW(subtract, .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kAddedLater, .linear = 0b11),
     ROW(adam, .op_class = optimizer, .reads = 0b1111, .may_read = 0b10000, .writes = 0b0111, .may_write = 0b1000,
         .in_place = true, .of_update = true, .norm_read = 4, .why_none = kAfterLoss),
     ROW(sgd, .op_class = optimizer, .reads = 0b0011, .may_read = 0b1100, .writes = 0b001, .may_write = 0b110,

@@ -76,8 +76,9 @@ struct Piece {
   Block forward;  // from `input` to `output`
   // From `output_gradient` to `input_gradient`; includes recomputation and, unless split, the weight gradients.
   Block backward;
-  Block weight_gradient;  // run apart from the backward by zero-bubble schedules; empty unless split
-  Block update;           // once a step, in parts (sim/program/step_end.h): reductions, gradient norm, optimizer
+  Block weight_gradient;     // run apart from the backward by zero-bubble schedules; empty unless split
+  Block update;              // once a step, in parts (sim/program/step_end.h): reductions, gradient norm, optimizer
+  std::vector<Block> tasks;  // of tasks beside the step (Task::block)
 
   TensorId input = kNoTensor, output = kNoTensor;  // the residual stream; kNoTensor at the ends of the model
   TensorId input_gradient = kNoTensor, output_gradient = kNoTensor;

@@ -67,6 +67,7 @@ PieceCheck::PieceCheck(const Program& program, const Piece& piece, MeshGroup nor
       program_(program),
       piece_(piece),
       norm_group_(norm_group),
+      workers_(program.mesh.group(MeshAxis::worker)),
       holders_(holders),
       found_(found),
       owed_(piece.tensors.size()),
@@ -98,6 +99,7 @@ void PieceCheck::run() {
         return;  // the elements of each rank are unknown
       }
   expect_pieces();
+  if (program_.begin > 0) run(piece_.tasks[program_.begin - 1u], "begin");
   given(piece_.input);
   for (const SideStream& side : piece_.sides) given(side.input);
   run(piece_.forward, "forward");
@@ -117,6 +119,8 @@ void PieceCheck::run() {
              quoted(side.input_gradient), words(mesh_, owed(side.input_gradient)),
              words(mesh_, owed_beside(side.input_gradient)));
   run(piece_.update, "update");
+  for (const Task& task : program_.tasks)
+    if (task.block > 0) run(piece_.tasks[task.block - 1u], task.name);
   for (const TensorId id : norms_)
     if (!owed(id).empty())
       report(Rule::norm_of_all, "the norm {} still owes the sum over {}", quoted(id), words(mesh_, owed(id)));
@@ -217,7 +221,7 @@ void PieceCheck::write(TensorId id, MeshGroup owes) {
 MeshGroup PieceCheck::owed_beside(TensorId id) const {
   if (tensor(id).find(Axis::batch) >= 0) return {};
   for (const Tensor& t : piece_.tensors)
-    if (const int d = t.find(Axis::batch); d >= 0) return t.over[d].group();
+    if (const int d = t.find(Axis::batch); d >= 0) return t.over[d].group().without(workers_);
   return {};
 }
 
@@ -285,9 +289,30 @@ void PieceCheck::step(const Op& op) {
   } else {
     compute(op);
     const bool cast = op.kind == OpKind::cast && op.phase == Phase::update;
-    if (cast) expect_same_part(op.reads[0], op.writes[0]);
+    if (cast || op.kind == OpKind::subtract) expect_same_part(op.reads[0], op.writes[0]);
+    if (op.kind == OpKind::subtract) expect_same_part(op.reads[1], op.writes[0]);
     // Parameters that the host has updated, or that are cast from the optimizer's copy.
     if (cast || op.kind == OpKind::copy) updated(op.writes[0]);
+  }
+  if (!workers_.empty()) follow_common(op);
+}
+
+// All workers begin with the same parameters, and so with the same values of whatever `begin` makes of them.
+void PieceCheck::follow_common(const Op& op) {
+  const auto is_common = [&](TensorId id) {
+    const TensorId root = storage_of(piece_, id);
+    return tensor(root).common || common_.contains(root);
+  };
+  const bool begins = program_.begin > 0 && block_ == &piece_.tasks[program_.begin - 1u];
+  const bool all = (op.reduction == Reduction::mean && op.group == workers_) || begins ||
+                   std::ranges::all_of(op.reads, [&](TensorId id) { return id == kNoTensor || is_common(id); });
+  for (const TensorId id : op.writes) {
+    if (id == kNoTensor) continue;
+    const TensorId root = storage_of(piece_, id);
+    if (tensor(root).common && !all)
+      report(Rule::common_to_workers, "{} is the same for all workers, and written from what is not: no mean over {}",
+             quoted(id), words(mesh_, workers_));
+    all ? void(common_.insert(root)) : void(common_.erase(root));
   }
 }
 

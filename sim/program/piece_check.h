@@ -101,6 +101,7 @@ class PieceCheck {
   void run(const Block& block, const char* name);
   void expect_pieces();
   void step(const Op& op);
+  void follow_common(const Op& op);
 
   // ---- kernels (piece_check_kernels.cpp) ----
   void compute(const Op& op);
@@ -156,6 +157,7 @@ class PieceCheck {
   const Program& program_;
   const Piece& piece_;
   const MeshGroup norm_group_;
+  const MeshGroup workers_;  // the digits over which ranks train copies that differ
   Holders& holders_;
   std::vector<Violation>& found_;
   std::vector<MeshGroup> owed_;
@@ -166,7 +168,8 @@ class PieceCheck {
   std::map<TensorId, const PackedGradients*> packings_;
   std::set<TensorId> norms_;
   std::map<TensorId, MeshGroup> stale_;
-  std::set<TensorId> codes_;  // codes and scales, as quantisers write them or collectives pass them on
+  std::set<TensorId> common_;  // storages that all workers have alike at present, beside those that are declared so
+  std::set<TensorId> codes_;   // codes and scales, as quantisers write them or collectives pass them on
   // By tensor with Axis::contributions: the group whose ranks contribute.
   std::map<TensorId, MeshGroup> contributors_;
   std::vector<MeshGroup> contributed_;  // by parameter

@@ -152,6 +152,13 @@ void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
   if (!same_layout(tensor(from), tensor(to)) || tensor(from).elements() != tensor(to).elements())
     report(Rule::reduces, "{} of {} elements and its sum {} of {} have different layouts, expected the same",
            layout(from), tensor(from).elements(), layout(to), tensor(to).elements());
+  if (op.reduction == Reduction::mean) {
+    if (op.group != workers_ || workers_.empty() || !owed(from).empty() || is_flat(from))
+      report(Rule::common_to_workers,
+             "{} is averaged over {}: a mean is over all workers, of what each of them has for itself", layout(from),
+             words(mesh_, op.group));
+    return write(to, {});
+  }
   if (norms_.erase(storage_of(piece_, from)) > 0) norms_.insert(storage_of(piece_, to));
   take_sum(op, from, to, Rule::reduces);
 }

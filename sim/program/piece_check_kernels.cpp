@@ -160,7 +160,7 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
     if (op.reads[i] != kNoTensor && has_operand(traits.added, i) && !(summed | passed).empty())
       report(Rule::owed_alike, "{} is added on every rank to a partial sum over {}, expected after the sum",
              layout(op.reads[i]), words(mesh_, summed | passed));
-  MeshGroup owes = summed;
+  MeshGroup owes = summed.without(workers_);
   if (!has_operand(traits.independent, result)) owes = owes | passed;
   if (const MeshGroup both = owes & divided_without_rest(t); !both.empty()) {
     report(Rule::owed_refused,

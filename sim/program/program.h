@@ -14,6 +14,7 @@
 #include "sim/program/op.h"
 #include "sim/program/piece.h"
 #include "sim/program/schedule.h"
+#include "sim/program/task.h"
 #include "sim/program/tensor.h"
 
 namespace orrery {
@@ -102,6 +103,11 @@ struct Program {
   // is that of class 0.
   std::vector<std::uint8_t> micro_batch_class;
   std::vector<MicroBatchClass> other_classes;
+
+  // One iteration of what a training repeats; empty: it repeats the step. `begin`: the block that runs once, before the
+  // first iteration; 0: there is none.
+  std::vector<Task> tasks;
+  std::uint16_t begin = 0;
 
   DealTables tables;  // the tables by which dimensions of tensors are dealt
 

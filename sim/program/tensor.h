@@ -169,6 +169,8 @@ struct Tensor {
   // True: other pieces of the stage use this tensor as `shared`. Unless it is resident, it lives from the first use by
   // any of these pieces to the last.
   bool lent : 1 = false;
+  // True: workers that train copies of the model that differ (MeshAxis::worker) all have the same values of it.
+  bool common : 1 = false;
   // The tensor of which this one is a view (a slice of a flat buffer, a part of a fused QKV, a reshape). A view adds no
   // bytes; its storage lives until the last use of any view. `alias_begin` is where a slice begins: an element of a
   // flat buffer, or an index along the sliced dimension (group_qkv, sequence).

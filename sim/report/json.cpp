@@ -88,6 +88,14 @@ void report_fields(auto& v, Is<StageReport> auto& stage) {
   });
 }
 
+void report_fields(auto& v, Is<TaskReport> auto& task) {
+  v.field("name", task.name);
+  v.field("repeats", task.repeats);
+  v.field("seconds", task.seconds);
+  v.field("waiting_seconds", task.waiting_seconds);
+  v.field("beside", task.beside);
+}
+
 void report_fields(auto& v, Is<UnmeasuredShape> auto& shape) {
   v.field("op", shape.op);
   v.field("shape", shape.shape);
@@ -178,6 +186,8 @@ void report_fields(auto& v, Is<Report> auto& r, bool ops) {
   v.field("engine", r.engine);
   v.field("devices", r.devices);
   v.field("step_seconds", r.step_seconds);
+  v.field_if("iteration_seconds", !r.tasks.empty(), r.iteration_seconds);
+  v.field_if("tasks", !r.tasks.empty(), r.tasks);
   v.field("tokens_per_second", r.tokens_per_second);
   v.field("tokens_per_second_per_device", r.tokens_per_second_per_device);
   v.field("sequences_per_second", r.sequences_per_second);
@@ -313,6 +323,10 @@ class FieldReader {
     if (!json_.is_string()) fail("a text");
     value = json_.get<std::string>();
     if (has_control_characters(value)) throw InputError(where_, describe(json_), "a text without control characters");
+  }
+  void get(bool& value) const {
+    if (!json_.is_boolean()) fail("true or false");
+    value = json_.get<bool>();
   }
   void get(Stream& stream) const {
     std::string name;

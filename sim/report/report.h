@@ -218,11 +218,24 @@ struct ExpectedStep {
   std::int64_t points = 0, sources = 0;
 };
 
+// A task of an iteration (sim/program/task.h).
+struct TaskReport {
+  std::string name;
+  std::int64_t repeats = 1;    // in an iteration
+  double seconds = 0;          // of one run when nothing runs beside it
+  double waiting_seconds = 0;  // for which it waits for others, in an iteration
+  bool beside = false;         // it runs beside other tasks
+};
+
 struct Report {
   std::string engine;  // "analytical", "des"
   double step_seconds = 0;
   std::optional<ExpectedStep> expected;  // for predictions; none if no published steps are comparable
-  double pipeline_seconds = 0;           // first forward to last backward
+  // Of a Program with tasks beside the step: step_seconds and all that follows are of a step on average over an
+  // iteration. Empty, 0: there are no other tasks.
+  std::vector<TaskReport> tasks;
+  double iteration_seconds = 0;
+  double pipeline_seconds = 0;  // first forward to last backward
   double tokens_per_second = 0;
   double tokens_per_second_per_device = 0;
   double sequences_per_second = 0;

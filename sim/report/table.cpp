@@ -112,6 +112,20 @@ void time_table(std::string& out, const Report& r, TableStyle style) {
   line(out, "total", seconds_text(total));
 }
 
+void task_table(std::string& out, const Report& r, TableStyle style) {
+  if (r.tasks.empty()) return;
+  heading(out, "Iteration", style);
+  for (const TaskReport& task : r.tasks) {
+    std::string remark = task.repeats > 1 ? fmt::format("x {}", task.repeats) : "";
+    const auto add = [&](std::string_view text) { remark += (remark.empty() ? "" : ", ") + std::string(text); };
+    if (task.beside) add("beside the tasks that follow");
+    if (task.waiting_seconds > 0) add("waits " + seconds_text(task.waiting_seconds) + " before it begins");
+    line(out, task.name, seconds_text(task.seconds), paint(remark, Paint::dim, style));
+  }
+  line(out, "total", seconds_text(r.iteration_seconds),
+       paint("the step time is its mean over the steps", Paint::dim, style));
+}
+
 void memory_table(std::string& out, const Report& r, TableStyle style) {
   if (r.stages.empty()) return;
   const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
@@ -252,6 +266,7 @@ std::string report_table(const Report& report, const std::vector<std::string>& t
   if (!title.empty()) out += '\n';
   headline(out, report, style);
   time_table(out, report, style);
+  task_table(out, report, style);
   memory_table(out, report, style);
   stage_table(out, report, style);
   out += discrete_event_table(report, style);

@@ -163,7 +163,8 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
     seen[word] = true;
     constexpr std::array kAxes{MeshAxis::tp, MeshAxis::cp, MeshAxis::ep, MeshAxis::dp_shard, MeshAxis::pp};
     add(kAxes[word]);
-    if (kAxes[word] == MeshAxis::dp_shard) add(MeshAxis::dp_replicate);
+    if (kAxes[word] == MeshAxis::dp_shard)
+      for (const MeshAxis axis : {MeshAxis::dp_replicate, MeshAxis::worker}) add(axis);
     if (dash == std::string_view::npos) break;
     rest.remove_prefix(dash + 1);
   }
@@ -171,6 +172,20 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
   add(MeshAxis::etp);
   if (count < order.size()) fail();
   return order;
+}
+
+std::int64_t data_ranks_in_node(const Scenario& scenario) {
+  const Plan& plan = scenario.plan;
+  const std::int64_t devices = scenario.cluster.node.devices;
+  std::int64_t inner = 1;  // ranks of the axes before data parallelism, which lie between its ranks
+  for (const MeshAxis axis : mesh_order(plan)) {
+    if (axis == MeshAxis::dp_shard) break;
+    inner *= axis == MeshAxis::tp   ? plan.tensor.degree
+             : axis == MeshAxis::cp ? plan.context.degree
+             : axis == MeshAxis::pp ? plan.pipeline.degree
+                                    : 1;
+  }
+  return devices % inner == 0 ? devices / inner : 0;
 }
 
 std::string_view stack_known_as(std::string_view name) {

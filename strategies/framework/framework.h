@@ -87,6 +87,8 @@ Dtype gradient_dtype(const Plan& plan);
 // Returns the axes from neighbouring ranks outwards, as the plan's mesh_order says; "dp" stands for both axes of data
 // parallelism. Throws InputError if mesh_order is not a valid order.
 std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan);
+// Returns the data-parallel ranks of a node, by the order of the mesh; 0: not a whole number.
+std::int64_t data_ranks_in_node(const Scenario& scenario);
 // Whether sharded gradients (zero_stage 2 and 3) are reduced in every micro-batch; otherwise once a step.
 bool reduces_shards_in_every_micro_batch(const Plan& plan);
 // Returns DeepSpeed's limits, or the plan's where it sets them.

@@ -225,7 +225,7 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, bool master
   for_each_trained(piece, [&](const ParameterSet& set) { add_update(piece, set, options, master_copy, scaling); });
 }
 
-// The loss is the mean over all positions of the step: over ranks and micro-batches, whose gradients are summed.
+// The loss is the mean over all positions of a worker's step: over ranks and micro-batches, whose gradients are summed.
 void scale_loss(Piece& piece, const Program& program, double loss_scale) {
   for (Op& op : piece.backward.ops) {
     const bool of_router = op.kind == OpKind::router_loss_backward;
@@ -233,8 +233,8 @@ void scale_loss(Piece& piece, const Program& program, double loss_scale) {
     // Logits of each position, or targets. An op on a chunk of them counts the whole tensor.
     const Tensor& t = piece.tensors[storage_of(piece, op.reads[of_router ? 0 : 1])];
     const std::int64_t positions = of_router ? t.elements() / t.sizes[t.rank - 1] : t.elements();
-    op.scale = loss_scale /
-               static_cast<double>(positions * program.mesh.size(t.divided_over()) * program.schedule.micro_batches);
+    const MeshGroup summed = t.divided_over().without(program.mesh.group(MeshAxis::worker));
+    op.scale = loss_scale / static_cast<double>(positions * program.mesh.size(summed) * program.schedule.micro_batches);
   }
 }
 

@@ -66,7 +66,7 @@ TEST(Clock, WhoeverIsWokenDoesNotWaitForTheDateToo) {
       << "the date of the first wait has passed at 10";
 }
 
-Task wait_half(ClockWorld& w, double seconds, double& waited) {
+Routine wait_half(ClockWorld& w, double seconds, double& waited) {
   co_await w.clock.sleep(seconds / 2);
   waited += seconds / 2;
 }

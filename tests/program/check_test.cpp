@@ -988,5 +988,102 @@ TEST(Division, DealsEveryIndex) {
   EXPECT_THAT(dealt_indices(Deal::query_heads, heads, 8, 5, mesh, 1), testing::ElementsAre(3, 4, 5, 6, 7));
 }
 
+// Two workers, each of two data-parallel replicas, and a task that makes what all have alike of their parameters.
+struct Workers : Small {
+  Workers() {
+    program.mesh.add(MeshAxis::worker, 2);
+    parameters = trained().parameters;
+    collective(OpKind::all_reduce, dp(), piece().sets[0].gradients, piece().sets[0].gradients, &Piece::update);
+    adam(piece().sets[0].gradients, parameters);
+    average = buffer("average", 6, Category::optimizer_state);
+    piece().tensors[average].common = true;
+    piece().tasks.resize(2);
+    program.tasks = {{.name = "steps", .repeats = 3}, {.name = "agree", .block = 1}};
+  }
+  MeshGroup workers() const { return program.mesh.group(MeshAxis::worker); }
+  Op& in_task(std::uint16_t block, OpKind kind, TensorId read, TensorId write, MeshGroup group = {}) {
+    Op o;
+    o.kind = kind;
+    o.name = "op";
+    o.phase = Phase::update;
+    o.group = group;
+    o.reads[0] = read;
+    o.writes[0] = write;
+    piece().tasks[block - 1u].ops.push_back(o);
+    return piece().tasks[block - 1u].ops.back();
+  }
+  void mean(std::uint16_t block, MeshGroup group) {
+    in_task(block, OpKind::all_reduce, parameters, average, group).reduction = Reduction::mean;
+  }
+  TensorId parameters, average;
+};
+
+TEST(Check, WorkersOweNoSumToEachOther) {
+  Workers good;
+  good.mean(1, good.workers());
+  expect_proven(good);
+  // A sum of gradients over the workers is a sum that nobody owes.
+  Workers bad;
+  bad.mean(1, bad.workers());
+  bad.piece().update.ops[0].group = bad.dp() | bad.workers();
+  expect_breaks(Rule::reduces, bad, "worker");
+}
+
+TEST(Check, WhatAllWorkersHaveAlikeComesFromTheirMean) {
+  Workers copied;  // each worker's own parameters
+  copied.in_task(1, OpKind::cast, copied.parameters, copied.average);
+  expect_breaks(Rule::common_to_workers, copied, "no mean over worker");
+  Workers narrow;
+  narrow.mean(1, narrow.dp());
+  EXPECT_THAT(check(narrow.program), testing::Contains(Field("rule", &Violation::rule, Rule::common_to_workers)));
+}
+
+TEST(Check, TasksWaitForWhatTheyTouch) {
+  // The mean is taken beside the next steps: these change what it reads.
+  Workers racing;
+  racing.mean(1, racing.workers());
+  racing.program.tasks[1].beside = true;
+  expect_breaks(Rule::tasks_in_order, racing, "while \"agree\", which it does not wait for, reads it");
+  racing.program.tasks[0].after = {{.task = 1, .lag = 1}};
+  expect_proven(racing);
+  racing.program.tasks[0].after = {{.task = 1, .lag = 2}};  // that of the iteration before
+  expect_breaks(Rule::tasks_in_order, racing, "which it does not wait for");
+
+  // Parameters are sent from a copy, and come back before they are used.
+  Workers late;
+  const TensorId sent = late.buffer("sent", 6, Category::communication_buffer);
+  late.in_task(1, OpKind::cast, late.average, late.parameters);
+  late.in_task(1, OpKind::cast, late.parameters, sent);
+  late.in_task(2, OpKind::all_reduce, sent, late.average, late.workers()).reduction = Reduction::mean;
+  late.program.tasks = {{.name = "steps", .repeats = 3},
+                        {.name = "apply", .block = 1, .after = {{.task = 2, .lag = 1}}},
+                        {.name = "exchange", .block = 2, .beside = true}};
+  expect_breaks(Rule::tasks_in_order, late, "reads \"average\" before anything has written it");
+  late.piece().tasks.resize(3);
+  late.program.begin = 3;
+  late.in_task(3, OpKind::zero_fill, kNoTensor, late.average);
+  expect_proven(late);
+  late.program.tasks[1].after = {};
+  expect_breaks(Rule::tasks_in_order, late, "which it does not wait for");
+}
+
+TEST(Check, TasksWaitForEarlierOnes) {
+  for (const After& after : {After{.task = 1, .lag = 0}, After{.task = 2, .lag = 0}, After{.task = 3, .lag = 1}}) {
+    Workers waiting;
+    waiting.mean(1, waiting.workers());
+    waiting.program.tasks[1].after = {after};
+    expect_breaks(Rule::tasks_in_order, waiting, "it would wait forever");
+  }
+}
+
+TEST(Check, OnlyCollectivesRunBesideOtherTasks) {
+  Workers computing;
+  computing.mean(1, computing.workers());
+  computing.in_task(1, OpKind::zero_fill, kNoTensor, computing.buffer("scratch", 6, Category::optimizer_state));
+  computing.program.tasks[1].beside = true;
+  computing.program.tasks[0].after = {{.task = 1, .lag = 1}};
+  expect_breaks(Rule::tasks_in_order, computing, "only collectives and copies");
+}
+
 }  // namespace
 }  // namespace orrery

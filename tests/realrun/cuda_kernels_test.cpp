@@ -800,11 +800,25 @@ TEST(CudaOptimizer, UpdatesAreTheCpusWhateverTheStatesAreStoredIn) {
             results.push_back(m);
           }
           expect_as_cpu(scaling(sgd, false), reads, poisoned(results), context);
+          Op own = scaling(sgd, false);
+          own.learning_rate = 0.7f;
+          own.momentum = 0.6f;
+          own.nesterov = momentum;
+          own.clip_limit = 0.5f;
+          expect_as_cpu(own, reads, poisoned(results), context);
           reads.resize(3);
           reads.push_back(square);
           expect_as_cpu(scaling(sgd, true), reads, poisoned(results), context);
         }
       }
+}
+
+TEST(CudaOptimizer, DifferencesAreTheCpus) {
+  for (const Dtype dtype : kDtypes)
+    for (const std::int64_t n : {1, 1111}) {
+      const Tensor narrow = shaped({{n}}, dtype), wide = shaped({{n}}, Dtype::fp32);
+      expect_as_cpu(op_of(subtract), {normal(wide, 1), normal(narrow, 2)}, poisoned({narrow}), {});
+    }
 }
 
 TEST(CudaOptimizer, TheNormIsTheSumOfSquaresOverManyBlocks) {

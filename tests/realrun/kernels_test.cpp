@@ -1057,6 +1057,41 @@ KERNEL_TEST(SgdKernel, FollowsTheFormulaOverSteps) {
     }
 }
 
+// An outer optimizer has rates of its own, and no weight decay: torch.optim.SGD with nesterov, and CO2's limit.
+KERNEL_TEST(SgdKernel, OfItsOwnRateTakesNoneOfTheRuns) {
+  for (const bool nesterov : {false, true})
+    for (const float limit : {0.0f, 0.5f}) {
+      Op op = op_of(sgd);
+      op.learning_rate = 0.7f;
+      op.momentum = 0.6f;
+      op.nesterov = nesterov;
+      op.clip_limit = limit;
+      op.scale = 0.5;
+      Training t(op, {0, 2, 3}, {1, 2, 3});
+      KernelContext c;
+      c.learning_rate = 0.1;
+      c.weight_decay = 0.01;
+      double w = 0.7f, v = 0;
+      for (int step = 1; step <= 5; ++step) {
+        t.state[0] = static_cast<float>(std::cos(step));
+        t.step(c);
+        const double g = 0.5 * std::cos(step);
+        v = 0.6 * v + g;
+        if (limit > 0) v = std::clamp(v, -0.5, 0.5);
+        w -= 0.7 * (nesterov ? g + 0.6 * v : v);
+        EXPECT_NEAR(t.state[1], w, 1e-6) << nesterov << limit;
+        EXPECT_NEAR(t.state[2], w, 1e-6);
+        EXPECT_NEAR(t.state[3], v, 1e-6);
+      }
+    }
+}
+
+KERNEL_TEST(SubtractKernel, TakesTheSecondFromTheFirst) {
+  const Operand a = random_operand({{2}, {57}}, 1), b = random_operand({{2}, {57}}, 2);
+  const Values y = call(op_of(subtract), {a, b}, {a.tensor})[0];
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_FLOAT_EQ(y[i], a.values[i] - b.values[i]);
+}
+
 // --- Codes
 
 Operand coded(Tensor t, Dtype dtype, Values values) {

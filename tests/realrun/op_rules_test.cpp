@@ -589,6 +589,7 @@ class Builder {
     elementwise();
     tokens();
     experts();
+    difference();
     return std::move(cases_);
   }
 
@@ -649,6 +650,14 @@ class Builder {
     for (std::size_t i = 0; i < c.writes.size(); ++i) c.writes[i].values = results[i][0];
   }
 
+  void difference() {
+    begin(subtract);
+    last().in_two_digits = true;
+    read("a", {s_, h_});
+    read("b", {s_, h_});
+    write("y", {s_, h_});
+    end();
+  }
   void products() {
     for (const bool transposed : {false, true}) {
       begin(linear, transposed ? "transposed" : "").transposed_weight = transposed;

@@ -3,6 +3,7 @@
 
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/lower.h"
+#include "strategies/read_scenario.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {

@@ -70,6 +70,18 @@ __global__ void scale_kernel(std::int64_t elements, Scaling scaling, Any x, Any 
   store_vector<kVector>(y, i, values);
 }
 
+template <int kVector>
+__global__ void subtract_kernel(std::int64_t elements, Any a, Any b, Any y) {
+  const std::int64_t i = thread_number() * kVector;
+  if (i >= elements) return;
+  float from[kVector], values[kVector];
+  load_vector<kVector>(a, i, from);
+  load_vector<kVector>(b, i, values);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) values[j] = from[j] - values[j];
+  store_vector<kVector>(y, i, values);
+}
+
 // ---- Updates
 
 struct Adam {
@@ -112,7 +124,8 @@ __global__ void adam_kernel(Adam c, Any gradient, Any weight, Any first, Any sec
 struct Sgd {
   std::int64_t elements;
   Scaling scaling;
-  float learning_rate, decay, momentum;
+  float learning_rate, decay, momentum, clip;
+  bool nesterov;
 };
 
 template <int kVector>
@@ -122,17 +135,21 @@ __global__ void sgd_kernel(Sgd c, Any gradient, Any weight, Any moment, Any to, 
   const Raw<kVector> raw_g = load_raw<kVector>(gradient, i), raw_w = load_raw<kVector>(weight, i),
                      raw_m = moment.data == nullptr ? raw_g : load_raw<kVector>(moment, i);
   const float factor = c.scaling();
-  float g[kVector], w[kVector], m[kVector];
+  float g[kVector], w[kVector], m[kVector] = {};
   unpack<kVector>(raw_g, gradient.dtype, g);
   unpack<kVector>(raw_w, weight.dtype, w);
   if (moment.data != nullptr) unpack<kVector>(raw_m, moment.dtype, m);
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
     g[j] = factor * g[j] + c.decay * w[j];
-    if (moment.data != nullptr) g[j] += c.momentum * m[j];
+    if (moment.data != nullptr) {
+      m[j] = c.momentum * m[j] + g[j];
+      if (c.clip > 0) m[j] = fminf(fmaxf(m[j], -c.clip), c.clip);
+      g[j] = c.nesterov ? g[j] + c.momentum * m[j] : m[j];
+    }
     w[j] -= c.learning_rate * g[j];
   }
-  if (moment_to.data != nullptr) store_vector<kVector>(moment_to, i, g);
+  if (moment_to.data != nullptr) store_vector<kVector>(moment_to, i, m);
   store_vector<kVector>(to, i, w);
   if (master.data != nullptr) store_vector<kVector>(master, i, w);
 }
@@ -157,6 +174,12 @@ void scale(const Call& call) {
   ORRERY_LAUNCH_WIDE(call, wide(n, {in, out}), scale_kernel, Elements{n}, 0, n, scaling_of(call), in, out);
 }
 
+void subtract(const Call& call) {
+  const std::int64_t n = elements(call.write(0));
+  const Any a = call.numbers(call.read(0)), b = call.numbers(call.read(1)), out = call.numbers(call.write(0));
+  ORRERY_LAUNCH_WIDE(call, wide(n, {a, b, out}), subtract_kernel, Elements{n}, 0, n, a, b, out);
+}
+
 // Factors are computed in double.
 void adam(const Call& call) {
   const UpdateOperands u = update_operands(call);
@@ -176,9 +199,10 @@ void adam(const Call& call) {
 
 void sgd(const Call& call) {
   const UpdateOperands u = update_operands(call);
-  const KernelContext& k = call.context;
-  const Sgd c{elements(u.gradient), scaling_of(call), static_cast<float>(k.learning_rate),
-              static_cast<float>(k.weight_decay), static_cast<float>(k.momentum)};
+  const SgdRates rates = sgd_rates(call);
+  const auto single = [](double x) { return static_cast<float>(x); };
+  const Sgd c{elements(u.gradient),   scaling_of(call),   single(rates.learning_rate), single(rates.decay),
+              single(rates.momentum), single(rates.clip), rates.nesterov};
   const Any g = call.numbers(u.gradient), w = call.numbers(u.weight), moment = numbers_of(call, u.moment),
             to = call.numbers(u.parameter), master = numbers_of(call, u.master),
             moment_to = numbers_of(call, u.new_moment);

@@ -25,13 +25,13 @@ struct Timed {
 };
 
 // A subroutine of a process. The caller must `co_await` it. It runs at once, up to its first wait.
-class [[nodiscard]] Task {
+class [[nodiscard]] Routine {
  public:
   struct promise_type {
     std::coroutine_handle<> caller;  // the coroutine that waits for the end
     std::exception_ptr failure;
 
-    Task get_return_object() { return Task(std::coroutine_handle<promise_type>::from_promise(*this)); }
+    Routine get_return_object() { return Routine(std::coroutine_handle<promise_type>::from_promise(*this)); }
     std::suspend_never initial_suspend() noexcept { return {}; }
     struct End {
       bool await_ready() noexcept { return false; }
@@ -46,10 +46,10 @@ class [[nodiscard]] Task {
     void unhandled_exception() { failure = std::current_exception(); }
   };
 
-  explicit Task(std::coroutine_handle<promise_type> handle) : handle_(handle) {}
-  Task(Task&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Task& operator=(Task&&) = delete;
-  ~Task() {
+  explicit Routine(std::coroutine_handle<promise_type> handle) : handle_(handle) {}
+  Routine(Routine&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Routine& operator=(Routine&&) = delete;
+  ~Routine() {
     if (handle_) handle_.destroy();
   }
 

@@ -58,7 +58,7 @@ struct LineRun {
   double host_ahead = 0;   // seconds by which the host begins earlier
   // Waits for the line's input. Ops that are issued ahead are issued before it, all others after it. Null: the input is
   // there.
-  const std::function<Task()>* wait_for_input = nullptr;
+  const std::function<Routine()>* wait_for_input = nullptr;
   // Begins the line of the next chunk. It is called when everything that is issued before the input has been issued;
   // without an input to wait for, when everything has.
   const std::function<void()>* issue_next = nullptr;
@@ -88,6 +88,7 @@ struct Message {
   std::uint32_t exchange = 0, to = 0;
   std::uint16_t chunk = 0;
   std::uint32_t micro_batch = 0, cause = 0;
+  std::int64_t repeat = 0;
   double time = 0;  // when the sender handed it over
 };
 struct Sender : Self {
@@ -128,7 +129,8 @@ struct SimulatedClass : Self {
   const JobSimulation* plan = nullptr;
   std::array<StreamRun, kStreams> streams;
   std::array<Sender, 2> senders;               // forward, backward
-  std::array<std::vector<Arrival>, 2> inputs;  // by SlotKind, see input_of(): [chunk * micro_batches + micro_batch]
+  std::int64_t repeat = 0;                     // of JobSimulation::repeats
+  std::array<std::vector<Arrival>, 2> inputs;  // by SlotKind, see input_of()
   std::vector<std::unique_ptr<Line>> lines;    // reused
   std::uint32_t gate_event = EventRecord::kNoCause;
   double host_ahead = 0;  // seconds before the end of the last line at which the host had issued all of it
@@ -173,50 +175,55 @@ class SimgridRun {
 
   // The schedule.
   Process control(SimulatedClass& c);
+  Routine run_step(SimulatedClass& c);
+  // Tasks that run beside others have begun (+1), or one of them has ended (-1).
+  void run_beside(int tasks);
   void append_items(const SimulatedClass& c, const Chunk& chunk, BlockKind kind, std::vector<LineItem>& items) const;
-  Task end_step(SimulatedClass& c, UpdatePart part);
-  Task sum_over_stages(SimulatedClass& c, std::span<const LineItem> items);
-  Task meet_at_norm(SimulatedClass& c);
+  Routine end_step(SimulatedClass& c, UpdatePart part);
+  Routine sum_over_stages(SimulatedClass& c, std::span<const LineItem> items);
+  Routine meet_at_norm(SimulatedClass& c);
   struct Host;
   class LineIssue;
   struct IssuedLine;
   std::unique_ptr<IssuedLine> new_line(SimulatedClass& c, std::vector<LineItem> items, WhenSet when);
   // Issues now the gathers of the chunk that only its first forward has.
   std::unique_ptr<IssuedLine> issue_chunk_ahead(SimulatedClass& c, std::uint16_t chunk);
-  Task run_line(SimulatedClass& c, std::unique_ptr<IssuedLine> own, LineRun run);
-  Task perform_line(SimulatedClass& c, const Line& line, bool drain_all, const Host& host);
-  Task await_output(SimulatedClass& c, Work* w);
+  Routine run_line(SimulatedClass& c, std::unique_ptr<IssuedLine> own, LineRun run);
+  Routine perform_line(SimulatedClass& c, const Line& line, bool drain_all, const Host& host);
+  Routine await_output(SimulatedClass& c, Work* w);
   // `next`: the slot after the pair; null: none.
-  Task run_pair(SimulatedClass& c, const Slot& forward, const Slot& backward, const Slot* next);
+  Routine run_pair(SimulatedClass& c, const Slot& forward, const Slot& backward, const Slot* next);
   void record_slot(SimulatedClass& c, const Slot& slot, double begin, double end);
   Line& begin_line(SimulatedClass& c, std::size_t works) const;
-  Task drain(SimulatedClass& c, bool all);
+  Routine drain(SimulatedClass& c, bool all);
   // Books the time for which the compute stream has waited since `since`. Time in which a collective waited for another
   // stage is not booked: it remains as the pipeline's bubble.
   void book_wait(SimulatedClass& c, Account account, double since);
-  Task await_input(SimulatedClass& c, const Slot& slot, std::size_t position);
-  Task post_output(SimulatedClass& c, const Slot& slot, std::size_t position, const Slot* next);
+  Routine await_input(SimulatedClass& c, const Slot& slot, std::size_t position);
+  Routine post_output(SimulatedClass& c, const Slot& slot, std::size_t position, const Slot* next);
   bool receives(const SimulatedClass& c, const Slot& slot, std::int32_t& from_stage) const;
   // The class of the ranks at the same place in another stage.
   SimulatedClass& counterpart(const SimulatedClass& c, std::int32_t stage);
-  Arrival& input_of(SimulatedClass& c, std::size_t direction, std::uint16_t chunk, std::uint32_t micro_batch) {
-    const auto micro_batches = static_cast<std::size_t>(c.plan->program->schedule.micro_batches);
-    return c.inputs[direction][chunk * micro_batches + micro_batch];
+  Arrival& input_of(SimulatedClass& c, std::size_t direction, std::uint16_t chunk, std::uint32_t micro_batch,
+                    std::int64_t repeat) {
+    const Schedule& schedule = c.plan->program->schedule;
+    const auto in_repeat = static_cast<std::size_t>(chunk * schedule.micro_batches + micro_batch);
+    return c.inputs[direction][static_cast<std::size_t>(repeat * schedule.chunks * schedule.micro_batches) + in_repeat];
   }
 
   // Streams.
   void enqueue(SimulatedClass& c, Line& line, Work& w);
   Process serve(SimulatedClass& c, std::size_t stream);
   Process send(SimulatedClass& c, std::size_t direction);
-  Task perform(SimulatedClass& c, std::size_t stream, Work& w, const Line& line);
-  Task await(SimulatedClass& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
+  Routine perform(SimulatedClass& c, std::size_t stream, Work& w, const Line& line);
+  Routine await(SimulatedClass& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
   enum class Until : std::uint8_t { started, first_part, done };
   static bool holds(const Work& w, Until until) {
     return until == Until::started ? w.started : w.done || (until == Until::first_part && w.parts_done > 0);
   }
-  Task await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause, std::uint32_t& cause_event);
+  Routine await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause, std::uint32_t& cause_event);
   // `kernels`: seconds of the kernels that it consists of, for jitter; empty: a single kernel.
-  Task kernel(SimulatedClass& c, double seconds, const std::vector<double>& kernels);
+  Routine kernel(SimulatedClass& c, double seconds, const std::vector<double>& kernels);
   double jittered(SimulatedClass& c, double seconds, const std::vector<double>& kernels);
   void interrupt(SimulatedClass& c);
   void finish(SimulatedClass& c, Work& w);
@@ -232,24 +239,24 @@ class SimgridRun {
     std::uint32_t cause = EventRecord::kNoCause;  // the event that let this class arrive, then that let it begin
     double time = 0;
   };
-  Task exchange(SimulatedClass& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
-                bool moves, Beginning& beginning);
+  Routine exchange(SimulatedClass& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
+                   bool moves, Beginning& beginning);
   // Whether the exchange involves only ranks of one region of the clock.
   bool is_local(const Exchange& x) const { return local_[static_cast<std::size_t>(x.communicator)] != 0; }
-  Task run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);
+  Routine run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);
   void count_exchange(SimulatedClass& c, std::uint32_t x, std::uint32_t name, double begin, double end);
   void count_wait(SimulatedClass& c, const SimulatedClass& for_whom, std::uint32_t x, std::uint32_t name,
                   double seconds);
-  Task flows(const Exchange& x, std::uint32_t group_class);
-  Task flows_exactly(const Exchange& x, std::uint32_t group_class);
+  Routine flows(const Exchange& x, std::uint32_t group_class);
+  Routine flows_exactly(const Exchange& x, std::uint32_t group_class);
   Process exact_edge(const Exchange& x, ExactPhase& phase, std::uint32_t flow_class);
   Process transmit_alone(const Exchange& x, std::uint32_t group_class, double& end);
   // Records that a collective on a stream of this class has waited for another stage from `from` until now.
   void note_stage_wait(SimulatedClass& c, double from) const;
   // Runs the flows of an exchange for one group class, in the run's fidelity.
-  Task transmit(const Exchange& x, std::uint32_t group_class);
+  Routine transmit(const Exchange& x, std::uint32_t group_class);
   // Waits until all flows of the flight have ended. `self`: the waiting process.
-  Task wait(Flight& flight, Self& self);
+  Routine wait(Flight& flight, Self& self);
   // Of a transfer between stages, which has just ended. Both are classes.
   std::uint32_t record_transfer(std::uint32_t from, std::uint32_t to, std::uint16_t chunk, double begin,
                                 std::uint32_t cause) {
@@ -282,9 +289,10 @@ class SimgridRun {
     std::size_t expected = 0, arrived = 0;
     std::vector<Self*> waiting;
     std::uint32_t last_event = EventRecord::kNoCause;
-    bool open = false;
+    std::int64_t opened = 0;  // how often
   };
-  std::vector<Barrier> barriers_;  // by job
+  std::vector<Barrier> barriers_;             // by job
+  std::vector<std::size_t> running_classes_;  // by job
   struct OrderedSlot {
     Slot slot;
     bool pairs;  // runs at the same time as the next slot, its backward

@@ -8,7 +8,7 @@
 
 namespace orrery {
 
-Task SimgridRun::wait(Flight& flight, Self& self) {
+Routine SimgridRun::wait(Flight& flight, Self& self) {
   flight.waiting = &self;
   while (flight.left > 0 && !flight.failed) co_await clock_.block(self);
   if (!flight.failed) co_return;
@@ -19,7 +19,7 @@ Task SimgridRun::wait(Flight& flight, Self& self) {
                     x == plan_.exchanges.end() ? "a flow" : name_of(x->kind), who_waits()));
 }
 
-Task SimgridRun::flows(const Exchange& x, std::uint32_t group_class) {
+Routine SimgridRun::flows(const Exchange& x, std::uint32_t group_class) {
   const auto all = traffic().flow_classes();
   const auto own = traffic().flows(x.pattern, group_class);
   co_await clock_.sleep(x.cost.latency_seconds);
@@ -101,7 +101,7 @@ Process SimgridRun::exact_edge(const Exchange& x, ExactPhase& phase, std::uint32
 }
 
 // Every message by itself, with one process per edge.
-Task SimgridRun::flows_exactly(const Exchange& x, std::uint32_t group_class) {
+Routine SimgridRun::flows_exactly(const Exchange& x, std::uint32_t group_class) {
   const auto all = traffic().flow_classes();
   const auto own = traffic().flows(x.pattern, group_class);
   if (own.empty()) co_return;
@@ -122,7 +122,7 @@ Task SimgridRun::flows_exactly(const Exchange& x, std::uint32_t group_class) {
   }
 }
 
-Task SimgridRun::transmit(const Exchange& x, std::uint32_t group_class) {
+Routine SimgridRun::transmit(const Exchange& x, std::uint32_t group_class) {
   if (x.pattern == kNoPattern)
     co_await clock_.sleep(x.cost.seconds);
   else if (plan_.options.fidelity == Fidelity::step_exact)
@@ -132,7 +132,7 @@ Task SimgridRun::transmit(const Exchange& x, std::uint32_t group_class) {
 }
 
 // `moves`: whether it slows kernels that run at the same time.
-Task SimgridRun::run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves) {
+Routine SimgridRun::run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves) {
   const auto& members = traffic().group_classes()[group_class].members;
   if (moves)
     for (const std::uint32_t m : members) {
@@ -179,8 +179,8 @@ void SimgridRun::count_wait(SimulatedClass& c, const SimulatedClass& for_whom, s
   out_.waits[row->second].seconds += seconds;
 }
 
-Task SimgridRun::exchange(SimulatedClass& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name,
-                          bool meet, bool moves, Beginning& beginning) {
+Routine SimgridRun::exchange(SimulatedClass& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name,
+                             bool meet, bool moves, Beginning& beginning) {
   const Exchange& x = plan_.exchanges[id];
   const std::uint32_t group = traffic().group_class(x.communicator, c.first_rank);
   const auto& members = traffic().group_classes()[group].members;

@@ -307,7 +307,7 @@ std::unique_ptr<SimgridRun::IssuedLine> SimgridRun::issue_chunk_ahead(SimulatedC
   return issued;
 }
 
-Task SimgridRun::run_line(SimulatedClass& c, std::unique_ptr<IssuedLine> own, LineRun run) {
+Routine SimgridRun::run_line(SimulatedClass& c, std::unique_ptr<IssuedLine> own, LineRun run) {
   Line& line = own->line;
   LineIssue& issue = own->issue;
   const auto begin = [&] {
@@ -334,7 +334,7 @@ Task SimgridRun::run_line(SimulatedClass& c, std::unique_ptr<IssuedLine> own, Li
 }
 
 // Runs everything that has been issued, up to the line's end without its output.
-Task SimgridRun::perform_line(SimulatedClass& c, const Line& line, bool drain_all, const Host& host) {
+Routine SimgridRun::perform_line(SimulatedClass& c, const Line& line, bool drain_all, const Host& host) {
   StreamRun& compute = c.streams[kComputeStream];
   compute.last_event = c.gate_event;
   while (!compute.queue.empty()) {
@@ -348,7 +348,7 @@ Task SimgridRun::perform_line(SimulatedClass& c, const Line& line, bool drain_al
 }
 
 // Waits for the output, if an asynchronous stream produces it.
-Task SimgridRun::await_output(SimulatedClass& c, Work* w) {
+Routine SimgridRun::await_output(SimulatedClass& c, Work* w) {
   if (w == nullptr || w->done) co_return;
   const double since = now();
   while (!w->done) {
@@ -360,7 +360,7 @@ Task SimgridRun::await_output(SimulatedClass& c, Work* w) {
 }
 
 // Both slots begin when both inputs are there, and end together.
-Task SimgridRun::run_pair(SimulatedClass& c, const Slot& forward, const Slot& backward, const Slot* next) {
+Routine SimgridRun::run_pair(SimulatedClass& c, const Slot& forward, const Slot& backward, const Slot* next) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const std::array<const Slot*, 2> slots{&forward, &backward};
@@ -410,7 +410,7 @@ void SimgridRun::record_slot(SimulatedClass& c, const Slot& slot, double begin, 
 }
 
 // Waits for the streams' work. `all`: also for the asynchronous streams.
-Task SimgridRun::drain(SimulatedClass& c, bool all) {
+Routine SimgridRun::drain(SimulatedClass& c, bool all) {
   for (;;) {
     const double since = now();
     std::size_t last = kStreams;
@@ -445,13 +445,13 @@ SimulatedClass& SimgridRun::counterpart(const SimulatedClass& c, std::int32_t st
 }
 
 // Waits until the slot's input is there.
-Task SimgridRun::await_input(SimulatedClass& c, const Slot& slot, std::size_t position) {
+Routine SimgridRun::await_input(SimulatedClass& c, const Slot& slot, std::size_t position) {
   std::int32_t from_stage = 0;
   if (!receives(c, slot, from_stage)) co_return;
   const JobSimulation& plan = *c.plan;
   const Schedule& schedule = plan.program->schedule;
   const bool forward = slot.kind == SlotKind::forward;
-  Arrival& input = input_of(c, forward ? 0 : 1, slot.chunk, slot.micro_batch);
+  Arrival& input = input_of(c, forward ? 0 : 1, slot.chunk, slot.micro_batch, c.repeat);
   if (!input.there) {
     c.waits_for = fmt::format("the {} of micro-batch {} from stage {} (chunk {})",
                               forward ? "activations" : "gradients", slot.micro_batch, from_stage, slot.chunk);
@@ -490,14 +490,14 @@ Process SimgridRun::send(SimulatedClass& c, std::size_t direction) {
     co_await exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication), kTransferName,
                       false, false, beginning);
     SimulatedClass& to = *classes_[m.to];
-    Arrival& input = input_of(to, direction, m.chunk, m.micro_batch);
+    Arrival& input = input_of(to, direction, m.chunk, m.micro_batch, m.repeat);
     input.cause = record_transfer(c.id, m.to, m.chunk, beginning.time, beginning.cause);
     input.there = true;
     if (to.awaited == &input) clock_.wake(to);
   }
 }
 
-Task SimgridRun::post_output(SimulatedClass& c, const Slot& slot, std::size_t position, const Slot* next) {
+Routine SimgridRun::post_output(SimulatedClass& c, const Slot& slot, std::size_t position, const Slot* next) {
   if (slot.kind == SlotKind::weight_gradient) co_return;
   const JobSimulation& plan = *c.plan;
   const Schedule& schedule = plan.program->schedule;
@@ -513,7 +513,7 @@ Task SimgridRun::post_output(SimulatedClass& c, const Slot& slot, std::size_t po
   while (schedule.position_of(static_cast<std::size_t>(to_stage), chunk) != static_cast<std::int64_t>(to_position))
     ++chunk;
   SimulatedClass& to = counterpart(c, to_stage);
-  Arrival& input = input_of(to, direction, chunk, slot.micro_batch);
+  Arrival& input = input_of(to, direction, chunk, slot.micro_batch, c.repeat);
   if (x == kNoExchange || schedule.blocking_transfers) {
     const bool at_once = to.awaited == &input;
     input.there = true;
@@ -536,7 +536,7 @@ Task SimgridRun::post_output(SimulatedClass& c, const Slot& slot, std::size_t po
     co_return;
   }
   Sender& sender = c.senders[direction];
-  sender.queue.push_back({x, to.id, chunk, slot.micro_batch, c.gate_event, now()});
+  sender.queue.push_back({x, to.id, chunk, slot.micro_batch, c.gate_event, c.repeat, now()});
   if (!sender.has_process) {
     sender.has_process = true;
     clock_.start(send(c, direction), clock_.outside());
@@ -556,7 +556,7 @@ void SimgridRun::append_items(const SimulatedClass& c, const Chunk& chunk, Block
 }
 
 // The ranks of these stages wait for each other and do nothing else.
-Task SimgridRun::sum_over_stages(SimulatedClass& c, std::span<const LineItem> items) {
+Routine SimgridRun::sum_over_stages(SimulatedClass& c, std::span<const LineItem> items) {
   for (const LineItem& item : items)
     for (const ClockNode& node : item.code->nodes) {
       Beginning beginning{c.gate_event};
@@ -574,27 +574,30 @@ Task SimgridRun::sum_over_stages(SimulatedClass& c, std::span<const LineItem> it
     }
 }
 
-Task SimgridRun::meet_at_norm(SimulatedClass& c) {
+Routine SimgridRun::meet_at_norm(SimulatedClass& c) {
   if (!c.plan->synchronises) co_return;
   co_await clock_.enter_outside();
   Barrier& barrier = barriers_[static_cast<std::size_t>(c.job)];
   const double since = now();
   if (++barrier.arrived == barrier.expected) {
-    barrier.open = true;
+    ++barrier.opened;
+    barrier.arrived = 0;
     barrier.last_event = c.gate_event;
     for (Self* s : barrier.waiting) clock_.wake(*s);
+    barrier.waiting.clear();
     clock_.leave_outside();
     co_return;
   }
   barrier.waiting.push_back(&c);
   c.waits_for = "the gradient norm of all stages";
-  while (!barrier.open) co_await clock_.block(c);
+  const std::int64_t opened = barrier.opened;
+  while (barrier.opened == opened) co_await clock_.block(c);
   clock_.leave_outside();
   c.waits_for.clear();
   if (now() > since) c.gate_event = barrier.last_event;
 }
 
-Task SimgridRun::end_step(SimulatedClass& c, UpdatePart part) {
+Routine SimgridRun::end_step(SimulatedClass& c, UpdatePart part) {
   std::vector<LineItem> items;
   for (const Chunk& chunk : c.plan->program->stages[c.stage]) append_items(c, chunk, block_of(part), items);
   if (part == UpdatePart::stages) {
@@ -610,6 +613,15 @@ Task SimgridRun::end_step(SimulatedClass& c, UpdatePart part) {
 }
 
 Process SimgridRun::control(SimulatedClass& c) {
+  for (c.repeat = 0; c.repeat < c.plan->repeats; ++c.repeat) co_await run_step(c);
+  c.out.end = now();
+  c.out.last_event = c.gate_event;
+  c.finished = true;
+  --running_;
+  if (--running_classes_[static_cast<std::size_t>(c.job)] == 0 && c.plan->beside) run_beside(-1);
+}
+
+Routine SimgridRun::run_step(SimulatedClass& c) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];
@@ -630,7 +642,7 @@ Process SimgridRun::control(SimulatedClass& c) {
     std::int32_t from_stage = 0;
     const bool early = slot.kind == SlotKind::forward && slot.micro_batch == 0 && receives(c, slot, from_stage);
     double begin = 0;
-    const std::function<Task()> wait_for_input = [&]() -> Task {
+    const std::function<Routine()> wait_for_input = [&]() -> Routine {
       co_await await_input(c, slot, position);
       begin = now();
     };
@@ -659,10 +671,6 @@ Process SimgridRun::control(SimulatedClass& c) {
   co_await drain(c, true);
 
   for (const UpdatePart part : kStepEnd) co_await end_step(c, part);
-  c.out.end = now();
-  c.out.last_event = c.gate_event;
-  c.finished = true;
-  --running_;
 }
 
 }  // namespace orrery

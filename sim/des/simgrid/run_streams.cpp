@@ -36,8 +36,8 @@ Process SimgridRun::serve(SimulatedClass& c, std::size_t stream) {
   }
 }
 
-Task SimgridRun::await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause,
-                            std::uint32_t& cause_event) {
+Routine SimgridRun::await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause,
+                               std::uint32_t& cause_event) {
   while (!holds(other, until)) {
     other.waiters |= static_cast<std::uint16_t>(1u << stream);
     co_await clock_.block(self);
@@ -46,7 +46,7 @@ Task SimgridRun::await_work(Self& self, std::size_t stream, Work& other, Until u
   cause_event = other.done ? other.event : other.cause;
 }
 
-Task SimgridRun::await(SimulatedClass& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
+Routine SimgridRun::await(SimulatedClass& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
   Self& self = waiter(c, static_cast<int>(stream));
   if (w.trigger != nullptr && !holds(*w.trigger, Until::started))
     co_await await_work(self, stream, *w.trigger, Until::started, cause, cause_event);
@@ -115,7 +115,7 @@ double SimgridRun::jittered(SimulatedClass& c, double seconds, const std::vector
 }
 
 // Runs a kernel in the process of the class. It is slower while collectives run.
-Task SimgridRun::kernel(SimulatedClass& c, double seconds, const std::vector<double>& kernels) {
+Routine SimgridRun::kernel(SimulatedClass& c, double seconds, const std::vector<double>& kernels) {
   double left = jittered(c, seconds, kernels);
   const double slowdown = c.plan->overlap_slowdown;
   while (left > 0) {
@@ -143,7 +143,7 @@ void SimgridRun::finish(SimulatedClass& c, Work& w) {
   wake_waiters(c, w);
 }
 
-Task SimgridRun::perform(SimulatedClass& c, std::size_t stream, Work& w, const Line& line) {
+Routine SimgridRun::perform(SimulatedClass& c, std::size_t stream, Work& w, const Line& line) {
   StreamRun& s = c.streams[stream];
   const ClockNode& node = *w.node;
   const bool on_compute = stream == kComputeStream;

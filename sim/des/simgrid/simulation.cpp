@@ -30,6 +30,7 @@ void SimgridRun::prepare() {
     }
   }
   barriers_.resize(plan_.jobs.size());
+  running_classes_.resize(plan_.jobs.size());
   const auto all = traffic().rank_classes();
   for (std::uint32_t i = 0; i < all.size(); ++i) {
     auto c = std::make_unique<SimulatedClass>();
@@ -40,8 +41,10 @@ void SimgridRun::prepare() {
     if (static_cast<std::size_t>(c->job) < plan_.jobs.size()) {
       c->plan = &plan_.jobs[static_cast<std::size_t>(c->job)];
       ++barriers_[static_cast<std::size_t>(c->job)].expected;
+      ++running_classes_[static_cast<std::size_t>(c->job)];
       const Schedule& schedule = c->plan->program->schedule;
-      for (auto& input : c->inputs) input.resize(static_cast<std::size_t>(schedule.chunks * schedule.micro_batches));
+      for (auto& input : c->inputs)
+        input.resize(static_cast<std::size_t>(c->plan->repeats * schedule.chunks * schedule.micro_batches));
     }
     c->exchange_rows.assign(plan_.exchanges.size(), 0);
     c->wait_rows.resize(plan_.exchanges.size());
@@ -60,6 +63,7 @@ void SimgridRun::find_local_communicators() {
   local_.assign(communicators, 0);
   if (plan_.options.fidelity == Fidelity::step_exact) return;
   for (const JobSimulation& job : plan_.jobs) {
+    if (job.beside) return;
     if (job.program->schedule.blocking_transfers) return;
     for (std::size_t q = 0; q + 1 < job.stage_at.size(); ++q)  // only the order crosses these borders
       if (job.stage_at[q] != job.stage_at[q + 1] &&
@@ -272,8 +276,18 @@ void SimgridRun::run(std::size_t processes) {
                         : fmt::format("{}:{}", failed_, who_waits()));
 }
 
+void SimgridRun::run_beside(int tasks) {
+  for (const auto& c : classes_) {
+    if (c->plan == nullptr || c->plan->beside) continue;
+    c->collectives += tasks;
+    interrupt(*c);
+  }
+}
+
 Outcome SimgridRun::run_steps() {
   perturb();
+  for (const JobSimulation& job : plan_.jobs)
+    if (job.beside) run_beside(1);
   for (const auto& c : classes_) clock_.start(control(*c), *c->region);
   run(classes_.size());
   for (const auto& c : classes_) out_.classes.push_back(c->out);

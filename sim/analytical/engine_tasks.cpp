@@ -1,0 +1,110 @@
+// Tasks beside the step: their times, alone and beside each other.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "sim/analytical/engine_rep.h"
+#include "sim/analytical/iteration.h"
+
+namespace orrery {
+
+double AnalyticalEngine::Rep::seconds_on(FabricLevel level) {
+  const auto part = [&](const FabricWork& work) {
+    if (level == FabricLevel::network) return work.seconds[1];
+    return work.in_node == level ? work.seconds[0] : 0;
+  };
+  const auto stage = static_cast<std::size_t>(bounding_stage);
+  const std::size_t layout = classes[static_cast<std::size_t>(stage_class[stage])].layout;
+  double seconds_on_level = 0;
+  // Of one line: [When].
+  const auto add = [&](const Chunk& chunk, BlockKind kind, std::array<double, 3>& by_when) {
+    for_each_stretch(program->pieces, chunk.runs, [&](std::span<const PieceRun> stretch, std::int64_t instances) {
+      for (const PieceRun& run : stretch) {
+        const BlockCode& code = pieces[run.piece].block(kind, layout);
+        for (const ClockNode& node : code.nodes) {
+          if (!node.moves || !code.costs[node.op].is_on(level)) continue;
+          const bool all = node.every == kAllInstances || node.covers == Covers::last;
+          const std::int64_t covered = node.every == kAllInstances ? instances : node.every;
+          const double work =
+              part(fabric_work(code.model->collective(code.ops[node.op], code.piece->tensors, covered)));
+          const double times = all ? static_cast<double>(run.count) / static_cast<double>(instances)
+                                   : static_cast<double>(run.count) / node.every;
+          for (std::size_t w = 0; w < by_when.size(); ++w)
+            if (node.when == bit(static_cast<When>(w))) by_when[w] += work * times * node.count;
+        }
+      }
+    });
+  };
+  for (std::size_t of_class = 0; of_class < program->micro_batch_classes(); ++of_class)
+    for (const Chunk& chunk : program->stages_of(of_class)[stage])
+      for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
+        std::array<double, 3> by_when{};
+        add(chunk, static_cast<BlockKind>(kind), by_when);
+        seconds_on_level += by_when[0] * static_cast<double>(program->micro_batches_of(of_class)) +
+                            (of_class == 0 ? by_when[1] + by_when[2] : 0);
+      }
+  for (const BlockKind kind : {BlockKind::gradients, BlockKind::norm, BlockKind::update}) {
+    std::array<double, 3> by_when{};
+    for (const Chunk& chunk : program->stages[stage]) add(chunk, kind, by_when);
+    for (const double work : by_when) seconds_on_level += work;
+  }
+  return seconds_on_level;
+}
+
+void AnalyticalEngine::Rep::add_tasks(Dtype mfu_dtype, bool shares_levels, Report& report) {
+  const Program& with_tasks = *program;
+  const std::size_t blocks = with_tasks.pieces.front().tasks.size();
+  std::vector<Program> programs(blocks);
+  std::vector<Report> reports(blocks);
+  std::vector<EndlessFlow> flows(blocks);  // of those that run beside others
+  Rep other(cluster, kernels, collectives);
+  for (const Task& task : with_tasks.tasks) {
+    if (task.block == 0) continue;
+    const std::size_t b = task.block - 1u;
+    task_program(with_tasks, task.block, programs[b]);
+    other.evaluate_step(programs[b], mfu_dtype, {.shares_levels = shares_levels}, {}, reports[b]);
+    if (!task.beside) continue;
+    double most = 0;
+    for (std::size_t l = 0; l < kFabricLevels; ++l)
+      most = std::max(most, flows[b][l] = other.seconds_on(static_cast<FabricLevel>(l)));
+    for (double& share : flows[b]) share = most > 0 ? share / most : 0;
+  }
+  std::vector<double> alone;
+  for (const Task& task : with_tasks.tasks)
+    alone.push_back(task.block == 0 ? report.step_seconds : reports[task.block - 1u].step_seconds);
+
+  std::map<std::pair<std::size_t, std::size_t>, RunBeside> known;
+  const auto beside = [&](std::size_t task, std::size_t task_beside) {
+    const auto [at, is_new] = known.try_emplace({task, task_beside});
+    RunBeside& run = at->second;
+    if (!is_new) return run;
+    const std::uint16_t block = with_tasks.tasks[task].block;
+    const EndlessFlow flow = shares_levels ? flows[with_tasks.tasks[task_beside].block - 1u] : EndlessFlow{};
+    Report slowed;
+    other.evaluate_step(block == 0 ? with_tasks : programs[block - 1u], mfu_dtype, {.shares_levels = shares_levels},
+                        flow, slowed);
+    run.seconds = slowed.step_seconds;
+    // A level is never idle. While collectives of this task use it, which takes them twice as long, the flow has half
+    // of it: it loses time only where it uses more when alone. The level on which it loses most decides.
+    double lost = 0;
+    for (std::size_t l = 0; l < kFabricLevels; ++l)
+      if (flow[l] > 0.5) lost = std::max(lost, (2 - 1 / flow[l]) * other.seconds_on(static_cast<FabricLevel>(l)));
+    run.done = std::max(0.0, run.seconds - lost);
+    return run;
+  };
+  const Iteration iteration = iterate(with_tasks, alone, beside);
+  spread(with_tasks, iteration, reports, report);
+  constexpr double kWorthSaying = 0.03;
+  if (const double share = iteration.uncertain_seconds / iteration.seconds; share > kWorthSaying)
+    report.notes.push_back(
+        fmt::format("a task beside the steps ends within a step: it may cost up to {:.0f} % less than predicted, by "
+                    "the part of the "
+                    "step that it meets; --engine des simulates that",
+                    100 * share));
+}
+
+}  // namespace orrery
