@@ -21,6 +21,7 @@
 #include "strategies/freeze/options.h"
 #include "strategies/fsmoe/options.h"
 #include "strategies/gradient_accumulation/options.h"
+#include "strategies/local_updates/options.h"
 #include "strategies/loongtrain/options.h"
 #include "strategies/memo/options.h"
 #include "strategies/mics/options.h"
@@ -50,6 +51,7 @@
   X(flexmoe, flexmoe)                             \
   X(pipeline_parallel, pipeline)                  \
   X(data_parallel, data)                          \
+  X(local_updates, local)                         \
   X(zeropp, zeropp)                               \
   X(mics, mics)                                   \
   X(zero_topo, zero_topo)                         \

@@ -25,6 +25,7 @@
   X(memo)                    \
   X(gradient_accumulation)   \
   X(optimizer)               \
+  X(local_updates)           \
   X(zero_topo)               \
   X(zeropp)                  \
   X(mics)                    \

@@ -14,22 +14,9 @@
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/gather_order.h"
 #include "strategies/expert_parallel/expert_parallel.h"
+#include "strategies/local_updates/local_updates.h"
 
 namespace orrery::data_parallel {
-
-std::int64_t ranks_in_node(const Scenario& scenario) {
-  const Plan& plan = scenario.plan;
-  const std::int64_t devices = scenario.cluster.node.devices;
-  std::int64_t inner = 1;  // ranks of the axes before data parallelism, which lie between its ranks
-  for (const MeshAxis axis : framework::mesh_order(plan)) {
-    if (axis == MeshAxis::dp_shard) break;
-    inner *= axis == MeshAxis::tp   ? plan.tensor.degree
-             : axis == MeshAxis::cp ? plan.context.degree
-             : axis == MeshAxis::pp ? plan.pipeline.degree
-                                    : 1;
-  }
-  return devices % inner == 0 ? devices / inner : 0;
-}
 
 void add_shard_digits(std::int64_t end, std::int64_t in_node, const char* name, Mesh& mesh) {
   const std::int64_t there = mesh.size(MeshAxis::dp_shard);
@@ -765,7 +752,7 @@ constexpr FieldRule kExcludes[]{
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.data;
-  const std::int64_t degree = data_parallel_degree(scenario);
+  const std::int64_t degree = local_updates::replicas(scenario);
   if (options.shard_degree > 0 && degree % options.shard_degree != 0)
     refuse(scenario.plan, "zero_shard_degree", "a divisor of the data-parallel degree " + std::to_string(degree));
   if ((options.fp8_param_gather || options.fp4_param_gather) &&
@@ -778,7 +765,7 @@ void check(const Scenario& scenario) {
 // The digits of dp_shard, and outside of it of dp_replicate, that other strategies have not laid inside.
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   const Options& options = scenario.plan.data;
-  const std::int64_t degree = data_parallel_degree(scenario);
+  const std::int64_t degree = local_updates::replicas(scenario);
   const std::int64_t shard = options.zero_stage == 0 || options.shard_degree == 0 ? degree : options.shard_degree;
   mesh.add(MeshAxis::dp_shard, shard / mesh.size(mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate})));
   mesh.add(MeshAxis::dp_replicate, degree / shard);
@@ -973,7 +960,7 @@ constexpr SearchAxis kAxes[]{
      .set = [](Plan& plan, std::int64_t value) { plan.data.shard_degree = value; },
      .values = [](const Scenario& chosen) -> AxisValues {
        if (chosen.plan.data.zero_stage == 0) return {0};
-       AxisValues values = divisors_of(data_parallel_degree(chosen));
+       AxisValues values = divisors_of(local_updates::replicas(chosen));
        values.front() = 0;  // stands for all replicas, the last divisor
        if (values.size() > 1) values.pop_back();
        return values;

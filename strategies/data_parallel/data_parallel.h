@@ -85,8 +85,6 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
 // Numbers a piece's parameter sets that are gathered at different times or held by different ranks, before lay_out().
 void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece);
 
-// Returns the data-parallel ranks of a node, by the order of the mesh; 0: not a whole number.
-std::int64_t ranks_in_node(const Scenario& scenario);
 // Adds digits of dp_shard until it has `end` ranks, if that is a multiple of what it has. If a node's `in_node` ranks
 // end in between, the next ones have a digit of their own.
 void add_shard_digits(std::int64_t end, std::int64_t in_node, const char* name, Mesh& mesh);

@@ -4,6 +4,7 @@
 
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
+#include "strategies/local_updates/local_updates.h"
 #include "strategies/strategy.h"
 #include "strategies/zeropp/options.h"
 
@@ -13,8 +14,6 @@ namespace {
 constexpr const char* kInNode = "dp_shard.node";
 
 bool used(const Scenario& scenario) { return scenario.plan.mics.shard_size > 0; }
-
-using data_parallel::ranks_in_node;
 
 constexpr FieldRule kIdle[]{keep({"mics_hierarchical_params_gather"}, "with mics_shard_size 0",
                                  [](const AskedOf& a) { return used(a.scenario); })};
@@ -34,7 +33,7 @@ void check(const Scenario& scenario) {
   if (plan.data.reduce_gradients == data_parallel::Reduction::once)
     refuse(plan, "reduce_gradients",
            "\"every_micro_batch\" or \"automatic\" with mics_shard_size: partition groups reduce in every micro-batch");
-  const std::int64_t degree = data_parallel_degree(scenario);
+  const std::int64_t degree = local_updates::replicas(scenario);
   if (degree % plan.mics.shard_size != 0)
     refuse(plan, "mics_shard_size", "a divisor of the data-parallel degree " + std::to_string(degree));
   if (!plan.mics.hierarchical) return;
@@ -43,7 +42,7 @@ void check(const Scenario& scenario) {
       std::find(order.begin(), order.end(), MeshAxis::cp) > std::find(order.begin(), order.end(), MeshAxis::dp_shard))
     refuse(plan, "mesh_order",
            "an order with cp before dp for mics_hierarchical_params_gather, which gathers between nodes first");
-  const std::int64_t in_node = ranks_in_node(scenario);
+  const std::int64_t in_node = framework::data_ranks_in_node(scenario);
   if (in_node < 2 || plan.mics.shard_size <= in_node || plan.mics.shard_size % in_node != 0)
     refuse(plan, "mics_hierarchical_params_gather",
            "false: a partition group of " + std::to_string(plan.mics.shard_size) +
@@ -54,10 +53,10 @@ void check(const Scenario& scenario) {
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (!used(scenario)) return;
   const Options& options = scenario.plan.mics;
-  const std::int64_t in_node = options.hierarchical ? ranks_in_node(scenario) : 1;
+  const std::int64_t in_node = options.hierarchical ? framework::data_ranks_in_node(scenario) : 1;
   mesh.add(MeshAxis::dp_shard, in_node, kInNode);
   mesh.add(MeshAxis::dp_shard, options.shard_size / in_node);
-  mesh.add(MeshAxis::dp_replicate, data_parallel_degree(scenario) / options.shard_size);
+  mesh.add(MeshAxis::dp_replicate, local_updates::replicas(scenario) / options.shard_size);
 }
 
 void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_parallel::Sharding& sharding) {

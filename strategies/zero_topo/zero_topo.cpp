@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/framework/framework.h"
+#include "strategies/local_updates/local_updates.h"
 #include "strategies/strategy.h"
 #include "strategies/zeropp/options.h"
 
@@ -20,7 +22,7 @@ struct Degrees {
 Degrees degrees_of(const Scenario& scenario) {
   const Options& asked = scenario.plan.zero_topo;
   const std::int64_t shard = scenario.plan.data.shard_degree;
-  const std::int64_t states = shard > 0 ? shard : data_parallel_degree(scenario);
+  const std::int64_t states = shard > 0 ? shard : local_updates::replicas(scenario);
   return {asked.weights > 0 ? asked.weights : states, asked.gradients > 0 ? asked.gradients : states, states};
 }
 
@@ -58,7 +60,7 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (!used(scenario)) return;
   const Degrees by = degrees_of(scenario);
   // Codes of gradients are exchanged within nodes first, so that a digit must not reach beyond a node.
-  const std::int64_t in_node = scenario.plan.zeropp.quantised_gradients ? data_parallel::ranks_in_node(scenario) : 1;
+  const std::int64_t in_node = scenario.plan.zeropp.quantised_gradients ? framework::data_ranks_in_node(scenario) : 1;
   data_parallel::add_shard_digits(by.weights, in_node, kWeights, mesh);
   data_parallel::add_shard_digits(by.gradients, in_node, kGradients, mesh);
 }

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/framework/framework.h"
+#include "strategies/local_updates/local_updates.h"
 #include "strategies/strategy.h"
 
 namespace orrery::zeropp {
@@ -24,7 +26,7 @@ bool used(const Scenario& scenario) { return has_second_copy(scenario) || quanti
 
 std::int64_t shard_ranks(const Scenario& scenario) {
   const data_parallel::Options& data = scenario.plan.data;
-  return data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(scenario);
+  return data.shard_degree > 0 ? data.shard_degree : local_updates::replicas(scenario);
 }
 constexpr FieldRule kExcludes[]{
     keep(kAll, "for a model with experts: their secondary copies and codes are not modelled",
@@ -80,7 +82,7 @@ MeshGroup within_node(const Mesh& mesh, MeshGroup group, std::int64_t devices) {
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   constexpr const char* kName = "dp_shard.inner";
   if (scenario.plan.data.zero_stage != 3) return;
-  const std::int64_t in_node = scenario.plan.zeropp.quantised_gradients ? data_parallel::ranks_in_node(scenario) : 1;
+  const std::int64_t in_node = scenario.plan.zeropp.quantised_gradients ? framework::data_ranks_in_node(scenario) : 1;
   if (has_second_copy(scenario)) data_parallel::add_shard_digits(scenario.plan.zeropp.secondary, in_node, kName, mesh);
   if (in_node > 1 && shard_ranks(scenario) % in_node == 0) data_parallel::add_shard_digits(in_node, 1, kName, mesh);
 }
@@ -122,7 +124,7 @@ constexpr SearchAxis kAxes[]{
      .values = [](const Scenario& chosen) -> AxisValues {
        AxisValues values{0};
        const data_parallel::Options& data = chosen.plan.data;
-       const std::int64_t size = data_parallel::ranks_in_node(chosen), shards = shard_ranks(chosen);
+       const std::int64_t size = framework::data_ranks_in_node(chosen), shards = shard_ranks(chosen);
        if (data.zero_stage == 3 && data.reshard_after_forward && size > 1 && shards > size && shards % size == 0)
          values.push_back(size);
        return values;

@@ -71,12 +71,12 @@ TEST(StrategyList, SwitchesEveryStrategyOff) {
 TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
   EXPECT_THAT(plan_words(everything()), ElementsAre("tensor", "sequence", "context", "pipeline", "interleaved",
                                                     "recompute-full", "data", "zero-1", "offload"));
-  EXPECT_THAT(
-      all_plan_words(),
-      ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "double-ring", "fpdt", "zeppelin",
-                  "all-gather-context", "expert", "pipeline", "interleaved", "recompute-selective", "recompute-full",
-                  "recompute-op", "recompute-all-but-attention", "activation-offload", "memo", "zero-topo", "hpz",
-                  "qwz", "int8-copy", "qgz", "mics", "data", "zero-1", "zero-2", "zero-3", "offload"));
+  EXPECT_THAT(all_plan_words(),
+              ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "double-ring", "fpdt", "zeppelin",
+                          "all-gather-context", "expert", "pipeline", "interleaved", "recompute-selective",
+                          "recompute-full", "recompute-op", "recompute-all-but-attention", "activation-offload", "memo",
+                          "local-updates", "zero-topo", "hpz", "qwz", "int8-copy", "qgz", "mics", "data", "zero-1",
+                          "zero-2", "zero-3", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <array>
+
+#include "sim/base/fields.h"
+
+namespace orrery::local_updates {
+
+enum class OuterOptimizer : std::uint8_t { average, momentum, nesterov };
+inline constexpr std::array<std::string_view, 3> kOuterOptimizerNames{"average", "momentum", "nesterov"};
+enum class OuterDtype : std::uint8_t { fp32, bf16, fp16 };
+inline constexpr std::array<std::string_view, 3> kOuterDtypeNames{"fp32", "bf16", "fp16"};
+
+struct Options {
+  std::int64_t steps = 0, workers = 0, delay = 0;
+  OuterOptimizer optimizer = OuterOptimizer::average;
+  OuterDtype dtype = OuterDtype::fp32;
+  double learning_rate = 1, momentum = 0.9, clip = 0, gap_penalty = 1;
+
+  void visit_fields(FieldVisitor& v) {
+    v.field(
+        "local_steps", steps, degree(0),
+        "local updates: steps that each worker trains a copy of the model by itself before the workers agree on one "
+        "again (tau of CO2, H of DiLoCo); 0: gradients are summed over all replicas in every step");
+    v.field(
+        "local_workers", workers, degree(0),
+        "local updates: number of workers, each of as many data-parallel replicas; 0: one for each node, or one for "
+        "each replica where nodes do not divide them");
+    v.field("outer_optimizer", optimizer, kOuterOptimizerNames,
+            "local updates: how workers agree: on the mean of their parameters (local SGD), or by a step from the last "
+            "agreement along the mean of their displacements, with momentum (SlowMo, CO2) or Nesterov's (DiLoCo)");
+    v.field("outer_learning_rate", learning_rate, positive(), "local updates: learning rate of the outer optimizer");
+    v.field("outer_momentum", momentum, NumberRange{.least = 0, .most = 1},
+            "local updates: momentum of the outer optimizer");
+    v.field("outer_clip", clip, NumberRange{},
+            "local updates: largest magnitude of an element of the outer momentum (CO2); 0: no limit");
+    v.field(
+        "outer_gap_penalty", gap_penalty, NumberRange{.least = 1},
+        "local updates: constant that the mean displacement is divided by before it is added to the momentum (CO2's "
+        "staleness gap penalty)");
+    v.field("outer_delay", delay, IntegerRange{.least = 0, .most = 1},
+            "local updates: 1: the mean is taken beside the next local steps and applied after them (CO2); 0: workers "
+            "wait for it");
+    v.field("outer_dtype", dtype, kOuterDtypeNames,
+            "local updates: dtype of displacements on the wire; parameters are averaged in their own");
+  }
+};
+
+}  // namespace orrery::local_updates

@@ -1,0 +1,217 @@
+// Workers that train copies of the model and agree every few steps: what the ranks compute, against the numbers that
+// follow from the workers' own trainings.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "realrun/backend.h"
+#include "realrun/executor.h"
+#include "sim/program/check.h"
+#include "strategies/lower.h"
+#include "strategies/read_scenario.h"
+#include "strategies/strategy.h"
+
+namespace orrery {
+namespace {
+
+using nlohmann::json;
+using Values = std::vector<double>;
+
+// A GPT of two layers in fp32, eight sequences a step; `plan` is laid over its plan.
+Scenario tiny(const std::string& plan, const std::string& patch = "{}") {
+  json document = json::parse(R"({
+    "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 256, "max_positions": 16, "dropout": 0},
+    "cluster": {"node": "dgx-h100", "nodes": 2},
+    "workload": {"sequence_length": 16, "global_batch_size": 8},
+    "plan": {"precision": "fp32", "data_parallel": 4, "optimizer": "sgd", "clip_grad": 0}})");
+  document.merge_patch(json::parse(patch));
+  document["plan"].merge_patch(json::parse(plan));
+  return read_scenario(document, {});
+}
+
+ExecutionOptions steps(std::int64_t count, double learning_rate = 0.05) {
+  ExecutionOptions options;
+  options.seed = 7;
+  options.steps = count;
+  options.learning_rate = learning_rate;
+  options.epsilon = 1e-4;  // above the rounding of gradients that are zero
+  return options;
+}
+
+Values numbers(const std::vector<WholeTensor>& tensors) {
+  Values all;
+  for (const WholeTensor& t : tensors) all.insert(all.end(), t.values.begin(), t.values.end());
+  return all;
+}
+Values parameters(const Scenario& scenario, const ExecutionOptions& options) {
+  Program program;
+  lower(scenario, program);
+  for (const Violation& v : check(program)) ADD_FAILURE() << v.text;
+  const Execution run = execute(scenario, options);
+  return numbers(run.parameters);
+}
+// The copy of worker `worker`, of those with one rank each.
+Values copy_of(const Scenario& scenario, std::size_t worker, const ExecutionOptions& options) {
+  const std::vector<RunPart> parts = parts_of(runnable(scenario), options.steps);
+  std::vector<RankResult> ranks = execute_ranks(parts, options, [](std::size_t) { return make_cpu_backend(); });
+  std::vector<RankResult> one{std::move(ranks.at(worker))};
+  for (HeldPart& part : one.front().parts) part.gradient.assign(part.value.size(), 0);
+  return numbers(assemble(parts.back().scenario, one).parameters);
+}
+Values combine(double a, const Values& x, double b, const Values& y) {
+  Values z(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) z[i] = a * x[i] + b * y[i];
+  return z;
+}
+// |a - b| relative to how far training has come, |b - begin|.
+double distance(const Values& a, const Values& b, const Values& begin) {
+  EXPECT_EQ(a.size(), b.size());
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += (b[i] - begin[i]) * (b[i] - begin[i]);
+  }
+  EXPECT_GT(norm, 0);
+  return std::sqrt(difference / norm);
+}
+constexpr double kRounding = 2e-4;  // of fp32 parameters of about 1, relative to steps of a hundredth of that
+
+Values begin_of(const Scenario& scenario) { return parameters(scenario, steps(1, 0)); }
+
+// Before they agree, workers train alone: the first one computes what one rank computes on its part of the batch.
+TEST(Workers, WorkersTrainAlone) {
+  for (const char* optimizer : {"sgd", "adamw"}) {
+    const json of{{"optimizer", optimizer}, {"clip_grad", 0.5}};
+    Scenario own = tiny(R"({"data_parallel": 1})", R"({"workload": {"global_batch_size": 2}})");
+    Scenario scenario = tiny(R"({"local_steps": 10, "local_workers": 4})");
+    for (Scenario* s : {&own, &scenario}) {
+      s->plan.optimizer.rule = optimizer == std::string("sgd") ? optimizer::Rule::sgd : optimizer::Rule::adamw;
+      s->plan.optimizer.clip_grad = 0.5;
+    }
+    const ExecutionOptions options = steps(3, 0.01);
+    EXPECT_LT(distance(copy_of(scenario, 0, options), parameters(own, options), begin_of(own)), kRounding) << optimizer;
+    const Values first = copy_of(scenario, 0, options), second = copy_of(scenario, 1, options);
+    EXPECT_GT(distance(second, first, begin_of(own)), 0.1);  // on other sequences
+  }
+}
+
+// Local SGD: the mean of the copies. After each single step of SGD it is what the mean gradient gives.
+TEST(Workers, AgreeOnTheMean) {
+  const Values every_step = parameters(tiny(R"({"local_steps": 1, "local_workers": 4})"), steps(3)),
+               summed = parameters(tiny("{}"), steps(3)), begin = begin_of(tiny("{}"));
+  EXPECT_LT(distance(every_step, summed, begin), kRounding);
+
+  const Scenario never = tiny(R"({"local_steps": 10, "local_workers": 4})");
+  Values mean(begin.size());
+  for (std::size_t worker = 0; worker < 4; ++worker) mean = combine(1, mean, 0.25, copy_of(never, worker, steps(3)));
+  EXPECT_LT(distance(parameters(tiny(R"({"local_steps": 3, "local_workers": 4})"), steps(3)), mean, begin), kRounding);
+}
+
+// Local SGD agrees on x1 and x2; the displacements are d1 = x0 - x1 and d2 = x1 - x2. What outer optimizers make of
+// these is known wherever they begin the second iteration where local SGD does.
+class OuterSteps : public testing::Test {
+ protected:
+  const std::string workers = R"("local_steps": 2, "local_workers": 4)";
+  const Values x0 = begin_of(tiny("{}"));
+  const Values x1 = parameters(tiny("{" + workers + "}"), steps(2));
+  const Values x2 = parameters(tiny("{" + workers + "}"), steps(4));
+  const Values d1 = combine(1, x0, -1, x1);
+  Values with(const std::string& fields, std::int64_t count) const {
+    return parameters(tiny("{" + workers + ", " + fields + "}"), steps(count));
+  }
+};
+
+TEST_F(OuterSteps, OfSlowMo) {
+  EXPECT_LT(distance(with(R"("outer_optimizer": "momentum", "outer_momentum": 0)", 4), x2, x0), kRounding);
+  const Values slowmo = with(R"("outer_optimizer": "momentum", "outer_momentum": 0.5)", 4);
+  EXPECT_LT(distance(slowmo, combine(1, x2, -0.5, d1), x0), kRounding);
+  const Values half = with(R"("outer_optimizer": "momentum", "outer_learning_rate": 0.5, "outer_gap_penalty": 2)", 2);
+  EXPECT_LT(distance(half, combine(1, x0, -0.25, d1), x0), kRounding);
+}
+
+TEST_F(OuterSteps, OfDiLoCo) {
+  const Values first = with(R"("outer_optimizer": "nesterov", "outer_momentum": 0.6, "outer_learning_rate": 0.7)", 2);
+  EXPECT_LT(distance(first, combine(1, x0, -0.7 * 1.6, d1), x0), kRounding);
+  // A rate of 1 / (1 + momentum) makes the first step that of local SGD.
+  const Values second = with(R"("outer_optimizer": "nesterov", "outer_momentum": 0.25, "outer_learning_rate": 0.8)", 4);
+  EXPECT_LT(distance(second, combine(1, x2, -0.25 * 0.25 / 1.25, d1), x0), kRounding);
+}
+
+// The mean of one iteration is applied after the next: first nothing is, and the anchor stays.
+TEST_F(OuterSteps, OfCo2) {
+  const std::string late = R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5)";
+  EXPECT_EQ(with(late, 2), x0);
+  EXPECT_LT(distance(with(late, 4), x1, x0), kRounding);
+  // SGD without momentum begins anew at x0, and comes as far: the second displacement is the first.
+  EXPECT_LT(distance(with(late, 6), combine(1, x1, -1.5, d1), x0), kRounding);
+  const Values clipped = with(late + R"(, "outer_clip": 1e-3)", 4);
+  double most = 0;
+  Values expected = x0;
+  for (std::size_t i = 0; i < x0.size(); ++i) {
+    expected[i] -= std::clamp(d1[i], -1e-3, 1e-3);
+    most = std::max(most, std::abs(d1[i]));
+  }
+  EXPECT_GT(most, 1e-3);
+  EXPECT_LT(distance(clipped, expected, x0), kRounding);
+}
+
+// However a worker divides its copy, the numbers are those of undivided workers.
+TEST(Workers, AreTheSameInEveryLayout) {
+  const std::string adam = R"("optimizer": "adamw", "clip_grad": 1, "local_steps": 2, "local_workers": 2)";
+  for (const std::string outer :
+       {R"("outer_optimizer": "average")", R"("outer_optimizer": "nesterov", "outer_learning_rate": 0.7)",
+        R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5)"}) {
+    const auto run = [&](const std::string& layout, const std::string& patch = "{}") {
+      return parameters(tiny("{" + adam + ", " + outer + ", " + layout + "}", patch), steps(5, 0.01));
+    };
+    const Values begin = begin_of(tiny("{}")), expected = run(R"("data_parallel": 2)");
+    for (const char* layout :
+         {R"("data_parallel": 4)", R"("data_parallel": 4, "zero_stage": 1)",
+          R"("data_parallel": 4, "zero_stage": 1, "overlap_param_gather": false)",
+          R"("data_parallel": 8, "zero_stage": 2)", R"("data_parallel": 4, "zero_stage": 3)",
+          R"("data_parallel": 8, "zero_stage": 3, "zero_shard_degree": 2)",
+          R"("data_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true)",
+          R"("data_parallel": 4, "pipeline_parallel": 2, "zero_stage": 1)",
+          R"("data_parallel": 4, "context_parallel": 2, "zero_stage": 1)",
+          R"("data_parallel": 4, "zero_stage": 3, "mesh_order": "dp-tp-cp-pp", "tensor_parallel": 2)"})
+      EXPECT_LT(distance(run(layout), expected, begin), kRounding) << outer << " " << layout;
+  }
+}
+
+// Parameters of 16 bits have fp32 copies, which workers agree on. Without rounding the numbers are those of fp32.
+TEST(Workers, AgreeOnFp32Copies) {
+  for (const char* outer : {R"("outer_optimizer": "average")", R"("outer_optimizer": "momentum", "outer_delay": 1)"})
+    for (const char* layout : {R"("zero_stage": 0)", R"("zero_stage": 1)", R"("zero_stage": 3)"}) {
+      const auto run = [&](const char* precision, const ExecutionOptions& options) {
+        return parameters(
+            tiny(std::string(R"({"optimizer": "adamw", "local_steps": 2, "local_workers": 2, "precision": ")") +
+                 precision + R"(", )" + outer + ", " + layout + "}"),
+            options);
+      };
+      const Values begin = run("fp32", steps(1, 0)), narrow = run("bf16", steps(5, 0.01));
+      EXPECT_LT(distance(narrow, run("fp32", steps(5, 0.01)), begin), kRounding) << outer << layout;
+    }
+}
+
+TEST(Workers, ExpertsAreOfAWorker) {
+  const std::string experts =
+      R"({"model": {"activation": "swiglu", "ffn": 48, "positions": "rotary", "norm": "rmsnorm", "tied_embeddings": false,
+          "linear_bias": false, "experts": 4, "experts_per_token": 2, "expert_ffn": 24}})";
+  const std::string plan =
+      R"("optimizer": "adamw", "local_steps": 2, "local_workers": 2, "outer_optimizer": "nesterov")";
+  const Values begin = parameters(tiny("{" + plan + R"(, "data_parallel": 2})", experts), steps(1, 0));
+  const Values expected = parameters(tiny("{" + plan + R"(, "data_parallel": 2})", experts), steps(4, 0.01));
+  for (const char* layout :
+       {R"("data_parallel": 4, "expert_parallel": 2)", R"("data_parallel": 8, "expert_parallel": 2, "zero_stage": 1)"})
+    EXPECT_LT(distance(parameters(tiny("{" + plan + ", " + layout + "}", experts), steps(4, 0.01)), expected, begin),
+              kRounding)
+        << layout;
+}
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,111 @@
+// Iterations of local updates in time: does what is known of them in closed form come out of the tasks, and do both
+// engines agree?
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "strategies/read_scenario.h"
+#include "study/simulation/simulation.h"
+
+namespace orrery {
+namespace {
+
+using nlohmann::json;
+
+// GPT-2 XL on nodes of eight A100 with one NIC of `gigabits` Gb/s each; workers are nodes.
+Scenario over(double gigabits, std::int64_t local_steps, const std::string& plan = "{}", std::int64_t nodes = 4) {
+  json document = json::parse(R"({
+    "model": {"layers": 12, "hidden": 1600, "heads": 25, "vocab": 50257, "max_positions": 1024},
+    "cluster": {"node": "dgx-a100", "fabric": "ethernet-tcp"}, "workload": {"sequence_length": 1024},
+    "plan": {"micro_batch_size": 4, "outer_optimizer": "momentum", "outer_delay": 1, "outer_dtype": "bf16"}})");
+  document["cluster"]["nodes"] = nodes;
+  document["cluster"]["inter_node_bytes_per_second"] = gigabits / 8 * 1e9;
+  document["workload"]["global_batch_size"] = 32 * nodes;
+  document["plan"]["local_steps"] = local_steps;
+  document["plan"].merge_patch(json::parse(plan));
+  return read_scenario(document, {});
+}
+Report report_of(const Scenario& scenario, Engine engine = Engine::analytical) {
+  SimulationOptions options;
+  options.engine = engine;
+  return Simulator().evaluate(scenario, options).report;
+}
+
+// T = max(tau kappa t_local, t_exchange) + t_outer (CO2), with kappa what kernels lose beside a collective.
+TEST(LocalUpdateTimes, AnExchangeIsHiddenByEnoughSteps) {
+  for (const double gigabits : {1.0, 10.0, 80.0})
+    for (const std::int64_t tau : {1, 3, 6, 12, 24, 48, 96}) {
+      const Report r = report_of(over(gigabits, tau));
+      ASSERT_EQ(r.tasks.size(), 3u);
+      const double local = r.tasks[0].seconds, outer = r.tasks[1].seconds, exchange = r.tasks[2].seconds;
+      const auto steps = static_cast<double>(tau);
+      const double least = std::max(steps * local, exchange) + outer;
+      EXPECT_GE(r.iteration_seconds, least * (1 - 1e-9));
+      // Beside an exchange all kernels are slower, but no longer than it lasts.
+      constexpr double kSlowest = 0.2;
+      EXPECT_LE(r.iteration_seconds,
+                std::max(steps * local + kSlowest * std::min(exchange, steps * local), exchange) + outer + 1e-9)
+          << gigabits << " Gb/s, " << tau << " steps";
+      EXPECT_NEAR(r.step_seconds, r.iteration_seconds / steps, 1e-12 * r.step_seconds);
+      double terms = 0;
+      for (const StageReport& stage : r.stages) terms = stage.time.total();
+      EXPECT_NEAR(terms, r.step_seconds, 1e-9 * r.step_seconds);
+      // It waits for what the steps have not hidden.
+      EXPECT_EQ(r.tasks[1].waiting_seconds > 0, exchange > steps * local) << gigabits << " Gb/s, " << tau << " steps";
+    }
+}
+
+// Workers that wait: T = tau t_local + t_outer, whose second term has the exchange.
+TEST(LocalUpdateTimes, WhoWaitsPaysTheWholeExchange) {
+  for (const std::int64_t tau : {1, 7, 50}) {
+    const Report waits = report_of(over(10, tau, R"({"outer_delay": 0})")), late = report_of(over(10, tau));
+    ASSERT_EQ(waits.tasks.size(), 2u);
+    EXPECT_NEAR(waits.iteration_seconds, static_cast<double>(tau) * waits.tasks[0].seconds + waits.tasks[1].seconds,
+                1e-9 * waits.iteration_seconds);
+    EXPECT_NEAR(waits.tasks[1].seconds, late.tasks[1].seconds + late.tasks[2].seconds, 0.02 * waits.tasks[1].seconds);
+    EXPECT_LT(late.step_seconds, waits.step_seconds);
+  }
+}
+
+// More local steps, and a faster network, never make a step longer.
+TEST(LocalUpdateTimes, MoreStepsAndMoreBandwidthAreNoSlower) {
+  for (const char* plan : {"{}", R"({"outer_delay": 0})", R"({"zero_stage": 3})"}) {
+    double before = 1e9;
+    for (const std::int64_t tau : {1, 2, 4, 8, 16, 32, 64, 128}) {
+      const double step = report_of(over(25, tau, plan)).step_seconds;
+      EXPECT_LE(step, before * (1 + 1e-9)) << plan << " " << tau;
+      before = step;
+    }
+    before = 1e9;
+    for (const double gigabits : {1.0, 5.0, 25.0, 100.0, 400.0, 800.0}) {
+      const double step = report_of(over(gigabits, 8, plan)).step_seconds;
+      EXPECT_LE(step, before * (1 + 1e-9)) << plan << " " << gigabits;
+      before = step;
+    }
+  }
+}
+
+// Both engines, where links are idle and where the workers' own collectives need the network that the exchange needs.
+// An exchange that ends within the step in which it begins meets a part of the step: the closed form knows only the
+// mean.
+TEST(LocalUpdateTimes, BothEnginesAgree) {
+  if (!built_with_simgrid()) GTEST_SKIP() << "built without SimGrid";
+  constexpr double kAgree = 0.03, kWithinAStep = 0.06;
+  for (const char* plan : {"{}", R"({"outer_delay": 0})", R"({"zero_stage": 3, "local_workers": 2})",
+                           R"({"local_workers": 2})", R"({"local_workers": 8, "zero_stage": 3})"})
+    for (const double gigabits : {10.0, 100.0})
+      for (const std::int64_t tau : {1, 4, 16, 64}) {
+        const Scenario scenario = over(gigabits, tau, plan);
+        const Report closed = report_of(scenario), events = report_of(scenario, Engine::des);
+        const TaskReport& last = closed.tasks.back();
+        const bool within = last.beside && last.seconds < closed.tasks[0].seconds && tau == 1;
+        EXPECT_NEAR(closed.step_seconds / events.step_seconds, 1, within ? kWithinAStep : kAgree)
+            << plan << " " << gigabits << " Gb/s, " << tau << " steps";
+      }
+}
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,142 @@
+// Local updates: what the workers send and keep, and which plans are refused.
+#include "strategies/local_updates/local_updates.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "sim/program/check.h"
+#include "tests/strategies/support.h"
+
+namespace orrery {
+namespace {
+
+using local_updates::OuterOptimizer;
+using testing::HasSubstr;
+
+// Four nodes of eight, bf16 parameters with fp32 copies; workers agree every six steps.
+Scenario four_nodes(OuterOptimizer optimizer, std::int64_t delay, std::int64_t zero_stage = 0) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 4);
+  s.workload = {1024, 0, 64};
+  s.plan.batch.micro_batch_size = 1;
+  s.plan.data.zero_stage = zero_stage;
+  s.plan.local.steps = 6;
+  s.plan.local.optimizer = optimizer;
+  s.plan.local.delay = delay;
+  return s;
+}
+Program proven(const Scenario& scenario) {
+  Program p;
+  lower(scenario, p);
+  for (const Violation& v : check(p)) ADD_FAILURE() << v.text;
+  return p;
+}
+double elements(const Piece& layer) {
+  double n = 0;
+  for (const ParameterGradient& g : layer.parameters) n += static_cast<double>(layer.tensors[g.parameter].elements());
+  return n;
+}
+// Bytes that a rank gives to means over workers in an iteration, and the ranks of a mean.
+struct Means {
+  double bytes = 0;
+  std::int64_t ranks = 0;
+};
+Means means_of(const Program& p, const Piece& layer) {
+  Means means;
+  for (const Block& block : layer.tasks)
+    for (const Op& op : block.ops)
+      if (op.reduction == Reduction::mean) {
+        means.bytes += static_cast<double>(layer.tensors[op.reads[0]].bytes());
+        means.ranks = p.mesh.size(op.group);
+      }
+  return means;
+}
+
+TEST(LocalUpdates, WorkersAreNodesUnlessThePlanSays) {
+  Scenario s = four_nodes(OuterOptimizer::average, 0);
+  EXPECT_EQ(local_updates::workers(s), 4);
+  EXPECT_EQ(local_updates::replicas(s), 8);
+  s.plan.tensor.degree = 4;
+  EXPECT_EQ(local_updates::replicas(s), 2);
+  s.plan.local.workers = 8;
+  EXPECT_EQ(local_updates::replicas(s), 1);
+  s.plan.local.steps = 0;
+  EXPECT_EQ(local_updates::workers(s), 1);
+}
+
+// A worker sends its copy once an iteration, whatever its ranks: each rank sends its part. Between nodes that is 2 e P
+// (K - 1) / K bytes a node instead of as much in every step.
+TEST(LocalUpdates, AWorkerSendsItsCopyOnce) {
+  for (const std::int64_t stage : {0, 1, 3})
+    for (const auto& [optimizer, delay] :
+         {std::pair(OuterOptimizer::average, 0), std::pair(OuterOptimizer::momentum, 1),
+          std::pair(OuterOptimizer::nesterov, 0)}) {
+      Scenario s = four_nodes(optimizer, delay, stage);
+      if (optimizer != OuterOptimizer::average) s.plan.local.dtype = local_updates::OuterDtype::bf16;
+      const Program p = proven(s);
+      const Piece& layer = piece_named(p, "layer");
+      const Means means = means_of(p, layer);
+      EXPECT_EQ(means.ranks, 4);
+      const double bytes = optimizer == OuterOptimizer::average ? 4 : 2;  // of fp32 copies, of displacements
+      EXPECT_NEAR(means.bytes / (bytes * elements(layer) / 8), 1, 1e-4) << stage;
+      // Nothing in the step reaches beyond a worker.
+      for (const Block* block : {&layer.forward, &layer.backward, &layer.update})
+        for (const Op& op : block->ops) EXPECT_FALSE(op.group.meets(p.mesh.group(MeshAxis::worker))) << op.name;
+    }
+}
+
+// An anchor and a momentum in fp32, and what is under way in the dtype of the wire, over the ranks of a worker.
+TEST(LocalUpdates, OuterStatesAreDividedOverAWorker) {
+  for (const std::int64_t stage : {0, 2, 3}) {
+    const auto held = [&](OuterOptimizer optimizer, std::int64_t delay) {
+      Scenario s = four_nodes(optimizer, delay, stage);
+      if (optimizer != OuterOptimizer::average) s.plan.local.dtype = local_updates::OuterDtype::bf16;
+      const Program p = proven(s);
+      return device_bytes(piece_memory(piece_named(p, "layer"), 1).resident);
+    };
+    Program p;
+    lower(four_nodes(OuterOptimizer::average, 0, stage), p);
+    const double part = elements(piece_named(p, "layer")) / 8, average = held(OuterOptimizer::average, 0);
+    EXPECT_NEAR((held(OuterOptimizer::momentum, 0) - average) / (8 * part), 1, 1e-3) << stage;
+    EXPECT_NEAR((held(OuterOptimizer::momentum, 1) - average) / (12 * part), 1, 1e-3) << stage;
+  }
+}
+
+TEST(LocalUpdates, WithoutThemNothingChanges) {
+  Scenario with = four_nodes(OuterOptimizer::average, 0);
+  with.plan.local = {};
+  Program p;
+  lower(with, p);
+  EXPECT_TRUE(p.tasks.empty());
+  EXPECT_EQ(p.mesh.size(MeshAxis::worker), 1);
+  for (const Piece& piece : p.pieces) EXPECT_TRUE(piece.tasks.empty());
+}
+
+TEST(LocalUpdates, RefusesWhatCannotBe) {
+  const auto refused = [](auto change) {
+    Scenario s = four_nodes(OuterOptimizer::momentum, 0);
+    change(s.plan);
+    return refusal_of(s);
+  };
+  EXPECT_EQ(refused([](Plan&) {}), "nothing");
+  EXPECT_THAT(refused([](Plan& plan) { plan.local.workers = 5; }),
+              HasSubstr("/plan/local_workers: found 5, expected a divisor of the data-parallel degree 32"));
+  EXPECT_THAT(refused([](Plan& plan) { plan.local.workers = 1; }), HasSubstr("there is one worker"));
+  EXPECT_THAT(refused([](Plan& plan) { plan.local.steps = 0; }),
+              HasSubstr("/plan/outer_optimizer: found \"momentum\", expected \"average\" without local_steps"));
+  EXPECT_THAT(refused([](Plan& plan) {
+                plan.local.optimizer = OuterOptimizer::average;
+                plan.local.delay = 1;
+              }),
+              HasSubstr("/plan/outer_delay: found 1, expected 0 without an outer_optimizer"));
+  EXPECT_THAT(refused([](Plan& plan) { plan.offload.optimizer = true; }), HasSubstr("/plan/local_steps"));
+  EXPECT_THAT(refused([](Plan& plan) {
+                plan.data.zero_stage = 1;
+                plan.data.shard_degree = 16;  // a worker has eight replicas
+              }),
+              HasSubstr("/plan/zero_shard_degree"));
+}
+
+}  // namespace
+}  // namespace orrery
