@@ -272,6 +272,9 @@ RunJob job_of(const RunArguments& arguments) {
                      "--device cpu: the GPU's attention does not stay within documents");
   if (job.processes && !arguments.trace.empty())
     throw InputError({"--trace", ""}, "ranks that are processes (--ranks mpi)", "threads: they share a timeline");
+  if (arguments.check && !job.program.tasks.empty())
+    throw InputError({"--check", ""}, "a plan whose workers train copies of their own",
+                     "a plan without local_steps: one rank computes something else");
   if (arguments.steps == 0 && !arguments.check)
     throw InputError({"--steps", ""}, "0 without --check",
                      "at least one step; orrery simulate predicts without running");
@@ -336,7 +339,7 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
     const std::vector<RunPart> parts = parts_of(job.scenario, steps);
     outcome.measured = measured_report(parts.back().scenario, parts.back().program, results, outcome.facts);
     if (parts.size() > 1) outcome.steps = steps_of(results, job.scenario.workload.step);
-    outcome.fastest = fastest_step_seconds(results);
+    outcome.fastest = fastest_step_seconds(job.program, results);
   }
   outcome.tolerance = arguments.tolerance.value_or(tolerance_of(outcome.facts, job.scenario, arguments.emulate_bf16));
   return outcome;

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -21,6 +22,8 @@
 #include "sim/program/tensor.h"
 
 namespace orrery {
+
+class Backend;
 
 // A rank failed, or waited too long. The message says which rank, where in the Program, and for whom it waits.
 class ExecutionError : public std::runtime_error {
@@ -109,6 +112,13 @@ class Communicator {
                     Dtype dtype) = 0;
   virtual void receive(std::size_t from, const MessageTag& tag, Stream stream, void* data, std::int64_t elements,
                        Dtype dtype) = 0;
+
+  // Returns a communicator of the same ranks for another thread, which uses `backend`: what it does meets nothing that
+  // this one does. All ranks call it equally often. Null: there is none.
+  virtual std::unique_ptr<Communicator> beside(Backend& backend) {
+    (void)backend;
+    return nullptr;
+  }
 
   // Ends every wait of every rank, now and later. The first failure is kept.
   virtual void fail(std::exception_ptr failure) = 0;

@@ -86,6 +86,7 @@ struct InProcessRanks::Rep {
     const std::lock_guard lock(mutex);
     if (failure == nullptr) failure = std::move(first);
     for (std::condition_variable& rank : changed) rank.notify_one();
+    if (beside) beside->fail(failure);
   }
 
   std::chrono::duration<double> patience;
@@ -97,6 +98,7 @@ struct InProcessRanks::Rep {
   // Buffers that receivers no longer need, by the sender that owns them.
   std::vector<std::vector<void*>> returned;
   std::exception_ptr failure;
+  std::unique_ptr<InProcessRanks> beside;  // for the ranks' other threads
 };
 
 namespace {
@@ -112,6 +114,12 @@ class InProcessCommunicator final : public Communicator {
   void at(const PlaceInProgram& place) override {
     const std::lock_guard lock(shared_.mutex);
     shared_.places[rank_] = place;
+  }
+
+  std::unique_ptr<Communicator> beside(Backend& backend) override {
+    const std::lock_guard lock(shared_.mutex);
+    if (!shared_.beside) shared_.beside = std::make_unique<InProcessRanks>(ranks(), shared_.patience.count());
+    return shared_.beside->communicator(rank_, backend);
   }
 
   // Every rank sums its part of the elements, then takes the others' sums: a reduce-scatter and an all-gather.

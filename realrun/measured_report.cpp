@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <span>
 
 #include "sim/base/statistics.h"
 #include "sim/program/liveness.h"
@@ -19,6 +21,25 @@ std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<do
   for (const RankResult& rank : ranks)
     for (std::size_t s = 0; s < steps.size(); ++s) steps[s] = std::max(steps[s], (rank.*seconds).at(s));
   return steps;
+}
+
+namespace {
+
+double mean_of(std::span<const double> values) {
+  return std::reduce(values.begin(), values.end()) / static_cast<double>(values.size());
+}
+
+}  // namespace
+
+std::vector<double> step_samples(const Program& program, const std::vector<RankResult>& ranks,
+                                 std::vector<double> RankResult::*seconds) {
+  const std::vector<double> steps = slowest(ranks, seconds);
+  const auto length = static_cast<std::size_t>(steps_of_iteration(program));
+  std::vector<double> samples;
+  for (std::size_t s = 0; s + length <= steps.size(); s += length)
+    samples.push_back(mean_of(std::span(steps).subspan(s, length)));
+  if (samples.empty() && !steps.empty()) samples.push_back(mean_of(steps));
+  return samples;
 }
 
 namespace {
@@ -100,8 +121,8 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
   report.engine = "measured";
   report.devices = static_cast<std::int64_t>(ranks.size());
   const double devices = static_cast<double>(ranks.size());
-  const std::vector<double> steps = slowest(ranks, &RankResult::step_seconds),
-                            marked = slowest(ranks, &RankResult::marked_step_seconds);
+  const std::vector<double> steps = step_samples(program, ranks, &RankResult::step_seconds),
+                            marked = step_samples(program, ranks, &RankResult::marked_step_seconds);
   report.step_seconds = steps.empty() ? median(marked) : median(steps);
   const double step = report.step_seconds;
   const ModelWork& model = program.model;
@@ -170,9 +191,9 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
   return report;
 }
 
-double fastest_step_seconds(const std::vector<RankResult>& ranks) {
-  std::vector<double> steps = slowest(ranks, &RankResult::step_seconds);
-  if (steps.empty()) steps = slowest(ranks, &RankResult::marked_step_seconds);
+double fastest_step_seconds(const Program& program, const std::vector<RankResult>& ranks) {
+  std::vector<double> steps = step_samples(program, ranks, &RankResult::step_seconds);
+  if (steps.empty()) steps = step_samples(program, ranks, &RankResult::marked_step_seconds);
   return steps.empty() ? 0 : *std::min_element(steps.begin(), steps.end());
 }
 

@@ -1,7 +1,8 @@
 // Turns the ranks' measurements into a Report, the form of a prediction, so that both can be compared.
 //
 // Conventions:
-//  - The step time is the median, over the steps without marks, of the slowest rank's time.
+//  - The step time is the median, over the steps without marks, of the slowest rank's time. With tasks beside the step
+//    (sim/program/task.h) it is the median over iterations of the mean over their steps.
 //  - A stage's terms are the means over its ranks and the marked steps, scaled to add up to the step time. On a CPU,
 //    which does one thing after the other, all communication is exposed, and "waiting for the host" is the executor's
 //    own time between ops. On a GPU a term is time of the compute stream; a gap counts for the stream it waited for.
@@ -27,7 +28,11 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
 
 // The slowest rank's time of each step: &RankResult::step_seconds.
 std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<double> RankResult::*seconds);
-// Fastest step by the slowest rank, among the steps without marks (among all steps if there are none).
-double fastest_step_seconds(const std::vector<RankResult>& ranks);
+// The same of each step that repeats: if the Program has tasks beside the step, the mean over each whole iteration, or
+// over all steps if they are fewer.
+std::vector<double> step_samples(const Program& program, const std::vector<RankResult>& ranks,
+                                 std::vector<double> RankResult::*seconds);
+// The shortest of these samples without marks (with marks if there are no others).
+double fastest_step_seconds(const Program& program, const std::vector<RankResult>& ranks);
 
 }  // namespace orrery

@@ -304,6 +304,11 @@ class Ranks final : public MpiCommunicator {
   std::size_t rank() const override { return rank_; }
   std::size_t ranks() const override { return ranks_; }
   void at(const PlaceInProgram& place) override { place_ = place; }
+  std::unique_ptr<Communicator> beside(Backend&) override {
+    int level = MPI_THREAD_SINGLE;
+    need(MPI_Query_thread(&level), "MPI_Query_thread");
+    return level == MPI_THREAD_MULTIPLE ? std::make_unique<Ranks>(options_) : nullptr;
+  }
 
   void all_reduce(const CollectiveCall& of, void* data, std::int64_t elements) override {
     run_in_place(OpKind::all_reduce, options_.algorithm, of, data, elements);
@@ -532,7 +537,7 @@ class Ranks final : public MpiCommunicator {
 
 MpiSession::MpiSession(int* argc, char*** argv) {
   int provided = 0;
-  need(MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  need(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
   // Makes sleeps end on time: the default slack is as long as the sleeps themselves.
   prctl(PR_SET_TIMERSLACK, 1);
 }

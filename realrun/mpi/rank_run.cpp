@@ -23,7 +23,7 @@ OrderedJson measured_json(const Scenario& scenario, const Program& program, cons
                           const BackendFacts& facts) {
   OrderedJson json = report_json(measured_report(scenario, program, results, facts));
   json["losses"] = assemble(scenario, results).losses;
-  json["step_samples"] = slowest(results, &RankResult::step_seconds);
+  json["step_samples"] = step_samples(program, results, &RankResult::step_seconds);
   return json;
 }
 

@@ -138,6 +138,8 @@ class Training:
     sequences: int
     plan: tuple  # of (field, value)
     tokens: int = MODEL["max_positions"]
+    steps: int = STEPS  # half of them give the step time
+    warmup: int = WARMUP
 
     table = "Training steps"
     bytes = 0
@@ -161,11 +163,11 @@ class Training:
         """The steps; and, as the one thing about computing that the engines are told, how long all hosts take for the
         scenario of one rank, each by itself, at the same time."""
         with predict.json_file(self.scenario()) as path:
-            def run(*options):
+            def run(steps, warmup, *options):
                 return json.loads(network.mpirun(range(self.topology.hosts), [
-                    arguments.rank, "run", path, "--steps", STEPS, "--warmup", WARMUP, *options]))
-            alone = run("--alone")
-            found = run()
+                    arguments.rank, "run", path, "--steps", steps, "--warmup", warmup, *options]))
+            alone = run(STEPS, WARMUP, "--alone")
+            found = run(self.steps, self.warmup)
         return {"samples": found["step_samples"], "alone_seconds": statistics.median(alone["step_samples"]),
                 "measured_time": found["time"]}
 
@@ -229,4 +231,12 @@ def all_cases():
         train(topology, "Ulysses 4", 1, LONG, context_parallel=4, context_parallel_type="ulysses")
         train(topology, "ring 4", 1, LONG, context_parallel=4)
     train(two_leaves(4, 4), "ring of 2 rings of 2", 1, LONG, context_parallel=4, inner_ring_degree=2)
+    # Workers of one host that agree every few steps: they wait for the mean of their copies, or take it beside the next
+    # steps, on another thread. Two iterations give the step time, after those in which nothing has been agreed on yet.
+    for local_steps in (1, 4, 12, 24, 96):
+        for name, delay in (("SlowMo", 0), ("CO2", 1)):
+            plan = {"data_parallel": 4, "local_steps": local_steps, "local_workers": 4, "outer_optimizer": "momentum",
+                    "outer_delay": delay}
+            found.append(Training(single_switch(4), f"{name} every {local_steps}", 4, tuple(plan.items()),
+                                  steps=4 * max(2, local_steps), warmup=2 * local_steps))
     return tuple(found)

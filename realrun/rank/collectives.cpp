@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -96,16 +97,17 @@ void Collectives::all_reduce(const OpCall& call) {
   if (data != from.data) backend_.copy(call.stream, data, from.data, bytes(n, to.dtype));
   const CollectiveCall of = meeting(call, to.dtype);
   communicator_.all_reduce(of, data, n);
-  if (call.op.reduction == Reduction::mean) take_mean(call, data, of.members.size());
+  if (call.op.reduction == Reduction::mean) divide(backend_, call.stream, data, call.read(0), of.members.size());
   if (add || to.index != nullptr) backend_.scatter(call.stream, data, to, add);
 }
 
-void Collectives::take_mean(const OpCall& call, void* data, std::size_t ranks) {
-  Op divide = computation(OpKind::scale, call.op.name, call.op.phase, {}, {});
-  divide.stream = call.stream;
-  divide.scale = 1 / static_cast<double>(ranks);
-  const Operand operand{data, &call.read(0)};
-  backend_.run(divide, {&operand, 1}, {&operand, 1}, {});
+std::optional<SumBeside> Collectives::sum_beside(const OpCall& call) const {
+  if (call.op.kind != OpKind::all_reduce || call.op.accumulate || call.op.reduction == Reduction::merge) return {};
+  const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
+  const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
+  if (from.gathered != nullptr || to.index != nullptr) return {};
+  return SumBeside{meeting(call, to.dtype), from.data, memory_.element(to), &call.read(0),
+                   call.op.reduction == Reduction::mean};
 }
 
 void Collectives::merge_statistics(const OpCall& call) {

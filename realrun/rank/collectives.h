@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "realrun/communicator.h"
+#include "realrun/rank/background.h"
 #include "realrun/rank/element_indices.h"
 #include "realrun/rank/expert_rows.h"
 #include "realrun/rank/tensor_memory.h"
@@ -15,13 +17,14 @@ class Collectives : RankShared {
   Collectives(const RankShared& rank, ElementIndices& indices, const ExpertRows& rows)
       : RankShared(rank), indices_(indices), rows_(rows) {}
 
+  // Prepares a sum or mean of dense operands that another thread is to run; empty for any other op.
+  std::optional<SumBeside> sum_beside(const OpCall& call) const;
   // `rows`: the number of rows that the op moves, if they are counted. REQUIRES: a communication op. Throws
   // std::logic_error for operands that do not fit.
   void run(const OpCall& call, const RowCounts* rows);
 
  private:
   void all_reduce(const OpCall& call);
-  void take_mean(const OpCall& call, void* data, std::size_t ranks);  // divides a sum of dense values
   void merge_statistics(const OpCall& call);
   void all_gather(const OpCall& call);
   void reduce_scatter(const OpCall& call);

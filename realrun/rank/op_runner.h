@@ -2,6 +2,7 @@
 // and is recorded as a use of its operands.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "realrun/rank/collectives.h"
@@ -20,6 +21,8 @@ class OpRunner : RankShared {
   void begin_step(std::int64_t step) { kernels_.begin_step(step); }
   // Throws ExecutionError for an op that cannot run, or that writes NaN (with ExecutionOptions::find_undefined).
   void run(const OpCall& call);
+  // Prepares an op that another thread is to run (Background); empty: it cannot. Its operands are used until then.
+  std::optional<SumBeside> sum_beside(const OpCall& call) const { return collectives_.sum_beside(call); }
   const RoutedRows& routed() const { return rows_.routed(); }
 
  private:

@@ -2,6 +2,7 @@
 #include "realrun/rank/rank.h"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -83,6 +84,7 @@ void Rank::run(RankResult& result) {
     if (!program_.tasks.empty() && ++repeated_ == program_.tasks[task_].repeats) run_tasks_until_step(task_ + 1);
     end_step(step, begin);
   }
+  if (background_ && last_beside_ >= 0) background_->wait(last_beside_);
   result_.rank = position_.rank;
   result_.stage = position_.pp;
   if (const double peak = memory_.ledger().peak_bytes(); peak >= result_.peak_bytes) {
@@ -143,13 +145,47 @@ void Rank::run_step() {
 void Rank::run_tasks_until_step(std::size_t from) {
   const std::vector<Task>& tasks = program_.tasks;
   if (tasks.empty()) return;
+  runs_beside_.resize(tasks.size());
   repeated_ = 0;
-  for (task_ = from % tasks.size(); tasks[task_].block > 0; task_ = (task_ + 1) % tasks.size())
-    for (std::int64_t i = 0; i < tasks[task_].repeats; ++i) run_block(tasks[task_].block);
+  for (task_ = from;; ++task_) {
+    if (task_ == tasks.size()) task_ = 0, ++iteration_;
+    const Task& task = tasks[task_];
+    wait_before(task);
+    if (task.block == 0) return;
+    for (std::int64_t i = 0; i < task.repeats; ++i)
+      if (!task.beside || !run_beside(tasks_[task.block - 1u])) run_block(task.block);
+    runs_beside_[task_].push_back(last_beside_);
+  }
 }
 
-// A task that runs beside others is only issued here. On a device its stream runs beside the others, and what reads its
-// results waits for them; a CPU does it at once.
+void Rank::wait_before(const Task& task) {
+  for (const After& after : task.after)
+    if (background_ && program_.tasks[after.task].beside && iteration_ >= after.lag)
+      background_->wait(runs_beside_[after.task][static_cast<std::size_t>(iteration_ - after.lag)]);
+}
+
+// On a device, a task beside others is only issued: what reads its results waits for its stream. A CPU works in the
+// caller's thread, so the task gets another one.
+bool Rank::run_beside(RankTask& task) {
+  if (!std::exchange(tried_background_, true) && !backend_.facts().asynchronous_streams) {
+    std::unique_ptr<Backend> backend = make_cpu_backend();
+    if (auto communicator = communicator_.beside(*backend))
+      background_ = std::make_unique<Background>(std::move(backend), std::move(communicator));
+  }
+  if (!background_) return false;
+  std::vector<SumBeside> sums;
+  bool all = true;
+  task.model.for_each_instance([&](const Instance& instance) {
+    for (std::size_t i = 0; i < instance.plan->ops(kUpdateBlock).size(); ++i) {
+      const std::optional<SumBeside> sum = task.ops.sum_beside({instance, kOfStep, kUpdateBlock, i});
+      all = all && sum.has_value();
+      if (sum) sums.push_back(*sum);
+    }
+  });
+  if (all) last_beside_ = background_->add(std::move(sums));
+  return all;
+}
+
 void Rank::run_block(std::uint16_t block) {
   RankTask& task = tasks_[block - 1u];
   clock_.pause();  // marks are of the step's ops

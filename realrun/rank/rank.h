@@ -13,6 +13,7 @@
 #include <deque>
 #include <vector>
 
+#include "realrun/rank/background.h"
 #include "realrun/rank/op_runner.h"
 #include "realrun/rank/rank_results.h"
 #include "realrun/rank/replica_sums.h"
@@ -50,7 +51,11 @@ class Rank {
   void run_step();
   // Runs the tasks that come before the next step in the list. `from`: the number of the first.
   void run_tasks_until_step(std::size_t from);
+  // Waits for the tasks that a task of the list waits for.
+  void wait_before(const Task& task);
+  // Runs a block, if `beside` on the background's thread.
   void run_block(std::uint16_t block);
+  bool run_beside(RankTask& task);
 
   // Run a block for all instances of a chunk, in order. After its last use a micro-batch's memory is freed.
   void run_slot(const Slot& slot);
@@ -101,7 +106,12 @@ class Rank {
   std::deque<RankTask> tasks_;  // by block, from 1
   // The task of the list that the next step belongs to, and how often it has run in this iteration.
   std::size_t task_ = 0;
-  std::int64_t repeated_ = 0;
+  std::int64_t repeated_ = 0, iteration_ = 0;
+  // By task: the background's last run in each iteration. The background is made when a task first needs it.
+  std::vector<std::vector<std::int64_t>> runs_beside_;
+  std::int64_t last_beside_ = -1;
+  bool tried_background_ = false;
+  std::unique_ptr<Background> background_;
   RankResult result_;
 };
 
