@@ -15,6 +15,7 @@
 #include <tuple>
 #include <vector>
 
+#include "realrun/agreement.h"
 #include "realrun/mpi/launch.h"
 #include "realrun/mpi/transfers.h"
 #include "sim/base/error.h"
@@ -133,6 +134,25 @@ TEST_F(Mpi, RanksStartedFromHereSayWhatThreadsDo) {
     EXPECT_EQ(processes[r].ops.size(), threads[r].ops.size());
     EXPECT_EQ(processes[r].peak_bytes, threads[r].peak_bytes);
   }
+}
+
+// Workers that take the mean of their copies on another thread, over a communicator of its own.
+TEST_F(Mpi, WorkersAgreeAsThreadsDo) {
+  ScenarioSource source;
+  const std::vector<std::string> sets{"plan.data_parallel=2", "model.layers=1",         "model.hidden=32",
+                                      "model.vocab=64",       "model.max_positions=16", "workload.sequence_length=16",
+                                      "plan.local_steps=1",   "plan.local_workers=2",   "plan.outer_optimizer=momentum",
+                                      "plan.outer_delay=1"};
+  const Scenario scenario = read_scenario(load_scenario_document("small-gpt", sets, source), source);
+  ExecutionOptions options;
+  options.seed = 3;
+  const Execution processes = assemble(
+      scenario, execute_ranks_over_mpi({.scenario = "small-gpt", .sets = sets, .ranks = 2}, options).ranks);
+  const Execution threads = execute(scenario, options_to_compare(options, scenario, 1));  // what such ranks run
+  ASSERT_EQ(threads.losses.size(), 2u);
+  ASSERT_EQ(processes.parameters.size(), threads.parameters.size());
+  for (std::size_t t = 0; t < threads.parameters.size(); ++t)
+    EXPECT_EQ(processes.parameters[t].values, threads.parameters[t].values) << threads.parameters[t].name;
 }
 
 TEST_F(Mpi, WhatTheFirstRankThatFailsSaysIsTheError) {
