@@ -170,11 +170,13 @@ class Parts {
 };
 
 RankResult run_rank(const Parts& parts, Backend& backend, Communicator& communicator) {
+  // Outlive the handler: what has failed is said before ranks end what they have under way. Deque: the backend knows
+  // their index lists by address.
+  std::deque<realrun::RunSetup> setups;
+  std::deque<Rank> ranks;
   try {
     RankResult result;
     CarriedState carried;
-    std::deque<realrun::RunSetup> setups;
-    std::deque<Rank> ranks;  // deque: the backend knows their index lists by address
     for (std::size_t p = 0; p < parts.size(); ++p) {
       setups.push_back(parts.setup(p));
       Rank& rank = ranks.emplace_back(setups.back(), backend, communicator, std::move(carried));

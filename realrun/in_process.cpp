@@ -119,6 +119,7 @@ class InProcessCommunicator final : public Communicator {
   std::unique_ptr<Communicator> beside(Backend& backend) override {
     const std::lock_guard lock(shared_.mutex);
     if (!shared_.beside) shared_.beside = std::make_unique<InProcessRanks>(ranks(), shared_.patience.count());
+    if (shared_.failure != nullptr) shared_.beside->fail(shared_.failure);
     return shared_.beside->communicator(rank_, backend);
   }
 

@@ -184,6 +184,12 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
                                      ranks.size() == 1 ? "" : "s"));
   if (!steps.empty()) {
     const auto [least, most] = std::minmax_element(steps.begin(), steps.end());
+    if (const std::int64_t length = steps_of_iteration(program);
+        static_cast<std::int64_t>(slowest(ranks, &RankResult::step_seconds).size()) < length)
+      report.notes.push_back(
+          fmt::format("fewer steps than the {} of an iteration were measured: the step time need not have its other "
+                      "tasks (--steps {})",
+                      length, 2 * length));
     report.notes.push_back(
         fmt::format("steps took {} to {}, or {} with marks around every op; the terms are measured with marks",
                     seconds_text(*least), seconds_text(*most), seconds_text(median(marked))));

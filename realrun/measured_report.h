@@ -2,7 +2,10 @@
 //
 // Conventions:
 //  - The step time is the median, over the steps without marks, of the slowest rank's time. With tasks beside the step
-//    (sim/program/task.h) it is the median over iterations of the mean over their steps.
+//    (sim/program/task.h) it is the median, over stretches of as many steps as an iteration has, of their mean. Ranks
+//    meet before each measured step. On a GPU a measured step ends when all streams are idle, so that a task beside the
+//    steps is waited for at once.
+//  - Other tasks, and waits for them, have no marks: their time is in "waiting for the host".
 //  - A stage's terms are the means over its ranks and the marked steps, scaled to add up to the step time. On a CPU,
 //    which does one thing after the other, all communication is exposed, and "waiting for the host" is the executor's
 //    own time between ops. On a GPU a term is time of the compute stream; a gap counts for the stream it waited for.
@@ -28,8 +31,8 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
 
 // The slowest rank's time of each step: &RankResult::step_seconds.
 std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<double> RankResult::*seconds);
-// The same of each step that repeats: if the Program has tasks beside the step, the mean over each whole iteration, or
-// over all steps if they are fewer.
+// The same of what repeats: if the Program has other tasks than the step, the mean over each stretch of as many steps
+// as an iteration has, or over all steps if they are fewer.
 std::vector<double> step_samples(const Program& program, const std::vector<RankResult>& ranks,
                                  std::vector<double> RankResult::*seconds);
 // The shortest of these samples without marks (with marks if there are no others).

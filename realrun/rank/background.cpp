@@ -61,6 +61,7 @@ void Background::work() {
 
 void Background::sum(const SumBeside& of) {
   const std::int64_t n = of.tensor->elements();
+  communicator_->at({"a task beside the step", of.op, -1});
   if (of.from != of.to) backend_->copy(of.call.stream, of.to, of.from, n * backend_->stored_bytes(of.call.dtype));
   communicator_->all_reduce(of.call, of.to, n);
   if (of.mean) divide(*backend_, of.call.stream, of.to, *of.tensor, of.call.members.size());

@@ -1,5 +1,5 @@
-// Collectives of tasks that run beside others (sim/program/task.h), on a thread with a communicator and a backend of its
-// own. For backends that run work at once in the caller's thread; on a device a stream does the same.
+// Collectives of tasks that run beside others (sim/program/task.h), on a thread with a communicator and a backend of
+// its own. For backends that run work at once in the caller's thread; on a device a stream does the same.
 #pragma once
 
 #include <condition_variable>
@@ -20,9 +20,10 @@ namespace orrery::realrun {
 // them until the run that this belongs to has ended.
 struct SumBeside {
   CollectiveCall call;
+  const char* op = "";  // its name, in static storage
   const void* from = nullptr;
   void* to = nullptr;
-  const Tensor* tensor = nullptr;  // of both
+  const Tensor* tensor = nullptr;  // of both, which have the call's dtype; outlives the run
   bool mean = false;
 };
 
@@ -32,12 +33,12 @@ void divide(Backend& backend, Stream stream, void* data, const Tensor& tensor, s
 class Background {
  public:
   Background(std::unique_ptr<Backend> backend, std::unique_ptr<Communicator> communicator);
-  // Ends all waits, and what has not begun.
+  // Drops runs that have not begun. If one is under way, fails its communicator, which ends that of all ranks.
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // Appends a run. Returns how many there were before.
+  // Appends a run. Returns its number, from 0. After a failure nothing more is run.
   std::int64_t add(std::vector<SumBeside> run);
   // Returns when this run and all before it have ended. Throws what one of them threw.
   void wait(std::int64_t run);

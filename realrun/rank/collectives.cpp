@@ -106,8 +106,8 @@ std::optional<SumBeside> Collectives::sum_beside(const OpCall& call) const {
   const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
   if (from.gathered != nullptr || to.index != nullptr) return {};
-  return SumBeside{meeting(call, to.dtype), from.data, memory_.element(to), &call.read(0),
-                   call.op.reduction == Reduction::mean};
+  return SumBeside{meeting(call, to.dtype), call.op.name,  from.data,
+                   memory_.element(to),     &call.read(0), call.op.reduction == Reduction::mean};
 }
 
 void Collectives::merge_statistics(const OpCall& call) {

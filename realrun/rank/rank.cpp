@@ -76,7 +76,7 @@ void Rank::run(RankResult& result) {
   result_.ops.clear();
   result_.intervals.clear();
   result_.time = {};
-  if (program_.begin > 0) run_block(program_.begin);
+  if (program_.begin > 0) run_task(program_.begin);
   run_tasks_until_step(0);
   for (std::int64_t step = 0; step < options.warmup_steps + options.steps; ++step) {
     const Backend::Mark begin = begin_step(step);
@@ -153,7 +153,7 @@ void Rank::run_tasks_until_step(std::size_t from) {
     wait_before(task);
     if (task.block == 0) return;
     for (std::int64_t i = 0; i < task.repeats; ++i)
-      if (!task.beside || !run_beside(tasks_[task.block - 1u])) run_block(task.block);
+      if (!task.beside || !run_beside(tasks_[task.block - 1u])) run_task(task.block);
     runs_beside_[task_].push_back(last_beside_);
   }
 }
@@ -186,7 +186,7 @@ bool Rank::run_beside(RankTask& task) {
   return all;
 }
 
-void Rank::run_block(std::uint16_t block) {
+void Rank::run_task(std::uint16_t block) {
   RankTask& task = tasks_[block - 1u];
   clock_.pause();  // marks are of the step's ops
   for (const UpdatePart part : kStepEnd)
@@ -194,6 +194,7 @@ void Rank::run_block(std::uint16_t block) {
       const auto [begin, end] = instance.plan->update_range(part);
       for (std::size_t i = begin; i < end; ++i) {
         const OpCall call{instance, kOfStep, kUpdateBlock, i};
+        if (call.op.is_part) continue;
         task.ops.run(call);
         memory_.end_lives(call, call.block, call.index);
       }

@@ -53,8 +53,8 @@ class Rank {
   void run_tasks_until_step(std::size_t from);
   // Waits for the tasks that a task of the list waits for.
   void wait_before(const Task& task);
-  // Runs a block, if `beside` on the background's thread.
-  void run_block(std::uint16_t block);
+  void run_task(std::uint16_t block);
+  // Hands the task to the background's thread. Returns false if it has to run here.
   bool run_beside(RankTask& task);
 
   // Run a block for all instances of a chunk, in order. After its last use a micro-batch's memory is freed.

@@ -709,14 +709,27 @@ void AnalyticalEngine::Rep::take_seconds() {
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) seconds[at][kind] = seconds_of(lines[at][kind]);
 }
 
+// Seconds of a sum over these stages; all of it on the network if they are on several nodes.
+double AnalyticalEngine::Rep::stage_sum_seconds(std::size_t group, bool& crosses_nodes) const {
+  double took = 0;
+  const StageGroup& stages = program->stage_groups[group];
+  for (const std::uint16_t s : stages)
+    for (const StageSum& sum : classes[static_cast<std::size_t>(stage_class[s])].sums)
+      if (sum.group == group) took = std::max(took, sum.seconds);
+  crosses_nodes = false;
+  for (std::size_t s = stages.front(); s < stages.back(); ++s) crosses_nodes = crosses_nodes || leaves_node[s] != 0;
+  return took;
+}
+
 // Sums over stages, whose ranks wait for each other.
 void AnalyticalEngine::Rep::sum_over_stages() {
   for (std::size_t g = 0; g < program->stage_groups.size(); ++g) {
-    double begin = 0, took = 0;
+    double begin = 0;
+    bool crosses_nodes = false;
+    double took = stage_sum_seconds(g, crosses_nodes);
+    if (crosses_nodes) took *= 1 + beside_on_network();
     for (const std::uint16_t s : program->stage_groups[g]) {
       begin = std::max(begin, ends[s].reduced);
-      for (const StageSum& sum : classes[static_cast<std::size_t>(stage_class[s])].sums)
-        if (sum.group == g) took = std::max(took, sum.seconds);
     }
     for (const std::uint16_t s : program->stage_groups[g]) {
       ends[s].bubble += begin - ends[s].reduced;

@@ -216,8 +216,12 @@ double AnalyticalEngine::Rep::framework_bytes() {
     if (std::find(communicators.begin(), communicators.end(), group) == communicators.end())
       communicators.push_back(group);
   };
-  for (const PieceData& data : pieces) {
+  for (std::size_t p = 0; p < program->pieces.size(); ++p) {
+    const PieceData& data = pieces[p];
     if (!data.used) continue;
+    for (const Block& task : program->pieces[p].tasks)
+      for (const Op& op : task.ops)
+        if (is_communication(op.kind) && !op.is_alone() && !op.stages.has_value()) use(op.group);
     for (const BlockCode& code : data.blocks.front())
       for (const ClockNode& node : code.nodes)
         if (node.moves && !code.ops[node.op].stages.has_value()) use(code.ops[node.op].group);

@@ -87,14 +87,14 @@ struct StageSum {
 // Stages with equal chunks that lie in the same way on their nodes.
 struct StageClass {
   std::int32_t first_stage = 0, stages = 0;
-  std::size_t layout = 0;               // index into `layouts`
+  std::size_t layout = 0;                    // index into `layouts`
   LineResult gradients{}, norm{}, update{};  // parts of the end of the step
   std::vector<StageSum> sums{};              // the part between `gradients` and `norm`
-  bool synchronises = false;            // all stages compute one gradient norm together
-  bool carries = false;                 // its slots are clocked with the work that the slots before have left
-  bool followed = false;                // its slots are clocked one by one: `left` is the state after the last one
-  std::array<double, kStreams> left{};  // seconds until the fabric's asynchronous streams have ended
-  std::array<double, kStreams> tail{};  // work left on asynchronous streams when the last slot ends
+  bool synchronises = false;                 // all stages compute one gradient norm together
+  bool carries = false;                      // its slots are clocked with the work that the slots before have left
+  bool followed = false;                     // its slots are clocked one by one: `left` is the state after the last one
+  std::array<double, kStreams> left{};       // seconds until the fabric's asynchronous streams have ended
+  std::array<double, kStreams> tail{};       // work left on asynchronous streams when the last slot ends
   double tail_seconds = 0;
   Stream tail_stream = Stream::compute;
   Accounts slots{};            // all micro-batches
@@ -150,9 +150,16 @@ struct AnalyticalEngine::Rep {
   void spare_pairs_backlogs();
   void account_pairs();
   void take_seconds();
+  double stage_sum_seconds(std::size_t group, bool& crosses_nodes) const;
   void sum_over_stages();
+  // By how much what the flow beside the step meets on the network takes longer, over its time alone.
+  double beside_on_network() const {
+    const double share = endless[static_cast<std::size_t>(FabricLevel::network)];
+    return share < 0.5 ? share / (1 - share) : 1;
+  }
   void finish_stages();
-  // Seconds for which the bounding stage's collectives would use the level if each had it to itself.
+  // Seconds for which the bounding stage's collectives, and on the network what it sends to other stages, would use the
+  // level if each had it to itself.
   double seconds_on(FabricLevel level);
   void fill_time(Dtype mfu_dtype, Report& report);
   void fill_memory(Report& report);
@@ -284,7 +291,7 @@ struct AnalyticalEngine::Rep {
   std::map<std::pair<std::size_t, std::size_t>, PlacedBytes> pair_memory;
   Borders borders;
   std::vector<std::uint8_t> leaves_node;  // by stage: whether the next stage's ranks are on another node
-  std::vector<double> hops;               // by position
+  std::vector<double> hops, hops_alone;   // by position; alone: when nothing else uses the network
   PipelineClock pipeline;
   std::vector<StageEnd> ends;
   double step_seconds = 0;

@@ -329,8 +329,9 @@ void AnalyticalEngine::Rep::carry_backlogs(std::size_t stage_class_of) {
 // Transfers between stages on different nodes share the NICs with reductions that run in every micro-batch, and with a
 // flow beside the step. A hop is slowed for the share of the time in which such a reduction runs.
 void AnalyticalEngine::Rep::slow_hops() {
+  hops_alone = hops;
   constexpr auto kNetwork = static_cast<std::size_t>(FabricLevel::network);
-  const double flow = endless[kNetwork] < 0.5 ? endless[kNetwork] / (1 - endless[kNetwork]) : 1;
+  const double flow = beside_on_network();
   const bool reduces = program->schedule.micro_batches > 1;
   if (hops.size() < 2 || !(reduces || flow > 0) || !clock.shares_levels()) return;
   std::vector<double> busy(classes.size(), 0);

@@ -47,6 +47,24 @@ double AnalyticalEngine::Rep::seconds_on(FabricLevel level) {
         seconds_on_level += by_when[0] * static_cast<double>(program->micro_batches_of(of_class)) +
                             (of_class == 0 ? by_when[1] + by_when[2] : 0);
       }
+  for (std::size_t q = 0; level == FabricLevel::network && q + 1 < hops_alone.size(); ++q) {
+    if (borders.stage_at(q) == borders.stage_at(q + 1) ||
+        !leaves_node[static_cast<std::size_t>(borders.behind_stage(q))])
+      continue;
+    const bool own = static_cast<std::size_t>(borders.stage_at(q)) == stage ||
+                     static_cast<std::size_t>(borders.stage_at(q + 1)) == stage;
+    // Outputs of the forward cross one way, gradients of the backward the other. Where one follows the other in turn
+    // (1F1B) they cross at the same time; before that, as many cross alone as there are stages behind.
+    const std::int64_t n = program->schedule.micro_batches,
+                       alone = std::min(n, static_cast<std::int64_t>(hops_alone.size() - 1 - q));
+    if (own) seconds_on_level += hops_alone[q] * static_cast<double>(n + alone);
+  }
+  for (std::size_t g = 0; level == FabricLevel::network && g < program->stage_groups.size(); ++g) {
+    bool crosses_nodes = false;
+    const double took = stage_sum_seconds(g, crosses_nodes);
+    if (crosses_nodes && std::ranges::find(program->stage_groups[g], stage) != program->stage_groups[g].end())
+      seconds_on_level += took;
+  }
   for (const BlockKind kind : {BlockKind::gradients, BlockKind::norm, BlockKind::update}) {
     std::array<double, 3> by_when{};
     for (const Chunk& chunk : program->stages[stage]) add(chunk, kind, by_when);
@@ -64,7 +82,7 @@ void AnalyticalEngine::Rep::add_tasks(Dtype mfu_dtype, bool shares_levels, Repor
   Rep other(cluster, kernels, collectives);
   for (const Task& task : with_tasks.tasks) {
     if (task.block == 0) continue;
-    const std::size_t b = task.block - 1u;
+    const std::size_t b = task.block - 1u;  // no two tasks have one block but the step
     task_program(with_tasks, task.block, programs[b]);
     other.evaluate_step(programs[b], mfu_dtype, {.shares_levels = shares_levels}, {}, reports[b]);
     if (!task.beside) continue;
@@ -79,7 +97,7 @@ void AnalyticalEngine::Rep::add_tasks(Dtype mfu_dtype, bool shares_levels, Repor
 
   std::map<std::pair<std::size_t, std::size_t>, RunBeside> known;
   const auto beside = [&](std::size_t task, std::size_t task_beside) {
-    const auto [at, is_new] = known.try_emplace({task, task_beside});
+    const auto [at, is_new] = known.try_emplace({with_tasks.tasks[task].block, with_tasks.tasks[task_beside].block});
     RunBeside& run = at->second;
     if (!is_new) return run;
     const std::uint16_t block = with_tasks.tasks[task].block;
@@ -101,9 +119,9 @@ void AnalyticalEngine::Rep::add_tasks(Dtype mfu_dtype, bool shares_levels, Repor
   constexpr double kWorthSaying = 0.03;
   if (const double share = iteration.uncertain_seconds / iteration.seconds; share > kWorthSaying)
     report.notes.push_back(
-        fmt::format("a task beside the steps ends within a step: it may cost up to {:.0f} % less than predicted, by "
-                    "the part of the "
-                    "step that it meets; --engine des simulates that",
+        fmt::format("a task beside the steps meets only a part of a step: the step time is uncertain by up to {:.0f} "
+                    "%; --engine des "
+                    "simulates that part",
                     100 * share));
 }
 

@@ -46,8 +46,8 @@ constexpr bool is_felt(const CollectiveCost& cost) {
          kUnfelt * cost.latency_seconds;
 }
 
-// A flow that never ends: by level, the share of the level that it uses when alone; at least one is 1, the level that
-// bounds it. Beside others it uses no more than its part of a level.
+// A flow that never ends: by level, the share of the level that it uses when alone, 1 on the level that bounds it.
+// Beside others it uses no more than its part of a level. All 0: there is no such flow.
 using EndlessFlow = std::array<double, kFabricLevels>;
 constexpr bool any(const EndlessFlow& flow) {
   for (const double share : flow)

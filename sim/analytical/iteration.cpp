@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <utility>
 
+#include "sim/report/memory_verdict.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
@@ -12,37 +14,62 @@ namespace {
 class Clock {
  public:
   Clock(const Program& program, std::span<const double> alone, const BesideTimes& beside)
-      : tasks_(program.tasks), alone_(alone), beside_(beside), waiting_(tasks_.size()), done_(tasks_.size()) {}
+      : tasks_(program.tasks),
+        alone_(alone),
+        beside_(beside),
+        waiting_(tasks_.size()),
+        done_(tasks_.size()),
+        spans_(tasks_.size()),
+        lasted_(tasks_.size()) {}
 
   // Runs the next iteration. Returns the time when it ends.
   double iteration(std::int64_t number) {
     std::ranges::fill(waiting_, 0);
     uncertain_ = 0;
+    const double begin = time_;
     for (std::size_t t = 0; t < tasks_.size(); ++t) {
       const double before = time_;
       for (const After& after : tasks_[t].after)
         if (tasks_[after.task].beside && number >= after.lag) wait_for(after.task, number - after.lag);
       waiting_[t] = time_ - before;
-      if (tasks_[t].beside)
+      spans_[t].begin = time_ - begin;
+      if (tasks_[t].beside) {
         for (std::int64_t i = 0; i < tasks_[t].repeats; ++i)
-          under_way_.push_back({t, alone_[t], i + 1 == tasks_[t].repeats});
-      else
+          under_way_.push_back({t, alone_[t], time_, i == 0, i + 1 == tasks_[t].repeats});
+      } else {
         run(t);
+      }
+      spans_[t].end = time_ - begin;
     }
+    for (std::size_t t = 0; t < tasks_.size(); ++t)
+      if (tasks_[t].beside) spans_[t].end = spans_[t].begin + lasted_[t];
     return time_;
   }
+  const std::vector<Iteration::Span>& spans() const { return spans_; }
   const std::vector<double>& waiting() const { return waiting_; }
   double uncertain() const { return uncertain_; }
+  // Seconds that tasks beside others still have to do.
+  double backlog() const {
+    double left = 0;
+    for (const UnderWay& run : under_way_) left += run.left;
+    return left;
+  }
 
  private:
   struct UnderWay {
     std::size_t task = 0;
-    double left = 0;   // seconds alone
-    bool last = true;  // run of its iteration
+    double left = 0;  // seconds alone
+    double issued = 0;
+    bool first = true, last = true;  // run of its iteration
   };
 
   void end_first() {
-    if (under_way_.front().last) ++done_[under_way_.front().task];
+    const UnderWay& first = under_way_.front();
+    if (first.first) first_issued_ = first.issued;
+    if (first.last) {
+      ++done_[first.task];
+      lasted_[first.task] = time_ - first_issued_;
+    }
     under_way_.pop_front();
   }
   void wait_for(std::size_t task, std::int64_t iteration) {
@@ -58,7 +85,7 @@ class Clock {
       const RunBeside each = beside_(task, first.task);
       const double runs = each.done > 0 ? std::min(left, first.left / each.done) : left;
       time_ += runs * each.seconds;
-      if (runs < left) uncertain_ += std::min(1.0, runs) * (each.seconds - alone_[task]);
+      if (runs < left) uncertain_ += (runs - std::floor(runs)) * (each.seconds - alone_[task]);
       left -= runs;
       first.left -= runs * each.done;
       if (left > 0) end_first();
@@ -73,6 +100,9 @@ class Clock {
   double time_ = 0, uncertain_ = 0;
   std::vector<double> waiting_;
   std::vector<std::int64_t> done_;  // by task: iterations
+  std::vector<Iteration::Span> spans_;
+  std::vector<double> lasted_;  // by task beside others: from its issue to its end, the last time
+  double first_issued_ = 0;
 };
 
 }  // namespace
@@ -80,15 +110,20 @@ class Clock {
 Iteration iterate(const Program& program, std::span<const double> alone, const BesideTimes& beside) {
   constexpr double kEqual = 1e-12;  // relative to the time of an iteration
   Clock clock(program, alone, beside);
-  double begin = 0, last = -1, half = 0;
+  static_assert(kMostIterations % 2 == 0);
+  std::uint16_t lag = 0;  // before so many iterations some tasks do not wait
+  for (const Task& task : program.tasks)
+    for (const After& after : task.after) lag = std::max(lag, after.lag);
+  double begin = 0, last = -1, half = 0, backlog = -1;
   for (int i = 0; i < kMostIterations; ++i) {
-    const double end = clock.iteration(i), seconds = end - begin;
-    if (std::abs(seconds - last) <= kEqual * seconds) return {seconds, clock.uncertain(), clock.waiting()};
+    const double end = clock.iteration(i), seconds = end - begin, before = std::exchange(backlog, clock.backlog());
+    if (i > lag && std::abs(seconds - last) <= kEqual * seconds && std::abs(backlog - before) <= kEqual * seconds)
+      return {seconds, clock.uncertain(), clock.waiting(), clock.spans()};
     last = seconds;
     begin = end;
     if (2 * (i + 1) == kMostIterations) half = end;
   }
-  return {(begin - half) / (kMostIterations / 2), clock.uncertain(), clock.waiting()};
+  return {(begin - half) / (kMostIterations / 2), clock.uncertain(), clock.waiting(), clock.spans()};
 }
 
 void spread(const Program& program, const Iteration& iteration, std::span<const Report> blocks, Report& report) {
@@ -102,22 +137,37 @@ void spread(const Program& program, const Iteration& iteration, std::span<const 
                             .repeats = task.repeats,
                             .seconds = task.block == 0 ? alone : of.step_seconds,
                             .waiting_seconds = iteration.waiting[t],
-                            .beside = task.beside});
+                            .beside = task.beside,
+                            .begin_seconds = iteration.spans[t].begin,
+                            .end_seconds = iteration.spans[t].end});
     if (task.block == 0 || task.beside) continue;
     const double share = static_cast<double>(task.repeats) / steps;
     accounted += share * of.step_seconds;
-    for (std::size_t s = 0; s < report.stages.size(); ++s) {
-      // Stages that do the same in the step do the same in other tasks, but not the reverse.
-      const std::int64_t stage = report.stages[s].stage;
-      const auto like = std::ranges::find_if(
-          of.stages, [&](const StageReport& r) { return r.stage <= stage && stage < r.stage + r.stages; });
-      const TimeBreakdown& time = (like == of.stages.end() ? of.stages.back() : *like).time;
-      for (const TimeTerm& term : time_terms()) term.of(report.stages[s].time) += share * term.of(time);
-      report.stages[s].busy_seconds += share * (of.step_seconds - time.bubble);
+    // Stages that do the same in the step do the same in other tasks, but not the reverse.
+    const auto like = [&of](const StageReport& stage) -> const StageReport& {
+      const auto found = std::ranges::find_if(
+          of.stages, [&](const StageReport& r) { return r.stage <= stage.stage && stage.stage < r.stage + r.stages; });
+      return found == of.stages.end() ? of.stages.back() : *found;
+    };
+    for (StageReport& stage : report.stages) {
+      const TimeBreakdown& time = like(stage).time;
+      for (const TimeTerm& term : time_terms()) term.of(stage.time) += share * term.of(time);
+      stage.busy_seconds += share * (of.step_seconds - time.bubble);
     }
-    report.memory_peak_bytes = std::max(report.memory_peak_bytes, of.memory_peak_bytes);
-    report.memory_fits = report.memory_fits && of.memory_fits;
+    // The communicators of all tasks exist all the time; the step's report has them.
+    for (StageReport& stage : report.stages) {
+      MemoryBreakdown there = like(stage).memory;
+      there.peak_bytes += stage.memory.framework_bytes - there.framework_bytes;
+      there.framework_bytes = stage.memory.framework_bytes;
+      if (there.peak_bytes > stage.memory.peak_bytes) stage.memory = there;
+    }
   }
+  for (std::size_t s = 0; s < report.stages.size(); ++s) {
+    if (report.stages[s].memory.peak_bytes <= report.memory_peak_bytes) continue;
+    report.memory_peak_bytes = report.stages[s].memory.peak_bytes;
+    report.memory_stage = static_cast<std::int64_t>(s);
+  }
+  report.memory_fits = fits_everywhere(report);
   // What is left: waits for tasks that run beside others, and what these take from the links.
   for (StageReport& stage : report.stages)
     stage.time.exposed[static_cast<std::size_t>(Stream::data_communication)] += each - accounted;

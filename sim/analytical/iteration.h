@@ -1,8 +1,5 @@
 // The time of an iteration of tasks (sim/program/task.h), from the times of its tasks. Both engines use it: they differ
 // in where these come from.
-//
-// A task that runs beside others needs links that these need, too. It is described by the seconds that it takes alone,
-// and by how much of these a run of another task gets done for it meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +17,33 @@ namespace orrery {
 struct RunBeside {
   double seconds = 0, done = 0;
 };
-// The tasks numbered `task` and `beside`, of which the second runs beside the first.
+// For the tasks numbered `task` and `beside`, of which the second runs beside the first. Same arguments, same result.
 using BesideTimes = std::function<RunBeside(std::size_t task, std::size_t beside)>;
 
 struct Iteration {
   double seconds = 0;
-  // What slowing down adds to runs of which a part only is beside another task: the other may have met another part.
+  // Where a task beside others ends within a run, the run is charged the mean slow-down for that part. The part that it
+  // met may slow down more or less, by up to these seconds.
   double uncertain_seconds = 0;
   std::vector<double> waiting;  // by task: seconds for which it waits for others before it begins
+  // By task: when its first run begins (beside others: is issued) and its last one ends, from the begin of the
+  // iteration.
+  struct Span {
+    double begin = 0, end = 0;
+  };
+  std::vector<Span> spans;
 };
 
-// Iterations are added up until they take equally long; then this is their time, and otherwise the mean of the second
-// half of kMostIterations. `alone`: seconds of one run of each task with nothing beside it.
+// Iterations are added up until two are alike; then this is their time, and otherwise the mean of the second half of
+// kMostIterations. `alone`: by task, the seconds of one run with nothing beside it; above 0.
 inline constexpr int kMostIterations = 64;
 Iteration iterate(const Program& program, std::span<const double> alone, const BesideTimes& beside);
 
 // Makes of `report`, that of the step alone, the report of a step on average over iterations: its time, with the other
-// tasks' parts of it, and its rates. Memory is the most that any task needs. `blocks`: the reports of the Programs of
-// blocks 1, 2, .. (task_program()), for tasks that run beside others their seconds only.
+// tasks' parts of it, and its rates. Memory is the most that any task needs. What slows steps beside another task, and
+// waits for it, count as exposed data communication. `blocks`: the reports of the Programs of blocks 1, 2, ..
+// (task_program()), for tasks that run beside others their seconds only. REQUIRES: the report has stages, and was not
+// spread before.
 void spread(const Program& program, const Iteration& iteration, std::span<const Report> blocks, Report& report);
 
 }  // namespace orrery

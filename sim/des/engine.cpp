@@ -176,7 +176,7 @@ RunBeside run_beside(const Cluster& cluster, const CollectiveCalibration& collec
   SimulationPlan plan(cluster, options);
   plan.add_job(job, collectives);
   plan.add_job(other, collectives);
-  plan.jobs[0].repeats = static_cast<std::int64_t>(std::clamp(alone / step_alone, 1.0, kMostRuns));
+  plan.jobs[0].repeats = static_cast<std::int64_t>(step_alone > 0 ? std::clamp(alone / step_alone, 1.0, kMostRuns) : 1);
   plan.jobs[1].beside = true;
   const Outcome outcome = run(plan, perturbations);
   std::array<double, 2> ends{};
@@ -187,10 +187,9 @@ RunBeside run_beside(const Cluster& cluster, const CollectiveCalibration& collec
   const auto runs = static_cast<double>(plan.jobs[0].repeats);
   // What it has not got done until then, it does alone.
   if (ends[1] >= ends[0]) return {ends[0] / runs, std::max(0.0, alone - (ends[1] - ends[0])) / runs};
-  // It ended first: after a share of the runs, and the rest were undisturbed.
-  const double share = ends[1] / ends[0];
-  const double slowed = (ends[0] - (1 - share) * runs * step_alone) / (share * runs);
-  return {slowed, alone / (share * runs)};
+  // It ended first. The runs after that were undisturbed.
+  const double beside = runs - (ends[0] - ends[1]) / step_alone;
+  return beside > 0 ? RunBeside{ends[1] / beside, alone / beside} : RunBeside{step_alone, alone};
 }
 
 void add_tasks(const Cluster& cluster, const CollectiveCalibration& collectives, const DiscreteEventJob& job,
@@ -217,7 +216,7 @@ void add_tasks(const Cluster& cluster, const CollectiveCalibration& collectives,
   }
   std::map<std::pair<std::size_t, std::size_t>, RunBeside> known;
   const auto beside = [&](std::size_t task, std::size_t other) {
-    const auto [at, is_new] = known.try_emplace({task, other});
+    const auto [at, is_new] = known.try_emplace({program.tasks[task].block, program.tasks[other].block});
     if (is_new)
       at->second = run_beside(cluster, collectives, job_of(program.tasks[task].block), alone[task],
                               job_of(program.tasks[other].block), alone[other], perturbations, options);
@@ -225,6 +224,7 @@ void add_tasks(const Cluster& cluster, const CollectiveCalibration& collectives,
   };
   spread(program, iterate(program, alone, beside), reports, report);
   if (!report.discrete_event) return;
+  report.notes.emplace_back("links, waits and the critical path are of one step that nothing runs beside");
   Report uncontended;
   AnalyticalEngine(cluster, *job.kernels, collectives)
       .evaluate(program, job.mfu_dtype, {.shares_levels = false}, uncontended);
@@ -242,6 +242,12 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
   if (jobs.size() > 1)
     throw InputError({"", "/jobs"}, fmt::format("{} jobs, of which some have tasks beside their steps", jobs.size()),
                      "one job, or jobs that repeat one step");
+  for (std::size_t p = 0; p < perturbations.size(); ++p)
+    for (const auto& [field, seconds] : {std::pair("from_seconds", perturbations[p].from_seconds),
+                                         std::pair("until_seconds", perturbations[p].until_seconds)})
+      if (seconds != 0)
+        throw InputError({"", fmt::format("/perturbations/{}/{}", p, field)}, fmt::format("{:g}", seconds),
+                         "0 with other tasks than the step: these are simulated apart, each from time 0");
   DiscreteEventJob step = jobs.front();
   Program program = *step.program;
   program.tasks.clear();

@@ -227,7 +227,8 @@ std::array<double, kPlaces> narrow_gradients(const Program& program, std::span<c
       for (const Op& op : piece.update.ops) {
         if (!is_optimizer(op.kind)) continue;
         const Tensor& gradients = piece.tensors[op.reads[0]];
-        if (bits_of(gradients.dtype) != 16) continue;
+        // An outer optimizer reads no gradients.
+        if (bits_of(gradients.dtype) != 16 || gradients.category != Category::gradient) continue;
         const Place place = piece.tensors[storage_of(piece, op.reads[0])].place;
         elements[static_cast<std::size_t>(place)] += static_cast<double>(run.count * gradients.elements());
       }

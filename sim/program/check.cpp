@@ -156,6 +156,17 @@ bool waits_for(const std::vector<Task>& tasks, std::size_t first, std::size_t se
 void check_tasks(const Program& program, std::vector<Violation>& found) {
   const std::vector<Task>& tasks = program.tasks;
   const auto report = [&](std::string text) { found.push_back({Rule::tasks_in_order, std::move(text)}); };
+  if (tasks.empty() && program.begin == 0) return;
+  const std::size_t blocks = program.pieces.empty() ? 0 : program.pieces.front().tasks.size();
+  std::set<std::uint16_t> met;
+  bool has_step = false, alike = program.begin <= blocks;
+  for (const Piece& piece : program.pieces) alike = alike && piece.tasks.size() == blocks;
+  for (const Task& task : tasks) {
+    has_step = has_step || task.block == 0;
+    alike = alike && task.block <= blocks && task.repeats >= 1 && (task.block == 0 || met.insert(task.block).second);
+  }
+  if (!has_step || !alike)
+    return report("an iteration has a step, and other tasks have a block of their own in every piece");
   for (std::size_t t = 0; t < tasks.size(); ++t)
     for (const After& after : tasks[t].after)
       if (after.task >= tasks.size() || (after.lag == 0 && after.task >= t))
@@ -163,12 +174,11 @@ void check_tasks(const Program& program, std::vector<Violation>& found) {
                                   tasks[t].name, after.task, after.lag));
   for (const Task& task : tasks) {
     const auto computes = [&](const Piece& piece) {
-      return task.block == 0 || std::ranges::any_of(piece.tasks[task.block - 1u].ops,
-                                                    [](const Op& op) { return is_computation(op.kind); });
+      return task.block == 0 || !std::ranges::all_of(piece.tasks[task.block - 1u].ops,
+                                                     [](const Op& op) { return is_communication(op.kind); });
     };
     if (task.beside && std::ranges::any_of(program.pieces, computes))
-      report(
-          fmt::format("task \"{}\" runs beside others, and has kernels: only collectives and copies may", task.name));
+      report(fmt::format("task \"{}\" runs beside others, and has more than collectives", task.name));
   }
   for (const Piece& piece : program.pieces) {
     std::set<TensorId> known;  // written so far
@@ -203,6 +213,13 @@ void check_tasks(const Program& program, std::vector<Violation>& found) {
                             piece.name, tasks[other].name, piece.tensors[id].name, tasks[t].name));
       }
     }
+  }
+  for (std::size_t t = 0; t < tasks.size(); ++t) {
+    const auto waits = [&](const Task& task) {
+      return std::ranges::any_of(task.after, [&](const After& after) { return after.task == t; });
+    };
+    if (tasks[t].beside && std::ranges::none_of(tasks, waits))
+      report(fmt::format("no task waits for \"{}\", which runs beside others: its runs may pile up", tasks[t].name));
   }
 }
 

@@ -12,8 +12,9 @@
 namespace orrery {
 
 // The purpose of a digit. `dp_replicate` x `dp_shard` together are data parallelism: a ZeRO/FSDP shard group, and
-// (HSDP) its replicas. Ranks that differ in a digit of `worker` train copies of the model that differ: they divide the
-// batch, but sum no gradients over it, and make the copies one again every few steps (Program::tasks). Experts are
+// (HSDP) its replicas. Each worker, of the ranks that share the digits of `worker`, trains a copy of the model of its
+// own. Workers divide the batch, but no gradient is summed over them. Every few steps they exchange their copies
+// (Program::tasks). Experts are
 // divided over digits of other axes (Mesh::fold): over ep into whole experts, over etp within an expert.
 enum class MeshAxis : std::uint8_t { tp, cp, ep, dp_shard, dp_replicate, worker, pp, etp };
 inline constexpr int kMeshAxes = 8;
@@ -38,9 +39,15 @@ class MeshGroup {
   constexpr bool contains(int digit) const { return (bits_ >> digit & 1u) != 0; }
   constexpr bool contains(MeshGroup other) const { return (other.bits_ & ~bits_) == 0; }
   constexpr bool meets(MeshGroup other) const { return (other.bits_ & bits_) != 0; }
-  constexpr MeshGroup operator|(MeshGroup other) const { return from_bits(static_cast<std::uint16_t>(bits_ | other.bits_)); }
-  constexpr MeshGroup operator&(MeshGroup other) const { return from_bits(static_cast<std::uint16_t>(bits_ & other.bits_)); }
-  constexpr MeshGroup without(MeshGroup other) const { return from_bits(static_cast<std::uint16_t>(bits_ & ~other.bits_)); }
+  constexpr MeshGroup operator|(MeshGroup other) const {
+    return from_bits(static_cast<std::uint16_t>(bits_ | other.bits_));
+  }
+  constexpr MeshGroup operator&(MeshGroup other) const {
+    return from_bits(static_cast<std::uint16_t>(bits_ & other.bits_));
+  }
+  constexpr MeshGroup without(MeshGroup other) const {
+    return from_bits(static_cast<std::uint16_t>(bits_ & ~other.bits_));
+  }
   constexpr bool operator==(const MeshGroup&) const = default;
 
  private:

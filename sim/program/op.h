@@ -61,8 +61,8 @@ inline constexpr int kActivationFunctions = 6;
 const char* name_of(ActivationFunction function);
 
 // How a reducing collective combines the ranks' values. sum adds them. merge combines cross-entropy statistics: each
-// rank's sum of exponentials is relative to that rank's own maximum. mean is the sum over their number: workers that
-// train copies of the model that differ (MeshAxis::worker) make one of them.
+// rank's sum of exponentials is relative to that rank's own maximum. mean is the sum, divided
+// by the number of ranks: workers take it of their copies of the model (MeshAxis::worker).
 enum class Reduction : std::uint8_t { sum, merge, mean };
 
 // How a mixture of experts chooses a token's experts from its logits, and how it weighs their outputs.
@@ -203,7 +203,8 @@ struct Op {
   float clip_limit = 0;
   // An sgd with rates of its own, as outer optimizers of local updates have: learning rate and momentum, with
   // Nesterov's step or without, and no weight decay. learning_rate 0: it has the rates of the run.
-  float learning_rate = 0, momentum = 0;
+  double learning_rate = 0;
+  float momentum = 0;
   bool nesterov = false;
 
   // Communication.

@@ -153,7 +153,8 @@ void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
     report(Rule::reduces, "{} of {} elements and its sum {} of {} have different layouts, expected the same",
            layout(from), tensor(from).elements(), layout(to), tensor(to).elements());
   if (op.reduction == Reduction::mean) {
-    if (op.group != workers_ || workers_.empty() || !owed(from).empty() || is_flat(from))
+    if (op.kind != OpKind::all_reduce || op.group != workers_ || workers_.empty() || !owed(from).empty() ||
+        is_flat(from))
       report(Rule::common_to_workers,
              "{} is averaged over {}: a mean is over all workers, of what each of them has for itself", layout(from),
              words(mesh_, op.group));

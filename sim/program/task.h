@@ -5,8 +5,8 @@
 // Tasks run in the order of the list, iteration after iteration. A task begins on a rank when the tasks before it have
 // ended there, and when those that it waits for have. Nothing else orders them: there is no barrier between iterations.
 // A task of collectives alone may run beside the tasks behind it: these do not wait for its end, unless they say so.
-// Tasks that run beside others run one after the other. check() (sim/program/check.h) proves that tasks wait
-// for what they read.
+// Tasks that run beside others run one after the other. One that waits for others holds up the tasks behind it. check()
+// (sim/program/check.h) proves that tasks wait for what they read.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,17 @@ namespace orrery {
 
 struct Program;
 
-// A task waits for task number `task` of the iteration `lag` before its own; 0: of its own iteration.
+// A task begins when task number `task` has ended that is `lag` iterations earlier; 0: in the same iteration. In the
+// first `lag` iterations it does not wait.
 struct After {
-  std::uint16_t task = 0, lag = 0;
+  std::uint16_t task = 0, lag = 0;  // `task` counts from 0
 };
 
 struct Task {
   const char* name = "";     // static storage: "local steps"
   std::uint16_t block = 0;   // 0: the step; otherwise each piece runs its tasks[block - 1]
-  std::int64_t repeats = 1;  // one after the other, without waiting
-  bool beside = false;       // it runs beside the tasks behind it
+  std::int64_t repeats = 1;  // how often it runs, one run after the other
+  bool beside = false;       // it runs beside the tasks behind it. REQUIRES: its block has collectives only
   std::vector<After> after = {};
 };
 

@@ -94,6 +94,8 @@ void report_fields(auto& v, Is<TaskReport> auto& task) {
   v.field("seconds", task.seconds);
   v.field("waiting_seconds", task.waiting_seconds);
   v.field("beside", task.beside);
+  v.field("begin_seconds", task.begin_seconds);
+  v.field("end_seconds", task.end_seconds);
 }
 
 void report_fields(auto& v, Is<UnmeasuredShape> auto& shape) {

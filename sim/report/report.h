@@ -225,14 +225,18 @@ struct TaskReport {
   double seconds = 0;          // of one run when nothing runs beside it
   double waiting_seconds = 0;  // for which it waits for others, in an iteration
   bool beside = false;         // it runs beside other tasks
+  // From the begin of an iteration: when its first run begins, and when its last one ends. A task beside others may end
+  // in a later iteration.
+  double begin_seconds = 0, end_seconds = 0;
 };
 
 struct Report {
   std::string engine;  // "analytical", "des"
   double step_seconds = 0;
   std::optional<ExpectedStep> expected;  // for predictions; none if no published steps are comparable
-  // Of a Program with tasks beside the step: step_seconds and all that follows are of a step on average over an
-  // iteration. Empty, 0: there are no other tasks.
+  // Of a Program with other tasks than the step: then step_seconds, the rates, the stages' terms and what sums them up
+  // are of a step on average over an iteration. All else is of the step alone. Empty, 0: there are no other tasks, or
+  // the report was measured.
   std::vector<TaskReport> tasks;
   double iteration_seconds = 0;
   double pipeline_seconds = 0;  // first forward to last backward

@@ -122,6 +122,11 @@ void task_table(std::string& out, const Report& r, TableStyle style) {
     if (task.waiting_seconds > 0) add("waits " + seconds_text(task.waiting_seconds) + " before it begins");
     line(out, task.name, seconds_text(task.seconds), paint(remark, Paint::dim, style));
   }
+  double slower = r.iteration_seconds;
+  for (const TaskReport& task : r.tasks)
+    slower -= task.waiting_seconds + (task.beside ? 0 : static_cast<double>(task.repeats) * task.seconds);
+  constexpr double kWorthALine = 1e-6;
+  if (slower > kWorthALine * r.iteration_seconds) line(out, "slower beside others", seconds_text(slower));
   line(out, "total", seconds_text(r.iteration_seconds),
        paint("the step time is its mean over the steps", Paint::dim, style));
 }

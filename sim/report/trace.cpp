@@ -47,6 +47,7 @@ struct Processes {
   std::int32_t stage(std::int32_t s) const { return first + s; }
   std::int32_t rank(std::size_t track) const { return first + stages + static_cast<std::int32_t>(track); }
   std::int32_t links() const { return first + stages + ranks; }
+  std::int32_t iteration() const { return links() + 1; }  // of a job that is the only one
   std::int32_t end() const { return links() + 1; }
   std::string name(std::string_view process) const {
     return text_json(job.empty() ? std::string(process) : fmt::format("{}: {}", job, process));
@@ -231,6 +232,21 @@ std::string bounds_text(const Timeline& timeline) {
                      timeline.slots_with_ops, stages, stages_written(timeline).empty() ? "false" : "true");
 }
 
+// The tasks of one iteration (sim/program/task.h), whose first step is the one that the other processes show.
+void add_tasks(const Report& report, const Processes& processes, std::vector<std::string>& metadata,
+               std::vector<Event>& events) {
+  if (report.tasks.empty()) return;
+  constexpr int kTasks = 1, kBeside = 2;
+  add_process(processes.iteration(), processes.name("iteration"), metadata);
+  add_thread(processes.iteration(), kTasks, "tasks", metadata);
+  add_thread(processes.iteration(), kBeside, "beside them", metadata);
+  for (const TaskReport& task : report.tasks)
+    events.push_back(slice_event(task.name, "task", processes.iteration(), task.beside ? kBeside : kTasks,
+                                 {nanoseconds(task.begin_seconds), nanoseconds(task.end_seconds)},
+                                 fmt::format(R"("repeats":{},"seconds":{},"waiting_seconds":{})", task.repeats,
+                                             task.seconds, task.waiting_seconds)));
+}
+
 void add_job(const Report& report, const Processes& processes, std::size_t& flow, std::vector<std::string>& metadata,
              std::vector<Event>& events) {
   std::map<std::int32_t, std::set<Stream>> tracks;
@@ -267,6 +283,7 @@ void add_job(const Report& report, const Processes& processes, std::size_t& flow
   }
   add_ranks(timeline, processes, metadata, events);
   if (links) add_process(processes.links(), processes.name("links"), metadata);
+  add_tasks(report, processes, metadata, events);
 }
 
 }  // namespace

@@ -754,7 +754,9 @@ void check(const Scenario& scenario) {
   const Options& options = scenario.plan.data;
   const std::int64_t degree = local_updates::replicas(scenario);
   if (options.shard_degree > 0 && degree % options.shard_degree != 0)
-    refuse(scenario.plan, "zero_shard_degree", "a divisor of the data-parallel degree " + std::to_string(degree));
+    refuse(scenario.plan, "zero_shard_degree",
+           local_updates::workers(scenario) > 1 ? fmt::format("a divisor of the {} replicas of a worker", degree)
+                                                : fmt::format("a divisor of the data-parallel degree {}", degree));
   if ((options.fp8_param_gather || options.fp4_param_gather) &&
       !framework::stack_of(scenario.plan).gathers_quantised_weights)
     keep_defaults(scenario.plan, kParamGathers,

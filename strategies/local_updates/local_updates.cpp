@@ -1,9 +1,14 @@
 #include "strategies/local_updates/local_updates.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "sim/report/format.h"
 #include "strategies/framework/framework.h"
 #include "strategies/strategy.h"
 
@@ -11,7 +16,10 @@ namespace orrery::local_updates {
 namespace {
 
 bool used(const Scenario& scenario) { return scenario.plan.local.steps > 0; }
-bool has_anchor(const Scenario& scenario) { return scenario.plan.local.optimizer != OuterOptimizer::average; }
+bool takes_steps(const Scenario& scenario) { return scenario.plan.local.optimizer != OuterOptimizer::average; }
+bool has_momentum(const Scenario& scenario) {
+  return takes_steps(scenario) && scenario.plan.local.optimizer != OuterOptimizer::pull;
+}
 
 }  // namespace
 
@@ -26,13 +34,15 @@ std::int64_t replicas(const Scenario& scenario) { return data_parallel_degree(sc
 
 namespace {
 
-constexpr FieldNames kOuter{"outer_learning_rate", "outer_momentum", "outer_clip",
-                            "outer_gap_penalty",   "outer_delay",    "outer_dtype"};
+constexpr FieldNames kSteps{"outer_learning_rate", "outer_delay", "outer_dtype"};
+constexpr FieldNames kMomentum{"outer_momentum", "outer_clip", "outer_gap_penalty"};
 constexpr FieldRule kIdle[]{
-    keep({"local_workers", "outer_optimizer"}, "without local_steps, after which workers agree",
+    keep({"local_workers", "outer_optimizer", "outer_fragments"}, "without local_steps, after which workers agree",
          [](const AskedOf& a) { return used(a.scenario); }),
-    keep(kOuter, "without an outer_optimizer that takes steps of its own: \"average\" has no momentum and no anchor",
-         [](const AskedOf& a) { return used(a.scenario) && has_anchor(a.scenario); })};
+    keep(kSteps, "with outer_optimizer \"average\", which sets parameters to their mean at once",
+         [](const AskedOf& a) { return used(a.scenario) && takes_steps(a.scenario); }),
+    keep(kMomentum, "without an outer_optimizer that has a momentum: \"momentum\" or \"nesterov\"",
+         [](const AskedOf& a) { return used(a.scenario) && has_momentum(a.scenario); })};
 constexpr FieldRule kExcludes[]{
     keep({"local_steps"}, "with optimizer_offload: the outer update of parameters on the host is not modelled",
          [](const AskedOf& a) { return used(a.scenario) && a.plan.offload.optimizer; }),
@@ -48,6 +58,10 @@ void check(const Scenario& scenario) {
   if (!used(scenario)) return;
   const Plan& plan = scenario.plan;
   const std::int64_t degree = data_parallel_degree(scenario), count = workers(scenario);
+  if (plan.local.steps % plan.local.fragments != 0)
+    refuse(plan, "outer_fragments", "a divisor of the " + std::to_string(plan.local.steps) + " local_steps");
+  if (plan.local.optimizer == OuterOptimizer::pull && plan.local.delay == 0)
+    refuse(plan, "outer_delay", "1 with outer_optimizer \"pull\", which pulls towards the last mean");
   if (degree % count != 0)
     refuse(plan, "local_workers", "a divisor of the data-parallel degree " + std::to_string(degree));
   if (count == 1)
@@ -62,14 +76,20 @@ void add_digits(const Scenario& scenario, Mesh& mesh) { mesh.add(MeshAxis::worke
 // What the ranks of the workers do between steps, for one piece.
 class Outer {
  public:
-  Outer(const Options& options, const Mesh& mesh, Piece& piece) : options_(options), mesh_(mesh), piece_(piece) {}
+  Outer(const Options& options, const Mesh& mesh, Piece& piece)
+      : outer(static_cast<std::size_t>(options.fragments)),
+        exchange(static_cast<std::size_t>(options.fragments)),
+        options_(options),
+        mesh_(mesh),
+        piece_(piece) {}
 
   void run() {
     for (std::size_t s = 0; s < piece_.sets.size(); ++s)
       if (!piece_.sets[s].frozen()) update(s);
   }
 
-  Block begin, outer, exchange;
+  Block begin;
+  std::vector<Block> outer, exchange;  // by fragment
 
  private:
   static constexpr Dtype kDtypes[]{Dtype::fp32, Dtype::bf16, Dtype::fp16};
@@ -77,14 +97,52 @@ class Outer {
   void update(std::size_t number) {
     const ParameterSet set = piece_.sets[number];
     const TensorId updated = updated_by_optimizer(set), part = own_part(updated, number);
+    for (std::int64_t f = 0; f < options_.fragments; ++f) {
+      const TensorId fragment = fragment_of(part, f);
+      if (fragment == kNoTensor) continue;
+      agree(fragment, outer[static_cast<std::size_t>(f)], exchange[static_cast<std::size_t>(f)]);
+      hand_out(set, updated, part, outer[static_cast<std::size_t>(f)]);
+    }
+  }
+
+  // One of `fragments` neighbouring parts of a flat buffer, of equal size but for the last; kNoTensor: it is empty.
+  TensorId fragment_of(TensorId part, std::int64_t number) {
+    if (options_.fragments == 1) return part;
+    Tensor fragment = piece_.tensors[part];
+    const std::int64_t all = fragment.sizes[0], each = (all + options_.fragments - 1) / options_.fragments,
+                       begins_at = number * each;
+    if (begins_at >= all) return kNoTensor;
+    fragment.name = "outer_fragment";
+    fragment.sizes[0] = std::min(each, all - begins_at);
+    fragment.alias_of = part;
+    fragment.alias_begin = begins_at;
+    fragment.resident = false;
+    return piece_.add(fragment);
+  }
+
+  // Adds the ops by which workers agree on a buffer.
+  void agree(TensorId part, Block& outer_block, Block& exchange_block) {
+    std::vector<Op>&outer_ops = outer_block.ops, &exchange_ops = exchange_block.ops;
+    const Dtype dtype = kDtypes[static_cast<std::size_t>(options_.dtype)];
     if (options_.optimizer == OuterOptimizer::average) {
-      outer.ops.push_back(mean(part, part));
+      outer_ops.push_back(mean(part, part));
+    } else if (options_.optimizer == OuterOptimizer::pull) {
+      const TensorId sent = add_like(part, "sent_parameters", Category::communication_buffer, dtype),
+                     average = add_like(part, "mean_parameters", Category::communication_buffer, dtype),
+                     away = add_passing(part, "way_to_mean", Dtype::fp32);
+      piece_.tensors[sent].common = false;
+      begin.ops.push_back(kernel(OpKind::cast, "begin_mean_parameters", {part}, {average}));
+      outer_ops.push_back(kernel(OpKind::subtract, "way_to_mean", {part, average}, {away}));
+      Op pull = kernel(OpKind::sgd, "pull", {away, part}, {part});
+      pull.learning_rate = options_.learning_rate;
+      outer_ops.push_back(pull);
+      outer_ops.push_back(kernel(OpKind::cast, "send_parameters", {part}, {sent}));
+      exchange_ops.push_back(mean(sent, average));
     } else {
       const TensorId anchor = add_like(part, "anchor", Category::optimizer_state, Dtype::fp32),
                      momentum = add_like(part, "outer_momentum", Category::optimizer_state, Dtype::fp32);
       begin.ops.push_back(kernel(OpKind::cast, "begin_anchor", {part}, {anchor}));
       begin.ops.push_back(kernel(OpKind::zero_fill, "begin_outer_momentum", {}, {momentum}));
-      const Dtype dtype = kDtypes[static_cast<std::size_t>(options_.dtype)];
       const bool late = options_.delay > 0;
       // Late: what is under way lies in buffers of its own, since the next local steps need the others.
       const TensorId displacement = late ? add_like(part, "sent_displacement", Category::communication_buffer, dtype)
@@ -95,17 +153,16 @@ class Outer {
         piece_.tensors[displacement].common = false;
         begin.ops.push_back(kernel(OpKind::zero_fill, "begin_mean_displacement", {}, {average}));
       }
-      outer.ops.push_back(kernel(OpKind::subtract, "displacement", {anchor, part}, {displacement}));
-      (late ? exchange : outer).ops.push_back(mean(displacement, average));
+      outer_ops.push_back(kernel(OpKind::subtract, "displacement", {anchor, part}, {displacement}));
+      (late ? exchange_ops : outer_ops).push_back(mean(displacement, average));
       Op step = kernel(OpKind::sgd, "outer_step", {average, anchor, momentum}, {part, anchor, momentum});
       step.scale = 1 / options_.gap_penalty;
-      step.learning_rate = static_cast<float>(options_.learning_rate);
+      step.learning_rate = options_.learning_rate;
       step.momentum = static_cast<float>(options_.momentum);
       step.clip_limit = static_cast<float>(options_.clip);
       step.nesterov = options_.optimizer == OuterOptimizer::nesterov;
-      outer.ops.push_back(step);
+      outer_ops.push_back(step);
     }
-    hand_out(set, updated, part);
   }
 
   // The buffer that the set's optimizer updates at full precision: the fp32 copies of parameters, if there are any.
@@ -136,18 +193,18 @@ class Outer {
   }
 
   // Brings what this rank has updated to where the step reads it.
-  void hand_out(const ParameterSet& set, TensorId updated, TensorId part) {
+  void hand_out(const ParameterSet& set, TensorId updated, TensorId part, Block& block) const {
     if (part != updated) {
       const MeshGroup over = piece_.tensors[part].divided_over().without(piece_.tensors[updated].divided_over());
-      outer.ops.push_back(once(communication(OpKind::all_gather, "outer_gather", Phase::update,
+      block.ops.push_back(once(communication(OpKind::all_gather, "outer_gather", Phase::update,
                                              Stream::parameter_communication, over, part, updated)));
     }
     if (updated != set.own_parameters)
-      outer.ops.push_back(kernel(OpKind::cast, "outer_cast", {updated}, {set.own_parameters}));
+      block.ops.push_back(kernel(OpKind::cast, "outer_cast", {updated}, {set.own_parameters}));
     // The gathers that the update ends with, unless the next forward gathers.
     for (const Op& op : piece_.update.ops)
       if (op.kind == OpKind::all_gather && storage_of(piece_, op.writes[0]) == storage_of(piece_, set.parameters))
-        outer.ops.push_back(op);
+        block.ops.push_back(op);
   }
 
   Op mean(TensorId from, TensorId to) const {
@@ -191,26 +248,29 @@ class Outer {
 void add_tasks(const Scenario& scenario, Program& program) {
   if (!used(scenario)) return;
   const Options& options = scenario.plan.local;
-  constexpr std::uint16_t kStep = 0, kOuterBlock = 1, kExchange = 2;
-  const bool late = options.delay > 0, begins = has_anchor(scenario);
+  const bool late = options.delay > 0, begins = takes_steps(scenario);
   if (program.mesh.group({MeshAxis::ep, MeshAxis::etp}).meets(program.mesh.group(MeshAxis::worker)))
     refuse(scenario.plan, "local_workers",
            "workers that hold all experts: expert_parallel reaches beyond the ranks of a worker");
   for (Piece& piece : program.pieces) {
     Outer outer(options, program.mesh, piece);
     outer.run();
-    piece.tasks.push_back(std::move(outer.outer));
-    if (late) piece.tasks.push_back(std::move(outer.exchange));
+    for (std::size_t f = 0; f < outer.outer.size(); ++f) {
+      piece.tasks.push_back(std::move(outer.outer[f]));
+      if (late) piece.tasks.push_back(std::move(outer.exchange[f]));
+    }
     if (begins) piece.tasks.push_back(std::move(outer.begin));
   }
-  program.tasks = {{.name = "local steps", .block = kStep, .repeats = options.steps},
-                   {.name = "outer update", .block = kOuterBlock}};
-  if (late) {
-    constexpr std::uint16_t kExchangeTask = 2;
-    program.tasks[1].after = {{.task = kExchangeTask, .lag = 1}};
-    program.tasks.push_back({.name = "exchange", .block = kExchange, .beside = true});
+  std::uint16_t block = 0;
+  for (std::int64_t f = 0; f < options.fragments; ++f) {
+    const auto exchange = static_cast<std::uint16_t>(program.tasks.size() + 2);
+    program.tasks.push_back({.name = "local steps", .repeats = options.steps / options.fragments});
+    program.tasks.push_back({.name = "outer update", .block = ++block});
+    if (!late) continue;
+    program.tasks.back().after = {{.task = exchange, .lag = 1}};
+    program.tasks.push_back({.name = "exchange", .block = ++block, .beside = true});
   }
-  if (begins) program.begin = late ? 3 : 2;
+  if (begins) program.begin = ++block;
 }
 
 void disable(Plan& plan) { plan.local = {}; }
@@ -218,11 +278,49 @@ void disable(Plan& plan) { plan.local = {}; }
 std::vector<std::string> notes(const Scenario& scenario) {
   if (!used(scenario)) return {};
   const std::int64_t steps = scenario.plan.local.steps, oldest = scenario.plan.local.delay > 0 ? 2 * steps : steps;
-  return {std::to_string(workers(scenario)) + " workers of " + std::to_string(replicas(scenario)) +
-          " replicas train copies of the model for " + std::to_string(steps) +
-          " steps before they agree on one; an outer update applies displacements that began up to " +
-          std::to_string(oldest) + " steps before (what this costs in convergence is not predicted)"};
+  const std::int64_t each = replicas(scenario);
+  return {std::to_string(workers(scenario)) + " workers of " + std::to_string(each) +
+          (each == 1 ? " replica" : " replicas") + " train copies of the model, and exchange them every " +
+          std::to_string(steps) + " steps; what an exchange brings was trained up to " + std::to_string(oldest) +
+          " steps before (what this costs in convergence is not predicted)"};
 }
+
+// What each task of an iteration takes, and what other numbers of local steps would give.
+std::string explain(const Evaluated& here, const Evaluate& evaluate) {
+  const Scenario& scenario = here.scenario();
+  if (!used(scenario)) throw InputError({"--explain", ""}, "iteration", "a plan with local_steps");
+  const Report& report = here.report();
+  std::string text = fmt::format("{} workers of {} replicas. An iteration takes {}:\n\n", workers(scenario),
+                                 replicas(scenario), seconds_text(report.iteration_seconds));
+  double longest = 0;  // of what runs beside the steps
+  for (const TaskReport& task : report.tasks) {
+    text += fmt::format("  {:<14}{:>12} x {:<5}{}{}\n", task.name, seconds_text(task.seconds), task.repeats,
+                        task.beside ? "beside the tasks that follow" : "",
+                        task.waiting_seconds > 0 ? "after waiting " + seconds_text(task.waiting_seconds) : "");
+    if (task.beside) longest = std::max(longest, task.seconds);
+  }
+  const double step = report.tasks.front().seconds;
+  if (longest > 0) text += fmt::format("\nThe exchange alone takes as long as {:.1f} local steps.\n", longest / step);
+  text +=
+      fmt::format("\n  {:>11}  {:>11}  {:>12}  {:>20}\n", "local steps", "step", "tokens/s", "up to so many steps old");
+  const std::int64_t ages = scenario.plan.local.delay > 0 ? 2 : 1;
+  for (const std::int64_t steps : {1, 3, 6, 12, 24, 48, 96, 192}) {
+    if (steps % scenario.plan.local.fragments != 0) continue;
+    Scenario other = scenario;
+    other.plan.local.steps = steps;
+    const Report& there = evaluate(other)->report();
+    text += fmt::format("  {:>11}  {:>11}  {:>12}  {:>20}\n", steps, seconds_text(there.step_seconds),
+                        rate_text(there.tokens_per_second), ages * steps);
+  }
+  return text + "\nWhat older or averaged parameters cost in convergence is not predicted.\n";
+}
+
+constexpr std::string_view kNames[]{"iteration", "local steps",          "outer update",
+                                    "exchange",  "slower beside others", "iteration_seconds"};
+constexpr Topic kTopics[]{
+    {.names = kNames,
+     .summary = "the tasks of an iteration of local updates, and what other numbers of local steps would give",
+     .text = explain}};
 
 constexpr PlanWord kWords[]{{"local-updates", used}};
 
@@ -240,7 +338,7 @@ constexpr SearchAxis kAxes[]{{.field = "local_steps",
                               .label = "late",
                               .chosen_with = ChosenWith::replicas,
                               .set = [](Plan& plan, std::int64_t value) { plan.local.delay = value; },
-                              .acts = [](const Scenario& chosen) { return used(chosen) && has_anchor(chosen); }}};
+                              .acts = [](const Scenario& chosen) { return used(chosen) && has_momentum(chosen); }}};
 
 }  // namespace
 
@@ -258,7 +356,8 @@ Strategy describe() {
           .disable = disable,
           .words = kWords,
           .notes = notes,
-          .search_axes = kAxes};
+          .search_axes = kAxes,
+          .topics = kTopics};
 }
 
 }  // namespace orrery::local_updates

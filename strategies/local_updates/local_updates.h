@@ -8,6 +8,9 @@
 //   CO2        SlowMo whose mean is taken beside the next local steps and applied after them (Sun et al. 2024, arXiv
 //              2401.16265, algorithm 1)
 //
+//   Overlap-Local-SGD  each worker is pulled towards the mean of the iteration before, which is taken beside the local
+//              steps (Wang et al. 2020, arXiv 2002.09539, section 2)
+//
 // All are one pass with other fields. The step itself is that of a worker: data parallelism, sharded or not, over the
 // worker's replicas (MeshAxis::worker). What the workers do every few steps are tasks of the Program
 // (sim/program/task.h).

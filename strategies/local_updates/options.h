@@ -6,16 +6,18 @@
 
 namespace orrery::local_updates {
 
-enum class OuterOptimizer : std::uint8_t { average, momentum, nesterov };
-inline constexpr std::array<std::string_view, 3> kOuterOptimizerNames{"average", "momentum", "nesterov"};
+enum class OuterOptimizer : std::uint8_t { average, momentum, nesterov, pull };
+inline constexpr std::array<std::string_view, 4> kOuterOptimizerNames{"average", "momentum", "nesterov", "pull"};
 enum class OuterDtype : std::uint8_t { fp32, bf16, fp16 };
 inline constexpr std::array<std::string_view, 3> kOuterDtypeNames{"fp32", "bf16", "fp16"};
 
 struct Options {
-  std::int64_t steps = 0, workers = 0, delay = 0;
+  std::int64_t steps = 0, workers = 0, delay = 0, fragments = 1;
   OuterOptimizer optimizer = OuterOptimizer::average;
   OuterDtype dtype = OuterDtype::fp32;
   double learning_rate = 1, momentum = 0.9, clip = 0, gap_penalty = 1;
+
+  static constexpr double kLeast = 1e-30, kMost = 1e30;  // of numbers that kernels have as fp32
 
   void visit_fields(FieldVisitor& v) {
     v.field(
@@ -28,19 +30,24 @@ struct Options {
         "each replica where nodes do not divide them");
     v.field("outer_optimizer", optimizer, kOuterOptimizerNames,
             "local updates: how workers agree: on the mean of their parameters (local SGD), or by a step from the last "
-            "agreement along the mean of their displacements, with momentum (SlowMo, CO2) or Nesterov's (DiLoCo)");
-    v.field("outer_learning_rate", learning_rate, positive(), "local updates: learning rate of the outer optimizer");
+            "agreement along the mean of their displacements, with momentum (SlowMo, CO2) or Nesterov's (DiLoCo); or "
+            "not quite: each worker is pulled towards the last mean (Overlap-Local-SGD)");
+    v.field("outer_learning_rate", learning_rate, NumberRange{.least = kLeast, .most = kMost},
+            "local updates: learning rate of the outer optimizer; with \"pull\" the share of the way to the last mean");
     v.field("outer_momentum", momentum, NumberRange{.least = 0, .most = 1},
             "local updates: momentum of the outer optimizer");
-    v.field("outer_clip", clip, NumberRange{},
+    v.field("outer_clip", clip, or_none({.least = kLeast, .most = kMost}),
             "local updates: largest magnitude of an element of the outer momentum (CO2); 0: no limit");
     v.field(
-        "outer_gap_penalty", gap_penalty, NumberRange{.least = 1},
+        "outer_gap_penalty", gap_penalty, NumberRange{.least = 1, .most = kMost},
         "local updates: constant that the mean displacement is divided by before it is added to the momentum (CO2's "
         "staleness gap penalty)");
     v.field("outer_delay", delay, IntegerRange{.least = 0, .most = 1},
             "local updates: 1: the mean is taken beside the next local steps and applied after them (CO2); 0: workers "
             "wait for it");
+    v.field("outer_fragments", fragments, IntegerRange{.least = 1, .most = 64},
+            "local updates: parts of the model that workers agree on in turn, each every local_steps steps (streaming "
+            "DiLoCo)");
     v.field("outer_dtype", dtype, kOuterDtypeNames,
             "local updates: dtype of displacements on the wire; parameters are averaged in their own");
   }

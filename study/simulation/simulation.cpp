@@ -92,7 +92,11 @@ void add_production(const Cluster& cluster, Report& report) {
   const ProductionSlowdown& slowdown = scale_figures().production;
   const double before = report.step_seconds, factor = 1 + slowdown.median;
   for (StageReport& stage : report.stages) stage.time.production += slowdown.median * before;
-  for (double* seconds : {&report.step_seconds, &report.pipeline_seconds}) *seconds *= factor;
+  for (double* seconds : {&report.step_seconds, &report.pipeline_seconds, &report.iteration_seconds})
+    *seconds *= factor;
+  for (TaskReport& task : report.tasks)
+    for (double* seconds : {&task.seconds, &task.waiting_seconds, &task.begin_seconds, &task.end_seconds})
+      *seconds *= factor;
   for (double* rate : {&report.tokens_per_second, &report.tokens_per_second_per_device, &report.sequences_per_second,
                        &report.model_flops_per_second_per_device, &report.mfu, &report.mfu_full_attention, &report.hfu})
     *rate /= factor;

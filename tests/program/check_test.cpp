@@ -1082,7 +1082,7 @@ TEST(Check, OnlyCollectivesRunBesideOtherTasks) {
   computing.in_task(1, OpKind::zero_fill, kNoTensor, computing.buffer("scratch", 6, Category::optimizer_state));
   computing.program.tasks[1].beside = true;
   computing.program.tasks[0].after = {{.task = 1, .lag = 1}};
-  expect_breaks(Rule::tasks_in_order, computing, "only collectives and copies");
+  expect_breaks(Rule::tasks_in_order, computing, "has more than collectives");
 }
 
 }  // namespace

@@ -160,12 +160,52 @@ TEST_F(OuterSteps, OfCo2) {
   EXPECT_LT(distance(clipped, expected, x0), kRounding);
 }
 
+// Fragments that are agreed on in turn: after a whole iteration each has been averaged once, at its own time.
+TEST_F(OuterSteps, OfFragmentsInTurn) {
+  const std::string halves = R"("outer_fragments": 2, "outer_optimizer": "nesterov", "outer_momentum": 0, )";
+  const Values first = with(halves + R"("outer_learning_rate": 1)", 1),
+               alone = copy_of(tiny(R"({"local_steps": 10, "local_workers": 4})"), 0, steps(1));
+  Values mean(x0.size());
+  for (std::size_t w = 0; w < 4; ++w)
+    mean = combine(1, mean, 0.25, copy_of(tiny(R"({"local_steps": 10, "local_workers": 4})"), w, steps(1)));
+  // After one of two steps every number is the mean or the worker's own, and of either there are about as many.
+  std::size_t averaged = 0, own = 0, trained = 0;
+  for (std::size_t i = 0; i < x0.size(); ++i) {
+    if (std::abs(alone[i] - mean[i]) < 1e-5) continue;
+    ++trained;
+    if (std::abs(first[i] - mean[i]) < 1e-6) ++averaged;
+    if (std::abs(first[i] - alone[i]) < 1e-6) ++own;
+  }
+  EXPECT_EQ(averaged + own, trained);
+  EXPECT_NEAR(static_cast<double>(averaged) / static_cast<double>(trained), 0.5, 0.25);
+}
+
+// A worker is pulled a share of the way to the mean of the iteration before; first to where all began.
+TEST_F(OuterSteps, OfOverlapLocalSgd) {
+  const std::string pull = "{" + workers + R"(, "outer_optimizer": "pull", "outer_delay": 1, "outer_learning_rate": )";
+  const Scenario never = tiny(R"({"local_steps": 10, "local_workers": 4})");
+  for (const std::size_t worker : {0u, 3u}) {
+    const Values alone = copy_of(never, worker, steps(2));
+    EXPECT_LT(distance(copy_of(tiny(pull + "0.25}"), worker, steps(2)), combine(0.75, alone, 0.25, x0), x0), kRounding);
+  }
+  // All the way, to a mean that has not moved.
+  const Values pulled = parameters(tiny(pull + "1}"), steps(6));
+  for (std::size_t i = 0; i < x0.size(); ++i) ASSERT_NEAR(pulled[i], x0[i], 1e-6);
+  // Then to the mean of what has been sent: from there SGD goes on as it did, were it not for what the copies lack.
+  Values sent(x0.size());
+  for (std::size_t w = 0; w < 4; ++w) sent = combine(1, sent, 0.25, copy_of(tiny(pull + "0.25}"), w, steps(2)));
+  const Values before = copy_of(tiny(pull + "1e-9}"), 1, steps(4)), after = copy_of(never, 1, steps(4));
+  EXPECT_LT(distance(before, after, x0), kRounding);
+  EXPECT_LT(distance(sent, combine(1, x0, -0.75, d1), x0), kRounding);
+}
+
 // However a worker divides its copy, the numbers are those of undivided workers.
 TEST(Workers, AreTheSameInEveryLayout) {
   const std::string adam = R"("optimizer": "adamw", "clip_grad": 1, "local_steps": 2, "local_workers": 2)";
   for (const std::string outer :
        {R"("outer_optimizer": "average")", R"("outer_optimizer": "nesterov", "outer_learning_rate": 0.7)",
-        R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5)"}) {
+        R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5)",
+        R"("outer_optimizer": "pull", "outer_delay": 1, "outer_learning_rate": 0.6)"}) {
     const auto run = [&](const std::string& layout, const std::string& patch = "{}") {
       return parameters(tiny("{" + adam + ", " + outer + ", " + layout + "}", patch), steps(5, 0.01));
     };

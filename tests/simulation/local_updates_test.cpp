@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <string>
 
+#include "sim/base/error.h"
 #include "strategies/read_scenario.h"
 #include "study/simulation/simulation.h"
 
@@ -50,9 +52,7 @@ TEST(LocalUpdateTimes, AnExchangeIsHiddenByEnoughSteps) {
                 std::max(steps * local + kSlowest * std::min(exchange, steps * local), exchange) + outer + 1e-9)
           << gigabits << " Gb/s, " << tau << " steps";
       EXPECT_NEAR(r.step_seconds, r.iteration_seconds / steps, 1e-12 * r.step_seconds);
-      double terms = 0;
-      for (const StageReport& stage : r.stages) terms = stage.time.total();
-      EXPECT_NEAR(terms, r.step_seconds, 1e-9 * r.step_seconds);
+      for (const StageReport& stage : r.stages) EXPECT_NEAR(stage.time.total(), r.step_seconds, 1e-9 * r.step_seconds);
       // It waits for what the steps have not hidden.
       EXPECT_EQ(r.tasks[1].waiting_seconds > 0, exchange > steps * local) << gigabits << " Gb/s, " << tau << " steps";
     }
@@ -88,6 +88,36 @@ TEST(LocalUpdateTimes, MoreStepsAndMoreBandwidthAreNoSlower) {
   }
 }
 
+// The workers' communicator has buffers as any other, and the parts of the memory add up to the peak.
+TEST(LocalUpdateTimes, MemoryHasTheCommunicatorOfTheWorkers) {
+  Scenario alone = over(10, 8);
+  alone.plan.local = {};
+  const Report with = report_of(over(10, 8)), without = report_of(alone);
+  EXPECT_GT(with.stages[0].memory.framework_bytes, without.stages[0].memory.framework_bytes * 1.2);
+  for (const Report* r : {&with, &without}) {
+    const MemoryBreakdown& m = r->stages[static_cast<std::size_t>(r->memory_stage)].memory;
+    EXPECT_NEAR(device_bytes(m.bytes) + m.framework_bytes, r->memory_peak_bytes, 1);
+  }
+}
+
+// Perturbations of a part of a step have no meaning where tasks are simulated apart.
+TEST(LocalUpdateTimes, TimedPerturbationsAreRefused) {
+  if (!built_with_simgrid()) GTEST_SKIP() << "built without SimGrid";
+  Scenario scenario = over(10, 4);
+  Perturbation& slow = scenario.perturbations.emplace_back();
+  slow.devices = {3};
+  slow.factor = 0.5;
+  EXPECT_GT(report_of(scenario, Engine::des).step_seconds, report_of(over(10, 4), Engine::des).step_seconds);
+  slow.until_seconds = 0.1;
+  try {
+    report_of(scenario, Engine::des);
+    ADD_FAILURE() << "not refused";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr("/perturbations/0/until_seconds: found 0.1, expected 0 with other tasks"));
+  }
+}
+
 // Both engines, where links are idle and where the workers' own collectives need the network that the exchange needs.
 // An exchange that ends within the step in which it begins meets a part of the step: the closed form knows only the
 // mean.
@@ -104,6 +134,23 @@ TEST(LocalUpdateTimes, BothEnginesAgree) {
         const bool within = last.beside && last.seconds < closed.tasks[0].seconds && tau == 1;
         EXPECT_NEAR(closed.step_seconds / events.step_seconds, 1, within ? kWithinAStep : kAgree)
             << plan << " " << gigabits << " Gb/s, " << tau << " steps";
+      }
+}
+
+// What stages send each other, and their sums of a table that they share, take links from an exchange that lasts
+// several steps. Steps alone are not compared here.
+TEST(LocalUpdateTimes, BothEnginesAgreeOnPipelinesOverNodes) {
+  if (!built_with_simgrid()) GTEST_SKIP() << "built without SimGrid";
+  const auto over_alone = [](const Report& r) { return r.step_seconds / r.tasks[0].seconds; };
+  for (const bool tied : {false, true})
+    for (const std::int64_t micro_batches : {1, 4})
+      for (const std::int64_t tau : {1, 3, 6, 24}) {
+        Scenario scenario = over(10, tau, R"({"pipeline_parallel": 2, "micro_batch_size": 1, "local_workers": 16})");
+        scenario.workload.global_batch_size = 16 * micro_batches;
+        scenario.model.tied_embeddings = tied;
+        const Report closed = report_of(scenario), events = report_of(scenario, Engine::des);
+        EXPECT_NEAR(over_alone(closed) / over_alone(events), 1, tau == 1 ? 0.06 : 0.03)
+            << tied << " " << micro_batches << " " << tau;
       }
 }
 

@@ -129,7 +129,7 @@ TEST(LocalUpdates, RefusesWhatCannotBe) {
                 plan.local.optimizer = OuterOptimizer::average;
                 plan.local.delay = 1;
               }),
-              HasSubstr("/plan/outer_delay: found 1, expected 0 without an outer_optimizer"));
+              HasSubstr("/plan/outer_delay: found 1, expected 0 with outer_optimizer \"average\""));
   EXPECT_THAT(refused([](Plan& plan) { plan.offload.optimizer = true; }), HasSubstr("/plan/local_steps"));
   EXPECT_THAT(refused([](Plan& plan) {
                 plan.data.zero_stage = 1;
