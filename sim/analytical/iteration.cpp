@@ -152,7 +152,6 @@ void spread(const Program& program, const Iteration& iteration, std::span<const 
     for (StageReport& stage : report.stages) {
       const TimeBreakdown& time = like(stage).time;
       for (const TimeTerm& term : time_terms()) term.of(stage.time) += share * term.of(time);
-      stage.busy_seconds += share * (of.step_seconds - time.bubble);
     }
     // The communicators of all tasks exist all the time; the step's report has them.
     for (StageReport& stage : report.stages) {
@@ -169,8 +168,10 @@ void spread(const Program& program, const Iteration& iteration, std::span<const 
   }
   report.memory_fits = fits_everywhere(report);
   // What is left: waits for tasks that run beside others, and what these take from the links.
-  for (StageReport& stage : report.stages)
+  for (StageReport& stage : report.stages) {
     stage.time.exposed[static_cast<std::size_t>(Stream::data_communication)] += each - accounted;
+    stage.busy_seconds = each - stage.time.bubble;
+  }
   report.iteration_seconds = iteration.seconds;
   report.step_seconds = each;
   for (double* rate : {&report.tokens_per_second, &report.tokens_per_second_per_device, &report.sequences_per_second,

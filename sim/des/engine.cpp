@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <type_traits>
 #include <utility>
@@ -192,6 +193,22 @@ RunBeside run_beside(const Cluster& cluster, const CollectiveCalibration& collec
   return beside > 0 ? RunBeside{ends[1] / beside, alone / beside} : RunBeside{step_alone, alone};
 }
 
+// A step takes `more` seconds on average than one alone: other tasks' share of it, the rest because of those beside it.
+void add_to_path(const Program& program, std::span<const double> alone, double more,
+                 std::vector<CriticalPathPart>& path) {
+  const auto steps = static_cast<double>(steps_of_iteration(program));
+  for (std::size_t t = 0; t < program.tasks.size(); ++t) {
+    const Task& task = program.tasks[t];
+    if (task.block == 0 || task.beside) continue;
+    const double times = static_cast<double>(task.repeats) / steps;
+    path.push_back({"iteration", task.name, times, times * alone[t]});
+    more -= times * alone[t];
+  }
+  path.push_back({"iteration", "tasks beside others", 1, more});
+  std::erase_if(path, [](const CriticalPathPart& part) { return !(part.seconds > 0); });
+  std::ranges::stable_sort(path, std::greater(), &CriticalPathPart::seconds);
+}
+
 void add_tasks(const Cluster& cluster, const CollectiveCalibration& collectives, const DiscreteEventJob& job,
                std::span<const Perturbation> perturbations, const DiscreteEventOptions& options, Report& report) {
   const Program& program = *job.program;
@@ -222,9 +239,11 @@ void add_tasks(const Cluster& cluster, const CollectiveCalibration& collectives,
                               job_of(program.tasks[other].block), alone[other], perturbations, options);
     return at->second;
   };
+  const double step_alone = report.step_seconds;
   spread(program, iterate(program, alone, beside), reports, report);
   if (!report.discrete_event) return;
-  report.notes.emplace_back("links, waits and the critical path are of one step that nothing runs beside");
+  report.notes.emplace_back("links and waits are of one step alone; on the critical path every other task is one part");
+  add_to_path(program, alone, report.step_seconds - step_alone, report.discrete_event->critical_path);
   Report uncontended;
   AnalyticalEngine(cluster, *job.kernels, collectives)
       .evaluate(program, job.mfu_dtype, {.shares_levels = false}, uncontended);

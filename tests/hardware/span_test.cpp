@@ -26,15 +26,17 @@ void PrintTo(const GroupSpan& s, std::ostream* out) {
 
 namespace {
 
-// Axes that ranks are laid over; etp is folded over others.
-constexpr std::size_t kLaid = kMeshAxes - 1;
+// Axes that ranks are laid over, but for workers, which are laid as replicas are; etp is folded over others.
+constexpr std::size_t kLaid = 6;
+static_assert(kLaid == kMeshAxes - 2);
 constexpr std::array<MeshAxis, kLaid> kOrder{MeshAxis::tp,       MeshAxis::cp,           MeshAxis::ep,
-                                                 MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::pp};
+                                             MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::pp};
 
 // `degree`: in that order; laid in `order`, innermost first.
 Mesh mesh_of(const std::array<std::int64_t, kLaid>& degree, const std::array<MeshAxis, kLaid>& order = kOrder) {
   Mesh mesh;
-  for (const MeshAxis axis : order) mesh.add(axis, degree[static_cast<std::size_t>(axis)]);
+  for (const MeshAxis axis : order)
+    mesh.add(axis, degree[static_cast<std::size_t>(std::ranges::find(kOrder, axis) - kOrder.begin())]);
   return mesh;
 }
 
@@ -156,7 +158,8 @@ TEST(Span, DigitsOfAnAxisSpanWhatTheAxisDoes) {
     split.add(MeshAxis::tp, 4, "tp.groups");
     for (Mesh* mesh : {&whole, &split}) mesh->add(MeshAxis::dp_shard, 3);
     for (const MeshAxis axis : {MeshAxis::tp, MeshAxis::dp_shard})
-      EXPECT_EQ(span_of(split, split.group(axis), devices_per_node), span_of(whole, whole.group(axis), devices_per_node));
+      EXPECT_EQ(span_of(split, split.group(axis), devices_per_node),
+                span_of(whole, whole.group(axis), devices_per_node));
     EXPECT_EQ(span_of(split, split.group("tp.shared"), devices_per_node).ranks_per_node, 4);
     EXPECT_EQ(span_of(split, split.group("tp.groups"), devices_per_node).stride, 4);
   }
@@ -191,7 +194,8 @@ TEST(StageSpan, AGroupIsOneWhateverItsRanksOnANode) {
   node.nics = 1;
   ASSERT_FALSE(stages_lie_alike(mesh, node));
   const std::vector<StageSpan> spans = spans_by_stage(mesh, mesh.group(MeshAxis::dp_shard), node);
-  EXPECT_EQ(spans[1].span, (GroupSpan{.ranks = 4, .ranks_per_node = 2, .nodes = 2, .groups_sharing_nics = 1, .stride = 1}));
+  EXPECT_EQ(spans[1].span,
+            (GroupSpan{.ranks = 4, .ranks_per_node = 2, .nodes = 2, .groups_sharing_nics = 1, .stride = 1}));
 }
 
 // Sixty-three others, each there half of the time: more subsets than can be visited. How many are there is binomial.
