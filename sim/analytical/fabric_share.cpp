@@ -80,9 +80,10 @@ void SharedFabric::run(State& state, double until, std::size_t use, std::size_t 
       if (!first && !second) next = 0;
     }
     // An endless flow takes as much as each collective, or the share that it uses when alone if that is less.
-    for (std::size_t l = 0; l < kFabricLevels; ++l)
-      if (beside_[l] > 0 && sharing[l] > 0)
-        sharing[l] = beside_[l] < 1 ? std::min(sharing[l] + 1, sharing[l] / (1 - beside_[l])) : sharing[l] + 1;
+    if (has_endless_) [[unlikely]]
+      for (std::size_t l = 0; l < kFabricLevels; ++l)
+        if (beside_[l] > 0 && sharing[l] > 0)
+          sharing[l] = beside_[l] < 1 ? std::min(sharing[l] + 1, sharing[l] / (1 - beside_[l])) : sharing[l] + 1;
     for (std::size_t u = 0; u < queues; ++u) {
       const Head& head = state.heads[u];
       if (!head.begun || head.latency > 0) continue;
@@ -161,7 +162,7 @@ double SharedFabric::end(std::size_t stream) {
 }
 
 SharedFabric::Stretch SharedFabric::busy(double from, double until) {
-  if (any(beside_)) return {from, until};
+  if (has_endless_) return {from, until};
   if (ahead_.time < until) run(ahead_, until);
   Stretch stretch{until, from};
   for (std::size_t u = 0; u < used_.size(); ++u) {

@@ -73,7 +73,10 @@ class SharedFabric {
 
   void clear();
   // A flow that runs beside all later work.
-  void run_beside(const EndlessFlow& flow) { beside_ = flow; }
+  void run_beside(const EndlessFlow& flow) {
+    beside_ = flow;
+    has_endless_ = any(flow);
+  }
   // Starts with a backlog, all of which is released.
   void begin_with(const FabricBacklog& backlog);
   // Appends work to the stream's queue; it starts no earlier than `release`. Everything that ended before min(release,
@@ -144,6 +147,8 @@ class SharedFabric {
     return all;
   }();
   EndlessFlow beside_{};
+  // any(beside_): the loop over events tests only this.
+  bool has_endless_ = false;
   State state_;  // the final part
   State ahead_;  // the state after it, if nothing else is issued
 };
