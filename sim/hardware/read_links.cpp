@@ -28,11 +28,16 @@ std::int64_t first_apart(const Node& node) {
   return std::find(reached.begin(), reached.end(), false) - reached.begin();
 }
 
-void keep_links(Node& node) {
+// Keeps the preset's links between devices that the node still has.
+void keep_links(const JsonReader& reader, Node& node) {
   for (PairLinks& links : node.links)
     std::erase_if(links.pairs, [&](const auto& pair) { return std::max(pair[0], pair[1]) >= node.devices; });
   std::erase_if(node.links, [](const PairLinks& links) { return links.pairs.empty(); });
-  if (first_apart(node) < node.devices) node.links.clear();
+  if (const std::int64_t apart = first_apart(node); apart < node.devices)
+    reader.fail("links",
+                fmt::format("links of all {} devices, or [] if all pairs are alike: those of the preset do not "
+                            "lead from device 0 to device {}",
+                            node.devices, apart));
 }
 
 std::array<std::int64_t, 2> pair_of(const Json& json, const InputError::Where& where, std::int64_t devices) {
@@ -54,7 +59,7 @@ void read_links(JsonReader& reader, Node& node) {
     if (node.intra != IntraFabric::direct_mesh || reader.has("pair_bytes_per_second"))
       node.links.clear();
     else if (!node.links.empty())
-      keep_links(node);
+      keep_links(reader, node);
     return;
   }
   if (!json->is_array()) reader.fail("links", "an array of rates with the pairs of devices that have them");

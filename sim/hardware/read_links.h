@@ -12,8 +12,8 @@ namespace orrery {
 // Reads "links" into a node whose other fields have been read. They replace the node's links; an empty list removes
 // them. Throws InputError if the node is not a direct_mesh or has more than kMostLinkedDevices, if a device or rate is
 // out of range, if a pair is listed twice, or if the links do not join all devices. Without the key, links of the
-// node's preset stay between devices that the node still has, unless it is no direct_mesh any more,
-// "pair_bytes_per_second" is given, or they no longer join all devices.
+// node's preset stay between devices that the node still has, unless it is no direct_mesh any more or
+// "pair_bytes_per_second" is given; throws InputError if they no longer join all devices.
 void read_links(JsonReader& reader, Node& node);
 
 // Returns the node's links in the form that read_links() reads.

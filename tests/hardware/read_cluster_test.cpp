@@ -107,7 +107,7 @@ TEST(ReadCluster, LinksByPairStayAsLongAsTheyDescribeTheNode) {
   for (const char* other : {R"({"node": "frontier", "pair_bytes_per_second": 2e11})",
                             R"({"node": {"base": "frontier", "pair_bytes_per_second": 2e11}})",
                             R"({"node": "frontier", "intra_fabric": "nvswitch"})",
-                            R"({"node": {"base": "frontier", "devices": 9}})", R"({"node": "mi300x-8"})"})
+                            R"({"node": {"base": "frontier", "devices": 9, "links": []}})", R"({"node": "mi300x-8"})"})
     EXPECT_EQ(std::get<2>(links_of(other)), 0) << other;
 }
 
@@ -284,6 +284,10 @@ constexpr BadValue kBadValues[]{
      "/links/1/pairs/0", "[1,0]", "a pair that is not listed before"},
     {"LinksThatJoinNotAll", R"({"node": "mi210-4", "links": [{"bytes_per_second": 1e9, "pairs": [[0, 1], [2, 3]]}]})",
      "/links", "an array", "none lead from device 0 to device 2"},
+    {"LinksOfFewerDevices", R"({"node": {"base": "frontier", "devices": 9}})", "/node/links", "nothing",
+     "links of all 9 devices, or [] if all pairs are alike"},
+    {"LinksOfFewerDevicesPerNode", R"({"node": "frontier", "devices_per_node": 12})", "/links", "nothing",
+     "do not lead from device 0 to device 8"},
     {"PairsWithoutNvlink", R"({"node": "nvlink-pairs-4", "device": "L40S"})", "/pair_bytes_per_second", "nothing",
      "L40S has no scale-up links"},
     {"DeviceWithoutLinksOnASwitch", R"({"node": "dgx-h100", "device": "L40S"})", "/device", "\"L40S\"",
