@@ -273,8 +273,8 @@ RunJob job_of(const RunArguments& arguments) {
   if (job.processes && !arguments.trace.empty())
     throw InputError({"--trace", ""}, "ranks that are processes (--ranks mpi)", "threads: they share a timeline");
   if (arguments.check && !job.program.tasks.empty())
-    throw InputError({"--check", ""}, "a plan whose workers train copies of their own",
-                     "a plan without local_steps: one rank computes something else");
+    throw InputError({"--check", ""}, "a plan with tasks beside its step",
+                     "a plan that repeats its step alone: a run on one rank has no workers that agree");
   if (arguments.steps == 0 && !arguments.check)
     throw InputError({"--steps", ""}, "0 without --check",
                      "at least one step; orrery simulate predicts without running");

@@ -96,7 +96,7 @@ struct RankResult {
   std::vector<double> step_seconds;         // of the measured steps without marks
   std::vector<double> marked_step_seconds;  // of the measured steps with marks
   std::vector<MeasuredOp> ops;
-  TimeBreakdown time;               // mean over the marked steps, not scaled
+  TimeBreakdown time;                   // mean over the marked steps, not scaled
   std::vector<TimelineSpan> intervals;  // of the last step
   PlacedBytes bytes_at_peak{};
   double peak_bytes = 0;  // on the device; tensors only, in their own dtypes

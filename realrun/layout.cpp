@@ -240,7 +240,7 @@ Position position_of(std::size_t rank, const Program& program, std::int64_t sequ
   p.tp_degree = mesh.size(MeshAxis::tp);
   p.cp_degree = mesh.size(MeshAxis::cp);
   p.pp = mesh.coordinate(r, MeshAxis::pp);
-  p.replica = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::worker}));
+  p.replica = mesh.coordinate(r, mesh.replicas());
   p.sequence = sequence;
   for (const Piece& piece : program.pieces)
     for (const ParameterGradient& parameter : piece.parameters)

@@ -147,8 +147,8 @@ class BlockCompiler {
   std::vector<std::int32_t> last_compute_, last_other_;  // by storage: its last writer; -1: none
   std::vector<std::uint16_t> node_of_;
   std::vector<Link> links_;
-  std::vector<std::uint8_t> needed_;  // by kernel: whether another stream waits for its end
-  std::vector<std::uint8_t> ahead_;   // by op: whether it is issued ahead of its instance; empty: none
+  std::vector<std::uint8_t> needed_;   // by kernel: whether another stream waits for its end
+  std::vector<std::uint8_t> ahead_;    // by op: whether it is issued ahead of its instance; empty: none
   std::vector<std::uint16_t> waited_;  // by op: the streams that have waited for it already
   std::uint16_t entry_waited_ = 0;
   std::size_t once_from_ = 0;

@@ -33,7 +33,7 @@ inline constexpr std::int64_t kMostTimelineSlots = 100'000;
 struct AnalyticalOptions {
   // Fill Report::timeline. Walks every slot; at most kMostTimelineSlots.
   bool timeline = false;
-  bool ops = false;       // fill Report::ops and ::unmeasured
+  bool ops = false;  // fill Report::ops and ::unmeasured
   // True: streams that meet on a level of the fabric share it (fabric_share.h). False: each collective has its links to
   // itself, so that the step is without contention.
   bool shares_levels = true;

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
-#include <utility>
 #include <vector>
 
 #include "sim/analytical/engine_rep.h"
@@ -20,7 +18,7 @@ double AnalyticalEngine::Rep::seconds_on(FabricLevel level) {
   const auto stage = static_cast<std::size_t>(bounding_stage);
   const std::size_t layout = classes[static_cast<std::size_t>(stage_class[stage])].layout;
   double seconds_on_level = 0;
-  // Of one line: [When].
+  // Adds the seconds of a block, by When.
   const auto add = [&](const Chunk& chunk, BlockKind kind, std::array<double, 3>& by_when) {
     for_each_stretch(program->pieces, chunk.runs, [&](std::span<const PieceRun> stretch, std::int64_t instances) {
       for (const PieceRun& run : stretch) {
@@ -75,53 +73,37 @@ double AnalyticalEngine::Rep::seconds_on(FabricLevel level) {
 
 void AnalyticalEngine::Rep::add_tasks(Dtype mfu_dtype, bool shares_levels, Report& report) {
   const Program& with_tasks = *program;
-  const std::size_t blocks = with_tasks.pieces.front().tasks.size();
-  std::vector<Program> programs(blocks);
-  std::vector<Report> reports(blocks);
-  std::vector<EndlessFlow> flows(blocks);  // of those that run beside others
   Rep other(cluster, kernels, collectives);
-  for (const Task& task : with_tasks.tasks) {
-    if (task.block == 0) continue;
-    const std::size_t b = task.block - 1u;  // no two tasks have one block but the step
-    task_program(with_tasks, task.block, programs[b]);
-    other.evaluate_step(programs[b], mfu_dtype, {.shares_levels = shares_levels}, {}, reports[b]);
-    if (!task.beside) continue;
-    double most = 0;
-    for (std::size_t l = 0; l < kFabricLevels; ++l)
-      most = std::max(most, flows[b][l] = other.seconds_on(static_cast<FabricLevel>(l)));
-    for (double& share : flows[b]) share = most > 0 ? share / most : 0;
-  }
-  std::vector<double> alone;
-  for (const Task& task : with_tasks.tasks)
-    alone.push_back(task.block == 0 ? report.step_seconds : reports[task.block - 1u].step_seconds);
-
-  std::map<std::pair<std::size_t, std::size_t>, RunBeside> known;
+  std::vector<EndlessFlow> flows(with_tasks.pieces.front().tasks.size());  // by block - 1, if it runs beside others
+  const TaskParts parts =
+      evaluate_tasks(with_tasks, report, [&](const Task& task, const Program& of_task, Report& report_of_task) {
+        other.evaluate_step(of_task, mfu_dtype, {.shares_levels = shares_levels}, {}, report_of_task);
+        if (!task.beside || !shares_levels) return;
+        EndlessFlow& flow = flows[task.block - 1u];
+        for (std::size_t l = 0; l < kFabricLevels; ++l) flow[l] = other.seconds_on(static_cast<FabricLevel>(l));
+        const double most = *std::ranges::max_element(flow);
+        for (double& share : flow) share = most > 0 ? share / most : 0;
+      });
   const auto beside = [&](std::size_t task, std::size_t task_beside) {
-    const auto [at, is_new] = known.try_emplace({with_tasks.tasks[task].block, with_tasks.tasks[task_beside].block});
-    RunBeside& run = at->second;
-    if (!is_new) return run;
     const std::uint16_t block = with_tasks.tasks[task].block;
-    const EndlessFlow flow = shares_levels ? flows[with_tasks.tasks[task_beside].block - 1u] : EndlessFlow{};
+    const EndlessFlow& flow = flows[with_tasks.tasks[task_beside].block - 1u];
     Report slowed;
-    other.evaluate_step(block == 0 ? with_tasks : programs[block - 1u], mfu_dtype, {.shares_levels = shares_levels},
-                        flow, slowed);
-    run.seconds = slowed.step_seconds;
+    other.evaluate_step(block == 0 ? with_tasks : parts.programs[block - 1u], mfu_dtype,
+                        {.shares_levels = shares_levels}, flow, slowed);
     // A level is never idle. While collectives of this task use it, which takes them twice as long, the flow has half
     // of it: it loses time only where it uses more when alone. The level on which it loses most decides.
     double lost = 0;
     for (std::size_t l = 0; l < kFabricLevels; ++l)
       if (flow[l] > 0.5) lost = std::max(lost, (2 - 1 / flow[l]) * other.seconds_on(static_cast<FabricLevel>(l)));
-    run.done = std::max(0.0, run.seconds - lost);
-    return run;
+    return RunBeside{slowed.step_seconds, std::max(0.0, slowed.step_seconds - lost)};
   };
-  const Iteration iteration = iterate(with_tasks, alone, beside);
-  spread(with_tasks, iteration, reports, report);
+  const Iteration iteration = iterate(with_tasks, parts.alone, beside);
+  spread(with_tasks, iteration, parts.reports, report);
   constexpr double kWorthSaying = 0.03;
   if (const double share = iteration.uncertain_seconds / iteration.seconds; share > kWorthSaying)
     report.notes.push_back(
         fmt::format("a task beside the steps meets only a part of a step: the step time is uncertain by up to {:.0f} "
-                    "%; --engine des "
-                    "simulates that part",
+                    "%; --engine des simulates that part",
                     100 * share));
 }
 

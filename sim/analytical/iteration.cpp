@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <map>
 #include <utility>
 
 #include "sim/report/memory_verdict.h"
@@ -78,11 +79,16 @@ class Clock {
       end_first();
     }
   }
+  const RunBeside& run_beside(std::size_t task, std::size_t other) {
+    const auto [at, is_new] = known_.try_emplace({tasks_[task].block, tasks_[other].block});
+    if (is_new) at->second = beside_(task, other);
+    return at->second;
+  }
   void run(std::size_t task) {
     auto left = static_cast<double>(tasks_[task].repeats);
     while (left > 0 && !under_way_.empty()) {
       UnderWay& first = under_way_.front();
-      const RunBeside each = beside_(task, first.task);
+      const RunBeside each = run_beside(task, first.task);
       const double runs = each.done > 0 ? std::min(left, first.left / each.done) : left;
       time_ += runs * each.seconds;
       if (runs < left) uncertain_ += (runs - std::floor(runs)) * (each.seconds - alone_[task]);
@@ -96,7 +102,8 @@ class Clock {
   const std::vector<Task>& tasks_;
   const std::span<const double> alone_;
   const BesideTimes& beside_;
-  std::deque<UnderWay> under_way_;  // the first one runs, the others follow it
+  std::map<std::pair<std::uint16_t, std::uint16_t>, RunBeside> known_;  // by blocks
+  std::deque<UnderWay> under_way_;                                      // the first one runs, the others follow it
   double time_ = 0, uncertain_ = 0;
   std::vector<double> waiting_;
   std::vector<std::int64_t> done_;  // by task: iterations
@@ -106,6 +113,21 @@ class Clock {
 };
 
 }  // namespace
+
+TaskParts evaluate_tasks(const Program& program, const Report& step,
+                         const std::function<void(const Task&, const Program&, Report&)>& evaluate) {
+  TaskParts parts;
+  parts.programs.resize(program.pieces.front().tasks.size());
+  parts.reports.resize(parts.programs.size());
+  for (const Task& task : program.tasks) {
+    if (task.block > 0) {  // no two tasks have one block but the step
+      task_program(program, task.block, parts.programs[task.block - 1u]);
+      evaluate(task, parts.programs[task.block - 1u], parts.reports[task.block - 1u]);
+    }
+    parts.alone.push_back(task.block == 0 ? step.step_seconds : parts.reports[task.block - 1u].step_seconds);
+  }
+  return parts;
+}
 
 Iteration iterate(const Program& program, std::span<const double> alone, const BesideTimes& beside) {
   constexpr double kEqual = 1e-12;  // relative to the time of an iteration
@@ -167,16 +189,14 @@ void spread(const Program& program, const Iteration& iteration, std::span<const 
     report.memory_stage = static_cast<std::int64_t>(s);
   }
   report.memory_fits = fits_everywhere(report);
-  // What is left: waits for tasks that run beside others, and what these take from the links.
+  // The rest is waits for tasks that run beside others, and the time by which these slow steps down.
   for (StageReport& stage : report.stages) {
     stage.time.exposed[static_cast<std::size_t>(Stream::data_communication)] += each - accounted;
     stage.busy_seconds = each - stage.time.bubble;
   }
   report.iteration_seconds = iteration.seconds;
   report.step_seconds = each;
-  for (double* rate : {&report.tokens_per_second, &report.tokens_per_second_per_device, &report.sequences_per_second,
-                       &report.model_flops_per_second_per_device, &report.mfu, &report.mfu_full_attention, &report.hfu})
-    *rate *= alone / each;
+  for (double* rate : rates(report)) *rate *= alone / each;
   summarise_bounding_stage(report);
 }
 

@@ -17,8 +17,19 @@ namespace orrery {
 struct RunBeside {
   double seconds = 0, done = 0;
 };
-// For the tasks numbered `task` and `beside`, of which the second runs beside the first. Same arguments, same result.
+// For the tasks numbered `task` and `beside`, of which the second runs beside the first. Called once for each pair of
+// blocks.
 using BesideTimes = std::function<RunBeside(std::size_t task, std::size_t beside)>;
+
+// The tasks of a program, each by itself.
+struct TaskParts {
+  std::vector<Program> programs;  // by block - 1: task_program(); blocks that no task runs have none
+  std::vector<Report> reports;    // of these
+  std::vector<double> alone;      // by task, the step included: seconds of one run with nothing beside it
+};
+// `step`: the report of the step alone. `evaluate`: fills the report of a task's program.
+TaskParts evaluate_tasks(const Program& program, const Report& step,
+                         const std::function<void(const Task& task, const Program& alone, Report& report)>& evaluate);
 
 struct Iteration {
   double seconds = 0;

@@ -167,13 +167,12 @@ void run_steps(const Cluster& cluster, const CollectiveCalibration& collectives,
   for (std::size_t j = 0; j < jobs.size(); ++j) results.fill(j, stage_classes[j], reports[j]);
 }
 
-// What `job` gets done beside `other`, a task on the same devices that takes `alone` seconds by itself.
+// Simulates `job` beside `other`, a task on the same devices that takes `alone` seconds by itself.
 RunBeside run_beside(const Cluster& cluster, const CollectiveCalibration& collectives, const DiscreteEventJob& job,
                      double step_alone, const DiscreteEventJob& other, double alone,
-                     std::span<const Perturbation> perturbations, DiscreteEventOptions options) {
+                     std::span<const Perturbation> perturbations, const DiscreteEventOptions& options) {
   // As many runs as `other` lasts, so that it runs beside each of them; more than a few tell nothing new.
   constexpr double kMostRuns = 4;
-  options.timeline = options.ops = false;
   SimulationPlan plan(cluster, options);
   plan.add_job(job, collectives);
   plan.add_job(other, collectives);
@@ -186,9 +185,9 @@ RunBeside run_beside(const Cluster& cluster, const CollectiveCalibration& collec
     if (of < ends.size()) ends[of] = std::max(ends[of], outcome.classes[c].end);
   }
   const auto runs = static_cast<double>(plan.jobs[0].repeats);
-  // What it has not got done until then, it does alone.
+  // The job ends first. The other does the rest alone.
   if (ends[1] >= ends[0]) return {ends[0] / runs, std::max(0.0, alone - (ends[1] - ends[0])) / runs};
-  // It ended first. The runs after that were undisturbed.
+  // The other ended first. The runs after that were undisturbed.
   const double beside = runs - (ends[0] - ends[1]) / step_alone;
   return beside > 0 ? RunBeside{ends[1] / beside, alone / beside} : RunBeside{step_alone, alone};
 }
@@ -212,38 +211,31 @@ void add_to_path(const Program& program, std::span<const double> alone, double m
 void add_tasks(const Cluster& cluster, const CollectiveCalibration& collectives, const DiscreteEventJob& job,
                std::span<const Perturbation> perturbations, const DiscreteEventOptions& options, Report& report) {
   const Program& program = *job.program;
-  const std::size_t blocks = program.pieces.front().tasks.size();
-  std::vector<Program> programs(blocks);
-  std::vector<Report> reports(blocks);
   DiscreteEventOptions of_tasks = options;
   of_tasks.timeline = of_tasks.ops = false;
-  const auto job_of = [&](std::uint16_t block) {
+  const auto job_of = [&](const Program& task) {
     DiscreteEventJob of = job;
-    if (block > 0) of.program = &programs[block - 1u];
+    of.program = &task;
     return of;
   };
-  std::vector<double> alone;
-  for (const Task& task : program.tasks) {
-    if (task.block > 0 && reports[task.block - 1u].step_seconds == 0) {
-      task_program(program, task.block, programs[task.block - 1u]);
-      const DiscreteEventJob of = job_of(task.block);
-      run_steps(cluster, collectives, {&of, 1}, perturbations, of_tasks, {&reports[task.block - 1u], 1});
-    }
-    alone.push_back(task.block == 0 ? report.step_seconds : reports[task.block - 1u].step_seconds);
-  }
-  std::map<std::pair<std::size_t, std::size_t>, RunBeside> known;
+  const TaskParts parts =
+      evaluate_tasks(program, report, [&](const Task&, const Program& of_task, Report& report_of_task) {
+        const DiscreteEventJob of = job_of(of_task);
+        run_steps(cluster, collectives, {&of, 1}, perturbations, of_tasks, {&report_of_task, 1});
+      });
+  const auto program_of = [&](std::size_t task) -> const Program& {
+    const std::uint16_t block = program.tasks[task].block;
+    return block == 0 ? program : parts.programs[block - 1u];
+  };
   const auto beside = [&](std::size_t task, std::size_t other) {
-    const auto [at, is_new] = known.try_emplace({program.tasks[task].block, program.tasks[other].block});
-    if (is_new)
-      at->second = run_beside(cluster, collectives, job_of(program.tasks[task].block), alone[task],
-                              job_of(program.tasks[other].block), alone[other], perturbations, options);
-    return at->second;
+    return run_beside(cluster, collectives, job_of(program_of(task)), parts.alone[task], job_of(program_of(other)),
+                      parts.alone[other], perturbations, of_tasks);
   };
   const double step_alone = report.step_seconds;
-  spread(program, iterate(program, alone, beside), reports, report);
+  spread(program, iterate(program, parts.alone, beside), parts.reports, report);
   if (!report.discrete_event) return;
   report.notes.emplace_back("links and waits are of one step alone; on the critical path every other task is one part");
-  add_to_path(program, alone, report.step_seconds - step_alone, report.discrete_event->critical_path);
+  add_to_path(program, parts.alone, report.step_seconds - step_alone, report.discrete_event->critical_path);
   Report uncontended;
   AnalyticalEngine(cluster, *job.kernels, collectives)
       .evaluate(program, job.mfu_dtype, {.shares_levels = false}, uncontended);

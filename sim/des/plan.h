@@ -101,8 +101,7 @@ struct JobSimulation {
   // The index of a rank in seconds_less: replicas have different documents, and so have the ranks of a sequence.
   std::size_t document_place(std::int64_t rank) const {
     const Mesh& mesh = program->mesh;
-    const std::int64_t replica =
-        mesh.coordinate(rank, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::worker}));
+    const std::int64_t replica = mesh.coordinate(rank, mesh.replicas());
     return static_cast<std::size_t>(replica * mesh.size(MeshAxis::cp) + mesh.coordinate(rank, MeshAxis::cp));
   }
   bool synchronises = false;           // all stages wait for each other at the gradient norm

@@ -167,9 +167,7 @@ void Results::fill_terms(std::size_t job, std::span<const std::int32_t> stage_cl
   const double ratio = report.step_seconds / step;
   report.step_seconds = step;
   report.pipeline_seconds = pipeline;
-  for (double* rate : {&report.tokens_per_second, &report.tokens_per_second_per_device, &report.sequences_per_second,
-                       &report.model_flops_per_second_per_device, &report.mfu, &report.mfu_full_attention, &report.hfu})
-    *rate *= ratio;
+  for (double* rate : rates(report)) *rate *= ratio;
 
   // By class of stages: the ranks that wait least for others.
   std::vector<double> bubble(report.stages.size(), -1);

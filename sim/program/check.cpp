@@ -140,8 +140,8 @@ Touched touched_by_task(const Piece& piece, std::uint16_t block) {
   return touched(piece, {{&piece.tasks[block - 1u]}});
 }
 
-// Whether `second`, which comes next after the task `first` that runs beside others, waits for it: itself, or a task in
-// between that the second comes after.
+// Returns whether a run of `second` waits until the last run of `first`, which runs beside others, has ended. The wait
+// is that of `second` itself, or of a task between the two.
 bool waits_for(const std::vector<Task>& tasks, std::size_t first, std::size_t second) {
   for (std::size_t n = 1; n <= tasks.size(); ++n) {
     const std::size_t at = (first + n) % tasks.size();
@@ -182,35 +182,33 @@ void check_tasks(const Program& program, std::vector<Violation>& found) {
   }
   for (const Piece& piece : program.pieces) {
     std::set<TensorId> known;  // written so far
-    if (program.begin > 0) known = touched_by_task(piece, program.begin).written;
-    const Touched step = touched_by_task(piece, 0);
-    for (const std::set<TensorId>* ids : {&step.read, &step.written}) known.insert(ids->begin(), ids->end());
+    std::vector<Touched> by_block;
+    for (std::size_t b = 0; b <= blocks; ++b) by_block.push_back(touched_by_task(piece, static_cast<std::uint16_t>(b)));
+    if (program.begin > 0) known = by_block[program.begin].written;
+    for (const std::set<TensorId>* ids : {&by_block[0].read, &by_block[0].written})
+      known.insert(ids->begin(), ids->end());
     for (const Task& task : tasks) {
-      const Touched by = touched_by_task(piece, task.block);
+      const Touched& by = by_block[task.block];
       for (const TensorId id : by.read)
         if (!known.contains(id))
           report(fmt::format("piece \"{}\": task \"{}\" reads \"{}\" before anything has written it", piece.name,
                              task.name, piece.tensors[id].name));
       known.insert(by.written.begin(), by.written.end());
     }
+    const auto meet = [&](const Task& task, const char* does, TensorId id, const Task& beside, const char* how) {
+      report(fmt::format("piece \"{}\": task \"{}\" {} \"{}\" while \"{}\", which it does not wait for, {} it",
+                         piece.name, task.name, does, piece.tensors[id].name, beside.name, how));
+    };
     for (std::size_t t = 0; t < tasks.size(); ++t) {
       if (!tasks[t].beside) continue;
-      const Touched beside = touched_by_task(piece, tasks[t].block);
+      const Touched& beside = by_block[tasks[t].block];
       for (std::size_t other = 0; other < tasks.size(); ++other) {
         if (tasks[other].beside || waits_for(tasks, t, other)) continue;
-        const Touched by = touched_by_task(piece, tasks[other].block);
+        const Touched& by = by_block[tasks[other].block];
         for (const TensorId id : beside.written)
-          if (by.read.contains(id) || by.written.contains(id))
-            report(
-                fmt::format("piece \"{}\": task \"{}\" uses \"{}\" while \"{}\", which it does not wait for, "
-                            "writes it",
-                            piece.name, tasks[other].name, piece.tensors[id].name, tasks[t].name));
+          if (by.read.contains(id) || by.written.contains(id)) meet(tasks[other], "uses", id, tasks[t], "writes");
         for (const TensorId id : beside.read)
-          if (by.written.contains(id))
-            report(
-                fmt::format("piece \"{}\": task \"{}\" writes \"{}\" while \"{}\", which it does not wait for, "
-                            "reads it",
-                            piece.name, tasks[other].name, piece.tensors[id].name, tasks[t].name));
+          if (by.written.contains(id)) meet(tasks[other], "writes", id, tasks[t], "reads");
       }
     }
   }

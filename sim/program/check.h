@@ -56,14 +56,13 @@ enum class Rule : std::uint8_t {
   // after an exchange takes the sum over ranks once, from the codes of all contributions.
   codes = 25,
   // Workers that train copies of the model that differ (MeshAxis::worker), and tasks (sim/program/task.h).
-  // What all workers have alike (Tensor::common) is written only from such tensors and from means over all workers; or
-  // before the first iteration, when all workers are alike.
+  // A tensor that all workers have alike (Tensor::common) is written only from such tensors and from means over all
+  // workers; or before the first iteration, when all workers are alike.
   common_to_workers = 26,
-  // A task waits only for tasks that come before it. A task that touches a tensor which a task beside it touches, one
-  // of
-  // them writing, waits for that task, or comes behind one that does. A tensor is written by `begin`, by the step or by
-  // an
-  // earlier task before a task reads it. Tasks beside others have collectives only, and somebody waits for them.
+  // A task waits only for tasks that come before it. If it uses a tensor that a task beside it uses, and one of the two
+  // writes it, then it waits for that task, or comes behind one that does. A tensor is written by `begin`, by the step
+  // or by an earlier task before a task reads it. Tasks beside others have collectives only, and some task waits for
+  // them.
   tasks_in_order = 27,
 };
 

@@ -78,6 +78,9 @@ class Mesh {
   MeshGroup group(std::initializer_list<MeshAxis> axes) const;
   MeshGroup group(std::string_view digit) const;
 
+  // The digits over which ranks have sequences of their own.
+  MeshGroup replicas() const { return group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::worker}); }
+
   std::int64_t size(MeshGroup group) const;
   std::int64_t size(MeshAxis axis) const { return size(group(axis)); }
   // Distance in ranks between neighbours along the axis; ranks() for an axis without a digit.

@@ -61,8 +61,8 @@ inline constexpr int kActivationFunctions = 6;
 const char* name_of(ActivationFunction function);
 
 // How a reducing collective combines the ranks' values. sum adds them. merge combines cross-entropy statistics: each
-// rank's sum of exponentials is relative to that rank's own maximum. mean is the sum, divided
-// by the number of ranks: workers take it of their copies of the model (MeshAxis::worker).
+// rank's sum of exponentials is relative to that rank's own maximum. mean is the sum, divided by the number of ranks:
+// workers take it of their copies of the model (MeshAxis::worker).
 enum class Reduction : std::uint8_t { sum, merge, mean };
 
 // How a mixture of experts chooses a token's experts from its logits, and how it weighs their outputs.

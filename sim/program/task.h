@@ -1,6 +1,6 @@
-// What a training does over several steps. One iteration is a list of tasks, and a training repeats it. One of the
-// tasks is the step. The others run blocks of their own (Piece::tasks): for example an exchange of parameters every 48
-// steps. Tensors that are resident keep their values from task to task; no other tensor does.
+// A training that does more than repeat its step. One iteration is a list of tasks, and a training repeats it. One of
+// the tasks is the step. The others run blocks of their own (Piece::tasks): for example an exchange of parameters every
+// 48 steps. Tensors that are resident keep their values from task to task; no other tensor does.
 //
 // Tasks run in the order of the list, iteration after iteration. A task begins on a rank when the tasks before it have
 // ended there, and when those that it waits for have. Nothing else orders them: there is no barrier between iterations.

@@ -234,9 +234,9 @@ struct Report {
   std::string engine;  // "analytical", "des"
   double step_seconds = 0;
   std::optional<ExpectedStep> expected;  // for predictions; none if no published steps are comparable
-  // Of a Program with other tasks than the step: then step_seconds, the rates, the stages' terms and what sums them up
-  // are of a step on average over an iteration. All else is of the step alone. Empty, 0: there are no other tasks, or
-  // the report was measured.
+  // The tasks of a Program that has others than the step. Then step_seconds, the rates, the stages' terms and the sums
+  // of these describe a step on average over an iteration, and all else the step alone. Empty, and iteration_seconds 0:
+  // there are no other tasks, or the report was measured.
   std::vector<TaskReport> tasks;
   double iteration_seconds = 0;
   double pipeline_seconds = 0;  // first forward to last backward

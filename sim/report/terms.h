@@ -1,6 +1,7 @@
 // The terms of a TimeBreakdown by name, so that tables, files and comparisons list the same ones in the same order.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -49,6 +50,17 @@ std::span<const MemoryPart> category_parts();
 
 // Returns a sentence that says how the report's FLOPs are counted.
 std::string_view flop_convention();
+
+// Returns the figures of a report that fall as the step takes longer: throughputs and utilisations.
+inline std::array<double*, 7> rates(Report& r) {
+  return {&r.tokens_per_second,
+          &r.tokens_per_second_per_device,
+          &r.sequences_per_second,
+          &r.model_flops_per_second_per_device,
+          &r.mfu,
+          &r.mfu_full_attention,
+          &r.hfu};
+}
 
 // Summarises a report's bounding stage in one line: computes bubble_fraction, exposed_communication_seconds and
 // bound_by from the bounding stage's terms and step_seconds. bound_by is the largest term in words, where all exposed

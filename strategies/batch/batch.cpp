@@ -54,7 +54,7 @@ void check(const Scenario& scenario) {
 // Every dimension along the batch is divided over the data-parallel digits.
 void rewrite(const Scenario&, Program& program) {
   Division replicas;
-  replicas.append(program.mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::worker}));
+  replicas.append(program.mesh.replicas());
   if (replicas.empty()) return;
   for (Piece& piece : program.pieces)
     for (Tensor& t : piece.tensors)

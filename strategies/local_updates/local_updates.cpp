@@ -73,7 +73,7 @@ void check(const Scenario& scenario) {
 // Workers are the outermost replicas.
 void add_digits(const Scenario& scenario, Mesh& mesh) { mesh.add(MeshAxis::worker, workers(scenario)); }
 
-// What the ranks of the workers do between steps, for one piece.
+// Builds the blocks that the ranks of the workers run between steps, for one piece.
 class Outer {
  public:
   Outer(const Options& options, const Mesh& mesh, Piece& piece)
@@ -285,7 +285,7 @@ std::vector<std::string> notes(const Scenario& scenario) {
           " steps before (what this costs in convergence is not predicted)"};
 }
 
-// What each task of an iteration takes, and what other numbers of local steps would give.
+// Shows how long each task of an iteration takes, and the step time with other numbers of local steps.
 std::string explain(const Evaluated& here, const Evaluate& evaluate) {
   const Scenario& scenario = here.scenario();
   if (!used(scenario)) throw InputError({"--explain", ""}, "iteration", "a plan with local_steps");

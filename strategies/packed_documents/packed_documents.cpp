@@ -36,7 +36,7 @@ const char* field_of(const Workload& workload) {
 class ReplicaSets {
  public:
   explicit ReplicaSets(const Program& program) {
-    const MeshGroup replicas = program.mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::worker});
+    const MeshGroup replicas = program.mesh.replicas();
     replicas_ = static_cast<std::size_t>(program.mesh.size(replicas));
     MeshGroup met;
     for (const Piece& piece : program.pieces)

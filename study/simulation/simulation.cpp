@@ -97,9 +97,7 @@ void add_production(const Cluster& cluster, Report& report) {
   for (TaskReport& task : report.tasks)
     for (double* seconds : {&task.seconds, &task.waiting_seconds, &task.begin_seconds, &task.end_seconds})
       *seconds *= factor;
-  for (double* rate : {&report.tokens_per_second, &report.tokens_per_second_per_device, &report.sequences_per_second,
-                       &report.model_flops_per_second_per_device, &report.mfu, &report.mfu_full_attention, &report.hfu})
-    *rate /= factor;
+  for (double* rate : rates(report)) *rate /= factor;
   if (report.expected) {
     report.expected->low_seconds *= 1 + slowdown.better_tenth();
     report.expected->high_seconds *= 1 + slowdown.worse_tenth();

@@ -146,8 +146,8 @@ TEST_F(Mpi, WorkersAgreeAsThreadsDo) {
   const Scenario scenario = read_scenario(load_scenario_document("small-gpt", sets, source), source);
   ExecutionOptions options;
   options.seed = 3;
-  const Execution processes = assemble(
-      scenario, execute_ranks_over_mpi({.scenario = "small-gpt", .sets = sets, .ranks = 2}, options).ranks);
+  const Execution processes =
+      assemble(scenario, execute_ranks_over_mpi({.scenario = "small-gpt", .sets = sets, .ranks = 2}, options).ranks);
   const Execution threads = execute(scenario, options_to_compare(options, scenario, 1));  // what such ranks run
   ASSERT_EQ(threads.losses.size(), 2u);
   ASSERT_EQ(processes.parameters.size(), threads.parameters.size());
