@@ -119,7 +119,8 @@ CodesShape codes_shape(const KernelCall& call, const Operand& codes, const Opera
 
 float largest_code(const KernelCall& call, const Operand& codes) {
   if (codes.tensor->dtype == Dtype::int8) return 127;
-  call.require(codes.tensor->dtype == Dtype::int4, "codes are int8 or int4");
+  if (codes.tensor->dtype == Dtype::sign) return 1;
+  call.require(codes.tensor->dtype == Dtype::int4, "codes are int8, int4 or sign");
   return 7;
 }
 
@@ -134,6 +135,12 @@ QuantiserShapes quantiser_shapes(const KernelCall& call) {
   call.require(call.op.kind == OpKind::requantise ? codes == s.numbers : codes >= s.numbers,
                "there are fewer codes than numbers");
   call.require(call.op.kind == OpKind::dequantise || s.written.parts == 1, "contributions are not written");
+  const std::size_t error = call.op.kind == OpKind::quantise ? 1 : 2;
+  if (call.op.kind == OpKind::dequantise || !call.has_read(error)) return s;
+  s.error = call.read(error);
+  s.new_error = call.write(2);
+  call.require(elements(s.error) == s.numbers && elements(s.new_error) == s.numbers,
+               "an error has a number for each number");
   return s;
 }
 

@@ -122,9 +122,10 @@ struct QuantiserShapes {
   CodesShape read;       // not set for quantise
   CodesShape written;    // not set for dequantise
   std::int64_t numbers;  // elements of x (quantise) or y (dequantise); for requantise, the codes of one contribution
+  Operand error{}, new_error{};  // data is nullptr without error feedback
 };
-// Throws std::logic_error if scales are not fp32 or do not fit the codes, if there are fewer codes than numbers, or if
-// contributions are written.
+// Throws std::logic_error if scales are not fp32 or do not fit the codes, if there are fewer codes than numbers, if
+// contributions are written, or if an error does not fit the numbers.
 QuantiserShapes quantiser_shapes(const KernelCall& call);
 // Returns the largest code of a dtype. Throws std::logic_error for a dtype that has no codes.
 float largest_code(const KernelCall& call, const Operand& codes);

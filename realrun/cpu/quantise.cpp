@@ -15,22 +15,38 @@ float sum_at(const CodesShape& shape, const Buffer& codes, const Buffer& scales,
   return sum;
 }
 
-// `number(i)`: the number of the i-th code.
-template <class Number>
-void write_codes(const Call& call, const CodesShape& shape, Number number) {
-  const Buffer &codes = call.write(0), &scales = call.write(1);
+// `plain(i)`: the number of the i-th code, without the error.
+template <class Plain>
+void write_codes(const Call& call, const QuantiserShapes& s, Plain plain) {
+  const CodesShape& shape = s.written;
+  const Buffer &codes = call.write(0), &scales = call.write(1), error(s.error), new_error(s.new_error);
   const float largest = largest_code(call, codes);
+  const bool signs = codes.tensor->dtype == Dtype::sign;
+  const auto number = [&](std::int64_t i) {
+    const bool feeds_back = error.data != nullptr && i < s.numbers;
+    return static_cast<float>(call.op.scale) * plain(i) + (feeds_back ? error.data[i] : 0.0f);
+  };
   for (std::int64_t row = 0; row < shape.rows; ++row)
     for (std::int64_t g = 0; g < shape.groups; ++g) {
       const std::int64_t begin = row * shape.columns + std::min(g * shape.group(), shape.columns),
                          end = row * shape.columns + std::min((g + 1) * shape.group(), shape.columns);
       float most = 0;  // NaN if any number is
-      for (std::int64_t i = begin; i < end; ++i)
-        if (const float magnitude = std::abs(number(i)); !(magnitude <= most) && !std::isnan(most)) most = magnitude;
-      const float scale = most / largest;
+      double squares = 0;
+      for (std::int64_t i = begin; i < end; ++i) {
+        const float x = number(i);
+        if (const float magnitude = std::abs(x); !(magnitude <= most) && !std::isnan(most)) most = magnitude;
+        squares += static_cast<double>(x) * x;
+      }
+      const auto members = static_cast<double>(std::max<std::int64_t>(end - begin, 1));
+      const float scale = signs ? static_cast<float>(std::sqrt(squares / members)) : most / largest;
       scales.data[row * shape.groups + g] = scale;
-      for (std::int64_t i = begin; i < end; ++i)
-        codes.data[i] = scale > 0 ? std::clamp(std::nearbyint(number(i) / scale), -largest, largest) : 0;
+      for (std::int64_t i = begin; i < end; ++i) {
+        const float x = number(i);
+        codes.data[i] = signs       ? (x < 0 ? -1.0f : 1.0f)
+                        : scale > 0 ? std::clamp(std::nearbyint(x / scale), -largest, largest)
+                                    : 0;
+        if (error.data != nullptr && i < s.numbers) new_error.data[i] = x - scale * codes.data[i];
+      }
     }
 }
 
@@ -39,20 +55,20 @@ void write_codes(const Call& call, const CodesShape& shape, Number number) {
 void quantise(const Call& call) {
   const QuantiserShapes s = quantiser_shapes(call);
   const Buffer x = call.read(0);
-  write_codes(call, s.written, [&](std::int64_t i) { return i < s.numbers ? x.data[i] : 0.0f; });
+  write_codes(call, s, [&](std::int64_t i) { return i < s.numbers ? x.data[i] : 0.0f; });
 }
 
 void requantise(const Call& call) {
   const QuantiserShapes s = quantiser_shapes(call);
   const Buffer codes = call.read(0), scales = call.read(1);
-  write_codes(call, s.written, [&](std::int64_t i) { return sum_at(s.read, codes, scales, i); });
+  write_codes(call, s, [&](std::int64_t i) { return sum_at(s.read, codes, scales, i); });
 }
 
 void dequantise(const Call& call) {
   const QuantiserShapes s = quantiser_shapes(call);
   const Buffer &codes = call.read(0), &scales = call.read(1), &y = call.write(0);
   for (std::int64_t i = 0; i < s.numbers; ++i) {
-    const float number = sum_at(s.read, codes, scales, i);
+    const float number = static_cast<float>(call.op.scale) * sum_at(s.read, codes, scales, i);
     y.data[i] = call.op.accumulate ? y.data[i] + number : number;
   }
 }

@@ -102,6 +102,7 @@ void with_dtype(Dtype dtype, Use use) {
       return integer(std::uint8_t{});
     case Dtype::int8:
     case Dtype::int4:
+    case Dtype::sign:
       return integer(std::int8_t{});
     case Dtype::nvfp4:
     case Dtype::fp8_blocks:

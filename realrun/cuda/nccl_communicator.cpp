@@ -59,6 +59,7 @@ ncclDataType_t type_of(Dtype dtype) {
       return ncclUint8;
     case Dtype::int8:
     case Dtype::int4:
+    case Dtype::sign:
       return ncclInt8;
     case Dtype::nvfp4:
     case Dtype::fp8_blocks:

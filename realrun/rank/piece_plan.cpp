@@ -156,7 +156,7 @@ double PiecePlan::factor_behind_norm(std::size_t set) const {
   double factor = 1;
   for (std::size_t i = 0; i < update.size(); ++i) {
     if (update[i].kind != OpKind::scale && !is_optimizer(update[i].kind)) continue;
-    if (set_number(*piece_, update[i].writes[0]) != set) continue;
+    if (set_of(*piece_, update[i].writes[0]) != &piece_->sets[set]) continue;
     const bool done = i < norm && root(update[i].writes[0]) == root(held_[set].gradients);
     if (!done) factor *= update[i].scale;
   }

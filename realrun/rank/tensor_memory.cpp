@@ -55,6 +55,9 @@ std::vector<float> input_values(const RunSetup& setup, const Position& position,
       for (std::int64_t e = 0; e < t.elements(); ++e)
         set(e, position_bucket(e % width - e / width, t.input == Input::past_distances, model.relative_buckets));
       break;
+    case Input::preconditioner:
+      std::ranges::fill(values, 1.0f);
+      break;
     case Input::patches:
       for (std::int64_t e = 0; e < t.elements(); ++e) set(e, draw(kPatches, first * width + e));
       break;
@@ -102,14 +105,15 @@ StoragePtr TensorMemory::begin(const Work& work, TensorId storage, Access access
   const PiecePlan& plan = *work.instance.plan;
   const Tensor& t = plan.tensor(storage);
   const bool given = access == Access::read && t.input != Input::none;
-  if (access == Access::read && !given)
+  const bool is_state = t.resident && t.category == Category::optimizer_state;  // begins at zero
+  if (access == Access::read && !given && !is_state)
     throw ExecutionError(std::string("tensor \"") + t.name + "\" of piece \"" + plan.piece().name +
                          "\" is read before it is written");
   StoragePtr s = allocate(plan.capacity(storage), t.dtype, t.category, work.stream, t.place);
   if (given) {
     const std::vector<float> values = input_values(setup_, position_, plan, t, work.micro_batch);
     backend_.write({s->data, s->dtype, 0, t.elements(), nullptr}, values);
-  } else if (plan.begins_at_zero(storage)) {
+  } else if (is_state || plan.begins_at_zero(storage)) {
     fill(*s, 0, work.stream);
   } else if (setup_.options.find_undefined) {
     fill(*s, std::numeric_limits<float>::quiet_NaN(), work.stream);

@@ -53,7 +53,8 @@ enum class Rule : std::uint8_t {
                        // pieces, or variants of them with the same parameters
   // Quantised numbers.
   // Only a gather, an exchange or a quantiser reads codes, and a quantiser reads them with their scales. The quantiser
-  // after an exchange takes the sum over ranks once, from the codes of all contributions.
+  // after an exchange takes the sum over ranks once, from the codes of all contributions; over workers it takes their
+  // mean.
   codes = 25,
   // Workers that train copies of the model that differ (MeshAxis::worker), and tasks (sim/program/task.h).
   // A tensor that all workers have alike (Tensor::common) is written only from such tensors and from means over all

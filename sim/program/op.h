@@ -193,8 +193,8 @@ struct Op {
   }
   std::int64_t rotary_begin = 0;  // rotary: the elements of each head from this one on are rotated
 
-  // What multiplies the operand of scale, the scores of softmax and of its derivative, the gradients that optimizers
-  // read, and the results of cross_entropy_backward and router_loss_backward.
+  // What multiplies the operand of scale, the numbers that quantisers read, the scores of softmax and of its
+  // derivative, the gradients that optimizers read, and the results of cross_entropy_backward and router_loss_backward.
   double scale = 1;
   float probability = 0;  // dropout and its derivative: that an element becomes zero
   float epsilon = 0;      // norm: added to the variance

@@ -56,15 +56,19 @@ enum class OpKind : std::uint8_t {
   zero_fill,               // writes y
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
-  // Quantisers turn numbers into codes of few bits before they travel, and back. codes: [rows.., columns] in int8 or
-  // int4; scales: [rows.., groups] in fp32. Each group of a row's columns has ceil(columns / groups) of them, the last
-  // one what is left. Its scale is its largest magnitude over the largest code (127, 7). x and y are read as one list,
-  // row after row; if there are more codes than numbers, the last codes are zero. Dimension 0 of codes and scales that
-  // are read may be Axis::contributions: each number is then the sum over that dimension.
-  quantise,    // reads x; writes codes, scales
+  // Quantisers turn numbers into codes of few bits before they travel, and back. codes: [rows.., columns] in int8, int4
+  // or sign; scales: [rows.., groups] in fp32. Each group of a row's columns has ceil(columns / groups) of them, the
+  // last one what is left. Its scale is its largest magnitude over the largest code (127, 7); that of signs (1 or -1)
+  // is
+  // the root of the mean square (Tang et al. 2021, arXiv 2102.02888, and DeepSpeed's compressed_allreduce). x and y are
+  // read as one list, row after row; if there are more codes than numbers, the last codes are those of zero. Dimension
+  // 0 of codes and scales that are read may be Axis::contributions: each number is then the sum over that dimension.
+  // Numbers are multiplied by Op::scale when they are read. With error feedback, `error` has a number for each number
+  // of x: what earlier codes have lost. It is added to x, and what the new codes lose replaces it.
+  quantise,    // reads x [, error]; writes codes, scales [, error]
   dequantise,  // reads codes, scales; writes y (accumulated)
-  requantise,  // reads codes, scales; writes codes and scales of the same numbers, or of their sum; rows and groups
-               // may differ
+  requantise,  // reads codes, scales [, error]; writes codes and scales of the same numbers, or of their sum [, error];
+               // rows and groups may differ
 
   // Mixture of experts. Each token goes to `k` experts. Rows are the experts' inputs or outputs, [experts, slots,
   // width]. A token's row lies in the first free slot of its expert; first choices come before second ones, and tokens
@@ -294,9 +298,11 @@ inline constexpr std::array kTable{
     ROW(zero_fill, .writes = 0b1, .of_update = true, .why_none = kAddedLater),
     ROW(merge_attention, .reads = 0b1111, .writes = 0b11, .why_none = kAddedLater),
 
-    ROW(quantise, .reads = 0b1, .writes = 0b11, .why_none = kAddedLater),
+    ROW(quantise, .reads = 0b01, .may_read = 0b10, .writes = 0b011, .may_write = 0b100, .in_place = true,
+        .why_none = kAddedLater),
     ROW(dequantise, .reads = 0b11, .writes = 0b1, .accumulates = 0b1, .why_none = kAddedLater),
-    ROW(requantise, .reads = 0b11, .writes = 0b11, .why_none = kAddedLater),
+    ROW(requantise, .reads = 0b011, .may_read = 0b100, .writes = 0b011, .may_write = 0b100, .in_place = true,
+        .why_none = kAddedLater),
 
     ROW(route, .reads = 0b01, .may_read = 0b10, .writes = 0b11,
         .derivative = {.ops = {{{OpKind::route_backward, {dy, read0, write1}, 0b1}}}}, .whole_rows = 0b1),

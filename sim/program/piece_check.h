@@ -134,6 +134,7 @@ class PieceCheck {
   void sum_packed(const Op& op, const PackedGradients& packing);
   void take_sum(const Op& op, TensorId from, TensorId to, Rule rule);
   void expect_owes(TensorId id, MeshGroup group, Rule rule, const char* how);  // how: in the words of the report
+  void expect_mean_of_workers(const Op& op, TensorId from);
   bool differs_by(const Tensor& divided, const Tensor& whole, MeshGroup group, int& dim) const;
   std::string gathered(TensorId part, MeshGroup group) const;
   std::string scattered(TensorId whole, const Tensor& part, MeshGroup group) const;
@@ -170,6 +171,9 @@ class PieceCheck {
   std::map<TensorId, MeshGroup> stale_;
   std::set<TensorId> common_;  // storages that all workers have alike at present, beside those that are declared so
   std::set<TensorId> codes_;   // codes and scales, as quantisers write them or collectives pass them on
+  // By tensor of codes, some of which stand for no number: the digits over which the numbers were divided. What ranks of
+  // these digits have cannot be put side by side.
+  std::map<TensorId, MeshGroup> padded_;
   // By tensor with Axis::contributions: the group whose ranks contribute.
   std::map<TensorId, MeshGroup> contributors_;
   std::vector<MeshGroup> contributed_;  // by parameter

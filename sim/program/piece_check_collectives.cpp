@@ -146,6 +146,11 @@ void PieceCheck::gather(const Op& op, TensorId from, TensorId to) {
   }
   write(to, owed(from));
   if (is_flat(from)) flats_[to] = flats_.at(from);
+  if (const auto padded = padded_.find(from); padded != padded_.end()) {
+    if (const MeshGroup both = padded->second & op.group; !both.empty())
+      report(Rule::codes, "{} ends with codes of no number on each rank of {}", layout(from), words(mesh_, both));
+    padded_[to] = padded->second;
+  }
 }
 
 void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
@@ -153,15 +158,19 @@ void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
     report(Rule::reduces, "{} of {} elements and its sum {} of {} have different layouts, expected the same",
            layout(from), tensor(from).elements(), layout(to), tensor(to).elements());
   if (op.reduction == Reduction::mean) {
-    if (op.kind != OpKind::all_reduce || op.group != workers_ || workers_.empty() || !owed(from).empty() ||
-        is_flat(from))
-      report(Rule::common_to_workers,
-             "{} is averaged over {}: a mean is over all workers, of what each of them has for itself", layout(from),
-             words(mesh_, op.group));
+    expect_mean_of_workers(op, from);
     return write(to, {});
   }
   if (norms_.erase(storage_of(piece_, from)) > 0) norms_.insert(storage_of(piece_, to));
   take_sum(op, from, to, Rule::reduces);
+}
+
+void PieceCheck::expect_mean_of_workers(const Op& op, TensorId from) {
+  const bool takes_means = op.kind == OpKind::all_reduce || op.kind == OpKind::all_to_all;
+  if (!takes_means || op.group != workers_ || workers_.empty() || !owed(from).empty() || is_flat(from))
+    report(Rule::common_to_workers,
+           "{} is averaged over {}: a mean is over all workers, of what each of them has for itself", layout(from),
+           words(mesh_, op.group));
 }
 
 void PieceCheck::expect_owes(TensorId id, MeshGroup group, Rule rule, const char* how) {
@@ -224,10 +233,14 @@ void PieceCheck::exchange_contributions(const Op& op, TensorId from, TensorId to
       report(Rule::sizes, "{} has room for {} contributions, {} ranks contribute", layout(to), delivered.sizes[0],
              mesh_.size(op.group));
   }
-  expect_owes(from, op.group, Rule::scatters, "contributions come from");
+  if (op.reduction == Reduction::mean)
+    expect_mean_of_workers(op, from);
+  else
+    expect_owes(from, op.group, Rule::scatters, "contributions come from");
   if (is_flat(from)) flats_[to] = flats_.at(from);
   write(to, owed(from));
   contributors_[to] = op.group;
+  if (const auto padded = padded_.find(from); padded != padded_.end()) padded_[to] = padded->second;
 }
 
 void PieceCheck::expect_last(const Op& op, TensorId id) {

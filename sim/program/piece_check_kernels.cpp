@@ -35,6 +35,9 @@ void PieceCheck::compute(const Op& op) {
   for (const TensorId id : op.reads)
     if (id != kNoTensor && (codes_.contains(id) || contributors_.contains(id)))
       report(Rule::codes, "{} has codes or contributions, which only a quantiser reads", layout(id));
+  if (block_ == &piece_.update)
+    for (const TensorId id : op.reads)
+      if (is_flat(id)) expect_owes_nothing(id);
   std::vector<Divided> axes;
   if (!expect_whole(op) || !expect_divided_alike(op, axes)) {  // reported once: its consequences are not checked
     for (const TensorId id : op.writes)
@@ -200,8 +203,13 @@ void PieceCheck::quantiser(const Op& op) {
         report(Rule::operands_agree, "{} and {} are divided differently, expected alike", layout(id), layout(from));
   const TensorId to = op.writes[0];
   const std::int64_t plain = quantises ? numbers(from) : numbers(to), codes = quantises ? numbers(to) : numbers(from);
-  const bool padded = !divided(from).empty() ? codes == plain : codes >= plain;
-  if (op.kind == OpKind::requantise ? codes != plain : !padded)
+  if (!summed.empty() && summed == workers_ && op.scale * static_cast<double>(mesh_.size(summed)) != 1)
+    report(Rule::codes, "{} is summed over workers and multiplied by {}, expected their mean", layout(from),
+           std::to_string(op.scale));
+  const TensorId error = op.writes[2];
+  if (error != kNoTensor && tensor(error).elements() != (quantises ? plain : codes))
+    report(Rule::sizes, "{} has errors of other numbers than {}", layout(error), layout(from));
+  if (op.kind == OpKind::requantise ? codes != plain : codes < plain)
     report(Rule::sizes, "{} of {} numbers has {} codes", layout(quantises ? from : to), plain, codes);
   const bool flat = is_flat(from);
   std::map<std::size_t, MeshGroup> sums;
@@ -211,7 +219,10 @@ void PieceCheck::quantiser(const Op& op) {
     if (id == kNoTensor) continue;
     write(id, owed(from).without(summed));
     if (flat) flats_[id] = sums;
-    if (op.kind != OpKind::dequantise) codes_.insert(id);
+    if (op.kind == OpKind::dequantise || id == error) continue;
+    codes_.insert(id);
+    if (codes > plain) padded_[id] = divided(from).group();
+    if (const auto padded = padded_.find(from); padded != padded_.end()) padded_[id] = padded->second;
   }
 }
 

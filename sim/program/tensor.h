@@ -34,15 +34,15 @@ class TableIndex {
 };
 
 // fp8 is e4m3 (OCP Microscaling Formats 1.0); nvfp4 is e2m1 with a scale in e4m3 for each block of 16 elements (NVIDIA
-// 2025, arXiv 2509.25149, section 2); int4 and int8 are codes of 4 and 8 bits: those
-// that travel have their scales in another tensor (OpKind::quantise), those of quantised optimizer states have none
-// that are modelled; fp8_blocks is e4m3 with a scale in fp32 for each block of 128 elements (DeepSeek-V3, arXiv
+// 2025, arXiv 2509.25149, section 2); int4, int8 and sign are codes of 4, 8 and 1 bits: those that travel have their
+// scales in another tensor (OpKind::quantise), those of quantised optimizer states have none that are modelled;
+// fp8_blocks is e4m3 with a scale in fp32 for each block of 128 elements (DeepSeek-V3, arXiv
 // 2412.19437, section 3.3.2).
-enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks, int8 };
-inline constexpr int kDtypes = 11;
+enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks, int8, sign };
+inline constexpr int kDtypes = 12;
 
 // Bits of one element, without its block's scale. At namespace scope: a local array would be built in each call.
-inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8, 8};
+inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8, 8, 1};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
 // Returns how many elements share a scale that is stored beside them; 0: there is no scale. A scale of the whole tensor
 // (fp8 has one) is not counted.
@@ -87,6 +87,7 @@ enum class Input : std::uint8_t {
   distances,       // buckets of relative positions, for all keys
   past_distances,  // buckets of relative positions, for the keys that a causal mask leaves
   sinusoids,       // sinusoids of relative positions: numbers, for all keys
+  preconditioner,  // what multiplies each parameter's momentum, as earlier steps have left it: positive numbers
 };
 
 // The axis of the model that a dimension runs along.

@@ -1038,6 +1038,41 @@ TEST(Check, WhatAllWorkersHaveAlikeComesFromTheirMean) {
   EXPECT_THAT(check(narrow.program), testing::Contains(Field("rule", &Violation::rule, Rule::common_to_workers)));
 }
 
+// Codes of what each worker has for itself give the mean of all workers, which all have alike.
+TEST(Check, CodesOfWorkersGiveTheirMean) {
+  enum How { good, sum, owed, misfit, own };
+  for (const How how : {good, sum, owed, misfit, own}) {
+    Workers w;
+    const MeshGroup workers = w.workers();
+    const TensorId codes = w.tensor("codes", {{2}, {3}}), scales = w.tensor("scales", {{2}, {1}}),
+                   error = w.buffer("error", how == misfit ? 5 : 6, Category::optimizer_state),
+                   part = w.tensor("part", {{2, Axis::contributions}, {1, Axis::none, workers}, {3}}),
+                   part_scales = w.tensor("part_scales", {{2, Axis::contributions}, {1, Axis::none, workers}, {1}}),
+                   mean = w.tensor("mean", {{1, Axis::none, workers}, {3}}),
+                   mean_scales = w.tensor("mean_scales", {{1, Axis::none, workers}, {1}}),
+                   all = w.tensor("all", {{2}, {3}}), all_scales = w.tensor("all_scales", {{2}, {1}});
+    w.op(OpKind::quantise, {w.parameters, error}, {codes, scales, error}, &Piece::update);
+    for (const auto& [from, to] : {std::pair(codes, part), std::pair(scales, part_scales)})
+      w.collective(OpKind::all_to_all, workers, from, to, &Piece::update).reduction =
+          how == owed ? Reduction::sum : Reduction::mean;
+    w.op(OpKind::requantise, {part, part_scales}, {mean, mean_scales}, &Piece::update).scale = how == sum ? 1 : 0.5;
+    for (const auto& [from, to] : {std::pair(mean, all), std::pair(mean_scales, all_scales)})
+      w.collective(OpKind::all_gather, workers, from, to, &Piece::update);
+    if (how == own)
+      w.op(OpKind::dequantise, {codes, scales}, {w.average}, &Piece::update);
+    else
+      w.op(OpKind::dequantise, {all, all_scales}, {w.average}, &Piece::update);
+    if (how == good) expect_proven(w);
+    if (how == sum)
+      expect_breaks(Rule::codes, w, "is summed over workers and multiplied by 1.000000, expected their mean");
+    if (how == owed) {
+      EXPECT_THAT(check(w.program), testing::Contains(Field("rule", &Violation::rule, Rule::scatters)));
+    }
+    if (how == misfit) expect_breaks(Rule::sizes, w, "has errors of other numbers than");
+    if (how == own) expect_breaks(Rule::common_to_workers, w, "no mean over worker");
+  }
+}
+
 TEST(Check, TasksWaitForWhatTheyTouch) {
   // The mean is taken beside the next steps: these change what it reads.
   Workers racing;

@@ -87,7 +87,8 @@ std::vector<unsigned char> stored(std::span<const float> values, Dtype dtype) {
         append(bytes, static_cast<std::uint8_t>(std::isnan(x) ? 255 : static_cast<int>(x)));
         break;
       case Dtype::int8:
-      case Dtype::int4:  // -128, which is no code, is poison
+      case Dtype::int4:
+      case Dtype::sign:  // -128, which is no code, is poison
         append(bytes, static_cast<std::int8_t>(std::isnan(x) ? -128 : static_cast<int>(x)));
         break;
       case Dtype::nvfp4:
@@ -134,6 +135,7 @@ std::vector<float> numbers(std::span<const unsigned char> bytes, Dtype dtype) {
         break;
       case Dtype::int8:
       case Dtype::int4:
+      case Dtype::sign:
         x = take<std::int8_t>(bytes, i) == -128 ? kNan : take<std::int8_t>(bytes, i);
         break;
       case Dtype::nvfp4:

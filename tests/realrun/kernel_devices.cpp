@@ -55,7 +55,8 @@ void run_on_cuda(const Op& op, std::span<const orrery::Operand> reads, std::span
       if (dtype != Dtype::int32) dtype = Dtype::int64;
     } else if (mask) {
       dtype = Dtype::uint8;
-    } else if (dtype != Dtype::int8 && dtype != Dtype::int4 && (dtype != Dtype::bf16 || !context.round_to_bf16)) {
+    } else if (dtype != Dtype::int8 && dtype != Dtype::int4 && dtype != Dtype::sign &&
+               (dtype != Dtype::bf16 || !context.round_to_bf16)) {
       dtype = Dtype::fp32;
     }
     return {b.data, &tensors.back()};

@@ -1140,6 +1140,35 @@ KERNEL_TEST(QuantiserKernels, WhatIsNoNumberStaysSo) {
   for (int i = 0; i < 32; ++i) EXPECT_EQ(std::isnan(y[i]), i / 8 == 1) << i;
 }
 
+// A sign stands for the root of the mean square of its group. Error feedback: what codes lose is added to the next.
+KERNEL_TEST(QuantiserKernels, WhatCodesLoseIsFedBack) {
+  const Operand x = random_operand({{1}, {53}}, 1);
+  for (const Dtype dtype : {Dtype::int8, Dtype::int4, Dtype::sign}) {
+    Op op = op_of(quantise);
+    op.scale = 0.5;
+    Values sent(53), error(53);
+    for (int step = 0; step < 3; ++step) {
+      const auto written = call(op, {x, coded(plain({{53}}), Dtype::fp32, error)},
+                                {of_dtype(plain({{2}, {30}}), dtype), plain({{2}, {4}}), plain({{53}})});
+      for (int group = 0; dtype == Dtype::sign && group < 8; ++group) {
+        double squares = 0;
+        int members = 0;
+        for (int i = 0; i < 60; ++i) {
+          if (i / 30 * 4 + i % 30 / 8 != group) continue;
+          ++members;
+          EXPECT_EQ(std::abs(written[0][i]), 1);
+          if (i < 53) squares += std::pow(0.5 * x.values[i] + error[i], 2);
+        }
+        EXPECT_NEAR(written[1][group], std::sqrt(squares / members), 1e-6) << group;
+      }
+      error = written[2];
+      for (int i = 0; i < 53; ++i) sent[i] += written[0][i] * written[1][i / 30 * 4 + i % 30 / 8];
+      for (int i = 0; i < 53; ++i)
+        EXPECT_NEAR(sent[i] + error[i], 0.5 * x.values[i] * static_cast<float>(step + 1), 2e-6) << i;
+    }
+  }
+}
+
 // With a group for each number, codes lose nothing but a rounding.
 KERNEL_TEST(QuantiserKernels, SumContributionsInTheirOrder) {
   const auto contributed = [](std::initializer_list<Dim> dims) {

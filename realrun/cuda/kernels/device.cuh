@@ -172,6 +172,7 @@ __device__ inline float load(const Any& from, std::int64_t i) {
       return static_cast<float>(static_cast<const std::uint8_t*>(from.data)[i]);
     case Dtype::int8:
     case Dtype::int4:
+    case Dtype::sign:
       return static_cast<float>(static_cast<const std::int8_t*>(from.data)[i]);
     case Dtype::nvfp4:
     case Dtype::fp8_blocks:
@@ -205,6 +206,7 @@ __device__ inline void store(const Any& to, std::int64_t i, float value) {
       break;
     case Dtype::int8:
     case Dtype::int4:
+    case Dtype::sign:
       static_cast<std::int8_t*>(to.data)[i] = static_cast<std::int8_t>(value);
       break;
     case Dtype::nvfp4:

@@ -70,6 +70,7 @@ __device__ uint4 pattern_of(Dtype dtype, float value) {
       break;
     case Dtype::int8:
     case Dtype::int4:
+    case Dtype::sign:
       low = high = (nan ? 0x7fu : static_cast<std::uint8_t>(static_cast<std::int8_t>(value))) * 0x1010101u;
       break;
     case Dtype::nvfp4:

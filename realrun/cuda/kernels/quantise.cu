@@ -19,9 +19,23 @@ struct Codes {
   }
 };
 
-// A warp computes the codes of one group; it reads the numbers twice.
-template <class Number>
-__device__ void write_group(const Codes& to, float largest, Number number) {
+// What codes have lost (op_traits.h); data is nullptr without error feedback.
+struct Feedback {
+  Any error, new_error;
+  std::int64_t numbers;
+  float factor;  // Op::scale
+
+  __device__ bool has(std::int64_t i) const { return error.data != nullptr && i < numbers; }
+};
+
+// A warp computes the codes of one group; it reads the numbers twice. `plain(i)`: the number of the i-th code, without
+// the error.
+template <class Plain>
+__device__ void write_group(const Codes& to, float largest, const Feedback& feedback, Plain plain) {
+  const auto number = [&](std::int64_t i) {
+    return feedback.factor * plain(i) + (feedback.has(i) ? load(feedback.error, i) : 0.0f);
+  };
+  const bool signs = to.codes.dtype == Dtype::sign;
   const CodesShape& s = to.shape;
   const std::int64_t group = thread_number() / kWarp;
   if (group >= s.rows * s.groups) return;
@@ -29,31 +43,44 @@ __device__ void write_group(const Codes& to, float largest, Number number) {
   const std::int64_t begin = row * s.columns + (first < s.columns ? first : s.columns);
   const std::int64_t last = first + s.group(), end = row * s.columns + (last < s.columns ? last : s.columns);
   const std::int64_t lane = threadIdx.x % kWarp;
-  float most = 0, strange = 0;  // numbers that are NaN: their group's scale is, too
+  float most = 0, squares = 0, strange = 0;  // numbers that are NaN: their group's scale is, too
   for (std::int64_t i = begin + lane; i < end; i += kWarp) {
     const float x = number(i);
     most = larger(most, fabsf(x));
+    squares += x * x;
     if (x != x) strange = x;
   }
-  const float scale = warp_max(most) / largest + warp_sum(strange);
+  const float members = static_cast<float>(end > begin ? end - begin : 1);
+  const float scale = (signs ? sqrtf(warp_sum(squares) / members) : warp_max(most) / largest) + warp_sum(strange);
   if (lane == 0) to.scales[group] = scale;
-  for (std::int64_t i = begin + lane; i < end; i += kWarp)
-    store(to.codes, i, scale > 0 ? fminf(fmaxf(rintf(number(i) / scale), -largest), largest) : 0);
+  for (std::int64_t i = begin + lane; i < end; i += kWarp) {
+    const float x = number(i);
+    const float code = signs       ? (x < 0 ? -1.0f : 1.0f)
+                       : scale > 0 ? fminf(fmaxf(rintf(x / scale), -largest), largest)
+                                   : 0;
+    store(to.codes, i, code);
+    if (feedback.has(i)) store(feedback.new_error, i, x - scale * code);
+  }
 }
 
-__global__ void quantise_kernel(Any x, std::int64_t numbers, Codes to, float largest) {
-  write_group(to, largest, [&](std::int64_t i) { return i < numbers ? load(x, i) : 0.0f; });
+__global__ void quantise_kernel(Any x, Feedback feedback, Codes to, float largest) {
+  write_group(to, largest, feedback, [&](std::int64_t i) { return i < feedback.numbers ? load(x, i) : 0.0f; });
 }
 
-__global__ void requantise_kernel(Codes from, Codes to, float largest) {
-  write_group(to, largest, [&](std::int64_t i) { return from.sum_at(i); });
+__global__ void requantise_kernel(Codes from, Feedback feedback, Codes to, float largest) {
+  write_group(to, largest, feedback, [&](std::int64_t i) { return from.sum_at(i); });
 }
 
-__global__ void dequantise_kernel(Codes from, std::int64_t numbers, Any y, bool accumulate) {
+__global__ void dequantise_kernel(Codes from, std::int64_t numbers, float factor, Any y, bool accumulate) {
   const std::int64_t i = thread_number();
   if (i >= numbers) return;
-  const float number = from.sum_at(i);
+  const float number = factor * from.sum_at(i);
   store(y, i, accumulate ? load(y, i) + number : number);
+}
+
+Feedback feedback_of(const Call& call, const QuantiserShapes& s) {
+  const auto numbers_of = [&](const Operand& o) { return o.data == nullptr ? Any{} : call.numbers(o); };
+  return {numbers_of(s.error), numbers_of(s.new_error), s.numbers, static_cast<float>(call.op.scale)};
 }
 
 Codes codes_of(const Call& call, const CodesShape& shape, const Operand& codes, const Operand& scales) {
@@ -66,22 +93,22 @@ void quantise(const Call& call) {
   const QuantiserShapes s = quantiser_shapes(call);
   const Codes to = codes_of(call, s.written, call.write(0), call.write(1));
   ORRERY_LAUNCH(call, quantise_kernel, Elements{s.written.rows * s.written.groups * kWarp}, 0,
-                call.numbers(call.read(0)), s.numbers, to, largest_code(call, call.write(0)));
+                call.numbers(call.read(0)), feedback_of(call, s), to, largest_code(call, call.write(0)));
 }
 
 void requantise(const Call& call) {
   const QuantiserShapes s = quantiser_shapes(call);
   const Codes from = codes_of(call, s.read, call.read(0), call.read(1)),
               to = codes_of(call, s.written, call.write(0), call.write(1));
-  ORRERY_LAUNCH(call, requantise_kernel, Elements{s.written.rows * s.written.groups * kWarp}, 0, from, to,
-                largest_code(call, call.write(0)));
+  ORRERY_LAUNCH(call, requantise_kernel, Elements{s.written.rows * s.written.groups * kWarp}, 0, from,
+                feedback_of(call, s), to, largest_code(call, call.write(0)));
 }
 
 void dequantise(const Call& call) {
   const QuantiserShapes s = quantiser_shapes(call);
   const Codes from = codes_of(call, s.read, call.read(0), call.read(1));
-  ORRERY_LAUNCH(call, dequantise_kernel, Elements{s.numbers}, 0, from, s.numbers, call.numbers(call.write(0)),
-                call.op.accumulate);
+  ORRERY_LAUNCH(call, dequantise_kernel, Elements{s.numbers}, 0, from, s.numbers, static_cast<float>(call.op.scale),
+                call.numbers(call.write(0)), call.op.accumulate);
 }
 
 }  // namespace orrery::cuda
