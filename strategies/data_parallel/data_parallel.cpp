@@ -372,9 +372,20 @@ class Shard {
       op.stream = overlap ? Stream::data_communication : Stream::compute;
       ops.push_back(op);
     };
+    // Keeps what a quantiser's codes lose of numbers laid out as `like`; `read` is the operand.
+    const auto feed_back = [&](Op op, std::size_t read, Tensor like) {
+      if (!s_.gradients_wire.feedback) return op;
+      like.name = "gradient_error";
+      like.category = Category::optimizer_state;
+      like.dtype = piece_.tensors[whole_gradients_].dtype;
+      like.resident = true;
+      op.reads[read] = op.writes[2] = piece_.add(like);
+      return op;
+    };
     Coded now = add_codes(shape, s_.gradients_wire, "gradient_codes", "gradient_scales");
-    ops.push_back(computation(OpKind::quantise, "quantise_gradients", Phase::weight_gradient, {whole_gradients_},
-                              {now.codes, now.scales}));
+    ops.push_back(feed_back(computation(OpKind::quantise, "quantise_gradients", Phase::weight_gradient,
+                                        {whole_gradients_}, {now.codes, now.scales}),
+                            1, piece_.tensors[whole_gradients_]));
     for (const Hop& hop : hops) {
       const auto divide = [&](Tensor& t) {
         t.sizes[static_cast<std::size_t>(hop.dim)] = 1;
@@ -395,8 +406,9 @@ class Shard {
         issue(sum);
       } else {
         now = add_codes(shape, s_.gradients_wire, "gradient_codes", "gradient_scales");
-        issue(computation(OpKind::requantise, "requantise_gradients", Phase::weight_gradient, {part.codes, part.scales},
-                          {now.codes, now.scales}));
+        issue(feed_back(computation(OpKind::requantise, "requantise_gradients", Phase::weight_gradient,
+                                    {part.codes, part.scales}, {now.codes, now.scales}),
+                        2, shape));
       }
     }
     Block& block = piece_.weight_gradient.ops.empty() ? piece_.backward : piece_.weight_gradient;

@@ -28,10 +28,11 @@
 namespace orrery::data_parallel {
 
 // How numbers travel: as codes of this dtype, of which at most `group` share a scale (OpKind::quantise). With a group
-// of 0 they travel as they are.
+// of 0 they travel as they are. With `feedback` what codes lose is kept, and added to what is sent next: for sums only.
 struct Wire {
   Dtype codes = Dtype::int8;
   std::int64_t group = 0;
+  bool feedback = false;
   bool quantised() const { return group > 0; }
 };
 

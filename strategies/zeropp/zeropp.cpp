@@ -1,7 +1,7 @@
 // ZeRO++ (Wang et al. 2023, arXiv 2306.10209). hpZ, section 3.2: after the forward has gathered weights over the whole
 // shard group, it keeps a second copy divided over neighbouring ranks only. The backward gathers that copy. qwZ,
 // section 3.1: gathers move INT8 codes. qgZ, section 3.3: reductions move INT4 codes by two all-to-alls, within nodes
-// and between them.
+// and between them; LoCo (Xie et al. 2024, arXiv 2407.04480) adds what these codes lose to the next gradients.
 #include <algorithm>
 
 #include "strategies/data_parallel/data_parallel.h"
@@ -45,6 +45,8 @@ constexpr FieldRule kExcludes[]{
 constexpr FieldRule kIdle[]{
     keep({"zero_quantized_secondary_weights"}, "without zero_hpz_partition_size, which makes the second copy",
          [](const AskedOf& a) { return has_second_copy(a.scenario); }),
+    keep({"zeropp_loco"}, "without zero_quantized_gradients, whose losses it makes up for",
+         [](const AskedOf& a) { return a.plan.zeropp.quantised_gradients; }),
     keep({"zero_quantization_group_size"}, "without any of ZeRO++'s codes",
          [](const AskedOf& a) { return quantises(a.scenario); })};
 
@@ -101,7 +103,7 @@ void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_paralle
   if (options.quantised_weights) sharding.weights_wire = weights;
   if (options.quantised_secondary) sharding.secondary_wire = weights;
   if (!options.quantised_gradients) return;
-  sharding.gradients_wire = {Dtype::int4, options.group > 0 ? options.group : scenario.model.hidden};
+  sharding.gradients_wire = {Dtype::int4, options.group > 0 ? options.group : scenario.model.hidden, options.feedback};
   sharding.first_hop = within_node(mesh, sharding.over.gradients, scenario.cluster.node.devices);
 }
 
