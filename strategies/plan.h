@@ -11,6 +11,7 @@
 #include "strategies/activation_offload/options.h"
 #include "strategies/activation_recompute/options.h"
 #include "strategies/batch/options.h"
+#include "strategies/compressed_gradients/options.h"
 #include "strategies/context_parallel/options.h"
 #include "strategies/data_parallel/options.h"
 #include "strategies/dts_gate/options.h"
@@ -52,6 +53,7 @@
   X(pipeline_parallel, pipeline)                  \
   X(data_parallel, data)                          \
   X(local_updates, local)                         \
+  X(compressed_gradients, compressed)             \
   X(zeropp, zeropp)                               \
   X(mics, mics)                                   \
   X(zero_topo, zero_topo)                         \

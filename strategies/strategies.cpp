@@ -30,6 +30,7 @@
   X(zeropp)                  \
   X(mics)                    \
   X(data_parallel)           \
+  X(compressed_gradients)    \
   X(offload)                 \
   X(packed_documents)
 

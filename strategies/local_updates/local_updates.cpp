@@ -10,12 +10,17 @@
 #include "sim/program/rewrite.h"
 #include "sim/report/format.h"
 #include "strategies/framework/framework.h"
+#include "strategies/local_updates/coded_mean.h"
 #include "strategies/strategy.h"
 
 namespace orrery::local_updates {
 namespace {
 
 bool used(const Scenario& scenario) { return scenario.plan.local.steps > 0; }
+// Replicas that send each other compressed gradients are workers, too.
+bool has_workers(const Scenario& scenario) {
+  return used(scenario) || scenario.plan.compressed.method != compressed_gradients::Method::none;
+}
 bool takes_steps(const Scenario& scenario) { return scenario.plan.local.optimizer != OuterOptimizer::average; }
 bool has_momentum(const Scenario& scenario) {
   return takes_steps(scenario) && scenario.plan.local.optimizer != OuterOptimizer::pull;
@@ -24,10 +29,10 @@ bool has_momentum(const Scenario& scenario) {
 }  // namespace
 
 std::int64_t workers(const Scenario& scenario) {
-  if (!used(scenario)) return 1;
+  if (!has_workers(scenario)) return 1;
   if (scenario.plan.local.workers > 0) return scenario.plan.local.workers;
   const std::int64_t replicas = data_parallel_degree(scenario), in_node = framework::data_ranks_in_node(scenario);
-  return in_node > 0 && replicas % in_node == 0 ? replicas / in_node : replicas;
+  return used(scenario) && in_node > 0 && replicas % in_node == 0 ? replicas / in_node : replicas;
 }
 
 std::int64_t replicas(const Scenario& scenario) { return data_parallel_degree(scenario) / workers(scenario); }
@@ -37,7 +42,9 @@ namespace {
 constexpr FieldNames kSteps{"outer_learning_rate", "outer_delay", "outer_dtype"};
 constexpr FieldNames kMomentum{"outer_momentum", "outer_clip", "outer_gap_penalty"};
 constexpr FieldRule kIdle[]{
-    keep({"local_workers", "outer_optimizer", "outer_fragments"}, "without local_steps, after which workers agree",
+    keep({"local_workers"}, "without local_steps or gradient_compression, by which workers agree",
+         [](const AskedOf& a) { return has_workers(a.scenario); }),
+    keep({"outer_optimizer", "outer_fragments"}, "without local_steps, after which workers agree",
          [](const AskedOf& a) { return used(a.scenario); }),
     keep(kSteps, "with outer_optimizer \"average\", which sets parameters to their mean at once",
          [](const AskedOf& a) { return used(a.scenario) && takes_steps(a.scenario); }),
@@ -60,6 +67,11 @@ void check(const Scenario& scenario) {
   const std::int64_t degree = data_parallel_degree(scenario), count = workers(scenario);
   if (plan.local.steps % plan.local.fragments != 0)
     refuse(plan, "outer_fragments", "a divisor of the " + std::to_string(plan.local.steps) + " local_steps");
+  const bool coded = plan.local.dtype == OuterDtype::int8 || plan.local.dtype == OuterDtype::int4;
+  if (coded && (plan.local.delay > 0 || !has_momentum(scenario)))
+    refuse(plan, "outer_dtype",
+           "\"fp32\", \"bf16\" or \"fp16\" with outer_delay or \"pull\": codes are summed by kernels, for which "
+           "workers wait");
   if (plan.local.optimizer == OuterOptimizer::pull && plan.local.delay == 0)
     refuse(plan, "outer_delay", "1 with outer_optimizer \"pull\", which pulls towards the last mean");
   if (degree % count != 0)
@@ -92,7 +104,8 @@ class Outer {
   std::vector<Block> outer, exchange;  // by fragment
 
  private:
-  static constexpr Dtype kDtypes[]{Dtype::fp32, Dtype::bf16, Dtype::fp16};
+  static constexpr Dtype kDtypes[]{Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::int8, Dtype::int4};
+  static constexpr std::int64_t kCodeGroup = 4096;  // numbers that share a scale
 
   void update(std::size_t number) {
     const ParameterSet set = piece_.sets[number];
@@ -143,18 +156,22 @@ class Outer {
                      momentum = add_like(part, "outer_momentum", Category::optimizer_state, Dtype::fp32);
       begin.ops.push_back(kernel(OpKind::cast, "begin_anchor", {part}, {anchor}));
       begin.ops.push_back(kernel(OpKind::zero_fill, "begin_outer_momentum", {}, {momentum}));
-      const bool late = options_.delay > 0;
+      const bool late = options_.delay > 0, coded = bits_of(dtype) < 16;
+      const Dtype held = coded ? Dtype::fp32 : dtype;
       // Late: what is under way lies in buffers of its own, since the next local steps need the others.
-      const TensorId displacement = late ? add_like(part, "sent_displacement", Category::communication_buffer, dtype)
-                                         : add_passing(part, "displacement", dtype),
-                     average = late ? add_like(part, "mean_displacement", Category::communication_buffer, dtype)
+      const TensorId displacement = late ? add_like(part, "sent_displacement", Category::communication_buffer, held)
+                                         : add_passing(part, "displacement", held),
+                     average = late ? add_like(part, "mean_displacement", Category::communication_buffer, held)
                                     : displacement;
       if (late) {
         piece_.tensors[displacement].common = false;
         begin.ops.push_back(kernel(OpKind::zero_fill, "begin_mean_displacement", {}, {average}));
       }
       outer_ops.push_back(kernel(OpKind::subtract, "displacement", {anchor, part}, {displacement}));
-      (late ? exchange_ops : outer_ops).push_back(mean(displacement, average));
+      if (coded)
+        add_coded_mean(mesh_, {.codes = dtype, .group = kCodeGroup}, displacement, average, piece_, outer_ops);
+      else
+        (late ? exchange_ops : outer_ops).push_back(mean(displacement, average));
       Op step = kernel(OpKind::sgd, "outer_step", {average, anchor, momentum}, {part, anchor, momentum});
       step.scale = 1 / options_.gap_penalty;
       step.learning_rate = options_.learning_rate;

@@ -8,8 +8,8 @@ namespace orrery::local_updates {
 
 enum class OuterOptimizer : std::uint8_t { average, momentum, nesterov, pull };
 inline constexpr std::array<std::string_view, 4> kOuterOptimizerNames{"average", "momentum", "nesterov", "pull"};
-enum class OuterDtype : std::uint8_t { fp32, bf16, fp16 };
-inline constexpr std::array<std::string_view, 3> kOuterDtypeNames{"fp32", "bf16", "fp16"};
+enum class OuterDtype : std::uint8_t { fp32, bf16, fp16, int8, int4 };
+inline constexpr std::array<std::string_view, 5> kOuterDtypeNames{"fp32", "bf16", "fp16", "int8", "int4"};
 
 struct Options {
   std::int64_t steps = 0, workers = 0, delay = 0, fragments = 1;
@@ -27,7 +27,7 @@ struct Options {
     v.field(
         "local_workers", workers, degree(0),
         "local updates: number of workers, each of as many data-parallel replicas; 0: one for each node, or one for "
-        "each replica where nodes do not divide them");
+        "each replica where nodes do not divide them, or where workers send compressed gradients");
     v.field("outer_optimizer", optimizer, kOuterOptimizerNames,
             "local updates: how workers agree: on the mean of their parameters (local SGD), or by a step from the last "
             "agreement along the mean of their displacements, with momentum (SlowMo, CO2) or Nesterov's (DiLoCo); or "
@@ -49,7 +49,9 @@ struct Options {
             "local updates: parts of the model that workers agree on in turn, each every local_steps steps (streaming "
             "DiLoCo)");
     v.field("outer_dtype", dtype, kOuterDtypeNames,
-            "local updates: dtype of displacements on the wire; parameters are averaged in their own");
+            "local updates: dtype of displacements on the wire, int8 and int4 as codes with a scale for each 4096; "
+            "parameters "
+            "are averaged in their own");
   }
 };
 

@@ -199,6 +199,21 @@ TEST_F(OuterSteps, OfOverlapLocalSgd) {
   EXPECT_LT(distance(sent, combine(1, x0, -0.75, d1), x0), kRounding);
 }
 
+// Displacements as INT8 codes: each is off by at most half a 127th of its group's largest, on both ways.
+TEST_F(OuterSteps, OfCodes) {
+  const std::string nesterov = R"("outer_optimizer": "nesterov", "outer_momentum": 0.6, "outer_learning_rate": 0.7)";
+  for (const char* layout :
+       {R"("data_parallel": 4)", R"("data_parallel": 8, "zero_stage": 1)", R"("data_parallel": 8, "zero_stage": 3)"}) {
+    const std::string divided = nesterov + ", " + layout;
+    const Values plain = with(divided, 2);
+    const double eight = distance(with(divided + R"(, "outer_dtype": "int8")", 2), plain, x0),
+                 four = distance(with(divided + R"(, "outer_dtype": "int4")", 2), plain, x0);
+    EXPECT_GT(eight, 1e-4) << layout;
+    EXPECT_LT(eight, 0.04) << layout;
+    EXPECT_GT(four, 5 * eight) << layout;
+  }
+}
+
 // However a worker divides its copy, the numbers are those of undivided workers.
 TEST(Workers, AreTheSameInEveryLayout) {
   const std::string adam = R"("optimizer": "adamw", "clip_grad": 1, "local_steps": 2, "local_workers": 2)";
@@ -251,6 +266,36 @@ TEST(Workers, ExpertsAreOfAWorker) {
     EXPECT_LT(distance(parameters(tiny("{" + plan + ", " + layout + "}", experts), steps(4, 0.01)), expected, begin),
               kRounding)
         << layout;
+}
+
+// 1-bit Adam behind its warm-up. With a scale for each number signs lose nothing: what remains is SGD on the mean
+// gradient with Adam's momentum, as no second moment changes (the executor's preconditioner is one).
+TEST(OneBitAdam, WithoutLossIsMomentum) {
+  const auto compressed = [](const std::string& plan) {
+    return tiny(R"({"optimizer": "adamw", "clip_grad": 0, "gradient_compression": "onebit_adam", )" + plan + "}");
+  };
+  ExecutionOptions options = steps(4, 0.05), momentum = steps(4, 0.005);
+  options.weight_decay = momentum.weight_decay = 0;
+  momentum.momentum = 0.9;
+  const Values begin = begin_of(tiny("{}")), expected = parameters(tiny(R"({"optimizer": "sgd_momentum"})"), momentum);
+  for (const char* layout : {R"("compression_group_size": 1)", R"("compression_group_size": 1, "local_workers": 2)",
+                             R"("compression_group_size": 1, "tensor_parallel": 2, "sequence_parallel": true)",
+                             R"("compression_group_size": 1, "pipeline_parallel": 2)"})
+    EXPECT_LT(distance(parameters(compressed(layout), options), expected, begin), kRounding) << layout;
+}
+
+// Signs of many numbers with one scale lose most of one step. Error feedback makes up for it in the steps that follow.
+TEST(OneBitAdam, ErrorsAreMadeUpFor) {
+  const Scenario signs = tiny(R"({"optimizer": "adamw", "clip_grad": 0, "gradient_compression": "onebit_adam"})");
+  const Values begin = begin_of(tiny("{}"));
+  const auto apart = [&](std::int64_t count) {
+    ExecutionOptions options = steps(count, 1e-3), momentum = steps(count, 1e-4);
+    options.weight_decay = momentum.weight_decay = 0;
+    momentum.momentum = 0.9;
+    return distance(parameters(signs, options), parameters(tiny(R"({"optimizer": "sgd_momentum"})"), momentum), begin);
+  };
+  EXPECT_GT(apart(5), 0.5);
+  EXPECT_LT(apart(40), 0.5);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 
 #include <string>
 
-#include "sim/program/check.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -25,12 +24,6 @@ Scenario four_nodes(OuterOptimizer optimizer, std::int64_t delay, std::int64_t z
   s.plan.local.optimizer = optimizer;
   s.plan.local.delay = delay;
   return s;
-}
-Program proven(const Scenario& scenario) {
-  Program p;
-  lower(scenario, p);
-  for (const Violation& v : check(p)) ADD_FAILURE() << v.text;
-  return p;
 }
 double elements(const Piece& layer) {
   double n = 0;

@@ -315,13 +315,6 @@ double bytes_an_element(precision::Mix mix) { return mix == precision::Mix::fp8 
 constexpr double kMatrices = 4096.0 * (4096 + 2 * 1024) + 4096.0 * 4096 + 3 * 4096.0 * 14336, kNorms = 2 * 4096.0;
 constexpr double kShards = 8;
 
-Program proven(const Scenario& scenario) {
-  Program program;
-  lower(scenario, program);
-  for (const Violation& v : check(program)) ADD_FAILURE() << v.text;
-  return program;
-}
-
 // By hand: matrices in the products' dtype alone, in NVFP4 by rows and by columns; norms in bf16; gradients and the
 // optimizer's states in fp32 as ever.
 TEST(ParamGather, KeepsNoWeightsOfSixteenBits) {

@@ -8,6 +8,7 @@
 #include "sim/base/error.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/memory/memory.h"
+#include "sim/program/check.h"
 #include "sim/program/work.h"
 #include "strategies/lower.h"
 
@@ -55,6 +56,13 @@ inline std::string refusal_of(const Scenario& scenario) {
   return "nothing";
 }
 
+// The scenario's Program, proven.
+inline Program proven(const Scenario& scenario) {
+  Program program;
+  lower(scenario, program);
+  for (const Violation& v : check(program)) ADD_FAILURE() << v.text;
+  return program;
+}
 inline const Piece& piece_named(const Program& program, std::string_view name) {
   for (const Piece& piece : program.pieces)
     if (name == piece.name) return piece;

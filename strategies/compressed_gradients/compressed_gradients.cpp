@@ -1,0 +1,129 @@
+// Replicas that exchange less than their gradients.
+//
+// 1-bit Adam (Tang et al. 2021, arXiv 2102.02888, algorithm 1), behind its warm-up: second moments stay as they are,
+// and what replicas agree on is the momentum. Each adds its own gradient to the momentum that all have, and sends the
+// signs of the result to the owners of its parts, who take the mean and send its signs to all. What signs lose is added
+// to what is sent in the next step, on both ways. Replicas are workers (MeshAxis::worker): their gradients are never
+// summed.
+#include <algorithm>
+#include <string>
+
+#include "sim/program/rewrite.h"
+#include "strategies/local_updates/coded_mean.h"
+#include "strategies/local_updates/local_updates.h"
+#include "strategies/strategy.h"
+
+namespace orrery::compressed_gradients {
+namespace {
+
+constexpr double kBeta1 = 0.9;  // Adam's usual rate of the first moment
+
+bool used(const Scenario& scenario) { return scenario.plan.compressed.method != Method::none; }
+
+constexpr FieldRule kIdle[]{keep({"compression_group_size"}, "without gradient_compression",
+                                 [](const AskedOf& a) { return used(a.scenario); })};
+constexpr FieldRule kExcludes[]{
+    keep({"gradient_compression"}, "with local_steps: both say what workers agree on",
+         [](const AskedOf& a) { return a.plan.local.steps > 0; }),
+    keep({"gradient_compression"}, "above zero_stage 0: parts of a momentum are not compressed",
+         [](const AskedOf& a) { return a.plan.data.zero_stage > 0; }),
+    keep({"gradient_compression"}, "unless the optimizer is adam or adamw",
+         [](const AskedOf& a) {
+           return a.plan.optimizer.rule != optimizer::Rule::adam && a.plan.optimizer.rule != optimizer::Rule::adamw;
+         }),
+    keep({"gradient_compression"}, "unless optimizer_dtype is \"fp32\": a momentum is built up from signs",
+         [](const AskedOf& a) { return a.plan.optimizer.moments != optimizer::MomentDtype::fp32; }),
+    keep({"gradient_compression"}, "with optimizer_offload: compression on the host is not modelled",
+         [](const AskedOf& a) { return a.plan.offload.optimizer; }),
+    keep({"gradient_compression"}, "with store_param_remainders",
+         [](const AskedOf& a) { return a.plan.optimizer.parameter_remainders; }),
+    keep({"gradient_compression"}, "for a model with experts: their gradients are summed over fewer replicas",
+         [](const AskedOf& a) { return a.model.has_experts(); })};
+
+void check(const Scenario& scenario) {
+  if (!used(scenario)) return;
+  const std::int64_t degree = data_parallel_degree(scenario), workers = local_updates::workers(scenario);
+  if (degree % workers != 0)
+    refuse(scenario.plan, "local_workers", "a divisor of the data-parallel degree " + std::to_string(degree));
+  if (workers == 1)
+    refuse(scenario.plan, "gradient_compression", "\"none\": there is one worker, and none to agree with");
+}
+
+// Replaces the Adam of one parameter set.
+void replace(const Op& adam, const Options& options, const Mesh& mesh, Piece& piece, std::vector<Op>& ops) {
+  const auto put = [&](OpKind kind, const char* name, std::initializer_list<TensorId> reads,
+                       std::initializer_list<TensorId> writes) -> Op& {
+    ops.push_back(computation(kind, name, Phase::update, reads, writes));
+    ops.back().every = kAllInstances;
+    return ops.back();
+  };
+  const auto written = static_cast<std::size_t>(std::ranges::find(adam.writes, kNoTensor) - adam.writes.begin());
+  const TensorId gradient = adam.reads[0], weight = adam.reads[1], momentum = adam.writes[written - 2],
+                 preconditioner = adam.writes[written - 1];
+  for (std::size_t i = 0; i < written; ++i) piece.tensors[adam.writes[i]].common = true;
+  piece.tensors[preconditioner].input = Input::preconditioner;
+  const auto add_like_momentum = [&](const char* name) {
+    Tensor t = piece.tensors[momentum];
+    t.name = name;
+    t.category = Category::workspace;
+    t.resident = t.common = false;
+    return piece.add(t);
+  };
+
+  // Each worker's own momentum: kBeta1 m + (1 - kBeta1) g.
+  const TensorId own = add_like_momentum("own_momentum");
+  put(OpKind::scale, "decay_momentum", {momentum}, {own}).scale = kBeta1;
+  if (const TensorId norm = adam.reads[static_cast<std::size_t>(norm_operand(OpKind::adam))];
+      adam.scale != 1 || norm != kNoTensor) {
+    Op& clip = put(OpKind::scale, "unscale_and_clip", {gradient}, {gradient});
+    clip.scale = adam.scale;
+    clip.clip_limit = adam.clip_limit;
+    clip.reads[static_cast<std::size_t>(norm_operand(OpKind::scale))] = norm;
+  }
+  const TensorId share = add_like_momentum("gradient_share");
+  put(OpKind::scale, "scale_gradients", {gradient}, {share}).scale = 1 - kBeta1;
+  put(OpKind::add, "add_gradients", {own, share}, {own});
+  local_updates::add_coded_mean(mesh, {.codes = Dtype::sign, .group = options.group, .feedback = true}, own, momentum,
+                                piece, ops);
+
+  const TensorId direction = add_like_momentum("direction");
+  put(OpKind::multiply, "precondition", {momentum, preconditioner}, {direction});
+  Op& step = put(OpKind::sgd, "onebit_adam", {direction, weight}, {});
+  std::copy_n(adam.writes.begin(), written - 2, step.writes.begin());
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  if (!used(scenario)) return;
+  for (Piece& piece : program.pieces) {
+    std::vector<Op> ops;
+    for (const Op& op : piece.update.ops)
+      op.kind == OpKind::adam ? replace(op, scenario.plan.compressed, program.mesh, piece, ops) : ops.push_back(op);
+    piece.update.ops.swap(ops);
+  }
+}
+
+std::vector<std::string> notes(const Scenario& scenario) {
+  if (!used(scenario)) return {};
+  return {
+      "a step behind the warm-up of 1-bit Adam; steps of the warm-up are those of gradient_compression \"none\" "
+      "(what compression costs in convergence is not predicted)"};
+}
+
+constexpr PlanWord kWords[]{{"onebit-adam", used}};
+
+}  // namespace
+
+Strategy describe() {
+  return {.name = "compressed_gradients",
+          .summary = "replicas that exchange less than their gradients: 1-bit Adam",
+          .paper = "Tang et al. 2021, arXiv 2102.02888",
+          .excludes = kExcludes,
+          .idle = kIdle,
+          .check = check,
+          .rewrite = rewrite,
+          .disable = reset<&Plan::compressed>,
+          .words = kWords,
+          .notes = notes};
+}
+
+}  // namespace orrery::compressed_gradients
