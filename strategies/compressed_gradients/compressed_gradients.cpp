@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kBeta1 = 0.9;  // Adam's usual rate of the first moment
 
-bool used(const Scenario& scenario) { return scenario.plan.compressed.method != Method::none; }
+bool used(const Scenario& scenario) { return scenario.plan.compressed.used(); }
 
 constexpr FieldRule kIdle[]{keep({"compression_group_size"}, "without gradient_compression",
                                  [](const AskedOf& a) { return used(a.scenario); })};

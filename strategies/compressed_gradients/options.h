@@ -15,6 +15,8 @@ struct Options {
   Method method = Method::none;
   std::int64_t group = kGroup;
 
+  bool used() const { return method != Method::none; }
+
   void visit_fields(FieldVisitor& v) {
     v.field("gradient_compression", method, kMethodNames,
             "what data-parallel replicas send in place of gradients: the signs of their momenta, with error feedback "

@@ -19,7 +19,7 @@ namespace {
 bool used(const Scenario& scenario) { return scenario.plan.local.steps > 0; }
 // Replicas that send each other compressed gradients are workers, too.
 bool has_workers(const Scenario& scenario) {
-  return used(scenario) || scenario.plan.compressed.method != compressed_gradients::Method::none;
+  return used(scenario) || scenario.plan.compressed.used();
 }
 bool takes_steps(const Scenario& scenario) { return scenario.plan.local.optimizer != OuterOptimizer::average; }
 bool has_momentum(const Scenario& scenario) {

@@ -127,6 +127,28 @@ TEST(Zeropp, MovesCodesInPlaceOfNumbers) {
 }
 
 // Whatever cuts the ranks that divide gradients, and however they are ordered: what crosses nodes comes last.
+// LoCo: an error for each gradient at the first hop, and for each gradient of a rank of the node at the second.
+TEST(Zeropp, LocoKeepsWhatTheCodesOfBothHopsLose) {
+  Scenario s = zero3_on_four_nodes();
+  s.plan.zeropp.quantised_gradients = true;
+  const Program plain = proven(s);
+  s.plan.zeropp.feedback = true;
+  const Program loco = proven(s);
+  const double n = zeropp_layer_elements(loco),
+               states = zeropp_layer_resident(loco).of(Place::device, Category::optimizer_state),
+               before = zeropp_layer_resident(plain).of(Place::device, Category::optimizer_state);
+  EXPECT_NEAR((states - before) / (2 * n * (1 + 1.0 / 8)), 1, 1e-3);
+  std::vector<OpKind> fed_back;
+  for (const Op& op : piece_named(loco, "layer").backward.ops)
+    if (op.writes[2] != kNoTensor && is_quantiser(op.kind)) {
+      EXPECT_EQ(op.writes[2], op.reads[op.kind == OpKind::quantise ? 1 : 2]);
+      fed_back.push_back(op.kind);
+    }
+  EXPECT_THAT(fed_back, testing::ElementsAre(OpKind::quantise, OpKind::requantise));
+  s.plan.zeropp.quantised_gradients = false;
+  EXPECT_THAT(refusal_of(s), HasSubstr("without zero_quantized_gradients"));
+}
+
 TEST(Zeropp, ExchangesGradientsWithinNodesFirst) {
   struct Hop {
     std::int64_t ranks;
