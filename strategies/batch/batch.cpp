@@ -53,8 +53,7 @@ void check(const Scenario& scenario) {
 
 // Every dimension along the batch is divided over the data-parallel digits.
 void rewrite(const Scenario&, Program& program) {
-  Division replicas;
-  replicas.append(program.mesh.replicas());
+  const Division replicas{program.mesh.replicas()};
   if (replicas.empty()) return;
   for (Piece& piece : program.pieces)
     for (Tensor& t : piece.tensors)

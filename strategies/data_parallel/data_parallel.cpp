@@ -582,16 +582,12 @@ class Shard {
   };
   Matrix as_matrix(TensorId from, TensorId whole, MeshGroup first, MeshGroup second) {
     Tensor part = piece_.tensors[from];
-    Division rows, columns, both;
-    rows.append(first);
-    columns.append(second);
-    both.append(first);
-    both.append(second);
-    if (part.over[0] != both) throw std::logic_error("digits that are gathered first are not the outer ones");
+    if (part.over[0] != Division{first, second})
+      throw std::logic_error("digits that are gathered first are not the outer ones");
     const std::int64_t n = part.sizes[0];
     part.rank = 2;
     part.sizes[0] = 1, part.sizes[1] = n;
-    part.over[0] = rows, part.over[1] = columns;
+    part.over[0] = {first}, part.over[1] = {second};
     part.alias_of = from;
     part.resident = false;
     Tensor column = part;
