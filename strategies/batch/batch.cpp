@@ -3,8 +3,6 @@
 #include <string>
 
 #include "sim/base/error.h"
-#include "strategies/scenario.h"
-#include "strategies/search_axis.h"
 #include "strategies/strategy.h"
 
 namespace orrery::batch {

@@ -12,7 +12,6 @@
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/fpdt/chunks.h"
 #include "strategies/layer_plans.h"
-#include "strategies/storages.h"
 #include "strategies/strategy.h"
 #include "strategies/usp/exchange.h"
 
