@@ -74,6 +74,14 @@ inline TensorId clone_tensor(Piece& piece, TensorId id) {
   t.resident = t.shared = t.lent = false;
   return clone;
 }
+inline TensorId clone_tensor(Piece& piece, TensorId id, const char* name, Category category, Dtype dtype) {
+  const TensorId clone = clone_tensor(piece, id);
+  Tensor& t = piece.tensors[clone];
+  t.name = name;
+  t.category = category;
+  t.dtype = dtype;
+  return clone;
+}
 
 // The parameter set whose flat buffer of parameters or gradients is `id`: this rank's part of the buffer, or a copy of
 // it in another place. Null for any other tensor.

@@ -566,13 +566,10 @@ class Shard {
 
   // Returns the shard that is gathered, for weights that are kept in another dtype.
   TensorId add_cast_shard(TensorId shard) {
-    Tensor cast = piece_.tensors[shard];
-    cast.name = "cast_shard";
     // A shard that is gathered level by level is a matrix within it, as in any flat buffer of parameters.
-    if (s_.gathered_first.empty()) cast.category = Category::communication_buffer;
-    cast.dtype = gathered_dtype();
-    cast.resident = false;
-    return piece_.add(cast);
+    return clone_tensor(piece_, shard, "cast_shard",
+                        s_.gathered_first.empty() ? Category::communication_buffer : piece_.tensors[shard].category,
+                        gathered_dtype());
   }
 
   // Parts are ordered by the first digits, then by the second ones. They form a matrix: it is gathered along rows by
