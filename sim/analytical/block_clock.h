@@ -81,15 +81,10 @@ struct ClockNode {
   std::array<double, kHostIssue> kernel_seconds{};
 };
 
-struct BlockCode {
+// What each compilation of a block finds anew.
+struct BlockFacts {
   static constexpr std::uint16_t kNone = 0xffff;
-  static constexpr std::uint16_t kEntry = 0xfffe;  // as a dependency: the block's input, from the previous instance
 
-  std::vector<ClockNode> nodes;
-  std::vector<std::uint16_t> deps;                         // indices of nodes of this block, or kEntry
-  std::vector<std::uint16_t> prefetched;                   // indices of nodes with prefetch > 0
-  std::vector<OpCost> costs;                               // by op of the block
-  std::vector<double> host;                                // by op of the block: host seconds to issue one launch
   double graph_host_seconds = 0;                           // host seconds to issue the whole block as one graph
   std::array<Accounts, 3> busy{};                          // by When: kernel seconds of an instance
   std::array<StreamsByLevel, 3> on_level{};                // by When: streams whose collectives use each level
@@ -100,6 +95,15 @@ struct BlockCode {
   bool once = false;                                       // has ops that run once for all instances of the line
   bool takes_turns = false;                                // has ops with Op::buffers
   std::int64_t period = 1;                                 // least common multiple of `every`
+};
+struct BlockCode : BlockFacts {
+  static constexpr std::uint16_t kEntry = 0xfffe;  // as a dependency: the block's input, from the previous instance
+
+  std::vector<ClockNode> nodes;
+  std::vector<std::uint16_t> deps;        // indices of nodes of this block, or kEntry
+  std::vector<std::uint16_t> prefetched;  // indices of nodes with prefetch > 0
+  std::vector<OpCost> costs;              // by op of the block
+  std::vector<double> host;               // by op of the block: host seconds to issue one launch
   const Piece* piece = nullptr;
   std::span<const Op> ops;
   const OpCostModel* model = nullptr;

@@ -198,16 +198,7 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   code.nodes.clear();
   code.deps.clear();
   code.prefetched.clear();
-  code.graph_host_seconds = 0;
-  code.takes_turns = false;
-  code.busy = {};
-  code.on_level = {};
-  code.exit_compute = code.exit_other = BlockCode::kNone;
-  code.issues_ahead_from = 0;
-  code.cuts = {};
-  code.conditions = 0;
-  code.once = false;
-  code.period = 1;
+  static_cast<BlockFacts&>(code) = {};
 
   const Boundary boundary = boundary_of(piece, static_cast<std::size_t>(kind));
   const TensorId entry = boundary.input, exit = boundary.output;

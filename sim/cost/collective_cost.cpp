@@ -38,34 +38,6 @@ double busiest_node(std::int64_t nodes) { return nodes == 2 ? 1.0 : nodes == 3 ?
 // The same for the busiest channel, which carries one tree only.
 double busiest_channel(std::int64_t nodes) { return nodes == 2 ? 1.0 : nodes == 3 ? 2.0 : 3.0; }
 
-struct MappedRates {
-  std::vector<LinkMap::Rates> of_groups;  // by ranks - 1 and stride
-  std::vector<double> of_sends;           // by distance
-};
-
-// Rings take a tenth of a millisecond to find for eight devices, and a tenth of a second for sixteen. A search predicts
-// many plans on one kind of node, so they are found once.
-const MappedRates& mapped_rates_of(const Node& node, const LinkMap& map) {
-  const std::int64_t devices = node.devices;
-  std::vector<double> key{node.intra_bytes_per_second, as_double(devices)};
-  for (std::int64_t a = 0; a < devices; ++a)
-    for (std::int64_t b = 0; b < a; ++b) key.push_back(map.bytes_per_second(a, b));
-  static std::mutex mutex;
-  static std::map<std::vector<double>, MappedRates> known;
-  const std::lock_guard lock(mutex);
-  const auto [found, is_new] = known.try_emplace(std::move(key));
-  MappedRates& rates = found->second;
-  if (!is_new) return rates;
-  rates.of_groups.resize(at(devices * devices));
-  rates.of_sends.resize(at(devices));
-  for (std::int64_t stride = 1; stride < devices; ++stride) {
-    rates.of_sends[at(stride)] = map.send_rate(stride);
-    for (std::int64_t ranks = 2; (ranks - 1) * stride < devices; ++ranks)
-      rates.of_groups[at((ranks - 1) * devices + stride)] = map.rates(ranks, stride);
-  }
-  return rates;
-}
-
 // nccl-tests, doc/PERFORMANCE.md: bytes that each rank must send, over the size.
 double bus_factor(OpKind kind, std::int64_t ranks) {
   const double n = as_double(ranks);
@@ -82,6 +54,11 @@ double bus_factor(OpKind kind, std::int64_t ranks) {
 }
 
 }  // namespace
+
+struct CollectiveModel::MappedRates {
+  std::vector<LinkMap::Rates> of_groups;  // by ranks - 1 and stride
+  std::vector<double> of_sends;           // by distance
+};
 
 struct CollectiveModel::Group {
   std::int64_t n = 1;  // ranks
@@ -118,7 +95,10 @@ CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibra
   const bool over_pcie = node_.intra == IntraFabric::pcie || node_.intra == IntraFabric::nvlink_pairs;
   if (over_pcie && node_.intra_bytes_per_second > 0) pcie_bytes_per_second_ = node_.intra_bytes_per_second;
   if (node_.pair_bytes_per_second <= 0) node_.pair_bytes_per_second = node_.intra_bytes_per_second;
-  if (const LinkMap map(node_); !map.empty()) read_links(map);
+  if (const LinkMap map(node_); map.even_rate() > 0)
+    node_.pair_bytes_per_second = map.even_rate();
+  else if (!map.empty())
+    mapped_ = &mapped_rates_of(node_, map);
   nic_bytes_per_second_ = cluster.inter_node_bytes_per_second();
   // A rank uses the NICs nearest to it, at least one.
   rank_nic_bytes_per_second_ = std::max(node_.nic_bytes_per_second, nic_bytes_per_second_ / as_double(node_.devices));
@@ -127,32 +107,45 @@ CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibra
   extra_latency_seconds_ = std::max(0.0, fabric_.latency_seconds - inter_.included_latency_seconds);
 }
 
-void CollectiveModel::read_links(const LinkMap& map) {
-  if (const double even = map.even_rate(); even > 0) {
-    node_.pair_bytes_per_second = even;
-    return;
+// Rings take a tenth of a millisecond to find for eight devices, and a tenth of a second for sixteen. A search predicts
+// many plans on one kind of node, so they are found once.
+const CollectiveModel::MappedRates& CollectiveModel::mapped_rates_of(const Node& node, const LinkMap& map) {
+  const std::int64_t devices = node.devices;
+  std::vector<double> key{node.intra_bytes_per_second, as_double(devices)};
+  for (std::int64_t a = 0; a < devices; ++a)
+    for (std::int64_t b = 0; b < a; ++b) key.push_back(map.bytes_per_second(a, b));
+  static std::mutex mutex;
+  static std::map<std::vector<double>, MappedRates> known;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = known.try_emplace(std::move(key));
+  MappedRates& rates = found->second;
+  if (!is_new) return rates;
+  rates.of_groups.resize(at(devices * devices));
+  rates.of_sends.resize(at(devices));
+  for (std::int64_t stride = 1; stride < devices; ++stride) {
+    rates.of_sends[at(stride)] = map.send_rate(stride);
+    for (std::int64_t ranks = 2; (ranks - 1) * stride < devices; ++ranks)
+      rates.of_groups[at((ranks - 1) * devices + stride)] = map.rates(ranks, stride);
   }
-  const MappedRates& rates = mapped_rates_of(node_, map);
-  mapped_rates_ = rates.of_groups;
-  mapped_send_rates_ = rates.of_sends;
+  return rates;
 }
 
 // The members of a group over several digits may lie in several blocks; they count as neighbours at the stride of its
 // first members, as far as the node reaches.
 const LinkMap::Rates& CollectiveModel::mapped_rates(std::int64_t ranks, std::int64_t stride) const {
   const std::int64_t farthest = (node_.devices - 1) / (ranks - 1);
-  return mapped_rates_[at((ranks - 1) * node_.devices + std::min(stride, farthest))];
+  return mapped_->of_groups[at((ranks - 1) * node_.devices + std::min(stride, farthest))];
 }
 
 double CollectiveModel::exchange_rate(const Group& g) const {
-  return mapped_rates_.empty() ? link_of(g.r, g.stride).bytes_per_second : mapped_rates(g.r, g.stride).exchange;
+  return mapped_ == nullptr ? link_of(g.r, g.stride).bytes_per_second : mapped_rates(g.r, g.stride).exchange;
 }
 
 double CollectiveModel::message_rate(OpKind kind, const Group& g) const {
-  if (mapped_rates_.empty())
+  if (mapped_ == nullptr)
     return node_.intra == IntraFabric::direct_mesh ? node_.pair_bytes_per_second
                                                    : link_of(g.r, g.stride).bytes_per_second;
-  return kind == OpKind::send ? mapped_send_rates_[at(std::min(g.stride, node_.devices - 1))]
+  return kind == OpKind::send ? mapped_->of_sends[at(std::min(g.stride, node_.devices - 1))]
                               : mapped_rates(g.r, g.stride).shift;
 }
 
@@ -161,7 +154,7 @@ CollectiveModel::Link CollectiveModel::link_of(std::int64_t ranks, std::int64_t 
     case IntraFabric::nvswitch:
       return {node_.intra_bytes_per_second};
     case IntraFabric::direct_mesh:
-      if (!mapped_rates_.empty()) return {mapped_rates(ranks, stride).ring};
+      if (mapped_ != nullptr) return {mapped_rates(ranks, stride).ring};
       // Each rank has links to ranks - 1 others of the group; rings are laid over all of them.
       return {std::min(node_.intra_bytes_per_second, as_double(ranks - 1) * node_.pair_bytes_per_second)};
     case IntraFabric::nvlink_pairs:
@@ -291,23 +284,6 @@ CollectiveModel::Group CollectiveModel::group_of(const GroupSpan& span) const {
     }
   }
   return g;
-}
-
-double CollectiveModel::all_to_all_intra_seconds(double bytes, const Group& g) const {
-  if (g.r == 1) return 0;
-  const double to_peers = (as_double(g.r - 1) + intra_.local_steps) / as_double(g.n) * bytes;
-  const Link link = link_of(g.r, g.stride);
-  if (!link.leaves_switch) return to_peers / (exchange_rate(g) * intra_.all_to_all_share);
-  // All devices of a switch send to other switches at the same time, and all devices of a root to other roots.
-  const std::int64_t per_switch = node_.intra == IntraFabric::pcie ? node_.devices_per_pcie_switch : 1;
-  const auto peers_of = [&](std::int64_t devices) { return std::clamp<std::int64_t>(devices / g.stride, 1, g.r); };
-  const std::int64_t here = peers_of(per_switch), below_root = std::max(here, peers_of(node_.devices_per_pcie_root));
-  const auto seconds = [&](std::int64_t peers, double share) {
-    return as_double(per_switch) * as_double(peers) / as_double(g.n) * bytes / (pcie_bytes_per_second_ * share);
-  };
-  return std::max(
-      to_peers / (pcie_bytes_per_second_ * intra_.all_to_all_share),
-      seconds(below_root - here, intra_.all_to_all_share) + seconds(g.r - below_root, intra_.host_bridge_share));
 }
 
 // The formulas of NCCL's tuning.cc (ncclTopoTuneModel); the constants come from the calibration.
@@ -546,6 +522,24 @@ struct CollectiveModel::Formulas {
     return x;
   }
 
+  // Seconds within the node if each rank sends `sent` bytes to all, itself included.
+  double all_to_all_intra_seconds(double sent) const {
+    if (g.r == 1) return 0;
+    const double to_peers = (r - 1 + m.intra_.local_steps) / n * sent;
+    if (!m.link_of(g.r, g.stride).leaves_switch) return to_peers / (m.exchange_rate(g) * m.intra_.all_to_all_share);
+    // All devices of a switch send to other switches at the same time, and all devices of a root to other roots.
+    const Node& node = m.node_;
+    const std::int64_t per_switch = node.intra == IntraFabric::pcie ? node.devices_per_pcie_switch : 1;
+    const auto peers_of = [&](std::int64_t devices) { return std::clamp<std::int64_t>(devices / g.stride, 1, g.r); };
+    const std::int64_t here = peers_of(per_switch), below_root = std::max(here, peers_of(node.devices_per_pcie_root));
+    const auto seconds = [&](std::int64_t peers, double share) {
+      return as_double(per_switch) * as_double(peers) / n * sent / (m.pcie_bytes_per_second_ * share);
+    };
+    return std::max(
+        to_peers / (m.pcie_bytes_per_second_ * m.intra_.all_to_all_share),
+        seconds(below_root - here, m.intra_.all_to_all_share) + seconds(g.r - below_root, m.intra_.host_bridge_share));
+  }
+
   // `by_node`: bytes are first collected within the node on the rank of the right rail, so that a rank sends one
   // message to each node instead of one to each rank.
   Candidate all_to_all(Protocol p, bool by_node) const {
@@ -555,7 +549,7 @@ struct CollectiveModel::Formulas {
         {.algorithm = by_node ? Algorithm::hierarchical : Algorithm::direct, .protocol = p, .in_sequence = by_node}};
     x.latency_seconds = c.all_to_all_base_seconds[i] + (r - 1) * c.send_step_seconds;
     x.intra_bytes = (r - 1) / (by_node ? r : n) * bytes;
-    x.intra_seconds = m.all_to_all_intra_seconds(by_node ? bytes * nodes : bytes, g) / c.protocol_share[i];
+    x.intra_seconds = all_to_all_intra_seconds(by_node ? bytes * nodes : bytes) / c.protocol_share[i];
     if (across) {
       const double messages = by_node ? nodes - 1 : n - r;
       x.latency_seconds += stack(p) + messages * m.inter_.send_step_seconds[i] + wire_of(p);
@@ -567,55 +561,82 @@ struct CollectiveModel::Formulas {
     }
     return x;
   }
+
+  // A message to the next rank of the group; the slowest hop counts.
+  Candidate message(OpKind kind, Protocol p) const {
+    const IntraCalibration& c = m.intra_;
+    const std::size_t i = index_of(p);
+    Candidate x{{.algorithm = Algorithm::direct, .protocol = p}};
+    x.latency_seconds = c.send_base_seconds[i] + c.send_step_seconds;
+    if (g.r > 1) {
+      x.intra_seconds = bytes / (m.message_rate(kind, g) * c.send_share * c.protocol_share[i]);
+      x.intra_bytes = bytes * (n - (across ? nodes : 0)) / n;
+    }
+    if (across) {
+      x.latency_seconds += stack(p) + ring_step(p);
+      const double crossing = kind == OpKind::ring_shift ? g.crossing.shift : g.crossing.send;
+      x.fabric_seconds =
+          bytes * crossing / (g.one_rank_nic_rate * m.inter_.ring_share * inter_share(c.protocol_share[i], p));
+      x.inter_seconds = x.fabric_seconds / crossing;
+      x.inter_bytes = bytes;
+    }
+    return x;
+  }
+
+  // The same over all NICs of a node: a message that leaves the node is split equally over the group's ranks there,
+  // each part goes over its rank's NIC, and the parts are joined at the other end (the routing layer of Zeppelin, arXiv
+  // 2509.21841).
+  Candidate routed_shift(Protocol p) const {
+    const IntraCalibration& c = m.intra_;
+    const std::size_t i = index_of(p);
+    Candidate x = message(OpKind::ring_shift, p);
+    x.algorithm = Algorithm::hierarchical;
+    x.in_sequence = true;
+    x.latency_seconds += 2 * (c.send_base_seconds[i] + (r - 1) * c.send_step_seconds);
+    // Messages that stay in the node go at the same time, and take at least as long as one of these.
+    x.intra_seconds *= std::max(1.0, 2 * (r - 1) / r);
+    x.intra_bytes += 2 * (r - 1) / r * bytes * nodes / n;
+    x.inter_seconds = std::max(bytes / g.nic_rate, bytes / r / g.one_rank_nic_rate) /
+                      (m.inter_.ring_share * inter_share(c.protocol_share[i], p));
+    x.fabric_seconds = x.inter_seconds * g.crossing.shift;
+    return x;
+  }
+
+  void split_latency(OpKind kind, CollectiveCost& cost) const {
+    const std::size_t i = index_of(cost.protocol);
+    cost.base_seconds = m.intra_.base_seconds[i] + (across ? stack(cost.protocol) : 0);
+    cost.intra_step_seconds = m.intra_.step_seconds[i];
+    cost.inter_step_seconds = across ? ring_step(cost.protocol) : 0;
+    switch (cost.algorithm) {
+      case Algorithm::hierarchical:
+        if (kind == OpKind::all_to_all || kind == OpKind::ring_shift) break;
+        cost.base_seconds += (kind == OpKind::all_reduce ? 2 : 1) * m.intra_.base_seconds[i];
+        return;
+      case Algorithm::tree:
+        cost.inter_step_seconds = across ? tree_step(cost.protocol) : 0;
+        return;
+      case Algorithm::nvls:
+        cost.inter_step_seconds = across ? tree_step(cost.protocol) : 0;
+        cost.intra_step_seconds = 0;
+        cost.base_seconds = cost.latency_seconds - 2 * as_double(tree_depth(g.nodes)) * cost.inter_step_seconds;
+        return;
+      case Algorithm::direct:
+      case Algorithm::collnet:
+      case Algorithm::by_token:
+        break;
+      default:
+        return;
+    }
+    // The messages of one round: there is no chain of steps.
+    cost.base_seconds = cost.latency_seconds;
+    cost.intra_step_seconds = cost.inter_step_seconds = 0;
+  }
 };
-
-// A message to the next rank of the group; the slowest hop counts.
-CollectiveModel::Candidate CollectiveModel::message(OpKind kind, double bytes, const Group& g, Protocol p) const {
-  const std::size_t i = index_of(p);
-  const double nodes = as_double(g.nodes);
-  Candidate x{{.algorithm = Algorithm::direct, .protocol = p}};
-  x.latency_seconds = intra_.send_base_seconds[i] + intra_.send_step_seconds;
-  if (g.r > 1) {
-    x.intra_seconds = bytes / (message_rate(kind, g) * intra_.send_share * intra_.protocol_share[i]);
-    x.intra_bytes = bytes * (as_double(g.n) - (g.nodes > 1 ? nodes : 0)) / as_double(g.n);
-  }
-  if (g.nodes > 1) {
-    const Formulas f{*this, g, bytes};
-    x.latency_seconds += f.stack(p) + f.ring_step(p);
-    const double crossing = kind == OpKind::ring_shift ? g.crossing.shift : g.crossing.send;
-    x.fabric_seconds =
-        bytes * crossing / (g.one_rank_nic_rate * inter_.ring_share * f.inter_share(intra_.protocol_share[i], p));
-    x.inter_seconds = x.fabric_seconds / crossing;
-    x.inter_bytes = bytes;
-  }
-  return x;
-}
-
-// The same over all NICs of a node: a message that leaves the node is split equally over the group's ranks there, each
-// part goes over its rank's NIC, and the parts are joined at the other end (the routing layer of Zeppelin, arXiv
-// 2509.21841).
-CollectiveModel::Candidate CollectiveModel::routed_shift(double bytes, const Group& g, Protocol p) const {
-  const std::size_t i = index_of(p);
-  const double r = as_double(g.r), nodes = as_double(g.nodes);
-  Candidate x = message(OpKind::ring_shift, bytes, g, p);
-  x.algorithm = Algorithm::hierarchical;
-  x.in_sequence = true;
-  x.latency_seconds += 2 * (intra_.send_base_seconds[i] + (r - 1) * intra_.send_step_seconds);
-  // Messages that stay in the node go at the same time, and take at least as long as one of these.
-  x.intra_seconds *= std::max(1.0, 2 * (r - 1) / r);
-  x.intra_bytes += 2 * (r - 1) / r * bytes * nodes / as_double(g.n);
-  const double nic = std::max(bytes / g.nic_rate, bytes / r / g.one_rank_nic_rate) /
-                     (inter_.ring_share * Formulas{*this, g, bytes}.inter_share(intra_.protocol_share[i], p));
-  x.inter_seconds = nic;
-  x.fabric_seconds = nic * g.crossing.shift;
-  return x;
-}
 
 // Calls visit(candidate) for each legal pair: for all pairs that NCCL considers, and for the wanted one.
 template <class Visit>
-void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group& g, Algorithm wanted,
-                                         Visit&& visit) const {
-  const Formulas f{*this, g, bytes};
+void CollectiveModel::for_each_candidate(OpKind kind, const Formulas& f, Algorithm wanted, Visit&& visit) const {
+  const Group& g = f.g;
   const bool in_phases = wanted == Algorithm::hierarchical && f.across && g.r > 1;
   switch (kind) {
     case OpKind::all_reduce:
@@ -648,10 +669,10 @@ void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group&
       return;
     case OpKind::ring_shift:
       if (in_phases)
-        for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(routed_shift(bytes, g, p));
+        for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(f.routed_shift(p));
       [[fallthrough]];
     case OpKind::send:
-      for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(message(kind, bytes, g, p));
+      for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(f.message(kind, p));
       return;
     default:
       throw InputError({}, name_of(kind), "a communication op");
@@ -662,10 +683,11 @@ CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan&
                                      Protocol protocol) const {
   if (span.ranks <= 1 || !(bytes > 0)) return {};
   const Group g = group_of(span);
+  const Formulas f{*this, g, bytes};
   Candidate best;
   double least = std::numeric_limits<double>::infinity();
   int best_match = -1;
-  for_each_candidate(kind, bytes, g, algorithm, [&](const Candidate& c) {
+  for_each_candidate(kind, f, algorithm, [&](const Candidate& c) {
     // A wanted algorithm counts more than a wanted protocol. A candidate that lacks either is not chosen for its speed.
     const int match = (algorithm == Algorithm::automatic || algorithm == c.algorithm ? 2 : 0) +
                       (protocol == Protocol::automatic || protocol == c.protocol ? 1 : 0);
@@ -675,75 +697,45 @@ CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan&
     least = seconds;
     best = c;
   });
-  return cost_of(kind, bytes, g, best);
+  return cost_of(kind, f, best);
 }
 
 CollectiveCost CollectiveModel::token_exchange(double bytes, const Router& router, const GroupSpan& span) const {
   if (span.ranks <= 1 || !(bytes > 0)) return {};
   const Group g = group_of(span);
+  const Formulas f{*this, g, bytes};
   const TokenShares shares = token_shares(router, g.n, g.nodes);
-  Candidate x = Formulas{*this, g, bytes}.all_to_all(Protocol::simple, g.nodes > 1 && g.r > 1);
+  Candidate x = f.all_to_all(Protocol::simple, g.nodes > 1 && g.r > 1);
   x.algorithm = Algorithm::by_token;
   x.in_sequence = false;  // chunk by chunk
   x.intra_bytes = x.intra_seconds = x.inter_bytes = x.fabric_seconds = x.inter_seconds = 0;
   if (g.r > 1) {
-    x.intra_bytes = as_double(g.n) * shares.to_rank * bytes;
+    x.intra_bytes = f.n * shares.to_rank * bytes;
     x.intra_seconds = x.intra_bytes / (exchange_rate(g) * token_exchange_.link_share);
   }
   if (g.nodes > 1) {
-    x.inter_bytes = as_double(g.r) * as_double(g.nodes - 1) * shares.to_node * bytes;
+    x.inter_bytes = f.r * (f.nodes - 1) * shares.to_node * bytes;
     x.inter_seconds = x.inter_bytes / (g.nic_rate * token_exchange_.nic_share);
     x.fabric_seconds = x.inter_seconds * g.crossing.all_to_all;
   }
   x.token_shares = shares;
-  return cost_of(OpKind::all_to_all, bytes, g, x);
+  return cost_of(OpKind::all_to_all, f, x);
 }
 
-CollectiveCost CollectiveModel::cost_of(OpKind kind, double bytes, const Group& g, const Candidate& best) const {
+CollectiveCost CollectiveModel::cost_of(OpKind kind, const Formulas& f, const Candidate& best) const {
+  const Group& g = f.g;
   CollectiveCost cost = best;
   cost.seconds = best.total_seconds();
-  cost.bus_bytes_per_second = bus_factor(kind, g.n) * bytes / cost.seconds;
+  cost.bus_bytes_per_second = bus_factor(kind, g.n) * f.bytes / cost.seconds;
   cost.inter_bound = best.fabric_seconds > best.intra_seconds;
   cost.between_neighbours = g.stride == 1 && (node_.intra == IntraFabric::direct_mesh ||
                                               (node_.intra == IntraFabric::nvlink_pairs && g.r == 2));
-  split_latency(kind, bytes, g, cost);
+  f.split_latency(kind, cost);
   for (double* part : {&cost.seconds, &cost.latency_seconds, &cost.intra_seconds, &cost.inter_seconds,
                        &cost.base_seconds, &cost.intra_step_seconds, &cost.inter_step_seconds})
     *part *= step_slowdown_;
   cost.bus_bytes_per_second /= step_slowdown_;
   return cost;
-}
-
-void CollectiveModel::split_latency(OpKind kind, double bytes, const Group& g, CollectiveCost& cost) const {
-  const Formulas f{*this, g, bytes};
-  const std::size_t i = index_of(cost.protocol);
-  const double network = f.across ? f.stack(cost.protocol) : 0;
-  cost.base_seconds = intra_.base_seconds[i] + network;
-  cost.intra_step_seconds = intra_.step_seconds[i];
-  cost.inter_step_seconds = f.across ? f.ring_step(cost.protocol) : 0;
-  switch (cost.algorithm) {
-    case Algorithm::hierarchical:
-      if (kind == OpKind::all_to_all || kind == OpKind::ring_shift) break;
-      cost.base_seconds += (kind == OpKind::all_reduce ? 2 : 1) * intra_.base_seconds[i];
-      return;
-    case Algorithm::tree:
-      cost.inter_step_seconds = f.across ? f.tree_step(cost.protocol) : 0;
-      return;
-    case Algorithm::nvls:
-      cost.inter_step_seconds = f.across ? f.tree_step(cost.protocol) : 0;
-      cost.intra_step_seconds = 0;
-      cost.base_seconds = cost.latency_seconds - 2 * as_double(tree_depth(g.nodes)) * cost.inter_step_seconds;
-      return;
-    case Algorithm::direct:
-    case Algorithm::collnet:
-    case Algorithm::by_token:
-      break;
-    default:
-      return;
-  }
-  // The messages of one round: there is no chain of steps.
-  cost.base_seconds = cost.latency_seconds;
-  cost.intra_step_seconds = cost.inter_step_seconds = 0;
 }
 
 CollectiveCost CollectiveModel::transfer(double bytes, std::int64_t distance, std::int64_t concurrent,
@@ -765,7 +757,7 @@ std::string CollectiveModel::explain(OpKind kind, double bytes, const GroupSpan&
   const Group g = group_of(span);
   const CollectiveCost chosen = cost(kind, bytes, span);
   std::string text, others;
-  for_each_candidate(kind, bytes, g, Algorithm::automatic, [&](const Candidate& c) {
+  for_each_candidate(kind, {*this, g, bytes}, Algorithm::automatic, [&](const Candidate& c) {
     if (c.algorithm != chosen.algorithm || c.protocol != chosen.protocol) {
       others += fmt::format("{}{} {} {:.4g} us", others.empty() ? "" : ", ", orrery::name_of(c.algorithm),
                             nccl_name_of(c.protocol), c.total_seconds() * 1e6);

@@ -169,6 +169,7 @@ class CollectiveModel {
   struct Group;      // the rates that a span has
   struct Candidate;  // one pair of algorithm and protocol
   struct Formulas;   // the candidates for one group and size
+  struct MappedRates;
 
   // How many times longer transfers take than the NICs alone would allow, because of links beyond the leaf switches
   // (between dragonfly groups or torus neighbours); at least 1.
@@ -198,17 +199,12 @@ class CollectiveModel {
   // The same for messages to all other ranks, and for one message of `kind` to the next rank.
   double exchange_rate(const Group& group) const;
   double message_rate(OpKind kind, const Group& group) const;
-  void read_links(const LinkMap& map);
+  // Returns what a process keeps for all nodes with these links.
+  static const MappedRates& mapped_rates_of(const Node& node, const LinkMap& map);
   const LinkMap::Rates& mapped_rates(std::int64_t ranks, std::int64_t stride) const;
-  double all_to_all_intra_seconds(double bytes, const Group& group) const;
-  CollectiveCost cost_of(OpKind kind, double bytes, const Group& group, const Candidate& best) const;
-  Candidate message(OpKind kind, double bytes, const Group& group, CollectiveProtocol protocol) const;
-  Candidate routed_shift(double bytes, const Group& group, CollectiveProtocol protocol) const;
-  void split_latency(OpKind kind, double bytes, const Group& group, CollectiveCost& cost) const;
-
+  CollectiveCost cost_of(OpKind kind, const Formulas& formulas, const Candidate& best) const;
   template <class Visit>
-  void for_each_candidate(OpKind kind, double bytes, const Group& group, CollectiveAlgorithm wanted,
-                          Visit&& visit) const;
+  void for_each_candidate(OpKind kind, const Formulas& formulas, CollectiveAlgorithm wanted, Visit&& visit) const;
 
   IntraCalibration intra_;
   InterCalibration inter_;
@@ -217,9 +213,7 @@ class CollectiveModel {
   double step_slowdown_ = 1;
   Node node_;
   Fabric fabric_;
-  // The rates of a mesh whose pairs differ; empty for all other nodes.
-  std::vector<LinkMap::Rates> mapped_rates_;  // by ranks and stride
-  std::vector<double> mapped_send_rates_;     // by distance
+  const MappedRates* mapped_ = nullptr;  // of a mesh whose pairs differ; null for all other nodes
   std::string provenance_;
   // Computed once: rates before shares, and the network's one-way latency beyond the part that the calibration
   // includes.

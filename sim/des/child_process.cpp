@@ -1,5 +1,3 @@
-#include "sim/des/child_process.h"
-
 #include <fmt/format.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -13,6 +11,10 @@
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
+#include <string_view>
+#include <type_traits>
+
+#include "sim/des/simulation.h"
 
 namespace orrery {
 namespace {
@@ -21,7 +23,7 @@ constexpr char kReturned = 'r', kThrew = 't';
 int to_parent = -1;  // write end of the pipe, in the child
 thread_local double last_peak_bytes = 0;
 
-void write_all(int file, const std::string& text) {
+void write_all(int file, std::string_view text) {
   std::size_t done = 0;
   while (done < text.size()) {
     const ssize_t n = write(file, text.data() + done, text.size() - done);
@@ -31,17 +33,64 @@ void write_all(int file, const std::string& text) {
   }
 }
 
+// Visits all parts of an outcome, in the order in which they are sent.
+template <class Visit>
+void for_each_part(Outcome& o, Visit&& visit) {
+  visit(o.stalled);
+  visit(o.classes);
+  visit(o.flows);
+  visit(o.events);
+  visit(o.exchanges);
+  visit(o.waits);
+  visit(o.activities);
+  visit(o.seconds);
+}
+
+template <class Part>
+std::string_view bytes_of(const Part& part) {
+  if constexpr (requires { part.data(); }) {
+    static_assert(std::is_trivially_copyable_v<typename Part::value_type>);
+    return {reinterpret_cast<const char*>(part.data()), part.size() * sizeof(typename Part::value_type)};
+  } else {
+    return {reinterpret_cast<const char*>(&part), sizeof part};
+  }
+}
+
+Outcome received(std::string_view left) {
+  Outcome outcome;
+  const auto take = [&left](std::size_t size, void* to) {
+    if (size > 0) std::memcpy(to, left.data(), size);
+    left.remove_prefix(size);
+  };
+  for_each_part(outcome, [&]<class Part>(Part& part) {
+    std::size_t size = 0;
+    take(sizeof size, &size);
+    if constexpr (requires { part.data(); }) {
+      part.resize(size / sizeof(typename Part::value_type));
+      take(size, part.data());
+    } else {
+      take(size, &part);
+    }
+  });
+  return outcome;
+}
+
 }  // namespace
 
 double last_child_peak_bytes() { return last_peak_bytes; }
 
-void return_from_child(const std::string& result) {
-  write_all(to_parent, std::string(1, kReturned));
-  write_all(to_parent, result);
+void return_from_child(Outcome outcome) {
+  write_all(to_parent, {&kReturned, 1});
+  for_each_part(outcome, [](const auto& part) {
+    const std::string_view bytes = bytes_of(part);
+    const std::size_t size = bytes.size();
+    write_all(to_parent, bytes_of(size));
+    write_all(to_parent, bytes);
+  });
   _exit(0);  // no destructors: SimGrid's would end its actors one by one
 }
 
-std::string run_in_child(const std::function<std::string()>& work) {
+Outcome run_in_child(const std::function<Outcome()>& simulate) {
   std::array<int, 2> ends{};
   // One at a time: a child that inherits the end of another's pipe would keep it open for its own lifetime.
   static std::mutex forking;
@@ -59,7 +108,7 @@ std::string run_in_child(const std::function<std::string()>& work) {
     if (struct sigaction interrupt{}; sigaction(SIGINT, nullptr, &interrupt) == 0 && interrupt.sa_handler != SIG_IGN)
       signal(SIGINT, SIG_DFL);
     try {
-      return_from_child(work());
+      return_from_child(simulate());
     } catch (const std::exception& error) {
       write_all(to_parent, std::string(1, kThrew) + error.what());
     }
@@ -86,8 +135,7 @@ std::string run_in_child(const std::function<std::string()>& work) {
         fmt::format("the simulation was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status))));
   if (result.empty()) throw std::runtime_error("the simulation ended without a result");
   if (result.front() == kThrew) throw std::runtime_error(result.substr(1));
-  result.erase(0, 1);
-  return result;
+  return received(std::string_view(result).substr(1));
 }
 
 }  // namespace orrery

@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <functional>
 #include <map>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -17,72 +15,10 @@
 #include "sim/cost/collective_flows.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_traffic.h"
-#include "sim/des/child_process.h"
 #include "sim/des/results.h"
 #include "sim/des/simulation.h"
 
 namespace orrery {
-namespace {
-
-// Visits all parts of an outcome, in the order in which they are packed.
-template <class Visit>
-void for_each_part(Outcome& o, Visit&& visit) {
-  visit(o.stalled);
-  visit(o.classes);
-  visit(o.flows);
-  visit(o.events);
-  visit(o.exchanges);
-  visit(o.waits);
-  visit(o.activities);
-  visit(o.seconds);
-}
-
-template <class Part>
-std::string_view bytes_of(const Part& part) {
-  if constexpr (requires { part.data(); }) {
-    static_assert(std::is_trivially_copyable_v<typename Part::value_type>);
-    return {reinterpret_cast<const char*>(part.data()), part.size() * sizeof(typename Part::value_type)};
-  } else {
-    return {reinterpret_cast<const char*>(&part), sizeof part};
-  }
-}
-
-}  // namespace
-
-std::string Outcome::pack() && {
-  std::size_t total = 0;
-  for_each_part(*this, [&](const auto& part) { total += sizeof(std::size_t) + bytes_of(part).size(); });
-  std::string packed;
-  packed.reserve(total);
-  for_each_part(*this, [&]<class Part>(Part& part) {
-    const std::string_view bytes = bytes_of(part);
-    const std::size_t size = bytes.size();
-    packed.append(bytes_of(size)).append(bytes);
-    part = Part();
-  });
-  return packed;
-}
-
-Outcome Outcome::unpack(const std::string& packed) {
-  Outcome outcome;
-  std::string_view left = packed;
-  const auto take = [&left](std::size_t size, void* to) {
-    if (size > 0) std::memcpy(to, left.data(), size);
-    left.remove_prefix(size);
-  };
-  for_each_part(outcome, [&]<class Part>(Part& part) {
-    std::size_t size = 0;
-    take(sizeof size, &size);
-    if constexpr (requires { part.data(); }) {
-      part.resize(size / sizeof(typename Part::value_type));
-      take(size, part.data());
-    } else {
-      take(size, &part);
-    }
-  });
-  return outcome;
-}
-
 namespace {
 
 void check_placements(const Cluster& cluster, std::span<const DiscreteEventJob> jobs) {
@@ -138,7 +74,7 @@ Outcome run(SimulationPlan& plan, std::span<const Perturbation> perturbations) {
                      fmt::format("at most {:.2g} for --trace or --svg with --engine des: a smaller "
                                  "workload.global_batch_size, a larger plan.micro_batch_size, or fewer perturbations",
                                  kMostTimelineWorks));
-  Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_steps(plan).pack(); }));
+  Outcome outcome = run_in_child([&] { return simulate_steps(plan); });
   if (!outcome.stalled.empty()) throw StalledError("the step does not end: " + outcome.stalled);
   return outcome;
 }
@@ -318,7 +254,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   if (messages > options.most_works)
     refuse(options,
            fmt::format("{:.2g} messages of {} classes of flows", messages, plan.traffic.flow_classes().size()));
-  const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_exchange(plan, exchange).pack(); }));
+  const Outcome outcome = run_in_child([&] { return simulate_exchange(plan, exchange); });
   if (!outcome.stalled.empty()) throw StalledError("the collective does not end: " + outcome.stalled);
 
   run.seconds = outcome.seconds;

@@ -199,12 +199,11 @@ void Results::fill_critical_path(std::size_t job, double step_seconds, DiscreteE
       at = outcome_.classes[c].last_event;
     }
   std::map<std::pair<std::string, std::string>, CriticalPathPart> parts;
-  const auto book = [&](std::string who_, std::string what_, double seconds) {
+  const auto book = [&](const std::pair<std::string, std::string>& key, double seconds, double times = 1) {
     if (!(seconds > 0)) return;
-    CriticalPathPart& part = parts[{who_, what_}];
-    part.who = std::move(who_);
-    part.what = std::move(what_);
-    part.times += 1;
+    CriticalPathPart& part = parts[key];
+    std::tie(part.who, part.what) = key;
+    part.times += times;
     part.seconds += seconds;
   };
   // A name is made once per class and op.
@@ -215,7 +214,7 @@ void Results::fill_critical_path(std::size_t job, double step_seconds, DiscreteE
   while (at != EventRecord::kNoCause) {
     const EventRecord& e = events[at];
     if (e.kind != EventRecord::slot) {
-      if (until > e.end) book(who(events[later].rank_class), host ? "host issue" : "other waits", until - e.end);
+      if (until > e.end) book({who(events[later].rank_class), host ? "host issue" : "other waits"}, until - e.end);
       const double end = least(until, e.end);
       if (end > e.begin) {
         auto& op = ops[{e.rank_class, e.kind == EventRecord::op ? e.name : kTransferName}];
@@ -229,17 +228,10 @@ void Results::fill_critical_path(std::size_t job, double step_seconds, DiscreteE
     at = e.cause < at ? e.cause : EventRecord::kNoCause;  // causes are recorded before their effects
   }
   if (until > 0 && later != EventRecord::kNoCause)
-    book(who(events[later].rank_class), host ? "host issue" : "before the first event", until);
-  for (const auto& [key, op] : ops) {
-    CriticalPathPart& part = parts[{who(key.first), what(key.first, key.second)}];
-    part.who = who(key.first);
-    part.what = what(key.first, key.second);
-    part.seconds += op.first;
-    part.times += op.second;
-  }
+    book({who(events[later].rank_class), host ? "host issue" : "before the first event"}, until);
+  for (const auto& [key, op] : ops) book({who(key.first), what(key.first, key.second)}, op.first, op.second);
   for (auto& [key, part] : parts) d.critical_path.push_back(std::move(part));
-  std::stable_sort(d.critical_path.begin(), d.critical_path.end(),
-                   [](const CriticalPathPart& a, const CriticalPathPart& b) { return a.seconds > b.seconds; });
+  std::ranges::stable_sort(d.critical_path, std::greater<>(), &CriticalPathPart::seconds);
 }
 
 std::string Results::busiest_link_of(const ExchangeRecord& r) const {
@@ -292,8 +284,8 @@ void Results::fill_contention(std::size_t job, double step_seconds, DiscreteEven
   }
   std::vector<Row> ordered;
   for (auto& [key, row] : rows) ordered.push_back(std::move(row));
-  const auto lost = [](const Row& row) { return row.report.seconds - row.report.seconds_alone; };
-  std::stable_sort(ordered.begin(), ordered.end(), [&](const Row& a, const Row& b) { return lost(a) > lost(b); });
+  std::ranges::stable_sort(ordered, std::greater<>(),
+                           [](const Row& row) { return row.report.seconds - row.report.seconds_alone; });
   if (ordered.size() > kListed) ordered.resize(kListed);
   for (Row& row : ordered) {
     row.report.link = busiest_link_of(*row.slowest);
@@ -313,8 +305,7 @@ void Results::fill_waits(std::size_t job, DiscreteEventReport& d) const {
     row.seconds += w.seconds;
   }
   for (auto& [key, row] : rows) d.waits.push_back(std::move(row));
-  std::stable_sort(d.waits.begin(), d.waits.end(),
-                   [](const WaitReport& a, const WaitReport& b) { return a.seconds > b.seconds; });
+  std::ranges::stable_sort(d.waits, std::greater<>(), &WaitReport::seconds);
   // Replicas that wait equally long are one row; otherwise they would hide all other rows.
   constexpr double kRounding = 1e-6;
   std::vector<WaitReport> told;

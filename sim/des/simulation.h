@@ -1,5 +1,5 @@
 // The simulation on SimGrid (sim/des/simgrid). A program that never simulates does not link it, and starts without
-// loading SimGrid (built_with_simgrid). Internal to sim/des: call it in a process of its own (sim/des/child_process.h).
+// loading SimGrid (built_with_simgrid). Internal to sim/des: call it in a process of its own (run_in_child).
 //
 // There is one process per stream of a rank class; that of the compute stream also walks the schedule. There is one
 // SimGrid host per flow class. Its route holds the links that can bind the class, each as many times as the class's
@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -61,14 +62,20 @@ struct Outcome {
   std::vector<WaitRecord> waits;
   std::int64_t activities = 0;  // number of sleeps and flows
   double seconds = 0;           // of a single collective
-
-  std::string pack() &&;  // frees each part once packed: records take most of a long run's memory
-  static Outcome unpack(const std::string& packed);
 };
 
 // Runs one step of every job. REQUIRES, for both functions: built_with_simgrid().
 Outcome simulate_steps(const SimulationPlan& plan);
 // Runs one exchange, all its groups at the same time.
 Outcome simulate_exchange(const SimulationPlan& plan, std::uint32_t exchange);
+
+// SimGrid allows one simulation per process, and ends the process when it fails. Runs therefore happen in a child
+// process: `simulate` in a fork of this process. Other changes that it makes are lost. Throws std::runtime_error with
+// the child's message if it threw, or with its signal if it died.
+Outcome run_in_child(const std::function<Outcome()>& simulate);
+// The largest memory of the last child, for benchmarks.
+double last_child_peak_bytes();
+// In the child: ends it at once, from any depth of the stack.
+[[noreturn]] void return_from_child(Outcome outcome);
 
 }  // namespace orrery

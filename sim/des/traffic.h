@@ -100,16 +100,18 @@ struct LinkTraffic {
   std::uint32_t link_class = 0;
   double flows = 0;  // flows of the flow class over each link of the link class; in lockstep: edges
 };
-struct FlowClass {
+// What a flow has in common with all others of its class.
+struct FlowTraits {
   std::int32_t pattern = 0;  // index of a pattern, or kBackground
-  std::int64_t flows = 0;    // number of flows; in lockstep: of edges
   double share = 0;          // share of the op's bytes: of the whole flow (steady), of each message (exact)
-  std::int32_t messages = 1;
-  std::int32_t lag = 0;
-  std::vector<std::uint32_t> after;  // indices of flow classes (exact only)
+  std::int32_t messages = 1, lag = 0;
   std::uint8_t phase = 0;
   bool leaves_node = false;
-  std::vector<LinkTraffic> loads;  // for all links on the way
+};
+struct FlowClass : FlowTraits {
+  std::int64_t flows = 0;                 // number of flows; in lockstep: of edges
+  std::vector<std::uint32_t> after = {};  // indices of flow classes (exact only)
+  std::vector<LinkTraffic> loads = {};    // for all links on the way
 };
 struct GroupClass {
   std::int32_t communicator = 0;
@@ -214,17 +216,12 @@ class Traffic {
     std::vector<std::int64_t> members;   // ranks, [group * size + i]
     std::vector<std::int32_t> group_of;  // by rank; -1: none
   };
-  struct Flow {
-    std::int32_t pattern = 0;
+  struct Flow : FlowTraits {
     std::uint32_t group_vertex = 0;
     std::uint32_t way = 0, links = 0;  // range in ways_
-    double share = 0;
-    std::int32_t messages = 1, lag = 0;
-    std::int32_t edges = 1;         // number of edges that it consists of (lockstep)
-    std::uint32_t first_after = 0;  // index into afters_ (exact)
+    std::int32_t edges = 1;            // number of edges that it consists of (lockstep)
+    std::uint32_t first_after = 0;     // index into afters_ (exact)
     std::uint16_t afters = 0;
-    std::uint8_t phase = 0;
-    bool leaves_node = false;
   };
 
   const Job& job_of(const PatternKind& pattern) const {

@@ -307,14 +307,7 @@ void Traffic::number_flows(Folding& folding) {
     if (is_new) {
       first_of_class.push_back(f);
       const Flow& flow = flows_[f];
-      FlowClass c;
-      c.pattern = flow.pattern;
-      c.share = flow.share;
-      c.messages = flow.messages;
-      c.lag = flow.lag;
-      c.phase = flow.phase;
-      c.leaves_node = flow.leaves_node;
-      flow_classes_.push_back(std::move(c));
+      flow_classes_.push_back({flow});
       flows_of_[{flow.pattern, class_of_group_[flow.group_vertex - all_ranks]}].push_back(n);
     }
     flow_classes_[n].flows += flows_[f].edges;
@@ -330,10 +323,7 @@ void Traffic::number_flows(Folding& folding) {
   }
   for (std::size_t b = 0; b < background_.size(); ++b) {
     const auto [n, is_new] = folding.numbered(folding.first_background + b, flow_classes_.size());
-    if (is_new) {
-      flow_classes_.emplace_back();
-      flow_classes_.back().pattern = kBackground;
-    }
+    if (is_new) flow_classes_.push_back({{.pattern = kBackground}});
     ++flow_classes_[n].flows;
     background_class_.push_back(n);
   }

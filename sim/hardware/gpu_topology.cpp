@@ -85,10 +85,32 @@ Words parted(const Words& words, LengthAt length_at) {
   return all;
 }
 
-// Reads the matrix line by line.
-class NvidiaParser {
+// What the parsers of all tools have in common.
+class Parser {
  public:
-  explicit NvidiaParser(std::string file) : file_(std::move(file)) {}
+  explicit Parser(std::string file) : file_(std::move(file)) {}
+
+ protected:
+  [[noreturn]] void fail(const std::string& found, const std::string& expected) const {
+    throw InputError({file_, ""}, found, expected);
+  }
+  // The row's name, and its entries: one for each column.
+  void check_row(const Words& words, const std::string& name, std::size_t columns, bool may_have_more) const {
+    if (words[0] != name) fail(fmt::format("\"{}\" at the start of line {}", words[0], line_), "the row of " + name);
+    if (words.size() < 1 + columns || (words.size() > 1 + columns && !may_have_more))
+      fail(fmt::format("{} entries in the row of {} (line {})", words.size() - 1, name, line_),
+           fmt::format("one for each of the {} columns", columns));
+  }
+
+  std::string file_;
+  NodeTopology topology_;
+  std::int64_t line_ = 0;
+};
+
+// Reads the matrix line by line.
+class NvidiaParser : Parser {
+ public:
+  using Parser::Parser;
 
   NodeTopology parse(std::string_view text) {
     for (std::optional<std::string_view> line; !done_ && (line = next_line(text)); read_line(topology_words(*line)))
@@ -105,10 +127,6 @@ class NvidiaParser {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& found, const std::string& expected) const {
-    throw InputError({file_, ""}, found, expected);
-  }
-
   void read_line(const Words& words) {
     if (columns_.empty()) {
       const Words names = parted(words, device_name_at);
@@ -142,10 +160,7 @@ class NvidiaParser {
   void read_gpu_row(const Words& squeezed) {
     const Words words = parted(squeezed, link_at);
     const std::string name = fmt::format("GPU{}", rows_);
-    if (words[0] != name) fail(fmt::format("\"{}\" at the start of line {}", words[0], line_), "the row of " + name);
-    if (words.size() < 1 + columns_.size())
-      fail(fmt::format("{} entries in the row of {} (line {})", words.size() - 1, name, line_),
-           fmt::format("one for each of the {} columns", columns_.size()));
+    check_row(words, name, columns_.size(), true);
     std::size_t links = 0;
     while (1 + links < words.size() && path_of(words[1 + links])) ++links;
     if (links > columns_.size())
@@ -165,7 +180,6 @@ class NvidiaParser {
              diagonal ? "X" : "a link between two different GPUs");
       (static_cast<std::int64_t>(i) < topology_.gpus ? to_gpus : to_nics).push_back(*path);
     }
-    topology_.cpu_affinity.push_back(words.size() > 1 + columns_.size() ? words[1 + columns_.size()] : "");
     ++rows_;
   }
 
@@ -177,10 +191,8 @@ class NvidiaParser {
           fail(fmt::format("different links from GPU{} to GPU{} and back", b, a), "a symmetric matrix");
   }
 
-  std::string file_;
-  NodeTopology topology_;
   Words columns_;
-  std::int64_t line_ = 0, rows_ = 0;
+  std::int64_t rows_ = 0;
   bool done_ = false;
 };
 
@@ -204,9 +216,9 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kTypeTitl
 constexpr std::array<std::string_view, 2> kTitles{"between two GPUs", " TABLE:"};
 
 // Reads the tables of hops and of link types. They have a column for each GPU, named GPU0 or by its bus (0000:0c:00.0).
-class AmdParser {
+class AmdParser : Parser {
  public:
-  explicit AmdParser(std::string file) : file_(std::move(file)) {}
+  using Parser::Parser;
 
   NodeTopology parse(std::string_view text) {
     topology_.of_amd = true;
@@ -232,10 +244,6 @@ class AmdParser {
     std::vector<std::vector<std::string>> rows;
   };
 
-  [[noreturn]] void fail(const std::string& found, const std::string& expected) const {
-    throw InputError({file_, ""}, found, expected);
-  }
-
   void read_line(std::string_view line) {
     if (std::any_of(kTitles.begin(), kTitles.end(),
                     [&](std::string_view title) { return line.find(title) != std::string_view::npos; })) {
@@ -255,11 +263,7 @@ class AmdParser {
       table_->columns = std::move(words);
       return;
     }
-    const std::string& name = table_->columns[table_->rows.size()];
-    if (words[0] != name) fail(fmt::format("\"{}\" at the start of line {}", words[0], line_), "the row of " + name);
-    if (words.size() != 1 + table_->columns.size())
-      fail(fmt::format("{} entries in the row of {} (line {})", words.size() - 1, name, line_),
-           fmt::format("one for each of the {} columns", table_->columns.size()));
+    check_row(words, table_->columns[table_->rows.size()], table_->columns.size(), false);
     words.erase(words.begin());
     table_->rows.push_back(std::move(words));
   }
@@ -281,7 +285,6 @@ class AmdParser {
     topology_.gpus = static_cast<std::int64_t>(gpus);
     topology_.gpu_gpu.resize(gpus);
     topology_.gpu_nic.resize(gpus);
-    topology_.cpu_affinity.resize(gpus);
     for (std::size_t a = 0; a < gpus; ++a)
       for (std::size_t b = 0; b < gpus; ++b) {
         if (types_.rows[a][b] != types_.rows[b][a] || (!hops_.rows.empty() && hops_.rows[a][b] != hops_.rows[b][a]))
@@ -306,11 +309,8 @@ class AmdParser {
     return hops > 2 ? TopologyLink::sys : TopologyLink::node;
   }
 
-  std::string file_;
-  NodeTopology topology_;
   Table hops_, types_;
   Table* table_ = nullptr;  // the table to which the next lines belong
-  std::int64_t line_ = 0;
 };
 
 }  // namespace

@@ -35,7 +35,6 @@ struct NodeTopology {
   std::vector<std::string> nics;           // names of their columns: NIC0, mlx5_0
   std::vector<std::vector<Path>> gpu_gpu;  // [gpu][gpu]
   std::vector<std::vector<Path>> gpu_nic;  // [gpu][nic]
-  std::vector<std::string> cpu_affinity;   // [gpu]; empty where not given
 };
 
 // Parse the output of these tools. `file` names the text in errors. Both throw InputError if the text is not such an

@@ -8,7 +8,6 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/read_cluster.h"
-#include "sim/hardware/read_links.h"
 
 namespace orrery {
 namespace {

@@ -7,7 +7,6 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/hardware/node_topology.h"
-#include "sim/hardware/read_links.h"
 #include "sim/hardware/read_placement.h"
 
 namespace orrery {

@@ -1,10 +1,11 @@
-#include "sim/hardware/read_links.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
+
+#include "sim/base/json_reader.h"
+#include "sim/hardware/read_cluster.h"
 
 namespace orrery {
 namespace {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <stdexcept>
 #include <utility>
 
 #include "sim/program/liveness.h"
@@ -53,6 +54,12 @@ AddressLayout best_fit_around(std::span<const StorageLife> lives, std::vector<st
   }
   layout.addresses = std::move(placed);
   return layout;
+}
+
+// In programs with the solver, the definitions in sim/memory/cbc take the place of these.
+[[gnu::weak]] bool built_with_cbc() { return false; }
+[[gnu::weak]] AddressLayout smallest_layout(std::span<const StorageLife>, const LayoutLimits&) {
+  throw std::logic_error("this program is built without COIN-OR CBC; orrery-des has it");
 }
 
 namespace {

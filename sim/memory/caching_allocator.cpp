@@ -21,7 +21,7 @@ void CachingAllocator::reserve(std::int64_t bytes) {
 }
 
 CachingAllocator::Free CachingAllocator::free_key(Pieces::const_iterator piece) const {
-  const Area& area = areas_.at(piece->second.segment);
+  const Segment& area = areas_.at(piece->second.segment);
   return {{area.stream, area.small}, piece->second.bytes, piece->first};
 }
 
@@ -45,11 +45,11 @@ std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::new_segment(
   if (size > options_.capacity - statistics_.reserved) return std::nullopt;
   const std::int64_t address = next_address_;
   next_address_ += size;
-  areas_[address] = {size, pool.first, pool.second};
+  areas_[address] = {address, size, pool.first, pool.second, {}};
   ++statistics_.segments;
   reserve(size);
   note(Action::segment_alloc, address, size, pool.first);
-  return pieces_.insert({address, {.bytes = size, .segment = address}}).first;
+  return pieces_.insert({address, {.address = address, .bytes = size, .segment = address}}).first;
 }
 
 // Adds pages at the end of the pool's segment, after the free part there.
@@ -57,10 +57,10 @@ std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::expanded(con
   const auto [place, is_new] = expanding_.try_emplace(pool, next_address_);
   if (is_new) {
     next_address_ += kRoomToGrow;
-    areas_[place->second] = {0, pool.first, pool.second};
+    areas_[place->second] = {place->second, 0, pool.first, pool.second, {}};
     ++statistics_.segments;
   }
-  Area& area = areas_.at(place->second);
+  Segment& area = areas_.at(place->second);
   const std::int64_t end = place->second + area.bytes;
   auto last = pieces_.lower_bound(end);
   std::int64_t free_at_end = 0;
@@ -73,7 +73,7 @@ std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::expanded(con
   area.bytes += more;
   reserve(more);
   note(Action::segment_alloc, end, more, pool.first);
-  if (free_at_end == 0) return pieces_.insert({end, {.bytes = more, .segment = place->second}}).first;
+  if (free_at_end == 0) return pieces_.insert({end, {.address = end, .bytes = more, .segment = place->second}}).first;
   free_.erase(free_key(last));
   last->second.bytes += more;
   return last;
@@ -86,7 +86,7 @@ void CachingAllocator::give_back() {
     const auto end = pieces_.lower_bound(area->first + area->second.bytes);
     if (area->second.bytes == 0 || end == pieces_.begin()) continue;
     const auto last = std::prev(end);
-    Piece& piece = last->second;
+    Block& piece = last->second;
     if (piece.segment != area->first || piece.allocated) continue;
     if (!options_.expandable_segments && last->first != area->first) continue;
     const std::int64_t page = area->second.small ? kSmallSegment : kLargeSegment,
@@ -125,8 +125,9 @@ std::optional<std::int64_t> CachingAllocator::allocate(std::int64_t bytes, int s
   const bool splits = pool.second || options_.expandable_segments ? left >= kLeastBlock : left > kSmallRequest;
   if (splits) {
     piece->second.bytes = size;
+    const std::int64_t rest = piece->first + size;
     free_.insert(
-        free_key(pieces_.insert({piece->first + size, {.bytes = left, .segment = piece->second.segment}}).first));
+        free_key(pieces_.insert({rest, {.address = rest, .bytes = left, .segment = piece->second.segment}}).first));
   }
   piece->second.allocated = true;
   piece->second.requested = bytes;
@@ -167,11 +168,9 @@ void CachingAllocator::free(std::int64_t address) {
 std::vector<CachingAllocator::Segment> CachingAllocator::segments() const {
   std::vector<Segment> all;
   for (const auto& [address, area] : areas_) {
-    Segment segment{address, area.bytes, area.stream, area.small, {}};
+    Segment& segment = all.emplace_back(area);
     for (auto piece = pieces_.lower_bound(address); piece != pieces_.end() && piece->second.segment == address; ++piece)
-      segment.blocks.push_back(
-          {piece->first, piece->second.bytes, piece->second.requested, piece->second.allocated, piece->second.tag});
-    all.push_back(std::move(segment));
+      segment.blocks.push_back(piece->second);
   }
   return all;
 }

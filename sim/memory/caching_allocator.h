@@ -50,6 +50,7 @@ class CachingAllocator {
     std::int64_t address = 0, bytes = 0, requested = 0;
     bool allocated = false;
     std::uint32_t tag = 0;
+    std::int64_t segment = 0;  // address of its segment
   };
   struct Segment {
     std::int64_t address = 0, bytes = 0;
@@ -71,21 +72,9 @@ class CachingAllocator {
   std::vector<Segment> segments() const;                                // by address, ascending
 
  private:
-  // A block of a segment; blocks of a segment follow each other without gaps.
-  struct Piece {
-    std::int64_t bytes = 0, requested = 0;
-    std::int64_t segment = 0;  // address of its segment
-    bool allocated = false;
-    std::uint32_t tag = 0;
-  };
-  struct Area {
-    std::int64_t bytes = 0;
-    int stream = 0;
-    bool small = false;
-  };
   using Pool = std::pair<int, bool>;                          // stream, small
   using Free = std::tuple<Pool, std::int64_t, std::int64_t>;  // pool, bytes, address
-  using Pieces = std::map<std::int64_t, Piece>;
+  using Pieces = std::map<std::int64_t, Block>;               // blocks of a segment follow each other without gaps
 
   std::optional<Pieces::iterator> find(const Pool& pool, std::int64_t bytes);
   std::optional<Pieces::iterator> new_segment(const Pool& pool, std::int64_t bytes);
@@ -100,7 +89,7 @@ class CachingAllocator {
   Statistics statistics_;
   Pieces pieces_;  // by address
   std::set<Free> free_;
-  std::map<std::int64_t, Area> areas_;      // segments by address
+  std::map<std::int64_t, Segment> areas_;   // segments by address, without their blocks
   std::map<Pool, std::int64_t> expanding_;  // addresses of the expandable segments
   std::int64_t next_address_ = kFirstAddress;
   std::vector<Event>* events_ = nullptr;

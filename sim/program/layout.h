@@ -6,6 +6,7 @@
 #include <bit>
 #include <compare>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,6 +48,12 @@ const char* name_of(Deal deal);
 class Division {
  public:
   static constexpr int kMost = 8;
+
+  constexpr Division() = default;
+  // The digits of these groups, each appended to those before it.
+  Division(std::initializer_list<MeshGroup> groups) {
+    for (const MeshGroup group : groups) append(group);
+  }
 
   constexpr int count() const {
     int n = 0;

@@ -52,6 +52,13 @@ bool Mesh::fold(MeshAxis axis, std::int64_t inner, std::int64_t size) {
   return true;
 }
 
+MeshGroup Mesh::innermost(MeshGroup group, std::int64_t ranks) const {
+  MeshGroup inner;
+  for (int d = 0; d < kMaxDigits && size(inner) < ranks; ++d)
+    if (group.contains(d)) inner = inner | MeshGroup::of_digit(d);
+  return inner;
+}
+
 MeshGroup Mesh::group(std::initializer_list<MeshAxis> axes) const {
   MeshGroup group;
   for (std::size_t d = 0; d < count_; ++d)

@@ -91,6 +91,8 @@ class Mesh {
   // The ranks that differ from rank 0 in these digits only, in the order of their coordinates: what the members of any
   // group over them are behind its first rank.
   std::vector<std::int64_t> offsets(MeshGroup group) const;
+  // The innermost digits of a group that have at least `ranks` ranks together; all of them if the group has fewer.
+  MeshGroup innermost(MeshGroup group, std::int64_t ranks) const;
   // All digits but these.
   MeshGroup digits_beside(MeshGroup group) const {
     return MeshGroup::from_bits(static_cast<std::uint16_t>((1u << count_) - 1)).without(group);

@@ -1,5 +1,5 @@
 // Changes of layout over a group of ranks (OpKind::redistribute), between any two layouts. A rank sends to each other
-// rank the elements that it has in the old layout and the other has in the new one.
+// rank the elements that it has in the old layout and the other has in the new one. Also where a Program needs them.
 #pragma once
 
 #include <optional>
@@ -9,6 +9,8 @@
 #include "sim/program/tensor.h"
 
 namespace orrery {
+
+struct Program;
 
 struct Redistribution {
   MeshGroup group;  // the smallest group that holds all parts; empty: the layouts are equal
@@ -40,5 +42,10 @@ std::vector<double> moved_rows(std::span<const RowsOfParts> from, const RowsOfPa
 // Whether dimension `dim` is dealt evenly: a table has as many parts as the layout, and the blocks divide the dimension
 // (zigzag has two blocks per part).
 bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim);
+
+// Inserts a joint, a piece, wherever the input layout of a piece differs from the output layout of the piece before it.
+// The joint redistributes the residual stream in the forward, and its gradient in the backward. It has no parameters
+// and belongs to no layer. Throws std::logic_error if no redistribution leads from one layout to the other.
+void join_layouts(Program& program);
 
 }  // namespace orrery

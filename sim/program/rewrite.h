@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 #include "sim/program/piece.h"
 
@@ -35,6 +36,35 @@ inline TensorId storage_of(const Piece& piece, TensorId id) {
   return id;
 }
 
+// A set of the storages of a piece's tensors: a view is in it with the tensor that owns its memory. Tensors that the
+// piece gets after the set was made are not in it.
+class Storages {
+ public:
+  explicit Storages(const Piece& piece) : piece_(piece), in_(piece.tensors.size()) {}
+
+  // kNoTensor is in no set.
+  void add(TensorId id) {
+    if (id != kNoTensor) in_[storage_of(piece_, id)] = 1;
+  }
+  template <class Ids>
+  void add_all(const Ids& ids) {
+    for (const TensorId id : ids) add(id);
+  }
+  bool has(TensorId id) const {
+    if (id == kNoTensor) return false;
+    const TensorId storage = storage_of(piece_, id);
+    return storage < in_.size() && in_[storage] != 0;
+  }
+  template <class Ids>
+  bool has_any(const Ids& ids) const {
+    return std::ranges::any_of(ids, [&](TensorId id) { return has(id); });
+  }
+
+ private:
+  const Piece& piece_;
+  std::vector<std::uint8_t> in_;
+};
+
 // A copy of tensor `id` that owns its memory.
 inline TensorId clone_tensor(Piece& piece, TensorId id) {
   const TensorId clone = piece.add(piece.tensors[id]);
@@ -42,6 +72,14 @@ inline TensorId clone_tensor(Piece& piece, TensorId id) {
   t.alias_of = kNoTensor;
   t.input = Input::none;
   t.resident = t.shared = t.lent = false;
+  return clone;
+}
+inline TensorId clone_tensor(Piece& piece, TensorId id, const char* name, Category category, Dtype dtype) {
+  const TensorId clone = clone_tensor(piece, id);
+  Tensor& t = piece.tensors[clone];
+  t.name = name;
+  t.category = category;
+  t.dtype = dtype;
   return clone;
 }
 

@@ -12,7 +12,6 @@
 #include "sim/program/rewrite.h"
 #include "strategies/layer_plans.h"
 #include "strategies/pipeline_parallel/schedules.h"
-#include "strategies/storages.h"
 #include "strategies/strategy.h"
 
 namespace orrery::activation_recompute {

@@ -17,9 +17,25 @@ class Gathering {
   Gathering(const Mesh& mesh, Piece& piece)
       : group_(mesh.group(MeshAxis::cp)), ranks_(mesh.size(group_)), piece_(piece) {}
 
-  void run() {
-    context_parallel::replace_attention(
-        piece_, out_, [this](const Op& whole) { forward(whole); }, [this](const Op& whole) { backward(whole); });
+  void run() { context_parallel::replace_attention(piece_, out_, *this); }
+
+  void forward(const Op& whole) {
+    const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
+    const TensorId keys = of_all(kv);
+    communicate(OpKind::all_gather, "context.keys", kv, keys, whole);
+    out_.push_back(context_parallel::attention_of_parts(whole, q, keys, ranks_));
+  }
+
+  // Gathers again: a rank keeps only its own keys.
+  void backward(const Op& whole) {
+    const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[3], whole.reads[4]);
+    const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
+    const TensorId keys = of_all(kv), key_gradients = of_all(dkv);
+    communicate(OpKind::all_gather, "context.keys", kv, keys, whole);
+    Op op = context_parallel::attention_of_parts(whole, q, keys, ranks_);
+    op.writes = {dq, key_gradients, kNoTensor, kNoTensor};
+    out_.push_back(op);
+    communicate(OpKind::reduce_scatter, "context.key_gradients", key_gradients, dkv, whole);
   }
 
  private:
@@ -43,25 +59,6 @@ class Gathering {
     out_.push_back(op);
   }
 
-  void forward(const Op& whole) {
-    const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
-    const TensorId keys = of_all(kv);
-    communicate(OpKind::all_gather, "context.keys", kv, keys, whole);
-    out_.push_back(context_parallel::attention_of_parts(whole, q, keys, ranks_));
-  }
-
-  // Gathers again: a rank keeps only its own keys.
-  void backward(const Op& whole) {
-    const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[3], whole.reads[4]);
-    const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
-    const TensorId keys = of_all(kv), key_gradients = of_all(dkv);
-    communicate(OpKind::all_gather, "context.keys", kv, keys, whole);
-    Op op = context_parallel::attention_of_parts(whole, q, keys, ranks_);
-    op.writes = {dq, key_gradients, kNoTensor, kNoTensor};
-    out_.push_back(op);
-    communicate(OpKind::reduce_scatter, "context.key_gradients", key_gradients, dkv, whole);
-  }
-
   const MeshGroup group_;
   const std::int64_t ranks_;
   Piece& piece_;
@@ -78,10 +75,8 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
-  Division over;
-  over.append(program.mesh.group(MeshAxis::cp));
   const Deal deal = context_parallel::deal_over(scenario, plan, scenario.plan.context.degree, program.tables);
-  context_parallel::divide_sequence(piece, program.mesh, over, deal);
+  context_parallel::divide_sequence(piece, program.mesh, {program.mesh.group(MeshAxis::cp)}, deal);
   Gathering(program.mesh, piece).run();
 }
 

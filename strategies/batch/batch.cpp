@@ -3,8 +3,6 @@
 #include <string>
 
 #include "sim/base/error.h"
-#include "strategies/scenario.h"
-#include "strategies/search_axis.h"
 #include "strategies/strategy.h"
 
 namespace orrery::batch {
@@ -53,8 +51,7 @@ void check(const Scenario& scenario) {
 
 // Every dimension along the batch is divided over the data-parallel digits.
 void rewrite(const Scenario&, Program& program) {
-  Division replicas;
-  replicas.append(program.mesh.replicas());
+  const Division replicas{program.mesh.replicas()};
   if (replicas.empty()) return;
   for (Piece& piece : program.pieces)
     for (Tensor& t : piece.tensors)

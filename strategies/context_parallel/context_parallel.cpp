@@ -369,21 +369,13 @@ void add_ring(const Scenario& scenario, Mesh& mesh, std::int64_t ranks, const ch
 
 RingGroups ring_groups(const Scenario& scenario, const Mesh& mesh, MeshGroup ring) {
   const std::int64_t inner_ranks = inner_ring(scenario, mesh.size(ring));
-  if (inner_ranks == 1) return {.inner = ring, .outer = {}};
-  RingGroups groups;
-  for (int d = 0; d < Mesh::kMaxDigits; ++d)
-    if (ring.contains(d)) {
-      MeshGroup& group = mesh.size(groups.inner) < inner_ranks ? groups.inner : groups.outer;
-      group = group | MeshGroup::of_digit(d);
-    }
-  return groups;
+  const MeshGroup inner = inner_ranks == 1 ? ring : mesh.innermost(ring, inner_ranks);
+  return {.inner = inner, .outer = ring.without(inner)};
 }
 
 void ring_attention(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients) {
   std::vector<Op> out;
-  Ring of(piece, mesh, ring, fp32_gradients, out);
-  replace_attention(
-      piece, out, [&](const Op& whole) { of.forward(whole); }, [&](const Op& whole) { of.backward(whole); });
+  replace_attention(piece, out, Ring(piece, mesh, ring, fp32_gradients, out));
 }
 
 void append_ring(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients, const Op& whole,
@@ -402,9 +394,7 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (!is_of_type(scenario, plan, kTypes)) return;
   const MeshGroup ring = program.mesh.group(MeshAxis::cp);
-  Division over;
-  over.append(ring);
-  divide_sequence(piece, program.mesh, over, deal_over(scenario, plan, scenario.plan.context.degree, program.tables));
+  divide_sequence(piece, program.mesh, {ring}, deal_over(scenario, plan, scenario.plan.context.degree, program.tables));
   ring_attention(piece, program.mesh, ring_groups(scenario, program.mesh, ring), plan.context.fp32_gradients);
 }
 

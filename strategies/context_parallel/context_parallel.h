@@ -46,16 +46,16 @@ QueriesAndKeys queries_and_keys(Piece& piece, TensorId first, TensorId second);
 // Returns the attention op on `parts` of the parts of a sequence, with these queries and keys.
 Op attention_of_parts(const Op& whole, TensorId queries, TensorId keys, std::int64_t parts);
 
-// Replaces every attention op of a piece: forward(op) and backward(op) append the replacement to `out`.
-template <class Forward, class Backward>
-void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Backward backward) {
+// Replaces every attention op of a piece: by.forward(op) and by.backward(op) append the replacement to `out`.
+template <class Replacement>
+void replace_attention(Piece& piece, std::vector<Op>& out, Replacement&& by) {
   for (Block* block : {&piece.forward, &piece.backward}) {
     out.clear();
     for (const Op& op : block->ops) {
       if (op.kind == OpKind::attention) {
-        forward(op);
+        by.forward(op);
       } else if (op.kind == OpKind::attention_backward) {
-        backward(op);
+        by.backward(op);
       } else {
         out.push_back(op);
       }

@@ -578,13 +578,10 @@ class Shard {
 
   // Returns the shard that is gathered, for weights that are kept in another dtype.
   TensorId add_cast_shard(TensorId shard) {
-    Tensor cast = piece_.tensors[shard];
-    cast.name = "cast_shard";
     // A shard that is gathered level by level is a matrix within it, as in any flat buffer of parameters.
-    if (s_.gathered_first.empty()) cast.category = Category::communication_buffer;
-    cast.dtype = gathered_dtype();
-    cast.resident = false;
-    return piece_.add(cast);
+    return clone_tensor(piece_, shard, "cast_shard",
+                        s_.gathered_first.empty() ? Category::communication_buffer : piece_.tensors[shard].category,
+                        gathered_dtype());
   }
 
   // Parts are ordered by the first digits, then by the second ones. They form a matrix: it is gathered along rows by
@@ -594,16 +591,12 @@ class Shard {
   };
   Matrix as_matrix(TensorId from, TensorId whole, MeshGroup first, MeshGroup second) {
     Tensor part = piece_.tensors[from];
-    Division rows, columns, both;
-    rows.append(first);
-    columns.append(second);
-    both.append(first);
-    both.append(second);
-    if (part.over[0] != both) throw std::logic_error("digits that are gathered first are not the outer ones");
+    if (part.over[0] != Division{first, second})
+      throw std::logic_error("digits that are gathered first are not the outer ones");
     const std::int64_t n = part.sizes[0];
     part.rank = 2;
     part.sizes[0] = 1, part.sizes[1] = n;
-    part.over[0] = rows, part.over[1] = columns;
+    part.over[0] = {first}, part.over[1] = {second};
     part.alias_of = from;
     part.resident = false;
     Tensor column = part;

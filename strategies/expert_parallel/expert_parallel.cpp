@@ -11,7 +11,6 @@
 #include "sim/program/rewrite.h"
 #include "strategies/expert_parallel/routing_loads.h"
 #include "strategies/pipeline_parallel/schedules.h"
-#include "strategies/storages.h"
 
 namespace orrery::expert_parallel {
 

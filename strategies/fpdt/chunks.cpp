@@ -4,7 +4,6 @@
 
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
-#include "strategies/storages.h"
 #include "strategies/usp/exchange.h"
 
 namespace orrery::fpdt {

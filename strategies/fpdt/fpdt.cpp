@@ -12,7 +12,6 @@
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/fpdt/chunks.h"
 #include "strategies/layer_plans.h"
-#include "strategies/storages.h"
 #include "strategies/strategy.h"
 #include "strategies/usp/exchange.h"
 
@@ -164,9 +163,8 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
   const std::int64_t ranks = scenario.plan.context.degree, chunks = chunks_of(scenario);
-  Division over;
-  over.append(usp::exchanging_ranks(program.mesh));
-  context_parallel::divide_sequence(piece, program.mesh, over, deal_of(chunks, ranks, program.tables));
+  context_parallel::divide_sequence(piece, program.mesh, {usp::exchanging_ranks(program.mesh)},
+                                    deal_of(chunks, ranks, program.tables));
   chunk_attention(piece, program.mesh,
                   {.chunks = chunks, .offload = plan.fpdt.offload, .fp32_gradients = plan.context.fp32_gradients});
   for (const Axis axis : {Axis::ffn, Axis::vocab}) ChunkedOps(piece, axis, kMlpChunksOfAChunk * chunks, ranks).run();

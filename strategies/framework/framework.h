@@ -10,7 +10,6 @@
 #include "models/layers.h"
 #include "sim/program/program.h"
 #include "strategies/scenario.h"
-#include "strategies/search_axis.h"
 
 namespace orrery::framework {
 

@@ -25,7 +25,6 @@
 #include "strategies/fsmoe/choices.h"
 #include "strategies/fsmoe/pipeline_degree.h"
 #include "strategies/pipeline_parallel/schedules.h"
-#include "strategies/storages.h"
 #include "strategies/strategy.h"
 
 namespace orrery::fsmoe {

@@ -48,12 +48,7 @@ class Separator {
     const TensorId sum = out_[at].writes[write];
     if (piece_.tensors[sum].category != Category::gradient) return false;
     if (handed_over_ && piece_.tensors[sum].dtype == computed_) return false;
-    Tensor t = piece_.tensors[sum];
-    t.dtype = computed_;
-    t.category = Category::workspace;
-    t.alias_of = kNoTensor;
-    t.resident = t.shared = t.lent = false;
-    const TensorId gradient = piece_.add(t);
+    const TensorId gradient = clone_tensor(piece_, sum, piece_.tensors[sum].name, Category::workspace, computed_);
     out_[at].writes[write] = gradient;
     Op add = computation(OpKind::cast, "accumulate_gradient", Phase::weight_gradient, {gradient}, {sum});
     add.when = out_[at].when;

@@ -240,20 +240,11 @@ class Outer {
   }
 
   TensorId add_passing(TensorId like, const char* name, Dtype dtype) {
-    Tensor t = piece_.tensors[like];
-    t.name = name;
-    t.dtype = dtype;
-    t.category = Category::communication_buffer;
-    t.alias_of = kNoTensor;
-    t.alias_begin = 0;
-    t.resident = false;
-    return piece_.add(t);
+    return clone_tensor(piece_, like, name, Category::communication_buffer, dtype);
   }
   TensorId add_like(TensorId like, const char* name, Category category, Dtype dtype) {
-    const TensorId id = add_passing(like, name, dtype);
-    Tensor& t = piece_.tensors[id];
-    t.category = category;
-    t.resident = t.common = true;
+    const TensorId id = clone_tensor(piece_, like, name, category, dtype);
+    piece_.tensors[id].resident = piece_.tensors[id].common = true;
     return id;
   }
 

@@ -144,12 +144,8 @@ class ToHost {
     }
     down.when = When::every_micro_batch;
     if (accumulates_) {
-      Tensor buffer = piece_.tensors[gradients_];
-      buffer.name = "accumulated_gradients";
-      buffer.category = Category::workspace;
-      buffer.resident = false;
-      buffer.alias_of = kNoTensor;
-      const TensorId sum = piece_.add(buffer);
+      const TensorId sum = clone_tensor(piece_, gradients_, "accumulated_gradients", Category::workspace,
+                                        piece_.tensors[gradients_].dtype);
       Op up = copy("gradients.to_device", Stream::host_to_device, host_gradients_, sum);
       up.free_running = true;
       Op clear = computation(OpKind::zero_fill, "clear_accumulated_gradients", Phase::weight_gradient, {}, {sum});

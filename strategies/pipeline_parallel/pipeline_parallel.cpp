@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/program/redistribute.h"
 #include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
-#include "strategies/joints.h"
 #include "strategies/pipeline_parallel/schedules.h"
-#include "strategies/storages.h"
 #include "strategies/strategy.h"
 
 namespace orrery::pipeline_parallel {

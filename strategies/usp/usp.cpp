@@ -54,16 +54,7 @@ class ExchangedAttention {
   ExchangedAttention(const Mesh& mesh, Division ring, Piece& piece)
       : piece_(piece), exchange_(mesh, ring, piece, out_) {}
 
-  void run() {
-    context_parallel::replace_attention(
-        piece_, out_, [this](const Op& whole) { forward(whole); }, [this](const Op& whole) { backward(whole); });
-  }
-
- private:
-  // Tensors of a forward with all positions of a rank's heads, and the context by which the backward finds them.
-  struct Attention {
-    TensorId local_context, queries, keys, context, log_sum_exp;
-  };
+  void run() { context_parallel::replace_attention(piece_, out_, *this); }
 
   void forward(const Op& whole) {
     const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
@@ -102,6 +93,12 @@ class ExchangedAttention {
     exchange_.take_positions("ulysses.query_gradient", dqueries, dq, whole);
     exchange_.take_key_gradients(dkeys, dkv, whole);
   }
+
+ private:
+  // Tensors of a forward with all positions of a rank's heads, and the context by which the backward finds them.
+  struct Attention {
+    TensorId local_context, queries, keys, context, log_sum_exp;
+  };
 
   Piece& piece_;
   std::vector<Op> out_;
@@ -157,13 +154,10 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
   const Mesh& mesh = program.mesh;
   const MeshGroup ring = mesh.group(kRing), exchanging = exchanging_ranks(mesh);
-  Division rings;
-  rings.append(ring);
-  Division over = rings;  // a ring's part of the sequence, divided further over the ranks that exchange
-  over.append(exchanging);
   const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario), program.tables);
-  context_parallel::divide_sequence(piece, mesh, over, deal);
-  if (!exchanging.empty()) ExchangedAttention(mesh, rings, piece).run();  // otherwise a plain ring
+  // A ring's part of the sequence is divided further over the ranks that exchange.
+  context_parallel::divide_sequence(piece, mesh, {ring, exchanging}, deal);
+  if (!exchanging.empty()) ExchangedAttention(mesh, {ring}, piece).run();  // otherwise a plain ring
   if (ring.empty()) return;
   context_parallel::ring_attention(piece, mesh, context_parallel::ring_groups(scenario, mesh, ring),
                                    plan.context.fp32_gradients);

@@ -182,91 +182,7 @@ class ZonedAttention {
         mesh_(mesh),
         piece_(piece) {}
 
-  void run() {
-    context_parallel::replace_attention(
-        piece_, out_, [this](const Op& whole) { forward(whole); }, [this](const Op& whole) { backward(whole); });
-  }
-
- private:
-  // Tensors of a forward in a zone.
-  struct Attention {
-    TensorId first, second, context, log_sum_exp;  // queries; keys and values; or both in the first
-  };
-  struct Attentions {
-    TensorId context;  // by which the backward finds them
-    std::vector<Attention> zones;
-  };
-
-  TensorId in_zone(TensorId id, std::size_t zone) {
-    const PositionDeals::OfZone& layout = layout_.zones[zone];
-    const TensorId clone = clone_tensor(piece_, id);
-    Tensor& t = piece_.tensors[clone];
-    const int d = t.find(Axis::sequence);
-    t.sizes[d] = layout.rows;
-    if (layout.sharing > 1) {
-      const MeshGroup group = innermost_ranks(layout.sharing);
-      Division groups;
-      groups.append(mesh_.group(MeshAxis::cp).without(group));
-      t.over[d] = groups;
-      const int heads = t.find(Axis::groups);
-      t.sizes[heads] /= layout.sharing;
-      t.over[heads].append(group);
-    }
-    t.set_deal(d, layout.deal);
-    return clone;
-  }
-
-  // Returns adjacent digits of cp with `count` ranks in total.
-  MeshGroup innermost_ranks(std::int64_t count) const {
-    MeshGroup group;
-    for (int d = 0; d < Mesh::kMaxDigits && mesh_.size(group) < count; ++d)
-      if (mesh_.group(MeshAxis::cp).contains(d)) group = group | MeshGroup::of_digit(d);
-    return group;
-  }
-
-  // Where heads are exchanged that is what moves tokens, too.
-  void remap(const Move& move, std::vector<TensorId> from, TensorId to, TableIndex<Load> load, const Op& cause) {
-    std::vector<const Tensor*> parts;
-    for (const TensorId id : from) parts.push_back(&piece_.tensors[id]);
-    const auto by = redistribution(mesh_, parts, piece_.tensors[to]);
-    const char* const name = exchanges_ ? move.exchange : move.remap;
-    if (!by) throw std::logic_error(std::string("\"") + name + "\" cannot be remapped");
-    Op op =
-        communication(OpKind::redistribute, name, cause.phase, Stream::context_communication, by->group, from[0], to);
-    std::ranges::copy(from, op.reads.begin());
-    op.share = by->share;
-    op.load = load;
-    out_.push_back(op);
-  }
-
-  TensorId enter(const Move& move, TensorId id, std::size_t zone, const Op& cause) {
-    if (id == kNoTensor) return kNoTensor;
-    const TensorId there = in_zone(id, zone);
-    remap(move, {id}, there, moves_.to_zone[zone], cause);
-    return there;
-  }
-
-  void attend(const Op& whole, std::size_t zone) {
-    const PositionDeals::OfZone& layout = layout_.zones[zone];
-    if (exchanges_) {
-      const std::size_t first = queries_operand(whole.kind);
-      const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[first], whole.reads[first + 1]);
-      Op op = context_parallel::attention_of_parts(whole, q, kv, mesh_.size(MeshAxis::cp) / layout.sharing);
-      if (whole.kind == OpKind::attention_backward) {
-        const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
-        op.writes = {dq, dkv, kNoTensor, kNoTensor};
-      }
-      out_.push_back(op);
-      return;
-    }
-    context_parallel::RingGroups ring;
-    ring.inner = innermost_ranks(layout.ring);
-    if (layout.ring > of_node_) {
-      ring.stream = Stream::outer_ring_communication;  // concurrent with the rings within nodes
-      if (routing_) ring.algorithm = CollectiveAlgorithm::hierarchical;
-    }
-    context_parallel::append_ring(piece_, mesh_, ring, fp32_gradients_, whole, out_);
-  }
+  void run() { context_parallel::replace_attention(piece_, out_, *this); }
 
   void forward(const Op& whole) {
     Attentions all{.context = whole.writes[0], .zones = {}};
@@ -309,6 +225,77 @@ class ZonedAttention {
     if (!second.empty()) remap(kKeyGradient, second, whole.writes[1], moves_.home, whole);
   }
 
+ private:
+  // Tensors of a forward in a zone.
+  struct Attention {
+    TensorId first, second, context, log_sum_exp;  // queries; keys and values; or both in the first
+  };
+  struct Attentions {
+    TensorId context;  // by which the backward finds them
+    std::vector<Attention> zones;
+  };
+
+  TensorId in_zone(TensorId id, std::size_t zone) {
+    const PositionDeals::OfZone& layout = layout_.zones[zone];
+    const TensorId clone = clone_tensor(piece_, id);
+    Tensor& t = piece_.tensors[clone];
+    const int d = t.find(Axis::sequence);
+    t.sizes[d] = layout.rows;
+    if (layout.sharing > 1) {
+      const MeshGroup all = mesh_.group(MeshAxis::cp), group = mesh_.innermost(all, layout.sharing);
+      t.over[d] = {all.without(group)};
+      const int heads = t.find(Axis::groups);
+      t.sizes[heads] /= layout.sharing;
+      t.over[heads].append(group);
+    }
+    t.set_deal(d, layout.deal);
+    return clone;
+  }
+
+  // Where heads are exchanged that is what moves tokens, too.
+  void remap(const Move& move, std::vector<TensorId> from, TensorId to, TableIndex<Load> load, const Op& cause) {
+    std::vector<const Tensor*> parts;
+    for (const TensorId id : from) parts.push_back(&piece_.tensors[id]);
+    const auto by = redistribution(mesh_, parts, piece_.tensors[to]);
+    const char* const name = exchanges_ ? move.exchange : move.remap;
+    if (!by) throw std::logic_error(std::string("\"") + name + "\" cannot be remapped");
+    Op op =
+        communication(OpKind::redistribute, name, cause.phase, Stream::context_communication, by->group, from[0], to);
+    std::ranges::copy(from, op.reads.begin());
+    op.share = by->share;
+    op.load = load;
+    out_.push_back(op);
+  }
+
+  TensorId enter(const Move& move, TensorId id, std::size_t zone, const Op& cause) {
+    if (id == kNoTensor) return kNoTensor;
+    const TensorId there = in_zone(id, zone);
+    remap(move, {id}, there, moves_.to_zone[zone], cause);
+    return there;
+  }
+
+  void attend(const Op& whole, std::size_t zone) {
+    const PositionDeals::OfZone& layout = layout_.zones[zone];
+    if (exchanges_) {
+      const std::size_t first = queries_operand(whole.kind);
+      const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[first], whole.reads[first + 1]);
+      Op op = context_parallel::attention_of_parts(whole, q, kv, mesh_.size(MeshAxis::cp) / layout.sharing);
+      if (whole.kind == OpKind::attention_backward) {
+        const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
+        op.writes = {dq, dkv, kNoTensor, kNoTensor};
+      }
+      out_.push_back(op);
+      return;
+    }
+    context_parallel::RingGroups ring;
+    ring.inner = mesh_.innermost(mesh_.group(MeshAxis::cp), layout.ring);
+    if (layout.ring > of_node_) {
+      ring.stream = Stream::outer_ring_communication;  // concurrent with the rings within nodes
+      if (routing_) ring.algorithm = CollectiveAlgorithm::hierarchical;
+    }
+    context_parallel::append_ring(piece_, mesh_, ring, fp32_gradients_, whole, out_);
+  }
+
   const bool routing_, exchanges_, fp32_gradients_;
   const std::int64_t of_node_;
   const PositionDeals& layout_;
@@ -326,9 +313,7 @@ void divide_positions(Deal home, std::int64_t whole, const Mesh& mesh, Piece& pi
       throw InputError({"", "/plan/context_parallel_type"}, "\"zeppelin\"",
                        "another type where layers take the sequence in chunks");
   const MeshGroup ranks = mesh.group(MeshAxis::cp);
-  Division over;
-  over.append(ranks);
-  context_parallel::divide_sequence(piece, mesh, over, home);
+  context_parallel::divide_sequence(piece, mesh, {ranks}, home);
   for (Tensor& t : piece.tensors)
     for (int d = 0; d < t.rank; ++d)
       if (t.axes[d] == Axis::sequence) t.sizes[d] = t.sizes[d] * rows_of_deal(home) / (whole / mesh.size(ranks));

@@ -61,14 +61,6 @@ void check(const Scenario& scenario) {
            "\"every_micro_batch\" or \"automatic\" with zero_quantized_gradients, which every micro-batch exchanges");
 }
 
-// Returns the digits of dp_shard, from the innermost on, until they have `ranks` ranks together.
-MeshGroup innermost(const Mesh& mesh, std::int64_t ranks) {
-  MeshGroup group;
-  for (std::size_t d = 0; d < mesh.digits().size() && mesh.size(group) < ranks; ++d)
-    if (mesh.digits()[d].axis == MeshAxis::dp_shard) group = group | MeshGroup::of_digit(static_cast<int>(d));
-  return group;
-}
-
 // Returns those of a group's digits whose ranks share nodes of `devices` devices.
 MeshGroup within_node(const Mesh& mesh, MeshGroup group, std::int64_t devices) {
   MeshGroup within;
@@ -92,8 +84,9 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_parallel::Sharding& sharding) {
   const Options& options = scenario.plan.zeropp;
   if (!used(scenario) || scenario.plan.data.zero_stage != 3) return;
-  const MeshGroup alike = mesh.group(MeshAxis::cp);
-  if (has_second_copy(scenario)) sharding.over.secondary = innermost(mesh, options.secondary) | alike;
+  if (has_second_copy(scenario))
+    sharding.over.secondary =
+        mesh.innermost(mesh.group(MeshAxis::dp_shard), options.secondary) | mesh.group(MeshAxis::cp);
   // DeepSpeed's quantiser aims at groups of 8000 weights (CUDAQuantizer.target_group_size in
   // deepspeed/runtime/zero/partition_parameters.py). It cuts a matrix of gradients into as many groups as its longer
   // side is long (all_to_all_quant_reduce in deepspeed/runtime/comm/coalesced_collectives.py). A group is then as long

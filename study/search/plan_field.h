@@ -21,7 +21,7 @@ nlohmann::ordered_json field_of(const Plan& plan, std::string_view field);
 // Throws InputError ("/plan/FIELD") if there is no such field, with the nearest name, or if it cannot hold the value.
 void set_field(Plan& plan, std::string_view field, const nlohmann::json& value);
 
-// The value as a search counts it (strategies/search_axis.h): a count; 0 or 1 for a flag; the index of a name. Nothing
+// The value as a search counts it (strategies/strategy.h): a count; 0 or 1 for a flag; the index of a name. Nothing
 // for other fields.
 std::optional<std::int64_t> number_of(const Plan& plan, std::string_view field);
 // The names of all fields.

@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "strategies/scenario.h"
-#include "strategies/search_axis.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 

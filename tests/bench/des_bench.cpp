@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/cost/collective_calibration.h"
-#include "sim/des/child_process.h"
 #include "sim/des/engine.h"
+#include "sim/des/simulation.h"
 #include "sim/hardware/read_cluster.h"
 #include "strategies/read_scenario.h"
 #include "study/prediction/prediction.h"

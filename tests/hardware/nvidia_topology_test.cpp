@@ -96,7 +96,6 @@ TEST(NvidiaTopology, OneGpu) {
 TEST(NvidiaTopology, KeepsNamesAndAffinity) {
   const NodeTopology t = read_topology_file(data("dgx_1v.txt"), {});
   EXPECT_EQ(t.nics, (std::vector<std::string>{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}));
-  EXPECT_EQ(t.cpu_affinity[7], "20-39,60-79");
   EXPECT_EQ(t.gpu_gpu[0][3].nvlinks, 2);
   EXPECT_EQ(t.gpu_nic[2][1].link, TopologyLink::pix);
 }
@@ -226,7 +225,6 @@ TEST(NvidiaTopology, NamesAndLinksThatHaveRunTogether) {
   EXPECT_EQ(t.nics, (std::vector<std::string>{"NIC0", "NIC1", "NIC2", "mlx5_10", "mlx5_11"}));
   EXPECT_EQ(t.gpu_gpu[0][1].nvlinks, 4);
   EXPECT_EQ(t.gpu_nic[1][4].link, TopologyLink::node);
-  EXPECT_EQ(t.cpu_affinity[0], "0-7");
 }
 
 TEST(NvidiaTopology, ATrayHasTheHostOfATray) {

@@ -1,7 +1,5 @@
 // Where layers are laid out differently, is what they hand on redistributed between them, and does that cost what
 // moves?
-#include "strategies/joints.h"
-
 #include <gmock/gmock.h>
 
 #include "sim/base/error.h"

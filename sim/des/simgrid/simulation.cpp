@@ -7,7 +7,6 @@
 #include <numeric>
 #include <tuple>
 
-#include "sim/des/child_process.h"
 #include "sim/des/simgrid/run.h"
 
 namespace orrery {
@@ -145,7 +144,7 @@ std::string SimgridRun::words(const SimulatedClass& c) const {
 
 void SimgridRun::stall(const std::string& why) {
   out_.stalled = why;
-  return_from_child(std::move(out_).pack());
+  return_from_child(std::move(out_));
 }
 
 std::string SimgridRun::who_waits() const {
