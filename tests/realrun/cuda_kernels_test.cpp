@@ -11,6 +11,7 @@
 #include <optional>
 #include <random>
 
+#include "realrun/cuda/host_numbers.h"
 #include "tests/realrun/cuda_harness.h"
 
 namespace orrery::cuda_test {
@@ -508,6 +509,37 @@ TEST(CudaElementwise, CastToFp8RoundsAndSaturates) {
     EXPECT_EQ(y[1], -448);
     EXPECT_EQ(on_cuda(op_of(cast), {{narrow, y}}, poisoned({wide}), {})[0], y);
   }
+}
+
+TEST(CudaFp8, QuantisesByTheLargestAndTransposes) {
+  for (const std::int64_t n : {5, 4096}) {
+    const Given x = normal(shaped({{n}}, Dtype::bf16), 1, 20);
+    const float largest = std::abs(*std::ranges::max_element(x.values, {}, [](float v) { return std::abs(v); }));
+    std::vector<std::uint16_t> bits(x.values.size());
+    cuda::from_floats(x.values.data(), bits.data(), Dtype::bf16, n);
+    Memory wide(n * 2), narrow(n, Edge::end), scale(sizeof(cuda::Fp8Scale)), again(n * 4);
+    wide.upload(bits.data());
+    auto* const at = static_cast<cuda::Fp8Scale*>(scale.data());
+    cuda::quantise(nullptr, 2, wide.data(), Dtype::bf16, narrow.data(), n, at);
+    cuda::dequantise(nullptr, narrow.data(), at, again.data(), Dtype::fp32, n);
+    const std::vector<unsigned char> bytes = again.download();
+    Values y(x.values.size()), expected(x.values);
+    std::memcpy(y.data(), bytes.data(), bytes.size());
+    for (float& v : expected) v *= 448 / largest;
+    expected = rounded(expected, Dtype::fp8);
+    for (float& v : expected) v *= largest / 448;
+    EXPECT_EQ(y, expected);
+  }
+  constexpr int kRows = 45, kColumns = 70;
+  std::vector<unsigned char> from(kRows * kColumns), expected(from.size());
+  for (int i = 0; i < kRows * kColumns; ++i) {
+    from[static_cast<std::size_t>(i)] = static_cast<unsigned char>(i * 7);
+    expected[static_cast<std::size_t>(i % kColumns * kRows + i / kColumns)] = static_cast<unsigned char>(i * 7);
+  }
+  Memory a(kRows * kColumns), b(kRows * kColumns, Edge::end);
+  a.upload(from.data());
+  cuda::transpose_bytes(nullptr, a.data(), b.data(), kRows, kColumns);
+  EXPECT_EQ(b.download(), expected);
 }
 
 // --- Tokens
