@@ -145,8 +145,7 @@ Turns turns_of(const Call& call, const RotaryShape& s, float direction) {
   call.require(call.context.query_positions.empty() || turns.positions != nullptr,
                "the positions are not on the device");
   for (std::int64_t i = 0; i < turns.half; ++i)
-    turns.frequencies[i] =
-        std::pow(call.context.rotary_base, -2 * static_cast<double>(i) / static_cast<double>(s.turned));
+    turns.frequencies[i] = std::pow(kRotaryBase, -2 * static_cast<double>(i) / static_cast<double>(s.turned));
   return turns;
 }
 

@@ -224,21 +224,6 @@ __global__ void softmax_backward_kernel(std::int64_t keys, float scale, Any dp, 
 
 // ---- Pooling
 
-// One thread per element of a patch. `large` and `small`: the unmerged and the merged side.
-__global__ void merge_patches_kernel(PoolShape s, Any large, Any small, bool forward) {
-  const std::int64_t i = thread_number();
-  if (i >= s.images * s.from.tokens() * s.width) return;
-  const std::int64_t c = i % s.width, patch = i / s.width, image = patch / s.from.tokens(),
-                     row = patch % s.from.tokens() / s.from.side(), column = patch % s.from.side();
-  const std::int64_t at_small = s.merged(image, row, column) * s.width + c,
-                     at_large = s.patch(image, row, column) * s.width + c;
-  if (forward) {
-    store(small, at_small, load(large, at_large));
-  } else {
-    store(large, at_large, load(small, at_small));
-  }
-}
-
 __global__ void prepend_kernel(PrependShape s, Any x, Any vector, Any y) {
   const std::int64_t i = thread_number(), whole = s.width + s.length;
   if (i >= s.batch * whole) return;
@@ -369,14 +354,12 @@ void softmax_backward(const Call& call) {
 }
 
 void pool(const Call& call) {
-  const Operand &x = call.read(0), &y = call.write(0);
-  const Any in = call.numbers(x), out = call.numbers(y);
+  const Operand& y = call.write(0);
+  const Any in = call.in(0), out = call.numbers(y);
   if (call.has_read(1)) {
     ORRERY_LAUNCH(call, prepend_kernel, Elements{elements(y)}, 0, prepend_shape(call), in, call.in(1), out);
-  } else if (const PoolShape s = pool_shape(call); s.merging) {
-    ORRERY_LAUNCH(call, merge_patches_kernel, Elements{elements(x)}, 0, s, in, out, true);
   } else {
-    ORRERY_LAUNCH(call, pool_kernel, Elements{elements(y)}, 0, s, in, out);
+    ORRERY_LAUNCH(call, pool_kernel, Elements{elements(y)}, 0, pool_shape(call), in, out);
   }
 }
 
@@ -387,10 +370,8 @@ void pool_backward(const Call& call) {
     const Operand& dvector = call.write(1);
     ORRERY_LAUNCH(call, prepend_backward_kernel, Elements{elements(dx) + elements(dvector)}, 0, prepend_shape(call), d,
                   out, call.numbers(dvector), call.op.accumulate);
-  } else if (const PoolShape s = pool_shape(call); s.merging) {
-    ORRERY_LAUNCH(call, merge_patches_kernel, Elements{elements(dx)}, 0, s, out, d, false);
   } else {
-    ORRERY_LAUNCH(call, pool_backward_kernel, Elements{elements(dx)}, 0, s, d, out);
+    ORRERY_LAUNCH(call, pool_backward_kernel, Elements{elements(dx)}, 0, pool_shape(call), d, out);
   }
 }
 
