@@ -7,10 +7,7 @@
 #include <cstring>
 #include <deque>
 #include <nlohmann/json.hpp>
-#include <system_error>
-#include <thread>
 
-#include "realrun/in_process.h"
 #include "realrun/rank/rank.h"
 #include "sim/base/error.h"
 #include "sim/report/terms.h"
@@ -21,8 +18,6 @@ namespace orrery {
 namespace {
 
 using realrun::CarriedParameter;
-using realrun::CarriedState;
-using realrun::Rank;
 using realrun::WholeParameter;
 
 // Assembles the ranks' parts in the layout of one rank.
@@ -139,57 +134,31 @@ std::vector<CarriedParameter> carried_parameters(const std::vector<WholeParamete
 // Data about the parts of a run that its ranks need.
 class Parts {
  public:
-  Parts(std::span<const RunPart> parts, const ExecutionOptions& options) : parts_(parts) {
+  Parts(std::span<const RunPart> parts, const ExecutionOptions& options) {
     std::int64_t before = 0;
     for (const RunPart& part : parts) {
-      Own& own = own_.emplace_back(Own{Whole(part.scenario), options, before, {}});
+      Own& own = own_.emplace_back(Own{Whole(part.scenario), options, {}});
       own.options.warmup_steps = std::clamp<std::int64_t>(options.warmup_steps - before, 0, part.steps);
       own.options.steps = part.steps - own.options.warmup_steps;
       own.options.keep_tensors = options.keep_tensors && &part == &parts.back();
       if (own_.size() > 1)
         own.carried = carried_parameters(own_[own_.size() - 2].whole.parameters, own.whole.parameters);
+      setups_.push_back(
+          {part.scenario, part.program, own.options, own.whole.parameters, own.whole.sequences, before, own.carried});
       before += part.steps;
     }
   }
-  std::size_t size() const { return parts_.size(); }
-  realrun::RunSetup setup(std::size_t part) const {
-    const Own& own = own_[part];
-    return {parts_[part].scenario, parts_[part].program, own.options, own.whole.parameters,
-            own.whole.sequences,   own.first_step,       own.carried};
-  }
+  std::span<const realrun::RunSetup> setups() const { return setups_; }
 
  private:
   struct Own {
     Whole whole;
     ExecutionOptions options;
-    std::int64_t first_step = 0;
     std::vector<CarriedParameter> carried;
   };
-  std::span<const RunPart> parts_;
   std::deque<Own> own_;
+  std::vector<realrun::RunSetup> setups_;
 };
-
-RankResult run_rank(const Parts& parts, Backend& backend, Communicator& communicator) {
-  // Outlive the handler: what has failed is said before ranks end what they have under way. Deque: the backend knows
-  // their index lists by address.
-  std::deque<realrun::RunSetup> setups;
-  std::deque<Rank> ranks;
-  try {
-    RankResult result;
-    CarriedState carried;
-    for (std::size_t p = 0; p < parts.size(); ++p) {
-      setups.push_back(parts.setup(p));
-      Rank& rank = ranks.emplace_back(setups.back(), backend, communicator, std::move(carried));
-      rank.run(result);
-      if (p + 1 < parts.size()) carried = rank.leave();
-    }
-    communicator.finish();
-    return result;
-  } catch (...) {
-    communicator.fail(std::current_exception());
-    throw;
-  }
-}
 
 }  // namespace
 
@@ -229,30 +198,10 @@ std::vector<RankResult> execute_ranks(std::span<const RunPart> run, const Execut
                                       const BackendFactory& factory) {
   const Parts parts(run, options);
   const auto ranks = static_cast<std::size_t>(run.front().program.mesh.ranks());
-  InProcessRanks shared(ranks, options.watchdog_seconds);
   std::vector<RankResult> results(ranks);
-  std::vector<std::unique_ptr<Backend>> backends(ranks);  // must outlive what other ranks still read
-  {
-    std::vector<std::jthread> threads;
-    const auto work = [&](std::size_t r) {
-      try {
-        backends[r] = factory(r);
-        const std::unique_ptr<Communicator> communicator = shared.communicator(r, *backends[r]);
-        results[r] = run_rank(parts, *backends[r], *communicator);
-      } catch (...) {
-        shared.fail(std::current_exception());
-      }
-    };
-    try {
-      for (std::size_t r = 0; r < ranks; ++r) threads.emplace_back(work, r);
-    } catch (const std::system_error& why) {  // also ends the ranks that wait for the missing one
-      shared.fail(std::make_exception_ptr(
-          ExecutionError(fmt::format("cannot start a thread for each of {} ranks ({}): use a plan with fewer ranks, or "
-                                     "a higher limit of processes and memory (ulimit -u, ulimit -v)",
-                                     ranks, why.what()))));
-    }
-  }
-  shared.rethrow();
+  run_in_threads(ranks, options.watchdog_seconds, factory, [&](Backend& backend, Communicator& communicator) {
+    results[communicator.rank()] = realrun::run_rank(parts.setups(), backend, communicator);
+  });
   return results;
 }
 
@@ -263,7 +212,7 @@ RankResult execute_rank(std::span<const RunPart> run, const ExecutionOptions& op
   if (communicator.ranks() != ranks)
     throw InputError({"", "/plan"}, std::to_string(ranks) + " ranks",
                      std::to_string(communicator.ranks()) + ", the number of ranks that were started");
-  return run_rank(parts, backend, communicator);
+  return realrun::run_rank(parts.setups(), backend, communicator);
 }
 
 Execution assemble(const Scenario& scenario, const std::vector<RankResult>& ranks) {

@@ -8,7 +8,6 @@
 // table uses (Tensor::shared). A step's inputs (rank/tensor_memory.cpp) and ExecutionOptions are not part of it.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,6 +17,7 @@
 
 #include "realrun/backend.h"
 #include "realrun/communicator.h"
+#include "realrun/in_process.h"
 #include "sim/program/program.h"
 #include "sim/report/report.h"
 #include "strategies/scenario.h"
@@ -136,9 +136,6 @@ Execution execute(const Scenario& scenario, const ExecutionOptions& options = {}
 Execution execute(const Scenario& scenario, const Program& program, const ExecutionOptions& options);
 
 // The stages of execute(), for ranks that are not threads of this process or not on a CPU.
-//
-// Makes the backend of a rank. Called in the rank's thread.
-using BackendFactory = std::function<std::unique_ptr<Backend>(std::size_t rank)>;
 std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                                       const BackendFactory& backend);
 // Runs the parts of a run one after the other: warm-up steps first, then the steps of all parts

@@ -6,6 +6,8 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 namespace orrery {
@@ -286,6 +288,32 @@ void InProcessRanks::fail(std::exception_ptr failure) { rep_->fail(std::move(fai
 void InProcessRanks::rethrow() const {
   const std::lock_guard lock(rep_->mutex);
   if (rep_->failure != nullptr) std::rethrow_exception(rep_->failure);
+}
+
+void run_in_threads(std::size_t ranks, double watchdog_seconds, const BackendFactory& make_backend,
+                    const std::function<void(Backend&, Communicator&)>& work) {
+  InProcessRanks shared(ranks, watchdog_seconds);
+  std::vector<std::unique_ptr<Backend>> backends(ranks);  // must outlive what other ranks still read
+  {
+    std::vector<std::jthread> threads;
+    const auto run = [&](std::size_t r) {
+      try {
+        backends[r] = make_backend(r);
+        work(*backends[r], *shared.communicator(r, *backends[r]));
+      } catch (...) {
+        shared.fail(std::current_exception());
+      }
+    };
+    try {
+      for (std::size_t r = 0; r < ranks; ++r) threads.emplace_back(run, r);
+    } catch (const std::system_error& why) {  // also ends the ranks that wait for the missing one
+      shared.fail(std::make_exception_ptr(
+          ExecutionError(fmt::format("cannot start a thread for each of {} ranks ({}): use a plan with fewer ranks, or "
+                                     "a higher limit of processes and memory (ulimit -u, ulimit -v)",
+                                     ranks, why.what()))));
+    }
+  }
+  shared.rethrow();
 }
 
 }  // namespace orrery

@@ -4,6 +4,7 @@
 // Sums are added in the order of the members, not of arrival, so that runs repeat bit for bit.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "realrun/backend.h"
@@ -28,5 +29,12 @@ class InProcessRanks {
  private:
   std::unique_ptr<Rep> rep_;
 };
+
+// Makes the backend of a rank. Called in the rank's thread.
+using BackendFactory = std::function<std::unique_ptr<Backend>(std::size_t rank)>;
+// Calls work(its backend, its communicator) in a thread for each rank. When all have returned, throws what the first
+// one threw that failed, if any did.
+void run_in_threads(std::size_t ranks, double watchdog_seconds, const BackendFactory& make_backend,
+                    const std::function<void(Backend&, Communicator&)>& work);
 
 }  // namespace orrery

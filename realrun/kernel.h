@@ -55,7 +55,6 @@ struct KernelContext {
   // Attention within documents (Op::documents): for each [sequence, position], where the position's document begins in
   // its whole sequence. A query attends to no key before that. Empty: the sequence is one document. Host memory.
   std::span<const std::int64_t> document_begins;
-  double rotary_base = 10000;  // theta of Su et al. 2021 (arXiv 2104.09864), section 3.2.2
 
   // First row of the vocabulary that this rank holds (embedding, cross entropy: tensors with Axis::vocab). Ids outside
   // the rank's rows contribute nothing. Ids outside other tables are an error (CPU) or contribute nothing (CUDA).
@@ -68,10 +67,12 @@ struct KernelContext {
   // zero. The number of rows that an op works on then depends on the data.
   bool rows_are_counted = false;
 
-  std::int64_t images = 0;  // images in the micro-batch; patch merging needs it to find neighbours across windows
-  // Pooling, where shapes do not tell: true takes the mean of a sequence's tokens (Swin), false its first token.
+  // Pooling, where shapes do not tell: true takes the mean of a sequence's tokens, false its first token.
   bool pool_mean = false;
 };
+
+// Theta of Su et al. 2021 (arXiv 2104.09864), section 3.2.2.
+inline constexpr double kRotaryBase = 10000;
 
 // The same value as in PyTorch's clip_grad_norm_ and Megatron-LM's clip_grad_by_total_norm_fp32.
 inline constexpr double kClippingEpsilon = 1e-6;

@@ -275,22 +275,7 @@ PoolShape pool_shape(const KernelCall& call) {
   call.require(large.rank == 3 && small.rank == 3, "pooling is between [batch, sequence, hidden]");
   PoolShape s{};
   s.width = last_size(x);
-  s.merging = last_size(y) == 4 * s.width;
-  call.require(s.merging ? elements(x) == elements(y) : last_size(y) == s.width, "widths do not fit");
-  if (s.merging) {
-    const auto side_of = [&](std::int64_t square) {
-      const auto side = static_cast<std::int64_t>(std::llround(std::sqrt(static_cast<double>(square))));
-      call.require(side * side == square, "windows are not a square of patches, or not a square of windows");
-      return side;
-    };
-    s.images = call.context.images;
-    call.require(s.images > 0 && large.sizes[0] % s.images == 0, "patch merging needs the number of images");
-    s.from = {side_of(large.sizes[0] / s.images), side_of(large.sizes[1])};
-    call.require(small.sizes[0] % s.images == 0, "merged windows do not divide among the images");
-    s.to = {side_of(small.sizes[0] / s.images), side_of(small.sizes[1])};
-    call.require(2 * s.to.side() == s.from.side(), "merging does not halve the side of the patches");
-    return s;
-  }
+  call.require(last_size(y) == s.width, "widths do not fit");
   s.pooled = elements(y) / last_size(y);
   call.require(s.pooled > 0 && elements(x) % (s.pooled * s.width) == 0, "vectors do not divide evenly");
   s.each = elements(x) / (s.pooled * s.width);

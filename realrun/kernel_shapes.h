@@ -179,35 +179,12 @@ struct LogitShape {
 };
 LogitShape logit_shape(const KernelCall& call);  // cross_entropy and cross_entropy_backward
 
-// A map of patches that is stored window by window.
-struct PatchMap {
-  std::int64_t windows_per_side, window_side;
-
-  ORRERY_ON_DEVICES std::int64_t side() const { return windows_per_side * window_side; }
-  ORRERY_ON_DEVICES std::int64_t tokens() const { return side() * side(); }
-  ORRERY_ON_DEVICES std::int64_t token(std::int64_t row, std::int64_t column) const {
-    const std::int64_t window = row / window_side * windows_per_side + column / window_side;
-    return (window * window_side + row % window_side) * window_side + column % window_side;
-  }
-};
 // Pooling of x, the larger side, to y, in the forward and in the backward.
 struct PoolShape {
   std::int64_t width;   // of a vector of x
   std::int64_t pooled;  // vectors of y
   std::int64_t each;    // vectors of x per vector of y
-  bool merging, mean;
-  // Merging: maps of the unmerged and of the merged patches.
-  std::int64_t images;
-  PatchMap from, to;
-
-  ORRERY_ON_DEVICES std::int64_t patch(std::int64_t image, std::int64_t row, std::int64_t column) const {
-    return image * from.tokens() + from.token(row, column);
-  }
-  // Index of the same vector in the merged patches, which are four vectors wide. The four have the order of
-  // PatchMerging in the authors' code (Liu et al. 2021, arXiv 2103.14030).
-  ORRERY_ON_DEVICES std::int64_t merged(std::int64_t image, std::int64_t row, std::int64_t column) const {
-    return 4 * (image * to.tokens() + to.token(row / 2, column / 2)) + 2 * (column % 2) + row % 2;
-  }
+  bool mean;            // of the vectors, or the first of them
 };
 PoolShape pool_shape(const KernelCall& call);  // pool and pool_backward
 // A vector before each sequence (ViT's class token). Sizes in elements; `length`: of a sequence of x, without it.

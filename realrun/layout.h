@@ -1,7 +1,6 @@
 // Where the elements of a rank's tensors are: in which storage, and which element of the whole model each one is.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>

@@ -1,7 +1,6 @@
 // Evicts a device's caches, so that the next kernel finds its operands in memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>

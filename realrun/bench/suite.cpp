@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <variant>
@@ -22,6 +22,7 @@
 #include "realrun/bench/statistics.h"
 #include "realrun/bench/text.h"
 #include "realrun/executor.h"
+#include "realrun/measured_report.h"
 #include "realrun/stand_alone.h"
 #include "sim/base/error.h"
 #include "sim/base/json_writer.h"
@@ -149,13 +150,8 @@ class Runner {
         const std::vector<RankResult> ranks = execute_ranks(s.scenario, s.program, options, [&](std::size_t) {
           return on_cpu_ ? make_cpu_backend() : make_cuda_backend();
         });
-        double seconds = 0;  // a step ends with its last rank
-        for (std::size_t i = 0; i < ranks.front().step_seconds.size(); ++i) {
-          double longest = 0;
-          for (const RankResult& rank : ranks) longest = std::max(longest, rank.step_seconds[i]);
-          seconds += longest;
-        }
-        state.SetIterationTime(seconds);
+        const std::vector<double> steps = slowest(ranks, &RankResult::step_seconds);
+        state.SetIterationTime(std::reduce(steps.begin(), steps.end()));
       }
     });
   }

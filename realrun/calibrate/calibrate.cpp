@@ -8,11 +8,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <map>
-#include <numeric>
 #include <set>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "realrun/calibrate/collective_fit.h"
@@ -28,20 +26,11 @@
 namespace orrery {
 namespace {
 
-// Collectives between ranks that are threads of this process (realrun/in_process.h), timed as nccl-tests does.
-struct RankCollective {
-  std::string id;  // "collective all_reduce 2 ranks 64 KiB"
-  std::string collective;
-  OpKind kind = OpKind::all_reduce;
-  std::int64_t ranks = 2;
-  double bytes = 0;  // as nccl-tests counts them
-};
-
 constexpr double kWatchdogSeconds = 60;
 constexpr int kRepetitions = 41;
 
-void run(const RankCollective& c, Communicator& communicator, const Members& members, void* from, void* to) {
-  const auto elements = static_cast<std::int64_t>(c.bytes) / bytes_of(Dtype::fp32, 1);
+void run(const CollectiveCurve& c, std::int64_t elements, Communicator& communicator, void* from, void* to) {
+  const Members members = communicator.everyone();
   const std::int64_t part = std::max<std::int64_t>(1, elements / c.ranks);
   const CollectiveCall of{members, c.id};
   switch (c.kind) {
@@ -60,60 +49,50 @@ void run(const RankCollective& c, Communicator& communicator, const Members& mem
   }
 }
 
-// Returns what to measure: all-reduce, all-gather, reduce-scatter, all-to-all and the exchange of neighbours (each rank
-// sends to the next one), from 1 KiB to 16 MiB. Sizes alternate, so that any beginning of the list covers small and
-// large ones.
-std::vector<RankCollective> rank_collectives(std::int64_t ranks) {
+// Returns what to measure, as curves of one point each, between ranks that are threads of this process
+// (realrun/in_process.h), timed as nccl-tests does: all-reduce, all-gather, reduce-scatter, all-to-all and the exchange
+// of neighbours (each rank sends to the next one), from 1 KiB to 16 MiB. Sizes alternate, so that any beginning of the
+// list covers small and large ones.
+std::vector<CollectiveCurve> rank_collectives(std::int64_t ranks) {
   constexpr std::array<std::int64_t, 8> kKibibytes{64, 1024, 4, 16384, 1, 256, 4096, 16};
-  std::vector<RankCollective> all;
+  std::vector<CollectiveCurve> all;
   for (const std::int64_t size : kKibibytes)
     for (const auto& [name, kind] : kCollectiveKinds)
       if (kind != OpKind::broadcast && kind != OpKind::reduce)
-        all.push_back({fmt::format("collective {} {} ranks {} KiB", name, ranks, size), std::string(name), kind, ranks,
-                       static_cast<double>(size) * 1024});
+        all.push_back({.id = fmt::format("collective {} {} ranks {} KiB", name, ranks, size),
+                       .source = "threads of one process",
+                       .collective = std::string(name),
+                       .kind = kind,
+                       .ranks = ranks,
+                       .device = {},
+                       .dtype = name_of(Dtype::fp32),
+                       .points = {{static_cast<double>(size) * 1024, 0, 0}}});
   return all;
 }
 
 // Returns the wall time of one call in seconds, the 10th percentile of repetitions. The ranks begin together, and the
 // call lasts until all of them are done.
-double time_rank_collective(const RankCollective& collective,
-                            const std::function<std::unique_ptr<Backend>()>& make_backend) {
-  const auto ranks = static_cast<std::size_t>(collective.ranks);
-  InProcessRanks shared(ranks, kWatchdogSeconds);
-  Members members(ranks);
-  std::iota(members.begin(), members.end(), std::size_t{0});
+double time_rank_collective(const CollectiveCurve& collective, const MakeBackend& make_backend) {
   std::vector<double> seconds;
-  std::vector<std::thread> threads;
-  const auto work = [&](std::size_t rank) {
-    try {
-      const std::unique_ptr<Backend> backend = make_backend();
-      const std::unique_ptr<Communicator> communicator = shared.communicator(rank, *backend);
-      const auto elements = static_cast<std::int64_t>(collective.bytes) / bytes_of(Dtype::fp32, 1);
-      std::array<void*, 2> buffers{};
-      for (void*& buffer : buffers) {
-        buffer = backend->allocate(elements, Dtype::fp32, Place::device, Stream::compute);
-        backend->fill(Stream::compute, {.base = buffer, .dtype = Dtype::fp32, .offset = 0, .elements = elements}, 0);
-      }
-      for (int i = 0; i < kRepetitions; ++i) {
-        communicator->gather_values(members, "start", {});
-        const double begin = wall_seconds();
-        run(collective, *communicator, members, buffers[0], buffers[1]);
-        backend->synchronize();
-        if (rank == 0) seconds.push_back(wall_seconds() - begin);
-      }
-      communicator->finish();
-      for (void* buffer : buffers) backend->release(buffer);
-    } catch (...) {
-      shared.fail(std::current_exception());
+  const auto work = [&](Backend& backend, Communicator& communicator) {
+    const auto elements = static_cast<std::int64_t>(collective.points[0].bytes) / bytes_of(Dtype::fp32, 1);
+    std::array<void*, 2> buffers{};
+    for (void*& buffer : buffers) {
+      buffer = backend.allocate(elements, Dtype::fp32, Place::device, Stream::compute);
+      backend.fill(Stream::compute, {.base = buffer, .dtype = Dtype::fp32, .offset = 0, .elements = elements}, 0);
     }
+    for (int i = 0; i < kRepetitions; ++i) {
+      communicator.gather_values(communicator.everyone(), "start", {});
+      const double begin = wall_seconds();
+      run(collective, elements, communicator, buffers[0], buffers[1]);
+      backend.synchronize();
+      if (communicator.rank() == 0) seconds.push_back(wall_seconds() - begin);
+    }
+    communicator.finish();
+    for (void* buffer : buffers) backend.release(buffer);
   };
-  try {
-    for (std::size_t rank = 0; rank < ranks; ++rank) threads.emplace_back(work, rank);
-  } catch (const std::system_error&) {  // also ends the ranks that wait for the missing one
-    shared.fail(std::current_exception());
-  }
-  for (std::thread& thread : threads) thread.join();
-  shared.rethrow();
+  run_in_threads(
+      static_cast<std::size_t>(collective.ranks), kWatchdogSeconds, [&](std::size_t) { return make_backend(); }, work);
   std::sort(seconds.begin(), seconds.end());
   constexpr double kPercentile = 0.1;
   return seconds[static_cast<std::size_t>(kPercentile * static_cast<double>(seconds.size()))];
@@ -178,24 +157,19 @@ Cluster host_of(const Device& device, std::int64_t ranks) {
   return cluster;
 }
 
-std::vector<CollectiveCurve> curves_of(const std::vector<RankCollective>& collectives, const Journal& journal) {
+// The measured points as one curve per collective.
+std::vector<CollectiveCurve> curves_of(const std::vector<CollectiveCurve>& collectives, const Journal& journal) {
   std::vector<CollectiveCurve> curves;
-  for (const RankCollective& c : collectives) {
+  for (const CollectiveCurve& c : collectives) {
     const auto found = journal.points().find(c.id);
     if (found == journal.points().end()) continue;
-    auto curve =
-        std::find_if(curves.begin(), curves.end(), [&](const auto& x) { return x.collective == c.collective; });
-    if (curve == curves.end())
-      curve = curves.insert(curves.end(), {.id = c.collective,
-                                           .source = "threads of one process",
-                                           .collective = c.collective,
-                                           .kind = c.kind,
-                                           .ranks = c.ranks,
-                                           .nodes = 1,
-                                           .device = {},
-                                           .dtype = name_of(Dtype::fp32),
-                                           .points = {}});
-    curve->points.push_back({c.bytes, found->second.seconds, 0});
+    auto curve = std::ranges::find(curves, c.collective, &CollectiveCurve::collective);
+    if (curve == curves.end()) {
+      curve = curves.insert(curves.end(), c);
+      curve->id = c.collective;
+      curve->points.clear();
+    }
+    curve->points.push_back({c.points[0].bytes, found->second.seconds, 0});
   }
   return curves;
 }
@@ -260,7 +234,7 @@ class CalibrationRun {
       if (stop()) break;
       measure(pair);
     }
-    for (const RankCollective& collective : collectives_) {
+    for (const CollectiveCurve& collective : collectives_) {
       if (stop()) break;
       const double seconds = time_rank_collective(collective, make_backend_);
       journal_.add(collective.id, {.seconds = seconds, .spread = 0, .issue_seconds = seconds, .repetitions = 1});
@@ -352,7 +326,7 @@ class CalibrationRun {
   const std::vector<KernelPoint> points_;
   // Measured again, with all other hardware threads busy too.
   std::vector<const KernelPoint*> busy_;
-  std::vector<RankCollective> collectives_;
+  std::vector<CollectiveCurve> collectives_;
   std::vector<OverlapPair> pairs_;
   Journal journal_;
   Meter meter_;

@@ -12,9 +12,9 @@
 #include <span>
 #include <utility>
 
+#include "realrun/calibrate/fit.h"
 #include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/published.h"
-#include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
@@ -328,11 +328,6 @@ void place_on(const Cluster& cluster, CollectiveCurve& curve) {
 
 CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<CollectiveCurve>& curves,
                               const std::string& source) {
-  for (const CollectiveCurve& curve : curves)
-    if (curve.nodes > cluster.nodes || curve.ranks / curve.nodes > cluster.node.devices)
-      throw InputError(
-          {curve.source, ""}, fmt::format("{} ranks on {} nodes", curve.ranks, curve.nodes),
-          fmt::format("at most the given cluster's {} nodes of {} devices", cluster.nodes, cluster.node.devices));
   CollectiveCalibration calibration = find_collective_calibration(cluster);
   IntraCalibration& intra = calibration.intra;
   InterCalibration& inter = calibration.inter;

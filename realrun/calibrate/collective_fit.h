@@ -47,7 +47,7 @@ void place_on(const Cluster& cluster, CollectiveCurve& curve);
 // Fits the parameters of the collective model to the curves; its shares are of the rates of `cluster`. The fit starts
 // from the bundled calibration that the cluster would get, with a small pull towards it: parameters that the curves do
 // not determine keep their values, except that no algorithm keeps a larger share of a link than rings were measured to
-// get. `source` is kept in the fitted classes. Throws InputError for curves of more ranks than the cluster has.
+// get. `source` is kept in the fitted classes. REQUIRES: the curves fit into the cluster, as after place_on().
 CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<CollectiveCurve>& curves,
                               const std::string& source);
 

@@ -12,7 +12,6 @@
 
 #include "realrun/calibrate/collective_fit.h"
 #include "realrun/calibrate/least_squares.h"
-#include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/statistics.h"
@@ -344,6 +343,31 @@ void state_again(KernelFitter& fitter, CalibrationFit& result) {
   }
 }
 
+void write(const OrderedJson& json, std::size_t indent, std::string& text) {
+  const bool nested =
+      json.is_object() && (indent == 0 || std::any_of(json.begin(), json.end(), [](const OrderedJson& value) {
+                             return value.is_object() || value.is_string();
+                           }));
+  const bool list_of_objects = json.is_array() && std::any_of(json.begin(), json.end(), [](const OrderedJson& value) {
+                                 return value.is_object();
+                               });
+  if (!nested && !list_of_objects) {
+    text += json_text(json);
+    return;
+  }
+  const std::string pad(indent + 2, ' ');
+  text += nested ? "{\n" : "[\n";
+  bool first = true;
+  for (const auto& [key, value] : json.items()) {
+    if (!first) text += ",\n";
+    first = false;
+    text += pad;
+    if (nested) text += json_text(OrderedJson(key)) + ": ";
+    write(value, indent + 2, text);
+  }
+  text += "\n" + std::string(indent, ' ') + (nested ? "}" : "]");
+}
+
 }  // namespace
 
 std::string device_name(const BackendFacts& facts) {
@@ -446,6 +470,12 @@ CalibrationFit fit_calibration(const std::vector<KernelPoint>& points,
   result.calibration = std::move(fitter.calibration);
   result.device = std::move(fitter.device);
   return result;
+}
+
+std::string written_json(const OrderedJson& json) {
+  std::string text;
+  write(json, 0, text);
+  return text + "\n";
 }
 
 std::string calibration_text(const CalibrationFit& fit, const std::string& source, const std::string& date,

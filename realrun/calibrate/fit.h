@@ -60,6 +60,11 @@ std::string device_name(const BackendFacts& facts);
 // Returns the id of a point's measurement while all hardware threads of the host were busy.
 std::string busy_id(const std::string& id);
 
+// Writes JSON in the layout of the files in results/calibration, with a newline at the end. The outermost object,
+// objects that contain objects or texts, and lists of objects have one entry per line; every other value is on a single
+// line.
+std::string written_json(const nlohmann::ordered_json& json);
+
 Residual residual_of(const std::vector<double>& log_errors);
 nlohmann::ordered_json residual_json(const Residual& residual);
 

@@ -60,8 +60,9 @@ std::optional<std::int64_t> integer(std::string_view word) {
 }
 
 // An entry in a log's list of ranks: "#  Rank  0 Group  0 Pid  10563 on host-1 device  0 [0x07] NVIDIA A100-SXM4-40GB".
+// In JSON an entry is a process, which has `ranks` ranks.
 struct LoggedRank {
-  std::int64_t number = 0, group = 0;
+  std::int64_t number = 0, group = 0, ranks = 1;
   std::string host;
   std::size_t line = 0;
 };
@@ -102,6 +103,35 @@ struct Run {
   std::optional<InputError> error;  // of the first row with an error
 
   bool empty() const { return ranks.empty() && columns.empty() && !rows; }
+
+  // Adds a result with its time as the log states it. `least_bandwidth`: smaller ones are not shown, or shown as 0.
+  void add(CollectivePoint point, std::optional<double> wrong, std::optional<double> algorithm,
+           std::optional<double> bus, double least_bandwidth, const InputError::Where& where) {
+    if (wrong && *wrong != 0)
+      throw InputError(where, fmt::format("{} wrong values", *wrong), "results that nccl-tests found correct");
+    if (algorithm && *algorithm > 0 && *algorithm >= least_bandwidth && bus == 0)
+      throw InputError(
+          where, fmt::format("a bus bandwidth of 0 with an algorithm bandwidth of {} GB/s", *algorithm),
+          "a communicator of several ranks: this is one rank by itself (nccl-tests is built with MPI=1 to run on "
+          "several hosts)");
+    if (algorithm && *algorithm > fastest.algorithm) {
+      fastest = {*algorithm, bus.value_or(0)};
+      seconds_per_unit_of_fastest = point.bytes / (1e9 * *algorithm) / point.seconds;
+    }
+    if (point.bytes > 0) points.push_back(point);
+  }
+  // The size of a communicator: groups are equal.
+  std::int64_t ranks_of_group() const {
+    std::map<std::int64_t, std::int64_t> by_number;
+    std::set<std::int64_t> groups;
+    for (const LoggedRank& rank : ranks) {
+      by_number[rank.number] = rank.ranks;
+      groups.insert(rank.group);
+    }
+    std::int64_t all = 0;
+    for (const auto& [number, of_entry] : by_number) all += of_entry;
+    return all / std::max<std::int64_t>(1, std::ssize(groups));
+  }
 };
 
 // Determines what the ranks of a log are: members of one communicator, or of several equal ones, each within a host.
@@ -115,15 +145,15 @@ void settle_ranks(const std::vector<LoggedRank>& ranks, const InputError::Where&
                        "each rank once" + alone);
   std::map<std::int64_t, std::map<std::string, std::int64_t>> groups;  // number of ranks on each host
   std::set<std::string> hosts;
-  std::int64_t expected = 0;
+  std::int64_t expected = 0, count = 0;
   for (const auto& [number, rank] : by_number) {
     if (number != expected++)
       throw InputError(where, fmt::format("rank {} without rank {}", number, expected - 1),
                        "a log that lists all ranks");
-    ++groups[rank->group][rank->host];
+    groups[rank->group][rank->host] += rank->ranks;
     hosts.insert(rank->host);
+    count += rank->ranks;
   }
-  const auto count = static_cast<std::int64_t>(by_number.size());
   const auto parts = static_cast<std::int64_t>(groups.size());
   if (count < 2)
     throw InputError(where, count == 0 ? "no list of ranks" : "one rank by itself", "2 ranks or more" + alone);
@@ -156,24 +186,6 @@ const CollectiveKind* wanted_kind(const LogOptions& options) {
   if (kind == nullptr && !options.collective.empty())
     throw InputError({"--collective", ""}, describe(options.collective), "one of " + names_of_kinds());
   return kind;
-}
-
-// Names a curve by its collective: `said` by the log, or otherwise the wanted one, or that of the file's name, which
-// counts only where the rows can be of it.
-template <class CanBe>
-void name_curve(const CollectiveKind* said, const std::string& file, const LogOptions& options, CanBe can_be,
-                CollectiveCurve& curve) {
-  const std::filesystem::path name = std::filesystem::path(file).filename();
-  const CollectiveKind* kind = said != nullptr ? said : wanted_kind(options);
-  if (kind == nullptr) {
-    kind = kind_in(name.string());
-    if (kind == nullptr || !can_be(*kind))
-      throw InputError({file, ""}, "a log that does not name its collective", "--collective: " + names_of_kinds());
-  }
-  curve.collective = kind->name;
-  curve.kind = kind->op;
-  curve.source = name.string();
-  curve.id = fmt::format("{}-{}-{}", name.stem().string(), curve.collective, curve.ranks);
 }
 
 // Returns a line without colours, and without the carriage return with which other systems end it.
@@ -357,19 +369,9 @@ class TableParser {
     const std::optional<double> taken = number(words[time]);
     if (!taken || *taken <= 0)
       throw InputError(where(), describe(words[time]), fmt::format("a time in microseconds in column {}", time + 1));
-    if (const auto wrong = value_of("wrong"); wrong && *wrong != 0)
-      throw InputError(where(), fmt::format("{} wrong values", *wrong), "results that nccl-tests found correct");
-    const double algorithm = value_of("algbw").value_or(0);
-    if (algorithm >= kShown && value_of("busbw") == 0)
-      throw InputError(
-          where(), fmt::format("a bus bandwidth of 0 with an algorithm bandwidth of {} GB/s", algorithm),
-          "a communicator of several ranks: this is one rank by itself (nccl-tests is built with MPI=1 to run on "
-          "several hosts)");
-    if (algorithm > run_.fastest.algorithm) {
-      run_.fastest = {algorithm, value_of("busbw").value_or(0)};
-      run_.seconds_per_unit_of_fastest = size / (1e9 * algorithm) / *taken;
-    }
-    if (size > 0) run_.points.push_back({size, *taken, line_});
+    // Bandwidths are printed with two decimals; for sizes below this a 0 beside them has no meaning.
+    constexpr double kShown = 0.1;
+    run_.add({size, *taken, line_}, value_of("wrong"), value_of("algbw"), value_of("busbw"), kShown, where());
   }
 
   // The oldest versions report milliseconds without saying so; the bandwidth beside the time reveals it.
@@ -382,9 +384,6 @@ class TableParser {
     for (CollectivePoint& point : run_.points) point.seconds *= run_.seconds_per_unit;
   }
 
-  // Bandwidths are printed with two decimals; for sizes below this a 0 beside them has no meaning.
-  static constexpr double kShown = 0.1;
-
   std::string file_;
   bool in_place_;
   std::size_t line_ = 0;
@@ -395,13 +394,7 @@ class TableParser {
 
 // Returns whether the ratio of a run's bandwidths can be this collective's.
 bool has_ratio_of(const Run& run, const CollectiveKind& kind) {
-  std::set<std::int64_t> ranks, groups;
-  for (const LoggedRank& rank : run.ranks) {
-    ranks.insert(rank.number);
-    groups.insert(rank.group);
-  }
-  const std::size_t parts = std::max<std::size_t>(groups.size(), 1);
-  return can_have(run.fastest, kind.op, static_cast<std::int64_t>(ranks.size() / parts));
+  return can_have(run.fastest, kind.op, run.ranks_of_group());
 }
 
 // Returns whether a run can be of this collective: the column redop of its rows says whether anything was reduced, and
@@ -410,6 +403,22 @@ bool can_be(const Run& run, const CollectiveKind& kind) {
   if (!has_ratio_of(run, kind)) return false;
   const bool reduces = kind.op == OpKind::all_reduce || kind.op == OpKind::reduce_scatter || kind.op == OpKind::reduce;
   return reduces ? run.reduces || !run.only_moves : !run.reduces;
+}
+
+// Names a curve by its collective: the one that the log says, or otherwise the wanted one, or that of the file's name,
+// which counts only where the rows can be of it.
+void name_curve(const Run& run, const std::string& file, const LogOptions& options, CollectiveCurve& curve) {
+  const std::filesystem::path name = std::filesystem::path(file).filename();
+  const CollectiveKind* kind = run.kind != nullptr ? run.kind : wanted_kind(options);
+  if (kind == nullptr) {
+    kind = kind_in(name.string());
+    if (kind == nullptr || !can_be(run, *kind))
+      throw InputError({file, ""}, "a log that does not name its collective", "--collective: " + names_of_kinds());
+  }
+  curve.collective = kind->name;
+  curve.kind = kind->op;
+  curve.source = name.string();
+  curve.id = fmt::format("{}-{}-{}", name.stem().string(), curve.collective, curve.ranks);
 }
 
 // Returns the curve of a run, which is of the wanted collective.
@@ -431,8 +440,7 @@ CollectiveCurve curve_of(const Run& run, const std::string& file, const LogOptio
   curve.device = run.device;
   curve.dtype = run.dtype;
   curve.points = run.points;
-  const auto of = [&](const CollectiveKind& kind) { return can_be(run, kind); };
-  name_curve(run.kind, file, options, of, curve);
+  name_curve(run, file, options, curve);
   return curve;
 }
 
@@ -443,9 +451,8 @@ void tell_apart(std::vector<CollectiveCurve>& curves) {
     if (const int times = ++seen[curve.id]; times > 1) curve.id += fmt::format("-{}", times);
 }
 
-CollectiveLog parse_tables(const std::string& text, const std::string& file, const LogOptions& options) {
+CollectiveLog log_of(const std::vector<Run>& runs, const std::string& file, const LogOptions& options) {
   const CollectiveKind* wanted = wanted_kind(options);
-  const std::vector<Run> runs = TableParser(file, options.in_place).parse(text);
   if (runs.empty())
     throw InputError({file, ""}, "not a log of nccl-tests",
                      "the output of all_reduce_perf or another test, printed or written with -J");
@@ -473,22 +480,25 @@ CollectiveLog parse_tables(const std::string& text, const std::string& file, con
 }
 
 // What -J writes: src/util.cu of nccl-tests, version 1.
-CollectiveLog parse_json_log(const std::string& text, const std::string& file, const LogOptions& options) {
+Run parse_json_log(const std::string& text, const std::string& file, bool in_place) {
   const Json json = parse_json(text, file);
   const auto need = [&](const Json& object, const char* key, const std::string& pointer) -> const Json& {
     if (!object.is_object() || !object.contains(key))
       throw InputError({file, pointer + "/" + key}, "nothing", "the output of nccl-tests with -J");
     return object[key];
   };
-  const CollectiveKind* kind = nullptr;
-  if (json.is_object() && json.contains("args") && json["args"].is_array() && !json["args"].empty() &&
-      json["args"][0].is_string())
-    kind = kind_in(std::filesystem::path(json["args"][0].get<std::string>()).filename().string());
+  const auto need_array = [&](const Json& object, const char* key, const std::string& pointer) -> const Json& {
+    const Json& array = need(object, key, pointer);
+    if (!array.is_array()) throw InputError({file, pointer + "/" + key}, describe(array), "an array");
+    return array;
+  };
+  Run run;
+  run.ended = true;
   const Json& config = need(json, "config", "");
-  const Json& devices = need(config, "devices", "/config");
-  if (!devices.is_array()) throw InputError({file, "/config/devices"}, describe(devices), "an array");
-  // JSON has one entry for each process, however many ranks it has. The first ranks of two neighbouring processes are
-  // nthreads x ngpus apart.
+  if (const auto args = json.find("args"); args != json.end() && args->is_array() && !args->empty())
+    if (const Json& program = args->front(); program.is_string())
+      run.kind = kind_in(std::filesystem::path(program.get<std::string>()).filename().string());
+  // JSON has one entry for each process, however many ranks it has.
   std::int64_t each = 1;
   for (const char* of : {"nthreads", "ngpus"}) {
     constexpr std::int64_t kMost = 1 << 20;  // far more than a process can have
@@ -498,75 +508,52 @@ CollectiveLog parse_json_log(const std::string& text, const std::string& file, c
                        fmt::format("an integer from 1 to {}", kMost));
     each = std::min(each * count.get<std::int64_t>(), kMost);
   }
-  CollectiveCurve curve;
-  Bandwidths fastest;
-  std::set<std::string> hosts;
-  std::map<std::int64_t, std::size_t> firsts;
-  for (std::size_t i = 0; i < devices.size(); ++i) {
+  std::set<std::int64_t> firsts;
+  for (const Json& device : need_array(config, "devices", "/config")) {
+    const std::string pointer = fmt::format("/config/devices/{}", run.ranks.size());
     const auto text_of = [&](const char* key) {
-      const std::string pointer = fmt::format("/config/devices/{}", i);
-      if (!devices[i].is_object()) throw InputError({file, pointer}, describe(devices[i]), "an object");
-      const Json value = devices[i].value(key, Json(""));
+      if (!device.is_object()) throw InputError({file, pointer}, describe(device), "an object");
+      const Json value = device.value(key, Json(""));
       if (!value.is_string()) throw InputError({file, pointer + "/" + key}, describe(value), "a text");
       return value.get<std::string>();
     };
-    hosts.insert(text_of("hostname"));
-    curve.device = text_of("device_info");
-    const Json rank = devices[i].value("rank", Json(nullptr));
-    if (!rank.is_number_integer()) continue;
-    if (const auto [at, fresh] = firsts.emplace(rank.get<std::int64_t>(), i); !fresh)
-      throw InputError({file, fmt::format("/config/devices/{}/rank", i)}, fmt::format("rank {} twice", rank.dump()),
+    const std::string host = text_of("hostname");
+    run.device = text_of("device_info");
+    run.ranks.push_back({std::ssize(run.ranks), 0, each, host});
+    const Json rank = device.value("rank", Json(nullptr));
+    if (rank.is_number_integer() && !firsts.insert(rank.get<std::int64_t>()).second)
+      throw InputError({file, pointer + "/rank"}, fmt::format("rank {} twice", rank.dump()),
                        "each rank once: separate processes do not measure a collective together");
   }
-  curve.ranks = static_cast<std::int64_t>(devices.size()) * each;
-  curve.hosts = curve.nodes = static_cast<std::int64_t>(std::max<std::size_t>(hosts.size(), 1));
-  if (curve.ranks < 2)
-    throw InputError({file, ""}, fmt::format("{} ranks", curve.ranks), "a log that lists 2 ranks or more");
-  if (curve.ranks % curve.hosts != 0)
-    throw InputError({file, ""}, fmt::format("{} ranks on {} hosts", curve.ranks, curve.hosts),
-                     "equally many ranks on every host");
-  const Json& results = need(json, "results", "");
-  if (!results.is_array()) throw InputError({file, "/results"}, describe(results), "an array");
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    const std::string pointer = fmt::format("/results/{}", i);
-    const char* column = options.in_place ? "in_place" : "out_of_place";
-    const Json& size = need(results[i], "size", pointer);
-    const Json& of = need(results[i], column, pointer);
+  const char* const column = in_place ? "in_place" : "out_of_place";
+  std::size_t number = 0;
+  for (const Json& result : need_array(json, "results", "")) {
+    const std::string pointer = fmt::format("/results/{}", number++), of_column = pointer + "/" + column;
+    const Json &size = need(result, "size", pointer), &of = need(result, column, pointer);
+    run.unmeasured = run.unmeasured || of.is_null();
     if (of.is_null()) continue;
-    const Json& time = of.contains("cpu_time") ? of["cpu_time"] : need(of, "time", pointer + "/" + column);
+    const Json& time = of.contains("cpu_time") ? of["cpu_time"] : need(of, "time", of_column);
     if (!time.is_number() || !size.is_number() || !(time.get<double>() > 0))
-      throw InputError({file, pointer + "/" + column + "/time"}, describe(time), "a time in microseconds");
-    if (const auto wrong = of.find("nwrong"); wrong != of.end() && wrong->is_number() && *wrong != 0)
-      throw InputError({file, pointer + "/" + column + "/nwrong"}, describe(*wrong),
-                       "results that nccl-tests found correct");
-    const Json bus = of.value("bus_bw", Json(nullptr)), algorithm = of.value("alg_bw", Json(nullptr));
-    if (bus.is_number() && algorithm.is_number() && bus == 0 && algorithm.get<double>() > 0)
-      throw InputError({file, pointer + "/" + column + "/bus_bw"}, "0 with an algorithm bandwidth",
-                       "a communicator of several ranks: this is one rank by itself");
-    if (bus.is_number() && algorithm.is_number() && algorithm.get<double>() > fastest.algorithm)
-      fastest = {algorithm.get<double>(), bus.get<double>()};
-    if (results[i].contains("type") && results[i]["type"].is_string()) curve.dtype = results[i]["type"];
-    if (size.get<double>() > 0) curve.points.push_back({size.get<double>(), 1e-6 * time.get<double>(), 0});
+      throw InputError({file, of_column + "/time"}, describe(time), "a time in microseconds");
+    const auto number_at = [&](const char* key) -> std::optional<double> {
+      const auto at = of.find(key);
+      return at != of.end() && at->is_number() ? at->get<double>() : std::optional<double>();
+    };
+    if (result.contains("type") && result["type"].is_string()) run.dtype = result["type"];
+    run.add({size, 1e-6 * time.get<double>(), 0}, number_at("nwrong"), number_at("alg_bw"), number_at("bus_bw"), 0,
+            {file, of_column});
   }
-  if (curve.points.empty())
-    throw InputError({file, ""}, "no results", "a table of nccl-tests with a row for each size");
-  const CollectiveKind* wanted = wanted_kind(options);
-  if (kind != nullptr && wanted != nullptr && kind != wanted)
-    throw InputError({file, "/args/0"}, fmt::format("a test: {}", kind->name), "one of " + options.collective);
-  const auto has_ratio = [&](const CollectiveKind& k) { return can_have(fastest, k.op, curve.ranks); };
-  if (kind == nullptr && wanted != nullptr && !has_ratio(*wanted))
-    throw InputError({file, "/results"}, fmt::format("a test whose bus_bw is {:.3g} times its alg_bw", fastest.ratio()),
-                     "one of " + options.collective);
-  name_curve(kind, file, options, has_ratio, curve);
-  return {.curves = {std::move(curve)}, .left_out = {}};
+  return run;
 }
 
 }  // namespace
 
 CollectiveLog parse_nccl_log(const std::string& text, const std::string& file, const LogOptions& options) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
-  if (first != std::string::npos && text[first] == '{') return parse_json_log(text, file, options);
-  return parse_tables(text, file, options);
+  const bool is_json = first != std::string::npos && text[first] == '{';
+  return log_of(is_json ? std::vector{parse_json_log(text, file, options.in_place)}
+                        : TableParser(file, options.in_place).parse(text),
+                file, options);
 }
 
 CollectiveLog read_nccl_log(const std::string& file, const LogOptions& options) {

@@ -11,7 +11,6 @@
 #include "realrun/calibrate/fit.h"
 #include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/published.h"
-#include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
 #include "sim/base/input_file.h"
 #include "sim/cost/calibration.h"

@@ -34,14 +34,6 @@ std::int64_t size_between(std::int64_t least, std::int64_t most, double at) {
   return sizes[std::min(sizes.size() - 1, static_cast<std::size_t>(at * static_cast<double>(sizes.size())))];
 }
 
-KernelPoint point(StandAloneOp op, std::string group, std::string id) {
-  KernelPoint p;
-  static_cast<StandAloneOp&>(p) = std::move(op);
-  p.group = std::move(group);
-  p.id = std::move(id);
-  return p;
-}
-
 // A product of a linear layer for `tokens` tokens, from `k` to `n` features: the forward or one of the backwards.
 KernelPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t n, std::int64_t k, bool bias,
                     bool transposed) {
@@ -56,9 +48,10 @@ KernelPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t 
       {{"m", tokens}, {"n", n}, {"k", k}}, dtype);
   op.op.transposed_weight = transposed;
   op.op.accumulate = of_weight;  // into main gradients
-  return point(std::move(op), fmt::format("matmul {}", name_of(dtype)),
-               fmt::format("{} {} {} x {} x {}{}{}", name_of(kind), name_of(dtype), tokens, n, k, bias ? " bias" : "",
-                           transposed ? " transposed" : ""));
+  return {std::move(op),
+          fmt::format("{} {} {} x {} x {}{}{}", name_of(kind), name_of(dtype), tokens, n, k, bias ? " bias" : "",
+                      transposed ? " transposed" : ""),
+          fmt::format("matmul {}", name_of(dtype))};
 }
 
 bool has_too_many_flops(const SweepOptions& o, const KernelPoint& p) { return flops(p.op, p.tensors) > o.most_flops; }
@@ -114,9 +107,10 @@ KernelPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64
       stand_alone_op(kind, backward ? "queries queries lse " + inputs : inputs, backward ? inputs : "queries lse",
                      {{"batch", batch}, {"sequence", sequence}, {"groups", heads}, {"head_dim", head_dim}}, dtype);
   op.op.causal = causal;
-  return point(std::move(op), fmt::format("attention {}", name_of(dtype)),
-               fmt::format("{} {} {} x {} x {} x {}{}{}", name_of(kind), name_of(dtype), batch, sequence, heads,
-                           head_dim, causal ? " causal" : "", fused ? "" : " apart"));
+  return {std::move(op),
+          fmt::format("{} {} {} x {} x {} x {}{}{}", name_of(kind), name_of(dtype), batch, sequence, heads, head_dim,
+                      causal ? " causal" : "", fused ? "" : " apart"),
+          fmt::format("attention {}", name_of(dtype))};
 }
 
 void add_attention(const SweepOptions& o, Dtype dtype, std::vector<KernelPoint>& points) {
@@ -249,7 +243,7 @@ KernelPoint memory_point(const SweepOptions& o, MemoryKind kind, std::int64_t to
   if (name.starts_with("dropout")) op.op.probability = 0.1f;
   op.op.accumulate = kind.kind == OpKind::norm_backward || kind.kind == OpKind::embedding_backward ||
                      kind.kind == OpKind::bias_gradient;
-  return point(std::move(op), "memory " + name, fmt::format("{} {} x {}{}", name, tokens, width, more));
+  return {std::move(op), fmt::format("{} {} x {}{}", name, tokens, width, more), "memory " + name};
 }
 
 void add_memory_bound(const SweepOptions& o, std::vector<KernelPoint>& points) {
@@ -271,7 +265,7 @@ void add_copies(const SweepOptions& o, std::span<const std::int64_t> kilobytes, 
       op.tensors[up ? op.op.reads[0] : op.op.writes[0]].place = Place::host;
       if (static_cast<double>(op.tensors[0].elements()) > 16 * o.most_elements) continue;
       const std::string way = name_of(Direction{Place::device, up ? Place::device : Place::host});
-      points.push_back(point(std::move(op), fmt::format("copy {}", way), fmt::format("{} {} KiB", way, size)));
+      points.push_back({std::move(op), fmt::format("{} {} KiB", way, size), fmt::format("copy {}", way)});
     }
 }
 

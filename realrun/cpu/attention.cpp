@@ -164,10 +164,7 @@ void for_each_head(const AttentionSizes& s, Visit visit) {
 class Rotation {
  public:
   Rotation(const Call& call, const RotaryShape& shape, double direction)
-      : base_(call.context.rotary_base),
-        direction_(direction),
-        width_(shape.turned),
-        positions_(call.context.query_positions) {}
+      : direction_(direction), width_(shape.turned), positions_(call.context.query_positions) {}
 
   // `add`: adds to the content of `out`, which must then not be `in`.
   void turn(std::int64_t token, const float* in, float* out, bool add = false) const {
@@ -175,7 +172,7 @@ class Rotation {
     const std::int64_t half = width_ / 2;
     for (std::int64_t i = 0; i < half; ++i) {
       const double exponent = -2 * static_cast<double>(i) / static_cast<double>(width_);
-      const double angle = direction_ * position * std::pow(base_, exponent);
+      const double angle = direction_ * position * std::pow(kRotaryBase, exponent);
       const double cosine = std::cos(angle), sine = std::sin(angle), a = in[i], b = in[i + half];
       const double first = a * cosine - b * sine, second = b * cosine + a * sine;
       out[i] = static_cast<float>(add ? out[i] + first : first);
@@ -184,7 +181,7 @@ class Rotation {
   }
 
  private:
-  double base_, direction_;
+  double direction_;
   std::int64_t width_;
   std::span<const std::int64_t> positions_;
 };

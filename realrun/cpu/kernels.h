@@ -3,7 +3,6 @@
 // optionally every store rounds to bf16, so that a run can show the dtype's effect.
 #pragma once
 
-#include <cstdint>
 #include <span>
 
 #include "realrun/kernel.h"

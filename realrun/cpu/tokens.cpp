@@ -15,15 +15,6 @@ std::int64_t local_row(const Call& call, const Tensor& table, std::int64_t first
   return -1;
 }
 
-// Calls visit(merged, patch) for each vector of the unmerged patches, with its index in the merged ones.
-template <class Visit>
-void merge_patches(const PoolShape& s, Visit visit) {
-  for (std::int64_t image = 0; image < s.images; ++image)
-    for (std::int64_t row = 0; row < s.from.side(); ++row)
-      for (std::int64_t column = 0; column < s.from.side(); ++column)
-        visit(s.merged(image, row, column), s.patch(image, row, column));
-}
-
 }  // namespace
 
 void embedding(const Call& call) {
@@ -91,12 +82,6 @@ void pool(const Call& call) {
     return;
   }
   const PoolShape s = pool_shape(call);
-  if (s.merging) {
-    merge_patches(s, [&](std::int64_t merged, std::int64_t patch) {
-      std::copy_n(x.data + patch * s.width, s.width, y.data + merged * s.width);
-    });
-    return;
-  }
   for (std::int64_t p = 0; p < s.pooled; ++p)
     for (std::int64_t c = 0; c < s.width; ++c) {
       const float* column = x.data + p * s.each * s.width + c;
@@ -120,12 +105,6 @@ void pool_backward(const Call& call) {
     return;
   }
   const PoolShape s = pool_shape(call);
-  if (s.merging) {
-    merge_patches(s, [&](std::int64_t merged, std::int64_t patch) {
-      std::copy_n(dy.data + merged * s.width, s.width, dx.data + patch * s.width);
-    });
-    return;
-  }
   for (std::int64_t p = 0; p < s.pooled; ++p)
     for (std::int64_t i = 0; i < s.each; ++i)
       for (std::int64_t c = 0; c < s.width; ++c) {

@@ -90,4 +90,20 @@ void merge_statistics(CUstream_st* stream, std::span<const void* const> parts, v
 // Sets *flag (int32 in device memory) to 1 if any element is NaN; leaves it otherwise. Integers are never NaN.
 void find_nan(CUstream_st* stream, const DeviceSlice& slice, std::int32_t* flag);
 
+// ---- fp8 (e4m3) with one scale per tensor, from the tensor's own largest value ("current scaling": Micikevicius et
+// al. 2022, arXiv 2209.05433, section 3)
+
+// A stored value q represents q * scale.
+struct alignas(16) Fp8Scale {
+  float scale = 1;    // largest / 448; 1 for a tensor of zeros
+  float largest = 0;  // largest |x|
+};
+void quantise(CUstream_st* stream, std::int64_t processors, const void* from, Dtype from_dtype, void* to,
+              std::int64_t elements, Fp8Scale* scale);
+// A null `scale` means 1.
+void dequantise(CUstream_st* stream, const void* from, const Fp8Scale* scale, void* to, Dtype to_dtype,
+                std::int64_t elements);
+// Transposes a row-major [rows, columns] matrix of bytes to [columns, rows], as fp8 matrix units need it.
+void transpose_bytes(CUstream_st* stream, const void* from, void* to, std::int64_t rows, std::int64_t columns);
+
 }  // namespace orrery::cuda

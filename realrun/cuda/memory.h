@@ -13,8 +13,7 @@
 namespace orrery::cuda {
 
 // Device memory of one op, allocated and freed in the stream's order. Where the GPU has too little, throws DeviceError,
-// or
-// (`may_lack`) has data nullptr.
+// or (`may_lack`) has data nullptr.
 class Temporary {
  public:
   Temporary(std::int64_t bytes, cudaStream_t stream, bool may_lack = false);
@@ -39,8 +38,6 @@ class Memory {
   void release(void* memory, cudaStream_t last) noexcept;
   // Bytes of the allocation that begins at `memory`; 0: not an allocation of this object.
   std::int64_t bytes_at(const void* memory) const;
-
-  std::int64_t device_bytes() const { return device_bytes_; }
 
  private:
   struct Block {

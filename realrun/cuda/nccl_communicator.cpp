@@ -11,7 +11,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <filesystem>
 #include <fstream>
@@ -21,7 +20,6 @@
 #include <span>
 #include <stdexcept>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "realrun/cuda/backend.h"
@@ -42,30 +40,13 @@ constexpr std::chrono::microseconds kPollPeriod{50};   // period at which a wait
 bool is_taken(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
 
 ncclDataType_t type_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::fp32:
-      return ncclFloat32;
-    case Dtype::fp16:
-      return ncclFloat16;
-    case Dtype::bf16:
-      return ncclBfloat16;
-    case Dtype::fp8:
-      return ncclFloat8e4m3;
-    case Dtype::int64:
-      return ncclInt64;
-    case Dtype::int32:
-      return ncclInt32;
-    case Dtype::uint8:
-      return ncclUint8;
-    case Dtype::int8:
-    case Dtype::int4:
-    case Dtype::sign:
-      return ncclInt8;
-    case Dtype::nvfp4:
-    case Dtype::fp8_blocks:
-      break;
-  }
-  throw std::logic_error("NCCL has no such dtype");
+  static const std::map<Dtype, ncclDataType_t> types{
+      {Dtype::fp32, ncclFloat32}, {Dtype::fp16, ncclFloat16}, {Dtype::bf16, ncclBfloat16}, {Dtype::fp8, ncclFloat8e4m3},
+      {Dtype::int64, ncclInt64},  {Dtype::int32, ncclInt32},  {Dtype::uint8, ncclUint8},   {Dtype::int8, ncclInt8},
+      {Dtype::int4, ncclInt8},    {Dtype::sign, ncclInt8}};
+  const auto found = types.find(dtype);
+  if (found == types.end()) throw std::logic_error("NCCL has no such dtype");
+  return found->second;
 }
 
 // Identifies a communicator: for a group's operations on a stream, for messages over a boundary, or for host values.

@@ -129,15 +129,17 @@ struct MpiMessage {
 // A running schedule: which transfers are under way, and what waits for them.
 class Running {
  public:
+  // `first`: the first message of every pair. `is_named`: it carries the operation's name, which is checked.
   Running(const mpi::Transfers& schedule, const Members& members, const Buffers& buffers, const std::string& name,
-          std::size_t largest, MPI_Comm comm)
+          bool is_named, const Ends& first)
       : schedule_(schedule), buffers_(buffers), name_(name), sent_name_(sent_name(name)), states_(schedule.size()) {
     std::map<std::size_t, int> sends, receives;  // so far, by partner
     for (std::size_t t = 0; t < schedule.size(); ++t) {
       const Transfer& transfer = schedule[t];
       const int number = (transfer.kind == Kind::send ? sends : receives)[transfer.member]++;
       State& state = states_[t];
-      state.ends = {.largest = largest, .comm = comm, .peer = members[transfer.member], .tag = number};
+      state.ends = {first.largest, first.comm, members[transfer.member], first.tag + number};
+      state.is_named = is_named && number == 0;
       state.first_slot = transfer_of_.size();
       state.pieces_left = state.ends.pieces(bytes_of(transfer.elements()));
       transfer_of_.insert(transfer_of_.end(), state.pieces_left, t);
@@ -164,7 +166,7 @@ class Running {
     for (int k = 0; k < count; ++k) {
       const auto slot = static_cast<std::size_t>(finished_[static_cast<std::size_t>(k)]);
       const std::size_t t = transfer_of_[slot];
-      if (slot == states_[t].first_slot && schedule_[t].kind != Kind::send && states_[t].ends.tag == 0)
+      if (slot == states_[t].first_slot && schedule_[t].kind != Kind::send && states_[t].is_named)
         check_name(states_[t]);
     }
     for (int k = 0; k < count; ++k) {
@@ -192,6 +194,7 @@ class Running {
  private:
   struct State {  // of a transfer
     Ends ends;
+    bool is_named = false;
     std::size_t first_slot = 0, pieces_left = 0;
     std::size_t missing = 0;           // transfers to wait for
     std::vector<std::size_t> waiting;  // transfers that wait for it
@@ -208,7 +211,7 @@ class Running {
   // Needed because MPI accepts a message that is shorter than its receiver expects.
   void check_size(std::size_t t, std::size_t piece, const MPI_Status& status) const {
     const Ends& ends = states_[t].ends;
-    const std::size_t name = piece == 0 && ends.tag == 0 ? sizeof(SentName) : 0,
+    const std::size_t name = piece == 0 && states_[t].is_named ? sizeof(SentName) : 0,
                       rest = bytes_of(schedule_[t].elements()) - piece * ends.largest,
                       expected = std::min(ends.largest, rest) + name;
     int received = 0;
@@ -226,7 +229,7 @@ class Running {
     const Transfer& transfer = schedule_[t];
     State& state = states_[t];
     const std::size_t bytes = bytes_of(transfer.elements()), first = bytes_of(transfer.ranges.front().begin);
-    const bool dense = transfer.ranges.size() == 1, named = state.ends.tag == 0;
+    const bool dense = transfer.ranges.size() == 1, named = state.is_named;
     if (!dense || transfer.kind == Kind::receive_and_add) state.packed.resize(bytes);
     MPI_Request* requests = &requests_[state.first_slot];
     if (transfer.kind != Kind::send) {
@@ -396,33 +399,10 @@ class Ranks final : public MpiCommunicator {
   }
 
   void receive(std::size_t from, const MessageTag& tag, Stream, void* data, std::int64_t elements, Dtype) override {
-    const std::size_t bytes = bytes_of(elements);
-    const Ends ends{.largest = largest(), .comm = messages_, .peer = from, .tag = tag_of(tag)};
-    std::vector<MPI_Request> requests(ends.pieces(bytes), MPI_REQUEST_NULL);
-    ends.post_receive(static_cast<std::byte*>(data), bytes, nullptr, requests.data());
-    std::size_t left = requests.size();
-    std::vector<int> finished(left);
-    std::vector<MPI_Status> statuses(left);
-    std::size_t received = 0;
-    wait(
-        [&] {
-          int count = 0;
-          need(MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count, finished.data(),
-                            statuses.data()),
-               "a message between stages");
-          if (count <= 0) return false;
-          for (int k = 0; k < count; ++k) {
-            int piece = 0;
-            MPI_Get_count(&statuses[static_cast<std::size_t>(k)], MPI_BYTE, &piece);
-            received += static_cast<std::size_t>(piece);
-          }
-          left -= static_cast<std::size_t>(count);
-          return true;
-        },
-        [&] { return left == 0; }, [&] { return fmt::format("for {} from rank {}", text_of(tag), from); });
-    if (received != bytes)
-      throw ExecutionError(fmt::format("{} received {} bytes of {} from rank {}, but expected {}", place(), received,
-                                       text_of(tag), from, bytes));
+    const mpi::Transfers schedule{{Kind::receive, from, {{0, elements}}, {}}};
+    run(schedule, everyone(), {.target = static_cast<std::byte*>(data)}, text_of(tag), false,
+        {.largest = largest(), .comm = messages_, .tag = tag_of(tag)},
+        [&](const Running&) { return fmt::format("for {} from rank {}", text_of(tag), from); });
   }
 
   void fail(std::exception_ptr failure) override {
@@ -493,10 +473,16 @@ class Ranks final : public MpiCommunicator {
   void run(const mpi::Transfers& schedule, const CollectiveCall& of, const Buffers& buffers) {
     if (of.members.size() == 1) return;
     const std::string name = fmt::format("\"{}\" of ranks {}", of.what, text_of(of.members));
+    run(schedule, of.members, buffers, name, true, {.largest = largest(), .comm = collectives_},
+        [&](const Running& running) { return "in " + name + " for " + running.waited_for(); });
+  }
+  // The arguments are Running's. describe(what runs): what the rank waits for.
+  template <class Describe>
+  void run(const mpi::Transfers& schedule, const Members& members, const Buffers& buffers, const std::string& name,
+           bool is_named, const Ends& first, Describe describe) {
     try {
-      Running running(schedule, of.members, buffers, name, largest(), collectives_);
-      wait([&] { return running.progress(); }, [&] { return running.done(); },
-           [&] { return "in " + name + " for " + running.waited_for(); });
+      Running running(schedule, members, buffers, name, is_named, first);
+      wait([&] { return running.progress(); }, [&] { return running.done(); }, [&] { return describe(running); });
     } catch (const ExecutionError& error) {
       const std::string text = error.what();
       if (text.starts_with("rank ")) throw;

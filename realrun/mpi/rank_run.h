@@ -2,7 +2,6 @@
 // orrery-gpu rank (NCCL, GPUs).
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

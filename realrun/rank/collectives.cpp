@@ -1,5 +1,4 @@
-#include "realrun/rank/collectives.h"
-
+// Runs a rank's collectives: makes operands dense, orders them for the communicator, and writes results to tensors.
 #include <algorithm>
 #include <numeric>
 #include <optional>
@@ -8,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "realrun/rank/op_runner.h"
 #include "sim/program/rewrite.h"
 
 namespace orrery::realrun {
@@ -50,7 +50,7 @@ std::int64_t count(const ElementIndices::Elements& index) { return static_cast<s
 
 }  // namespace
 
-void Collectives::run(const OpCall& call, const RowCounts* rows) {
+void OpRunner::run_collective(const OpCall& call, const RowCounts* rows) {
   if (rows != nullptr) return exchange_rows(call, *rows);
   if (call.plan().is_packed_reduction(call.op)) return reduce_packed_gradients(call);
   switch (call.op.kind) {
@@ -71,7 +71,7 @@ void Collectives::run(const OpCall& call, const RowCounts* rows) {
   }
 }
 
-CollectiveCall Collectives::meeting(const OpCall& call, Dtype dtype) const {
+CollectiveCall OpRunner::meeting(const OpCall& call, Dtype dtype) const {
   const Op& op = call.op;
   CollectiveCall meeting{position_.group(op.group), std::string(op.name) + ", " + name_of(op.phase), call.stream,
                          dtype};
@@ -86,7 +86,7 @@ CollectiveCall Collectives::meeting(const OpCall& call, Dtype dtype) const {
   return meeting;
 }
 
-void Collectives::all_reduce(const OpCall& call) {
+void OpRunner::all_reduce(const OpCall& call) {
   const bool add = call.op.accumulate;
   if (!add && call.op.reduction == Reduction::merge) return merge_statistics(call);
   const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
@@ -101,7 +101,7 @@ void Collectives::all_reduce(const OpCall& call) {
   if (add || to.index != nullptr) backend_.scatter(call.stream, data, to, add);
 }
 
-std::optional<SumBeside> Collectives::sum_beside(const OpCall& call) const {
+std::optional<SumBeside> OpRunner::sum_beside(const OpCall& call) const {
   if (call.op.kind != OpKind::all_reduce || call.op.accumulate || call.op.reduction == Reduction::merge) return {};
   const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
@@ -110,7 +110,7 @@ std::optional<SumBeside> Collectives::sum_beside(const OpCall& call) const {
                    memory_.element(to),     &call.read(0), call.op.reduction == Reduction::mean};
 }
 
-void Collectives::merge_statistics(const OpCall& call) {
+void OpRunner::merge_statistics(const OpCall& call) {
   const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
   if (to.index != nullptr) throw std::logic_error("statistics are not dense");
@@ -124,7 +124,7 @@ void Collectives::merge_statistics(const OpCall& call) {
   backend_.merge_statistics(call.stream, parts, memory_.element(to), n / 3);
 }
 
-void Collectives::all_gather(const OpCall& call) {
+void OpRunner::all_gather(const OpCall& call) {
   const Tensor &part = call.read(0), &whole = call.written(0);
   const CollectiveCall of = meeting(call, part.dtype);
   const auto ranks = static_cast<std::int64_t>(of.members.size());
@@ -149,8 +149,8 @@ void Collectives::all_gather(const OpCall& call) {
 }
 
 // Puts the parts of all members behind each other.
-void Collectives::gather_parts(const OpCall& call, const Members& members, const Tensor& whole, const Tensor& part,
-                               int dim, void* from, void* to) {
+void OpRunner::gather_parts(const OpCall& call, const Members& members, const Tensor& whole, const Tensor& part,
+                            int dim, void* from, void* to) {
   for (std::size_t r = 0; r < members.size(); ++r) {
     const auto place = static_cast<std::int64_t>(r);
     const auto& index = indices_.of_member(whole, part, dim, members[r], place);
@@ -159,7 +159,7 @@ void Collectives::gather_parts(const OpCall& call, const Members& members, const
   }
 }
 
-void Collectives::reduce_scatter(const OpCall& call) {
+void OpRunner::reduce_scatter(const OpCall& call) {
   const Tensor &part = call.written(0), &whole = call.read(0);
   const CollectiveCall of = meeting(call, part.dtype);
   const auto ranks = static_cast<std::int64_t>(of.members.size());
@@ -185,7 +185,7 @@ void Collectives::reduce_scatter(const OpCall& call) {
 }
 
 // Every rank sends each other rank the part that the other has of the sum. Contributions lie rank after rank.
-void Collectives::exchange_contributions(const OpCall& call) {
+void OpRunner::exchange_contributions(const OpCall& call) {
   const Tensor& whole = call.read(0);
   const Tensor part = without_contributions(call.written(0));
   const CollectiveCall of = meeting(call, whole.dtype);
@@ -202,7 +202,7 @@ void Collectives::exchange_contributions(const OpCall& call) {
 
 // Every rank sends each other rank what it has and the other needs in the new layout, operand by operand in the order
 // of the whole. All parts have the length of the longest. Rows without an index hold zeros.
-void Collectives::redistribute(const OpCall& call) {
+void OpRunner::redistribute(const OpCall& call) {
   const Tensor& after = call.written(0);
   const Dtype dtype = after.dtype;
   const CollectiveCall of = meeting(call, dtype);
@@ -249,7 +249,7 @@ void Collectives::redistribute(const OpCall& call) {
 
 // Each member gets those of this rank's rows that it has in the new layout, ordered by expert, chunk and source rank.
 // All ranks know this order from the counts.
-void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
+void OpRunner::exchange_rows(const OpCall& call, const RowCounts& rows) {
   const Op& op = call.op;
   const bool adds = op.kind == OpKind::reduce_scatter;
   if ((op.kind != OpKind::redistribute && op.kind != OpKind::all_gather && !adds) || op.accumulate)
@@ -329,7 +329,7 @@ void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
   memory_.put(to, call.stream);
 }
 
-void Collectives::ring_shift(const OpCall& call) {
+void OpRunner::ring_shift(const OpCall& call) {
   const TensorMemory::Dense from = memory_.dense(call, call.op.reads[0]);
   const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
   const CollectiveCall of = meeting(call, to.slice.dtype);
@@ -341,7 +341,7 @@ void Collectives::ring_shift(const OpCall& call) {
 }
 
 // Waits for its operands itself: no op fills the buffer that the op names.
-void Collectives::reduce_packed_gradients(const OpCall& call) {
+void OpRunner::reduce_packed_gradients(const OpCall& call) {
   const auto& elements = call.plan().packed(call.op);
   const Dtype dtype = call.read(0).dtype;
   std::int64_t all = 0;

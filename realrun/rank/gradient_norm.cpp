@@ -27,7 +27,7 @@ void GradientNorm::run(const OpCall& call) {
   if (call.plan().sums_norms(call.op)) {
     for (std::int64_t i = 0; i < all.elements; ++i)
       parts.push_back(memory_.element(all.base, all.offset + i, all.dtype));
-    return sum(parts, to, call.stream);
+    return add_up(parts, to, call.stream);
   }
   const Counted& of = counted(call.instance, set_number(call.instance.piece(), call.op.reads[0]));
   std::vector<StoragePtr> squares;
@@ -41,7 +41,7 @@ void GradientNorm::run(const OpCall& call) {
     squares.push_back(square_of(call, packed->data, n, all.dtype));
   }
   for (const StoragePtr& square : squares) parts.push_back(square->data);
-  sum(parts, to, call.stream);
+  add_up(parts, to, call.stream);
 }
 
 StoragePtr GradientNorm::square_of(const OpCall& call, void* data, std::int64_t elements, Dtype dtype) {
@@ -54,7 +54,7 @@ StoragePtr GradientNorm::square_of(const OpCall& call, void* data, std::int64_t 
   return square;
 }
 
-void GradientNorm::sum(std::span<const void* const> parts, const Slice& to, Stream stream) {
+void GradientNorm::add_up(std::span<const void* const> parts, const Slice& to, Stream stream) {
   constexpr std::size_t kAtOnce = 64;
   void* const result = memory_.element(to);
   if (parts.empty()) return backend_.fill(stream, to, 0);
@@ -114,38 +114,33 @@ void GradientNorm::add_first_copies(const Tensor& t, int dim, std::int64_t begin
   }
 }
 
-std::vector<OpCall> GradientNorm::ops_of_exchange() const {
+double GradientNorm::exchange(const std::function<void(const OpCall&)>& run) {
   std::vector<OpCall> exchanges;
   model_.for_each_instance([&](const Instance& instance) {
     const std::vector<Op>& ops = instance.plan->ops(kUpdateBlock);
     for (std::size_t i = 0; i < ops.size(); ++i)
       if (instance.plan->reduces_norm(ops[i])) exchanges.emplace_back(instance, kOfStep, kUpdateBlock, i);
   });
-  for (const OpCall& other : exchanges)
-    if (other.op.group != exchanges.back().op.group || other.stream != exchanges.back().stream)
+  if (exchanges.empty()) return 0;
+  const OpCall& last = exchanges.back();  // the one that runs
+  const std::span<const OpCall> others(exchanges.begin(), exchanges.end() - 1);
+  for (const OpCall& other : others)
+    if (other.op.group != last.op.group || other.stream != last.stream)
       throw ExecutionError("pieces of one stage sum their gradient norms over different ranks or on different streams");
-  return exchanges;
-}
-
-// Adds the instances' squares into the operand of the last exchange, which is the one that runs.
-void GradientNorm::add_instances(std::span<const OpCall> exchanges) {
-  const OpCall& last = exchanges.back();
-  if (exchanges.size() == 1) return;
-  std::vector<const void*> parts;
-  for (const OpCall& call : exchanges) {
-    memory_.order().wait(last.stream, memory_.storage(call, call.op.reads[0], Access::read).written);
-    parts.push_back(memory_.element(memory_.slice(call, call.op.reads[0], Access::read)));
+  if (!others.empty()) {  // adds the instances' squares into its operand
+    std::vector<const void*> parts;
+    for (const OpCall& call : exchanges) {
+      memory_.order().wait(last.stream, memory_.storage(call, call.op.reads[0], Access::read).written);
+      parts.push_back(memory_.element(memory_.slice(call, call.op.reads[0], Access::read)));
+    }
+    add_up(parts, memory_.slice(last, last.op.reads[0], Access::read), last.stream);
+    const Use use = memory_.order().issued(last.stream);
+    for (const OpCall& call : exchanges) memory_.storage(call, call.op.reads[0], Access::read).note_read(use);
+    memory_.storage(last, last.op.reads[0], Access::read).note_written(use);
   }
-  sum(parts, memory_.slice(last, last.op.reads[0], Access::read), last.stream);
-  const Use use = memory_.order().issued(last.stream);
-  for (const OpCall& call : exchanges) memory_.storage(call, call.op.reads[0], Access::read).note_read(use);
-  memory_.storage(last, last.op.reads[0], Access::read).note_written(use);
-}
-
-double GradientNorm::hand_to_all(std::span<const OpCall> exchanges) {
-  const OpCall& last = exchanges.back();
+  run(last);
   const Slice sum = memory_.slice(last, last.op.writes[0], Access::read);
-  for (const OpCall& call : exchanges.first(exchanges.size() - 1)) {
+  for (const OpCall& call : others) {
     backend_.copy(last.stream, memory_.element(memory_.slice(call, call.op.writes[0], Access::write)),
                   memory_.element(sum), backend_.stored_bytes(sum.dtype));
     const Use use = memory_.order().issued(last.stream);

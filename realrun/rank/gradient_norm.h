@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <utility>
@@ -19,16 +20,9 @@ class GradientNorm : RankShared {
 
   // REQUIRES: OpKind::gradient_norm, on a set's held gradients or on results of other norms.
   void run(const OpCall& call);
-  // Runs the exchange after the instances' norms, by `run(call)`; afterwards ops of the update can read its result.
-  // Returns the norm without the loss scale; 0 if the Program has no norm.
-  template <class Run>
-  double exchange(Run&& run) {
-    std::vector<OpCall> exchanges = ops_of_exchange();
-    if (exchanges.empty()) return 0;
-    add_instances(exchanges);
-    run(exchanges.back());
-    return hand_to_all(exchanges);
-  }
+  // Runs the exchange after the instances' norms, by `run`; afterwards ops of the update can read its result. Returns
+  // the norm without the loss scale; 0 if the Program has no norm.
+  double exchange(const std::function<void(const OpCall&)>& run);
 
  private:
   // The elements of a set's held gradients that are counted.
@@ -42,11 +36,7 @@ class GradientNorm : RankShared {
                         const ElementMap& gradients, Counted& counted) const;
   StoragePtr square_of(const OpCall& call, void* data, std::int64_t elements, Dtype dtype);
   // Sums single numbers in their order; none: zero.
-  void sum(std::span<const void* const> parts, const Slice& to, Stream stream);
-
-  std::vector<OpCall> ops_of_exchange() const;
-  void add_instances(std::span<const OpCall> exchanges);
-  double hand_to_all(std::span<const OpCall> exchanges);
+  void add_up(std::span<const void* const> parts, const Slice& to, Stream stream);
 
   std::vector<std::vector<std::optional<Counted>>> counted_;  // by instance and set
 };

@@ -1,12 +1,11 @@
-#include "realrun/rank/kernels.h"
-
-#include <algorithm>
+// Runs the kernels of a rank: binds operands to memory, and tells kernels where their part lies in the whole model.
 #include <array>
 #include <limits>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "realrun/rank/op_runner.h"
 #include "sim/program/load.h"
 
 namespace orrery::realrun {
@@ -34,7 +33,7 @@ const Tensor& drawn_for(const OpCall& call) { return call.op.kind == OpKind::rou
 
 }  // namespace
 
-struct Kernels::Binding {
+struct OpRunner::Binding {
   // A result that is not dense.
   struct Result {
     std::size_t write = 0;
@@ -52,27 +51,38 @@ struct Kernels::Binding {
   std::vector<Result> results;
 };
 
-void Kernels::run(const OpCall& call, const RowCounts* rows) {
+void OpRunner::run_kernel(const OpCall& call, const RowCounts* rows) {
   Binding binding;
   binding.op = call.op;
-  binding.context = context();
+  binding.context = kernel_context();
   if (call.op.is_random()) place_draws(call, binding.context);
-  if (traits_of(call.op.kind).regroups) find_copies(binding.context);
+  if (traits_of(call.op.kind).regroups) {
+    // Copies of experts: ranks begin with different ones, to spread remainders evenly.
+    binding.context.expert_of_slot = program_.expert_of_slot;
+    binding.context.first_copy = position_.coordinate(position_.experts);
+  }
   find_positions(call, binding);
   bind_reads(call, binding);
   if (call.op.kind == OpKind::embedding) take_own_columns(call, binding);
   if (call.op.kind == OpKind::add) take_own_rows(call, binding);
   bind_writes(call, binding);
   binding.context.rows_are_counted = rows != nullptr;
+  // What the op adds to is cleared, and added to the tensor below.
+  const auto adds = [&](const Binding::Result& result) {
+    return call.op.accumulate && accumulates(call.op.kind, result.write);
+  };
+  for (const Binding::Result& result : binding.results)
+    if (adds(result)) memory_.fill(*result.from, 0, call.stream);
   if (rows != nullptr && !traits_of(call.op.kind).regroups) {
     run_rows(call, binding, *rows);
   } else {
-    run_bound(binding);
+    backend_.run(binding.op, binding.reads, binding.writes, binding.context);
   }
-  add_results(call, binding);
+  for (const Binding::Result& result : binding.results)
+    backend_.scatter(call.stream, result.from->data, result.to, adds(result));
 }
 
-KernelContext Kernels::context() const {
+KernelContext OpRunner::kernel_context() const {
   const ExecutionOptions& options = setup_.options;
   KernelContext context;
   context.seed = options.seed;
@@ -83,7 +93,7 @@ KernelContext Kernels::context() const {
   return context;
 }
 
-void Kernels::find_positions(const OpCall& call, Binding& binding) const {
+void OpRunner::find_positions(const OpCall& call, Binding& binding) const {
   const Op& op = call.op;
   if (is_attention(op.kind) && op.parts > 1) {
     AttentionPositions at = attention_positions(op, call.instance.piece(), position_);
@@ -106,7 +116,7 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
 }
 
 // Uses the micro-batch's own sequences, whatever class of micro-batches it is timed as.
-std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
+std::vector<std::int64_t> OpRunner::document_begins(const OpCall& call) const {
   const PackedSequences& packed = *program_.packed;
   const std::int64_t sequences = call.read(queries_operand(call.op.kind)).sizes[0],
                      of_replica = program_.schedule.micro_batches * sequences,
@@ -120,14 +130,8 @@ std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
   return begins;
 }
 
-// For experts with copies. Ranks begin with different copies, so that remainders of a division are spread evenly.
-void Kernels::find_copies(KernelContext& context) const {
-  context.expert_of_slot = program_.expert_of_slot;
-  context.first_copy = position_.coordinate(position_.experts);
-}
-
 // The place of an op in the model is that of its layer's first parameter.
-void Kernels::place_draws(const OpCall& call, KernelContext& context) const {
+void OpRunner::place_draws(const OpCall& call, KernelContext& context) const {
   const Repetition repetition = repetition_of(call);
   const std::size_t layer = call.instance.first_parameter + static_cast<std::size_t>(repetition.before) *
                                                                 call.instance.piece().parameters.size() /
@@ -151,7 +155,7 @@ void Kernels::place_draws(const OpCall& call, KernelContext& context) const {
   }
 }
 
-void Kernels::bind_reads(const OpCall& call, Binding& binding) {
+void OpRunner::bind_reads(const OpCall& call, Binding& binding) {
   for (std::size_t i = 0; i < binding.reads.size(); ++i) {
     const TensorId id = call.op.reads[i];
     if (id == kNoTensor) continue;
@@ -168,17 +172,17 @@ void Kernels::bind_reads(const OpCall& call, Binding& binding) {
     binding.context.first_vocabulary_row = position_.begin(logits, logits.rank - 1);
 }
 
-void Kernels::note_experts(const OpCall& call, const Tensor& t, KernelContext& context) const {
+void OpRunner::note_experts(const OpCall& call, const Tensor& t, KernelContext& context) const {
   if (const int d = t.find(Axis::experts); d >= 0 && traits_of(call.op.kind).regroups && !t.over[d].empty())
     context.first_expert = position_.begin(t, d);
 }
 
-std::int64_t Kernels::part_in(Division part, Division whole) const {
+std::int64_t OpRunner::part_in(Division part, Division whole) const {
   return position_.coordinate(part.group().without(whole.group()));
 }
 
 // An embedding whose result is divided along the width, while the table's rows are whole.
-void Kernels::take_own_columns(const OpCall& call, Binding& binding) {
+void OpRunner::take_own_columns(const OpCall& call, Binding& binding) {
   Tensor& t = binding.in_tensors[0];
   const Tensor& y = call.written(0);
   const std::int64_t whole = t.sizes[1], size = y.sizes[1];
@@ -193,7 +197,7 @@ void Kernels::take_own_columns(const OpCall& call, Binding& binding) {
 }
 
 // A table of positions that is added to a part of the sequence.
-void Kernels::take_own_rows(const OpCall& call, Binding& binding) {
+void OpRunner::take_own_rows(const OpCall& call, Binding& binding) {
   if (call.op.reads[2] == kNoTensor) return;
   const Tensor& x = binding.in_tensors[0];
   Tensor& t = binding.in_tensors[2];
@@ -204,7 +208,7 @@ void Kernels::take_own_rows(const OpCall& call, Binding& binding) {
 }
 
 // The rows of such a table's gradient that belong to this rank's part of the sequence.
-Slice Kernels::own_rows(const OpCall& call, const Binding& binding, Slice to, Tensor& t) {
+Slice OpRunner::own_rows(const OpCall& call, const Binding& binding, Slice to, Tensor& t) {
   const Tensor& x = binding.in_tensors[0];
   if (call.op.kind != OpKind::bias_gradient || !is_table_of_positions(t) || x.sizes[1] >= t.sizes[0]) return to;
   t.sizes[0] = x.sizes[1];
@@ -218,7 +222,7 @@ Slice Kernels::own_rows(const OpCall& call, const Binding& binding, Slice to, Te
   return to;
 }
 
-void Kernels::bind_writes(const OpCall& call, Binding& binding) {
+void OpRunner::bind_writes(const OpCall& call, Binding& binding) {
   for (std::size_t i = 0; i < binding.writes.size(); ++i) {
     const TensorId id = call.op.writes[i];
     if (id == kNoTensor) continue;
@@ -239,20 +243,8 @@ void Kernels::bind_writes(const OpCall& call, Binding& binding) {
   }
 }
 
-void Kernels::zero_what_is_added(Binding& binding) {
-  if (!binding.op.accumulate) return;
-  for (const Binding::Result& result : binding.results)
-    if (accumulates(binding.op.kind, result.write)) memory_.fill(*result.from, 0, binding.op.stream);
-}
-
-void Kernels::run_bound(Binding& binding) {
-  zero_what_is_added(binding);
-  backend_.run(binding.op, binding.reads, binding.writes, binding.context);
-}
-
-void Kernels::run_rows(const OpCall& call, Binding& binding, const RowCounts& rows) {
+void OpRunner::run_rows(const OpCall& call, Binding& binding, const RowCounts& rows) {
   if (traits_of(call.op.kind).random) throw std::logic_error("numbers are drawn for rows that are counted");
-  zero_what_is_added(binding);
   const TensorId of_blocks = rows_.first_rows(call, call.op.reads);
   const std::vector<std::int64_t> blocks = rows_.blocks(call, of_blocks, rows);
   const std::int64_t experts = call.instance.tensor(of_blocks).sizes[0],
@@ -303,12 +295,6 @@ void Kernels::run_rows(const OpCall& call, Binding& binding, const RowCounts& ro
       backend_.fill(op.stream, {none.data, none.tensor->dtype, 0, none.tensor->elements(), nullptr}, 0);
     }
   }
-}
-
-void Kernels::add_results(const OpCall& call, Binding& binding) {
-  for (const Binding::Result& result : binding.results)
-    backend_.scatter(call.stream, result.from->data, result.to,
-                     call.op.accumulate && accumulates(call.op.kind, result.write));
 }
 
 }  // namespace orrery::realrun

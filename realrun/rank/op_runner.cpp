@@ -18,14 +18,7 @@ void for_each_operand(const Op& op, Visit visit) {
 }  // namespace
 
 OpRunner::OpRunner(const RankShared& rank, StepClock& clock, GradientNorm& norm, StepResults& results)
-    : RankShared(rank),
-      clock_(clock),
-      norm_(norm),
-      results_(results),
-      indices_(program_.mesh),
-      rows_(rank),
-      collectives_(rank, indices_, rows_),
-      kernels_(rank, indices_, rows_) {}
+    : RankShared(rank), clock_(clock), norm_(norm), results_(results), indices_(program_.mesh), rows_(rank) {}
 
 void OpRunner::run(const OpCall& call) {
   communicator_.at({name_of(call.op.phase), call.op.name, call.micro_batch});
@@ -46,13 +39,13 @@ void OpRunner::run(const OpCall& call) {
 
 void OpRunner::dispatch(const OpCall& call, const RowCounts* rows) {
   if (is_communication(call.op.kind)) {
-    collectives_.run(call, rows);
+    run_collective(call, rows);
   } else if (call.op.kind == OpKind::copy) {
     copy_between_memories(call);
   } else if (call.op.kind == OpKind::gradient_norm) {
     norm_.run(call);
   } else {
-    kernels_.run(call, rows);
+    run_kernel(call, rows);
   }
   results_.note(call);
 }

@@ -2,13 +2,15 @@
 // and is recorded as a use of its operands.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
-#include "realrun/rank/collectives.h"
+#include "realrun/kernel.h"
+#include "realrun/rank/background.h"
+#include "realrun/rank/element_indices.h"
 #include "realrun/rank/expert_rows.h"
 #include "realrun/rank/gradient_norm.h"
-#include "realrun/rank/kernels.h"
 #include "realrun/rank/rank_results.h"
 #include "realrun/rank/step_clock.h"
 
@@ -18,11 +20,13 @@ class OpRunner : RankShared {
  public:
   OpRunner(const RankShared& rank, StepClock& clock, GradientNorm& norm, StepResults& results);
 
-  void begin_step(std::int64_t step) { kernels_.begin_step(step); }
+  // Sets the step, counted from 0: optimizers count steps; dropouts and routers draw new numbers in each.
+  void begin_step(std::int64_t step) { step_ = step; }
   // Throws ExecutionError for an op that cannot run, or that writes NaN (with ExecutionOptions::find_undefined).
   void run(const OpCall& call);
-  // Prepares an op that another thread is to run (Background); empty: it cannot. Its operands are used until then.
-  std::optional<SumBeside> sum_beside(const OpCall& call) const { return collectives_.sum_beside(call); }
+  // Prepares a sum or mean of dense operands that another thread is to run (Background), and uses until then; empty for
+  // any other op.
+  std::optional<SumBeside> sum_beside(const OpCall& call) const;
   const RoutedRows& routed() const { return rows_.routed(); }
 
  private:
@@ -35,13 +39,51 @@ class OpRunner : RankShared {
   Issue issue_of(const OpCall& call) const;
   std::string describe(const OpCall& call) const;
 
+  // ---- collectives.cpp. `rows`: the number of rows that the op moves, if they are counted. These functions throw
+  // std::logic_error for operands that do not fit.
+  void run_collective(const OpCall& call, const RowCounts* rows);
+  void all_reduce(const OpCall& call);
+  void merge_statistics(const OpCall& call);
+  void all_gather(const OpCall& call);
+  void reduce_scatter(const OpCall& call);
+  void exchange_contributions(const OpCall& call);
+  void gather_parts(const OpCall& call, const Members& members, const Tensor& whole, const Tensor& part, int dim,
+                    void* from, void* to);
+  void redistribute(const OpCall& call);
+  // Moves only the rows of experts that exist: redistributed, gathered from all, or summed and scattered.
+  void exchange_rows(const OpCall& call, const RowCounts& rows);
+  void ring_shift(const OpCall& call);
+  void reduce_packed_gradients(const OpCall& call);
+
+  // The group of an op's ranks, and the name under which they meet, for data of this dtype.
+  CollectiveCall meeting(const OpCall& call, Dtype dtype) const;
+  std::int64_t bytes(std::int64_t elements, Dtype dtype) const { return elements * backend_.stored_bytes(dtype); }
+
+  // ---- kernels.cpp. `rows`: the number of rows that the op reads or writes, if they are counted.
+  void run_kernel(const OpCall& call, const RowCounts* rows);
+  struct Binding;  // operands of one call
+  KernelContext kernel_context() const;
+  void find_positions(const OpCall& call, Binding& binding) const;
+  void place_draws(const OpCall& call, KernelContext& context) const;
+  std::vector<std::int64_t> document_begins(const OpCall& call) const;
+  void bind_reads(const OpCall& call, Binding& binding);
+  void bind_writes(const OpCall& call, Binding& binding);
+  void note_experts(const OpCall& call, const Tensor& t, KernelContext& context) const;
+  // If an operand is whole and the op works on a part of it: takes the part.
+  void take_own_columns(const OpCall& call, Binding& binding);
+  void take_own_rows(const OpCall& call, Binding& binding);
+  Slice own_rows(const OpCall& call, const Binding& binding, Slice to, Tensor& table);
+  // Runs the kernel for each block of experts' rows.
+  void run_rows(const OpCall& call, Binding& binding, const RowCounts& rows);
+  // Index of this rank among the parts of `part` within one part of `whole`, by the digits that only `part` has.
+  std::int64_t part_in(Division part, Division whole) const;
+
   StepClock& clock_;
   GradientNorm& norm_;
   StepResults& results_;
   ElementIndices indices_;
   ExpertRows rows_;
-  Collectives collectives_;
-  Kernels kernels_;
+  std::int64_t step_ = 0;
 };
 
 }  // namespace orrery::realrun

@@ -8,13 +8,10 @@ namespace orrery::realrun {
 ReplicaSums::ReplicaSums(const RankShared& rank) : RankShared(rank) {
   if (position_.expert_of_slot.empty()) return;
   known_.resize(model_.instances());
-  model_.for_each_instance([&](const Instance& instance) { known_[instance.number] = experts_of(instance); });
-}
-
-ReplicaSums::BySet ReplicaSums::experts_of(const Instance& instance) const {
-  BySet by_set;
-  for (std::size_t s = 0; s < instance.plan->held().size(); ++s) by_set.push_back(experts_of(instance, s));
-  return by_set;
+  model_.for_each_instance([&](const Instance& instance) {
+    for (std::size_t s = 0; s < instance.plan->held().size(); ++s)
+      known_[instance.number].push_back(experts_of(instance, s));
+  });
 }
 
 std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instance, std::size_t set) const {

@@ -29,7 +29,6 @@ class ReplicaSums : RankShared {
   };
   using BySet = std::vector<std::vector<Expert>>;
 
-  BySet experts_of(const Instance& instance) const;
   std::vector<Expert> experts_of(const Instance& instance, std::size_t set) const;
   void sum(const Expert& expert, const Slice& gradients);
 

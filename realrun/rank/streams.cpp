@@ -22,7 +22,12 @@ void PieceStreams::hand_in(const Instance& instance, std::size_t block, std::int
     if (block == kForwardBlock) {
       if (piece.sides[s].input != kNoTensor) put(work, piece.sides[s].input, part);
     } else if (const TensorId id = piece.sides[s].output_gradient; id != kNoTensor) {
-      put(work, id, part != nullptr ? part : zeros(piece.tensors[id]));
+      if (part == nullptr) {
+        const Tensor& t = piece.tensors[id];
+        part = memory_.allocate(t.elements(), t.dtype, Category::workspace, Stream::compute);
+        memory_.fill(*part, 0, Stream::compute);
+      }
+      put(work, id, part);
       part.reset();
     }
   }
@@ -74,12 +79,6 @@ StoragePtr PieceStreams::take(const Work& work, TensorId id, std::size_t block) 
   }
   if (plan.ends_handed_on(view.root, block)) memory_.end(work, view.root);
   return part;
-}
-
-StoragePtr PieceStreams::zeros(const Tensor& tensor) {
-  const StoragePtr zeros = memory_.allocate(tensor.elements(), tensor.dtype, Category::workspace, Stream::compute);
-  memory_.fill(*zeros, 0, Stream::compute);
-  return zeros;
 }
 
 std::size_t StageMessages::rank_at(std::int64_t position) const {

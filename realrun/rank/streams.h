@@ -30,7 +30,6 @@ class PieceStreams {
  private:
   void put(const Work& work, TensorId id, const StoragePtr& part);
   StoragePtr take(const Work& work, TensorId id, std::size_t block);
-  StoragePtr zeros(const Tensor& tensor);
 
   TensorMemory& memory_;
 };

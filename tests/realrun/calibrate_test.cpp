@@ -913,7 +913,7 @@ TEST(CollectiveFit, MeetsCurvesOfTheModelItselfWithOtherParameters) {
 
   CollectiveCurve larger = curve;
   larger.ranks = 16;
-  EXPECT_THROW(fit_collectives(cluster, {larger}, "a test"), InputError);
+  EXPECT_THROW(place_on(cluster, larger), InputError);
 }
 
 }  // namespace

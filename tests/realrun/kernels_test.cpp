@@ -884,21 +884,6 @@ KERNEL_TEST(PoolKernel, TakesTheFirstTokenOrTheMean) {
   EXPECT_EQ(call(op_of(pool), {x}, {plain({{1}, {1}, {2}})})[0], (Values{6, 7})) << "over the windows of an image";
 }
 
-KERNEL_TEST(PoolKernel, MergesNeighboursAcrossWindows) {
-  // One image of 6x6 patches in 2x2 windows of 3x3; merged: 3x3 patches in one window.
-  KernelContext context;
-  context.images = 1;
-  Operand x{plain({{4}, {9}, {1}}), Values(36)};
-  for (int row = 0; row < 6; ++row)
-    for (int column = 0; column < 6; ++column)
-      x.values[(row / 3 * 2 + column / 3) * 9 + row % 3 * 3 + column % 3] = static_cast<float>(10 * row + column);
-  const Values y = call(op_of(pool), {x}, {plain({{1}, {9}, {4}})}, context)[0];
-  for (int row = 0; row < 3; ++row)
-    for (int column = 0; column < 3; ++column)
-      for (int i = 0; i < 4; ++i) EXPECT_EQ(y[(row * 3 + column) * 4 + i], 10 * (2 * row + i % 2) + 2 * column + i / 2);
-  EXPECT_THROW(call(op_of(pool), {x}, {plain({{1}, {9}, {4}})}), std::logic_error) << "without the number of images";
-}
-
 KERNEL_TEST(PoolKernel, DerivativesAreSlopes) {
   const Tensor x = parameter({{8}, {9}, {2}});
   for (const bool mean : {false, true}) {
@@ -907,9 +892,6 @@ KERNEL_TEST(PoolKernel, DerivativesAreSlopes) {
     expect_derivative(m);
   }
   expect_derivative(machine_of(op_of(pool), {x}, {plain({{2}, {1}, {2}})}));
-  Machine merging = machine_of(op_of(pool), {x}, {plain({{2}, {9}, {8}})});
-  merging.context.images = 2;
-  expect_derivative(merging);
 }
 
 // --- Optimizers

@@ -90,7 +90,7 @@ TEST_F(Mpi, AWaitInVainSaysForWhom) {
 TEST_F(Mpi, MessagesThatDoNotFitAreReported) {
   expect_end("left_over", "rank 1 has never received a message from rank 0");
   expect_end("wrong_counts", "in \"exchange\" of ranks {0, 1}: expects 80 bytes from rank 1, which sends 40");
-  expect_end("wrong_length", "received 40 bytes of the input of position 2, micro-batch 5 from rank 0");
+  expect_end("wrong_length", "in the input of position 2, micro-batch 5: expects 4000 bytes from rank 0, which sends 40");
 }
 TEST_F(Mpi, ARankThatFailsEndsTheOthers) {
   expect_end("throws", "orrery-rank: rank 1 has had enough", 3);

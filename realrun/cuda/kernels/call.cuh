@@ -22,8 +22,11 @@ struct Call : KernelCall {
             "an operand is not of floating point");
     return {o.data, d};
   }
-  Any numbers_if_read(std::size_t i) const { return has_read(i) ? numbers(reads[i]) : Any{}; }
-  Any numbers_if_written(std::size_t i) const { return has_write(i) ? numbers(writes[i]) : Any{}; }
+  Any in(std::size_t i) const { return numbers(read(i)); }
+  Any out(std::size_t i) const { return numbers(write(i)); }
+  // The same of operands that may be absent.
+  Any in_if(std::size_t i) const { return has_read(i) ? numbers(reads[i]) : Any{}; }
+  Any out_if(std::size_t i) const { return has_write(i) ? numbers(writes[i]) : Any{}; }
   Any indices(const Operand& o) const {
     require(o.tensor->dtype == Dtype::int64 || o.tensor->dtype == Dtype::int32, "ids are neither int64 nor int32");
     return {o.data, o.tensor->dtype};

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 
 #include "realrun/backend.h"
@@ -300,9 +299,14 @@ __device__ inline void unpack<kWide>(const Raw<kWide>& raw, Dtype dtype, float (
   }
 }
 
+// Loads elements of one tensor or several: load_vector<kVector>(tensor, index, values, ...).
 template <int kVector>
-__device__ inline void load_vector(const Any& from, std::int64_t i, float (&values)[kVector]) {
-  unpack<kVector>(load_raw<kVector>(from, i), from.dtype, values);
+__device__ inline void load_vector() {}
+template <int kVector, class... More>
+__device__ inline void load_vector(const Any& from, std::int64_t i, float (&values)[kVector], More&&... more) {
+  const Raw<kVector> raw = load_raw<kVector>(from, i);
+  load_vector<kVector>(more...);
+  unpack<kVector>(raw, from.dtype, values);
 }
 
 // sum += factor * the elements.
@@ -358,31 +362,36 @@ __device__ inline void store_vector<kWide>(const Any& to, std::int64_t i, const 
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 __device__ inline float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// Reduces over the lanes of a warp; every lane gets the result. All lanes add in the same order.
-template <class Number>
-__device__ inline Number warp_sum(Number value) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
-  return value;
-}
-__device__ inline float warp_max(float value) {
+// Reduces over the lanes of a warp; every lane gets the result. All lanes combine in the same order.
+template <class Number, class Combine>
+__device__ inline Number warp_reduce(Number value, Combine combine) {
 #pragma unroll
   for (int distance = kWarp / 2; distance > 0; distance /= 2)
-    value = larger(value, __shfl_xor_sync(kAllLanes, value, distance));
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, distance));
   return value;
 }
+template <class Number>
+__device__ inline Number warp_sum(Number value) {
+  return warp_reduce(value, [](Number a, Number b) { return a + b; });
+}
+__device__ inline float warp_max(float value) { return warp_reduce(value, larger); }
 
 // Reduces over a block, for every thread. `room`: shared memory for one number per warp. All threads must call it.
-template <class Number>
-__device__ inline Number block_sum(Number value, Number* room) {
-  value = warp_sum(value);
+// `none`: what combines with any number to this number.
+template <class Number, class Combine>
+__device__ inline Number block_reduce(Number value, Number* room, Number none, Combine combine) {
+  value = warp_reduce(value, combine);
   if (blockDim.x <= kWarp) return value;
   __syncthreads();  // waits for an earlier use of the room
   if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = value;
   __syncthreads();
-  Number sum = 0;
-  for (unsigned w = 0; w < blockDim.x / kWarp; ++w) sum += room[w];
-  return sum;
+  Number all = none;
+  for (unsigned w = 0; w < blockDim.x / kWarp; ++w) all = combine(all, room[w]);
+  return all;
+}
+template <class Number>
+__device__ inline Number block_sum(Number value, Number* room) {
+  return block_reduce(value, room, Number{0}, [](Number a, Number b) { return a + b; });
 }
 
 }  // namespace orrery::cuda

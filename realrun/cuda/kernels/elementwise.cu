@@ -52,10 +52,8 @@ __global__ void activation_kernel(ActivationShape s, ActivationFunction function
   const std::int64_t first = thread_number() * kVector;
   if (first >= s.elements) return;
   const std::int64_t at = input_index(s, first);
-  const Raw<kVector> raw = load_raw<kVector>(x, at), raw_up = load_raw<kVector>(x, s.gated ? at + s.width : at);
   float gate[kVector], up[kVector];
-  unpack<kVector>(raw, x.dtype, gate);
-  unpack<kVector>(raw_up, x.dtype, up);
+  load_vector<kVector>(x, at, gate, x, s.gated ? at + s.width : at, up);
   add_repeated<kVector>(bias, s.period, at, gate);
   if (s.gated) add_repeated<kVector>(bias, s.period, at + s.width, up);
   const float weight = weights.data != nullptr ? load(weights, first / s.width) : 1.0f;
@@ -69,12 +67,8 @@ template <int kVector>
 __device__ float activation_gradient(const ActivationShape& s, ActivationFunction function, std::int64_t first,
                                      float weight, const Any& dy, const Any& x, const Any& bias, const Any& dx) {
   const std::int64_t at = input_index(s, first);
-  const Raw<kVector> raw_d = load_raw<kVector>(dy, first), raw = load_raw<kVector>(x, at),
-                     raw_up = load_raw<kVector>(x, s.gated ? at + s.width : at);
   float d[kVector], gate[kVector], up[kVector];
-  unpack<kVector>(raw_d, dy.dtype, d);
-  unpack<kVector>(raw, x.dtype, gate);
-  unpack<kVector>(raw_up, x.dtype, up);
+  load_vector<kVector>(dy, first, d, x, at, gate, x, s.gated ? at + s.width : at, up);
   add_repeated<kVector>(bias, s.period, at, gate);
   if (s.gated) add_repeated<kVector>(bias, s.period, at + s.width, up);
   float sum = 0;
@@ -168,10 +162,8 @@ template <int kVector>
 __global__ void dropout_backward_kernel(std::int64_t elements, float scale, Any dy, Any mask, Any dx) {
   const std::int64_t first = thread_number() * kVector;
   if (first >= elements) return;
-  const Raw<kVector> raw = load_raw<kVector>(dy, first), raw_mask = load_raw<kVector>(mask, first);
   float d[kVector], keep[kVector];
-  unpack<kVector>(raw, dy.dtype, d);
-  unpack<kVector>(raw_mask, mask.dtype, keep);
+  load_vector<kVector>(dy, first, d, mask, first, keep);
 #pragma unroll
   for (int i = 0; i < kVector; ++i) d[i] = keep[i] != 0 ? scale * d[i] : 0;
   store_vector<kVector>(dx, first, d);
@@ -197,10 +189,8 @@ template <int kVector>
 __global__ void multiply_kernel(std::int64_t elements, Any a, Any b, Any y) {
   const std::int64_t first = thread_number() * kVector;
   if (first >= elements) return;
-  const Raw<kVector> raw = load_raw<kVector>(a, first), raw_b = load_raw<kVector>(b, first);
   float product[kVector], other[kVector];
-  unpack<kVector>(raw, a.dtype, product);
-  unpack<kVector>(raw_b, b.dtype, other);
+  load_vector<kVector>(a, first, product, b, first, other);
 #pragma unroll
   for (int i = 0; i < kVector; ++i) product[i] *= other[i];
   store_vector<kVector>(y, first, product);
@@ -266,8 +256,7 @@ std::int64_t dropout_row(const Dropout& d) {
 
 void activation(const Call& call) {
   const ActivationShape s = activation_shape(call);
-  const Any in = call.numbers(call.read(0)), bias = call.numbers_if_read(1), weights = call.numbers_if_read(2),
-            out = call.numbers(call.write(0));
+  const Any in = call.in(0), bias = call.in_if(1), weights = call.in_if(2), out = call.out(0);
   const bool by_row = s.gated || weights.data != nullptr;
   const bool is_wide = wide(common_row(call, by_row ? s.width : s.elements, 1), {in, bias, out});
   ORRERY_LAUNCH_WIDE(call, is_wide, activation_kernel, Elements{s.elements}, 0, s, call.op.function, in, bias, weights,
@@ -276,13 +265,12 @@ void activation(const Call& call) {
 
 void activation_backward(const Call& call) {
   const ActivationShape s = activation_shape(call);
-  const Any d = call.numbers(call.read(0)), in = call.numbers(call.read(1)), bias = call.numbers_if_read(2),
-            weights = call.numbers_if_read(3), out = call.numbers(call.write(0));
+  const Any d = call.in(0), in = call.in(1), bias = call.in_if(2), weights = call.in_if(3), out = call.out(0);
   const bool by_row = s.gated || weights.data != nullptr;
   const bool is_wide = wide(common_row(call, by_row ? s.width : s.elements, 2), {d, in, bias, out});
   if (weights.data != nullptr) {
     ORRERY_LAUNCH_WIDE(call, is_wide, weighted_activation_backward_kernel, blocks(s.elements / s.width), kSumBytes, s,
-                       call.op.function, d, in, bias, weights, out, call.numbers_if_written(1));
+                       call.op.function, d, in, bias, weights, out, call.out_if(1));
   } else {
     ORRERY_LAUNCH_WIDE(call, is_wide, activation_backward_kernel, Elements{s.elements}, 0, s, call.op.function, d, in,
                        bias, out);
@@ -291,15 +279,15 @@ void activation_backward(const Call& call) {
 
 void dropout(const Call& call) {
   const Dropout d = dropout_of(call);
-  const Any in = call.numbers(call.read(0)), out = call.numbers(call.write(0)), kept = call.mask(call.write(1));
+  const Any in = call.in(0), out = call.out(0), kept = call.mask(call.write(1));
   ORRERY_LAUNCH_WIDE(call, wide(dropout_row(d), {in, out, kept}), dropout_kernel, Elements{d.elements}, 0, d, in, Any{},
                      Any{}, 1, out, kept);
 }
 
 void dropout_add(const Call& call) {
   const Dropout d = dropout_of(call);
-  const Any in = call.numbers(call.read(0)), base = call.numbers(call.read(1)), bias = call.numbers_if_read(2),
-            out = call.numbers(call.write(0)), kept = call.mask(call.write(1));
+  const Any in = call.in(0), base = call.in(1), bias = call.in_if(2), out = call.out(0),
+            kept = call.mask(call.write(1));
   const std::int64_t period = call.has_read(2) ? elements(call.read(2)) : 1;
   ORRERY_LAUNCH_WIDE(call, wide(common_row(call, dropout_row(d), 2), {in, base, bias, out, kept}), dropout_kernel,
                      Elements{d.elements}, 0, d, in, base, bias, period, out, kept);
@@ -307,21 +295,19 @@ void dropout_add(const Call& call) {
 
 void add_noise(const Call& call) {
   const Dropout d = dropout_of(call);
-  ORRERY_LAUNCH(call, add_noise_kernel, Elements{d.elements}, 0, d, call.numbers(call.read(0)),
-                call.numbers(call.read(1)), call.numbers(call.write(0)), call.numbers(call.write(1)));
+  ORRERY_LAUNCH(call, add_noise_kernel, Elements{d.elements}, 0, d, call.in(0), call.in(1), call.out(0), call.out(1));
 }
 
 void dropout_backward(const Call& call) {
   const std::int64_t n = elements(call.read(0));
-  const Any d = call.numbers(call.read(0)), kept = call.mask(call.read(1)), out = call.numbers(call.write(0));
+  const Any d = call.in(0), kept = call.mask(call.read(1)), out = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(n, {d, kept, out}), dropout_backward_kernel, Elements{n}, 0, n,
                      static_cast<float>(kept_scale(call)), d, kept, out);
 }
 
 void add(const Call& call) {
   const std::int64_t n = elements(call.write(0));
-  const Any first = call.numbers(call.read(0)), second = call.numbers_if_read(1), bias = call.numbers_if_read(2),
-            out = call.numbers(call.write(0));
+  const Any first = call.in(0), second = call.in_if(1), bias = call.in_if(2), out = call.out(0);
   const std::int64_t period = call.has_read(2) ? elements(call.read(2)) : 1;
   ORRERY_LAUNCH_WIDE(call, wide(common_row(call, n, 2), {first, second, bias, out}), add_kernel, Elements{n}, 0, n,
                      first, second, bias, period, out);
@@ -329,7 +315,7 @@ void add(const Call& call) {
 
 void multiply(const Call& call) {
   const std::int64_t width = last_size(call.read(0)), n = elements(call.read(0));
-  const Any first = call.numbers(call.read(0)), second = call.numbers(call.read(1)), out = call.numbers(call.write(0));
+  const Any first = call.in(0), second = call.in(1), out = call.out(0);
   switch (multiply_form(call)) {
     case Multiply::rows:
       ORRERY_LAUNCH_WIDE(call, wide(width, {first, out}), multiply_rows_kernel, Elements{n}, 0, n, width, first, second,

@@ -103,15 +103,14 @@ Gate gate_of(const Call& call, const Operand& logits) {
 
 void gumbel_route(const Call& call) {
   const Gate g = gate_of(call, call.read(0));
-  launch_by_token(call, "gumbel_route_kernel", gumbel_route_kernel, g.tokens, 2 * g.experts, g,
-                  call.numbers(call.read(0)), call.numbers(call.write(0)), call.indices(call.write(1)));
+  launch_by_token(call, "gumbel_route_kernel", gumbel_route_kernel, g.tokens, 2 * g.experts, g, call.in(0), call.out(0),
+                  call.indices(call.write(1)));
 }
 
 void gumbel_route_backward(const Call& call) {
   const Gate g = gate_of(call, call.read(1));
   launch_by_token(call, "gumbel_route_backward_kernel", gumbel_route_backward_kernel, g.tokens, g.experts, g,
-                  call.numbers(call.read(0)), call.numbers(call.read(1)), call.indices(call.read(2)),
-                  call.numbers(call.write(0)));
+                  call.in(0), call.in(1), call.indices(call.read(2)), call.out(0));
 }
 
 }  // namespace orrery::cuda

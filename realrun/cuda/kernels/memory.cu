@@ -1,7 +1,7 @@
 // Operations of a Backend other than ops: fills, copies by index, conversions, sums.
-#include <cstring>
 #include <numeric>
 
+#include "realrun/cuda/host_numbers.h"
 #include "realrun/cuda/kernels/call.cuh"
 
 namespace orrery::cuda {
@@ -39,55 +39,10 @@ __global__ void scatter_add_kernel(Words s, Dtype dtype, Any dense) {
   store(to, at, load(to, at) + load(dense, i));
 }
 
-// An element's bits, repeated over 16 bytes.
-__device__ uint4 pattern_of(Dtype dtype, float value) {
-  const bool nan = value != value;
-  std::uint32_t low = 0, high = 0;
-  switch (dtype) {
-    case Dtype::fp32:
-      low = high = __float_as_uint(value);
-      break;
-    case Dtype::bf16:
-      low = high = pack_bf16(value, value);
-      break;
-    case Dtype::fp16:
-      low = high = pack_half(value, value);
-      break;
-    case Dtype::fp8:
-      low = high = pack_e4m3(value, value) * 0x10001u;
-      break;
-    case Dtype::int64: {
-      const std::int64_t whole = nan ? 0x7fffffffffffffff : static_cast<std::int64_t>(value);
-      low = static_cast<std::uint32_t>(whole);
-      high = static_cast<std::uint32_t>(whole >> 32);
-      break;
-    }
-    case Dtype::int32:
-      low = high = nan ? 0x7fffffffu : static_cast<std::uint32_t>(static_cast<std::int32_t>(value));
-      break;
-    case Dtype::uint8:
-      low = high = (nan ? 0xffu : static_cast<std::uint8_t>(value)) * 0x1010101u;
-      break;
-    case Dtype::int8:
-    case Dtype::int4:
-    case Dtype::sign:
-      low = high = (nan ? 0x7fu : static_cast<std::uint8_t>(static_cast<std::int8_t>(value))) * 0x1010101u;
-      break;
-    case Dtype::nvfp4:
-    case Dtype::fp8_blocks:
-      break;
-  }
-  return {low, high, low, high};
-}
-
 template <class Word>
-__global__ void fill_kernel(Words s, Dtype dtype, float value) {
+__global__ void fill_kernel(Words s, Word word) {
   const std::int64_t i = thread_number();
-  if (i >= s.count) return;
-  const uint4 pattern = pattern_of(dtype, value);
-  Word word;
-  memcpy(&word, &pattern, sizeof word);
-  static_cast<Word*>(s.base)[s.at(i)] = word;
+  if (i < s.count) static_cast<Word*>(s.base)[s.at(i)] = word;
 }
 
 __global__ void find_nan_kernel(Words s, Dtype dtype, std::int32_t* flag) {
@@ -218,10 +173,12 @@ IndexPlan plan_index(std::span<const std::int64_t> index) {
 }
 
 void fill(CUstream_st* stream, const DeviceSlice& to, float value) {
-  const std::int64_t bytes = word_bytes(to, nullptr);
-  const Words words = words_of(to, bytes / bytes_of(to.dtype, 1));
+  const std::int64_t bytes = word_bytes(to, nullptr), element = bytes_of(to.dtype, 1);
+  const Words words = words_of(to, bytes / element);
   with_word(bytes, [&](auto word) {
-    ORRERY_LAUNCH(stream, fill_kernel<decltype(word)>, Elements{words.count}, 0, words, to.dtype, value);
+    for (std::int64_t at = 0; at < bytes; at += element)
+      from_floats(&value, reinterpret_cast<char*>(&word) + at, to.dtype, 1);
+    ORRERY_LAUNCH(stream, fill_kernel<decltype(word)>, Elements{words.count}, 0, words, word);
   });
 }
 

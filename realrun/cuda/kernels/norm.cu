@@ -109,11 +109,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int k = 0; k < kVectors; ++k) {
       const std::int64_t i = static_cast<std::int64_t>(k * group.size + group.lane) * kVector;
       if (i >= width) continue;
-      const Raw<kVector> raw_d = load_raw<kVector>(dy, base + i), raw = load_raw<kVector>(x, base + i);
       float d[kVector], in[kVector], w[kVector];
-      load_vector<kVector>(weight, row * s.width + i, w);
-      unpack<kVector>(raw_d, dy.dtype, d);
-      unpack<kVector>(raw, x.dtype, in);
+      load_vector<kVector>(dy, base + i, d, x, base + i, in, weight, row * s.width + i, w);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         const float z = (in[j] - mean) * reciprocal, g = d[j] * w[j];
@@ -129,11 +126,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int k = 0; k < kVectors; ++k) {
       const std::int64_t i = static_cast<std::int64_t>(k * group.size + group.lane) * kVector;
       if (i >= width) continue;
-      const Raw<kVector> raw_d = load_raw<kVector>(dy, base + i), raw = load_raw<kVector>(x, base + i);
       float d[kVector], in[kVector], w[kVector];
-      load_vector<kVector>(weight, row * s.width + i, w);
-      unpack<kVector>(raw_d, dy.dtype, d);
-      unpack<kVector>(raw, x.dtype, in);
+      load_vector<kVector>(dy, base + i, d, x, base + i, in, weight, row * s.width + i, w);
 #pragma unroll
       for (int j = 0; j < kVector; ++j)
         d[j] = reciprocal * (d[j] * w[j] - mean_g - (in[j] - mean) * reciprocal * mean_gz);
@@ -238,7 +232,7 @@ struct SumShape : BiasShape {
 };
 SumShape sum_shape(const Call& call) {
   SumShape s{bias_shape(call), 0, 0, false};
-  s.wide = wide(s.columns, {call.numbers(call.read(0))});
+  s.wide = wide(s.columns, {call.in(0)});
   s.tiles = divide_up(s.columns, kWarp * (s.wide ? kWide : 1));
   constexpr std::int64_t kBlocksPerProcessor = 8;
   s.chunks = std::clamp<std::int64_t>(call.launch.processors * kBlocksPerProcessor / (s.tiles * s.groups), 1,
@@ -258,8 +252,7 @@ dim3 blocks_of_groups(std::int64_t count, std::int64_t groups) {
 
 void norm(const Call& call) {
   const NormShape s = checked_shape(call);
-  const Any in = call.numbers(call.read(0)), w = call.numbers(call.read(1)), b = call.numbers_if_read(2),
-            out = call.numbers(call.write(0));
+  const Any in = call.in(0), w = call.in(1), b = call.in_if(2), out = call.out(0);
   const int group = group_threads(s.width);
   const auto issue = [&](auto kernel) {
     launch("norm_kernel", kernel, blocks(group_blocks(group, s.vectors)), block_threads(group), kRoomBytes,
@@ -275,8 +268,7 @@ std::int64_t norm_backward_scratch(const Call& call) {
 
 void norm_backward(const Call& call) {
   const NormShape s = checked_shape(call);
-  const Any d = call.numbers(call.read(0)), in = call.numbers(call.read(1)), w = call.numbers(call.read(2)),
-            out = call.numbers(call.write(0));
+  const Any d = call.in(0), in = call.in(1), w = call.in(2), out = call.out(0);
   const std::int64_t chunks = chunks_of(s, call.launch.processors), workers = chunks * s.classes();
   auto* const partial = call.scratch<float>(workers * 2 * s.width);
   const int group = group_threads(s.width);
@@ -295,8 +287,8 @@ void norm_backward(const Call& call) {
   for (const std::size_t i : {1, 2})
     if (call.has_write(i))
       ORRERY_LAUNCH(call, add_workers_kernel, blocks(s.weight_rows * divide_up(s.width, kWarp)),
-                    bytes_for<float>(kThreads), s, workers, partial + (i == 1 ? 0 : s.width), 2 * s.width,
-                    call.numbers(call.write(i)), call.op.accumulate);
+                    bytes_for<float>(kThreads), s, workers, partial + (i == 1 ? 0 : s.width), 2 * s.width, call.out(i),
+                    call.op.accumulate);
 }
 
 std::int64_t bias_gradient_scratch(const Call& call) {
@@ -306,7 +298,7 @@ std::int64_t bias_gradient_scratch(const Call& call) {
 
 void bias_gradient(const Call& call) {
   const SumShape s = sum_shape(call);
-  const Any x = call.numbers(call.read(0)), out = call.numbers(call.write(0));
+  const Any x = call.in(0), out = call.out(0);
   auto* const partial = call.scratch<float>(s.groups * s.chunks * s.columns);
   ORRERY_LAUNCH_WIDE(call, s.wide, column_sums_kernel, blocks_of_groups(s.tiles * s.chunks, s.groups),
                      bytes_for<float>(kThreads * (s.wide ? kWide : 1)), s.rows, s.columns, s.chunks, x, partial);

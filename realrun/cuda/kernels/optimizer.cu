@@ -75,8 +75,7 @@ __global__ void subtract_kernel(std::int64_t elements, Any a, Any b, Any y) {
   const std::int64_t i = thread_number() * kVector;
   if (i >= elements) return;
   float from[kVector], values[kVector];
-  load_vector<kVector>(a, i, from);
-  load_vector<kVector>(b, i, values);
+  load_vector<kVector>(a, i, from, b, i, values);
 #pragma unroll
   for (int j = 0; j < kVector; ++j) values[j] = from[j] - values[j];
   store_vector<kVector>(y, i, values);
@@ -98,14 +97,9 @@ __global__ void adam_kernel(Adam c, Any gradient, Any weight, Any first, Any sec
                             Any second_to) {
   const std::int64_t i = thread_number() * kVector;
   if (i >= c.elements) return;
-  const Raw<kVector> raw_g = load_raw<kVector>(gradient, i), raw_w = load_raw<kVector>(weight, i),
-                     raw_m = load_raw<kVector>(first, i), raw_v = load_raw<kVector>(second, i);
-  const float factor = c.scaling();
   float g[kVector], w[kVector], m[kVector], v[kVector];
-  unpack<kVector>(raw_g, gradient.dtype, g);
-  unpack<kVector>(raw_w, weight.dtype, w);
-  unpack<kVector>(raw_m, first.dtype, m);
-  unpack<kVector>(raw_v, second.dtype, v);
+  load_vector<kVector>(gradient, i, g, weight, i, w, first, i, m, second, i, v);
+  const float factor = c.scaling();
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
     float d = factor * g[j];
@@ -161,7 +155,7 @@ Any numbers_of(const Call& call, const Operand& o) { return o.data == nullptr ? 
 std::int64_t gradient_norm_scratch(const Call& call) { return bytes_for<double>(square_blocks(call)); }
 
 void gradient_norm(const Call& call) {
-  const Any in = call.numbers(call.read(0));
+  const Any in = call.in(0);
   const std::int64_t count = square_blocks(call), n = elements(call.read(0));
   auto* const partial = call.scratch<double>(count);
   ORRERY_LAUNCH_WIDE(call, wide(n, {in}), squares_kernel, blocks(count), kRoomBytes, n, in, partial);
@@ -170,13 +164,13 @@ void gradient_norm(const Call& call) {
 
 void scale(const Call& call) {
   const std::int64_t n = elements(call.write(0));
-  const Any in = call.numbers(call.read(0)), out = call.numbers(call.write(0));
+  const Any in = call.in(0), out = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(n, {in, out}), scale_kernel, Elements{n}, 0, n, scaling_of(call), in, out);
 }
 
 void subtract(const Call& call) {
   const std::int64_t n = elements(call.write(0));
-  const Any a = call.numbers(call.read(0)), b = call.numbers(call.read(1)), out = call.numbers(call.write(0));
+  const Any a = call.in(0), b = call.in(1), out = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(n, {a, b, out}), subtract_kernel, Elements{n}, 0, n, a, b, out);
 }
 
@@ -201,8 +195,9 @@ void sgd(const Call& call) {
   const UpdateOperands u = update_operands(call);
   const SgdRates rates = sgd_rates(call);
   const auto single = [](double x) { return static_cast<float>(x); };
-  const Sgd c{elements(u.gradient),   scaling_of(call),   single(rates.learning_rate), single(rates.decay),
-              single(rates.momentum), single(rates.clip), rates.nesterov};
+  const Sgd c{elements(u.gradient), scaling_of(call),       single(rates.learning_rate),
+              single(rates.decay),  single(rates.momentum), single(rates.clip),
+              rates.nesterov};
   const Any g = call.numbers(u.gradient), w = call.numbers(u.weight), moment = numbers_of(call, u.moment),
             to = call.numbers(u.parameter), master = numbers_of(call, u.master),
             moment_to = numbers_of(call, u.new_moment);

@@ -92,8 +92,8 @@ Codes codes_of(const Call& call, const CodesShape& shape, const Operand& codes, 
 void quantise(const Call& call) {
   const QuantiserShapes s = quantiser_shapes(call);
   const Codes to = codes_of(call, s.written, call.write(0), call.write(1));
-  ORRERY_LAUNCH(call, quantise_kernel, Elements{s.written.rows * s.written.groups * kWarp}, 0,
-                call.numbers(call.read(0)), feedback_of(call, s), to, largest_code(call, call.write(0)));
+  ORRERY_LAUNCH(call, quantise_kernel, Elements{s.written.rows * s.written.groups * kWarp}, 0, call.in(0),
+                feedback_of(call, s), to, largest_code(call, call.write(0)));
 }
 
 void requantise(const Call& call) {
@@ -108,7 +108,7 @@ void dequantise(const Call& call) {
   const QuantiserShapes s = quantiser_shapes(call);
   const Codes from = codes_of(call, s.read, call.read(0), call.read(1));
   ORRERY_LAUNCH(call, dequantise_kernel, Elements{s.numbers}, 0, from, s.numbers, static_cast<float>(call.op.scale),
-                call.numbers(call.write(0)), call.op.accumulate);
+                call.out(0), call.op.accumulate);
 }
 
 }  // namespace orrery::cuda

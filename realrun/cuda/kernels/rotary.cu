@@ -60,10 +60,8 @@ __global__ void rotary_kernel(const __grid_constant__ Turns turns, RotaryShape s
   for (std::int64_t w = threadIdx.x; w < s.batch * per_token; w += blockDim.x) {
     const std::int64_t vector = w % per_token / per_vector, i = w % per_vector * kVector;
     const std::int64_t at = vector_at(w / per_token, vector) + s.begin + i;
-    const Raw<kVector> raw_a = load_raw<kVector>(x, at), raw_b = load_raw<kVector>(x, at + turns.half);
     float a[kVector], b[kVector];
-    unpack<kVector>(raw_a, x.dtype, a);
-    unpack<kVector>(raw_b, x.dtype, b);
+    load_vector<kVector>(x, at, a, x, at + turns.half, b);
     if (!(s.fused && vector % s.heads == s.heads - 1)) turn<kVector>(by, i, a, b);
     store_vector<kVector>(y, at, a);
     store_vector<kVector>(y, at + turns.half, b);
@@ -93,8 +91,7 @@ __global__ void shared_key_kernel(const __grid_constant__ Turns turns, RotarySha
     } else {
       float a[kVector], b[kVector];
       const std::int64_t i = d % turns.half;
-      load_vector<kVector>(key, row * shared + i, a);
-      load_vector<kVector>(key, row * shared + i + turns.half, b);
+      load_vector<kVector>(key, row * shared + i, a, key, row * shared + i + turns.half, b);
       turn<kVector>(by, i, a, b);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) values[j] = d < turns.half ? a[j] : b[j];
@@ -148,8 +145,7 @@ Turns turns_of(const Call& call, const RotaryShape& s, float direction) {
   call.require(call.context.query_positions.empty() || turns.positions != nullptr,
                "the positions are not on the device");
   for (std::int64_t i = 0; i < turns.half; ++i)
-    turns.frequencies[i] =
-        std::pow(call.context.rotary_base, -2 * static_cast<double>(i) / static_cast<double>(s.turned));
+    turns.frequencies[i] = std::pow(kRotaryBase, -2 * static_cast<double>(i) / static_cast<double>(s.turned));
   return turns;
 }
 
@@ -159,7 +155,7 @@ bool wide_parts(const RotaryShape& s, std::initializer_list<Any> operands) {
 }
 
 void rotate(const Call& call, const RotaryShape& s, const Turns& turns) {
-  const Any in = call.numbers(call.read(0)), out = call.numbers(call.write(0));
+  const Any in = call.in(0), out = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide_parts(s, {in, out}), rotary_kernel, blocks(s.length), bytes_for<float>(s.turned), turns,
                      s, in, out);
 }
@@ -170,7 +166,7 @@ void rotary(const Call& call) {
   const RotaryShape s = rotary_shape(call);
   const Turns turns = turns_of(call, s, 1);
   if (!shares_key(call)) return rotate(call, s, turns);
-  const Any kv = call.numbers(call.read(0)), key = call.numbers(call.read(1)), whole = call.numbers(call.write(0));
+  const Any kv = call.in(0), key = call.in(1), whole = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide_parts(s, {kv, key, whole}), shared_key_kernel, blocks(s.length),
                      bytes_for<float>(s.turned), turns, s, kv, key, whole);
 }
@@ -179,7 +175,7 @@ void rotary_backward(const Call& call) {
   const RotaryShape s = rotary_shape(call);
   const Turns turns = turns_of(call, s, -1);
   if (!shares_key(call)) return rotate(call, s, turns);
-  const Any whole = call.numbers(call.read(0)), kv = call.numbers(call.write(0)), key = call.numbers(call.write(1));
+  const Any whole = call.in(0), kv = call.out(0), key = call.out(1);
   ORRERY_LAUNCH_WIDE(call, wide_parts(s, {kv, key, whole}), shared_key_backward_kernel, blocks(s.length),
                      bytes_for<float>(s.turned + kThreads / kWarp * s.turned), turns, s, whole, kv, key);
 }

@@ -72,17 +72,6 @@ __global__ void choose_tokens_kernel(int tokens, int experts, int seats, float s
   });
 }
 
-__device__ float block_max(float value, float* room) {
-  value = warp_max(value);
-  __syncthreads();
-  if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  float most = room[0];
-  for (int w = 1; w < kWarps; ++w) most = larger(most, room[w]);
-  __syncthreads();
-  return most;
-}
-
 // One block holds the auction. prices, owners: by token. Shared memory: [tokens] offers, [tokens] bidders, [experts]
 // number of tokens that each owns, [kWarps].
 __global__ void auction_kernel(int tokens, int experts, int seats, Any logits, float* prices, Any owners) {
@@ -99,8 +88,8 @@ __global__ void auction_kernel(int tokens, int experts, int seats, Any logits, f
     most = larger(most, x);
   }
   auto* const numbers = reinterpret_cast<float*>(room);
-  most = block_max(most, numbers);
-  least = -block_max(-least, numbers);
+  most = block_reduce(most, numbers, minus_infinity(), larger);
+  least = -block_reduce(-least, numbers, minus_infinity(), larger);
   const float step = larger((most - least) * auction::kStepOfRange, auction::kLeastStep);
   for (int t = thread; t < tokens; t += kThreads) {
     prices[t] = 0;
@@ -164,7 +153,7 @@ void choose_tokens(const Call& call) {
   call.require(tokens <= std::numeric_limits<std::int32_t>::max() - kThreads, "there are too many tokens");
   ORRERY_LAUNCH(call, choose_tokens_kernel, blocks(experts), kRoom, static_cast<int>(tokens), static_cast<int>(experts),
                 static_cast<int>(seats_of_expert(tokens, call.op.router.choices, experts)), call.op.router.scale,
-                call.numbers(call.write(0)), call.indices(call.write(1)));
+                call.out(0), call.indices(call.write(1)));
 }
 
 void hold_auction(const Call& call) {
@@ -173,8 +162,8 @@ void hold_auction(const Call& call) {
   const std::int64_t shared = bytes_for<int>(2 * tokens + experts) + kRoom;
   call.require(shared <= kMostShared, "a block has no room for the prices of this many tokens");
   ORRERY_LAUNCH(call, auction_kernel, blocks(1), shared, static_cast<int>(tokens), static_cast<int>(experts),
-                static_cast<int>(seats_of_expert(tokens, 1, experts)), call.numbers(call.read(0)),
-                call.singles(call.write(0)), call.indices(call.write(1)));
+                static_cast<int>(seats_of_expert(tokens, 1, experts)), call.in(0), call.singles(call.write(0)),
+                call.indices(call.write(1)));
 }
 
 void hash_route(const Call& call) {

@@ -476,22 +476,22 @@ void zero(const Call& call, const Operand& o) {
 void route(const Call& call) {
   if (call.op.router.gumbel_temperature > 0) return gumbel_route(call);
   const Routing s = routing_of(call);
-  const Any logits = call.numbers(call.read(0)), weights = call.numbers(call.write(0));
+  const Any logits = call.in(0), weights = call.out(0);
   const RouterType type = call.op.router.type;
   if (type == RouterType::expert_choice) {
     ORRERY_LAUNCH(call, scores_kernel, Elements{s.tokens * kWarp}, 0, s, logits, weights);
     return choose_tokens(call);
   }
   if (type == RouterType::base) hold_auction(call);
-  launch_by_token(call, "route_kernel", route_kernel, s.tokens, s.experts + s.groups + s.k, s, logits,
-                  call.numbers_if_read(1), weights, call.indices(call.write(1)));
+  launch_by_token(call, "route_kernel", route_kernel, s.tokens, s.experts + s.groups + s.k, s, logits, call.in_if(1),
+                  weights, call.indices(call.write(1)));
 }
 
 void route_backward(const Call& call) {
   if (call.op.router.gumbel_temperature > 0) return gumbel_route_backward(call);
   const Routing s = routing_of(call);
-  launch_by_token(call, "route_backward_kernel", route_backward_kernel, s.tokens, s.k, s, call.numbers(call.read(0)),
-                  call.numbers(call.read(1)), call.indices(call.read(2)), call.numbers(call.write(0)));
+  launch_by_token(call, "route_backward_kernel", route_backward_kernel, s.tokens, s.k, s, call.in(0), call.in(1),
+                  call.indices(call.read(2)), call.out(0));
 }
 
 std::int64_t slots_scratch(const Call& call) {
@@ -501,38 +501,37 @@ std::int64_t slots_scratch(const Call& call) {
 
 void permute(const Call& call) {
   const Rows r(call);
-  const Any from = call.numbers(call.read(0)), to = call.numbers(call.write(0));
+  const Any from = call.in(0), to = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(r.width, {from, to}), permute_kernel, Elements{r.rows() * r.width}, 0, r.rows(),
                      r.width, r.k32(), !call.context.rows_are_counted, from, r.choice_of(call), to);
 }
 
 void unpermute(const Call& call) {
   const Rows r(call);
-  const Any from = call.numbers(call.read(0)), to = call.numbers(call.write(0));
+  const Any from = call.in(0), to = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(r.width, {from, to}), unpermute_kernel, Elements{r.tokens * r.width}, 0, r.tokens,
-                     r.width, r.k32(), from, r.row_of(call), call.numbers_if_read(2), to);
+                     r.width, r.k32(), from, r.row_of(call), call.in_if(2), to);
 }
 
 void unpermute_backward(const Call& call) {
   const Rows r(call);
   const std::int32_t* const choice_of = r.choice_of(call);
   zero(call, call.write(1));
-  const Any d = call.numbers(call.read(0)), from = call.numbers(call.read(1)), to = call.numbers(call.write(0));
+  const Any d = call.in(0), from = call.in(1), to = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(r.width, {d, from, to}), unpermute_backward_kernel, blocks(r.rows()), kSumBytes,
-                     r.width, r.k32(), !call.context.rows_are_counted, d, from, choice_of, call.numbers(call.read(3)),
-                     to, call.numbers(call.write(1)));
+                     r.width, r.k32(), !call.context.rows_are_counted, d, from, choice_of, call.in(3), to, call.out(1));
 }
 
 void permute_weights(const Call& call) {
   const Rows r(call);
-  ORRERY_LAUNCH(call, place_weights_kernel, Elements{r.rows()}, 0, r.rows(), !call.context.rows_are_counted,
-                call.numbers(call.read(0)), r.choice_of(call), call.numbers(call.write(0)));
+  ORRERY_LAUNCH(call, place_weights_kernel, Elements{r.rows()}, 0, r.rows(), !call.context.rows_are_counted, call.in(0),
+                r.choice_of(call), call.out(0));
 }
 
 void unpermute_weights(const Call& call) {
   const Rows r(call);
-  ORRERY_LAUNCH(call, place_weights_kernel, Elements{r.tokens * r.k}, 0, r.tokens * r.k, true,
-                call.numbers(call.read(0)), r.row_of(call), call.numbers(call.write(0)));
+  ORRERY_LAUNCH(call, place_weights_kernel, Elements{r.tokens * r.k}, 0, r.tokens * r.k, true, call.in(0),
+                r.row_of(call), call.out(0));
 }
 
 void slot_mask(const Call& call) {
@@ -540,13 +539,13 @@ void slot_mask(const Call& call) {
   const std::int32_t* const choice_of = r.choice_of(call);
   zero(call, call.write(0));
   ORRERY_LAUNCH(call, slot_mask_kernel, Elements{r.rows()}, 0, static_cast<std::int32_t>(r.rows()), r.k32(), choice_of,
-                call.numbers_if_read(1), call.numbers(call.write(0)));
+                call.in_if(1), call.out(0));
 }
 
 void slot_mask_backward(const Call& call) {
   const Rows r(call);
   ORRERY_LAUNCH(call, slot_mask_backward_kernel, Elements{r.tokens * r.k}, 0, r.tokens * r.k, r.rows(), r.k32(),
-                r.row_of(call), call.numbers(call.read(0)), call.numbers(call.write(0)));
+                r.row_of(call), call.in(0), call.out(0));
 }
 
 void expert_counts(const Call& call) {
@@ -577,15 +576,14 @@ LossShape loss_shape(const Call& call) {
 
 void router_loss(const Call& call) {
   const LossShape s = loss_shape(call);
-  ORRERY_LAUNCH(call, router_loss_kernel, Elements{s.route.tokens * kWarp}, 0, s, call.numbers(call.read(0)),
-                call.numbers_if_read(1), call.numbers(call.write(0)));
+  ORRERY_LAUNCH(call, router_loss_kernel, Elements{s.route.tokens * kWarp}, 0, s, call.in(0), call.in_if(1),
+                call.out(0));
 }
 
 void router_loss_backward(const Call& call) {
   const LossShape s = loss_shape(call);
   ORRERY_LAUNCH(call, router_loss_backward_kernel, Elements{s.route.tokens * kWarp}, 0, s,
-                static_cast<float>(call.op.scale), call.numbers(call.read(0)), call.numbers_if_read(1),
-                call.numbers(call.write(0)));
+                static_cast<float>(call.op.scale), call.in(0), call.in_if(1), call.out(0));
 }
 
 }  // namespace orrery::cuda

@@ -207,19 +207,15 @@ __global__ void softmax_backward_kernel(std::int64_t keys, float scale, Any dp, 
   const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * keys;
   float sum = 0;
   for (std::int64_t k = static_cast<std::int64_t>(threadIdx.x) * kVector; k < keys; k += kThreads * kVector) {
-    const Raw<kVector> raw_d = load_raw<kVector>(dp, base + k), raw = load_raw<kVector>(p, base + k);
     float d[kVector], probability[kVector];
-    unpack<kVector>(raw_d, dp.dtype, d);
-    unpack<kVector>(raw, p.dtype, probability);
+    load_vector<kVector>(dp, base + k, d, p, base + k, probability);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) sum += d[j] * probability[j];
   }
   sum = block_sum(sum, reinterpret_cast<float*>(dynamic_shared()));
   for (std::int64_t k = static_cast<std::int64_t>(threadIdx.x) * kVector; k < keys; k += kThreads * kVector) {
-    const Raw<kVector> raw_d = load_raw<kVector>(dp, base + k), raw = load_raw<kVector>(p, base + k);
     float d[kVector], probability[kVector];
-    unpack<kVector>(raw_d, dp.dtype, d);
-    unpack<kVector>(raw, p.dtype, probability);
+    load_vector<kVector>(dp, base + k, d, p, base + k, probability);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) d[j] = scale * probability[j] * (d[j] - sum);
     store_vector<kVector>(ds, base + k, d);
@@ -227,21 +223,6 @@ __global__ void softmax_backward_kernel(std::int64_t keys, float scale, Any dp, 
 }
 
 // ---- Pooling
-
-// One thread per element of a patch. `large` and `small`: the unmerged and the merged side.
-__global__ void merge_patches_kernel(PoolShape s, Any large, Any small, bool forward) {
-  const std::int64_t i = thread_number();
-  if (i >= s.images * s.from.tokens() * s.width) return;
-  const std::int64_t c = i % s.width, patch = i / s.width, image = patch / s.from.tokens(),
-                     row = patch % s.from.tokens() / s.from.side(), column = patch % s.from.side();
-  const std::int64_t at_small = s.merged(image, row, column) * s.width + c,
-                     at_large = s.patch(image, row, column) * s.width + c;
-  if (forward) {
-    store(small, at_small, load(large, at_large));
-  } else {
-    store(large, at_large, load(small, at_small));
-  }
-}
 
 __global__ void prepend_kernel(PrependShape s, Any x, Any vector, Any y) {
   const std::int64_t i = thread_number(), whole = s.width + s.length;
@@ -295,10 +276,8 @@ __global__ void merge_context_kernel(MergeShape s, Any a, const float* a_lse, An
   const bool nothing = most == minus_infinity();
   const float w1 = nothing ? 0 : expf(first - most), w2 = nothing ? 0 : expf(second - most),
               factor = nothing ? 0 : 1 / (w1 + w2);
-  const Raw<kVector> raw_a = load_raw<kVector>(a, i * kVector), raw_b = load_raw<kVector>(b, i * kVector);
   float x[kVector], z[kVector];
-  unpack<kVector>(raw_a, a.dtype, x);
-  unpack<kVector>(raw_b, b.dtype, z);
+  load_vector<kVector>(a, i * kVector, x, b, i * kVector, z);
 #pragma unroll
   for (int j = 0; j < kVector; ++j) x[j] = nothing ? 0 : (w1 * x[j] + w2 * z[j]) * factor;
   store_vector<kVector>(y, i * kVector, x);
@@ -321,7 +300,7 @@ TableShape table_of(const Call& call, const Operand& table) {
 
 void embedding(const Call& call) {
   const TableShape s = table_of(call, call.read(1));
-  const Any from = call.numbers(call.read(1)), to = call.numbers(call.write(0));
+  const Any from = call.in(1), to = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(s.width, {from, to}), embedding_kernel, Elements{elements(call.write(0))}, 0,
                      elements(call.read(0)), s.width, s.rows, s.first_row, call.indices(call.read(0)), from, to);
 }
@@ -340,21 +319,21 @@ void embedding_backward(const Call& call) {
   constexpr std::int64_t kLinkBytes = bytes_for<std::int32_t>(2 * kOwned + 2 * kThreads + kThreads / kWarp);
   ORRERY_LAUNCH(call, link_tokens_kernel, blocks(divide_up(s.rows, kOwned)), kLinkBytes, tokens, s.rows, s.first_row,
                 call.indices(call.read(0)), head, next);
-  const Any from = call.numbers(call.read(1)), to = call.numbers(dtable);
+  const Any from = call.in(1), to = call.numbers(dtable);
   ORRERY_LAUNCH_WIDE(call, wide(s.width, {from, to}), embedding_backward_kernel, Elements{elements(dtable)}, 0, s.rows,
                      s.width, head, next, from, to, call.op.accumulate);
 }
 
 void cross_entropy(const Call& call) {
   const LogitShape s = logit_shape(call);
-  const Any in = call.numbers(call.read(0));
+  const Any in = call.in(0);
   ORRERY_LAUNCH_WIDE(call, wide(s.columns, {in}), cross_entropy_kernel, blocks(s.tokens), kOnlineBytes, s.tokens,
                      s.columns, s.first_column, in, call.indices(call.read(1)), call.singles(call.write(0)));
 }
 
 void cross_entropy_backward(const Call& call) {
   const LogitShape s = logit_shape(call);
-  const Any in = call.numbers(call.read(0)), out = call.numbers(call.write(0));
+  const Any in = call.in(0), out = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(s.columns, {in, out}), cross_entropy_backward_kernel, blocks(s.tokens), 0, s.tokens,
                      s.columns, s.first_column, static_cast<float>(call.op.scale), in, call.indices(call.read(1)),
                      call.singles(call.read(2)), out);
@@ -364,48 +343,42 @@ void softmax(const Call& call) {
   const Tensor& t = *call.read(0).tensor;
   const std::int64_t keys = t.sizes[t.rank - 1], queries = t.sizes[t.rank - 2];
   ORRERY_LAUNCH(call, softmax_kernel, blocks(t.elements() / keys), kOnlineBytes, queries, keys,
-                mask_of(call, queries, keys, false), call.op.scale, call.numbers(call.read(0)),
-                call.numbers(call.write(0)));
+                mask_of(call, queries, keys, false), call.op.scale, call.in(0), call.out(0));
 }
 
 void softmax_backward(const Call& call) {
   const std::int64_t keys = last_size(call.read(1));
-  const Any d = call.numbers(call.read(0)), in = call.numbers(call.read(1)), out = call.numbers(call.write(0));
+  const Any d = call.in(0), in = call.in(1), out = call.out(0);
   ORRERY_LAUNCH_WIDE(call, wide(keys, {d, in, out}), softmax_backward_kernel, blocks(elements(call.read(1)) / keys),
                      kSumBytes, keys, call.op.scale, d, in, out);
 }
 
 void pool(const Call& call) {
-  const Operand &x = call.read(0), &y = call.write(0);
-  const Any in = call.numbers(x), out = call.numbers(y);
+  const Operand& y = call.write(0);
+  const Any in = call.in(0), out = call.numbers(y);
   if (call.has_read(1)) {
-    ORRERY_LAUNCH(call, prepend_kernel, Elements{elements(y)}, 0, prepend_shape(call), in, call.numbers(call.read(1)),
-                  out);
-  } else if (const PoolShape s = pool_shape(call); s.merging) {
-    ORRERY_LAUNCH(call, merge_patches_kernel, Elements{elements(x)}, 0, s, in, out, true);
+    ORRERY_LAUNCH(call, prepend_kernel, Elements{elements(y)}, 0, prepend_shape(call), in, call.in(1), out);
   } else {
-    ORRERY_LAUNCH(call, pool_kernel, Elements{elements(y)}, 0, s, in, out);
+    ORRERY_LAUNCH(call, pool_kernel, Elements{elements(y)}, 0, pool_shape(call), in, out);
   }
 }
 
 void pool_backward(const Call& call) {
   const Operand& dx = call.write(0);
-  const Any d = call.numbers(call.read(0)), out = call.numbers(dx);
+  const Any d = call.in(0), out = call.numbers(dx);
   if (call.has_write(1)) {
     const Operand& dvector = call.write(1);
     ORRERY_LAUNCH(call, prepend_backward_kernel, Elements{elements(dx) + elements(dvector)}, 0, prepend_shape(call), d,
                   out, call.numbers(dvector), call.op.accumulate);
-  } else if (const PoolShape s = pool_shape(call); s.merging) {
-    ORRERY_LAUNCH(call, merge_patches_kernel, Elements{elements(dx)}, 0, s, out, d, false);
   } else {
-    ORRERY_LAUNCH(call, pool_backward_kernel, Elements{elements(dx)}, 0, s, d, out);
+    ORRERY_LAUNCH(call, pool_backward_kernel, Elements{elements(dx)}, 0, pool_shape(call), d, out);
   }
 }
 
 void merge_attention(const Call& call) {
   const MergeShape s = merge_shape(call);
   const Operand &context = call.write(0), &lse = call.write(1);
-  const Any a = call.numbers(call.read(0)), b = call.numbers(call.read(2)), y = call.numbers(context);
+  const Any a = call.in(0), b = call.in(2), y = call.numbers(context);
   const float *const a_lse = call.singles(call.read(1)), *const b_lse = call.singles(call.read(3));
   ORRERY_LAUNCH_WIDE(call, wide(s.width, {a, b, y}), merge_context_kernel, Elements{elements(context)}, 0, s, a, a_lse,
                      b, b_lse, y);

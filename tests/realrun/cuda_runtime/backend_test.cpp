@@ -1,6 +1,5 @@
 // The CUDA backend against the CPU: on a GPU (orrery-cuda-tests), or its host code over a stand-in of the CUDA runtime
 // that runs nothing before it must (stand_in.h).
-#include "realrun/cuda/backend.h"
 
 #include <gtest/gtest.h>
 
@@ -27,7 +26,8 @@ namespace {
 constexpr bool kTf32 = false;  // numbers are compared to fp32's last digits
 
 TEST(CudaBackend, HoldsNumbersInTheirDtypes) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   const Values values{0, 1, -2.5f, 448, 3, 1e-3f};
   for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::fp8}) {
     const Held held(backend, of({{6}}, dtype), values);
@@ -41,7 +41,8 @@ TEST(CudaBackend, HoldsNumbersInTheirDtypes) {
 }
 
 TEST(CudaBackend, WritesReadsAndFillsPartsByOffsetAndByIndex) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   Values zero_to_nine(10);
   std::iota(zero_to_nine.begin(), zero_to_nine.end(), 0.0f);
   const Held held(backend, of({{10}}, Dtype::bf16), zero_to_nine);
@@ -64,7 +65,8 @@ TEST(CudaBackend, WritesReadsAndFillsPartsByOffsetAndByIndex) {
 }
 
 TEST(CudaBackend, ProductsAreTheCpusInEveryDtype) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   for (const auto& [dtype, tolerance] : {std::pair{Dtype::fp32, kFp32}, {Dtype::bf16, kBf16}, {Dtype::fp16, kBf16}})
     for (const bool transposed : {false, true}) {
       Op op = op_of(OpKind::linear);
@@ -94,7 +96,8 @@ TEST(CudaBackend, ProductsAreTheCpusInEveryDtype) {
 }
 
 TEST(CudaBackend, ProductsOfExpertsAreTheCpusInEveryDtype) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   for (const auto& [dtype, tolerance] : {std::pair{Dtype::fp32, kFp32}, {Dtype::bf16, kBf16}, {Dtype::fp16, kBf16}})
     for (const bool transposed : {false, true}) {
       Op op = op_of(OpKind::linear);
@@ -117,7 +120,8 @@ TEST(CudaBackend, ProductsOfExpertsAreTheCpusInEveryDtype) {
 
 // Whose logits are fp32, and so are their gradients.
 TEST(CudaBackend, GradientsOfARouterAreTheCpus) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   const Tensor x = of({{6}, {16}}, Dtype::bf16), w = of({{16}, {8}}, Dtype::bf16), logits = of({{6}, {8}});
   EXPECT_LT(difference(backend, op_of(OpKind::linear), {x, w}, logits), kBf16);
   EXPECT_LT(difference(backend, op_of(OpKind::linear_input_gradient), {logits, w}, x), kBf16);
@@ -126,7 +130,8 @@ TEST(CudaBackend, GradientsOfARouterAreTheCpus) {
 
 // Quantised operands, as strategies/precision writes them: cast, multiply.
 TEST(CudaBackend, Fp8ProductsCarryTheirScalesAlongAllThreeProducts) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   for (const std::int64_t size : {32, 20})  // matrix units take the first; the second is widened
     for (const bool transposed : {false, true})
       for (const OpKind kind : {OpKind::linear, OpKind::linear_input_gradient, OpKind::linear_weight_gradient}) {
@@ -174,7 +179,8 @@ TEST(CudaBackend, Fp8ProductsCarryTheirScalesAlongAllThreeProducts) {
 }
 
 TEST(CudaBackend, MarksMeasureUntilTheyAreForgotten) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   const Backend::Mark begin = backend.mark(Stream::compute), end = backend.mark(Stream::compute);
   backend.synchronize();
   EXPECT_GE(backend.seconds(begin, end), 0);
@@ -183,7 +189,8 @@ TEST(CudaBackend, MarksMeasureUntilTheyAreForgotten) {
 }
 
 TEST(CudaBackend, OffloadedAdamWaitsForItsGradientsAndIsTheCpus) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   const std::int64_t n = 10000;
   const Tensor bf16 = of({{n}}, Dtype::bf16), fp32 = of({{n}});
   const Values gradient = random_values(n, 1), weights = random_values(n, 2), first = random_values(n, 3, 0.1);
@@ -227,7 +234,8 @@ TEST(CudaBackend, OffloadedAdamWaitsForItsGradientsAndIsTheCpus) {
 }
 
 TEST(CudaBackend, AFailureOnTheHostComesOutAtTheNextSynchronisation) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   const Held held(backend, of({{4}}), Values(4, 1.0f), Place::host);
   const Operand operand = held.operand();
   backend.run(op_of(OpKind::adam, Stream::host), {&operand, 1}, {&operand, 1}, {});
@@ -236,7 +244,8 @@ TEST(CudaBackend, AFailureOnTheHostComesOutAtTheNextSynchronisation) {
 }
 
 TEST(CudaBackend, AViewThatIsNotAlignedGetsAKernelThatTakesIt) {
-  CudaBackend backend(0, kTf32);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, kTf32);
+  Backend& backend = *owned;
   const Held whole(backend, of({{36}}, Dtype::bf16), random_values(36, 1)),
       x(backend, of({{3}, {5}}, Dtype::bf16), random_values(15, 2));
   const Tensor w = of({{5}, {7}}, Dtype::bf16), y = of({{3}, {7}}, Dtype::bf16);
@@ -287,7 +296,7 @@ Agreement against_cpu(const std::string& patch, const std::string& model = "{}")
   options.epsilon = 1e-4;
   Program program;
   lower(scenario, program);
-  const auto factory = [](std::size_t) -> std::unique_ptr<Backend> { return std::make_unique<CudaBackend>(0, kTf32); };
+  const auto factory = [](std::size_t) -> std::unique_ptr<Backend> { return make_cuda_backend(0, kTf32); };
   return agreement(execute(on_one_rank(scenario), options),
                    assemble(scenario, execute_ranks(scenario, program, options, factory)));
 }
@@ -327,9 +336,7 @@ TEST(CudaBackendRuns, WhoseStepsDifferComputeWhatTheCpuComputes) {
     options.epsilon = 1e-4;
     const std::vector<RunPart> parts = parts_of(scenario, options.steps);
     EXPECT_GT(parts.size(), 1u);
-    const auto factory = [](std::size_t) -> std::unique_ptr<Backend> {
-      return std::make_unique<CudaBackend>(0, kTf32);
-    };
+    const auto factory = [](std::size_t) -> std::unique_ptr<Backend> { return make_cuda_backend(0, kTf32); };
     const Agreement found = agreement(execute(on_one_rank(scenario), options),
                                       assemble(parts.back().scenario, execute_ranks(parts, options, factory)));
     EXPECT_TRUE(found.within(1e-4)) << "gradients " << found.gradients << " parameters " << found.parameters;

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "realrun/agreement.h"
-#include "realrun/cuda/backend.h"
 #include "realrun/cuda/nccl_communicator.h"
 #include "realrun/executor.h"
 #include "strategies/lower.h"
@@ -73,7 +72,8 @@ void compute_steps() {
   const Scenario scenario = scenario_of(std::getenv(kPlan));
   Program program;
   lower(scenario, program);
-  CudaBackend backend(0, false);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, false);
+  Backend& backend = *owned;
   const std::unique_ptr<Communicator> communicator = make_nccl_communicator(backend, options_of_environment());
   ExecutionOptions options;
   options.steps = 2;
@@ -88,7 +88,7 @@ void compute_steps() {
   const Agreement with_one_rank = agreement(execute(on_one_rank(scenario), options), found);
   EXPECT_TRUE(with_one_rank.within(kTolerance)) << with_one_rank.worst_gradient;
 #ifndef ORRERY_ON_DEVICE  // whose sums are in an order of their own
-  const auto factory = [](std::size_t) -> std::unique_ptr<Backend> { return std::make_unique<CudaBackend>(0, false); };
+  const auto factory = [](std::size_t) -> std::unique_ptr<Backend> { return make_cuda_backend(0, false); };
   const Agreement with_threads =
       agreement(assemble(scenario, execute_ranks(scenario, program, options, factory)), found);
   EXPECT_TRUE(with_threads.within(0)) << "gradients " << with_threads.gradients << with_threads.worst_gradient;
@@ -104,7 +104,7 @@ Values values_of(std::size_t rank, std::int64_t elements) {
 }
 
 // Every collective over the members: of the dtype, each in a tensor of its own.
-void check_collectives(CudaBackend& backend, Communicator& c, const Members& members, std::int64_t elements,
+void check_collectives(Backend& backend, Communicator& c, const Members& members, std::int64_t elements,
                        Dtype dtype) {
   const auto n = static_cast<std::int64_t>(members.size());
   const auto own = std::ranges::find(members, c.rank()) - members.begin();
@@ -148,7 +148,7 @@ void check_collectives(CudaBackend& backend, Communicator& c, const Members& mem
 }
 
 // Of parts that differ: some are empty; all go to the first member; one pair alone has something to say.
-void check_unequal_exchange(CudaBackend& backend, Communicator& c, const Members& members, std::int64_t elements,
+void check_unequal_exchange(Backend& backend, Communicator& c, const Members& members, std::int64_t elements,
                             Dtype dtype) {
   const std::size_t n = members.size();
   const auto own = static_cast<std::size_t>(std::ranges::find(members, c.rank()) - members.begin());
@@ -176,7 +176,7 @@ void check_unequal_exchange(CudaBackend& backend, Communicator& c, const Members
 }
 
 // Both ranks send before either receives, and write what they have sent at once.
-void check_messages(CudaBackend& backend, Communicator& c) {
+void check_messages(Backend& backend, Communicator& c) {
   const std::size_t peer = 1 - c.rank();
   constexpr std::int64_t kElements = 1000, kMessages = 3;
   const Tensor t = of({{kElements}});
@@ -214,7 +214,8 @@ TEST(NcclRank, DoesItsPart) {
   if (std::getenv(kRank) == nullptr) GTEST_SKIP() << kStart;
   const std::string part = std::getenv(kPart);
   if (part == "steps") return compute_steps();
-  CudaBackend backend(0, false);
+  const std::unique_ptr<Backend> owned = make_cuda_backend(0, false);
+  Backend& backend = *owned;
   NcclOptions options = options_of_environment();
   if (part == "collectives") {
     EXPECT_TRUE(ranks_share_a_device(options, "0000:01:00.0"));

@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "realrun/backend.h"
-#include "realrun/cuda/fp8.h"
 #include "realrun/cuda/host_kernels.h"
 #include "realrun/cuda/host_numbers.h"
 #include "realrun/cuda/kernels.h"

@@ -13,7 +13,6 @@
 #include "realrun/calibrate/calibrate.h"
 #include "realrun/calibrate/journal.h"
 #include "realrun/calibrate/overlap.h"
-#include "realrun/cuda/backend.h"
 #include "sim/base/json_reader.h"
 #include "sim/cost/calibration.h"
 #include "sim/hardware/presets.h"
@@ -26,7 +25,8 @@ namespace {
 using testing::HasSubstr;
 
 TEST(CudaBackend, EventsOrderStreamsAndNothingElseDoes) {
-  CudaBackend backend;
+  const std::unique_ptr<Backend> owned = make_cuda_backend();
+  Backend& backend = *owned;
   const Tensor t = of({{1000}});
   const Held from(backend, t, Values(1000, 1.0f)), middle(backend, t, Values(1000, 0.0f)),
       to(backend, t, Values(1000, 0.0f));
@@ -50,7 +50,8 @@ TEST(CudaBackend, EventsOrderStreamsAndNothingElseDoes) {
 }
 
 TEST(CudaBackend, EventsStayTrueOverThousandsOfThem) {
-  CudaBackend backend;
+  const std::unique_ptr<Backend> owned = make_cuda_backend();
+  Backend& backend = *owned;
   const Tensor t = of({{16}});
   const Held held(backend, t, Values(16, 0.0f));
   std::vector<Backend::Event> events;
@@ -67,7 +68,8 @@ TEST(CudaBackend, EventsStayTrueOverThousandsOfThem) {
 }
 
 TEST(CudaBackend, ReleasedMemoryStaysUntilComputeIsPastIt) {
-  CudaBackend backend;
+  const std::unique_ptr<Backend> owned = make_cuda_backend();
+  Backend& backend = *owned;
   void* const memory = backend.allocate(16, Dtype::fp32, Place::device, Stream::compute);
   for (int i = 0; i < 10; ++i) backend.fill(Stream::compute, {memory, Dtype::fp32, 0, 16}, 1);
   backend.release(memory);
@@ -78,8 +80,10 @@ TEST(CudaBackend, ReleasedMemoryStaysUntilComputeIsPastIt) {
 }
 
 TEST(CudaBackend, SaysWhatMemoryWasWantedAndServesAgain) {
-  CudaBackend backend;
-  cuda_stand_in::set_memory(cuda_stand_in::facts().device_bytes + 1000000);
+  const std::unique_ptr<Backend> owned = make_cuda_backend();
+  Backend& backend = *owned;
+  const std::int64_t before = cuda_stand_in::facts().device_bytes;
+  cuda_stand_in::set_memory(before + 1000000);
   void* const first = backend.allocate(200000, Dtype::fp32, Place::device, Stream::compute);
   try {
     backend.allocate(200000000, Dtype::bf16, Place::device, Stream::compute);
@@ -88,10 +92,10 @@ TEST(CudaBackend, SaysWhatMemoryWasWantedAndServesAgain) {
     EXPECT_THAT(error.what(), HasSubstr("wanted 400.0 MB"));
     EXPECT_THAT(error.what(), HasSubstr("this rank holds 0.8 MB"));
   }
-  EXPECT_EQ(backend.bytes_allocated(), 800000);
+  EXPECT_EQ(cuda_stand_in::facts().device_bytes, before + 800000);
   backend.release(first);
-  EXPECT_EQ(backend.bytes_allocated(), 0);
   backend.synchronize();
+  EXPECT_EQ(cuda_stand_in::facts().device_bytes, before);
   cuda_stand_in::set_memory(std::int64_t{1} << 40);
   // Pinned memory is kept: a second request of the size costs nothing.
   void* const pinned = backend.allocate(1000, Dtype::fp32, Place::host, Stream::compute);
@@ -103,7 +107,7 @@ TEST(CudaBackend, SaysWhichDriverItNeeds) {
   const auto message = [](int driver, int devices, int device) {
     cuda_stand_in::set_driver(driver, devices);
     try {
-      CudaBackend backend(device);
+      make_cuda_backend(device);
     } catch (const DeviceError& error) {
       cuda_stand_in::set_driver(99000, 1);
       return std::string(error.what());
@@ -116,7 +120,8 @@ TEST(CudaBackend, SaysWhichDriverItNeeds) {
 }
 
 TEST(CudaBackend, ProductsAreTimedOnceAndTheSameForAllRanks) {
-  CudaBackend first, second;
+  const std::unique_ptr<Backend> owned = make_cuda_backend(), also_owned = make_cuda_backend();
+  Backend &first = *owned, &second = *also_owned;
   const std::int64_t before = cuda_stand_in::facts().heuristics;
   const Tensor x = of({{11}, {13}}), w = of({{13}, {17}}), y = of({{11}, {17}});
   for (int i = 0; i < 3; ++i) difference(first, op_of(OpKind::linear), {x, w}, y);
@@ -150,7 +155,8 @@ constexpr double kFloatClock = 1e-4;  // the runtime's clock is a float
 TEST(CudaCalibration, FindsWhatCopiesAndProductsCostEachOther) {
   const ChosenClock clock(
       {.product_seconds = 5e-3, .copy_bytes_per_second = 1e9, .product_slowdown = 0.25, .copy_slowdown = 0.1});
-  CudaBackend backend;
+  const std::unique_ptr<Backend> owned = make_cuda_backend();
+  Backend& backend = *owned;
   ASSERT_TRUE(backend.facts().asynchronous_streams);
   Meter meter(backend, 1e5);
   const std::vector<OverlapPair> pairs = overlap_pairs(small_sweep());
@@ -169,7 +175,8 @@ TEST(CudaCalibration, FindsWhatCopiesAndProductsCostEachOther) {
 
 TEST(CudaCalibration, StreamsThatTakeTurnsAreNoOverlap) {
   const ChosenClock clock({.product_seconds = 5e-3, .copy_bytes_per_second = 1e9, .take_turns = true});
-  CudaBackend backend;
+  const std::unique_ptr<Backend> owned = make_cuda_backend();
+  Backend& backend = *owned;
   Meter meter(backend, 1e5);
   const OverlapPair pair = overlap_pairs(small_sweep()).front();
   EXPECT_FALSE(meter.measure_overlap(pair.compute, pair.copy, 0));
@@ -178,7 +185,7 @@ TEST(CudaCalibration, StreamsThatTakeTurnsAreNoOverlap) {
 TEST(CudaCalibration, MeasuresTheMissingPairsOfItsJournalAndStatesThem) {
   const ChosenClock clock(
       {.product_seconds = 5e-3, .copy_bytes_per_second = 1e9, .product_slowdown = 0.25, .copy_slowdown = 0.1});
-  CalibrateOptions options = options_for(CudaBackend().facts());
+  CalibrateOptions options = options_for(make_cuda_backend()->facts());
   options.sweep = small_sweep();
   options.passes = 1;
   options.footprint_bytes = 1e5;
@@ -186,7 +193,7 @@ TEST(CudaCalibration, MeasuresTheMissingPairsOfItsJournalAndStatesThem) {
   options.date = "2026-11-22";
   options.journal = testing::TempDir() + "overlap.points.jsonl";
   std::remove(options.journal.c_str());
-  const BackendFacts facts = CudaBackend().facts();
+  const BackendFacts facts = make_cuda_backend()->facts();
   {  // all points but the pairs
     Journal journal(options.journal, {facts.kind, facts.device, facts.software, options.date});
     const KernelModel model(*options.preset, find_calibration(*options.preset));
@@ -198,7 +205,7 @@ TEST(CudaCalibration, MeasuresTheMissingPairsOfItsJournalAndStatesThem) {
     }
   }
   const auto overlap_of = [&] {
-    const CalibrateResult result = calibrate([] { return std::make_unique<CudaBackend>(); }, options);
+    const CalibrateResult result = calibrate([] { return make_cuda_backend(); }, options);
     return parse_json(result.text, "calibration").at("overlap");
   };
   options.budget_seconds = 1e-9;

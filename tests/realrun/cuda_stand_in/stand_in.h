@@ -131,6 +131,11 @@ inline int atomicAdd(int* at, int value) {  // threads take turns
   *at += value;
   return before;
 }
+inline int atomicMax(int* at, int value) {
+  const int before = *at;
+  *at = before > value ? before : value;
+  return before;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __uint_as_float(std::uint32_t bits) {
   float value;
