@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -161,32 +160,29 @@ std::vector<std::vector<std::string>> predicted_rows(std::span<const PublishedFi
   return rows;
 }
 
-// Each reason, with how many figures it is of and the first of them.
+// Each reason, in the order in which they first occur, with how many figures it is of and the first of them.
 std::vector<std::vector<std::string>> why_not_rows(std::span<const PublishedFigure> figures) {
-  std::vector<std::pair<std::string, std::vector<const PublishedFigure*>>> by_reason;
-  for (const PublishedFigure& f : figures) {
-    if (f.is_predicted()) continue;
-    const auto found = std::find_if(by_reason.begin(), by_reason.end(),
-                                    [&](const auto& entry) { return entry.first == f.not_predicted; });
-    if (found == by_reason.end())
-      by_reason.push_back({f.not_predicted, {&f}});
-    else
-      found->second.push_back(&f);
-  }
   std::vector<std::vector<std::string>> rows;
-  for (const auto& [why, of] : by_reason) rows.push_back({std::to_string(of.size()), of.front()->id, why});
+  for (const PublishedFigure& f : figures) {
+    if (f.is_predicted() || std::ranges::any_of(rows, [&](const auto& row) { return row[2] == f.not_predicted; }))
+      continue;
+    rows.push_back({std::to_string(std::ranges::count(figures, f.not_predicted, &PublishedFigure::not_predicted)), f.id,
+                    f.not_predicted});
+  }
   return rows;
 }
 
-// Calls visit(figures) for those of each file.
-void for_each_subject(std::span<const PublishedFigure> figures,
-                      const std::function<void(std::span<const PublishedFigure>)>& visit) {
+// Joins what `text` makes of the figures of each file.
+template <class Text>
+std::string of_subjects(std::span<const PublishedFigure> figures, const char* between, Text text) {
+  std::string all;
   while (!figures.empty()) {
     std::size_t n = 1;
     while (n < figures.size() && figures[n].about == figures.front().about) ++n;
-    visit(figures.first(n));
+    all += (all.empty() ? "" : between) + text(figures.first(n));
     figures = figures.subspan(n);
   }
+  return all;
 }
 
 std::string line_of(std::span<const PublishedFigure> figures) {
@@ -244,27 +240,18 @@ std::vector<PublishedFigure> predicted_figures(Simulator& simulator) {
 }
 
 std::string figures_table(std::span<const PublishedFigure> figures) {
-  std::string text;
-  for_each_subject(figures, [&](std::span<const PublishedFigure> of) {
-    text += (text.empty() ? "" : "\n") + of.front().about + "\n" + grid(kPredicted, predicted_rows(of)) + "\n" +
-            grid(kReasons, why_not_rows(of));
+  return of_subjects(figures, "\n", [](std::span<const PublishedFigure> of) {
+    return of.front().about + "\n" + grid(kPredicted, predicted_rows(of)) + "\n" + grid(kReasons, why_not_rows(of));
   });
-  return text;
 }
 
-std::string figures_line(std::span<const PublishedFigure> figures) {
-  std::string text;
-  for_each_subject(figures, [&](std::span<const PublishedFigure> of) { text += line_of(of); });
-  return text;
-}
+std::string figures_line(std::span<const PublishedFigure> figures) { return of_subjects(figures, "", line_of); }
 
 std::string figures_markdown(std::span<const PublishedFigure> figures) {
-  std::string text;
-  for_each_subject(figures, [&](std::span<const PublishedFigure> of) {
-    text += (text.empty() ? "" : "\n") + line_of(of) + "\n" + markdown_grid(kPredicted, predicted_rows(of)) + "\n" +
-            markdown_grid(kReasons, why_not_rows(of));
+  return of_subjects(figures, "\n", [](std::span<const PublishedFigure> of) {
+    return line_of(of) + "\n" + markdown_grid(kPredicted, predicted_rows(of)) + "\n" +
+           markdown_grid(kReasons, why_not_rows(of));
   });
-  return text;
 }
 
 }  // namespace orrery
