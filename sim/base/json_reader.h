@@ -40,10 +40,11 @@ class JsonReader final : public FieldVisitor {
   bool has(const char* name) const;
   // The same for a value that must be there. Throws InputError if it is not; `expected` says what should be there.
   const nlohmann::json& need(const char* name, const char* expected);
-  // Reads the object `name`, if it is there: all keys for which `read(JsonReader&)` asks.
+  // Reads the object `name`, if it is there: all keys for which `read(JsonReader&)` asks. `needed`: what should be
+  // there, if it must be.
   template <class Read>
-  void object(const char* name, Read&& read) {
-    const nlohmann::json* const value = take(name);
+  void object(const char* name, Read&& read, const char* needed = nullptr) {
+    const nlohmann::json* const value = needed != nullptr ? &need(name, needed) : take(name);
     if (value == nullptr) return;
     JsonReader reader(*value, at(name));
     read(reader);

@@ -129,8 +129,8 @@ double predict_figure(JsonReader& reader, const PublishedFigure& figure, Simulat
     value = report_of(reader).mfu_full_attention;
   } else if (kind == "speedup") {
     const double seconds = report_of(reader).step_seconds;
-    reader.need("over", "the slower scenario");
-    reader.object("over", [&](JsonReader& slower) { value = report_of(slower).step_seconds / seconds; });
+    reader.object(
+        "over", [&](JsonReader& slower) { value = report_of(slower).step_seconds / seconds; }, "the slower scenario");
   } else if (kind == "device_hours") {
     const double tokens = figure_count(reader, "tokens"), tokens_per_step = figure_count(reader, "tokens_per_step");
     const Report report = report_of(reader);
@@ -139,9 +139,9 @@ double predict_figure(JsonReader& reader, const PublishedFigure& figure, Simulat
     const auto most = static_cast<std::int64_t>(figure_count(reader, "most"));
     value = largest_micro_batch(scenario_of(reader), figure.id, most, simulator);
   } else if (kind == "exchange" || kind == "grouped") {
-    reader.need(kind.c_str(), "an object");
-    reader.object(kind.c_str(),
-                  [&](JsonReader& of) { value = kind == "exchange" ? exchange_rate(of) : grouped_rate(of); });
+    reader.object(
+        kind.c_str(), [&](JsonReader& of) { value = kind == "exchange" ? exchange_rate(of) : grouped_rate(of); },
+        "an object");
   } else {
     reader.fail("kind",
                 "ops, step, speedup, mfu, mfu_full_attention, device_hours, largest_micro_batch, exchange or grouped");

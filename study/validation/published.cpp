@@ -66,8 +66,8 @@ PublishedPoint read_point(JsonReader& reader, const Shared& shared) {
   point.quality = reader.text("quality", true);
   if (std::find(kQualities.begin(), kQualities.end(), point.quality) == kQualities.end())
     reader.fail("quality", "A, B or C");
-  reader.need("measured", "an object");
-  reader.object("measured", [&](JsonReader& measured) { read_measured(measured, point); });
+  reader.object(
+      "measured", [&](JsonReader& measured) { read_measured(measured, point); }, "an object");
   const Json claims = object(reader, "claims");
   for (const auto& [simulator, value] : claims.items()) {
     if (!value.is_number()) reader.fail("claims", "a number for each simulator");
