@@ -21,7 +21,6 @@
 #include "sim/base/words.h"
 #include "sim/report/columns.h"
 #include "sim/report/format.h"
-#include "sim/report/json.h"
 #include "sim/report/table.h"
 #include "study/answers/comparison.h"
 #include "study/answers/inputs.h"

@@ -12,7 +12,6 @@
 #include "cli/output.h"
 #include "cli/title.h"
 #include "sim/base/json_writer.h"
-#include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
 #include "strategies/strategy.h"

@@ -1,6 +1,5 @@
 // orrery simulate: one scenario, or a batch of them.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
