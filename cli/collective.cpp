@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/measured_tables.h"
 #include "cli/offers.h"
 #include "cli/output.h"

@@ -11,10 +11,8 @@
 #include <string_view>
 
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/title.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/one_line.h"

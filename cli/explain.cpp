@@ -25,7 +25,7 @@
 #include "sim/report/terms.h"
 #include "strategies/precision/precision.h"
 #include "strategies/strategy.h"
-#include "study/simulation/evaluated.h"
+#include "study/simulation/simulation.h"
 
 namespace orrery {
 namespace {

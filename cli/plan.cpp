@@ -9,12 +9,11 @@
 #include "cli/commands.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/title.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 #include "study/answers/plan_answer.h"
+#include "study/capacity/answer.h"
 #include "study/capacity/published_runs.h"
-#include "study/capacity/tables.h"
 
 namespace orrery {
 namespace {

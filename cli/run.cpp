@@ -10,7 +10,6 @@
 #include "cli/commands.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/title.h"
 #include "realrun/agreement.h"
 #include "realrun/cuda/nccl_communicator.h"
 #include "realrun/executor.h"

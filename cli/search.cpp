@@ -7,10 +7,8 @@
 #include <span>
 
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/title.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"

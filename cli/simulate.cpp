@@ -7,13 +7,11 @@
 
 #include "cli/batch.h"
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/explain.h"
 #include "cli/memory_trace.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/sibling.h"
-#include "cli/title.h"
 #include "sim/base/json_writer.h"
 #include "sim/program/check.h"
 #include "sim/report/columns.h"
@@ -25,7 +23,7 @@
 #include "study/answers/inputs.h"
 #include "study/answers/results.h"
 #include "study/simulation/simulation.h"
-#include "study/training/training_report.h"
+#include "study/training/training.h"
 #include "study/validation/predicted_points.h"
 
 namespace orrery {

@@ -8,7 +8,6 @@
 #include <memory>
 
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/input_file.h"

@@ -16,7 +16,6 @@
 #include "study/answers/arguments.h"
 #include "study/validation/figures.h"
 #include "study/validation/fit.h"
-#include "study/validation/page.h"
 #include "study/validation/predicted_points.h"
 #include "study/validation/tables.h"
 

@@ -1,5 +1,3 @@
-#include "study/validation/page.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
