@@ -29,17 +29,6 @@
 namespace orrery {
 namespace {
 
-struct SimulateArguments {
-  std::string scenario;
-  std::vector<std::string> sets, calibrations;
-  std::string json, csv, trace, memory_trace, svg, explain, batch, fields, label;
-  EngineArguments engine;
-  std::optional<std::int64_t> steps;  // none: one step, with its full report
-  std::string database;
-  bool ops = false, verbose = false, verify = false;
-  bool expandable_segments = false, planned_memory = false;
-};
-
 constexpr std::size_t kLabelColumns = 24;
 
 constexpr const char* kSimulateExamples = R"(Examples:
@@ -247,19 +236,7 @@ void simulate_batch(const SimulateArguments& arguments) {
   if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both as well", "one engine");
   if (arguments.ops && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "--ops as well", "one of the two: a list of ops is not a field");
-  BatchOptions options{.input = arguments.batch,
-                       .sets = arguments.sets,
-                       .calibrations = arguments.calibrations,
-                       .label = arguments.label,
-                       .json = arguments.json,
-                       .csv = arguments.csv,
-                       .fields = arguments.fields.empty() ? std::vector<std::string>{} : read_fields(arguments.fields),
-                       .simulation = arguments.engine.options(),
-                       .ops = arguments.ops,
-                       .verify = arguments.verify};
-  if (options.json.empty() && options.csv.empty()) options.json = "-";
-  check_outputs({options.json, options.csv});
-  run_batch(options, read_user_calibration(arguments.calibrations));
+  run_batch(arguments);
 }
 
 void simulate(const SimulateArguments& arguments) {
