@@ -171,9 +171,10 @@ void simulate_jobs(const Asked& asked, const SimulateArguments& arguments) {
     throw InputError({asked.source.file, "/jobs"}, "jobs that share a cluster",
                      "--engine des: the analytical engine simulates one job at a time");
   if (!arguments.svg.empty()) throw InputError({"--svg", ""}, "jobs", "a scenario of one job; --trace shows them all");
-  if (!arguments.explain.empty()) throw InputError({"--explain", ""}, "jobs", "a scenario of one job");
-  if (arguments.verify) throw InputError({"--verify", ""}, "jobs", "a scenario of one job");
-  if (!arguments.memory_trace.empty()) throw InputError({"--memory-trace", ""}, "jobs", "a scenario of one job");
+  for (const auto& [option, given] : {std::pair("--explain", !arguments.explain.empty()),
+                                      {"--verify", arguments.verify},
+                                      {"--memory-trace", !arguments.memory_trace.empty()}})
+    if (given) throw InputError({option, ""}, "jobs", "a scenario of one job");
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
   options.timeline = !arguments.trace.empty();
@@ -198,15 +199,13 @@ void simulate_jobs(const Asked& asked, const SimulateArguments& arguments) {
 }
 
 void simulate_steps(const Asked& asked, const SimulateArguments& arguments) {
-  const auto refuse = [](const char* found) {
-    throw InputError({"--steps", ""}, fmt::format("{} as well", found), "a single step");
-  };
   if (has_jobs(asked.document)) throw InputError({"--steps", ""}, "jobs", "a scenario of one job");
-  if (!arguments.trace.empty()) refuse("--trace");
-  if (!arguments.memory_trace.empty()) refuse("--memory-trace");
-  if (!arguments.explain.empty()) refuse("--explain");
-  if (arguments.ops) refuse("--ops");
-  if (arguments.verify) refuse("--verify");
+  for (const auto& [option, given] : {std::pair("--trace", !arguments.trace.empty()),
+                                      {"--memory-trace", !arguments.memory_trace.empty()},
+                                      {"--explain", !arguments.explain.empty()},
+                                      {"--ops", arguments.ops},
+                                      {"--verify", arguments.verify}})
+    if (given) throw InputError({"--steps", ""}, fmt::format("{} as well", option), "a single step");
   if (arguments.engine.both()) throw InputError({"--steps", ""}, "--engine both as well", "one engine");
   check_outputs({arguments.json, arguments.csv, arguments.svg});
   const TrainingAnswer answer = [&] {
