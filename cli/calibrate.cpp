@@ -13,7 +13,6 @@
 #include <cmath>
 #include <csignal>
 #include <ctime>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>

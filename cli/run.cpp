@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -344,11 +343,6 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
   return outcome;
 }
 
-// The scenario of the steps in the report.
-Scenario last_scenario(const RunArguments& arguments, const Scenario& scenario) {
-  return parts_of(scenario, arguments.warmup + arguments.steps).back().scenario;
-}
-
 // Uses the same peak as a prediction: each rank's share of the processor.
 void go_by_share(const RunJob& job, const UserCalibration& user, Report& measured) {
   Calibrator calibrator(user);
@@ -425,7 +419,8 @@ void run(const RunArguments& arguments) {
   }
   if (outcome.measured) go_by_share(job, user, *outcome.measured);
   if (arguments.predict && outcome.measured)
-    outcome.predicted = predict_here(last_scenario(arguments, job.described), user, !job.on_gpus);
+    outcome.predicted =
+        predict_here(parts_of(job.described, arguments.warmup + arguments.steps).back().scenario, user, !job.on_gpus);
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(outcome_json(arguments, job, outcome), 2) + "\n"; });

@@ -5,7 +5,6 @@
 #include <array>
 #include <cctype>
 #include <csignal>
-#include <memory>
 
 #include "cli/commands.h"
 #include "cli/offers.h"

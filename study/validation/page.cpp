@@ -248,7 +248,7 @@ std::string kernels() {
 
 std::string collectives() {
   MeasuredOptions options;
-  options.engines = {true, false};
+  options.engines = {static_cast<std::size_t>(Engine::analytical)};
   const MeasuredCollectives measured = predict_measured(options);
   Rows rows;
   for (const ErrorSummary& s : summaries_of(measured.curves, options.engines))
