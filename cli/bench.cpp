@@ -64,7 +64,7 @@ std::string listing(const std::vector<bench::SuiteEntry>& entries) {
   return grid("<benchmark|bytes|FLOPs", rows);
 }
 
-void run(BenchArguments& arguments) {
+void run_benchmarks(BenchArguments& arguments) {
   bench::SuiteOptions& options = arguments.suite;
   options.device = arguments.device == "cuda" ? bench::DeviceKind::cuda : bench::DeviceKind::cpu;
   for (const std::string& shape : arguments.shapes) options.shapes.push_back(bench::parse_shape(shape));
@@ -280,7 +280,7 @@ void add_import(Command bench) {
 void add_bench(Command app) {
   const auto [command, arguments] = app.declare<BenchArguments>(
       "bench", "How fast every kernel and some training steps run on this machine, now and over time", kBenchExamples,
-      run);
+      run_benchmarks);
   command.require_subcommand(0, 1);
   command.add_option("--filter", arguments.suite.filter, "Only benchmarks whose name matches").type_name("REGEX");
   command.add_several("--shape", arguments.shapes,

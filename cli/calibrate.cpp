@@ -144,7 +144,7 @@ MakeBackend backend_maker(const std::string& device) {
   return [] { return make_cpu_backend(); };
 }
 
-void run(CalibrateArguments arguments) {
+void calibrate_device(CalibrateArguments arguments) {
   const MakeBackend make_backend = backend_maker(arguments.device);
   const BackendFacts facts = make_backend()->facts();
   CalibrateOptions options = options_for(facts);
@@ -334,7 +334,7 @@ void add_calibrate_import(Command calibrate) {
 void add_calibrate(Command app) {
   const auto [command, arguments] = app.declare<CalibrateArguments>(
       "calibrate", "How fast this machine's kernels are: measured, and fitted to what predictions go by",
-      kCalibrateExamples, run);
+      kCalibrateExamples, calibrate_device);
   command.require_subcommand(0, 1);
   command.add_option("--device", arguments.device, "Device to measure: cpu (one thread is one rank) or cuda")
       .one_of({"cpu", "cuda"})

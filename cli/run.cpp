@@ -407,7 +407,7 @@ std::string outcome_text(const RunArguments& arguments, const RunJob& job, const
   return text;
 }
 
-void run(const RunArguments& arguments) {
+void run_scenario(const RunArguments& arguments) {
   const RunJob job = job_of(arguments);
   const UserCalibration user = read_user_calibration(arguments.calibrations);
   check_outputs({arguments.json, arguments.csv, arguments.trace});
@@ -446,7 +446,7 @@ void run(const RunArguments& arguments) {
 void add_run(Command app) {
   const auto [command, arguments] = app.declare<RunArguments>(
       "run", "How long training steps take when this machine executes them, and how far the prediction is off",
-      kRunExamples, run);
+      kRunExamples, run_scenario);
   command.add_option("SCENARIO", arguments.scenario, "As for simulate")
       .required()
       .offers_names({"scenarios"})

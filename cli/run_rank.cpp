@@ -54,7 +54,7 @@ void add_rank(Command app) {
   };
   const auto [command, arguments] = app.declare<Arguments>(
       "rank", "What one rank of a training step does on a GPU, over NCCL; mpirun, srun or torchrun starts all",
-      kRunRankExamples, [](const Arguments& arguments) { run(arguments.training, arguments.id_directory); });
+      kRunRankExamples, [](const Arguments& given) { run(given.training, given.id_directory); });
   add_rank_options(command, arguments.training);
   command.add_option("--id-directory", arguments.id_directory,
                      "Where ranks meet: an empty folder that all of them see, new for every run", "FOLDER");

@@ -154,18 +154,18 @@ void add_show(Command app) {
       "  orrery show korth-t5-megatron-1T-full --scenario > mine.json   a published step's, to be changed\n"
       "  orrery show links eos                       kinds of links: how many, how fast, what they are called\n"
       "  orrery show links straggler 'node0.nic*'    the links of that name, as perturbations use it",
-      [](const Arguments& arguments) {
-        if (arguments.name == "links") {
-          if (arguments.of.empty())
+      [](const Arguments& given) {
+        if (given.name == "links") {
+          if (given.of.empty())
             throw InputError({}, "nothing after links", "a cluster, node or scenario, or a file with one");
-          return print(links_text(arguments.of, arguments.pattern,
-                                  chosen<Routing>("--routing", arguments.routing, kRoutingNames), arguments.json));
+          return print(links_text(given.of, given.pattern, chosen<Routing>("--routing", given.routing, kRoutingNames),
+                                  given.json));
         }
-        if (!arguments.of.empty())
-          throw InputError({}, describe(arguments.of), "one name to show (only \"links\" takes a second)");
-        const OrderedJson found = shown_json(arguments.name);
-        if (arguments.scenario) return print(json_text(scenario_of(found), 2) + "\n");
-        if (arguments.json) return print(json_text(found, 2) + "\n");
+        if (!given.of.empty())
+          throw InputError({}, describe(given.of), "one name to show (only \"links\" takes a second)");
+        const OrderedJson found = shown_json(given.name);
+        if (given.scenario) return print(json_text(scenario_of(found), 2) + "\n");
+        if (given.json) return print(json_text(found, 2) + "\n");
         std::string text;
         for (const auto& [kind, fields] : found.items()) {
           text += (text.empty() ? "" : "\n") + kind + "\n";
@@ -204,11 +204,11 @@ void add_list(Command app) {
       "  orrery list measurements                published ones, whose ids stand for their scenarios\n"
       "  orrery list fields | grep recompute     what --set can change\n"
       "  orrery list prices | grep H100          what a plan may name",
-      [](const Arguments& arguments) {
-        if (arguments.json && arguments.names) throw InputError({"--names", ""}, "--json as well", "one of them");
+      [](const Arguments& given) {
+        if (given.json && given.names) throw InputError({"--names", ""}, "--json as well", "one of them");
         for (const Listing& listing : listings())
-          if (arguments.kind == listing.name)
-            print(arguments.json ? json_text(listing_json(listing), 2) + "\n" : text_of(listing, !arguments.names));
+          if (given.kind == listing.name)
+            print(given.json ? json_text(listing_json(listing), 2) + "\n" : text_of(listing, !given.names));
       });
   std::vector<std::string> kinds;
   for (const Listing& listing : listings()) kinds.emplace_back(listing.name);

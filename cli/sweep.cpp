@@ -238,14 +238,14 @@ void add_merge(Command sweep) {
       "merge", "What the shards of several machines have found, in one database",
       "Examples:\n  orrery sweep merge results.db half-1.db half-2.db\n\nWhat is there stays as it is; the databases "
       "stay as they are.",
-      [](const Arguments& arguments) {
-        for (const std::string& from : arguments.from)
+      [](const Arguments& given) {
+        for (const std::string& from : given.from)
           SweepResults(from, Database::Mode::read);  // before any file is created
-        SweepResults into(arguments.into, Database::Mode::write);
+        SweepResults into(given.into, Database::Mode::write);
         std::int64_t added = 0;
-        for (const std::string& from : arguments.from) added += into.merge(from);
+        for (const std::string& from : given.from) added += into.merge(from);
         say(into.doubts());
-        print(fmt::format("{}: {} points, {} of them new\n", arguments.into, into.count(0), added));
+        print(fmt::format("{}: {} points, {} of them new\n", given.into, into.count(0), added));
       });
   command.add_file("INTO", arguments.into, "The database that gets them; made if it is not there").required();
   command.add_option("FROM", arguments.from, "Databases that orrery sweep has made", "FILE").required();
@@ -260,10 +260,10 @@ void add_export(Command sweep) {
       sweep.declare<Arguments>("export", "What a database holds, as CSV or JSON lines",
                                "Examples:\n  orrery sweep export results.db --fields cluster.nodes,step_seconds,mfu\n"
                                "  orrery sweep export results.db --export results.jsonl",
-                               [](const Arguments& arguments) {
-                                 const SweepResults results(arguments.database, Database::Mode::read);
-                                 check_export(arguments.exported, results.names(0));
-                                 write_export(results, 0, arguments.exported);
+                               [](const Arguments& given) {
+                                 const SweepResults results(given.database, Database::Mode::read);
+                                 check_export(given.exported, results.names(0));
+                                 write_export(results, 0, given.exported);
                                  say(results.doubts());
                                });
   command.add_file("DB", arguments.database, "A database that orrery sweep has made").required();
@@ -275,7 +275,7 @@ void add_export(Command sweep) {
 void add_sweep(Command app, SweepHelpers* helpers) {
   const auto [command, arguments] = app.declare<SweepArguments>(
       "sweep", "What a scenario gives over many values of its fields, kept in a database and resumed where it stopped",
-      kSweepExamples, [helpers](SweepArguments& arguments) { sweep_command(arguments, helpers); });
+      kSweepExamples, [helpers](SweepArguments& given) { sweep_command(given, helpers); });
   command.require_subcommand(0, 1);
   command
       .add_option("DOCUMENT", arguments.document,
