@@ -84,13 +84,18 @@ struct BatchLine {
 // The results of lines, in the wanted formats.
 class BatchResults {
  public:
-  explicit BatchResults(const BatchOptions& options) : options_(options), inputs_(options.calibrations) {
-    for (const std::string& name : options.fields) fields_.push_back(field_of(name));
-    if (fields_.empty() && !options.csv.empty())
-      for (const std::string& name : field_names()) fields_.push_back(field_of(name));
-    if (!options.json.empty()) json_.emplace(options.json);
-    if (options.csv.empty()) return;
-    csv_.emplace(options.csv);
+  explicit BatchResults(const SimulateArguments& arguments) : arguments_(arguments), inputs_(arguments.calibrations) {
+    std::vector<std::string> names;
+    if (!arguments.fields.empty()) {
+      names = list_of_text(arguments.fields);
+      check_fields(names, field_names(), "names of the columns that --csv has, separated by commas");
+    } else if (!arguments.csv.empty()) {
+      names = field_names();
+    }
+    for (const std::string& name : names) fields_.push_back(field_of(name));
+    if (!arguments.json.empty() || arguments.csv.empty()) json_.emplace(arguments.json.empty() ? "-" : arguments.json);
+    if (arguments.csv.empty()) return;
+    csv_.emplace(arguments.csv);
     for (const Field& field : fields_) text_ += field.name + ',';
     csv_->write(text_ + "error\n");
   }
@@ -103,13 +108,13 @@ class BatchResults {
   }
 
   bool need_ops() const {
-    return options_.ops || (options_.fields.empty() && json_) ||
+    return arguments_.ops || (arguments_.fields.empty() && json_) ||
            std::any_of(fields_.begin(), fields_.end(),
                        [](const Field& f) { return f.column != nullptr && f.column->of_ops; });
   }
 
   bool need_digest(bool of_error) const {
-    return (json_ && (of_error || options_.fields.empty())) ||
+    return (json_ && (of_error || arguments_.fields.empty())) ||
            std::any_of(fields_.begin(), fields_.end(),
                        [](const Field& f) { return f.column == nullptr && f.name == kInputColumns.front(); });
   }
@@ -120,7 +125,7 @@ class BatchResults {
       text_.clear();
       JsonWriter writer(text_);
       writer.begin_object();
-      if (options_.fields.empty() || !line.error.is_null()) {
+      if (arguments_.fields.empty() || !line.error.is_null()) {
         write_whole(line, writer);
       } else if (line.jobs) {
         write_jobs(line, writer);
@@ -163,16 +168,16 @@ class BatchResults {
 
   // Whole results, and errors, as of a single scenario.
   void write_whole(const BatchLine& line, JsonWriter& writer) const {
-    if (!options_.label.empty()) writer.field("label", options_.label);
+    if (!arguments_.label.empty()) writer.field("label", arguments_.label);
     writer.field("scenario", line.source.file);
     writer.key("set");
     writer.begin_array();
     for (const std::string& set : line.source.sets) writer.value(set);
     writer.end_array();
     if (line.report != nullptr) {
-      write_report(*line.report, options_.ops, writer);
+      write_report(*line.report, arguments_.ops, writer);
     } else if (line.jobs) {
-      writer.json_field("jobs", json_text(jobs_json(*line.jobs, options_.ops)));
+      writer.json_field("jobs", json_text(jobs_json(*line.jobs, arguments_.ops)));
     } else {
       writer.json_field("error", json_text(line.error));
     }
@@ -214,7 +219,7 @@ class BatchResults {
     csv_->write(text_ += '\n');
   }
 
-  const BatchOptions& options_;
+  const SimulateArguments& arguments_;
   InputsOfMany inputs_;
   InputCells cells_;  // of the line that is added
   std::vector<Field> fields_;
@@ -226,34 +231,28 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") 
 
 }  // namespace
 
-std::vector<std::string> read_fields(const std::string& text) {
-  const std::vector<std::string> fields = list_of_text(text);
-  check_fields(fields, BatchResults::field_names(), "names of the columns that --csv has, separated by commas");
-  return fields;
-}
-
-void run_batch(const BatchOptions& options, UserCalibration user) {
-  LineReader lines(options.input, "a readable file of JSON lines with one scenario each");
+void run_batch(const SimulateArguments& arguments) {
+  SimulationOptions simulation = arguments.engine.options();
+  check_outputs({arguments.json, arguments.csv});
+  Simulator simulator(read_user_calibration(arguments.calibrations));
+  LineReader lines(arguments.batch, "a readable file of JSON lines with one scenario each");
   const std::string& name = lines.name();
   // Checks `sets` once: a set that no line can use is not each line's error.
-  for (const std::string& set : options.sets) {
+  for (const std::string& set : arguments.sets) {
     nlohmann::json nothing;
     apply_set(nothing, set, "");
   }
-  const bool can_begin_anew = options.input != "-" && ::isatty(STDERR_FILENO) != 0 && lines.rewind();
+  const bool can_begin_anew = arguments.batch != "-" && ::isatty(STDERR_FILENO) != 0 && lines.rewind();
   const std::size_t all = can_begin_anew ? count_lines(lines) : 0;
   ProgressLine progress;
-  BatchResults results(options);
-  SimulationOptions simulation = options.simulation;
-  simulation.timeline = false;
+  BatchResults results(arguments);
   simulation.ops = results.need_ops();
-  Simulator simulator(std::move(user));
   std::size_t scenarios = 0, failed = 0, verified = 0, wrong_programs = 0;
   std::string first_error;
   for (std::string text; lines.next(text);) {
     if (is_blank(text)) continue;
     ++scenarios;
-    BatchLine line{.name = {}, .source = {fmt::format("{}:{}", name, lines.number()), options.sets}};
+    BatchLine line{.name = {}, .source = {fmt::format("{}:{}", name, lines.number()), arguments.sets}};
     // Only errors in the line's result are the line's; a failure to write results is the batch's.
     std::optional<Variant> variant;
     std::optional<Simulation> one;
@@ -264,17 +263,17 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
         line.source.file = std::move(named.file);
       }
       variant = simulator.variant(text, line.source);
-      if (simulation.engine == Engine::analytical && !options.verify) {
+      if (simulation.engine == Engine::analytical && !arguments.verify) {
         line.report = &simulator.evaluate(*variant, simulation.ops);
       } else {
         const nlohmann::json document = variant->document();
         if (has_jobs(document)) {
-          if (options.verify) throw InputError({"--verify", ""}, "jobs", "a scenario of one job");
+          if (arguments.verify) throw InputError({"--verify", ""}, "jobs", "a scenario of one job");
           line.jobs = simulator.evaluate_jobs(document, line.source, simulation);
         } else {
           one.emplace(simulator.evaluate(document, line.source, simulation));
-          verified += options.verify ? 1 : 0;
-          const std::vector<Violation> found = options.verify ? check(*one->program) : std::vector<Violation>{};
+          verified += arguments.verify ? 1 : 0;
+          const std::vector<Violation> found = arguments.verify ? check(*one->program) : std::vector<Violation>{};
           if (found.empty()) {
             line.report = &one->report;
           } else {
@@ -293,7 +292,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
                     {"internal", true}};
     }
     if (variant && results.need_digest(!line.error.is_null())) line.digest = variant->digest();
-    line.name = options.label.empty() ? line.source.file : fmt::format("{}:{}", options.label, lines.number());
+    line.name = arguments.label.empty() ? line.source.file : fmt::format("{}:{}", arguments.label, lines.number());
     if (!line.error.is_null() && ++failed == 1) first_error = line.error["message"].get<std::string>();
     results.add(line);
     show_progress(progress, scenarios, all);

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <memory>
 #include <optional>
 
 #include "cli/commands.h"
@@ -65,7 +64,7 @@ std::string listing(const std::vector<bench::SuiteEntry>& entries) {
   return grid("<benchmark|bytes|FLOPs", rows);
 }
 
-void run(BenchArguments& arguments) {
+void run_benchmarks(BenchArguments& arguments) {
   bench::SuiteOptions& options = arguments.suite;
   options.device = arguments.device == "cuda" ? bench::DeviceKind::cuda : bench::DeviceKind::cpu;
   for (const std::string& shape : arguments.shapes) options.shapes.push_back(bench::parse_shape(shape));
@@ -223,101 +222,92 @@ void add_limits(Command command, VerdictArguments& arguments, const char* usual_
 }
 
 void add_compare_runs(Command bench) {
-  auto arguments = std::make_shared<CompareArguments>();
-  const Command command = bench.add_subcommand("compare", "What has become slower since an earlier run");
-  command.footer(kCompareExamples);
-  command.add_option("BASELINE", arguments->baseline, "A run (--output, or any Google Benchmark JSON)")
+  const auto [command, arguments] = bench.declare<CompareArguments>(
+      "compare", "What has become slower since an earlier run", kCompareExamples, compare_files);
+  command.add_option("BASELINE", arguments.baseline, "A run (--output, or any Google Benchmark JSON)")
       .required()
       .offers_files();
-  command.add_option("NEW", arguments->candidate, "A later one; - for standard input").required().offers_files();
-  add_limits(command, *arguments, "5%", "Smallest change of the median that counts: 5% or 0.05",
+  command.add_option("NEW", arguments.candidate, "A later one; - for standard input").required().offers_files();
+  add_limits(command, arguments, "5%", "Smallest change of the median that counts: 5% or 0.05",
              "Chance of a false alarm in a comparison, at the most",
              "Fail what the new run lacks, and what cannot be told");
-  command.add_file("--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
-  command.add_file("--junit", arguments->junit, "Write JUnit XML: a test case each, regressions fail");
-  command.add_file("--json", arguments->json, "Write verdicts and numbers as JSON");
-  command.add_file("--csv", arguments->csv, "Write them as CSV, a row each");
-  command.callback([arguments] { compare_files(*arguments); });
+  command.add_file("--markdown", arguments.markdown, "Write the table as Markdown; - for standard output");
+  command.add_file("--junit", arguments.junit, "Write JUnit XML: a test case each, regressions fail");
+  command.add_file("--json", arguments.json, "Write verdicts and numbers as JSON");
+  command.add_file("--csv", arguments.csv, "Write them as CSV, a row each");
 }
 
 void add_history(Command bench) {
-  auto arguments = std::make_shared<HistoryArguments>();
-  const Command command = bench.add_subcommand("history", "How one benchmark went over all kept runs");
-  command.footer("Examples:\n  orrery bench history linear/fp32/256x512x512 --history kernels.db --svg linear.svg");
-  command.add_option("KERNEL", arguments->kernel, "The benchmark's name").required();
-  command.add_file("--history", arguments->history, "Where the runs are kept").required();
-  command.add_file("--svg", arguments->svg, "Write a plot; - for standard output");
-  command.add_file("--csv", arguments->csv, "Write CSV, a row a run");
-  command.add_file("--json", arguments->json, "Write JSON");
-  command.callback([arguments] { show_history(*arguments); });
+  const auto [command, arguments] = bench.declare<HistoryArguments>(
+      "history", "How one benchmark went over all kept runs",
+      "Examples:\n  orrery bench history linear/fp32/256x512x512 --history kernels.db --svg linear.svg", show_history);
+  command.add_option("KERNEL", arguments.kernel, "The benchmark's name").required();
+  command.add_file("--history", arguments.history, "Where the runs are kept").required();
+  command.add_file("--svg", arguments.svg, "Write a plot; - for standard output");
+  command.add_file("--csv", arguments.csv, "Write CSV, a row a run");
+  command.add_file("--json", arguments.json, "Write JSON");
 }
 
 void add_drift(Command bench) {
-  auto arguments = std::make_shared<DriftArguments>();
-  const Command command = bench.add_subcommand("drift", "What has become slower over the kept runs, and when");
-  command.footer(kDriftExamples);
-  command.add_file("--history", arguments->history, "Where the runs are kept").required();
+  const auto [command, arguments] = bench.declare<DriftArguments>(
+      "drift", "What has become slower over the kept runs, and when", kDriftExamples, show_drift);
+  command.add_file("--history", arguments.history, "Where the runs are kept").required();
   constexpr std::int64_t kMostRuns = 1000;
-  command.add_option("--runs", arguments->runs, "Only the last so many runs of each device")
+  command.add_option("--runs", arguments.runs, "Only the last so many runs of each device")
       .between(2, kMostRuns)
       .capture_default();
   // That runs of one binary differ by a few percent is part of the spread between runs, which a drift's test sees.
-  add_limits(command, *arguments, "2%", "Smallest slow-down that counts: 2% or 0.02",
+  add_limits(command, arguments, "2%", "Smallest slow-down that counts: 2% or 0.02",
              "Chance of a false alarm over all benchmarks, at the most", "Fail benchmarks of too few runs");
-  command.add_file("--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
-  command.add_file("--json", arguments->json, "Write verdicts, changes and numbers as JSON");
-  command.add_file("--csv", arguments->csv, "Write them as CSV, a row for each change");
-  command.callback([arguments] { show_drift(*arguments); });
+  command.add_file("--markdown", arguments.markdown, "Write the table as Markdown; - for standard output");
+  command.add_file("--json", arguments.json, "Write verdicts, changes and numbers as JSON");
+  command.add_file("--csv", arguments.csv, "Write them as CSV, a row for each change");
 }
 
 void add_import(Command bench) {
-  auto arguments = std::make_shared<ImportArguments>();
-  const Command command = bench.add_subcommand("import", "Which runs are kept: adds those that were made elsewhere");
-  command.footer("Examples:\n  orrery bench import before.json --history kernels.db\n\nWhat is there stays as it is.");
-  command.add_option("RUNS", arguments->files, "Runs (--output, or any Google Benchmark JSON)")
+  const auto [command, arguments] = bench.declare<ImportArguments>(
+      "import", "Which runs are kept: adds those that were made elsewhere",
+      "Examples:\n  orrery bench import before.json --history kernels.db\n\nWhat is there stays as it is.",
+      import_runs);
+  command.add_option("RUNS", arguments.files, "Runs (--output, or any Google Benchmark JSON)")
       .required()
       .type_name("FILE");
-  command.add_file("--history", arguments->history, "Where runs are kept").required();
-  command.callback([arguments] { import_runs(*arguments); });
+  command.add_file("--history", arguments.history, "Where runs are kept").required();
 }
 
 }  // namespace
 
 void add_bench(Command app) {
-  auto arguments = std::make_shared<BenchArguments>();
-  const Command command = app.add_subcommand(
-      "bench", "How fast every kernel and some training steps run on this machine, now and over time");
-  command.footer(kBenchExamples);
+  const auto [command, arguments] = app.declare<BenchArguments>(
+      "bench", "How fast every kernel and some training steps run on this machine, now and over time", kBenchExamples,
+      run_benchmarks);
   command.require_subcommand(0, 1);
-  command.add_option("--filter", arguments->suite.filter, "Only benchmarks whose name matches").type_name("REGEX");
-  command.add_several("--shape", arguments->shapes,
+  command.add_option("--filter", arguments.suite.filter, "Only benchmarks whose name matches").type_name("REGEX");
+  command.add_several("--shape", arguments.shapes,
                       "This kernel at these sizes instead of the suite: linear:m=4096,k=4096,n=11008,dtype=bf16",
                       "KERNEL:AXIS=SIZE,...");
-  command.add_file("--shapes", arguments->shapes_file, "A JSON array of such shapes; - for standard input");
-  command.add_option("--device", arguments->device, "Device to run on").one_of({"cpu", "cuda"}).capture_default();
-  command.add_option("--repetitions", arguments->suite.repetitions, "Repetitions of each benchmark, in random order")
+  command.add_file("--shapes", arguments.shapes_file, "A JSON array of such shapes; - for standard input");
+  command.add_option("--device", arguments.device, "Device to run on").one_of({"cpu", "cuda"}).capture_default();
+  command.add_option("--repetitions", arguments.suite.repetitions, "Repetitions of each benchmark, in random order")
       .between(1, 10'000)
       .capture_default();
-  command.add_option("--min-time", arguments->suite.min_seconds, "Least duration of a repetition in seconds")
+  command.add_option("--min-time", arguments.suite.min_seconds, "Least duration of a repetition in seconds")
       .within(1e-6, 1e3)
       .capture_default();
   command
-      .add_option("--patience", arguments->suite.patience_seconds,
+      .add_option("--patience", arguments.suite.patience_seconds,
                   "Time for extra repetitions in seconds, if other work disturbed some; 0: none")
       .within(0, 1e6)
       .capture_default();
-  command.add_flag("--cold-cache", arguments->suite.cold_cache,
+  command.add_flag("--cold-cache", arguments.suite.cold_cache,
                    "Clear operands from the caches before each iteration; kernels only, no steps");
-  command.add_file("--output", arguments->output, "Write the run as Google Benchmark's JSON; - for standard output");
-  command.add_file("--history", arguments->history, "Keep the run in this file");
-  command.add_flag("--list", arguments->list, "List the benchmarks without running them");
+  command.add_file("--output", arguments.output, "Write the run as Google Benchmark's JSON; - for standard output");
+  command.add_file("--history", arguments.history, "Keep the run in this file");
+  command.add_flag("--list", arguments.list, "List the benchmarks without running them");
   add_compare_runs(command);
   add_history(command);
   add_drift(command);
   add_import(command);
-  command.callback([command, arguments] {
-    if (!command.has_subcommand_given()) run(*arguments);
-  });
 }
 
 }  // namespace orrery

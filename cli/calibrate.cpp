@@ -13,7 +13,6 @@
 #include <cmath>
 #include <csignal>
 #include <ctime>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -145,7 +144,7 @@ MakeBackend backend_maker(const std::string& device) {
   return [] { return make_cpu_backend(); };
 }
 
-void run(CalibrateArguments arguments) {
+void calibrate_device(CalibrateArguments arguments) {
   const MakeBackend make_backend = backend_maker(arguments.device);
   const BackendFacts facts = make_backend()->facts();
   CalibrateOptions options = options_for(facts);
@@ -225,16 +224,14 @@ void fit_published(const CalibratePublishedArguments& arguments) {
 }
 
 void add_calibrate_published(Command calibrate) {
-  auto arguments = std::make_shared<CalibratePublishedArguments>();
-  const Command command = calibrate.add_subcommand(
-      "published", "Which parameters fit the published measurements: the bundled calibrations, fitted again");
-  command.footer(kCalibratePublishedExamples);
-  command.add_option("POINTS", arguments->points, "Measured kernels or collectives, as results/published has them")
+  const auto [command, arguments] = calibrate.declare<CalibratePublishedArguments>(
+      "published", "Which parameters fit the published measurements: the bundled calibrations, fitted again",
+      kCalibratePublishedExamples, fit_published);
+  command.add_option("POINTS", arguments.points, "Measured kernels or collectives, as results/published has them")
       .required()
       .offers_files();
-  command.add_option("--output", arguments->folder, "The folder for the calibrations").required().type_name("FOLDER");
-  command.add_option("--only", arguments->only, "Fit this class of collectives alone").type_name("CLASS");
-  command.callback([arguments] { fit_published(*arguments); });
+  command.add_option("--output", arguments.folder, "The folder for the calibrations").required().type_name("FOLDER");
+  command.add_option("--only", arguments.only, "Fit this class of collectives alone").type_name("CLASS");
 }
 
 // ---- from logs of nccl-tests
@@ -311,59 +308,53 @@ void import(const CalibrateImportArguments& arguments) {
 }
 
 void add_calibrate_import(Command calibrate) {
-  auto arguments = std::make_shared<CalibrateImportArguments>();
-  const Command command = calibrate.add_subcommand(
-      "import", "How fast collectives are by logs of nccl-tests, fitted to what predictions go by");
-  command.footer(kCalibrateImportExamples);
-  command.add_option("LOG", arguments->logs, "What all_reduce_perf and its like print, or write with -J")
+  const auto [command, arguments] = calibrate.declare<CalibrateImportArguments>(
+      "import", "How fast collectives are by logs of nccl-tests, fitted to what predictions go by",
+      kCalibrateImportExamples, import);
+  command.add_option("LOG", arguments.logs, "What all_reduce_perf and its like print, or write with -J")
       .required()
       .offers_files();
   offer_clusters(command
-                     .add_option("--cluster", arguments->cluster,
+                     .add_option("--cluster", arguments.cluster,
                                  "Where they ran: a cluster, node or scenario, or the JSON file of one")
                      .required());
   command
-      .add_option("--collective", arguments->log.collective,
+      .add_option("--collective", arguments.log.collective,
                   "Read a log's tests of this collective alone; it is also that of tests that do not name theirs")
       .offers_words(collective_names());
-  command.add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
-  command.add_flag("--force", arguments->force, "Write a calibration that misses the measurements, too");
-  command.add_file("--output", arguments->output, "The calibration; - for standard output").capture_default();
-  command.add_file("--curves", arguments->curves,
+  command.add_flag("--in-place", arguments.log.in_place, "Take the in-place columns");
+  command.add_flag("--force", arguments.force, "Write a calibration that misses the measurements, too");
+  command.add_file("--output", arguments.output, "The calibration; - for standard output").capture_default();
+  command.add_file("--curves", arguments.curves,
                    "Also write the curves as results/published/collectives.json has them");
-  command.callback([arguments] { import(*arguments); });
 }
 
 }  // namespace
 
 void add_calibrate(Command app) {
-  auto arguments = std::make_shared<CalibrateArguments>();
-  const Command command = app.add_subcommand(
-      "calibrate", "How fast this machine's kernels are: measured, and fitted to what predictions go by");
-  command.footer(kCalibrateExamples);
+  const auto [command, arguments] = app.declare<CalibrateArguments>(
+      "calibrate", "How fast this machine's kernels are: measured, and fitted to what predictions go by",
+      kCalibrateExamples, calibrate_device);
   command.require_subcommand(0, 1);
-  command.add_option("--device", arguments->device, "Device to measure: cpu (one thread is one rank) or cuda")
+  command.add_option("--device", arguments.device, "Device to measure: cpu (one thread is one rank) or cuda")
       .one_of({"cpu", "cuda"})
       .capture_default();
-  command.add_file("--output", arguments->output, "File of the calibration [DEVICE.json]; - for standard output");
-  command.add_file("--journal", arguments->journal,
+  command.add_file("--output", arguments.output, "File of the calibration [DEVICE.json]; - for standard output");
+  command.add_file("--journal", arguments.journal,
                    "File of the measured points [beside the output: DEVICE.points.jsonl]");
-  command.add_option("--budget", arguments->budget, "Time for measuring: 90s, 10min [10min; --quick: 1min]")
+  command.add_option("--budget", arguments.budget, "Time for measuring: 90s, 10min [10min; --quick: 1min]")
       .type_name("TIME");
-  command.add_flag("--quick", arguments->quick, "Measure each point once, in about a minute");
-  command.add_flag("--restart", arguments->restart, "Start again without the points of an earlier journal");
+  command.add_flag("--quick", arguments.quick, "Measure each point once, in about a minute");
+  command.add_flag("--restart", arguments.restart, "Start again without the points of an earlier journal");
   command
-      .add_option("--preset", arguments->preset,
+      .add_option("--preset", arguments.preset,
                   "Preset of the device, whose peaks are the base of efficiencies [found by the device's name]")
       .type_name("DEVICE")
       .offers_names({"devices"});
-  command.add_file("--device-output", arguments->device_output,
+  command.add_file("--device-output", arguments.device_output,
                    "Also write the measured device as a preset (sim/hardware/presets/devices_cpu.json)");
   add_calibrate_import(command);
   add_calibrate_published(command);
-  command.callback([command, arguments] {
-    if (!command.has_subcommand_given()) run(*arguments);
-  });
 }
 
 }  // namespace orrery

@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/measured_tables.h"
 #include "cli/offers.h"
 #include "cli/output.h"
@@ -124,9 +123,9 @@ Cluster cluster_of(const CollectiveArguments& arguments) {
 }
 
 Engines engines_of(const CollectiveArguments& arguments) {
-  Engines engines{};
+  Engines engines;
   for (std::size_t e = 0; e < kEngines; ++e)
-    engines[e] = arguments.engine.both() || arguments.engine.engine == kEngineNames[e];
+    if (arguments.engine.both() || arguments.engine.engine == kEngineNames[e]) engines.push_back(e);
   return engines;
 }
 
@@ -176,7 +175,7 @@ Prediction predict(const CollectiveArguments& arguments) {
                                  p.ranks, ran));
   };
   const std::vector<double> sizes = sizes_of(arguments);
-  if (p.engines[static_cast<std::size_t>(Engine::des)]) {
+  if (has_des(p.engines)) {
     double works = 0;
     for (const double bytes : sizes) works += predictor.works(kind->op, bytes, algorithm, protocol);
     if (works > p.des.most_works)
@@ -223,16 +222,14 @@ std::string table_of(const Prediction& p) {
   text += "; bandwidths in GB/s\n\n";
 
   std::string columns = "bytes|<algorithm|<protocol";
-  for (std::size_t e = 0; e < kEngines; ++e)
-    if (p.engines[e]) columns += fmt::format("|{0} us|{0} algbw|{0} busbw", kEngineNames[e]);
+  for (const std::size_t e : p.engines) columns += fmt::format("|{0} us|{0} algbw|{0} busbw", kEngineNames[e]);
   if (p.arguments.engine.both()) columns += "|difference";
   std::vector<std::vector<std::string>> rows;
   for (const SizeRow& row : p.rows) {
     std::vector<std::string>& cells = rows.emplace_back();
     cells = {fmt::format("{:.0f}", row.bytes), name_of(row.predicted.algorithm),
              std::string(name_of(row.predicted.protocol))};
-    for (std::size_t e = 0; e < kEngines; ++e) {
-      if (!p.engines[e]) continue;
+    for (const std::size_t e : p.engines) {
       const double seconds = row.predicted.seconds[e];
       cells.push_back(fmt::format("{:.2f}", seconds * kMicro));
       cells.push_back(fmt::format("{:.2f}", row.bytes / seconds * kGiga));
@@ -245,17 +242,15 @@ std::string table_of(const Prediction& p) {
 
 std::string csv_of(const Prediction& p) {
   std::string text = "collective,ranks,nodes,bytes,algorithm,protocol";
-  for (std::size_t e = 0; e < kEngines; ++e)
-    if (p.engines[e])
-      text += fmt::format(",{0}_seconds,{0}_algorithm_bytes_per_second,{0}_bus_bytes_per_second", kEngineNames[e]);
+  for (const std::size_t e : p.engines)
+    text += fmt::format(",{0}_seconds,{0}_algorithm_bytes_per_second,{0}_bus_bytes_per_second", kEngineNames[e]);
   text += '\n';
   for (const SizeRow& row : p.rows) {
     text += fmt::format("{},{},{},{},{},{}", p.arguments.kind, p.ranks, p.cluster.nodes, row.bytes,
                         name_of(row.predicted.algorithm), name_of(row.predicted.protocol));
-    for (std::size_t e = 0; e < kEngines; ++e)
-      if (p.engines[e])
-        text += fmt::format(",{},{},{}", row.predicted.seconds[e], row.bytes / row.predicted.seconds[e],
-                            row.predicted.bus_bytes_per_second[e]);
+    for (const std::size_t e : p.engines)
+      text += fmt::format(",{},{},{}", row.predicted.seconds[e], row.bytes / row.predicted.seconds[e],
+                          row.predicted.bus_bytes_per_second[e]);
     text += '\n';
   }
   return text;
@@ -267,13 +262,12 @@ OrderedJson json_of(const Prediction& p) {
     OrderedJson& point = points.emplace_back(OrderedJson{{"bytes", row.bytes},
                                                          {"algorithm", name_of(row.predicted.algorithm)},
                                                          {"protocol", name_of(row.predicted.protocol)}});
-    for (std::size_t e = 0; e < kEngines; ++e) {
-      if (!p.engines[e]) continue;
+    for (const std::size_t e : p.engines) {
       OrderedJson& engine = point[std::string(kEngineNames[e])];
       engine = {{"seconds", row.predicted.seconds[e]},
                 {"algorithm_bytes_per_second", row.bytes / row.predicted.seconds[e]},
                 {"bus_bytes_per_second", row.predicted.bus_bytes_per_second[e]}};
-      if (e != static_cast<std::size_t>(Engine::des)) continue;
+      if (e != kDes) continue;
       const CollectiveRun& run = *row.predicted.run;
       engine["flows"] = run.flows;
       engine["flow_classes"] = run.flow_classes;
@@ -293,7 +287,7 @@ OrderedJson json_of(const Prediction& p) {
                       {"node_class", p.calibration.intra_class},
                       {"network_class", p.calibration.inter_class},
                       {"note", p.calibration.note}};
-  if (p.engines[static_cast<std::size_t>(Engine::des)]) {
+  if (has_des(p.engines)) {
     json["fidelity"] = kFidelityNames[static_cast<std::size_t>(p.des.fidelity)];
     json["routing"] = kRoutingNames[static_cast<std::size_t>(p.des.routing)];
   }

@@ -5,9 +5,9 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace CLI {
@@ -104,6 +104,18 @@ class Command {
   // Sets what the command does after the whole command line is parsed.
   void callback(const std::function<void()>& run) const;
   bool has_subcommand_given() const;
+  // Adds a subcommand with arguments of its own, which `run` is called with unless a subcommand of it is given.
+  template <class Arguments, class Run>
+  std::pair<Command, Arguments&> declare(const char* name, const char* description, const std::string& footer,
+                                         Run run) const {
+    const Command command = add_subcommand(name, description);
+    const auto arguments = std::make_shared<Arguments>();
+    command.footer(footer);
+    command.callback([command, arguments, run] {
+      if (!command.has_subcommand_given()) run(*arguments);
+    });
+    return {command, *arguments};
+  }
   // Describes the command and its subcommands, as they are now.
   CommandDescription description() const;
 

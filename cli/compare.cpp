@@ -5,23 +5,19 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/title.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/base/one_line.h"
 #include "sim/base/words.h"
 #include "sim/report/columns.h"
 #include "sim/report/format.h"
-#include "sim/report/json.h"
 #include "sim/report/table.h"
 #include "study/answers/comparison.h"
 #include "study/answers/inputs.h"
@@ -156,31 +152,28 @@ void compare(const CompareArguments& arguments) {
 }  // namespace
 
 void add_compare(Command app) {
-  auto arguments = std::make_shared<CompareArguments>();
-  const Command command =
-      app.add_subcommand("compare", "In which terms two scenarios differ, side by side, and by how much");
-  command.footer(kCompareExamples);
+  const auto [command, arguments] = app.declare<CompareArguments>(
+      "compare", "In which terms two scenarios differ, side by side, and by how much", kCompareExamples, compare);
   offer_scenarios(
-      command.add_option("A", arguments->a, "A scenario (as for simulate), a report in JSON, or a database of `sweep`")
+      command.add_option("A", arguments.a, "A scenario (as for simulate), a report in JSON, or a database of `sweep`")
           .required());
-  offer_scenarios(command.add_option("B", arguments->b, "Another; of scenarios A again when left out"));
-  add_fields(command, "--set", arguments->sets, "Override a field of both");
-  add_fields(command, "--set-a", arguments->sets_a, "Override a field of A");
-  add_fields(command, "--set-b", arguments->sets_b, "Override a field of B");
-  command.add_file("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output");
-  command.add_file("--csv", arguments->csv,
+  offer_scenarios(command.add_option("B", arguments.b, "Another; of scenarios A again when left out"));
+  add_fields(command, "--set", arguments.sets, "Override a field of both");
+  add_fields(command, "--set-a", arguments.sets_a, "Override a field of A");
+  add_fields(command, "--set-b", arguments.sets_b, "Override a field of B");
+  command.add_file("--json", arguments.json, "Write both reports and their difference as JSON; - for standard output");
+  command.add_file("--csv", arguments.csv,
                    "Write the columns of `simulate --csv` as rows: A, B and their difference; - for standard output");
-  add_calibrations(command, arguments->calibrations,
+  add_calibrations(command, arguments.calibrations,
                    "A result of `orrery calibrate` to use for both instead of the bundled calibration");
-  command.add_option("--threshold", arguments->threshold, "Databases: smallest change that counts: 2% or 0.02 [1%]",
+  command.add_option("--threshold", arguments.threshold, "Databases: smallest change that counts: 2% or 0.02 [1%]",
                      "SHARE");
-  command.add_option("--fields", arguments->figures,
+  command.add_option("--fields", arguments.figures,
                      "Databases: columns of `simulate --csv` to compare [step_seconds,memory_peak_bytes,memory_fits]",
                      "NAME,...");
-  command.add_option("--top", arguments->top, "Databases: number of the most changed points to show [20]", "N")
+  command.add_option("--top", arguments.top, "Databases: number of the most changed points to show [20]", "N")
       .between(1, 1000000);
-  arguments->engine.add_to(command, /*both=*/false);
-  command.callback([arguments] { compare(*arguments); });
+  arguments.engine.add_to(command, /*both=*/false);
 }
 
 }  // namespace orrery

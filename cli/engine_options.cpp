@@ -1,5 +1,3 @@
-#include "cli/engine_options.h"
-
 #include <vector>
 
 #include "cli/offers.h"

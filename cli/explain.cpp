@@ -4,17 +4,16 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <sstream>
 
 #include "cli/memory_trace.h"
 #include "sim/analytical/op_cost.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/words.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_traffic.h"
 #include "sim/cost/step_calibration.h"
@@ -25,7 +24,7 @@
 #include "sim/report/terms.h"
 #include "strategies/precision/precision.h"
 #include "strategies/strategy.h"
-#include "study/simulation/evaluated.h"
+#include "study/simulation/simulation.h"
 
 namespace orrery {
 namespace {
@@ -62,19 +61,14 @@ std::optional<SlicedName> sliced(const std::string& name) {
   const std::size_t open = name.find('['), close = name.find(']', open);
   if (open == std::string::npos || close == std::string::npos) return std::nullopt;
   SlicedName result{name.substr(0, open) + name.substr(close + 1), {}};
-  std::istringstream slices(name.substr(open + 1, close - open - 1));
-  for (std::string slice; std::getline(slices, slice, ',');) {
-    std::array<std::int64_t, 3> numbers{0, 0, 1};  // from, to, step
-    std::size_t count = 0;
-    std::istringstream parts(slice);
-    for (std::string part; std::getline(parts, part, ':') && count < numbers.size(); ++count) {
-      const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), numbers[count]);
-      if (error != std::errc() || numbers[count] < 0 || numbers[count] > kMostLayers) return result;  // e.g. "0:2..."
-      if (end != part.data() + part.size()) break;
-    }
-    if (count < 2) numbers[1] = numbers[0] + 1;
-    for (std::int64_t layer = numbers[0]; layer < numbers[1]; layer += std::max<std::int64_t>(numbers[2], 1))
-      result.layers.insert(layer);
+  for (const std::string_view slice : split(std::string_view(name).substr(open + 1, close - open - 1), ',')) {
+    std::vector<std::int64_t> numbers;  // from, to, step
+    for (const std::string_view part : split(slice, ':')) numbers.push_back(number_of(part).value_or(-1));
+    if (std::ranges::any_of(numbers, [](std::int64_t n) { return n < 0 || n > kMostLayers; }))
+      return result;  // "0:2..."
+    const std::int64_t end = numbers.size() > 1 ? numbers[1] : numbers[0] + 1,
+                       step = numbers.size() > 2 ? std::max<std::int64_t>(numbers[2], 1) : 1;
+    for (std::int64_t layer = numbers[0]; layer < end; layer += step) result.layers.insert(layer);
   }
   return result;
 }
@@ -130,13 +124,10 @@ void append_op(std::string& text, const OpReport& op, double step_seconds) {
                       step_seconds > 0 ? percent_text(total / step_seconds) : "", rate, op.bound);
 }
 
-std::string indented(const std::string& text) {
-  std::string result = "    ";
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    result += text[i];
-    if (text[i] == '\n' && i + 1 < text.size()) result += "    ";
-  }
-  return result.ends_with('\n') ? result : result + '\n';
+std::string indented(std::string_view text) {
+  std::string result;
+  while (const auto line = next_line(text)) result += fmt::format("    {}\n", *line);
+  return result;
 }
 
 // For rows of experts that are sent in another way than NCCL's all-to-all, or not equally to all ranks.
@@ -216,26 +207,6 @@ std::string explain_ops(const std::vector<OpInPlace>& ops, const Simulation& sim
 
 // ---- terms
 
-struct TermText {
-  const char* name;
-  const char* definition;
-};
-constexpr TermText kDefinitions[] = {
-    {"matmul", "matrix products of the forward and the backward, on the stage that bounds the step"},
-    {"attention", "fused attention kernels, forward and backward"},
-    {"memory_bound", "kernels whose time follows from the bytes they move: norms, activations, dropouts, casts"},
-    {"recompute", "all compute that repeats forward work in the backward"},
-    {"slowest_device",
-     "products and attention last until the slowest of all devices has finished: at the power limit, rates of devices "
-     "of one type differ (results/calibration/scale.json)"},
-    {"host_issue", "the compute stream is empty because the CPU has not launched the next kernel yet"},
-    {"bubble", "the stage waits for micro-batches of its neighbours"},
-    {"optimizer", "gradient norm and parameter update after the last backward"},
-    {"production",
-     "what the median job loses on a shared production cluster (cluster.production; "
-     "results/calibration/scale.json)"},
-};
-
 bool belongs(const OpInPlace& place, std::string_view term) {
   const Op& op = *place.op;
   const Stream waited_for = op.stream == Stream::compute ? op.account : op.stream;
@@ -253,16 +224,10 @@ bool belongs(const OpInPlace& place, std::string_view term) {
 
 std::string explain_term(const TimeTerm& term, std::vector<OpInPlace> ops, const Simulation& simulation) {
   const Report& report = simulation.report;
-  const double seconds =
-      report.stages.empty() ? 0 : term.of(report.stages[static_cast<std::size_t>(report.bounding_stage)].time);
+  const double seconds = term.of(report.bounding().time);
   std::string text = fmt::format("{}: {}, {} of the step\n", term.label, seconds_text(seconds),
                                  percent_text(report.step_seconds > 0 ? seconds / report.step_seconds : 0));
-  const auto definition = std::find_if(std::begin(kDefinitions), std::end(kDefinitions),
-                                       [&](const TermText& t) { return term.name == t.name; });
-  text += definition != std::end(kDefinitions)
-              ? definition->definition
-              : "the compute stream waits for what runs on this stream; the rest is hidden under compute";
-  text += '\n';
+  text += term.definition + '\n';
   const Program& program = *simulation.program;
   if (term.name == "bubble") {
     const auto stages = static_cast<std::int64_t>(program.stages.size());
@@ -321,8 +286,7 @@ std::string explain_term(const TimeTerm& term, std::vector<OpInPlace> ops, const
 template <class Shown>
 std::string terms_text(const Report& report, Shown shown) {
   std::string text;
-  if (report.stages.empty()) return text;
-  const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
+  const TimeBreakdown& time = report.bounding().time;
   for (const TimeTerm& term : time_terms())
     if (term.of(time) != 0 && shown(term))
       text += fmt::format("  {:<44}{:>12}  {}\n", term.label, seconds_text(term.of(time)), term.name);
@@ -389,7 +353,7 @@ std::string explain_memory(const Report& r) {
   std::string text = fmt::format("memory: {} of {} at the peak, on the fullest stage\n",
                                  bytes_text(r.memory_peak_bytes), bytes_text(r.memory_capacity_bytes));
   if (r.stages.empty()) return text;
-  const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
+  const StageReport& stage = r.fullest();
   text += fmt::format(
       "stage {}, {:.4g} micro-batches in flight; every tensor lives from its first definition to its last use\n",
       stage.stage, stage.in_flight_micro_batches);
@@ -477,7 +441,7 @@ std::string explain_memory_part(const MemoryPart& part, const Simulation& simula
   const Report& r = simulation.report;
   std::string text;
   if (r.stages.empty()) return part.label + "\n";
-  const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
+  const StageReport& stage = r.fullest();
   const double bytes = part.of(stage.memory);
   text =
       fmt::format("{}: {} of the memory peak on the fullest stage ({})\n", part.label, bytes_text(bytes), stage.stage);

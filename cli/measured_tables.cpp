@@ -24,8 +24,7 @@ struct Table {
 std::string error_columns(const Engines& engines) {
   std::string columns;
   for (const char* sizes : {"", ", all"})
-    for (std::size_t e = 0; e < kEngines; ++e)
-      if (engines[e]) columns += fmt::format("|{}{}", kEngineNames[e], sizes);
+    for (const std::size_t e : engines) columns += fmt::format("|{}{}", kEngineNames[e], sizes);
   return columns;
 }
 
@@ -47,26 +46,23 @@ Table curve_table(const MeasuredCollectives& measured, const Engines& engines) {
            curve.kind + (forced ? ", " + curve.algorithm : ""),
            fmt::format("{} x {}", curve.nodes, curve.ranks / curve.nodes), std::to_string(curve.points.size())};
     for (const double least : {kLargeBytes, 0.0})
-      for (std::size_t e = 0; e < kEngines; ++e)
-        if (engines[e])
-          row.push_back(curve.unpredicted.empty() ? error_cell(error_over(curve.points, e, least)) : "not predicted");
+      for (const std::size_t e : engines)
+        row.push_back(curve.unpredicted.empty() ? error_cell(error_over(curve.points, e, least)) : "not predicted");
   }
   return table;
 }
 
 Table summary_table(std::span<const ErrorSummary> summaries, const Engines& engines) {
   Table table{"<|<links|curves|points" + error_columns(engines)};
-  for (std::size_t e = 0; e < kEngines; ++e)
-    if (engines[e]) table.columns += fmt::format("|{}, by curve", kEngineNames[e]);
+  for (const std::size_t e : engines) table.columns += fmt::format("|{}, by curve", kEngineNames[e]);
   for (const ErrorSummary& summary : summaries) {
     std::vector<std::string>& row = table.rows.emplace_back();
     const std::size_t points = std::max(summary.large[0].points, summary.large[1].points);
     row = {summary.level, summary.name, std::to_string(summary.curves), std::to_string(points)};
     for (const auto* errors : {&summary.large, &summary.all})
-      for (std::size_t e = 0; e < kEngines; ++e)
-        if (engines[e]) row.push_back(error_cell((*errors)[e]));
-    for (std::size_t e = 0; e < kEngines; ++e)
-      if (engines[e]) row.push_back(points == 0 ? "-" : fmt::format("{:.1f}", kPercent * summary.median_curve[e]));
+      for (const std::size_t e : engines) row.push_back(error_cell((*errors)[e]));
+    for (const std::size_t e : engines)
+      row.push_back(points == 0 ? "-" : fmt::format("{:.1f}", kPercent * summary.median_curve[e]));
   }
   return table;
 }
@@ -127,8 +123,7 @@ std::string measured_csv(const MeasuredCollectives& measured, const Engines& eng
   std::string text =
       "curve,source,system,device,network,links,class,collective,forced_algorithm,ranks,nodes,fitted,unpredicted,bytes,"
       "measured_seconds,algorithm,protocol";
-  for (std::size_t e = 0; e < kEngines; ++e)
-    if (engines[e]) text += fmt::format(",{0}_seconds,{0}_error", kEngineNames[e]);
+  for (const std::size_t e : engines) text += fmt::format(",{0}_seconds,{0}_error", kEngineNames[e]);
   text += '\n';
   for (const MeasuredCurve& curve : measured.curves) {
     std::string head;
@@ -141,10 +136,8 @@ std::string measured_csv(const MeasuredCollectives& measured, const Engines& eng
       text += fmt::format("{},{},{},{},{}", head, point.bytes, point.measured_seconds,
                           predicted ? name_of(point.predicted.algorithm) : "",
                           predicted ? name_of(point.predicted.protocol) : std::string_view{});
-      for (std::size_t e = 0; e < kEngines; ++e) {
-        if (!engines[e]) continue;
+      for (const std::size_t e : engines)
         text += predicted ? fmt::format(",{},{}", point.predicted.seconds[e], point.error(e)) : ",,";
-      }
       text += '\n';
     }
   }
@@ -154,8 +147,7 @@ std::string measured_csv(const MeasuredCollectives& measured, const Engines& eng
 OrderedJson measured_json(const MeasuredCollectives& measured, const Engines& engines) {
   const auto by_engine = [&](auto value) {
     OrderedJson json = OrderedJson::object();
-    for (std::size_t e = 0; e < kEngines; ++e)
-      if (engines[e]) json[std::string(kEngineNames[e])] = value(e);
+    for (const std::size_t e : engines) json[std::string(kEngineNames[e])] = value(e);
     return json;
   };
   OrderedJson summary = OrderedJson::array();

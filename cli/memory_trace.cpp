@@ -30,8 +30,8 @@ std::string allocator_text(const Simulation& simulation) {
   }
   return fmt::format(
              "PyTorch's caching allocator, pipeline stage {}, peaks over {} steps (without {} of the framework)\n",
-             fullest_stage(simulation).stage, kAllocatorSteps,
-             bytes_text(fullest_stage(simulation).memory.framework_bytes)) +
+             simulation.report.fullest().stage, kAllocatorSteps,
+             bytes_text(simulation.report.fullest().memory.framework_bytes)) +
          grid("<segments|allocated|reserved|between|of reserved|retries", rows);
 }
 
@@ -46,7 +46,7 @@ BiLevelLayout plan_of(const Simulation& simulation, const AllocationTrace& trace
 constexpr double kMostEvents = 1e6;
 
 void check_size(const Simulation& simulation) {
-  const auto stage = static_cast<std::size_t>(fullest_stage(simulation).stage);
+  const auto stage = static_cast<std::size_t>(simulation.report.fullest().stage);
   const double events = allocation_events(*simulation.program, stage);
   if (events <= kMostEvents) return;
   const std::int64_t micro_batches = simulation.program->schedule.micro_batches;
@@ -63,7 +63,7 @@ void check_size(const Simulation& simulation) {
 std::string memory_plan_text(const Simulation& simulation) {
   const AllocationTrace trace = allocations(simulation);
   const BiLevelLayout plan = plan_of(simulation, trace);
-  const StageReport& stage = fullest_stage(simulation);
+  const StageReport& stage = simulation.report.fullest();
   const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
   std::vector<std::vector<std::string>> rows;
   const auto row = [&](const char* level, std::string block, std::int64_t runs, std::size_t storages,

@@ -9,6 +9,7 @@
 
 #include "cli/command.h"
 #include "sim/hardware/cluster.h"
+#include "study/answers/arguments.h"
 
 namespace orrery {
 
@@ -35,6 +36,15 @@ inline void add_calibrations(
 }
 
 inline std::vector<std::string> texts(std::span<const std::string_view> names) { return {names.begin(), names.end()}; }
+
+// The options that choose how a program is timed: --engine, --fidelity, --routing.
+struct EngineArguments : EngineChoice {
+  // `both`: whether the command accepts two engines, side by side.
+  void add_to(Command command, bool both);
+
+  // become_program_with() SimGrid (cli/sibling.h), if the chosen engine needs it.
+  void become_program_with_engine() const;
+};
 
 // `of`: a cluster or node preset, a bundled scenario, the file of a scenario or cluster, or "-". Throws InputError.
 // `perturbed` is set if `of` is a scenario with perturbations, which the cluster does not include.

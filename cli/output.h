@@ -8,8 +8,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace orrery {
+
+struct Scenario;
 
 // An output that is written piece by piece, to a file or standard output ("-"). The text of a file is invisible until
 // commit() replaces the old file. Without commit() nothing is left behind, however the process ends, and the old file
@@ -87,5 +90,9 @@ void print(const std::string& text);
 
 // Whether to use colour: only on terminals, and only if NO_COLOR (no-color.org) is not set.
 bool colour_wanted();
+
+// Returns the heading of a table, what was simulated or run: the parts of the scenario, then the plan's fields that are
+// not at their default.
+std::vector<std::string> title_of(const Scenario& scenario);
 
 }  // namespace orrery

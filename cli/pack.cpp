@@ -308,52 +308,49 @@ void pack_documents(const PackArguments& arguments) {
 }  // namespace
 
 void add_pack(Command app) {
-  auto arguments = std::make_shared<PackArguments>();
-  const Command command =
-      app.add_subcommand("pack", "How documents pack into training sequences: what is cut, padded and attended to");
-  command.footer(kPackExamples);
-  command.add_file("DOCUMENTS", arguments->documents,
+  const auto [command, arguments] = app.declare<PackArguments>(
+      "pack", "How documents pack into training sequences: what is cut, padded and attended to", kPackExamples,
+      pack_documents);
+  command.add_file("DOCUMENTS", arguments.documents,
                    "Lines of JSON, a document each: {\"id\": .., \"tokens\": .., \"embedding\": [..]}");
-  command.add_file("--embeddings", arguments->embeddings, "Embeddings of DOCUMENTS in a .npy file, one row each");
-  command.add_option("--context", arguments->context, "Tokens of a sequence [that of --scenario]", "N");
-  command.add_option("--policy", arguments->policies, "How to pack; several are compared [best_fit]")
+  command.add_file("--embeddings", arguments.embeddings, "Embeddings of DOCUMENTS in a .npy file, one row each");
+  command.add_option("--context", arguments.context, "Tokens of a sequence [that of --scenario]", "N");
+  command.add_option("--policy", arguments.policies, "How to pack; several are compared [best_fit]")
       .one_value_each()
       .one_of(texts(kPackingPolicyNames));
-  command.add_option("--generate", arguments->generate, "Draw this many documents instead of reading DOCUMENTS", "N");
+  command.add_option("--generate", arguments.generate, "Draw this many documents instead of reading DOCUMENTS", "N");
   command
-      .add_option("--lengths", arguments->generator.lengths,
+      .add_option("--lengths", arguments.generator.lengths,
                   "Their lengths: names of published histograms and log-normal:MU:SIGMA, mixed by weights",
                   "NAME=WEIGHT,...")
       .capture_default()
       .offers_words(length_distribution_names());
-  command.add_option("--weighting", arguments->weighting, "What the weights of --lengths count")
+  command.add_option("--weighting", arguments.weighting, "What the weights of --lengths count")
       .one_of({"tokens", "documents"})
       .capture_default();
-  command.add_option("--dimension", arguments->generator.dimension, "Dimension of drawn embeddings; 0: none", "N");
-  command.add_option("--topics", arguments->generator.topics,
+  command.add_option("--dimension", arguments.generator.dimension, "Dimension of drawn embeddings; 0: none", "N");
+  command.add_option("--topics", arguments.generator.topics,
                      "Number of topics, the directions around which embeddings are drawn", "N");
-  command.add_option("--similarity", arguments->generator.similarity, "Cosine of a drawn embedding and its topic");
-  command.add_option("--seed", arguments->seed, "Seed of all drawn values and of datasculpt's sample")
+  command.add_option("--similarity", arguments.generator.similarity, "Cosine of a drawn embedding and its topic");
+  command.add_option("--seed", arguments.seed, "Seed of all drawn values and of datasculpt's sample")
       .between(0, std::int64_t{1} << 62);
   command
-      .add_option("--delta", arguments->datasculpt.delta,
+      .add_option("--delta", arguments.datasculpt.delta,
                   "datasculpt: cosine above which documents join a cluster and clusters merge")
       .within(-1, 1);
-  command
-      .add_option("--epsilon", arguments->datasculpt.epsilon, "datasculpt: clustering ends when centres move by less")
+  command.add_option("--epsilon", arguments.datasculpt.epsilon, "datasculpt: clustering ends when centres move by less")
       .within(0, 2);
   command
-      .add_option("--iterations", arguments->datasculpt.iterations,
+      .add_option("--iterations", arguments.datasculpt.iterations,
                   "datasculpt: clustering ends after this many iterations")
       .between(1, 1000);
   offer_scenarios(command.add_option(
-      "--scenario", arguments->scenario,
+      "--scenario", arguments.scenario,
       "Also predict this scenario's step with each packing's mask: a name or a JSON file", "SCENARIO"));
-  add_fields(command, "--set", arguments->sets, "Override a field of --scenario");
-  command.add_file("--out", arguments->out, "Write the sequences as lines of JSON; - for standard output");
-  command.add_file("--json", arguments->json, "Write the measures as JSON; - for standard output");
-  command.add_file("--csv", arguments->csv, "Write the measures as CSV; - for standard output");
-  command.callback([arguments] { pack_documents(*arguments); });
+  add_fields(command, "--set", arguments.sets, "Override a field of --scenario");
+  command.add_file("--out", arguments.out, "Write the sequences as lines of JSON; - for standard output");
+  command.add_file("--json", arguments.json, "Write the measures as JSON; - for standard output");
+  command.add_file("--csv", arguments.csv, "Write the measures as CSV; - for standard output");
 }
 
 }  // namespace orrery

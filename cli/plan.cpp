@@ -3,18 +3,16 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <memory>
 #include <ranges>
 
 #include "cli/commands.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/title.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/format.h"
 #include "study/answers/plan_answer.h"
+#include "study/capacity/answer.h"
 #include "study/capacity/published_runs.h"
-#include "study/capacity/tables.h"
 
 namespace orrery {
 namespace {
@@ -98,15 +96,14 @@ void plan(PlanArguments& arguments) {
 }  // namespace
 
 void add_plan(Command app) {
-  auto arguments = std::make_shared<PlanArguments>();
-  PlanRequest& request = arguments->request;
-  const Command command = app.add_subcommand(
-      "plan", "Which cluster trains a model by a deadline and within a budget, for how much, failures included");
-  command.footer(kPlanExamples);
-  command.add_option("PLAN", arguments->plan, "A plan's file, - for standard input, or a bundled plan")
+  const auto [command, arguments] = app.declare<PlanArguments>(
+      "plan", "Which cluster trains a model by a deadline and within a budget, for how much, failures included",
+      kPlanExamples, plan);
+  PlanRequest& request = arguments.request;
+  command.add_option("PLAN", arguments.plan, "A plan's file, - for standard input, or a bundled plan")
       .offers_names({"plans"})
       .offers_files();
-  command.add_flag("--published", arguments->published,
+  command.add_flag("--published", arguments.published,
                    "Instead of a plan: published trainings, their predictions and the errors");
   command.add_several("--set", request.sets, "Override a field: candidates.0.devices=512", "KEY=VALUE");
   command.add_flag("--worst", request.worst,
@@ -115,7 +112,7 @@ void add_plan(Command app) {
       "--search", request.search,
       "For each size of each candidate, search the fastest plan that surely fits, instead of its own plan");
   command.add_several("--fix", request.fixed, "--search: keep this field of the candidates' plans", "KEY");
-  command.add_flag("--every-size", arguments->every_size,
+  command.add_flag("--every-size", arguments.every_size,
                    "Print a row for each size of each candidate, not only for its best");
   command.add_option("--of", request.output, "Figure whose sensitivities are shown")
       .one_of(texts(kPlanOutputNames))
@@ -132,11 +129,10 @@ void add_plan(Command app) {
           "--shape", request.options.histories.shape,
           "Shape of the Weibull distribution of times between simulated failures; below 1 they come in clusters")
       .within(kLeastShape, kMostShape);
-  command.add_file("--json", arguments->json, "Write all figures as JSON; - for standard output");
-  command.add_file("--csv", arguments->csv, "Write a row for each size of each candidate; - for standard output");
-  command.add_file("--svg", arguments->svg, "Draw the sensitivities as a tornado chart; - for standard output");
+  command.add_file("--json", arguments.json, "Write all figures as JSON; - for standard output");
+  command.add_file("--csv", arguments.csv, "Write a row for each size of each candidate; - for standard output");
+  command.add_file("--svg", arguments.svg, "Draw the sensitivities as a tornado chart; - for standard output");
   add_calibrations(command, request.calibrations);
-  command.callback([arguments] { plan(*arguments); });
 }
 
 }  // namespace orrery

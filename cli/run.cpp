@@ -3,14 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cli/commands.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/title.h"
 #include "realrun/agreement.h"
 #include "realrun/cuda/nccl_communicator.h"
 #include "realrun/executor.h"
@@ -345,11 +343,6 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
   return outcome;
 }
 
-// The scenario of the steps in the report.
-Scenario last_scenario(const RunArguments& arguments, const Scenario& scenario) {
-  return parts_of(scenario, arguments.warmup + arguments.steps).back().scenario;
-}
-
 // Uses the same peak as a prediction: each rank's share of the processor.
 void go_by_share(const RunJob& job, const UserCalibration& user, Report& measured) {
   Calibrator calibrator(user);
@@ -414,7 +407,7 @@ std::string outcome_text(const RunArguments& arguments, const RunJob& job, const
   return text;
 }
 
-void run(const RunArguments& arguments) {
+void run_scenario(const RunArguments& arguments) {
   const RunJob job = job_of(arguments);
   const UserCalibration user = read_user_calibration(arguments.calibrations);
   check_outputs({arguments.json, arguments.csv, arguments.trace});
@@ -426,7 +419,8 @@ void run(const RunArguments& arguments) {
   }
   if (outcome.measured) go_by_share(job, user, *outcome.measured);
   if (arguments.predict && outcome.measured)
-    outcome.predicted = predict_here(last_scenario(arguments, job.described), user, !job.on_gpus);
+    outcome.predicted =
+        predict_here(parts_of(job.described, arguments.warmup + arguments.steps).back().scenario, user, !job.on_gpus);
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return json_text(outcome_json(arguments, job, outcome), 2) + "\n"; });
@@ -450,47 +444,45 @@ void run(const RunArguments& arguments) {
 }  // namespace
 
 void add_run(Command app) {
-  auto arguments = std::make_shared<RunArguments>();
-  const Command command = app.add_subcommand(
-      "run", "How long training steps take when this machine executes them, and how far the prediction is off");
-  command.footer(kRunExamples);
-  command.add_option("SCENARIO", arguments->scenario, "As for simulate")
+  const auto [command, arguments] = app.declare<RunArguments>(
+      "run", "How long training steps take when this machine executes them, and how far the prediction is off",
+      kRunExamples, run_scenario);
+  command.add_option("SCENARIO", arguments.scenario, "As for simulate")
       .required()
       .offers_names({"scenarios"})
       .offers_files();
-  add_fields(command, "--set", arguments->sets, "Override a field: plan.tensor_parallel=2");
+  add_fields(command, "--set", arguments.sets, "Override a field: plan.tensor_parallel=2");
   command
-      .add_option("--device", arguments->device,
+      .add_option("--device", arguments.device,
                   "Where ranks run: cpu or cuda (threads share one GPU; each process has its own)")
       .one_of({"cpu", "cuda"})
       .capture_default();
   command
-      .add_option("--ranks", arguments->ranks,
+      .add_option("--ranks", arguments.ranks,
                   "What ranks are: threads of this process, or processes that mpirun starts (mpi; on GPUs over NCCL)")
       .one_of({"threads", "mpi"})
       .capture_default();
   command
-      .add_option("--steps", arguments->steps,
+      .add_option("--steps", arguments.steps,
                   "Number of measured steps: the first half gives the step time, the second half the ops")
       .between(0, 1'000'000);
-  command.add_option("--warmup", arguments->warmup, "Number of steps before the measured ones").between(0, 1'000'000);
-  command.add_option("--seed", arguments->seed, "Seed of parameters and inputs");
-  command.add_flag("--predict", arguments->predict, "Also predict the step and show both side by side");
-  add_calibrations(command, arguments->calibrations,
+  command.add_option("--warmup", arguments.warmup, "Number of steps before the measured ones").between(0, 1'000'000);
+  command.add_option("--seed", arguments.seed, "Seed of parameters and inputs");
+  command.add_flag("--predict", arguments.predict, "Also predict the step and show both side by side");
+  add_calibrations(command, arguments.calibrations,
                    "A calibration made by `orrery calibrate`, for --predict; may be given several times");
   command.add_flag(
-      "--check", arguments->check,
+      "--check", arguments.check,
       "First compare loss, gradients and updated parameters with those of one rank; exit 1 if they differ");
   command
-      .add_option("--tolerance", arguments->tolerance, "--check: relative tolerance [2e-5; 2e-2 in bf16 and narrower]")
+      .add_option("--tolerance", arguments.tolerance, "--check: relative tolerance [2e-5; 2e-2 in bf16 and narrower]")
       .positive();
-  command.add_flag("--bf16-storage", arguments->emulate_bf16,
+  command.add_flag("--bf16-storage", arguments.emulate_bf16,
                    "CPU: round bf16 tensors to bf16; without it all numbers are fp32");
-  command.add_flag("--ops", arguments->ops, "List every op");
-  command.add_file("--json", arguments->json, "Write the report (with --predict: both) as JSON; - for standard output");
-  command.add_file("--csv", arguments->csv, "Write a row of CSV with a header");
-  command.add_file("--trace", arguments->trace, "Write the last step's timeline for Perfetto (ui.perfetto.dev)");
-  command.callback([arguments] { run(*arguments); });
+  command.add_flag("--ops", arguments.ops, "List every op");
+  command.add_file("--json", arguments.json, "Write the report (with --predict: both) as JSON; - for standard output");
+  command.add_file("--csv", arguments.csv, "Write a row of CSV with a header");
+  command.add_file("--trace", arguments.trace, "Write the last step's timeline for Perfetto (ui.perfetto.dev)");
 }
 
 }  // namespace orrery

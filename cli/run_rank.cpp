@@ -52,14 +52,12 @@ void add_rank(Command app) {
     RankTraining training;
     std::string id_directory;
   };
-  const auto arguments = std::make_shared<Arguments>();
-  const Command command = app.add_subcommand(
-      "rank", "What one rank of a training step does on a GPU, over NCCL; mpirun, srun or torchrun starts all");
-  command.footer(kRunRankExamples);
-  add_rank_options(command, arguments->training);
-  command.add_option("--id-directory", arguments->id_directory,
+  const auto [command, arguments] = app.declare<Arguments>(
+      "rank", "What one rank of a training step does on a GPU, over NCCL; mpirun, srun or torchrun starts all",
+      kRunRankExamples, [](const Arguments& given) { run(given.training, given.id_directory); });
+  add_rank_options(command, arguments.training);
+  command.add_option("--id-directory", arguments.id_directory,
                      "Where ranks meet: an empty folder that all of them see, new for every run", "FOLDER");
-  command.callback([arguments] { run(arguments->training, arguments->id_directory); });
 }
 
 }  // namespace orrery

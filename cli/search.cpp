@@ -2,17 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/title.h"
 #include "sim/base/json_writer.h"
-#include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
 #include "strategies/strategy.h"
@@ -321,51 +317,49 @@ void search_command(const SearchArguments& arguments) {
 }  // namespace
 
 void add_search(Command app) {
-  auto arguments = std::make_shared<SearchArguments>();
-  const Command command = app.add_subcommand("search", "Which plans are the fastest that fit, and what each loses by");
-  command.footer(kSearchExamples);
+  const auto [command, arguments] = app.declare<SearchArguments>(
+      "search", "Which plans are the fastest that fit, and what each loses by", kSearchExamples, search_command);
   offer_scenarios(command
-                      .add_option("SCENARIO", arguments->scenario,
+                      .add_option("SCENARIO", arguments.scenario,
                                   "Model, cluster and workload, and the plan's fields that are not searched: a bundled "
                                   "scenario's name, a JSON file, or - for standard input")
                       .required());
-  add_fields(command, "--set", arguments->request.sets, "Override a field; a field of the plan is then not searched");
-  add_fields(command, "--fix", arguments->request.fixed, "Do not search this field of the plan", "KEY[=VALUE]");
-  add_fields(command, "--over", arguments->request.over,
+  add_fields(command, "--set", arguments.request.sets, "Override a field; a field of the plan is then not searched");
+  add_fields(command, "--fix", arguments.request.fixed, "Do not search this field of the plan", "KEY[=VALUE]");
+  add_fields(command, "--over", arguments.request.over,
              "Search this field of the plan, over these values or over those that its strategy declares",
              "KEY[=VALUE,VALUE]");
-  command.add_flag("--all", arguments->request.all,
+  command.add_flag("--all", arguments.request.all,
                    "Search every field that strategies declare, not only the usual ones");
   command.add_option(
-      "--global-batch", arguments->request.global_batch,
+      "--global-batch", arguments.request.global_batch,
       "Also search these global batch sizes, doubling from LEAST to MOST; plans are then compared by time "
       "per sequence",
       "LEAST..MOST");
-  command.add_option("--max-memory", arguments->request.most_memory, "Memory of a device, instead of its capacity: 64G",
+  command.add_option("--max-memory", arguments.request.most_memory, "Memory of a device, instead of its capacity: 64G",
                      "SIZE");
-  command.add_flag("--safe", arguments->request.safe, "Require the upper end of the predicted peak's interval to fit");
-  command.add_option("--top", arguments->request.top, "Number of plans to show", "N").between(1, kMostPlansListed);
+  command.add_flag("--safe", arguments.request.safe, "Require the upper end of the predicted peak's interval to fit");
+  command.add_option("--top", arguments.request.top, "Number of plans to show", "N").between(1, kMostPlansListed);
   command
-      .add_option("--front", arguments->request.front,
+      .add_option("--front", arguments.request.front,
                   "Trade time for memory up to this many times the fastest plan's time; larger values search longer",
                   "TIMES")
       .within(1, kMostFront);
   command
-      .add_option("--network-within", arguments->request.network_within_percent,
+      .add_option("--network-within", arguments.request.network_within_percent,
                   "Find the slowest network with which the fastest plan takes at most this many per cent longer",
                   "PERCENT")
       .within(kLeastNetworkPercent, kMostNetworkPercent);
-  command.add_flag("--exhaustive", arguments->request.exhaustive,
+  command.add_flag("--exhaustive", arguments.request.exhaustive,
                    "Evaluate every plan, even those that a bound rules out");
-  command.add_option("--threads", arguments->request.threads, "Number of threads; 0: the machine's", "N")
+  command.add_option("--threads", arguments.request.threads, "Number of threads; 0: the machine's", "N")
       .between(0, kMostSearchThreads);
-  command.add_file("--json", arguments->json, "Write the answer as JSON; - for standard output");
-  command.add_file("--csv", arguments->csv, "Write the plans as CSV, a row each; - for standard output");
-  command.add_file("--best", arguments->best, "Write the fastest plan as a scenario for simulate and run");
-  command.add_option("--label", arguments->label, "Name of the result in JSON", "TEXT");
-  add_calibrations(command, arguments->request.calibrations);
-  arguments->engine.add_to(command, /*both=*/false);
-  command.callback([arguments] { search_command(*arguments); });
+  command.add_file("--json", arguments.json, "Write the answer as JSON; - for standard output");
+  command.add_file("--csv", arguments.csv, "Write the plans as CSV, a row each; - for standard output");
+  command.add_file("--best", arguments.best, "Write the fastest plan as a scenario for simulate and run");
+  command.add_option("--label", arguments.label, "Name of the result in JSON", "TEXT");
+  add_calibrations(command, arguments.request.calibrations);
+  arguments.engine.add_to(command, /*both=*/false);
 }
 
 }  // namespace orrery

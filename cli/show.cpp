@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -148,18 +147,35 @@ void add_show(Command app) {
     std::string name, of, pattern, routing = std::string(kRoutingNames.front());
     bool json = false, scenario = false;
   };
-  auto arguments = std::make_shared<Arguments>();
-  const Command command = app.add_subcommand(
-      "show", "What a preset says, with all its figures and their sources; or which links a cluster has");
-  command.footer(
+  const auto [command, arguments] = app.declare<Arguments>(
+      "show", "What a preset says, with all its figures and their sources; or which links a cluster has",
       "Examples:\n  orrery show llama-3-70b\n  orrery show dgx-h100 --json\n"
       "  orrery show ./config.json                   a Hugging Face model, as it is read\n"
       "  orrery show korth-t5-megatron-1T-full --scenario > mine.json   a published step's, to be changed\n"
       "  orrery show links eos                       kinds of links: how many, how fast, what they are called\n"
-      "  orrery show links straggler 'node0.nic*'    the links of that name, as perturbations use it");
+      "  orrery show links straggler 'node0.nic*'    the links of that name, as perturbations use it",
+      [](const Arguments& given) {
+        if (given.name == "links") {
+          if (given.of.empty())
+            throw InputError({}, "nothing after links", "a cluster, node or scenario, or a file with one");
+          return print(links_text(given.of, given.pattern, chosen<Routing>("--routing", given.routing, kRoutingNames),
+                                  given.json));
+        }
+        if (!given.of.empty())
+          throw InputError({}, describe(given.of), "one name to show (only \"links\" takes a second)");
+        const OrderedJson found = shown_json(given.name);
+        if (given.scenario) return print(json_text(scenario_of(found), 2) + "\n");
+        if (given.json) return print(json_text(found, 2) + "\n");
+        std::string text;
+        for (const auto& [kind, fields] : found.items()) {
+          text += (text.empty() ? "" : "\n") + kind + "\n";
+          append_fields(text, fields, 2);
+        }
+        print(text);
+      });
   command
       .add_option(
-          "NAME", arguments->name,
+          "NAME", arguments.name,
           "A model, cluster, node, device, fabric, strategy, bundled scenario or plan, published measurement, price or "
           "other figure of a plan; a model's JSON file; or \"links\"")
       .required()
@@ -167,33 +183,14 @@ void add_show(Command app) {
                      "plans", "prices", "power", "sites", "grids", "failures", "storage", "restarts"})
       .offers_words({"links"})
       .offers_files();
-  offer_clusters(command.add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file"));
-  command.add_option("PATTERN", arguments->pattern, "links: of that name, in which * stands for anything");
-  command.add_option("--routing", arguments->routing, "links: sprayed shows the up-links of a switch as one link")
+  offer_clusters(command.add_option("OF", arguments.of, "links: of a cluster, node or scenario, or of its JSON file"));
+  command.add_option("PATTERN", arguments.pattern, "links: of that name, in which * stands for anything");
+  command.add_option("--routing", arguments.routing, "links: sprayed shows the up-links of a switch as one link")
       .one_of(texts(kRoutingNames));
-  command.add_flag("--json", arguments->json, "As a JSON object by kind; links: as an array");
+  command.add_flag("--json", arguments.json, "As a JSON object by kind; links: as an array");
   command.add_flag(
-      "--scenario", arguments->scenario,
+      "--scenario", arguments.scenario,
       "Print only the scenario of a bundled scenario or a published measurement, to be changed and simulated");
-  command.callback([arguments] {
-    if (arguments->name == "links") {
-      if (arguments->of.empty())
-        throw InputError({}, "nothing after links", "a cluster, node or scenario, or a file with one");
-      return print(links_text(arguments->of, arguments->pattern,
-                              chosen<Routing>("--routing", arguments->routing, kRoutingNames), arguments->json));
-    }
-    if (!arguments->of.empty())
-      throw InputError({}, describe(arguments->of), "one name to show (only \"links\" takes a second)");
-    const OrderedJson found = shown_json(arguments->name);
-    if (arguments->scenario) return print(json_text(scenario_of(found), 2) + "\n");
-    if (arguments->json) return print(json_text(found, 2) + "\n");
-    std::string text;
-    for (const auto& [kind, fields] : found.items()) {
-      text += (text.empty() ? "" : "\n") + kind + "\n";
-      append_fields(text, fields, 2);
-    }
-    print(text);
-  });
 }
 
 void add_list(Command app) {
@@ -201,25 +198,23 @@ void add_list(Command app) {
     std::string kind;
     bool json = false, names = false;
   };
-  auto arguments = std::make_shared<Arguments>();
-  const Command command =
-      app.add_subcommand("list", "What Orrery knows by name: models, clusters, scenarios, prices, fields and more");
-  command.footer(
+  const auto [command, arguments] = app.declare<Arguments>(
+      "list", "What Orrery knows by name: models, clusters, scenarios, prices, fields and more",
       "Examples:\n  orrery list models\n  orrery list scenarios --json\n"
       "  orrery list measurements                published ones, whose ids stand for their scenarios\n"
       "  orrery list fields | grep recompute     what --set can change\n"
-      "  orrery list prices | grep H100          what a plan may name");
+      "  orrery list prices | grep H100          what a plan may name",
+      [](const Arguments& given) {
+        if (given.json && given.names) throw InputError({"--names", ""}, "--json as well", "one of them");
+        for (const Listing& listing : listings())
+          if (given.kind == listing.name)
+            print(given.json ? json_text(listing_json(listing), 2) + "\n" : text_of(listing, !given.names));
+      });
   std::vector<std::string> kinds;
   for (const Listing& listing : listings()) kinds.emplace_back(listing.name);
-  command.add_option("KIND", arguments->kind, "What to list").required().one_of(kinds);
-  command.add_flag("--json", arguments->json, "As a JSON array");
-  command.add_flag("--names", arguments->names, "Names alone, one a line");
-  command.callback([arguments] {
-    if (arguments->json && arguments->names) throw InputError({"--names", ""}, "--json as well", "one of them");
-    for (const Listing& listing : listings())
-      if (arguments->kind == listing.name)
-        print(arguments->json ? json_text(listing_json(listing), 2) + "\n" : text_of(listing, !arguments->names));
-  });
+  command.add_option("KIND", arguments.kind, "What to list").required().one_of(kinds);
+  command.add_flag("--json", arguments.json, "As a JSON array");
+  command.add_flag("--names", arguments.names, "Names alone, one a line");
 }
 
 }  // namespace orrery

@@ -1,6 +1,5 @@
 // orrery simulate: one scenario, or a batch of them.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -8,13 +7,11 @@
 
 #include "cli/batch.h"
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/explain.h"
 #include "cli/memory_trace.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/sibling.h"
-#include "cli/title.h"
 #include "sim/base/json_writer.h"
 #include "sim/program/check.h"
 #include "sim/report/columns.h"
@@ -26,22 +23,11 @@
 #include "study/answers/inputs.h"
 #include "study/answers/results.h"
 #include "study/simulation/simulation.h"
-#include "study/training/training_report.h"
+#include "study/training/training.h"
 #include "study/validation/predicted_points.h"
 
 namespace orrery {
 namespace {
-
-struct SimulateArguments {
-  std::string scenario;
-  std::vector<std::string> sets, calibrations;
-  std::string json, csv, trace, memory_trace, svg, explain, batch, fields, label;
-  EngineArguments engine;
-  std::optional<std::int64_t> steps;  // none: one step, with its full report
-  std::string database;
-  bool ops = false, verbose = false, verify = false;
-  bool expandable_segments = false, planned_memory = false;
-};
 
 constexpr std::size_t kLabelColumns = 24;
 
@@ -185,9 +171,10 @@ void simulate_jobs(const Asked& asked, const SimulateArguments& arguments) {
     throw InputError({asked.source.file, "/jobs"}, "jobs that share a cluster",
                      "--engine des: the analytical engine simulates one job at a time");
   if (!arguments.svg.empty()) throw InputError({"--svg", ""}, "jobs", "a scenario of one job; --trace shows them all");
-  if (!arguments.explain.empty()) throw InputError({"--explain", ""}, "jobs", "a scenario of one job");
-  if (arguments.verify) throw InputError({"--verify", ""}, "jobs", "a scenario of one job");
-  if (!arguments.memory_trace.empty()) throw InputError({"--memory-trace", ""}, "jobs", "a scenario of one job");
+  for (const auto& [option, given] : {std::pair("--explain", !arguments.explain.empty()),
+                                      {"--verify", arguments.verify},
+                                      {"--memory-trace", !arguments.memory_trace.empty()}})
+    if (given) throw InputError({option, ""}, "jobs", "a scenario of one job");
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
   options.timeline = !arguments.trace.empty();
@@ -212,15 +199,13 @@ void simulate_jobs(const Asked& asked, const SimulateArguments& arguments) {
 }
 
 void simulate_steps(const Asked& asked, const SimulateArguments& arguments) {
-  const auto refuse = [](const char* found) {
-    throw InputError({"--steps", ""}, fmt::format("{} as well", found), "a single step");
-  };
   if (has_jobs(asked.document)) throw InputError({"--steps", ""}, "jobs", "a scenario of one job");
-  if (!arguments.trace.empty()) refuse("--trace");
-  if (!arguments.memory_trace.empty()) refuse("--memory-trace");
-  if (!arguments.explain.empty()) refuse("--explain");
-  if (arguments.ops) refuse("--ops");
-  if (arguments.verify) refuse("--verify");
+  for (const auto& [option, given] : {std::pair("--trace", !arguments.trace.empty()),
+                                      {"--memory-trace", !arguments.memory_trace.empty()},
+                                      {"--explain", !arguments.explain.empty()},
+                                      {"--ops", arguments.ops},
+                                      {"--verify", arguments.verify}})
+    if (given) throw InputError({"--steps", ""}, fmt::format("{} as well", option), "a single step");
   if (arguments.engine.both()) throw InputError({"--steps", ""}, "--engine both as well", "one engine");
   check_outputs({arguments.json, arguments.csv, arguments.svg});
   const TrainingAnswer answer = [&] {
@@ -250,19 +235,7 @@ void simulate_batch(const SimulateArguments& arguments) {
   if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both as well", "one engine");
   if (arguments.ops && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "--ops as well", "one of the two: a list of ops is not a field");
-  BatchOptions options{.input = arguments.batch,
-                       .sets = arguments.sets,
-                       .calibrations = arguments.calibrations,
-                       .label = arguments.label,
-                       .json = arguments.json,
-                       .csv = arguments.csv,
-                       .fields = arguments.fields.empty() ? std::vector<std::string>{} : read_fields(arguments.fields),
-                       .simulation = arguments.engine.options(),
-                       .ops = arguments.ops,
-                       .verify = arguments.verify};
-  if (options.json.empty() && options.csv.empty()) options.json = "-";
-  check_outputs({options.json, options.csv});
-  run_batch(options, read_user_calibration(arguments.calibrations));
+  run_batch(arguments);
 }
 
 void simulate(const SimulateArguments& arguments) {

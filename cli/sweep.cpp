@@ -5,10 +5,8 @@
 #include <array>
 #include <cctype>
 #include <csignal>
-#include <memory>
 
 #include "cli/commands.h"
-#include "cli/engine_options.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/input_file.h"
@@ -236,23 +234,21 @@ void add_merge(Command sweep) {
     std::string into;
     std::vector<std::string> from;
   };
-  auto arguments = std::make_shared<Arguments>();
-  const Command command =
-      sweep.add_subcommand("merge", "What the shards of several machines have found, in one database");
-  command.footer(
+  const auto [command, arguments] = sweep.declare<Arguments>(
+      "merge", "What the shards of several machines have found, in one database",
       "Examples:\n  orrery sweep merge results.db half-1.db half-2.db\n\nWhat is there stays as it is; the databases "
-      "stay as they are.");
-  command.add_file("INTO", arguments->into, "The database that gets them; made if it is not there").required();
-  command.add_option("FROM", arguments->from, "Databases that orrery sweep has made", "FILE").required();
-  command.callback([arguments] {
-    for (const std::string& from : arguments->from)
-      SweepResults(from, Database::Mode::read);  // before any file is created
-    SweepResults into(arguments->into, Database::Mode::write);
-    std::int64_t added = 0;
-    for (const std::string& from : arguments->from) added += into.merge(from);
-    say(into.doubts());
-    print(fmt::format("{}: {} points, {} of them new\n", arguments->into, into.count(0), added));
-  });
+      "stay as they are.",
+      [](const Arguments& given) {
+        for (const std::string& from : given.from)
+          SweepResults(from, Database::Mode::read);  // before any file is created
+        SweepResults into(given.into, Database::Mode::write);
+        std::int64_t added = 0;
+        for (const std::string& from : given.from) added += into.merge(from);
+        say(into.doubts());
+        print(fmt::format("{}: {} points, {} of them new\n", given.into, into.count(0), added));
+      });
+  command.add_file("INTO", arguments.into, "The database that gets them; made if it is not there").required();
+  command.add_option("FROM", arguments.from, "Databases that orrery sweep has made", "FILE").required();
 }
 
 void add_export(Command sweep) {
@@ -260,35 +256,33 @@ void add_export(Command sweep) {
     std::string database;
     ExportArguments exported{"-", ""};
   };
-  auto arguments = std::make_shared<Arguments>();
-  const Command command = sweep.add_subcommand("export", "What a database holds, as CSV or JSON lines");
-  command.footer(
-      "Examples:\n  orrery sweep export results.db --fields cluster.nodes,step_seconds,mfu\n"
-      "  orrery sweep export results.db --export results.jsonl");
-  command.add_file("DB", arguments->database, "A database that orrery sweep has made").required();
-  add_export_options(command, arguments->exported);
-  command.callback([arguments] {
-    const SweepResults results(arguments->database, Database::Mode::read);
-    check_export(arguments->exported, results.names(0));
-    write_export(results, 0, arguments->exported);
-    say(results.doubts());
-  });
+  const auto [command, arguments] =
+      sweep.declare<Arguments>("export", "What a database holds, as CSV or JSON lines",
+                               "Examples:\n  orrery sweep export results.db --fields cluster.nodes,step_seconds,mfu\n"
+                               "  orrery sweep export results.db --export results.jsonl",
+                               [](const Arguments& given) {
+                                 const SweepResults results(given.database, Database::Mode::read);
+                                 check_export(given.exported, results.names(0));
+                                 write_export(results, 0, given.exported);
+                                 say(results.doubts());
+                               });
+  command.add_file("DB", arguments.database, "A database that orrery sweep has made").required();
+  add_export_options(command, arguments.exported);
 }
 
 }  // namespace
 
 void add_sweep(Command app, SweepHelpers* helpers) {
-  auto arguments = std::make_shared<SweepArguments>();
-  const Command command = app.add_subcommand(
-      "sweep", "What a scenario gives over many values of its fields, kept in a database and resumed where it stopped");
-  command.footer(kSweepExamples);
+  const auto [command, arguments] = app.declare<SweepArguments>(
+      "sweep", "What a scenario gives over many values of its fields, kept in a database and resumed where it stopped",
+      kSweepExamples, [helpers](SweepArguments& given) { sweep_command(given, helpers); });
   command.require_subcommand(0, 1);
   command
-      .add_option("DOCUMENT", arguments->document,
+      .add_option("DOCUMENT", arguments.document,
                   "A scenario and axes over its fields: a JSON file, or a bundled sweep's name")
       .offers_names({"sweeps"})
       .offers_files();
-  SweepRequest& request = arguments->request;
+  SweepRequest& request = arguments.request;
   command.add_file("--db", request.database, "Database of results; points that it holds are not computed again");
   command
       .add_option("--threads", request.threads,
@@ -297,15 +291,12 @@ void add_sweep(Command app, SweepHelpers* helpers) {
   command.add_option("--shard", request.shard,
                      "Compute only part I of N, one per machine; then join them with orrery sweep merge", "I/N");
   command.add_flag(
-      "--mpi", arguments->mpi,
+      "--mpi", arguments.mpi,
       "This process is one of the ranks that mpirun or srun has started; the first hands out points and writes");
-  add_export_options(command, arguments->exported);
+  add_export_options(command, arguments.exported);
   add_calibrations(command, request.calibrations);
   add_merge(command);
   add_export(command);
-  command.callback([command, arguments, helpers] {
-    if (!command.has_subcommand_given()) sweep_command(*arguments, helpers);
-  });
 }
 
 }  // namespace orrery

@@ -1,14 +1,14 @@
-#include "cli/title.h"
-
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "cli/output.h"
 #include "models/layers.h"
 #include "sim/base/json_writer.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
+#include "strategies/scenario.h"
 
 namespace orrery {
 namespace {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -16,7 +15,6 @@
 #include "study/answers/arguments.h"
 #include "study/validation/figures.h"
 #include "study/validation/fit.h"
-#include "study/validation/page.h"
 #include "study/validation/predicted_points.h"
 #include "study/validation/tables.h"
 
@@ -119,37 +117,35 @@ void validate(const ValidateArguments& arguments) {
 }  // namespace
 
 void add_validate(Command app) {
-  auto arguments = std::make_shared<ValidateArguments>();
-  const Command command = app.add_subcommand("validate", "How far predictions are from every published measurement");
-  command.footer(kValidateExamples);
-  command.add_option("--source", arguments->filter.source, "Only sources with this in their name, title or citation");
-  command.add_option("--gpu", arguments->filter.gpu, "Only devices with this in their name").offers_names({"devices"});
+  const auto [command, arguments] = app.declare<ValidateArguments>(
+      "validate", "How far predictions are from every published measurement", kValidateExamples, validate);
+  command.add_option("--source", arguments.filter.source, "Only sources with this in their name, title or citation");
+  command.add_option("--gpu", arguments.filter.gpu, "Only devices with this in their name").offers_names({"devices"});
   command
-      .add_option("--strategy", arguments->filter.strategy,
+      .add_option("--strategy", arguments.filter.strategy,
                   "Only plans with this: data, zero-3, tensor, pipeline, recompute-full, ...")
       .one_of(texts(all_plan_words()));
   command
-      .add_option("--seen", arguments->seen,
+      .add_option("--seen", arguments.seen,
                   "Published steps in the calibration: those of all other sources (the default), all, or none (kernels "
                   "and collectives alone)")
       .one_of(texts(kSeenNames));
   command.add_file(
-      "--fit", arguments->fit,
+      "--fit", arguments.fit,
       "Only fit results/calibration/steps.json anew (some minutes): write it to this file and steps_left_out.json "
       "beside it, or the first alone to -");
-  command.add_flag("--points", arguments->points, "Print a row per point instead of a row per source");
-  command.add_flag("--figures", arguments->figures,
+  command.add_flag("--points", arguments.points, "Print a row per point instead of a row per source");
+  command.add_flag("--figures", arguments.figures,
                    "Print published figures other than steps, of mixtures of experts and of long contexts: times of "
                    "ops, rates, limits, speed-ups");
-  command.add_file("--json", arguments->json, "All points and statistics as JSON, to a file or -");
-  command.add_file("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
-  command.add_file("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
+  command.add_file("--json", arguments.json, "All points and statistics as JSON, to a file or -");
+  command.add_file("--plot", arguments.plot, "Predicted against measured step times, as SVG, to a file or -");
+  command.add_file("--markdown", arguments.markdown, "The page results/ACCURACY.md, to a file or -");
   command.add_file(
-      "--baseline", arguments->baseline,
+      "--baseline", arguments.baseline,
       "Show what has changed since this file was written; exit 1 if a group became worse by more than its noise");
-  command.add_file("--write-baseline", arguments->write_baseline, "Write the file that --baseline reads");
-  command.add_file("--csv", arguments->csv, "Write a row per point as CSV, to a file or -");
-  command.callback([arguments] { validate(*arguments); });
+  command.add_file("--write-baseline", arguments.write_baseline, "Write the file that --baseline reads");
+  command.add_file("--csv", arguments.csv, "Write a row per point as CSV, to a file or -");
 }
 
 }  // namespace orrery

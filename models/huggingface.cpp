@@ -43,11 +43,6 @@ class Config {
     }
     return nullptr;
   }
-  // Throws if a part of the way to `key` is not an object, or, if it is `needed`, is missing.
-  void check_way_to(std::string_view key, bool needed) const {
-    for (std::size_t end = key.find('/'); end != key.npos; end = key.find('/', end + 1))
-      if (const std::string way(key.substr(0, end)); needed || has(way.c_str())) object(way.c_str());
-  }
   bool has(const char* key) const { return find(key) != nullptr; }
   bool says_null(const char* key) const { return object_.contains(key) && !has(key); }
   auto items() const { return object_.items(); }
@@ -64,30 +59,21 @@ class Config {
   std::int64_t integer_or(const char* key, std::int64_t otherwise) const { return has(key) ? integer(key) : otherwise; }
 
   double number_or(const char* key, double otherwise) const {
-    const Json* value = find(key);
-    if (value == nullptr) return otherwise;
-    if (!value->is_number()) fail(key, "a number");
-    return value->get<double>();
+    return value_or(key, otherwise, &Json::is_number, "a number");
   }
   bool boolean_or(const char* key, bool otherwise) const {
-    const Json* value = find(key);
-    if (value == nullptr) return otherwise;
-    if (!value->is_boolean()) fail(key, "true or false");
-    return value->get<bool>();
+    return value_or(key, otherwise, &Json::is_boolean, "true or false");
   }
   std::string text_or(const char* key, const char* otherwise) const {
-    const Json* value = find(key);
-    if (value == nullptr) return otherwise;
-    if (!value->is_string()) fail(key, "a string");
-    if (has_control_characters(value->get_ref<const std::string&>())) fail(key, "a text without control characters");
-    return value->get<std::string>();
+    const auto text = value_or<std::string>(key, otherwise, &Json::is_string, "a string");
+    if (has_control_characters(text)) fail(key, "a text without control characters");
+    return text;
   }
   std::vector<std::int64_t> integers(const char* key) const {
     const Json* value = find(key);
     const auto is_integer = [](const Json& j) { return j.is_number_integer(); };
-    if (value == nullptr || !value->is_array() || !std::all_of(value->begin(), value->end(), is_integer)) {
+    if (value == nullptr || !value->is_array() || !std::ranges::all_of(*value, is_integer))
       fail(key, "an array of integers");
-    }
     return value->get<std::vector<std::int64_t>>();
   }
   Config object(const char* key) const {
@@ -96,7 +82,46 @@ class Config {
     return {*value, at(key)};
   }
 
+  // What a rule of a family (models/families.json) names: the key whose value counts, or the value itself.
+  struct Chosen {
+    std::string key;
+    Json value;
+  };
+  Chosen choose(const Json& rule) const {
+    if (rule.is_string()) return needed(rule);
+    if (rule.contains("is")) return {"", rule["is"]};
+    if (rule.contains("if")) return {"", rule[truth(rule["if"]) ? "then" : "else"]};
+    for (const Json& each : rule) {
+      if (each.is_object()) return {"", each.at("or")};
+      check_way_to(each.get_ref<const std::string&>(), false);
+      if (has(each.get_ref<const std::string&>().c_str())) return {each, {}};
+    }
+    return needed(rule.front());
+  }
+  bool truth(const Json& rule) const {
+    if (rule.is_object() && rule.contains("not")) return !truth(rule["not"]);
+    const Chosen chosen = choose(rule);
+    return chosen.key.empty() ? chosen.value.get<bool>() : boolean_or(chosen.key.c_str(), false);
+  }
+
  private:
+  template <class Value>
+  Value value_or(const char* key, Value otherwise, bool (Json::*is)() const noexcept, const char* expected) const {
+    const Json* value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!(value->*is)()) fail(key, expected);
+    return value->get<Value>();
+  }
+  // Throws if a part of the way to `key` is not an object, or, if it is `needed`, is missing.
+  void check_way_to(std::string_view key, bool needed) const {
+    for (std::size_t end = key.find('/'); end != key.npos; end = key.find('/', end + 1))
+      if (const std::string way(key.substr(0, end)); needed || has(way.c_str())) object(way.c_str());
+  }
+  Chosen needed(const std::string& key) const {
+    check_way_to(key, true);
+    return {key, {}};
+  }
+
   const Json& object_;
   InputError::Where where_;
 };
@@ -427,45 +452,8 @@ const FamilyFile& family_file() {
 }
 const std::vector<Family>& all_families() { return family_file().families; }
 
-// Looks up, in one config, the keys and values that the rules of a family name (models/families.json).
-class Rules {
- public:
-  explicit Rules(const Config& config) : config_(config) {}
-
-  // The key whose value counts, or the value itself.
-  struct Chosen {
-    std::string key;
-    Json value;
-  };
-  Chosen choose(const Json& rule) const {
-    if (rule.is_string()) return needed(rule);
-    if (rule.contains("is")) return {"", rule["is"]};
-    if (rule.contains("if")) return {"", rule[truth(rule["if"]) ? "then" : "else"]};
-    for (const Json& each : rule) {
-      if (each.is_object()) return {"", each.at("or")};
-      config_.check_way_to(each.get_ref<const std::string&>(), false);
-      if (config_.has(each.get_ref<const std::string&>().c_str())) return {each, {}};
-    }
-    return needed(rule.front());
-  }
-  bool truth(const Json& rule) const {
-    if (rule.is_object() && rule.contains("not")) return !truth(rule["not"]);
-    const Chosen chosen = choose(rule);
-    return chosen.key.empty() ? chosen.value.get<bool>() : config_.boolean_or(chosen.key.c_str(), false);
-  }
-
- private:
-  Chosen needed(const std::string& key) const {
-    config_.check_way_to(key, true);
-    return {key, {}};
-  }
-
-  const Config& config_;
-};
-
 // Sets the fields of a model by the rules of its family, then by its steps.
 void read_as(const Family& family, const Config& config, Model& model) {
-  const Rules rules(config);
   std::map<std::string, std::int64_t> read;
   std::size_t applied = 0;
   EachField each([&](const VisitedField& field, auto& value) {
@@ -473,9 +461,9 @@ void read_as(const Family& family, const Config& config, Model& model) {
     if (const auto rule = family.fields.find(field.name); rule != family.fields.end()) {
       ++applied;
       if constexpr (std::is_same_v<Value, bool>) {
-        value = rules.truth(*rule);
+        value = config.truth(*rule);
       } else {
-        const auto [key, said] = rules.choose(*rule);
+        const auto [key, said] = config.choose(*rule);
         if constexpr (std::is_same_v<Value, std::int64_t>) {
           value = !key.empty()       ? config.integer(key.c_str())
                   : said.is_string() ? read.at(said.get<std::string>().substr(1))  // "=heads"
@@ -685,28 +673,26 @@ void refuse_contradictions(const Config& config, std::string_view model_type, co
 }
 
 const Family& find_family(const Config& config) {
+  const std::vector<Family>& all = all_families();
   std::vector<std::string> valid;
-  for (const Family& family : all_families()) valid.push_back(family.model_type);
+  for (const Family& family : all) valid.push_back(family.model_type);
   const std::string expected = fmt::format("a supported family: {}", fmt::join(valid, ", "));
 
   if (config.has("model_type")) {
     const std::string type = config.text_or("model_type", "");
     if (config.has("text_config"))
       config.fail("text_config", "a model of only text or only images; its text_config may be one");
-    for (const Family& family : all_families()) {
-      if (family.model_type == type) return family;
-    }
+    const auto family = std::ranges::find(all, type, &Family::model_type);
+    if (family != all.end()) return *family;
     refuse_foreign_keys(config);
     config.fail("model_type", expected, nearest_name(type, valid));
   }
   const Json* classes = config.find("architectures");
-  if (classes == nullptr || !classes->is_array() || classes->empty() || !classes->front().is_string()) {
+  if (classes == nullptr || !classes->is_array() || classes->empty() || !classes->front().is_string())
     config.fail("architectures", "a model_type, or an array with the name of a model class");
-  }
   const auto& name = classes->front().get_ref<const std::string&>();
-  for (const Family& family : all_families()) {
-    if (of_class(name, family.class_prefix)) return family;
-  }
+  const auto family = std::ranges::find_if(all, [&](const Family& f) { return of_class(name, f.class_prefix); });
+  if (family != all.end()) return *family;
   refuse_foreign_keys(config);
   throw InputError(config.at("architectures"), describe(classes->front()), expected);
 }

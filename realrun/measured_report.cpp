@@ -162,7 +162,7 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
   report.memory_stage =
       index_of([](const StageReport& a, const StageReport& b) { return a.memory.peak_bytes > b.memory.peak_bytes; });
   summarise_bounding_stage(report);
-  report.memory_peak_bytes = report.stages[static_cast<std::size_t>(report.memory_stage)].memory.peak_bytes;
+  report.memory_peak_bytes = report.fullest().memory.peak_bytes;
   report.memory_capacity_bytes = scenario.cluster.device.memory_bytes;
   report.memory_fits = true;
 

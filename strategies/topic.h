@@ -14,7 +14,7 @@
 namespace orrery {
 
 // A scenario and its evaluation by an engine. Strategies must not know the engines, so the caller of a topic passes
-// this interface (study/simulation/evaluated.h implements it).
+// this interface (study/simulation/simulation.h implements it).
 class Evaluated {
  public:
   virtual ~Evaluated() = default;

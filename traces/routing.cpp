@@ -1,12 +1,10 @@
 #include "traces/routing.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <initializer_list>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>

@@ -1,15 +1,10 @@
 #include "traces/routing_generator.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <numbers>
 #include <numeric>
-#include <span>
-#include <string>
 #include <utility>
 
 #include "traces/random_bits.h"
@@ -25,8 +20,10 @@ void normalise(std::vector<double>& shares) {
   for (double& p : shares) p /= sum;
 }
 
+}  // namespace
+
 // Popularities at one layer, step by step.
-class Popularity {
+class RoutingSteps::Popularity {
  public:
   Popularity(const RoutingGenerator& generator, std::int64_t layer)
       : g_(generator),
@@ -47,7 +44,7 @@ class Popularity {
     skip_to(step_);
     draw_noise();
     std::vector<double> p(order_.size());
-    const std::int64_t moved = g_.pattern == RoutingPattern::rotating ? step_ / g_.period : 0;
+    const std::int64_t moved = g_.pattern == ExpertRouting::rotating ? step_ / g_.period : 0;
     double largest = 0;
     for (std::size_t e = 0; e < p.size(); ++e) {
       const double rank = static_cast<double>((order_[e] + moved) % g_.experts + 1);
@@ -98,14 +95,14 @@ class Popularity {
   // Gives the hot expert or block its share.
   void heat(std::vector<double>& p) const {
     std::int64_t first = g_.hot, count = 1;
-    if (g_.pattern == RoutingPattern::hot_rank) {
+    if (g_.pattern == ExpertRouting::hot_rank) {
       count = g_.experts / g_.expert_ranks;
       first *= count;
-    } else if (g_.pattern == RoutingPattern::burst) {
+    } else if (g_.pattern == ExpertRouting::burst) {
       const std::int64_t place = step_ % g_.period;
       if (place < g_.period - g_.burst_steps) return;
       first = RandomBits(g_.seed, Draw::burst, {layer_, step_ / g_.period}).below(g_.experts);
-    } else if (g_.pattern != RoutingPattern::hot_expert) {
+    } else if (g_.pattern != ExpertRouting::hot_expert) {
       return;
     }
     const auto begin = p.begin() + first, end = begin + count;
@@ -121,6 +118,8 @@ class Popularity {
   std::vector<std::int64_t> order_;    // by expert: its place in the order of popularity
   std::vector<double> noise_;
 };
+
+namespace {
 
 // A token's top_k different experts. A set has the probability that top_k draws from p give its experts, conditioned on
 // being different; this is proportional to the product of its p. Experts are decided one after the other. The chance
@@ -171,7 +170,7 @@ class DistinctExperts {
 // Tokens of each source rank, whose mean is kept.
 std::vector<std::int64_t> tokens_of_ranks(const RoutingGenerator& g, std::int64_t step, std::int64_t micro_batch) {
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(g.source_ranks), g.tokens);
-  if (g.pattern != RoutingPattern::ragged) return tokens;
+  if (g.pattern != ExpertRouting::ragged) return tokens;
   RandomBits random(g.seed, Draw::tokens, {step, micro_batch});
   std::vector<double> until(tokens.size());  // cumulative shares, so that rounded numbers keep their sum
   double sum = 0;
@@ -185,108 +184,43 @@ std::vector<std::int64_t> tokens_of_ranks(const RoutingGenerator& g, std::int64_
   return tokens;
 }
 
-RoutingGenerator of_shares(double zipf_exponent, double noise, double autocorrelation) {
+}  // namespace
+
+RoutingGenerator generator_of(ExpertRouting pattern) {
+  // The amplitude of the noise is an assumption; docs/traces.md has the sources of the rest.
+  constexpr double kNoise = 0.5, kStable = 0.99, kDrifting = 0.9;
   RoutingGenerator g;
-  g.zipf_exponent = zipf_exponent;
-  g.noise = noise;
-  g.autocorrelation = autocorrelation;
+  g.pattern = pattern;
+  const auto drifts = [&](double zipf_exponent, double autocorrelation) {
+    g.zipf_exponent = zipf_exponent;
+    g.noise = kNoise;
+    g.autocorrelation = autocorrelation;
+  };
+  if (pattern == ExpertRouting::trained_with_auxiliary_loss) drifts(0.4, kStable);
+  if (pattern == ExpertRouting::young_router) drifts(1.3, kDrifting);
+  if (pattern == ExpertRouting::worst) drifts(2.4, kDrifting);
   return g;
 }
 
-}  // namespace
-
-void RoutingGenerator::check() const {
-  const auto integer = [](const char* field, std::int64_t value, std::int64_t least, std::int64_t most) {
-    if (value < least || value > most)
-      throw InputError({"", fmt::format("/{}", field)}, std::to_string(value), fmt::format("{} to {}", least, most));
-  };
-  const auto number = [](const char* field, double value, double least, double most, bool with_most = true) {
-    if (!(value >= least && (with_most ? value <= most : value < most)))
-      throw InputError({"", fmt::format("/{}", field)}, fmt::format("{}", value),
-                       fmt::format("{} to {}{}", least, with_most ? "" : "below ", most));
-  };
-  constexpr std::int64_t kMost = std::int64_t{1} << 24;
-  integer("layers", layers, 1, kMost);
-  integer("micro_batches", micro_batches, 1, kMost);
-  integer("source_ranks", source_ranks, 1, kMost);
-  integer("tokens", tokens, 0, kMost);
-  integer("experts", experts, 1, std::int64_t{1} << 20);
-  integer("top_k", top_k, 1, std::min(experts, kMostTopK));
-  number("zipf_exponent", zipf_exponent, 0, 10);
-  number("noise", noise, 0, 5);
-  number("micro_batch_noise", micro_batch_noise, 0, pattern == RoutingPattern::balanced ? 0 : 5);
-  number("autocorrelation", autocorrelation, 0, 1, false);
-  number("raggedness", raggedness, 0, 1);
-  integer("period", period, 1, kMost);
-  integer("burst_steps", burst_steps, 1, period);
-  const bool is_rank = pattern == RoutingPattern::hot_rank, is_expert = pattern == RoutingPattern::hot_expert;
-  if (is_rank || is_expert || pattern == RoutingPattern::burst) {
-    number("hot_share", hot_share, 0, 1, false);
-    integer("experts", experts, 2, std::int64_t{1} << 20);
+// Computes what is drawn for the step: `shares_`.
+void RoutingSteps::go_to(std::int64_t step) {
+  if (!popularity_.empty() && popularity_.front().next_step() == step + 1) return;
+  if (popularity_.empty() || popularity_.front().next_step() > step) {
+    popularity_.clear();
+    for (std::int64_t layer = 0; layer < generator_.layers; ++layer) popularity_.emplace_back(generator_, layer);
   }
-  if (is_rank) {
-    integer("expert_ranks", expert_ranks, 2, experts);
-    if (experts % expert_ranks != 0)
-      throw InputError({"", "/expert_ranks"}, std::to_string(expert_ranks),
-                       fmt::format("a divisor of {} experts", experts));
-  }
-  if (is_rank || is_expert) integer("hot", hot, 0, (is_rank ? expert_ranks : experts) - 1);
-}
-
-RoutingGenerator routing_preset(std::string_view name) {
-  // The amplitude of the noise is an assumption; docs/traces.md has the sources of the rest.
-  constexpr double kNoise = 0.5, kStable = 0.99, kDrifting = 0.9;
-  struct Preset {
-    std::string_view name;
-    RoutingGenerator generator;
-  };
-  std::array presets{Preset{"balanced", {}}, Preset{"trained_with_auxiliary_loss", of_shares(0.4, kNoise, kStable)},
-                     Preset{"young_router", of_shares(1.3, kNoise, kDrifting)},
-                     Preset{"worst", of_shares(2.4, kNoise, kDrifting)}};
-  presets[0].generator.pattern = RoutingPattern::balanced;
-  std::vector<std::string> names;
-  for (const Preset& preset : presets) {
-    if (preset.name == name) return preset.generator;
-    names.emplace_back(preset.name);
-  }
-  throw InputError({}, fmt::format("\"{}\"", name), fmt::format("one of {}", fmt::join(names, ", ")),
-                   nearest_name(name, names));
-}
-
-struct RoutingSteps::Rep {
-  explicit Rep(const RoutingGenerator& g) : generator(g) {}
-
-  RoutingGenerator generator;
-  std::vector<Popularity> popularity;       // by layer
-  std::vector<std::vector<double>> shares;  // by layer, of the step before the next
-  std::vector<RoutingMatrix> matrices;
-  std::int64_t of_step = -1;
-  std::vector<std::vector<RoutingMatrix>> of_micro_batches;
-  std::int64_t of_micro_batches_step = -1;
-
-  void go_to(std::int64_t step);
-  RoutingMatrix expected(const std::vector<double>& p, std::span<const std::int64_t> tokens) const;
-};
-
-// Computes what is drawn for the step: `shares`.
-void RoutingSteps::Rep::go_to(std::int64_t step) {
-  if (!popularity.empty() && popularity.front().next_step() == step + 1) return;
-  if (popularity.empty() || popularity.front().next_step() > step) {
-    popularity.clear();
-    for (std::int64_t layer = 0; layer < generator.layers; ++layer) popularity.emplace_back(generator, layer);
-  }
-  shares.clear();
-  for (Popularity& of_layer : popularity) {
+  shares_.clear();
+  for (Popularity& of_layer : popularity_) {
     of_layer.skip_to(step);
-    shares.push_back(of_layer.next());
+    shares_.push_back(of_layer.next());
   }
 }
 
-RoutingMatrix RoutingSteps::Rep::expected(const std::vector<double>& p, std::span<const std::int64_t> tokens) const {
-  const RoutingGenerator& g = generator;
+RoutingMatrix RoutingSteps::expected(const std::vector<double>& p, std::span<const std::int64_t> tokens) const {
+  const RoutingGenerator& g = generator_;
   const auto experts = static_cast<std::size_t>(g.experts);
   RoutingMatrix m{g.source_ranks, g.experts, std::vector<std::int64_t>(tokens.size() * experts)};
-  if (g.pattern == RoutingPattern::balanced) {  // tokens take experts in turn
+  if (g.pattern == ExpertRouting::balanced) {  // tokens take experts in turn
     const std::int64_t all = g.tokens * g.top_k;
     for (std::int64_t e = 0; e < g.experts; ++e)
       m.tokens[static_cast<std::size_t>(e)] = all / g.experts + (e < all % g.experts ? 1 : 0);
@@ -298,43 +232,36 @@ RoutingMatrix RoutingSteps::Rep::expected(const std::vector<double>& p, std::spa
   return m;
 }
 
-RoutingSteps::RoutingSteps(const RoutingGenerator& generator) : rep_(std::make_unique<Rep>(generator)) {
-  RoutingGenerator& g = rep_->generator;
-  if (g.pattern != RoutingPattern::ragged) g.source_ranks = 1;
-  g.check();
+RoutingSteps::RoutingSteps(const RoutingGenerator& generator) : generator_(generator) {
+  if (generator_.pattern != ExpertRouting::ragged) generator_.source_ranks = 1;
 }
 RoutingSteps::~RoutingSteps() = default;
-RoutingSteps::RoutingSteps(RoutingSteps&&) noexcept = default;
-RoutingSteps& RoutingSteps::operator=(RoutingSteps&&) noexcept = default;
 
 const std::vector<RoutingMatrix>& RoutingSteps::at(std::int64_t step) {
-  Rep& r = *rep_;
-  if (r.of_step == step) return r.matrices;
-  r.go_to(step);
-  const std::vector<std::int64_t> tokens = tokens_of_ranks(r.generator, step, 0);
-  r.matrices.clear();
-  for (const std::vector<double>& p : r.shares) r.matrices.push_back(r.expected(p, tokens));
-  r.of_step = step;
-  return r.matrices;
+  if (of_step_ == step) return matrices_;
+  go_to(step);
+  const std::vector<std::int64_t> tokens = tokens_of_ranks(generator_, step, 0);
+  matrices_.clear();
+  for (const std::vector<double>& p : shares_) matrices_.push_back(expected(p, tokens));
+  of_step_ = step;
+  return matrices_;
 }
 
 const std::vector<std::vector<RoutingMatrix>>& RoutingSteps::by_micro_batch(std::int64_t step) {
-  Rep& r = *rep_;
-  if (r.of_micro_batches_step == step) return r.of_micro_batches;
-  r.go_to(step);
-  r.of_micro_batches.clear();
-  for (std::int64_t m = 0; m < r.generator.micro_batches; ++m) {
-    const std::vector<std::int64_t> tokens = tokens_of_ranks(r.generator, step, m);
-    std::vector<RoutingMatrix>& of_layers = r.of_micro_batches.emplace_back();
-    for (std::size_t layer = 0; layer < r.shares.size(); ++layer) {
-      const std::vector<double>& p = r.shares[layer];
-      of_layers.push_back(r.generator.micro_batch_noise > 0
-                              ? r.expected(r.popularity[layer].of_micro_batch(p, step, m), tokens)
-                              : r.expected(p, tokens));
+  if (of_micro_batches_step_ == step) return of_micro_batches_;
+  go_to(step);
+  of_micro_batches_.clear();
+  for (std::int64_t m = 0; m < generator_.micro_batches; ++m) {
+    const std::vector<std::int64_t> tokens = tokens_of_ranks(generator_, step, m);
+    std::vector<RoutingMatrix>& of_layers = of_micro_batches_.emplace_back();
+    for (std::size_t layer = 0; layer < shares_.size(); ++layer) {
+      const std::vector<double>& p = shares_[layer];
+      of_layers.push_back(
+          expected(generator_.micro_batch_noise > 0 ? popularity_[layer].of_micro_batch(p, step, m) : p, tokens));
     }
   }
-  r.of_micro_batches_step = step;
-  return r.of_micro_batches;
+  of_micro_batches_step_ = step;
+  return of_micro_batches_;
 }
 
 }  // namespace orrery

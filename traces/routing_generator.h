@@ -4,34 +4,25 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <string_view>
+#include <span>
 #include <vector>
 
 #include "traces/routing.h"
+#include "traces/workload.h"
 
 namespace orrery {
-
-enum class RoutingPattern : std::uint8_t {
-  balanced,    // every expert has the same number of tokens, to within one: routers that are forced to balance
-  zipf,        // popularities by rank, with noise
-  hot_expert,  // one expert has hot_share of the popularity
-  // The experts of one of expert_ranks equal blocks have hot_share together.
-  hot_rank,
-  ragged,    // source ranks have different numbers of tokens
-  rotating,  // the order of popularity shifts by one expert every `period` steps
-  burst,     // every `period` steps a newly drawn expert is hot for burst_steps
-};
 
 // The popularity of experts is p = softmax(u), u_e = -zipf_exponent ln(rank_e) + noise_e. The order of ranks is drawn
 // for each layer, and the noise follows AR(1) from step to step. If the autocorrelation is so near 1 that millions of
 // draws do not forget the start, the noise restarts after a fixed number of steps. A token's experts are top_k draws
 // from p, conditioned on being different.
 // With micro_batch_noise each micro-batch has its own popularity: p_e exp(noise of the micro-batch)_e, normalised.
+// REQUIRES: numbers in the ranges of Workload's fields, 1 <= top_k <= kMostTopK, hot_share below 1 and more than one
+// expert where something is hot, and expert_ranks that divide the experts.
 struct RoutingGenerator {
   static constexpr std::int64_t kMostTopK = 64;
 
-  RoutingPattern pattern = RoutingPattern::zipf;
+  ExpertRouting pattern = ExpertRouting::zipf;
   std::int64_t layers = 1, micro_batches = 1, source_ranks = 1;
   std::int64_t tokens = 1;  // per micro-batch of a source rank; ragged: their exact mean
   std::int64_t experts = 1, top_k = 1;
@@ -50,24 +41,22 @@ struct RoutingGenerator {
   double raggedness = 0.5;
   std::int64_t period = 1, burst_steps = 1;
 
-  // Throws InputError, with the field's name as pointer.
-  void check() const;
   bool operator==(const RoutingGenerator&) const = default;
 };
 
-// Returns one of four presets based on measured routing (docs/traces.md has the sources): "balanced",
-// "trained_with_auxiliary_loss", "young_router", "worst". The caller sets the sizes. Throws InputError for other names.
-RoutingGenerator routing_preset(std::string_view name);
+// Returns the generator of a pattern. Presets based on measured routing (docs/traces.md has the sources) bring their
+// skew and noise along: trained_with_auxiliary_loss, young_router, worst. The caller sets the rest.
+RoutingGenerator generator_of(ExpertRouting pattern);
 
 // Generates routing step by step: the expected counts of all source ranks together, or of each if they are ragged.
 // Steps and layers are numbered from 0. Takes microseconds per step, whatever the tokens.
 class RoutingSteps {
  public:
-  // Ignores the generator's source ranks unless they are ragged. Throws as RoutingGenerator::check does.
+  // Ignores the generator's source ranks unless they are ragged.
   explicit RoutingSteps(const RoutingGenerator& generator);
   ~RoutingSteps();
-  RoutingSteps(RoutingSteps&&) noexcept;
-  RoutingSteps& operator=(RoutingSteps&&) noexcept;
+  RoutingSteps(const RoutingSteps&) = delete;
+  RoutingSteps& operator=(const RoutingSteps&) = delete;
 
   // Returns the counts by layer, valid until the next call and without the micro-batches' noise. Ascending steps are
   // fastest: with noise, a step is computed from the steps before it that are not yet forgotten.
@@ -76,8 +65,17 @@ class RoutingSteps {
   const std::vector<std::vector<RoutingMatrix>>& by_micro_batch(std::int64_t step);
 
  private:
-  struct Rep;
-  std::unique_ptr<Rep> rep_;
+  class Popularity;
+  void go_to(std::int64_t step);
+  RoutingMatrix expected(const std::vector<double>& p, std::span<const std::int64_t> tokens) const;
+
+  RoutingGenerator generator_;
+  std::vector<Popularity> popularity_;       // by layer
+  std::vector<std::vector<double>> shares_;  // by layer, of the step before the next
+  std::vector<RoutingMatrix> matrices_;
+  std::int64_t of_step_ = -1;
+  std::vector<std::vector<RoutingMatrix>> of_micro_batches_;
+  std::int64_t of_micro_batches_step_ = -1;
 };
 
 }  // namespace orrery

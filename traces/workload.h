@@ -15,18 +15,18 @@ namespace orrery {
 class RoutingCounts;
 struct RecordedDocuments;
 
-// What routers of experts choose: patterns and presets of traces/routing_generator.h.
+// What routers of experts choose: patterns of traces/routing_generator.h, whose words these are.
 enum class ExpertRouting : std::uint8_t {
-  balanced,
-  zipf,
-  hot_expert,
-  hot_rank,
-  trained_with_auxiliary_loss,
+  balanced,    // every expert has the same number of tokens, to within one: routers that are forced to balance
+  zipf,        // popularities by rank, with noise
+  hot_expert,  // one expert has hot_share of the popularity
+  hot_rank,    // the experts of one of expert_ranks equal blocks have hot_share together
+  trained_with_auxiliary_loss,  // this and the next two: zipf with the skew and noise of measured routing
   young_router,
   worst,
-  rotating,
-  burst,
-  ragged,
+  rotating,  // the order of popularity shifts by one expert every `period` steps
+  burst,     // every `period` steps a newly drawn expert is hot for burst_steps
+  ragged,    // source ranks have different numbers of tokens
 };
 inline constexpr std::array<std::string_view, 10> kExpertRoutingNames{
     "balanced",     "zipf",  "hot_expert", "hot_rank", "trained_with_auxiliary_loss",

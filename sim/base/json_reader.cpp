@@ -132,6 +132,29 @@ const Json& JsonReader::need(const char* name, const char* expected) {
   return *value;
 }
 
+void JsonReader::each(const char* name, const char* expected, const std::function<void(JsonReader&)>& read) {
+  const Json& values = need(name, expected);
+  if (!values.is_array()) fail(name, expected);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    JsonReader reader(values[i], {where_.file, pointer_to(at(name).pointer, std::to_string(i))});
+    read(reader);
+    reader.finish();
+  }
+}
+
+double JsonReader::number(const char* name, NumberRange range) {
+  double value = 0;
+  field(name, value, range, "");
+  return value;
+}
+
+std::string JsonReader::text(const char* name, bool needed) {
+  std::string value;
+  field(name, value, "");
+  if (needed && value.empty()) fail(name, "a text");
+  return value;
+}
+
 bool JsonReader::has(const char* name) const { return object_.contains(name); }
 
 const Json* JsonReader::value_of(const VisitedField& field) {

@@ -2,6 +2,7 @@
 // the pointer, what was found, what was expected and the nearest valid name.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <string>
@@ -39,15 +40,21 @@ class JsonReader final : public FieldVisitor {
   bool has(const char* name) const;
   // The same for a value that must be there. Throws InputError if it is not; `expected` says what should be there.
   const nlohmann::json& need(const char* name, const char* expected);
-  // Reads the object `name`, if it is there: all keys for which `read(JsonReader&)` asks.
+  // Reads the object `name`, if it is there: all keys for which `read(JsonReader&)` asks. `needed`: what should be
+  // there, if it must be.
   template <class Read>
-  void object(const char* name, Read&& read) {
-    const nlohmann::json* const value = take(name);
+  void object(const char* name, Read&& read, const char* needed = nullptr) {
+    const nlohmann::json* const value = needed != nullptr ? &need(name, needed) : take(name);
     if (value == nullptr) return;
     JsonReader reader(*value, at(name));
     read(reader);
     reader.finish();
   }
+  // Reads the objects of the array `name`, which must be there, each as object() does. `expected`: what it holds.
+  void each(const char* name, const char* expected, const std::function<void(JsonReader&)>& read);
+  // The value of a single field; 0 or empty if it is absent. `needed`: throws InputError for an empty text.
+  double number(const char* name, NumberRange range = {});
+  std::string text(const char* name, bool needed = false);
   // From now on the object is one for a range of layers. finish() then refuses fields of a wider scope and states the
   // scope as the reason, and refuses a range that sets no field of its own.
   void begin_layers() { of_layers_ = true; }

@@ -18,11 +18,6 @@ namespace {
 
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
-const StageReport& stage_of(const Report& report, std::int64_t index) {
-  static const StageReport none;
-  return report.stages.empty() ? none : report.stages[static_cast<std::size_t>(index)];
-}
-
 }  // namespace
 
 const std::vector<ReportColumn>& report_columns() {
@@ -63,9 +58,9 @@ const std::vector<ReportColumn>& report_columns() {
       add(node + "_capacity_bytes", [shared = shared](const Report& r) { return (r.*shared).capacity_bytes; });
     }
     for (const TimeTerm& term : time_terms())
-      add(term.key, [&term](const Report& r) { return term.of(stage_of(r, r.bounding_stage).time); });
+      add(term.key, [&term](const Report& r) { return term.of(r.bounding().time); });
     for (const MemoryPart& part : memory_parts())
-      add(part.key, [&part](const Report& r) { return part.of(stage_of(r, r.memory_stage).memory); });
+      add(part.key, [&part](const Report& r) { return part.of(r.fullest().memory); });
     number("unmeasured_share", &Report::unmeasured_share, /*of_ops=*/true);
     add("memory_verdict", [](const Report& r) { return name_of(memory_verdict(r)); });
     return columns;

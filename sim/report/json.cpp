@@ -179,7 +179,7 @@ void memory_fields(auto& v, Is<Report> auto& r) {
   v.object_if("host", r.host_memory.peak_bytes > 0, [&](auto& in) { report_fields(in, r.host_memory, high); });
   v.object_if("storage", r.storage.peak_bytes > 0, [&](auto& in) { report_fields(in, r.storage, 0); });
   if (r.stages.empty()) return;
-  const StageReport& fullest = r.stages[static_cast<std::size_t>(r.memory_stage)];
+  const StageReport& fullest = r.fullest();
   v.told("stage", fullest.stage);
   v.told("parts", fullest.memory);
 }
@@ -205,7 +205,7 @@ void report_fields(auto& v, Is<Report> auto& r, bool ops) {
   v.object("memory", [&](auto& inside) { memory_fields(inside, r); });
   v.field_if("expected_step_seconds", r.expected.has_value(), r.expected);
   if (!r.stages.empty()) {
-    const StageReport& bounding = r.stages[static_cast<std::size_t>(r.bounding_stage)];
+    const StageReport& bounding = r.bounding();
     v.told("bounding_stage", bounding.stage);
     v.told("time", bounding.time);
   }
@@ -387,8 +387,7 @@ OrderedJson comparison_json(const Report& a, const Report& b, bool ops) {
                      {"memory_peak_bytes", b.memory_peak_bytes - a.memory_peak_bytes}};
   if (!a.stages.empty() && !b.stages.empty())
     for (const TimeTerm& term : time_terms())
-      change["time"][term.key] = term.of(b.stages[static_cast<std::size_t>(b.bounding_stage)].time) -
-                                 term.of(a.stages[static_cast<std::size_t>(a.bounding_stage)].time);
+      change["time"][term.key] = term.of(b.bounding().time) - term.of(a.bounding().time);
   return {{"a", report_json(a, ops)}, {"b", report_json(b, ops)}, {"change", std::move(change)}};
 }
 

@@ -271,6 +271,11 @@ struct Report {
   std::vector<OpReport> ops;
   Timeline timeline;
 
+  // The class of stages that bounds the step, and the fullest one; one of zeros if there are no stages.
+  const StageReport& bounding() const { return stage_at(bounding_stage); }
+  const StageReport& fullest() const { return stage_at(memory_stage); }
+  const StageReport& stage_at(std::int64_t index) const;
+
   // Returns the figure of that group and key, or without a key the group's first; nullptr if the report has none.
   const Figure* figure(std::string_view group, std::string_view key = {}) const;
 };

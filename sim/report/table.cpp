@@ -99,7 +99,7 @@ void headline(std::string& out, const Report& r, TableStyle style) {
 
 void time_table(std::string& out, const Report& r, TableStyle style) {
   if (r.stages.empty()) return;
-  const StageReport& stage = r.stages[static_cast<std::size_t>(r.bounding_stage)];
+  const StageReport& stage = r.bounding();
   heading(out,
           fmt::format("Time of one step ({})", stage.who.empty() ? stage_words(stage, r.stages.size()) : stage.who),
           style);
@@ -133,7 +133,7 @@ void task_table(std::string& out, const Report& r, TableStyle style) {
 
 void memory_table(std::string& out, const Report& r, TableStyle style) {
   if (r.stages.empty()) return;
-  const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
+  const StageReport& stage = r.fullest();
   heading(out, fmt::format("Memory of one device at the peak ({})", stage_words(stage, r.stages.size())), style);
   for (const MemoryPart& part : memory_parts()) {
     const double bytes = part.of(stage.memory);
@@ -349,8 +349,7 @@ std::string comparison_table(const Report& a, const Report& b, const std::vector
     double change() const { return b_seconds - a_seconds; }
   };
   std::vector<Difference> differences;
-  const TimeBreakdown &time_a = a.stages[static_cast<std::size_t>(a.bounding_stage)].time,
-                      &time_b = b.stages[static_cast<std::size_t>(b.bounding_stage)].time;
+  const TimeBreakdown &time_a = a.bounding().time, &time_b = b.bounding().time;
   const double negligible = kRounding * std::max(a.step_seconds, b.step_seconds);
   for (const TimeTerm& term : time_terms()) {
     const double seconds_a = term.of(time_a), seconds_b = term.of(time_b);

@@ -27,24 +27,34 @@ const std::vector<TimeTerm>& time_terms() {
   static const std::vector<TimeTerm> all = [] {
     std::vector<TimeTerm> terms;
     const auto add = [&](const std::string& name, const std::string& label, double TimeBreakdown::*field,
-                         std::size_t stream = 0) {
-      terms.push_back({name, label, name + "_seconds", label, field, stream});
+                         const char* definition, std::size_t stream = 0) {
+      terms.push_back({name, label, name + "_seconds", definition, label, field, stream});
     };
-    add("matmul", "matrix products", &TimeBreakdown::matmul);
-    add("attention", "attention", &TimeBreakdown::attention);
-    add("memory_bound", "memory-bound kernels", &TimeBreakdown::memory_bound);
-    add("recompute", "recomputation", &TimeBreakdown::recompute);
-    add("slowest_device", "waiting for the slowest device", &TimeBreakdown::slowest_device);
+    add("matmul", "matrix products", &TimeBreakdown::matmul,
+        "matrix products of the forward and the backward, on the stage that bounds the step");
+    add("attention", "attention", &TimeBreakdown::attention, "fused attention kernels, forward and backward");
+    add("memory_bound", "memory-bound kernels", &TimeBreakdown::memory_bound,
+        "kernels whose time follows from the bytes they move: norms, activations, dropouts, casts");
+    add("recompute", "recomputation", &TimeBreakdown::recompute,
+        "all compute that repeats forward work in the backward");
+    add("slowest_device", "waiting for the slowest device", &TimeBreakdown::slowest_device,
+        "products and attention last until the slowest of all devices has finished: at the power limit, rates of "
+        "devices of one type differ (results/calibration/scale.json)");
     terms.back().bound = "the slowest device";
-    add("host_issue", "waiting for the host to launch", &TimeBreakdown::host_issue);
+    add("host_issue", "waiting for the host to launch", &TimeBreakdown::host_issue,
+        "the compute stream is empty because the CPU has not launched the next kernel yet");
     terms.back().bound = "the host's launches";
     for (const StreamRow& row : kStreamRows)
       if (is_account(row.stream))
         add(std::string("exposed_") + row.name, std::string("exposed ") + row.label, nullptr,
+            "the compute stream waits for what runs on this stream; the rest is hidden under compute",
             static_cast<std::size_t>(row.stream));
-    add("bubble", "pipeline bubble", &TimeBreakdown::bubble);
-    add("optimizer", "optimizer", &TimeBreakdown::optimizer);
-    add("production", "production slow-down", &TimeBreakdown::production);
+    add("bubble", "pipeline bubble", &TimeBreakdown::bubble, "the stage waits for micro-batches of its neighbours");
+    add("optimizer", "optimizer", &TimeBreakdown::optimizer,
+        "gradient norm and parameter update after the last backward");
+    add("production", "production slow-down", &TimeBreakdown::production,
+        "what the median job loses on a shared production cluster (cluster.production; "
+        "results/calibration/scale.json)");
     return terms;
   }();
   return all;
@@ -81,6 +91,11 @@ std::string figure_text(const Figure& figure) {
                      unit == FigureUnit::times ? "x" : "");
 }
 
+const StageReport& Report::stage_at(std::int64_t index) const {
+  static const StageReport none;
+  return stages.empty() ? none : stages[static_cast<std::size_t>(index)];
+}
+
 const Figure* Report::figure(std::string_view group, std::string_view key) const {
   for (const Figure& figure : figures)
     if (figure.kind->group == group && (key.empty() || figure.kind->key == key)) return &figure;
@@ -92,7 +107,7 @@ std::string_view flop_convention() {
 }
 
 void summarise_bounding_stage(Report& report) {
-  const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
+  const TimeBreakdown& time = report.bounding().time;
   report.bubble_fraction = time.bubble / report.step_seconds;
   report.exposed_communication_seconds = 0;
   for (const StreamRow& row : kStreamRows)

@@ -14,10 +14,11 @@ namespace orrery {
 
 // A term of the step's time: its names, and the member of TimeBreakdown that holds it.
 struct TimeTerm {
-  std::string name;   // "exposed_tensor_communication": for --explain
-  std::string label;  // "exposed tensor-parallel communication": in words
-  std::string key;    // "exposed_tensor_communication_seconds": in JSON and CSV
-  std::string bound;  // what a step is bound by if this is its largest term
+  std::string name;        // "exposed_tensor_communication": for --explain
+  std::string label;       // "exposed tensor-parallel communication": in words
+  std::string key;         // "exposed_tensor_communication_seconds": in JSON and CSV
+  std::string definition;  // what it consists of, in words
+  std::string bound;       // what a step is bound by if this is its largest term
   double TimeBreakdown::*field = nullptr;
   std::size_t stream = 0;  // index into `exposed` if `field` is null
 

@@ -69,18 +69,9 @@ std::int64_t slowest_group(const RoutingCounts& counts, std::size_t step, std::i
 
 RoutingGenerator generator_of(const Scenario& scenario) {
   const Workload& w = scenario.workload;
-  RoutingGenerator g;
-  if (is_preset(w.routing)) {
-    g = routing_preset(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
-  } else {
+  RoutingGenerator g = orrery::generator_of(w.routing);
+  if (!is_preset(w.routing)) {
     using Routing = ExpertRouting;
-    g.pattern = w.routing == Routing::balanced     ? RoutingPattern::balanced
-                : w.routing == Routing::hot_expert ? RoutingPattern::hot_expert
-                : w.routing == Routing::hot_rank   ? RoutingPattern::hot_rank
-                : w.routing == Routing::rotating   ? RoutingPattern::rotating
-                : w.routing == Routing::burst      ? RoutingPattern::burst
-                : w.routing == Routing::ragged     ? RoutingPattern::ragged
-                                                   : RoutingPattern::zipf;
     const bool by_rank = w.routing == Routing::zipf || w.routing == Routing::rotating;
     (by_rank ? g.zipf_exponent : w.routing == Routing::ragged ? g.raggedness : g.hot_share) = w.routing_skew;
     if (w.routing == Routing::hot_rank) g.expert_ranks = scenario.plan.expert.degree;
@@ -341,9 +332,9 @@ std::int64_t routing_state(const Scenario& scenario) {
   if (w.recorded_routing) return static_cast<std::int64_t>(recorded_step(w));
   const RoutingGenerator g = generator_of(scenario);
   const std::int64_t step = routing_step(w), place = step % g.period;
-  if (g.noise > 0 || g.micro_batch_noise > 0 || g.pattern == RoutingPattern::ragged) return step;
-  if (g.pattern == RoutingPattern::rotating) return step / g.period % g.experts;
-  if (g.pattern == RoutingPattern::burst) return place < g.period - g.burst_steps ? 0 : step / g.period + 1;
+  if (g.noise > 0 || g.micro_batch_noise > 0 || g.pattern == ExpertRouting::ragged) return step;
+  if (g.pattern == ExpertRouting::rotating) return step / g.period % g.experts;
+  if (g.pattern == ExpertRouting::burst) return place < g.period - g.burst_steps ? 0 : step / g.period + 1;
   return 0;
 }
 
@@ -410,6 +401,8 @@ void check_routing(const Scenario& scenario) {
     refuse(field, said, "another one with expert_parallel 1, where one rank has all experts");
   if ((w.routing == ExpertRouting::hot_expert || w.routing == ExpertRouting::burst) && model.experts < 2)
     refuse(field, said, "another one for a single expert");
+  if (model.experts_per_token > RoutingGenerator::kMostTopK)
+    refuse(field, said, fmt::format("another one with more than {} experts per token", RoutingGenerator::kMostTopK));
   if (by_rank && w.routing_skew == 0 && w.routing_noise == 0 && w.routing_micro_batch_noise == 0)
     refuse("routing_skew", "0", "an exponent above 0" + with + ", or routing_noise, or \"routing\": \"balanced\"");
   if (has_skew && !by_rank && !(w.routing_skew > 0 && w.routing_skew < 1))

@@ -71,7 +71,7 @@ class Layer {
 };
 
 StepByAlpha step_of(double alpha, const Report& report) {
-  const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
+  const TimeBreakdown& time = report.bounding().time;
   const auto exposed = [&](Stream stream) { return time.exposed[static_cast<std::size_t>(stream)]; };
   return {.alpha = alpha,
           .seconds = report.step_seconds,

@@ -3,8 +3,8 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/threads.h"
 #include "study/answers/inputs.h"
+#include "study/capacity/answer.h"
 #include "study/capacity/capacity_plan.h"
-#include "study/capacity/tables.h"
 #include "study/search/plan_field.h"
 #include "study/simulation/simulation.h"
 

@@ -12,7 +12,7 @@
 #include "sim/report/json.h"
 #include "study/answers/inputs.h"
 #include "study/sweep/run.h"
-#include "study/training/training_report.h"
+#include "study/training/training.h"
 #include "study/training/training_results.h"
 
 namespace orrery {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <chrono>
 
-#include "sim/base/words.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/threads.h"
+#include "sim/base/words.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
 #include "sim/report/terms.h"
@@ -176,7 +176,7 @@ OrderedJson plan_json(const SearchAnswer& a, const ShownPlan& shown) {
 
 // The term that costs most of those that a faster plan could have less of.
 std::string loses_by(const Report& report) {
-  const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
+  const TimeBreakdown& time = report.bounding().time;
   const TimeTerm* most = nullptr;
   for (const TimeTerm& term : time_terms())
     if (term.name != "matmul" && term.name != "attention" && term.of(time) > (most ? most->of(time) : 0)) most = &term;

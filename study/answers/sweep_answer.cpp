@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/threads.h"

@@ -1,7 +1,5 @@
 #include "study/capacity/answer.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -1,6 +1,8 @@
-// The complete answer to a capacity plan: sizes, choice, failures, sensitivities, break-even prices.
+// The complete answer to a capacity plan, the answer of `orrery plan`: sizes, choice, failures, sensitivities,
+// break-even prices.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -76,5 +78,17 @@ struct CapacityAnswer {
 // predicted.
 CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Simulator& simulator,
                       const ScenarioOn& scenario_on = with_replicas);
+
+// ---- the answer as text
+
+// Returns the answer for people; it ends with a newline. `every_size`: list all sizes of all candidates instead of only
+// the best size of each.
+std::string answer_text(const CapacityAnswer& answer, bool every_size);
+nlohmann::ordered_json answer_json(const CapacityAnswer& answer);
+// Returns CSV with one row per size of each candidate.
+std::string answer_csv(const CapacityAnswer& answer);
+
+// Returns the chart of CapacityAnswer::tornado. REQUIRES: the answer has one.
+std::string answer_svg(const CapacityAnswer& answer);
 
 }  // namespace orrery

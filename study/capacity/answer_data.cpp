@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/report/format.h"
-#include "study/capacity/tables.h"
+#include "study/capacity/answer.h"
 
 namespace orrery {
 namespace {

@@ -73,15 +73,11 @@ class Reading {
     reader.field("deadline_days", days, kDays, "");
     if (const std::optional<double> between = days_between(reader)) days = *between;
     plan_.deadline_seconds = days * kSecondsPerDay;
-    const Json* budget = reader.take("budget");
-    if (budget == nullptr) return;
-    JsonReader of_budget(*budget, reader.at("budget"));
-    plan_.budget.emplace();
-    of_budget.field("amount", plan_.budget->amount, kAmount, "");
-    of_budget.field("currency", plan_.budget->currency, "");
-    of_budget.finish();
-    if (!of_budget.has("amount")) of_budget.fail("amount", "the amount of money");
-    if (plan_.budget->currency.empty()) of_budget.fail("currency", "the budget's currency, such as USD");
+    reader.object("budget", [&](JsonReader& budget) {
+      plan_.budget = {budget.number("amount", kAmount), budget.text("currency")};
+      if (!budget.has("amount")) budget.fail("amount", "the amount of money");
+      if (plan_.budget->currency.empty()) budget.fail("currency", "the budget's currency, such as USD");
+    });
   }
 
   // From the start to the deadline, where these are given.

@@ -18,58 +18,38 @@ Estimate scaled(const Estimate& estimate, double factor) {
   return {.low = estimate.low * factor, .value = estimate.value * factor, .high = estimate.high * factor};
 }
 
-Estimate predicted_of(const SizedCandidate& sized, ReportedQuantity quantity) {
-  const Forecast& forecast = sized.forecast;
-  switch (quantity) {
-    case ReportedQuantity::wall_days:
-      return scaled(forecast.wall_seconds, 1 / kSecondsOfDay);
-    case ReportedQuantity::device_hours:
-      return forecast.device_hours;
-    case ReportedQuantity::ettr:
-      return forecast.ettr;
-    case ReportedQuantity::failures_per_day: {
-      const double rate = forecast.outcome.failures / forecast.outcome.wall_seconds * kSecondsOfDay;
-      return {.low = rate, .value = rate, .high = rate};
-    }
-    case ReportedQuantity::energy_mwh:
-      return scaled(forecast.energy_kwh, 1e-3);
-    case ReportedQuantity::carbon_tonnes:
-      return scaled(forecast.carbon_kg, 1e-3);
-    case ReportedQuantity::cost:
-      break;
-  }
-  return forecast.cost;
+Estimate predicted_of(const Forecast& f, ReportedQuantity quantity) {
+  const double failures = f.outcome.failures / f.outcome.wall_seconds * kSecondsOfDay;
+  const std::array<Estimate, kReportedQuantityNames.size()> in_order{scaled(f.wall_seconds, 1 / kSecondsOfDay),
+                                                                     f.device_hours,
+                                                                     f.ettr,
+                                                                     {failures, failures, failures},
+                                                                     scaled(f.energy_kwh, 1e-3),
+                                                                     scaled(f.carbon_kg, 1e-3),
+                                                                     f.cost};
+  return in_order[static_cast<std::size_t>(quantity)];
 }
 
-void predict_run(const nlohmann::json& run, const InputError::Where& where, Simulator& simulator,
-                 std::vector<ReportedFigure>& figures) {
-  JsonReader reader(run, where);
+void predict_run(JsonReader& reader, Simulator& simulator, std::vector<ReportedFigure>& figures) {
   ReportedFigure figure;
-  reader.field("id", figure.run, "");
-  reader.take("source");
-  if (run.contains("source")) figure.source = run["source"].get<std::string>();
+  figure.run = reader.text("id");
+  figure.source = reader.text("source");
   if (const nlohmann::json* assumptions = reader.take("assumptions"))
     figure.assumptions = assumptions->get<std::vector<std::string>>();
-  const nlohmann::json *plan_json = reader.take("plan"), *reported = reader.take("reported");
-  reader.finish();
-  if (plan_json == nullptr) reader.fail("plan", "a document for `orrery plan`");
-  if (reported == nullptr || !reported->is_array()) reader.fail("reported", "an array of figures");
-  const CapacityPlan plan = read_capacity_plan(*plan_json, {where.file, {}});
+  const CapacityPlan plan = read_capacity_plan(reader.need("plan", "a document for `orrery plan`"), {kRunsFile, {}});
   const std::vector<SizedCandidate> sized = size_up(plan, simulator);
   if (sized.size() != 1) reader.fail("plan", "one candidate of one size");
   if (!sized.front().impossible.empty()) reader.fail("plan", "one that can be predicted: " + sized.front().impossible);
   figure.step_predicted = sized.front().scenario.has_value();
-  for (std::size_t i = 0; i < reported->size(); ++i) {
-    JsonReader of_figure((*reported)[i], {where.file, fmt::format("{}/reported/{}", where.pointer, i)});
+  reader.each("reported", "an array of figures", [&](JsonReader& of_figure) {
     of_figure.field("quantity", figure.quantity, kReportedQuantityNames, "");
     of_figure.field("value", figure.reported, positive(), "");
     figure.bound = ReportedBound::none;
     of_figure.field("bound", figure.bound, kReportedBoundNames, "");
-    of_figure.field("where", figure.where, "");
-    of_figure.finish();
-    figure.predicted = predicted_of(sized.front(), figure.quantity);
+    figure.where = of_figure.text("where");
+    figure.predicted = predicted_of(sized.front().forecast, figure.quantity);
     figures.push_back(figure);
-  }
+  });
 }
 
 }  // namespace
@@ -78,11 +58,9 @@ std::vector<ReportedFigure> predict_published_runs(Simulator& simulator) {
   static const nlohmann::json document = parse_embedded(kRunsFile);
   JsonReader reader(document, {kRunsFile, ""});
   reader.take("schema");
-  const nlohmann::json* runs = reader.take("runs");
-  reader.finish();
   std::vector<ReportedFigure> figures;
-  for (std::size_t i = 0; i < runs->size(); ++i)
-    predict_run((*runs)[i], {kRunsFile, fmt::format("/runs/{}", i)}, simulator, figures);
+  reader.each("runs", "an array", [&](JsonReader& run) { predict_run(run, simulator, figures); });
+  reader.finish();
   return figures;
 }
 

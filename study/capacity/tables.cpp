@@ -1,5 +1,3 @@
-#include "study/capacity/tables.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -9,6 +7,7 @@
 #include <set>
 
 #include "sim/report/format.h"
+#include "study/capacity/answer.h"
 
 namespace orrery {
 namespace {

@@ -1,8 +1,5 @@
 #include "study/search/space.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <numeric>

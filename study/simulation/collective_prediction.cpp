@@ -50,8 +50,6 @@ CollectivePredictor::CollectivePredictor(const Cluster& cluster, std::int64_t ra
 
 CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, CollectiveAlgorithm algorithm,
                                                   CollectiveProtocol protocol, const Engines& engines) const {
-  constexpr auto kAnalytical = static_cast<std::size_t>(Engine::analytical);
-  constexpr auto kDes = static_cast<std::size_t>(Engine::des);
   CollectivePrediction prediction;
   const GroupSpan span = span_of(mesh_, mesh_.group(MeshAxis::dp_shard), cluster_);
   CollectiveCost cost = model_.cost(kind, bytes, span, algorithm, protocol);
@@ -60,14 +58,11 @@ CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, Col
          cost);
   prediction.algorithm = cost.algorithm;
   prediction.protocol = cost.protocol;
-  if (engines[kAnalytical]) {
-    prediction.seconds[kAnalytical] = cost.seconds;
-    prediction.bus_bytes_per_second[kAnalytical] = cost.bus_bytes_per_second;
-  }
-  if (engines[kDes]) {
+  if (has_des(engines))
     prediction.run = run_collective(cluster_, calibration_, request(kind, bytes, algorithm, protocol), {}, options_);
-    prediction.seconds[kDes] = prediction.run->seconds;
-    prediction.bus_bytes_per_second[kDes] = prediction.run->bus_bytes_per_second;
+  for (const std::size_t e : engines) {
+    prediction.seconds[e] = e == kDes ? prediction.run->seconds : cost.seconds;
+    prediction.bus_bytes_per_second[e] = e == kDes ? prediction.run->bus_bytes_per_second : cost.bus_bytes_per_second;
   }
   return prediction;
 }

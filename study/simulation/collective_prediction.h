@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,8 +17,10 @@
 
 namespace orrery {
 
-// By Engine: whether it is requested.
-using Engines = std::array<bool, kEngines>;
+// The engines that are requested, by their indices, in the order of Engine.
+using Engines = std::vector<std::size_t>;
+inline constexpr auto kDes = static_cast<std::size_t>(Engine::des);
+inline bool has_des(const Engines& engines) { return !engines.empty() && engines.back() == kDes; }
 
 struct CollectivePrediction {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;

@@ -1,10 +1,10 @@
-#include "study/simulation/evaluated.h"
-
 #include <utility>
 
 #include "sim/analytical/block_clock.h"
 #include "sim/analytical/op_cost.h"
 #include "sim/program/liveness.h"
+#include "strategies/topic.h"
+#include "study/simulation/simulation.h"
 
 namespace orrery {
 namespace {

@@ -18,6 +18,8 @@
 
 namespace orrery {
 
+class Evaluated;  // strategies/topic.h
+
 enum class Engine : std::uint8_t { analytical, des };
 inline constexpr int kEngines = 2;
 inline constexpr std::array<std::string_view, kEngines> kEngineNames{"analytical", "des"};
@@ -38,6 +40,10 @@ std::string method_text(const SimulationOptions& options);
 struct Simulation : Prepared {
   Report report;
 };
+
+// Shows a simulation to the topics of strategies, through the interface that they know. It is valid as long as the
+// objects that the simulation points to.
+std::unique_ptr<Evaluated> evaluated(Simulation simulation);
 
 // A job that shares a cluster with others at the same time, and its time when it has the cluster to itself: on the same
 // nodes, with the same perturbations.

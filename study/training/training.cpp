@@ -297,6 +297,7 @@ std::vector<std::unique_ptr<TrainingController>> controllers_of(const Scenario& 
 }
 
 Training train(Simulator& simulator, const Scenario& scenario, const TrainingOptions& options) {
+  check(scenario);  // controllers take what holds for scenarios that can be lowered
   return train(simulator, scenario, controllers_of(scenario), options);
 }
 

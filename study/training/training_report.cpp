@@ -1,5 +1,3 @@
-#include "study/training/training_report.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <numeric>
 
 #include "sim/report/format.h"
+#include "study/training/training.h"
 
 namespace orrery {
 namespace {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -23,29 +22,15 @@ namespace {
 constexpr std::array<const char*, 2> kFiguresFiles{"results/published/moe.json", "results/published/long_context.json"};
 constexpr double kSecondsPerHour = 3600;
 
-const nlohmann::json& figure_part(JsonReader& reader, const char* key, const char* expected) {
-  const nlohmann::json* part = reader.take(key);
-  if (part == nullptr) reader.fail(key, expected);
-  return *part;
-}
-
 double figure_count(JsonReader& reader, const char* key) {
   if (!reader.has(key)) reader.fail(key, "a number");
-  double value = 0;
-  reader.field(key, value, NumberRange{.least = 1}, "");
-  return value;
-}
-
-std::string figure_text(JsonReader& reader, const char* key) {
-  std::string value;
-  reader.field(key, value, "");
-  return value;
+  return reader.number(key, {.least = 1});
 }
 
 // The scenario that a prediction names: a bundled one, that of a published step, or the document itself, with the
 // fields of "set" laid over it.
 nlohmann::json scenario_of(JsonReader& reader) {
-  nlohmann::json document = figure_part(reader, "scenario", "a bundled scenario's name or a scenario");
+  nlohmann::json document = reader.need("scenario", "a bundled scenario's name or a scenario");
   if (document.is_string()) {
     const std::string named = document;
     const PublishedPoint* point = find_published(named);
@@ -77,17 +62,15 @@ double op_seconds(const nlohmann::json& names, const InputError::Where& where, c
 
 // GB/s of the tokens that a rank receives from the others in an exchange by token, as DeepEP counts: once a rank, or
 // with the own node once a node.
-double exchange_rate(const nlohmann::json& json, const InputError::Where& where) {
-  JsonReader reader(json, where);
-  const Cluster cluster = read_cluster(figure_part(reader, "cluster", "a cluster"), reader.at("cluster"));
+double exchange_rate(JsonReader& reader) {
+  const Cluster cluster = read_cluster(reader.need("cluster", "a cluster"), reader.at("cluster"));
   Router router{.experts = static_cast<std::uint16_t>(figure_count(reader, "experts")),
                 .choices = static_cast<std::uint16_t>(figure_count(reader, "choices"))};
   if (reader.has("groups")) router.groups = static_cast<std::uint16_t>(figure_count(reader, "groups"));
   if (reader.has("best_groups")) router.best_groups = static_cast<std::uint16_t>(figure_count(reader, "best_groups"));
   const double bytes = figure_count(reader, "tokens") * figure_count(reader, "token_bytes") * router.choices;
-  const std::string counted = figure_text(reader, "counted");
+  const std::string counted = reader.text("counted");
   if (counted != "ranks" && counted != "nodes") reader.fail("counted", "\"ranks\" or \"nodes\"");
-  reader.finish();
   const std::int64_t nodes = cluster.nodes, ranks = nodes * cluster.node.devices;
   const TokenShares shares = token_shares(router, ranks, nodes);
   const CollectiveCost cost =
@@ -101,16 +84,14 @@ double exchange_rate(const nlohmann::json& json, const InputError::Where& where)
 }
 
 // Rate of a grouped product against one batched product of its shape, forward.
-double grouped_rate(const nlohmann::json& json, const InputError::Where& where) {
-  JsonReader reader(json, where);
-  const Device device = find_device(figure_text(reader, "device"));
+double grouped_rate(JsonReader& reader) {
+  const Device device = find_device(reader.text("device"));
   const Calibration calibration = find_calibration(device);
   const KernelModel model(device, calibration);
   GemmShape shape;
   for (const auto& [key, size] : {std::pair("groups", &shape.batch), std::pair("m", &shape.m), std::pair("n", &shape.n),
                                   std::pair("k", &shape.k)})
     *size = static_cast<std::int64_t>(figure_count(reader, key));
-  reader.finish();
   const double bytes = 2.0 * static_cast<double>(shape.batch) *
                        static_cast<double>(shape.m * shape.k + shape.k * shape.n + shape.m * shape.n);
   return model.matmul_seconds(shape, Dtype::bf16, bytes) / model.grouped_seconds(shape, Dtype::bf16, bytes);
@@ -127,11 +108,8 @@ double largest_micro_batch(nlohmann::json document, const std::string& id, std::
   return static_cast<double>(fits);
 }
 
-double predict_figure(const nlohmann::json& json, const InputError::Where& where, const PublishedFigure& figure,
-                      Simulator& simulator) {
-  JsonReader reader(json, where);
-  std::string kind;
-  reader.field("kind", kind, "");
+double predict_figure(JsonReader& reader, const PublishedFigure& figure, Simulator& simulator) {
+  const std::string kind = reader.text("kind");
   const auto report_of = [&](JsonReader& of, bool ops = false) {
     return simulator.evaluate(scenario_of(of), {figure.id, {}}, {.ops = ops}).report;
   };
@@ -151,9 +129,8 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
     value = report_of(reader).mfu_full_attention;
   } else if (kind == "speedup") {
     const double seconds = report_of(reader).step_seconds;
-    JsonReader slower(figure_part(reader, "over", "the slower scenario"), reader.at("over"));
-    value = report_of(slower).step_seconds / seconds;
-    slower.finish();
+    reader.object(
+        "over", [&](JsonReader& slower) { value = report_of(slower).step_seconds / seconds; }, "the slower scenario");
   } else if (kind == "device_hours") {
     const double tokens = figure_count(reader, "tokens"), tokens_per_step = figure_count(reader, "tokens_per_step");
     const Report report = report_of(reader);
@@ -162,13 +139,13 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
     const auto most = static_cast<std::int64_t>(figure_count(reader, "most"));
     value = largest_micro_batch(scenario_of(reader), figure.id, most, simulator);
   } else if (kind == "exchange" || kind == "grouped") {
-    value = (kind == "exchange" ? exchange_rate : grouped_rate)(figure_part(reader, kind.c_str(), "an object"),
-                                                                reader.at(kind));
+    reader.object(
+        kind.c_str(), [&](JsonReader& of) { value = kind == "exchange" ? exchange_rate(of) : grouped_rate(of); },
+        "an object");
   } else {
     reader.fail("kind",
                 "ops, step, speedup, mfu, mfu_full_attention, device_hours, largest_micro_batch, exchange or grouped");
   }
-  reader.finish();
   return value;
 }
 
@@ -183,32 +160,29 @@ std::vector<std::vector<std::string>> predicted_rows(std::span<const PublishedFi
   return rows;
 }
 
-// Each reason, with how many figures it is of and the first of them.
+// Each reason, in the order in which they first occur, with how many figures it is of and the first of them.
 std::vector<std::vector<std::string>> why_not_rows(std::span<const PublishedFigure> figures) {
-  std::vector<std::pair<std::string, std::vector<const PublishedFigure*>>> by_reason;
-  for (const PublishedFigure& f : figures) {
-    if (f.is_predicted()) continue;
-    const auto found = std::find_if(by_reason.begin(), by_reason.end(),
-                                    [&](const auto& entry) { return entry.first == f.not_predicted; });
-    if (found == by_reason.end())
-      by_reason.push_back({f.not_predicted, {&f}});
-    else
-      found->second.push_back(&f);
-  }
   std::vector<std::vector<std::string>> rows;
-  for (const auto& [why, of] : by_reason) rows.push_back({std::to_string(of.size()), of.front()->id, why});
+  for (const PublishedFigure& f : figures) {
+    if (f.is_predicted() || std::ranges::any_of(rows, [&](const auto& row) { return row[2] == f.not_predicted; }))
+      continue;
+    rows.push_back({std::to_string(std::ranges::count(figures, f.not_predicted, &PublishedFigure::not_predicted)), f.id,
+                    f.not_predicted});
+  }
   return rows;
 }
 
-// Calls visit(figures) for those of each file.
-void for_each_subject(std::span<const PublishedFigure> figures,
-                      const std::function<void(std::span<const PublishedFigure>)>& visit) {
+// Joins what `text` makes of the figures of each file.
+template <class Text>
+std::string of_subjects(std::span<const PublishedFigure> figures, const char* between, Text text) {
+  std::string all;
   while (!figures.empty()) {
     std::size_t n = 1;
     while (n < figures.size() && figures[n].about == figures.front().about) ++n;
-    visit(figures.first(n));
+    all += (all.empty() ? "" : between) + text(figures.first(n));
     figures = figures.subspan(n);
   }
+  return all;
 }
 
 std::string line_of(std::span<const PublishedFigure> figures) {
@@ -230,38 +204,31 @@ constexpr std::string_view kReasons = "figures|<the first|<not predicted because
 std::vector<PublishedFigure> predicted_figures(const nlohmann::json& document, const std::string& file,
                                                Simulator& simulator) {
   JsonReader of_file(document, {file, ""});
-  figure_text(of_file, "schema");
-  const std::string about = figure_text(of_file, "about");
+  of_file.text("schema");
+  const std::string about = of_file.text("about");
   if (about.empty()) of_file.fail("about", "the subject of its figures");
-  const nlohmann::json* points = of_file.take("points");
-  if (points == nullptr || !points->is_array()) of_file.fail("points", "an array");
   of_file.take("notes");
   const nlohmann::json* reasons = of_file.take("reasons");  // that more than one figure is not predicted for, by name
-  of_file.finish();
   std::vector<PublishedFigure> figures;
   std::set<std::string> ids;
-  for (std::size_t i = 0; i < points->size(); ++i) {
-    JsonReader reader((*points)[i], {file, pointer_to("/points", std::to_string(i))});
+  of_file.each("points", "an array", [&](JsonReader& reader) {
     PublishedFigure& f = figures.emplace_back();
     f.about = about;
     for (const auto& [key, member] : {std::pair("id", &f.id), std::pair("source", &f.source),
-                                      std::pair("what", &f.what), std::pair("unit", &f.unit)}) {
-      if (const nlohmann::json* value = reader.take(key); value != nullptr && value->is_string()) *member = *value;
-      if (member->empty()) reader.fail(key, "a text");
-    }
+                                      std::pair("what", &f.what), std::pair("unit", &f.unit)})
+      *member = reader.text(key, true);
     if (!ids.insert(f.id).second) reader.fail("id", "a unique id");
     if (!reader.has("value")) reader.fail("value", "a number");
-    reader.field("value", f.value, NumberRange{}, "");
-    f.not_predicted = figure_text(reader, "not_predicted");
-    f.in_sample = figure_text(reader, "in_sample");
+    f.value = reader.number("value");
+    f.not_predicted = reader.text("not_predicted");
+    f.in_sample = reader.text("in_sample");
     if (reasons != nullptr)
       if (const auto whole = reasons->find(f.not_predicted); whole != reasons->end()) f.not_predicted = *whole;
-    const nlohmann::json* prediction = reader.take("prediction");
-    if ((prediction == nullptr) == f.not_predicted.empty())
+    if (reader.has("prediction") != f.not_predicted.empty())
       reader.fail("prediction", "how it is predicted, or the reason in \"not_predicted\"");
-    if (prediction != nullptr) f.predicted = predict_figure(*prediction, reader.at("prediction"), f, simulator);
-    reader.finish();
-  }
+    reader.object("prediction", [&](JsonReader& how) { f.predicted = predict_figure(how, f, simulator); });
+  });
+  of_file.finish();
   return figures;
 }
 
@@ -273,27 +240,18 @@ std::vector<PublishedFigure> predicted_figures(Simulator& simulator) {
 }
 
 std::string figures_table(std::span<const PublishedFigure> figures) {
-  std::string text;
-  for_each_subject(figures, [&](std::span<const PublishedFigure> of) {
-    text += (text.empty() ? "" : "\n") + of.front().about + "\n" + grid(kPredicted, predicted_rows(of)) + "\n" +
-            grid(kReasons, why_not_rows(of));
+  return of_subjects(figures, "\n", [](std::span<const PublishedFigure> of) {
+    return of.front().about + "\n" + grid(kPredicted, predicted_rows(of)) + "\n" + grid(kReasons, why_not_rows(of));
   });
-  return text;
 }
 
-std::string figures_line(std::span<const PublishedFigure> figures) {
-  std::string text;
-  for_each_subject(figures, [&](std::span<const PublishedFigure> of) { text += line_of(of); });
-  return text;
-}
+std::string figures_line(std::span<const PublishedFigure> figures) { return of_subjects(figures, "", line_of); }
 
 std::string figures_markdown(std::span<const PublishedFigure> figures) {
-  std::string text;
-  for_each_subject(figures, [&](std::span<const PublishedFigure> of) {
-    text += (text.empty() ? "" : "\n") + line_of(of) + "\n" + markdown_grid(kPredicted, predicted_rows(of)) + "\n" +
-            markdown_grid(kReasons, why_not_rows(of));
+  return of_subjects(figures, "\n", [](std::span<const PublishedFigure> of) {
+    return line_of(of) + "\n" + markdown_grid(kPredicted, predicted_rows(of)) + "\n" +
+           markdown_grid(kReasons, why_not_rows(of));
   });
-  return text;
 }
 
 }  // namespace orrery

@@ -41,7 +41,7 @@ std::string links_of(const Cluster& cluster) {
 void predict(const MeasuredOptions& options, const Cluster& cluster, MeasuredCurve& curve) {
   if (curve.ranks % curve.nodes != 0)
     throw InputError({}, fmt::format("{} ranks on {} nodes", curve.ranks, curve.nodes), "equally many on each node");
-  if (options.engines[static_cast<std::size_t>(Engine::des)] && options.des.fidelity == Fidelity::step_exact &&
+  if (has_des(options.engines) && options.des.fidelity == Fidelity::step_exact &&
       curve.ranks > kMostRanksExactly)
     throw InputError({}, fmt::format("{} ranks", curve.ranks),
                      fmt::format("at most {} for --fidelity {}", kMostRanksExactly,
@@ -79,8 +79,7 @@ ErrorSummary summary_of(std::string level, std::string name, std::span<const Mea
   summary.curves = curves.size();
   std::vector<MeasuredPoint> points;
   for (const MeasuredCurve* c : curves) points.insert(points.end(), c->points.begin(), c->points.end());
-  for (std::size_t e = 0; e < kEngines; ++e) {
-    if (!engines[e]) continue;
+  for (const std::size_t e : engines) {
     summary.large[e] = error_over(points, e, kLargeBytes);
     summary.all[e] = error_over(points, e, 0);
     std::vector<double> medians;

@@ -52,7 +52,7 @@ ErrorStatistics error_over(std::span<const MeasuredPoint> points, std::size_t en
 struct MeasuredOptions {
   std::string filter;  // part of a curve's id, source, system, device, network or kind, in any letter case
   std::string kind;    // one of kCollectiveKinds; empty: all
-  Engines engines{true, true};
+  Engines engines{0, 1};
   DiscreteEventOptions des;
   // Called before each curve.
   std::function<void(std::size_t done, std::size_t total, const std::string& id)> progress;

@@ -1,5 +1,3 @@
-#include "study/validation/page.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -250,7 +248,7 @@ std::string kernels() {
 
 std::string collectives() {
   MeasuredOptions options;
-  options.engines = {true, false};
+  options.engines = {static_cast<std::size_t>(Engine::analytical)};
   const MeasuredCollectives measured = predict_measured(options);
   Rows rows;
   for (const ErrorSummary& s : summaries_of(measured.curves, options.engines))
@@ -349,15 +347,12 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedF
     return groups_by(points, [](const PredictedPoint& p) { return p.source->name; });
   };
   std::string other_quantities;
-  for (const Quantity q :
-       {Quantity::peak_allocated_bytes, Quantity::peak_reserved_bytes, Quantity::peak_device_bytes,
-        Quantity::layer_forward_seconds, Quantity::layer_backward_seconds, Quantity::attention_forward_seconds,
-        Quantity::attention_backward_seconds, Quantity::attention_seconds, Quantity::forward_backward_seconds,
-        Quantity::activation_bytes_per_layer, Quantity::model_state_bytes}) {
-    const std::vector<PredictedPoint> points = of_quantity(runs.others, q);
-    if (points.empty()) continue;
-    other_quantities +=
-        groups(name_of(q), by_source(points), {.not_predicted = true, .before = std::string(name_of(q))}) + "\n";
+  for (std::size_t q = 0; q < kQuantityNames.size(); ++q) {
+    const auto quantity = static_cast<Quantity>(q);
+    const std::vector<PredictedPoint> points = of_quantity(runs.others, quantity);
+    if (points.empty() || quantity == Quantity::step_seconds || quantity == Quantity::fits) continue;
+    const std::string_view name = name_of(quantity);
+    other_quantities += groups(name, by_source(points), {.not_predicted = true, .before = std::string(name)}) + "\n";
   }
   const FitsConfusion fits = fits_confusion(runs.others);
   const auto [first, second] = coverage_of_halves(runs.others);

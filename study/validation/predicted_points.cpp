@@ -68,7 +68,7 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     }
     result.predicted /= static_cast<double>(point.steps);
     result.peak_bytes = simulation.report.memory_peak_bytes;
-    result.allocated_bytes = allocated_bytes(fullest_stage(simulation).memory);
+    result.allocated_bytes = allocated_bytes(simulation.report.fullest().memory);
     result.capacity_bytes = simulation.report.memory_capacity_bytes;
     result.curves = curve_origin(scenario.cluster.device, *simulation.kernels, precision::peak_dtype(scenario));
     result.device = scenario.cluster.device.name;
@@ -77,7 +77,7 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     result.nodes = scenario.cluster.nodes;
     result.strategies = plan_words(scenario);
     result.bound_by = simulation.report.bound_by;
-    result.time = simulation.report.stages.at(static_cast<std::size_t>(simulation.report.bounding_stage)).time;
+    result.time = simulation.report.bounding().time;
   } catch (const InputError& error) {
     result.not_predicted = error.what();
   }
@@ -124,7 +124,7 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
     case Quantity::step_seconds:
       return report.step_seconds;
     case Quantity::peak_allocated_bytes:
-      return allocated_bytes(fullest_stage(simulation).memory);
+      return allocated_bytes(simulation.report.fullest().memory);
     case Quantity::peak_reserved_bytes:
       return static_cast<double>(
           replay(allocations(simulation), allocator_options(simulation, /*expandable_segments=*/true), kAllocatorSteps)
@@ -148,7 +148,7 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
     case Quantity::activation_bytes_per_layer:
       return layer_activation_bytes(*simulation.program);
     case Quantity::model_state_bytes:
-      return model_state_bytes(fullest_stage(simulation).memory);
+      return model_state_bytes(simulation.report.fullest().memory);
   }
   return 0;
 }

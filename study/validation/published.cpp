@@ -22,19 +22,6 @@ constexpr std::string_view kSchema = "orrery published measurements, version 2";
 constexpr std::int64_t kMostSteps = 1024;
 constexpr std::array<std::string_view, 3> kQualities{"A", "B", "C"};
 
-std::string text(JsonReader& reader, const char* key, bool required = false) {
-  std::string value;
-  reader.field(key, value, "");
-  if (required && value.empty()) reader.fail(key, "a text");
-  return value;
-}
-
-double number(JsonReader& reader, const char* key) {
-  double value = 0;
-  reader.field(key, value, NumberRange{}, "");
-  return value;
-}
-
 Json object(JsonReader& reader, const char* key) {
   const Json* found = reader.take(key);
   if (found == nullptr) return Json::object();
@@ -56,37 +43,31 @@ void write_out(Json& scenario, const char* key, const Json& defined) {
   if (found != defined.end()) *part = *found;
 }
 
-void read_measured(const Json& json, const InputError::Where& where, PublishedPoint& point) {
-  JsonReader reader(json, where);
+void read_measured(JsonReader& reader, PublishedPoint& point) {
   reader.field("quantity", point.quantity, kQuantityNames, "");
-  point.value = number(reader, "value");
+  point.value = reader.number("value");
   reader.field("steps", point.steps, IntegerRange{1, kMostSteps}, "");
   if (point.steps > 1 && !is_seconds(point.quantity)) reader.fail("steps", "1 for a quantity that is not a time");
   // How a rate became seconds: for readers.
-  for (const char* key : {"tokens_per_step", "samples_per_step", "flops_per_step", "devices"}) number(reader, key);
-  text(reader, "flops_formula");
-  if (const Json* published = reader.take("published")) {
-    JsonReader as_published(*published, reader.at("published"));
-    point.published_metric = text(as_published, "metric", true);
-    point.published_unit = text(as_published, "unit");
-    point.published_value = number(as_published, "value");
-    as_published.finish();
-  }
-  reader.finish();
+  for (const char* key : {"tokens_per_step", "samples_per_step", "flops_per_step", "devices"}) reader.number(key);
+  reader.text("flops_formula");
+  reader.object("published", [&](JsonReader& published) {
+    point.published_metric = published.text("metric", true);
+    point.published_unit = published.text("unit");
+    point.published_value = published.number("value");
+  });
 }
 
-PublishedPoint read_point(const Json& json, const InputError::Where& where, const Shared& shared) {
+PublishedPoint read_point(JsonReader& reader, const Shared& shared) {
   PublishedPoint point;
-  JsonReader reader(json, where);
-  point.id = text(reader, "id", true);
+  point.id = reader.text("id", true);
   if (const Json* place = reader.take("source"); place != nullptr && place->is_string()) point.where = *place;
-  point.table = text(reader, "table");
-  point.quality = text(reader, "quality", true);
+  point.table = reader.text("table");
+  point.quality = reader.text("quality", true);
   if (std::find(kQualities.begin(), kQualities.end(), point.quality) == kQualities.end())
     reader.fail("quality", "A, B or C");
-  const Json* measured = reader.take("measured");
-  if (measured == nullptr) reader.fail("measured", "an object");
-  read_measured(*measured, reader.at("measured"), point);
+  reader.object(
+      "measured", [&](JsonReader& measured) { read_measured(measured, point); }, "an object");
   const Json claims = object(reader, "claims");
   for (const auto& [simulator, value] : claims.items()) {
     if (!value.is_number()) reader.fail("claims", "a number for each simulator");
@@ -100,11 +81,11 @@ PublishedPoint read_point(const Json& json, const InputError::Where& where, cons
       point.assumptions.push_back(*found);
     }
   }
-  point.explanation = text(reader, "explanation");
+  point.explanation = reader.text("explanation");
   if (point.explanation.empty()) point.explanation = shared.explanation;
-  point.memory_explanation = text(reader, "memory_explanation");
-  point.not_predicted = text(reader, "not_predicted");
-  point.not_fitted = text(reader, "not_fitted");
+  point.memory_explanation = reader.text("memory_explanation");
+  point.not_predicted = reader.text("not_predicted");
+  point.not_fitted = reader.text("not_fitted");
   if (point.not_fitted.empty()) point.not_fitted = point.quality == "C" ? "doubtful (quality C)" : shared.not_fitted;
   const Json own = object(reader, "scenario");
   if (point.not_predicted.empty()) {
@@ -116,7 +97,6 @@ PublishedPoint read_point(const Json& json, const InputError::Where& where, cons
     if (point.value < 0 || (point.value == 0 && point.quantity != Quantity::fits))
       reader.fail("measured", "a positive value");
   }
-  reader.finish();
   return point;
 }
 
@@ -132,30 +112,26 @@ PublishedSource read_published(const nlohmann::json& document, const std::string
   PublishedSource result;
   result.name = std::filesystem::path(file).stem().string();
   JsonReader reader(document, {file, ""});
-  if (text(reader, "schema") != kSchema) reader.fail("schema", fmt::format("\"{}\"", kSchema));
-  result.title = text(reader, "title", true);
+  if (reader.text("schema") != kSchema) reader.fail("schema", fmt::format("\"{}\"", kSchema));
+  result.title = reader.text("title", true);
   const Json* source = reader.take("source");
   if (source == nullptr || !source->is_string()) reader.fail("source", "a text");
   result.source = *source;
-  result.system = text(reader, "system");
-  result.composed = text(reader, "composed");
+  result.system = reader.text("system");
+  result.composed = reader.text("composed");
   const Json claims = object(reader, "claims");
   for (const auto& [simulator, where] : claims.items())  // where its predictions were published: for readers
     if (!where.is_string()) reader.fail("claims", "a text for each simulator");
   reader.take("notes");
-  const Shared shared{text(reader, "explanation"), text(reader, "not_fitted"), object(reader, "assumptions"),
-                      object(reader, "models"),    object(reader, "clusters"), object(reader, "scenario")};
+  const Shared shared{reader.text("explanation"), reader.text("not_fitted"),  object(reader, "assumptions"),
+                      object(reader, "models"),   object(reader, "clusters"), object(reader, "scenario")};
   for (const auto& [id, sentence] : shared.assumptions.items())
     if (!sentence.is_string()) reader.fail("assumptions", "a text for each id");
-  const Json* points = reader.take("points");
-  if (points == nullptr || !points->is_array()) reader.fail("points", "an array");
   std::set<std::string> ids;
-  for (std::size_t i = 0; i < points->size(); ++i) {
-    const std::string pointer = pointer_to("/points", std::to_string(i));
-    result.points.push_back(read_point((*points)[i], {file, pointer}, shared));
-    if (!ids.insert(result.points.back().id).second)
-      throw InputError({file, pointer + "/id"}, result.points.back().id, "a unique id");
-  }
+  reader.each("points", "an array", [&](JsonReader& point) {
+    result.points.push_back(read_point(point, shared));
+    if (!ids.insert(result.points.back().id).second) point.fail("id", "a unique id");
+  });
   reader.finish();
   return result;
 }

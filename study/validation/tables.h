@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "study/validation/errors.h"
+#include "study/validation/figures.h"
 
 namespace orrery {
 
@@ -25,5 +26,19 @@ std::string points_csv(std::span<const PredictedPoint> points);
 inline constexpr std::string_view kWronglyJudged = "<id|<source|<it|predicted peak|capacity|beyond it";
 std::vector<std::vector<std::string>> wrongly_judged(const FitsConfusion& confusion);
 nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points);
+
+// ---- the page results/ACCURACY.md and its picture
+
+// The same points, predicted by calibrations that were fitted on other sources, on all sources, and on none.
+struct ValidationRuns {
+  std::vector<PredictedPoint> others, all, none;
+};
+
+// Markdown; `plot`: the picture's path from the page's folder.
+std::string accuracy_page(const ValidationRuns& runs, std::span<const PublishedFigure> figures,
+                          const std::string& plot);
+// Predicted against measured step times, both logarithmic, a colour a source. SVG. Throws InputError where no step is
+// predicted.
+std::string accuracy_plot(std::span<const PredictedPoint> points);
 
 }  // namespace orrery

@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/planning/training_run.h"
-#include "study/capacity/tables.h"
 #include "tests/capacity/plans.h"
 
 namespace orrery {

@@ -107,7 +107,7 @@ TEST(AllocationTrace, EventsAreAboutThoseThatAreMade) {
   for (const char* name : {"llama-3-70b-512-h100", "zeropp", "mixtral-8x7b-64-h100"}) {
     Simulator simulator;
     const Simulation s = simulated(simulator, name);
-    const auto stage = static_cast<std::size_t>(fullest_stage(s).stage);
+    const auto stage = static_cast<std::size_t>(s.report.fullest().stage);
     const double made = static_cast<double>(allocations(s).events.size());
     EXPECT_NEAR(made / allocation_events(*s.program, stage), 1, 0.3) << name;
   }

@@ -7,7 +7,7 @@
 #include "sim/base/error.h"
 #include "strategies/memo/alpha.h"
 #include "strategies/read_scenario.h"
-#include "study/simulation/evaluated.h"
+#include "study/simulation/simulation.h"
 
 namespace orrery {
 namespace {

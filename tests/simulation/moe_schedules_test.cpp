@@ -17,7 +17,7 @@
 #include "strategies/fsmoe/choices.h"
 #include "strategies/fsmoe/pipeline_degree.h"
 #include "strategies/read_scenario.h"
-#include "study/simulation/evaluated.h"
+#include "study/simulation/simulation.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {
@@ -308,7 +308,7 @@ TEST(GradientsInPieces, GoBetweenTheLastDispatchAndTheFirstCombineAndBehindTheLa
         shares.push_back(op.share);
       }
       if (op.stream != Stream::expert_communication) continue;
-      order += op.is_part                          ? 'P'
+      order += op.is_part                        ? 'P'
                : op.kind == OpKind::redistribute ? (order.find('P') == std::string::npos ? 'D' : 'C')
                : op.kind == OpKind::all_gather   ? 'G'
                                                  : 'S';

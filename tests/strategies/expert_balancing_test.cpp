@@ -50,7 +50,7 @@ TEST(Swipe, TakesWhatThereIsRoomForAndMovesTheRest) {
 }
 
 TEST(Swipe, LeavesEveryWorkerWithAsManyTokens) {
-  RoutingGenerator g = routing_preset("young_router");
+  RoutingGenerator g = generator_of(ExpertRouting::young_router);
   g.experts = g.source_ranks = 16;
   g.tokens = 1000;
   const RoutingCounts counts = drawn_routing(g, 2);  // the first and the second choice
@@ -131,7 +131,7 @@ TEST(PlacementByPopularity, GivesSlotsInProportionAndOneToAll) {
 // Placing anew in every iteration, by the iteration before: near balance where popularities drift, and always better
 // than what was best 50 iterations ago.
 TEST(PlacementByPopularity, FollowsDriftIterationByIteration) {
-  RoutingGenerator g = routing_preset("young_router");
+  RoutingGenerator g = generator_of(ExpertRouting::young_router);
   g.experts = 32;
   g.tokens = 1 << 14;
   g.autocorrelation = 0.97;

@@ -64,7 +64,7 @@ TEST(RoutingFile, IsReadOfAllRanksTogether) {
 TEST(RoutingFile, IsReadAsWritten) {
   for (const std::int64_t micro_batches : {1, 3})
     for (const std::int64_t ranks : {1, 2}) {
-      RoutingGenerator g = routing_preset("young_router");
+      RoutingGenerator g = generator_of(ExpertRouting::young_router);
       g.layers = 2;
       g.micro_batches = micro_batches;
       g.source_ranks = ranks;

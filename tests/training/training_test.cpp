@@ -11,7 +11,6 @@
 #include <numeric>
 
 #include "sim/base/error.h"
-#include "study/training/training_report.h"
 #include "study/training/training_results.h"
 
 namespace orrery {

@@ -22,7 +22,6 @@
 #include "study/validation/errors.h"
 #include "study/validation/fit.h"
 #include "study/validation/intervals.h"
-#include "study/validation/page.h"
 #include "study/validation/predicted_points.h"
 #include "study/validation/published.h"
 #include "study/validation/tables.h"

@@ -88,17 +88,16 @@ class DocumentLines {
   void read(std::string_view line) {
     ++line_;
     const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
-    if (object.is_discarded() || !object.is_object())
+    if (!object.is_object())
       fail(line.empty() ? "an empty line" : fmt::format("\"{}\"", one_line(line, kMostLineShown)),
            "a document as a JSON object: {\"tokens\": 812}");
-    const nlohmann::json *id = nullptr, *tokens = nullptr, *embedding = nullptr;
-    for (const auto& [key, value] : object.items())
-      (key == "id" ? id : key == "tokens" ? tokens : key == "embedding" ? embedding : unknown(key)) = &value;
-    if (tokens == nullptr) fail("no \"tokens\"", "the number of tokens of the document");
-    if (!tokens->is_number_integer() ||
-        (tokens->is_number_unsigned() && tokens->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)))
-      fail(fmt::format("{} in \"tokens\"", describe(*tokens)), "a whole number");
-    documents_.append(tokens->get<std::int64_t>(), here());
+    JsonReader reader(object, {fmt::format("{}: line {}", file_, line_), ""});
+    std::int64_t tokens = 0;
+    reader.field("tokens", tokens, IntegerRange{1, Documents::kMostTokens}, "");
+    const nlohmann::json *id = reader.take("id"), *embedding = reader.take("embedding");
+    reader.finish();
+    if (tokens == 0) reader.fail("tokens", "the number of tokens of the document");
+    documents_.append(tokens, here());
     all_or_none(id != nullptr, has_ids_, "id");
     all_or_none(embedding != nullptr, has_embeddings_, "embedding");
     if (id != nullptr) {
@@ -118,11 +117,6 @@ class DocumentLines {
   InputError::Where here() const { return {file_, fmt::format("line {}", line_)}; }
   [[noreturn]] void fail(std::string found, std::string expected) const {
     throw InputError(here(), std::move(found), std::move(expected));
-  }
-  [[noreturn]] const nlohmann::json*& unknown(const std::string& key) const {
-    constexpr std::string_view kKnown[] = {"id", "tokens", "embedding"};
-    throw InputError(here(), fmt::format("the key \"{}\"", one_line(key, kMostLineShown)), "id, tokens and embedding",
-                     nearest_name(key, kKnown));
   }
   void all_or_none(bool is_there, std::optional<bool>& before, const char* key) const {
     if (is_there != before.value_or(is_there))
@@ -173,8 +167,8 @@ std::string npy_header(std::FILE* file, const std::string& path) {
   return text;
 }
 
-// Such a header is a dictionary of Python with three keys. Returns it as JSON: (2, 3) as [2, 3], False as false.
-nlohmann::json parse_npy_header(const std::string& text, const std::string& path) {
+// Such a header is a dictionary of Python. Returns it as JSON: (2, 3) as [2, 3], False as false.
+std::string json_of_python(const std::string& text) {
   std::string json;
   for (const char c : text) {
     if (c == '}' || c == ')' || c == ']') {  // Python allows a comma before it
@@ -185,23 +179,7 @@ nlohmann::json parse_npy_header(const std::string& text, const std::string& path
   }
   for (const char* const word : {"True", "False"})
     if (const std::size_t at = json.find(word); at != std::string::npos) json[at] = word[0] == 'T' ? 't' : 'f';
-  std::size_t keys = 0;  // also those that repeat
-  const auto count = [&](int, nlohmann::json::parse_event_t event, const nlohmann::json&) {
-    keys += event == nlohmann::json::parse_event_t::key ? 1 : 0;
-    return true;
-  };
-  const nlohmann::json header = nlohmann::json::parse(json, count, false);
-  const auto has_shape = [&](const nlohmann::json& shape) {
-    return shape.is_array() && std::ranges::all_of(shape, [](const auto& n) { return n.is_number_integer(); });
-  };
-  if (header.is_object())
-    for (const char* const key : {"descr", "fortran_order", "shape"})
-      if (!header.contains(key))
-        refuse_array(path, fmt::format("a header without '{}'", key), "an array as numpy.save writes it");
-  if (!header.is_object() || keys != 3 || !has_shape(header["shape"]))
-    refuse_array(path, fmt::format("\"{}\" in the header", one_line(text, kMostLineShown)),
-                 "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, as numpy.save writes it");
-  return header;
+  return json;
 }
 
 }  // namespace
@@ -225,17 +203,21 @@ void read_embeddings(const std::string& path, Documents& documents) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (!file) throw InputError({path, ""}, fmt::format("nothing ({})", std::strerror(errno)), "a readable .npy file");
   remember_input(path);
-  const nlohmann::json header = parse_npy_header(npy_header(file.get(), path), path);
-  const nlohmann::json& descr = header["descr"];
+  const nlohmann::json header = parse_json(json_of_python(npy_header(file.get(), path)), path);
+  JsonReader reader(header, {path, ""});
+  bool by_columns = false;
+  std::vector<std::int64_t> shape;
+  const std::string descr = reader.text("descr");
+  reader.field("fortran_order", by_columns, "");
+  reader.field("shape", shape, at_least(0), "");
+  reader.finish();
+  for (const char* const key : {"descr", "fortran_order", "shape"})
+    if (!reader.has(key)) reader.fail(key, "'descr', 'fortran_order' and 'shape', as numpy.save writes them");
   if (descr != "<f4")
-    refuse_array(path,
-                 fmt::format("an array of {}",
-                             descr.is_string() ? fmt::format("'{}'", one_line(descr.get<std::string>(), kMostLineShown))
-                                               : one_line(descr.dump(), kMostLineShown)),
+    refuse_array(path, fmt::format("an array of '{}'", one_line(descr, kMostLineShown)),
                  "'<f4', floats of 32 bits: array.astype('<f4')");
-  if (header["fortran_order"] != false)
+  if (by_columns)
     refuse_array(path, "an array in column order", "an array in row order: numpy.ascontiguousarray(array)");
-  const auto shape = header["shape"].get<std::vector<std::int64_t>>();
   if (shape.size() != 2 || shape[0] != documents.count() || shape[1] < 1 || shape[1] > Documents::kMostDimension)
     refuse_array(path, fmt::format("an array of shape ({})", fmt::join(shape, ", ")),
                  fmt::format("a row for each of {} documents, of 1 to {} numbers", documents.count(),
