@@ -184,9 +184,9 @@ TEST(PackedWorkload, RefusesFilesByLine) {
   EXPECT_THAT(refusal_of_file(sequence + "{\"documents\":[{\"start\":0,\"tokens\":4},{\"start\":2,\"tokens\":3}]}\n"),
               AllOf(HasSubstr("line 2"),
                     HasSubstr("found \"start\" 2 of a document, expected 4, the end of the documents before it")));
-  EXPECT_THAT(refusal_of_file("{\"tokens\": 0}\n"), AllOf(HasSubstr("line 1"), HasSubstr("found 0 tokens")));
+  EXPECT_THAT(refusal_of_file("{\"tokens\": 0}\n"), AllOf(HasSubstr("line 1"), HasSubstr("tokens: found 0")));
   EXPECT_THAT(refusal_of_file("{\"tokens\": 4}\n{\"tokens\": -1}\n"),
-              AllOf(HasSubstr("line 2"), HasSubstr("found -1 tokens")));
+              AllOf(HasSubstr("line 2"), HasSubstr("tokens: found -1")));
   for (const char* bad :
        {"{\"documents\":[]}", "{\"documents\":[{\"tokens\":0}]}", "{\"documents\":[{\"tokens\":-2}]}",
         "{\"documents\":[{\"tokens\":1.5}]}", "{\"documents\":[{\"tokens\":18446744073709551615}]}",
