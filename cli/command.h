@@ -91,7 +91,8 @@ class Option {
   ValueDescriptions* values_;
 };
 
-// A handle of a program's command or subcommand, valid as long as the CommandLine, which its variables must outlive.
+// A handle of a program's command or subcommand, valid as long as the CommandLine. The variables that options write to
+// must outlive the CommandLine.
 class Command {
  public:
   Command(CLI::App* app, ValueDescriptions& values) : app_(app), values_(&values) {}
@@ -104,7 +105,8 @@ class Command {
   // Sets what the command does after the whole command line is parsed.
   void callback(const std::function<void()>& run) const;
   bool has_subcommand_given() const;
-  // Adds a subcommand with arguments of its own, which `run` is called with unless a subcommand of it is given.
+  // Adds a subcommand and makes its Arguments, which live as long as the CommandLine: declare options on them. When the
+  // subcommand is given without a subcommand of its own, `run` is called with them.
   template <class Arguments, class Run>
   std::pair<Command, Arguments&> declare(const char* name, const char* description, const std::string& footer,
                                          Run run) const {
@@ -144,7 +146,8 @@ struct UsageError : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-// Ends the program without a failure: with a negative answer (code 1), or after --help or --version with their text.
+// Ends the program with this exit code and prints `text`: a negative answer (1), a run that a signal ended, or --help
+// and --version (0). It is no error with a message.
 struct Exit {
   int code = 0;
   std::string text = {};

@@ -122,10 +122,11 @@ struct QuantiserShapes {
   CodesShape read;       // not set for quantise
   CodesShape written;    // not set for dequantise
   std::int64_t numbers;  // elements of x (quantise) or y (dequantise); for requantise, the codes of one contribution
-  Operand error{}, new_error{};  // data is nullptr without error feedback
+  Operand error{}, new_error{};  // read, written; may be one tensor; data is nullptr without error feedback
 };
-// Throws std::logic_error if scales are not fp32 or do not fit the codes, if there are fewer codes than numbers, if
-// contributions are written, or if an error does not fit the numbers.
+// Throws std::logic_error for operands that do not have these shapes: if there are fewer codes than numbers (for
+// requantise: if they differ), if contributions are written, or if an error is not written or has another number of
+// elements than the numbers.
 QuantiserShapes quantiser_shapes(const KernelCall& call);
 // Returns the largest code of a dtype. Throws std::logic_error for a dtype that has no codes.
 float largest_code(const KernelCall& call, const Operand& codes);

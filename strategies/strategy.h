@@ -41,8 +41,9 @@ struct AskedOf {
 
 using FieldNames = std::array<std::string_view, 10>;  // empty ones are behind the others
 
-// Fields that keep their default values where something holds, or unless it does. A plan that sets one is refused with
-// a sentence: the value that was found, and as expected the default value with `because` behind it.
+// Fields that keep their default values: in Strategy::excludes where `holds` is true, in Strategy::idle where it is
+// true for no layers. A plan that sets one is refused with a sentence: the value that was found, and as expected the
+// default value with `because` behind it.
 struct FieldRule {
   FieldNames fields;
   std::string_view because;  // "with mics_shard_size: both set the size of a shard group"
@@ -89,7 +90,7 @@ struct SearchAxis {
   // later ones have the scenario's. check() may refuse some of the values. Returns none if only the scenario's own
   // value works. Null: the field is searched only over values that the user names.
   AxisValues (*values)(const Scenario& chosen) = nullptr;
-  // Whether the field matters for a model. Null: for all models.
+  // Whether the field matters for the model; if not, it is not searched. Null: for all models.
   bool (*turns_of)(const Model& model) = nullptr;
   // Whether another value of the field gives another plan, given the fields chosen before it. Null: always. If false,
   // the field is not searched, even over named values: it keeps the scenario's value, or the only one of `values`.
@@ -107,6 +108,7 @@ inline AxisValues divisors_of(std::int64_t number) {
   std::ranges::sort(values);
   return values;
 }
+// The values of a flag worth trying: false, and also true.
 inline AxisValues flags(bool also_true) { return also_true ? AxisValues{0, 1} : AxisValues{0}; }
 
 // ---- strategies

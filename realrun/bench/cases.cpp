@@ -143,9 +143,11 @@ const std::vector<CaseKind>& case_kinds() {
       {&F::hidden, cast, "to_fp32", "x", "x:fp32"},
       {&F::hidden, zero_fill, "", "", "x"},
       {&F::hidden, quantise, "int8", "x", "codes code_scales"},
+      {&F::hidden, quantise, "feedback", "x x", "codes code_scales x"},
       {&F::hidden, dequantise, "int8", "codes code_scales", "x"},
       {&F::hidden, dequantise, "sum", "eight_codes eight_scales", "x", are_contributions},
       {&F::hidden, requantise, "sum", "eight_codes eight_scales", "codes code_scales", are_contributions},
+      {&F::hidden, requantise, "feedback", "eight_codes eight_scales x", "codes code_scales x", are_contributions},
 
       {&F::table, embedding, "", "ids table", "x"},
       // Without accumulation it would clear the whole table first.

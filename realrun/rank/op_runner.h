@@ -24,8 +24,8 @@ class OpRunner : RankShared {
   void begin_step(std::int64_t step) { step_ = step; }
   // Throws ExecutionError for an op that cannot run, or that writes NaN (with ExecutionOptions::find_undefined).
   void run(const OpCall& call);
-  // Prepares a sum or mean of dense operands that another thread is to run (Background), and uses until then; empty for
-  // any other op.
+  // Prepares an all-reduce of dense operands, a sum or a mean, that another thread will run (Background). The operands
+  // must stay as they are until it has run. Returns nothing for any other op.
   std::optional<SumBeside> sum_beside(const OpCall& call) const;
   const RoutedRows& routed() const { return rows_.routed(); }
 
@@ -39,8 +39,9 @@ class OpRunner : RankShared {
   Issue issue_of(const OpCall& call) const;
   std::string describe(const OpCall& call) const;
 
-  // ---- collectives.cpp. `rows`: the number of rows that the op moves, if they are counted. These functions throw
-  // std::logic_error for operands that do not fit.
+  // ---- collectives.cpp: makes operands dense, orders them for the communicator, and writes results to tensors.
+  // `rows`: the number of rows that the op moves, if they are counted. These functions throw std::logic_error for
+  // operands that do not fit.
   void run_collective(const OpCall& call, const RowCounts* rows);
   void all_reduce(const OpCall& call);
   void merge_statistics(const OpCall& call);
@@ -59,7 +60,8 @@ class OpRunner : RankShared {
   CollectiveCall meeting(const OpCall& call, Dtype dtype) const;
   std::int64_t bytes(std::int64_t elements, Dtype dtype) const { return elements * backend_.stored_bytes(dtype); }
 
-  // ---- kernels.cpp. `rows`: the number of rows that the op reads or writes, if they are counted.
+  // ---- kernels.cpp: binds operands to memory, and tells kernels where their part lies in the model. `rows`: the
+  // number of rows that the op reads or writes, if they are counted.
   void run_kernel(const OpCall& call, const RowCounts* rows);
   struct Binding;  // operands of one call
   KernelContext kernel_context() const;

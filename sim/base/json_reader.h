@@ -38,10 +38,10 @@ class JsonReader final : public FieldVisitor {
   // The value of a key that is not a plain field, or nullptr; marks the key as known.
   const nlohmann::json* take(const char* name);
   bool has(const char* name) const;
-  // The same for a value that must be there. Throws InputError if it is not; `expected` says what should be there.
+  // As take(), for a value that must be there. Throws InputError if it is not; `expected` says what should be there.
   const nlohmann::json& need(const char* name, const char* expected);
-  // Reads the object `name`, if it is there: all keys for which `read(JsonReader&)` asks. `needed`: what should be
-  // there, if it must be.
+  // Reads the object `name`, if it is there: all keys for which `read(JsonReader&)` asks. `needed`: if given, the
+  // object must be there, and an error says that this was expected.
   template <class Read>
   void object(const char* name, Read&& read, const char* needed = nullptr) {
     const nlohmann::json* const value = needed != nullptr ? &need(name, needed) : take(name);
@@ -52,7 +52,8 @@ class JsonReader final : public FieldVisitor {
   }
   // Reads the objects of the array `name`, which must be there, each as object() does. `expected`: what it holds.
   void each(const char* name, const char* expected, const std::function<void(JsonReader&)>& read);
-  // The value of a single field; 0 or empty if it is absent. `needed`: throws InputError for an empty text.
+  // The value of a single field; 0 or empty if it is absent. `needed`: throws InputError if the text is absent or
+  // empty.
   double number(const char* name, NumberRange range = {});
   std::string text(const char* name, bool needed = false);
   // From now on the object is one for a range of layers. finish() then refuses fields of a wider scope and states the

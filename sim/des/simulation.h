@@ -69,13 +69,15 @@ Outcome simulate_steps(const SimulationPlan& plan);
 // Runs one exchange, all its groups at the same time.
 Outcome simulate_exchange(const SimulationPlan& plan, std::uint32_t exchange);
 
-// SimGrid allows one simulation per process, and ends the process when it fails. Runs therefore happen in a child
-// process: `simulate` in a fork of this process. Other changes that it makes are lost. Throws std::runtime_error with
-// the child's message if it threw, or with its signal if it died.
+// SimGrid allows one simulation per process, and ends the process when it fails. Runs therefore happen in a child:
+// calls `simulate` in a fork of this process and returns its outcome (child_process.cpp). Nothing else that the child
+// changes reaches this process. Throws std::runtime_error: with the child's message if the child threw, with its signal
+// if it died, or with the reason if it could not start or returned nothing.
 Outcome run_in_child(const std::function<Outcome()>& simulate);
 // The largest memory of the last child, for benchmarks.
 double last_child_peak_bytes();
-// In the child: ends it at once, from any depth of the stack.
+// To be called in the child: sends `outcome` to the parent, whose run_in_child() returns it, and ends the child at
+// once, from any depth of the stack.
 [[noreturn]] void return_from_child(Outcome outcome);
 
 }  // namespace orrery

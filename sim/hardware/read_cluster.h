@@ -29,10 +29,9 @@ class JsonReader;
 // keeps its NICs.
 Cluster read_cluster(const nlohmann::json& json, const InputError::Where& where);
 
-// The "links" of a node whose pairs of devices differ:
+// Reads "links", the rates of a node whose pairs of devices differ (read_links.cpp):
 //   [{"bytes_per_second": 200e9, "pairs": [[0, 1], [2, 3]]}, {"bytes_per_second": 50e9, "pairs": [[0, 2], [1, 3]]}]
-
-// Reads "links" into a node whose other fields have been read. They replace the node's links; an empty list removes
+// To be called when the node's other fields have been read. They replace the node's links; an empty list removes
 // them. Throws InputError if the node is not a direct_mesh or has more than kMostLinkedDevices, if a device or rate is
 // out of range, if a pair is listed twice, or if the links do not join all devices. Without the key, links of the
 // node's preset stay between devices that the node still has, unless it is no direct_mesh any more or

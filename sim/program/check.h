@@ -52,9 +52,9 @@ enum class Rule : std::uint8_t {
   classes_alike = 24,  // every micro-batch has a class; all classes have the same layers in the same chunks: the same
                        // pieces, or variants of them with the same parameters
   // Quantised numbers.
-  // Only a gather, an exchange or a quantiser reads codes, and a quantiser reads them with their scales. The quantiser
-  // after an exchange takes the sum over ranks once, from the codes of all contributions; over workers it takes their
-  // mean.
+  // Only a gather, an exchange or a quantiser reads codes. A quantiser reads them together with their scales. After an
+  // exchange one quantiser takes the sum over the ranks, from all contributions; if the ranks are workers, it takes the
+  // mean: Op::scale is 1 over their number.
   codes = 25,
   // Workers that train copies of the model that differ (MeshAxis::worker), and tasks (sim/program/task.h).
   // A tensor that all workers have alike (Tensor::common) is written only from such tensors and from means over all

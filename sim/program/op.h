@@ -62,7 +62,8 @@ const char* name_of(ActivationFunction function);
 
 // How a reducing collective combines the ranks' values. sum adds them. merge combines cross-entropy statistics: each
 // rank's sum of exponentials is relative to that rank's own maximum. mean is the sum, divided by the number of ranks:
-// workers take it of their copies of the model (MeshAxis::worker).
+// workers take it of their copies of the model (MeshAxis::worker). An all-to-all does not divide: the quantiser that
+// takes its contributions does, by Op::scale.
 enum class Reduction : std::uint8_t { sum, merge, mean };
 
 // How a mixture of experts chooses a token's experts from its logits, and how it weighs their outputs.

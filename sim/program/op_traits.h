@@ -57,14 +57,14 @@ enum class OpKind : std::uint8_t {
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
   // Quantisers turn numbers into codes of few bits before they travel, and back. codes: [rows.., columns] in int8, int4
-  // or sign; scales: [rows.., groups] in fp32. Each group of a row's columns has ceil(columns / groups) of them, the
-  // last one what is left. Its scale is its largest magnitude over the largest code (127, 7); that of signs (1 or -1)
-  // is
-  // the root of the mean square (Tang et al. 2021, arXiv 2102.02888, and DeepSpeed's compressed_allreduce). x and y are
-  // read as one list, row after row; if there are more codes than numbers, the last codes are those of zero. Dimension
-  // 0 of codes and scales that are read may be Axis::contributions: each number is then the sum over that dimension.
-  // Numbers are multiplied by Op::scale when they are read. With error feedback, `error` has a number for each number
-  // of x: what earlier codes have lost. It is added to x, and what the new codes lose replaces it.
+  // or sign; scales: [rows.., groups] in fp32. A row's columns form groups of ceil(columns / groups) columns; the last
+  // groups may have fewer, or none. The scale of int8 and int4 codes is the group's largest magnitude divided by the
+  // largest code (127, 7). Signs are 1 or -1, and 1 for zero; their scale is the root of the group's mean square (Tang
+  // et al. 2021, arXiv 2102.02888, as in DeepSpeed's compressed_allreduce). x and y are read as one list, row after
+  // row. If there are more codes than numbers, the missing numbers count as zeros, also in the scale. Dimension 0 of
+  // codes and scales that are read may be Axis::contributions: each number is then the sum over that dimension.
+  // A quantiser multiplies the numbers that it reads by Op::scale. With error feedback it then adds `error`, one
+  // element for each number: what earlier codes have lost. What the new codes lose replaces it.
   quantise,    // reads x [, error]; writes codes, scales [, error]
   dequantise,  // reads codes, scales; writes y (accumulated)
   requantise,  // reads codes, scales [, error]; writes codes and scales of the same numbers, or of their sum [, error];
@@ -113,9 +113,10 @@ enum class OpKind : std::uint8_t {
   all_reduce,      // reads x; writes x'
   all_gather,      // reads shard; writes whole
   reduce_scatter,  // reads whole; writes shard
-  all_to_all,      // reads codes, or their scales, of numbers whose sum over the group is owed; writes [contributions,
-                   // x..], with one dimension of x divided over the group: contribution i is the reader's part of rank
-                   // i's x. The sum stays owed until a quantiser takes it.
+  all_to_all,      // reads codes, or their scales, of numbers whose sum over the group is owed, or whose mean over
+                   // workers is to be taken (Reduction::mean); writes [contributions, x..], with one dimension of x
+                   // divided over the group: contribution i is the reader's part of rank i's x. A quantiser then takes
+                   // the sum or the mean.
   redistribute,    // reads x, or several tensors that each have some of its indices; writes x in another layout
                    // (sim/program/redistribute.h): an all-to-all of what differs
   broadcast,       // from the group's first rank

@@ -1,5 +1,6 @@
 // Changes of layout over a group of ranks (OpKind::redistribute), between any two layouts. A rank sends to each other
-// rank the elements that it has in the old layout and the other has in the new one. Also where a Program needs them.
+// rank the elements that it has in the old layout and the other has in the new one. join_layouts() inserts them where
+// a Program needs them.
 #pragma once
 
 #include <optional>
@@ -43,9 +44,9 @@ std::vector<double> moved_rows(std::span<const RowsOfParts> from, const RowsOfPa
 // (zigzag has two blocks per part).
 bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim);
 
-// Inserts a joint, a piece, wherever the input layout of a piece differs from the output layout of the piece before it.
-// The joint redistributes the residual stream in the forward, and its gradient in the backward. It has no parameters
-// and belongs to no layer. Throws std::logic_error if no redistribution leads from one layout to the other.
+// A joint is a piece that only redistributes the residual stream in the forward, and its gradient in the backward. It
+// has no parameters and belongs to no layer. Inserts one wherever the input layout of a piece differs from the output
+// layout of the piece before it. Throws std::logic_error if no redistribution leads from one layout to the other.
 void join_layouts(Program& program);
 
 }  // namespace orrery

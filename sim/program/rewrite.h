@@ -36,8 +36,8 @@ inline TensorId storage_of(const Piece& piece, TensorId id) {
   return id;
 }
 
-// A set of the storages of a piece's tensors: a view is in it with the tensor that owns its memory. Tensors that the
-// piece gets after the set was made are not in it.
+// A set of the storages of a piece's tensors: a view is in it with the tensor that owns its memory. A tensor that the
+// piece gets after the set was made is not in it, and must not be added.
 class Storages {
  public:
   explicit Storages(const Piece& piece) : piece_(piece), in_(piece.tensors.size()) {}

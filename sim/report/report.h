@@ -271,7 +271,8 @@ struct Report {
   std::vector<OpReport> ops;
   Timeline timeline;
 
-  // The class of stages that bounds the step, and the fullest one; one of zeros if there are no stages.
+  // The class of stages that bounds the step, the one with the fullest memory, and the one at an index; a class of
+  // zeros if there are no stages.
   const StageReport& bounding() const { return stage_at(bounding_stage); }
   const StageReport& fullest() const { return stage_at(memory_stage); }
   const StageReport& stage_at(std::int64_t index) const;

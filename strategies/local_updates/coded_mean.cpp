@@ -17,7 +17,7 @@ class CodedMean {
         ops_(ops) {}
 
   void add(TensorId own, TensorId mean) {
-    // All parts, and one: [workers, numbers of a part].
+    // `all`: the buffer as [workers, numbers of a part]; `part`: one of its rows.
     Tensor all = piece_.tensors[own];
     all.rank = 2;
     all.alias_of = kNoTensor;
@@ -36,6 +36,7 @@ class CodedMean {
     exchange(OpKind::all_to_all, "workers.all_to_all", sent, received);
 
     const TensorId server_error = add_error(part, "server_error");
+    // Each worker has a part of it, and it follows from means alone.
     if (wire_.feedback) piece_.tensors[server_error].common = true;
     const Coded averaged = add_codes(part, "mean_codes", "mean_scales"),
                 gathered = add_codes(all, "all_codes", "all_scales");
@@ -77,7 +78,7 @@ class CodedMean {
     return piece_.add(t);
   }
 
-  // `read`: the operand of a quantiser that is its error.
+  // `read`: the index of the read that is the quantiser's error.
   void code(Op op, std::size_t read, TensorId error) {
     op.reads[read] = op.writes[2] = error;
     put(op);

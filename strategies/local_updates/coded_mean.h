@@ -17,8 +17,9 @@ struct CodedWire {
   bool feedback = false;
 };
 
-// Appends to `ops` what gives all workers the mean of their flat buffers `own` in `mean`: each worker sends the codes
-// of each part to the worker that owns it, which sends the codes of the mean to all.
+// Appends ops that write the mean of all workers' `own` to `mean` on every worker, and adds their tensors to `piece`.
+// Each worker owns one part of the buffer. All send it the codes of that part; it takes the mean and sends its codes to
+// all. REQUIRES: `own` and `mean` are flat buffers of one dimension.
 void add_coded_mean(const Mesh& mesh, const CodedWire& wire, TensorId own, TensorId mean, Piece& piece,
                     std::vector<Op>& ops);
 

@@ -20,10 +20,9 @@
 
 namespace orrery::local_updates {
 
-// Returns the number of workers; 1 without local updates.
+// Returns the number of workers; 1 without local_steps and without gradient_compression.
 std::int64_t workers(const Scenario& scenario);
-// Returns the number of data-parallel replicas that train one copy of the parameters: all of them without local
-// updates.
+// Returns the number of data-parallel replicas of one worker.
 std::int64_t replicas(const Scenario& scenario);
 
 }  // namespace orrery::local_updates

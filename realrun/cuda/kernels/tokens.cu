@@ -1,4 +1,4 @@
-// Kernels that select by index or work by row: embeddings, the loss, softmax, pooling, merging.
+// Kernels that select by index or work by row: embeddings, the loss, softmax, pooling.
 #include <cmath>
 
 #include "realrun/cuda/kernels/call.cuh"
