@@ -270,9 +270,9 @@ RunJob job_of(const RunArguments& arguments) {
                      "--device cpu: the GPU's attention does not stay within documents");
   if (job.processes && !arguments.trace.empty())
     throw InputError({"--trace", ""}, "ranks that are processes (--ranks mpi)", "threads: they share a timeline");
-  if (arguments.check && !job.program.tasks.empty())
-    throw InputError({"--check", ""}, "a plan with tasks beside its step",
-                     "a plan that repeats its step alone: a run on one rank has no workers that agree");
+  if (arguments.check && job.program.mesh.size(MeshAxis::worker) > 1)
+    throw InputError({"--check", ""}, "a plan with workers that agree on one model",
+                     "a plan that sums gradients over all replicas: a run on one rank has no workers");
   if (arguments.steps == 0 && !arguments.check)
     throw InputError({"--steps", ""}, "0 without --check",
                      "at least one step; orrery simulate predicts without running");

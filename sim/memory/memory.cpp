@@ -218,14 +218,16 @@ double placeholder_bytes(const Program& program, std::span<const Chunk> stage) {
   return total;
 }
 
-// Counts the elements of 16-bit gradients that optimizers read, by place.
+// Counts the elements of 16-bit gradients that the update turns into optimizers' numbers, by place.
 std::array<double, kPlaces> narrow_gradients(const Program& program, std::span<const Chunk> stage) {
   std::array<double, kPlaces> elements{};
   for (const Chunk& chunk : stage)
     for (const PieceRun& run : chunk.runs) {
       const Piece& piece = program.pieces[run.piece];
       for (const Op& op : piece.update.ops) {
-        if (!is_optimizer(op.kind)) continue;
+        // The optimizer reads gradients itself, or what a scale in another place makes of them.
+        const bool scales = op.kind == OpKind::scale && op.reads[0] != op.writes[0];
+        if (!is_optimizer(op.kind) && !scales) continue;
         const Tensor& gradients = piece.tensors[op.reads[0]];
         // An outer optimizer reads no gradients.
         if (bits_of(gradients.dtype) != 16 || gradients.category != Category::gradient) continue;

@@ -56,9 +56,10 @@ void check(const Scenario& scenario) {
   if (has_second_copy(scenario) && shards % secondary != 0)
     refuse(scenario.plan, "zero_hpz_partition_size",
            "a divisor of the " + std::to_string(shards) + " ranks of a shard group");
-  if (options.quantised_gradients && scenario.plan.data.reduce_gradients == data_parallel::Reduction::once)
+  if (options.quantised_gradients && !data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario)))
     refuse(scenario.plan, "reduce_gradients",
-           "\"every_micro_batch\" or \"automatic\" with zero_quantized_gradients, which every micro-batch exchanges");
+           "\"every_micro_batch\" with zero_quantized_gradients, which every micro-batch exchanges: the framework would "
+           "reduce once");
 }
 
 // Returns those of a group's digits whose ranks share nodes of `devices` devices.

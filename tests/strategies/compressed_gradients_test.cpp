@@ -50,6 +50,30 @@ TEST(OneBitAdam, KeepsTwoErrors) {
   EXPECT_NEAR((states(onebit()) - adam) / (4 * numbers * (1 + 1.0 / 32)), 1, 1e-3);
 }
 
+// DeepSpeed's fp32 copies of 16-bit gradients are made for any optimizer.
+TEST(OneBitAdam, CopiesGradientsAsAdamDoes) {
+  Scenario s = onebit();
+  s.plan.framework.stack = framework::Stack::deepspeed;
+  const auto copies = [](const Scenario& of) {
+    const Program p = proven(of);
+    return stage_buffers(p, p.stages.front()).update;
+  };
+  const double with = copies(s);
+  s.plan.compressed = {};
+  EXPECT_GT(with, 0);
+  EXPECT_EQ(with, copies(s));
+}
+
+TEST(OneBitAdam, NumbersOfWorkersCanBeSearched) {
+  for (const Strategy& strategy : all_strategies())
+    for (const SearchAxis& axis : strategy.search_axes)
+      if (axis.field == std::string_view("local_workers")) {
+        EXPECT_TRUE(axis.acts(onebit()));
+        return;
+      }
+  ADD_FAILURE() << "no such axis";
+}
+
 TEST(OneBitAdam, WhatItDoesNotGoWithIsRefused) {
   const auto refused = [](auto change) {
     Scenario s = onebit();

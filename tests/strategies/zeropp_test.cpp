@@ -147,6 +147,10 @@ TEST(Zeropp, LocoKeepsWhatTheCodesOfBothHopsLose) {
   EXPECT_THAT(fed_back, testing::ElementsAre(OpKind::quantise, OpKind::requantise));
   s.plan.zeropp.quantised_gradients = false;
   EXPECT_THAT(refusal_of(s), HasSubstr("without zero_quantized_gradients"));
+  // With a pipeline DeepSpeed sums gradients once, and would exchange no codes.
+  s.plan.zeropp.quantised_gradients = true;
+  s.plan.pipeline.degree = 2;
+  EXPECT_THAT(refusal_of(s), HasSubstr("the framework would reduce once"));
 }
 
 TEST(Zeropp, ExchangesGradientsWithinNodesFirst) {
