@@ -1,6 +1,6 @@
 // Replicas that exchange less than their gradients.
 //
-// 1-bit Adam (Tang et al. 2021, arXiv 2102.02888, algorithm 1), behind its warm-up: second moments stay as they are,
+// 1-bit Adam (Tang et al. 2021, arXiv 2102.02888, algorithm 1), after its warm-up: second moments stay as they are,
 // and what replicas agree on is the momentum. Each adds its own gradient to the momentum that all have, and sends the
 // signs of the result to the owners of its parts, who take the mean and send its signs to all. What signs lose is added
 // to what is sent in the next step, on both ways. Replicas are workers (MeshAxis::worker): their gradients are never
@@ -105,7 +105,7 @@ void rewrite(const Scenario& scenario, Program& program) {
 std::vector<std::string> notes(const Scenario& scenario) {
   if (!used(scenario)) return {};
   return {
-      "a step behind the warm-up of 1-bit Adam; steps of the warm-up are those of gradient_compression \"none\" "
+      "a step after the warm-up of 1-bit Adam; steps of the warm-up are those of gradient_compression \"none\" "
       "(what compression costs in convergence is not predicted)"};
 }
 

@@ -20,7 +20,7 @@ struct Options {
   void visit_fields(FieldVisitor& v) {
     v.field("gradient_compression", method, kMethodNames,
             "what data-parallel replicas send in place of gradients: the signs of their momenta, with error feedback "
-            "(1-bit Adam, in the steps behind its warm-up)");
+            "(1-bit Adam, in the steps after its warm-up)");
     v.field(
         "compression_group_size", group, degree(1),
         "compressed data parallelism: numbers that share a scale (DeepSpeed's 1-bit Adam has one scale for all that a "

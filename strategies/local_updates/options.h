@@ -49,9 +49,9 @@ struct Options {
             "local updates: parts of the model that workers agree on in turn, each every local_steps steps (streaming "
             "DiLoCo)");
     v.field("outer_dtype", dtype, kOuterDtypeNames,
-            "local updates: dtype of displacements on the wire, int8 and int4 as codes with a scale for each 4096; "
-            "parameters "
-            "are averaged in their own");
+            "local updates: dtype of displacements on the wire; int8 and int4 are codes with an fp32 scale for 4096 "
+            "numbers, for outer_optimizer \"momentum\" or \"nesterov\" and outer_delay 0; parameters are averaged in "
+            "their own");
   }
 };
 
