@@ -82,7 +82,7 @@ class Config {
     return {*value, at(key)};
   }
 
-  // What a rule of a family (models/families.json) names: the key whose value counts, or the value itself.
+  // A rule of a family (models/families.json) names the key whose value counts, or gives the value itself.
   struct Chosen {
     std::string key;
     Json value;

@@ -135,10 +135,9 @@ QuantiserShapes quantiser_shapes(const KernelCall& call) {
   call.require(call.op.kind == OpKind::requantise ? codes == s.numbers : codes >= s.numbers,
                "there are fewer codes than numbers");
   call.require(call.op.kind == OpKind::dequantise || s.written.parts == 1, "contributions are not written");
-  const std::size_t error = call.op.kind == OpKind::quantise ? 1 : 2;
-  if (call.op.kind == OpKind::dequantise || !call.has_read(error)) return s;
-  s.error = call.read(error);
-  s.new_error = call.write(2);
+  if (call.op.kind == OpKind::dequantise || !call.has_read(error_read(call.op.kind))) return s;
+  s.error = call.read(error_read(call.op.kind));
+  s.new_error = call.write(kErrorWrite);
   call.require(elements(s.error) == s.numbers && elements(s.new_error) == s.numbers,
                "an error has a number for each number");
   return s;

@@ -16,7 +16,7 @@
 
 namespace orrery {
 
-// What make_cuda_backend() makes, for communicators.
+// The backend that make_cuda_backend() makes, as communicators see it.
 class CudaBackend : public Backend {
  public:
   virtual int device() const = 0;

@@ -67,7 +67,7 @@ void OpRunner::run_kernel(const OpCall& call, const RowCounts* rows) {
   if (call.op.kind == OpKind::add) take_own_rows(call, binding);
   bind_writes(call, binding);
   binding.context.rows_are_counted = rows != nullptr;
-  // What the op adds to is cleared, and added to the tensor below.
+  // The op adds to cleared memory, which is added to the tensor below.
   const auto adds = [&](const Binding::Result& result) {
     return call.op.accumulate && accumulates(call.op.kind, result.write);
   };

@@ -81,7 +81,7 @@ struct ClockNode {
   std::array<double, kHostIssue> kernel_seconds{};
 };
 
-// What each compilation of a block finds anew.
+// Facts that each compilation of a block finds anew.
 struct BlockFacts {
   static constexpr std::uint16_t kNone = 0xffff;
 

@@ -100,7 +100,7 @@ struct LinkTraffic {
   std::uint32_t link_class = 0;
   double flows = 0;  // flows of the flow class over each link of the link class; in lockstep: edges
 };
-// What a flow has in common with all others of its class.
+// Traits that all flows of a class share.
 struct FlowTraits {
   std::int32_t pattern = 0;  // index of a pattern, or kBackground
   double share = 0;          // share of the op's bytes: of the whole flow (steady), of each message (exact)

@@ -85,7 +85,7 @@ Words parted(const Words& words, LengthAt length_at) {
   return all;
 }
 
-// What the parsers of all tools have in common.
+// The base of the parsers of all tools.
 class Parser {
  public:
   explicit Parser(std::string file) : file_(std::move(file)) {}

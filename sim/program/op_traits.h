@@ -389,6 +389,9 @@ constexpr bool is_optimizer(OpKind k) { return traits_of(k).op_class == OpClass:
 constexpr int norm_operand(OpKind k) { return traits_of(k).norm_read; }
 constexpr bool has_operand(OperandMask mask, std::size_t i) { return (mask >> i & 1u) != 0; }
 constexpr bool is_quantiser(OpKind k) { return k >= OpKind::quantise && k <= OpKind::requantise; }
+// Where a quantiser that writes codes reads and writes its error.
+constexpr std::size_t error_read(OpKind k) { return k == OpKind::quantise ? 1 : 2; }
+inline constexpr std::size_t kErrorWrite = 2;
 constexpr bool is_communication(OpKind k) { return traits_of(k).op_class == OpClass::collective; }
 // The collective that performs a communication op on the wire.
 constexpr OpKind collective_of(OpKind k) { return k == OpKind::redistribute ? OpKind::all_to_all : k; }

@@ -348,6 +348,8 @@ void PieceCheck::elementwise_on_flat(const Op& op) {
     return write(op.writes[0], {});
   }
   for (const TensorId id : op.reads)
+    if (op.kind == OpKind::add && is_flat(id)) expect_owes_nothing(id);  // what is added to them owes nothing
+  for (const TensorId id : op.reads)
     if (id != kNoTensor && !clips_by(op, id) && tensor(id).over[0] != tensor(op.reads[0]).over[0])
       report(Rule::operands_agree, "{} and {} are shards of two kinds, expected one", layout(id), layout(op.reads[0]));
   for (const TensorId id : op.writes) {

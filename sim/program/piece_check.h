@@ -135,6 +135,7 @@ class PieceCheck {
   void take_sum(const Op& op, TensorId from, TensorId to, Rule rule);
   void expect_owes(TensorId id, MeshGroup group, Rule rule, const char* how);  // how: in the words of the report
   void expect_mean_of_workers(const Op& op, TensorId from);
+  void pass_padding(TensorId from, TensorId to);
   bool differs_by(const Tensor& divided, const Tensor& whole, MeshGroup group, int& dim) const;
   std::string gathered(TensorId part, MeshGroup group) const;
   std::string scattered(TensorId whole, const Tensor& part, MeshGroup group) const;

@@ -146,11 +146,14 @@ void PieceCheck::gather(const Op& op, TensorId from, TensorId to) {
   }
   write(to, owed(from));
   if (is_flat(from)) flats_[to] = flats_.at(from);
-  if (const auto padded = padded_.find(from); padded != padded_.end()) {
-    if (const MeshGroup both = padded->second & op.group; !both.empty())
-      report(Rule::codes, "{} ends with codes of no number on each rank of {}", layout(from), words(mesh_, both));
-    padded_[to] = padded->second;
-  }
+  pass_padding(from, to);
+  if (const auto padded = padded_.find(to); padded != padded_.end() && padded->second.meets(op.group))
+    report(Rule::codes, "{} ends with codes of no number on each rank of {}", layout(from),
+           words(mesh_, padded->second & op.group));
+}
+
+void PieceCheck::pass_padding(TensorId from, TensorId to) {
+  if (const auto padded = padded_.find(from); padded != padded_.end()) padded_[to] = padded->second;
 }
 
 void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
@@ -240,7 +243,7 @@ void PieceCheck::exchange_contributions(const Op& op, TensorId from, TensorId to
   if (is_flat(from)) flats_[to] = flats_.at(from);
   write(to, owed(from));
   contributors_[to] = op.group;
-  if (const auto padded = padded_.find(from); padded != padded_.end()) padded_[to] = padded->second;
+  pass_padding(from, to);
 }
 
 void PieceCheck::expect_last(const Op& op, TensorId id) {

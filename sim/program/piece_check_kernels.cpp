@@ -206,7 +206,7 @@ void PieceCheck::quantiser(const Op& op) {
   if (!summed.empty() && summed == workers_ && op.scale * static_cast<double>(mesh_.size(summed)) != 1)
     report(Rule::codes, "{} is summed over workers and multiplied by {}, expected their mean", layout(from),
            std::to_string(op.scale));
-  const TensorId error = op.writes[2];
+  const TensorId error = op.writes[kErrorWrite];
   if (error != kNoTensor && tensor(error).elements() != (quantises ? plain : codes))
     report(Rule::sizes, "{} has errors of other numbers than {}", layout(error), layout(from));
   if (op.kind == OpKind::requantise ? codes != plain : codes < plain)
@@ -222,7 +222,7 @@ void PieceCheck::quantiser(const Op& op) {
     if (op.kind == OpKind::dequantise || id == error) continue;
     codes_.insert(id);
     if (codes > plain) padded_[id] = divided(from).group();
-    if (const auto padded = padded_.find(from); padded != padded_.end()) padded_[id] = padded->second;
+    pass_padding(from, id);
   }
 }
 

@@ -147,6 +147,40 @@ inline bool is_gradient_norm(const Piece& piece, TensorId id) {
   return false;
 }
 
+// Codes of numbers and their scales (OpKind::quantise).
+struct Coded {
+  TensorId codes = kNoTensor, scales = kNoTensor;
+};
+// Adds codes of this dtype, of which at most `group` share a scale. `like`: their shape and layout; its last dimension
+// counts numbers.
+inline Coded add_codes(Piece& piece, Tensor like, Dtype dtype, std::int64_t group, const char* codes,
+                       const char* scales) {
+  like.alias_of = kNoTensor;
+  like.alias_begin = 0;
+  like.resident = like.common = false;
+  like.category = Category::communication_buffer;
+  like.name = codes;
+  like.dtype = dtype;
+  const TensorId id = piece.add(like);
+  std::int64_t& numbers = like.sizes[static_cast<std::size_t>(like.rank - 1)];
+  numbers = (numbers + group - 1) / group;
+  like.name = scales;
+  like.dtype = Dtype::fp32;
+  return {id, piece.add(like)};
+}
+// Keeps what a quantiser's codes lose, and adds it to the numbers of the next ones. `like`: the layout of the numbers.
+// Returns the error, a state of the optimizer.
+inline TensorId feed_back(Piece& piece, Op& quantiser, Tensor like, const char* name, Dtype dtype) {
+  like.alias_of = kNoTensor;
+  like.alias_begin = 0;
+  like.resident = true;
+  like.common = false;
+  like.category = Category::optimizer_state;
+  like.name = name;
+  like.dtype = dtype;
+  return quantiser.reads[error_read(quantiser.kind)] = quantiser.writes[kErrorWrite] = piece.add(like);
+}
+
 // Returns `t` with a first dimension of Axis::contributions, and the reverse.
 // REQUIRES: fewer than Tensor::kMaxRank dimensions, none of them dealt.
 inline Tensor with_contributions(Tensor t, std::int64_t ranks) {

@@ -36,8 +36,8 @@ class TableIndex {
 // fp8 is e4m3 (OCP Microscaling Formats 1.0); nvfp4 is e2m1 with a scale in e4m3 for each block of 16 elements (NVIDIA
 // 2025, arXiv 2509.25149, section 2); int4, int8 and sign are codes of 4, 8 and 1 bits: those that travel have their
 // scales in another tensor (OpKind::quantise), those of quantised optimizer states have none that are modelled;
-// fp8_blocks is e4m3 with a scale in fp32 for each block of 128 elements (DeepSeek-V3, arXiv
-// 2412.19437, section 3.3.2).
+// fp8_blocks is e4m3 with a scale in fp32 for each block of 128 elements (DeepSeek-V3, arXiv 2412.19437, section
+// 3.3.2).
 enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks, int8, sign };
 inline constexpr int kDtypes = 12;
 

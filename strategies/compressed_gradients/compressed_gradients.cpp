@@ -60,14 +60,8 @@ void replace(const Op& adam, const Options& options, const Mesh& mesh, Piece& pi
   const auto written = static_cast<std::size_t>(std::ranges::find(adam.writes, kNoTensor) - adam.writes.begin());
   const TensorId gradient = adam.reads[0], weight = adam.reads[1], momentum = adam.writes[written - 2],
                  preconditioner = adam.writes[written - 1];
-  for (std::size_t i = 0; i < written; ++i) piece.tensors[adam.writes[i]].common = true;
-  piece.tensors[preconditioner].input = Input::preconditioner;
   const auto add_like_momentum = [&](const char* name) {
-    Tensor t = piece.tensors[momentum];
-    t.name = name;
-    t.category = Category::workspace;
-    t.resident = t.common = false;
-    return piece.add(t);
+    return clone_tensor(piece, momentum, name, Category::workspace, Dtype::fp32);
   };
 
   // Each worker's own momentum: kBeta1 m + (1 - kBeta1) g.
@@ -90,6 +84,9 @@ void replace(const Op& adam, const Options& options, const Mesh& mesh, Piece& pi
   put(OpKind::multiply, "precondition", {momentum, preconditioner}, {direction});
   Op& step = put(OpKind::sgd, "onebit_adam", {direction, weight}, {});
   std::copy_n(adam.writes.begin(), written - 2, step.writes.begin());
+
+  for (std::size_t i = 0; i < written; ++i) piece.tensors[adam.writes[i]].common = true;
+  piece.tensors[preconditioner].input = Input::preconditioner;
 }
 
 void rewrite(const Scenario& scenario, Program& program) {

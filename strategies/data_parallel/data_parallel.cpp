@@ -307,23 +307,8 @@ class Shard {
     }
   }
 
-  // Codes of numbers and their scales.
-  struct Coded {
-    TensorId codes = kNoTensor, scales = kNoTensor;
-  };
-  // `like`: the shape and layout of the codes, of which the last dimension counts numbers.
-  Coded add_codes(Tensor like, const Wire& wire, const char* codes, const char* scales) {
-    like.alias_of = kNoTensor;
-    like.resident = false;
-    like.category = Category::communication_buffer;
-    like.name = codes;
-    like.dtype = wire.codes;
-    const TensorId id = piece_.add(like);
-    std::int64_t& numbers = like.sizes[static_cast<std::size_t>(like.rank - 1)];
-    numbers = (numbers + wire.group - 1) / wire.group;
-    like.name = scales;
-    like.dtype = Dtype::fp32;
-    return {id, piece_.add(like)};
+  Coded add_codes(const Tensor& like, const Wire& wire, const char* codes, const char* scales) {
+    return orrery::add_codes(piece_, like, wire.codes, wire.group, codes, scales);
   }
   // Adds what a collective of codes writes: as `from`, but for `change` to the layout.
   template <class Change>
@@ -372,20 +357,15 @@ class Shard {
       op.stream = overlap ? Stream::data_communication : Stream::compute;
       ops.push_back(op);
     };
-    // Keeps what a quantiser's codes lose of numbers laid out as `like`; `read` is the operand.
-    const auto feed_back = [&](Op op, std::size_t read, Tensor like) {
-      if (!s_.gradients_wire.feedback) return op;
-      like.name = "gradient_error";
-      like.category = Category::optimizer_state;
-      like.dtype = piece_.tensors[whole_gradients_].dtype;
-      like.resident = true;
-      op.reads[read] = op.writes[2] = piece_.add(like);
+    const auto with_feedback = [&](Op op, const Tensor& like) {
+      if (s_.gradients_wire.feedback)
+        feed_back(piece_, op, like, "gradient_error", piece_.tensors[whole_gradients_].dtype);
       return op;
     };
     Coded now = add_codes(shape, s_.gradients_wire, "gradient_codes", "gradient_scales");
-    ops.push_back(feed_back(computation(OpKind::quantise, "quantise_gradients", Phase::weight_gradient,
-                                        {whole_gradients_}, {now.codes, now.scales}),
-                            1, piece_.tensors[whole_gradients_]));
+    ops.push_back(with_feedback(computation(OpKind::quantise, "quantise_gradients", Phase::weight_gradient,
+                                            {whole_gradients_}, {now.codes, now.scales}),
+                                piece_.tensors[whole_gradients_]));
     for (const Hop& hop : hops) {
       const auto divide = [&](Tensor& t) {
         t.sizes[static_cast<std::size_t>(hop.dim)] = 1;
@@ -406,9 +386,9 @@ class Shard {
         issue(sum);
       } else {
         now = add_codes(shape, s_.gradients_wire, "gradient_codes", "gradient_scales");
-        issue(feed_back(computation(OpKind::requantise, "requantise_gradients", Phase::weight_gradient,
-                                    {part.codes, part.scales}, {now.codes, now.scales}),
-                        2, shape));
+        issue(with_feedback(computation(OpKind::requantise, "requantise_gradients", Phase::weight_gradient,
+                                        {part.codes, part.scales}, {now.codes, now.scales}),
+                            shape));
       }
     }
     Block& block = piece_.weight_gradient.ops.empty() ? piece_.backward : piece_.weight_gradient;

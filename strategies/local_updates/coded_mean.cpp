@@ -20,8 +20,6 @@ class CodedMean {
     // `all`: the buffer as [workers, numbers of a part]; `part`: one of its rows.
     Tensor all = piece_.tensors[own];
     all.rank = 2;
-    all.alias_of = kNoTensor;
-    all.alias_begin = 0;
     all.axes[1] = all.axes[0], all.axes[0] = Axis::none;
     all.over[1] = all.over[0], all.over[0] = {};
     all.sizes[1] = (all.sizes[0] + count_ - 1) / count_, all.sizes[0] = count_;
@@ -29,59 +27,29 @@ class CodedMean {
     part.sizes[0] = 1;
     part.over[0].append(workers_);
 
-    const TensorId worker_error = add_error(piece_.tensors[own], "worker_error");
-    const Coded sent = add_codes(all, "sent_codes", "sent_scales");
-    code(computation(OpKind::quantise, "compress", Phase::update, {own}, {sent.codes, sent.scales}), 1, worker_error);
-    const Coded received = add_codes(with_contributions(part, count_), "received_codes", "received_scales");
-    exchange(OpKind::all_to_all, "workers.all_to_all", sent, received);
-
-    const TensorId server_error = add_error(part, "server_error");
-    // Each worker has a part of it, and it follows from means alone.
-    if (wire_.feedback) piece_.tensors[server_error].common = true;
-    const Coded averaged = add_codes(part, "mean_codes", "mean_scales"),
+    const Coded sent = add_codes(all, "sent_codes", "sent_scales"),
+                received = add_codes(with_contributions(part, count_), "received_codes", "received_scales"),
+                averaged = add_codes(part, "mean_codes", "mean_scales"),
                 gathered = add_codes(all, "all_codes", "all_scales");
+    Op compress = computation(OpKind::quantise, "compress", Phase::update, {own}, {sent.codes, sent.scales});
     Op average = computation(OpKind::requantise, "compress_mean", Phase::update, {received.codes, received.scales},
                              {averaged.codes, averaged.scales});
     average.scale = 1 / static_cast<double>(count_);
-    code(average, 2, server_error);
+    if (wire_.feedback) {
+      feed_back(piece_, compress, piece_.tensors[own], "worker_error", Dtype::fp32);
+      // Each worker has a part of it, and it follows from means alone.
+      piece_.tensors[feed_back(piece_, average, part, "server_error", Dtype::fp32)].common = true;
+    }
+    put(compress);
+    exchange(OpKind::all_to_all, "workers.all_to_all", sent, received);
+    put(average);
     exchange(OpKind::all_gather, "workers.all_gather", averaged, gathered);
     put(computation(OpKind::dequantise, "expand_mean", Phase::update, {gathered.codes, gathered.scales}, {mean}));
   }
 
  private:
-  struct Coded {
-    TensorId codes, scales;
-  };
-
-  // `t`: the layout of the codes, the numbers last.
-  Coded add_codes(Tensor t, const char* codes, const char* scales) {
-    t.category = Category::communication_buffer;
-    t.resident = t.common = false;
-    t.name = codes;
-    t.dtype = wire_.codes;
-    const TensorId id = piece_.add(t);
-    std::int64_t& numbers = t.sizes[static_cast<std::size_t>(t.rank - 1)];
-    numbers = (numbers + wire_.group - 1) / wire_.group;
-    t.name = scales;
-    t.dtype = Dtype::fp32;
-    return {id, piece_.add(t)};
-  }
-  TensorId add_error(Tensor t, const char* name) {
-    if (!wire_.feedback) return kNoTensor;
-    t.alias_of = kNoTensor;
-    t.alias_begin = 0;
-    t.category = Category::optimizer_state;
-    t.dtype = Dtype::fp32;
-    t.resident = true;
-    t.common = false;
-    t.name = name;
-    return piece_.add(t);
-  }
-
-  // `read`: the index of the read that is the quantiser's error.
-  void code(Op op, std::size_t read, TensorId error) {
-    op.reads[read] = op.writes[2] = error;
-    put(op);
+  Coded add_codes(const Tensor& like, const char* codes, const char* scales) {
+    return orrery::add_codes(piece_, like, wire_.codes, wire_.group, codes, scales);
   }
   void exchange(OpKind kind, const char* name, const Coded& from, const Coded& to) {
     for (const auto& [sent, received] : {std::pair(from.codes, to.codes), std::pair(from.scales, to.scales)}) {

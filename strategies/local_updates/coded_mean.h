@@ -1,4 +1,5 @@
-// The mean of what each worker has for itself, of which codes of few bits travel (OpKind::quantise) and no numbers.
+// The mean of a buffer over all workers. Codes of few bits and their scales travel in place of numbers
+// (OpKind::quantise).
 #pragma once
 
 #include <vector>
@@ -12,8 +13,8 @@ namespace orrery::local_updates {
 struct CodedWire {
   Dtype codes = Dtype::int8;
   std::int64_t group = 1;  // numbers that share a scale
-  // Whether what codes lose is kept, and added to what is sent in the next step: two more optimizer states in fp32, as
-  // large as `own` and as a worker's part of it.
+  // True: the loss of codes is kept, and added to what is sent in the next step. This takes two more optimizer states in
+  // fp32, one as large as `own` and one as large as a worker's part of it.
   bool feedback = false;
 };
 

@@ -18,9 +18,12 @@ namespace {
 
 bool used(const Scenario& scenario) { return scenario.plan.local.steps > 0; }
 // Replicas that send each other compressed gradients are workers, too.
-bool has_workers(const Scenario& scenario) {
-  return used(scenario) || scenario.plan.compressed.used();
+bool has_workers(const Scenario& scenario) { return used(scenario) || scenario.plan.compressed.used(); }
+Dtype wire_dtype(const Options& options) {
+  constexpr Dtype kDtypes[]{Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::int8, Dtype::int4};
+  return kDtypes[static_cast<std::size_t>(options.dtype)];
 }
+bool sends_codes(const Options& options) { return bits_of(wire_dtype(options)) < 16; }
 bool takes_steps(const Scenario& scenario) { return scenario.plan.local.optimizer != OuterOptimizer::average; }
 bool has_momentum(const Scenario& scenario) {
   return takes_steps(scenario) && scenario.plan.local.optimizer != OuterOptimizer::pull;
@@ -67,11 +70,9 @@ void check(const Scenario& scenario) {
   const std::int64_t degree = data_parallel_degree(scenario), count = workers(scenario);
   if (plan.local.steps % plan.local.fragments != 0)
     refuse(plan, "outer_fragments", "a divisor of the " + std::to_string(plan.local.steps) + " local_steps");
-  const bool coded = plan.local.dtype == OuterDtype::int8 || plan.local.dtype == OuterDtype::int4;
-  if (coded && (plan.local.delay > 0 || !has_momentum(scenario)))
+  if (sends_codes(plan.local) && plan.local.delay > 0)
     refuse(plan, "outer_dtype",
-           "\"fp32\", \"bf16\" or \"fp16\" with outer_delay or \"pull\": codes are summed by kernels, for which "
-           "workers wait");
+           "\"fp32\", \"bf16\" or \"fp16\" with outer_delay 1: kernels sum codes, and workers wait for these");
   if (plan.local.optimizer == OuterOptimizer::pull && plan.local.delay == 0)
     refuse(plan, "outer_delay", "1 with outer_optimizer \"pull\", which pulls towards the last mean");
   if (degree % count != 0)
@@ -104,7 +105,6 @@ class Outer {
   std::vector<Block> outer, exchange;  // by fragment
 
  private:
-  static constexpr Dtype kDtypes[]{Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::int8, Dtype::int4};
   static constexpr std::int64_t kCodeGroup = 4096;  // numbers that share a scale
 
   void update(std::size_t number) {
@@ -136,7 +136,7 @@ class Outer {
   // Adds the ops by which workers agree on a buffer.
   void agree(TensorId part, Block& outer_block, Block& exchange_block) {
     std::vector<Op>&outer_ops = outer_block.ops, &exchange_ops = exchange_block.ops;
-    const Dtype dtype = kDtypes[static_cast<std::size_t>(options_.dtype)];
+    const Dtype dtype = wire_dtype(options_);
     if (options_.optimizer == OuterOptimizer::average) {
       outer_ops.push_back(mean(part, part));
     } else if (options_.optimizer == OuterOptimizer::pull) {
@@ -156,7 +156,7 @@ class Outer {
                      momentum = add_like(part, "outer_momentum", Category::optimizer_state, Dtype::fp32);
       begin.ops.push_back(kernel(OpKind::cast, "begin_anchor", {part}, {anchor}));
       begin.ops.push_back(kernel(OpKind::zero_fill, "begin_outer_momentum", {}, {momentum}));
-      const bool late = options_.delay > 0, coded = bits_of(dtype) < 16;
+      const bool late = options_.delay > 0, coded = sends_codes(options_);
       const Dtype held = coded ? Dtype::fp32 : dtype;
       // Late: what is under way lies in buffers of its own, since the next local steps need the others.
       const TensorId displacement = late ? add_like(part, "sent_displacement", Category::communication_buffer, held)

@@ -190,7 +190,8 @@ const BadValue kBadValues[] = {
     {"/plan/layers", "[{\"precision\": \"fp16\"}]",
      "/plan/layers/0/precision: found \"fp16\", expected a mix that keeps activations in bf16, the dtype that the "
      "other layers pass on"},
-    {"/plan/layers", "[{\"prefetch\": 1001}]", "/plan/layers/0/prefetch: found 1001, expected an integer from 0 to 1000"},
+    {"/plan/layers", "[{\"prefetch\": 1001}]",
+     "/plan/layers/0/prefetch: found 1001, expected an integer from 0 to 1000"},
     // Perturbations (all of them: tests/strategies/perturbations_test.cpp) and jobs (jobs_test.cpp there).
     {"/perturbations", "{}", "/perturbations: found an empty object, expected an array of perturbations"},
     {"/perturbations", "[{\"kind\": \"slow_link\", \"factor\": 0.5}]",
@@ -284,6 +285,10 @@ const BadCommand kBadCommands[] = {
     {"run small-gpt --seed -1", "--seed: found \"-1\", expected a whole number of 64 bits, 0 or more"},
     {"run small-gpt --seed 18446744073709551616", "--seed: found \"18446744073709551616\", expected a whole number"},
     {"run small-gpt --tolerance nan", "--tolerance: found \"nan\", expected a number greater than 0"},
+    {"run small-gpt --check --set plan.data_parallel=4 --set plan.local_steps=2 --set plan.local_workers=2",
+     "--check: found a plan with workers that agree on one model"},
+    {"run small-gpt --check --set plan.data_parallel=4 --set plan.gradient_compression=onebit_adam",
+     "--check: found a plan with workers that agree on one model"},
     {"run small-gpt --tolerance 0", "--tolerance: found \"0\", expected a number greater than 0"},
     {"bench compare a b --alpha 7", "--alpha: found \"7\", expected a number from 1e-12 to 0.5"},
     {"run small-gpt --set model=gpt3-175b", "--set model=gpt3-175b: /model: found a model that takes "},

@@ -674,6 +674,36 @@ TEST(Check, ContributionsAreSummedFromCodes) {
   expect_breaks(Rule::codes, s, "quantise reads \"part\" [- | - | tp], expected plain numbers");
 }
 
+// Codes behind the last number of a rank's part stay there: they would come between the parts of two ranks.
+TEST(Check, CodesOfNoNumberAreNotPutBetweenParts) {
+  for (const std::int64_t numbers : {6, 5}) {
+    Small s;
+    const TensorId x = s.input("x", {{numbers, Axis::none, s.dp()}}),
+                   codes = s.tensor("codes", {{1}, {6, Axis::none, s.dp()}}),
+                   scales = s.tensor("scales", {{1}, {2, Axis::none, s.dp()}}), all = s.tensor("all", {{1}, {12}}),
+                   all_scales = s.tensor("all_scales", {{1}, {4}});
+    s.op(OpKind::quantise, {x}, {codes, scales});
+    s.collective(OpKind::all_gather, s.dp(), codes, all);
+    s.collective(OpKind::all_gather, s.dp(), scales, all_scales);
+    s.op(OpKind::dequantise, {all, all_scales}, {s.tensor("y", {{12}})});
+    numbers == 6 ? expect_proven(s)
+                 : expect_breaks(Rule::codes, s, "ends with codes of no number on each rank of dp_shard");
+  }
+}
+
+// Whatever kernel of the update makes something of gradients, it finds them summed.
+TEST(Check, KernelsOfTheUpdateReadWholeGradients) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    const TensorId momentum = s.buffer("momentum", 6, Category::optimizer_state);
+    if (good) s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    s.op(OpKind::add, {gradients, momentum}, {momentum}, &Piece::update);
+    s.adam(momentum, parameters);
+    good ? expect_proven(s) : expect_breaks(Rule::gradient_meets_state, s, "still owes the sum over dp_shard");
+  }
+}
+
 TEST(Check, SlotsAreDividedAsTokensAre) {
   for (const bool good : {true, false}) {
     Small s;

@@ -284,6 +284,24 @@ TEST(OneBitAdam, WithoutLossIsMomentum) {
     EXPECT_LT(distance(parameters(compressed(layout), options), expected, begin), kRounding) << layout;
 }
 
+// Each worker clips its own gradients, and takes off the scale of the loss, in whichever way its framework does.
+TEST(OneBitAdam, WorkersClipTheirOwnGradients) {
+  for (const std::string framework : {R"("framework": "orrery")", R"("framework": "megatron-core")"})
+    for (const std::string precision : {R"("precision": "fp32")", R"("precision": "fp16")"}) {
+      const std::string plan = R"({"clip_grad": 0.05, )" + framework + ", " + precision;
+      const Scenario never = tiny(plan + R"(, "local_steps": 10, "local_workers": 4})");
+      const Values begin = begin_of(never);
+      Values mean(begin.size());
+      for (std::size_t worker = 0; worker < 4; ++worker)
+        mean = combine(1, mean, 0.25, copy_of(never, worker, steps(1)));
+      const std::string onebit = R"(, "optimizer": "adamw", "gradient_compression": "onebit_adam")";
+      ExecutionOptions options = steps(1, 0.5);  // a tenth of the gradient enters the momentum
+      options.weight_decay = 0;
+      const Values clipped = parameters(tiny(plan + onebit + R"(, "compression_group_size": 1})"), options);
+      EXPECT_LT(distance(clipped, mean, begin), 5 * kRounding) << framework << precision;
+    }
+}
+
 // Signs of many numbers with one scale lose most of one step. Error feedback makes up for it in the steps that follow.
 TEST(OneBitAdam, ErrorsAreMadeUpFor) {
   const Scenario signs = tiny(R"({"optimizer": "adamw", "clip_grad": 0, "gradient_compression": "onebit_adam"})");

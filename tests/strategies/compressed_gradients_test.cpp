@@ -84,6 +84,18 @@ TEST(OneBitAdam, WhatItDoesNotGoWithIsRefused) {
   EXPECT_THAT(refused([](Scenario& s) { s.plan.data.zero_stage = 1; }), HasSubstr("above zero_stage 0"));
   EXPECT_THAT(refused([](Scenario& s) { s.plan.optimizer.rule = optimizer::Rule::sgd; }), HasSubstr("adam or adamw"));
   EXPECT_THAT(refused([](Scenario& s) { s.plan.local.steps = 4; }), HasSubstr("both say what workers agree on"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.optimizer.moments = optimizer::MomentDtype::bf16; }),
+              HasSubstr("unless optimizer_dtype is \"fp32\""));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.offload.optimizer = true; }), HasSubstr("with optimizer_offload"));
+  EXPECT_THAT(refused([](Scenario& s) {
+                s.plan.precision.mix = precision::Mix::bf16;
+                s.plan.optimizer.parameter_remainders = true;
+              }),
+              HasSubstr("with store_param_remainders"));
+  EXPECT_THAT(refused([](Scenario& s) { s.model = scenario_of("mixtral-8x7b", "dgx-a100", 4).model; }),
+              HasSubstr("for a model with experts"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.compressed = {.group = 64}; }),
+              HasSubstr("without gradient_compression"));
   EXPECT_THAT(refused([](Scenario& s) { s.plan.local.workers = 3; }),
               HasSubstr("a divisor of the data-parallel degree"));
   EXPECT_THAT(refused([](Scenario& s) { s.plan.local.workers = 1; }), HasSubstr("there is one worker"));

@@ -80,6 +80,27 @@ TEST(LocalUpdates, AWorkerSendsItsCopyOnce) {
 }
 
 // An anchor and a momentum in fp32, and what is under way in the dtype of the wire, over the ranks of a worker.
+// Codes of displacements are exchanged and gathered, each with a scale for 4096 of them.
+TEST(LocalUpdates, DisplacementsTravelAsCodes) {
+  for (const auto& [dtype, bytes] :
+       {std::pair(local_updates::OuterDtype::int8, 1.0), std::pair(local_updates::OuterDtype::int4, 0.5)}) {
+    Scenario s = four_nodes(OuterOptimizer::nesterov, 0);
+    s.plan.local.dtype = dtype;
+    const Program p = proven(s);
+    const Piece& layer = piece_named(p, "layer");
+    double exchanged = 0, gathered = 0;
+    for (const Op& op : layer.tasks.front().ops) {
+      if (op.kind == OpKind::all_to_all) exchanged += static_cast<double>(layer.tensors[op.reads[0]].bytes());
+      if (op.kind == OpKind::all_gather && p.mesh.size(op.group) == 4)
+        gathered += static_cast<double>(layer.tensors[op.writes[0]].bytes());
+    }
+    EXPECT_NEAR(exchanged / (elements(layer) / 8 * (bytes + 4.0 / 4096)), 1, 1e-3);
+    EXPECT_EQ(gathered, exchanged);
+    s.plan.local.delay = 1;
+    EXPECT_THAT(refusal_of(s), HasSubstr("kernels sum codes, and workers wait for these"));
+  }
+}
+
 TEST(LocalUpdates, OuterStatesAreDividedOverAWorker) {
   for (const std::int64_t stage : {0, 2, 3}) {
     const auto held = [&](OuterOptimizer optimizer, std::int64_t delay) {

@@ -19,7 +19,7 @@ struct Codes {
   }
 };
 
-// What codes have lost (op_traits.h); data is nullptr without error feedback.
+// The loss of earlier codes, and where that of the new ones goes (op_traits.h). data is nullptr without error feedback.
 struct Feedback {
   Any error, new_error;
   std::int64_t numbers;
