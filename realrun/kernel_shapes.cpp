@@ -38,6 +38,9 @@ void check_operands(const KernelCall& call) {
     case OpKind::dropout_backward:
     case OpKind::subtract:
       return require_equal(call, {0, 1}, {0});
+    case OpKind::orthogonalise:
+      call.require(last_size(call.read(0)) == last_size(call.write(0)), "matrices differ in their columns");
+      return require_equal(call, {0}, {0});
     case OpKind::add_noise:
       return require_equal(call, {0, 1}, {0, 1});
     case OpKind::dropout_add:
@@ -115,12 +118,23 @@ CodesShape codes_shape(const KernelCall& call, const Operand& codes, const Opera
   return shape;
 }
 
+// Sets the errors of a kernel with error feedback, if it has any.
+template <class Shapes>
+void take_errors(const KernelCall& call, Shapes& s) {
+  if (!call.has_read(error_read(call.op.kind))) return;
+  s.error = call.read(error_read(call.op.kind));
+  s.new_error = call.write(kErrorWrite);
+  call.require(elements(s.error) == s.numbers && elements(s.new_error) == s.numbers,
+               "an error has a number for each number");
+}
+
 }  // namespace
 
 float largest_code(const KernelCall& call, const Operand& codes) {
   if (codes.tensor->dtype == Dtype::int8) return 127;
   if (codes.tensor->dtype == Dtype::sign) return 1;
-  call.require(codes.tensor->dtype == Dtype::int4, "codes are int8, int4 or sign");
+  if (codes.tensor->dtype == Dtype::fp8) return 448;
+  call.require(codes.tensor->dtype == Dtype::int4, "codes are int8, int4, fp8 or sign");
   return 7;
 }
 
@@ -135,11 +149,23 @@ QuantiserShapes quantiser_shapes(const KernelCall& call) {
   call.require(call.op.kind == OpKind::requantise ? codes == s.numbers : codes >= s.numbers,
                "there are fewer codes than numbers");
   call.require(call.op.kind == OpKind::dequantise || s.written.parts == 1, "contributions are not written");
-  if (call.op.kind == OpKind::dequantise || !call.has_read(error_read(call.op.kind))) return s;
-  s.error = call.read(error_read(call.op.kind));
-  s.new_error = call.write(kErrorWrite);
-  call.require(elements(s.error) == s.numbers && elements(s.new_error) == s.numbers,
-               "an error has a number for each number");
+  if (call.op.kind != OpKind::dequantise) take_errors(call, s);
+  return s;
+}
+
+SparseShape sparse_shape(const KernelCall& call) {
+  const bool sparsifies = call.op.kind == OpKind::sparsify;
+  const Operand &x = sparsifies ? call.read(0) : call.write(0), &values = sparsifies ? call.write(0) : call.read(0),
+                &indices = sparsifies ? call.write(1) : call.read(1);
+  const Tensor& v = *values.tensor;
+  call.require(v.rank >= 2 && v.dtype == Dtype::fp32 && indices.tensor->dtype == Dtype::int32,
+               "values are [.., groups, kept] in fp32, indices in int32");
+  call.require_same_elements(values, indices);
+  SparseShape s{.numbers = elements(x), .parts = 1, .groups = v.sizes[v.rank - 2], .kept = v.sizes[v.rank - 1]};
+  s.parts = v.elements() / (s.groups * s.kept);
+  call.require(s.kept <= s.group(), "more numbers are kept of a group than it has");
+  call.require(!sparsifies || s.parts == 1, "contributions are not written");
+  if (sparsifies) take_errors(call, s);
   return s;
 }
 

@@ -35,7 +35,8 @@
   X(activation) X(activation_backward) X(dropout) X(dropout_backward) X(dropout_add) X(add) X(multiply) \
   X(cast) X(zero_fill) X(embedding) X(cross_entropy) X(cross_entropy_backward) X(pool) X(pool_backward) \
   X(route) X(route_backward) X(hash_route) X(add_noise) X(expert_counts) X(router_loss) X(router_loss_backward) \
-  X(quantise) X(dequantise) X(requantise) X(scale) X(subtract) X(adam) X(sgd) ORRERY_SCRATCH_KERNELS(X) ORRERY_SLOT_KERNELS(X)
+  X(quantise) X(dequantise) X(requantise) X(sparsify) X(densify) X(orthogonalise) X(scale) X(subtract) X(adam) X(sgd) \
+  ORRERY_SCRATCH_KERNELS(X) ORRERY_SLOT_KERNELS(X)
 // clang-format on
 
 namespace orrery {
@@ -79,6 +80,10 @@ inline std::int64_t elements(const Operand& o) { return o.tensor->elements(); }
 inline std::int64_t last_size(const Operand& o) {
   return o.tensor->rank == 0 ? 1 : o.tensor->sizes[o.tensor->rank - 1];
 }
+
+// The length that a column must keep, of what it had, when its parts along the columns before it are taken off;
+// otherwise it depends on them (OpKind::orthogonalise).
+inline constexpr float kIndependent = 1e-5f;
 
 // Checks the operands of kinds that need no shape beyond their number of elements. Kernels check dtypes.
 void check_operands(const KernelCall& call);
@@ -130,6 +135,18 @@ struct QuantiserShapes {
 QuantiserShapes quantiser_shapes(const KernelCall& call);
 // Returns the largest code of a dtype. Throws std::logic_error for a dtype that has no codes.
 float largest_code(const KernelCall& call, const Operand& codes);
+
+// Operands of sparsify and densify (op_traits.h).
+struct SparseShape {
+  std::int64_t numbers, parts, groups, kept;  // parts: contributions; 1 for sparsify
+  Operand error{}, new_error{};               // as for quantisers
+
+  ORRERY_ON_DEVICES std::int64_t group() const { return (numbers + groups - 1) / groups; }
+  // The number of numbers before group `g`.
+  ORRERY_ON_DEVICES std::int64_t begin(std::int64_t g) const { return g * group() < numbers ? g * group() : numbers; }
+};
+// Throws std::logic_error for operands that do not have these shapes.
+SparseShape sparse_shape(const KernelCall& call);
 
 // The operands of adam and sgd; data is nullptr where one is absent. All have as many elements as the gradient.
 struct UpdateOperands {

@@ -100,7 +100,7 @@ class Viewer {
     const Tensor& of = piece_.tensors[t.alias_of];
     view.root = base.root;
     const bool flat = of.rank == 1 && (of.category == Category::parameter || of.category == Category::gradient ||
-                                       of.category == Category::optimizer_state);
+                                       of.category == Category::optimizer_state || of.axes[0] == Axis::none);
     if (flat) {  // slices of a flat buffer; a part of a division of the base begins where the rank's part does
       view.offset = base.offset + t.alias_begin;
       if (t.rank == 1 && t.axes[0] == Axis::none)

@@ -158,6 +158,7 @@ const std::vector<CaseKind>& case_kinds() {
       {&F::hidden, pool, "mean", "x", "pooled", is_mean},
       {&F::hidden, pool_backward, "mean", "pooled", "x", is_mean},
 
+      {&F::routing, orthogonalise, "", "weights", "weights", nullptr, kScores},
       {&F::routing, route, "", "scores", "weights chosen", scores_best},
       {&F::routing, route, "groups", "scores", "weights chosen",
        [](auto& c, auto&) {
@@ -181,6 +182,8 @@ const std::vector<CaseKind>& case_kinds() {
        kOneChoice},
       {&F::routing, route, "gumbel", "scores", "scores chosen_of_all", is_gumbel, kAllChosen},
       {&F::routing, route_backward, "gumbel", "scores scores chosen_of_all", "scores", is_gumbel, kAllChosen},
+      {&F::rows, sparsify, "", "token_rows token_rows", "weights chosen token_rows"},
+      {&F::rows, densify, "", "weights chosen", "token_rows"},
       {&F::rows, permute, "", "token_rows chosen", "slot_rows"},
       {&F::rows, unpermute, "", "slot_rows chosen weights", "token_rows"},
       {&F::rows, unpermute_backward, "", "token_rows slot_rows chosen weights", "slot_rows weights"},

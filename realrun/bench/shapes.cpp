@@ -61,12 +61,12 @@ const KernelCase& example_of(const Shape& shape, const std::vector<KernelCase>& 
                    nearest_name(shape.kernel, std::vector<std::string>(names.begin(), names.end())));
 }
 
-// Flat buffers and a router's scores are fp32, whatever the model's dtype.
+// Flat buffers, a router's scores and orthonormal columns are fp32, whatever the model's dtype.
 bool is_in_fp32(OpKind kind) {
   return kind == OpKind::gradient_norm || kind == OpKind::scale || kind == OpKind::subtract || kind == OpKind::adam ||
          kind == OpKind::sgd || kind == OpKind::route || kind == OpKind::route_backward || kind == OpKind::hash_route ||
          kind == OpKind::add_noise || kind == OpKind::expert_counts || kind == OpKind::router_loss ||
-         kind == OpKind::router_loss_backward;
+         kind == OpKind::router_loss_backward || kind == OpKind::orthogonalise;
 }
 
 // A product with a layer's or expert's weights, not one with a mask.

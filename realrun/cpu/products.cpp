@@ -1,8 +1,11 @@
 // Matrix products.
 #include <Eigen/Dense>
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "realrun/cpu/kernel_call.h"
+#include "realrun/random_draws.h"
 
 namespace orrery::cpu {
 namespace {
@@ -54,6 +57,33 @@ void linear_weight_gradient(const Call& call) {
     } else {
       matrix(dw, g, k, n).noalias() += matrix(x, g, tokens, k).transpose() * matrix(dy, g, tokens, n);
     }
+  }
+}
+
+void orthogonalise(const Call& call) {
+  const Buffer &x = call.read(0), &y = call.write(0);
+  using Column = Eigen::VectorXd;
+  const std::int64_t columns = last_size(x), rows = x.elements() / columns;
+  std::vector<Column> done;
+  for (std::int64_t c = 0; c < columns; ++c) {
+    Column column(rows);
+    for (std::int64_t r = 0; r < rows; ++r) column[r] = x.data[r * columns + c];
+    for (const bool replaced : {false, true}) {
+      if (replaced)
+        for (std::int64_t r = 0; r < rows; ++r) column[r] = replacement(r * columns + c);
+      const double whole = column.norm();
+      for (int twice = 0; twice < 2; ++twice)  // the second time takes off what rounding has left
+        for (const Column& before : done) column -= before.dot(column) * before;
+      const double left = column.norm();
+      if (left <= kIndependent * whole) {
+        column.setZero();
+        continue;
+      }
+      column /= left;
+      break;
+    }
+    for (std::int64_t r = 0; r < rows; ++r) y.data[r * columns + c] = static_cast<float>(column[r]);
+    done.push_back(std::move(column));
   }
 }
 

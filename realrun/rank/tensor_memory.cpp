@@ -30,7 +30,7 @@ Ids ids_of(Input input, const Model& model) {
       return {model.vocab, 0};
   }
 }
-constexpr std::uint64_t kPatches = 4;  // a different stream
+constexpr std::uint64_t kPatches = 4, kDirections = 7;  // different streams
 
 // Returns the values of a tensor with an Input, in place of a data set: the Program says which tensor gets which input,
 // the model how many different ids there are. They are functions of the seed, the sequence in the global batch, and the
@@ -54,6 +54,9 @@ std::vector<float> input_values(const RunSetup& setup, const Position& position,
     case Input::past_distances:
       for (std::int64_t e = 0; e < t.elements(); ++e)
         set(e, position_bucket(e % width - e / width, t.input == Input::past_distances, model.relative_buckets));
+      break;
+    case Input::directions:
+      for (std::int64_t e = 0; e < t.elements(); ++e) set(e, draw(kDirections, e));
       break;
     case Input::preconditioner:
       std::ranges::fill(values, 1.0f);

@@ -54,11 +54,12 @@ enum class Rule : std::uint8_t {
   // Quantised numbers.
   // Only a gather, an exchange or a quantiser reads codes. A quantiser reads them together with their scales. After an
   // exchange one quantiser takes the sum over the ranks, from all contributions; if the ranks are workers, it takes the
-  // mean: Op::scale is 1 over their number.
+  // mean: Op::scale is 1 over their number. The same holds for sparse numbers and their indices (OpKind::sparsify),
+  // which are gathered.
   codes = 25,
   // Workers that train copies of the model that differ (MeshAxis::worker), and tasks (sim/program/task.h).
-  // A tensor that all workers have alike (Tensor::common) is written only from such tensors and from means over all
-  // workers; or before the first iteration, when all workers are alike.
+  // A tensor that all workers have alike (Tensor::common) is written only from such tensors, and from means over all
+  // workers or gathers from all of them; or before the first iteration, when all workers are alike.
   common_to_workers = 26,
   // A task waits only for tasks that come before it. If it uses a tensor that a task beside it uses, and one of the two
   // writes it, then it waits for that task, or comes behind one that does. A tensor is written by `begin`, by the step

@@ -56,19 +56,32 @@ enum class OpKind : std::uint8_t {
   zero_fill,               // writes y
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
-  // Quantisers turn numbers into codes of few bits before they travel, and back. codes: [rows.., columns] in int8, int4
-  // or sign; scales: [rows.., groups] in fp32. A row's columns form groups of ceil(columns / groups) columns; the last
-  // groups may have fewer, or none. The scale of int8 and int4 codes is the group's largest magnitude divided by the
-  // largest code (127, 7). Signs are 1 or -1, and 1 for zero; their scale is the root of the group's mean square (Tang
-  // et al. 2021, arXiv 2102.02888, as in DeepSpeed's compressed_allreduce). x and y are read as one list, row after
-  // row. If there are more codes than numbers, the missing numbers count as zeros, also in the scale. Dimension 0 of
-  // codes and scales that are read may be Axis::contributions: each number is then the sum over that dimension.
+  // Quantisers turn numbers into codes of few bits before they travel, and back. codes: [rows.., columns] in int8, int4,
+  // fp8 or sign; scales: [rows.., groups] in fp32. A row's columns form groups of ceil(columns / groups) columns; the
+  // last groups may have fewer, or none. The scale of int8, int4 and fp8 codes is the group's largest magnitude divided
+  // by the largest code (127, 7, 448). Signs are 1 or -1, and 1 for zero; their scale is the root of the group's mean
+  // square (Tang et al. 2021, arXiv 2102.02888, as in DeepSpeed's compressed_allreduce). x and y are read as one list,
+  // row after row. If there are more codes than numbers, the missing numbers count as zeros, also in the scale.
+  // Dimension 0 of codes and scales that are read may be Axis::contributions: each number is then the sum over that
+  // dimension.
   // A quantiser multiplies the numbers that it reads by Op::scale. With error feedback it then adds `error`, one
   // element for each number: what earlier codes have lost. What the new codes lose replaces it.
   quantise,    // reads x [, error]; writes codes, scales [, error]
   dequantise,  // reads codes, scales; writes y (accumulated)
   requantise,  // reads codes, scales [, error]; writes codes and scales of the same numbers, or of their sum [, error];
                // rows and groups may differ
+
+  // Of a list of numbers, its largest. The list has groups of ceil(numbers / groups) numbers; values: [groups, kept] in
+  // fp32; indices: [groups, kept] in int32, counted from the group's first number, ascending.
+  sparsify,  // reads x [, error]; writes values, indices [, error]: of each group of x times Op::scale plus the error
+             // the numbers of the largest magnitude, of equals the first. What it leaves out replaces the error. A
+             // group that has fewer numbers ends with zeros at index 0
+  densify,   // reads values, indices [contributions, groups, kept]; writes y: the sum over the contributions, times
+             // Op::scale; zero where none has a number
+
+  orthogonalise,  // reads x [rows.., columns]; writes y: orthonormal columns that span those of x, by modified
+                  // Gram-Schmidt from the first column to the last. A column that depends on those before it gives way
+                  // to pseudo-random numbers; columns beyond the number of rows become zero
 
   // Mixture of experts. Each token goes to `k` experts. Rows are the experts' inputs or outputs, [experts, slots,
   // width]. A token's row lies in the first free slot of its expert; first choices come before second ones, and tokens
@@ -305,6 +318,11 @@ inline constexpr std::array kTable{
     ROW(requantise, .reads = 0b011, .may_read = 0b100, .writes = 0b011, .may_write = 0b100, .in_place = true,
         .why_none = kAddedLater),
 
+    ROW(sparsify, .reads = 0b01, .may_read = 0b10, .writes = 0b011, .may_write = 0b100, .in_place = true,
+        .why_none = kAddedLater),
+    ROW(densify, .reads = 0b11, .writes = 0b1, .why_none = kAddedLater),
+    ROW(orthogonalise, .reads = 0b1, .writes = 0b1, .in_place = true, .why_none = kAddedLater),
+
     ROW(route, .reads = 0b01, .may_read = 0b10, .writes = 0b11,
         .derivative = {.ops = {{{OpKind::route_backward, {dy, read0, write1}, 0b1}}}}, .whole_rows = 0b1),
     ROW(route_backward, .reads = 0b111, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b1, .whole_rows = 0b10),
@@ -389,8 +407,8 @@ constexpr bool is_optimizer(OpKind k) { return traits_of(k).op_class == OpClass:
 constexpr int norm_operand(OpKind k) { return traits_of(k).norm_read; }
 constexpr bool has_operand(OperandMask mask, std::size_t i) { return (mask >> i & 1u) != 0; }
 constexpr bool is_quantiser(OpKind k) { return k >= OpKind::quantise && k <= OpKind::requantise; }
-// Where a quantiser that writes codes reads and writes its error.
-constexpr std::size_t error_read(OpKind k) { return k == OpKind::quantise ? 1 : 2; }
+// Where a kernel with error feedback reads and writes its error.
+constexpr std::size_t error_read(OpKind k) { return k == OpKind::requantise ? 2 : 1; }
 inline constexpr std::size_t kErrorWrite = 2;
 constexpr bool is_communication(OpKind k) { return traits_of(k).op_class == OpClass::collective; }
 // The collective that performs a communication op on the wire.

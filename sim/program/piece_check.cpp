@@ -284,6 +284,8 @@ void PieceCheck::step(const Op& op) {
     optimize(op);
   } else if (is_quantiser(op.kind)) {
     quantiser(op);
+  } else if (op.kind == OpKind::sparsify || op.kind == OpKind::densify) {
+    sparse(op);
   } else if (is_flat(op.reads[0]) || (op.kind == OpKind::zero_fill && is_flat(op.writes[0]))) {
     elementwise_on_flat(op);
   } else {
@@ -297,14 +299,16 @@ void PieceCheck::step(const Op& op) {
   if (!workers_.empty()) follow_common(op);
 }
 
-// All workers begin with the same parameters, and so with the same values of whatever `begin` makes of them.
+// Workers have the same means, and the same of what each of them hands to all. All begin with the same parameters, and
+// so with the same values of whatever `begin` makes of them.
 void PieceCheck::follow_common(const Op& op) {
   const auto is_common = [&](TensorId id) {
     const TensorId root = storage_of(piece_, id);
     return tensor(root).common || common_.contains(root);
   };
   const bool begins = program_.begin > 0 && block_ == &piece_.tasks[program_.begin - 1u];
-  const bool all = (op.reduction == Reduction::mean && op.group == workers_) || begins ||
+  const bool all = (op.group == workers_ && (op.reduction == Reduction::mean || op.kind == OpKind::all_gather)) ||
+                   begins ||
                    std::ranges::all_of(op.reads, [&](TensorId id) { return id == kNoTensor || is_common(id); });
   for (const TensorId id : op.writes) {
     if (id == kNoTensor) continue;

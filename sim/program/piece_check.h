@@ -112,6 +112,7 @@ class PieceCheck {
   MeshGroup owed_by_result(const Op& op, std::size_t result, const std::vector<Divided>& axes, MeshGroup passed);
 
   void quantiser(const Op& op);  // quantise, dequantise, requantise
+  void sparse(const Op& op);     // sparsify, densify
   void expect_own_rows(const Op& op);
   void expect_keys(const Op& op);
   void follow_ring(const Op& op);

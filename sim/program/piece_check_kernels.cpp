@@ -226,6 +226,29 @@ void PieceCheck::quantiser(const Op& op) {
   }
 }
 
+// The largest numbers travel with their indices, like codes with their scales. They are taken of whole numbers; a sum
+// of them is the mean of all workers.
+void PieceCheck::sparse(const Op& op) {
+  const TensorId from = op.reads[0], other = op.kind == OpKind::sparsify ? op.writes[1] : op.reads[1];
+  if (op.kind == OpKind::sparsify) {
+    if (codes_.contains(from) || (!is_flat(from) && !owed(from).empty()))
+      report(Rule::codes, "{} is no list of plain numbers whose sum is taken", layout(from));
+    if (is_flat(from)) expect_owes_nothing(from);
+    for (const TensorId id : op.writes)
+      if (id != kNoTensor) write(id, {});
+    codes_.insert({op.writes[0], other});
+    return;
+  }
+  const auto by_workers = [&](TensorId id) {
+    const auto at = contributors_.find(id);
+    return codes_.contains(id) && at != contributors_.end() && at->second == workers_;
+  };
+  if (!by_workers(from) || !by_workers(other) || op.scale * static_cast<double>(mesh_.size(workers_)) != 1)
+    report(Rule::codes, "{} is multiplied by {}, expected the mean of numbers and their indices from all workers",
+           layout(from), std::to_string(op.scale));
+  write(op.writes[0], {});
+}
+
 // A rank puts its own tokens into slots: tokens and slots are divided over the same digits. Experts may be divided over
 // digits whose ranks have the same tokens.
 void PieceCheck::expect_own_rows(const Op& op) {

@@ -87,6 +87,7 @@ enum class Input : std::uint8_t {
   distances,       // buckets of relative positions, for all keys
   past_distances,  // buckets of relative positions, for the keys that a causal mask leaves
   sinusoids,       // sinusoids of relative positions: numbers, for all keys
+  directions,      // of a power iteration, before its first step: numbers that all differ
   preconditioner,  // what multiplies each parameter's momentum, as earlier steps have left it: positive numbers
 };
 

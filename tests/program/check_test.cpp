@@ -1103,6 +1103,36 @@ TEST(Check, CodesOfWorkersGiveTheirMean) {
   }
 }
 
+// The largest numbers of all workers, with their places, give a mean that all have alike.
+TEST(Check, SparseNumbersOfWorkersGiveTheirMean) {
+  enum How { good, sum, alone, mixed, added };
+  for (const How how : {good, sum, alone, mixed, added}) {
+    Workers w;
+    const MeshGroup workers = w.workers();
+    const auto places = [&](const char* name, MeshGroup over, std::int64_t size) {
+      return w.tensor(name, {{size, Axis::contributions, over}, {2}, {1}});
+    };
+    const TensorId values = places("values", workers, 1), indices = places("indices", workers, 1),
+                   all = places("all", {}, 2), all_indices = places("all_indices", {}, 2),
+                   error = w.buffer("error", 6, Category::optimizer_state);
+    w.op(OpKind::sparsify, {w.parameters, error}, {values, indices, error}, &Piece::update);
+    w.collective(OpKind::all_gather, workers, values, all, &Piece::update);
+    w.collective(OpKind::all_gather, workers, indices, all_indices, &Piece::update);
+    if (how == added) w.op(OpKind::add, {all, all}, {w.tensor("twice", {{2}, {2}, {1}})}, &Piece::update);
+    w.op(OpKind::densify, {how == alone ? values : all, how == mixed ? indices : all_indices}, {w.average},
+         &Piece::update)
+        .scale = how == sum ? 1 : 0.5;
+    if (how == good)
+      expect_proven(w);
+    else if (how == added)
+      expect_breaks(Rule::codes, w, "has codes or contributions");
+    else if (how == sum)
+      expect_breaks(Rule::codes, w, "expected the mean of numbers and their indices from all workers");
+    else
+      EXPECT_THAT(check(w.program), testing::Contains(Field("rule", &Violation::rule, Rule::codes)));
+  }
+}
+
 TEST(Check, TasksWaitForWhatTheyTouch) {
   // The mean is taken beside the next steps: these change what it reads.
   Workers racing;

@@ -26,6 +26,7 @@ std::size_t index_read(OpKind kind) {
     case OpKind::permute_weights:
     case OpKind::unpermute_weights:
     case OpKind::slot_mask_backward:
+    case OpKind::densify:
       return 1;
     case OpKind::route_backward:
     case OpKind::unpermute_backward:
@@ -56,13 +57,14 @@ void run_on_cuda(const Op& op, std::span<const orrery::Operand> reads, std::span
     } else if (mask) {
       dtype = Dtype::uint8;
     } else if (dtype != Dtype::int8 && dtype != Dtype::int4 && dtype != Dtype::sign &&
-               (dtype != Dtype::bf16 || !context.round_to_bf16)) {
+               (dtype != Dtype::fp8 || !is_quantiser(op.kind)) && (dtype != Dtype::bf16 || !context.round_to_bf16)) {
       dtype = Dtype::fp32;
     }
     return {b.data, &tensors.back()};
   };
   const bool writes_mask = op.kind == OpKind::dropout || op.kind == OpKind::dropout_add;
   const std::size_t indices = index_read(op.kind), written_indices = op.kind == OpKind::route        ? 1
+                                                                     : op.kind == OpKind::sparsify   ? 1
                                                                      : op.kind == OpKind::hash_route ? 0
                                                                                                      : kNone;
   for (std::size_t i = 0; i < reads.size(); ++i)

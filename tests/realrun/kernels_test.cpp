@@ -1,5 +1,6 @@
 #include "realrun/cpu/kernels.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -1087,8 +1088,8 @@ Tensor of_dtype(Tensor t, Dtype dtype) {
 
 KERNEL_TEST(QuantiserKernels, CodesAreWithinHalfAStepOfTheirNumbers) {
   const Operand x = random_operand({{1}, {53}}, 1);
-  for (const Dtype dtype : {Dtype::int8, Dtype::int4}) {
-    const float largest = dtype == Dtype::int8 ? 127 : 7;
+  for (const Dtype dtype : {Dtype::int8, Dtype::int4, Dtype::fp8}) {
+    const float largest = dtype == Dtype::int8 ? 127 : dtype == Dtype::int4 ? 7 : 448;
     // Two rows of 30 codes, seven and some beyond the numbers, in groups of eight.
     const auto written = call(op_of(quantise), {x}, {of_dtype(plain({{2}, {30}}), dtype), plain({{2}, {4}})});
     const Values &codes = written[0], &scales = written[1];
@@ -1098,10 +1099,13 @@ KERNEL_TEST(QuantiserKernels, CodesAreWithinHalfAStepOfTheirNumbers) {
       for (int j = 0; j < 53; ++j)
         if (j / 30 * 4 + j % 30 / 8 == group) most = std::max(most, std::abs(x.values[j]));
       EXPECT_FLOAT_EQ(scales[group], most / largest) << i;
-      EXPECT_EQ(codes[i], std::nearbyint(codes[i]));
+      // The distance of codes here: e4m3 has a mantissa of three bits, and 2^-9 as its smallest number.
+      const float step =
+          dtype == Dtype::fp8 ? std::exp2(std::floor(std::log2(std::max(std::abs(codes[i]), 1.0f / 64))) - 3) : 1;
+      EXPECT_EQ(codes[i] / step, std::nearbyint(codes[i] / step));
       EXPECT_LE(std::abs(codes[i]), largest);
       const float number = i < 53 ? x.values[i] : 0;
-      EXPECT_LE(std::abs(codes[i] * scales[group] - number), scales[group] * 0.5001f) << i;
+      EXPECT_LE(std::abs(codes[i] * scales[group] - number), scales[group] * step * 0.5001f) << i;
     }
     const Values y = call(op_of(dequantise),
                           {coded(plain({{2}, {30}}), dtype, codes), coded(plain({{2}, {4}}), Dtype::fp32, scales)},
@@ -1125,7 +1129,7 @@ KERNEL_TEST(QuantiserKernels, WhatIsNoNumberStaysSo) {
 // A sign stands for the root of the mean square of its group. Error feedback: what codes lose is added to the next.
 KERNEL_TEST(QuantiserKernels, WhatCodesLoseIsFedBack) {
   const Operand x = random_operand({{1}, {53}}, 1);
-  for (const Dtype dtype : {Dtype::int8, Dtype::int4, Dtype::sign}) {
+  for (const Dtype dtype : {Dtype::int8, Dtype::int4, Dtype::fp8, Dtype::sign}) {
     Op op = op_of(quantise);
     op.scale = 0.5;
     Values sent(53), error(53);
@@ -1176,6 +1180,111 @@ KERNEL_TEST(QuantiserKernels, SumContributionsInTheirOrder) {
                std::logic_error)
       << "other numbers";
   EXPECT_THROW(call(op_of(dequantise), {in, by}, {plain({{13}})}), std::logic_error) << "more than there are";
+}
+
+// --- The largest of many numbers
+
+KERNEL_TEST(SparseKernels, SendTheLargestAndKeepTheRest) {
+  constexpr int kNumbers = 1903, kGroups = 3, kKept = 5, kGroup = 635;  // the last group has 633
+  const Operand x = random_operand({{kNumbers}}, 1);
+  Op op = op_of(sparsify);
+  op.scale = 0.5;
+  Values sent(kNumbers), error(kNumbers);
+  for (int step = 0; step < 3; ++step) {
+    Values own(kNumbers);
+    for (int i = 0; i < kNumbers; ++i) own[i] = 0.5f * x.values[i] + error[i];
+    const auto written =
+        call(op, {x, coded(plain({{kNumbers}}), Dtype::fp32, error)},
+             {plain({{kGroups}, {kKept}}), of_dtype(plain({{kGroups}, {kKept}}), Dtype::int32), plain({{kNumbers}})});
+    error = written[2];
+    for (int g = 0; g < kGroups; ++g) {
+      const int end = std::min(kNumbers, (g + 1) * kGroup);
+      float least = std::numeric_limits<float>::infinity();
+      for (int k = g * kKept; k < (g + 1) * kKept; ++k) {
+        const int i = g * kGroup + static_cast<int>(written[1][k]);
+        if (k > g * kKept) {
+          EXPECT_GT(written[1][k], written[1][k - 1]) << "in their order";
+        }
+        EXPECT_EQ(written[0][k], own[i]);
+        EXPECT_EQ(error[i], 0);
+        least = std::min(least, std::abs(own[i]));
+        sent[i] += written[0][k];
+      }
+      for (int i = g * kGroup; i < end; ++i) EXPECT_LE(std::abs(error[i]), least);
+    }
+    for (int i = 0; i < kNumbers; ++i)
+      EXPECT_NEAR(sent[i] + error[i], 0.5 * x.values[i] * static_cast<float>(step + 1), 2e-6) << i;
+  }
+}
+
+KERNEL_TEST(SparseKernels, EqualNumbersShortGroupsAndWhatIsNoNumber) {
+  const auto kept_of = [](Values values, int groups, int kept) {
+    const auto n = static_cast<std::int64_t>(values.size());
+    return call(op_of(sparsify), {coded(plain({{n}}), Dtype::fp32, std::move(values))},
+                {plain({{groups}, {kept}}), of_dtype(plain({{groups}, {kept}}), Dtype::int32)});
+  };
+  auto written = kept_of({1, -2, 2, -2, 2, 0}, 1, 3);
+  EXPECT_THAT(written[0], testing::ElementsAre(-2, 2, -2)) << "of equals the first";
+  EXPECT_THAT(written[1], testing::ElementsAre(1, 2, 3));
+  // Groups of two, three numbers; and of one, five numbers for eight groups.
+  written = kept_of({3, 1, -5}, 2, 2);
+  EXPECT_THAT(written[0], testing::ElementsAre(3, 1, -5, 0));
+  EXPECT_THAT(written[1], testing::ElementsAre(0, 1, 0, 0));
+  written = kept_of({0, 0, 0, 0, 7}, 8, 1);
+  EXPECT_THAT(written[0], testing::ElementsAre(0, 0, 0, 0, 7, 0, 0, 0));
+  written = kept_of({9, 1, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}, 1, 2);
+  EXPECT_TRUE(std::isnan(written[0][0]));
+  EXPECT_EQ(written[0][1], std::numeric_limits<float>::infinity());
+  EXPECT_THROW(kept_of({1, 2, 3}, 2, 3), std::logic_error) << "more than a group has";
+}
+
+KERNEL_TEST(SparseKernels, ContributionsAreAdded) {
+  Tensor t = shaped({{3}, {2}, {2}});
+  t.axes[0] = Axis::contributions;
+  // Two groups of three numbers; the last contribution has none in the second.
+  const Values values{1, 2, 3, 4, 10, 20, 30, 40, 100, 200, 0, 0}, indices{0, 2, 1, 2, 0, 1, 0, 2, 1, 2, 0, 0};
+  Op op = op_of(densify);
+  op.scale = 0.5;
+  const Values y = call(op, {coded(t, Dtype::fp32, values), coded(t, Dtype::int32, indices)}, {plain({{6}})})[0];
+  EXPECT_THAT(y, testing::ElementsAre(5.5, 60, 101, 15, 1.5, 22));
+}
+
+// --- Orthonormal columns
+
+double product_of(const Values& a, int i, const Values& b, int j, int rows) {
+  double sum = 0;
+  const int columns = static_cast<int>(a.size()) / rows;
+  for (int r = 0; r < rows; ++r) sum += static_cast<double>(a[r * columns + i]) * b[r * columns + j];
+  return sum;
+}
+
+KERNEL_TEST(OrthogonaliseKernel, ColumnsAreOrthonormalAndSpanWhatTheySpanned) {
+  constexpr int kRows = 601, kColumns = 4;  // more rows than a block has threads
+  Operand x = random_operand({{kRows}, {kColumns}}, 1);
+  for (int r = 0; r < kRows; ++r) {
+    float* const row = &x.values[r * kColumns];
+    row[0] *= 1e-4f;
+    row[2] = 3 * row[0] - 2 * row[1];  // depends on those before it
+  }
+  const Values y = call(op_of(orthogonalise), {x}, {plain({{kRows}, {kColumns}})})[0];
+  for (int i = 0; i < kColumns; ++i)
+    for (int j = 0; j < kColumns; ++j) EXPECT_NEAR(product_of(y, i, y, j, kRows), i == j ? 1 : 0, 1e-5) << i << j;
+  for (int c = 0; c < kColumns; ++c) {
+    double within = 0;
+    for (int i = 0; i <= c; ++i) within += std::pow(product_of(y, i, x.values, c, kRows), 2);
+    EXPECT_NEAR(within / product_of(x.values, c, x.values, c, kRows), 1, 1e-5) << c;
+  }
+  EXPECT_GT(product_of(y, 0, x.values, 0, kRows), 0) << "the first column keeps its direction";
+}
+
+KERNEL_TEST(OrthogonaliseKernel, ZerosGiveWayAndSurplusColumnsBecomeZero) {
+  Operand x = random_operand({{2}, {3}}, 1);
+  x.values.assign(6, 0.0f);
+  const Values y = call(op_of(orthogonalise), {x}, {plain({{2}, {3}})})[0];
+  for (int i = 0; i < 3; ++i)
+    for (int j = 0; j < 3; ++j) EXPECT_NEAR(product_of(y, i, y, j, 2), i == j && i < 2 ? 1 : 0, 1e-5) << i << j;
+  x.values[3] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(std::isnan(call(op_of(orthogonalise), {x}, {plain({{2}, {3}})})[0][0])) << "what overflowed stays so";
 }
 
 // --- What cannot be run

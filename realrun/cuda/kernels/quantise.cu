@@ -1,5 +1,7 @@
-// Quantisers. A code takes a byte of memory, also one of four bits, and links carry it so.
+// Quantisers. A code takes a byte of memory, also one of four bits, and links carry it so. And the largest of many
+// numbers.
 #include "realrun/cuda/kernels/call.cuh"
+#include "realrun/cuda/kernels/cut.cuh"
 
 namespace orrery::cuda {
 namespace {
@@ -28,13 +30,15 @@ struct Feedback {
   __device__ bool has(std::int64_t i) const { return error.data != nullptr && i < numbers; }
 };
 
+__device__ float fed_back(const Feedback& f, std::int64_t i, float number) {
+  return f.factor * number + (f.has(i) ? load(f.error, i) : 0.0f);
+}
+
 // A warp computes the codes of one group; it reads the numbers twice. `plain(i)`: the number of the i-th code, without
 // the error.
 template <class Plain>
 __device__ void write_group(const Codes& to, float largest, const Feedback& feedback, Plain plain) {
-  const auto number = [&](std::int64_t i) {
-    return feedback.factor * plain(i) + (feedback.has(i) ? load(feedback.error, i) : 0.0f);
-  };
+  const auto number = [&](std::int64_t i) { return fed_back(feedback, i, plain(i)); };
   const bool signs = to.codes.dtype == Dtype::sign;
   const CodesShape& s = to.shape;
   const std::int64_t group = thread_number() / kWarp;
@@ -55,11 +59,10 @@ __device__ void write_group(const Codes& to, float largest, const Feedback& feed
   if (lane == 0) to.scales[group] = scale;
   for (std::int64_t i = begin + lane; i < end; i += kWarp) {
     const float x = number(i);
-    const float code = signs       ? (x < 0 ? -1.0f : 1.0f)
-                       : scale > 0 ? fminf(fmaxf(rintf(x / scale), -largest), largest)
-                                   : 0;
+    const float nearest = to.codes.dtype == Dtype::fp8 ? x / scale : rintf(x / scale);  // fp8 is rounded when stored
+    const float code = signs ? (x < 0 ? -1.0f : 1.0f) : scale > 0 ? fminf(fmaxf(nearest, -largest), largest) : 0;
     store(to.codes, i, code);
-    if (feedback.has(i)) store(feedback.new_error, i, x - scale * code);
+    if (feedback.has(i)) store(feedback.new_error, i, x - scale * load(to.codes, i));
   }
 }
 
@@ -78,7 +81,47 @@ __global__ void dequantise_kernel(Codes from, std::int64_t numbers, float factor
   store(y, i, accumulate ? load(y, i) + number : number);
 }
 
-Feedback feedback_of(const Call& call, const QuantiserShapes& s) {
+// A block finds the largest of a group.
+__global__ void sparsify_kernel(SparseShape s, Any x, Feedback feedback, float* values, Any indices) {
+  const std::int64_t begin = s.begin(blockIdx.x), first = blockIdx.x * s.kept;
+  const auto count = static_cast<int>(s.begin(blockIdx.x + 1) - begin);
+  const int kept = count < s.kept ? count : static_cast<int>(s.kept);
+  const auto number = [&](int i) { return fed_back(feedback, begin + i, load(x, begin + i)); };
+  // Magnitudes compare as their bits do: what is no number is larger than any. Above 0.
+  const auto key_of = [&](int i) { return __float_as_uint(fabsf(number(i))) + 1; };
+  auto* const room = reinterpret_cast<int*>(dynamic_shared());
+  for (int k = kept + static_cast<int>(threadIdx.x); k < s.kept; k += kThreads) {
+    values[first + k] = 0;
+    store(indices, first + k, 0);
+  }
+  if (kept == 0) return;
+  for_each(count, cut_of(count, kept, key_of, room), key_of, room, [&](int i, std::uint32_t, int place) {
+    const float x_i = number(i);
+    if (place >= 0) {
+      values[first + place] = x_i;
+      store(indices, first + place, static_cast<float>(i));
+    }
+    if (feedback.has(begin + i)) store(feedback.new_error, begin + i, place >= 0 ? 0 : x_i);
+  });
+}
+
+// A block adds up a group, one contribution after the other: their indices may be equal.
+__global__ void densify_kernel(SparseShape s, const float* values, Any indices, float factor, Any y) {
+  const std::int64_t begin = s.begin(blockIdx.x), end = s.begin(blockIdx.x + 1);
+  for (std::int64_t i = begin + threadIdx.x; i < end; i += kThreads) store(y, i, 0);
+  for (std::int64_t p = 0; p < s.parts; ++p) {
+    __syncthreads();
+    const std::int64_t first = (p * s.groups + blockIdx.x) * s.kept;
+    for (std::int64_t k = threadIdx.x; k < s.kept; k += kThreads) {
+      if (values[first + k] == 0) continue;  // it may stand for no number
+      const std::int64_t i = begin + load_index(indices, first + k);
+      store(y, i, load(y, i) + factor * values[first + k]);
+    }
+  }
+}
+
+template <class Shapes>
+Feedback feedback_of(const Call& call, const Shapes& s) {
   const auto numbers_of = [&](const Operand& o) { return o.data == nullptr ? Any{} : call.numbers(o); };
   return {numbers_of(s.error), numbers_of(s.new_error), s.numbers, static_cast<float>(call.op.scale)};
 }
@@ -109,6 +152,18 @@ void dequantise(const Call& call) {
   const Codes from = codes_of(call, s.read, call.read(0), call.read(1));
   ORRERY_LAUNCH(call, dequantise_kernel, Elements{s.numbers}, 0, from, s.numbers, static_cast<float>(call.op.scale),
                 call.out(0), call.op.accumulate);
+}
+
+void sparsify(const Call& call) {
+  const SparseShape s = sparse_shape(call);
+  ORRERY_LAUNCH(call, sparsify_kernel, blocks(s.groups), bytes_for<int>(kWarps), s, call.in(0), feedback_of(call, s),
+                call.singles(call.write(0)), call.indices(call.write(1)));
+}
+
+void densify(const Call& call) {
+  const SparseShape s = sparse_shape(call);
+  ORRERY_LAUNCH(call, densify_kernel, blocks(s.groups), 0, s, call.singles(call.read(0)), call.indices(call.read(1)),
+                static_cast<float>(call.op.scale), call.out(0));
 }
 
 }  // namespace orrery::cuda

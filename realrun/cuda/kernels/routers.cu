@@ -1,63 +1,10 @@
 // Routers in which tokens do not choose on their own, and the one without logits (realrun/routers.h).
 #include "realrun/cuda/kernels/call.cuh"
+#include "realrun/cuda/kernels/cut.cuh"
 #include "realrun/routers.h"
 
 namespace orrery::cuda {
 namespace {
-
-constexpr int kWarps = kThreads / kWarp;
-
-// A key that rises with the number; never 0, which stands for no number.
-__device__ std::uint32_t key_of_number(float x) {
-  const std::uint32_t bits = __float_as_uint(x + 0.0f);  // + 0.0f: -0 becomes 0
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-__device__ float number_of_key(std::uint32_t key) {
-  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
-}
-
-// The n largest of a block's candidates: all with keys above `key`, and the first `of_key` of those with this key.
-struct Cut {
-  std::uint32_t key;
-  int of_key;
-};
-
-// REQUIRES: at least n candidates, n >= 1. room: shared memory, one element per warp. All threads must call it.
-template <class KeyOf>
-__device__ Cut cut_of(int count, int n, const KeyOf& key_of, int* room) {
-  const auto at_least = [&](std::uint32_t key) {
-    int found = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) found += key_of(i) >= key ? 1 : 0;
-    return block_sum(found, room);
-  };
-  Cut cut{0, n};
-  for (std::uint32_t bit = 0x80000000u; bit != 0; bit >>= 1)
-    if (at_least(cut.key | bit) >= n) cut.key |= bit;
-  if (cut.key != 0xffffffffu) cut.of_key = n - at_least(cut.key + 1);
-  return cut;
-}
-
-// Calls visit(candidate, its key, whether it is among the largest), in thread candidate % kThreads.
-template <class KeyOf, class Visit>
-__device__ void for_each(int count, const Cut& cut, const KeyOf& key_of, int* room, const Visit& visit) {
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
-  int met = 0;
-  for (int tile = 0; tile < count; tile += kThreads) {
-    const int i = tile + thread;
-    const std::uint32_t key = i < count ? key_of(i) : 0;
-    const unsigned votes = __ballot_sync(kAllLanes, key == cut.key);
-    __syncthreads();
-    if (lane == 0) room[warp] = __popc(votes);
-    __syncthreads();
-    int before = met + __popc(votes & ((1u << lane) - 1));
-    for (int w = 0; w < kWarps; ++w) {
-      before += w < warp ? room[w] : 0;
-      met += room[w];
-    }
-    if (i < count) visit(i, key, key > cut.key || (key == cut.key && before < cut.of_key));
-  }
-  __syncthreads();
-}
 
 // One block per expert. weights: the scores; those that are not chosen become 0.
 __global__ void choose_tokens_kernel(int tokens, int experts, int seats, float scale, Any weights, Any choices) {
@@ -66,7 +13,8 @@ __global__ void choose_tokens_kernel(int tokens, int experts, int seats, float s
   const auto at = [&](int token) { return static_cast<std::int64_t>(token) * experts + expert; };
   const auto key_of = [&](int token) { return key_of_number(load(weights, at(token))); };
   const Cut cut = cut_of(tokens, seats, key_of, room);
-  for_each(tokens, cut, key_of, room, [&](int token, std::uint32_t key, bool chosen) {
+  for_each(tokens, cut, key_of, room, [&](int token, std::uint32_t key, int place) {
+    const bool chosen = place >= 0;
     store(weights, at(token), chosen ? scale * number_of_key(key) : 0.0f);
     store(choices, at(token), chosen ? static_cast<float>(expert) : -1.0f);
   });
@@ -110,8 +58,8 @@ __global__ void auction_kernel(int tokens, int experts, int seats, Any logits, f
       const auto key_of = [&](int t) { return owner_of(t) == e ? 0u : key_of_number(logit(t, e) - prices[t]); };
       const Cut cut = cut_of(tokens, wanted, key_of, room);
       const float next = number_of_key(others > wanted ? cut_of(tokens, wanted + 1, key_of, room).key : cut.key);
-      for_each(tokens, cut, key_of, room, [&](int t, std::uint32_t key, bool bids) {
-        if (!bids) return;
+      for_each(tokens, cut, key_of, room, [&](int t, std::uint32_t key, int place) {
+        if (place < 0) return;
         const float more = number_of_key(key) - next, offer = more + step, price = prices[t] + offer;
         if (bidders[t] >= 0 && !(price > offers[t])) return;
         bidders[t] = e;
