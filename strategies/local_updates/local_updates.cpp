@@ -20,7 +20,7 @@ bool used(const Scenario& scenario) { return scenario.plan.local.steps > 0; }
 // Replicas that send each other compressed gradients are workers, too.
 bool has_workers(const Scenario& scenario) { return used(scenario) || scenario.plan.compressed.used(); }
 Dtype wire_dtype(const Options& options) {
-  constexpr Dtype kDtypes[]{Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::int8, Dtype::int4};
+  constexpr Dtype kDtypes[]{Dtype::fp32, Dtype::bf16, Dtype::fp16, Dtype::int8, Dtype::int4, Dtype::fp8};
   return kDtypes[static_cast<std::size_t>(options.dtype)];
 }
 bool sends_codes(const Options& options) { return bits_of(wire_dtype(options)) < 16; }

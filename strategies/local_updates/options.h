@@ -8,8 +8,8 @@ namespace orrery::local_updates {
 
 enum class OuterOptimizer : std::uint8_t { average, momentum, nesterov, pull };
 inline constexpr std::array<std::string_view, 4> kOuterOptimizerNames{"average", "momentum", "nesterov", "pull"};
-enum class OuterDtype : std::uint8_t { fp32, bf16, fp16, int8, int4 };
-inline constexpr std::array<std::string_view, 5> kOuterDtypeNames{"fp32", "bf16", "fp16", "int8", "int4"};
+enum class OuterDtype : std::uint8_t { fp32, bf16, fp16, int8, int4, fp8 };
+inline constexpr std::array<std::string_view, 6> kOuterDtypeNames{"fp32", "bf16", "fp16", "int8", "int4", "fp8"};
 
 struct Options {
   std::int64_t steps = 0, workers = 0, delay = 0, fragments = 1;
@@ -49,9 +49,9 @@ struct Options {
             "local updates: parts of the model that workers agree on in turn, each every local_steps steps (streaming "
             "DiLoCo)");
     v.field("outer_dtype", dtype, kOuterDtypeNames,
-            "local updates: dtype of displacements on the wire; int8 and int4 are codes with an fp32 scale for 4096 "
-            "numbers, for outer_optimizer \"momentum\" or \"nesterov\" and outer_delay 0; parameters are averaged in "
-            "their own");
+            "local updates: dtype of displacements on the wire; int8, int4 and fp8 are codes with an fp32 scale for "
+            "4096 numbers, for outer_optimizer \"momentum\" or \"nesterov\" and outer_delay 0; parameters are averaged "
+            "in their own");
   }
 };
 

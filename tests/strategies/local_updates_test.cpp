@@ -83,7 +83,8 @@ TEST(LocalUpdates, AWorkerSendsItsCopyOnce) {
 // Codes of displacements are exchanged and gathered, each with a scale for 4096 of them.
 TEST(LocalUpdates, DisplacementsTravelAsCodes) {
   for (const auto& [dtype, bytes] :
-       {std::pair(local_updates::OuterDtype::int8, 1.0), std::pair(local_updates::OuterDtype::int4, 0.5)}) {
+       {std::pair(local_updates::OuterDtype::int8, 1.0), std::pair(local_updates::OuterDtype::fp8, 1.0),
+        std::pair(local_updates::OuterDtype::int4, 0.5)}) {
     Scenario s = four_nodes(OuterOptimizer::nesterov, 0);
     s.plan.local.dtype = dtype;
     const Program p = proven(s);
