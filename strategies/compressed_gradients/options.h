@@ -6,25 +6,27 @@
 
 namespace orrery::compressed_gradients {
 
-enum class Method : std::uint8_t { none, onebit_adam };
-inline constexpr std::array<std::string_view, 2> kMethodNames{"none", "onebit_adam"};
+enum class Method : std::uint8_t { none, onebit_adam, powersgd, topk };
+inline constexpr std::array<std::string_view, 4> kMethodNames{"none", "onebit_adam", "powersgd", "topk"};
 
 struct Options {
   static constexpr std::int64_t kGroup = 32768;
 
   Method method = Method::none;
-  std::int64_t group = kGroup;
+  std::int64_t group = kGroup, matrix_rank = 1, kept = 32;
 
   bool used() const { return method != Method::none; }
 
   void visit_fields(FieldVisitor& v) {
     v.field("gradient_compression", method, kMethodNames,
-            "what data-parallel replicas send in place of gradients: the signs of their momenta, with error feedback "
-            "(1-bit Adam, in the steps after its warm-up)");
-    v.field(
-        "compression_group_size", group, degree(1),
-        "compressed data parallelism: numbers that share a scale (DeepSpeed's 1-bit Adam has one scale for all that a "
-        "worker sends)");
+            "what data-parallel replicas send in place of gradients, with error feedback: the signs of their momenta "
+            "(1-bit Adam, in the steps after its warm-up), factors of low rank (PowerSGD), or the largest numbers");
+    v.field("compression_group_size", group, degree(1),
+            "1-bit Adam: numbers that share a scale (DeepSpeed's 1-bit Adam has one scale for all that a worker "
+            "sends); topk: numbers of which each worker sends the largest");
+    v.field("compression_kept", kept, degree(1), "topk: how many numbers of each group a worker sends");
+    v.field("compression_rank", matrix_rank, degree(1),
+            "PowerSGD: rank of the product that stands for a gradient matrix (PyTorch: matrix_approximation_rank)");
   }
 };
 

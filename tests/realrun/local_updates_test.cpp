@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "realrun/backend.h"
 #include "realrun/executor.h"
+#include "realrun/layout.h"
 #include "sim/program/check.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
@@ -207,9 +210,12 @@ TEST_F(OuterSteps, OfCodes) {
     const std::string divided = nesterov + ", " + layout;
     const Values plain = with(divided, 2);
     const double eight = distance(with(divided + R"(, "outer_dtype": "int8")", 2), plain, x0),
+                 fp8 = distance(with(divided + R"(, "outer_dtype": "fp8")", 2), plain, x0),
                  four = distance(with(divided + R"(, "outer_dtype": "int4")", 2), plain, x0);
     EXPECT_GT(eight, 1e-4) << layout;
     EXPECT_LT(eight, 0.04) << layout;
+    EXPECT_GT(fp8, 1e-4) << layout;
+    EXPECT_LT(fp8, 0.04) << layout;  // of each number, not of the largest of 4096
     EXPECT_GT(four, 5 * eight) << layout;
   }
 }
@@ -314,6 +320,149 @@ TEST(OneBitAdam, ErrorsAreMadeUpFor) {
   };
   EXPECT_GT(apart(5), 0.5);
   EXPECT_LT(apart(40), 0.5);
+}
+
+// Top-k. If workers send all that they have, training is that on summed gradients.
+TEST(TopK, LosesNothingIfAllIsSent) {
+  const ExecutionOptions options = steps(3, 0.01);
+  for (const char* optimizer : {R"("optimizer": "sgd_momentum", "clip_grad": 0.1)", R"("optimizer": "adamw")"}) {
+    const std::string all =
+        R"({"gradient_compression": "topk", "compression_group_size": 50, "compression_kept": 50, )" +
+        std::string(optimizer);
+    const Values begin = begin_of(tiny("{}")), expected = parameters(tiny(std::string("{") + optimizer + "}"), options);
+    for (const char* layout : {"", R"(, "local_workers": 2)", R"(, "tensor_parallel": 2, "sequence_parallel": true)",
+                               R"(, "pipeline_parallel": 2)", R"(, "framework": "deepspeed")"})
+      EXPECT_LT(distance(parameters(tiny(all + layout + "}"), options), expected, begin), 10 * kRounding)
+          << optimizer << layout;
+  }
+}
+
+// Steps so small that gradients stay as they are: a serial program that knows each worker's gradients sends the same.
+TEST(TopK, IsTheSerialAlgorithm) {
+  constexpr std::size_t kWorkers = 4, kGroup = 40, kKept = 3;
+  constexpr double kRate = 5e-4;
+  const Scenario scenario =
+      tiny(R"({"gradient_compression": "topk", "compression_group_size": 40, "compression_kept": 3})");
+  const Execution begin = execute(scenario, steps(1, 0));
+  const Scenario never = tiny(R"({"local_steps": 10, "local_workers": 4})");
+  std::vector<Values> gradients, errors;
+  for (std::size_t w = 0; w < kWorkers; ++w) {
+    gradients.push_back(combine(20, numbers(begin.parameters), -20, copy_of(never, w, steps(1, 0.05))));
+    errors.emplace_back(gradients.back().size());
+  }
+  Values expected(gradients.front().size());
+  for (int step = 0; step < 4; ++step)
+    for (std::size_t w = 0; w < kWorkers; ++w) {
+      Values& own = errors[w] = combine(1, errors[w], 1, gradients[w]);
+      std::size_t at = 0;  // of the piece
+      for (std::size_t t = 0; t < begin.parameters.size();) {
+        const auto piece_of = [&](std::size_t i) {
+          const std::string& name = begin.parameters[i].name;
+          return name.substr(0, name.rfind(' '));
+        };
+        std::size_t size = 0;
+        const std::string piece = piece_of(t);
+        for (; t < begin.parameters.size() && piece_of(t) == piece; ++t) size += begin.parameters[t].values.size();
+        const std::size_t groups = (size + kGroup - 1) / kGroup, group = (size + groups - 1) / groups;
+        for (std::size_t g = 0; g * group < size; ++g) {
+          std::vector<std::size_t> order;
+          for (std::size_t i = g * group; i < std::min(size, (g + 1) * group); ++i) order.push_back(at + i);
+          std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return std::abs(own[i]); });
+          order.resize(std::min(order.size(), kKept));
+          for (const std::size_t i : order) expected[i] += std::exchange(own[i], 0) / kWorkers;
+        }
+        at += size;
+      }
+    }
+  const Values moved = combine(1 / kRate, numbers(begin.parameters), -1 / kRate, parameters(scenario, steps(4, kRate)));
+  EXPECT_LT(distance(moved, expected, Values(expected.size())), 0.05);  // near ties fall either way
+}
+
+// PowerSGD. A product of rank 8 loses nothing of the gradients of eight tokens: training is that on their sum, in
+// whatever layout.
+TEST(PowerSgd, LosesNothingOfGradientsOfItsRank) {
+  const std::string few =
+      R"({"model": {"hidden": 64, "tied_embeddings": false}, "workload": {"sequence_length": 2, "global_batch_size": 4}})";
+  const std::string rank8 = R"({"gradient_compression": "powersgd", "compression_rank": 8)";
+  const auto in = [&](const std::string& plan) { return tiny(plan, few); };
+  for (const char* optimizer : {R"("optimizer": "sgd_momentum", "clip_grad": 0.1)", R"("optimizer": "adamw")"}) {
+    const ExecutionOptions options = steps(3, 0.01);
+    const Values begin = begin_of(in("{}")), expected = parameters(in(std::string("{") + optimizer + "}"), options);
+    for (const char* layout : {"", R"(, "local_workers": 2)", R"(, "tensor_parallel": 2, "sequence_parallel": true)",
+                               R"(, "pipeline_parallel": 2)", R"(, "framework": "deepspeed")"})
+      EXPECT_LT(distance(parameters(in(rank8 + ", " + optimizer + layout + "}"), options), expected, begin),
+                10 * kRounding)
+          << optimizer << layout;
+  }
+}
+
+// PowerSGD of one matrix, by its definition, on the mean gradient of all workers: errors and means are linear in it.
+struct SerialPowerSgd {
+  std::size_t rows, columns, rank;
+  Values q, error;
+
+  Values agree(const Values& gradient) {
+    const Values m = combine(1, gradient, 1, error);
+    Values p(rows * rank), product(rows * columns);
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t c = 0; c < columns; ++c)
+        for (std::size_t k = 0; k < rank; ++k) p[r * rank + k] += m[r * columns + c] * q[c * rank + k];
+    for (std::size_t k = 0; k < rank; ++k) {
+      for (std::size_t j = 0; j < k; ++j) {
+        double along = 0;
+        for (std::size_t r = 0; r < rows; ++r) along += p[r * rank + k] * p[r * rank + j];
+        for (std::size_t r = 0; r < rows; ++r) p[r * rank + k] -= along * p[r * rank + j];
+      }
+      double squares = 0;
+      for (std::size_t r = 0; r < rows; ++r) squares += p[r * rank + k] * p[r * rank + k];
+      for (std::size_t r = 0; r < rows; ++r) p[r * rank + k] /= std::sqrt(squares);
+    }
+    std::ranges::fill(q, 0.0);
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t c = 0; c < columns; ++c)
+        for (std::size_t k = 0; k < rank; ++k) q[c * rank + k] += m[r * columns + c] * p[r * rank + k];
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t c = 0; c < columns; ++c)
+        for (std::size_t k = 0; k < rank; ++k) product[r * columns + c] += p[r * rank + k] * q[c * rank + k];
+    error = combine(1, m, -1, product);
+    return product;
+  }
+};
+
+// Steps so small that gradients stay as they are, with rank 2: what matrices lose in a step comes back in later ones.
+TEST(PowerSgd, IsTheSerialAlgorithm) {
+  constexpr std::size_t kRank = 2, kHidden = 32;
+  constexpr double kRate = 5e-4;
+  const Scenario scenario = tiny(R"({"gradient_compression": "powersgd", "compression_rank": 2})");
+  const Execution begin = execute(scenario, steps(1, 0)), summed = execute(tiny("{}"), steps(1, 0.05));
+  for (const std::int64_t count : {1, 5}) {
+    const Execution run = execute(scenario, steps(count, kRate));
+    std::size_t direction = 0;
+    std::string piece;
+    for (std::size_t t = 0; t < run.parameters.size(); ++t) {
+      const WholeTensor &from = begin.parameters[t], &to = run.parameters[t], &one = summed.parameters[t];
+      Values gradient, moved;
+      for (std::size_t i = 0; i < from.values.size(); ++i) {
+        gradient.push_back((from.values[i] - one.values[i]) / 0.05);
+        moved.push_back((from.values[i] - to.values[i]) / kRate);
+      }
+      if (const std::string of = from.name.substr(0, from.name.rfind(' ')); of != piece) piece = of, direction = 0;
+      Values expected(gradient.size());
+      if (gradient.size() < kHidden * kHidden / 2) {  // a vector, sent as it is
+        for (double& x : expected) x = static_cast<double>(count);
+        std::ranges::transform(expected, gradient, expected.begin(), std::multiplies());
+      } else {
+        std::size_t rows = from.sizes.size() == 2 ? static_cast<std::size_t>(from.sizes[0]) : 1;
+        for (std::size_t d = 0; from.sizes.size() > 2 && rows < kHidden; ++d)
+          rows *= static_cast<std::size_t>(from.sizes[d]);
+        SerialPowerSgd serial{rows, gradient.size() / rows, kRank, {}, Values(gradient.size())};
+        for (std::size_t i = 0; i < serial.columns * kRank; ++i)
+          serial.q.push_back(realrun::counter_uniform(7, (std::uint64_t{1} << 40) + 7, direction++));
+        for (std::int64_t step = 0; step < count; ++step) expected = combine(1, expected, 1, serial.agree(gradient));
+      }
+      EXPECT_LT(distance(moved, expected, Values(expected.size())), 0.01) << count << " steps: " << from.name;
+    }
+  }
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -64,6 +66,81 @@ TEST(OneBitAdam, CopiesGradientsAsAdamDoes) {
   EXPECT_EQ(with, copies(s));
 }
 
+Scenario of_rank(std::int64_t rank) {
+  Scenario s = onebit();
+  s.plan.compressed = {.method = compressed_gradients::Method::powersgd, .matrix_rank = rank};
+  return s;
+}
+
+// Factors of the four matrices of a layer, and all vectors: r (n + m) in place of n m numbers.
+TEST(PowerSgd, SendsFactorsOfMatricesAndVectorsAsTheyAre) {
+  constexpr std::int64_t kHidden = 1024, kFfn = 4096;
+  for (const std::int64_t rank : {1, 4, 512}) {
+    const Program p = proven(of_rank(rank));
+    const Piece& layer = piece_named(p, "layer");
+    std::int64_t sent = 0, vectors = 0, matrices = 0;
+    for (const ParameterGradient& g : layer.parameters) {
+      const std::int64_t numbers = layer.tensors[g.parameter].elements();
+      (numbers < kHidden * kHidden ? vectors : matrices) += numbers;
+    }
+    for (const Op& op : layer.update.ops)
+      if (op.kind == OpKind::all_reduce && op.reduction == Reduction::mean) {
+        sent += layer.tensors[op.reads[0]].elements();
+        EXPECT_EQ(p.mesh.size(op.group), 32);
+        EXPECT_EQ(layer.tensors[op.reads[0]].dtype, Dtype::fp32);
+      }
+    const std::int64_t sides = (kHidden + 3 * kHidden) + (kHidden + kHidden) + 2 * (kHidden + kFfn);
+    // Factors of rank 512 save less than half of any of these matrices.
+    EXPECT_EQ(sent, vectors + (rank == 512 ? matrices : rank * sides)) << rank;
+  }
+}
+
+// The error of all gradients, and the right factors, on every rank.
+TEST(PowerSgd, KeepsErrorsAndRightFactors) {
+  const auto states = [](const Scenario& s) {
+    return piece_memory(piece_named(proven(s), "layer"), 1).resident.of(Place::device, Category::optimizer_state);
+  };
+  Scenario plain = onebit();
+  plain.plan.compressed = {};
+  const Piece layer = piece_named(proven(plain), "layer");
+  double numbers = 0;
+  for (const ParameterGradient& g : layer.parameters)
+    numbers += static_cast<double>(layer.tensors[g.parameter].elements());
+  constexpr double kColumns = 3 * 1024 + 1024 + 4096 + 1024;
+  EXPECT_NEAR(states(of_rank(2)) - states(plain), 4 * (numbers + 2 * kColumns), 4 * 64);
+}
+
+// Each worker's largest numbers and their places: 8 bytes for each that is kept.
+TEST(TopK, SendsTheLargestOfEachGroup) {
+  Scenario s = onebit();
+  s.plan.compressed = {.method = compressed_gradients::Method::topk, .group = 1000, .kept = 10};
+  const Program p = proven(s);
+  const Piece& layer = piece_named(p, "layer");
+  double numbers = 0, gathered = 0;
+  for (const ParameterGradient& g : layer.parameters)
+    numbers += static_cast<double>(layer.tensors[g.parameter].elements());
+  for (const Op& op : layer.update.ops)
+    if (op.kind == OpKind::all_gather) gathered += static_cast<double>(layer.tensors[op.writes[0]].bytes());
+  EXPECT_NEAR(gathered / (32 * 8 * numbers / 100), 1, 1e-3);
+}
+
+// In a program with any precision, framework and layout, all workers end with equal parameters (rule 26).
+TEST(PowerSgd, AllWorkersHaveTheSameParameters) {
+  using enum compressed_gradients::Method;
+  for (const auto stack : {framework::Stack::orrery, framework::Stack::deepspeed, framework::Stack::megatron_core})
+    for (const auto mix : {precision::Mix::fp32, precision::Mix::bf16})
+      for (const auto& [method, stages] : {std::pair(powersgd, 1), std::pair(powersgd, 2), std::pair(topk, 2)}) {
+        Scenario s = onebit();
+        s.plan.compressed.method = method;
+        s.plan.framework.stack = stack;
+        s.plan.precision.mix = mix;
+        s.plan.pipeline.degree = stages;
+        s.plan.tensor.degree = 2;
+        EXPECT_EQ(refusal_of(s), "nothing");
+        proven(s);
+      }
+}
+
 TEST(OneBitAdam, NumbersOfWorkersCanBeSearched) {
   for (const Strategy& strategy : all_strategies())
     for (const SearchAxis& axis : strategy.search_axes)
@@ -96,6 +173,21 @@ TEST(OneBitAdam, WhatItDoesNotGoWithIsRefused) {
               HasSubstr("for a model with experts"));
   EXPECT_THAT(refused([](Scenario& s) { s.plan.compressed = {.group = 64}; }),
               HasSubstr("without gradient_compression"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.compressed.kept = 8; }),
+              HasSubstr("without gradient_compression \"topk\""));
+  EXPECT_THAT(refused([](Scenario& s) {
+                s.plan.compressed = {.method = compressed_gradients::Method::topk, .group = 8, .kept = 9};
+              }),
+              HasSubstr("at most compression_group_size, 8"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.compressed.matrix_rank = 2; }),
+              HasSubstr("without gradient_compression \"powersgd\""));
+  EXPECT_EQ(refusal_of([] {
+              Scenario s = of_rank(3);
+              s.plan.optimizer.rule = optimizer::Rule::sgd;
+              s.plan.optimizer.moments = optimizer::MomentDtype::fp32;
+              return s;
+            }()),
+            "nothing");
   EXPECT_THAT(refused([](Scenario& s) { s.plan.local.workers = 3; }),
               HasSubstr("a divisor of the data-parallel degree"));
   EXPECT_THAT(refused([](Scenario& s) { s.plan.local.workers = 1; }), HasSubstr("there is one worker"));

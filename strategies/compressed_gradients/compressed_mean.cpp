@@ -1,0 +1,205 @@
+#include "strategies/compressed_gradients/compressed_mean.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "sim/program/rewrite.h"
+
+namespace orrery::compressed_gradients {
+namespace {
+
+// PyTorch's min_compression_rate: how many times the numbers of its factors a matrix must have to be sent as these.
+constexpr std::int64_t kLeastSaved = 2;
+
+// Puts ops in front of the optimizer, for each set of trained parameters.
+class CompressedMean {
+ public:
+  CompressedMean(const Options& options, const Mesh& mesh, Piece& piece)
+      : options_(options), workers_(mesh.group(MeshAxis::worker)), count_(mesh.size(MeshAxis::worker)), piece_(piece) {}
+
+  void run() {
+    for (std::size_t s = 0; s < piece_.sets.size(); ++s)
+      if (!piece_.sets[s].frozen()) agree(s);
+    // Sums over the ranks of a worker come first.
+    std::vector<Op>& update = piece_.update.ops;
+    update.insert(std::ranges::find_if(update, [](const Op& op) { return !is_communication(op.kind); }), ops_.begin(),
+                  ops_.end());
+  }
+
+ private:
+  // A part of a flat buffer: a matrix that is sent as its factors, or numbers that are sent as they are (columns 0).
+  struct Part {
+    std::int64_t begin = 0, rows = 0, columns = 0;
+    std::int64_t rank = 0;
+    std::int64_t left = 0, right = 0;  // where the factors, or the numbers, begin in their buffers
+  };
+
+  void agree(std::size_t set) {
+    const TensorId gradients = piece_.sets[set].gradients;
+    const TensorId error = clone_tensor(piece_, gradients, "compression_error", Category::optimizer_state, Dtype::fp32);
+    piece_.tensors[error].resident = true;
+    const bool in_place = piece_.tensors[gradients].dtype == Dtype::fp32;
+    const TensorId mean =
+        in_place ? gradients : clone_tensor(piece_, gradients, "mean_gradients", Category::workspace, Dtype::fp32);
+    options_.method == Method::topk ? send_largest(gradients, error, mean) : send_factors(set, error, mean);
+    if (!in_place) put(OpKind::cast, "cast_mean_gradients", {mean}, {gradients});
+  }
+
+  // ---- top-k
+
+  void send_largest(TensorId gradients, TensorId error, TensorId mean) {
+    Tensor own = piece_.tensors[mean];
+    own.name = "largest";
+    own.alias_of = kNoTensor;
+    own.resident = false;
+    own.category = Category::communication_buffer;
+    const std::int64_t numbers = own.sizes[0], groups = (numbers + options_.group - 1) / options_.group;
+    own.sizes[0] = groups;
+    own.append({std::min(options_.kept, (numbers + groups - 1) / groups), Axis::none});
+    own = with_contributions(own, 1);
+    Tensor all = own;
+    own.over[0].append(workers_);
+    all.sizes[0] = count_;
+    const TensorId values = piece_.add(own), all_values = piece_.add(all);
+    own.dtype = all.dtype = Dtype::int32;
+    own.name = all.name = "places_of_largest";
+    const TensorId indices = piece_.add(own), all_indices = piece_.add(all);
+    put(OpKind::sparsify, "keep_largest", {gradients, error}, {values, indices, error});
+    send(OpKind::all_gather, "workers.all_gather", values, all_values);
+    send(OpKind::all_gather, "workers.all_gather", indices, all_indices);
+    put(OpKind::densify, "add_largest", {all_values, all_indices}, {mean}).scale = 1 / static_cast<double>(count_);
+  }
+
+  // ---- PowerSGD
+
+  void send_factors(std::size_t set, TensorId error, TensorId mean) {
+    const TensorId gradients = piece_.sets[set].gradients;
+    std::vector<Part> matrices, others;
+    std::int64_t left_size = 0, right_size = 0;
+    for (const ParameterGradient& p : piece_.parameters) {
+      if (p.set != set || p.gradient == kNoTensor || piece_.tensors[p.parameter].shared) continue;
+      Part part = part_of(p, gradients);
+      part.left = left_size, part.right = right_size;
+      left_size += part.columns > 0 ? part.rows * part.rank : part.rows;
+      right_size += part.columns * part.rank;
+      (part.columns > 0 ? matrices : others).push_back(part);
+    }
+    if (left_size == 0) return;
+    const TensorId left = add_buffer(gradients, "left_factors", left_size);
+    put(OpKind::add, "add_error", {gradients, error}, {error});
+    for (const Part& part : others)
+      put(OpKind::cast, "send", {view(error, part.begin, part.rows)}, {view(left, part.left, part.rows)});
+    if (matrices.empty())
+      average(left, left);
+    else
+      iterate(matrices, error, left, add_buffer(gradients, "own_right_factors", right_size), mean);
+    for (const Part& part : others)
+      put(OpKind::cast, "receive", {view(left, part.left, part.rows)}, {view(mean, part.begin, part.rows)});
+    // What is sent as it is loses nothing.
+    put(OpKind::subtract, "keep_error", {error, mean}, {error});
+    for (const Part& part : others) put(OpKind::zero_fill, "keep_no_error", {}, {view(error, part.begin, part.rows)});
+  }
+
+  void iterate(const std::vector<Part>& parts, TensorId error, TensorId left, TensorId own, TensorId mean) {
+    const TensorId right = clone_tensor(piece_, own, "right_factors", Category::optimizer_state, Dtype::fp32);
+    Tensor& kept = piece_.tensors[right];
+    kept.resident = kept.common = true;
+    kept.input = Input::directions;
+    struct Views {
+      TensorId matrix, p, own_q, q, product;
+    };
+    std::vector<Views> matrices;
+    for (const Part& part : parts) {
+      const Views v{view(error, part.begin, part.rows, part.columns), view(left, part.left, part.rows, part.rank),
+                    view(own, part.right, part.columns, part.rank), view(right, part.right, part.columns, part.rank),
+                    view(mean, part.begin, part.rows, part.columns)};
+      matrices.push_back(v);
+      put(OpKind::linear, "project", {v.matrix, v.q}, {v.p});
+    }
+    average(left, left);
+    for (const Views& v : matrices) {
+      put(OpKind::orthogonalise, "orthogonalise", {v.p}, {v.p});
+      put(OpKind::linear_weight_gradient, "project_back", {v.matrix, v.p}, {v.own_q});
+    }
+    average(own, right);
+    for (const Views& v : matrices)
+      put(OpKind::linear, "approximate", {v.p, v.q}, {v.product}).transposed_weight = true;
+  }
+
+  Part part_of(const ParameterGradient& p, TensorId gradients) const {
+    const Tensor& gradient = piece_.tensors[p.gradient];
+    const std::int64_t numbers = gradient.elements();
+    Part part{.rows = numbers};
+    for (TensorId at = p.gradient; at != gradients && at != kNoTensor; at = piece_.tensors[at].alias_of)
+      part.begin += piece_.tensors[at].alias_begin;
+    if (is_vector(p.parameter)) return part;
+    // There are several ways to read dimensions as rows and columns: here that with the smallest factors.
+    std::int64_t best = numbers;
+    for (std::int64_t d = 0, rows = 1; d < gradient.rank; ++d) {
+      rows *= gradient.sizes[static_cast<std::size_t>(d)];
+      if (rows + numbers / rows < best + numbers / best) best = rows;
+    }
+    const std::int64_t columns = numbers / best, rank = std::min({options_.matrix_rank, best, columns});
+    if ((best + columns) * rank * kLeastSaved >= numbers) return part;
+    part.rows = best, part.columns = columns, part.rank = rank;
+    return part;
+  }
+
+  // Biases, and weights of norms.
+  bool is_vector(TensorId parameter) const {
+    return std::ranges::any_of(piece_.forward.ops, [&](const Op& op) {
+      for (std::size_t i = 0; i < op.reads.size(); ++i)
+        if (op.reads[i] == parameter && (op.kind == OpKind::norm || i >= 2)) return true;
+      return false;
+    });
+  }
+
+  TensorId add_buffer(TensorId like, const char* name, std::int64_t size) {
+    const TensorId buffer = clone_tensor(piece_, like, name, Category::communication_buffer, Dtype::fp32);
+    piece_.tensors[buffer].sizes[0] = size;
+    return buffer;
+  }
+  // Numbers of a flat buffer; a matrix if it has columns.
+  TensorId view(TensorId buffer, std::int64_t begin, std::int64_t rows, std::int64_t columns = 0) {
+    Tensor t = piece_.tensors[buffer];
+    t.alias_of = buffer;
+    t.alias_begin = begin;
+    t.resident = t.common = false;
+    t.input = Input::none;
+    t.sizes[0] = rows;
+    if (columns > 0) t.append({columns, Axis::none});
+    return piece_.add(t);
+  }
+
+  // ---- ops
+
+  void average(TensorId from, TensorId to) {
+    send(OpKind::all_reduce, "workers.all_reduce", from, to).reduction = Reduction::mean;
+  }
+  Op& send(OpKind kind, const char* name, TensorId from, TensorId to) {
+    ops_.push_back(communication(kind, name, Phase::update, Stream::data_communication, workers_, from, to));
+    ops_.back().every = kAllInstances;
+    return ops_.back();
+  }
+  Op& put(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
+          std::initializer_list<TensorId> writes) {
+    ops_.push_back(computation(kind, name, Phase::update, reads, writes));
+    ops_.back().every = kAllInstances;
+    ops_.back().compute_dtype = Dtype::fp32;
+    return ops_.back();
+  }
+
+  const Options& options_;
+  const MeshGroup workers_;
+  const std::int64_t count_;
+  Piece& piece_;
+  std::vector<Op> ops_;
+};
+
+}  // namespace
+
+void agree_on_gradients(const Options& options, const Mesh& mesh, Piece& piece) {
+  CompressedMean(options, mesh, piece).run();
+}
+
+}  // namespace orrery::compressed_gradients
