@@ -119,10 +119,12 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
   for (int slot = 0; slot < kMemorySlots; ++slot) {
     const Op op = op_of_slot(slot);
     Memory& memory = memory_[static_cast<std::size_t>(slot)];
-    memory = {seconds_per_byte_, kernel_fixed_seconds_};
-    if (const MemoryCurve* curve = find_curve(calibration, op))
-      memory = {1 / (device.memory_bytes_per_second * curve->efficiency), curve->fixed_seconds};
-    if (!traits_of(op.kind).of_update) memory.seconds_per_byte *= calibration.memory_bound_slowdown;
+    memory.alone = seconds_per_byte_, memory.fixed_seconds = kernel_fixed_seconds_;
+    if (const MemoryCurve* curve = find_curve(calibration, op)) {
+      memory.alone = 1 / (device.memory_bytes_per_second * curve->efficiency);
+      memory.fixed_seconds = curve->fixed_seconds;
+    }
+    memory.in_step = memory.alone * (traits_of(op.kind).of_update ? 1 : calibration.memory_bound_slowdown);
   }
 
   for (std::size_t i = 0; i < kMatrixDtypes; ++i) {
@@ -276,7 +278,7 @@ KernelModel::Times KernelModel::times_of(const Op& op, std::span<const Tensor> t
     return document_times(shape, dtype, backward, *documents, bytes);
   }
   const Memory& curve = memory_[memory_slot(op)];
-  return {0, bytes * curve.seconds_per_byte, curve.fixed_seconds};
+  return {0, bytes * curve.seconds_per_byte(op), curve.fixed_seconds};
 }
 
 KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents) const {
@@ -384,9 +386,10 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, 
                         describe(kind != nullptr ? kind->residual : calibration_.memory_residual));
   }
   const bool memory_bound = !is_matmul(op.kind) && !is_attention(op.kind);
-  const double slowdown = !memory_bound                  ? calibration_.step_slowdown
-                          : traits_of(op.kind).of_update ? 1
-                                                         : calibration_.memory_bound_slowdown;
+  const bool in_update = op.phase == Phase::update || traits_of(op.kind).of_update;
+  const double slowdown = !memory_bound ? calibration_.step_slowdown
+                          : in_update   ? 1
+                                        : calibration_.memory_bound_slowdown;
   if (slowdown != 1)
     text += fmt::format(
         "  {} times {:.3f}: kernels in a training step relative to kernels alone (results/calibration/steps.json)\n",

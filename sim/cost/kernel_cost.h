@@ -198,7 +198,7 @@ class KernelModel {
   double memory_seconds(double bytes) const { return kernel_fixed_seconds_ + bytes * seconds_per_byte_; }
   double memory_seconds(const Op& op, double bytes) const {
     const Memory& curve = memory_[memory_slot(op)];
-    return curve.fixed_seconds + bytes * curve.seconds_per_byte;
+    return curve.fixed_seconds + bytes * curve.seconds_per_byte(op);
   }
   // Whether a measured efficiency lies within a factor of 2 of each dimension; true for kernels without a curve.
   bool near_measured(const Op& op, std::span<const Tensor> tensors) const;
@@ -230,8 +230,9 @@ class KernelModel {
     double compute = 0, memory = 0, fixed = 0, overlap_loss = 0;
     double seconds() const { return fixed + std::max(compute, memory) + overlap_loss * std::min(compute, memory); }
   };
-  struct Memory {  // of one kind of memory-bound kernels
-    double seconds_per_byte = 0, fixed_seconds = 0;
+  struct Memory {  // of one kind of memory-bound kernels; `alone`: without Calibration::memory_bound_slowdown
+    double in_step = 0, alone = 0, fixed_seconds = 0;
+    double seconds_per_byte(const Op& op) const { return op.phase == Phase::update ? alone : in_step; }
   };
   // One slot for each kind, or for each variant of a kind (OpTraits::functions, bias_read, bias_write).
   static constexpr int kMemorySlots = [] {

@@ -546,9 +546,10 @@ TEST(Cost, OfEveryKindOfMemoryBoundKernelIsThatOfItsOwnCurve) {
 TEST(Cost, OfTheUpdateIsNotSlowedByTheStep) {
   Calibration alone = simple_calibration(), in_step = alone;
   in_step.memory_bound_slowdown = 3;
-  const auto slower = [&](OpKind kind) {
+  const auto slower = [&](OpKind kind, Phase phase = Phase::forward) {
     Op op;
     op.kind = kind;
+    op.phase = phase;
     const auto seconds = [&](const Calibration& c) {
       return KernelModel(simple_device(), c).memory_seconds(op, 2e9) -
              KernelModel(simple_device(), c).memory_seconds(op, 1e9);
@@ -559,6 +560,8 @@ TEST(Cost, OfTheUpdateIsNotSlowedByTheStep) {
     EXPECT_NEAR(slower(kind), 3, 1e-9) << name_of(kind);
   for (const OpKind kind : {OpKind::adam, OpKind::sgd, OpKind::scale, OpKind::gradient_norm})
     EXPECT_NEAR(slower(kind), 1, 1e-9) << name_of(kind);
+  for (const OpKind kind : {OpKind::cast, OpKind::add, OpKind::quantise})
+    EXPECT_NEAR(slower(kind, Phase::update), 1, 1e-9) << name_of(kind);
 }
 
 TEST(Explain, NamesFormulaNumbersAndSource) {
