@@ -121,11 +121,11 @@ CodesShape codes_shape(const KernelCall& call, const Operand& codes, const Opera
 // Sets the errors of a kernel with error feedback, if it has any.
 template <class Shapes>
 void take_errors(const KernelCall& call, Shapes& s) {
-  if (!call.has_read(error_read(call.op.kind))) return;
-  s.error = call.read(error_read(call.op.kind));
-  s.new_error = call.write(kErrorWrite);
-  call.require(elements(s.error) == s.numbers && elements(s.new_error) == s.numbers,
-               "an error has a number for each number");
+  if (call.has_read(error_read(call.op.kind))) s.error = call.read(error_read(call.op.kind));
+  if (call.has_write(kErrorWrite)) s.new_error = call.write(kErrorWrite);
+  call.require(s.error.data == nullptr || s.new_error.data != nullptr, "an error is read and not written");
+  for (const Operand& e : {s.error, s.new_error})
+    call.require(e.data == nullptr || elements(e) == s.numbers, "an error has a number for each number");
 }
 
 }  // namespace
@@ -164,6 +164,8 @@ SparseShape sparse_shape(const KernelCall& call) {
   SparseShape s{.numbers = elements(x), .parts = 1, .groups = v.sizes[v.rank - 2], .kept = v.sizes[v.rank - 1]};
   s.parts = v.elements() / (s.groups * s.kept);
   call.require(s.kept <= s.group(), "more numbers are kept of a group than it has");
+  constexpr std::int64_t kMostInGroup = 1 << 24;  // indices pass through fp32
+  call.require(s.group() <= kMostInGroup, "a group has more than 2^24 numbers");
   call.require(!sparsifies || s.parts == 1, "contributions are not written");
   if (sparsifies) take_errors(call, s);
   return s;

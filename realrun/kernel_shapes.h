@@ -81,8 +81,8 @@ inline std::int64_t last_size(const Operand& o) {
   return o.tensor->rank == 0 ? 1 : o.tensor->sizes[o.tensor->rank - 1];
 }
 
-// The length that a column must keep, of what it had, when its parts along the columns before it are taken off;
-// otherwise it depends on them (OpKind::orthogonalise).
+// A column counts as linearly dependent if at most this share of its length remains when its projections onto earlier
+// columns are subtracted (OpKind::orthogonalise).
 inline constexpr float kIndependent = 1e-5f;
 
 // Checks the operands of kinds that need no shape beyond their number of elements. Kernels check dtypes.
@@ -127,7 +127,7 @@ struct QuantiserShapes {
   CodesShape read;       // not set for quantise
   CodesShape written;    // not set for dequantise
   std::int64_t numbers;  // elements of x (quantise) or y (dequantise); for requantise, the codes of one contribution
-  Operand error{}, new_error{};  // read, written; may be one tensor; data is nullptr without error feedback
+  Operand error{}, new_error{};  // read, written; may be one tensor; data is nullptr where absent
 };
 // Throws std::logic_error for operands that do not have these shapes: if there are fewer codes than numbers (for
 // requantise: if they differ), if contributions are written, or if an error is not written or has another number of
@@ -139,7 +139,7 @@ float largest_code(const KernelCall& call, const Operand& codes);
 // Operands of sparsify and densify (op_traits.h).
 struct SparseShape {
   std::int64_t numbers, parts, groups, kept;  // parts: contributions; 1 for sparsify
-  Operand error{}, new_error{};               // as for quantisers
+  Operand error{}, new_error{};               // read, written; may be one tensor; data is nullptr where absent
 
   ORRERY_ON_DEVICES std::int64_t group() const { return (numbers + groups - 1) / groups; }
   // The number of numbers before group `g`.

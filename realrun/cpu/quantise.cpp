@@ -57,7 +57,7 @@ void write_codes(const Call& call, const QuantiserShapes& s, Plain plain) {
         codes.data[i] = signs       ? (x < 0 ? -1.0f : 1.0f)
                         : scale > 0 ? nearest(std::clamp(x / scale, -largest, largest))
                                     : 0;
-        if (error.data != nullptr && i < s.numbers) new_error.data[i] = x - scale * codes.data[i];
+        if (new_error.data != nullptr && i < s.numbers) new_error.data[i] = x - scale * codes.data[i];
       }
     }
 }

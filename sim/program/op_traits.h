@@ -56,14 +56,14 @@ enum class OpKind : std::uint8_t {
   zero_fill,               // writes y
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
-  // Quantisers turn numbers into codes of few bits before they travel, and back. codes: [rows.., columns] in int8, int4,
-  // fp8 or sign; scales: [rows.., groups] in fp32. A row's columns form groups of ceil(columns / groups) columns; the
+  // Quantisers turn numbers into codes of few bits before they travel, and back. codes: [rows.., columns] in int8,
+  // int4, fp8 or sign; scales: [rows.., groups] in fp32. A row's columns form groups of ceil(columns / groups) columns; the
   // last groups may have fewer, or none. The scale of int8, int4 and fp8 codes is the group's largest magnitude divided
   // by the largest code (127, 7, 448). Signs are 1 or -1, and 1 for zero; their scale is the root of the group's mean
   // square (Tang et al. 2021, arXiv 2102.02888, as in DeepSpeed's compressed_allreduce). x and y are read as one list,
   // row after row. If there are more codes than numbers, the missing numbers count as zeros, also in the scale.
-  // Dimension 0 of codes and scales that are read may be Axis::contributions: each number is then the sum over that
-  // dimension.
+  // Codes and scales that an op reads may begin with a dimension of ranks (Axis::contributions); each number is then
+  // the sum over these ranks.
   // A quantiser multiplies the numbers that it reads by Op::scale. With error feedback it then adds `error`, one
   // element for each number: what earlier codes have lost. What the new codes lose replaces it.
   quantise,    // reads x [, error]; writes codes, scales [, error]
@@ -71,17 +71,19 @@ enum class OpKind : std::uint8_t {
   requantise,  // reads codes, scales [, error]; writes codes and scales of the same numbers, or of their sum [, error];
                // rows and groups may differ
 
-  // Of a list of numbers, its largest. The list has groups of ceil(numbers / groups) numbers; values: [groups, kept] in
-  // fp32; indices: [groups, kept] in int32, counted from the group's first number, ascending.
-  sparsify,  // reads x [, error]; writes values, indices [, error]: of each group of x times Op::scale plus the error
-             // the numbers of the largest magnitude, of equals the first. What it leaves out replaces the error. A
-             // group that has fewer numbers ends with zeros at index 0
+  // sparsify selects the largest numbers of a list, densify puts them back. The list has groups of
+  // ceil(numbers / groups) numbers. values: [groups, kept] in fp32. indices: [groups, kept] in int32, counted from the
+  // group's first number, ascending.
+  sparsify,  // reads x [, error]; writes values, indices [, error]. It multiplies x by Op::scale, adds the error, and
+             // keeps the `kept` numbers of each group that have the largest magnitude; of equal ones the first. The
+             // other numbers are the new error. If a group has fewer numbers, the last values and indices are zero
   densify,   // reads values, indices [contributions, groups, kept]; writes y: the sum over the contributions, times
              // Op::scale; zero where none has a number
 
   orthogonalise,  // reads x [rows.., columns]; writes y: orthonormal columns that span those of x, by modified
-                  // Gram-Schmidt from the first column to the last. A column that depends on those before it gives way
-                  // to pseudo-random numbers; columns beyond the number of rows become zero
+                  // Gram-Schmidt from the first column to the last. A column that is linearly dependent on earlier
+                  // ones is replaced by pseudo-random numbers, which are made orthonormal in turn. Surplus columns
+                  // (more columns than rows) become zero
 
   // Mixture of experts. Each token goes to `k` experts. Rows are the experts' inputs or outputs, [experts, slots,
   // width]. A token's row lies in the first free slot of its expert; first choices come before second ones, and tokens

@@ -303,8 +303,7 @@ void PieceCheck::step(const Op& op) {
 // so with the same values of whatever `begin` makes of them.
 void PieceCheck::follow_common(const Op& op) {
   const auto is_common = [&](TensorId id) {
-    const TensorId root = storage_of(piece_, id);
-    return tensor(root).common || common_.contains(root);
+    return tensor(storage_of(piece_, id)).common || common_.contains(id) || common_.contains(storage_of(piece_, id));
   };
   const bool begins = program_.begin > 0 && block_ == &piece_.tasks[program_.begin - 1u];
   const bool all = (op.group == workers_ && (op.reduction == Reduction::mean || op.kind == OpKind::all_gather)) ||
@@ -313,10 +312,20 @@ void PieceCheck::follow_common(const Op& op) {
   for (const TensorId id : op.writes) {
     if (id == kNoTensor) continue;
     const TensorId root = storage_of(piece_, id);
+    const bool adds = op.accumulate && accumulates(op.kind, static_cast<std::size_t>(&id - op.writes.data()));
     if (tensor(root).common && !all)
       report(Rule::common_to_workers, "{} is the same for all workers, and written from what is not: no mean over {}",
              quoted(id), words(mesh_, workers_));
-    all ? void(common_.insert(root)) : void(common_.erase(root));
+    if (!all || (adds && !is_common(id))) {
+      std::erase_if(common_, [&](TensorId other) { return storage_of(piece_, other) == root; });
+      continue;
+    }
+    // A storage is common once views that make it up are.
+    common_.insert(id);
+    std::int64_t elements = 0;
+    for (const TensorId other : common_)
+      if (storage_of(piece_, other) == root) elements += tensor(other).elements();
+    if (elements >= tensor(root).elements()) common_.insert(root);
   }
 }
 
@@ -351,11 +360,19 @@ void PieceCheck::elementwise_on_flat(const Op& op) {
     for (auto& [p, owes] : flats_.at(op.writes[0])) owes = {};
     return write(op.writes[0], {});
   }
-  for (const TensorId id : op.reads)
-    if (op.kind == OpKind::add && is_flat(id)) expect_owes_nothing(id);  // what is added to them owes nothing
-  for (const TensorId id : op.reads)
-    if (id != kNoTensor && !clips_by(op, id) && tensor(id).over[0] != tensor(op.reads[0]).over[0])
+  const bool keeps_sums = traits_of(op.kind).linear == 0b1;  // of its one operand
+  for (const TensorId id : op.reads) {
+    if (id == kNoTensor || clips_by(op, id)) continue;
+    if (is_flat(id) && !keeps_sums) expect_owes_nothing(id);
+    if (!is_flat(id) && !owed(id).empty())
+      report(Rule::owed_refused, "{} owes the sum over {}, which has to be taken before this op", layout(id),
+             words(mesh_, owed(id)));
+    if (tensor(id).over[0] != tensor(op.reads[0]).over[0])
       report(Rule::operands_agree, "{} and {} are shards of two kinds, expected one", layout(id), layout(op.reads[0]));
+    if (tensor(id).elements() != tensor(op.reads[0]).elements())
+      report(Rule::sizes, "{} has {} elements, {} has {}", layout(id), tensor(id).elements(), layout(op.reads[0]),
+             tensor(op.reads[0]).elements());
+  }
   for (const TensorId id : op.writes) {
     if (id == kNoTensor) continue;
     if (tensor(id).over[0] != tensor(op.reads[0]).over[0])

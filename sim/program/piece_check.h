@@ -171,10 +171,10 @@ class PieceCheck {
   std::map<TensorId, const PackedGradients*> packings_;
   std::set<TensorId> norms_;
   std::map<TensorId, MeshGroup> stale_;
-  std::set<TensorId> common_;  // storages that all workers have alike at present, beside those that are declared so
+  std::set<TensorId> common_;  // tensors that all workers have alike at present, beside those that are declared so
   std::set<TensorId> codes_;   // codes and scales, as quantisers write them or collectives pass them on
-  // By tensor of codes, some of which stand for no number: the digits over which the numbers were divided. What ranks of
-  // these digits have cannot be put side by side.
+  // By tensor of codes, some of which stand for no number: the digits over which the numbers were divided. What ranks
+  // of these digits have cannot be put side by side.
   std::map<TensorId, MeshGroup> padded_;
   // By tensor with Axis::contributions: the group whose ranks contribute.
   std::map<TensorId, MeshGroup> contributors_;

@@ -146,7 +146,9 @@ void PieceCheck::gather(const Op& op, TensorId from, TensorId to) {
   }
   write(to, owed(from));
   if (is_flat(from)) flats_[to] = flats_.at(from);
-  if (tensor(to).axes[0] == Axis::contributions) contributors_[to] = op.group;
+  if (int dim = -1;
+      tensor(to).axes[0] == Axis::contributions && differs_by(tensor(from), tensor(to), op.group, dim) && dim == 0)
+    contributors_[to] = op.group;
   pass_padding(from, to);
   if (const auto padded = padded_.find(to); padded != padded_.end() && padded->second.meets(op.group))
     report(Rule::codes, "{} ends with codes of no number on each rank of {}", layout(from),

@@ -16,6 +16,7 @@ bool masks(const Op& op) { return op.causal || op.window > 0; }
 // Whether an element of the results needs more of this dimension of an operand than its own part, and a sum of parts
 // cannot give it.
 bool needs_whole(const Op& op, std::size_t read, const Tensor& t, int dim) {
+  if (op.kind == OpKind::orthogonalise) return true;
   const OpTraits& traits = traits_of(op.kind);
   if (traits.whole_heads && t.axes[dim] == Axis::head_dim) return true;
   if (!has_operand(traits.whole_rows, read)) return false;
@@ -203,10 +204,12 @@ void PieceCheck::quantiser(const Op& op) {
         report(Rule::operands_agree, "{} and {} are divided differently, expected alike", layout(id), layout(from));
   const TensorId to = op.writes[0];
   const std::int64_t plain = quantises ? numbers(from) : numbers(to), codes = quantises ? numbers(to) : numbers(from);
-  if (!summed.empty() && summed == workers_ && op.scale * static_cast<double>(mesh_.size(summed)) != 1)
+  if (!summed.empty() && summed == workers_ && op.scale != 1 / static_cast<double>(mesh_.size(summed)))
     report(Rule::codes, "{} is summed over workers and multiplied by {}, expected their mean", layout(from),
            std::to_string(op.scale));
   const TensorId error = op.writes[kErrorWrite];
+  if (op.kind != OpKind::dequantise && op.reads[error_read(op.kind)] != error)
+    report(Rule::codes, "{} has an error that is not both read and written", layout(from));
   if (error != kNoTensor && tensor(error).elements() != (quantises ? plain : codes))
     report(Rule::sizes, "{} has errors of other numbers than {}", layout(error), layout(from));
   if (op.kind == OpKind::requantise ? codes != plain : codes < plain)
@@ -229,24 +232,33 @@ void PieceCheck::quantiser(const Op& op) {
 // The largest numbers travel with their indices, like codes with their scales. They are taken of whole numbers; a sum
 // of them is the mean of all workers.
 void PieceCheck::sparse(const Op& op) {
-  const TensorId from = op.reads[0], other = op.kind == OpKind::sparsify ? op.writes[1] : op.reads[1];
-  if (op.kind == OpKind::sparsify) {
-    if (codes_.contains(from) || (!is_flat(from) && !owed(from).empty()))
-      report(Rule::codes, "{} is no list of plain numbers whose sum is taken", layout(from));
-    if (is_flat(from)) expect_owes_nothing(from);
-    for (const TensorId id : op.writes)
-      if (id != kNoTensor) write(id, {});
-    codes_.insert({op.writes[0], other});
-    return;
-  }
-  const auto by_workers = [&](TensorId id) {
+  const auto contribute = [&](TensorId id) {
     const auto at = contributors_.find(id);
-    return codes_.contains(id) && at != contributors_.end() && at->second == workers_;
+    return at == contributors_.end() ? MeshGroup{} : at->second;
   };
-  if (!by_workers(from) || !by_workers(other) || op.scale * static_cast<double>(mesh_.size(workers_)) != 1)
+  const bool sparsifies = op.kind == OpKind::sparsify;
+  const TensorId numbers = sparsifies ? op.reads[0] : op.writes[0], values = sparsifies ? op.writes[0] : op.reads[0],
+                 indices = sparsifies ? op.writes[1] : op.reads[1], error = op.writes[kErrorWrite];
+  for (const TensorId id : {values, indices})
+    if (tensor(id).dtype != (id == values ? Dtype::fp32 : Dtype::int32) ||
+        tensor(id).elements() != tensor(values).elements())
+      report(Rule::sizes, "{} and {} are not fp32 numbers and as many int32 indices", layout(values), layout(indices));
+  if (tensor(numbers).over[0] != tensor(values).over[tensor(values).rank - 2])
+    report(Rule::operands_agree, "{} and {} are divided differently, expected alike", layout(numbers), layout(values));
+  if (sparsifies) {
+    if (codes_.contains(numbers) || !contribute(numbers).empty() || (!is_flat(numbers) && !owed(numbers).empty()))
+      report(Rule::codes, "{} is no list of plain numbers whose sum is taken", layout(numbers));
+    if (is_flat(numbers)) expect_owes_nothing(numbers);
+    if (error != kNoTensor && tensor(error).elements() != tensor(numbers).elements())
+      report(Rule::sizes, "{} has errors of other numbers than {}", layout(error), layout(numbers));
+    codes_.insert({values, indices});
+  } else if (!codes_.contains(values) || !codes_.contains(indices) || contribute(values) != workers_ ||
+             contribute(indices) != workers_ || op.scale != 1 / static_cast<double>(mesh_.size(workers_))) {
     report(Rule::codes, "{} is multiplied by {}, expected the mean of numbers and their indices from all workers",
-           layout(from), std::to_string(op.scale));
-  write(op.writes[0], {});
+           layout(values), std::to_string(op.scale));
+  }
+  for (const TensorId id : op.writes)
+    if (id != kNoTensor) write(id, {});
 }
 
 // A rank puts its own tokens into slots: tokens and slots are divided over the same digits. Experts may be divided over

@@ -181,7 +181,7 @@ inline TensorId feed_back(Piece& piece, Op& quantiser, Tensor like, const char* 
   return quantiser.reads[error_read(quantiser.kind)] = quantiser.writes[kErrorWrite] = piece.add(like);
 }
 
-// Returns `t` with a first dimension of Axis::contributions, and the reverse.
+// with_contributions() puts a dimension of Axis::contributions in front of `t`; without_contributions() takes it off.
 // REQUIRES: fewer than Tensor::kMaxRank dimensions, none of them dealt.
 inline Tensor with_contributions(Tensor t, std::int64_t ranks) {
   std::rotate(t.sizes.begin(), t.sizes.end() - 1, t.sizes.end());

@@ -26,13 +26,12 @@ bool sends_signs(const Scenario& scenario) { return scenario.plan.compressed.met
 bool sends_factors(const Scenario& scenario) { return scenario.plan.compressed.method == Method::powersgd; }
 bool sends_largest(const Scenario& scenario) { return scenario.plan.compressed.method == Method::topk; }
 
-constexpr FieldRule kIdle[]{
-    keep({"compression_group_size"}, "without gradient_compression \"onebit_adam\" or \"topk\"",
-         [](const AskedOf& a) { return sends_signs(a.scenario) || sends_largest(a.scenario); }),
-    keep({"compression_kept"}, "without gradient_compression \"topk\"",
-         [](const AskedOf& a) { return sends_largest(a.scenario); }),
-    keep({"compression_rank"}, "without gradient_compression \"powersgd\"",
-         [](const AskedOf& a) { return sends_factors(a.scenario); })};
+constexpr FieldRule kIdle[]{keep({"compression_group_size"}, "without gradient_compression \"onebit_adam\" or \"topk\"",
+                                 [](const AskedOf& a) { return sends_signs(a.scenario) || sends_largest(a.scenario); }),
+                            keep({"compression_kept"}, "without gradient_compression \"topk\"",
+                                 [](const AskedOf& a) { return sends_largest(a.scenario); }),
+                            keep({"compression_rank"}, "without gradient_compression \"powersgd\"",
+                                 [](const AskedOf& a) { return sends_factors(a.scenario); })};
 constexpr FieldRule kExcludes[]{
     keep({"gradient_compression"}, "with local_steps: both say what workers agree on",
          [](const AskedOf& a) { return a.plan.local.steps > 0; }),
@@ -62,6 +61,11 @@ void check(const Scenario& scenario) {
   if (sends_largest(scenario) && scenario.plan.compressed.kept > scenario.plan.compressed.group)
     refuse(scenario.plan, "compression_kept",
            "at most compression_group_size, " + std::to_string(scenario.plan.compressed.group));
+  if (const std::int64_t heads = scenario.model.effective_kv_heads(); scenario.plan.tensor.degree > heads)
+    refuse(scenario.plan, "tensor_parallel",
+           "at most the model's " + std::to_string(heads) +
+               " key/value heads with gradient_compression: ranks that hold a head in common would send different "
+               "numbers for it");
   if (workers == 1)
     refuse(scenario.plan, "gradient_compression", "\"none\": there is one worker, and none to agree with");
 }
@@ -94,8 +98,12 @@ void replace(const Op& adam, const Options& options, const Mesh& mesh, Piece& pi
   const TensorId share = add_like_momentum("gradient_share");
   put(OpKind::scale, "scale_gradients", {gradient}, {share}).scale = 1 - kBeta1;
   put(OpKind::add, "add_gradients", {own, share}, {own});
-  local_updates::add_coded_mean(mesh, {.codes = Dtype::sign, .group = options.group, .feedback = true}, own, momentum,
-                                piece, ops);
+  const auto set = std::ranges::find(piece.sets, adam.writes[0], &ParameterSet::own_parameters) - piece.sets.begin();
+  const std::vector<FlatPart> parts = parts_of_buffers(piece, static_cast<std::size_t>(set));
+  for (std::size_t p = 0; p < parts.size(); ++p)
+    local_updates::add_coded_mean(mesh, {.codes = Dtype::sign, .group = options.group, .feedback = true},
+                                  part_of_buffer(piece, own, parts, p), part_of_buffer(piece, momentum, parts, p),
+                                  piece, ops);
 
   const TensorId direction = add_like_momentum("direction");
   put(OpKind::multiply, "precondition", {momentum, preconditioner}, {direction});

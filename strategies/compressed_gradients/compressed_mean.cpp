@@ -8,8 +8,18 @@
 namespace orrery::compressed_gradients {
 namespace {
 
-// PyTorch's min_compression_rate: how many times the numbers of its factors a matrix must have to be sent as these.
+// A matrix is sent as its factors if it has more than this many times their numbers (PyTorch's min_compression_rate).
 constexpr std::int64_t kLeastSaved = 2;
+
+TensorId view(Piece& piece, TensorId buffer, std::int64_t begin, std::int64_t size) {
+  Tensor t = piece.tensors[buffer];
+  t.alias_of = buffer;
+  t.alias_begin = begin;
+  t.resident = t.common = false;
+  t.input = Input::none;
+  t.sizes[0] = size;
+  return piece.add(t);
+}
 
 // Puts ops in front of the optimizer, for each set of trained parameters.
 class CompressedMean {
@@ -41,19 +51,26 @@ class CompressedMean {
     const bool in_place = piece_.tensors[gradients].dtype == Dtype::fp32;
     const TensorId mean =
         in_place ? gradients : clone_tensor(piece_, gradients, "mean_gradients", Category::workspace, Dtype::fp32);
-    options_.method == Method::topk ? send_largest(gradients, error, mean) : send_factors(set, error, mean);
+    put(OpKind::add, "add_error", {gradients, error}, {error});
+    options_.method == Method::topk ? send_largest(set, error, mean) : send_factors(set, error, mean);
     if (!in_place) put(OpKind::cast, "cast_mean_gradients", {mean}, {gradients});
   }
 
   // ---- top-k
 
-  void send_largest(TensorId gradients, TensorId error, TensorId mean) {
+  void send_largest(std::size_t set, TensorId error, TensorId mean) {
+    const std::vector<FlatPart> parts = parts_of_buffers(piece_, set);
+    for (std::size_t p = 0; p < parts.size(); ++p)
+      send_largest(part_of_buffer(piece_, error, parts, p), part_of_buffer(piece_, mean, parts, p));
+  }
+  void send_largest(TensorId error, TensorId mean) {
     Tensor own = piece_.tensors[mean];
+    const std::int64_t numbers = own.sizes[0], groups = (numbers + options_.group - 1) / options_.group;
     own.name = "largest";
     own.alias_of = kNoTensor;
+    own.alias_begin = 0;
     own.resident = false;
     own.category = Category::communication_buffer;
-    const std::int64_t numbers = own.sizes[0], groups = (numbers + options_.group - 1) / options_.group;
     own.sizes[0] = groups;
     own.append({std::min(options_.kept, (numbers + groups - 1) / groups), Axis::none});
     own = with_contributions(own, 1);
@@ -64,7 +81,7 @@ class CompressedMean {
     own.dtype = all.dtype = Dtype::int32;
     own.name = all.name = "places_of_largest";
     const TensorId indices = piece_.add(own), all_indices = piece_.add(all);
-    put(OpKind::sparsify, "keep_largest", {gradients, error}, {values, indices, error});
+    put(OpKind::sparsify, "keep_largest", {error}, {values, indices, error});
     send(OpKind::all_gather, "workers.all_gather", values, all_values);
     send(OpKind::all_gather, "workers.all_gather", indices, all_indices);
     put(OpKind::densify, "add_largest", {all_values, all_indices}, {mean}).scale = 1 / static_cast<double>(count_);
@@ -76,17 +93,17 @@ class CompressedMean {
     const TensorId gradients = piece_.sets[set].gradients;
     std::vector<Part> matrices, others;
     std::int64_t left_size = 0, right_size = 0;
-    for (const ParameterGradient& p : piece_.parameters) {
-      if (p.set != set || p.gradient == kNoTensor || piece_.tensors[p.parameter].shared) continue;
-      Part part = part_of(p, gradients);
-      part.left = left_size, part.right = right_size;
-      left_size += part.columns > 0 ? part.rows * part.rank : part.rows;
-      right_size += part.columns * part.rank;
-      (part.columns > 0 ? matrices : others).push_back(part);
-    }
-    if (left_size == 0) return;
+    // A tied parameter comes first: all pieces that hold it begin with the same numbers in Q.
+    for (const bool tied : {true, false})
+      for (const ParameterGradient& p : piece_.parameters) {
+        if (!is_in(set, p) || (p.tied != 0) != tied) continue;
+        Part part = part_of(p);
+        part.left = left_size, part.right = right_size;
+        left_size += part.columns > 0 ? part.rows * part.rank : part.rows;
+        right_size += part.columns * part.rank;
+        (part.columns > 0 ? matrices : others).push_back(part);
+      }
     const TensorId left = add_buffer(gradients, "left_factors", left_size);
-    put(OpKind::add, "add_error", {gradients, error}, {error});
     for (const Part& part : others)
       put(OpKind::cast, "send", {view(error, part.begin, part.rows)}, {view(left, part.left, part.rows)});
     if (matrices.empty())
@@ -110,9 +127,10 @@ class CompressedMean {
     };
     std::vector<Views> matrices;
     for (const Part& part : parts) {
-      const Views v{view(error, part.begin, part.rows, part.columns), view(left, part.left, part.rows, part.rank),
-                    view(own, part.right, part.columns, part.rank), view(right, part.right, part.columns, part.rank),
-                    view(mean, part.begin, part.rows, part.columns)};
+      const Views v{matrix(error, part.begin, part.rows, part.columns), matrix(left, part.left, part.rows, part.rank),
+                    matrix(own, part.right, part.columns, part.rank),
+                    matrix(right, part.right, part.columns, part.rank),
+                    matrix(mean, part.begin, part.rows, part.columns)};
       matrices.push_back(v);
       put(OpKind::linear, "project", {v.matrix, v.q}, {v.p});
     }
@@ -126,20 +144,21 @@ class CompressedMean {
       put(OpKind::linear, "approximate", {v.p, v.q}, {v.product}).transposed_weight = true;
   }
 
-  Part part_of(const ParameterGradient& p, TensorId gradients) const {
+  bool is_in(std::size_t set, const ParameterGradient& p) const {
+    return p.set == set && p.gradient != kNoTensor && !piece_.tensors[p.parameter].shared;
+  }
+  Part part_of(const ParameterGradient& p) const {
     const Tensor& gradient = piece_.tensors[p.gradient];
     const std::int64_t numbers = gradient.elements();
-    Part part{.rows = numbers};
-    for (TensorId at = p.gradient; at != gradients && at != kNoTensor; at = piece_.tensors[at].alias_of)
-      part.begin += piece_.tensors[at].alias_begin;
+    Part part{.begin = gradient.alias_begin, .rows = numbers};
     if (is_vector(p.parameter)) return part;
-    // There are several ways to read dimensions as rows and columns: here that with the smallest factors.
+    // The leading dimensions are the rows, the others the columns. The split is where the factors are smallest.
     std::int64_t best = numbers;
     for (std::int64_t d = 0, rows = 1; d < gradient.rank; ++d) {
       rows *= gradient.sizes[static_cast<std::size_t>(d)];
       if (rows + numbers / rows < best + numbers / best) best = rows;
     }
-    const std::int64_t columns = numbers / best, rank = std::min({options_.matrix_rank, best, columns});
+    const std::int64_t columns = numbers / best, rank = options_.matrix_rank;
     if ((best + columns) * rank * kLeastSaved >= numbers) return part;
     part.rows = best, part.columns = columns, part.rank = rank;
     return part;
@@ -159,16 +178,13 @@ class CompressedMean {
     piece_.tensors[buffer].sizes[0] = size;
     return buffer;
   }
-  // Numbers of a flat buffer; a matrix if it has columns.
-  TensorId view(TensorId buffer, std::int64_t begin, std::int64_t rows, std::int64_t columns = 0) {
-    Tensor t = piece_.tensors[buffer];
-    t.alias_of = buffer;
-    t.alias_begin = begin;
-    t.resident = t.common = false;
-    t.input = Input::none;
-    t.sizes[0] = rows;
-    if (columns > 0) t.append({columns, Axis::none});
-    return piece_.add(t);
+  TensorId view(TensorId buffer, std::int64_t begin, std::int64_t size) {
+    return compressed_gradients::view(piece_, buffer, begin, size);
+  }
+  TensorId matrix(TensorId buffer, std::int64_t begin, std::int64_t rows, std::int64_t columns) {
+    const TensorId id = view(buffer, begin, rows);
+    piece_.tensors[id].append({columns, Axis::none});
+    return id;
   }
 
   // ---- ops
@@ -197,6 +213,25 @@ class CompressedMean {
 };
 
 }  // namespace
+
+std::vector<FlatPart> parts_of_buffers(const Piece& piece, std::size_t set) {
+  std::vector<FlatPart> parts;
+  const ParameterGradient* last = nullptr;
+  for (const ParameterGradient& p : piece.parameters) {
+    if (p.set != set || p.gradient == kNoTensor || piece.tensors[p.parameter].shared) continue;
+    const Tensor& gradient = piece.tensors[p.gradient];
+    const bool alike = last != nullptr && last->tied == 0 && p.tied == 0 &&
+                       piece.tensors[last->gradient].divided_over() == gradient.divided_over();
+    if (!alike) parts.push_back({gradient.alias_begin, 0});
+    parts.back().size = gradient.alias_begin + gradient.elements() - parts.back().begin;
+    last = &p;
+  }
+  return parts;
+}
+
+TensorId part_of_buffer(Piece& piece, TensorId buffer, const std::vector<FlatPart>& parts, std::size_t part) {
+  return parts.size() == 1 ? buffer : view(piece, buffer, parts[part].begin, parts[part].size);
+}
 
 void agree_on_gradients(const Options& options, const Mesh& mesh, Piece& piece) {
   CompressedMean(options, mesh, piece).run();

@@ -73,6 +73,13 @@ void check(const Scenario& scenario) {
   if (sends_codes(plan.local) && plan.local.delay > 0)
     refuse(plan, "outer_dtype",
            "\"fp32\", \"bf16\" or \"fp16\" with outer_delay 1: kernels sum codes, and workers wait for these");
+  // Groups of codes reach over what ranks of a worker hold in common and what they do not.
+  if (const bool tied = scenario.model.tied_embeddings && plan.pipeline.degree > 1;
+      sends_codes(plan.local) && (plan.tensor.degree > 1 || tied))
+    refuse(plan, "outer_dtype",
+           std::string("\"fp32\", \"bf16\" or \"fp16\" ") +
+               (tied ? "for tied embeddings on several stages" : "with tensor_parallel") +
+               ": ranks would round what they hold in common differently");
   if (plan.local.optimizer == OuterOptimizer::pull && plan.local.delay == 0)
     refuse(plan, "outer_delay", "1 with outer_optimizer \"pull\", which pulls towards the last mean");
   if (degree % count != 0)

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sim/program/rewrite.h"
@@ -1105,16 +1106,18 @@ TEST(Check, CodesOfWorkersGiveTheirMean) {
 
 // The largest numbers of all workers, with their places, give a mean that all have alike.
 TEST(Check, SparseNumbersOfWorkersGiveTheirMean) {
-  enum How { good, sum, alone, mixed, added };
-  for (const How how : {good, sum, alone, mixed, added}) {
+  enum How { good, sum, alone, mixed, added, misfit };
+  for (const How how : {good, sum, alone, mixed, added, misfit}) {
     Workers w;
     const MeshGroup workers = w.workers();
     const auto places = [&](const char* name, MeshGroup over, std::int64_t size) {
-      return w.tensor(name, {{size, Axis::contributions, over}, {2}, {1}});
+      const TensorId id = w.tensor(name, {{size, Axis::contributions, over}, {2}, {1}});
+      w.piece().tensors[id].dtype = std::string_view(name).ends_with("indices") ? Dtype::int32 : Dtype::fp32;
+      return id;
     };
     const TensorId values = places("values", workers, 1), indices = places("indices", workers, 1),
                    all = places("all", {}, 2), all_indices = places("all_indices", {}, 2),
-                   error = w.buffer("error", 6, Category::optimizer_state);
+                   error = w.buffer("error", how == misfit ? 5 : 6, Category::optimizer_state);
     w.op(OpKind::sparsify, {w.parameters, error}, {values, indices, error}, &Piece::update);
     w.collective(OpKind::all_gather, workers, values, all, &Piece::update);
     w.collective(OpKind::all_gather, workers, indices, all_indices, &Piece::update);
@@ -1126,6 +1129,8 @@ TEST(Check, SparseNumbersOfWorkersGiveTheirMean) {
       expect_proven(w);
     else if (how == added)
       expect_breaks(Rule::codes, w, "has codes or contributions");
+    else if (how == misfit)
+      expect_breaks(Rule::sizes, w, "has errors of other numbers than");
     else if (how == sum)
       expect_breaks(Rule::codes, w, "expected the mean of numbers and their indices from all workers");
     else

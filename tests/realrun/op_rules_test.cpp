@@ -590,10 +590,17 @@ class Builder {
     tokens();
     experts();
     difference();
+    columns();
     return std::move(cases_);
   }
 
  private:
+  void columns() {
+    begin(orthogonalise);
+    read("x", {h_, {2}});
+    write("y", {h_, {2}});
+    end();
+  }
   Op& begin(OpKind kind, const char* variant = "") {
     Case& c = cases_.emplace_back();
     c.op.kind = kind;
@@ -1226,8 +1233,9 @@ TEST(OpRules, NoneIsWrongAndTheMissingOnesAreKnown) {
   // Of the update's kinds only scale works on more than flat buffers; the others are asked below.
   for (const OpTraits& t : op_traits::kTable) {
     if (!is_computation(t.kind) || (t.of_update && t.kind != scale)) continue;
-    // A quantiser sums what an exchange before it has brought: Check.CodesAreExchangedAndSummedOnce.
-    if (is_quantiser(t.kind)) continue;
+    // These sum what a collective before them has brought: Check.CodesAreExchangedAndSummedOnce and
+    // Check.SparseNumbersOfWorkersGiveTheirMean.
+    if (is_quantiser(t.kind) || t.kind == sparsify || t.kind == densify) continue;
     EXPECT_TRUE(met.contains(t.kind)) << t.name;
   }
 }

@@ -188,6 +188,11 @@ TEST(OneBitAdam, WhatItDoesNotGoWithIsRefused) {
               return s;
             }()),
             "nothing");
+  EXPECT_THAT(refused([](Scenario& s) {
+                s.model.kv_heads = 1;
+                s.plan.tensor.degree = 2;
+              }),
+              HasSubstr("at most the model's 1 key/value heads with gradient_compression"));
   EXPECT_THAT(refused([](Scenario& s) { s.plan.local.workers = 3; }),
               HasSubstr("a divisor of the data-parallel degree"));
   EXPECT_THAT(refused([](Scenario& s) { s.plan.local.workers = 1; }), HasSubstr("there is one worker"));

@@ -79,7 +79,6 @@ TEST(LocalUpdates, AWorkerSendsItsCopyOnce) {
     }
 }
 
-// An anchor and a momentum in fp32, and what is under way in the dtype of the wire, over the ranks of a worker.
 // Codes of displacements are exchanged and gathered, each with a scale for 4096 of them.
 TEST(LocalUpdates, DisplacementsTravelAsCodes) {
   for (const auto& [dtype, bytes] :
@@ -99,9 +98,19 @@ TEST(LocalUpdates, DisplacementsTravelAsCodes) {
     EXPECT_EQ(gathered, exchanged);
     s.plan.local.delay = 1;
     EXPECT_THAT(refusal_of(s), HasSubstr("kernels sum codes, and workers wait for these"));
+    s.plan.local.delay = 0;
+    s.plan.tensor.degree = 5;
+    s.cluster.nodes = 5;
+    EXPECT_THAT(refusal_of(s), HasSubstr("with tensor_parallel: ranks would round what they hold in common"));
+    s.cluster.nodes = 4;
+    s.plan.tensor.degree = 1;
+    s.plan.pipeline.degree = 2;
+    s.model.tied_embeddings = true;
+    EXPECT_THAT(refusal_of(s), HasSubstr("for tied embeddings on several stages"));
   }
 }
 
+// An anchor and a momentum in fp32, and what is under way in the dtype of the wire, over the ranks of a worker.
 TEST(LocalUpdates, OuterStatesAreDividedOverAWorker) {
   for (const std::int64_t stage : {0, 2, 3}) {
     const auto held = [&](OuterOptimizer optimizer, std::int64_t delay) {

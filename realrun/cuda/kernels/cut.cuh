@@ -1,4 +1,4 @@
-// The largest of a list of numbers, by one block, in the list's order.
+// One block finds the n largest numbers of a list, and visits them in the list's order.
 #pragma once
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -37,8 +37,8 @@ __device__ inline Cut cut_of(int count, int n, const KeyOf& key_of, int* room) {
   return cut;
 }
 
-// Calls visit(candidate, its key, place) in thread candidate % kThreads. place: how many of the largest come before it;
-// -1 if it is not among them.
+// Calls visit(candidate, its key, place) in thread candidate % kThreads. place: its index among the n largest, in the
+// list's order; -1 if it is not one of them.
 template <class KeyOf, class Visit>
 __device__ void for_each(int count, const Cut& cut, const KeyOf& key_of, int* room, const Visit& visit) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;

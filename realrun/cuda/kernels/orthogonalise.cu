@@ -1,4 +1,4 @@
-// Orthonormal columns, by one block: matrices have few columns.
+// One block makes the columns of a matrix orthonormal, column after column: each step needs all rows of the one before.
 #include "realrun/cuda/kernels/call.cuh"
 
 namespace orrery::cuda {

@@ -1,5 +1,5 @@
-// Quantisers. A code takes a byte of memory, also one of four bits, and links carry it so. And the largest of many
-// numbers.
+// Quantisers, and kernels that send the largest of many numbers. A code takes a byte of memory, also one of four bits,
+// and links carry it so.
 #include "realrun/cuda/kernels/call.cuh"
 #include "realrun/cuda/kernels/cut.cuh"
 
@@ -21,24 +21,26 @@ struct Codes {
   }
 };
 
-// The loss of earlier codes, and where that of the new ones goes (op_traits.h). data is nullptr without error feedback.
+// The loss of earlier codes, and where that of the new ones goes (op_traits.h). data is nullptr where there is none.
 struct Feedback {
   Any error, new_error;
   std::int64_t numbers;
   float factor;  // Op::scale
 
-  __device__ bool has(std::int64_t i) const { return error.data != nullptr && i < numbers; }
+  // The number that is to be sent.
+  __device__ float fed_back(std::int64_t i, float number) const {
+    return factor * number + (error.data != nullptr && i < numbers ? load(error, i) : 0.0f);
+  }
+  __device__ void keep(std::int64_t i, float lost) const {
+    if (new_error.data != nullptr && i < numbers) store(new_error, i, lost);
+  }
 };
-
-__device__ float fed_back(const Feedback& f, std::int64_t i, float number) {
-  return f.factor * number + (f.has(i) ? load(f.error, i) : 0.0f);
-}
 
 // A warp computes the codes of one group; it reads the numbers twice. `plain(i)`: the number of the i-th code, without
 // the error.
 template <class Plain>
 __device__ void write_group(const Codes& to, float largest, const Feedback& feedback, Plain plain) {
-  const auto number = [&](std::int64_t i) { return fed_back(feedback, i, plain(i)); };
+  const auto number = [&](std::int64_t i) { return feedback.fed_back(i, plain(i)); };
   const bool signs = to.codes.dtype == Dtype::sign;
   const CodesShape& s = to.shape;
   const std::int64_t group = thread_number() / kWarp;
@@ -62,7 +64,7 @@ __device__ void write_group(const Codes& to, float largest, const Feedback& feed
     const float nearest = to.codes.dtype == Dtype::fp8 ? x / scale : rintf(x / scale);  // fp8 is rounded when stored
     const float code = signs ? (x < 0 ? -1.0f : 1.0f) : scale > 0 ? fminf(fmaxf(nearest, -largest), largest) : 0;
     store(to.codes, i, code);
-    if (feedback.has(i)) store(feedback.new_error, i, x - scale * load(to.codes, i));
+    feedback.keep(i, x - scale * load(to.codes, i));
   }
 }
 
@@ -86,9 +88,8 @@ __global__ void sparsify_kernel(SparseShape s, Any x, Feedback feedback, float* 
   const std::int64_t begin = s.begin(blockIdx.x), first = blockIdx.x * s.kept;
   const auto count = static_cast<int>(s.begin(blockIdx.x + 1) - begin);
   const int kept = count < s.kept ? count : static_cast<int>(s.kept);
-  const auto number = [&](int i) { return fed_back(feedback, begin + i, load(x, begin + i)); };
-  // Magnitudes compare as their bits do: what is no number is larger than any. Above 0.
-  const auto key_of = [&](int i) { return __float_as_uint(fabsf(number(i))) + 1; };
+  const auto number = [&](int i) { return feedback.fed_back(begin + i, load(x, begin + i)); };
+  const auto key_of = [&](int i) { return key_of_number(fabsf(number(i))); };
   auto* const room = reinterpret_cast<int*>(dynamic_shared());
   for (int k = kept + static_cast<int>(threadIdx.x); k < s.kept; k += kThreads) {
     values[first + k] = 0;
@@ -101,7 +102,7 @@ __global__ void sparsify_kernel(SparseShape s, Any x, Feedback feedback, float* 
       values[first + place] = x_i;
       store(indices, first + place, static_cast<float>(i));
     }
-    if (feedback.has(begin + i)) store(feedback.new_error, begin + i, place >= 0 ? 0 : x_i);
+    feedback.keep(begin + i, place >= 0 ? 0 : x_i);
   });
 }
 
