@@ -123,6 +123,18 @@ struct Recorder {
   }
 };
 
+// Whether a stage may finish a slot while an earlier message of it is on its way. Receivers that block hold it up.
+bool may_queue(const Schedule& schedule, const PipelineCosts& costs) {
+  if (schedule.blocking_transfers || costs.hop_seconds.empty()) return false;
+  double shortest = std::numeric_limits<double>::infinity();
+  for (const ChunkSeconds& chunk : costs.seconds)
+    for (const SlotKind kind : {SlotKind::forward, SlotKind::backward}) {
+      const SlotSeconds& slot = chunk[static_cast<std::size_t>(kind)];
+      shortest = std::min({shortest, slot.first, slot.usual, slot.last});
+    }
+  return std::ranges::max(costs.hop_seconds) > shortest;
+}
+
 class PlainWalk {
  public:
   // `skips`: skips repeats of the orders' bodies that would take as long as those before.
@@ -135,6 +147,7 @@ class PlainWalk {
     split_ = schedule.split_backward;
     blocking_ = schedule.blocking_transfers;
     costs_ = costs;
+    link_free_.assign(may_queue(schedule, costs) ? p : 0, 0.0);
     build_sites(schedule);
     behind_.assign(costs.behind_last.empty() ? 0 : p, {});
     out.stages.assign(p, {});
@@ -143,7 +156,7 @@ class PlainWalk {
     now_.assign(p, 0.0);
     waiting_.assign(p, 0);
     ready_.clear();
-    const Skipped skipped = skips ? skip_rounds(schedule, out, record) : Skipped{};
+    const Skipped skipped = skips && link_free_.empty() ? skip_rounds(schedule, out, record) : Skipped{};
     last_round_ = std::numeric_limits<std::uint32_t>::max();
     advance_all(out, record);
     for (std::size_t s = 0; s < p; ++s) {
@@ -360,6 +373,11 @@ class PlainWalk {
         from = to;
         at.end[slot.micro_batch] = end;
         if (at.to < 0) continue;
+        if (!link_free_.empty()) {
+          double& free = link_free_[stage];
+          at.end[slot.micro_batch] = std::max(end, free);  // from then on its message is on its way
+          free = at.end[slot.micro_batch] + at.to_hop;
+        }
         if (blocking_ && !receives_from(stage, cursor, at.to)) {
           now += at.to_hop;
           clock.transfer_seconds += at.to_hop;
@@ -413,6 +431,7 @@ class PlainWalk {
   std::uint32_t last_round_ = 0;  // no stage goes beyond this round
   std::vector<double> snapshot_, far_snapshot_;
   std::vector<double> now_;
+  std::vector<double> link_free_;  // by stage: when its latest message has left; empty: no message waits for another
   std::vector<char> waiting_;
   std::vector<std::int32_t> ready_;
 };
@@ -435,7 +454,7 @@ PipelineWalker::PipelineWalker(PipelineWalker&&) noexcept = default;
 PipelineWalker& PipelineWalker::operator=(PipelineWalker&&) noexcept = default;
 
 void PipelineWalker::walk(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out) {
-  const bool rows = costs.pair_saves.empty() && costs.micro_batch_class.empty();
+  const bool rows = costs.pair_saves.empty() && costs.micro_batch_class.empty() && !may_queue(schedule, costs);
   if (!rows || !rep_->rows.walk(schedule, costs, out)) {
     NoRecord none;
     rep_->plain.run(schedule, costs, out, none, rows);

@@ -3,7 +3,8 @@
 //
 // Rules. A stage runs its slots in order, one at a time, from time 0.
 // - Overlapped transfers (schedule.blocking_transfers false): a slot starts when the stage is free and its input has
-//   arrived: the end of the slot it depends on plus the hop between the two stages. Messages do not queue.
+//   arrived: the hop between the two stages after it was sent. It is sent when the slot that it comes from ends, and
+//   when the stage's earlier messages have been sent: they share the way out of the stage, and a hop occupies it.
 // - Pairs (Schedule::pairs, PipelineCosts::pair_saves) start together, when both inputs have arrived, and end together.
 //   Transfers are overlapped.
 // - Blocking transfers: receiving occupies the stage's stream for the hop, from when both the stage is free and the
@@ -78,8 +79,8 @@ struct PipelineClock {
 // Exact: equal to walking every slot, up to rounding (tests: 1e-9). Cost: the orders of gpipe, 1f1b, zb-h1 and the
 // interleaved schedule form rows of slots that do not depend on each other; a row is one vector operation, and rows
 // that repeat are skipped, except in gpipe. 1F1B with p=64, m=512: 10 us; GPipe: 20 us. Slot by slot, at 15 ns each, go
-// other orders (zb-v), blocking transfers in orders other than 1F1B, and micro-batches that differ; orders with a body
-// (the interleaved one) only until their rounds repeat.
+// other orders (zb-v), blocking transfers in orders other than 1F1B, micro-batches that differ, and hops that are longer
+// than a slot; orders with a body (the interleaved one) only until their rounds repeat.
 // Keeps its storage between calls. Not thread-safe.
 class PipelineWalker {
  public:
