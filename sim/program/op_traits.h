@@ -57,13 +57,13 @@ enum class OpKind : std::uint8_t {
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
   // Quantisers turn numbers into codes of few bits before they travel, and back. codes: [rows.., columns] in int8,
-  // int4, fp8 or sign; scales: [rows.., groups] in fp32. A row's columns form groups of ceil(columns / groups) columns; the
-  // last groups may have fewer, or none. The scale of int8, int4 and fp8 codes is the group's largest magnitude divided
-  // by the largest code (127, 7, 448). Signs are 1 or -1, and 1 for zero; their scale is the root of the group's mean
-  // square (Tang et al. 2021, arXiv 2102.02888, as in DeepSpeed's compressed_allreduce). x and y are read as one list,
-  // row after row. If there are more codes than numbers, the missing numbers count as zeros, also in the scale.
-  // Codes and scales that an op reads may begin with a dimension of ranks (Axis::contributions); each number is then
-  // the sum over these ranks.
+  // int4, fp8 or sign; scales: [rows.., groups] in fp32. A row's columns form groups of ceil(columns / groups)
+  // columns; the last groups may have fewer, or none. The scale of int8, int4 and fp8 codes is the group's largest
+  // magnitude divided by the largest code (127, 7, 448). Signs are 1 or -1, and 1 for zero; their scale is the root of
+  // the group's mean square (Tang et al. 2021, arXiv 2102.02888, as in DeepSpeed's compressed_allreduce). x and y are
+  // read as one list, row after row. If there are more codes than numbers, the missing numbers count as zeros, also in
+  // the scale. Codes and scales that an op reads may begin with a dimension of ranks (Axis::contributions); each
+  // number is then the sum over these ranks.
   // A quantiser multiplies the numbers that it reads by Op::scale. With error feedback it then adds `error`, one
   // element for each number: what earlier codes have lost. What the new codes lose replaces it.
   quantise,    // reads x [, error]; writes codes, scales [, error]

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sim/program/rewrite.h"
+#include "sim/program/work.h"
 #include "strategies/compressed_gradients/compressed_mean.h"
 #include "strategies/local_updates/coded_mean.h"
 #include "strategies/local_updates/local_updates.h"
@@ -58,9 +59,6 @@ void check(const Scenario& scenario) {
   const std::int64_t degree = data_parallel_degree(scenario), workers = local_updates::workers(scenario);
   if (degree % workers != 0)
     refuse(scenario.plan, "local_workers", "a divisor of the data-parallel degree " + std::to_string(degree));
-  if (sends_largest(scenario) && scenario.plan.compressed.kept > scenario.plan.compressed.group)
-    refuse(scenario.plan, "compression_kept",
-           "at most compression_group_size, " + std::to_string(scenario.plan.compressed.group));
   if (const std::int64_t heads = scenario.model.effective_kv_heads(); scenario.plan.tensor.degree > heads)
     refuse(scenario.plan, "tensor_parallel",
            "at most the model's " + std::to_string(heads) +
@@ -130,6 +128,13 @@ void rewrite(const Scenario& scenario, Program& program) {
       for (const TensorId id : op.writes)
         if (is_optimizer(op.kind) && id != kNoTensor) piece.tensors[id].common = true;
   }
+  // Products of PowerSGD, on all ranks.
+  const auto ranks = static_cast<double>(program.mesh.ranks() / program.mesh.size(MeshAxis::pp));
+  for (const PieceRun& run : program.line)
+    for (const Op& op : program.pieces[run.piece].update.ops)
+      if (is_matmul(op.kind))
+        program.model.executed_flops_per_step +=
+            ranks * static_cast<double>(run.count) * flops(op, program.pieces[run.piece].tensors);
 }
 
 std::vector<std::string> notes(const Scenario& scenario) {

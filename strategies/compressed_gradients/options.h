@@ -24,7 +24,8 @@ struct Options {
     v.field("compression_group_size", group, degree(1),
             "1-bit Adam: numbers that share a scale (DeepSpeed's 1-bit Adam has one scale for all that a worker "
             "sends); topk: numbers of which each worker sends the largest");
-    v.field("compression_kept", kept, degree(1), "topk: how many numbers of each group a worker sends");
+    v.field("compression_kept", kept, degree(1),
+            "topk: how many numbers of each group a worker sends; all of a smaller group");
     v.field("compression_rank", matrix_rank, degree(1),
             "PowerSGD: rank of the product that stands for a gradient matrix (PyTorch: matrix_approximation_rank)");
   }

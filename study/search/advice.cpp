@@ -11,7 +11,7 @@
 namespace orrery {
 
 std::vector<Remedy> remedies(const Scenario& base, const SpaceOptions& fields, const SearchOptions& options,
-                             const UserCalibration& user) {
+                             const UserCalibration& user, bool all_refused) {
   SearchOptions fastest = options;
   fastest.top = 1;
   fastest.front = 1;
@@ -36,7 +36,7 @@ std::vector<Remedy> remedies(const Scenario& base, const SpaceOptions& fields, c
     freed.over.erase(freed.over.begin() + static_cast<std::ptrdiff_t>(i));
     attempt(fmt::format("plan.{} with other values", fields.over[i].field), base, freed);
   }
-  if (!fields.all) {
+  if (!fields.all && !all_refused) {
     SpaceOptions all = fields;
     all.all = true;
     attempt("fields that are not usually searched (--all)", base, all);

@@ -17,9 +17,10 @@ struct Remedy {
 
 // Each remedy changes one thing by the smallest sufficient amount: a field is no longer fixed or restricted to some
 // values, all fields are searched, the number of nodes is doubled as often as necessary (16 times at most), or the
-// sequence is halved.
+// sequence is halved. all_refused: no plan of the search could be laid out. Then all fields are not searched: they are
+// a hundred times as many plans, which what refuses these most often refuses, too.
 std::vector<Remedy> remedies(const Scenario& base, const SpaceOptions& space, const SearchOptions& options,
-                             const UserCalibration& user = {});
+                             const UserCalibration& user = {}, bool all_refused = false);
 
 struct NetworkNeed {
   // The least rate per NIC, to 1 %, at which the step takes at most (1 + allowed) times as long as at the cluster's
