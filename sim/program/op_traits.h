@@ -223,6 +223,7 @@ struct OpTraits {
   OperandMask takes_positions = 0;  // reads of whole sequences (ids, tables); a rank takes its own positions
   OperandMask gives_positions = 0;  // writes of whole sequences, to which a rank adds at its own positions
   OperandMask whole_rows = 0;       // reads that are normalised over their last dimension: ranks must not divide it
+  bool whole = false;               // needs all of its operands: ranks must not divide any dimension
   bool whole_heads = false;         // rotates or scores over whole heads: ranks must not divide a head
   bool masks_rows = false;          // masks rows by place in the operand: where it masks, ranks must not divide them
   bool regroups = false;            // moves tokens into slots or back: a rank's rows are those of its own tokens
@@ -323,7 +324,7 @@ inline constexpr std::array kTable{
     ROW(sparsify, .reads = 0b01, .may_read = 0b10, .writes = 0b011, .may_write = 0b100, .in_place = true,
         .why_none = kAddedLater),
     ROW(densify, .reads = 0b11, .writes = 0b1, .why_none = kAddedLater),
-    ROW(orthogonalise, .reads = 0b1, .writes = 0b1, .in_place = true, .why_none = kAddedLater),
+    ROW(orthogonalise, .reads = 0b1, .writes = 0b1, .in_place = true, .why_none = kAddedLater, .whole = true),
 
     ROW(route, .reads = 0b01, .may_read = 0b10, .writes = 0b11,
         .derivative = {.ops = {{{OpKind::route_backward, {dy, read0, write1}, 0b1}}}}, .whole_rows = 0b1),

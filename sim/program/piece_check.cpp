@@ -309,10 +309,11 @@ void PieceCheck::follow_common(const Op& op) {
   const bool all = (op.group == workers_ && (op.reduction == Reduction::mean || op.kind == OpKind::all_gather)) ||
                    begins ||
                    std::ranges::all_of(op.reads, [&](TensorId id) { return id == kNoTensor || is_common(id); });
-  for (const TensorId id : op.writes) {
+  for (std::size_t i = 0; i < op.writes.size(); ++i) {
+    const TensorId id = op.writes[i];
     if (id == kNoTensor) continue;
     const TensorId root = storage_of(piece_, id);
-    const bool adds = op.accumulate && accumulates(op.kind, static_cast<std::size_t>(&id - op.writes.data()));
+    const bool adds = op.accumulate && accumulates(op.kind, i);
     if (tensor(root).common && !all)
       report(Rule::common_to_workers, "{} is the same for all workers, and written from what is not: no mean over {}",
              quoted(id), words(mesh_, workers_));
@@ -422,7 +423,7 @@ void PieceCheck::optimize(const Op& op) {
                layout(op.reads[0]), tensor(op.reads[0]).sizes[0], layout(id), tensor(id).sizes[0]);
     }
   for (const TensorId id : op.writes)
-    if (id != kNoTensor) updated(id);
+    if (id != kNoTensor) write(id, {}), updated(id);
 }
 
 void PieceCheck::expect_same_part(TensorId from, TensorId to) {
@@ -433,7 +434,6 @@ void PieceCheck::expect_same_part(TensorId from, TensorId to) {
 
 // Only parts of a parameter buffer are updated; the rest of it is stale.
 void PieceCheck::updated(TensorId id) {
-  write(id, {});
   if (tensor(id).category != Category::parameter) return;
   const TensorId root = storage_of(piece_, id);
   if (const ParameterSet* set = set_of(piece_, root); set != nullptr && set->frozen())

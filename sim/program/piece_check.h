@@ -113,6 +113,8 @@ class PieceCheck {
 
   void quantiser(const Op& op);  // quantise, dequantise, requantise
   void sparse(const Op& op);     // sparsify, densify
+  MeshGroup contributors_of(TensorId id) const;
+  bool takes_mean(const Op& op) const;
   void expect_own_rows(const Op& op);
   void expect_keys(const Op& op);
   void follow_ring(const Op& op);

@@ -16,8 +16,8 @@ bool masks(const Op& op) { return op.causal || op.window > 0; }
 // Whether an element of the results needs more of this dimension of an operand than its own part, and a sum of parts
 // cannot give it.
 bool needs_whole(const Op& op, std::size_t read, const Tensor& t, int dim) {
-  if (op.kind == OpKind::orthogonalise) return true;
   const OpTraits& traits = traits_of(op.kind);
+  if (traits.whole) return true;
   if (traits.whole_heads && t.axes[dim] == Axis::head_dim) return true;
   if (!has_operand(traits.whole_rows, read)) return false;
   return dim == t.rank - 1 || (traits.masks_rows && masks(op) && dim == t.rank - 2);
@@ -118,7 +118,7 @@ MeshGroup PieceCheck::owed_by_reads(const Op& op) {
     const TensorId id = op.reads[i];
     if (id == kNoTensor) continue;
     const MeshGroup owes = owed(id);
-    const bool linear = has_operand(traits.linear, i) || is_copy(op.kind);
+    const bool linear = has_operand(traits.linear, i) || is_copy(op.kind);  // a copy passes on what it moves
     if (linear) ++may_owe;
     if (owes.empty()) continue;
     if (!linear || (traits.product && owe > 0)) {
@@ -175,6 +175,14 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
   return owes;
 }
 
+MeshGroup PieceCheck::contributors_of(TensorId id) const {
+  const auto at = contributors_.find(id);
+  return at == contributors_.end() ? MeshGroup{} : at->second;
+}
+
+// Whether the op, which sums over workers, takes their mean.
+bool PieceCheck::takes_mean(const Op& op) const { return op.scale == 1 / static_cast<double>(mesh_.size(workers_)); }
+
 // Codes have more dimensions than the numbers: over all dimensions together they are divided as the numbers are.
 void PieceCheck::quantiser(const Op& op) {
   const auto divided = [&](TensorId id) {
@@ -189,13 +197,9 @@ void PieceCheck::quantiser(const Op& op) {
   };
   const bool quantises = op.kind == OpKind::quantise;
   const TensorId from = op.reads[0], scales = op.reads[1];
-  const auto contribute = [&](TensorId id) {
-    const auto at = contributors_.find(id);
-    return at == contributors_.end() ? MeshGroup{} : at->second;
-  };
-  const MeshGroup summed = contribute(from);
+  const MeshGroup summed = contributors_of(from);
   if (quantises == codes_.contains(from) || (quantises && !summed.empty()) ||
-      (!quantises && (!codes_.contains(scales) || contribute(scales) != summed)))
+      (!quantises && (!codes_.contains(scales) || contributors_of(scales) != summed)))
     report(Rule::codes, "{} reads {}, expected {}", name_of(op.kind), layout(from),
            quantises ? "plain numbers" : "codes, with their scales, from the same ranks");
   for (const auto ids : {std::span<const TensorId>(op.reads), std::span<const TensorId>(op.writes)})
@@ -204,7 +208,7 @@ void PieceCheck::quantiser(const Op& op) {
         report(Rule::operands_agree, "{} and {} are divided differently, expected alike", layout(id), layout(from));
   const TensorId to = op.writes[0];
   const std::int64_t plain = quantises ? numbers(from) : numbers(to), codes = quantises ? numbers(to) : numbers(from);
-  if (!summed.empty() && summed == workers_ && op.scale != 1 / static_cast<double>(mesh_.size(summed)))
+  if (!summed.empty() && summed == workers_ && !takes_mean(op))
     report(Rule::codes, "{} is summed over workers and multiplied by {}, expected their mean", layout(from),
            std::to_string(op.scale));
   const TensorId error = op.writes[kErrorWrite];
@@ -232,10 +236,6 @@ void PieceCheck::quantiser(const Op& op) {
 // The largest numbers travel with their indices, like codes with their scales. They are taken of whole numbers; a sum
 // of them is the mean of all workers.
 void PieceCheck::sparse(const Op& op) {
-  const auto contribute = [&](TensorId id) {
-    const auto at = contributors_.find(id);
-    return at == contributors_.end() ? MeshGroup{} : at->second;
-  };
   const bool sparsifies = op.kind == OpKind::sparsify;
   const TensorId numbers = sparsifies ? op.reads[0] : op.writes[0], values = sparsifies ? op.writes[0] : op.reads[0],
                  indices = sparsifies ? op.writes[1] : op.reads[1], error = op.writes[kErrorWrite];
@@ -246,14 +246,14 @@ void PieceCheck::sparse(const Op& op) {
   if (tensor(numbers).over[0] != tensor(values).over[tensor(values).rank - 2])
     report(Rule::operands_agree, "{} and {} are divided differently, expected alike", layout(numbers), layout(values));
   if (sparsifies) {
-    if (codes_.contains(numbers) || !contribute(numbers).empty() || (!is_flat(numbers) && !owed(numbers).empty()))
+    if (codes_.contains(numbers) || !contributors_of(numbers).empty() || (!is_flat(numbers) && !owed(numbers).empty()))
       report(Rule::codes, "{} is no list of plain numbers whose sum is taken", layout(numbers));
     if (is_flat(numbers)) expect_owes_nothing(numbers);
     if (error != kNoTensor && tensor(error).elements() != tensor(numbers).elements())
       report(Rule::sizes, "{} has errors of other numbers than {}", layout(error), layout(numbers));
     codes_.insert({values, indices});
-  } else if (!codes_.contains(values) || !codes_.contains(indices) || contribute(values) != workers_ ||
-             contribute(indices) != workers_ || op.scale != 1 / static_cast<double>(mesh_.size(workers_))) {
+  } else if (!codes_.contains(values) || !codes_.contains(indices) || contributors_of(values) != workers_ ||
+             contributors_of(indices) != workers_ || !takes_mean(op)) {
     report(Rule::codes, "{} is multiplied by {}, expected the mean of numbers and their indices from all workers",
            layout(values), std::to_string(op.scale));
   }

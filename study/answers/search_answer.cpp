@@ -131,7 +131,8 @@ void fill(SearchAnswer& a, const SpaceOptions& fields, const SearchRequest& requ
   if (a.best.empty()) {
     if (a.result.considered == 0) find_nearest_batches(a);
     if (request.nothing_fits) request.nothing_fits(a);
-    a.remedies = remedies(a.base, fields, options, user, a.result.refused == a.result.considered);
+    a.remedies =
+        remedies(a.base, fields, options, user, a.result.considered > 0 && a.result.refused == a.result.considered);
     a.remedy_seconds = seconds_since(start) - a.seconds;
     return;
   }

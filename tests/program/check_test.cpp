@@ -705,6 +705,43 @@ TEST(Check, KernelsOfTheUpdateReadWholeGradients) {
   }
 }
 
+// The same whatever the kernel: products and differences of gradients, and what is added to them.
+TEST(Check, KernelsOfTheUpdateReadEqualParts) {
+  {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    s.op(OpKind::multiply, {gradients, gradients}, {s.buffer("squares", 6, Category::optimizer_state)}, &Piece::update);
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    s.adam(gradients, parameters);
+    expect_breaks(Rule::gradient_meets_state, s, "still owes the sum over dp_shard");
+  }
+  for (const bool owed : {true, false}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    const TensorId partial = s.owed("partial"), row = s.tensor("row", {{owed ? 6 : 5, Axis::hidden}});
+    if (owed) s.op(OpKind::bias_gradient, {partial}, {row}, &Piece::backward);
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    if (!owed) s.op(OpKind::zero_fill, {}, {row}, &Piece::update);
+    s.op(OpKind::add, {gradients, row}, {gradients}, &Piece::update);
+    s.adam(gradients, parameters);
+    const Rule rule = owed ? Rule::owed_refused : Rule::sizes;
+    EXPECT_THAT(check(s.program), testing::Contains(Field("rule", &Violation::rule, rule))) << owed;
+  }
+}
+
+// A copy moves what it has: a sum that is owed before it is owed after it.
+TEST(Check, CopiesPassOnWhatIsOwed) {
+  for (const bool summed : {true, false}) {
+    Small s;
+    const TensorId partial = s.owed("partial"), copied = s.tensor("copied", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}});
+    s.op(OpKind::copy, {partial}, {copied});
+    if (summed) s.collective(OpKind::all_reduce, s.tp(), copied, sum);
+    s.piece().output = summed ? sum : copied;
+    summed ? expect_proven(s) : expect_breaks(Rule::pieces_fit, s, "owes the sum over tp");
+  }
+}
+
 TEST(Check, SlotsAreDividedAsTokensAre) {
   for (const bool good : {true, false}) {
     Small s;
@@ -1064,6 +1101,24 @@ TEST(Check, WhatAllWorkersHaveAlikeComesFromTheirMean) {
   Workers copied;  // each worker's own parameters
   copied.in_task(1, OpKind::cast, copied.parameters, copied.average);
   expect_breaks(Rule::common_to_workers, copied, "no mean over worker");
+  for (const bool adds : {true, false}) {
+    Workers partly;
+    const TensorId own = partly.buffer("own", 6, Category::workspace), half = partly.tensor("half", {{3}}),
+                   third = partly.buffer("third", 3, Category::optimizer_state);
+    partly.piece().tensors[half].alias_of = own;
+    partly.piece().tensors[third].common = true;
+    partly.collective(OpKind::all_reduce, partly.workers(), partly.parameters, partly.average, &Piece::update)
+        .reduction = Reduction::mean;
+    partly.op(OpKind::subtract, {partly.parameters, partly.parameters}, {own}, &Piece::update);
+    if (adds)  // to what each worker has for itself
+      partly.op(OpKind::cast, {partly.average}, {own}, &Piece::update).accumulate = true;
+    else  // in one half of it
+      partly.op(OpKind::activation, {third}, {half}, &Piece::update);
+    const TensorId again = partly.buffer("again", 6, Category::optimizer_state);
+    partly.piece().tensors[again].common = true;
+    partly.op(OpKind::scale, {own}, {again}, &Piece::update);
+    expect_breaks(Rule::common_to_workers, partly, "no mean over worker");
+  }
   Workers narrow;
   narrow.mean(1, narrow.dp());
   EXPECT_THAT(check(narrow.program), testing::Contains(Field("rule", &Violation::rule, Rule::common_to_workers)));
@@ -1071,8 +1126,8 @@ TEST(Check, WhatAllWorkersHaveAlikeComesFromTheirMean) {
 
 // Codes of what each worker has for itself give the mean of all workers, which all have alike.
 TEST(Check, CodesOfWorkersGiveTheirMean) {
-  enum How { good, sum, owed, misfit, own };
-  for (const How how : {good, sum, owed, misfit, own}) {
+  enum How { good, sum, owed, misfit, own, lost };
+  for (const How how : {good, sum, owed, misfit, own, lost}) {
     Workers w;
     const MeshGroup workers = w.workers();
     const TensorId codes = w.tensor("codes", {{2}, {3}}), scales = w.tensor("scales", {{2}, {1}}),
@@ -1082,7 +1137,7 @@ TEST(Check, CodesOfWorkersGiveTheirMean) {
                    mean = w.tensor("mean", {{1, Axis::none, workers}, {3}}),
                    mean_scales = w.tensor("mean_scales", {{1, Axis::none, workers}, {1}}),
                    all = w.tensor("all", {{2}, {3}}), all_scales = w.tensor("all_scales", {{2}, {1}});
-    w.op(OpKind::quantise, {w.parameters, error}, {codes, scales, error}, &Piece::update);
+    w.op(OpKind::quantise, {w.parameters, error}, {codes, scales, how == lost ? kNoTensor : error}, &Piece::update);
     for (const auto& [from, to] : {std::pair(codes, part), std::pair(scales, part_scales)})
       w.collective(OpKind::all_to_all, workers, from, to, &Piece::update).reduction =
           how == owed ? Reduction::sum : Reduction::mean;
@@ -1101,17 +1156,22 @@ TEST(Check, CodesOfWorkersGiveTheirMean) {
     }
     if (how == misfit) expect_breaks(Rule::sizes, w, "has errors of other numbers than");
     if (how == own) expect_breaks(Rule::common_to_workers, w, "no mean over worker");
+    if (how == lost) expect_breaks(Rule::codes, w, "has an error that is not both read and written");
   }
 }
 
 // The largest numbers of all workers, with their places, give a mean that all have alike.
 TEST(Check, SparseNumbersOfWorkersGiveTheirMean) {
-  enum How { good, sum, alone, mixed, added, misfit };
-  for (const How how : {good, sum, alone, mixed, added, misfit}) {
+  enum How { good, sum, alone, mixed, added, misfit, groups, swapped, divided };
+  for (const How how : {good, sum, alone, mixed, added, misfit, groups, swapped, divided}) {
     Workers w;
     const MeshGroup workers = w.workers();
     const auto places = [&](const char* name, MeshGroup over, std::int64_t size) {
-      const TensorId id = w.tensor(name, {{size, Axis::contributions, over}, {2}, {1}});
+      // How `groups`: groups of one contribution are gathered.
+      const MeshGroup of_groups = how == divided ? w.dp() : MeshGroup{};
+      const TensorId id = how == groups
+                              ? w.tensor(name, {{1, Axis::contributions}, {2 * size, Axis::none, over}, {1}})
+                              : w.tensor(name, {{size, Axis::contributions, over}, {2, Axis::none, of_groups}, {1}});
       w.piece().tensors[id].dtype = std::string_view(name).ends_with("indices") ? Dtype::int32 : Dtype::fp32;
       return id;
     };
@@ -1122,15 +1182,20 @@ TEST(Check, SparseNumbersOfWorkersGiveTheirMean) {
     w.collective(OpKind::all_gather, workers, values, all, &Piece::update);
     w.collective(OpKind::all_gather, workers, indices, all_indices, &Piece::update);
     if (how == added) w.op(OpKind::add, {all, all}, {w.tensor("twice", {{2}, {2}, {1}})}, &Piece::update);
-    w.op(OpKind::densify, {how == alone ? values : all, how == mixed ? indices : all_indices}, {w.average},
-         &Piece::update)
-        .scale = how == sum ? 1 : 0.5;
+    Op& densify = w.op(OpKind::densify, {how == alone ? values : all, how == mixed ? indices : all_indices},
+                       {w.average}, &Piece::update);
+    densify.scale = how == sum ? 1 : 0.5;
+    if (how == swapped) std::swap(densify.reads[0], densify.reads[1]);
     if (how == good)
       expect_proven(w);
     else if (how == added)
       expect_breaks(Rule::codes, w, "has codes or contributions");
     else if (how == misfit)
       expect_breaks(Rule::sizes, w, "has errors of other numbers than");
+    else if (how == swapped)
+      expect_breaks(Rule::sizes, w, "are not fp32 numbers and as many int32 indices");
+    else if (how == divided)
+      expect_breaks(Rule::operands_agree, w, "are divided differently, expected alike");
     else if (how == sum)
       expect_breaks(Rule::codes, w, "expected the mean of numbers and their indices from all workers");
     else

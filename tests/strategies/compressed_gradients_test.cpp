@@ -110,7 +110,7 @@ TEST(PowerSgd, KeepsErrorsAndRightFactors) {
   EXPECT_NEAR(states(of_rank(2)) - states(plain), 4 * (numbers + 2 * kColumns), 4 * 64);
 }
 
-// What the products of compression add to the FLOPs that devices execute: 6 n m r for each matrix.
+// PowerSGD adds 6 n m r FLOPs for each matrix to those that devices execute.
 TEST(PowerSgd, ItsProductsAreExecuted) {
   const auto executed = [](const Scenario& s) { return proven(s).model.executed_flops_per_step; };
   Scenario plain = onebit();
@@ -150,6 +150,15 @@ TEST(PowerSgd, AllWorkersHaveTheSameParameters) {
         EXPECT_EQ(refusal_of(s), "nothing");
         proven(s);
       }
+}
+
+// 1 / 49 x 49 is not 1 in floating point.
+TEST(OneBitAdam, AnyNumberOfWorkersTakesTheirMean) {
+  Scenario s = onebit();
+  s.cluster.nodes = 49;
+  s.workload.global_batch_size = 49 * 8;
+  s.plan.local.workers = 49;
+  proven(s);
 }
 
 TEST(OneBitAdam, NumbersOfWorkersCanBeSearched) {
