@@ -45,7 +45,7 @@ ORRERY_ON_DEVICES inline PhiloxWords words_of_draw(std::uint64_t seed, std::uint
                 {{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> kWordBits)}});
 }
 
-// What stands in an orthogonalised matrix in place of a column that depends on those before it, in [-1, 1).
+// A number in [-1, 1) that replaces an element of a linearly dependent column (OpKind::orthogonalise).
 ORRERY_ON_DEVICES inline float replacement(std::int64_t element) {
   return static_cast<float>(words_of_draw(0, 0, static_cast<std::uint64_t>(element)).at[0]) * 0x1p-31f - 1;
 }

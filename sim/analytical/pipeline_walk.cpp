@@ -123,7 +123,8 @@ struct Recorder {
   }
 };
 
-// Whether a stage may finish a slot while an earlier message of it is on its way. Receivers that block hold it up.
+// Returns true if a stage can finish a slot while its previous message is still being sent. With blocking transfers it
+// cannot: it waits for its sends.
 bool may_queue(const Schedule& schedule, const PipelineCosts& costs) {
   if (schedule.blocking_transfers || costs.hop_seconds.empty()) return false;
   double shortest = std::numeric_limits<double>::infinity();

@@ -74,13 +74,19 @@ inline TensorId clone_tensor(Piece& piece, TensorId id) {
   t.resident = t.shared = t.lent = false;
   return clone;
 }
+// A tensor laid out like another one that owns its memory, and lives from its definition to its last use.
+inline Tensor tensor_like(Tensor like, const char* name, Category category, Dtype dtype) {
+  like.alias_of = kNoTensor;
+  like.alias_begin = 0;
+  like.input = Input::none;
+  like.resident = like.shared = like.lent = like.common = false;
+  like.name = name;
+  like.category = category;
+  like.dtype = dtype;
+  return like;
+}
 inline TensorId clone_tensor(Piece& piece, TensorId id, const char* name, Category category, Dtype dtype) {
-  const TensorId clone = clone_tensor(piece, id);
-  Tensor& t = piece.tensors[clone];
-  t.name = name;
-  t.category = category;
-  t.dtype = dtype;
-  return clone;
+  return piece.add(tensor_like(piece.tensors[id], name, category, dtype));
 }
 
 // The parameter set whose flat buffer of parameters or gradients is `id`: this rank's part of the buffer, or a copy of
@@ -153,32 +159,20 @@ struct Coded {
 };
 // Adds codes of this dtype, of which at most `group` share a scale. `like`: their shape and layout; its last dimension
 // counts numbers.
-inline Coded add_codes(Piece& piece, Tensor like, Dtype dtype, std::int64_t group, const char* codes,
+inline Coded add_codes(Piece& piece, const Tensor& like, Dtype dtype, std::int64_t group, const char* codes,
                        const char* scales) {
-  like.alias_of = kNoTensor;
-  like.alias_begin = 0;
-  like.resident = like.common = false;
-  like.category = Category::communication_buffer;
-  like.name = codes;
-  like.dtype = dtype;
-  const TensorId id = piece.add(like);
-  std::int64_t& numbers = like.sizes[static_cast<std::size_t>(like.rank - 1)];
+  const TensorId id = piece.add(tensor_like(like, codes, Category::communication_buffer, dtype));
+  Tensor scale = tensor_like(like, scales, Category::communication_buffer, Dtype::fp32);
+  std::int64_t& numbers = scale.sizes[static_cast<std::size_t>(scale.rank - 1)];
   numbers = (numbers + group - 1) / group;
-  like.name = scales;
-  like.dtype = Dtype::fp32;
-  return {id, piece.add(like)};
+  return {id, piece.add(scale)};
 }
 // Keeps what a quantiser's codes lose, and adds it to the numbers of the next ones. `like`: the layout of the numbers.
 // Returns the error, a state of the optimizer.
-inline TensorId feed_back(Piece& piece, Op& quantiser, Tensor like, const char* name, Dtype dtype) {
-  like.alias_of = kNoTensor;
-  like.alias_begin = 0;
-  like.resident = true;
-  like.common = false;
-  like.category = Category::optimizer_state;
-  like.name = name;
-  like.dtype = dtype;
-  return quantiser.reads[error_read(quantiser.kind)] = quantiser.writes[kErrorWrite] = piece.add(like);
+inline TensorId feed_back(Piece& piece, Op& quantiser, const Tensor& like, const char* name, Dtype dtype) {
+  const TensorId error = piece.add(tensor_like(like, name, Category::optimizer_state, dtype));
+  piece.tensors[error].resident = true;
+  return quantiser.reads[error_read(quantiser.kind)] = quantiser.writes[kErrorWrite] = error;
 }
 
 // with_contributions() puts a dimension of Axis::contributions in front of `t`; without_contributions() takes it off.
@@ -209,6 +203,12 @@ inline Op computation(OpKind kind, const char* name, Phase phase, std::initializ
   op.name = name;
   std::ranges::copy(reads, op.reads.begin());
   std::ranges::copy(writes, op.writes.begin());
+  return op;
+}
+
+// The op, once for all instances of a stretch: on the flat buffers of all layers at once.
+inline Op for_all_instances(Op op) {
+  op.every = kAllInstances;
   return op;
 }
 

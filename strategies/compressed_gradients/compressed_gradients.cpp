@@ -72,9 +72,7 @@ void check(const Scenario& scenario) {
 void replace(const Op& adam, const Options& options, const Mesh& mesh, Piece& piece, std::vector<Op>& ops) {
   const auto put = [&](OpKind kind, const char* name, std::initializer_list<TensorId> reads,
                        std::initializer_list<TensorId> writes) -> Op& {
-    ops.push_back(computation(kind, name, Phase::update, reads, writes));
-    ops.back().every = kAllInstances;
-    return ops.back();
+    return ops.emplace_back(for_all_instances(computation(kind, name, Phase::update, reads, writes)));
   };
   const auto written = static_cast<std::size_t>(std::ranges::find(adam.writes, kNoTensor) - adam.writes.begin());
   const TensorId gradient = adam.reads[0], weight = adam.reads[1], momentum = adam.writes[written - 2],
@@ -128,7 +126,7 @@ void rewrite(const Scenario& scenario, Program& program) {
       for (const TensorId id : op.writes)
         if (is_optimizer(op.kind) && id != kNoTensor) piece.tensors[id].common = true;
   }
-  // Products of PowerSGD, on all ranks.
+  // All ranks execute the products of PowerSGD.
   const auto ranks = static_cast<double>(program.mesh.ranks() / program.mesh.size(MeshAxis::pp));
   for (const PieceRun& run : program.line)
     for (const Op& op : program.pieces[run.piece].update.ops)

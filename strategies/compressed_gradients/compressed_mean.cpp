@@ -4,12 +4,18 @@
 #include <vector>
 
 #include "sim/program/rewrite.h"
+#include "strategies/local_updates/coded_mean.h"
 
 namespace orrery::compressed_gradients {
 namespace {
 
 // A matrix is sent as its factors if it has more than this many times their numbers (PyTorch's min_compression_rate).
 constexpr std::int64_t kLeastSaved = 2;
+
+// Whether the gradient lies in the flat buffers of the set.
+bool is_in(const Piece& piece, std::size_t set, const ParameterGradient& p) {
+  return p.set == set && p.gradient != kNoTensor && !piece.tensors[p.parameter].shared;
+}
 
 TensorId view(Piece& piece, TensorId buffer, std::int64_t begin, std::int64_t size) {
   Tensor t = piece.tensors[buffer];
@@ -25,7 +31,11 @@ TensorId view(Piece& piece, TensorId buffer, std::int64_t begin, std::int64_t si
 class CompressedMean {
  public:
   CompressedMean(const Options& options, const Mesh& mesh, Piece& piece)
-      : options_(options), workers_(mesh.group(MeshAxis::worker)), count_(mesh.size(MeshAxis::worker)), piece_(piece) {}
+      : options_(options),
+        mesh_(mesh),
+        workers_(mesh.group(MeshAxis::worker)),
+        count_(mesh.size(MeshAxis::worker)),
+        piece_(piece) {}
 
   void run() {
     for (std::size_t s = 0; s < piece_.sets.size(); ++s)
@@ -64,13 +74,8 @@ class CompressedMean {
       send_largest(part_of_buffer(piece_, error, parts, p), part_of_buffer(piece_, mean, parts, p));
   }
   void send_largest(TensorId error, TensorId mean) {
-    Tensor own = piece_.tensors[mean];
+    Tensor own = tensor_like(piece_.tensors[mean], "largest", Category::communication_buffer, Dtype::fp32);
     const std::int64_t numbers = own.sizes[0], groups = (numbers + options_.group - 1) / options_.group;
-    own.name = "largest";
-    own.alias_of = kNoTensor;
-    own.alias_begin = 0;
-    own.resident = false;
-    own.category = Category::communication_buffer;
     own.sizes[0] = groups;
     own.append({std::min(options_.kept, (numbers + groups - 1) / groups), Axis::none});
     own = with_contributions(own, 1);
@@ -82,8 +87,8 @@ class CompressedMean {
     own.name = all.name = "places_of_largest";
     const TensorId indices = piece_.add(own), all_indices = piece_.add(all);
     put(OpKind::sparsify, "keep_largest", {error}, {values, indices, error});
-    send(OpKind::all_gather, "workers.all_gather", values, all_values);
-    send(OpKind::all_gather, "workers.all_gather", indices, all_indices);
+    gather(values, all_values);
+    gather(indices, all_indices);
     put(OpKind::densify, "add_largest", {all_values, all_indices}, {mean}).scale = 1 / static_cast<double>(count_);
   }
 
@@ -96,7 +101,7 @@ class CompressedMean {
     // A tied parameter comes first: all pieces that hold it begin with the same numbers in Q.
     for (const bool tied : {true, false})
       for (const ParameterGradient& p : piece_.parameters) {
-        if (!is_in(set, p) || (p.tied != 0) != tied) continue;
+        if (!is_in(piece_, set, p) || (p.tied != 0) != tied) continue;
         Part part = part_of(p);
         part.left = left_size, part.right = right_size;
         left_size += part.columns > 0 ? part.rows * part.rank : part.rows;
@@ -105,16 +110,19 @@ class CompressedMean {
       }
     const TensorId left = add_buffer(gradients, "left_factors", left_size);
     for (const Part& part : others)
-      put(OpKind::cast, "send", {view(error, part.begin, part.rows)}, {view(left, part.left, part.rows)});
+      put(OpKind::cast, "send", {view(piece_, error, part.begin, part.rows)},
+          {view(piece_, left, part.left, part.rows)});
     if (matrices.empty())
       average(left, left);
     else
       iterate(matrices, error, left, add_buffer(gradients, "own_right_factors", right_size), mean);
     for (const Part& part : others)
-      put(OpKind::cast, "receive", {view(left, part.left, part.rows)}, {view(mean, part.begin, part.rows)});
-    // What is sent as it is loses nothing.
+      put(OpKind::cast, "receive", {view(piece_, left, part.left, part.rows)},
+          {view(piece_, mean, part.begin, part.rows)});
+    // Numbers that are sent as they are lose nothing.
     put(OpKind::subtract, "keep_error", {error, mean}, {error});
-    for (const Part& part : others) put(OpKind::zero_fill, "keep_no_error", {}, {view(error, part.begin, part.rows)});
+    for (const Part& part : others)
+      put(OpKind::zero_fill, "keep_no_error", {}, {view(piece_, error, part.begin, part.rows)});
   }
 
   void iterate(const std::vector<Part>& parts, TensorId error, TensorId left, TensorId own, TensorId mean) {
@@ -144,9 +152,6 @@ class CompressedMean {
       put(OpKind::linear, "approximate", {v.p, v.q}, {v.product}).transposed_weight = true;
   }
 
-  bool is_in(std::size_t set, const ParameterGradient& p) const {
-    return p.set == set && p.gradient != kNoTensor && !piece_.tensors[p.parameter].shared;
-  }
   Part part_of(const ParameterGradient& p) const {
     const Tensor& gradient = piece_.tensors[p.gradient];
     const std::int64_t numbers = gradient.elements();
@@ -178,34 +183,28 @@ class CompressedMean {
     piece_.tensors[buffer].sizes[0] = size;
     return buffer;
   }
-  TensorId view(TensorId buffer, std::int64_t begin, std::int64_t size) {
-    return compressed_gradients::view(piece_, buffer, begin, size);
-  }
   TensorId matrix(TensorId buffer, std::int64_t begin, std::int64_t rows, std::int64_t columns) {
-    const TensorId id = view(buffer, begin, rows);
+    const TensorId id = view(piece_, buffer, begin, rows);
     piece_.tensors[id].append({columns, Axis::none});
     return id;
   }
 
   // ---- ops
 
-  void average(TensorId from, TensorId to) {
-    send(OpKind::all_reduce, "workers.all_reduce", from, to).reduction = Reduction::mean;
-  }
-  Op& send(OpKind kind, const char* name, TensorId from, TensorId to) {
-    ops_.push_back(communication(kind, name, Phase::update, Stream::data_communication, workers_, from, to));
-    ops_.back().every = kAllInstances;
-    return ops_.back();
+  void average(TensorId from, TensorId to) { ops_.push_back(local_updates::mean_over_workers(mesh_, from, to)); }
+  void gather(TensorId from, TensorId to) {
+    ops_.push_back(for_all_instances(communication(OpKind::all_gather, "workers.all_gather", Phase::update,
+                                                   Stream::data_communication, workers_, from, to)));
   }
   Op& put(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
           std::initializer_list<TensorId> writes) {
-    ops_.push_back(computation(kind, name, Phase::update, reads, writes));
-    ops_.back().every = kAllInstances;
-    ops_.back().compute_dtype = Dtype::fp32;
-    return ops_.back();
+    Op& op = ops_.emplace_back(for_all_instances(computation(kind, name, Phase::update, reads, writes)));
+    op.compute_dtype = Dtype::fp32;
+    return op;
   }
 
   const Options& options_;
+  const Mesh& mesh_;
   const MeshGroup workers_;
   const std::int64_t count_;
   Piece& piece_;
@@ -218,7 +217,7 @@ std::vector<FlatPart> parts_of_buffers(const Piece& piece, std::size_t set) {
   std::vector<FlatPart> parts;
   const ParameterGradient* last = nullptr;
   for (const ParameterGradient& p : piece.parameters) {
-    if (p.set != set || p.gradient == kNoTensor || piece.tensors[p.parameter].shared) continue;
+    if (!is_in(piece, set, p)) continue;
     const Tensor& gradient = piece.tensors[p.gradient];
     const bool alike = last != nullptr && last->tied == 0 && p.tied == 0 &&
                        piece.tensors[last->gradient].divided_over() == gradient.divided_over();

@@ -58,10 +58,7 @@ class CodedMean {
       put(op);
     }
   }
-  void put(Op op) {
-    op.every = kAllInstances;
-    ops_.push_back(op);
-  }
+  void put(const Op& op) { ops_.push_back(for_all_instances(op)); }
 
   const CodedWire& wire_;
   const MeshGroup workers_;
@@ -71,6 +68,13 @@ class CodedMean {
 };
 
 }  // namespace
+
+Op mean_over_workers(const Mesh& mesh, TensorId from, TensorId to) {
+  Op op = communication(OpKind::all_reduce, "workers.all_reduce", Phase::update, Stream::data_communication,
+                        mesh.group(MeshAxis::worker), from, to);
+  op.reduction = Reduction::mean;
+  return for_all_instances(op);
+}
 
 void add_coded_mean(const Mesh& mesh, const CodedWire& wire, TensorId own, TensorId mean, Piece& piece,
                     std::vector<Op>& ops) {

@@ -1,5 +1,5 @@
-// The mean of a buffer over all workers. Codes of few bits and their scales travel in place of numbers
-// (OpKind::quantise).
+// The mean of a buffer over all workers: of its numbers, or of codes of few bits and their scales that travel in place
+// of them (OpKind::quantise).
 #pragma once
 
 #include <vector>
@@ -10,11 +10,14 @@
 
 namespace orrery::local_updates {
 
+// An op that writes the mean of all workers' `from` to `to` on every worker; both may be one tensor.
+Op mean_over_workers(const Mesh& mesh, TensorId from, TensorId to);
+
 struct CodedWire {
   Dtype codes = Dtype::int8;
   std::int64_t group = 1;  // numbers that share a scale
-  // True: the loss of codes is kept, and added to what is sent in the next step. This takes two more optimizer states in
-  // fp32, one as large as `own` and one as large as a worker's part of it.
+  // True: the loss of codes is kept, and added to what is sent in the next step. This takes two more optimizer states
+  // in fp32, one as large as `own` and one as large as a worker's part of it.
   bool feedback = false;
 };
 

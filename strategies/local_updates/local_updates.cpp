@@ -220,8 +220,8 @@ class Outer {
   void hand_out(const ParameterSet& set, TensorId updated, TensorId part, Block& block) const {
     if (part != updated) {
       const MeshGroup over = piece_.tensors[part].divided_over().without(piece_.tensors[updated].divided_over());
-      block.ops.push_back(once(communication(OpKind::all_gather, "outer_gather", Phase::update,
-                                             Stream::parameter_communication, over, part, updated)));
+      block.ops.push_back(for_all_instances(communication(OpKind::all_gather, "outer_gather", Phase::update,
+                                                          Stream::parameter_communication, over, part, updated)));
     }
     if (updated != set.own_parameters)
       block.ops.push_back(kernel(OpKind::cast, "outer_cast", {updated}, {set.own_parameters}));
@@ -231,21 +231,11 @@ class Outer {
         block.ops.push_back(op);
   }
 
-  Op mean(TensorId from, TensorId to) const {
-    Op op = communication(OpKind::all_reduce, "workers.all_reduce", Phase::update, Stream::data_communication,
-                          mesh_.group(MeshAxis::worker), from, to);
-    op.reduction = Reduction::mean;
-    return once(op);
-  }
+  Op mean(TensorId from, TensorId to) const { return mean_over_workers(mesh_, from, to); }
   static Op kernel(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
                    std::initializer_list<TensorId> writes) {
-    return once(computation(kind, name, Phase::update, reads, writes));
+    return for_all_instances(computation(kind, name, Phase::update, reads, writes));
   }
-  static Op once(Op op) {
-    op.every = kAllInstances;
-    return op;
-  }
-
   TensorId add_passing(TensorId like, const char* name, Dtype dtype) {
     return clone_tensor(piece_, like, name, Category::communication_buffer, dtype);
   }

@@ -34,9 +34,7 @@ bool is_adam(const Options& options) { return options.rule == Rule::adam || opti
 
 // An op on a whole flat buffer, once a step.
 Op over_buffer(OpKind kind, const char* name) {
-  Op op = computation(kind, name, Phase::update, {}, {});
-  op.every = kAllInstances;
-  return op;
+  return for_all_instances(computation(kind, name, Phase::update, {}, {}));
 }
 
 struct Gradients {
@@ -138,8 +136,7 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
   const Stream stream = mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
   Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", Phase::update, stream,
                             mesh.group({MeshAxis::tp, MeshAxis::pp, MeshAxis::ep, MeshAxis::etp}), local, global);
-  reduce.every = kAllInstances;
-  piece.update.ops.push_back(reduce);
+  piece.update.ops.push_back(for_all_instances(reduce));
   return global;
 }
 
