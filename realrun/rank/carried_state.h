@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "realrun/backend.h"
 #include "realrun/communicator.h"
 
 namespace orrery::realrun {
@@ -35,9 +36,12 @@ class CarriedState {
   struct Stretch {
     Key key;
     std::int64_t element = 0, elements = 0;
+    std::int64_t end() const { return element + elements; }
+    auto operator<=>(const Stretch&) const = default;
   };
-  // Adds the stretches in `lacks` from what all ranks hold. All must call it. Throws ExecutionError if none has one.
-  void complete(Communicator& communicator, const std::vector<Stretch>& lacks);
+  // Adds the stretches in `lacks`: each element is sent by one rank that holds it. All ranks must call it. Throws
+  // ExecutionError if no rank has an element.
+  void complete(Communicator& communicator, Backend& backend, const std::vector<Stretch>& lacks);
 
  private:
   std::map<Key, std::map<std::int64_t, std::vector<float>>> held_;  // disjoint stretches, by first element

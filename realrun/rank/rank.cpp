@@ -73,7 +73,7 @@ class Rank {
         const auto own = lacking(setup, position_, instance, carried);
         lacks.insert(lacks.end(), own.begin(), own.end());
       });
-      carried.complete(communicator, lacks);
+      carried.complete(communicator, backend, lacks);
     }
     model_.for_each_instance(
         [&](const Instance& instance) { initialise(setup, position_, instance, carried, memory_); });
