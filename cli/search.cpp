@@ -338,6 +338,9 @@ void add_search(Command app) {
       "LEAST..MOST");
   command.add_option("--max-memory", arguments.request.most_memory, "Memory of a device, instead of its capacity: 64G",
                      "SIZE");
+  add_fields(command, "--at-most", arguments.request.at_most,
+             "Refuse plans with a larger value of this figure of the report, named as in JSON: staleness=24",
+             "FIGURE=NUMBER");
   command.add_flag("--safe", arguments.request.safe, "Require the upper end of the predicted peak's interval to fit");
   command.add_option("--top", arguments.request.top, "Number of plans to show", "N").between(1, kMostPlansListed);
   command

@@ -171,10 +171,10 @@ std::string compare_databases(const std::string& a, const std::string& b, double
 }
 
 std::string search_plans(const ScenarioArgument& scenario, const Texts& sets, const Texts& fixed, const Texts& over,
-                         bool all, const std::string& global_batch, const std::string& most_memory, bool safe,
-                         std::int64_t top, double front, std::optional<double> network_within, bool exhaustive,
-                         std::int64_t threads, const EngineChoice& engine, const Texts& calibrations,
-                         const std::string& label) {
+                         bool all, const std::string& global_batch, const std::string& most_memory,
+                         const Texts& at_most, bool safe, std::int64_t top, double front,
+                         std::optional<double> network_within, bool exhaustive, std::int64_t threads,
+                         const EngineChoice& engine, const Texts& calibrations, const std::string& label) {
   require_within<std::int64_t>("--top", top, 1, kMostPlansListed);
   require_within<std::int64_t>("--threads", threads, 0, kMostSearchThreads);
   require_within("--front", front, 1.0, kMostFront);
@@ -185,6 +185,7 @@ std::string search_plans(const ScenarioArgument& scenario, const Texts& sets, co
   request.over = over;
   request.global_batch = global_batch;
   request.most_memory = most_memory;
+  request.at_most = at_most;
   request.safe = safe;
   request.all = all;
   request.exhaustive = exhaustive;

@@ -93,27 +93,27 @@ def compare(a: Scenario, b: Optional[Scenario] = None, sets: Sets = (), *, sets_
 
 def search(scenario: Scenario, sets: Sets = (), *, fix: Fields = (), over: Fields = (), all: bool = False,
            global_batch: Union[int, str, Iterable[int], None] = None, max_memory: Union[int, str, None] = None,
-           safe: bool = False, top: int = 10, front: float = 1.1, network_within: Optional[float] = None,
-           exhaustive: bool = False, threads: int = 0, engine: str = "analytical", fidelity: str = "",
-           routing: str = "", limit: Optional[float] = None, exact: bool = False, calibrations: Paths = (),
-           label: str = "") -> Document:
+           at_most: Sets = (), safe: bool = False, top: int = 10, front: float = 1.1,
+           network_within: Optional[float] = None, exhaustive: bool = False, threads: int = 0,
+           engine: str = "analytical", fidelity: str = "", routing: str = "", limit: Optional[float] = None,
+           exact: bool = False, calibrations: Paths = (), label: str = "") -> Document:
     """What ``orrery search`` answers: the fastest plans that fit, and the front of time and memory.
 
     sets, fix: fields of the plan that are not searched. over: fields that are, with their values or those that their
     strategy declares. global_batch: "256..4096" (doubling) or a list of batches. max_memory: bytes of a device, or
-    "64G". safe: predicted peaks must fit with the upper end of their interval. front: of plans that take at most so
-    many times the fastest's time. network_within: also the slowest network that costs so many per cent at most.
-    threads: 0 for as many as the machine has. Where nothing fits, "nothing_fits" says why and what would. Ctrl-C ends
-    a search.
+    "64G". at_most: the largest values of figures of the report, {"staleness": 24}. safe: predicted peaks must fit with
+    the upper end of their interval. front: of plans that take at most so many times the fastest's time.
+    network_within: also the slowest network that costs so many per cent at most. threads: 0 for as many as the machine
+    has. Where nothing fits, "nothing_fits" says why and what would. Ctrl-C ends a search.
     """
     if global_batch is None or isinstance(global_batch, (int, str)):
         batches = "" if global_batch is None else str(global_batch)
     else:
         batches = ",".join(str(batch) for batch in global_batch)
     return _document(_orrery.search(_argument(scenario), _sets(sets), _sets(fix), _sets(over), all, batches,
-                                    "" if max_memory is None else str(max_memory), safe, top, front, network_within,
-                                    exhaustive, threads, _engine(engine, fidelity, routing, limit, exact),
-                                    _listed(calibrations), label))
+                                    "" if max_memory is None else str(max_memory), _sets(at_most), safe, top, front,
+                                    network_within, exhaustive, threads,
+                                    _engine(engine, fidelity, routing, limit, exact), _listed(calibrations), label))
 
 
 def plan(plan: Scenario, sets: Sets = (), *, worst: bool = False, search: bool = False, fix: Sequence[str] = (),

@@ -280,14 +280,26 @@ void add_tasks(const Scenario& scenario, Program& program) {
 
 void disable(Plan& plan) { plan.local = {}; }
 
+// The steps before which the oldest gradients that an exchange brings were computed.
+std::int64_t staleness(const Plan& plan) { return plan.local.steps * (plan.local.delay > 0 ? 2 : 1); }
+
+constexpr FigureKind kFigures[]{
+    {.group = "local_updates",
+     .key = "staleness",
+     .unit = FigureUnit::count,
+     .explanation = "steps before which the oldest gradients that an exchange of workers brings were computed",
+     .label = "staleness"}};
+void figures(const Scenario& scenario, const Program&, std::vector<Figure>& figures) {
+  if (used(scenario)) figures.push_back({kFigures, static_cast<double>(staleness(scenario.plan)), "steps at most"});
+}
+
 std::vector<std::string> notes(const Scenario& scenario) {
   if (!used(scenario)) return {};
-  const std::int64_t steps = scenario.plan.local.steps, oldest = scenario.plan.local.delay > 0 ? 2 * steps : steps;
-  const std::int64_t each = replicas(scenario);
+  const std::int64_t steps = scenario.plan.local.steps, each = replicas(scenario);
   return {std::to_string(workers(scenario)) + " workers of " + std::to_string(each) +
           (each == 1 ? " replica" : " replicas") + " train copies of the model, and exchange them every " +
-          std::to_string(steps) + " steps; what an exchange brings was trained up to " + std::to_string(oldest) +
-          " steps before (what this costs in convergence is not predicted)"};
+          std::to_string(steps) + " steps; what an exchange brings was trained up to " +
+          std::to_string(staleness(scenario.plan)) + " steps before (what this costs in convergence is not predicted)"};
 }
 
 // Shows how long each task of an iteration takes, and the step time with other numbers of local steps.
@@ -308,14 +320,13 @@ std::string explain(const Evaluated& here, const Evaluate& evaluate) {
   if (longest > 0) text += fmt::format("\nThe exchange alone takes as long as {:.1f} local steps.\n", longest / step);
   text +=
       fmt::format("\n  {:>11}  {:>11}  {:>12}  {:>20}\n", "local steps", "step", "tokens/s", "up to so many steps old");
-  const std::int64_t ages = scenario.plan.local.delay > 0 ? 2 : 1;
   for (const std::int64_t steps : {1, 3, 6, 12, 24, 48, 96, 192}) {
     if (steps % scenario.plan.local.fragments != 0) continue;
     Scenario other = scenario;
     other.plan.local.steps = steps;
     const Report& there = evaluate(other)->report();
     text += fmt::format("  {:>11}  {:>11}  {:>12}  {:>20}\n", steps, seconds_text(there.step_seconds),
-                        rate_text(there.tokens_per_second), ages * steps);
+                        rate_text(there.tokens_per_second), staleness(other.plan));
   }
   return text + "\nWhat older or averaged parameters cost in convergence is not predicted.\n";
 }
@@ -361,6 +372,8 @@ Strategy describe() {
           .disable = disable,
           .words = kWords,
           .notes = notes,
+          .figure_kinds = kFigures,
+          .figures = figures,
           .search_axes = kAxes,
           .topics = kTopics};
 }

@@ -58,6 +58,15 @@ double most_memory_of(const std::string& text) {
   return *bytes;
 }
 
+FigureLimit limit_of(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  const Json value = equals == std::string::npos ? Json() : json_or_text(text.substr(equals + 1));
+  if (!value.is_number()) throw InputError({"--at-most", ""}, describe(Json(text)), "FIGURE=NUMBER");
+  std::vector<std::string_view> keys;
+  for (const FigureKind* kind : all_figure_kinds()) keys.emplace_back(kind->key);
+  return {all_figure_kinds()[index_named("--at-most", text.substr(0, equals), keys)], value.get<double>()};
+}
+
 SpaceOptions space_options(const SearchRequest& request) {
   SpaceOptions options;
   options.all = request.all;
@@ -114,6 +123,7 @@ void fill(SearchAnswer& a, const SpaceOptions& fields, const SearchRequest& requ
                         .memory_margin = request.safe ? kPeakHigh : 1,
                         .threads = request.threads > 0 ? static_cast<int>(request.threads) : hardware_threads(),
                         .progress = request.progress};
+  for (const std::string& limit : request.at_most) options.limits.push_back(limit_of(limit));
   const auto start = std::chrono::steady_clock::now();
   a.result = search(a.space, options, user);
   a.seconds = seconds_since(start);

@@ -18,12 +18,13 @@ inline constexpr std::int64_t kMostPlansListed = 1000, kMostSearchThreads = 4096
 inline constexpr double kMostFront = 1000, kLeastNetworkPercent = 0.1, kMostNetworkPercent = 1000;
 
 struct SearchRequest {
-  std::vector<std::string> sets;   // "KEY=VALUE"; a field of the plan that is set is not searched
-  std::vector<std::string> fixed;  // "KEY" or "KEY=VALUE", with or without "plan."
-  std::vector<std::string> over;   // "KEY" or "KEY=VALUE,VALUE" or "KEY=[VALUE,VALUE]"
-  std::string global_batch;        // "256..4096", "256,384"; empty: the scenario's batch
-  std::string most_memory;         // "64G"; empty: a device's capacity
-  bool safe = false;               // the upper end of a predicted peak's interval must fit
+  std::vector<std::string> sets;     // "KEY=VALUE"; a field of the plan that is set is not searched
+  std::vector<std::string> fixed;    // "KEY" or "KEY=VALUE", with or without "plan."
+  std::vector<std::string> over;     // "KEY" or "KEY=VALUE,VALUE" or "KEY=[VALUE,VALUE]"
+  std::string global_batch;          // "256..4096", "256,384"; empty: the scenario's batch
+  std::string most_memory;           // "64G"; empty: a device's capacity
+  std::vector<std::string> at_most;  // "FIGURE=NUMBER": limits of figures of reports, by their keys in JSON
+  bool safe = false;                 // the upper end of a predicted peak's interval must fit
   // `all`: also search fields that are not usually searched. `exhaustive`: also evaluate plans that are proven not to
   // be an answer.
   bool all = false, exhaustive = false;

@@ -1,5 +1,7 @@
 #include "study/search/search.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -154,11 +156,12 @@ struct Group {
 // What a thread evaluates with.
 class Evaluator {
  public:
-  Evaluator(const Space& space, const UserCalibration& user) : scenario(space.base()), calibrator_(user) {}
+  Evaluator(const Space& space, const UserCalibration& user, const std::vector<FigureLimit>& limits)
+      : scenario(space.base()), calibrator_(user), limits_(limits) {}
 
   Scenario scenario;
 
-  // Throws InputError where the plan cannot be laid out.
+  // Throws InputError where the plan cannot be laid out, or is beyond a limit.
   const Report& evaluate_memory() {
     // A calibration is looked up once for each stack, kind of kernel and number of ranks: all that it goes by.
     const std::tuple key{stack_of(scenario), scenario.plan.framework.attention_kernel, ranks(scenario)};
@@ -172,6 +175,7 @@ class Evaluator {
       key_ = key;
     }
     calibrator_.lower(scenario, program_);
+    if (!limits_.empty()) expect_within_limits();
     engine_->evaluate_memory(program_, report_);
     return report_;
   }
@@ -186,7 +190,19 @@ class Evaluator {
   ComputeBound compute() const { return compute_bound(program_, *engine_); }
 
  private:
+  void expect_within_limits() const {
+    const std::vector<Figure> figures = figures_of(scenario, program_);
+    for (const FigureLimit& limit : limits_) {
+      const auto figure = std::ranges::find(figures, limit.kind, &Figure::kind);
+      const double value = figure == figures.end() ? limit.kind->otherwise : figure->value;
+      if (value > limit.most)
+        throw InputError({"", "--at-most"}, fmt::format("{} {:g}", limit.kind->key, value),
+                         fmt::format("{} of at most {:g}", limit.kind->key, limit.most));
+    }
+  }
+
   Calibrator calibrator_;
+  const std::vector<FigureLimit>& limits_;
   Cluster cluster_;
   std::tuple<std::string, framework::AttentionKernel, std::int64_t> key_;  // of what `engine_` goes by
   std::unique_ptr<AnalyticalEngine> engine_;
@@ -233,7 +249,7 @@ class Search {
  private:
   Evaluator& evaluator_of(std::size_t thread) {
     std::unique_ptr<Evaluator>& evaluator = evaluators_[thread];
-    if (evaluator == nullptr) evaluator = std::make_unique<Evaluator>(space_, user_);
+    if (evaluator == nullptr) evaluator = std::make_unique<Evaluator>(space_, user_, options_.limits);
     return *evaluator;
   }
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "sim/cost/user_calibration.h"
+#include "sim/report/report.h"
 #include "study/search/space.h"
 
 namespace orrery {
@@ -31,13 +32,20 @@ struct SearchProgress {
   std::size_t groups = 0, all_groups = 0;  // groups of plans (Space::group_axes): searched so far, and in all
 };
 
+// The largest value of a figure that a plan may have. Plans without the figure have FigureKind::otherwise.
+struct FigureLimit {
+  const FigureKind* kind = nullptr;
+  double most = 0;
+};
+
 struct SearchOptions {
-  std::size_t top = 10;          // number of plans wanted
-  double front = 1.1;            // plans on the front take at most this many times the best plan's time
-  bool exhaustive = false;       // evaluate every plan
-  bool leanest = true;           // find SearchResult::leanest, which may need a search of its own
-  double most_memory_bytes = 0;  // of a device; 0: its capacity
-  double memory_margin = 1;      // a predicted peak times this must fit
+  std::size_t top = 10;               // number of plans wanted
+  double front = 1.1;                 // plans on the front take at most this many times the best plan's time
+  bool exhaustive = false;            // evaluate every plan
+  bool leanest = true;                // find SearchResult::leanest, which may need a search of its own
+  double most_memory_bytes = 0;       // of a device; 0: its capacity
+  double memory_margin = 1;           // a predicted peak times this must fit
+  std::vector<FigureLimit> limits{};  // plans beyond a limit count as refused
   int threads = 1;
   std::function<void(const SearchProgress&)> progress{};
 };

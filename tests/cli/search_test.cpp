@@ -51,6 +51,32 @@ TEST(SearchCommand, WritesTheFastestAsAScenarioThatTakesAsLong) {
             1 + answer["plans"].size() + answer["front"].size());
 }
 
+TEST(SearchCommand, PlansBeyondALimitAreRefused) {
+  Workplace place;
+  const std::string over =
+      "search co2 --over local_steps=6,12,24 --over outer_delay=0,1 --fix tensor_parallel --fix pipeline_parallel "
+      "--fix context_parallel --json - ";
+  const auto staleness_of = [&](const std::string& limit) {
+    const CommandResult found = place.orrery(over + limit);
+    EXPECT_EQ(found.code, 0) << found.err;
+    std::set<std::int64_t> all;
+    const json answer = json::parse(found.out);
+    for (const json& plan : answer["plans"])
+      all.insert(plan["plan"]["local_steps"].get<std::int64_t>() *
+                 (1 + plan["plan"]["outer_delay"].get<std::int64_t>()));
+    return all;
+  };
+  EXPECT_EQ(*staleness_of("").rbegin(), 48) << "the latest exchange costs least";
+  EXPECT_EQ(*staleness_of("--at-most staleness=24").rbegin(), 24);
+  for (const auto& [limit, says] : {std::pair{"--at-most stale=24", R"(did you mean "staleness")"},
+                                    {"--at-most staleness", "expected FIGURE=NUMBER"},
+                                    {"--at-most staleness=few", "expected FIGURE=NUMBER"}}) {
+    const CommandResult found = place.orrery(over + limit);
+    EXPECT_EQ(found.code, 2) << limit;
+    EXPECT_THAT(found.err, HasSubstr(says));
+  }
+}
+
 TEST(SearchCommand, WhatIsFixedOrSetStays) {
   Workplace place;
   const CommandResult found = place.orrery(std::string(kSmall) +
