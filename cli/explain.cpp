@@ -148,7 +148,8 @@ std::string exchange_formula(const Op& op, std::span<const Tensor> tensors, cons
   if (const Load* const load = costs.row_load(op, tensors); load != nullptr) {
     const ExchangeSkew skew = costs.skew_under(*load, op, span.ranks_per_node, cost);
     text += fmt::format(
-        "  times of the busiest rank relative to balanced routing: {:.3f} within nodes, {:.3f} between them{}\n",
+        "  the busiest rank sends or receives, relative to a balanced exchange: {:.3f} within nodes, {:.3f} between "
+        "them{}\n",
         skew.inside, skew.between,
         load->of == RowsOf::tokens ? fmt::format("; rows at its experts {:.3f}", load->busiest_rank) : "");
   }
@@ -172,7 +173,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   }
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
-        .explain(collective_of(op.kind), covered, span_of(program.mesh, op.group, cluster));
+        .explain(collective_of(op), covered, span_of(program.mesh, op.group, cluster));
   std::string text =
       KernelModel(cluster.device, *simulation.kernels).explain(op, tensors, costs.documents_charged(op, tensors));
   if (const double share = costs.charged_share(op, tensors); share < 1)

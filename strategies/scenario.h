@@ -14,6 +14,18 @@
 
 namespace orrery {
 
+// What a training has made of its next step, beside what the scenario says. By layer of the routing's source there is one
+// matrix [from * ranks + to] over the ranks of the expert group.
+struct Situation {
+  using Matrices = std::shared_ptr<const std::vector<std::vector<double>>>;
+
+  // The fraction of all rows that rank `from` sends to rank `to`. Null: each expert lies on one rank, in blocks, and
+  // tokens go where routers send them.
+  Matrices expert_rows;
+  // What ranks send to sum the gradients of copies of experts (RowsOf::gradients). Null: no expert has a copy.
+  Matrices copied_gradients;
+};
+
 struct Scenario {
   Model model;
   Cluster cluster;
@@ -21,10 +33,7 @@ struct Scenario {
   Plan plan;
   std::vector<Perturbation> perturbations;  // for the discrete-event engine; not part of the Program
 
-  // Fraction of all rows that rank `from` of the expert group sends to rank `to`: one matrix [from * ranks + to] for
-  // each layer of the routing's source. Set by a training's controller (strategies/training_controller.h). Null: each
-  // expert lies on one rank, in blocks, and tokens go where routers send them.
-  std::shared_ptr<const std::vector<std::vector<double>>> expert_rows = {};
+  Situation situation = {};  // set for each step by a training's controllers (strategies/training_controller.h)
 };
 
 // Returns the number of ranks that one replica of the model is laid over: the product over all strategies.

@@ -18,7 +18,6 @@
   X(expert_parallel)         \
   X(fsmoe)                   \
   X(dts_gate)                \
-  X(flexmoe)                 \
   X(pipeline_parallel)       \
   X(activation_recompute)    \
   X(activation_offload)      \
@@ -30,6 +29,7 @@
   X(zeropp)                  \
   X(mics)                    \
   X(data_parallel)           \
+  X(flexmoe)                 \
   X(compressed_gradients)    \
   X(offload)                 \
   X(packed_documents)

@@ -24,6 +24,7 @@ struct StepMove {
 // Ranks are positions within a group.
 struct StepMoveCosts {
   std::function<double(double bytes, std::int64_t from, std::int64_t to)> send_seconds;
+  // While the other ranks of their nodes do the same in groups of their own.
   std::function<double(double bytes, std::span<const std::int64_t> ranks)> all_reduce_seconds;
   std::function<double(OpKind kind, double bytes)> group_seconds;  // a collective of the whole group
   double expert_tokens_per_second = 0;  // forward pass of one expert's matrix products on one device
@@ -36,9 +37,10 @@ class TrainingController {
   // Called once before the first step. `costs` must outlive the controller.
   virtual void use(const StepMoveCosts& costs) { (void)costs; }
 
-  // Changes `scenario`, whose workload.step is already that of the next step, into the scenario of that step. Steps
-  // ascend by one. The first step must equal the step predicted on its own.
-  virtual void begin(Scenario& scenario) { (void)scenario; }
+  // Sets what the training has made of the step that begins. `scenario` is as the user wrote it, but for workload.step,
+  // which is that step; `situation` is that of the step before. Steps ascend by one. The first step must equal the step
+  // predicted on its own.
+  virtual void begin(const Scenario& scenario, Situation& situation) { (void)scenario, (void)situation; }
   // Returns the controller's state. Steps with equal states have equal Programs, as far as this controller changes
   // them.
   virtual std::uint64_t state(const Scenario& scenario) const = 0;

@@ -53,6 +53,7 @@ std::int64_t count(const ElementIndices::Elements& index) { return static_cast<s
 void OpRunner::run_collective(const OpCall& call, const RowCounts* rows) {
   if (rows != nullptr) return exchange_rows(call, *rows);
   if (call.plan().is_packed_reduction(call.op)) return reduce_packed_gradients(call);
+  if (call.op.reduction == Reduction::copies) return replicas_.run(call);
   switch (call.op.kind) {
     case OpKind::all_reduce:
       return all_reduce(call);

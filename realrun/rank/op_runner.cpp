@@ -18,7 +18,13 @@ void for_each_operand(const Op& op, Visit visit) {
 }  // namespace
 
 OpRunner::OpRunner(const RankShared& rank, StepClock& clock, GradientNorm& norm, StepResults& results)
-    : RankShared(rank), clock_(clock), norm_(norm), results_(results), indices_(program_.mesh), rows_(rank) {}
+    : RankShared(rank),
+      clock_(clock),
+      norm_(norm),
+      results_(results),
+      indices_(program_.mesh),
+      rows_(rank),
+      replicas_(rank) {}
 
 void OpRunner::run(const OpCall& call) {
   communicator_.at({name_of(call.op.phase), call.op.name, call.micro_batch});

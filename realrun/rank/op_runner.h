@@ -12,6 +12,7 @@
 #include "realrun/rank/expert_rows.h"
 #include "realrun/rank/gradient_norm.h"
 #include "realrun/rank/rank_results.h"
+#include "realrun/rank/replica_sums.h"
 #include "realrun/rank/step_clock.h"
 
 namespace orrery::realrun {
@@ -85,6 +86,7 @@ class OpRunner : RankShared {
   StepResults& results_;
   ElementIndices indices_;
   ExpertRows rows_;
+  ReplicaSums replicas_;
   std::int64_t step_ = 0;
 };
 

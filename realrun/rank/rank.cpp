@@ -13,7 +13,6 @@
 #include "realrun/rank/initial_values.h"
 #include "realrun/rank/op_runner.h"
 #include "realrun/rank/rank_results.h"
-#include "realrun/rank/replica_sums.h"
 #include "realrun/rank/streams.h"
 
 namespace orrery::realrun {
@@ -62,8 +61,7 @@ class Rank {
         ops_(shared_, clock_, norm_, results_),
         streams_(memory_),
         messages_(shared_, clock_),
-        held_(shared_),
-        replicas_(shared_) {
+        held_(shared_) {
     for (std::size_t b = 1; b <= program_.pieces.front().tasks.size(); ++b)
       tasks_.emplace_back(static_cast<std::uint16_t>(b), setup_, position_, memory_, communicator_, clock_, norm_,
                           results_);
@@ -345,18 +343,12 @@ class Rank {
     const std::vector<Op>& ops = instance.plan->ops(kUpdateBlock);
     const auto [begin, end] = instance.plan->update_range(part);
     const std::size_t summed = instance.plan->norm_begin();
+    const bool keeps = setup_.options.keep_tensors;
     for (std::size_t i = begin; i < end; ++i) {
-      if (i == summed) note_sums(instance);
+      if (i == summed && keeps) held_.keep_gradients(instance);
       if (!ops[i].is_part && !instance.plan->reduces_norm(ops[i])) run_op({instance, kOfStep, kUpdateBlock, i});
     }
-    if (part == kStepEnd.back() && summed == ops.size()) note_sums(instance);
-  }
-
-  // Gradients were summed over the ranks that hold the same parameters; now they are summed over copies of experts,
-  // too.
-  void note_sums(const Instance& instance) {
-    replicas_.run(instance);
-    if (setup_.options.keep_tensors) held_.keep_gradients(instance);
+    if (part == kStepEnd.back() && summed == ops.size() && keeps) held_.keep_gradients(instance);
   }
 
   const RunSetup& setup_;
@@ -375,7 +367,6 @@ class Rank {
   StageMessages messages_;
   std::vector<Bucket> buckets_;  // that fill
   HeldParts held_;
-  ReplicaSums replicas_;
   std::deque<RankTask> tasks_;  // by block, from 1
   // The task of the list that the next step belongs to, and how often it has run in this iteration.
   std::size_t task_ = 0;

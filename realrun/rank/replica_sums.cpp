@@ -5,20 +5,10 @@
 
 namespace orrery::realrun {
 
-ReplicaSums::ReplicaSums(const RankShared& rank) : RankShared(rank) {
-  if (position_.expert_of_slot.empty()) return;
-  known_.resize(model_.instances());
-  model_.for_each_instance([&](const Instance& instance) {
-    for (std::size_t s = 0; s < instance.plan->held().size(); ++s)
-      known_[instance.number].push_back(experts_of(instance, s));
-  });
-}
-
 std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instance, std::size_t set) const {
   const PiecePlan& plan = *instance.plan;
   const HeldSet& held = plan.held()[set];
   std::vector<Expert> experts;
-  if (held.gradients == kNoTensor) return experts;
   const std::span<const std::int64_t> expert_of_slot = position_.expert_of_slot;
   const Mesh& mesh = *position_.mesh;
   const MeshGroup dividing = position_.experts;
@@ -64,26 +54,18 @@ std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instanc
   return experts;
 }
 
-void ReplicaSums::run(const Instance& instance) {
-  if (known_.empty()) return;
-  const BySet& by_set = known_[instance.number];
-  for (std::size_t s = 0; s < by_set.size(); ++s) {
-    if (by_set[s].empty()) continue;
-    const Work work{instance};
-    const TensorId id = instance.plan->held()[s].gradients;
-    Storage& storage = memory_.storage(work, id, Access::write);
-    memory_.order().wait(Stream::compute, storage.written);
-    for (Use& use : storage.read) memory_.order().wait(Stream::compute, use);
-    const Slice slice = memory_.slice(work, id, Access::write);
-    for (const Expert& expert : by_set[s]) sum(expert, slice);
-    storage.note_written(memory_.order().issued(Stream::compute));
-  }
+void ReplicaSums::run(const OpCall& call) {
+  const std::size_t set = set_number(call.instance.piece(), call.op.reads[0]);
+  const auto [known, is_new] = known_.try_emplace({call.instance.number, set});
+  if (is_new) known->second = experts_of(call.instance, set);
+  const Slice gradients = memory_.slice(call, call.op.writes[0], Access::write);
+  for (const Expert& expert : known->second) sum(expert, gradients, call.stream);
 }
 
-void ReplicaSums::sum(const Expert& expert, const Slice& gradients) {
+void ReplicaSums::sum(const Expert& expert, const Slice& gradients, Stream stream) {
   const Dtype dtype = gradients.dtype;
-  const StoragePtr buffer = memory_.scratch(expert.elements, dtype, Stream::compute);
-  memory_.fill(*buffer, 0, Stream::compute);
+  const StoragePtr buffer = memory_.scratch(expert.elements, dtype, stream);
+  memory_.fill(*buffer, 0, stream);
   const auto elements = [&](void* base, const std::vector<std::int64_t>& index) {
     return Slice{base, dtype, 0, static_cast<std::int64_t>(index.size()), &index};
   };
@@ -91,21 +73,20 @@ void ReplicaSums::sum(const Expert& expert, const Slice& gradients) {
   const auto for_each_slot = [&](auto visit) {
     for (const Slot& slot : expert.slots) {
       if (slot.held.empty()) continue;
-      const StoragePtr packed = memory_.scratch(static_cast<std::int64_t>(slot.held.size()), dtype, Stream::compute);
+      const StoragePtr packed = memory_.scratch(static_cast<std::int64_t>(slot.held.size()), dtype, stream);
       visit(elements(gradients.base, slot.held), elements(buffer->data, slot.buffer), packed->data);
     }
   };
   for_each_slot([&](const Slice& held, const Slice& in_buffer, void* packed) {
-    backend_.gather(Stream::compute, held, packed);
-    backend_.scatter(Stream::compute, packed, in_buffer, /*add=*/true);
+    backend_.gather(stream, held, packed);
+    backend_.scatter(stream, packed, in_buffer, /*add=*/true);
   });
   if (expert.members.size() > 1)
-    communicator_.all_reduce(
-        {expert.members, "copies of expert " + std::to_string(expert.number), Stream::compute, dtype}, buffer->data,
-        expert.elements);
+    communicator_.all_reduce({expert.members, "copies of expert " + std::to_string(expert.number), stream, dtype},
+                             buffer->data, expert.elements);
   for_each_slot([&](const Slice& held, const Slice& in_buffer, void* packed) {
-    backend_.gather(Stream::compute, in_buffer, packed);
-    backend_.scatter(Stream::compute, packed, held, /*add=*/false);
+    backend_.gather(stream, in_buffer, packed);
+    backend_.scatter(stream, packed, held, /*add=*/false);
   });
 }
 

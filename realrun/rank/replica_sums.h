@@ -1,8 +1,9 @@
-// Gradients of experts with copies (Program::expert_of_slot): before the update, each expert's gradients are summed
-// over its copies, within the group of ranks that hold it. The update then keeps copies equal.
+// Sums over copies of experts (Reduction::copies): each expert's gradients are summed within the group of ranks that
+// hold the expert. The update then keeps copies equal.
 #pragma once
 
-#include <deque>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "realrun/communicator.h"
@@ -12,10 +13,10 @@ namespace orrery::realrun {
 
 class ReplicaSums : RankShared {
  public:
-  explicit ReplicaSums(const RankShared& rank);
+  explicit ReplicaSums(const RankShared& rank) : RankShared(rank) {}
 
-  // Sums an instance's gradients, which were already summed over ranks with the same slots.
-  void run(const Instance& instance);
+  // REQUIRES: the op reads and writes the gradients of a parameter set that this rank updates.
+  void run(const OpCall& call);
 
  private:
   // A slot on this rank: elements of the held gradients, and their places in the expert's buffer.
@@ -27,12 +28,12 @@ class ReplicaSums : RankShared {
     Members members;                        // ranks with copies of it, or with parts of them
     std::vector<Slot> slots;
   };
-  using BySet = std::vector<std::vector<Expert>>;
 
   std::vector<Expert> experts_of(const Instance& instance, std::size_t set) const;
-  void sum(const Expert& expert, const Slice& gradients);
+  void sum(const Expert& expert, const Slice& gradients, Stream stream);
 
-  std::deque<BySet> known_;  // by instance; index lists keep their addresses
+  // By instance and set. Index lists keep their addresses.
+  std::map<std::pair<std::size_t, std::size_t>, std::vector<Expert>> known_;
 };
 
 }  // namespace orrery::realrun

@@ -101,6 +101,25 @@ void slow_network(double times, CollectiveCost& cost) {
   cost.seconds = seconds;
 }
 
+// Rings of the ranks that hold an expert, all at once. The busiest rank sends `busiest` times what each rank sends in a
+// balanced exchange of `bytes`, to its neighbours in the rings.
+CollectiveCost cost_of_rings(const CollectiveModel& collectives, double bytes, const ExchangeSkew& busiest,
+                             const GroupSpan& span, std::int64_t per_node) {
+  const double to_each = bytes / static_cast<double>(span.ranks);
+  const CollectiveCost inside = collectives.transfer(
+      busiest.inside * to_each * static_cast<double>(span.ranks_per_node - 1), std::min(span.stride, per_node - 1), 1);
+  CollectiveCost cost =
+      collectives.transfer(busiest.between * to_each * static_cast<double>(span.ranks - span.ranks_per_node), per_node,
+                           span.ranks_per_node * span.groups_sharing_nics, span.load);
+  cost.algorithm = CollectiveAlgorithm::direct;
+  cost.intra_bytes = inside.intra_bytes;
+  cost.intra_seconds = inside.intra_seconds;
+  cost.latency_seconds = std::max(cost.latency_seconds, inside.latency_seconds);
+  cost.inter_bound = cost.inter_seconds > cost.intra_seconds;
+  cost.seconds = std::max(cost.seconds, cost.latency_seconds + cost.intra_seconds);
+  return cost;
+}
+
 constexpr std::size_t kMostLoads = 4096;  // entries of some kilobytes
 
 // The properties of a mesh on which a load depends.
@@ -280,8 +299,8 @@ ExchangeSkew OpCostModel::skew_under(const Load& load, const Op& op, std::int64_
 
 CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
-  const OpKind kind = collective_of(op.kind);
-  const Load* const load = op.kind == OpKind::redistribute ? row_load(op, tensors) : nullptr;
+  const OpKind kind = collective_of(op);
+  const Load* const load = kind == OpKind::all_to_all ? row_load(op, tensors) : nullptr;
   for (const Collective& met : collectives_met_)
     if (met.kind == kind && met.algorithm == op.algorithm && met.group == op.group && met.stages == op.stages &&
         met.bytes == payload && met.load == load)
@@ -292,10 +311,16 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   // The program's forced algorithm applies to collectives; a ring shift is routed only if its plan says so.
   const CollectiveAlgorithm algorithm =
       op.algorithm == CollectiveAlgorithm::automatic && op.kind != OpKind::ring_shift ? set_.algorithm : op.algorithm;
-  CollectiveCost cost = algorithm == CollectiveAlgorithm::by_token
-                            ? collectives_.token_exchange(payload, op.router, spanned.span)
-                            : collectives_.cost(kind, payload, spanned.span, algorithm, set_.protocol);
-  if (load != nullptr) skew(skew_under(*load, op, spanned.span.ranks_per_node, cost), cost);
+  CollectiveCost cost{.algorithm = CollectiveAlgorithm::direct};
+  const auto skewed = [&] { return skew_under(*load, op, spanned.span.ranks_per_node, cost); };
+  if (op.reduction == Reduction::copies) {
+    cost = cost_of_rings(collectives_, payload, skewed(), spanned.span, cluster_.node.devices);
+  } else {
+    cost = algorithm == CollectiveAlgorithm::by_token
+               ? collectives_.token_exchange(payload, op.router, spanned.span)
+               : collectives_.cost(kind, payload, spanned.span, algorithm, set_.protocol);
+    if (load != nullptr) skew(skewed(), cost);
+  }
   if (spanned.slowdown > 1) slow_network(spanned.slowdown, cost);
   collectives_met_.push_back({kind, op.algorithm, op.group, op.stages, payload, load, cost});
   return cost;

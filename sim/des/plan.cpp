@@ -178,8 +178,8 @@ void SimulationPlan::fold_loads(std::int32_t id, JobSimulation& job) {
   std::vector<Load> of_tokens;
   std::vector<std::size_t> numbers;  // of them
   for (std::size_t load = 0; load < program.loads.size(); ++load) {
-    if (program.loads[load].of == RowsOf::positions) {
-      add_load_of_positions(id, load, job);
+    if (program.loads[load].of != RowsOf::tokens) {
+      add_load_of_pairs(id, load, job);
       continue;
     }
     of_tokens.push_back(program.loads[load]);
@@ -202,8 +202,8 @@ void SimulationPlan::fold_loads(std::int32_t id, JobSimulation& job) {
       traffic.mark_rank(id, rank, std::bit_cast<std::uint64_t>(job.rows_of(load, rank)));
 }
 
-// Ranks are simulated as they are: the places of documents decide how many rows each sends to each other.
-void SimulationPlan::add_load_of_positions(std::int32_t id, std::size_t number, JobSimulation& job) {
+// Ranks are simulated as they are: the places of documents, or of copies, decide how many rows each sends to each other.
+void SimulationPlan::add_load_of_pairs(std::int32_t id, std::size_t number, JobSimulation& job) {
   const Mesh& mesh = job.program->mesh;
   const Load& load = job.program->loads[number];
   job.rows[number] = traffic.add_rows(load);
@@ -352,10 +352,11 @@ void SimulationPlan::add_block_exchanges(std::int32_t id, JobSimulation& job) {
                                             ? traffic.of_stages(id, {program.stage_groups[op.stages.value()].begin(),
                                                                      program.stage_groups[op.stages.value()].end()})
                                             : traffic.groups(id, op.group);
-      const Load* const load = op.kind == OpKind::redistribute ? job.costs->row_load(op, piece.tensors) : nullptr;
+      const OpKind kind = collective_of(op);
+      const Load* const load = kind == OpKind::all_to_all ? job.costs->row_load(op, piece.tensors) : nullptr;
       const std::int32_t rows = load == nullptr ? -1 : job.rows[static_cast<std::size_t>(load - program.loads.data())];
       x = add_exchange({.communicator = communicator,
-                        .kind = collective_of(op.kind),
+                        .kind = kind,
                         .rows = rows,
                         .returns = load != nullptr && piece.tensors[op.reads[0]].load.has_value()},
                        payload, job.costs->collective(op, piece.tensors, instances));

@@ -149,7 +149,7 @@ struct SimulationPlan {
   // their works.
   bool is_exact(const JobSimulation& job, std::int64_t ranks) const;
   void fold_loads(std::int32_t id, JobSimulation& job);
-  void add_load_of_positions(std::int32_t id, std::size_t load, JobSimulation& job);
+  void add_load_of_pairs(std::int32_t id, std::size_t load, JobSimulation& job);
   // Replicas with different documents: each is simulated by itself if `exact` or if there are at most kExactRanks of
   // them. Otherwise all take the slowest replica's time.
   void fold_documents(std::int32_t id, JobSimulation& job);

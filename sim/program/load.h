@@ -1,8 +1,8 @@
 // Unequal work of ranks and of sequences.
 //
 // A load describes unequal work: how many rows each rank of a group receives from each rank of the group, relative to
-// the mean. Rows are tokens that go from ranks to experts (routing), or positions that go from one layout to another
-// (documents). Tensors that follow a load have the sizes of the rank with the most rows; the cost of an op follows from
+// the mean. Rows are tokens that go from ranks to experts (routing), positions that go from one layout to another
+// (documents), or parts of gradients that go from one copy of an expert to the next. Tensors that follow a load have the sizes of the rank with the most rows; the cost of an op follows from
 // the rows that a rank really has. All groups over the same digits of the mesh have the same load. An op whose group is
 // only a part of the load's group moves the rows between its own members (loads_within).
 #pragma once
@@ -15,8 +15,9 @@
 
 namespace orrery {
 
-// What a row is: a token that goes to an expert and back, or a position that goes from one layout to another.
-enum class RowsOf : std::uint8_t { tokens, positions };
+// What a row is: a token that goes to an expert and back, a position that goes from one layout to another, or a part of
+// an expert's gradients that goes to a rank with a copy of the expert (Reduction::copies).
+enum class RowsOf : std::uint8_t { tokens, positions, gradients };
 
 struct Load {
   RowsOf of = RowsOf::tokens;

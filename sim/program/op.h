@@ -63,8 +63,9 @@ const char* name_of(ActivationFunction function);
 // How a reducing collective combines the ranks' values. sum adds them. merge combines cross-entropy statistics: each
 // rank's sum of exponentials is relative to that rank's own maximum. mean is the sum, divided by the number of ranks:
 // workers take it of their copies of the model (MeshAxis::worker). An all-to-all does not divide: the quantiser that
-// takes its contributions does, by Op::scale.
-enum class Reduction : std::uint8_t { sum, merge, mean };
+// takes its contributions does, by Op::scale. copies is for gradients of experts that lie on several ranks of the group:
+// each expert's are summed over its copies (Program::expert_of_slot), and every copy gets the sum.
+enum class Reduction : std::uint8_t { sum, merge, mean, copies };
 
 // How a mixture of experts chooses a token's experts from its logits, and how it weighs their outputs.
 //   softmax           the k largest of softmax(logits), weighted by it (Switch, GShard, DeepSeek-V2)
@@ -209,8 +210,8 @@ struct Op {
   bool nesterov = false;
 
   // Communication.
-  // For a redistribution in which ranks send unequal numbers of rows: the entry in Program::loads that counts them.
-  // Unset: the tensors' load, if they have one.
+  // For a redistribution in which ranks send unequal numbers of rows, and for a sum over copies: the entry in
+  // Program::loads that counts them. Unset: the tensors' load, if they have one.
   TableIndex<Load> load;
   // Unless automatic, overrides what the Program forces.
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
@@ -246,5 +247,11 @@ struct Op {
   // Whether the group of a collective is one rank: its result is then its operand.
   bool is_alone() const { return group.empty() && !stages.has_value(); }
 };
+
+// The collective that performs a communication op on the wire. What ranks send for a sum over copies differs from pair
+// to pair, as in an all-to-all.
+inline OpKind collective_of(const Op& op) {
+  return op.kind == OpKind::redistribute || op.reduction == Reduction::copies ? OpKind::all_to_all : op.kind;
+}
 
 }  // namespace orrery

@@ -414,8 +414,6 @@ constexpr bool is_quantiser(OpKind k) { return k >= OpKind::quantise && k <= OpK
 constexpr std::size_t error_read(OpKind k) { return k == OpKind::requantise ? 2 : 1; }
 inline constexpr std::size_t kErrorWrite = 2;
 constexpr bool is_communication(OpKind k) { return traits_of(k).op_class == OpClass::collective; }
-// The collective that performs a communication op on the wire.
-constexpr OpKind collective_of(OpKind k) { return k == OpKind::redistribute ? OpKind::all_to_all : k; }
 constexpr bool is_copy(OpKind k) { return traits_of(k).op_class == OpClass::copy; }
 // Whether the op has kernels: it computes rather than moves data between ranks or memories.
 constexpr bool is_computation(OpKind k) { return !is_communication(k) && !is_copy(k); }

@@ -76,6 +76,8 @@ PieceCheck::PieceCheck(const Program& program, const Piece& piece, MeshGroup nor
   for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
     const TensorId gradient = piece.parameters[p].gradient;
     owes_stages_.push_back(gradient != kNoTensor && holders.several(piece, p));
+    owes_copies_.push_back(gradient != kNoTensor && program.has_copies() &&
+                           tensor(piece.parameters[p].parameter).find(Axis::experts) >= 0);
     if (gradient == kNoTensor) continue;
     parameter_of_[gradient] = p;
     flats_[storage_of(piece, gradient)].emplace(p, MeshGroup{});
@@ -124,7 +126,7 @@ void PieceCheck::run() {
   for (const TensorId id : norms_)
     if (!owed(id).empty())
       report(Rule::norm_of_all, "the norm {} still owes the sum over {}", quoted(id), words(mesh_, owed(id)));
-  for (std::size_t p = 0; p < owes_stages_.size(); ++p) expect_summed_over_stages(p);
+  for (std::size_t p = 0; p < owes_stages_.size(); ++p) expect_summed_over_holders(p);
   for (const ParameterSet& set : piece_.sets) expect_divided(set);
   for (const ParameterGradient& p : piece_.parameters)
     if (p.set < piece_.sets.size() && !tensor(p.parameter).shared &&
@@ -395,7 +397,7 @@ bool PieceCheck::clips_by(const Op& op, TensorId id) {
 
 void PieceCheck::expect_owes_nothing(TensorId id) {
   for (const auto& [p, owes] : flats_.at(id)) {
-    expect_summed_over_stages(p);
+    expect_summed_over_holders(p);
     if (!owes.empty())
       report(Rule::gradient_meets_state, "the gradient of {} in {} still owes the sum over {}",
              quoted(piece_.parameters[p].parameter), quoted(id), words(mesh_, owes));

@@ -145,7 +145,8 @@ class PieceCheck {
   void expect_parts(const Tensor& part, const Tensor& whole, int dim, MeshGroup group);
   void expect_last(const Op& op, TensorId id);
   std::vector<std::size_t> gradients_in(TensorId id) const;
-  void expect_summed_over_stages(std::size_t parameter);
+  void sum_over_copies(const Op& op, TensorId from, TensorId to);
+  void expect_summed_over_holders(std::size_t parameter);
 
   // ---- the update ----
   void cut(TensorId id);
@@ -182,6 +183,7 @@ class PieceCheck {
   std::map<TensorId, MeshGroup> contributors_;
   std::vector<MeshGroup> contributed_;  // by parameter
   std::vector<bool> owes_stages_;       // by parameter: the sum over the stages that hold it
+  std::vector<bool> owes_copies_;       // by parameter: the sum over copies of experts
   bool laid_out_ = false;               // whether parameters lie in buffers; false without an optimizer
   MeshGroup ring_group_;                // the digits around which ring shifts go
   std::int64_t inner_ranks_ = 1;        // in a ring of rings: ranks of an inner ring

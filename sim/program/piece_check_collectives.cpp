@@ -17,6 +17,7 @@ void PieceCheck::communicate(const Op& op) {
   const TensorId from = op.reads[0], to = op.writes[0];
   if (from == kNoTensor || to == kNoTensor) return;
   if (op.stages.has_value()) return sum_over_stages(op, from, to);
+  if (op.reduction == Reduction::copies) return sum_over_copies(op, from, to);
   if (const auto packing = packings_.find(from); packing != packings_.end()) return sum_packed(op, *packing->second);
   if (from != to && state_[to].own_block == serial_)
     report(Rule::written_once, "{} has been written in this block before", quoted(to));
@@ -299,11 +300,33 @@ void PieceCheck::sum_over_stages(const Op& op, TensorId from, TensorId to) {
            words(mesh_, *other), other->elements());
 }
 
-void PieceCheck::expect_summed_over_stages(std::size_t p) {
-  if (!owes_stages_[p]) return;
-  report(Rule::summed_over_holders, "the gradient of {} is not summed over the stages that hold it",
-         quoted(piece_.parameters[p].parameter));
-  owes_stages_[p] = false;  // reported once
+void PieceCheck::sum_over_copies(const Op& op, TensorId from, TensorId to) {
+  constexpr Rule kRule = Rule::summed_over_holders;
+  const std::vector<std::size_t> parameters = gradients_in(from);
+  if (op.kind != OpKind::all_reduce || from != to || block_ != &piece_.update || !op.load.has_value())
+    report(kRule, "sums over copies must be in-place all-reduces of the update, with a load that says what ranks send");
+  if (parameters.empty()) report(kRule, "{} is not a gradient", quoted(from));
+  for (const std::size_t p : parameters) {
+    const Tensor& parameter = tensor(piece_.parameters[p].parameter);
+    const int experts = parameter.find(Axis::experts);
+    if (experts < 0 || parameter.over[experts].group() != op.group)
+      report(kRule, "the gradient of {} is summed over the copies of experts on ranks of {}",
+             layout(piece_.parameters[p].parameter), words(mesh_, op.group));
+    else if (program_.has_copies() && !owes_copies_[p])
+      report(kRule, "the gradient of {} is summed over copies for the second time", quoted(piece_.parameters[p].parameter));
+    owes_copies_[p] = false;
+  }
+  if (is_flat(from)) expect_owes_nothing(from);
+}
+
+void PieceCheck::expect_summed_over_holders(std::size_t p) {
+  for (auto [owes, holders] :
+       {std::pair(&owes_stages_, "stages that hold it"), {&owes_copies_, "copies of its experts"}})
+    if ((*owes)[p]) {
+      report(Rule::summed_over_holders, "the gradient of {} is not summed over the {}",
+             quoted(piece_.parameters[p].parameter), holders);
+      (*owes)[p] = false;  // reported once
+    }
 }
 
 void PieceCheck::sum_packed(const Op& op, const PackedGradients& packing) {

@@ -66,6 +66,12 @@ std::vector<const Chunk*> Program::chunks_in_order(std::size_t of_class) const {
   return in_order;
 }
 
+bool Program::has_copies() const {
+  std::vector<std::int64_t> experts = expert_of_slot;
+  std::ranges::sort(experts);
+  return std::ranges::adjacent_find(experts) != experts.end();
+}
+
 std::int64_t Program::micro_batches_of(std::size_t of_class) const {
   if (micro_batch_class.empty()) return of_class == 0 ? schedule.micro_batches : 0;
   return std::count(micro_batch_class.begin(), micro_batch_class.end(), static_cast<std::uint8_t>(of_class));

@@ -119,8 +119,11 @@ struct Program {
   // rows of an expert go to its copies in turn, and the copies' gradients are summed before the update. Empty: every
   // expert once, in order.
   std::vector<std::int64_t> expert_of_slot;
+  bool has_copies() const;  // whether an expert has several slots
 
-  std::vector<Load> loads;  // of the layers with experts (Tensor::load); empty: routing is balanced
+  // Of the layers with experts (Tensor::load), of redistributions and of sums over copies (Op::load). Without one of the
+  // first kind routing is balanced.
+  std::vector<Load> loads;
 
   // The sequences that are packed from documents, and what each class of micro-batches attends to then (Op::documents).
   // Null: attention sees the whole sequence.

@@ -482,11 +482,11 @@ LoadsByMicroBatch loads_of(const Scenario& scenario) {
     return scenario.plan.expert.pad_to_busiest ? padded_load(tokens, ranks) : load_of(tokens, ranks, capacity);
   };
   LoadsByMicroBatch all;
-  if (scenario.expert_rows) {
+  if (scenario.situation.expert_rows) {
     const std::vector<RoutingMatrix> routing = routing_of(scenario);
     all.emplace_back();
     for (std::size_t layer = 0; layer < routing.size(); ++layer)
-      all.front().push_back(load_of_rows(routing[layer], ranks, (*scenario.expert_rows)[layer]));
+      all.front().push_back(load_of_rows(routing[layer], ranks, (*scenario.situation.expert_rows)[layer]));
   } else if (workload.recorded_routing) {
     const std::int64_t recorded = workload.recorded_routing->shape().micro_batches;
     all = recorded_loads(scenario, capacity > 0 ? 1 : std::min(recorded, micro_batches(scenario)), load_of_tokens);
@@ -580,7 +580,7 @@ const JoinedLoads& loads_to_lay(const Scenario& scenario, const std::vector<std:
   thread_local std::optional<Key> met;
   thread_local JoinedLoads joined;
   const Workload& workload = scenario.workload;
-  const bool drawn = workload.routes_unequally() && !workload.recorded_routing && !scenario.expert_rows;
+  const bool drawn = workload.routes_unequally() && !workload.recorded_routing && !scenario.situation.expert_rows;
   std::optional<Key> key;
   if (drawn)
     key.emplace(generator_of(scenario), routing_step(workload), scenario.plan.expert.degree,

@@ -1,13 +1,14 @@
 // Placements of experts that follow their load, as an option of the plan (FlexMoE, Nie et al. 2023, arXiv 2304.03946;
 // EPLB; SYMI), and two methods they are compared with: FasterMoE's shadowing and SWIPE. Each rank has
-// `moe_slots_per_rank` experts. In a training, the controller decides how many rows go from which rank to which
-// (Scenario::expert_rows). A single step, and the first step of a training, has every expert once, in blocks, or the
-// placement that the plan gives for it.
+// `moe_slots_per_rank` experts. In a training, the controller decides how many rows go from which rank to which, and
+// which ranks sum the gradients of an expert's copies (Situation). A single step, and the first step of a training, has
+// every expert once, in blocks, or the placement that the plan gives for it.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,7 @@
 #include "models/layers.h"
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
+#include "sim/program/rewrite.h"
 #include "strategies/dts_gate/options.h"
 #include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/expert_parallel/routing_loads.h"
@@ -30,6 +32,7 @@ namespace orrery::flexmoe {
 namespace {
 
 using Rows = std::vector<std::vector<double>>;
+using Matrix = std::vector<double>;  // [from * ranks + to]
 
 double width_of(Dtype dtype) { return static_cast<double>(bits_of(dtype)) / 8; }
 
@@ -79,6 +82,24 @@ std::vector<double> rows_between(const ExpertPlacement& placement, const Routing
             share * static_cast<double>(tokens.at(static_cast<std::int64_t>(from), e));
     }
   return rows;
+}
+
+// What ranks send to sum the gradients of each expert in a ring of the ranks that hold it, in parts of what an equal
+// exchange of all gradients of a rank would send; empty if no expert lies on several ranks.
+Matrix gradients_between(const ExpertPlacement& placement) {
+  const auto ranks = static_cast<std::size_t>(placement.ranks());
+  Matrix sent;
+  for (std::int64_t e = 0; e < placement.experts(); ++e) {
+    const std::vector<std::int64_t> holders = placement.ranks_of(e);
+    if (holders.size() < 2) continue;
+    sent.resize(ranks * ranks);
+    const auto n = static_cast<double>(holders.size());
+    for (std::size_t i = 0; i < holders.size(); ++i)
+      sent[static_cast<std::size_t>(holders[i]) * ranks +
+           static_cast<std::size_t>(holders[(i + 1) % holders.size()])] +=
+          2 * (n - 1) / n * static_cast<double>(ranks) / static_cast<double>(placement.slots_per_rank());
+  }
+  return sent;
 }
 
 // Rows of an expert group, per layer and step.
@@ -158,7 +179,7 @@ class BalanceController final : public TrainingController {
                   .bytes_per_second = weight_bytes_ / costs.send_seconds(weight_bytes_, 0, ranks_ - 1)};
   }
 
-  void begin(Scenario& scenario) override {
+  void begin(const Scenario& scenario, Situation& situation) override {
     const bool first = !known_;  // the first step, predicted on its own
     if (within_steps(options_.balancer)) digest_ = digest_of(first ? "in blocks" : "within steps");
     arrived_ = std::exchange(arriving_, 0);
@@ -170,16 +191,15 @@ class BalanceController final : public TrainingController {
       looked_ = false;
       weigh(scenario, first);
     }
-    if (!first) scenario.expert_rows = rows_;
+    if (!first) situation = {rows_, copied_};
     if (within_steps(options_.balancer)) arrived_ = replicas_;
-    step_synchronising_ = synchronising_;
   }
 
   std::uint64_t state(const Scenario&) const override { return digest_; }
 
   std::vector<StepMove> end(const Scenario& scenario) override {
     std::vector<StepMove> work;
-    if (step_synchronising_ > 0) work.push_back({step_synchronising_, true, false});
+    if (within_step_ > 0) work.push_back({within_step_, true, false});
     if (moving_ || placements_.empty() || within_steps(options_.balancer)) return work;
     const bool at_intervals = options_.balancer == Balancer::eplb || options_.balancer == Balancer::given;
     const bool due = !at_intervals || (scenario.workload.step + 1) % options_.interval == 0;
@@ -217,7 +237,7 @@ class BalanceController final : public TrainingController {
   void weigh(const Scenario& scenario, bool first) {
     tokens_ = rows_by_source(scenario);
     auto rows = std::make_shared<Rows>();
-    if (within_steps(options_.balancer)) synchronising_ = rerouted_ = 0, replicas_ = 0;
+    if (within_steps(options_.balancer)) within_step_ = rerouted_ = 0, replicas_ = 0;
     balance_ = 1;
     for (std::size_t i = 0; i < placements_.size(); ++i) {
       rows->push_back(rows_between(placements_[i], tokens_[i]));
@@ -243,9 +263,9 @@ class BalanceController final : public TrainingController {
       }
     }
     const auto times = static_cast<double>(shadowed.size()) * static_cast<double>(micro_batches_);
-    synchronising_ += layers_of_each_ * times *
-                      (costs_->group_seconds(OpKind::broadcast, weight_bytes_) +
-                       costs_->group_seconds(OpKind::reduce, gradient_bytes_));
+    within_step_ += layers_of_each_ * times *
+                    (costs_->group_seconds(OpKind::broadcast, weight_bytes_) +
+                     costs_->group_seconds(OpKind::reduce, gradient_bytes_));
     replicas_ += static_cast<std::int64_t>(shadowed.size()) * (ranks_ - 1);
   }
 
@@ -270,7 +290,7 @@ class BalanceController final : public TrainingController {
     const double seconds = 2 * costs_->group_seconds(OpKind::all_to_all, counts) +
                            costs_->group_seconds(OpKind::all_reduce, counts) +
                            costs_->group_seconds(OpKind::all_gather, counts * static_cast<double>(ranks_));
-    synchronising_ += layers_of_each_ * static_cast<double>(choices_ * micro_batches_) * seconds;
+    within_step_ += layers_of_each_ * static_cast<double>(choices_ * micro_batches_) * seconds;
   }
 
   std::vector<ExpertPlacement> chosen(const Scenario& scenario) const {
@@ -329,23 +349,18 @@ class BalanceController final : public TrainingController {
     placements_ = std::move(placements);
     digest_ = digest_of("placements");
     replicas_ = 0;
-    synchronising_ = 0;
+    auto copied = std::make_shared<Rows>();
     for (const ExpertPlacement& placement : placements_) {
-      for (std::int64_t e = 0; e < placement.experts(); ++e)
+      for (std::int64_t e = 0; e < placement.experts(); ++e) {
         for (std::int64_t rank = 0; rank < ranks_; ++rank) {
           const std::int64_t here = placement.vexperts(e, rank);
           digest_ = digest_of({reinterpret_cast<const char*>(&here), sizeof here}, digest_);
         }
-      std::vector<double> busy(static_cast<std::size_t>(ranks_));
-      for (std::int64_t e = 0; e < placement.experts(); ++e) {
-        const std::vector<std::int64_t> holders = placement.ranks_of(e);
-        replicas_ += static_cast<std::int64_t>(holders.size()) - 1;
-        if (holders.size() < 2 || costs_ == nullptr) continue;
-        const double seconds = costs_->all_reduce_seconds(gradient_bytes_, holders);
-        for (const std::int64_t rank : holders) busy[static_cast<std::size_t>(rank)] += seconds;
+        replicas_ += static_cast<std::int64_t>(placement.ranks_of(e).size()) - 1;
       }
-      synchronising_ += layers_of_each_ * *std::ranges::max_element(busy);
+      copied->push_back(gradients_between(placement));
     }
+    copied_ = std::move(copied);
   }
 
   Options options_;
@@ -360,12 +375,12 @@ class BalanceController final : public TrainingController {
   PlacementCost cost_;
 
   std::vector<ExpertPlacement> placements_, next_;  // by layer of the routing's source
-  std::shared_ptr<const Rows> rows_;                // of this step, by layer of the routing's source
+  Situation::Matrices rows_, copied_;               // of this step
   std::vector<RoutingMatrix> tokens_;
   std::uint64_t digest_ = 0, weighed_ = 0;
   std::int64_t routing_ = 0, replicas_ = 0, copies_ = 0, arriving_ = 0, arrived_ = 0;
   double balance_ = 1, rerouted_ = 0;
-  double synchronising_ = 0, step_synchronising_ = 0;  // step_synchronising_: of the current step
+  double within_step_ = 0;  // fastermoe, swipe: seconds by which the current step is longer
   bool known_ = false, looked_ = false, moving_ = false;
 };
 
@@ -434,11 +449,12 @@ std::optional<Scenario> settle(const Scenario& scenario) {
   if (!used(scenario)) return {};
   Scenario settled = scenario;
   settled.model.expert_slots = slots_per_rank(scenario) * scenario.plan.expert.degree;
-  if (scenario.plan.flexmoe.balancer == Balancer::given && settled.expert_rows == nullptr) {
+  if (scenario.plan.flexmoe.balancer == Balancer::given && settled.situation.expert_rows == nullptr) {
     const ExpertPlacement placement = placement_at(scenario, scenario.workload.step);
-    auto rows = std::make_shared<std::vector<std::vector<double>>>();
-    for (const RoutingMatrix& tokens : rows_by_source(scenario)) rows->push_back(rows_between(placement, tokens));
-    settled.expert_rows = std::move(rows);
+    Rows rows;
+    for (const RoutingMatrix& tokens : rows_by_source(scenario)) rows.push_back(rows_between(placement, tokens));
+    settled.situation = {std::make_shared<const Rows>(std::move(rows)),
+                         std::make_shared<const Rows>(Rows{gradients_between(placement)})};
   }
   return settled;
 }
@@ -450,11 +466,61 @@ std::unique_ptr<TrainingController> control(const Scenario& scenario) {
   return used(scenario) && scenario.model.has_experts() ? std::make_unique<BalanceController>(scenario) : nullptr;
 }
 
-// Program::expert_of_slot, of placements that are given.
+double most_sent(const Matrix& sent, std::int64_t ranks) {
+  double most = 0;
+  for (auto row = sent.begin(); row != sent.end(); row += ranks)
+    most = std::max(most, std::accumulate(row, row + ranks, 0.0));
+  return most;
+}
+
+// What ranks send for the copies of a layer in the mean: as in the layer whose busiest rank sends most, but scaled to
+// the mean of the layers' busiest ranks. Empty if no layer has copies on several ranks.
+Matrix mean_sent(const Rows& layers, std::int64_t ranks) {
+  const auto busiest = [ranks](const Matrix& layer) { return most_sent(layer, ranks); };
+  Matrix sent = *std::ranges::max_element(layers, {}, busiest);
+  double mean = 0;
+  for (const Matrix& layer : layers) mean += busiest(layer) / static_cast<double>(layers.size());
+  const double most = busiest(sent);
+  for (double& of_pair : sent) of_pair *= mean / most;
+  return sent;
+}
+
+// Puts the sums over copies behind the update's reductions.
+void sum_copies(TableIndex<Load> load, MeshGroup experts, Piece& piece) {
+  const auto is_experts = [&](const ParameterGradient& p, std::size_t set) {
+    return p.set == set && p.gradient != kNoTensor && piece.tensors[p.parameter].find(Axis::experts) >= 0;
+  };
+  for (std::size_t set = 0; set < piece.sets.size(); ++set) {
+    if (std::ranges::none_of(piece.parameters, [&](const ParameterGradient& p) { return is_experts(p, set); }))
+      continue;
+    const TensorId gradients = piece.sets[set].own_gradients;
+    Op sum = communication(OpKind::all_reduce, "copies.all_reduce", Phase::weight_gradient, Stream::compute, experts,
+                           gradients, gradients);
+    sum.account = Stream::data_communication;
+    sum.reduction = Reduction::copies;
+    sum.load = load;
+    std::vector<Op>& update = piece.update.ops;
+    update.insert(std::ranges::find_if(update, [](const Op& op) { return !is_communication(op.kind); }), sum);
+  }
+}
+
 void rewrite(const Scenario& scenario, Program& program) {
-  if (scenario.plan.flexmoe.balancer != Balancer::given) return;
-  const std::span<const std::int64_t> slots = given_slots(scenario, given_at(scenario, scenario.workload.step));
-  program.expert_of_slot.assign(slots.begin(), slots.end());
+  if (!used(scenario) || scenario.situation.copied_gradients == nullptr) return;
+  Load load;
+  load.of = RowsOf::gradients;
+  load.group = program.mesh.group(MeshAxis::ep);
+  load.ranks = scenario.plan.expert.degree;
+  load.rows = mean_sent(*scenario.situation.copied_gradients, load.ranks);
+  if (scenario.plan.flexmoe.balancer == Balancer::given) {
+    const std::span<const std::int64_t> slots = given_slots(scenario, given_at(scenario, scenario.workload.step));
+    program.expert_of_slot.assign(slots.begin(), slots.end());
+    // Copies on one rank are summed as well, and nothing is sent.
+    if (load.rows.empty() && program.has_copies()) load.rows.resize(static_cast<std::size_t>(load.ranks * load.ranks));
+  }
+  if (load.rows.empty()) return;
+  const TableIndex<Load> index(program.loads.size());
+  program.loads.push_back(std::move(load));
+  for (Piece& piece : program.pieces) sum_copies(index, program.mesh.group(MeshAxis::ep), piece);
 }
 
 bool begins_anew(const Scenario& scenario) {

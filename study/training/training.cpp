@@ -51,6 +51,7 @@ double all_reduce_seconds(const Places& places, double bytes, std::span<const st
     at = end;
   }
   span.stride = places.stride;
+  span.groups_sharing_nics = std::max<std::int64_t>(1, places.per_node / span.ranks_per_node);  // all sum at once
   return places.model.cost(OpKind::all_reduce, bytes, span).seconds;
 }
 
@@ -199,7 +200,7 @@ class Runner {
   }
 
   void take_step() {
-    for (const auto& controller : controllers_) controller->begin(scenario_);
+    for (const auto& controller : controllers_) controller->begin(scenario_, scenario_.situation);
     const StepOutcome& step = outcome();
     first_.reset();
     const double waited = std::exchange(waiting_, 0.0);

@@ -622,7 +622,56 @@ TEST(Check, AParameterOfSeveralStagesIsSummedOverThem) {
   }
 }
 
-// What a rank puts into slots are its own tokens.
+// Two ranks with two slots each: expert 1 lies on both.
+TEST(Check, ExpertsWithCopiesAreSummedOverThem) {
+  enum How { kRight, kMissing, kTwice, kBeforeOthers, kOverOthers, kBehindTheNorm, kWithoutLoad, kUnknownPlacement };
+  for (const How how :
+       {kRight, kMissing, kTwice, kBeforeOthers, kOverOthers, kBehindTheNorm, kWithoutLoad, kUnknownPlacement}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained(12);
+    const TensorId w = s.piece().parameters[0].parameter, dw = s.piece().parameters[0].gradient,
+                   dy = s.input("dy", {{2, Axis::experts, s.tp()}, {4, Axis::slots, s.dp()}, {6, Axis::hidden}});
+    for (const TensorId id : {w, dw}) {
+      Tensor& t = s.piece().tensors[id];
+      t.rank = 2;
+      t.sizes = {2, 6}, t.axes = {Axis::experts, Axis::hidden};
+      t.over[0].append(s.tp());
+    }
+    s.piece().backward.ops[0].reads[0] = dy;
+    if (how != kUnknownPlacement) s.program.expert_of_slot = {0, 1, 1, 2};
+    s.program.loads.emplace_back();
+    const auto sum_ranks = [&] { s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update); };
+    const TensorId norm = s.tensor("norm", {});
+    const auto take_norm = [&] {
+      s.op(OpKind::gradient_norm, {gradients}, {norm}, &Piece::update);
+      s.collective(OpKind::all_reduce, s.tp(), norm, norm, &Piece::update);
+    };
+    if (how != kBeforeOthers) sum_ranks();
+    if (how == kBehindTheNorm) take_norm();
+    for (int times = how == kMissing ? 0 : how == kTwice ? 2 : 1; times > 0; --times) {
+      Op& sum = s.collective(OpKind::all_reduce, how == kOverOthers ? s.cp() : s.tp(), gradients, gradients,
+                             &Piece::update);
+      sum.reduction = Reduction::copies;
+      if (how != kWithoutLoad) sum.load = TableIndex<Load>(0);
+    }
+    if (how == kBeforeOthers) sum_ranks();
+    s.adam(gradients, parameters);
+    const auto breaks = [&](const char* words, Rule rule = Rule::summed_over_holders) {
+      const std::vector<Violation> found = check(s.program);
+      ASSERT_FALSE(found.empty()) << words;
+      EXPECT_EQ(found.front().rule, rule) << words;
+      EXPECT_THAT(found.front().text, HasSubstr(words));
+    };
+    if (how == kRight || how == kUnknownPlacement) expect_proven(s);
+    if (how == kMissing) breaks(R"(the gradient of "w" is not summed over the copies of its experts)");
+    if (how == kTwice) breaks(R"(the gradient of "w" is summed over copies for the second time)");
+    if (how == kBeforeOthers) breaks("still owes the sum over dp_shard", Rule::gradient_meets_state);
+    if (how == kOverOthers) breaks(R"("w" [tp | -] is summed over the copies of experts on ranks of cp)");
+    if (how == kBehindTheNorm) breaks(R"(the gradient of "w" is not summed over the copies of its experts)");
+    if (how == kWithoutLoad) breaks("with a load that says what ranks send");
+  }
+}
+
 // Codes travel, and what ranks contribute to a sum is added once, by the quantiser behind the exchange.
 TEST(Check, CodesAreExchangedAndSummedOnce) {
   enum How { good, reduced, kept_as_numbers, sum_of_nothing, other_group, misfit };

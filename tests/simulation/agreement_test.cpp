@@ -204,6 +204,40 @@ TEST(AgreementOfEngines, ScatteredTransfers) {
   }
 }
 
+// Every expert lies on its rank and on the next one, or on one of the other node.
+TEST(AgreementOfEngines, SumsOverCopiesOfExperts) {
+  const auto report_of = [](int apart, bool des) {
+    Json placement = Json::array();
+    for (int rank = 0; rank < 16; ++rank)
+      for (const int of : {rank, (rank + apart) % 16})
+        for (int i = 0; i < 4; ++i) placement.push_back(4 * of + i);
+    const Scenario s = read_scenario({{"model", "megablocks-moe-small"},
+                                      {"cluster", {{"node", "dgx-a100"}, {"nodes", 2}}},
+                                      {"workload", {{"sequence_length", 1024}, {"global_batch_size", 512}}},
+                                      {"plan",
+                                       {{"micro_batch_size", 4},
+                                        {"expert_parallel", 16},
+                                        {"zero_stage", 1},
+                                        {"moe_balancer", "given"},
+                                        {"moe_slots_per_rank", 8},
+                                        {"moe_expert_placement", placement}}}},
+                                     {});
+    return des ? simulate_des(s) : predict(PreparedAlone(s), {.ops = true});
+  };
+  const auto bytes_per_second = [](const Report& report) {
+    for (const OpReport& op : report.ops)
+      if (op.name.ends_with("copies.all_reduce")) return op.bytes / op.seconds;
+    return 0.0;
+  };
+  for (const int apart : {1, 8})
+    EXPECT_NEAR(report_of(apart, true).step_seconds / report_of(apart, false).step_seconds, 1, 0.005) << apart;
+  // A rank sends as much as it has: all of it to the other node, or half of it if it is the last of its node.
+  const double rate = bytes_per_second(report_of(8, false));
+  EXPECT_GT(rate, 0.75 * 25e9);
+  EXPECT_LT(rate, 25e9) << "of a NIC";
+  EXPECT_NEAR(bytes_per_second(report_of(1, false)), 2 * rate, 0.05 * rate);
+}
+
 // Messages that take longer than a slot leave a stage one after the other. Before, GPipe was 50 % too fast here. Where
 // a stage sends in both directions at once, both messages take longer event by event.
 TEST(AgreementOfEngines, MessagesOfStagesQueue) {

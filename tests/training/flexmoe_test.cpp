@@ -79,9 +79,7 @@ TEST(FlexmoeTraining, StepsGetShorterOnceCopiesHaveArrived) {
     }
   }
   EXPECT_GT(std::accumulate(arrived.begin(), arrived.end(), 0.0), 0);
-  // Replicas' gradients hold up each step from their first on.
-  for (std::size_t i = 1; i < steps.size(); ++i)
-    EXPECT_EQ(training.column("waiting_seconds")[i] > 0, replicas[i - 1] > 0) << i;
+  EXPECT_THAT(training.column("waiting_seconds"), testing::Each(0)) << "sums over copies are part of the step";
 }
 
 TEST(FlexmoeTraining, EplbMovesAtItsIntervalAndStepsWaitForIt) {
@@ -121,8 +119,7 @@ TEST(FlexmoeTraining, GivenPlacementsHoldForTheirStepsAndAreWaitedFor) {
   for (std::size_t i = 0; i < 9; ++i) EXPECT_EQ(arrived[i] > 0, i == 3) << i;
   EXPECT_EQ(arrived[3], 64 * 4) << "each expert's second copy, in the four layers that are drawn";
   EXPECT_THAT(training.column("replicas"), testing::Each(64 * 4));
-  EXPECT_GT(waiting[3], waiting[4]);
-  EXPECT_GT(waiting[4], 0) << "gradients of copies";
+  for (std::size_t i = 0; i < 9; ++i) EXPECT_EQ(waiting[i] > 0, i == 3) << i;
   EXPECT_NE(steps[2], steps[3]);
   EXPECT_EQ(steps[3], steps[8]) << "the last is kept";
   s.workload.step = 3;
@@ -144,7 +141,7 @@ TEST(FlexmoeTraining, TriesTheBusiestRanksExpertTooWhereAskedTo) {
   s.plan.flexmoe.also_busiest_rank = true;
   const Training with = trained(s, 60);
   EXPECT_LT(with.column("balance").back(), paper.column("balance").back());
-  EXPECT_LT(with.column("step_seconds").back(), paper.column("step_seconds").back());
+  EXPECT_GT(with.column("replicas").back(), paper.column("replicas").back());
 }
 
 TEST(FlexmoeTraining, FasterMoePaysForBroadcastsInEveryStepAndKeepsNothing) {

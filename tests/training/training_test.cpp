@@ -135,7 +135,7 @@ class LeavesWork final : public TrainingController {
  public:
   LeavesWork(std::int64_t step, std::vector<StepMove> work, std::vector<std::int64_t>& arrivals)
       : step_(step), work_(std::move(work)), arrivals_(arrivals) {}
-  void begin(Scenario& scenario) override { now_ = scenario.workload.step; }
+  void begin(const Scenario& scenario, Situation&) override { now_ = scenario.workload.step; }
   std::uint64_t state(const Scenario&) const override { return 0; }
   std::vector<StepMove> end(const Scenario& scenario) override {
     return scenario.workload.step == step_ ? work_ : std::vector<StepMove>{};
