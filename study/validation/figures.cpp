@@ -19,7 +19,8 @@
 namespace orrery {
 namespace {
 
-constexpr std::array<const char*, 2> kFiguresFiles{"results/published/moe.json", "results/published/long_context.json"};
+constexpr std::array<const char*, 3> kFiguresFiles{"results/published/moe.json", "results/published/long_context.json",
+                                                   "results/published/slow_networks.json"};
 constexpr double kSecondsPerHour = 3600;
 
 double figure_count(JsonReader& reader, const char* key) {

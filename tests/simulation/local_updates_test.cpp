@@ -36,6 +36,32 @@ Report report_of(const Scenario& scenario, Engine engine = Engine::analytical) {
   return Simulator().evaluate(scenario, options).report;
 }
 
+// FairScale's documentation of SlowMo: agreeing every f steps is faster than sums under every backward if
+// t_all_reduce (1 - 1 / f) > t_backward. It leaves out what the two have in common and what rounds off the corner.
+TEST(LocalUpdateTimes, LocalStepsPayOffWhereSlowMosRuleSaysSo) {
+  constexpr double kFrequency = 3, kCorner = 0.25;
+  bool faster = false, slower = false;
+  for (const double gigabits : {100.0, 200.0, 400.0, 800.0, 1600.0}) {
+    const char* plan = R"({"framework": "fsdp", "gradient_dtype": "fp32", "outer_optimizer": "average",
+                           "outer_dtype": "fp32", "outer_delay": 0})";
+    SimulationOptions options;
+    options.ops = true;
+    const Report sums = Simulator().evaluate(over(gigabits, 0, plan), options).report;
+    double all_reduce = 0, backward = 0;
+    for (const OpReport& op : sums.ops) {
+      const double seconds = op.seconds * op.times_per_step;
+      if (op.name.ends_with("gradients.all_reduce")) all_reduce += seconds;
+      if (op.name.find(".backward.") != std::string::npos && op.stream == Stream::compute) backward += seconds;
+    }
+    const double rule = all_reduce * (1 - 1 / kFrequency) / backward;
+    if (std::abs(rule - 1) < kCorner) continue;
+    const Report local = report_of(over(gigabits, static_cast<std::int64_t>(kFrequency), plan));
+    EXPECT_EQ(sums.step_seconds > local.step_seconds, rule > 1) << gigabits << " Gb/s: " << rule;
+    (rule > 1 ? faster : slower) = true;
+  }
+  EXPECT_TRUE(faster && slower);
+}
+
 // T = max(tau kappa t_local, t_exchange) + t_outer (CO2), with kappa what kernels lose beside a collective.
 TEST(LocalUpdateTimes, AnExchangeIsHiddenByEnoughSteps) {
   for (const double gigabits : {1.0, 10.0, 80.0})
