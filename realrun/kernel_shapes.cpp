@@ -269,7 +269,10 @@ Multiply multiply_form(const KernelCall& call) {
   };
   if (!is_column(b)) {
     call.require_same_elements(a, b);
-    if (is_column(y)) return Multiply::inner_products;
+    if (is_column(y)) {
+      call.require(!call.op.divides, "a sum of quotients");
+      return Multiply::inner_products;
+    }
   }
   call.require_same_elements(a, y);
   return is_column(b) ? Multiply::rows : Multiply::elements;

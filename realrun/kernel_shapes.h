@@ -182,7 +182,8 @@ ActivationShape activation_shape(const KernelCall& call);  // activation and act
 // Inverted dropout: kept elements are scaled up to preserve the expectation (Srivastava et al. 2014, section 10).
 double kept_scale(const KernelCall& call);
 
-// y = a b by element; each row of a times its own number of b; or y is the sum over each row of a b.
+// y = a b by element; each row of a times its own number of b; or y is the sum over each row of a b. The first two also
+// divide (Op::divides).
 enum class Multiply { elements, rows, inner_products };
 Multiply multiply_form(const KernelCall& call);
 

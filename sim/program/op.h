@@ -194,6 +194,11 @@ struct Op {
   }
   std::int64_t rotary_begin = 0;  // rotary: the elements of each head from this one on are rotated
 
+  // For multiply: its second operand divides the first. Strategies set it behind differentiation; it does not go with
+  // sums over a dimension. For an sgd of its own rate that reads a norm (below): the gradient is not clipped by it, but
+  // divided by 1 + learning_rate x norm.
+  bool divides = false;
+
   // What multiplies the operand of scale, the numbers that quantisers read, the scores of softmax and of its
   // derivative, the gradients that optimizers read, and the results of cross_entropy_backward and router_loss_backward.
   double scale = 1;

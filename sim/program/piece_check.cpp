@@ -291,7 +291,7 @@ void PieceCheck::step(const Op& op) {
   } else {
     compute(op);
     const bool cast = op.kind == OpKind::cast && op.phase == Phase::update;
-    if (cast || op.kind == OpKind::subtract) expect_same_part(op.reads[0], op.writes[0]);
+    if (cast || op.kind == OpKind::subtract || op.divides) expect_same_part(op.reads[0], op.writes[0]);
     if (op.kind == OpKind::subtract) expect_same_part(op.reads[1], op.writes[0]);
     // Parameters that the host has updated, or that are cast from the optimizer's copy.
     if (cast || op.kind == OpKind::copy) updated(op.writes[0]);

@@ -742,6 +742,23 @@ TEST(Check, CopiesPassOnWhatIsOwed) {
   }
 }
 
+// A quotient is linear in what is divided, not in what divides.
+TEST(Check, OnlyWhatIsDividedMayOweASum) {
+  for (const bool divided : {true, false}) {
+    Small s;
+    const TensorId partial = s.owed("partial"), x = s.input("x", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   y = s.tensor("y", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}});
+    s.op(OpKind::multiply, {divided ? partial : x, divided ? x : partial}, {y}).divides = true;
+    s.collective(OpKind::all_reduce, s.tp(), y, sum);
+    s.piece().output = sum;
+    if (divided)
+      expect_proven(s);
+    else
+      EXPECT_THAT(check(s.program), testing::Contains(Field("rule", &Violation::rule, Rule::owed_refused)));
+  }
+}
+
 TEST(Check, SlotsAreDividedAsTokensAre) {
   for (const bool good : {true, false}) {
     Small s;

@@ -766,6 +766,14 @@ KERNEL_TEST(MultiplyKernel, DerivativesAreSlopes) {
             (Values{2, 4, 6, 12, 15, 18}));
 }
 
+KERNEL_TEST(MultiplyKernel, DividesByElementOrByOneNumberOfARow) {
+  Op divide = op_of(multiply);
+  divide.divides = true;
+  const Operand a{plain({{2}, {3}}), {1, 2, 3, 4, 5, 6}};
+  EXPECT_EQ(call(divide, {a, {a.tensor, {2, 2, 2, 4, -4, 4}}}, {a.tensor})[0], (Values{0.5, 1, 1.5, 1, -1.25, 1.5}));
+  EXPECT_EQ(call(divide, {a, {plain({{2}, {1}}), {2, 8}}}, {a.tensor})[0], (Values{0.5, 1, 1.5, 0.5, 0.625, 0.75}));
+}
+
 KERNEL_TEST(CastKernel, RoundsToBf16OnRequest) {
   Tensor narrow = plain({{5}});
   narrow.dtype = Dtype::bf16;
