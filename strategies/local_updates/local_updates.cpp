@@ -35,7 +35,8 @@ std::int64_t workers(const Scenario& scenario) {
   if (!has_workers(scenario)) return 1;
   if (scenario.plan.local.workers > 0) return scenario.plan.local.workers;
   const std::int64_t replicas = data_parallel_degree(scenario), in_node = framework::data_ranks_in_node(scenario);
-  return used(scenario) && in_node > 0 && replicas % in_node == 0 ? replicas / in_node : replicas;
+  const bool in_nodes = !scenario.plan.compressed.used() && in_node > 0 && replicas % in_node == 0;
+  return in_nodes ? replicas / in_node : replicas;
 }
 
 std::int64_t replicas(const Scenario& scenario) { return data_parallel_degree(scenario) / workers(scenario); }
@@ -251,7 +252,7 @@ class Outer {
 };
 
 void add_tasks(const Scenario& scenario, Program& program) {
-  if (!used(scenario)) return;
+  if (!used(scenario) || scenario.plan.compressed.used()) return;  // compressed_gradients says how workers agree
   const Options& options = scenario.plan.local;
   const bool late = options.delay > 0, begins = takes_steps(scenario);
   if (program.mesh.group({MeshAxis::ep, MeshAxis::etp}).meets(program.mesh.group(MeshAxis::worker)))
