@@ -30,10 +30,13 @@ enum class CollectiveAlgorithm : std::uint8_t {
   // Tokens to experts: each token goes once to a node, and there once to each rank that needs it (DeepEP). No plan can
   // force it.
   by_token,
+  // The first of the group's ranks on each node alone: a ring of these, then a chain from each within its node;
+  // all-reduce of what all ranks of a node have alike. No plan can force it.
+  first_ranks,
 };
-inline constexpr std::array<std::string_view, 10> kCollectiveAlgorithmNames{
-    "automatic",          "ring",   "tree",    "hierarchical", "nvls", "collnet", "halving_doubling",
-    "bidirectional_ring", "direct", "by_token"};
+inline constexpr std::array<std::string_view, 11> kCollectiveAlgorithmNames{
+    "automatic",          "ring",   "tree",     "hierarchical", "nvls", "collnet", "halving_doubling",
+    "bidirectional_ring", "direct", "by_token", "first_ranks"};
 // The algorithms that a plan can force.
 inline constexpr std::span<const std::string_view> kForcedAlgorithmNames{kCollectiveAlgorithmNames.data(), 9};
 
@@ -62,8 +65,8 @@ const char* name_of(ActivationFunction function);
 
 // How a reducing collective combines the ranks' values. sum adds them. merge combines cross-entropy statistics: each
 // rank's sum of exponentials is relative to that rank's own maximum. mean is the sum, divided by the number of ranks:
-// workers take it of their copies of the model (MeshAxis::worker). An all-to-all does not divide: the quantiser that
-// takes its contributions does, by Op::scale.
+// workers take it of their copies of the model (MeshAxis::worker), over one rank of each or over all ranks that hold
+// the same. An all-to-all does not divide: the quantiser that takes its contributions does, by Op::scale.
 enum class Reduction : std::uint8_t { sum, merge, mean };
 
 // How a mixture of experts chooses a token's experts from its logits, and how it weighs their outputs.

@@ -306,8 +306,8 @@ void PieceCheck::follow_common(const Op& op) {
     return tensor(storage_of(piece_, id)).common || common_.contains(id) || common_.contains(storage_of(piece_, id));
   };
   const bool begins = program_.begin > 0 && block_ == &piece_.tasks[program_.begin - 1u];
-  const bool all = (op.group == workers_ && (op.reduction == Reduction::mean || op.kind == OpKind::all_gather)) ||
-                   begins ||
+  const bool all = (op.group.contains(workers_) && op.reduction == Reduction::mean) ||
+                   (op.group == workers_ && op.kind == OpKind::all_gather) || begins ||
                    std::ranges::all_of(op.reads, [&](TensorId id) { return id == kNoTensor || is_common(id); });
   for (std::size_t i = 0; i < op.writes.size(); ++i) {
     const TensorId id = op.writes[i];
