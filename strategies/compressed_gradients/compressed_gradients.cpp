@@ -43,7 +43,7 @@ constexpr FieldRule kIdle[]{
 constexpr FieldRule kExcludes[]{
     keep({"gradient_compression"}, "or \"zero_one_adam\" with local_steps: both say what workers agree on",
          [](const AskedOf& a) { return a.plan.local.steps > 0 && !steps_alone(a.scenario); }),
-    keep({"outer_optimizer", "outer_fragments"},
+    keep({"outer_optimizer", "outer_fragments", "outer_exchange"},
          "with gradient_compression \"zero_one_adam\", which says what workers agree on",
          [](const AskedOf& a) { return steps_alone(a.scenario); }),
     keep({"gradient_compression"}, "above zero_stage 0: parts of gradients are not compressed",

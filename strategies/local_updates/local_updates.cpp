@@ -24,6 +24,7 @@ Dtype wire_dtype(const Options& options) {
   return kDtypes[static_cast<std::size_t>(options.dtype)];
 }
 bool sends_codes(const Options& options) { return bits_of(wire_dtype(options)) < 16; }
+bool sends_by_first_ranks(const Scenario& scenario) { return scenario.plan.local.exchange == Exchange::first_ranks; }
 bool takes_steps(const Scenario& scenario) { return scenario.plan.local.optimizer != OuterOptimizer::average; }
 bool has_momentum(const Scenario& scenario) {
   return takes_steps(scenario) && scenario.plan.local.optimizer != OuterOptimizer::pull;
@@ -48,13 +49,19 @@ constexpr FieldNames kMomentum{"outer_momentum", "outer_clip", "outer_gap_penalt
 constexpr FieldRule kIdle[]{
     keep({"local_workers"}, "without local_steps or gradient_compression, by which workers agree",
          [](const AskedOf& a) { return has_workers(a.scenario); }),
-    keep({"outer_optimizer", "outer_fragments"}, "without local_steps, after which workers agree",
+    keep({"outer_optimizer", "outer_fragments", "outer_exchange"}, "without local_steps, after which workers agree",
          [](const AskedOf& a) { return used(a.scenario); }),
     keep(kSteps, "with outer_optimizer \"average\", which sets parameters to their mean at once",
          [](const AskedOf& a) { return used(a.scenario) && takes_steps(a.scenario); }),
     keep(kMomentum, "without an outer_optimizer that has a momentum: \"momentum\" or \"nesterov\"",
          [](const AskedOf& a) { return used(a.scenario) && has_momentum(a.scenario); })};
 constexpr FieldRule kExcludes[]{
+    keep({"outer_exchange"}, "above zero_stage 0: the first rank of a node has a part of the parameters only",
+         [](const AskedOf& a) { return a.plan.data.zero_stage > 0; }),
+    keep({"outer_exchange"}, "with codes on the wire (outer_dtype), which all ranks exchange",
+         [](const AskedOf& a) { return sends_codes(a.plan.local); }),
+    keep({"outer_exchange"}, "for a model with experts, of which the first rank of a node has a part only",
+         [](const AskedOf& a) { return a.model.has_experts(); }),
     keep({"local_steps"}, "with optimizer_offload: the outer update of parameters on the host is not modelled",
          [](const AskedOf& a) { return used(a.scenario) && a.plan.offload.optimizer; }),
     keep({"local_steps"},
@@ -89,6 +96,9 @@ void check(const Scenario& scenario) {
     refuse(plan, "local_steps",
            "0: there is one worker, of all " + std::to_string(degree) +
                " replicas, and none to agree with (local_workers sets their number)");
+  if (sends_by_first_ranks(scenario) && replicas(scenario) != framework::data_ranks_in_node(scenario))
+    refuse(plan, "outer_exchange",
+           "\"all_ranks\" unless each node is a worker: first ranks of nodes exchange what their nodes agree on");
 }
 
 // Workers are the outermost replicas.
@@ -117,7 +127,9 @@ class Outer {
 
   void update(std::size_t number) {
     const ParameterSet set = piece_.sets[number];
-    const TensorId updated = updated_by_optimizer(set), part = own_part(updated, number);
+    const TensorId updated = updated_by_optimizer(set);
+    alike_ = alike_in_worker(updated, number);
+    const TensorId part = options_.exchange == Exchange::first_ranks ? updated : own_part(updated);
     for (std::int64_t f = 0; f < options_.fragments; ++f) {
       const TensorId fragment = fragment_of(part, f);
       if (fragment == kNoTensor) continue;
@@ -199,18 +211,23 @@ class Outer {
     return set.own_parameters;
   }
 
-  // All replicas of a worker have the same values where `buffer` is not divided over them. Each takes a part.
-  TensorId own_part(TensorId buffer, std::size_t number) {
+  // The replicas of a worker that have the same values of `buffer`, which is not divided over them.
+  MeshGroup alike_in_worker(TensorId buffer, std::size_t number) const {
     MeshGroup alike = mesh_.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::cp})
                           .without(piece_.tensors[buffer].divided_over());
     for (const ParameterGradient& p : piece_.parameters)
       if (p.set == number) alike = alike.without(piece_.tensors[p.parameter].divided_over());
-    if (alike.empty()) return buffer;
+    return alike;
+  }
+
+  // Each of these takes a part.
+  TensorId own_part(TensorId buffer) {
+    if (alike_.empty()) return buffer;
     Tensor part = piece_.tensors[buffer];
-    const std::int64_t ranks = mesh_.size(alike);
+    const std::int64_t ranks = mesh_.size(alike_);
     part.name = "outer_part";
     part.sizes[0] = (part.sizes[0] + ranks - 1) / ranks;
-    part.over[0].append(alike);
+    part.over[0].append(alike_);
     part.alias_of = buffer;
     part.alias_begin = 0;
     part.resident = false;
@@ -232,7 +249,14 @@ class Outer {
         block.ops.push_back(op);
   }
 
-  Op mean(TensorId from, TensorId to) const { return mean_over_workers(mesh_, from, to); }
+  Op mean(TensorId from, TensorId to) const {
+    Op op = mean_over_workers(mesh_, from, to);
+    if (options_.exchange == Exchange::first_ranks) {
+      op.group = op.group | alike_;
+      op.algorithm = CollectiveAlgorithm::first_ranks;
+    }
+    return op;
+  }
   static Op kernel(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
                    std::initializer_list<TensorId> writes) {
     return for_all_instances(computation(kind, name, Phase::update, reads, writes));
@@ -249,6 +273,7 @@ class Outer {
   const Options& options_;
   const Mesh& mesh_;
   Piece& piece_;
+  MeshGroup alike_;  // of the set at hand
 };
 
 void add_tasks(const Scenario& scenario, Program& program) {

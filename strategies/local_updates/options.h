@@ -10,11 +10,14 @@ enum class OuterOptimizer : std::uint8_t { average, momentum, nesterov, pull };
 inline constexpr std::array<std::string_view, 4> kOuterOptimizerNames{"average", "momentum", "nesterov", "pull"};
 enum class OuterDtype : std::uint8_t { fp32, bf16, fp16, int8, int4, fp8 };
 inline constexpr std::array<std::string_view, 6> kOuterDtypeNames{"fp32", "bf16", "fp16", "int8", "int4", "fp8"};
+enum class Exchange : std::uint8_t { all_ranks, first_ranks };
+inline constexpr std::array<std::string_view, 2> kExchangeNames{"all_ranks", "first_ranks"};
 
 struct Options {
   std::int64_t steps = 0, workers = 0, delay = 0, fragments = 1;
   OuterOptimizer optimizer = OuterOptimizer::average;
   OuterDtype dtype = OuterDtype::fp32;
+  Exchange exchange = Exchange::all_ranks;
   double learning_rate = 1, momentum = 0.9, clip = 0, gap_penalty = 1;
 
   static constexpr double kLeast = 1e-30, kMost = 1e30;  // of numbers that kernels have as fp32
@@ -48,6 +51,10 @@ struct Options {
     v.field("outer_fragments", fragments, IntegerRange{.least = 1, .most = 64},
             "local updates: parts of the model that workers agree on in turn, each every local_steps steps (streaming "
             "DiLoCo)");
+    v.field(
+        "outer_exchange", exchange, kExchangeNames,
+        "local updates: which ranks take the mean: all, each of its own part, or the first rank of each node, which "
+        "then sends it to the others (CO2's released code); every rank then keeps all outer states");
     v.field("outer_dtype", dtype, kOuterDtypeNames,
             "local updates: dtype of displacements on the wire; int8, int4 and fp8 are codes with an fp32 scale for "
             "4096 numbers, for outer_optimizer \"momentum\" or \"nesterov\" and outer_delay 0; parameters are averaged "

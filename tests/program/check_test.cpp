@@ -1114,6 +1114,17 @@ TEST(Check, WorkersOweNoSumToEachOther) {
   expect_breaks(Rule::reduces, bad, "worker");
 }
 
+// Ranks of a worker may take part in a mean of what they have alike, not of parts.
+TEST(Check, AMeanMayTakeInWhatRanksOfAWorkerHaveAlike) {
+  Workers good;
+  good.mean(1, good.workers() | good.dp());
+  expect_proven(good);
+  Workers parts;
+  for (const TensorId id : {parts.parameters, parts.average}) parts.piece().tensors[id].over[0].append(parts.dp());
+  parts.mean(1, parts.workers() | parts.dp());
+  EXPECT_THAT(check(parts.program), testing::Contains(Field("rule", &Violation::rule, Rule::common_to_workers)));
+}
+
 TEST(Check, WhatAllWorkersHaveAlikeComesFromTheirMean) {
   Workers copied;  // each worker's own parameters
   copied.in_task(1, OpKind::cast, copied.parameters, copied.average);

@@ -244,6 +244,27 @@ TEST(Workers, AreTheSameInEveryLayout) {
   }
 }
 
+// If the first rank of each node takes the mean for all, the numbers are the same.
+TEST(Workers, AreTheSameIfFirstRanksExchange) {
+  const std::string adam = R"("optimizer": "adamw", "clip_grad": 1, "local_steps": 2)";
+  for (const std::string outer :
+       {R"("outer_optimizer": "average")", R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5)",
+        R"("outer_optimizer": "nesterov", "outer_learning_rate": 0.7)",
+        R"("outer_optimizer": "pull", "outer_delay": 1, "outer_learning_rate": 0.6)"}) {
+    const auto run = [&](const std::string& layout, const std::string& patch = "{}") {
+      return parameters(tiny("{" + adam + ", " + outer + ", " + layout + "}", patch), steps(5, 0.01));
+    };
+    const Values begin = begin_of(tiny("{}")), expected = run(R"("data_parallel": 2, "local_workers": 2)");
+    for (const char* layout : {R"("data_parallel": 8)", R"("data_parallel": 4, "tensor_parallel": 2)",
+                               R"("data_parallel": 4, "context_parallel": 2)"})
+      EXPECT_LT(distance(run(std::string(layout) + R"(, "outer_exchange": "first_ranks")",
+                             R"({"cluster": {"node": "v100-sxm2-4"}})"),
+                         expected, begin),
+                kRounding)
+          << outer << " " << layout;
+  }
+}
+
 // Parameters of 16 bits have fp32 copies, which workers agree on. Without rounding the numbers are those of fp32.
 TEST(Workers, AgreeOnFp32Copies) {
   for (const char* outer : {R"("outer_optimizer": "average")", R"("outer_optimizer": "momentum", "outer_delay": 1)"})

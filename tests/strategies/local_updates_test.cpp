@@ -127,6 +127,52 @@ TEST(LocalUpdates, OuterStatesAreDividedOverAWorker) {
   }
 }
 
+// CO2's released way: the first rank of each node takes the mean of the whole copy, over one NIC. Every rank keeps all
+// outer states, and what is under way.
+TEST(LocalUpdates, FirstRanksOfNodesExchangeWholeCopies) {
+  for (const auto& [optimizer, delay] : {std::pair(OuterOptimizer::average, 0), std::pair(OuterOptimizer::momentum, 1),
+                                         std::pair(OuterOptimizer::pull, 1)}) {
+    Scenario s = four_nodes(optimizer, delay);
+    const double parts = device_bytes(piece_memory(piece_named(proven(s), "layer"), 1).resident);
+    s.plan.local.exchange = local_updates::Exchange::first_ranks;
+    const Program p = proven(s);
+    const Piece& layer = piece_named(p, "layer");
+    const Means means = means_of(p, layer);
+    EXPECT_EQ(means.ranks, 32);
+    EXPECT_EQ(means.bytes, 4 * elements(layer));
+    for (const Block& block : layer.tasks)
+      for (const Op& op : block.ops)
+        EXPECT_EQ(op.algorithm == CollectiveAlgorithm::first_ranks, is_communication(op.kind)) << op.name;
+    const double copies = optimizer == OuterOptimizer::average ? 0 : optimizer == OuterOptimizer::pull ? 2 : 4;
+    EXPECT_NEAR(device_bytes(piece_memory(layer, 1).resident) - parts, copies * 4 * elements(layer) * 7 / 8,
+                1e-3 * 4 * elements(layer));
+  }
+}
+
+TEST(LocalUpdates, FirstRanksExchangeOnlyWhereNodesAreWorkers) {
+  const auto refused = [](auto change) {
+    Scenario s = four_nodes(OuterOptimizer::momentum, 1);
+    s.plan.local.exchange = local_updates::Exchange::first_ranks;
+    change(s);
+    return refusal_of(s);
+  };
+  EXPECT_EQ(refused([](Scenario&) {}), "nothing");
+  EXPECT_THAT(
+      refused([](Scenario& s) { s.plan.local.workers = 8; }),
+      HasSubstr("/plan/outer_exchange: found \"first_ranks\", expected \"all_ranks\" unless each node is a worker"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.workers = 2; }), HasSubstr("unless each node is a worker"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.data.zero_stage = 1; }), HasSubstr("above zero_stage 0"));
+  EXPECT_THAT(refused([](Scenario& s) {
+                s.plan.local.delay = 0;
+                s.plan.local.dtype = local_updates::OuterDtype::int8;
+              }),
+              HasSubstr("with codes on the wire"));
+  EXPECT_THAT(
+      refused([](Scenario& s) { s.model = scenario_of("mixtral-8x7b", "dgx-a100", 4).model; }),
+      HasSubstr("/plan/outer_exchange: found \"first_ranks\", expected \"all_ranks\" for a model with experts"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.steps = 0; }), HasSubstr("without local_steps"));
+}
+
 TEST(LocalUpdates, WithoutThemNothingChanges) {
   Scenario with = four_nodes(OuterOptimizer::average, 0);
   with.plan.local = {};
