@@ -216,7 +216,8 @@ const Operand* squared_norm(const KernelCall& call) {
   const auto at = static_cast<std::size_t>(norm_operand(call.op.kind));
   if (!call.has_read(at)) return nullptr;
   call.require(elements(call.read(at)) == 1, "the norm is one number");
-  call.require(call.op.clip_limit > 0, "gradients are clipped to a positive norm");
+  call.require(call.op.divides ? call.op.learning_rate > 0 : call.op.clip_limit > 0,
+               "gradients are clipped to a positive norm, or divided by one at a rate");
   return &call.read(at);
 }
 

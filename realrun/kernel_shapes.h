@@ -161,7 +161,7 @@ struct SgdRates {
   bool nesterov;
 };
 SgdRates sgd_rates(const KernelCall& call);
-// Returns the square of the norm that an op clips by, one number; nullptr: it does not clip.
+// Returns the square of the norm that an op clips or divides by, one number; nullptr: it does neither.
 const Operand* squared_norm(const KernelCall& call);
 
 // bias_gradient: dy as [groups, rows, columns] is summed over rows. A group is an expert, with its own columns of the

@@ -406,9 +406,10 @@ void PieceCheck::norm(const Op& op) {
   if (is_flat(op.reads[0])) {
     expect_owes_nothing(op.reads[0]);
     write(op.writes[0], norm_group_);
-  } else {  // parts of the buffer itself
-    norms_.erase(storage_of(piece_, op.reads[0]));
+  } else if (norms_.erase(storage_of(piece_, op.reads[0])) > 0) {  // of parts of the buffer
     write(op.writes[0], owed(op.reads[0]));
+  } else {  // of what lies as parameters do
+    write(op.writes[0], norm_group_ | tensor(op.reads[0]).divided_over());
   }
   norms_.insert(storage_of(piece_, op.writes[0]));
 }

@@ -1125,6 +1125,23 @@ TEST(Check, AMeanMayTakeInWhatRanksOfAWorkerHaveAlike) {
   EXPECT_THAT(check(parts.program), testing::Contains(Field("rule", &Violation::rule, Rule::common_to_workers)));
 }
 
+// The norm of a buffer that lies as parameters do is of all that hold other parts of it.
+TEST(Check, TheNormOfAnotherBufferIsOfAllParts) {
+  for (const bool good : {true, false}) {
+    Workers w;
+    w.piece().tensors[w.piece().parameters[0].parameter].over[0].append(w.tp());  // each rank has other parameters
+    w.piece().tensors[w.piece().parameters[0].gradient].over[0].append(w.tp());
+    w.piece().tensors[w.piece().backward.ops[0].reads[0]].over[1].append(w.tp());
+    w.mean(1, w.workers());
+    const TensorId local = w.tensor("local", {{1}}, Category::workspace),
+                   all = w.tensor("all", {{1}}, Category::workspace);
+    w.program.tasks.push_back({.name = "norm", .block = 2});
+    w.in_task(2, OpKind::gradient_norm, w.average, local);
+    if (good) w.in_task(2, OpKind::all_reduce, local, all, w.tp());
+    good ? expect_proven(w) : expect_breaks(Rule::norm_of_all, w, R"(the norm "local" still owes the sum over tp)");
+  }
+}
+
 TEST(Check, WhatAllWorkersHaveAlikeComesFromTheirMean) {
   Workers copied;  // each worker's own parameters
   copied.in_task(1, OpKind::cast, copied.parameters, copied.average);

@@ -846,6 +846,8 @@ TEST(CudaOptimizer, UpdatesAreTheCpusWhateverTheStatesAreStoredIn) {
           reads.resize(3);
           reads.push_back(square);
           expect_as_cpu(scaling(sgd, true), reads, poisoned(results), context);
+          own.divides = true;  // by one plus a norm
+          expect_as_cpu(own, reads, poisoned(results), context);
         }
       }
 }

@@ -1077,6 +1077,20 @@ KERNEL_TEST(SgdKernel, OfItsOwnRateTakesNoneOfTheRuns) {
     }
 }
 
+// CO2's penalty: an sgd of its own rate divides its gradient by one plus rate times norm.
+KERNEL_TEST(SgdKernel, DividesByOnePlusANorm) {
+  Op op = op_of(sgd);
+  op.learning_rate = 0.5, op.momentum = 0, op.divides = true;
+  const Tensor t = plain({{2}});
+  for (const auto& [square, penalty] : {std::pair(16.0f, 3.0f), {0.0f, 1.0f}, {std::nanf(""), 1.0f}}) {
+    const std::vector<Values> out =
+        call(op, {{t, {3, -6}}, {t, {1, 1}}, {t, {0, 0}}, {plain({{1}}), {square}}}, {t, t, t});
+    EXPECT_FLOAT_EQ(out[0][0], 1 - 0.5f * 3 / penalty) << square;
+    EXPECT_FLOAT_EQ(out[0][1], 1 + 0.5f * 6 / penalty) << square;
+    EXPECT_FLOAT_EQ(out[2][1], -6 / penalty) << square;
+  }
+}
+
 KERNEL_TEST(SubtractKernel, TakesTheSecondFromTheFirst) {
   const Operand a = random_operand({{2}, {57}}, 1), b = random_operand({{2}, {57}}, 2);
   const Values y = call(op_of(subtract), {a, b}, {a.tensor})[0];
