@@ -45,7 +45,7 @@ std::int64_t replicas(const Scenario& scenario) { return data_parallel_degree(sc
 namespace {
 
 constexpr FieldNames kSteps{"outer_learning_rate", "outer_delay", "outer_dtype"};
-constexpr FieldNames kMomentum{"outer_momentum", "outer_clip", "outer_gap_penalty"};
+constexpr FieldNames kMomentum{"outer_momentum", "outer_clip", "outer_gap_penalty", "outer_gap_norms"};
 constexpr FieldRule kIdle[]{
     keep({"local_workers"}, "without local_steps or gradient_compression, by which workers agree",
          [](const AskedOf& a) { return has_workers(a.scenario); }),
@@ -56,6 +56,13 @@ constexpr FieldRule kIdle[]{
     keep(kMomentum, "without an outer_optimizer that has a momentum: \"momentum\" or \"nesterov\"",
          [](const AskedOf& a) { return used(a.scenario) && has_momentum(a.scenario); })};
 constexpr FieldRule kExcludes[]{
+    keep({"outer_gap_penalty", "outer_fragments"}, "with outer_gap_norms, from which one penalty for all follows",
+         [](const AskedOf& a) { return a.plan.local.gap_norms; }),
+    keep(
+        {"outer_gap_norms"}, "unless outer_optimizer is \"momentum\" and outer_delay 1, as CO2 has them",
+        [](const AskedOf& a) { return a.plan.local.optimizer != OuterOptimizer::momentum || a.plan.local.delay == 0; }),
+    keep({"outer_gap_norms"}, "for a model with experts, whose norms are summed over other ranks",
+         [](const AskedOf& a) { return a.model.has_experts(); }),
     keep({"outer_exchange"}, "above zero_stage 0: the first rank of a node has a part of the parameters only",
          [](const AskedOf& a) { return a.plan.data.zero_stage > 0; }),
     keep({"outer_exchange"}, "with codes on the wire (outer_dtype), which all ranks exchange",
@@ -115,11 +122,13 @@ class Outer {
         piece_(piece) {}
 
   void run() {
+    if (options_.gap_norms) gap_ = add_number("gap");
     for (std::size_t s = 0; s < piece_.sets.size(); ++s)
       if (!piece_.sets[s].frozen()) update(s);
+    if (!momenta_.empty()) add_gap();
   }
 
-  Block begin;
+  Block begin, first_step;
   std::vector<Block> outer, exchange;  // by fragment
 
  private:
@@ -192,7 +201,13 @@ class Outer {
         add_coded_mean(mesh_, {.codes = dtype, .group = kCodeGroup}, displacement, average, piece_, outer_ops);
       else
         (late ? exchange_ops : outer_ops).push_back(mean(displacement, average));
-      Op step = kernel(OpKind::sgd, "outer_step", {average, anchor, momentum}, {part, anchor, momentum});
+      if (options_.gap_norms) {
+        first_steps_.push_back(add_passing(part, "first_step", Dtype::fp32));
+        momenta_.push_back(momentum);
+        first_step.ops.push_back(kernel(OpKind::subtract, "first_step", {anchor, part}, {first_steps_.back()}));
+      }
+      Op step = kernel(OpKind::sgd, "outer_step", {average, anchor, momentum, gap_}, {part, anchor, momentum});
+      step.divides = options_.gap_norms;
       step.scale = 1 / options_.gap_penalty;
       step.learning_rate = options_.learning_rate;
       step.momentum = static_cast<float>(options_.momentum);
@@ -200,6 +215,49 @@ class Outer {
       step.nesterov = options_.optimizer == OuterOptimizer::nesterov;
       outer_ops.push_back(step);
     }
+  }
+
+  // Adds the square of the norm of the first local step, and that of the momenta which made the last outer step, of all
+  // sets; and in front of the outer update their ratio.
+  void add_gap() {
+    const TensorId own = add_number("first_step_norm"), first = add_number("squared_first_step"),
+                   last = add_number("last_step_norm");
+    Tensor& kept = piece_.tensors[first];
+    kept.category = Category::optimizer_state;
+    kept.resident = kept.common = true;
+    add_norm("first_step_norm", first_steps_, own, first_step.ops);
+    first_step.ops.push_back(mean_over_workers(mesh_, own, first));  // the same penalty for all
+    std::vector<Op> ops;
+    add_norm("last_step_norm", momenta_, last, ops);
+    ops.push_back(kernel(OpKind::multiply, "gap", {last, first}, {gap_}));
+    ops.back().divides = true;
+    outer.front().ops.insert(outer.front().ops.begin(), ops.begin(), ops.end());
+  }
+
+  // The square of the norm of the buffers of all sets, over all of the model. Only elements of parameters count.
+  void add_norm(const char* name, const std::vector<TensorId>& buffers, TensorId square, std::vector<Op>& ops) {
+    const TensorId local = add_number("local_square");
+    MeshGroup parts = mesh_.group({MeshAxis::tp, MeshAxis::pp});
+    Tensor of_set = piece_.tensors[local];
+    of_set.sizes[0] = static_cast<std::int64_t>(buffers.size());
+    of_set.alias_of = buffers.size() > 1 ? piece_.add(of_set) : local;
+    of_set.sizes[0] = 1;
+    for (const TensorId buffer : buffers) {
+      ops.push_back(kernel(OpKind::gradient_norm, name, {buffer}, {buffers.size() > 1 ? piece_.add(of_set) : local}));
+      ++of_set.alias_begin;
+      parts = parts | piece_.tensors[buffer].divided_over();
+    }
+    if (buffers.size() > 1) ops.push_back(kernel(OpKind::gradient_norm, name, {of_set.alias_of}, {local}));
+    ops.push_back(for_all_instances(
+        communication(OpKind::all_reduce, name, Phase::update, Stream::data_communication, parts, local, square)));
+  }
+  TensorId add_number(const char* name) {
+    Tensor number;
+    number.append({1, Axis::none});
+    number.name = name;
+    number.dtype = Dtype::fp32;
+    number.category = Category::workspace;
+    return piece_.add(number);
   }
 
   // The buffer that the set's optimizer updates at full precision: the fp32 copies of parameters, if there are any.
@@ -273,7 +331,9 @@ class Outer {
   const Options& options_;
   const Mesh& mesh_;
   Piece& piece_;
-  MeshGroup alike_;  // of the set at hand
+  MeshGroup alike_;                              // of the set at hand
+  TensorId gap_ = kNoTensor;                     // with gap_norms: the square of the ratio of two norms
+  std::vector<TensorId> first_steps_, momenta_;  // by trained set
 };
 
 void add_tasks(const Scenario& scenario, Program& program) {
@@ -290,18 +350,25 @@ void add_tasks(const Scenario& scenario, Program& program) {
       piece.tasks.push_back(std::move(outer.outer[f]));
       if (late) piece.tasks.push_back(std::move(outer.exchange[f]));
     }
+    if (options.gap_norms) piece.tasks.push_back(std::move(outer.first_step));
     if (begins) piece.tasks.push_back(std::move(outer.begin));
   }
   std::uint16_t block = 0;
   for (std::int64_t f = 0; f < options.fragments; ++f) {
-    const auto exchange = static_cast<std::uint16_t>(program.tasks.size() + 2);
-    program.tasks.push_back({.name = "local steps", .repeats = options.steps / options.fragments});
+    std::int64_t steps = options.steps / options.fragments;
+    if (options.gap_norms) {  // its block is behind the others
+      program.tasks.push_back({.name = "local steps"});
+      program.tasks.push_back({.name = "norm of the first step", .block = 3});
+      --steps;
+    }
+    if (steps > 0) program.tasks.push_back({.name = "local steps", .repeats = steps});
+    const auto exchange = static_cast<std::uint16_t>(program.tasks.size() + 1);
     program.tasks.push_back({.name = "outer update", .block = ++block});
     if (!late) continue;
     program.tasks.back().after = {{.task = exchange, .lag = 1}};
     program.tasks.push_back({.name = "exchange", .block = ++block, .beside = true});
   }
-  if (begins) program.begin = ++block;
+  if (begins) program.begin = static_cast<std::uint16_t>(program.pieces.front().tasks.size());
 }
 
 void disable(Plan& plan) { plan.local = {}; }

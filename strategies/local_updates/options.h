@@ -18,6 +18,7 @@ struct Options {
   OuterOptimizer optimizer = OuterOptimizer::average;
   OuterDtype dtype = OuterDtype::fp32;
   Exchange exchange = Exchange::all_ranks;
+  bool gap_norms = false;
   double learning_rate = 1, momentum = 0.9, clip = 0, gap_penalty = 1;
 
   static constexpr double kLeast = 1e-30, kMost = 1e30;  // of numbers that kernels have as fp32
@@ -45,6 +46,9 @@ struct Options {
         "outer_gap_penalty", gap_penalty, NumberRange{.least = 1, .most = kMost},
         "local updates: constant that the mean displacement is divided by before it is added to the momentum (CO2's "
         "staleness gap penalty)");
+    v.field("outer_gap_norms", gap_norms,
+            "local updates: the penalty is 1 plus the norm of the last outer step relative to that of the first local "
+            "step since (CO2's paper), in place of a constant");
     v.field("outer_delay", delay, IntegerRange{.least = 0, .most = 1},
             "local updates: 1: the mean is taken beside the next local steps and applied after them (CO2); 0: workers "
             "wait for it");

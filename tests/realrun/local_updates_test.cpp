@@ -163,6 +163,27 @@ TEST_F(OuterSteps, OfCo2) {
   EXPECT_LT(distance(clipped, expected, x0), kRounding);
 }
 
+// CO2's penalty by norms: the third outer update, the first with a momentum, divides its mean displacement by one plus
+// how many first local steps the last outer step was long. That step was d1; the first local steps begin at x1.
+TEST_F(OuterSteps, OfCo2WithAPenaltyByNorms) {
+  const std::string late = R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5, )"
+                           R"("outer_learning_rate": 0.8, "outer_gap_norms": true)";
+  EXPECT_EQ(with(late, 2), x0);
+  const Values anchor = combine(1, x0, -0.8, d1);
+  EXPECT_LT(distance(with(late, 4), anchor, x0), kRounding);
+  const auto square_of = [](const Values& v) {
+    double sum = 0;
+    for (const double x : v) sum += x * x;
+    return sum;
+  };
+  double first = 0;  // mean over the workers
+  for (std::size_t w = 0; w < 4; ++w)
+    first += square_of(combine(1, anchor, -1, copy_of(tiny("{" + workers + ", " + late + "}"), w, steps(5)))) / 4;
+  const double penalty = 1 + 0.8 * std::sqrt(square_of(d1) / first);
+  EXPECT_GT(penalty, 1.5);
+  EXPECT_LT(distance(with(late, 6), combine(1, anchor, -0.8 * (0.5 + 1 / penalty), d1), x0), kRounding);
+}
+
 // Fragments that are agreed on in turn: after a whole iteration each has been averaged once, at its own time.
 TEST_F(OuterSteps, OfFragmentsInTurn) {
   const std::string halves = R"("outer_fragments": 2, "outer_optimizer": "nesterov", "outer_momentum": 0, )";
@@ -226,9 +247,10 @@ TEST(Workers, AreTheSameInEveryLayout) {
   for (const std::string outer :
        {R"("outer_optimizer": "average")", R"("outer_optimizer": "nesterov", "outer_learning_rate": 0.7)",
         R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5)",
+        R"("outer_optimizer": "momentum", "outer_delay": 1, "outer_momentum": 0.5, "outer_gap_norms": true)",
         R"("outer_optimizer": "pull", "outer_delay": 1, "outer_learning_rate": 0.6)"}) {
     const auto run = [&](const std::string& layout, const std::string& patch = "{}") {
-      return parameters(tiny("{" + adam + ", " + outer + ", " + layout + "}", patch), steps(5, 0.01));
+      return parameters(tiny("{" + adam + ", " + outer + ", " + layout + "}", patch), steps(6, 0.01));
     };
     const Values begin = begin_of(tiny("{}")), expected = run(R"("data_parallel": 2)");
     for (const char* layout :

@@ -151,6 +151,17 @@ TEST(LocalUpdateTimes, BothEnginesAgreeOnZeroOneAdam) {
   }
 }
 
+// Norms for CO2's penalty, after the first local step and before the outer update, cost little; both engines say so.
+TEST(LocalUpdateTimes, APenaltyByNormsIsCheap) {
+  const Report norms = report_of(over(10, 8, R"({"outer_gap_norms": true})")), constant = report_of(over(10, 8));
+  ASSERT_EQ(norms.tasks.size(), constant.tasks.size() + 2);
+  EXPECT_GT(norms.iteration_seconds, constant.iteration_seconds);
+  EXPECT_LT(norms.iteration_seconds, 1.02 * constant.iteration_seconds);
+  if (!built_with_simgrid()) GTEST_SKIP() << "built without SimGrid";
+  const Report events = report_of(over(10, 8, R"({"outer_gap_norms": true})"), Engine::des);
+  EXPECT_NEAR(norms.step_seconds / events.step_seconds, 1, 0.03);
+}
+
 // One NIC of eight carries the exchange: it takes about eight times as long, and both engines say so.
 TEST(LocalUpdateTimes, FirstRanksUseOneNicOfTheirNode) {
   const json plan =

@@ -173,6 +173,51 @@ TEST(LocalUpdates, FirstRanksExchangeOnlyWhereNodesAreWorkers) {
   EXPECT_THAT(refused([](Scenario& s) { s.plan.local.steps = 0; }), HasSubstr("without local_steps"));
 }
 
+// CO2's penalty: each of two norms is one number, summed over all that hold different parameters, one of them averaged
+// over the workers. A state of one number is kept.
+TEST(LocalUpdates, APenaltyByNormsSendsSingleNumbers) {
+  for (const std::int64_t stage : {0, 1, 3})
+    for (const std::int64_t steps : {1, 6}) {
+      Scenario s = four_nodes(OuterOptimizer::momentum, 1, stage);
+      s.plan.local.steps = steps;
+      const Program constant = proven(s);
+      s.plan.local.gap_norms = true;
+      const Program p = proven(s);
+      EXPECT_EQ(steps_of_iteration(p), steps);
+      EXPECT_EQ(p.tasks.size(), constant.tasks.size() + (steps > 1 ? 2 : 1));
+      const Piece& layer = piece_named(p, "layer");
+      std::vector<std::int64_t> summed, averaged;
+      for (const Block& block : layer.tasks)
+        for (const Op& op : block.ops)
+          if (op.kind == OpKind::all_reduce && layer.tensors[op.reads[0]].elements() == 1)
+            (op.reduction == Reduction::mean ? averaged : summed).push_back(p.mesh.size(op.group));
+      EXPECT_THAT(summed, testing::ElementsAre(8, 8)) << stage;
+      EXPECT_THAT(averaged, testing::ElementsAre(4)) << stage;
+      EXPECT_EQ(means_of(p, layer).bytes - 4, means_of(constant, piece_named(constant, "layer")).bytes);
+      EXPECT_NEAR(device_bytes(piece_memory(layer, 1).resident),
+                  device_bytes(piece_memory(piece_named(constant, "layer"), 1).resident) + 4, 600);
+    }
+}
+
+TEST(LocalUpdates, APenaltyByNormsIsCo2s) {
+  const auto refused = [](auto change) {
+    Scenario s = four_nodes(OuterOptimizer::momentum, 1);
+    s.plan.local.gap_norms = true;
+    change(s);
+    return refusal_of(s);
+  };
+  EXPECT_EQ(refused([](Scenario&) {}), "nothing");
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.delay = 0; }),
+              HasSubstr("/plan/outer_gap_norms: found true, expected false unless outer_optimizer is \"momentum\""));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.optimizer = OuterOptimizer::nesterov; }),
+              HasSubstr("/plan/outer_gap_norms"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.gap_penalty = 2; }),
+              HasSubstr("/plan/outer_gap_penalty: found 2, expected 1 with outer_gap_norms"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.local.fragments = 2; }), HasSubstr("/plan/outer_fragments"));
+  EXPECT_THAT(refused([](Scenario& s) { s.model = scenario_of("mixtral-8x7b", "dgx-a100", 4).model; }),
+              HasSubstr("/plan/outer_gap_norms: found true, expected false for a model with experts"));
+}
+
 TEST(LocalUpdates, WithoutThemNothingChanges) {
   Scenario with = four_nodes(OuterOptimizer::average, 0);
   with.plan.local = {};
